@@ -1,0 +1,275 @@
+"""Leases: locks that work on shared file systems and outlive nobody.
+
+A lease is a file, created atomically, that says who holds it. A thread of the holder refreshes its modification time.
+A lease is broken when its holder is known to be dead (same machine, no such process), or when it was not refreshed for
+its time to live. That time is measured by the waiter's own clock, from one look to the next, so clocks of different
+machines need not agree.
+"""
+
+import errno
+import logging
+import os
+import random
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from nightbridge.errors import NightbridgeError, PermanentError, TransientError
+from nightbridge.files import create_exclusively
+from nightbridge.models import Model, utc_now
+
+log = logging.getLogger(__name__)
+
+BEATS_PER_TTL = 4
+FIRST_PAUSE_SECONDS = 0.02
+LONGEST_PAUSE_SECONDS = 1.0
+SAY_SO_AFTER_SECONDS = 2.0
+
+_UNWRITABLE = {errno.EEXIST, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENOSPC, errno.EDQUOT}
+
+
+class Holder(Model):
+    """Who holds a lease: the content of its file."""
+
+    token: str
+    host: str
+    pid: int
+    process_space: str = ""
+    process_started: str = ""
+    since: datetime
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}, since {self.since:%Y-%m-%d %H:%M:%S} UTC"
+
+
+class Lease:
+    """A lease that this process holds. Only `lease` makes one."""
+
+    def __init__(self, path: Path, holder: Holder, ttl: float) -> None:
+        self.path = path
+        self._holder = holder
+        self._pause = ttl / BEATS_PER_TTL
+        self._released = threading.Event()
+        self._lost = False
+        self._thread = threading.Thread(target=self._beat, name=f"lease {path.name}", daemon=True)
+        self._thread.start()
+
+    def ensure_held(self) -> None:
+        """Raise unless the lease is still ours: to be called right before something is put in its final place.
+
+        Raises:
+            TransientError: Somebody broke the lease, because this process was stopped for longer than its time to live.
+
+        """
+        if self._lost or not self._is_ours():
+            raise TransientError("lost the lease while working", thing=str(self.path), advice="It is tried again")
+
+    def release(self) -> None:
+        """Stop refreshing, and remove the file if it is still ours."""
+        self._released.set()
+        self._thread.join()
+        if self._is_ours():
+            self.path.unlink(missing_ok=True)
+
+    def _is_ours(self) -> bool:
+        found = _read(self.path)
+        return found is not None and found.token == self._holder.token
+
+    def _beat(self) -> None:
+        while not self._released.wait(self._pause):
+            try:
+                if not self._is_ours():
+                    self._lost = True
+                    log.warning("%s: somebody broke this lease", self.path)
+                    return
+                os.utime(self.path)
+            except OSError as error:
+                # A shared file system may be away for a moment; the next beat tells whether the lease survived.
+                log.warning("%s: could not refresh the lease: %s", self.path, error)
+
+
+@contextmanager
+def lease(path: Path, *, ttl: float = 60.0, timeout: float = 3600.0) -> Iterator[Lease]:
+    """Hold the lease at `path` for the length of the block; wait while somebody else does.
+
+    Args:
+        path: The lease file. Its folder is made.
+        ttl: Seconds without a heartbeat after which a waiter breaks the lease.
+        timeout: Longest time to wait for it, seconds.
+
+    Raises:
+        TransientError: Somebody else held it all the time; the message names the holder.
+        PermanentError: The folder cannot be written.
+
+    """
+    held = _acquire(path, ttl, timeout)
+    try:
+        yield held
+    finally:
+        held.release()
+
+
+def _acquire(path: Path, ttl: float, timeout: float) -> Lease:
+    watch = _Watch(path, ttl)
+    started = time.monotonic()
+    pause = FIRST_PAUSE_SECONDS
+    said = False
+    while True:
+        me = _this_process()
+        try:
+            if not path.exists() and create_exclusively(path, me.model_dump_json().encode()):
+                return Lease(path, me, ttl)
+            waited = time.monotonic() - started
+            if watch.holder_is_gone():
+                _break(path, watch.holder, ttl)
+                continue
+        except OSError as error:
+            raise _cannot_write(path, error) from error
+        if waited >= timeout:
+            raise TransientError(
+                f"waited {waited:.0f} s for {watch.holder or 'an unknown holder'}",
+                thing=str(path),
+                advice="It is tried again; if that process hangs, end it",
+            )
+        if not said and waited > SAY_SO_AFTER_SECONDS:
+            log.info("%s: waiting for %s", path, watch.holder)
+            said = True
+        time.sleep(min(pause * random.uniform(0.5, 1.0), max(timeout - waited, 0.001)))
+        pause = min(pause * 1.5, LONGEST_PAUSE_SECONDS)
+
+
+class _Watch:
+    """What a waiter has seen of somebody else's lease."""
+
+    def __init__(self, path: Path, ttl: float) -> None:
+        self.holder: Holder | None = None
+        self._path = path
+        self._ttl = ttl
+        self._seen: tuple[str, int] | None = None
+        self._seen_at = 0.0
+
+    def holder_is_gone(self) -> bool:
+        try:
+            # Opened, because NFS promises fresh attributes only to those who open a file.
+            with self._path.open("rb") as stream:
+                mtime = os.fstat(stream.fileno()).st_mtime_ns
+                self.holder = _parse(stream.read())
+        except FileNotFoundError:
+            self._seen = None
+            return False
+        now = time.monotonic()
+        state = (self.holder.token if self.holder else "", mtime)
+        if state != self._seen:
+            self._seen, self._seen_at = state, now
+        if self.holder and _is_dead(self.holder):
+            return True
+        return now - self._seen_at > self._ttl
+
+
+def _break(path: Path, holder: Holder | None, ttl: float) -> None:
+    """Remove a dead holder's lease, and nobody else's: one waiter at a time does it, and looks again first."""
+    guard = path.with_name(f"{path.name}.break")
+    me = _this_process()
+    if not create_exclusively(guard, me.model_dump_json().encode()):
+        _clear_dead_guard(guard, ttl)
+        time.sleep(FIRST_PAUSE_SECONDS)
+        return
+    try:
+        tombstone = path.with_name(f".{path.name}.{uuid.uuid4().hex}.broken")
+        with suppress(FileNotFoundError):
+            path.rename(tombstone)
+            found = _read(tombstone)
+            if (found.token if found else "") != (holder.token if holder else ""):
+                # Released and taken again between the last look and now: give it back.
+                with suppress(FileExistsError):
+                    os.link(tombstone, path)
+            else:
+                log.info("%s: broke the lease of %s", path, holder or "an unknown holder")
+            tombstone.unlink()
+    finally:
+        guard.unlink(missing_ok=True)
+
+
+def _clear_dead_guard(guard: Path, ttl: float) -> None:
+    """Remove the guard of a process that died while it broke a lease; holding one takes milliseconds."""
+    holder = _read(guard)
+    try:
+        age = time.time() - guard.stat().st_mtime
+    except FileNotFoundError:
+        return
+    if (holder and _is_dead(holder)) or age > 10 * ttl:
+        guard.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> Holder | None:
+    try:
+        return _parse(path.read_bytes())
+    except FileNotFoundError:
+        return None
+
+
+def _parse(data: bytes) -> Holder | None:
+    try:
+        return Holder.model_validate_json(data)
+    except ValidationError:
+        return None
+
+
+def _this_process() -> Holder:
+    pid = os.getpid()
+    return Holder(
+        token=uuid.uuid4().hex,
+        host=socket.gethostname(),
+        pid=pid,
+        process_space=_process_space(),
+        process_started=_process_started(pid),
+        since=utc_now(),
+    )
+
+
+def _is_dead(holder: Holder) -> bool:
+    """Whether the holder is certainly dead. Only a process of the same process table can be asked about."""
+    if holder.host != socket.gethostname() or holder.process_space != _process_space():
+        return False
+    try:
+        os.kill(holder.pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    # A living process of this number is another one if it started at another time.
+    return bool(holder.process_started) and _process_started(holder.pid) != holder.process_started
+
+
+def _process_space() -> str:
+    """Identity of this machine's process table since its last start; containers have tables of their own."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + " " + os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def _process_started(pid: int) -> str:
+    """Start of a living process in clock ticks since boot, from proc(5)'s stat; empty where there is no /proc.
+
+    A zombie counts as gone: it has ended, only its parent has not asked yet.
+    """
+    try:
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if state in ("Z", "X") else fields[18]
+
+
+def _cannot_write(path: Path, error: OSError) -> NightbridgeError:
+    reason = error.strerror or str(error)
+    if error.errno in _UNWRITABLE:
+        return PermanentError(f"cannot be written: {reason}", thing=str(path.parent), advice="Check the folder")
+    return TransientError(f"cannot be written just now: {reason}", thing=str(path.parent))

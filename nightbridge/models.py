@@ -1,0 +1,599 @@
+"""The models that flow from stage to stage, and the settings of the outside world.
+
+Every model is frozen and serialises to JSON, so that a stage's result can be persisted, shown, and picked up again
+after a crash. No model ever holds a secret's value: a `SecretRef` names where it is found. Times are UTC and aware,
+sizes are bytes, durations seconds unless a name says otherwise.
+"""
+
+import enum
+import hashlib
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+
+class Model(BaseModel):
+    """Base of every model: frozen, and an unknown field is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def utc_now() -> datetime:
+    """The current time, UTC, to the microsecond."""
+    return datetime.now(UTC)
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+
+NightId = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$")]
+RunKey = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,99}$")]
+
+RUN_KEY_LIMIT = 100
+
+LAUNCHER_HOME = "nemorun"
+"""NEMORUN_HOME, below the attempt's folder. Without a container NeMo-Run replaces "/nemo_run" wherever it stands in its
+batch script, also inside a path, so the folder must not be called that."""
+
+
+def slug(text: str, limit: int = 40) -> str:
+    """Turn a test id into `[a-z0-9-]`, at most `limit` characters, never empty."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:limit].strip("-") or "test"
+
+
+def make_run_key(
+    *, scenario: str, night: str, test_id: str, sweep_point: dict[str, Any], iteration: int, repeat: int
+) -> str:
+    """Name a run: `<test slug>-<night>-<10 hex>`, the same for the same arguments on every machine.
+
+    The hex part is a hash over all arguments, so two tests whose slugs agree still have different keys.
+    """
+    point = "&".join(f"{name}={sweep_point[name]!r}" for name in sorted(sweep_point))
+    identity = "\n".join((scenario, night, test_id, point, str(iteration), str(repeat)))
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:10]
+    tail = f"-{night}-{digest}"
+    return slug(test_id, RUN_KEY_LIMIT - len(tail)) + tail
+
+
+# --- settings of the outside world -----------------------------------------------------------------------------------
+
+
+class SecretRef(Model):
+    """Where a secret is found; its value is looked up only in the process that needs it.
+
+    `source` env: `name` is an environment variable. block: a Prefect `Secret` block. toml: `FILE#dotted.key`, a literal
+    token that somebody wrote in a TOML file.
+    """
+
+    source: Literal["env", "block", "toml"]
+    name: str
+
+
+class ClusterSettings(Model):
+    """How to reach a cluster. `kind` local runs batch scripts on this machine, slurm uses the command-line tools."""
+
+    kind: Literal["local", "slurm"] = "local"
+    name: str = Field("local", description="The cluster's name in histories and reports.")
+    partition: str | None = Field(None, description="Partition to submit to; the site's default when unset.")
+    account: str | None = Field(None, description="Slurm account to charge.")
+    qos: str | None = Field(None, description="Quality of service to ask for.")
+    reservation: str | None = Field(None, description="Reservation to run in.")
+    gpus_per_node: int | None = Field(None, ge=1, description="GPUs of one node; the launcher's default when unset.")
+    extra_sbatch_args: tuple[str, ...] = Field((), description="Further sbatch options, as `--name=value`.")
+    bin_dir: Path | None = Field(None, description="Folder of sbatch, squeue, sacct...; found on PATH when unset.")
+    slurm_conf: Path | None = Field(None, description="The slurm.conf to use (SLURM_CONF); the system's when unset.")
+    containers: Literal["pyxis", "none"] = Field("none", description="How jobs can run in containers here.")
+    slots: int = Field(2, ge=1, description="Local cluster only: how many jobs run at once.")
+    root: Path | None = Field(
+        None, description="Local cluster only: where it keeps jobs; `<workspace>/cluster` when unset."
+    )
+    accounting_horizon: float = Field(
+        120.0, ge=0, description="Seconds for which an earlier intent to submit forbids another one."
+    )
+    poll_interval: float = Field(15.0, gt=0, description="Longest interval between two questions to Slurm, seconds.")
+    max_pending: float | None = Field(
+        None, gt=0, description="Seconds after which a job that has not started is cancelled; never when unset."
+    )
+    max_runtime: float | None = Field(
+        None,
+        gt=0,
+        description="Seconds after which a running job is cancelled, whatever its time limit; never when unset.",
+    )
+
+
+class StoreSettings(Model):
+    """Where harvested runs, histories and reports are kept. `url`: `file:///dir` or `s3://bucket/prefix`."""
+
+    url: str
+    endpoint_url: str | None = Field(None, description="S3 endpoint; AWS when unset.")
+    region: str | None = Field(None, description="S3 region.")
+    profile: str | None = Field(None, description="Profile of the AWS configuration files.")
+    access_key: SecretRef | None = Field(
+        None, description="Where the access key id is found; boto3's own search when unset."
+    )
+    secret_key: SecretRef | None = Field(None, description="Where the secret access key is found.")
+    ca_bundle: Path | None = Field(None, description="Certificate authorities to trust for this endpoint.")
+    path_style: bool = Field(True, description="Address buckets by path, as most own S3 servers need it.")
+
+
+class Site(Model):
+    """Everything a run needs to know about the place it runs in. Built from blocks, a system file or options."""
+
+    workspace: Path = Path(".nightbridge")
+    cluster: ClusterSettings = ClusterSettings()
+    store: StoreSettings | None = Field(None, description="Default: `file://<workspace>/store`.")
+    environments: Path | None = Field(None, description="Launcher environments; default `<workspace>/envs`.")
+    images: Path | None = Field(None, description="Container images; default `<workspace>/images`.")
+    git_timeout: float = Field(600.0, gt=0, description="Longest time one git command may take, seconds.")
+
+    @property
+    def environments_dir(self) -> Path:
+        """Where launcher environments are kept."""
+        return self.environments or self.workspace / "envs"
+
+    @property
+    def images_dir(self) -> Path:
+        """Where container images are kept."""
+        return self.images or self.workspace / "images"
+
+    @property
+    def store_settings(self) -> StoreSettings:
+        """The store to use: the configured one, else a folder of the workspace."""
+        return self.store or StoreSettings(url=f"file://{self.workspace.absolute()}/store")
+
+
+class ClusterLimits(Model):
+    """What the cluster allows, as far as it says so; None means unknown, never unlimited."""
+
+    partitions: tuple[str, ...] = ()
+    max_nodes: int | None = None
+    max_time_seconds: int | None = None
+    gpus_per_node: int | None = None
+    has_pyxis: bool = False
+
+
+# --- what the person asked for ---------------------------------------------------------------------------------------
+
+
+class GitRepo(Model):
+    """A repository and the ref to pin, as a test file names it (CloudAI's `git_repos` entry)."""
+
+    url: str
+    commit: str = Field("main", description="Branch, tag, or full or abbreviated commit.")
+    init_submodules: bool = False
+    mount_as: str | None = None
+
+
+class HarvestPolicy(Model):
+    """What of a run is kept."""
+
+    checkpoint: Literal["none", "last", "all"] = Field("last", description="Which checkpoints are uploaded.")
+
+
+class GatePolicy(Model):
+    """How far a metric may move against history, as a relative change, before it is a regression.
+
+    Changes in the good direction by more than the threshold are improvements, never failures.
+    """
+
+    step_time: float = Field(0.05, gt=0)
+    tflops_per_gpu: float = Field(0.05, gt=0)
+    peak_memory: float = Field(0.05, gt=0)
+    final_loss: float = Field(0.05, gt=0)
+    warmup_steps: int = Field(10, ge=0, description="Steps at the start that no statistic uses.")
+    baseline_runs: int = Field(7, ge=1, description="How many last good runs make the baseline.")
+
+
+Compat = Literal["none", "cloudai"]
+
+
+class SweepAxis(Model):
+    """One field of a test and the values that it takes in turn, in the order in which they were written."""
+
+    field: str = Field(description="`cmd_args.<key>`, `extra_env_vars.<NAME>` or `num_nodes`.")
+    values: tuple[Any, ...] = Field(min_length=1)
+
+    @property
+    def name(self) -> str:
+        """The field's name in `RunSpec.sweep_point`: keys of `[cmd_args]` stand for themselves, as in CloudAI."""
+        return self.field.removeprefix("cmd_args.")
+
+
+class SweepPolicy(Model):
+    """Which points of a sweep are run, and which lists are one."""
+
+    fields: tuple[str, ...] = Field((), description="Keys of [cmd_args] that take a list and are to sweep over it.")
+    method: Literal["grid", "random"] = Field("grid", description="Every valid point, or `points` drawn at random.")
+    points: int = Field(10, ge=1, le=1000, description="How many points to draw; for `random` only.")
+    seed: int = Field(0, description="The same seed draws the same points every night.")
+
+
+class TestDefinition(Model):
+    """One test, after its scenario's overrides: what the person wrote, nothing that they did not write.
+
+    `cmd_args` holds exactly the keys of `[cmd_args]` (checked against the flag table in `launch/flags.py`).
+    """
+
+    __test__ = False  # not a pytest class
+
+    id: str
+    name: str
+    description: str = ""
+    test_template_name: str = "MegatronBridge"
+    source: str = Field("", description="The file it was read from.")
+    cmd_args: dict[str, Any]
+    extra_env_vars: dict[str, str] = {}
+    extra_cmd_args: dict[str, str] = {}
+    extra_container_mounts: tuple[str, ...] = ()
+    git_repos: tuple[GitRepo, ...]
+    nemo_run_repo: GitRepo
+    time_limit: str | None = None
+    iterations: int = Field(1, ge=1)
+    harvest: HarvestPolicy = HarvestPolicy()
+    gate: GatePolicy = GatePolicy()
+    secrets: dict[str, SecretRef] = Field({}, description="Environment variable to the place of its value.")
+    compat: Compat = Field("none", description="Whose verdict on sizes and CUDA graphs counts: ours, or CloudAI's own.")
+    axes: tuple[SweepAxis, ...] = Field((), description="What is swept over; `cmd_args` holds the other fields.")
+    sweep: SweepPolicy = SweepPolicy()
+    sbatch_args: tuple[str, ...] = Field((), description="sbatch options of this test, such as its node list.")
+
+    @property
+    def megatron_bridge(self) -> GitRepo:
+        """The repository that holds the launcher: the first whose URL or mount point says so."""
+        for repo in self.git_repos:
+            if "megatron-bridge" in repo.url.lower() or (repo.mount_as or "").rstrip("/") == "/opt/Megatron-Bridge":
+                return repo
+        return self.git_repos[0]
+
+
+class InvalidTest(Model):
+    """A test that cannot run, with every violation found in it. It gets its own verdict; the others run."""
+
+    id: str
+    source: str = ""
+    violations: tuple[str, ...] = Field(description="Each names the place where it was written.")
+
+
+class Scenario(Model):
+    """A named set of tests that run in one night."""
+
+    name: str
+    source: str = ""
+    tests: tuple[TestDefinition, ...]
+    invalid: tuple[InvalidTest, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+class RunSpec(Model):
+    """One concrete configuration, nothing left to choose."""
+
+    scenario: str
+    night: NightId
+    test: TestDefinition
+    sweep_point: dict[str, Any] = {}
+    iteration: int = 1
+    repeat: int = 0
+
+    @property
+    def run_key(self) -> str:
+        """The run's name everywhere: job, store, artifacts."""
+        return make_run_key(
+            scenario=self.scenario,
+            night=self.night,
+            test_id=self.test.id,
+            sweep_point=self.sweep_point,
+            iteration=self.iteration,
+            repeat=self.repeat,
+        )
+
+    @property
+    def test_slug(self) -> str:
+        """The test's part of the run key: everything before `-<night>-<hash>`."""
+        return self.run_key[: -len(f"-{self.night}-") - 10]
+
+    @property
+    def max_steps(self) -> int | None:
+        """Iterations that the run must reach; None when the configuration leaves it to the recipe."""
+        steps = self.test.cmd_args.get("max_steps")
+        return int(steps) if steps is not None else None
+
+
+# --- what the stages produce -----------------------------------------------------------------------------------------
+
+
+class PinnedRepository(Model):
+    """A repository at an exact commit, checked out as a tree that many jobs share and none changes."""
+
+    url: str
+    ref: str
+    commit: str = Field(description="Full 40-character commit.")
+    path: Path
+    subject: str = ""
+    committed_at: datetime | None = None
+    describe: str = Field("", description="`git describe --tags --always` of the commit.")
+    previous: str | None = Field(None, description="The commit that the ref meant the night before this one.")
+    commits_since: tuple[str, ...] = Field((), description="Hash and subject of what came since, newest first.")
+    lfs_pointers: tuple[str, ...] = Field((), description="Files whose content lies in Git LFS and is not here.")
+
+
+class LauncherEnvironment(Model):
+    """The Python environment that the launcher runs in: locked requirements plus the pinned NeMo-Run."""
+
+    python: Path
+    digest: str = Field(description="Hash over Python version, locked requirements and NeMo-Run commit.")
+    nemo_run_version: str = ""
+
+
+class Checkout(Model):
+    """Stage 1, clone: both repositories at exact commits and the launcher's environment."""
+
+    megatron_bridge: PinnedRepository
+    nemo_run: PinnedRepository
+    environment: LauncherEnvironment
+
+
+class Image(Model):
+    """Stage 2, container: a verified .sqsh known by its digest, or the declared absence of a container."""
+
+    kind: Literal["none", "sqsh"]
+    reference: str | None = None
+    path: Path | None = None
+    digest: str | None = Field(None, description="Registry digest, or `sha256:` of the file for a local .sqsh.")
+    sha256: str | None = None
+    size: int | None = None
+
+
+class LaunchPlan(Model):
+    """Stage 3, validate: exactly what will be started, with secrets as references."""
+
+    run_key: str
+    attempt: int = Field(ge=1)
+    attempt_dir: Path = Field(description="`<workspace>/runs/<run key>/a<n>`, absolute.")
+    argv: tuple[str, ...] = Field(description="The launcher's command line, Python interpreter first.")
+    cwd: Path
+    environment: dict[str, str] = {}
+    secret_environment: dict[str, SecretRef] = {}
+    sbatch_args: tuple[str, ...] = Field((), description="Options our sbatch front adds before the script.")
+    nodes: int = Field(ge=1)
+    tasks_per_node: int = Field(ge=1)
+    time_limit_seconds: int | None = None
+    max_steps: int | None = None
+    output_dir: Path | None = Field(
+        None,
+        description="Host folder of tb_logs/, configs/, checkpoints/; None in a container (job folder).",
+    )
+    checkpoint_dir: Path | None = Field(
+        None, description="Host folder of the checkpoints where the test names its own save_dir; else with the rest."
+    )
+    warnings: tuple[str, ...] = ()
+
+
+class JobState(enum.StrEnum):
+    """Slurm's job states (squeue(1), sacct(1)), and UNHEARD for one that no one has heard of."""
+
+    PENDING = "PENDING"
+    CONFIGURING = "CONFIGURING"
+    RUNNING = "RUNNING"
+    COMPLETING = "COMPLETING"
+    SUSPENDED = "SUSPENDED"
+    STOPPED = "STOPPED"
+    RESIZING = "RESIZING"
+    REQUEUED = "REQUEUED"
+    REQUEUE_HOLD = "REQUEUE_HOLD"
+    SPECIAL_EXIT = "SPECIAL_EXIT"
+    SIGNALING = "SIGNALING"
+    STAGE_OUT = "STAGE_OUT"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+    TIMEOUT = "TIMEOUT"
+    DEADLINE = "DEADLINE"
+    NODE_FAIL = "NODE_FAIL"
+    BOOT_FAIL = "BOOT_FAIL"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    PREEMPTED = "PREEMPTED"
+    REVOKED = "REVOKED"
+    UNHEARD = "UNHEARD"
+
+
+class JobStatus(Model):
+    """One answer about one job."""
+
+    job_id: int
+    name: str = ""
+    state: JobState
+    reason: str = ""
+    exit_code: int | None = Field(None, description="The batch script's exit code, 0-255.")
+    signal: int | None = Field(None, description="The signal that ended the script, 0 or None for none.")
+    submitted_at: datetime | None = None
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    nodes: str = Field("", description="Slurm's node expression, e.g. `node[1-2]`.")
+    cancelled_by: str = Field("", description="User name or uid that cancelled it.")
+
+
+class Outcome(enum.StrEnum):
+    """What became of a job, from Slurm's state and the run's own evidence together."""
+
+    SUCCEEDED = "succeeded"
+    TEARDOWN = "teardown"  # all steps done, then failed while shutting down
+    SHORT = "short"  # ended before the last iteration, whatever Slurm says
+    INFRASTRUCTURE = "infrastructure"
+    TIMEOUT = "timeout"
+    OUT_OF_MEMORY = "out_of_memory"
+    PROGRAM_ERROR = "program_error"
+    CANCELLED = "cancelled"
+    NEVER_STARTED = "never_started"
+
+
+class Job(Model):
+    """Stages 4 and watch: exactly one Slurm job per attempt; `status` and `outcome` are set once it has ended."""
+
+    run_key: str
+    attempt: int = Field(ge=1)
+    job_id: int
+    cluster: str
+    attempt_dir: Path
+    script: Path = Field(description="The submitted copy of the batch script.")
+    experiment_dir: Path = Field(description="What the launcher made for exactly this job.")
+    submitted_at: datetime
+    status: JobStatus | None = None
+    exit_file_code: int | None = Field(None, description="Exit code that the script left in its exit file.")
+    outcome: Outcome | None = None
+    outcome_reason: str = ""
+
+    @property
+    def name(self) -> str:
+        """The attempt's name, which is the Slurm job's name."""
+        return f"{self.run_key}-a{self.attempt}"
+
+
+class StoredFile(Model):
+    """One object of a run in the store."""
+
+    path: str = Field(description="Relative to the attempt's prefix, with `/`.")
+    size: int
+    sha256: str
+    etag: str = Field("", description="What S3 calls these bytes; checked where S3 does not record the sha256.")
+    mtime_ns: int = 0
+    kind: Literal["checkpoint", "tensorboard", "log", "config", "summary", "metrics", "other"]
+
+
+class CheckpointState(enum.StrEnum):
+    """How whole a checkpoint directory is."""
+
+    COMPLETE = "complete"
+    IN_PROGRESS = "in_progress"
+    DAMAGED = "damaged"
+
+
+class Checkpoint(Model):
+    """One `iter_*` directory of a run."""
+
+    path: Path
+    iteration: int
+    state: CheckpointState
+    reason: str = Field("", description="Why it is not complete.")
+    size: int = 0
+
+
+class Summary(Model):
+    """What a run measured. None means not measured, and never passes a gate."""
+
+    steps_expected: int | None = None
+    steps_done: int = 0
+    steady_first_step: int | None = None
+    steady_last_step: int | None = None
+    step_time: float | None = Field(None, description="Median over the steady window, seconds.")
+    step_time_p05: float | None = None
+    step_time_p95: float | None = None
+    tflops_per_gpu: float | None = Field(None, description="Median over the steady window, TFLOP/s per GPU.")
+    peak_memory: float | None = Field(None, description="Largest mem-max-allocated, gigabytes.")
+    final_loss: float | None = Field(None, description="lm loss of the last step.")
+    non_finite_steps: int = Field(0, description="Steps whose loss or grad norm was missing or not finite.")
+    source: Literal["tensorboard", "log", "none"] = "none"
+    damage: tuple[str, ...] = Field((), description="What was wrong with the files that were read.")
+    notes: tuple[str, ...] = Field((), description="Where values came from, when not all from one source; no damage.")
+
+
+class RunRecord(Model):
+    """Stage 5, harvest: what the run was, what became of it, where it is kept, what it measured."""
+
+    spec: RunSpec
+    checkout: Checkout
+    image: Image
+    plan: LaunchPlan
+    jobs: tuple[Job, ...] = Field(description="Every attempt, oldest first; the last one counts.")
+    store_url: str
+    prefix: str = Field(description="`runs/<test slug>/<night>/<run key>/a<n>`.")
+    series: str = Field(description="Identity of the configuration; runs of one series are compared.")
+    summary: Summary
+    checkpoints: tuple[Checkpoint, ...] = ()
+    left_out: tuple[str, ...] = Field((), description="Files that the store does not hold, each with its reason.")
+    tainted: tuple[str, ...] = Field((), description="What in the checked-out code was changed when the run had ended.")
+    harvested_at: datetime
+
+    @property
+    def job(self) -> Job:
+        """The attempt that counts."""
+        return self.jobs[-1]
+
+
+class VerdictStatus(enum.StrEnum):
+    """The answer in the morning."""
+
+    PASSED = "passed"
+    IMPROVED = "improved"
+    NO_BASELINE = "no_baseline"
+    REGRESSED = "regressed"
+    UNSTABLE = "unstable"
+    SHORT = "short"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    INFRASTRUCTURE = "infrastructure"
+    INVALID = "invalid"
+
+
+class Comparison(Model):
+    """One metric of a run against its baseline."""
+
+    metric: str
+    unit: str
+    lower_is_better: bool
+    value: float | None
+    baseline: float | None
+    change: float | None = Field(None, description="(value - baseline) / baseline, signed.")
+    threshold: float
+    status: Literal["passed", "improved", "regressed", "missing", "no_baseline"]
+
+
+class Verdict(Model):
+    """Stage 6, compare: what the night means for one test."""
+
+    run_key: str
+    test_id: str
+    night: str
+    status: VerdictStatus
+    reasons: tuple[str, ...] = ()
+    comparisons: tuple[Comparison, ...] = ()
+    baseline_runs: tuple[str, ...] = Field((), description="Run keys of the runs compared with.")
+    job_id: int | None = None
+    store_url: str = ""
+    prefix: str = ""
+    series: str = Field("", description="The series it was compared in; empty when nobody could say.")
+
+    @property
+    def exit_code(self) -> int:
+        """DESIGN.md's exit code for this verdict alone."""
+        return EXIT_CODES[self.status]
+
+
+EXIT_CODES: dict[VerdictStatus, int] = {
+    VerdictStatus.PASSED: 0,
+    VerdictStatus.IMPROVED: 0,
+    VerdictStatus.NO_BASELINE: 0,
+    VerdictStatus.REGRESSED: 1,
+    VerdictStatus.UNSTABLE: 1,
+    VerdictStatus.INVALID: 2,
+    VerdictStatus.FAILED: 3,
+    VerdictStatus.SHORT: 3,
+    VerdictStatus.CANCELLED: 3,
+    VerdictStatus.INFRASTRUCTURE: 4,
+}
+
+
+class NightReport(Model):
+    """What `nightly_regression` returns: every test's verdict and where the report is."""
+
+    scenario: str
+    night: str
+    verdicts: tuple[Verdict, ...]
+    report: str = Field("", description="Where the HTML report is kept.")
+
+    @property
+    def exit_code(self) -> int:
+        """The first of 1, 3, 4, 2 that occurred, else 0."""
+        codes = {verdict.exit_code for verdict in self.verdicts}
+        return next((code for code in (1, 3, 4, 2) if code in codes), 0)

@@ -1,0 +1,50 @@
+"""Decisions that are made once, by whoever comes first, and hold for everybody: one small file each."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from nightbridge.errors import DamagedData
+from nightbridge.files import create_exclusively
+from nightbridge.leases import lease
+from nightbridge.models import Model
+
+M = TypeVar("M", bound=Model)
+
+
+def decide_once(path: Path, kind: type[M], decide: Callable[[], M]) -> M:
+    """Return the decision kept at `path`; if there is none, let `decide` make it while all others wait.
+
+    Args:
+        path: The file that keeps the decision. It is created whole, and never changed.
+        kind: The decision's model.
+        decide: Makes the decision. What it raises is raised here, and nothing is kept.
+
+    Raises:
+        DamagedData: The file cannot be read.
+        TransientError: Somebody else has been deciding for too long.
+
+    """
+    if (found := _read(path, kind)) is not None:
+        return found
+    with lease(path.with_suffix(".lease")):
+        if (found := _read(path, kind)) is not None:
+            return found
+        made = decide()
+        if create_exclusively(path, made.model_dump_json(indent=2).encode() + b"\n"):
+            return made
+        # Our lease was broken while we decided; the first one holds.
+        return _read(path, kind) or made
+
+
+def _read(path: Path, kind: type[M]) -> M | None:
+    try:
+        return kind.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise DamagedData(
+            "this record of a decision cannot be read",
+            thing=str(path),
+            advice="Remove it if nothing that depends on it was started; it is decided again",
+        ) from error

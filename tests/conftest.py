@@ -1,0 +1,108 @@
+"""Parts that many tests share: the launcher's environment, real daemons, and Prefect's own test server."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+# Before anything imports Prefect, which reads its settings once: the tests' state is kept out of the person's own, and
+# telemetry stays at home.
+os.environ["PREFECT_HOME"] = tempfile.mkdtemp(prefix="nightbridge-prefect-")
+os.environ["DO_NOT_TRACK"] = "1"
+os.environ["PREFECT_SERVER_ANALYTICS_ENABLED"] = "false"
+os.environ.pop("PREFECT_API_URL", None)
+
+import pytest
+
+from nightbridge.practice.repositories import PracticeRepositories, make_practice_repositories, move_main
+from nightbridge.repos.environments import prepare_base
+from tests.real.prefect_server import PrefectServer, start_prefect
+from tests.real.s3_servers import S3Server, ceph_missing_reason, ministack_missing_reason, start_ceph, start_ministack
+from tests.real.slurm_daemons import SlurmDaemons, missing_reason, start_slurm
+
+BUCKET = "nightbridge"
+"""One bucket per S3 server, each test below a prefix of its own: Ceph needs a while to make one."""
+
+SEEDS = range(int(os.environ.get("NIGHTBRIDGE_SEEDS", "5")))
+"""Seeds of each random-kill series: a few in `make test`, hundreds in `make soak`."""
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(os.environ["PREFECT_HOME"], ignore_errors=True)
+
+
+def need(reason: str | None) -> None:
+    """Skip a test whose part is missing; in CI a part that can be installed and is not there is a failure."""
+    if reason is None:
+        return
+    if os.environ.get("CI") == "true":
+        pytest.fail(f"missing in CI: {reason}")
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def environments_dir() -> Path:
+    """Launcher environments, kept between test runs: the install step makes the base there."""
+    return Path(os.environ.get("NIGHTBRIDGE_TEST_ENVIRONMENTS", Path(".nightbridge/envs"))).absolute()
+
+
+@pytest.fixture(scope="session")
+def launcher_python(environments_dir: Path) -> Path:
+    """A Python with the locked launcher requirements, real NeMo-Run included."""
+    return prepare_base(environments_dir) / "bin" / "python"
+
+
+@pytest.fixture(scope="session")
+def practice_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("practice")
+
+
+@pytest.fixture(scope="session")
+def session_repositories(practice_folder: Path) -> PracticeRepositories:
+    return make_practice_repositories(practice_folder)
+
+
+@pytest.fixture
+def repositories(session_repositories: PracticeRepositories) -> Iterator[PracticeRepositories]:
+    """The practice repositories with `main` where it begins."""
+    move_main(session_repositories, session_repositories.sha("main"))
+    yield session_repositories
+    move_main(session_repositories, session_repositories.sha("main"))
+
+
+@pytest.fixture(scope="session")
+def slurm_cluster() -> Iterator[SlurmDaemons]:
+    """A real two-node Slurm with slurmdbd, started once."""
+    need(missing_reason())
+    daemons = start_slurm(min_job_age=60)
+    yield daemons
+    daemons.stop()
+
+
+@pytest.fixture(scope="session")
+def ceph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """A real Ceph gateway, over HTTP and HTTPS."""
+    need(ceph_missing_reason())
+    server = start_ceph(tmp_path_factory.mktemp("ceph") / "c")
+    server.make_bucket(BUCKET)
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def ministack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """An S3 server that rejects wrong digests."""
+    need(ministack_missing_reason())
+    server = start_ministack(tmp_path_factory.mktemp("ministack"))
+    server.make_bucket(BUCKET)
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]:
+    """A real Prefect server for the whole session; client processes reach it through its `environment`."""
+    server = start_prefect(tmp_path_factory.mktemp("prefect-server"))
+    yield server
+    server.stop()

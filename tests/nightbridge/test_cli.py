@@ -1,0 +1,301 @@
+"""The command line: what it prints where, how it ends, and how little it imports."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nightbridge import cli
+from nightbridge.errors import PermanentError, TransientError
+
+EXAMPLES = Path(__file__).parents[2] / "conf" / "examples"
+NIGHTLY, TEST = str(EXAMPLES / "nightly.toml"), str(EXAMPLES / "llama3_8b.toml")
+
+BROKEN = """name = "broken"
+test_template_name = "MegatronBridge"
+[[git_repos]]
+url = "https://example.org/Megatron-Bridge.git"
+commit = "v0.4.2"
+[cmd_args]
+gpu_type = "h100"
+num_gpus = 8
+container_image = "none"
+model_family_name = "llama"
+model_recipe_name = "llama3_8b"
+"""
+
+
+@pytest.fixture
+def nightbridge(capsys, tmp_path, monkeypatch):
+    """Run a command in an empty folder; returns exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def _run(*arguments):
+        code = cli.run(list(arguments))
+        captured = capsys.readouterr()
+        assert "Traceback" not in captured.err + captured.out
+        return code, captured.out, captured.err
+
+    return _run
+
+
+@pytest.fixture
+def broken(tmp_path):
+    def _write(lines):
+        path = tmp_path / "broken.toml"
+        path.write_text(BROKEN + lines)
+        return str(path)
+
+    return _write
+
+
+# --- validate --------------------------------------------------------------------------------------------------------
+
+
+def test_validate_accepts_the_samples(nightbridge):
+    code, out, _ = nightbridge("validate", NIGHTLY, TEST)
+
+    assert code == 0
+    assert out.count(": ok") == 4
+
+
+def test_validate_tells_every_violation_of_every_file(nightbridge, broken):
+    code, out, _ = nightbridge("validate", broken("tpp = 1\n"), "missing.toml", TEST)
+
+    assert code == 2
+    assert "cmd_args.tpp: unknown key" in out
+    assert "missing.toml: no such file" in out
+    assert "llama3_8b_h100: ok" in out
+
+
+def test_validate_checks_rules_as_well_as_keys(nightbridge, broken):
+    code, out, _ = nightbridge("validate", broken("tp = 3\ngb = 0\n"))
+
+    assert code == 2
+    assert "error [gpus-divide]" in out
+    assert "error [sizes-positive]" in out
+
+
+def test_validate_prints_one_json_document_and_nothing_else(nightbridge, broken):
+    code, out, _ = nightbridge("validate", "--json", broken("tp = 3\n"), TEST, "missing.toml")
+
+    document = json.loads(out)
+    assert code == 2
+    assert document["valid"] is False
+    broken_file, sample, missing = document["files"]
+    assert broken_file["tests"][0]["findings"][0]["rule"] == "gpus-divide"
+    assert sample["valid"] is True
+    assert "no such file" in missing["error"]
+
+
+def test_validate_asks_the_cluster_only_when_one_is_named(nightbridge, monkeypatch):
+    from nightbridge.models import ClusterLimits
+    from nightbridge.slurm import cluster
+
+    class Opened:
+        def limits(self):
+            return ClusterLimits(has_pyxis=True, max_nodes=1)
+
+    monkeypatch.setattr(cluster, "open_cluster", lambda settings, workspace: Opened())
+
+    without, _, _ = nightbridge("validate", NIGHTLY)
+    code, out, _ = nightbridge("validate", NIGHTLY, "--cluster", "slurm")
+
+    assert without == 0
+    assert code == 2
+    assert "error [nodes-allowed] num_gpus 16 need 2 nodes" in out
+
+
+def test_validate_says_how_many_points_of_a_sweep_are_skipped_and_why(nightbridge, broken):
+    some, out, _ = nightbridge("validate", broken("tp = [1, 2, 3]\n"))
+    none, refused, _ = nightbridge("validate", broken("tp = [3, 5]\n"))
+
+    assert (some, none) == (0, 2)
+    assert "warning [gpus-divide] 1 of 3 points of the sweep are skipped" in out
+    assert "error [gpus-divide] 2 of 2 points" in refused
+
+
+def test_validate_takes_the_configuration_that_a_run_has_dumped(nightbridge, tmp_path):
+    path = tmp_path / "ConfigContainer.yaml"
+    path.write_text("model: {num_layers: 32}\ntrain: {train_iters: 50, global_batch_size: 16, micro_batch_size: 1}\n")
+
+    sound, out, _ = nightbridge("validate", str(path), "--gpus", "8")
+    changed, found, _ = nightbridge("validate", str(path), "--gpus", "6", "--override", "train.train_iters=0", "--json")
+    unknown, told, _ = nightbridge("validate", str(path), "--override", "train.iters=0")
+
+    assert (sound, changed, unknown) == (0, 2, 2)
+    assert "ConfigContainer: ok" in out
+    rules = {finding["rule"] for finding in json.loads(found)["files"][0]["tests"][0]["findings"]}
+    assert rules == {"container-eval-batch", "container-train-batch", "container-no-training"}
+    assert "'train.iters=0' names no key" in told
+
+
+# --- render ----------------------------------------------------------------------------------------------------------
+
+
+def test_render_shows_the_command_line_of_every_run_and_masks_secrets(nightbridge):
+    code, out, _ = nightbridge("render", NIGHTLY, "--system", str(EXAMPLES / "site.toml"))
+
+    assert code == 0
+    assert out.count("scripts/performance/setup_experiment.py -a llm-perf -p batch") == 3
+    assert "export HF_TOKEN=********" in out
+
+
+def test_render_prints_one_json_document(nightbridge):
+    code, out, _ = nightbridge("render", "--json", NIGHTLY)
+
+    runs = json.loads(out)["runs"]
+    assert code == 0
+    assert [run["nodes"] for run in runs] == [1, 1, 2]
+    assert runs[2]["environment"]["HF_TOKEN"] == "********"
+    assert runs[2]["secret_environment"] == {"HF_TOKEN": {"source": "env", "name": "HF_TOKEN"}}
+
+
+def test_render_never_shows_a_token_that_stands_in_the_file(nightbridge, broken):
+    code, out, err = nightbridge("render", broken('hf_token = "hf_verysecret"\n'))
+
+    assert code == 0
+    assert "verysecret" not in out + err
+    assert "cmd_args.hf_token" in err
+
+
+def test_render_shows_the_valid_runs_and_says_which_are_not(nightbridge, broken):
+    code, out, err = nightbridge("render", "--json", broken("tp = 3\n"))
+
+    assert code == 2
+    assert json.loads(out)["runs"] == []
+    assert "gpus-divide" in err
+
+
+# --- events, verify, fetch -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def event_folder(tmp_path):
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    writer = EventFileWriter(str(tmp_path / "tb"))
+    for step in (1, 2, 3):
+        value = Summary.Value(tag="lm loss", simple_value=10.0 / step)
+        writer.add_event(Event(step=step, wall_time=step, summary=Summary(value=[value])))
+    writer.close()
+    return str(tmp_path / "tb")
+
+
+def test_events_prints_one_line_for_each_tag(nightbridge, event_folder):
+    code, out, _ = nightbridge("events", event_folder)
+
+    assert code == 0
+    assert out.splitlines()[1] == "lm loss\t3\t1\t3\t3.33333"
+
+
+def test_events_writes_the_table_as_parquet(nightbridge, event_folder, tmp_path):
+    import pandas as pd
+
+    code, out, _ = nightbridge("events", event_folder, "--out", str(tmp_path / "x.parquet"))
+
+    assert (code, out) == (0, "")
+    assert list(pd.read_parquet(tmp_path / "x.parquet")["step"]) == [1, 2, 3]
+
+
+def test_events_into_a_place_that_cannot_be_written_say_so(nightbridge, event_folder, tmp_path):
+    (tmp_path / "file").write_text("")
+
+    code, _, err = nightbridge("events", event_folder, "--out", str(tmp_path / "file" / "x.parquet"))
+
+    assert code == 2
+    assert "cannot be written" in err
+
+
+def test_events_without_any_say_so(nightbridge, tmp_path):
+    code, _, err = nightbridge("events", str(tmp_path))
+
+    assert code == 2
+    assert "no TensorBoard scalars" in err
+
+
+def test_events_of_a_missing_folder_say_so(nightbridge):
+    code, _, err = nightbridge("events", "nowhere")
+
+    assert (code, "nowhere: no such file or folder" in err) == (2, True)
+
+
+@pytest.mark.parametrize("command", [["verify"], ["fetch", "dest"]])
+def test_a_run_that_was_never_stored_is_named(nightbridge, tmp_path, command):
+    key = "test-2026-11-21-0123456789"
+
+    code, _, err = nightbridge(command[0], key, *command[1:], "--workspace", str(tmp_path / "ws"))
+
+    assert code == 4
+    assert key in err
+
+
+# --- how a command ends ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "told"),
+    [
+        (PermanentError("no such thing", thing="x", advice="Look"), 4, "nightbridge: x: no such thing. Look"),
+        (TransientError("nobody answers", thing="slurm"), 4, "nightbridge: slurm: nobody answers"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (ValueError("defect"), 4, "internal error: ValueError: defect"),
+    ],
+)
+def test_every_error_is_one_message_and_an_exit_code(nightbridge, monkeypatch, error, code, told):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(cli, "_validation", fail)
+
+    ended, out, err = nightbridge("validate", TEST)
+
+    assert (ended, out) == (code, "")
+    assert told in err
+
+
+@pytest.mark.parametrize("arguments", [[], ["frobnicate"], ["validate"], ["render", "--frob", "x"]])
+def test_a_wrong_command_line_is_invalid_input(nightbridge, arguments):
+    code, out, err = nightbridge(*arguments)
+
+    assert (code, out) == (2, "")
+    assert err.startswith("nightbridge: ")
+    assert len(err.splitlines()) == 1
+
+
+# --- start-up --------------------------------------------------------------------------------------------------------
+
+HEAVY = ("prefect", "pandas", "boto3", "numpy", "matplotlib", "pyarrow", "tenacity", "jinja2", "flows")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["validate", "--help"], ["validate", NIGHTLY, TEST], ["render", TEST]]
+)
+def test_commands_that_must_start_fast_import_nothing_heavy(arguments):
+    code = (
+        "import sys\nfrom nightbridge import cli\n"
+        f"ended = cli.run({arguments!r})\n"
+        f"heavy = [name for name in {HEAVY!r} if name in sys.modules]\n"
+        "sys.exit(f'imported {heavy}' if heavy else ended)"
+    )
+
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_the_entry_point_ends_with_the_commands_exit_code():
+    ended = subprocess.run(
+        [sys.executable, "-m", "nightbridge.cli", "validate", "nowhere.toml"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert ended.returncode == 2
+    assert "nowhere.toml: no such file" in ended.stdout

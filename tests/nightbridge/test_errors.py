@@ -1,0 +1,67 @@
+"""Errors: what, which thing, what to do; the same after a trip through another process."""
+
+import importlib
+import pickle
+import pkgutil
+from collections.abc import Iterator
+
+import pytest
+
+import nightbridge
+from nightbridge.errors import InvalidInput, NightbridgeError, PermanentError, TransientError
+
+
+def every_kind(kind: type[NightbridgeError] = NightbridgeError) -> Iterator[type[NightbridgeError]]:
+    """Every error of the project, also those that a single module defines."""
+    yield kind
+    for below in kind.__subclasses__():
+        yield from every_kind(below)
+
+
+for module in pkgutil.walk_packages(nightbridge.__path__, "nightbridge."):
+    if "template" not in module.name:
+        importlib.import_module(module.name)
+
+KINDS = sorted(set(every_kind()), key=lambda kind: kind.__name__)
+
+
+def test_the_message_says_what_happened_to_which_thing_and_what_to_do() -> None:
+    error = PermanentError("no such bucket", thing="s3://nightly", advice="Create it")
+
+    assert str(error) == "s3://nightly: no such bucket. Create it"
+
+
+@pytest.mark.parametrize(
+    ("thing", "advice", "message"),
+    [("", "", "it broke"), ("x", "", "x: it broke"), ("", "Mend it", "it broke. Mend it")],
+)
+def test_what_is_not_known_leaves_no_trace_in_the_message(thing: str, advice: str, message: str) -> None:
+    assert str(NightbridgeError("it broke", thing=thing, advice=advice)) == message
+
+
+def test_invalid_input_tells_every_violation_on_a_line_of_its_own() -> None:
+    error = InvalidInput("2 violations", thing="a.toml", advice="Mend them", violations=["tp is 3", "gb is 0"])
+
+    assert str(error).splitlines() == ["a.toml: 2 violations. Mend them", "  tp is 3", "  gb is 0"]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_every_error_is_the_same_after_pickling(kind: type[NightbridgeError]) -> None:
+    error = kind("it broke", thing="x", advice="Mend it")
+
+    back = pickle.loads(pickle.dumps(error))
+
+    assert type(back) is kind
+    assert (back.what, back.thing, back.advice) == ("it broke", "x", "Mend it")
+    assert str(back) == str(error)
+
+
+def test_violations_survive_pickling() -> None:
+    back = pickle.loads(pickle.dumps(InvalidInput("bad", thing="a.toml", violations=["one", "two"])))
+
+    assert back.violations == ("one", "two")
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_no_error_is_worth_trying_again_and_not_worth_it_at_once(kind: type[NightbridgeError]) -> None:
+    assert not (issubclass(kind, TransientError) and issubclass(kind, PermanentError))

@@ -1,0 +1,88 @@
+"""Secrets: found where a reference says, named but never shown when they are not there, and masked in text."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nightbridge.errors import InvalidInput
+from nightbridge.models import SecretRef
+from nightbridge.secrets import MASK, mask_secrets, resolve_secret
+
+TOKEN = "hf_PlantedToken"
+
+
+def test_a_secret_in_an_environment_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+
+    assert resolve_secret(SecretRef(source="env", name="HF_TOKEN")) == TOKEN
+
+
+def test_a_secret_in_a_block_is_asked_of_prefect() -> None:
+    blocks = {"hf-token": TOKEN}
+
+    assert resolve_secret(SecretRef(source="block", name="hf-token"), blocks.__getitem__) == TOKEN
+
+
+@pytest.mark.parametrize("key", ["cmd_args.hf_token", "Tests.1.cmd_args.hf_token"])
+def test_a_secret_in_a_toml_file(tmp_path: Path, key: str) -> None:
+    file = tmp_path / "test.toml"
+    table = f'hf_token = "{TOKEN}"'
+    file.write_text(f"[cmd_args]\n{table}\n[[Tests]]\nid = 'a'\n[[Tests]]\n[Tests.cmd_args]\n{table}\n")
+
+    assert resolve_secret(SecretRef(source="toml", name=f"{file}#{key}")) == TOKEN
+
+
+@pytest.mark.parametrize("key", ["cmd_args.nowhere", "cmd_args", "cmd_args.hf_token.deeper", "Tests.5.x", ""])
+def test_a_key_that_is_gone_is_named(tmp_path: Path, key: str) -> None:
+    file = tmp_path / "test.toml"
+    file.write_text(f'[cmd_args]\nhf_token = "{TOKEN}"\n[[Tests]]\nx = "{TOKEN}"\n')
+
+    with pytest.raises(InvalidInput, match="secret not found in toml") as refused:
+        resolve_secret(SecretRef(source="toml", name=f"{file}#{key}"))
+
+    assert refused.value.thing == f"{file}#{key}"
+    assert TOKEN not in str(refused.value)
+
+
+@pytest.mark.parametrize("content", [None, f'hf_token = "{TOKEN}', b"\xff\xfe"])
+def test_a_file_that_cannot_be_read_any_more_is_named(tmp_path: Path, content: str | bytes | None) -> None:
+    file = tmp_path / "test.toml"
+    if content is not None:
+        file.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+    with pytest.raises(InvalidInput, match=f"{file}#hf_token: ") as refused:
+        resolve_secret(SecretRef(source="toml", name=f"{file}#hf_token"))
+
+    assert TOKEN not in str(refused.value)
+
+
+@pytest.mark.parametrize("value", [None, ""])
+def test_a_variable_that_is_not_set_or_empty_is_named(monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    if value is not None:
+        monkeypatch.setenv("HF_TOKEN", value)
+
+    with pytest.raises(InvalidInput, match="HF_TOKEN: secret not found in env"):
+        resolve_secret(SecretRef(source="env", name="HF_TOKEN"))
+
+
+def test_a_block_without_prefect_says_how_it_is_read() -> None:
+    with pytest.raises(InvalidInput, match=r"hf-token: a Prefect Secret block cannot be read here\. Run it as a flow"):
+        resolve_secret(SecretRef(source="block", name="hf-token"))
+
+
+def test_the_longer_of_two_secrets_is_masked_whole() -> None:
+    assert mask_secrets("abcdef abcd", ["abcd", "abcdef"]) == f"{MASK} {MASK}"
+
+
+def test_a_value_too_short_to_be_a_secret_masks_no_words() -> None:
+    assert mask_secrets("the cat", ["", "a", "cat"]) == "the cat"
+
+
+@given(before=st.text(), secret=st.text(min_size=4), after=st.text())
+def test_a_masked_text_never_holds_the_secret(before: str, secret: str, after: str) -> None:
+    masked = mask_secrets(before + secret + after, [secret])
+
+    assert secret not in masked.replace(MASK, "\0") or secret in MASK
