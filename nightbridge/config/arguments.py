@@ -1,0 +1,295 @@
+"""The `[cmd_args]` table: keys, types and older spellings, checked against the launcher's flag table."""
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import Field
+
+from nightbridge.config.documents import Layered
+from nightbridge.config.findings import Findings, unknown_key
+from nightbridge.config.positions import KeyPath
+from nightbridge.config.secret_values import LITERAL, reference
+from nightbridge.launch.flags import NO_EFFECT, TEST_FLAGS, Flag, Kind
+from nightbridge.models import Model, SecretRef, SweepAxis, SweepPolicy
+
+CMD_ARGS = "cmd_args"
+
+RENAMED: Mapping[str, str] = {
+    "wandb_prj_name": "wandb_project_name",
+    "wandb_exp_name": "wandb_experiment_name",
+}
+"""Older spellings of CloudAI, with the key that replaced them."""
+
+MOVED: Mapping[str, str] = {
+    "time_limit": "time_limit of the test or of the scenario's entry",
+    "custom_mounts": "extra_container_mounts of the test",
+    "model_name": "model_family_name",
+    "model_size": "model_recipe_name",
+}
+"""Older keys whose value now stands elsewhere; `Arguments` carries each on."""
+
+# Only these two have been said by CloudAI's own files to differ from the letters that the name begins with.
+_FAMILIES: Mapping[str, str] = {"gpt_oss": "gpt_oss", "qwen3_vl": "qwen_vl"}
+
+_EXCLUDED = "is a list, and dse_excluded_args says that it is no sweep; write one value"
+_ONE_VALUE = "is taken as one value, a list; CloudAI would sweep over it (say so with sweep.fields)"
+_LIST_KINDS = frozenset({"texts", "integers"})
+
+
+@dataclass(frozen=True, slots=True)
+class SweepChoice:
+    """Which lists of a test are sweeps.
+
+    Attributes:
+        fields: Keys that take a list and are to sweep over it nevertheless.
+        excluded: CloudAI's `dse_excluded_args`: paths, and everything below them, that never sweep.
+
+    """
+
+    fields: Sequence[str] = ()
+    excluded: Sequence[str] = ()
+
+    def excludes(self, field: str) -> bool:
+        """Whether the key of `[cmd_args]` never sweeps."""
+        return any(f"{CMD_ARGS}.{field}".startswith(prefix) for prefix in self.excluded)
+
+
+def sweep_choice(policy: SweepPolicy, excluded: Sequence[str]) -> SweepChoice:
+    """The choice that a test's `[sweep]` and `dse_excluded_args` make."""
+    return SweepChoice(tuple(field.removeprefix(f"{CMD_ARGS}.") for field in policy.fields), tuple(excluded))
+
+
+class Arguments(Model):
+    """What a `[cmd_args]` table says once it has been read."""
+
+    values: dict[str, Any] = Field(default={})
+    axes: tuple[SweepAxis, ...] = ()
+    secrets: dict[str, SecretRef] = Field(default={})
+    time_limit: str | None = None
+    mounts: tuple[str, ...] = ()
+
+
+def read_arguments(source: Layered, findings: Findings, choice: SweepChoice) -> Arguments:
+    """Read the merged `[cmd_args]`; whatever is wrong or outdated in it goes to `findings`.
+
+    A list is a sweep, unless the flag itself takes a list: then it is one value, and a list of lists is a sweep.
+    """
+    table = source.table.get(CMD_ARGS)
+    if not isinstance(table, Mapping):
+        return Arguments()
+    written = dict(table)
+    time_limit = _moved_text(written, "time_limit", findings)
+    mounts = _moved_text(written, "custom_mounts", findings)
+    _use_current_names(written, findings)
+    values: dict[str, Any] = {}
+    axes: list[SweepAxis] = []
+    secrets: dict[str, SecretRef] = {}
+    for key, value in written.items():
+        path = (CMD_ARGS, key)
+        flag = TEST_FLAGS.get(key)
+        if key in NO_EFFECT:
+            findings.warn(path, NO_EFFECT[key])
+        elif flag is None:
+            findings.unknown(path, {*TEST_FLAGS, *NO_EFFECT})
+        elif flag.secret:
+            if ref := _secret(flag, value, path, source, findings):
+                secrets[flag.secret] = ref
+        elif isinstance(value, list) and _is_sweep(flag, value, choice):
+            axes.extend(_axis(flag, value, path, choice, findings))
+        else:
+            _read_value(flag, value, path, values, choice, findings)
+    _check_choice(choice, axes, findings)
+    if "gpus_per_node" in values:
+        findings.warn((CMD_ARGS, "gpus_per_node"), "belongs to the cluster's settings, which win where they have it")
+    return Arguments(
+        values=values,
+        axes=tuple(axes),
+        secrets=secrets,
+        time_limit=time_limit,
+        mounts=tuple(mount.strip() for mount in (mounts or "").split(",") if mount.strip()),
+    )
+
+
+def _moved_text(written: dict[str, Any], key: str, findings: Findings) -> str | None:
+    if key not in written:
+        return None
+    value = written.pop(key)
+    if not isinstance(value, str):
+        findings.problem((CMD_ARGS, key), "must be text")
+        return None
+    findings.warn((CMD_ARGS, key), f"is an older place; write it as {MOVED[key]}")
+    return value
+
+
+def _use_current_names(written: dict[str, Any], findings: Findings) -> None:
+    for old, new in RENAMED.items():
+        if old in written:
+            value = written.pop(old)
+            findings.warn((CMD_ARGS, old), f"is an older spelling of {new}")
+            if new in written:
+                findings.problem((CMD_ARGS, old), f"is given beside {new}, which replaced it; keep one")
+            written.setdefault(new, value)
+    _use_recipe_name(written, findings)
+
+
+def _use_recipe_name(written: dict[str, Any], findings: Findings) -> None:
+    """`model_name = "llama3"` with `model_size = "8b"` is family llama, recipe llama3_8b."""
+    if "model_name" not in written and "model_size" not in written:
+        return
+    key = "model_name" if "model_name" in written else "model_size"
+    name, size = written.pop("model_name", None), written.pop("model_size", None)
+    if not isinstance(name, str) or not isinstance(size, str) or not name.strip() or not size.strip():
+        findings.problem((CMD_ARGS, key), "older spelling: model_name and model_size are both needed, as text")
+        return
+    name = name.strip()
+    letters = re.match(r"[A-Za-z]*", name)
+    family = _FAMILIES.get(name, letters[0] if letters else name)
+    recipe = f"{name}_{size.strip()}"
+    findings.warn(
+        (CMD_ARGS, key),
+        f"is an older spelling, taken as model_family_name = {family!r} and model_recipe_name = {recipe!r}",
+    )
+    written.setdefault("model_family_name", family)
+    written.setdefault("model_recipe_name", recipe)
+
+
+def _secret(flag: Flag, value: object, path: KeyPath, source: Layered, findings: Findings) -> SecretRef | None:
+    """The place of a secret; no message here may show what was written."""
+    if not isinstance(value, str):
+        findings.problem(path, "must be text: env:NAME, block:NAME or a token")
+        return None
+    if not value.strip():
+        return None  # CloudAI's files say "" for: take the environment's
+    ref = reference(value.strip(), source, path)
+    if ref is None or not ref.name:
+        findings.problem(path, f"names no place; write env:{flag.secret} or block:NAME")
+    elif ref.source == "toml":
+        findings.warn(path, LITERAL)
+    return ref
+
+
+def _is_sweep(flag: Flag, value: list[Any], choice: SweepChoice) -> bool:
+    if flag.kind not in _LIST_KINDS or flag.field in choice.fields:
+        return True
+    return bool(value) and all(isinstance(item, list) for item in value)
+
+
+def _axis(
+    flag: Flag, written: list[Any], path: KeyPath, choice: SweepChoice, findings: Findings
+) -> Iterator[SweepAxis]:
+    """One axis, or the reason why there is none."""
+    read, wants = _KINDS[flag.kind]
+    if choice.excludes(flag.field):
+        findings.problem(path, _EXCLUDED)
+        return
+    values: list[Any] = []
+    for item in written:
+        try:
+            value = read(item)
+        except ValueError:
+            findings.problem(path, f"must be {wants}, or a list of such to sweep over, not {_shown(item)}")
+            return
+        if value in values:
+            findings.warn(path, f"holds {_shown(item)} twice; it is run once")
+        else:
+            values.append(value)
+    if values:
+        yield SweepAxis(field=f"{CMD_ARGS}.{flag.field}", values=tuple(values))
+    else:
+        findings.problem(path, "is an empty list, a sweep over nothing; write a value or remove it")
+
+
+def _check_choice(choice: SweepChoice, axes: Sequence[SweepAxis], findings: Findings) -> None:
+    swept = {axis.name for axis in axes}
+    for index, field in enumerate(choice.fields):
+        path = ("sweep", "fields", index)
+        if field not in TEST_FLAGS:
+            findings.problem(path, f"{field!r} is no key of [cmd_args]; {unknown_key(field, TEST_FLAGS)}")
+        elif field not in swept:
+            findings.problem(path, f"{field!r} is not a list in [cmd_args]; write its values there")
+
+
+def _read_value(
+    flag: Flag, value: object, path: KeyPath, values: dict[str, Any], choice: SweepChoice, findings: Findings
+) -> None:
+    read, wants = _KINDS[flag.kind]
+    try:
+        values[flag.field] = read(value)
+    except ValueError:
+        findings.problem(path, f"must be {wants}, not {_shown(value)}")
+        return
+    if isinstance(value, list) and not choice.excludes(flag.field):
+        findings.warn(path, _ONE_VALUE)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError
+    return value.strip()
+
+
+def _integer(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError
+    if isinstance(value, float) and not value.is_integer():
+        raise ValueError
+    number = int(value)
+    if abs(number) > 2**63:
+        raise ValueError
+    return number
+
+
+def _number(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError
+    try:
+        number = float(value)
+    except OverflowError as error:
+        raise ValueError from error
+    if not math.isfinite(number):
+        raise ValueError
+    return number
+
+
+def _boolean(value: object) -> bool:
+    words = {"true": True, "false": False}
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.strip().lower() in words:
+        return words[value.strip().lower()]
+    raise ValueError
+
+
+def _texts(value: object) -> str | list[str]:
+    return [_text(item) for item in value] if isinstance(value, list) else _text(value)
+
+
+def _integers(value: object) -> list[int]:
+    if isinstance(value, str):
+        return [_integer(item) for item in value.split(",")]
+    return [_integer(item) for item in value] if isinstance(value, list) else [_integer(value)]
+
+
+def _integer_or_none(value: object) -> int | str:
+    return "None" if value == "None" else _integer(value)
+
+
+_KINDS: Mapping[Kind, tuple[Callable[[object], Any], str]] = {
+    "text": (_text, "text"),
+    "integer": (_integer, "a whole number"),
+    "number": (_number, "a finite number"),
+    "boolean": (_boolean, "true or false"),
+    "texts": (_texts, "text or a list of texts"),
+    "integers": (_integers, "a whole number or a list of them"),
+    "integer_or_none": (_integer_or_none, 'a whole number or "None"'),
+    "text_or_none": (_text, "text"),
+}
+"""What a value must be: a reader that raises ValueError, and the words for it."""

@@ -1,0 +1,185 @@
+"""One merged test table to a `TestDefinition`, or to everything that is wrong with it."""
+
+import re
+from collections.abc import Iterator, Sequence
+
+from nightbridge.config.arguments import Arguments, SweepChoice, read_arguments, sweep_choice
+from nightbridge.config.documents import Layered
+from nightbridge.config.findings import Findings
+from nightbridge.config.positions import KeyPath
+from nightbridge.config.schema import NODES, TestTable, check_table
+from nightbridge.config.secret_values import LITERAL, reference, shows_secret
+from nightbridge.launch.resources import gpus_per_node
+from nightbridge.launch.versions import version_for_pin
+from nightbridge.models import GitRepo, InvalidTest, SecretRef, SweepAxis, TestDefinition
+
+NEMO_RUN = GitRepo(url="https://github.com/NVIDIA-NeMo/Run.git", commit="main")
+"""CloudAI's default for `nemo_run_repo`."""
+
+MOUNT_POINT = "/opt/Megatron-Bridge"
+
+_SECRET_NAME = re.compile(r"(?:^|_)(?:TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
+
+
+def define_test(
+    source: Layered, *, test_id: str, file: str, extra_problems: Sequence[str] = ()
+) -> tuple[TestDefinition | InvalidTest, tuple[str, ...]]:
+    """Read one test.
+
+    Args:
+        source: The test's table with everything laid over it.
+        test_id: Its id in the scenario.
+        file: The file that a person would open to mend it.
+        extra_problems: What was already found wrong about it, for instance in its scenario's entry.
+
+    Returns:
+        The test, or the same test as invalid with every violation; and the warnings.
+
+    """
+    findings = Findings(source)
+    findings.problems.extend(extra_problems)
+    table = check_table(source, findings)
+    choice = sweep_choice(table.sweep, table.dse_excluded_args) if table is not None else SweepChoice()
+    arguments = read_arguments(source, findings, choice)
+    if table is not None:
+        _check_bridge(table, findings)
+        _check_addresses(table, findings)
+        sbatch_args = _node_options(table, findings)
+        variables, secrets = _split_secrets(table, arguments, source, findings)
+        axes = (*arguments.axes, *_variable_axes(table, findings), *_node_axis(table, arguments, findings))
+        if "nemo_run_repo" not in source.table:
+            findings.warn(("nemo_run_repo",), f"is not written; {NEMO_RUN.url} at {NEMO_RUN.commit} is not pinned")
+        if not findings.problems:
+            test = TestDefinition(
+                id=test_id,
+                name=table.name,
+                description=table.description,
+                test_template_name=table.test_template_name,
+                source=file,
+                cmd_args=arguments.values,
+                extra_env_vars=variables,
+                extra_cmd_args=table.extra_cmd_args,
+                extra_container_mounts=(*table.extra_container_mounts, *arguments.mounts),
+                git_repos=table.git_repos,
+                nemo_run_repo=table.nemo_run_repo or NEMO_RUN,
+                time_limit=table.time_limit or arguments.time_limit,
+                iterations=table.iterations,
+                harvest=table.harvest,
+                gate=table.gate,
+                compat=table.compat,
+                secrets=secrets,
+                axes=axes,
+                sweep=table.sweep,
+                sbatch_args=sbatch_args,
+            )
+            _check_nodes(test, findings)
+            if not findings.problems:
+                return test, tuple(findings.warnings)
+    return InvalidTest(id=test_id, source=file, violations=tuple(findings.problems)), tuple(findings.warnings)
+
+
+def _check_bridge(table: TestTable, findings: Findings) -> None:
+    for repo in table.git_repos:
+        if "megatron-bridge" in repo.url.lower() or (repo.mount_as or "").rstrip("/") == MOUNT_POINT:
+            return
+    findings.problem(
+        ("git_repos",),
+        f"names no Megatron-Bridge: a url that contains Megatron-Bridge, or mount_as = {MOUNT_POINT!r}, and its commit",
+    )
+
+
+def _check_addresses(table: TestTable, findings: Findings) -> None:
+    """Refuse secrets in addresses here, before the test becomes part of anything that is kept; none is shown."""
+    repositories: dict[KeyPath, str] = {
+        ("git_repos", index, "url"): repo.url for index, repo in enumerate(table.git_repos)
+    }
+    if table.nemo_run_repo is not None:
+        repositories["nemo_run_repo", "url"] = table.nemo_run_repo.url
+    for path, url in repositories.items():
+        if shows_secret(url):
+            findings.problem(
+                path,
+                "holds a user's name or token, which process lists and logs would show; "
+                "remove it and use a git credential helper (git help credentials)",
+            )
+    image = table.cmd_args.get("container_image")
+    images = image if isinstance(image, list) else [image]
+    if any(isinstance(reference, str) and shows_secret(reference) for reference in images):
+        findings.problem(
+            ("cmd_args", "container_image"),
+            "holds a password, which process lists and logs would show; put it into enroot's .credentials file",
+        )
+
+
+def _node_options(table: TestTable, findings: Findings) -> tuple[str, ...]:
+    """`nodes` and `exclude_nodes` as options of sbatch."""
+    options = []
+    for field, option, hosts in (("nodes", "nodelist", table.nodes), ("exclude_nodes", "exclude", table.exclude_nodes)):
+        if any(":" in host for host in hosts):
+            findings.problem((field,), "names a group of a CloudAI system file; name hosts, as in host-[01-03]")
+        elif hosts:
+            options.append(f"--{option}={','.join(hosts)}")
+    return tuple(options)
+
+
+def _variable_axes(table: TestTable, findings: Findings) -> Iterator[SweepAxis]:
+    """Environment variables that are lists; a secret is no list."""
+    for name, values in table.extra_env_vars.items():
+        if isinstance(values, str):
+            continue
+        path = ("extra_env_vars", name)
+        if _SECRET_NAME.search(name) or any(value.startswith(("env:", "block:")) for value in values):
+            findings.problem(path, "holds secrets, and they are not swept over; write one")
+        elif not values:
+            findings.problem(path, "is an empty list, a sweep over nothing; write a value or remove it")
+        else:
+            yield SweepAxis(field=f"extra_env_vars.{name}", values=tuple(dict.fromkeys(values)))
+
+
+def _node_axis(table: TestTable, arguments: Arguments, findings: Findings) -> Iterator[SweepAxis]:
+    """`num_nodes` as a list: the GPUs follow from it. One number says nothing that num_gpus does not."""
+    path, nodes = ("num_nodes",), table.num_nodes
+    if nodes is None:
+        return
+    if not isinstance(nodes, tuple):
+        findings.warn(path, NODES)
+    elif not nodes or min(nodes) < 1:
+        findings.problem(path, "must be whole numbers from 1 on, at least one of them")
+    elif any(axis.name == "num_gpus" for axis in arguments.axes):
+        findings.problem(path, "is swept over and cmd_args.num_gpus is, too; keep one: the other follows from it")
+    else:
+        if "num_gpus" in arguments.values:
+            findings.warn(path, "is swept over, so it says the GPUs of each point, and cmd_args.num_gpus has no effect")
+        yield SweepAxis(field="num_nodes", values=tuple(dict.fromkeys(nodes)))
+
+
+def _check_nodes(test: TestDefinition, findings: Findings) -> None:
+    swept = {axis.name for axis in test.axes}
+    if "num_nodes" not in swept or swept & {"gpu_type", "gpus_per_node"}:
+        return
+    if gpus_per_node(test, version_for_pin(test.megatron_bridge.commit)) is None:
+        findings.problem(("num_nodes",), "is swept over, and nobody says the GPUs of a node; write gpus_per_node")
+
+
+def _split_secrets(
+    table: TestTable, arguments: Arguments, source: Layered, findings: Findings
+) -> tuple[dict[str, str], dict[str, SecretRef]]:
+    """Variables whose name says that they hold a secret become references, as the tokens of `[cmd_args]` do."""
+    variables: dict[str, str] = {}
+    secrets: dict[str, SecretRef] = dict(arguments.secrets)
+    for name, value in table.extra_env_vars.items():
+        path = ("extra_env_vars", name)
+        if not isinstance(value, str):
+            continue  # swept over
+        named = value.startswith(("env:", "block:"))
+        if not named and not (value and _SECRET_NAME.search(name)):
+            variables[name] = value
+            continue
+        ref = reference(value, source, path)
+        if ref is None or not ref.name:
+            findings.problem(path, "names no place; write env:NAME or block:NAME")
+            continue
+        if ref.source == "toml":
+            findings.warn(path, LITERAL)
+        secrets[name] = ref
+    return variables, secrets

@@ -1,0 +1,218 @@
+"""Test and scenario files to a `Scenario`, and a scenario to the runs of one night."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nightbridge.config.definitions import define_test
+from nightbridge.config.documents import Document, Layer, Layered, read_document
+from nightbridge.config.findings import unknown_key
+from nightbridge.config.schema import ENTRY_KEYS, SCENARIO_IGNORED, SCENARIO_KEYS
+from nightbridge.errors import InvalidInput
+from nightbridge.launch.points import at_point
+from nightbridge.models import InvalidTest, RunSpec, Scenario, TestDefinition
+from nightbridge.rules import points_of
+
+_TEST_FOLDERS = (".", "test", "tests", "../test", "../tests")
+"""Where the tests of a scenario are looked for, seen from the scenario's folder."""
+
+_SYSTEM_KEYS = frozenset({"scheduler", "install_path", "default_partition", "cluster", "store", "workspace"})
+
+
+def load(path: Path, *, tests_dirs: Sequence[Path] = (), overrides: Mapping[str, Any] | None = None) -> Scenario:
+    """Read a test file, or a scenario file with the tests that it names.
+
+    A test file is a scenario of one test. A test that is wrong goes to `Scenario.invalid` with everything that is
+    wrong with it; the others stay. Nothing is added that nobody wrote.
+
+    Args:
+        path: The TOML file.
+        tests_dirs: Further folders of test files, searched before those near the scenario.
+        overrides: A table laid over every test, as a scenario's entry is; lists are replaced whole.
+
+    Raises:
+        InvalidInput: The file cannot be read, is neither a test nor a scenario, or the scenario itself is wrong.
+
+    """
+    return scenario_of(read_document(Path(path)), tests_dirs=tests_dirs, overrides=overrides)
+
+
+def scenario_of(
+    document: Document, *, tests_dirs: Sequence[Path] = (), overrides: Mapping[str, Any] | None = None
+) -> Scenario:
+    """Do what `load` does with a file that has been read."""
+    top = [Layer(overrides)] if overrides else []
+    if "Tests" in document.table:
+        return _scenario(document, tests_dirs, top)
+    if "cmd_args" in document.table or "test_template_name" in document.table:
+        return _single_test(document, top)
+    if _SYSTEM_KEYS & document.table.keys():
+        raise InvalidInput(
+            "this is a system or site file, not a test", thing=str(document.path), advice="Pass it with --system"
+        )
+    raise InvalidInput(
+        "neither a test (with [cmd_args]) nor a scenario (with [[Tests]])",
+        thing=str(document.path),
+        advice="See conf/examples for both",
+    )
+
+
+def runs(scenario: Scenario, night: str) -> tuple[RunSpec, ...]:
+    """The runs of a scenario in one night, in order: every point of every test as often as its `iterations` say.
+
+    Points that break a rule are left out; `check_test` reports them. A test has 1000 points at most: `check_scenario`
+    sets one with more aside.
+    """
+    return tuple(
+        RunSpec(
+            scenario=scenario.name,
+            night=night,
+            test=at_point(test, point) if point else test,
+            sweep_point=dict(point),
+            iteration=iteration,
+        )
+        for test in scenario.tests
+        for point in points_of(test)
+        for iteration in range(1, test.iterations + 1)
+    )
+
+
+def _single_test(document: Document, top: list[Layer]) -> Scenario:
+    name = document.table.get("name")
+    test_id = name.strip() if isinstance(name, str) and name.strip() else document.path.stem
+    source = Layered([Layer(document.table, document), *top])
+    test, warnings = define_test(source, test_id=test_id, file=str(document.path))
+    return _assembled(test_id, document, [test], warnings)
+
+
+def _assembled(
+    name: str, document: Document, tests: Iterable[TestDefinition | InvalidTest], warnings: Iterable[str]
+) -> Scenario:
+    tests = list(tests)
+    return Scenario(
+        name=name,
+        source=str(document.path),
+        tests=tuple(test for test in tests if isinstance(test, TestDefinition)),
+        invalid=tuple(test for test in tests if isinstance(test, InvalidTest)),
+        warnings=tuple(dict.fromkeys(warnings)),
+    )
+
+
+# --- scenarios -------------------------------------------------------------------------------------------------------
+
+
+def _scenario(document: Document, tests_dirs: Sequence[Path], top: list[Layer]) -> Scenario:
+    entries = document.table["Tests"]
+    problems = list(_scenario_problems(document, entries))
+    warnings = [
+        f"{document.where((key,))}: {key}: {SCENARIO_IGNORED[key]}" for key in document.table if key in SCENARIO_IGNORED
+    ]
+    tests: list[TestDefinition | InvalidTest] = []
+    library = _Library(document.path, tests_dirs)
+    for index, entry in enumerate(entries if isinstance(entries, list) else ()):
+        if isinstance(entry, dict):
+            test, found = _entry_test(document, index, entry, library, top)
+            tests.append(test)
+            warnings.extend(found)
+    if problems:
+        problems.extend(violation for test in tests if isinstance(test, InvalidTest) for violation in test.violations)
+        raise InvalidInput(
+            "the scenario is not valid", thing=str(document.path), advice="Mend what follows", violations=problems
+        )
+    return _assembled(str(document.table["name"]).strip(), document, tests, warnings)
+
+
+def _scenario_problems(document: Document, entries: Any) -> Iterator[str]:
+    """What is wrong with the scenario as a whole, so that no test of it can be told from another."""
+    for key in document.table:
+        if key not in SCENARIO_KEYS:
+            yield f"{document.where((key,))}: {key}: {unknown_key(key, SCENARIO_KEYS)}"
+    name = document.table.get("name")
+    if not isinstance(name, str) or not name.strip():
+        yield f"{document.where(('name',))}: name: a scenario needs a name"
+    if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
+        yield f"{document.where(('Tests',))}: Tests: must be one or more [[Tests]] tables"
+        return
+    ids = Counter(str(entry.get("id", "")).strip() for entry in entries)
+    for index, entry in enumerate(entries):
+        where = document.where(("Tests", index, "id"))
+        test_id = entry.get("id")
+        if not isinstance(test_id, str) or not test_id.strip():
+            yield f"{where}: Tests[{index}].id: every test needs an id, as text"
+        elif ids[test_id.strip()] > 1:
+            yield f"{where}: Tests[{index}].id: {test_id!r} is given twice"
+
+
+def _entry_test(
+    document: Document, index: int, entry: dict[str, Any], library: "_Library", top: list[Layer]
+) -> tuple[TestDefinition | InvalidTest, tuple[str, ...]]:
+    test_id = str(entry.get("id", "")).strip() or f"Tests[{index}]"
+    own = Layer({key: value for key, value in entry.items() if key not in ENTRY_KEYS}, document, ("Tests", index))
+    name = entry.get("test_name")
+    if name is None:
+        return define_test(Layered([own, *top]), test_id=test_id, file=str(document.path))
+    where = document.where(("Tests", index, "test_name"))
+    try:
+        if "name" in entry:
+            raise InvalidInput("is given beside name; name a test, or define one here, not both")
+        found = library.find(name)
+    except InvalidInput as error:
+        problem = f"{where}: test_name: {error}"
+        return InvalidTest(id=test_id, source=str(document.path), violations=(problem,)), ()
+    source = Layered([Layer(found.table, found), own, *top])
+    return define_test(source, test_id=test_id, file=str(found.path))
+
+
+class _Library:
+    """The test files that a scenario can name, read when the first of them is asked for."""
+
+    def __init__(self, scenario: Path, tests_dirs: Sequence[Path]) -> None:
+        self._scenario = scenario
+        near = [scenario.parent / folder for folder in _TEST_FOLDERS]
+        self._groups = ([Path(folder) for folder in tests_dirs], near)
+        self._found: list[dict[str, list[Document]]] | None = None
+        self._unread: list[str] = []
+
+    def find(self, name: object) -> Document:
+        """Return the test file of that name; a folder given on purpose wins over those nearby."""
+        if not isinstance(name, str) or not name.strip():
+            raise InvalidInput("must be the name of a test, as text")
+        if self._found is None:
+            self._found = [self._read(group) for group in self._groups]
+        for tests in self._found:
+            documents = tests.get(name.strip(), [])
+            if len(documents) > 1:
+                files = " and ".join(str(document.path) for document in documents)
+                raise InvalidInput(f"{name!r} is the name of two tests: {files}", advice="Rename one")
+            if documents:
+                return documents[0]
+        raise InvalidInput(self._not_found(name))
+
+    def _not_found(self, name: str) -> str:
+        known = [test for tests in self._found or () for test in tests]
+        hint = unknown_key(name, known).removeprefix("unknown key").removeprefix("; ")
+        folders = ", ".join(str(folder) for group in self._groups for folder in group if folder.is_dir())
+        unread = f" (not readable there: {'; '.join(self._unread)})" if self._unread else ""
+        return f"no test named {name!r} in {folders}{unread}; {hint or 'add a folder with --tests-dir'}"
+
+    def _read(self, folders: Iterable[Path]) -> dict[str, list[Document]]:
+        tests: dict[str, list[Document]] = {}
+        for path in dict.fromkeys(path.resolve() for folder in folders for path in sorted(folder.glob("*.toml"))):
+            if path == self._scenario.resolve():
+                continue
+            try:
+                document = read_document(_shown(path))
+            except InvalidInput as error:
+                self._unread.append(f"{error.thing}: {error.what}")
+                continue
+            name = document.table.get("name")
+            if isinstance(name, str) and "Tests" not in document.table and "cmd_args" in document.table:
+                tests.setdefault(name.strip(), []).append(document)
+        return tests
+
+
+def _shown(path: Path) -> Path:
+    """The path as a person would write it from here."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path

@@ -1,0 +1,164 @@
+"""The tables of a test and of a scenario, as CloudAI's files have them, with nightbridge's own [harvest] and [gate]."""
+
+import typing
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, StringConstraints, ValidationError
+
+from nightbridge.config.documents import Layered
+from nightbridge.config.findings import Findings
+from nightbridge.config.positions import KeyPath
+from nightbridge.models import Compat, GatePolicy, GitRepo, HarvestPolicy, Model, SweepPolicy
+
+Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+
+NODES = "has no effect: the number of nodes follows from num_gpus and the GPUs of a node"
+_OWN_SWEEPS = "has no effect: [sweep] says which points of a sweep are run"
+_NO_GRADE = "has no effect: a test is judged by its [gate]"
+_OWN_PROFILER = "has no effect for this workload, in CloudAI either; use cmd_args.enable_nsys"
+
+IGNORED: Mapping[str, str] = {
+    "agent": _OWN_SWEEPS,
+    "agent_steps": _OWN_SWEEPS,
+    "agent_metrics": _OWN_SWEEPS,
+    "agent_reward_function": _OWN_SWEEPS,
+    "agent_config": _OWN_SWEEPS,
+    "env_params": _OWN_SWEEPS,
+    "nsys": _OWN_PROFILER,
+    "predictor": "has no effect for this workload, in CloudAI either",
+    "training_report": "has no effect: the steps that no statistic uses are gate.warmup_steps",
+    "weight": _NO_GRADE,
+    "sol": _NO_GRADE,
+    "ideal_perf": _NO_GRADE,
+    "dependencies": "has no effect: the tests of a scenario run side by side",
+    "extra_srun_args": "has no effect in this version; options of sbatch go to the cluster's extra_sbatch_args",
+}
+"""Fields of a test or an entry that are accepted and do nothing here, with the reason."""
+
+SCENARIO_IGNORED: Mapping[str, str] = {
+    "job_status_check": "has no effect: a failed test never stops the others",
+    "pre_test": "has no effect: this version runs no hooks",
+    "post_test": "has no effect: this version runs no hooks",
+    "reports": "has no effect: every night has one report",
+    "sol_path": "has no effect, in CloudAI either",
+    "description": "has no effect",
+}
+"""Fields of a scenario that are accepted and do nothing here."""
+
+SCENARIO_KEYS = frozenset({"name", "Tests", *SCENARIO_IGNORED})
+ENTRY_KEYS = frozenset({"id", "test_name"})
+
+
+class TestTable(Model):
+    """One test after its scenario entry has been laid over it. `cmd_args` is read by `arguments.py`."""
+
+    __test__ = False  # not a pytest class
+
+    name: Text
+    description: str = ""
+    test_template_name: Literal["MegatronBridge"]
+    cmd_args: dict[str, Any]
+    extra_env_vars: dict[str, str | tuple[str, ...]] = Field(default={})
+    extra_cmd_args: dict[str, str] = Field(default={})
+    extra_container_mounts: tuple[str, ...] = ()
+    git_repos: tuple[GitRepo, ...] = Field(min_length=1)
+    nemo_run_repo: GitRepo | None = None
+    time_limit: str | None = None
+    iterations: int = Field(1, ge=1, le=10_000)
+    nodes: tuple[str, ...] = ()
+    exclude_nodes: tuple[str, ...] = ()
+    harvest: HarvestPolicy = HarvestPolicy()
+    gate: GatePolicy = GatePolicy()
+    compat: Compat = "none"
+    sweep: SweepPolicy = SweepPolicy()
+    dse_excluded_args: tuple[str, ...] = ()
+    num_nodes: int | str | tuple[int, ...] | None = None
+
+
+_MESSAGES: Mapping[str, str] = {
+    "missing": "is required",
+    "string_type": "must be text, in quotes",
+    "dict_type": "must be a table",
+    "model_type": "must be a table",
+    "tuple_type": "must be a list",
+    "string_too_short": "must not be empty",
+    "too_short": "must not be empty",
+}
+
+
+_UNIONS: Mapping[str | int, tuple[int, str]] = {
+    "extra_env_vars": (2, "must be text, in quotes, or a list of texts to sweep over"),
+    "num_nodes": (1, "must be a whole number, or a list of them to sweep over"),
+}
+"""Tables and keys that allow several types: how long the path of such a value is, and what it must be."""
+
+
+def check_table(source: Layered, findings: Findings) -> TestTable | None:
+    """Validate the merged table of a test; every problem goes to `findings`, and then there is no result."""
+    table = {}
+    for key, value in source.table.items():
+        if key in IGNORED:
+            findings.warn((key,), IGNORED[key])
+        else:
+            table[key] = _without_installed_path(value, findings) if key == "git_repos" else value
+    try:
+        return TestTable.model_validate(table)
+    except ValidationError as error:
+        for problem in error.errors(include_url=False, include_context=True, include_input=False):
+            _report(problem["type"], problem["loc"], problem["msg"], source, findings)
+        return None
+
+
+def _report(kind: str, path: KeyPath, message: str, source: Layered, findings: Findings) -> None:
+    if kind == "extra_forbidden":
+        known = set(fields_at(TestTable, path[:-1]))
+        findings.unknown(path, known if len(path) > 1 else known | set(IGNORED))
+    elif path[0] in _UNIONS:
+        # Where several types are allowed, pydantic tells each of them below the key: one line is enough.
+        length, wants = _UNIONS[path[0]]
+        findings.problem_once(path[:length], wants)
+    else:
+        findings.problem(path, _MESSAGES.get(kind, message[:1].lower() + message[1:]))
+
+
+def fields_at(model: type[BaseModel], path: KeyPath) -> tuple[str, ...]:
+    """The field names that are allowed at a path below `model`; none where the table is free."""
+    for part in path:
+        if isinstance(part, int):
+            continue
+        field = model.model_fields.get(part)
+        inner = _model_in(field.annotation) if field else None
+        if inner is None:
+            return ()
+        model = inner
+    return tuple(model.model_fields)
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for argument in typing.get_args(annotation):
+        if found := _model_in(argument):
+            return found
+    return None
+
+
+def _value_at(table: Any, path: KeyPath) -> Any:
+    for part in path:
+        if not isinstance(table, dict) or part not in table:
+            return None
+        table = table[part]
+    return table
+
+
+def _without_installed_path(repos: Any, findings: Findings) -> Any:
+    if not isinstance(repos, list):
+        return repos
+    kept = []
+    for index, repo in enumerate(repos):
+        if isinstance(repo, dict) and "installed_path" in repo:
+            findings.warn(("git_repos", index, "installed_path"), "has no effect: the checkout is nightbridge's own")
+            repo = {key: value for key, value in repo.items() if key != "installed_path"}
+        kept.append(repo)
+    return kept

@@ -1,0 +1,185 @@
+"""System files of CloudAI and nightbridge's own site files to `Site`."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import ValidationError
+
+from nightbridge.config.documents import Document, Layer, Layered, merge, read_document
+from nightbridge.config.findings import Findings
+from nightbridge.config.schema import fields_at
+from nightbridge.config.secret_values import LITERAL, reference
+from nightbridge.errors import InvalidInput
+from nightbridge.models import ClusterSettings, Model, Site, StoreSettings
+
+_CLOUDAI_ONLY = frozenset({"scheduler", "install_path", "output_path", "default_partition", "partitions"})
+
+_NOT_PASSED = "has no effect in this version"
+
+CLOUDAI_IGNORED: Mapping[str, str] = {
+    "hf_home_path": "has no effect: set HF_HOME in the tests' extra_env_vars",
+    "global_env_vars": "has no effect: write the variables in the tests' extra_env_vars",
+    "partitions": "has no effect: the cluster is asked for its partitions",
+    "distribution": _NOT_PASSED,
+    "mpi": "has no effect: the launcher asks for pmix itself",
+    "ntasks_per_node": "has no effect: the launcher starts one task for each GPU",
+    "cache_docker_images_locally": "has no effect: images are always imported, verified and kept",
+    "extra_srun_args": "has no effect: write options of sbatch in extra_sbatch_args",
+    "extra_transient_status_errors": "has no effect: an answer that is missing is always asked for again",
+    "status_retry_pause_seconds": "has no effect: an answer that is missing is always asked for again",
+    "container_mount_home": "has no effect: the launcher never mounts the home folder",
+    "data_repository": "has no effect: results go to the store",
+    "reports": "has no effect: every night has one report",
+}
+"""Fields of a CloudAI system file that are accepted and do nothing here."""
+
+PLAIN_CLUSTERS: Mapping[str, ClusterSettings] = {
+    "local": ClusterSettings(kind="local", name="local"),
+    "slurm": ClusterSettings(kind="slurm", name="slurm"),
+}
+"""What a cluster may be called without any file or block."""
+
+_Model = TypeVar("_Model", bound=Model)
+
+_SECRETS = ("access_key", "secret_key")
+
+
+class CloudaiSystem(Model):
+    """The fields of a CloudAI system file that mean something here."""
+
+    name: str
+    scheduler: Literal["slurm"] = "slurm"
+    install_path: Path | None = None
+    output_path: Path | None = None
+    default_partition: str | None = None
+    account: str | None = None
+    gpus_per_node: int | None = None
+    extra_sbatch_args: tuple[str, ...] = ()
+    monitor_interval: float | None = None
+
+
+def load_site(path: Path, base: Site | None = None) -> tuple[Site, tuple[str, ...]]:
+    """Read a CloudAI system file or a site file and lay it over `base`.
+
+    A site file has the fields of `Site`: `workspace`, `[cluster]`, `[store]` and so on. The store's keys may be
+    written as `env:NAME` or `block:NAME`.
+
+    Returns:
+        The site, and what the person should know about the file.
+
+    Raises:
+        InvalidInput: The file cannot be read or something in it is wrong; every violation is told.
+
+    """
+    document = read_document(Path(path))
+    findings = Findings(Layered([Layer(document.table, document)]))
+    is_cloudai = bool(_CLOUDAI_ONLY & document.table.keys())
+    read = _cloudai_changes if is_cloudai else _site_changes
+    below = (base or Site()).model_dump()
+    site = _validated(Site, merge(below, read(document, findings)), findings)
+    if site is None or findings.problems:
+        raise InvalidInput(
+            "the system file is not valid", thing=str(path), advice="Mend what follows", violations=findings.problems
+        )
+    return site, tuple(findings.warnings)
+
+
+def plain_site(
+    system: str | None = None, *, cluster: str | None = None, store: str | None = None, workspace: str | None = None
+) -> tuple[Site, tuple[str, ...]] | None:
+    """Put a site together from files, URLs and the plain cluster names; None where a name can only be a block's.
+
+    Args:
+        system: Path of a site or system file.
+        cluster: `local`, `slurm`, the system file's own cluster, or the path of a file whose cluster is meant.
+        store: `file://` or `s3://` URL; endpoint and credentials stay those of the system file.
+        workspace: Folder; wins over the file's.
+
+    Returns:
+        The site, and what the person should know about the files.
+
+    Raises:
+        InvalidInput: A file cannot be read or something in it is wrong.
+
+    """
+    if (system and not _is_file_name(system)) or (store and "://" not in store):
+        return None
+    site, warnings = load_site(Path(system)) if system else (Site(), ())
+    changes: dict[str, Any] = {"workspace": Path(workspace or site.workspace).absolute()}
+    if cluster and cluster not in (site.cluster.kind, site.cluster.name):
+        if _is_file_name(cluster):
+            other, more = load_site(Path(cluster))
+            changes["cluster"], warnings = other.cluster, (*warnings, *more)
+        elif cluster in PLAIN_CLUSTERS:
+            changes["cluster"] = PLAIN_CLUSTERS[cluster]
+        else:
+            return None
+    if store:
+        changes["store"] = (site.store or StoreSettings(url=store)).model_copy(update={"url": store})
+    return site.model_copy(update=changes), warnings
+
+
+def _is_file_name(name: str) -> bool:
+    return name.endswith(".toml")
+
+
+def _cloudai_changes(document: Document, findings: Findings) -> dict[str, Any]:
+    kept = {}
+    for key, value in document.table.items():
+        if key in CLOUDAI_IGNORED:
+            findings.warn((key,), CLOUDAI_IGNORED[key])
+        else:
+            kept[key] = value
+    system = _validated(CloudaiSystem, kept, findings, set(CLOUDAI_IGNORED))
+    if system is None:
+        return {}
+    cluster: dict[str, Any] = {
+        "kind": "slurm",
+        "name": system.name,
+        "partition": system.default_partition,
+        "account": system.account,
+        "gpus_per_node": system.gpus_per_node,
+        "extra_sbatch_args": system.extra_sbatch_args,
+        "poll_interval": system.monitor_interval,
+        "containers": "pyxis",  # CloudAI refuses a cluster without it
+    }
+    changes: dict[str, Any] = {"cluster": {key: value for key, value in cluster.items() if value not in (None, ())}}
+    if system.output_path is not None:
+        changes["workspace"] = system.output_path
+    if system.install_path is not None:
+        changes |= {"environments": system.install_path / "envs", "images": system.install_path / "images"}
+    return changes
+
+
+def _site_changes(document: Document, findings: Findings) -> dict[str, Any]:
+    table = dict(document.table)
+    store = table.get("store")
+    if isinstance(store, dict):
+        table["store"] = {key: _secret(key, value, findings) for key, value in store.items()}
+    return table
+
+
+def _secret(key: str, value: Any, findings: Findings) -> Any:
+    """A store key written as text is a reference; a literal one becomes the reference to its own place."""
+    if key not in _SECRETS or not isinstance(value, str):
+        return value
+    ref = reference(value.strip(), findings.source, ("store", key))
+    if ref is not None and ref.source == "toml":
+        findings.warn(("store", key), LITERAL)
+    return ref
+
+
+def _validated(
+    model: type[_Model], table: Mapping[str, Any], findings: Findings, also_known: set[str] | None = None
+) -> _Model | None:
+    try:
+        return model.model_validate(table)
+    except ValidationError as error:
+        for problem in error.errors(include_url=False, include_input=False):
+            path, message = problem["loc"], problem["msg"]
+            if problem["type"] == "extra_forbidden":
+                findings.unknown(path, {*fields_at(model, path[:-1]), *(also_known or ())})
+            else:
+                findings.problem(path, message[:1].lower() + message[1:])
+        return None

@@ -1,0 +1,28 @@
+"""Named validation rules: whether the values of a run go together, with the launcher, and with the cluster.
+
+A rule has an id that people can look up, the fields it reads, a severity, the versions it holds for, and messages with
+the values and the way out. Keys and types are checked before, in `config`. Rules read models and the flag table only.
+"""
+
+from nightbridge.rules.cloudai import CloudaiVerdict, cloudai_verdict
+from nightbridge.rules.registry import PROFILES, RULES, check, check_scenario, check_test, errors_of, grid_of, points_of
+from nightbridge.rules.rule import Rule, Violation
+from nightbridge.rules.sweeps import Cut, Grid, expansion_of
+
+__all__ = [
+    "PROFILES",
+    "RULES",
+    "CloudaiVerdict",
+    "Cut",
+    "Grid",
+    "Rule",
+    "Violation",
+    "check",
+    "check_scenario",
+    "check_test",
+    "cloudai_verdict",
+    "errors_of",
+    "expansion_of",
+    "grid_of",
+    "points_of",
+]

@@ -1,0 +1,73 @@
+"""What a rule can look at: one run, the version it is pinned to, and what is known of launcher and cluster."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+from nightbridge.launch.flags import KnownFlags, known_in
+from nightbridge.launch.parser_source import known_flags
+from nightbridge.launch.plan import launcher_version
+from nightbridge.launch.resources import gpus_per_node, nodes_for, num_gpus
+from nightbridge.launch.versions import Version, version_for_pin
+from nightbridge.models import Checkout, ClusterLimits, RunSpec, TestDefinition
+
+# A sweep asks for every point, and the parser of a commit never changes.
+_pinned = lru_cache(maxsize=16)(known_flags)
+_released = lru_cache(maxsize=16)(known_in)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One run as the rules see it.
+
+    Attributes:
+        spec: The run.
+        limits: What the cluster allows; None while nobody has asked.
+        checkout: The pinned code; None before it is fetched.
+
+    """
+
+    spec: RunSpec
+    limits: ClusterLimits | None = None
+    checkout: Checkout | None = None
+
+    @property
+    def test(self) -> TestDefinition:
+        """The run's test."""
+        return self.spec.test
+
+    @property
+    def args(self) -> Mapping[str, Any]:
+        """What stands in `[cmd_args]`."""
+        return self.spec.test.cmd_args
+
+    @cached_property
+    def known(self) -> KnownFlags:
+        """The launcher's flags: the pinned commit's own, or the table's for the version it seems to be."""
+        if self.checkout is not None:
+            return _pinned(self.checkout.megatron_bridge.path)
+        return _released(version_for_pin(self.test.megatron_bridge.commit))
+
+    @cached_property
+    def version(self) -> Version:
+        """The version that rules with a version range look at."""
+        if self.checkout is not None:
+            return launcher_version(self.known)
+        return version_for_pin(self.test.megatron_bridge.commit)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the run."""
+        return num_gpus(self.test)
+
+    @property
+    def nodes(self) -> int | None:
+        """Nodes of the run; None where nobody knows the GPUs of a node."""
+        per_node = gpus_per_node(self.test, self.version, limits=self.limits)
+        return nodes_for(self.gpus, per_node) if per_node else None
+
+    def integer(self, field: str) -> int | None:
+        """A positive whole number of `[cmd_args]`; None where it is not written, or nonsense that has its own rule."""
+        value = self.args.get(field)
+        return value if isinstance(value, int) and value > 0 else None

@@ -1,0 +1,130 @@
+"""All rules, and checking runs against them."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+
+from nightbridge.launch.points import at_point
+from nightbridge.models import Checkout, ClusterLimits, Compat, InvalidTest, RunSpec, Scenario, TestDefinition
+from nightbridge.rules import cloudai, graphs, launcher, overrides, places, profiling, recipes, required, sizes
+from nightbridge.rules.facts import Facts
+from nightbridge.rules.rule import Rule, Severity, Violation
+from nightbridge.rules.sweeps import MOST_OUTCOMES, MOST_RUNS, Expansion, Grid, Point, chosen_points, expansion_of
+
+_COMMON = (*places.RULES, *profiling.RULES, *launcher.RULES, *overrides.RULES, *recipes.RULES)
+
+RULES: tuple[Rule, ...] = (*required.RULES, *sizes.RULES, *graphs.RULES, *_COMMON)
+"""The rules of the normal profile."""
+
+PROFILES: Mapping[Compat, tuple[Rule, ...]] = {
+    "none": RULES,
+    "cloudai": (*required.RULES, *cloudai.RULES, *_COMMON),
+}
+"""What a test's `compat` makes of sizes and CUDA graphs: our corrected rules, or CloudAI's own constraints.
+
+The rules of the launcher and the site hold in both: no verdict of another tool makes them pass.
+"""
+
+_NIGHT = "validate"
+
+
+def check(
+    spec: RunSpec, limits: ClusterLimits | None = None, checkout: Checkout | None = None
+) -> tuple[Violation, ...]:
+    """Return every rule that the run breaks, errors and warnings, in the order of its profile.
+
+    Rules that need the cluster's limits or the pinned code are left out where these are not given.
+
+    Raises:
+        InvalidInput: The checkout holds no launcher that can be read.
+
+    """
+    facts = Facts(spec, limits, checkout)
+    return tuple(
+        chain.from_iterable(rule.violations(facts) for rule in PROFILES[spec.test.compat] if rule.applies(facts))
+    )
+
+
+def errors_of(violations: Iterable[Violation]) -> tuple[Violation, ...]:
+    """The violations that keep a run from starting."""
+    return tuple(violation for violation in violations if violation.severity == "error")
+
+
+def check_test(
+    test: TestDefinition, limits: ClusterLimits | None = None, checkout: Checkout | None = None
+) -> tuple[Violation, ...]:
+    """Return every rule that a test breaks, whatever the night.
+
+    Of a swept test the points that break a rule are warnings, one for each rule, as long as some point is left; then
+    the other rules speak of the first point that is.
+    """
+    if not test.axes:
+        return _check_one(test, limits, checkout)
+    grid = grid_of(test, limits, checkout)
+    expansion = expansion_of(grid, MOST_OUTCOMES)
+    first = next(iter(chosen_points(test, grid)), None)
+    severity: Severity = "error" if first is None else "warning"
+    refused = tuple(chain.from_iterable(_skipped(rule, expansion, severity) for rule in PROFILES[test.compat]))
+    if first is None:
+        return refused
+    too_many = _too_many(test, expansion)
+    return (*too_many, *refused, *_check_one(at_point(test, first), limits, checkout))
+
+
+def grid_of(test: TestDefinition, limits: ClusterLimits | None = None, checkout: Checkout | None = None) -> Grid:
+    """The points of a test under the rules of its profile."""
+    return Grid(test, PROFILES[test.compat], limits, checkout)
+
+
+def points_of(test: TestDefinition) -> Iterator[Point]:
+    """The points of a test that are to be run, in order: those that its `[sweep]` asks for and that break no rule."""
+    return chosen_points(test, grid_of(test)) if test.axes else iter(({},))
+
+
+def _check_one(test: TestDefinition, limits: ClusterLimits | None, checkout: Checkout | None) -> tuple[Violation, ...]:
+    return check(RunSpec(scenario=_NIGHT, night=_NIGHT, test=test), limits, checkout)
+
+
+def _skipped(rule: Rule, expansion: Expansion, severity: Severity) -> Iterator[Violation]:
+    skipped = expansion.skipped.get(rule.id)
+    if skipped is not None:
+        message = f"{skipped.points} of {_walked(expansion)} of the sweep are skipped, for instance: {skipped.example}"
+        yield Violation(rule=rule.id, severity=severity, fields=rule.fields, message=message)
+
+
+def _walked(expansion: Expansion) -> str:
+    if expansion.walked == expansion.points:
+        return f"{expansion.points} points"
+    return f"the {expansion.walked} points looked at (there are {expansion.points})"
+
+
+def _too_many(test: TestDefinition, expansion: Expansion) -> Iterator[Violation]:
+    if test.sweep.method == "grid" and (expansion.valid > MOST_RUNS or expansion.walked < expansion.points):
+        yield Violation(
+            rule="sweep-size",
+            severity="error",
+            fields=tuple(axis.field for axis in test.axes),
+            message=(
+                f"{expansion.valid} of {_walked(expansion)} of the sweep are valid, and a night runs at most "
+                f'{MOST_RUNS} of a test; write fewer values, or [sweep] method = "random" and points'
+            ),
+        )
+
+
+def check_scenario(scenario: Scenario, limits: ClusterLimits | None = None) -> Scenario:
+    """Move every test that breaks a rule to `invalid` and add what the rules warn of; the other tests stay."""
+    valid: list[TestDefinition] = []
+    invalid = list(scenario.invalid)
+    warnings = list(scenario.warnings)
+    for test in scenario.tests:
+        found = check_test(test, limits)
+        where = f"{test.source}: {test.id}"
+        refused = errors_of(found)
+        warnings.extend(f"{where}: {violation}" for violation in found if violation.severity == "warning")
+        if refused:
+            violations = tuple(f"{where}: {violation}" for violation in refused)
+            invalid.append(InvalidTest(id=test.id, source=test.source, violations=violations))
+        else:
+            valid.append(test)
+    return scenario.model_copy(
+        update={"tests": tuple(valid), "invalid": tuple(invalid), "warnings": tuple(dict.fromkeys(warnings))}
+    )

@@ -1,0 +1,70 @@
+"""A rule and what it finds."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from nightbridge.launch.versions import HEAD, Version
+from nightbridge.models import Model
+from nightbridge.rules.facts import Facts
+
+Severity = Literal["error", "warning"]
+Need = Literal["nothing", "limits", "checkout"]
+
+OLDEST = Version(0, 0)
+
+
+class Violation(Model):
+    """One rule broken by one run.
+
+    Attributes:
+        rule: The rule's id; `nightbridge` documents it under that name.
+        severity: An error keeps the run from starting, a warning does not.
+        fields: The fields that the rule looked at.
+        message: What is wrong, with the values, and the way out.
+
+    """
+
+    rule: str
+    severity: Severity
+    fields: tuple[str, ...]
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.message} [{self.rule}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A named rule.
+
+    Attributes:
+        id: Its name, stable: people look it up and scripts match it.
+        severity: What breaking it means.
+        fields: The fields that it reads; it has nothing to say where none of them changed.
+        check: Yields a message for each way in which a run breaks it.
+        needs: What must be known before it can be checked.
+        first: First version of Megatron-Bridge for which it holds.
+        last: Last version for which it holds.
+        alone: Whether it looks at every value by itself, so that no combination of values is worth asking it.
+
+    """
+
+    id: str
+    severity: Severity
+    fields: tuple[str, ...]
+    check: Callable[[Facts], Iterable[str]]
+    needs: Need = "nothing"
+    first: Version = OLDEST
+    last: Version = HEAD
+    alone: bool = False
+
+    def applies(self, facts: Facts) -> bool:
+        """Whether what it needs is known and the run's version is in its range."""
+        known = {"nothing": True, "limits": facts.limits is not None, "checkout": facts.checkout is not None}
+        return known[self.needs] and self.first <= facts.version <= self.last
+
+    def violations(self, facts: Facts) -> Iterable[Violation]:
+        """Every way in which the run breaks the rule."""
+        for message in self.check(facts):
+            yield Violation(rule=self.id, severity=self.severity, fields=self.fields, message=message)

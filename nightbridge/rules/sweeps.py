@@ -1,0 +1,287 @@
+"""The points of a swept test: expanded lazily, checked on the way, and cut where a rule breaks.
+
+A rule names the fields that it reads. So it is asked once for each combination of values of *those* fields, as soon as
+the last of them is set, and whatever lies below a combination that it refuses is left out whole and only counted.
+Nothing is kept but the answers to such questions, so a grid of any size takes the same memory.
+"""
+
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from nightbridge.launch.points import at_point
+from nightbridge.models import Checkout, ClusterLimits, RunSpec, SweepAxis, TestDefinition
+from nightbridge.rules.facts import Facts
+from nightbridge.rules.rule import Rule
+
+MOST_RUNS = 1000
+"""Points of one test that are run in one night; more than these are a mistake rather than a wish."""
+
+MOST_OUTCOMES = 2_000_000
+"""Points and cuts that are looked at before a grid is called too large for a night; a few seconds of work."""
+
+_ANSWERS_KEPT = 100_000
+_TRIES_PER_POINT, _LEAST_TRIES = 1_000, 10_000
+_SWEEP = "sweep"
+
+Point = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A part of a grid that one rule refuses.
+
+    Attributes:
+        rule: The rule.
+        fixed: The values of the axes before the one at which it broke.
+        axis: Name of that axis; empty where the fields that are not swept over break the rule already.
+        values: The values of that axis that are refused.
+        points: How many points of the grid are left out with it.
+
+    """
+
+    rule: Rule
+    fixed: Point
+    axis: str
+    values: tuple[Any, ...]
+    points: int
+
+
+@dataclass(slots=True)
+class Skipped:
+    """What one rule has taken out of a grid.
+
+    Attributes:
+        points: How many points; a point that several rules refuse counts for the first of them.
+        example: What the rule says of the first of them.
+
+    """
+
+    points: int
+    example: str
+
+
+@dataclass(slots=True)
+class Expansion:
+    """What became of a grid.
+
+    Attributes:
+        points: Its points.
+        valid: How many break no rule.
+        walked: How many of the points have been looked at: all, unless the walk was cut short.
+        skipped: Rule id to what it took out, in the order in which it was found.
+
+    """
+
+    points: int
+    valid: int = 0
+    walked: int = 0
+    skipped: dict[str, Skipped] = field(default_factory=dict)
+
+
+class _Question:
+    """One rule over the axes that it depends on: for the values before its last axis, which values it takes there."""
+
+    def __init__(self, rule: Rule, axes: Sequence[int], refuses: Callable[[Mapping[int, int]], bool], width: int):
+        self.rule = rule
+        self._before, self._last = tuple(axes[:-1]), axes[-1]
+        self._refuses, self._width = refuses, width
+        self._answers: dict[tuple[int, ...], int] = {}
+
+    def taken(self, chosen: Sequence[int]) -> int:
+        """The values of the last axis that the rule takes, as bits."""
+        key = tuple([chosen[axis] for axis in self._before])
+        answer = self._answers.get(key)
+        if answer is None:
+            if len(self._answers) >= _ANSWERS_KEPT:
+                self._answers.clear()
+            answer = self._answers[key] = self._asked(key)
+        return answer
+
+    def _asked(self, key: tuple[int, ...]) -> int:
+        set_before = dict(zip(self._before, key, strict=True))
+        return sum(1 << value for value in range(self._width) if not self._refuses({**set_before, self._last: value}))
+
+
+class Grid:
+    """All points of a swept test, and the rules that they have to keep.
+
+    Rules that only warn are not asked. A test without axes is a grid of one point.
+    """
+
+    def __init__(
+        self,
+        test: TestDefinition,
+        rules: Sequence[Rule],
+        limits: ClusterLimits | None = None,
+        checkout: Checkout | None = None,
+    ) -> None:
+        self._test, self._limits, self._checkout = test, limits, checkout
+        self._base = self._facts({})
+        self._axes: tuple[SweepAxis, ...] = test.axes
+        self._below = [
+            math.prod(len(axis.values) for axis in self._axes[depth + 1 :]) for depth in range(len(test.axes))
+        ]
+        self._questions: list[list[_Question]] = [[] for _ in self._axes]
+        self._refused_at_once: list[Rule] = []
+        for rule in rules:
+            if rule.severity == "error" and rule.applies(self._base):
+                self._place(rule)
+
+    @property
+    def size(self) -> int:
+        """How many points there are, valid or not."""
+        return math.prod(len(axis.values) for axis in self._axes)
+
+    def outcomes(self) -> Iterator[Point | Cut]:
+        """Yield every valid point and every part that is cut, in the order in which the values were written.
+
+        The last axis changes fastest. Points and the cuts' `points` add up to `size`.
+        """
+        if self._refused_at_once:
+            yield Cut(self._refused_at_once[0], {}, "", (), self.size)
+        elif self._axes:
+            yield from self._outcomes_below(0, [0] * len(self._axes), {})
+        else:
+            yield {}
+
+    def points(self) -> Iterator[Point]:
+        """Yield the valid points alone."""
+        return (outcome for outcome in self.outcomes() if not isinstance(outcome, Cut))
+
+    def drawn(self, count: int, seed: int) -> tuple[Point, ...]:
+        """Draw valid points at random, each at most once and all equally likely, in the grid's order.
+
+        Where valid points are rare, fewer are found than asked for.
+        """
+        dice = random.Random(seed)
+        tried: set[int] = set()
+        found: dict[int, Point] = {}
+        for _ in range(_LEAST_TRIES + _TRIES_PER_POINT * count):
+            if len(found) == count or len(tried) == self.size:
+                break
+            index = dice.randrange(self.size)
+            if index not in tried:
+                tried.add(index)
+                if self._is_valid(chosen := self._chosen(index)):
+                    found[index] = self._point(dict(enumerate(chosen)))
+        return tuple(found[index] for index in sorted(found))
+
+    def messages(self, cut: Cut) -> tuple[str, ...]:
+        """What the rule says of the first point that was cut."""
+        point = {**cut.fixed, cut.axis: cut.values[0]} if cut.axis else {}
+        return tuple(cut.rule.check(self._facts(point)))
+
+    # --- how it is done ----------------------------------------------------------------------------------------------
+
+    def _facts(self, point: Point, test: TestDefinition | None = None) -> Facts:
+        concrete = at_point(test or self._test, point, self._base.version if point else None)
+        return Facts(RunSpec(scenario=_SWEEP, night=_SWEEP, test=concrete), self._limits, self._checkout)
+
+    def _place(self, rule: Rule) -> None:
+        """Ask the rule at the last axis that it depends on."""
+        axes = [index for index, axis in enumerate(self._axes) if _reads(rule, axis, self._axes)]
+        if rule.alone:
+            # Such a rule looks at one value at a time, so every axis has a question of its own.
+            if any(rule.check(self._base)):
+                self._refused_at_once.append(rule)
+            nothing = self._test.model_copy(
+                update={"cmd_args": {}, "extra_env_vars": {}, "extra_cmd_args": {}, "extra_container_mounts": ()}
+            )
+            for axis in axes:
+                self._ask(rule, [axis], nothing)
+        elif axes:
+            self._ask(rule, axes, self._test)
+        elif any(rule.check(self._base)):
+            self._refused_at_once.append(rule)
+
+    def _ask(self, rule: Rule, axes: Sequence[int], test: TestDefinition) -> None:
+        def refuses(chosen: Mapping[int, int]) -> bool:
+            return any(True for _ in rule.check(self._facts(self._point(chosen), test)))
+
+        width = len(self._axes[axes[-1]].values)
+        self._questions[axes[-1]].append(_Question(rule, axes, refuses, width))
+
+    def _point(self, chosen: Mapping[int, int]) -> dict[str, Any]:
+        return {self._axes[axis].name: self._axes[axis].values[value] for axis, value in chosen.items()}
+
+    def _outcomes_below(self, depth: int, chosen: list[int], fixed: dict[str, Any]) -> Iterator[Point | Cut]:
+        axis = self._axes[depth]
+        name, values = axis.name, axis.values
+        left = (1 << len(values)) - 1
+        for question in self._questions[depth]:
+            taken = question.taken(chosen)
+            if refused := left & ~taken:
+                left &= taken
+                cut = tuple(value for index, value in enumerate(values) if refused >> index & 1)
+                yield Cut(question.rule, fixed, name, cut, len(cut) * self._below[depth])
+                if not left:
+                    return
+        is_last = depth + 1 == len(self._axes)
+        for index, value in enumerate(values):
+            if not left >> index & 1:
+                continue
+            point = {**fixed, name: value}
+            if is_last:
+                yield point
+            else:
+                chosen[depth] = index
+                yield from self._outcomes_below(depth + 1, chosen, point)
+
+    def _chosen(self, index: int) -> list[int]:
+        chosen = []
+        for below, axis in zip(self._below, self._axes, strict=True):
+            chosen.append(index // below % len(axis.values))
+        return chosen
+
+    def _is_valid(self, chosen: Sequence[int]) -> bool:
+        return not self._refused_at_once and all(
+            question.taken(chosen) >> chosen[depth] & 1
+            for depth, questions in enumerate(self._questions)
+            for question in questions
+        )
+
+
+def expansion_of(grid: Grid, most: int | None = None) -> Expansion:
+    """Walk a grid once and count what is in it.
+
+    Args:
+        grid: The grid.
+        most: After how many points and cuts to stop; None to walk all of it.
+
+    """
+    found = Expansion(grid.size)
+    for outcome in islice(grid.outcomes(), most):
+        found.walked += outcome.points if isinstance(outcome, Cut) else 1
+        if not isinstance(outcome, Cut):
+            found.valid += 1
+        elif (skipped := found.skipped.get(outcome.rule.id)) is not None:
+            skipped.points += outcome.points
+        else:
+            found.skipped[outcome.rule.id] = Skipped(outcome.points, next(iter(grid.messages(outcome)), ""))
+    return found
+
+
+def chosen_points(test: TestDefinition, grid: Grid) -> Iterator[Point]:
+    """The valid points that the test's `[sweep]` asks for, at most `MOST_RUNS`; one empty point without a sweep."""
+    if test.sweep.method == "random" and test.axes:
+        return iter(grid.drawn(test.sweep.points, test.sweep.seed))
+    outcomes = islice(grid.outcomes(), MOST_OUTCOMES)
+    return islice((outcome for outcome in outcomes if not isinstance(outcome, Cut)), MOST_RUNS)
+
+
+def _reads(rule: Rule, axis: SweepAxis, axes: Sequence[SweepAxis]) -> bool:
+    """Whether what the rule says can change along the axis."""
+    table = axis.field.split(".", 1)[0]
+    if axis.field in rule.fields or table in rule.fields:
+        return True
+    # The number of nodes says the GPUs, together with what says the GPUs of a node.
+    says_gpus = {"num_nodes", "cmd_args.gpu_type", "cmd_args.gpus_per_node"}
+    return (
+        axis.field in says_gpus
+        and any(other.field == "num_nodes" for other in axes)
+        and ("cmd_args.num_gpus" in rule.fields or "cmd_args" in rule.fields)
+    )

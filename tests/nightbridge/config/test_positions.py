@@ -1,0 +1,77 @@
+"""The line of every key, in texts that tomllib accepts."""
+
+import tomllib
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nightbridge.config.positions import key_lines, line_of
+
+TEXT = '''# a comment with [brackets] and "quotes
+name = "x" # and one behind
+a."b.c" . d = [1, # ] "
+  "]", """x
+]""" ]
+[cmd_args]
+tp = 3
+inline = {one = 1, two = [2,
+3]}
+
+[[Tests]]
+id = "1"
+[Tests.cmd_args]
+misspelt = 1
+[[Tests]]
+  id = 'q'
+  [[Tests.git_repos]]
+  url = ""
+["quoted \\u0041"]
+key = 1
+'''
+
+
+def test_keys_stand_where_an_editor_shows_them():
+    tomllib.loads(TEXT)
+    lines = key_lines(TEXT)
+
+    assert lines["name",] == 2
+    assert lines["a", "b.c", "d"] == 3
+    assert lines["cmd_args",] == 6
+    assert lines["cmd_args", "tp"] == 7
+    assert lines["Tests", 0] == 11
+    assert lines["Tests", 0, "cmd_args", "misspelt"] == 14
+    assert lines["Tests", 1, "id"] == 16
+    assert lines["Tests", 1, "git_repos", 0, "url"] == 18
+    assert lines["quoted A", "key"] == 20
+
+
+def test_a_key_inside_an_inline_table_has_the_line_of_the_key_that_holds_it():
+    assert line_of(key_lines(TEXT), ("cmd_args", "inline", "two")) == 8
+
+
+def test_a_key_that_is_not_there_has_no_line():
+    assert line_of(key_lines(TEXT), ("nothing",)) is None
+
+
+@given(st.text())
+def test_no_text_breaks_the_scan(text):
+    key_lines(text)
+
+
+BARE = st.text("abcXYZ019_-", min_size=1, max_size=5)
+VALUES = st.sampled_from(["1", '"a # b"', "'[x]'", '["]",\n"["]', '"""\n# no\n"""', "{ q = [1] }", "true # tail"])
+
+
+@given(st.dictionaries(BARE, st.dictionaries(BARE, VALUES, max_size=4), max_size=4))
+def test_every_key_of_generated_tables_is_found_on_its_own_line(tables):
+    lines, expected = [], {}
+    for table, entries in tables.items():
+        lines.append(f"[{table}]")
+        expected[(table,)] = len(lines)
+        for key, value in entries.items():
+            expected[table, key] = len(lines) + 1
+            lines.extend(f"{key} = {value}".split("\n"))
+
+    found = key_lines("\n".join(lines))
+
+    assert {path: found.get(path) for path in expected} == expected

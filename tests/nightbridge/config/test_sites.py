@@ -1,0 +1,108 @@
+"""CloudAI's system files, our site files, and the site that a person names."""
+
+from pathlib import Path
+
+import pytest
+
+from nightbridge.config import load_site
+from nightbridge.config.sites import plain_site
+from nightbridge.errors import InvalidInput
+from nightbridge.models import SecretRef, Site
+
+EXAMPLES = Path(__file__).parents[3] / "conf" / "examples"
+
+
+@pytest.fixture
+def write(tmp_path):
+    def _write(text):
+        path = tmp_path / "site.toml"
+        path.write_text(text)
+        return path
+
+    return _write
+
+
+def test_a_site_file_says_everything_about_a_place():
+    site, warnings = load_site(EXAMPLES / "site.toml")
+
+    assert (site.cluster.kind, site.cluster.account, site.cluster.containers) == ("slurm", "llm-perf", "pyxis")
+    assert site.store is not None
+    assert site.store.access_key == SecretRef(source="env", name="NIGHTBRIDGE_S3_ACCESS_KEY")
+    assert warnings == ()
+
+
+def test_a_cloudai_system_file_is_read_as_it_is():
+    site, warnings = load_site(EXAMPLES / "cloudai_system.toml")
+
+    assert (site.cluster.kind, site.cluster.name, site.cluster.partition) == ("slurm", "hopper", "batch")
+    assert site.cluster.containers == "pyxis"
+    assert site.workspace == Path("/lustre/cloudai/results")
+    assert len(warnings) == 1
+    assert "cloudai_system.toml:11: partitions: has no effect" in warnings[0]
+
+
+def test_a_file_changes_only_what_it_writes(write):
+    below = Site(workspace=Path("/w"), git_timeout=5.0)
+
+    site, _ = load_site(write('[cluster]\nname = "x"\n'), below)
+
+    assert (site.workspace, site.git_timeout, site.cluster.name) == (Path("/w"), 5.0, "x")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[cluster]\nacount = 'x'\n", "site.toml:2: cluster.acount: unknown key; did you mean 'account'?"),
+        ("workspce = '/x'\n", "site.toml:1: workspce: unknown key; did you mean 'workspace'?"),
+        ("[cluster]\ngpus_per_node = 0\n", "site.toml:2: cluster.gpus_per_node"),
+        ("[cluster]\nkind = 'pbs'\n", "site.toml:2: cluster.kind"),
+        ("name = 'x'\ndefault_partition = 'b'\nscheduler = 'k8s'\n", "site.toml:3: scheduler"),
+        ("name = 'x'\ndefault_partition = 'b'\nacount = 'y'\n", "acount: unknown key; did you mean 'account'?"),
+        ("[store]\nurl = 3\n", "site.toml:2: store.url"),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_line(write, text, told):
+    with pytest.raises(InvalidInput) as raised:
+        load_site(write(text))
+
+    assert told in "\n".join(raised.value.violations)
+
+
+def test_a_literal_store_key_becomes_a_reference_and_is_told(write):
+    path = write('[store]\nurl = "s3://b/p"\nsecret_key = "verysecret"\n')
+
+    site, warnings = load_site(path)
+
+    assert site.store is not None
+    assert site.store.secret_key == SecretRef(source="toml", name=f"{path}#store.secret_key")
+    assert len(warnings) == 1
+    assert "verysecret" not in site.model_dump_json()
+
+
+def test_nothing_named_is_the_embedded_default_with_an_absolute_workspace(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    named = plain_site()
+
+    assert named is not None
+    assert (named[0].cluster.kind, named[0].workspace) == ("local", tmp_path / ".nightbridge")
+
+
+def test_the_cluster_of_another_file_can_be_named():
+    named = plain_site(cluster=str(EXAMPLES / "site.toml"), workspace="/w")
+
+    assert named is not None
+    assert (named[0].cluster.name, named[0].workspace, named[0].store) == ("hopper", Path("/w"), None)
+
+
+def test_a_store_url_keeps_endpoint_and_credentials_of_the_system_file():
+    named = plain_site(str(EXAMPLES / "site.toml"), store="s3://other/place")
+
+    assert named is not None
+    assert named[0].store is not None
+    assert (named[0].store.url, named[0].store.endpoint_url) == ("s3://other/place", "https://s3.example.org")
+
+
+@pytest.mark.parametrize("named", [{"system": "a-block"}, {"cluster": "a-block"}, {"store": "a-block"}])
+def test_a_name_that_only_a_block_can_have_is_left_to_prefect(named):
+    assert plain_site(**named) is None

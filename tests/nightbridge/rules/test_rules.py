@@ -1,0 +1,328 @@
+"""Every rule: what breaks it, what does not, and the way out that it tells."""
+
+import pytest
+
+from nightbridge.launch.flags import TEST_FLAGS
+from nightbridge.launch.parser_source import PARSER
+from nightbridge.models import (
+    Checkout,
+    ClusterLimits,
+    GitRepo,
+    LauncherEnvironment,
+    PinnedRepository,
+    RunSpec,
+    Scenario,
+    SecretRef,
+    TestDefinition,
+)
+from nightbridge.rules import RULES, check, check_scenario, check_test, errors_of
+
+ARGS = {
+    "gpu_type": "h100",
+    "num_gpus": 16,
+    "container_image": "nvcr.io#nvidia/nemo:26.04",
+    "model_family_name": "llama",
+    "model_recipe_name": "llama3_8b",
+    "max_steps": 50,
+}
+ROOMY = ClusterLimits(max_nodes=64, max_time_seconds=7 * 86400, gpus_per_node=8, has_pyxis=True)
+FULL = {"tp": 1, "pp": 1, "cp": 1, "mb": 1}
+TE = {"cuda_graph_impl": "transformer_engine"}
+DEEPSEEK = {"model_family_name": "deepseek", "model_recipe_name": "deepseek_v3"}
+
+
+def make_test(args=None, *, version="v0.4.2", **fields):
+    written = {key: value for key, value in {**ARGS, **(args or {})}.items() if value is not None}
+    return TestDefinition(
+        id="t",
+        name="t",
+        source="t.toml",
+        cmd_args=written,
+        git_repos=(GitRepo(url="https://x/Megatron-Bridge", commit=version),),
+        nemo_run_repo=GitRepo(url="https://x/Run"),
+        **fields,
+    )
+
+
+def broken(test, limits=None):
+    return {violation.rule: violation.message for violation in check_test(test, limits)}
+
+
+def test_a_sound_test_breaks_no_rule():
+    assert check_test(make_test(), ROOMY) == ()
+
+
+def test_rules_have_ids_of_their_own_and_name_fields_that_exist():
+    assert len({rule.id for rule in RULES}) == len(RULES)
+    tables = {"cmd_args", "git_repos", "time_limit", "extra_container_mounts", "extra_cmd_args", "extra_env_vars"}
+    for rule in RULES:
+        for field in rule.fields:
+            assert field in tables or field.removeprefix("cmd_args.") in TEST_FLAGS, (rule.id, field)
+
+
+BREAKS = [
+    ("required-fields", {"gpu_type": None}, {}, "cmd_args.gpu_type is required"),
+    ("required-fields", {"model_recipe_name": ""}, {}, "cmd_args.model_recipe_name is required"),
+    ("num-gpus-default", {"num_gpus": None}, {}, "8 are used"),
+    ("launcher-returns-early", {"dryrun": True}, {}, "nightbridge render"),
+    ("launcher-returns-early", {"list_config_variants": True}, {}, "config_variant"),
+    ("recipe-steps", {"use_recipes": True, "max_steps": None}, {}, "needs max_steps"),
+    ("qwen3-tokenizer", {"model_family_name": "qwen3", "model_recipe_name": "qwen3_30b_a3b"}, {}, "offline = true"),
+    ("sizes-positive", {"tp": 0}, {}, "cmd_args.tp = 0 must be at least 1"),
+    ("sizes-positive", {"max_steps": -1}, {}, "cmd_args.max_steps = -1"),
+    ("gpus-divide", {"tp": 3}, {}, "num_gpus 16 is not a multiple of tp 3 = 3; use 15 or 18 GPUs"),
+    ("gpus-divide", {"tp": 4, "pp": 8}, {}, "tp 4 * pp 8 = 32; use 32 or 32 GPUs"),
+    ("expert-gpus-divide", {"et": 1, "ep": 12}, {}, "et 1 * ep 12 = 12"),
+    ("batch-divides", {"mb": 2, "gb": 5}, {}, "gb 5 is not a multiple of mb 2 = 2; use 4 or 6"),
+    ("batch-divides", {"mb": 1, "gb": 12, "tp": 2, "pp": 1, "cp": 1}, {}, "data parallel size 8"),
+    ("batch-divides", {"mb": 4, "gb": 2}, {}, "use 4"),
+    ("expert-gpus-divide", {"ep": 12}, {}, "ep 12 = 12"),
+    (
+        "batch-divides",
+        {**FULL, "gb": 16, "use_megatron_fsdp": True, "num_distributed_optimizer_instances": 2},
+        {},
+        "* num_distributed_optimizer_instances 2 = 32",
+    ),
+    ("fsdp-sizes", {"use_megatron_fsdp": True, "pp": 2, "vp": 4}, {}, "not pp 2 * vp 4"),
+    ("optimizer-instances", {"num_distributed_optimizer_instances": 2}, {}, "needs use_megatron_fsdp = true"),
+    ("virtual-pipeline", {"pp": 1, "vp": 2}, {}, "use vp = 1 or pp > 1"),
+    ("layers-divide", {"num_layers": 32, "pp": 3}, {}, "num_layers 32 is not a multiple of pp 3 = 3"),
+    ("layers-divide", {"num_layers": 32, "pp": 4, "vp": 3}, {}, "pp 4 * vp 3 = 12"),
+    ("fsdp-graphs", {"use_megatron_fsdp": True, "cuda_graph_impl": "local"}, {}, 'write cuda_graph_impl = "none"'),
+    ("offload-graphs", {"activation_offload_layers": 4, "cuda_graph_impl": "local"}, {}, "whatever the scope"),
+    ("offload-pipeline", {"activation_offload_layers": 4, "pp": 2}, {}, "needs pp 1, not 2"),
+    ("graph-scope", {**TE, "cuda_graph_scope": "full_iteration"}, {}, 'cuda_graph_impl = "local"'),
+    ("graph-scope", {"cuda_graph_scope": ["attn", "full_iteration"]}, {}, "stands alone"),
+    ("graph-moe-router", {"cuda_graph_scope": ["moe", "moe_router"]}, {}, "keep one of them"),
+    ("graph-moe-preprocess", {**TE, "cuda_graph_scope": ["moe_preprocess"]}, {}, "add moe_router"),
+    ("graph-recompute", {**TE, "cuda_graph_scope": "moe_router", "recompute_modules": "moe"}, {}, "remove moe"),
+    (
+        "graph-recompute-dropout",
+        {**TE, "cuda_graph_scope": ["attn"], "recompute_modules": ["core_attn"]},
+        {},
+        "core_attn is recomputed inside the captured attn",
+    ),
+    ("overlap-graphs", {"moe_a2a_overlap": True, "cuda_graph_impl": "local"}, {}, "is local"),
+    ("overlap-graphs", {"moe_a2a_overlap": True, **TE, "cuda_graph_scope": ["moe"]}, {}, "captures moe"),
+    ("overlap-needs", {"moe_a2a_overlap": True, "ep": 1}, {}, "needs ep > 1"),
+    ("overlap-needs", {"moe_a2a_overlap": True, "pp": 2, "vp": 1}, {}, "needs a virtual pipeline"),
+    ("overlap-needs", {"moe_a2a_overlap": True, "recompute_num_layers": 1}, {}, "remove recompute_num_layers"),
+    ("overlap-needs", {"moe_a2a_overlap": True, "recompute_modules": ["moe"]}, {}, "recomputing moe"),
+    ("deepseek-layout", {**DEEPSEEK, "pp": 4, "vp": 8}, {}, "write pipeline_model_parallel_layout"),
+    ("container-named", {"container_image": None}, {}, 'or "none"'),
+    ("mount-syntax", {}, {"extra_container_mounts": ("/a",)}, "HOST_PATH:/CONTAINER_PATH"),
+    ("mount-syntax", {}, {"extra_container_mounts": ("/a:b",)}, "HOST_PATH:/CONTAINER_PATH"),
+    ("time-limit-syntax", {}, {"time_limit": "soon"}, "HH:MM:SS"),
+    ("one-profiler", {"enable_nsys": True, "pytorch_profiler": True}, {}, "switch one off"),
+    ("profiling-window", {"enable_nsys": True, "profiling_start_step": 12, "profiling_stop_step": 11}, {}, "12 to 11"),
+    ("profiling-window", {"pytorch_profiler": True, "max_steps": 10}, {}, "10 to 11 is not inside the run's 10 steps"),
+    ("flag-exists", {"num_moe_experts": 8}, {}, "it exists from v0.6.0 on"),
+    ("choice", {"gpu_type": "h10"}, {}, "did you mean 'h100'?"),
+    ("launch-safe", {"save_dir": "a b"}, {}, "white space"),
+    ("version-unknown", {}, {"version": "main"}, "names no version"),
+    ("override-grammar", {}, {"extra_cmd_args": {"a b": "1"}}, "'a b' is no override"),
+    ("override-grammar", {}, {"extra_cmd_args": {"+++a": "1"}}, "is no override"),
+    ("override-grammar", {}, {"extra_cmd_args": {"train.iters": ""}}, "has no value"),
+    ("override-appends", {}, {"extra_cmd_args": {"+logger.x": "1"}}, "dropped silently"),
+    (
+        "override-moved",
+        {},
+        {"extra_cmd_args": {"model.num_layers": "4"}, "version": "v0.6.0"},
+        "model.transformer.num_layers",
+    ),
+    (
+        "wandb-together",
+        {"wandb_project_name": "p"},
+        {"secrets": {"WANDB_API_KEY": SecretRef(source="env", name="WANDB_API_KEY")}},
+        "both wandb_project_name and wandb_experiment_name",
+    ),
+]
+
+
+@pytest.mark.parametrize(("rule", "args", "fields", "told"), BREAKS)
+def test_what_breaks_a_rule_is_told_with_the_way_out(rule, args, fields, told):
+    assert told in broken(make_test(args, **fields))[rule]
+
+
+@pytest.mark.parametrize(
+    ("rule", "args", "fields"),
+    [
+        ("gpus-divide", {"tp": 2, "pp": 4}, {}),
+        ("gpus-divide", {"num_gpus": 0, "tp": 2}, {}),
+        ("expert-gpus-divide", {"et": 12}, {}),
+        ("fsdp-sizes", {"use_megatron_fsdp": True, "pp": 1, "vp": 1, "tp": 2}, {}),
+        ("optimizer-instances", {"num_distributed_optimizer_instances": 1}, {}),
+        ("virtual-pipeline", {"vp": 2}, {}),
+        ("virtual-pipeline", {"pp": 1, "vp": "None"}, {}),
+        ("layers-divide", {"num_layers": 32, "pp": 4, "vp": 2}, {}),
+        ("layers-divide", {"num_layers": 61, "pp": 4, "pipeline_model_parallel_layout": "Et*15|t*46L"}, {}),
+        ("fsdp-graphs", {"use_megatron_fsdp": True, "cuda_graph_impl": "none", "cuda_graph_scope": "attn"}, {}),
+        ("offload-graphs", {"activation_offload_layers": 4, "cuda_graph_impl": "none"}, {}),
+        ("offload-pipeline", {"activation_offload_layers": 4}, {}),
+        ("graph-scope", {"cuda_graph_impl": "local", "cuda_graph_scope": "full_iteration"}, {}),
+        ("graph-scope", {"cuda_graph_impl": "local", "cuda_graph_scope": ["attn", "mlp"]}, {}),
+        ("graph-moe-router", {"cuda_graph_impl": "none", "cuda_graph_scope": ["moe", "moe_router"]}, {}),
+        ("graph-moe-preprocess", {"cuda_graph_impl": "local", "cuda_graph_scope": ["moe_preprocess"]}, {}),
+        (
+            "graph-recompute",
+            {"cuda_graph_impl": "none", "cuda_graph_scope": "moe_router", "recompute_modules": "moe"},
+            {},
+        ),
+        ("graph-recompute-dropout", {**TE, "cuda_graph_scope": ["attn"], "recompute_modules": ["mla_up_proj"]}, {}),
+        ("overlap-graphs", {"moe_a2a_overlap": True, **TE, "cuda_graph_scope": ["moe_router", "moe_preprocess"]}, {}),
+        ("overlap-needs", {"moe_a2a_overlap": True, "ep": 8, "pp": 2, "vp": 12}, {}),
+        ("deepseek-layout", {**DEEPSEEK, "pp": 2, "vp": 8}, {}),
+        ("deepseek-layout", {**DEEPSEEK, "pp": 3, "vp": 1, "pipeline_model_parallel_layout": "Et*20|t*20|t*21mL"}, {}),
+        ("deepseek-layout", {**DEEPSEEK, "pp": 3}, {}),
+        ("batch-divides", {"mb": 1, "gb": 12, "tp": 2}, {}),
+        ("batch-divides", {"mb": 1, "gb": 16, "tp": 1, "pp": 1, "cp": 1}, {}),
+        ("batch-divides", {"gb": 5}, {}),
+        ("mount-syntax", {}, {"extra_container_mounts": ("/a:/b:ro", "./x:/y")}),
+        ("profiling-window", {"max_steps": 5}, {}),
+        ("qwen3-tokenizer", {"model_family_name": "qwen", "model_recipe_name": "qwen3_30b_a3b"}, {}),
+        (
+            "qwen3-tokenizer",
+            {"model_family_name": "qwen3", "model_recipe_name": "qwen3_30b_a3b"},
+            {"version": "v0.3.1"},
+        ),
+        ("choice", {"domain": "LLM"}, {}),
+        ("choice", {"cuda_graph_scope": ["attn", "mlp"]}, {}),
+        ("launcher-returns-early", {"dryrun": False}, {}),
+        ("version-unknown", {}, {"version": "r0.4.0"}),
+        ("override-grammar", {}, {"extra_cmd_args": {"a.b_c.0": "[1,2]", "++a": "1", "~x.y": "", "--new_flag": ""}}),
+        ("override-moved", {}, {"extra_cmd_args": {"model.num_layers": "4"}}),
+        ("override-moved", {}, {"extra_cmd_args": {"model.seq_length": "4"}, "version": "v0.6.0"}),
+        ("wandb-together", {"wandb_project_name": "p"}, {}),
+    ],
+)
+def test_what_a_rule_does_not_forbid_passes(rule, args, fields):
+    assert rule not in broken(make_test(args, **fields))
+
+
+def test_every_rule_that_needs_nothing_is_broken_by_some_test_here():
+    tested = {rule for rule, *_ in BREAKS}
+
+    assert {rule.id for rule in RULES if rule.needs == "nothing"} <= tested
+
+
+# --- the cluster's limits --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rule", "limits", "told"),
+    [
+        ("container-runtime", {"has_pyxis": False}, 'write container_image = "none"'),
+        ("time-limit-allowed", {"max_time_seconds": 600}, "longer than the partition allows, 00:10:00"),
+        ("nodes-allowed", {"max_nodes": 1}, "num_gpus 16 need 2 nodes, and the partition has 1"),
+        ("nodes-allowed", {"gpus_per_node": 1, "max_nodes": 8}, "need 16 nodes"),
+    ],
+)
+def test_what_the_cluster_cannot_give_is_refused(rule, limits, told):
+    test = make_test(time_limit="00:30:00")
+
+    assert told in broken(test, ROOMY.model_copy(update=limits))[rule]
+    assert rule not in broken(test, ROOMY)
+    assert rule not in broken(test)
+
+
+def test_limits_that_nobody_knows_forbid_nothing():
+    unknown = ClusterLimits(has_pyxis=True)
+
+    assert check_test(make_test(time_limit="30-0"), unknown) == ()
+
+
+def test_a_run_without_a_container_needs_no_pyxis():
+    assert "container-runtime" not in broken(make_test({"container_image": "none"}), ClusterLimits())
+
+
+def test_the_launchers_own_time_limit_counts_where_the_test_has_none():
+    limits = ROOMY.model_copy(update={"max_time_seconds": 600})
+
+    assert "the launcher's own time limit 00:30:00" in broken(make_test(), limits)["time-limit-allowed"]
+
+
+# --- the pinned code -------------------------------------------------------------------------------------------------
+
+
+def test_the_pinned_parser_decides_over_the_table(tmp_path):
+    (tmp_path / PARSER).parent.mkdir(parents=True)
+    (tmp_path / PARSER).write_text('p.add_argument("-g", choices=["h200"])\np.add_argument("-m")\n')
+    pinned = PinnedRepository(url="u", ref="main", commit="0" * 40, path=tmp_path)
+    environment = LauncherEnvironment(python=tmp_path, digest="")
+    checkout = Checkout(megatron_bridge=pinned, nemo_run=pinned, environment=environment)
+    run = RunSpec(scenario="s", night="n", test=make_test({"max_steps": None}, version="main"))
+
+    found = {violation.rule: violation.message for violation in check(run, checkout=checkout)}
+
+    assert "'h100' is none of h200" in found["choice"]
+    assert "flag -" in found["flag-exists"]
+    assert "version-unknown" not in found
+
+
+@pytest.fixture
+def pinned(tmp_path):
+    """A checkout with one recipe file and a launcher that takes every flag used here."""
+    recipes = tmp_path / "src/megatron/bridge/perf_recipes/llama"
+    recipes.mkdir(parents=True)
+    names = (
+        "llama3_8b_pretrain_8gpu_h100_bf16",
+        "llama3_8b_pretrain_16gpu_h100_fp8cs",
+        "llama3_8b_sft_16gpu_h100_bf16_big",
+    )
+    (recipes / "llama3.py").write_text("".join(f"def {name}_config():\n    pass\n" for name in names))
+    (tmp_path / PARSER).parent.mkdir(parents=True)
+    (tmp_path / PARSER).write_text("".join(f'p.add_argument("{flag.option}")\n' for flag in TEST_FLAGS.values()))
+    repository = PinnedRepository(url="u", ref="main", commit="0" * 40, path=tmp_path)
+    environment = LauncherEnvironment(python=tmp_path, digest="")
+    return Checkout(megatron_bridge=repository, nemo_run=repository, environment=environment)
+
+
+@pytest.mark.parametrize(
+    ("args", "found"),
+    [
+        ({"num_gpus": 8}, {}),
+        ({"num_gpus": 16, "compute_dtype": "fp8_cs"}, {}),
+        ({"num_gpus": 16, "task": "sft", "config_variant": "BIG"}, {}),
+        ({"num_gpus": 8, "config_variant": "v2"}, {}),
+        ({"model_recipe_name": "other", "use_recipes": True}, {}),
+        ({"num_gpus": 32}, {"recipe-gpus": "for 8 GPUs, not for 32"}),
+        ({"model_recipe_name": "llama3_9b"}, {"recipe-exists": "there are llama3_8b_pretrain_h100_bf16_config"}),
+        ({"gpu_type": "b200"}, {"recipe-exists": "no performance recipe llama3_8b_pretrain_b200_bf16_config"}),
+    ],
+)
+def test_the_recipe_must_stand_in_the_pinned_code(pinned, args, found):
+    told = {violation.rule: violation.message for violation in check_test(make_test(args), checkout=pinned)}
+
+    assert told.keys() == found.keys()
+    assert all(text in told[rule] for rule, text in found.items())
+
+
+def test_code_without_flat_recipes_is_not_judged(pinned, tmp_path):
+    (tmp_path / "src/megatron/bridge/perf_recipes/llama/llama3.py").unlink()
+
+    assert check_test(make_test({"model_recipe_name": "llama3_9b"}), checkout=pinned) == ()
+
+
+# --- scenarios -------------------------------------------------------------------------------------------------------
+
+
+def test_a_test_that_breaks_a_rule_is_set_aside_and_the_others_stay():
+    good, bad = make_test(), make_test({"tp": 3, "gb": 0}).model_copy(update={"id": "bad"})
+
+    checked = check_scenario(Scenario(name="s", tests=(good, bad)))
+
+    assert checked.tests == (good,)
+    (invalid,) = checked.invalid
+    assert invalid.id == "bad"
+    assert len(invalid.violations) == 2
+    assert invalid.violations[0].startswith("t.toml: bad: cmd_args.gb = 0")
+
+
+def test_a_warning_never_keeps_a_test_from_running():
+    test = make_test({"num_gpus": None})
+
+    checked = check_scenario(Scenario(name="s", tests=(test,)))
+
+    assert checked.tests == (test,)
+    assert any("num-gpus-default" in warning for warning in checked.warnings)
+    assert errors_of(check_test(test)) == ()
