@@ -1,0 +1,53 @@
+"""What of a test the launcher of one version or commit would not take. Used by the rules, and by the plan once more."""
+
+import difflib
+from collections.abc import Iterator
+
+from nightbridge.launch.flags import FORMATS, TEST_FLAGS, KnownFlags, words_of
+from nightbridge.launch.safety import danger_in, danger_in_variable
+from nightbridge.models import TestDefinition
+
+
+def unknown_flags(test: TestDefinition, known: KnownFlags) -> Iterator[tuple[str, str]]:
+    """Fields whose flag that launcher does not have, each with the reason."""
+    for field, value in test.cmd_args.items():
+        flag = TEST_FLAGS[field]
+        if flag.option and flag.option not in known and FORMATS[flag.format](flag.option, value):
+            since = f"; it exists from {flag.first} on" if flag.first > (0, 3, 0) else ""
+            yield f"cmd_args.{field}", f"the launcher has no flag {flag.option}{since}"
+
+
+def wrong_choices(test: TestDefinition, known: KnownFlags) -> Iterator[tuple[str, str]]:
+    """Fields whose value that launcher does not allow, each with the values it does."""
+    for field, value in test.cmd_args.items():
+        flag = TEST_FLAGS[field]
+        allowed = known.get(flag.option)
+        if allowed is None or value == "":
+            continue
+        for word in words_of(flag, value):
+            # Two options are lower-cased by the launcher itself.
+            if word not in allowed and not (field in ("domain",) and word.lower() in allowed):
+                nearest = difflib.get_close_matches(word, allowed, n=1)
+                hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+                yield f"cmd_args.{field}", f"{word!r} is none of {', '.join(allowed)}{hint}"
+
+
+def unsafe_values(test: TestDefinition) -> Iterator[tuple[str, str]]:
+    """Texts that would not reach the job as they are written, each with the reason."""
+    for field, value in test.cmd_args.items():
+        for word in words_of(TEST_FLAGS[field], value):
+            if reason := danger_in(word):
+                yield f"cmd_args.{field}", f"{word!r} {reason}"
+    for key, text in test.extra_cmd_args.items():
+        if reason := danger_in(key) or danger_in(text):
+            yield f"extra_cmd_args.{key}", f"{_override(key, text)!r} {reason}"
+    for mount in test.extra_container_mounts:
+        if reason := danger_in(mount) or ("contains a comma: mounts are separated by it" if "," in mount else None):
+            yield "extra_container_mounts", f"{mount!r} {reason}"
+    for name, text in test.extra_env_vars.items():
+        if reason := danger_in_variable(name, text):
+            yield f"extra_env_vars.{name}", f"{text!r} {reason}"
+
+
+def _override(key: str, value: str) -> str:
+    return f"{key}={value}" if value else key

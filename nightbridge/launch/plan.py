@@ -1,0 +1,265 @@
+"""RunSpec, Checkout and Image to the `LaunchPlan`: exactly what will be started."""
+
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from nightbridge.errors import InvalidInput
+from nightbridge.launch.checks import unknown_flags, unsafe_values, wrong_choices
+from nightbridge.launch.flags import FLAGS, V0_3_0, KnownFlags, known_in, written
+from nightbridge.launch.outputs import JOB_FOLDER, output_arguments, output_dir, overrides
+from nightbridge.launch.parser_source import known_flags
+from nightbridge.launch.resources import gpus_per_node, nodes_for, num_gpus, time_limit_seconds
+from nightbridge.launch.safety import danger_in, expands
+from nightbridge.launch.time_limits import clock
+from nightbridge.launch.versions import Version, version_for_pin
+from nightbridge.models import (
+    LAUNCHER_HOME,
+    Checkout,
+    ClusterLimits,
+    ClusterSettings,
+    Image,
+    LauncherEnvironment,
+    LaunchPlan,
+    PinnedRepository,
+    RunSpec,
+    Site,
+    TestDefinition,
+)
+
+LAUNCHER = Path("scripts/performance/setup_experiment.py")
+
+NO_ACCOUNT = "nightbridge"
+"""NeMo-Run insists on an account; the local cluster has none, and Slurm without enforced accounts takes any."""
+
+PLACEHOLDER = Path("/placeholder")
+"""Stands for every folder that does not exist before the first stages have run."""
+
+# enroot reads these while it creates the container, so they must also stand outside of it.
+_CONTAINER_RUNTIME = ("MELLANOX_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES")
+
+
+def make_plan(
+    spec: RunSpec,
+    checkout: Checkout,
+    image: Image,
+    limits: ClusterLimits,
+    site: Site,
+    attempt: int,
+    attempt_dir: Path,
+) -> LaunchPlan:
+    """Plan one attempt against the pinned launcher's own parser.
+
+    Raises:
+        InvalidInput: The pinned launcher has no such flag or value, or a value would not survive the batch script;
+            every violation is told.
+
+    """
+    known = known_flags(checkout.megatron_bridge.path)
+    return _plan(spec, checkout, image, limits, site, attempt, attempt_dir.absolute(), known)
+
+
+def placeholder_plan(spec: RunSpec, site: Site, limits: ClusterLimits | None = None) -> LaunchPlan:
+    """Plan a run without a checkout: the version comes from a pin that looks like a tag, paths are placeholders.
+
+    Raises:
+        InvalidInput: As for `make_plan`, by the flag table of that version.
+
+    """
+    bridge, nemo_run = spec.test.megatron_bridge, spec.test.nemo_run_repo
+    checkout = Checkout(
+        megatron_bridge=PinnedRepository(
+            url=bridge.url,
+            ref=bridge.commit,
+            commit="0" * 40,
+            path=PLACEHOLDER / "checkouts" / "Megatron-Bridge" / bridge.commit,
+        ),
+        nemo_run=PinnedRepository(
+            url=nemo_run.url, ref=nemo_run.commit, commit="0" * 40, path=PLACEHOLDER / "checkouts" / "Run"
+        ),
+        environment=LauncherEnvironment(python=PLACEHOLDER / "envs" / "launcher" / "bin" / "python", digest=""),
+    )
+    reference = str(spec.test.cmd_args.get("container_image", ""))
+    image = Image(kind="none") if reference == "none" else Image(kind="sqsh", path=PLACEHOLDER / "images/image.sqsh")
+    attempt_dir = PLACEHOLDER / "runs" / spec.run_key / "a1"
+    known = known_in(version_for_pin(bridge.commit))
+    return _plan(spec, checkout, image, limits or ClusterLimits(), site, 1, attempt_dir, known)
+
+
+def launcher_version(known: KnownFlags) -> Version:
+    """The oldest release that has all the flags which a launcher is known to have."""
+    return max((flag.first for flag in FLAGS if flag.option in known), default=V0_3_0)
+
+
+def _plan(
+    spec: RunSpec,
+    checkout: Checkout,
+    image: Image,
+    limits: ClusterLimits,
+    site: Site,
+    attempt: int,
+    attempt_dir: Path,
+    known: KnownFlags,
+) -> LaunchPlan:
+    test = spec.test
+    problems = [f"{path}: {reason}" for path, reason in _refused(test, known)]
+    if problems:
+        raise InvalidInput(
+            "the pinned launcher cannot run this test as it is written",
+            thing=f"{test.source or test.id} at {test.megatron_bridge.commit}",
+            advice="Mend what follows",
+            violations=problems,
+        )
+    bridge = checkout.megatron_bridge.path
+    per_node = gpus_per_node(test, launcher_version(known), site.cluster, limits)
+    if per_node is None:
+        raise InvalidInput(
+            f"nobody says how many GPUs a node with {test.cmd_args.get('gpu_type')!r} has",
+            thing=test.source or test.id,
+            advice="Set gpus_per_node in the cluster's settings",
+        )
+    folder = output_dir(image, attempt_dir)
+    attempt_name = f"{spec.run_key}-a{attempt}"
+    values: dict[str, Any] = {
+        **test.cmd_args,
+        **output_arguments(spec, folder, attempt_name),
+        **_variables(test, known),
+        "num_gpus": num_gpus(test),
+        "gpus_per_node": per_node,
+        "container_image": image.path if image.kind == "sqsh" else "none",
+        "account": site.cluster.account or NO_ACCOUNT,
+        "partition": site.cluster.partition or "",
+        "time_limit": clock(time_limit_seconds(test)) if test.time_limit else "",
+        "custom_mounts": _mounts(test, bridge) if image.kind == "sqsh" else (),
+        "detach": True,
+        "packager": "none" if "--packager" in known else "",
+    }
+    words = list(_words(values, known))
+    hydra = [f"{key}={value}" if value else key for key, value in overrides(spec, folder).items()]
+    argv = (str(checkout.environment.python), str(bridge / LAUNCHER), *words, *hydra)
+    _check_words(argv, set(values.get("custom_bash_cmds", ())))
+    _check_workspace(image, attempt_dir)
+    return LaunchPlan(
+        run_key=spec.run_key,
+        attempt=attempt,
+        attempt_dir=attempt_dir,
+        argv=argv,
+        cwd=bridge,
+        environment=_environment(test, attempt_dir),
+        secret_environment=test.secrets,
+        sbatch_args=_sbatch_args(test, site.cluster),
+        nodes=nodes_for(num_gpus(test), per_node),
+        tasks_per_node=per_node,
+        time_limit_seconds=time_limit_seconds(test),
+        max_steps=spec.max_steps,
+        output_dir=folder,
+        checkpoint_dir=Path(values["save_dir"]) if test.cmd_args.get("save_dir") else None,
+        warnings=tuple(_warnings(test, site.cluster, image, per_node)),
+    )
+
+
+def _words(values: Mapping[str, Any], known: KnownFlags) -> Iterator[str]:
+    """Every flag that has something to say, in the table's order."""
+    for flag in FLAGS:
+        words = written(flag, values[flag.field]) if flag.field in values else ()
+        if words and flag.option not in known:
+            raise InvalidInput(
+                f"the pinned launcher has no flag {flag.option}, which a run cannot do without",
+                thing=flag.field,
+                advice="Pin a Megatron-Bridge commit from v0.3.0 on",
+            )
+        yield from words
+
+
+def _refused(test: TestDefinition, known: KnownFlags) -> list[tuple[str, str]]:
+    return [*unknown_flags(test, known), *wrong_choices(test, known), *unsafe_values(test)]
+
+
+def _mounts(test: TestDefinition, bridge: Path) -> tuple[str, ...]:
+    mount_as = test.megatron_bridge.mount_as
+    return (*test.extra_container_mounts, *((f"{bridge}:{mount_as}",) if mount_as else ()))
+
+
+def _variables(test: TestDefinition, known: KnownFlags) -> dict[str, list[str]]:
+    """The test's environment variables, each carried by the flag that carries it whole in this launcher."""
+    variables = dict(test.extra_env_vars)
+    if "HF_TOKEN" in test.secrets and not test.cmd_args.get("offline"):
+        # The launcher's own -hf does this as well: a token is of no use to a library that stays offline.
+        variables.setdefault("TRANSFORMERS_OFFLINE", "0")
+    fields: dict[str, list[str]] = {}
+    for name in sorted(variables):
+        value = variables[name]
+        if expands(value):
+            # Only a command in the container sees the variables of the container.
+            fields.setdefault("custom_bash_cmds", []).append(f"export {name}={value}")
+        elif "-E" in known:
+            fields.setdefault("env", []).append(f"{name}={value}")
+        elif "," in value or "=" in value:
+            fields.setdefault("custom_bash_cmds", []).append(f"export {name}={value}")
+        else:
+            fields.setdefault("custom_env_vars", []).append(f"{name}={value}")
+    return fields
+
+
+def _check_words(argv: tuple[str, ...], commands: set[str]) -> None:
+    """The paths of this site go the same way as the test's values."""
+    problems = [f"{word!r} {reason}" for word in argv[1:] if word not in commands and (reason := danger_in(word))]
+    if problems:
+        raise InvalidInput(
+            "a path or setting would not survive the launcher's batch script",
+            advice="Choose a workspace and settings of plain characters",
+            violations=problems,
+        )
+
+
+def _check_workspace(image: Image, attempt_dir: Path) -> None:
+    """Without a container NeMo-Run replaces "/nemo_run" in its whole batch script, also inside a longer path."""
+    if image.kind == "none" and JOB_FOLDER in str(attempt_dir):
+        raise InvalidInput(
+            f"the workspace's path holds {JOB_FOLDER}, which NeMo-Run would replace in the batch script",
+            thing=str(attempt_dir),
+            advice="Choose another workspace",
+        )
+
+
+def _environment(test: TestDefinition, attempt_dir: Path) -> dict[str, str]:
+    runtime = {name: test.extra_env_vars[name] for name in _CONTAINER_RUNTIME if name in test.extra_env_vars}
+    return {
+        **runtime,
+        "NEMORUN_HOME": str(attempt_dir / LAUNCHER_HOME),
+        "NIGHTBRIDGE_ATTEMPT": str(attempt_dir),
+        "COLUMNS": "400",  # rich wraps what NeMo-Run prints at 80 columns otherwise
+        "PYTHONDONTWRITEBYTECODE": "1",  # the checkout is shared and must stay as it is
+    }
+
+
+def _sbatch_args(test: TestDefinition, cluster: ClusterSettings) -> tuple[str, ...]:
+    named: Mapping[str, str | None] = {"qos": cluster.qos, "reservation": cluster.reservation}
+    return (
+        *(f"--{option}={value}" for option, value in named.items() if value),
+        *cluster.extra_sbatch_args,
+        *test.sbatch_args,
+    )
+
+
+def _warnings(test: TestDefinition, cluster: ClusterSettings, image: Image, per_node: int) -> list[str]:
+    said = test.cmd_args.get("gpus_per_node")
+    unmounted = [repo.url for repo in test.git_repos if repo != test.megatron_bridge]
+    found = {
+        f"cmd_args.gpus_per_node is {said}, and {cluster.name} has {per_node}: {per_node} it is": bool(said)
+        and said != per_node,
+        f"neither cloned nor mounted, only Megatron-Bridge is: {', '.join(unmounted)}": bool(unmounted),
+        "without a container nothing is mounted: extra_container_mounts has no effect": image.kind == "none"
+        and bool(test.extra_container_mounts),
+        f"{cluster.name} has no account, so {NO_ACCOUNT!r} is asked for; Slurm may refuse it": (
+            cluster.kind == "slurm" and not cluster.account
+        ),
+        "load_dir is given: this run resumes another one and is no fair baseline": bool(test.cmd_args.get("load_dir")),
+    }
+    return [message for message, applies in found.items() if applies]
+
+
+def shell_command(plan: LaunchPlan) -> str:
+    """The launcher's command line as a person would type it."""
+    return shlex.join(plan.argv)

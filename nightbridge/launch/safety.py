@@ -1,0 +1,44 @@
+"""Which texts survive the way to the job.
+
+The launcher hands its argv to NeMo-Run, which writes it into a batch script without quoting anything and HTML-escapes
+quotes (seen with NeMo-Run 0.11.1). So a space splits a word, `;` or `&` starts another command, and a quote arrives as
+`&#39;`. Such values are refused here, with the reason, before anything is started.
+"""
+
+import re
+
+_SAFE = re.compile(r"[A-Za-z0-9_@%+=:,./\[\]~#-]*")
+_VARIABLE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
+_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+_REASONS = (
+    (frozenset(" \t\r\n"), "white space: it would become two words in the batch script"),
+    (frozenset("\"'<>&"), "a quote or one of <>&: it would arrive HTML-escaped"),
+    (frozenset(";|()`\\!"), "a shell character: the batch script would run it"),
+    (frozenset("*?{}"), "a shell pattern: the batch script would expand it"),
+    (frozenset("$"), "$: the batch script would expand it"),
+)
+
+
+def danger_in(text: str) -> str | None:
+    """Say why a word cannot be passed to the launcher; None when it can."""
+    if _SAFE.fullmatch(text):
+        return None
+    for characters, reason in _REASONS:
+        if characters & set(text):
+            return f"contains {reason}"
+    return (
+        f"contains {next(character for character in text if not _SAFE.fullmatch(character))!r}, which is not passed on"
+    )
+
+
+def danger_in_variable(name: str, value: str) -> str | None:
+    """Say why an environment variable cannot be passed on; `${NAME}` in a value is expanded in the job and is fine."""
+    if not _VARIABLE_NAME.fullmatch(name):
+        return "is not the name of an environment variable"
+    return danger_in(_VARIABLE.sub("", value))
+
+
+def expands(value: str) -> bool:
+    """Whether a variable's value refers to another variable of the job."""
+    return bool(_VARIABLE.search(value))
