@@ -1,0 +1,204 @@
+"""Checkouts: one real git checkout per commit, shared by many jobs and changed by none.
+
+A checkout is a local clone of its mirror, whose object files it hard-links. So it costs no space for history, stays
+whole when the mirror is packed again or removed (a clone that borrows objects, or a worktree, would not), and git
+commands work in it without the mirror, as NeMo-Run's packager needs.
+"""
+
+import logging
+import os
+import re
+import shutil
+import stat
+import time
+import uuid
+from pathlib import Path
+
+from nightbridge.errors import DamagedData
+from nightbridge.leases import lease
+from nightbridge.models import PinnedRepository
+from nightbridge.repos.git import attempt, git
+from nightbridge.repos.mirrors import Mirror
+from nightbridge.repos.submodules import add_submodules, pinned_commits
+from nightbridge.repos.urls import masked
+
+log = logging.getLogger(__name__)
+
+CHANGED_TREES_KEPT_SECONDS = 7 * 24 * 3600
+
+# How every pointer file begins (git-lfs' specification).
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+
+
+def check_out(
+    mirror: Mirror, ref: str, commit: str, workspace: Path, *, with_submodules: bool = False
+) -> PinnedRepository:
+    """Return the checkout of a commit; make it when there is none, or when somebody changed the one there is.
+
+    Args:
+        mirror: The mirror of the repository. The commit is fetched when it is missing there.
+        ref: What the person wrote, for the record.
+        commit: Full commit.
+        workspace: Checkouts are kept under `checkouts/<name>/<commit>`, and with submodules under
+            `checkouts/<name>/<commit>+submodules`: the one without must keep its submodules' folders empty.
+        with_submodules: Whether submodules are checked out too, at the commits that the tree pins.
+
+    Raises:
+        InvalidInput: The repository has no such commit.
+        PermanentError: The repository refuses us, or the checkout cannot be made.
+        TransientError: The repository cannot be reached, or another process holds the checkout for too long.
+
+    """
+    mirror.resolve(commit)
+    folder = workspace.absolute() / "checkouts" / mirror.name / (commit + ("+submodules" if with_submodules else ""))
+    with lease(folder.with_name(f"{folder.name}.lease")) as held:
+        _remove_leftovers(folder)
+        if folder.exists():
+            changes = find_changes(folder, commit, timeout=mirror.timeout)
+            if changes:
+                log.warning("%s: made again, because somebody changed it: %s", folder, "; ".join(changes[:5]))
+                held.ensure_held()
+                _set_aside(folder)
+        if not folder.exists():
+            started = time.monotonic()
+            temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.tmp")
+
+            def make() -> None:
+                shutil.rmtree(temporary, ignore_errors=True)
+                mirror.resolve(commit)
+                _make(mirror, commit, temporary, workspace, with_submodules)
+
+            try:
+                mirror.repaired(make)
+                held.ensure_held()
+                temporary.rename(folder)
+            finally:
+                shutil.rmtree(temporary, ignore_errors=True)
+            log.info("%s at %s checked out in %.1f s", mirror.name, commit[:12], time.monotonic() - started)
+        # When it was last wanted: what `prune` goes by.
+        os.utime(folder)
+    pointers = find_lfs_pointers(folder, timeout=mirror.timeout)
+    if pointers:
+        log.warning(
+            "%s: %d files are only pointers to Git LFS, such as %s", masked(mirror.url), len(pointers), pointers[0]
+        )
+    about = mirror.about(commit)
+    return PinnedRepository(
+        url=masked(mirror.url),
+        ref=ref,
+        commit=commit,
+        path=folder,
+        subject=about.subject,
+        committed_at=about.committed_at,
+        describe=about.describe,
+        lfs_pointers=tuple(pointers),
+    )
+
+
+def find_lfs_pointers(folder: Path, *, timeout: float = 600.0) -> list[str]:
+    """The files of a checkout, submodules included, whose content lies in Git LFS: a pointer stands in their place.
+
+    A launcher does not need them, so they are never fetched; who does need one must see that it is not there.
+    """
+    listing = git("ls-files", "-z", "--", ":(attr:filter=lfs)", timeout=timeout, folder=folder)
+    found = [path for path in listing.split("\0") if path and _is_lfs_pointer(folder / path)]
+    for path in pinned_commits(folder, timeout=timeout):
+        if (folder / path / ".git").exists():
+            found += [f"{path}/{inner}" for inner in find_lfs_pointers(folder / path, timeout=timeout)]
+    return found
+
+
+def find_changes(folder: Path, commit: str, *, timeout: float = 600.0) -> list[str]:
+    """What in a checkout is not as its commit says, one line each; empty when nothing is.
+
+    Files that git ignores count too, because a launcher may read them. Python's bytecode caches do not: Python
+    itself checks them against their sources.
+
+    Raises:
+        TransientError: git did not answer in time.
+
+    """
+    head = attempt("rev-parse", "HEAD", timeout=timeout, folder=folder)
+    if head.code:
+        return [f"it is no whole git checkout: {head.tail}"]
+    found = head.stdout.decode().strip()
+    changes = [] if found == commit else [f"it is at commit {found}"]
+    status = attempt(
+        "status", "--porcelain=v1", "-z", "--untracked-files=all", "--ignored=matching", "--no-renames",
+        "--ignore-submodules=dirty",
+        timeout=timeout, folder=folder,
+    )  # fmt: skip
+    if status.code:
+        return [*changes, f"git status fails: {status.tail}"]
+    for entry in status.stdout.decode(errors="replace").split("\0"):
+        state, path = entry[:2], entry[3:]
+        if path and not (state in _ADDED and _HARMLESS.search(path)):
+            changes.append(f"{_STATES.get(state, 'changed')}: {path}")
+    for path, pinned in pinned_commits(folder, timeout=timeout).items():
+        if (folder / path / ".git").exists():
+            changes += [f"{path}: {change}" for change in find_changes(folder / path, pinned, timeout=timeout)]
+    return changes
+
+
+_ADDED = ("??", "!!")
+_STATES = {"??": "added", "!!": "added (ignored by git)", " D": "deleted"}
+# Bytecode caches, and the folder in which NeMo-Run's packager puts an archive together while a launcher runs.
+_HARMLESS = re.compile(r"(^|/)__pycache__/|^temp_extract_[0-9a-f-]{36}/")
+
+
+def _make(mirror: Mirror, commit: str, folder: Path, workspace: Path, with_submodules: bool) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    timeout = mirror.timeout
+    with mirror.lease():
+        # Under the mirror's lease: a fetch may pack its objects again while they are linked.
+        git("clone", "--quiet", "--local", "--no-checkout", "--template=", mirror.path, folder, timeout=timeout)
+    git("config", "remote.origin.url", masked(mirror.url), timeout=timeout, folder=folder)
+    git("config", "gc.auto", "0", timeout=timeout, folder=folder)
+    git("checkout", "--quiet", "--detach", commit, timeout=timeout, folder=folder, thing=f"{commit} of {mirror.url}")
+    if with_submodules:
+        add_submodules(folder, mirror, workspace)
+    _make_files_read_only(folder)
+    changes = find_changes(folder, commit, timeout=timeout)
+    if changes:
+        raise DamagedData(
+            f"a fresh checkout differs from its commit: {'; '.join(changes[:5])}",
+            thing=f"{masked(mirror.url)} at {commit}",
+            advice="Check the git attributes and filters that are configured on this machine",
+        )
+
+
+def _is_lfs_pointer(path: Path) -> bool:
+    try:
+        with path.open("rb") as stream:
+            return stream.read(len(_LFS_POINTER)) == _LFS_POINTER
+    except (FileNotFoundError, IsADirectoryError):
+        return False
+
+
+def _make_files_read_only(folder: Path) -> None:
+    """Take the write permission from files, so that a program that would change one fails, and says so.
+
+    Folders stay writable: NeMo-Run's packager puts a short-lived archive there. git records no write permission.
+    """
+    for path in folder.rglob("*"):
+        if path.is_symlink() or not path.is_file() or ".git" in path.relative_to(folder).parts:
+            continue
+        path.chmod(stat.S_IMODE(path.stat().st_mode) & ~0o222)
+
+
+def _set_aside(folder: Path) -> None:
+    """Move a changed tree away. Not removed at once: a live launcher or job may still read it, and a person may ask."""
+    folder.rename(folder.with_name(f"{_changed_prefix(folder)}{uuid.uuid4().hex}"))
+
+
+def _changed_prefix(folder: Path) -> str:
+    return f"changed-{folder.name}."
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove what a killed process left half made, and changed trees that are old."""
+    for temporary in folder.parent.glob(f".{folder.name}.*.tmp"):
+        shutil.rmtree(temporary, ignore_errors=True)
+    for changed in folder.parent.glob(f"{_changed_prefix(folder)}*"):
+        if time.time() - changed.stat().st_ctime > CHANGED_TREES_KEPT_SECONDS:
+            shutil.rmtree(changed, ignore_errors=True)

@@ -1,0 +1,56 @@
+"""The clone stage: both repositories at the night's commits, and the launcher's environment."""
+
+import logging
+from pathlib import Path
+
+from nightbridge.models import Checkout, GitRepo, PinnedRepository, RunSpec, Site
+from nightbridge.repos.checkouts import check_out, find_changes
+from nightbridge.repos.environments import make_environment
+from nightbridge.repos.mirrors import Mirror
+from nightbridge.repos.pins import pinned
+
+log = logging.getLogger(__name__)
+
+
+def make_checkout(spec: RunSpec, site: Site) -> Checkout:
+    """Pin Megatron-Bridge and NeMo-Run for the run's night, check them out, and make the launcher's environment.
+
+    Every step is made once by whoever comes first; all others, on any host that sees the workspace, wait and share it.
+
+    Raises:
+        InvalidInput: A repository or ref does not exist.
+        PermanentError: A repository refuses us, or the environment cannot be made.
+        TransientError: A repository or the package index cannot be reached, or somebody else holds a lease too long.
+
+    """
+    workspace = site.workspace.absolute()
+    megatron_bridge = _pinned_checkout(spec.test.megatron_bridge, spec.night, workspace, site.git_timeout)
+    nemo_run = _pinned_checkout(spec.test.nemo_run_repo, spec.night, workspace, site.git_timeout)
+    environment = make_environment(nemo_run, site.environments_dir)
+    return Checkout(megatron_bridge=megatron_bridge, nemo_run=nemo_run, environment=environment)
+
+
+def verify_unchanged(checkout: Checkout) -> list[str]:
+    """What in the two trees is no longer as their commits say, one line each; empty when nothing changed.
+
+    Asked after a run: a changed tree means that nobody knows which code ran.
+
+    Raises:
+        TransientError: git did not answer in time.
+
+    """
+    return [
+        f"{repository.url}: {change}"
+        for repository in (checkout.megatron_bridge, checkout.nemo_run)
+        for change in find_changes(repository.path, repository.commit)
+    ]
+
+
+def _pinned_checkout(repo: GitRepo, night: str, workspace: Path, timeout: float) -> PinnedRepository:
+    mirror = Mirror(repo.url, workspace, timeout=timeout)
+    pin = pinned(mirror, repo.commit, night, workspace)
+    checkout = check_out(mirror, repo.commit, pin.commit, workspace, with_submodules=repo.init_submodules)
+    if pin.previous is None:
+        return checkout
+    since = mirror.commits_between(pin.previous, pin.commit)
+    return checkout.model_copy(update={"previous": pin.previous, "commits_since": since})

@@ -1,0 +1,300 @@
+"""Launcher environments: the locked requirements once per machine, and each NeMo-Run commit as a thin layer on them.
+
+`<envs>/base-<hash>` is a symbolic link to the folder in which its virtual environment was made; the link is set when
+everything is installed, so a base that can be seen is whole. (A virtual environment cannot be moved: its scripts name
+their folder.) `<envs>/<digest>/` is a layer: a virtual environment without scripts, which can be moved, so it is made
+under a temporary name and renamed. Its site-packages come before the base's.
+"""
+
+import hashlib
+import importlib.metadata
+import json
+import logging
+import os
+import platform
+import re
+import shutil
+import sys
+import time
+import uuid
+import venv
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Literal
+
+from nightbridge.errors import DamagedData, NightbridgeError, PermanentError, TransientError
+from nightbridge.files import write_model
+from nightbridge.leases import lease
+from nightbridge.models import LauncherEnvironment, Model, PinnedRepository, utc_now
+from nightbridge.processes import Finished, run
+from nightbridge.repos.git import git
+from nightbridge.repos.urls import masked
+
+log = logging.getLogger(__name__)
+
+LAUNCHER_LOCK = Path(__file__).with_name("launcher.lock")
+"""What every launcher environment holds besides the pinned NeMo-Run: versions that are known to work together."""
+
+INSTALL_TIMEOUT_SECONDS = 1800.0
+CHECK_TIMEOUT_SECONDS = 300.0
+RECORD_NAME = "environment.json"
+
+# A person's own Python settings must not reach into the environment.
+_FOREIGN_VARIABLES = {
+    "PIP_PREFIX",
+    "PIP_REQUIRE_VIRTUALENV",
+    "PIP_ROOT",
+    "PIP_TARGET",
+    "PYTHONHOME",
+    "PYTHONPATH",
+    "PYTHONSTARTUP",
+    "VIRTUAL_ENV",
+}
+
+# pip says that it found no version also when it reached no index; the reason stands above that, so this comes first.
+_TRANSIENT_PIP = re.compile(
+    r"NewConnectionError|ConnectTimeout|ReadTimeout|Read timed out|Connection(Error|ResetError| refused| reset| broken)"
+    r"|Temporary failure in name resolution|Name or service not known|Max retries exceeded|IncompleteRead|ProtocolError"
+    r"|(429|50[0234]) (Client|Server) Error"
+)
+_PIP_ADVICE = (
+    (r"No space left on device|Disk quota exceeded", "Free some space where launcher environments are kept"),
+    (
+        r"No matching distribution|Could not find a version",
+        "Check pip's package index or wheel folder (PIP_FIND_LINKS)",
+    ),
+    (r"BackendUnavailable|Cannot import '[\w.]+'", "This commit needs a build back end that launcher.in does not have"),
+    (r"requires a different Python|Requires-Python", "Use a Python that this NeMo-Run supports"),
+)
+
+_CHECK = """
+import importlib.metadata, json, nemo_run
+try:
+    version = importlib.metadata.version("nemo_run")
+except importlib.metadata.PackageNotFoundError:
+    version = str(getattr(nemo_run, "__version__", ""))
+print(json.dumps({"version": version, "file": nemo_run.__file__}))
+"""
+
+
+class EnvironmentRecord(Model):
+    """What a layer is made of: `environment.json` in its folder.
+
+    `nemo_run_from` base: the checkout is a package of another name that builds on the locked NeMo-Run.
+    """
+
+    digest: str
+    python_version: str
+    base: str
+    url: str
+    commit: str
+    project: str
+    project_version: str
+    nemo_run_version: str
+    nemo_run_from: Literal["layer", "base"]
+    made_at: datetime
+
+
+def prepare_base(envs_dir: Path, *, lock: Path = LAUNCHER_LOCK) -> Path:
+    """Install the locked requirements, unless they are; return the base's folder.
+
+    Takes about half a minute once per Python version and lock file; the install step calls it, so that runs find it
+    done. Packages come from where pip's own configuration says: an index, or a wheel folder (`PIP_FIND_LINKS` with
+    `PIP_NO_INDEX`) on a site without network.
+
+    Args:
+        envs_dir: Where launcher environments are kept.
+        lock: Pinned requirements.
+
+    Raises:
+        PermanentError: A requirement cannot be installed here.
+        TransientError: The package index cannot be reached, or somebody else has been installing for too long.
+
+    """
+    base = envs_dir.absolute() / f"base-{_base_hash(lock)}"
+    if _is_usable(base):
+        return base
+    with lease(base.with_name(f".{base.name}.lease")) as held:
+        if _is_usable(base):
+            return base
+        _remove_half_built(base)
+        folder = base.with_name(f"{base.name}.{uuid.uuid4().hex[:8]}")
+        count = len(re.findall(r"^[\w.-]+==", lock.read_text(encoding="utf-8"), re.MULTILINE))
+        log.info("launcher environment: installing %d packages, once for this machine; about a minute", count)
+        started = time.monotonic()
+        try:
+            venv.create(folder, with_pip=True, symlinks=True)
+            # The lock file is complete, so nothing is left for pip to find out.
+            _pip(folder, "--no-deps", "--requirement", lock)
+            held.ensure_held()
+            _point(base, folder)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        log.info("launcher environment: installed in %.0f s", time.monotonic() - started)
+    return base
+
+
+def make_environment(nemo_run: PinnedRepository, envs_dir: Path, *, lock: Path = LAUNCHER_LOCK) -> LauncherEnvironment:
+    """Return the environment of a NeMo-Run checkout: the base, and the checkout's package in front of it.
+
+    Args:
+        nemo_run: The checkout. It is not written to: the package is built from a copy.
+        envs_dir: Where launcher environments are kept.
+        lock: Pinned requirements of the base.
+
+    Raises:
+        PermanentError: The checkout's package cannot be installed, or `import nemo_run` fails in the environment.
+        DamagedData: `nemo_run` does not come from where it must.
+        TransientError: The package index cannot be reached, or somebody else holds the lease for too long.
+
+    """
+    base = prepare_base(envs_dir, lock=lock)
+    digest = hashlib.sha256(f"{base.name} {nemo_run.commit}".encode()).hexdigest()[:16]
+    layer = envs_dir.absolute() / digest
+    with lease(layer.with_name(f".{digest}.lease")) as held:
+        record = _read_record(layer)
+        if record is None:
+            for leftover in layer.parent.glob(f".{digest}.*.tmp"):
+                shutil.rmtree(leftover, ignore_errors=True)
+            started = time.monotonic()
+            temporary = layer.with_name(f".{digest}.{uuid.uuid4().hex}.tmp")
+            try:
+                record = _make_layer(nemo_run, base, temporary, digest)
+                held.ensure_held()
+                shutil.rmtree(layer, ignore_errors=True)
+                temporary.rename(layer)
+            finally:
+                shutil.rmtree(temporary, ignore_errors=True)
+            log.info(
+                "launcher environment of NeMo-Run %s made in %.1f s", nemo_run.commit[:12], time.monotonic() - started
+            )
+    return LauncherEnvironment(python=layer / "bin" / "python", digest=digest, nemo_run_version=record.nemo_run_version)
+
+
+def _make_layer(nemo_run: PinnedRepository, base: Path, folder: Path, digest: str) -> EnvironmentRecord:
+    venv.create(folder, with_pip=False, symlinks=True)
+    packages = site_packages(folder)
+    source = folder / "source"
+    git("clone", "--quiet", "--local", "--template=", nemo_run.path, source, timeout=INSTALL_TIMEOUT_SECONDS)
+    _pip(base, "--no-deps", "--no-build-isolation", "--target", packages, source)
+    shutil.rmtree(source)
+    # addsitedir also reads the base's own .pth files, which a plain line in a .pth file would not.
+    (packages / "nightbridge-base.pth").write_text(f"import site; site.addsitedir({str(site_packages(base))!r})\n")
+    project = next(iter(importlib.metadata.distributions(path=[str(packages)])), None)
+    if project is None:
+        raise PermanentError("it installs no package", thing=f"{nemo_run.url} at {nemo_run.commit[:12]}")
+    name = project.metadata["Name"]
+    version, origin = _imported(folder, nemo_run)
+    from_layer = origin.is_relative_to(packages)
+    if re.sub(r"[-_.]+", "-", name).lower() == "nemo-run" and not from_layer:
+        raise DamagedData(
+            f"nemo_run comes from {origin} and not from its own checkout",
+            thing=f"{nemo_run.url} at {nemo_run.commit[:12]}",
+            advice="Check which packages this commit's pyproject.toml installs",
+        )
+    record = EnvironmentRecord(
+        digest=digest,
+        python_version=platform.python_version(),
+        base=base.name,
+        url=masked(nemo_run.url),
+        commit=nemo_run.commit,
+        project=name,
+        project_version=project.version,
+        nemo_run_version=version,
+        nemo_run_from="layer" if from_layer else "base",
+        made_at=utc_now(),
+    )
+    write_model(folder / RECORD_NAME, record)
+    return record
+
+
+def site_packages(environment: Path) -> Path:
+    """The folder of a virtual environment in which packages lie."""
+    return environment / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+
+
+def _imported(environment: Path, nemo_run: PinnedRepository) -> tuple[str, Path]:
+    """Version and file of `nemo_run` as the environment's own interpreter imports it."""
+    finished = run(
+        [environment / "bin" / "python", "-P", "-c", _CHECK],
+        environment=_environment(),
+        timeout=CHECK_TIMEOUT_SECONDS,
+        cwd=environment,
+    )
+    try:
+        found = json.loads(finished.stdout.splitlines()[-1]) if finished.code == 0 else None
+    except (IndexError, ValueError):
+        found = None
+    if found is None:
+        raise PermanentError(
+            f"`import nemo_run` fails: {finished.tail}",
+            thing=f"{nemo_run.url} at {nemo_run.commit[:12]}",
+            advice="This commit does not work with the locked requirements (launcher.lock); pin another one",
+        )
+    return found["version"], Path(found["file"])
+
+
+def _base_hash(lock: Path) -> str:
+    machine = f"{sys.implementation.cache_tag} {platform.python_version()} {platform.system()} {platform.machine()}"
+    return hashlib.sha256(machine.encode() + b"\n" + lock.read_bytes()).hexdigest()[:16]
+
+
+def _is_usable(base: Path) -> bool:
+    # The interpreter is a link to the machine's own, which an upgrade may have removed.
+    return base.is_symlink() and os.access(base / "bin" / "python", os.X_OK)
+
+
+def _point(link: Path, folder: Path) -> None:
+    temporary = link.with_name(f".{link.name}.{uuid.uuid4().hex}.tmp")
+    temporary.symlink_to(folder.name)
+    temporary.replace(link)
+
+
+def _remove_half_built(base: Path) -> None:
+    """Remove what killed installs left. Only the holder of the lease makes these folders, so nobody uses them."""
+    for folder in base.parent.glob(f"{base.name}.*"):
+        log.info("%s: removed, its installation was interrupted", folder)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _read_record(layer: Path) -> EnvironmentRecord | None:
+    if not os.access(layer / "bin" / "python", os.X_OK):
+        return None
+    try:
+        return EnvironmentRecord.model_validate_json((layer / RECORD_NAME).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _pip(environment: Path, *arguments: str | Path) -> None:
+    finished = run(
+        [
+            environment / "bin" / "python", "-m", "pip", "install",
+            "--quiet", "--disable-pip-version-check", "--no-input", "--root-user-action=ignore", *arguments,
+        ],
+        environment=_environment(),
+        timeout=INSTALL_TIMEOUT_SECONDS,
+    )  # fmt: skip
+    if finished.code:
+        raise _explained(finished, arguments)
+
+
+def _environment() -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name not in _FOREIGN_VARIABLES}
+    return kept | {"PIP_USER": "0", "LC_ALL": "C.UTF-8"}
+
+
+def _explained(finished: Finished, arguments: Sequence[str | Path]) -> NightbridgeError:
+    said = masked(_without_warnings(finished.tail))
+    thing = str(arguments[-1])
+    if _TRANSIENT_PIP.search(finished.stderr) or finished.code < 0:
+        return TransientError(f"pip could not install it: {said}", thing=thing)
+    advice = next((advice for pattern, advice in _PIP_ADVICE if re.search(pattern, finished.stderr)), "")
+    return PermanentError(f"pip could not install it: {said}", thing=thing, advice=advice)
+
+
+def _without_warnings(tail: str) -> str:
+    lines = [line for line in tail.split(" | ") if not line.startswith(("WARNING:", "[notice]"))]
+    return " | ".join(lines[-4:])

@@ -1,0 +1,191 @@
+"""The one place that runs git, and that knows what its messages mean."""
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from nightbridge.errors import InvalidInput, NightbridgeError, PermanentError, TransientError
+from nightbridge.models import Model
+from nightbridge.processes import Finished, run
+from nightbridge.repos.urls import masked
+
+# A person's own settings must not change what a commit looks like on disk, run their hooks, or start daemons.
+_SETTINGS = (
+    "advice.detachedHead=false",
+    "core.autocrlf=false",
+    "core.fsmonitor=false",
+    "core.hooksPath=/dev/null",
+    "gc.autoDetach=false",
+    "maintenance.autoDetach=false",
+    # A stalled transfer ends with an error instead of never.
+    "http.lowSpeedLimit=1000",
+    "http.lowSpeedTime=60",
+)
+
+_ENVIRONMENT = {
+    "GIT_TERMINAL_PROMPT": "0",
+    "SSH_ASKPASS_REQUIRE": "never",
+    "LC_ALL": "C",
+    "LANGUAGE": "C",
+    "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_LFS_SKIP_SMUDGE": "1",
+}
+
+# Set inside hooks and aliases of git; they would point us to another repository.
+_FOREIGN_VARIABLES = {
+    "GIT_ALTERNATE_OBJECT_DIRECTORIES",
+    "GIT_COMMON_DIR",
+    "GIT_DIR",
+    "GIT_INDEX_FILE",
+    "GIT_NAMESPACE",
+    "GIT_OBJECT_DIRECTORY",
+    "GIT_PREFIX",
+    "GIT_WORK_TREE",
+}
+
+
+class _Meaning(Model):
+    """What a message of git means: the kind of error, in our words, and what to do."""
+
+    pattern: str
+    kind: type[NightbridgeError]
+    what: str
+    advice: str
+
+
+# Read from the top: a refused login ends with the same "Could not read from remote repository" as a lost connection.
+_MEANINGS = (
+    _Meaning(
+        pattern=r"couldn't find remote ref|not our ref|unadvertised object|no such remote ref",
+        kind=InvalidInput,
+        what="the repository has no such ref",
+        advice="Check its spelling, and that it was pushed",
+    ),
+    _Meaning(
+        pattern=r"Authentication failed|could not read (Username|Password)|terminal prompts disabled"
+        r"|Permission denied \(|returned error: 40[13]|Invalid username or (password|token)|[Aa]ccess denied"
+        r"|HTTP Basic: Access",
+        kind=PermanentError,
+        what="the repository refused our credentials",
+        advice="Check that git on this machine can read it: `git ls-remote URL` must work without a question",
+    ),
+    _Meaning(
+        pattern=r"Host key verification failed",
+        kind=PermanentError,
+        what="the host's ssh key is not known here",
+        advice="Add it to ~/.ssh/known_hosts",
+    ),
+    _Meaning(
+        pattern=r"dubious ownership",
+        kind=PermanentError,
+        what="git does not trust a repository of another user",
+        advice="Run `git config --global --add safe.directory FOLDER`, or use a workspace of your own",
+    ),
+    _Meaning(
+        pattern=r"[Rr]epository not found|does not appear to be a git repository"
+        r"|repository '[^']*' (does not exist|not found)"
+        r"|returned error: 404|not found: did you run git update-server-info|no such repository",
+        kind=InvalidInput,
+        what="no such repository",
+        advice="Check its address; a private repository says the same to those who may not read it",
+    ),
+    _Meaning(
+        pattern=r"SSL certificate problem|certificate verif(y|ication) failed",
+        kind=PermanentError,
+        what="the server's certificate is not trusted here",
+        advice="Check GIT_SSL_CAINFO, or install the site's certificate authority",
+    ),
+    _Meaning(
+        pattern=r"No space left on device|[Dd]isk quota exceeded",
+        kind=PermanentError,
+        what="the disk is full",
+        advice="Free some space in the workspace",
+    ),
+    _Meaning(
+        pattern=r"[Uu]nable to find remote helper|Unsupported protocol|URL using bad/illegal format"
+        r"|transport '[^']*' not allowed|Port number",
+        kind=InvalidInput,
+        what="git cannot use this address",
+        advice="Give an https://, ssh:// or file:// URL, or a folder",
+    ),
+    _Meaning(
+        pattern=r"repository corruption on the remote side|packfile .* cannot be accessed"
+        r"|object file .* is (empty|corrupt)",
+        kind=PermanentError,
+        what="the repository is damaged or incomplete",
+        advice="Run `git fsck` in it, or clone it again from where it came",
+    ),
+    _Meaning(
+        pattern=r"Unable to create '[^']*\.lock'|cannot lock ref|[Cc]ould not lock|Another git process",
+        kind=TransientError,
+        what="another git process holds a lock",
+        advice="",
+    ),
+    _Meaning(
+        pattern=r"early EOF|unexpected disconnect|hung up|RPC failed|fetch-pack: invalid index-pack|index-pack died"
+        r"|returned error: (408|429|5\d\d)|Could not resolve host|[Cc]onnection (refused|reset|timed out|closed)"
+        r"|[Ff]ailed to connect|Network is unreachable|No route to host|[Oo]peration (too slow|timed out)"
+        r"|SSL_ERROR_SYSCALL|gnutls|GnuTLS|kex_exchange|unable to access|unable to look up|unable to connect"
+        r"|Could not read from remote repository|Temporary failure|Stale file handle",
+        kind=TransientError,
+        what="the repository could not be reached, or the transfer broke off",
+        advice="",
+    ),
+)
+
+
+def git(*arguments: str | Path, timeout: float, folder: Path | None = None, thing: str = "") -> str:
+    """Run git and return its output without the last line end.
+
+    Args:
+        arguments: Subcommand and its arguments.
+        timeout: Longest time it may take, seconds.
+        folder: The repository, bare or not; the current folder when unset.
+        thing: What an error is about; the folder when empty.
+
+    Raises:
+        InvalidInput: No such ref or repository.
+        PermanentError: Credentials refused, disk full, and what git says that nobody foresaw.
+        TransientError: Network, lock contention, time limit.
+
+    """
+    finished = attempt(*arguments, timeout=timeout, folder=folder)
+    if finished.code:
+        raise explained(finished, thing or str(folder or ""), arguments)
+    return finished.stdout.decode(errors="surrogateescape").rstrip("\n")
+
+
+def attempt(*arguments: str | Path, timeout: float, folder: Path | None = None) -> Finished:
+    """Run git and return how it ended, for questions whose answer may be no."""
+    argv: list[str | Path] = ["git"]
+    for setting in _SETTINGS:
+        argv += ["-c", setting]
+    variables = environment()
+    if folder is not None:
+        argv += ["-C", folder]
+        # A damaged repository must not be mistaken for the one that the workspace happens to lie in.
+        variables["GIT_CEILING_DIRECTORIES"] = str(folder.absolute().parent)
+    return run([*argv, *arguments], environment=variables, timeout=timeout)
+
+
+def environment() -> dict[str, str]:
+    """The environment git runs in: ours, without what points to another repository, and without questions."""
+    kept = {name: value for name, value in os.environ.items() if name not in _FOREIGN_VARIABLES}
+    return kept | _ENVIRONMENT
+
+
+def explained(finished: Finished, thing: str, arguments: Sequence[str | Path] = ()) -> NightbridgeError:
+    """The error that a failed git command stands for. Its message carries git's own last words, without credentials."""
+    said = masked(finished.tail)
+    for meaning in _MEANINGS:
+        if re.search(meaning.pattern, finished.stderr):
+            return meaning.kind(f"{meaning.what} ({said})", thing=masked(thing), advice=meaning.advice)
+    if finished.code < 0:
+        return TransientError(f"git was killed by signal {-finished.code}", thing=masked(thing))
+    command = next((str(argument) for argument in arguments if not str(argument).startswith("-")), "")
+    return PermanentError(
+        f"git {command} failed with code {finished.code}: {said or 'it said nothing'}".replace("git  ", "git "),
+        thing=masked(thing),
+        advice="Run the same command by hand to see more",
+    )

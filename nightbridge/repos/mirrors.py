@@ -1,0 +1,268 @@
+"""One bare mirror per repository address, fetched incrementally: refs are resolved and checkouts made from it."""
+
+import difflib
+import logging
+import re
+import shutil
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from datetime import datetime
+from pathlib import Path
+from typing import TypeVar
+
+from nightbridge.errors import InvalidInput, PermanentError
+from nightbridge.leases import Lease, lease
+from nightbridge.models import Model
+from nightbridge.repos.git import attempt, git
+from nightbridge.repos.urls import absolute_url, masked, repository_name, url_hash
+
+log = logging.getLogger(__name__)
+
+FULL_COMMIT = re.compile(r"^[0-9a-f]{40}$")
+_ABBREVIATED_COMMIT = re.compile(r"^[0-9a-f]{4,39}$")
+_BRANCHES_AND_TAGS = ("+refs/heads/*:refs/heads/*", "+refs/tags/*:refs/tags/*")
+# Where refs that are neither branch nor tag are kept; outside what a fetch prunes.
+_OTHER_REFS = "refs/nightbridge/fetched"
+_LOCK_PATIENCE_SECONDS = 3.0
+_COMMITS_SHOWN = 49
+
+T = TypeVar("T")
+
+
+class Commit(Model):
+    """What people want to know about a commit."""
+
+    subject: str
+    committed_at: datetime
+    describe: str
+
+
+def resolve(url: str, ref: str, workspace: Path, *, timeout: float) -> str:
+    """Return the full commit that `ref` of the repository `url` means now.
+
+    Args:
+        url: Repository address, as people write it.
+        ref: Branch, tag, full or abbreviated commit, `HEAD`, or a full ref name such as `refs/pull/7/head`.
+        workspace: Where mirrors are kept, under `repos/`.
+        timeout: Longest time one git command may take, seconds.
+
+    Raises:
+        InvalidInput: No such repository or ref, or the ref means two different commits.
+        PermanentError: The repository refuses us.
+        TransientError: The repository cannot be reached, or another process holds the mirror for too long.
+
+    """
+    return Mirror(url, workspace, timeout=timeout).resolve(ref)
+
+
+class Mirror:
+    """The bare mirror of one repository. Nothing is fetched before something is asked that needs it.
+
+    Args:
+        url: Repository address, as people write it.
+        workspace: Where mirrors are kept, under `repos/`.
+        timeout: Longest time one git command may take, seconds.
+
+    """
+
+    def __init__(self, url: str, workspace: Path, *, timeout: float) -> None:
+        self.url = absolute_url(url)
+        self.name = repository_name(self.url)
+        self.path = workspace.absolute() / "repos" / f"{self.name}-{url_hash(self.url)}.git"
+        self.timeout = timeout
+
+    def resolve(self, ref: str) -> str:
+        """The full commit that `ref` means now; see the module's `resolve`."""
+        return self.repaired(lambda: self._resolve(ref.strip()))
+
+    def repaired(self, action: Callable[[], T]) -> T:
+        """Do something with the mirror; when that fails and the mirror is damaged, make the mirror and it again.
+
+        git checks every object that it reads, so what a disk has spoilt shows itself as a failure; a whole `git fsck`
+        each night would take longer than all the rest.
+        """
+        try:
+            return action()
+        except InvalidInput:
+            raise
+        except PermanentError:
+            damage = self.damage()
+            if not damage:
+                raise
+        log.warning("%s: mirrored again, because it is damaged: %s", masked(self.url), "; ".join(damage[:5]))
+        with self.lease() as held:
+            self._make(held, _BRANCHES_AND_TAGS)
+        return action()
+
+    def damage(self) -> list[str]:
+        """What `git fsck` finds wrong in the mirror, one line each; empty where nothing is, or no mirror."""
+        if not self.path.is_dir():
+            return []
+        finished = attempt("fsck", "--full", "--no-dangling", "--no-progress", timeout=self.timeout, folder=self.path)
+        if not finished.code:
+            return []
+        said = (*finished.stderr.splitlines(), *finished.stdout.decode(errors="replace").splitlines())
+        return [line for line in said if line] or [f"git fsck ended with code {finished.code}"]
+
+    def commits_between(self, old: str, new: str) -> tuple[str, ...]:
+        """Hash and subject of the commits that `new` has and `old` has not, newest first, at most 50 lines.
+
+        Empty when the mirror no longer has the old one.
+        """
+        if old == new or not self.has(old):
+            return ()
+        lines = self._git("log", f"--max-count={_COMMITS_SHOWN}", "--format=%h %s", f"{old}..{new}").splitlines()
+        count = int(self._git("rev-list", "--count", f"{old}..{new}"))
+        return (*lines, f"... and {count - len(lines)} more") if count > len(lines) else tuple(lines)
+
+    def _resolve(self, ref: str) -> str:
+        if not ref or ref.startswith("-") or re.search(r"[\s~^:?*\[\\]|\.\.|@\{", ref):
+            raise InvalidInput("not a ref", thing=repr(ref), advice="Give a branch, a tag or a commit")
+        if FULL_COMMIT.match(ref.lower()):
+            return self._ensure(ref.lower())
+        with self.lease() as held:
+            if ref == "HEAD" or ref.startswith("refs/"):
+                return self._resolve_full_name(ref, held)
+            self._fetch(held, *_BRANCHES_AND_TAGS)
+            return self._resolve_short_name(ref)
+
+    def has(self, commit: str) -> bool:
+        """Whether the mirror holds a commit."""
+        return self._peel(commit) is not None
+
+    def about(self, commit: str) -> Commit:
+        """Subject, time and description of a commit that the mirror holds."""
+        when, subject = self._git("show", "--no-patch", "--format=%cI%n%s", commit).split("\n", 1)
+        describe = self._git("describe", "--tags", "--always", commit)
+        return Commit(subject=subject, committed_at=datetime.fromisoformat(when), describe=describe)
+
+    def lease(self) -> AbstractContextManager[Lease]:
+        """The lease under which the mirror changes, and under which its files may be linked elsewhere."""
+        return lease(self.path.with_suffix(".lease"))
+
+    def _ensure(self, commit: str) -> str:
+        if self.has(commit):
+            return commit
+        with self.lease() as held:
+            if not self.has(commit):
+                self._fetch(held, *_BRANCHES_AND_TAGS)
+            if not self.has(commit):
+                # On no branch and no tag: servers still hand out a commit of a pull request to those who name it.
+                self._fetch(held, commit, about=f"commit {commit}")
+        return commit
+
+    def _resolve_full_name(self, ref: str, held: Lease) -> str:
+        kept = f"{_OTHER_REFS}/{ref}"
+        self._fetch(held, *_BRANCHES_AND_TAGS, f"+{ref}:{kept}", about=ref)
+        commit = self._peel(kept)
+        if commit is None:
+            raise InvalidInput("this ref is no commit", thing=f"{ref} of {masked(self.url)}")
+        return commit
+
+    def _resolve_short_name(self, ref: str) -> str:
+        branch, tag = self._peel(f"refs/heads/{ref}"), self._peel(f"refs/tags/{ref}")
+        if branch and tag and branch != tag:
+            raise InvalidInput(
+                f"a branch and a tag of this name differ ({branch[:12]}, {tag[:12]})",
+                thing=f"{ref} of {masked(self.url)}",
+                advice=f"Write refs/heads/{ref} or refs/tags/{ref}",
+            )
+        commit = branch or tag or self._abbreviated(ref)
+        if commit is None:
+            raise InvalidInput(
+                "the repository has no such branch, tag or commit",
+                thing=f"{ref} of {masked(self.url)}",
+                advice=self._nearest(ref),
+            )
+        return commit
+
+    def _abbreviated(self, ref: str) -> str | None:
+        if not _ABBREVIATED_COMMIT.match(ref.lower()):
+            return None
+        objects = self._git("rev-parse", f"--disambiguate={ref.lower()}").split()
+        commits = sorted({commit for found in objects if (commit := self._peel(found)) is not None})
+        if len(commits) > 1:
+            raise InvalidInput(
+                f"{len(commits)} commits begin like this",
+                thing=f"{ref} of {masked(self.url)}",
+                advice=f"Write more digits: {', '.join(commit[:12] for commit in commits[:5])}",
+            )
+        return commits[0] if commits else None
+
+    def _nearest(self, ref: str) -> str:
+        names = self._git("for-each-ref", "--format=%(refname:lstrip=2)", "refs/heads", "refs/tags").split()
+        close = difflib.get_close_matches(ref, names, n=1) or [name for name in names if name == ref.split("/")[-1]]
+        return f"The nearest is {close[0]}" if close else "Check its spelling, and that it was pushed"
+
+    def _peel(self, name: str) -> str | None:
+        if not self.path.is_dir():
+            return None
+        finished = attempt(
+            "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}",
+            timeout=self.timeout, folder=self.path,
+        )  # fmt: skip
+        commit = finished.stdout.decode().strip()
+        # rev-parse repeats a full commit without looking for it when it is not peeled; peeled, it must be there.
+        return commit if finished.code == 0 and FULL_COMMIT.match(commit) else None
+
+    def _git(self, *arguments: str) -> str:
+        return git(*arguments, timeout=self.timeout, folder=self.path, thing=self.url)
+
+    def _fetch(self, held: Lease, *refspecs: str, about: str = "") -> None:
+        self._remove_leftovers()
+        if self._is_whole():
+            self._fetch_into(self.path, refspecs, about)
+            return
+        self._make(held, refspecs, about)
+
+    def _make(self, held: Lease, refspecs: tuple[str, ...], about: str = "") -> None:
+        log.info("%s: mirroring the whole repository", masked(self.url))
+        started = time.monotonic()
+        temporary = self.path.with_name(f".{self.path.name}.{uuid.uuid4().hex}.tmp")
+        try:
+            git("init", "--quiet", "--bare", "--template=", temporary, timeout=self.timeout)
+            # A commit that a branch has left stays: last month's runs refer to it.
+            git("config", "gc.pruneExpire", "never", timeout=self.timeout, folder=temporary)
+            self._fetch_into(temporary, refspecs, about)
+            held.ensure_held()
+            shutil.rmtree(self.path, ignore_errors=True)
+            temporary.rename(self.path)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        log.info("%s: mirrored in %.1f s", masked(self.url), time.monotonic() - started)
+
+    def _fetch_into(self, folder: Path, refspecs: tuple[str, ...], about: str) -> None:
+        thing = f"{about} of {self.url}" if about else self.url
+        git(
+            "fetch", "--quiet", "--prune", "--force", "--no-tags", "--no-write-fetch-head", "--end-of-options",
+            self.url, *refspecs,
+            timeout=self.timeout, folder=folder, thing=thing,
+        )  # fmt: skip
+
+    def _is_whole(self) -> bool:
+        if not self.path.is_dir():
+            return False
+        return attempt("rev-parse", "--is-bare-repository", timeout=self.timeout, folder=self.path).stdout == b"true\n"
+
+    def _remove_leftovers(self) -> None:
+        """Remove what a killed process left: only the holder of the lease makes these, so they are dead.
+
+        The killed process's git may live a little longer, so its lock files get a moment to go away by themselves.
+        """
+        for temporary in self.path.parent.glob(f".{self.path.name}.*.tmp"):
+            shutil.rmtree(temporary, ignore_errors=True)
+        patience = time.monotonic() + _LOCK_PATIENCE_SECONDS
+        while locks := _lock_files(self.path):
+            if time.monotonic() > patience:
+                for path in locks:
+                    log.warning("%s: removed the lock file of a killed git", path)
+                    path.unlink(missing_ok=True)
+                return
+            time.sleep(0.1)
+
+
+def _lock_files(mirror: Path) -> list[Path]:
+    refs = mirror / "refs"
+    return [*mirror.glob("*.lock"), *(refs.rglob("*.lock") if refs.is_dir() else ())]

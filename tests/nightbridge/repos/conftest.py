@@ -1,0 +1,74 @@
+"""Real git repositories, made for one test each."""
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+
+class Origin:
+    """A git repository that somebody pushes to."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.mkdir(parents=True)
+        self.git("init", "--quiet", "--initial-branch=main")
+
+    @property
+    def url(self) -> str:
+        return f"file://{self.path}"
+
+    def git(self, *arguments: str) -> str:
+        variables = {
+            **os.environ,
+            "GIT_AUTHOR_NAME": "Author",
+            "GIT_AUTHOR_EMAIL": "author@example.org",
+            "GIT_COMMITTER_NAME": "Author",
+            "GIT_COMMITTER_EMAIL": "author@example.org",
+            "GIT_AUTHOR_DATE": "2026-11-20T21:00:00+01:00",
+            "GIT_COMMITTER_DATE": "2026-11-20T21:00:00+01:00",
+        }
+        finished = subprocess.run(
+            ["git", "-C", str(self.path), "-c", "protocol.file.allow=always", *arguments],
+            env=variables,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        return finished.stdout.strip()
+
+    def commit(self, message: str, files: dict[str, str]) -> str:
+        """Write files and commit them; return the full commit."""
+        for name, content in files.items():
+            path = self.path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content)
+        self.git("add", "--all")
+        self.git("commit", "--quiet", "--allow-empty", "--message", message)
+        return self.git("rev-parse", "HEAD")
+
+
+@pytest.fixture
+def origin(tmp_path: Path) -> Origin:
+    """A repository with two commits on `main` and the tag `v1.0` on the first."""
+    made = Origin(tmp_path / "origin" / "Megatron-Bridge")
+    made.commit("First", {"README.md": "one\n", "scripts/run.sh": "echo one\n"})
+    (made.path / "scripts" / "run.sh").chmod(0o755)
+    made.git("update-index", "--chmod=+x", "scripts/run.sh")
+    made.git("commit", "--quiet", "--amend", "--no-edit")
+    made.git("tag", "--annotate", "v1.0", "--message", "one")
+    made.commit("Second", {"README.md": "two\n"})
+    return made
+
+
+@pytest.fixture
+def make_origin(tmp_path: Path) -> Callable[[str], Origin]:
+    """Make further repositories by name."""
+    return lambda name: Origin(tmp_path / "origin" / name)
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    return tmp_path / "workspace"

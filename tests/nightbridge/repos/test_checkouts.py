@@ -1,0 +1,222 @@
+"""A checkout is a whole tree at one commit that many share; one that somebody changed is made again."""
+
+import os
+import shutil
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nightbridge.errors import InvalidInput
+from nightbridge.models import PinnedRepository
+from nightbridge.repos.checkouts import check_out, find_changes
+from nightbridge.repos.mirrors import Mirror
+
+TIMEOUT = 60.0
+
+
+@pytest.fixture
+def mirror(origin: Any, workspace: Path) -> Mirror:
+    return Mirror(origin.url, workspace, timeout=TIMEOUT)
+
+
+@pytest.fixture
+def checkout(mirror: Mirror, workspace: Path) -> PinnedRepository:
+    return check_out(mirror, "main", mirror.resolve("main"), workspace)
+
+
+def git(folder: Path, *arguments: str) -> str:
+    return subprocess.run(
+        ["git", "-C", str(folder), *arguments], check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def test_the_tree_is_the_commit_and_says_what_it_is(origin: Any, checkout: PinnedRepository, workspace: Path) -> None:
+    commit = origin.git("rev-parse", "main")
+
+    assert checkout.path == workspace / "checkouts" / "Megatron-Bridge" / commit
+    assert (checkout.path / "README.md").read_text() == "two\n"
+    assert os.access(checkout.path / "scripts" / "run.sh", os.X_OK)
+    assert (checkout.url, checkout.ref, checkout.commit) == (str(origin.path), "main", commit)
+    assert checkout.subject == "Second"
+    assert checkout.describe == f"v1.0-1-g{commit[:7]}"
+    assert find_changes(checkout.path, commit) == []
+
+
+def test_git_works_in_it_as_the_launcher_needs_without_mirror_and_origin(
+    origin: Any, mirror: Mirror, checkout: PinnedRepository, tmp_path: Path
+) -> None:
+    shutil.rmtree(mirror.path)
+    shutil.rmtree(origin.path)
+
+    assert git(checkout.path, "rev-parse", "--show-toplevel") == str(checkout.path)
+    git(checkout.path, "archive", "--format=tar", f"--output={tmp_path / 'code.tar'}", "HEAD:scripts/")
+    git(checkout.path, "fsck", "--no-dangling")
+
+    names = subprocess.run(["tar", "tf", tmp_path / "code.tar"], check=True, capture_output=True, text=True).stdout
+    assert names.split() == ["run.sh"]
+
+
+def test_it_stays_whole_when_the_mirror_is_packed_again(mirror: Mirror, checkout: PinnedRepository) -> None:
+    git(mirror.path, "repack", "-a", "-d", "-q")
+    git(mirror.path, "prune", "--expire=now")
+
+    git(checkout.path, "fsck", "--no-dangling")
+    assert find_changes(checkout.path, checkout.commit) == []
+
+
+def test_it_shares_its_history_with_the_mirror(origin: Any, mirror: Mirror, workspace: Path) -> None:
+    origin.commit("Large", {"large": os.urandom(200_000).hex()})
+    commit = mirror.resolve("main")
+
+    path = check_out(mirror, "main", commit, workspace).path
+
+    packs = [
+        pack for pack in (path / ".git" / "objects").rglob("*") if pack.is_file() and pack.stat().st_size > 100_000
+    ]
+    assert packs
+    assert all(pack.stat().st_nlink > 1 for pack in packs)
+
+
+def test_a_second_asker_gets_the_same_tree_untouched(
+    origin: Any, mirror: Mirror, checkout: PinnedRepository, workspace: Path
+) -> None:
+    inode = checkout.path.stat().st_ino
+    origin.path.rename(origin.path.with_name("away"))
+
+    assert check_out(mirror, "main", checkout.commit, workspace) == checkout
+    assert checkout.path.stat().st_ino == inode
+
+
+def test_many_who_ask_at_once_get_one_tree(mirror: Mirror, workspace: Path) -> None:
+    commit = mirror.resolve("main")
+    found: list[PinnedRepository] = []
+
+    def ask() -> None:
+        found.append(check_out(Mirror(mirror.url, workspace, timeout=TIMEOUT), "main", commit, workspace))
+
+    threads = [threading.Thread(target=ask) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(found) == 5
+    assert len(set(found)) == 1
+    assert [entry.name for entry in found[0].path.parent.iterdir()] == [commit]
+
+
+def _edit(path: Path) -> None:
+    readme = path / "README.md"
+    readme.chmod(0o644)
+    readme.write_text("changed\n")
+
+
+CHANGES = {
+    "an edited file": (_edit, "changed: README.md"),
+    "a deleted file": (lambda path: (path / "README.md").unlink(), "deleted: README.md"),
+    "an added file": (lambda path: (path / "scripts" / "new.py").write_text(""), "added: scripts/new.py"),
+    "an ignored file": (lambda path: (path / "build.log").write_text(""), "added (ignored by git): build.log"),
+    "an edit that was committed": (
+        lambda path: git(path, "-c", "user.name=x", "-c", "user.email=x@x", "commit", "--allow-empty", "-qm", "x"),
+        "it is at commit",
+    ),
+    "a lost repository": (lambda path: shutil.rmtree(path / ".git"), "it is no whole git checkout"),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_changed_tree_is_found_out_and_made_again(origin: Any, mirror: Mirror, workspace: Path, what: str) -> None:
+    commit = origin.commit("Ignore", {".gitignore": "*.log\n"})
+    path = check_out(mirror, "main", commit, workspace).path
+    change, said = CHANGES[what]
+    change(path)
+
+    assert any(said in line for line in find_changes(path, commit))
+    again = check_out(mirror, "main", commit, workspace)
+
+    assert again.path == path
+    assert find_changes(path, commit) == []
+    assert (path / "README.md").read_text() == "two\n"
+    # A launcher may still be reading the old one.
+    assert len(list(path.parent.glob(f"changed-{commit}.*"))) == 1
+
+
+def test_bytecode_and_the_packagers_short_lived_folder_are_no_changes(checkout: PinnedRepository) -> None:
+    (checkout.path / "scripts" / "__pycache__").mkdir()
+    (checkout.path / "scripts" / "__pycache__" / "run.cpython-311.pyc").write_bytes(b"")
+    (checkout.path / "temp_extract_01234567-89ab-cdef-0123-456789abcdef").mkdir()
+    (checkout.path / "temp_extract_01234567-89ab-cdef-0123-456789abcdef" / "x").write_text("")
+
+    assert find_changes(checkout.path, checkout.commit) == []
+
+
+def test_files_are_read_only(checkout: PinnedRepository) -> None:
+    files = [path for path in checkout.path.rglob("*") if path.is_file() and ".git" not in path.parts]
+
+    assert len(files) == 2
+    assert all(path.stat().st_mode & 0o222 == 0 for path in files)
+
+
+def test_a_half_made_checkout_of_a_killed_process_is_removed(mirror: Mirror, workspace: Path) -> None:
+    commit = mirror.resolve("main")
+    half = workspace / "checkouts" / "Megatron-Bridge" / f".{commit}.0123.tmp"
+    (half / ".git").mkdir(parents=True)
+
+    path = check_out(mirror, "main", commit, workspace).path
+
+    assert [entry.name for entry in path.parent.iterdir()] == [commit]
+
+
+def test_an_unknown_commit_makes_no_checkout(mirror: Mirror, workspace: Path) -> None:
+    with pytest.raises(InvalidInput):
+        check_out(mirror, "f" * 40, "f" * 40, workspace)
+
+    assert not (workspace / "checkouts").exists()
+
+
+def test_a_persons_own_git_settings_change_nothing(
+    mirror: Mirror, workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hooks = tmp_path / "template" / "hooks"
+    hooks.mkdir(parents=True)
+    (hooks / "post-checkout").write_text("#!/bin/sh\ntouch hooked\n")
+    (hooks / "post-checkout").chmod(0o755)
+    settings = tmp_path / "gitconfig"
+    settings.write_text(f"[core]\nautocrlf = true\nhooksPath = {hooks}\n[init]\ntemplateDir = {hooks.parent}\n")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(settings))
+
+    path = check_out(mirror, "main", mirror.resolve("main"), workspace).path
+
+    assert (path / "README.md").read_bytes() == b"two\n"
+    assert not (path / "hooked").exists()
+
+
+def test_a_login_in_the_address_does_not_reach_the_checkouts_settings(
+    origin: Any, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
+    monkeypatch.setenv("GIT_CONFIG_KEY_0", f"url.{origin.path}.insteadOf")
+    monkeypatch.setenv("GIT_CONFIG_VALUE_0", "https://token123@git.example.org/Run.git")
+    mirror = Mirror("https://token123@git.example.org/Run.git", workspace, timeout=TIMEOUT)
+
+    made = check_out(mirror, "main", mirror.resolve("main"), workspace)
+
+    assert made.url == "https://********@git.example.org/Run.git"
+    for folder in (made.path / ".git", mirror.path):
+        assert "token123" not in (folder / "config").read_text()
+
+
+def test_pointers_to_git_lfs_are_reported(origin: Any, workspace: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n"
+    commit = origin.commit(
+        "Weights",
+        {".gitattributes": "*.bin filter=lfs\n", "a/weights.bin": pointer, "b.bin": "real\n", "text": pointer},
+    )
+
+    made = check_out(Mirror(origin.url, workspace, timeout=60.0), "main", commit, workspace)
+
+    assert made.lfs_pointers == ("a/weights.bin",)
+    assert "1 files are only pointers to Git LFS, such as a/weights.bin" in caplog.text

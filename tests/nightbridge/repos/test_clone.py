@@ -1,0 +1,116 @@
+"""The clone stage gives every run of a night the same two commits and the launcher's environment."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nightbridge.errors import InvalidInput
+from nightbridge.models import Checkout, GitRepo, LauncherEnvironment, RunSpec, Site, TestDefinition
+from nightbridge.repos.checkouts import check_out
+from nightbridge.repos.clone import make_checkout, verify_unchanged
+from nightbridge.repos.mirrors import Mirror
+
+THIN_RUN = """
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+[project]
+name = "thin-run"
+version = "1.0"
+[tool.hatch.build.targets.wheel]
+packages = ["thin_run"]
+"""
+
+
+@pytest.fixture
+def run_origin(make_origin: Callable[[str], Any], request: pytest.FixtureRequest) -> Any:
+    made = make_origin("Run")
+    made.commit(request.node.name, {"pyproject.toml": THIN_RUN, "thin_run/__init__.py": "import nemo_run\n"})
+    return made
+
+
+def run_spec(
+    origin: Any, run_origin: Any, *, night: str = "2026-11-21", commit: str = "main", test: str = "a"
+) -> RunSpec:
+    return RunSpec(
+        scenario="nightly",
+        night=night,
+        test=TestDefinition(
+            id=test,
+            name=test,
+            cmd_args={"container_image": "none"},
+            git_repos=(GitRepo(url=origin.url, commit=commit, mount_as="/opt/Megatron-Bridge"),),
+            nemo_run_repo=GitRepo(url=run_origin.url, commit="main"),
+        ),
+    )
+
+
+@pytest.mark.launcher
+def test_all_runs_of_a_night_share_commits_trees_and_environment(
+    origin: Any, run_origin: Any, workspace: Path, environments_dir: Path
+) -> None:
+    site = Site(workspace=workspace, environments=environments_dir)
+
+    first = make_checkout(run_spec(origin, run_origin), site)
+    try:
+        moved = origin.commit("Third", {"README.md": "three\n"})
+        same_night = make_checkout(run_spec(origin, run_origin, test="b"), site)
+        next_night = make_checkout(run_spec(origin, run_origin, night="2026-11-22"), site)
+    finally:
+        shutil.rmtree(first.environment.python.parent.parent)
+
+    assert same_night == first
+    assert first.megatron_bridge.commit != moved == next_night.megatron_bridge.commit
+    assert next_night.environment == first.environment
+    assert first.environment.nemo_run_version == "0.11.1"
+    assert verify_unchanged(first) == []
+    assert Checkout.model_validate_json(first.model_dump_json()) == first
+
+
+def test_an_unknown_commit_is_said_before_anything_is_installed(origin: Any, run_origin: Any, workspace: Path) -> None:
+    site = Site(workspace=workspace)
+
+    with pytest.raises(InvalidInput, match=r"v1\.1 of .*Megatron-Bridge.*nearest is v1\.0"):
+        make_checkout(run_spec(origin, run_origin, commit="v1.1"), site)
+
+    assert not site.environments_dir.exists()
+    assert not (workspace / "checkouts").exists()
+
+
+def test_what_a_run_changed_in_a_tree_is_said(origin: Any, run_origin: Any, workspace: Path, tmp_path: Path) -> None:
+    trees = []
+    for repository in (origin, run_origin):
+        mirror = Mirror(repository.url, workspace, timeout=60)
+        trees.append(check_out(mirror, "main", mirror.resolve("main"), workspace))
+    environment = LauncherEnvironment(python=tmp_path / "python", digest="0")
+    checkout = Checkout(megatron_bridge=trees[0], nemo_run=trees[1], environment=environment)
+    assert verify_unchanged(checkout) == []
+
+    (trees[0].path / "scripts" / "run.sh").unlink()
+    shutil.rmtree(trees[1].path)
+
+    bridge, run = verify_unchanged(checkout)
+    assert bridge == f"{origin.path}: deleted: scripts/run.sh"
+    assert run.startswith(f"{run_origin.path}: it is no whole git checkout")
+
+
+@pytest.mark.launcher
+def test_the_next_night_knows_which_commits_came_since(
+    origin: Any, run_origin: Any, workspace: Path, environments_dir: Path
+) -> None:
+    site = Site(workspace=workspace, environments=environments_dir)
+    first = make_checkout(run_spec(origin, run_origin, night="2026-11-21"), site)
+    try:
+        origin.commit("Third", {"README.md": "three\n"})
+        second = make_checkout(run_spec(origin, run_origin, night="2026-11-22"), site)
+    finally:
+        shutil.rmtree(first.environment.python.parents[1])
+
+    assert first.megatron_bridge.commits_since == ()
+    assert second.megatron_bridge.previous == first.megatron_bridge.commit
+    (line,) = second.megatron_bridge.commits_since
+    assert line.endswith(" Third")
+    assert (second.nemo_run.previous, second.nemo_run.commits_since) == (first.nemo_run.commit, ())

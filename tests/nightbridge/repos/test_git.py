@@ -1,0 +1,150 @@
+"""What git says decides between trying again and asking a person."""
+
+import subprocess
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from nightbridge.errors import InvalidInput, PermanentError, TransientError
+from nightbridge.processes import Finished
+from nightbridge.repos.git import explained, git
+
+URL = "https://git.example.org/team/Run.git"
+
+PERMANENT = {
+    f"remote: Repository not found.\nfatal: repository '{URL}/' not found": "no such repository",
+    "fatal: '/srv/x' does not appear to be a git repository\nfatal: Could not read from remote repository.": "no such repository",
+    f"fatal: unable to access '{URL}/': The requested URL returned error: 404": "no such repository",
+    "fatal: couldn't find remote ref refs/pull/9/head": "no such ref",
+    "fatal: remote error: upload-pack: not our ref 1111111111111111111111111111111111111111": "no such ref",
+    f"fatal: unable to access '{URL}/': The requested URL returned error: 403": "refused our credentials",
+    f"fatal: Authentication failed for '{URL}/'": "refused our credentials",
+    f"fatal: could not read Username for '{URL}': terminal prompts disabled": "refused our credentials",
+    "git@x: Permission denied (publickey).\nfatal: Could not read from remote repository.": "refused our credentials",
+    "Host key verification failed.\nfatal: Could not read from remote repository.": "host's ssh key",
+    "fatal: detected dubious ownership in repository at '/srv/x'": "does not trust",
+    "fatal: unable to access 'https://x/': SSL certificate problem: self-signed certificate": "certificate",
+    "remote: aborting due to possible repository corruption on the remote side.\nfatal: early EOF": "damaged or incomplete",
+    "fatal: write error: No space left on device": "disk is full",
+    "git: 'remote-htps' is not a git command\nfatal: unable to find remote helper for 'htps'": "cannot use this address",
+}
+
+TRANSIENT = [
+    f"fatal: unable to access '{URL}/': Could not resolve host: git.example.org",
+    f"fatal: unable to access '{URL}/': Failed to connect to git.example.org port 443: Connection refused",
+    f"fatal: unable to access '{URL}/': The requested URL returned error: 503",
+    f"fatal: unable to access '{URL}/': The requested URL returned error: 429",
+    f"fatal: unable to access '{URL}/': Operation too slow. Less than 1000 bytes/sec transferred the last 60 seconds",
+    "error: RPC failed; curl 56 GnuTLS recv error (-9)\nfetch-pack: unexpected disconnect while reading sideband packet\nfatal: early EOF",
+    "fatal: early EOF\nfatal: index-pack failed",
+    "ssh: connect to host x port 22: Connection timed out\nfatal: Could not read from remote repository.",
+    "kex_exchange_identification: Connection closed by remote host\nfatal: Could not read from remote repository.",
+    "fatal: unable to connect to localhost:\nlocalhost[0: 127.0.0.1]: errno=Connection refused",
+    "fatal: Unable to create '/w/repos/x.git/packed-refs.lock': File exists.",
+    "error: cannot lock ref 'refs/heads/main': is at 1 but expected 2",
+]
+
+
+@pytest.mark.parametrize(("stderr", "what"), PERMANENT.items())
+def test_what_a_person_must_change_is_permanent_and_says_what_to_check(stderr: str, what: str) -> None:
+    error = explained(Finished(code=128, stdout=b"", stderr=stderr), URL)
+
+    assert isinstance(error, PermanentError)
+    assert what in str(error)
+    assert error.advice
+    assert error.thing == URL
+
+
+@pytest.mark.parametrize("stderr", TRANSIENT)
+def test_what_may_pass_is_transient(stderr: str) -> None:
+    assert isinstance(explained(Finished(code=128, stdout=b"", stderr=stderr), URL), TransientError)
+
+
+def test_a_killed_git_is_transient_and_an_unknown_failure_is_not() -> None:
+    assert isinstance(explained(Finished(code=-9, stdout=b"", stderr=""), URL), TransientError)
+    assert isinstance(explained(Finished(code=1, stdout=b"", stderr="fatal: odd"), URL, ("fetch",)), PermanentError)
+
+
+def test_no_message_shows_a_password() -> None:
+    stderr = "fatal: unable to access 'https://me:hunter22@git.example.org/Run.git/': Could not resolve host"
+
+    error = explained(Finished(code=128, stdout=b"", stderr=stderr), "https://me:hunter22@git.example.org/Run.git")
+
+    assert "hunter22" not in str(error)
+
+
+@pytest.fixture
+def server() -> Iterator[HTTPServer]:
+    """A web server on loopback that answers everything with the status it was told."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(self.server.status)  # type: ignore[attr-defined]
+            self.send_header("WWW-Authenticate", 'Basic realm="git"')
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Answer) as made:
+        thread = threading.Thread(target=made.serve_forever)
+        thread.start()
+        yield made
+        made.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "what"),
+    [
+        (401, PermanentError, "refused our credentials"),
+        (403, PermanentError, "refused our credentials"),
+        (404, InvalidInput, "no such repository"),
+        (429, TransientError, "could not be reached"),
+        (500, TransientError, "could not be reached"),
+        (503, TransientError, "could not be reached"),
+    ],
+)
+def test_what_a_real_git_says_of_a_real_servers_answer(
+    server: HTTPServer, status: int, kind: type[Exception], what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", "/dev/null")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    server.status = status  # type: ignore[attr-defined]
+
+    with pytest.raises(kind, match=what):
+        git("ls-remote", f"http://127.0.0.1:{server.server_port}/Run.git", timeout=30)
+
+
+def test_a_connection_that_nobody_answers_is_transient(tmp_path: Path) -> None:
+    with pytest.raises(TransientError, match="could not be reached"):
+        git("ls-remote", "git://127.0.0.1:1/x.git", timeout=30)
+
+
+def test_git_runs_into_its_time_limit(tmp_path: Path) -> None:
+    with pytest.raises(TransientError, match="did not end within"):
+        git("-c", "alias.wait=!sleep 30", "wait", timeout=0.3)
+
+
+def test_a_folder_inside_another_repository_is_not_taken_for_it(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
+    (tmp_path / "inside").mkdir()
+
+    with pytest.raises(PermanentError, match="not a git repository"):
+        git("status", timeout=30, folder=tmp_path / "inside")
+
+
+def test_git_is_told_nothing_by_a_surrounding_hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    subprocess.run(["git", "init", "--quiet", str(tmp_path / "mine")], check=True)
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
+
+    assert git("rev-parse", "--show-toplevel", timeout=30, folder=tmp_path / "mine") == str(tmp_path / "mine")
+
+
+def test_an_invalid_ref_error_is_invalid_input() -> None:
+    error = explained(Finished(code=128, stdout=b"", stderr="fatal: couldn't find remote ref x"), URL)
+
+    assert isinstance(error, InvalidInput)

@@ -1,0 +1,104 @@
+"""Submodules are checked out at the commits that the tree pins, when they are asked for."""
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nightbridge.errors import InvalidInput
+from nightbridge.repos.checkouts import check_out, find_changes
+from nightbridge.repos.mirrors import Mirror
+from nightbridge.repos.submodules import absolute_submodule_url
+
+TIMEOUT = 60.0
+
+
+@pytest.fixture
+def family(origin: Any, make_origin: Callable[[str], Any]) -> Any:
+    """`origin` with the submodule Megatron-LM by a relative address, which has a submodule of its own."""
+    deep = make_origin("deep")
+    deep.commit("Deep", {"deep.txt": "deep\n"})
+    lm = make_origin("Megatron-LM")
+    lm.commit("Core", {"core.py": "x = 1\n"})
+    lm.git("submodule", "--quiet", "add", str(deep.path), "third/deep")
+    lm.commit("Add deep", {})
+    origin.git("submodule", "--quiet", "add", "--name", "lm", "../Megatron-LM", "3rdparty/Megatron-LM")
+    origin.commit("Add Megatron-LM", {})
+    lm.commit("Moved on", {"core.py": "x = 2\n"})
+    return origin
+
+
+@pytest.fixture
+def mirror(family: Any, workspace: Path) -> Mirror:
+    return Mirror(family.url, workspace, timeout=TIMEOUT)
+
+
+def test_they_are_at_their_pinned_commits_and_theirs_too(mirror: Mirror, workspace: Path) -> None:
+    commit = mirror.resolve("main")
+
+    made = check_out(mirror, "main", commit, workspace, with_submodules=True)
+
+    assert made.path.name == f"{commit}+submodules"
+    assert (made.path / "3rdparty" / "Megatron-LM" / "core.py").read_text() == "x = 1\n"
+    assert (made.path / "3rdparty" / "Megatron-LM" / "third" / "deep" / "deep.txt").read_text() == "deep\n"
+    assert find_changes(made.path, commit) == []
+    listing = subprocess.run(
+        ["git", "-C", str(made.path), "submodule", "foreach", "--recursive", "--quiet", "echo $sm_path"],
+        check=True, capture_output=True, text=True,
+    ).stdout  # fmt: skip
+    assert listing.split() == ["3rdparty/Megatron-LM", "third/deep"]
+
+
+def test_each_has_a_mirror_of_its_own(mirror: Mirror, workspace: Path) -> None:
+    check_out(mirror, "main", mirror.resolve("main"), workspace, with_submodules=True)
+
+    names = {path.name.rsplit("-", 1)[0] for path in (workspace / "repos").glob("*.git")}
+    assert names == {"Megatron-Bridge", "Megatron-LM", "deep"}
+
+
+def test_without_them_their_folder_is_empty_in_a_tree_of_its_own(mirror: Mirror, workspace: Path) -> None:
+    commit = mirror.resolve("main")
+    check_out(mirror, "main", commit, workspace, with_submodules=True)
+
+    made = check_out(mirror, "main", commit, workspace)
+
+    assert made.path.name == commit
+    assert list((made.path / "3rdparty" / "Megatron-LM").iterdir()) == []
+    assert find_changes(made.path, commit) == []
+
+
+def test_a_change_inside_one_is_found_out(mirror: Mirror, workspace: Path) -> None:
+    commit = mirror.resolve("main")
+    made = check_out(mirror, "main", commit, workspace, with_submodules=True)
+    inner = made.path / "3rdparty" / "Megatron-LM"
+    (inner / "third" / "deep" / "new.txt").write_text("")
+
+    assert find_changes(made.path, commit) == ["3rdparty/Megatron-LM: third/deep: added: new.txt"]
+
+
+def test_one_that_is_not_there_is_named(family: Any, mirror: Mirror, workspace: Path) -> None:
+    lm = family.path.with_name("Megatron-LM")
+    lm.rename(lm.with_name("gone"))
+
+    with pytest.raises(InvalidInput, match=r"Megatron-LM.*no such repository"):
+        check_out(mirror, "main", mirror.resolve("main"), workspace, with_submodules=True)
+
+    left = [path.name for path in (workspace / "checkouts" / "Megatron-Bridge").iterdir()]
+    assert left == []
+
+
+@pytest.mark.parametrize(
+    ("url", "parent", "absolute"),
+    [
+        ("https://x.org/lm.git", "https://github.com/a/b.git", "https://x.org/lm.git"),
+        ("../lm.git", "https://github.com/a/b.git", "https://github.com/a/lm.git"),
+        ("../../c/lm.git", "https://github.com/a/b.git/", "https://github.com/c/lm.git"),
+        ("../lm.git", "git@github.com:b.git", "git@github.com:lm.git"),
+        ("../../c/lm.git", "git@github.com:a/b.git", "git@github.com:c/lm.git"),
+        ("./lm", "/srv/git/b", "/srv/git/b/lm"),
+    ],
+)
+def test_a_relative_address_is_relative_to_the_parents(url: str, parent: str, absolute: str) -> None:
+    assert absolute_submodule_url(url, parent) == absolute
