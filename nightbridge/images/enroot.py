@@ -1,0 +1,209 @@
+"""enroot: imports images from registries. Its exit codes and messages, and what they mean for us."""
+
+import logging
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from nightbridge.errors import DamagedData, InvalidInput, NightbridgeError, PermanentError, TransientError
+from nightbridge.images.references import ImageReference
+from nightbridge.images.registry import login_advice, registry_digest
+from nightbridge.images.work import work_folder
+from nightbridge.models import Model
+from nightbridge.processes import Finished, run
+
+log = logging.getLogger(__name__)
+
+IMPORT_TIMEOUT_SECONDS = 4 * 3600.0
+DIGEST_TIMEOUT_SECONDS = 600.0
+
+# enroot's own defaults wait for ever and never try again (docker.sh). Per transfer, so a large layer needs its time.
+_DEFAULTS = {"ENROOT_TRANSFER_TIMEOUT": "1800", "ENROOT_TRANSFER_RETRIES": "3", "ENROOT_CONNECT_TIMEOUT": "30"}
+
+# `enroot digest` and `@sha256:` came with this version; before it the registry itself is asked.
+FIRST_MAJOR_WITH_DIGEST = 4
+
+
+class Enroot(Model):
+    """The enroot that is installed here."""
+
+    program: Path
+    version: str
+
+    @property
+    def major(self) -> int:
+        """The first number of the version."""
+        return int(self.version.split(".")[0])
+
+    @property
+    def tool(self) -> str:
+        """What made an image, for its sidecar."""
+        return f"enroot {self.version}"
+
+    def digest(self, reference: ImageReference) -> str:
+        """The digest that a reference means now, `sha256:<64 hex>`.
+
+        Raises:
+            InvalidInput: There is no such image.
+            PermanentError: The registry refuses us.
+            TransientError: The registry cannot be reached, or is busy.
+
+        """
+        if self.major < FIRST_MAJOR_WITH_DIGEST:
+            return registry_digest(reference)
+        finished = run(
+            [self.program, "digest", reference.uri(self.major)],
+            environment=_environment(),
+            timeout=DIGEST_TIMEOUT_SECONDS,
+        )
+        found = re.search(r"(?:sha256:)?([0-9a-f]{64})", finished.stdout.decode(errors="replace"))
+        if finished.code or not found:
+            raise explained(finished, reference)
+        return f"sha256:{found[1]}"
+
+    def import_image(self, reference: ImageReference, output: Path) -> None:
+        """Import an image into a file that does not exist yet. What a failed import left is removed.
+
+        Raises:
+            InvalidInput: There is no such image.
+            PermanentError: The registry refuses us, a disk is full, or enroot lacks a tool.
+            TransientError: The registry cannot be reached or is busy, a layer arrived damaged, or enroot was killed.
+
+        """
+        try:
+            # A killed enroot leaves its folder behind; in one of ours it is found again.
+            with work_folder(output) as folder:
+                finished = run(
+                    [self.program, "import", "--output", output, reference.uri(self.major)],
+                    environment={**_environment(), "ENROOT_TEMP_PATH": str(folder)},
+                    timeout=IMPORT_TIMEOUT_SECONDS,
+                    on_line=lambda line: log.info("enroot: %s", line) if line.startswith("[INFO]") else None,
+                )
+            if finished.code:
+                raise explained(finished, reference)
+        except BaseException:
+            output.unlink(missing_ok=True)
+            raise
+
+
+def find_enroot() -> Enroot:
+    """Find enroot on PATH.
+
+    Raises:
+        PermanentError: There is none, or it does not tell its version.
+
+    """
+    program = shutil.which("enroot")
+    if program is None:
+        raise PermanentError(
+            "enroot is not installed here",
+            thing="enroot",
+            advice="Install it, or Debian's skopeo, umoci and squashfs-tools; "
+            'or set container_image to the path of a .sqsh file or to "none"',
+        )
+    finished = run([program, "version"], environment=os.environ, timeout=DIGEST_TIMEOUT_SECONDS)
+    version = finished.stdout.decode(errors="replace").strip()
+    if finished.code or not re.match(r"\d+\.", version):
+        raise PermanentError(f"enroot does not tell its version: {finished.tail or version}", thing=program)
+    return Enroot(program=Path(program), version=version)
+
+
+class _Meaning(Model):
+    """What a message means: the kind of error, in our words, and what to do."""
+
+    pattern: str
+    kind: type[NightbridgeError]
+    what: str
+    advice: str = ""
+
+
+# Read from the top. A status of the registry says more than curl's exit code that follows from it; a full disk shows
+# itself as a failed write of curl or zstd.
+_MEANINGS = (
+    _Meaning(
+        pattern=r"Invalid image reference|curl: \(3\)",
+        kind=InvalidInput,
+        what="enroot cannot read this reference",
+        advice="Write REGISTRY/IMAGE:TAG",
+    ),
+    _Meaning(
+        pattern=r"No space left on device|Disk quota exceeded|Failed to write to output filesystem"
+        r"|zstd: error 70|curl: \(23\)",
+        kind=PermanentError,
+        what="a disk is full",
+        advice="Free some space for images, or set ENROOT_CACHE_PATH and ENROOT_TEMP_PATH to larger disks",
+    ),
+    _Meaning(
+        pattern=r"returned error(?: code)?: (408|429|5\d\d)",
+        kind=TransientError,
+        what="the registry is busy or out of order",
+    ),
+    _Meaning(
+        pattern=r"returned error(?: code)?: 40[13]",
+        kind=PermanentError,
+        what="the registry refused our credentials",
+        advice="{login}",
+    ),
+    _Meaning(
+        pattern=r"returned error(?: code)?: 404",
+        kind=InvalidInput,
+        what="the registry has no such image",
+        advice="Check name and tag; a private image may say the same to those who are not logged in",
+    ),
+    _Meaning(
+        pattern=r"returned error(?: code)?: 400",
+        kind=PermanentError,
+        what="the registry cannot give this image to enroot",
+        advice="enroot needs Docker's manifest format: push the image again with `skopeo copy --format v2s2`",
+    ),
+    _Meaning(
+        pattern=r"corrupted|Checksum mismatch|invalid compressed data|unexpected end of file",
+        kind=TransientError,
+        what="a layer arrived damaged",
+    ),
+    _Meaning(
+        pattern=r"curl: \((5|6|7|16|18|22|28|35|52|55|56|92)\)",
+        kind=TransientError,
+        what="the registry could not be reached, or the transfer broke off",
+    ),
+    _Meaning(
+        pattern=r"[Cc]ommand not found|[Cc]ould not find (a )?(command|program)",
+        kind=PermanentError,
+        what="enroot lacks a program that it needs",
+        advice="Install what it names on this machine",
+    ),
+    _Meaning(
+        pattern=r"File already exists|will not overwrite",
+        kind=TransientError,
+        what="another import wrote the same file",
+    ),
+)
+
+# curl's exit codes that enroot passes on: no connection, cut off, HTTP error, timed out.
+_TRANSIENT_CODES = {7, 18, 22, 28}
+# A shell's way to say that its child was killed.
+_KILLED_CODES = {137, 143}
+
+
+def explained(finished: Finished, reference: ImageReference) -> NightbridgeError:
+    """The error that a failed enroot stands for."""
+    thing = str(reference)
+    for meaning in _MEANINGS:
+        if re.search(meaning.pattern, finished.stderr):
+            advice = meaning.advice.replace("{login}", login_advice(reference))
+            return meaning.kind(f"{meaning.what} ({finished.tail})", thing=thing, advice=advice)
+    if finished.code in _TRANSIENT_CODES:
+        return TransientError(f"the transfer failed with curl's code {finished.code} ({finished.tail})", thing=thing)
+    if finished.code < 0 or finished.code in _KILLED_CODES:
+        return TransientError(
+            f"enroot was killed (code {finished.code})", thing=thing, advice="Was the memory too small?"
+        )
+    if finished.code == 0:
+        return DamagedData("enroot gave no digest", thing=thing)
+    return PermanentError(f"enroot failed with code {finished.code}: {finished.tail or 'it said nothing'}", thing=thing)
+
+
+def _environment() -> Mapping[str, str]:
+    return _DEFAULTS | dict(os.environ)

@@ -1,0 +1,189 @@
+"""The container stage: a verified image of known digest, or the declared absence of one."""
+
+import hashlib
+import logging
+import os
+import shutil
+import time
+import uuid
+from datetime import datetime
+from pathlib import Path
+
+from nightbridge.errors import DamagedData, InvalidInput, TransientError
+from nightbridge.files import write_model
+from nightbridge.images.enroot import IMPORT_TIMEOUT_SECONDS, Enroot, find_enroot
+from nightbridge.images.references import ImageReference, parse_reference
+from nightbridge.images.squashfs import check_squashfs, sha256_of
+from nightbridge.images.standard_tools import StandardTools, find_standard_tools
+from nightbridge.images.work import remove_leftovers
+from nightbridge.leases import lease
+from nightbridge.models import Image, Model, RunSpec, Site, utc_now
+from nightbridge.once import decide_once
+
+log = logging.getLogger(__name__)
+
+NO_CONTAINER = "none"
+
+
+class ImageRecord(Model):
+    """The sidecar of an image file: what it is, and that exactly this file was verified. Written last."""
+
+    reference: str
+    digest: str
+    sha256: str
+    size: int
+    mtime_ns: int
+    tool: str
+    verified_at: datetime
+
+
+class ImagePin(Model):
+    """What a reference meant when the night first asked."""
+
+    reference: str
+    digest: str
+    resolved_at: datetime
+
+
+def pull_image(spec: RunSpec, site: Site) -> Image:
+    """Return the image that a run asks for with `container_image`.
+
+    `none` is the declared absence of a container. The path of a .sqsh file is checked and used where it lies. A
+    reference is resolved to a digest once per night and imported once per digest, to `<images>/<digest>.sqsh`: with
+    enroot, or where there is none with skopeo, umoci and mksquashfs.
+
+    Raises:
+        InvalidInput: No image is named, or there is no such file or image.
+        DamagedData: The file is no whole squashfs image.
+        PermanentError: No tool that can import is here, the registry refuses us, or a disk is full.
+        TransientError: The registry cannot be reached, or somebody else has been importing for too long.
+
+    """
+    written = str(spec.test.cmd_args.get("container_image") or "").strip()
+    if not written:
+        raise InvalidInput(
+            "no container_image", thing=spec.test.id, advice='Name an image, a .sqsh file, or "none" in [cmd_args]'
+        )
+    if written == NO_CONTAINER:
+        return Image(kind="none")
+    images = site.images_dir.absolute()
+    if _is_path(written):
+        return _local_image(written, images)
+    reference = parse_reference(written)
+    digest = reference.digest
+    if digest is None:
+        digest = decide_once(
+            site.workspace.absolute() / "nights" / spec.night / "images" / f"{reference.identity}.json",
+            ImagePin,
+            lambda: ImagePin(reference=str(reference), digest=find_importer().digest(reference), resolved_at=utc_now()),
+        ).digest
+    return _registry_image(reference.model_copy(update={"digest": digest}), digest, images)
+
+
+def find_importer() -> Enroot | StandardTools:
+    """Find what can import images here: enroot, else the standard tools.
+
+    Raises:
+        PermanentError: Neither is installed; the message says what can be.
+
+    """
+    if shutil.which("enroot") is None and (tools := find_standard_tools()) is not None:
+        return tools
+    return find_enroot()
+
+
+def _is_path(text: str) -> bool:
+    """Whether an image is named by its path: pyxis' rule, and a relative path to a file that is there."""
+    return text.startswith(("/", ".", "~")) or text.endswith(".sqsh") or Path(text).is_file()
+
+
+def _local_image(written: str, images: Path) -> Image:
+    path = Path(written).expanduser().absolute()
+    if not path.is_file():
+        raise InvalidInput("no such image file", thing=str(path), advice="Check container_image")
+    sidecar = images / "local" / f"{hashlib.sha256(str(path).encode()).hexdigest()[:16]}.json"
+    with lease(sidecar.with_suffix(".lease")):
+        record = _valid_record(sidecar, path)
+        if record is None:
+            check_squashfs(path)
+            record = _record(path, reference=written, digest=None, tool="")
+            write_model(sidecar, record)
+    return _image(written, path, record)
+
+
+def _registry_image(reference: ImageReference, digest: str, images: Path) -> Image:
+    name = digest.removeprefix("sha256:")
+    path = images / f"{name}.sqsh"
+    sidecar = path.with_suffix(".json")
+    with lease(images / f".{name}.lease", timeout=IMPORT_TIMEOUT_SECONDS) as held:
+        record = _valid_record(sidecar, path)
+        if record is None:
+            remove_leftovers(images, name)
+            importer = find_importer()
+            log.info("importing %s with %s", reference, importer.tool)
+            started = time.monotonic()
+            temporary = images / f".{name}.{uuid.uuid4().hex}.sqsh.tmp"
+            try:
+                importer.import_image(reference, temporary)
+                _check_import(temporary, importer.tool, reference)
+                record = _record(temporary, reference=str(reference), digest=digest, tool=importer.tool)
+                held.ensure_held()
+                sidecar.unlink(missing_ok=True)
+                temporary.replace(path)
+                write_model(sidecar, record)
+            finally:
+                temporary.unlink(missing_ok=True)
+            log.info("imported %s: %d MB in %.0f s", reference, record.size >> 20, time.monotonic() - started)
+        # When it was last wanted: what `prune` goes by.
+        os.utime(sidecar)
+    return _image(str(reference), path, record)
+
+
+def _check_import(path: Path, tool: str, reference: ImageReference) -> None:
+    try:
+        check_squashfs(path)
+    except (DamagedData, FileNotFoundError) as error:
+        # The tool said that all was well; another import may well be.
+        raise TransientError(f"{tool} left no whole image: {error}", thing=str(reference)) from error
+
+
+def _record(path: Path, *, reference: str, digest: str | None, tool: str) -> ImageRecord:
+    status = path.stat()
+    checksum = sha256_of(path)
+    return ImageRecord(
+        reference=reference,
+        digest=digest or f"sha256:{checksum}",
+        sha256=checksum,
+        size=status.st_size,
+        mtime_ns=status.st_mtime_ns,
+        tool=tool,
+        verified_at=utc_now(),
+    )
+
+
+def _valid_record(sidecar: Path, path: Path) -> ImageRecord | None:
+    """The record of an image file that is still the one it was made of; else None.
+
+    A file of the same size and time is taken for the same; of another time it is read again.
+    """
+    try:
+        record = ImageRecord.model_validate_json(sidecar.read_bytes())
+        status = path.stat()
+    except (FileNotFoundError, ValueError):
+        return None
+    if status.st_size != record.size:
+        return None
+    if status.st_mtime_ns != record.mtime_ns and sha256_of(path) != record.sha256:
+        return None
+    return record
+
+
+def _image(reference: str, path: Path, record: ImageRecord) -> Image:
+    return Image(
+        kind="sqsh",
+        reference=reference,
+        path=path,
+        digest=record.digest,
+        sha256=record.sha256,
+        size=record.size,
+    )

@@ -1,0 +1,251 @@
+"""A registry's own HTTP API (OCI distribution specification): what a tag means now, for tools that cannot tell.
+
+Logins are the ones that the import tools use: enroot's `.credentials`, else the files that docker, podman and skopeo
+write. They go to the registry and to the token server that it names, never through a redirect to a third place.
+"""
+
+import base64
+import binascii
+import hashlib
+import http.client
+import json
+import logging
+import netrc
+import os
+import re
+import ssl
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from email.message import Message
+from pathlib import Path
+
+from nightbridge.errors import DamagedData, InvalidInput, NightbridgeError, PermanentError, TransientError
+from nightbridge.images.references import ImageReference
+
+log = logging.getLogger(__name__)
+
+Login = tuple[str, str]
+"""User and password. Never logged, never part of a model."""
+
+DOCKER_HUB = "registry-1.docker.io"
+_DOCKER_HUB_LOGINS = ("auth.docker.io", "docker.io", "https://index.docker.io/v1/")
+
+_MANIFEST_TYPES = (
+    "application/vnd.oci.image.index.v1+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+    "application/vnd.oci.image.manifest.v1+json",
+    "application/vnd.docker.distribution.manifest.v2+json",
+)
+_TIMEOUT_SECONDS = 60.0
+# A registry that says when to come back is asked so often; one that does not is left to the stage's own retries.
+_TRIES = 4
+_LONGEST_PAUSE_SECONDS = 60.0
+
+LOGIN_ADVICE = (
+    "Put a line `machine {registry} login {user} password PASSWORD` into $ENROOT_CONFIG_PATH/.credentials "
+    "(~/.config/enroot/.credentials)"
+)
+
+
+def login_advice(reference: ImageReference) -> str:
+    """How to log in to the registry of an image; NVIDIA's takes one fixed user name with an API key."""
+    return LOGIN_ADVICE.replace("{registry}", reference.registry or "auth.docker.io").replace(
+        "{user}", "$oauthtoken" if reference.registry == "nvcr.io" else "USER"
+    )
+
+
+def http_is_allowed() -> bool:
+    """Whether registries may be asked without encryption: enroot's own switch, `ENROOT_ALLOW_HTTP`."""
+    return os.environ.get("ENROOT_ALLOW_HTTP", "").lower() in {"1", "y", "yes", "true", "on"}
+
+
+def registry_digest(reference: ImageReference) -> str:
+    """The digest of the manifest that a reference means now, `sha256:<64 hex>`.
+
+    Raises:
+        InvalidInput: There is no such image.
+        PermanentError: The registry refuses us, or its certificate is not trusted.
+        TransientError: The registry cannot be reached, or is busy.
+        DamagedData: It answered with no digest.
+
+    """
+    registry = reference.registry or DOCKER_HUB
+    name = reference.name if reference.registry or "/" in reference.name else f"library/{reference.name}"
+    version = reference.digest or reference.tag or "latest"
+    scheme = "http" if http_is_allowed() else "https"
+    url = f"{scheme}://{registry}/v2/{name}/manifests/{version}"
+    headers = {"Accept": ", ".join(_MANIFEST_TYPES)}
+    try:
+        answer = _ask(url, headers, method="HEAD", reference=reference)
+    except urllib.error.HTTPError as error:
+        if error.code != http.HTTPStatus.UNAUTHORIZED:
+            raise _refusal(error, reference) from error
+        headers["Authorization"] = _authorization(error.headers, registry, reference)
+        answer = _ask_again(url, headers, "HEAD", reference)
+    digest = answer.headers.get("Docker-Content-Digest")
+    if digest is None:
+        # The header is optional; the digest is by definition that of the manifest's bytes.
+        with _ask_again(url, headers, "GET", reference) as manifest:
+            digest = f"sha256:{hashlib.sha256(manifest.read()).hexdigest()}"
+    if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
+        raise DamagedData(f"the registry gave no digest that we know ({digest[:80]!r})", thing=str(reference))
+    return digest
+
+
+def find_login(registry: str, *, token_server: str = "") -> Login | None:
+    """The login for a registry, as `registry[:port]`; None when nobody left one.
+
+    Raises:
+        PermanentError: A file with logins cannot be read.
+
+    """
+    hosts = [registry, registry.rpartition(":")[0], token_server]
+    if registry == DOCKER_HUB:
+        hosts += _DOCKER_HUB_LOGINS
+    for table in (_enroot_logins(), *map(_docker_logins, _docker_files())):
+        for host in hosts:
+            if host and (login := table.get(host)):
+                return login
+    return None
+
+
+def _enroot_logins() -> Mapping[str, Login]:
+    config = os.environ.get("ENROOT_CONFIG_PATH")
+    home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    path = (Path(config) if config else home / "enroot") / ".credentials"
+    if not path.is_file():
+        return {}
+    try:
+        hosts = netrc.netrc(path).hosts
+    except (netrc.NetrcParseError, OSError) as error:
+        # The parser's own message shows the word that it stumbled over, which may be the password.
+        where = f" at line {error.lineno}" if isinstance(error, netrc.NetrcParseError) else ""
+        raise PermanentError(
+            f"this file with logins cannot be read{where}", thing=str(path), advice="Its format is netrc(5)"
+        ) from None
+    # enroot lets its shell fill in a password that begins with a dollar sign.
+    return {host: (user, os.path.expandvars(password)) for host, (user, _, password) in hosts.items()}
+
+
+def _docker_files() -> list[Path]:
+    variables = os.environ
+    named = variables.get("REGISTRY_AUTH_FILE")
+    if named:
+        return [Path(named)]
+    runtime = variables.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
+    docker = Path(variables.get("DOCKER_CONFIG") or Path.home() / ".docker")
+    return [Path(runtime) / "containers" / "auth.json", docker / "config.json"]
+
+
+def _docker_logins(path: Path) -> Mapping[str, Login]:
+    logins = {}
+    try:
+        entries = json.loads(path.read_bytes()).get("auths", {})
+        for host, entry in entries.items():
+            user, _, password = base64.b64decode(entry.get("auth", "")).decode().partition(":")
+            if user and password:
+                logins[host] = (user, password)
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, AttributeError, binascii.Error):
+        raise PermanentError("this file with logins cannot be read", thing=str(path)) from None
+    return logins
+
+
+def _ask(url: str, headers: Mapping[str, str], *, method: str, reference: ImageReference) -> http.client.HTTPResponse:
+    """One question; HTTPError is the caller's to read, everything below it is explained here."""
+    for last_try in [False] * (_TRIES - 1) + [True]:
+        request = urllib.request.Request(url, method=method, headers={"User-Agent": "nightbridge"})
+        for name, value in headers.items():
+            request.add_unredirected_header(name, value)
+        try:
+            answer: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS)
+        except urllib.error.HTTPError as error:
+            pause = _asked_to_wait(error)
+            if last_try or pause is None:
+                raise
+            log.info("%s: the registry asks to come back in %.0f s", reference, pause)
+            time.sleep(pause)
+        except (OSError, http.client.HTTPException) as error:
+            raise _no_answer(error, url, reference) from error
+        else:
+            return answer
+    raise AssertionError("unreachable")
+
+
+def _ask_again(
+    url: str, headers: Mapping[str, str], method: str, reference: ImageReference
+) -> http.client.HTTPResponse:
+    try:
+        return _ask(url, headers, method=method, reference=reference)
+    except urllib.error.HTTPError as error:
+        raise _refusal(error, reference) from error
+
+
+def _asked_to_wait(error: urllib.error.HTTPError) -> float | None:
+    """Seconds from `Retry-After`; None where the server did not say, or said more than we wait."""
+    said = error.headers.get("Retry-After", "") if error.code in (429, 503) else ""
+    return float(said) if said.isdecimal() and float(said) <= _LONGEST_PAUSE_SECONDS else None
+
+
+def _authorization(headers: Message, registry: str, reference: ImageReference) -> str:
+    """What the `Authorization` header must be for a registry that answered 401."""
+    challenge = headers.get("WWW-Authenticate", "")
+    scheme, _, rest = challenge.partition(" ")
+    fields = {name.lower(): quoted for name, quoted in re.findall(r'(\w+)="([^"]*)"', rest)}
+    realm = fields.get("realm", "")
+    if scheme.lower() == "basic":
+        login = find_login(registry)
+        if login is None:
+            raise PermanentError("the registry asks for a login", thing=str(reference), advice=login_advice(reference))
+        return _basic(login)
+    if scheme.lower() != "bearer" or not realm.startswith(("https://", "http://")):
+        raise PermanentError(f"the registry asks for a login that we do not know ({scheme!r})", thing=str(reference))
+    if realm.startswith("http://") and not http_is_allowed():
+        raise PermanentError("the registry wants the login sent without encryption", thing=str(reference))
+    login = find_login(registry, token_server=urllib.parse.urlsplit(realm).hostname or "")
+    query = urllib.parse.urlencode({name: fields[name] for name in ("service", "scope") if name in fields})
+    basic = {"Authorization": _basic(login)} if login else {}
+    with _ask_again(f"{realm}?{query}", basic, "GET", reference) as answer:
+        try:
+            given = json.loads(answer.read())
+            token = given.get("token") or given["access_token"]
+        except (ValueError, KeyError, AttributeError) as error:
+            raise TransientError("the registry's token server gave no token", thing=str(reference)) from error
+    return f"Bearer {token}"
+
+
+def _basic(login: Login) -> str:
+    return "Basic " + base64.b64encode(":".join(login).encode()).decode()
+
+
+def _refusal(error: urllib.error.HTTPError, reference: ImageReference) -> NightbridgeError:
+    thing, said = str(reference), f"HTTP {error.code} {error.reason}"
+    if error.code in (401, 403):
+        return PermanentError(
+            f"the registry refused our credentials ({said})", thing=thing, advice=login_advice(reference)
+        )
+    if error.code == 404:
+        return InvalidInput(
+            f"the registry has no such image ({said})",
+            thing=thing,
+            advice="Check name and tag; a private image may say the same to those who are not logged in",
+        )
+    if error.code in (408, 429) or error.code >= 500:
+        return TransientError(f"the registry is busy or out of order ({said})", thing=thing)
+    return PermanentError(f"the registry refused the question ({said})", thing=thing)
+
+
+def _no_answer(error: Exception, url: str, reference: ImageReference) -> NightbridgeError:
+    host = urllib.parse.urlsplit(url).netloc
+    reason = getattr(error, "reason", None) or error
+    if isinstance(reason, ssl.SSLCertVerificationError):
+        return PermanentError(
+            f"the certificate of {host} is not trusted here ({reason.verify_message})",
+            thing=str(reference),
+            advice="Install the site's certificate authority, or set SSL_CERT_FILE",
+        )
+    return TransientError(f"{host} could not be reached ({reason})", thing=str(reference))

@@ -1,0 +1,249 @@
+"""Import without enroot: skopeo fetches, umoci unpacks, mksquashfs packs. All three are Debian packages.
+
+The result is what enroot makes of the same image: all files owned by root, nothing below /dev, readable to its owner,
+the same compression, and the files of `rootfs.py` that say how it is started.
+"""
+
+import base64
+import json
+import logging
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from nightbridge.errors import InvalidInput, NightbridgeError, PermanentError, TransientError
+from nightbridge.images.references import ImageReference
+from nightbridge.images.registry import DOCKER_HUB, find_login, http_is_allowed, login_advice, registry_digest
+from nightbridge.images.rootfs import ImageConfig, open_to_owner, write_start_files
+from nightbridge.images.work import work_folder
+from nightbridge.models import Model
+from nightbridge.processes import Finished, run
+
+log = logging.getLogger(__name__)
+
+PROGRAMS = ("skopeo", "umoci", "mksquashfs")
+
+_STEP_TIMEOUT_SECONDS = 2 * 3600.0
+_VERSION_TIMEOUT_SECONDS = 60.0
+_DEFAULT_RETRIES = "3"
+# enroot's own default.
+_DEFAULT_SQUASH_OPTIONS = "-comp lzo -noD -exit-on-error"
+_POLICIES = (Path("/etc/containers/policy.json"), Path("~/.config/containers/policy.json"))
+
+
+class StandardTools(Model):
+    """The three programs that are installed here, by their paths, and their versions."""
+
+    skopeo: Path
+    umoci: Path
+    mksquashfs: Path
+    versions: tuple[str, ...]
+
+    @property
+    def tool(self) -> str:
+        """What made an image, for its sidecar."""
+        return ", ".join(f"{name} {version}" for name, version in zip(PROGRAMS, self.versions, strict=True))
+
+    def digest(self, reference: ImageReference) -> str:
+        """The digest that a reference means now; see `registry_digest`."""
+        return registry_digest(reference)
+
+    def import_image(self, reference: ImageReference, output: Path) -> None:
+        """Import an image into a file that does not exist yet. What a failed import left is removed.
+
+        Raises:
+            InvalidInput: There is no such image.
+            PermanentError: The registry refuses us, a disk is full, or the image is of a kind that cannot be unpacked.
+            TransientError: The registry cannot be reached or is busy, a layer arrived damaged, or a tool was killed.
+
+        """
+        try:
+            with work_folder(output) as folder:
+                layout, bundle = folder / "layout", folder / "bundle"
+                self._fetch(reference, layout)
+                self._unpack(reference, layout, bundle)
+                rootfs = bundle / "rootfs"
+                open_to_owner(rootfs)
+                write_start_files(rootfs, _read_config(layout, reference))
+                self._pack(reference, rootfs, output)
+        except BaseException:
+            output.unlink(missing_ok=True)
+            raise
+
+    def _fetch(self, reference: ImageReference, layout: Path) -> None:
+        registry = reference.registry or DOCKER_HUB
+        # Content is known by its digest; a site's own signature policy is kept where there is one.
+        policy = [] if any(path.expanduser().exists() for path in _POLICIES) else ["--insecure-policy"]
+        retries = os.environ.get("ENROOT_TRANSFER_RETRIES", _DEFAULT_RETRIES)
+        options = ["--quiet", f"--retry-times={retries}", *(["--src-tls-verify=false"] if http_is_allowed() else [])]
+        version = f"@{reference.digest}" if reference.digest else f":{reference.tag or 'latest'}"
+        source = f"docker://{reference.registry or 'docker.io'}/{reference.name}{version}"
+        limit = float(os.environ.get("ENROOT_TRANSFER_TIMEOUT") or 0) or _STEP_TIMEOUT_SECONDS
+        with _login_file(registry, reference) as login:
+            _step(
+                [self.skopeo, *policy, "--override-os=linux", "copy", *options, *login, source, f"oci:{layout}:image"],
+                reference,
+                timeout=limit,
+            )
+
+    def _unpack(self, reference: ImageReference, layout: Path, bundle: Path) -> None:
+        rootless = [] if os.geteuid() == 0 else ["--rootless"]
+        _step([self.umoci, "unpack", *rootless, "--image", f"{layout}:image", bundle], reference)
+
+    def _pack(self, reference: ImageReference, rootfs: Path, output: Path) -> None:
+        options = shlex.split(os.environ.get("ENROOT_SQUASH_OPTIONS", _DEFAULT_SQUASH_OPTIONS))
+        # Without root, umoci notes the true owners in attributes of its own, which are of no use in the image.
+        attributes = [] if os.geteuid() == 0 else ["-no-xattrs"]
+        argv: list[str | Path] = [self.mksquashfs, rootfs, output, "-noappend", "-all-root", "-no-progress"]
+        _step([*argv, *attributes, *options, "-wildcards", "-e", "dev/*"], reference)
+
+
+def find_standard_tools() -> StandardTools | None:
+    """Find the three programs on PATH; None unless all are there.
+
+    Raises:
+        PermanentError: One of them does not tell its version.
+
+    """
+    programs = [shutil.which(name) for name in PROGRAMS]
+    if None in programs:
+        return None
+    skopeo, umoci, mksquashfs = (Path(str(program)) for program in programs)
+    versions = (_version(skopeo, "--version"), _version(umoci, "--version"), _version(mksquashfs, "-version"))
+    return StandardTools(skopeo=skopeo, umoci=umoci, mksquashfs=mksquashfs, versions=versions)
+
+
+def _version(program: Path, option: str) -> str:
+    finished = run([program, option], environment=os.environ, timeout=_VERSION_TIMEOUT_SECONDS)
+    found = re.search(rb"version (\d[\w.+~-]*)", finished.stdout)
+    if not found:
+        raise PermanentError(f"{program.name} does not tell its version: {finished.tail}", thing=str(program))
+    return found[1].decode()
+
+
+class _Meaning(Model):
+    """What a message means: the kind of error, in our words, and what to do."""
+
+    pattern: str
+    kind: type[NightbridgeError]
+    what: str
+    advice: str = ""
+
+
+# Read from the top. Statuses as skopeo (containers/image) words them; all three tools are written in Go or C and name
+# errors of the system in its own words.
+_MEANINGS = (
+    _Meaning(
+        pattern=r"(?i)no space left on device|disk quota exceeded|failed to write to output filesystem",
+        kind=PermanentError,
+        what="a disk is full",
+        advice="Free some space for images, or set ENROOT_TEMP_PATH to a larger disk",
+    ),
+    _Meaning(
+        pattern=r"no image found in (manifest list|image index)|does not match the runtime",
+        kind=InvalidInput,
+        what="there is no such image for this kind of machine",
+        advice="Check that the image is built for this architecture",
+    ),
+    _Meaning(
+        pattern=r"(?i)toomanyrequests|too many requests|unexpected http status( code)?:? (408|429|5\d\d)"
+        r"|status(code| code|):? (408|429|5\d\d)|\b(408|429|5\d\d) \(",
+        kind=TransientError,
+        what="the registry is busy or out of order",
+    ),
+    _Meaning(
+        pattern=r"(?i)unauthorized|authentication required|denied|invalid username/password|status(code)?:? 40[13]"
+        r"|\b40[13] \(",
+        kind=PermanentError,
+        what="the registry refused our credentials",
+        advice="{login}",
+    ),
+    _Meaning(
+        pattern=r"(?i)manifest unknown|name unknown|blob unknown|not found|status(code)?:? 404|\b404 \(",
+        kind=InvalidInput,
+        what="the registry has no such image",
+        advice="Check name and tag; a private image may say the same to those who are not logged in",
+    ),
+    _Meaning(
+        pattern=r"(?i)x509|certificate",
+        kind=PermanentError,
+        what="the registry's certificate is not trusted here",
+        advice="Install the site's certificate authority",
+    ),
+    _Meaning(
+        pattern=r"(?i)digest did not match|does not match|mismatch|gzip: |flate: |corrupt|invalid header|checksum",
+        kind=TransientError,
+        what="a layer arrived damaged",
+    ),
+    _Meaning(
+        pattern=r"connection (refused|reset)|no such host|network is unreachable|no route to host|timeout|timed out"
+        r"|\bEOF\b|broken pipe|server misbehaving|deadline exceeded",
+        kind=TransientError,
+        what="the registry could not be reached, or the transfer broke off",
+    ),
+)
+
+
+def _step(argv: list[str | Path], reference: ImageReference, *, timeout: float = _STEP_TIMEOUT_SECONDS) -> None:
+    finished = run(argv, environment=os.environ, timeout=timeout)
+    if finished.code:
+        raise explained(finished, Path(argv[0]).name, reference)
+
+
+def explained(finished: Finished, program: str, reference: ImageReference) -> NightbridgeError:
+    """The error that a failed step stands for."""
+    thing = str(reference)
+    for meaning in _MEANINGS:
+        if re.search(meaning.pattern, finished.stderr):
+            advice = meaning.advice.replace("{login}", login_advice(reference))
+            return meaning.kind(f"{meaning.what} ({program}: {finished.tail})", thing=thing, advice=advice)
+    if finished.code < 0:
+        return TransientError(
+            f"{program} was killed by signal {-finished.code}", thing=thing, advice="Was the memory too small?"
+        )
+    return PermanentError(
+        f"{program} failed with code {finished.code}: {finished.tail or 'it said nothing'}", thing=thing
+    )
+
+
+@contextmanager
+def _login_file(registry: str, reference: ImageReference) -> Iterator[list[str]]:
+    """The option that gives skopeo our login, in a file that exists in memory only and that no other user can read.
+
+    No option without a login of ours: skopeo then looks in its own places.
+    """
+    login = find_login(registry)
+    if login is None:
+        yield []
+        return
+    content = {
+        "auths": {reference.registry or "docker.io": {"auth": base64.b64encode(":".join(login).encode()).decode()}}
+    }
+    descriptor = os.memfd_create("login")
+    try:
+        os.write(descriptor, json.dumps(content).encode())
+        yield [f"--src-authfile=/proc/{os.getpid()}/fd/{descriptor}"]
+    finally:
+        os.close(descriptor)
+
+
+def _read_config(layout: Path, reference: ImageReference) -> ImageConfig:
+    """The configuration of the one image of an OCI layout; its blobs were checked when they were fetched."""
+
+    def blob(descriptor: Mapping[str, str]) -> dict[str, object]:
+        content = json.loads((layout / "blobs" / descriptor["digest"].replace(":", "/")).read_bytes())
+        assert isinstance(content, dict)
+        return content
+
+    try:
+        index = json.loads((layout / "index.json").read_bytes())
+        config = blob(blob(index["manifests"][0])["config"])  # type: ignore[arg-type]
+        return ImageConfig.model_validate(config.get("config") or {})
+    except (KeyError, IndexError, ValueError, ValidationError, AssertionError) as error:
+        raise PermanentError("this image has no configuration that we can read", thing=str(reference)) from error

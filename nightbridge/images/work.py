@@ -1,0 +1,60 @@
+"""Folders in which an import works: found again and removed when the import was killed."""
+
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from nightbridge.images.rootfs import open_to_owner
+
+_PATIENCE_SECONDS = 3.0
+
+
+@contextmanager
+def work_folder(output: Path) -> Iterator[Path]:
+    """A fresh folder for the import of the file `output`, removed at the end of the block.
+
+    It lies in `ENROOT_TEMP_PATH`, else in the system's temporary folder: unpacking needs a local file system.
+    """
+    folder = _base() / f"{_prefix(output.parent, output.name)}"
+    folder.mkdir(parents=True, mode=0o700)
+    try:
+        yield folder
+    finally:
+        remove_tree(folder)
+
+
+def remove_leftovers(images: Path, name: str) -> None:
+    """Remove what killed imports of an image left, here and beside the images. Only the image's lease holder may."""
+    # A half-made image, and a sidecar whose writer was killed; a lease's own files may be another process's.
+    for leftover in (*images.glob(f".{name}.*.sqsh.tmp"), *images.glob(f".{name}.json.*.tmp")):
+        leftover.unlink(missing_ok=True)
+    if _base().is_dir():
+        for leftover in _base().glob(f"{_prefix(images, f'.{name}.')}*.sqsh.tmp"):
+            remove_tree(leftover)
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder with whatever an image put there; a killed import's tools may write there a little longer."""
+    patience = time.monotonic() + _PATIENCE_SECONDS
+    while folder.exists():
+        with suppress(OSError):
+            open_to_owner(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+        if time.monotonic() > patience:
+            return
+        if folder.exists():
+            time.sleep(0.1)
+
+
+def _base() -> Path:
+    return Path(os.environ.get("ENROOT_TEMP_PATH") or tempfile.gettempdir())
+
+
+def _prefix(images: Path, name: str) -> str:
+    # The system's temporary folder serves other workspaces too, whose imports of the same image are not ours to remove.
+    return f"nightbridge-{hashlib.sha256(str(images.absolute()).encode()).hexdigest()[:12]}{name}"

@@ -1,0 +1,159 @@
+"""A scripted enroot that behaves as enroot 4.1.2 was seen to, and a real squashfs image for it to make."""
+
+import base64
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import need
+from tests.real.registry import DEMO_CONFIG, Registry, demo_layers, missing_reason, start_registry, write_layout
+
+# Made by mksquashfs 4.5.1 from one file, /etc/rc; 244 bytes.
+TINY_IMAGE = base64.b64decode(
+    "aHNxcwMAAAAAAAAAAAACAAEAAAABABEAwAABAAQAAABAAAAAAAAAAPQAAAAAAAAA7AAAAAAAAAD//////////2YAAAAAAAAAkwAAAAAAAADGAAAA"
+    "AAAAAN4AAAAAAAAAaGVsbG8KKwB42mNiWMLIAAVMDKiADYgZGd7C5RmR1EkCMTOaPDMSLcUgxsACpAGcfwLnHwB42mNggAAmOM3IUJQM5QDZDAwK"
+    "YJqJIbUkGQAZMAI7EIBgAAAAAAAAAAYAAAEAAAAAtAAAAAAAAAAOAHjaU2BABQ5QGgAFGABhzgAAAAAAAAAEgAAAAADmAAAAAAAAAA=="
+)
+
+ENROOT = r"""#!/bin/sh
+# What a fault prints, leaves and exits with was observed on enroot 4.1.2 against a registry with injected faults.
+here=@HERE@
+echo "$*" >> $here/calls
+command=$1
+case $command in
+version) cat $here/version; exit 0 ;;
+digest) uri=$2 ;;
+import) shift; [ "$1" = --output ] || { echo "Usage: enroot import" >&2; exit 1; }; output=$2 uri=$3 ;;
+*) echo "Usage: enroot COMMAND" >&2; exit 1 ;;
+esac
+env | grep ^ENROOT_ > $here/environment
+url=https://registry/v2/manifests/x
+case $uri in
+*" "*) echo "[ERROR] Invalid image reference: $uri" >&2; exit 1 ;;
+*127.0.0.1:1[#/]*) echo "[INFO] Querying registry for permission grant" >&2; echo "curl: (7) Failed to connect to 127.0.0.1 port 1" >&2; exit 7 ;;
+esac
+if [ -n "$output" ] && [ -e "$output" ]; then echo "[ERROR] File already exists: $output" >&2; exit 1; fi
+fault=
+if [ -e $here/fault.$command ]; then fault=$(cat $here/fault.$command); mv $here/fault.$command $here/fault.used; fi
+echo "[INFO] Querying registry for permission grant" >&2
+case $fault in
+[45]??) echo "[ERROR] URL $url returned error code: $fault" >&2; exit 1 ;;
+blob-429) echo "curl: (22) The requested URL returned error: 429" >&2; exit 22 ;;
+curl-*) echo "curl: (${fault#curl-}) it failed" >&2; exit ${fault#curl-} ;;
+silent-*) exit ${fault#silent-} ;;
+stalled) echo "curl: (28) Operation timed out after 4000 milliseconds" >&2; exit 1 ;;
+corrupted) echo "pigz: skipping: <stdin>: corrupted -- incomplete deflate data" >&2; exit 1 ;;
+checksum) echo "Checksum mismatch: 0123" >&2; exit 1 ;;
+disk) echo "Write failed because No space left on device" >&2; echo "FATAL ERROR: Failed to write to output filesystem" >&2; exit 1 ;;
+cache-disk) echo "zstd: error 70 : Write error : cannot write block" >&2; echo "curl: (23) Failure writing output" >&2; exit 1 ;;
+no-tool) echo "[ERROR] Command not found: mksquashfs" >&2; exit 1 ;;
+killed) head -c 9000 /dev/zero > "$output"; kill -9 $$ ;;
+cut) head -c 100 $here/image > "$output"; exit 0 ;;
+nothing) exit 0 ;;
+hang) echo $$ > $here/hanging; head -c 9000 /dev/zero > "$output"; exec sleep 60 ;;
+slow) sleep 0.3 ;;
+esac
+case $command in
+digest) cat $here/digest ;;
+import) echo "[INFO] Creating squashfs filesystem..." >&2; cp $here/image "$output" ;;
+esac
+"""
+
+DIGEST = "sha256:" + "ab" * 32
+
+
+class ScriptedEnroot:
+    """The enroot on PATH, and what it was asked."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "bin").mkdir(parents=True)
+        self.program = folder / "bin" / "enroot"
+        self.program.write_text(ENROOT.replace("@HERE@", str(folder)))
+        self.program.chmod(0o755)
+        self.set_version("4.1.2")
+        self.set_digest(DIGEST)
+        self.set_image(TINY_IMAGE)
+
+    def set_version(self, version: str) -> None:
+        (self.folder / "version").write_text(f"{version}\n")
+
+    def set_digest(self, digest: str) -> None:
+        (self.folder / "digest").write_text(f"{digest}\n")
+
+    def set_image(self, content: bytes) -> None:
+        (self.folder / "image").write_bytes(content)
+
+    def fail_once(self, fault: str, command: str = "import") -> None:
+        (self.folder / f"fault.{command}").write_text(fault)
+
+    def calls(self, command: str) -> list[str]:
+        path = self.folder / "calls"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [line for line in lines if line.split()[0] == command]
+
+    def environment(self) -> dict[str, str]:
+        lines = (self.folder / "environment").read_text().splitlines()
+        return dict(line.split("=", 1) for line in lines)
+
+
+@pytest.fixture
+def enroot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedEnroot:
+    """A scripted enroot first on PATH."""
+    made = ScriptedEnroot(tmp_path / "scripted-enroot")
+    monkeypatch.setenv("PATH", str(made.program.parent), prepend=":")
+    for name in ("ENROOT_TRANSFER_TIMEOUT", "ENROOT_TRANSFER_RETRIES", "ENROOT_CONNECT_TIMEOUT"):
+        monkeypatch.delenv(name, raising=False)
+    return made
+
+
+@pytest.fixture
+def tiny_image() -> bytes:
+    """A whole squashfs file system."""
+    return TINY_IMAGE
+
+
+class DemoImage:
+    """An image in a real registry, as `name` there."""
+
+    def __init__(self, registry: Registry, folder: Path) -> None:
+        self.registry = registry
+        self.layout = write_layout(folder, demo_layers(), DEMO_CONFIG)
+        self.name = "team/demo"
+        self.digest = registry.push(self.layout, f"{self.name}:1")
+
+
+@pytest.fixture(scope="session")
+def demo_image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoImage]:
+    """Two layers with all that an import can get wrong, in a real registry."""
+    need(missing_reason())
+    registry = start_registry(tmp_path_factory.mktemp("registry") / "r")
+    yield DemoImage(registry, tmp_path_factory.mktemp("layout"))
+    registry.stop()
+
+
+@pytest.fixture(scope="session")
+def path_without_enroot(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A PATH with everything but enroot, which some machines have in the same folder as all the rest."""
+    if shutil.which("enroot") is None:
+        return os.environ["PATH"]
+    programs = tmp_path_factory.mktemp("programs")
+    for folder in os.environ["PATH"].split(":"):
+        for program in Path(folder).glob("*"):
+            if program.name != "enroot" and not (programs / program.name).exists():
+                (programs / program.name).symlink_to(program)
+    return str(programs)
+
+
+@pytest.fixture
+def without_enroot(path_without_enroot: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the standard tools are here, the registry is asked without encryption, and nobody left a login."""
+    monkeypatch.setenv("PATH", path_without_enroot)
+    monkeypatch.setenv("ENROOT_ALLOW_HTTP", "y")
+    monkeypatch.setenv("ENROOT_TRANSFER_RETRIES", "0")
+    monkeypatch.setenv("ENROOT_TEMP_PATH", str(tmp_path / "work"))
+    monkeypatch.setenv("ENROOT_CONFIG_PATH", str(tmp_path / "config"))
+    monkeypatch.setenv("REGISTRY_AUTH_FILE", str(tmp_path / "auth.json"))

@@ -1,0 +1,127 @@
+"""What enroot's exit codes and messages mean. Where a real enroot is installed, it is asked the same."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nightbridge.errors import InvalidInput, PermanentError, TransientError
+from nightbridge.images.enroot import Enroot, find_enroot
+from nightbridge.images.references import ImageReference, parse_reference
+
+NEMO = parse_reference("nvcr.io/nvidia/nemo:26.02.00")
+
+
+@pytest.fixture(params=["scripted", "real"])
+def any_enroot(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Enroot:
+    """The scripted enroot, then the real one."""
+    if request.param == "real":
+        if shutil.which("enroot") is None:
+            pytest.skip("enroot is not installed (it is in no Debian package)")
+        for name in ("CACHE", "DATA", "TEMP", "RUNTIME", "CONFIG"):
+            monkeypatch.setenv(f"ENROOT_{name}_PATH", str(tmp_path / name.lower()))
+            (tmp_path / name.lower()).mkdir()
+        monkeypatch.setenv("ENROOT_ALLOW_HTTP", "y")
+        monkeypatch.setenv("ENROOT_TRANSFER_RETRIES", "0")
+    else:
+        request.getfixturevalue("enroot")
+    return find_enroot()
+
+
+def test_a_reference_that_enroot_cannot_read_is_invalid_input(any_enroot: Enroot, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="cannot read this reference"):
+        any_enroot.import_image(ImageReference(name="not an image"), tmp_path / "image.sqsh")
+
+
+def test_a_registry_that_nobody_answers_is_transient_and_leaves_nothing(any_enroot: Enroot, tmp_path: Path) -> None:
+    with pytest.raises(TransientError, match="could not be reached"):
+        any_enroot.import_image(ImageReference(registry="127.0.0.1:1", name="x"), tmp_path / "image.sqsh")
+
+    assert not (tmp_path / "image.sqsh").exists()
+
+
+@pytest.mark.parametrize(
+    "fault",
+    ["429", "500", "503", "blob-429", "curl-7", "curl-18", "curl-22", "curl-28", "silent-7", "silent-22", "stalled",
+     "corrupted", "checksum", "killed"],
+)  # fmt: skip
+def test_what_may_pass_is_transient_and_leaves_nothing(enroot: Any, tmp_path: Path, fault: str) -> None:
+    enroot.fail_once(fault)
+    output = tmp_path / "image.sqsh"
+
+    with pytest.raises(TransientError, match=r"^nvcr\.io/nvidia/nemo:26\.02\.00: "):
+        find_enroot().import_image(NEMO, output)
+
+    assert not output.exists()
+    find_enroot().import_image(NEMO, output)
+    assert output.exists()
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "advice"),
+    [
+        ("400", PermanentError, "skopeo copy --format v2s2"),
+        ("401", PermanentError, r"machine nvcr\.io login \$oauthtoken password"),
+        ("403", PermanentError, r"machine nvcr\.io login"),
+        ("404", InvalidInput, "Check name and tag"),
+        ("disk", PermanentError, "ENROOT_CACHE_PATH"),
+        ("cache-disk", PermanentError, "ENROOT_CACHE_PATH"),
+        ("no-tool", PermanentError, "Install what it names"),
+        ("silent-3", PermanentError, "failed with code 3"),
+    ],
+)
+def test_what_a_person_must_change_is_permanent_and_says_how(
+    enroot: Any, tmp_path: Path, fault: str, kind: type[PermanentError], advice: str
+) -> None:
+    enroot.fail_once(fault)
+
+    with pytest.raises(kind, match=advice):
+        find_enroot().import_image(NEMO, tmp_path / "image.sqsh")
+
+    assert not (tmp_path / "image.sqsh").exists()
+
+
+def test_a_digest_is_asked_for_and_its_refusals_are_understood(enroot: Any) -> None:
+    assert find_enroot().digest(NEMO) == "sha256:" + "ab" * 32
+    enroot.fail_once("404", "digest")
+    with pytest.raises(InvalidInput, match="no such image"):
+        find_enroot().digest(NEMO)
+
+
+def test_enroot_3_knows_no_digest_and_the_registry_is_asked(
+    enroot: Any, demo_image: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enroot.set_version("3.5.0")
+    monkeypatch.setenv("ENROOT_ALLOW_HTTP", "y")
+    reference = parse_reference(f"{demo_image.registry.host}/{demo_image.name}:1")
+
+    assert find_enroot().digest(reference) == demo_image.digest
+    assert enroot.calls("digest") == []
+
+
+def test_transfers_have_a_time_limit_and_retries_unless_the_site_says_otherwise(
+    enroot: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENROOT_TRANSFER_RETRIES", "9")
+
+    find_enroot().import_image(NEMO, tmp_path / "image.sqsh")
+
+    assert int(enroot.environment()["ENROOT_TRANSFER_TIMEOUT"]) > 0
+    assert enroot.environment()["ENROOT_TRANSFER_RETRIES"] == "9"
+
+
+def test_a_machine_without_enroot_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    with pytest.raises(PermanentError, match=r"enroot is not installed here.*\.sqsh file or to .none."):
+        find_enroot()
+
+
+def test_an_enroot_that_does_not_work_is_named(enroot: Any) -> None:
+    enroot.program.write_text("#!/bin/sh\necho broken >&2\nexit 1\n")
+    os.chmod(enroot.program, 0o755)
+
+    with pytest.raises(PermanentError, match="does not tell its version: broken"):
+        find_enroot()

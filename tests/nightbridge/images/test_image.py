@@ -1,0 +1,250 @@
+"""The container stage: one verified file per digest, or the declared absence of a container."""
+
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nightbridge.errors import DamagedData, InvalidInput, PermanentError, TransientError
+from nightbridge.images.image import pull_image
+from nightbridge.images.squashfs import sha256_of
+from nightbridge.images.work import work_folder
+from nightbridge.models import GitRepo, Image, RunSpec, Site, TestDefinition
+from tests.conftest import SEEDS
+
+NEMO = "nvcr.io/nvidia/nemo:26.02.00"
+HEX = "ab" * 32
+
+
+def run_spec(image: str | None, night: str = "2026-11-21") -> RunSpec:
+    cmd_args = {} if image is None else {"container_image": image}
+    repo = GitRepo(url="https://git.example.org/x.git")
+    test = TestDefinition(id="t", name="t", cmd_args=cmd_args, git_repos=(repo,), nemo_run_repo=repo)
+    return RunSpec(scenario="s", night=night, test=test)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(workspace=tmp_path / "workspace")
+
+
+def test_none_is_the_declared_absence_of_a_container(site: Site) -> None:
+    assert pull_image(run_spec("none"), site) == Image(kind="none")
+    assert not site.workspace.exists()
+
+
+def test_no_image_at_all_is_invalid_input(site: Site) -> None:
+    with pytest.raises(InvalidInput, match=r"no container_image.*cmd_args"):
+        pull_image(run_spec(None), site)
+
+
+# --- a file ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_local_image_is_used_where_it_lies(site: Site, tmp_path: Path, tiny_image: bytes) -> None:
+    path = tmp_path / "nemo.sqsh"
+    path.write_bytes(tiny_image)
+
+    image = pull_image(run_spec(str(path)), site)
+
+    checksum = sha256_of(path)
+    assert image == Image(
+        kind="sqsh", reference=str(path), path=path, digest=f"sha256:{checksum}", sha256=checksum, size=244
+    )
+
+
+def test_a_relative_path_is_one_too(
+    site: Site, tmp_path: Path, tiny_image: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nemo.img").write_bytes(tiny_image)
+    monkeypatch.chdir(tmp_path)
+
+    assert pull_image(run_spec("nemo.img"), site).path == tmp_path / "nemo.img"
+    assert pull_image(run_spec("./nemo.img"), site).path == tmp_path / "nemo.img"
+
+
+def test_a_local_image_is_read_again_only_when_it_changed(site: Site, tmp_path: Path, tiny_image: bytes) -> None:
+    path = tmp_path / "nemo.sqsh"
+    path.write_bytes(tiny_image)
+    first = pull_image(run_spec(str(path)), site)
+    sidecar = next((site.images_dir / "local").glob("*.json"))
+    written = sidecar.stat().st_mtime_ns
+
+    assert pull_image(run_spec(str(path)), site) == first
+    assert sidecar.stat().st_mtime_ns == written
+    path.write_bytes(tiny_image + b"\0")
+    assert pull_image(run_spec(str(path)), site).sha256 == sha256_of(path) != first.sha256
+
+
+def test_a_local_file_that_is_missing_or_no_image_is_refused(site: Site, tmp_path: Path) -> None:
+    (tmp_path / "text.sqsh").write_text("hello")
+
+    with pytest.raises(InvalidInput, match=r"missing\.sqsh: no such image file"):
+        pull_image(run_spec(str(tmp_path / "missing.sqsh")), site)
+    with pytest.raises(DamagedData, match=r"text\.sqsh: not a squashfs image"):
+        pull_image(run_spec(str(tmp_path / "text.sqsh")), site)
+
+
+# --- a reference -----------------------------------------------------------------------------------------------------
+
+
+def test_a_reference_is_imported_by_its_digest(site: Site, enroot: Any, tiny_image: bytes) -> None:
+    image = pull_image(run_spec("nvcr.io#nvidia/nemo:26.02.00"), site)
+
+    assert image.path == site.images_dir / f"{HEX}.sqsh"
+    assert image.path.read_bytes() == tiny_image
+    assert image.digest == f"sha256:{HEX}"
+    assert image.reference == f"{NEMO}@sha256:{HEX}"
+    (call,) = enroot.calls("import")
+    assert call.endswith(f" docker://nvcr.io#nvidia/nemo@sha256:{HEX}")
+    sidecar = json.loads(image.path.with_suffix(".json").read_text())
+    assert (sidecar["digest"], sidecar["sha256"], sidecar["size"]) == (image.digest, image.sha256, 244)
+    assert sidecar["tool"] == "enroot 4.1.2"
+
+
+def test_it_is_imported_once_and_later_needs_no_enroot(site: Site, enroot: Any) -> None:
+    first = pull_image(run_spec(NEMO), site)
+    enroot.program.unlink()
+
+    assert pull_image(run_spec(NEMO), site) == first
+
+
+def test_a_moved_tag_is_seen_the_next_night_and_not_within_one(site: Site, enroot: Any) -> None:
+    pull_image(run_spec(NEMO), site)
+    enroot.set_digest("sha256:" + "cd" * 32)
+
+    assert pull_image(run_spec(NEMO), site).digest == f"sha256:{HEX}"
+    assert pull_image(run_spec(NEMO, night="2026-11-22"), site).digest == "sha256:" + "cd" * 32
+    assert len(enroot.calls("import")) == 2
+
+
+def test_many_who_ask_at_once_make_one_import(site: Site, enroot: Any) -> None:
+    enroot.fail_once("slow")
+    found: list[Image] = []
+    threads = [threading.Thread(target=lambda: found.append(pull_image(run_spec(NEMO), site))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(found) == 8
+    assert len(set(found)) == 1
+    assert len(enroot.calls("import")) == len(enroot.calls("digest")) == 1
+
+
+@pytest.mark.parametrize("fault", ["cut", "nothing", "killed", "429"])
+def test_a_failed_import_leaves_no_image_and_the_next_one_makes_it(site: Site, enroot: Any, fault: str) -> None:
+    enroot.fail_once(fault)
+    with pytest.raises(TransientError):
+        pull_image(run_spec(NEMO), site)
+    assert list(site.images_dir.iterdir()) == []
+
+    assert pull_image(run_spec(NEMO), site).size == 244
+
+
+def test_a_partial_file_under_the_final_name_is_never_used(site: Site, enroot: Any, tiny_image: bytes) -> None:
+    site.images_dir.mkdir(parents=True)
+    partial = site.images_dir / f"{HEX}.sqsh"
+    partial.write_bytes(tiny_image[:200])
+
+    image = pull_image(run_spec(NEMO), site)
+
+    assert image.path == partial
+    assert partial.read_bytes() == tiny_image
+
+
+def test_an_image_that_was_cut_or_overwritten_is_imported_again(site: Site, enroot: Any, tiny_image: bytes) -> None:
+    for damaged in (tiny_image[:100], b"x" * len(tiny_image)):
+        path = pull_image(run_spec(NEMO), site).path
+        assert path is not None
+        path.write_bytes(damaged)
+
+        pull_image(run_spec(NEMO), site)
+
+        assert path.read_bytes() == tiny_image
+
+
+def test_enroot_3_imports_by_digest_too(
+    site: Site, enroot: Any, demo_image: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enroot.set_version("3.5.0")
+    monkeypatch.setenv("ENROOT_ALLOW_HTTP", "y")
+    name = f"{demo_image.registry.host}/{demo_image.name}"
+
+    image = pull_image(run_spec(f"{name}:1"), site)
+
+    (call,) = enroot.calls("import")
+    assert call.endswith(f" docker://{demo_image.registry.host}#{demo_image.name}:{demo_image.digest}")
+    assert image.digest == demo_image.digest
+
+
+def test_a_sidecar_that_was_never_finished_is_removed_by_the_next_import(site: Site, enroot: Any) -> None:
+    site.images_dir.mkdir(parents=True)
+    (site.images_dir / f".{HEX}.json.0123.tmp").write_text("{")
+
+    pull_image(run_spec(NEMO), site)
+
+    assert sorted(path.name for path in site.images_dir.iterdir()) == [f"{HEX}.json", f"{HEX}.sqsh"]
+
+
+def test_what_a_killed_import_left_elsewhere_is_removed_by_the_next_one(
+    site: Site, enroot: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = tmp_path / "work"
+    monkeypatch.setenv("ENROOT_TEMP_PATH", str(work))
+    killed = site.images_dir / f".{HEX}.0123.sqsh.tmp"
+    with work_folder(killed) as folder:
+        shutil.copytree(folder, tmp_path / "left")
+        name = folder.name
+    (tmp_path / "left").rename(work / name)
+    (work / "somebody-else").mkdir()
+
+    pull_image(run_spec(NEMO), site)
+
+    assert [path.name for path in work.iterdir()] == ["somebody-else"]
+
+
+def test_without_enroot_a_reference_says_what_to_do_and_leaves_nothing(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    with pytest.raises(PermanentError, match="enroot is not installed here"):
+        pull_image(run_spec(NEMO), site)
+
+    assert not site.images_dir.exists()
+
+
+@pytest.mark.random_kill
+@pytest.mark.parametrize("seed", SEEDS)
+def test_killed_at_any_moment_the_next_one_succeeds(site: Site, enroot: Any, tiny_image: bytes, seed: int) -> None:
+    enroot.fail_once(random.Random(seed).choice(["hang", "slow", "none"]))
+    program = f"""
+from nightbridge.images.image import pull_image
+from nightbridge.models import RunSpec, Site
+spec = RunSpec.model_validate_json({run_spec(NEMO).model_dump_json()!r})
+pull_image(spec, Site.model_validate_json({site.model_dump_json()!r}))
+"""
+    process = subprocess.Popen([sys.executable, "-c", program])
+    time.sleep(random.Random(seed).uniform(0.3, 1.5))
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    orphan = enroot.folder / "hanging"
+    if orphan.exists():
+        # The killed process's enroot goes on for a while; it must not matter, and the test leaves nothing running.
+        subprocess.run(["kill", orphan.read_text().strip()], check=False)
+    (enroot.folder / "fault.import").unlink(missing_ok=True)
+
+    image = pull_image(run_spec(NEMO), site)
+
+    assert image.path is not None
+    assert image.path.read_bytes() == tiny_image
+    assert sorted(path.name for path in site.images_dir.iterdir()) == [f"{HEX}.json", f"{HEX}.sqsh"]

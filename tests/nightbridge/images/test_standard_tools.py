@@ -1,0 +1,369 @@
+"""Import with skopeo, umoci and mksquashfs from a real registry: the image that enroot makes, whole or not at all."""
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nightbridge.errors import InvalidInput, NightbridgeError, PermanentError, TransientError
+from nightbridge.images.enroot import find_enroot
+from nightbridge.images.image import find_importer, pull_image
+from nightbridge.images.references import ImageReference, parse_reference
+from nightbridge.images.squashfs import check_squashfs
+from nightbridge.images.standard_tools import StandardTools, explained, find_standard_tools
+from nightbridge.models import GitRepo, RunSpec, Site, TestDefinition
+from nightbridge.processes import Finished
+from tests.conftest import SEEDS
+from tests.real.registry import PASSWORD, USER, start_private_registry
+from tests.real.s3_proxy import LOST, Answer, Proxy, Request, proxy_to
+
+RECORDED = json.loads(Path(__file__).with_name("recorded_enroot_import.json").read_text())
+"""What enroot 4.1.2 made of the same image: everything but the text of /etc/rc and /etc/rc.local."""
+
+NOBODY = 65534
+TEXT_OF_THEIR_OWN = ("/etc/rc", "/etc/rc.local")
+
+pytestmark = pytest.mark.usefixtures("demo_image")
+
+
+def tools() -> StandardTools:
+    found = find_standard_tools()
+    assert found is not None
+    return found
+
+
+def run_spec(image: str) -> RunSpec:
+    repo = GitRepo(url="https://git.example.org/x.git")
+    test = TestDefinition(id="t", name="t", cmd_args={"container_image": image}, git_repos=(repo,), nemo_run_repo=repo)
+    return RunSpec(scenario="s", night="2026-11-21", test=test)
+
+
+def listing(path: Path) -> list[str]:
+    """Mode, owner, size and path of everything in an image; no size of folders and of texts that may differ."""
+    done = subprocess.run(["unsquashfs", "-lln", str(path)], check=True, capture_output=True, text=True)
+    lines = []
+    for line in done.stdout.splitlines():
+        if "squashfs-root" in line:
+            mode, owner, size, _date, _time, name = line.split(maxsplit=5)
+            name = name.removeprefix("squashfs-root")
+            lines.append(f"{mode} {owner} {'-' if mode[0] == 'd' or name in TEXT_OF_THEIR_OWN else size} {name}")
+    return lines
+
+
+def content(path: Path, name: str) -> str:
+    done = subprocess.run(["unsquashfs", "-cat", str(path), name], check=True, capture_output=True, text=True)
+    return done.stdout
+
+
+@pytest.fixture
+def reference(demo_image: Any) -> ImageReference:
+    return parse_reference(f"{demo_image.registry.host}/{demo_image.name}@{demo_image.digest}")
+
+
+@pytest.fixture
+def proxy(demo_image: Any) -> Iterator[Proxy]:
+    with proxy_to(f"http://{demo_image.registry.host}") as made:
+        yield made
+
+
+def through(proxy: Proxy, demo_image: Any) -> ImageReference:
+    host = proxy.endpoint_url.removeprefix("http://")
+    return parse_reference(f"{host}/{demo_image.name}@{demo_image.digest}")
+
+
+# --- the image -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("without_enroot")
+def test_the_image_is_the_one_that_enroot_made(reference: ImageReference, tmp_path: Path) -> None:
+    output = tmp_path / "image.sqsh"
+
+    tools().import_image(reference, output)
+
+    check_squashfs(output)
+    assert listing(output) == RECORDED["listing"]
+    assert content(output, "etc/environment") == RECORDED["environment"]
+    assert content(output, "etc/fstab") == RECORDED["fstab"]
+    assert content(output, "kept/changed") == "second\n"
+    assert list((tmp_path / "work").iterdir()) == []
+
+
+def test_a_real_enroot_makes_the_same(
+    reference: ImageReference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if shutil.which("enroot") is None:
+        pytest.skip("enroot is not installed (it is in no Debian package)")
+    for name in ("CACHE", "DATA", "TEMP", "RUNTIME", "CONFIG"):
+        monkeypatch.setenv(f"ENROOT_{name}_PATH", str(tmp_path / name.lower()))
+        (tmp_path / name.lower()).mkdir()
+    monkeypatch.setenv("ENROOT_ALLOW_HTTP", "y")
+
+    find_enroot().import_image(reference, tmp_path / "enroot.sqsh")
+    tools().import_image(reference, tmp_path / "tools.sqsh")
+
+    assert listing(tmp_path / "tools.sqsh") == listing(tmp_path / "enroot.sqsh")
+    for name in ("etc/environment", "etc/fstab"):
+        assert content(tmp_path / "tools.sqsh", name) == content(tmp_path / "enroot.sqsh", name)
+
+
+@pytest.mark.usefixtures("without_enroot")
+def test_a_user_without_root_makes_the_same(reference: ImageReference, tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user; every other test runs without root here")
+    for parent in (tmp_path, *list(tmp_path.parents)[:3]):
+        parent.chmod(parent.stat().st_mode | 0o011)
+    home = tmp_path / "nobody"
+    home.mkdir()
+    os.chown(home, NOBODY, NOBODY)
+    output, found = home / "image.sqsh", tools()
+
+    # A fork, because another user may not be able to read the Python that runs this.
+    child = os.fork()
+    if child == 0:
+        code = 1
+        with contextlib.suppress(BaseException):
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+            os.chdir(home)
+            del os.environ["ENROOT_CONFIG_PATH"]
+            os.environ.update(HOME=str(home), XDG_RUNTIME_DIR=str(home), ENROOT_TEMP_PATH=str(home / "work"))
+            try:
+                found.import_image(reference, output)
+                code = 0
+            except NightbridgeError as error:
+                (home / "error").write_text(str(error))
+        os._exit(code)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, (home / "error").read_text()
+    assert listing(home / "image.sqsh") == RECORDED["listing"]
+
+
+@pytest.mark.usefixtures("without_enroot")
+def test_a_run_gets_it_by_its_digest_and_the_sidecar_says_who_made_it(demo_image: Any, tmp_path: Path) -> None:
+    site = Site(workspace=tmp_path / "workspace")
+
+    image = pull_image(run_spec(f"{demo_image.registry.host}/{demo_image.name}:1"), site)
+
+    assert image.path is not None
+    assert image.digest == demo_image.digest
+    assert image.path.name == f"{demo_image.digest.removeprefix('sha256:')}.sqsh"
+    sidecar = json.loads(image.path.with_suffix(".json").read_text())
+    assert sidecar["tool"] == tools().tool
+    assert sidecar["tool"].startswith("skopeo ")
+    assert {"umoci", "mksquashfs"} < set(sidecar["tool"].split())
+
+
+def test_enroot_is_taken_where_there_is_one(enroot: Any) -> None:
+    assert find_importer().tool == "enroot 4.1.2"
+
+
+# --- faults ----------------------------------------------------------------------------------------------------------
+
+
+def is_layer(request: Request) -> bool:
+    return request.method == "GET" and "/blobs/" in request.path
+
+
+def cut(body: bytes) -> bytes:
+    return body[:-10]
+
+
+def flip(body: bytes) -> bytes:
+    return body[:-20] + bytes([body[-20] ^ 1]) + body[-19:]
+
+
+@pytest.mark.usefixtures("without_enroot")
+@pytest.mark.parametrize(
+    ("answer", "kind", "message"),
+    [
+        (Answer(500), TransientError, "busy or out of order"),
+        (Answer(503), TransientError, "busy or out of order"),
+        (LOST, TransientError, "could not be reached"),
+        (Answer(401), PermanentError, "machine 127.0.0.1:.* login USER password"),
+        (Answer(403), PermanentError, "machine 127.0.0.1:.* login USER password"),
+        (Answer(404), InvalidInput, "no such image"),
+    ],
+)
+@pytest.mark.parametrize("part", ["manifests", "blobs"])
+def test_a_fault_of_the_registry_is_understood_and_leaves_nothing(
+    proxy: Proxy, demo_image: Any, tmp_path: Path, answer: Answer, kind: type[NightbridgeError], message: str, part: str
+) -> None:
+    proxy.before = lambda request: answer if f"/{part}/" in request.path else None
+
+    with pytest.raises(kind, match=message) as caught:
+        tools().import_image(through(proxy, demo_image), tmp_path / "image.sqsh")
+
+    assert type(caught.value) is kind
+    assert not (tmp_path / "image.sqsh").exists()
+    assert list((tmp_path / "work").iterdir()) == []
+
+
+@pytest.mark.usefixtures("without_enroot")
+@pytest.mark.parametrize("damage", [cut, flip])
+def test_a_damaged_layer_is_noticed_and_fetched_again_by_the_next_import(
+    demo_image: Any, proxy: Proxy, tmp_path: Path, damage: Callable[[bytes], bytes]
+) -> None:
+    blobs = demo_image.layout / "blobs" / "sha256"
+    largest = max(blobs.iterdir(), key=lambda path: path.stat().st_size)
+    damaged = Answer(200, damage(largest.read_bytes()))
+    proxy.after = lambda request: damaged if is_layer(request) and largest.name in request.path else None
+    reference = through(proxy, demo_image)
+
+    with pytest.raises(TransientError):
+        tools().import_image(reference, tmp_path / "image.sqsh")
+    assert not (tmp_path / "image.sqsh").exists()
+
+    proxy.after = lambda _: None
+    tools().import_image(reference, tmp_path / "image.sqsh")
+    assert listing(tmp_path / "image.sqsh") == RECORDED["listing"]
+
+
+@pytest.mark.usefixtures("without_enroot")
+def test_a_registry_that_is_busy_for_a_moment_is_asked_again(proxy: Proxy, demo_image: Any, tmp_path: Path) -> None:
+    busy = [Answer(429)]
+    proxy.before = lambda request: busy.pop() if busy and is_layer(request) else None
+
+    tools().import_image(through(proxy, demo_image), tmp_path / "image.sqsh")
+
+    assert listing(tmp_path / "image.sqsh") == RECORDED["listing"]
+
+
+@pytest.mark.usefixtures("without_enroot")
+def test_a_registry_that_nobody_answers_is_transient(demo_image: Any, tmp_path: Path) -> None:
+    with pytest.raises(TransientError, match="could not be reached"):
+        tools().import_image(
+            ImageReference(registry="127.0.0.1:1", name="x", digest=demo_image.digest), tmp_path / "image.sqsh"
+        )
+
+
+@pytest.mark.usefixtures("without_enroot")
+def test_a_full_disk_says_which_setting_helps(
+    reference: ImageReference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", str(small)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("mounting a small file system needs root")
+    try:
+        with pytest.raises(PermanentError, match=r"a disk is full.*ENROOT_TEMP_PATH"):
+            tools().import_image(reference, small / "image.sqsh")
+        assert list(small.iterdir()) == []
+        monkeypatch.setenv("ENROOT_TEMP_PATH", str(small / "work"))
+        with pytest.raises(PermanentError, match=r"a disk is full.*ENROOT_TEMP_PATH"):
+            tools().import_image(reference, tmp_path / "image.sqsh")
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "kind", "message"),
+    [
+        (-9, "", TransientError, "umoci was killed by signal 9"),
+        (3, "", PermanentError, "umoci failed with code 3: it said nothing"),
+        (1, "write /x: no space left on device", PermanentError, "a disk is full"),
+        (1, "no image found in manifest list for architecture amd64", InvalidInput, "for this kind of machine"),
+        (1, "x509: certificate signed by unknown authority", PermanentError, "certificate is not trusted"),
+        (1, "toomanyrequests: You have reached your pull rate limit", TransientError, "busy"),
+    ],
+)
+def test_what_a_tool_says_has_a_meaning(
+    reference: ImageReference, code: int, said: str, kind: type[NightbridgeError], message: str
+) -> None:
+    error = explained(Finished(code=code, stdout=b"", stderr=said), "umoci", reference)
+
+    assert type(error) is kind
+    assert message in str(error)
+
+
+# --- a login ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("without_enroot")
+def test_the_login_reaches_skopeo_and_neither_its_arguments_nor_the_disk(
+    tmp_path: Path, demo_image: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = start_private_registry(tmp_path / "private")
+    try:
+        digest = registry.push(demo_image.layout, "secret:1")
+        (tmp_path / "config").mkdir()
+        (tmp_path / "config" / ".credentials").write_text(f"machine 127.0.0.1 login {USER} password {PASSWORD}\n")
+        spy = tmp_path / "spy" / "skopeo"
+        spy.parent.mkdir()
+        spy.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/arguments\nexec {shutil.which("skopeo")} "$@"\n')
+        spy.chmod(0o755)
+        monkeypatch.setenv("PATH", str(spy.parent), prepend=":")
+
+        tools().import_image(
+            ImageReference(registry=registry.host, name="secret", digest=digest), tmp_path / "image.sqsh"
+        )
+    finally:
+        registry.stop()
+
+    assert listing(tmp_path / "image.sqsh") == RECORDED["listing"]
+    assert PASSWORD not in (tmp_path / "arguments").read_text()
+    assert "--src-authfile=/proc/" in (tmp_path / "arguments").read_text()
+
+
+# --- many at once, and killed ----------------------------------------------------------------------------------------
+
+PULL = """
+import sys
+from nightbridge.images.image import pull_image
+from nightbridge.models import RunSpec, Site
+image = pull_image(RunSpec.model_validate_json(sys.argv[1]), Site.model_validate_json(sys.argv[2]))
+print(image.model_dump_json())
+"""
+
+
+def start_pull(spec: RunSpec, site: Site) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", PULL, spec.model_dump_json(), site.model_dump_json()]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.usefixtures("without_enroot")
+def test_twenty_processes_make_one_import(proxy: Proxy, demo_image: Any, tmp_path: Path) -> None:
+    site = Site(workspace=tmp_path / "workspace")
+    spec = run_spec(f"{proxy.endpoint_url.removeprefix('http://')}/{demo_image.name}:1")
+
+    processes = [start_pull(spec, site) for _ in range(20)]
+    answers = [process.communicate()[0] for process in processes]
+
+    assert [process.returncode for process in processes] == [0] * 20
+    assert len(set(answers)) == 1
+    assert proxy.count("HEAD") == 1
+    fetched = [request.path for request in proxy.requests if is_layer(request)]
+    assert sorted(fetched) == sorted(set(fetched))
+    assert len(fetched) == 3  # the configuration and two layers
+    assert len(list(site.images_dir.iterdir())) == 2
+
+
+@pytest.mark.random_kill
+@pytest.mark.usefixtures("without_enroot")
+@pytest.mark.parametrize("seed", SEEDS)
+def test_killed_at_any_moment_the_next_one_succeeds(demo_image: Any, tmp_path: Path, seed: int) -> None:
+    site = Site(workspace=tmp_path / "workspace")
+    spec = run_spec(f"{demo_image.registry.host}/{demo_image.name}:1")
+    process = start_pull(spec, site)
+    time.sleep(random.Random(seed).uniform(0.2, 1.2))
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+
+    image = pull_image(spec, site)
+
+    assert image.path is not None
+    assert listing(image.path) == RECORDED["listing"]
+    assert len(list(site.images_dir.iterdir())) == 2
