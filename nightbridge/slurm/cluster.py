@@ -1,0 +1,75 @@
+"""The one interface to a cluster. Implementations: `local` (this machine) and `command_line` (Slurm's own tools)."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from nightbridge.errors import TransientError
+from nightbridge.models import ClusterLimits, ClusterSettings, JobStatus, Model
+
+
+class JobNotAccepted(TransientError):
+    """The cluster did not take the job now, and none exists: a submit limit, a partition that is down.
+
+    Every other `TransientError` of `submit` leaves open whether there is a job.
+    """
+
+
+class Lookup(Model):
+    """The jobs of one name. `complete` only when every source (squeue and sacct) answered: an empty, incomplete
+    lookup does not mean that there is no job.
+    """
+
+    jobs: tuple[JobStatus, ...] = ()
+    complete: bool
+
+
+class Cluster(Protocol):
+    """What the rest of nightbridge asks of a cluster.
+
+    Every method raises `TransientError` when the cluster does not answer, and `LaunchRefused` or another
+    `PermanentError` when it answers no for good.
+    """
+
+    settings: ClusterSettings
+
+    @property
+    def accounting_horizon(self) -> float:
+        """Seconds after an intent to submit during which a lookup that finds nothing proves nothing."""
+
+    def submit(self, name: str, script: Path, options: Sequence[str]) -> int:
+        """Submit `script` under the job name `name` with further sbatch options; return the numeric job id.
+
+        The job gets this process's environment, without SLURM_* and SBATCH_* variables.
+        """
+
+    def find(self, name: str) -> Lookup:
+        """Find every job of this user and this exact name, live or ended, however old."""
+
+    def states(self, job_ids: Sequence[int]) -> dict[int, JobStatus]:
+        """The status of many jobs in one question per source. A job that nobody knows (yet) is not in the answer.
+
+        Raises:
+            StatusUnknown: No source answered.
+
+        """
+
+    def cancel(self, job_id: int) -> None:
+        """Cancel a job; a job that has already ended is no error."""
+
+    def limits(self) -> ClusterLimits:
+        """What the cluster allows."""
+
+    def launch_environment(self) -> dict[str, str]:
+        """Variables that a launcher needs to reach this cluster; squeue, sacct, srun, scontrol are on its PATH."""
+
+
+def open_cluster(settings: ClusterSettings, workspace: Path) -> Cluster:
+    """Open the cluster that the settings describe."""
+    # Imported here: each implementation imports this module for the protocol.
+    from nightbridge.slurm.command_line import CommandLineCluster
+    from nightbridge.slurm.local import LocalCluster
+
+    if settings.kind == "local":
+        return LocalCluster(settings, settings.root or workspace / "cluster")
+    return CommandLineCluster(settings)

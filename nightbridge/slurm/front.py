@@ -1,0 +1,322 @@
+"""What stands as `sbatch` on the launcher's PATH, so that an attempt has exactly one job.
+
+The launcher calls `sbatch --requeue --parsable SCRIPT`. The front looks the attempt's job up, declares its intent,
+submits a guarded copy of the script under the attempt's name, records the job, and prints its numeric id alone. It
+prints the same id again when it is called again.
+
+Exit codes: 0 with an id on stdout; 75 (EX_TEMPFAIL) for what may work later; 1 for what will not. A refusal leaves
+`refusal.json` in the attempt's folder and one line on stderr.
+"""
+
+import contextlib
+import dataclasses
+import os
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import uuid
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+
+from nightbridge.errors import (
+    DamagedData,
+    InvalidInput,
+    LaunchRefused,
+    PermanentError,
+    StatusUnknown,
+    TransientError,
+)
+from nightbridge.files import create_exclusively, write_atomically, write_model
+from nightbridge.models import JobStatus, utc_now
+from nightbridge.slurm.attempts import (
+    JOB_SCRIPT,
+    REFUSAL_FILE,
+    SUBMISSION_FILE,
+    AttemptContext,
+    Intent,
+    Refusal,
+    Submission,
+    declare_intent,
+    newest_intent,
+    read_attempt,
+    read_claim,
+    read_intents,
+    read_submission,
+    withdraw_intent,
+)
+from nightbridge.slurm.cluster import Cluster, JobNotAccepted, open_cluster
+from nightbridge.slurm.environment import LAUNCHER_ONLY, without_folder
+from nightbridge.slurm.local_options import SBATCH, split_options
+from nightbridge.slurm.script import wrap_script
+
+TEMPORARY_FAILURE = 75
+PERMANENT_FAILURE = 1
+
+ATTEMPT_VARIABLE = "NIGHTBRIDGE_ATTEMPT"
+
+# sbatch options that the front decides itself. A requeue behind our back would overwrite the job's evidence; the job's
+# name is the attempt's.
+_OWN_OPTIONS = frozenset({"requeue", "no-requeue", "parsable", "job-name", "quiet", "verbose"})
+_INFORMATION = frozenset({"help", "version", "usage", "test-only"})
+# An intent whose process still lives forbids another one for this long: a stopped process may go on and submit.
+_STALLED_AFTER = timedelta(minutes=10)
+# How far apart the clocks of this host and of slurmctld may be when a found job is matched with its intent.
+_CLOCK_SLACK = timedelta(seconds=5)
+
+
+def install_front(attempt_dir: Path) -> Path:
+    """Put our `sbatch` into the attempt's `bin` folder, which goes first on the launcher's PATH; return the folder."""
+    folder = attempt_dir / "bin"
+    # Isolated (-I): the launcher's PYTHONPATH and the modules in its folder are not ours.
+    root = str(Path(__file__).resolve().parents[2])
+    start = (
+        f"import sys; sys.path.append({root!r}); from nightbridge.slurm.front import main; sys.exit(main(sys.argv[1:]))"
+    )
+    command = shlex.join([sys.executable, "-I", "-c", start])
+    text = f'#!/bin/sh\n{ATTEMPT_VARIABLE}={shlex.quote(str(attempt_dir))} exec {command} "$@"\n'
+    _write_program(folder / "sbatch", text)
+    return folder
+
+
+def _write_program(path: Path, text: str) -> None:
+    """Write an executable in a process of its own.
+
+    In this one, another thread that starts a command at that moment would hand it our open file, and until that command
+    has replaced its image the kernel refuses to run ours: "Text file busy".
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    subprocess.run(
+        ["/bin/sh", "-c", 'cat > "$1" && chmod 755 "$1" && mv -f "$1" "$2"', "sh", str(temporary), str(path)],
+        input=text.encode(),
+        check=True,
+    )
+
+
+def submit_once(context: AttemptContext, cluster: Cluster, script: Path, options: Sequence[str]) -> Submission:
+    """Return the attempt's job, submitting it if there is none.
+
+    Args:
+        context: The attempt.
+        cluster: Where it is submitted.
+        script: The launcher's batch script.
+        options: The launcher's sbatch options, without those that the front decides.
+
+    Raises:
+        TransientError: It is not certain that there is no job, or the cluster takes none now.
+        PermanentError: The cluster refused the job.
+
+    """
+    # Before the lookup: an intent that appears after it means that somebody else is submitting.
+    seen = newest_intent(context.attempt_dir)
+    if submission := find_submission(context, cluster, script):
+        return submission
+    launcher_text = _read_script(script)
+    copy = context.attempt_dir / JOB_SCRIPT
+    guarded = wrap_script(launcher_text, context.attempt_dir)
+    experiment_dir = experiment_dir_of(script)
+    intent = declare_intent(context.attempt_dir, script, experiment_dir, after=seen)
+    if intent is None:
+        raise TransientError(
+            "another process is submitting this attempt", thing=context.name, advice="It is looked up again"
+        )
+    try:
+        write_atomically(copy, guarded.encode())
+        copy.chmod(0o755)
+        job_id = cluster.submit(context.name, copy, [*options, *context.sbatch_options])
+    except (JobNotAccepted, PermanentError):
+        withdraw_intent(intent)
+        raise
+    return _record(
+        context,
+        Submission(
+            job_id=job_id,
+            name=context.name,
+            cluster=context.cluster.name,
+            script=copy,
+            launcher_script=script,
+            experiment_dir=experiment_dir,
+            submitted_at=utc_now(),
+        ),
+    )
+
+
+def find_submission(context: AttemptContext, cluster: Cluster, script: Path | None = None) -> Submission | None:
+    """The attempt's job: as recorded, else found in the cluster by the attempt's name and recorded now.
+
+    Args:
+        context: The attempt.
+        cluster: Where it was submitted.
+        script: The launcher's script, for a job that left no intent (its workspace was made anew).
+
+    Returns:
+        None only when there certainly is no job: every source answered, and no intent is younger than the horizon.
+
+    Raises:
+        TransientError: It is not certain.
+
+    """
+    if submission := read_submission(context.attempt_dir):
+        return submission
+    lookup = cluster.find(context.name)
+    intents = read_intents(context.attempt_dir)
+    if lookup.jobs:
+        job = _the_one(lookup.jobs, read_claim(context.attempt_dir))
+        return _record(context, _submission_of(context, job, intents, script))
+    for intent in intents:
+        _check_intent(context, intent, cluster.accounting_horizon)
+    if not lookup.complete:
+        raise StatusUnknown(
+            "cannot tell whether the job exists: squeue or sacct did not answer",
+            thing=context.name,
+            advice="It is looked up again",
+        )
+    return None
+
+
+def experiment_dir_of(script: Path) -> Path:
+    """The folder that the launcher made for a job: `<exp>/<title>` for NeMo-Run's `<exp>/<title>_sbatch.sh`."""
+    title = script.name.removesuffix("_sbatch.sh")
+    return script.parent / title if title != script.name else script.parent
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Stand in for sbatch; return the exit code."""
+    folder = os.environ.get(ATTEMPT_VARIABLE)
+    if not folder:
+        print(f"sbatch: error: {ATTEMPT_VARIABLE} is not set", file=sys.stderr)
+        return PERMANENT_FAILURE
+    attempt_dir = Path(folder)
+    _restore_environment(attempt_dir)
+    try:
+        context = read_attempt(attempt_dir)
+        cluster = open_cluster(context.cluster, context.workspace)
+        options, script = _read_arguments(arguments, cluster)
+        submission = submit_once(context, cluster, script, options)
+    except (TransientError, PermanentError) as error:
+        return _refuse(attempt_dir, error)
+    except OSError as error:
+        name = str(error.filename or attempt_dir)
+        return _refuse(
+            attempt_dir, TransientError(error.strerror or str(error), thing=name, advice="It is tried again")
+        )
+    print(submission.job_id)
+    return 0
+
+
+def _restore_environment(attempt_dir: Path) -> None:
+    """Undo what was for the launcher alone: the job gets this environment, and the real sbatch must be found."""
+    for name in LAUNCHER_ONLY:
+        os.environ.pop(name, None)
+    os.environ["PATH"] = without_folder(os.environ.get("PATH", os.defpath), str(attempt_dir / "bin"))
+
+
+def _read_arguments(arguments: Sequence[str], cluster: Cluster) -> tuple[list[str], Path]:
+    options, rest = split_options(arguments, dataclasses.replace(SBATCH, refused={}))
+    if not _INFORMATION.isdisjoint(options):
+        _become_sbatch(arguments, cluster)
+    if not rest or "wrap" in options or "array" in options:
+        raise InvalidInput(
+            "sbatch was called without a script, or with --wrap or --array", advice="Submit one script file"
+        )
+    kept = {name: value for name, value in options.items() if name not in _OWN_OPTIONS}
+    # What follows the script are its own arguments; no launcher passes any.
+    if len(rest) > 1:
+        raise InvalidInput(f"unexpected arguments after the script: {shlex.join(rest[1:])}", thing=rest[0])
+    return [f"--{name}={value}" if value else f"--{name}" for name, value in kept.items()], Path(rest[0]).absolute()
+
+
+def _become_sbatch(arguments: Sequence[str], cluster: Cluster) -> None:
+    """Hand a question that submits nothing to the real command."""
+    environment = dict(os.environ) | cluster.launch_environment()
+    program = shutil.which("sbatch", path=environment["PATH"])
+    if program is None:
+        raise PermanentError("command not found", thing="sbatch")
+    os.execve(program, [program, *arguments], environment)
+
+
+def _read_script(script: Path) -> str:
+    try:
+        return script.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise LaunchRefused(f"the batch script cannot be read: {error}", thing=str(script)) from error
+
+
+def _check_intent(context: AttemptContext, intent: Intent, horizon: float) -> None:
+    """Raise while a job of this intent may still show up."""
+    age = utc_now() - intent.at
+    left = timedelta(seconds=horizon) - age
+    if left > timedelta():
+        raise StatusUnknown(
+            f"{intent.host} may have submitted this attempt {age.total_seconds():.0f} s ago",
+            thing=context.name,
+            advice=f"Certain in {left.total_seconds():.0f} s, when accounting must know of it",
+        )
+    if age < _STALLED_AFTER and _lives(intent):
+        raise TransientError(f"process {intent.pid} on {intent.host} is submitting this attempt", thing=context.name)
+
+
+def _lives(intent: Intent) -> bool:
+    """Whether the process that declared an intent still runs on this host; of other hosts nothing is known."""
+    if intent.host != socket.gethostname() or intent.pid == os.getpid():
+        return False
+    try:
+        os.kill(intent.pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _the_one(jobs: Sequence[JobStatus], claimant: int | None) -> JobStatus:
+    """Of several jobs of one name, the one that claimed the attempt; else the first, which will."""
+    return next((job for job in jobs if job.job_id == claimant), min(jobs, key=lambda job: job.job_id))
+
+
+def _submission_of(
+    context: AttemptContext, job: JobStatus, intents: Sequence[Intent], script: Path | None
+) -> Submission:
+    submitted_at = job.submitted_at or utc_now()
+    earlier = [intent for intent in intents if intent.at <= submitted_at + _CLOCK_SLACK] or list(intents)
+    if earlier:
+        launcher_script, experiment_dir = earlier[-1].launcher_script, earlier[-1].experiment_dir
+    elif script is not None:
+        launcher_script, experiment_dir = script, experiment_dir_of(script)
+    else:
+        raise DamagedData(
+            f"job {job.job_id} belongs to this attempt, and the record of what it runs is gone",
+            thing=str(context.attempt_dir),
+            advice="Cancel it, or let it end, and open a new attempt",
+        )
+    return Submission(
+        job_id=job.job_id,
+        name=context.name,
+        cluster=context.cluster.name,
+        script=context.attempt_dir / JOB_SCRIPT,
+        launcher_script=launcher_script,
+        experiment_dir=experiment_dir,
+        submitted_at=submitted_at,
+        found=True,
+    )
+
+
+def _record(context: AttemptContext, submission: Submission) -> Submission:
+    """Record the job unless another process has; what is recorded first counts."""
+    create_exclusively(context.attempt_dir / SUBMISSION_FILE, submission.model_dump_json(indent=2).encode() + b"\n")
+    recorded = read_submission(context.attempt_dir)
+    return recorded if recorded is not None else submission
+
+
+def _refuse(attempt_dir: Path, error: TransientError | PermanentError) -> int:
+    with contextlib.suppress(OSError):
+        write_model(attempt_dir / REFUSAL_FILE, Refusal.of(error))
+    print(f"sbatch: error: {' '.join(str(error).split())}", file=sys.stderr)
+    return TEMPORARY_FAILURE if isinstance(error, TransientError) else PERMANENT_FAILURE
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,121 @@
+"""A run's attempts: which one to work on, which have ended and how, and whether another may be opened.
+
+Crashes and transient errors stay in the attempt: whoever comes back goes on with it. Only a terminal infrastructure
+outcome, or a person, opens the next one.
+"""
+
+import enum
+import logging
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from nightbridge.errors import DamagedData
+from nightbridge.files import write_model
+from nightbridge.models import Job, JobStatus, Outcome, RunSpec, Site
+from nightbridge.slurm.attempts import ATTEMPT_FILE, AttemptContext, current_attempt, open_attempt, read_attempt
+from nightbridge.slurm.cluster import Cluster
+from nightbridge.slurm.states import TERMINAL
+
+log = logging.getLogger(__name__)
+
+ENDED_FILE = "ended.json"
+MOST_INFRASTRUCTURE_FAILURES = 3
+GOOD_OUTCOMES = (Outcome.SUCCEEDED, Outcome.TEARDOWN)
+
+
+def attempts_of(run_key: str, workspace: Path) -> tuple[AttemptContext, ...]:
+    """Every recorded attempt of a run, oldest first.
+
+    A folder without a record is none: its opener died in between, and nothing was submitted from it.
+
+    Raises:
+        DamagedData: A record cannot be read.
+
+    """
+    records = (workspace.absolute() / "runs" / run_key).glob(f"a[0-9]*/{ATTEMPT_FILE}")
+    return tuple(sorted((read_attempt(record.parent) for record in records), key=lambda attempt: attempt.attempt))
+
+
+def record_ended(job: Job) -> None:
+    """Record what became of an attempt's job, beside the attempt."""
+    write_model(job.attempt_dir / ENDED_FILE, job)
+
+
+def read_ended(attempt_dir: Path) -> Job | None:
+    """What became of an attempt's job; None while it lives, or while nobody has looked.
+
+    Raises:
+        DamagedData: The record cannot be read.
+
+    """
+    record = attempt_dir / ENDED_FILE
+    try:
+        return Job.model_validate_json(record.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValidationError as error:
+        raise DamagedData(
+            "cannot be read", thing=str(record), advice="Remove it; the job is looked up again"
+        ) from error
+
+
+def ended_jobs(run: RunSpec, site: Site) -> tuple[Job, ...]:
+    """The ended jobs of a run's attempts, oldest first."""
+    jobs = (read_ended(attempt.attempt_dir) for attempt in attempts_of(run.run_key, site.workspace))
+    return tuple(job for job in jobs if job is not None)
+
+
+class AttemptChoice(enum.StrEnum):
+    """Which attempt a run goes on with."""
+
+    CURRENT = "current"  # the newest, or the first of a new run
+    AFTER_FAILURE = "after_failure"  # a new one if the newest ended badly: what a retry in the UI asks for
+    NEW = "new"  # a new one however the newest ended: what --new-attempt asks for
+
+
+def choose_attempt(choice: AttemptChoice, run: RunSpec, site: Site) -> AttemptContext:
+    """Return the attempt to go on with, opened and recorded.
+
+    While the newest attempt has not ended it is that one, whatever was chosen: one job is enough.
+    """
+    newest = current_attempt(site.workspace, run.run_key, site.cluster)
+    ended = read_ended(newest.attempt_dir)
+    if choice is AttemptChoice.CURRENT:
+        return newest
+    if ended is None:
+        log.info("%s has not ended: going on with it; for another attempt cancel it first", newest.name)
+        return newest
+    if choice is AttemptChoice.AFTER_FAILURE and ended.outcome in GOOD_OUTCOMES:
+        return newest
+    return next_attempt(run, site)
+
+
+def next_attempt(run: RunSpec, site: Site) -> AttemptContext:
+    """Open the next attempt."""
+    return open_attempt(site.workspace, run.run_key, site.cluster)
+
+
+def may_try_again(run: RunSpec, site: Site) -> bool:
+    """Whether the newest attempt failed for the cluster's reasons, and not too often before."""
+    jobs = ended_jobs(run, site)
+    failures = sum(job.outcome is Outcome.INFRASTRUCTURE for job in jobs)
+    return bool(jobs) and jobs[-1].outcome is Outcome.INFRASTRUCTURE and failures < MOST_INFRASTRUCTURE_FAILURES
+
+
+def jobs_of(attempt: AttemptContext, cluster: Cluster) -> tuple[JobStatus, ...]:
+    """The jobs of an attempt's name that the cluster knows; by name, so that no record of ours is needed."""
+    return cluster.find(attempt.name).jobs
+
+
+def cancel_jobs(run_key: str, workspace: Path, cluster: Cluster) -> tuple[int, ...]:
+    """Cancel every live job of a run and return their ids."""
+    live = [
+        status.job_id
+        for attempt in attempts_of(run_key, workspace)
+        for status in jobs_of(attempt, cluster)
+        if status.state not in TERMINAL
+    ]
+    for job_id in live:
+        cluster.cancel(job_id)
+    return tuple(live)

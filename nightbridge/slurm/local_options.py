@@ -1,0 +1,335 @@
+"""Options of sbatch and srun as the embedded cluster understands them (sbatch(1), srun(1), Slurm 25.05).
+
+Every option that Slurm knows is accepted. What cannot matter on one machine (accounts, memory, GPUs, binding) is
+ignored; what would change the job's meaning and does not exist here is refused by name.
+"""
+
+import re
+import shlex
+import signal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from nightbridge.errors import InvalidInput
+
+
+class Takes(Enum):
+    """Whether an option is followed by a value."""
+
+    NOTHING = "nothing"
+    VALUE = "value"
+    MAYBE = "maybe"  # only as --name=value, or -Kvalue
+
+
+@dataclass(frozen=True)
+class OptionTable:
+    """The options of one command: `takes` by long name, `short` letter to long name, `refused` with the reason."""
+
+    command: str
+    takes: Mapping[str, Takes]
+    short: Mapping[str, str]
+    refused: Mapping[str, str]
+
+
+def _takes(values: str, nothing: str, maybe: str) -> dict[str, Takes]:
+    return (
+        {name: Takes.VALUE for name in values.split()}
+        | {name: Takes.NOTHING for name in nothing.split()}
+        | {name: Takes.MAYBE for name in maybe.split()}
+    )
+
+
+_COMMON_VALUES = """
+    account acctg-freq bb bbf chdir clusters comment constraint container container-id core-spec cores-per-socket
+    cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot dependency distribution error exclude export extra
+    extra-node-info gpu-bind gpu-freq gpus gpus-per-node gpus-per-socket gpus-per-task gres gres-flags hint input
+    job-name licenses mail-type mail-user mcs-label mem mem-bind mem-per-cpu mem-per-gpu mincpus network nodefile
+    nodelist nodes ntasks ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket open-mode output partition
+    power prefer priority profile qos reservation segment signal sockets-per-node switches thread-spec
+    threads-per-core time time-min tmp tres-bind tres-per-task wait-all-nodes wckey uid gid begin
+"""
+_COMMON_NOTHING = "contiguous hold overcommit oversubscribe quiet reboot spread-job use-min-nodes verbose help version"
+_COMMON_MAYBE = "exclusive nice propagate resv-ports no-kill"
+_COMMON_SHORT = {
+    "A": "account",
+    "B": "extra-node-info",
+    "C": "constraint",
+    "D": "chdir",
+    "F": "nodefile",
+    "G": "gpus",
+    "H": "hold",
+    "J": "job-name",
+    "L": "licenses",
+    "M": "clusters",
+    "N": "nodes",
+    "O": "overcommit",
+    "Q": "quiet",
+    "S": "core-spec",
+    "V": "version",
+    "b": "begin",
+    "c": "cpus-per-task",
+    "d": "dependency",
+    "e": "error",
+    "h": "help",
+    "i": "input",
+    "k": "no-kill",
+    "m": "distribution",
+    "n": "ntasks",
+    "o": "output",
+    "p": "partition",
+    "q": "qos",
+    "s": "oversubscribe",
+    "t": "time",
+    "v": "verbose",
+    "w": "nodelist",
+    "x": "exclude",
+}
+_NO_CONTAINERS = "the embedded cluster has no container runtime; run without a container, or on a Slurm with pyxis"
+_NO_QUEUE_CONTROL = "the embedded cluster starts jobs in their order, as soon as a slot is free"
+_COMMON_REFUSED = {
+    "container": _NO_CONTAINERS,
+    "container-id": _NO_CONTAINERS,
+    "clusters": "the embedded cluster is the only one here",
+    "hold": _NO_QUEUE_CONTROL,
+    "begin": _NO_QUEUE_CONTROL,
+    "nodefile": "the embedded cluster names its own nodes",
+    "uid": "jobs run as the user who submits them",
+    "gid": "jobs run as the user who submits them",
+}
+# pyxis' own srun options. NVIDIA/pyxis, pyxis_srun(8).
+_PYXIS = """
+    container-image container-mounts container-workdir container-name container-save container-mount-home
+    no-container-mount-home container-remap-root no-container-remap-root container-entrypoint
+    no-container-entrypoint container-entrypoint-log container-writable container-readonly container-env
+"""
+
+SBATCH = OptionTable(
+    command="sbatch",
+    takes=_takes(
+        _COMMON_VALUES + " array batch cluster-constraint export-file wrap stepmgr kill-on-invalid-dep",
+        _COMMON_NOTHING + " ignore-pbs no-requeue requeue parsable test-only wait",
+        _COMMON_MAYBE + " get-user-env",
+    ),
+    short=_COMMON_SHORT | {"a": "array", "W": "wait"},
+    refused=_COMMON_REFUSED
+    | {
+        "array": "the embedded cluster has no job arrays",
+        "wrap": "the embedded cluster takes a script file",
+        "wait": "the embedded cluster does not wait; ask squeue or sacct",
+        "test-only": "the embedded cluster has no schedule to ask",
+        "export-file": "the embedded cluster keeps environments out of files",
+    },
+)
+
+SRUN = OptionTable(
+    command="srun",
+    takes=_takes(
+        _COMMON_VALUES + " cpu-bind epilog het-group jobid mpi prolog relative slurmd-debug task-epilog"
+        " task-prolog threads tree-width wait bcast-exclude accel-bind",
+        _COMMON_NOTHING + " disable-status exact label multi-prog no-allocate overlap preserve-env pty stepmgr"
+        " unbuffered whole interactive external-launcher",
+        _COMMON_MAYBE + " kill-on-bad-exit bcast compress immediate send-libs x11 " + _PYXIS,
+    ),
+    short=_COMMON_SHORT
+    | {
+        "E": "preserve-env",
+        "I": "immediate",
+        "K": "kill-on-bad-exit",
+        "T": "threads",
+        "W": "wait",
+        "X": "disable-status",
+        "Z": "no-allocate",
+        "l": "label",
+        "r": "relative",
+        "u": "unbuffered",
+    },
+    refused=_COMMON_REFUSED
+    | dict.fromkeys(_PYXIS.split(), _NO_CONTAINERS)
+    | {
+        "multi-prog": "the embedded cluster runs one program in all tasks of a step",
+        "pty": "the embedded cluster has no terminals",
+        "jobid": "a step belongs to the job that starts it",
+    },
+)
+
+
+def split_options(arguments: Sequence[str], table: OptionTable) -> tuple[dict[str, str], list[str]]:
+    """Read the options up to the first word that is none.
+
+    Args:
+        arguments: The command line after the command's name.
+        table: The command's options.
+
+    Returns:
+        The options by long name, the last of each; a bare option's value is empty. And the words that are left.
+
+    Raises:
+        InvalidInput: An option that Slurm does not know, lacks its value, or cannot be had here.
+
+    """
+    options: dict[str, str] = {}
+    rest = list(arguments)
+    while rest and rest[0].startswith("-") and rest[0] != "-":
+        word = rest.pop(0)
+        if word == "--":
+            break
+        for name, value in _read_word(word, rest, table):
+            if name in table.refused:
+                raise InvalidInput(f"--{name} is not possible here: {table.refused[name]}", thing=table.command)
+            options[name] = value
+    return options, rest
+
+
+def _read_word(word: str, rest: list[str], table: OptionTable) -> Iterable[tuple[str, str]]:
+    """The options of one word: `--name`, `--name=value`, `-x`, `-xvalue`, `-xyz`. May take its value from `rest`."""
+    if word.startswith("--"):
+        name, equals, value = word[2:].partition("=")
+        if name not in table.takes:
+            raise InvalidInput(f"unrecognized option '--{name}'", thing=table.command)
+        if not equals and table.takes[name] is Takes.VALUE:
+            value = _next_value(word, rest, table)
+        yield name, value
+        return
+    letters = word[1:]
+    while letters:
+        letter, letters = letters[0], letters[1:]
+        name = table.short.get(letter, "")
+        if not name:
+            raise InvalidInput(f"invalid option -- '{letter}'", thing=table.command)
+        if table.takes[name] is Takes.NOTHING:
+            yield name, ""
+            continue
+        value = letters.removeprefix("=")
+        if not value and table.takes[name] is Takes.VALUE:
+            value = _next_value(f"-{letter}", rest, table)
+        yield name, value
+        return
+
+
+def _next_value(option: str, rest: list[str], table: OptionTable) -> str:
+    if not rest:
+        raise InvalidInput(f"option '{option}' requires an argument", thing=table.command)
+    return rest.pop(0)
+
+
+def script_options(script: str) -> list[str]:
+    """The words of a script's #SBATCH lines. They end at the first line that is neither empty nor a comment."""
+    words: list[str] = []
+    for line in script.splitlines()[1:]:
+        if line.strip() and not line.lstrip().startswith("#"):
+            break
+        if line.startswith("#SBATCH"):
+            words += _words_before_comment(line.removeprefix("#SBATCH"))
+    return words
+
+
+def _words_before_comment(text: str) -> list[str]:
+    words = shlex.split(text)
+    comment = next((index for index, word in enumerate(words) if word.startswith("#")), len(words))
+    return words[:comment]
+
+
+_TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d+))?(?::(?P<third>\d+))?")
+
+
+def parse_time(text: str) -> float | None:
+    """Seconds of a time limit: `30` (minutes), `30:00`, `8:00:00`, `1-0`, `1-0:30`; None for none at all.
+
+    Unlike Slurm, seconds are not rounded up to minutes.
+
+    Raises:
+        InvalidInput: It is not a time limit.
+
+    """
+    if text.upper() in {"UNLIMITED", "INFINITE", "0", "-1"}:
+        return None
+    found = _TIME.fullmatch(text)
+    if found is None:
+        raise InvalidInput("invalid --time specification", thing=text, advice="For example 01:30:00")
+    days, first, second, third = (int(found[name] or 0) for name in ("days", "first", "second", "third"))
+    if found["days"] is not None:  # days-hours:minutes:seconds
+        return ((days * 24 + first) * 60 + second) * 60 + third
+    if found["third"] is not None:  # hours:minutes:seconds
+        return (first * 60 + second) * 60 + third
+    return first * 60 + second  # minutes:seconds
+
+
+@dataclass(frozen=True)
+class EarlySignal:
+    """A signal that the job wants before its time limit (`--signal=[R][B:]NAME[@SECONDS]`)."""
+
+    number: int
+    seconds_before: float
+    to_script: bool  # the batch shell alone, else every step
+
+
+def parse_early_signal(text: str) -> EarlySignal:
+    """Read the value of `--signal`.
+
+    Raises:
+        InvalidInput: There is no such signal.
+
+    """
+    flags, colon, rest = text.rpartition(":")
+    name, _, seconds = rest.partition("@")
+    names = {member.name.removeprefix("SIG"): int(member) for member in signal.Signals}
+    number = int(name) if name.isdigit() else names.get(name.upper().removeprefix("SIG"), 0)
+    if not number or (seconds and not seconds.isdigit()) or (colon and flags.strip("RB")):
+        raise InvalidInput("invalid --signal specification", thing=text, advice="For example TERM@120")
+    return EarlySignal(number=number, seconds_before=float(seconds or 60), to_script="B" in flags)
+
+
+def parse_count(text: str, option: str) -> int:
+    """A number of nodes or tasks; of a range (`2-4`) the lower end.
+
+    Raises:
+        InvalidInput: It is not a number above zero.
+
+    """
+    number = text.partition("-")[0]
+    if not number.isdigit() or int(number) < 1:
+        raise InvalidInput(f"invalid number for --{option}", thing=text)
+    return int(number)
+
+
+_KINDS_OF_DEPENDENCY = frozenset({"after", "afterok", "afternotok", "afterany"})
+
+
+def parse_dependencies(text: str) -> tuple[tuple[str, int], ...]:
+    """Read the value of `--dependency`: `afterok:12:13,afterany:14`, `singleton` (whose number is 0).
+
+    Raises:
+        InvalidInput: A kind that is not known here, or alternatives (`?`).
+
+    """
+    found: list[tuple[str, int]] = []
+    for part in text.split(","):
+        kind, *numbers = part.split(":")
+        if kind == "singleton" and not numbers:
+            found.append((kind, 0))
+        elif kind in _KINDS_OF_DEPENDENCY and numbers and all(number.isdigit() for number in numbers):
+            found += [(kind, int(number)) for number in numbers]
+        else:
+            raise InvalidInput(
+                "job dependency problem", thing=part, advice="Use afterok, afterany, afternotok, after or singleton"
+            )
+    return tuple(found)
+
+
+def exported(environment: Mapping[str, str], wish: str) -> dict[str, str]:
+    """What `--export` lets through: ALL, NONE, `ALL,NAME=value`, or a list of names. Slurm's own variables always."""
+    items = [item for item in wish.split(",") if item]
+    everything = not items or "ALL" in items
+    kept = {name: value for name, value in environment.items() if everything or _always_exported(name)}
+    for item in items:
+        name, equals, value = item.partition("=")
+        if equals:
+            kept[name] = value
+        elif name in environment:
+            kept[name] = environment[name]
+    return kept
+
+
+def _always_exported(name: str) -> bool:
+    return name.startswith(("SLURM_", "NIGHTBRIDGE_LOCAL_")) or name in {"PATH", "HOME", "USER", "SHELL"}

@@ -1,0 +1,246 @@
+"""Submission to the embedded cluster: register a job, with its runner, in one atomic step.
+
+The runner is started first, beside a folder under a temporary name, and waits. The folder, complete, is then renamed to
+the job's id: that is the registration, and only the submitter can do it. When the submitter says so, or dies, the
+runner looks at what its folder is called now. So a crash at any moment leaves either no job, or one that is
+found and runs. The environment passes from process to process and is never written down.
+"""
+
+import contextlib
+import os
+import pwd
+import select
+import shutil
+import stat
+import subprocess
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from nightbridge.errors import LaunchRefused, TransientError
+from nightbridge.files import write_atomically
+from nightbridge.slurm.local_jobs import (
+    JOB_VARIABLE,
+    JobRequest,
+    job_dir,
+    job_ids,
+    jobs_dir,
+    write_fact,
+)
+from nightbridge.slurm.local_options import (
+    SBATCH,
+    exported,
+    parse_count,
+    parse_dependencies,
+    parse_early_signal,
+    parse_time,
+    script_options,
+    split_options,
+)
+from nightbridge.slurm.local_shims import python_command, write_shims
+
+START_PATIENCE = 60.0
+"""Seconds that a runner may take to start."""
+
+_LEFT_OVER_AFTER = 3600.0
+_READY = b"ready"
+
+
+def submit(
+    root: Path,
+    script: Path,
+    options: Sequence[str],
+    *,
+    arguments: Sequence[str] = (),
+    environment: Mapping[str, str],
+    directory: Path,
+) -> int:
+    """Submit a batch script; return the job's id once the job is registered for good.
+
+    Args:
+        root: The cluster's folder.
+        script: The batch script. A copy of it is run.
+        options: sbatch options; they win over the script's #SBATCH lines.
+        arguments: The script's own arguments.
+        environment: The submitter's environment. The job gets it without SLURM_* and SBATCH_*.
+        directory: Where it is submitted from: relative paths start here, and the job runs here.
+
+    Raises:
+        LaunchRefused: The script is no batch script.
+        InvalidInput: An option is wrong, or means what this cluster cannot do.
+        TransientError: The runner did not start.
+
+    """
+    text = _read_script(script)
+    wishes, rest = split_options(options, SBATCH)
+    if rest:
+        raise LaunchRefused("not an sbatch option", thing=rest[0])
+    in_script, rest = split_options(script_options(text), SBATCH)
+    if rest:
+        raise LaunchRefused("not an #SBATCH option", thing=rest[0], advice="The embedded cluster runs no hetjob")
+    wishes = in_script | wishes
+    request = _make_request(script, wishes, arguments, directory)
+    _check_dependencies(root, request)
+    write_shims(root)
+    # A job that was submitted from a job belongs to itself, not to the other.
+    own = {name: value for name, value in environment.items() if not _is_of_another_job(name)}
+    return _register(root, request, text, exported(own, wishes.get("export", "")))
+
+
+def _is_of_another_job(name: str) -> bool:
+    return name.startswith(("SLURM_", "SLURMD_", "SBATCH_")) or name == JOB_VARIABLE
+
+
+def _read_script(script: Path) -> str:
+    """The script's text, refused where sbatch refuses it, in its words. Like sbatch's, it need not be executable."""
+    try:
+        mode = script.stat().st_mode
+        text = script.read_bytes().decode(errors="surrogateescape")
+    except OSError as error:
+        raise LaunchRefused(f"unable to open file: {error.strerror}", thing=str(script)) from error
+    if not stat.S_ISREG(mode) or not text:
+        raise LaunchRefused("batch script is empty or not a file", thing=str(script))
+    if not text.startswith("#!"):
+        raise LaunchRefused(
+            "this does not look like a batch script",
+            thing=str(script),
+            advice="The first line must start with #! followed by the path to an interpreter, for instance #!/bin/sh",
+        )
+    if "\0" in text:
+        raise LaunchRefused("batch script contains NULL characters", thing=str(script))
+    if "\r\n" in text:
+        raise LaunchRefused(
+            "batch script contains DOS line breaks (\\r\\n) instead of expected UNIX line breaks (\\n)",
+            thing=str(script),
+        )
+    return text
+
+
+def _make_request(script: Path, wishes: Mapping[str, str], arguments: Sequence[str], directory: Path) -> JobRequest:
+    work_dir = directory / wishes.get("chdir", "")
+    nodes, tasks, tasks_per_node = _count_tasks(wishes)
+    if "signal" in wishes:
+        parse_early_signal(wishes["signal"])  # refused now, not when it is due
+    return JobRequest(
+        name=wishes.get("job-name") or script.name,
+        user=user_name(),
+        uid=os.getuid(),
+        submitted_at=time.time(),
+        submit_dir=str(directory),
+        directory=str(work_dir),
+        output=wishes.get("output", "slurm-%j.out"),
+        error=wishes.get("error"),
+        append=wishes.get("open-mode", "truncate").startswith("a"),
+        nodes=nodes,
+        tasks=tasks,
+        tasks_per_node=tasks_per_node,
+        time_limit=parse_time(wishes["time"]) if "time" in wishes else None,
+        partition=wishes.get("partition", "local"),
+        account=wishes.get("account", ""),
+        signal=wishes.get("signal", ""),
+        dependencies=parse_dependencies(wishes["dependency"]) if wishes.get("dependency") else (),
+        arguments=tuple(arguments),
+    )
+
+
+def _count_tasks(wishes: Mapping[str, str]) -> tuple[int, int, int]:
+    """Nodes, tasks, and tasks on the fullest node."""
+    counts = {
+        name: parse_count(wishes[name], name) for name in ("nodes", "ntasks", "ntasks-per-node") if name in wishes
+    }
+    nodes = counts.get("nodes", 1)
+    if "ntasks" in counts:
+        # With both given, --ntasks-per-node is only an upper bound (sbatch(1)).
+        return nodes, counts["ntasks"], -(-counts["ntasks"] // nodes)
+    per_node = counts.get("ntasks-per-node", 1)
+    return nodes, nodes * per_node, per_node
+
+
+def _check_dependencies(root: Path, request: JobRequest) -> None:
+    for kind, number in request.dependencies:
+        if kind != "singleton" and not job_dir(root, number).exists():
+            raise LaunchRefused("job dependency problem: no such job", thing=f"{kind}:{number}")
+
+
+def user_name() -> str:
+    """The current user's name; the number where the system knows no name."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
+# --- registration ----------------------------------------------------------------------------------------------------
+
+
+def _register(root: Path, request: JobRequest, text: str, environment: Mapping[str, str]) -> int:
+    jobs_dir(root).mkdir(parents=True, exist_ok=True)
+    _remove_left_overs(root)
+    folder = jobs_dir(root) / f".new-{uuid.uuid4().hex}"
+    folder.mkdir()
+    write_fact(folder / "job.json", request)
+    write_atomically(folder / "script", text.encode(errors="surrogateescape"))
+    (folder / "script").chmod(0o700)
+    with (folder / "runner.log").open("wb") as log:
+        # The first process of the runner is gone at once; it leaves the runner behind as nobody's child, so that a
+        # submitter that lives on has no zombies.
+        runner = subprocess.Popen(
+            python_command("nightbridge.slurm.local_runner", [str(folder)]),
+            env=dict(environment),
+            cwd=folder,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,
+        )
+    with runner:
+        _wait_until_ready(runner, folder)
+        # Leaving this block closes the runner's input: it goes on with what its folder is called then.
+        return _claim_id(root, folder)
+
+
+def _wait_until_ready(runner: subprocess.Popen[bytes], folder: Path) -> None:
+    assert runner.stdout is not None
+    readable, _, _ = select.select([runner.stdout], [], [], START_PATIENCE)
+    answer = runner.stdout.read() if readable else b""
+    if answer.strip() != _READY:
+        log = (folder / "runner.log").read_text(errors="replace").strip().splitlines()
+        shutil.rmtree(folder, ignore_errors=True)
+        raise TransientError(
+            "the job's runner did not start", thing=log[-1] if log else "no answer", advice="Try again"
+        )
+
+
+def _claim_id(root: Path, folder: Path) -> int:
+    """Rename the folder to the next free id. A rename onto a folder that holds something fails, so ids are unique."""
+    _flush_folder(folder)
+    job_id = max(job_ids(root), default=0) + 1
+    while True:
+        try:
+            folder.rename(job_dir(root, job_id))
+            break
+        except OSError as error:
+            if not job_dir(root, job_id).exists():
+                raise TransientError(
+                    f"cannot register the job: {error.strerror}", thing=str(folder), advice="Try again"
+                ) from error
+            job_id += 1
+    _flush_folder(jobs_dir(root))
+    return job_id
+
+
+def _flush_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove_left_overs(root: Path) -> None:
+    """Remove what submitters left that died before there was a job."""
+    for folder in jobs_dir(root).glob(".new-*"):
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - folder.stat().st_mtime > _LEFT_OVER_AFTER:
+                shutil.rmtree(folder, ignore_errors=True)

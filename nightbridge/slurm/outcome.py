@@ -1,0 +1,267 @@
+"""What became of a job, from Slurm's word, the exit file and the run's own evidence together."""
+
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+from nightbridge.models import Job, JobState, JobStatus, Model, Outcome
+from nightbridge.slurm.attempts import Cancellation, read_cancellation, read_claim
+from nightbridge.slurm.script import ALREADY_CLAIMED, GUARD_CODES
+from nightbridge.slurm.states import LOST, TERMINAL, hopeless_advice
+
+# The last two are slurmstepd's, for a site without cgroups, where Slurm itself calls the job FAILED.
+_OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|oom[-_ ]?kill|exceeded (job )?memory limit", re.IGNORECASE)
+# slurmstepd's signal when it cannot open the batch script's output file: the script was never started.
+_NO_OUTPUT_FILE = 53
+_NOT_LAUNCHED = frozenset({"joblaunchfailure", "launchfailed"})
+
+
+class RunEvidence(Model):
+    """What the run itself left, read from its logs and event files."""
+
+    steps_done: int
+    steps_expected: int | None
+    losses_finite: bool
+    finished_marker: bool
+    flaky_marker: str | None
+    timeout_marker: bool
+    last_error: str
+
+    @property
+    def all_steps_done(self) -> bool:
+        """Whether the last iteration was reached; without an expectation, whether the program says that it ended."""
+        if self.steps_expected is None:
+            return self.finished_marker
+        return self.steps_done >= self.steps_expected
+
+
+class _Case(NamedTuple):
+    """Everything that the rules look at."""
+
+    status: JobStatus | None
+    exit_file: int | None
+    evidence: RunEvidence
+    claimed: bool
+    cancellation: Cancellation | None = None
+
+    @property
+    def state(self) -> JobState:
+        return self.status.state if self.status is not None else JobState.UNHEARD
+
+    @property
+    def script_code(self) -> int | None:
+        """The batch script's exit code: the exit file's, else Slurm's."""
+        if self.exit_file is not None:
+            return self.exit_file
+        return self.status.exit_code if self.status is not None else None
+
+    @property
+    def guard_code(self) -> int | None:
+        """The guard's exit code: it leaves no exit file, so the same code of a script is not taken for it."""
+        if self.exit_file is None and self.status is not None and self.status.exit_code in GUARD_CODES:
+            return self.status.exit_code
+        return None
+
+    @property
+    def started(self) -> bool:
+        return self.claimed or (self.status is not None and self.status.started_at is not None)
+
+    @property
+    def lost(self) -> bool:
+        """Slurm lost it: nobody cancelled it, although accounting may call it so."""
+        return self.status is not None and self.status.reason.startswith(f"{LOST}:")
+
+    @property
+    def cancelled(self) -> bool:
+        """Somebody cancelled it before its script had ended with 0.
+
+        A slurmctld that was killed before it saved a job's start cancels, when it is back, what has long ended.
+        """
+        ended_before = self.exit_file == 0 and self.trained
+        return self.state is JobState.CANCELLED and not ended_before and not self.lost
+
+    @property
+    def ended_well(self) -> bool:
+        """Slurm and the exit file both say so, or the one that spoke does."""
+        if self.state not in TERMINAL:
+            return self.exit_file == 0
+        return self.state is JobState.COMPLETED and self.exit_file in (None, 0)
+
+    @property
+    def trained(self) -> bool:
+        return self.evidence.all_steps_done and self.evidence.losses_finite
+
+    @property
+    def steps(self) -> str:
+        expected = self.evidence.steps_expected
+        return f"{self.evidence.steps_done} of {'?' if expected is None else expected} steps"
+
+    @property
+    def nodes(self) -> str:
+        return (self.status.nodes if self.status is not None else "") or "its node"
+
+    @property
+    def why(self) -> str:
+        """Slurm's state with its reason, and the last error of the log."""
+        said = self.state.value
+        if self.status is not None and self.status.reason:
+            said += f" ({self.status.reason})"
+        if self.script_code:
+            said += f", exit code {self.script_code}"
+        return f"{said}: {self.evidence.last_error}" if self.evidence.last_error else said
+
+
+class _Rule(NamedTuple):
+    applies: Callable[[_Case], bool]
+    outcome: Outcome
+    reason: Callable[[_Case], str]
+
+
+_INFRASTRUCTURE_STATES = frozenset({JobState.NODE_FAIL, JobState.BOOT_FAIL, JobState.PREEMPTED, JobState.REVOKED})
+_OVER_TIME = frozenset({JobState.TIMEOUT, JobState.DEADLINE})
+
+# The first rule that applies decides.
+_RULES: tuple[_Rule, ...] = (
+    # The guard ended the job before the script began.
+    _Rule(
+        lambda case: case.guard_code == ALREADY_CLAIMED,
+        Outcome.NEVER_STARTED,
+        lambda case: "another job of this attempt runs; this one ended at once",
+    ),
+    _Rule(
+        lambda case: case.guard_code is not None,
+        Outcome.INFRASTRUCTURE,
+        lambda case: f"{GUARD_CODES[case.guard_code or 0]} on {case.nodes}",
+    ),
+    _Rule(
+        lambda case: (
+            not case.claimed
+            and case.status is not None
+            and case.status.signal == _NO_OUTPUT_FILE
+            and case.state is JobState.FAILED
+        ),
+        Outcome.INFRASTRUCTURE,
+        lambda case: f"workspace not visible on {case.nodes}: the output file could not be opened there",
+    ),
+    _Rule(
+        lambda case: (
+            not case.claimed
+            and case.status is not None
+            and case.status.reason.lower().replace(" ", "") in _NOT_LAUNCHED
+        ),
+        Outcome.INFRASTRUCTURE,
+        lambda case: f"could not be launched on {case.nodes}",
+    ),
+    # Our own policies.
+    _Rule(
+        lambda case: case.state is JobState.CANCELLED and case.cancellation is not None and not case.started,
+        Outcome.NEVER_STARTED,
+        lambda case: f"cancelled before it started: {_policy(case)}",
+    ),
+    _Rule(
+        lambda case: (
+            case.state is JobState.CANCELLED
+            and case.cancellation is not None
+            and case.cancellation.policy == "max_runtime"
+        ),
+        Outcome.TIMEOUT,
+        lambda case: f"cancelled after {case.steps}: {_policy(case)}",
+    ),
+    # A person's word is final, whatever had been reached.
+    _Rule(
+        lambda case: case.state is JobState.CANCELLED and not case.started and _hopeless(case) is not None,
+        Outcome.NEVER_STARTED,
+        lambda case: f"it could never start ({case.status.reason if case.status else ''}). {_hopeless(case)}",
+    ),
+    _Rule(
+        lambda case: case.cancelled,
+        Outcome.CANCELLED,
+        lambda case: (
+            f"cancelled by {(case.status.cancelled_by if case.status else '') or 'somebody'} after {case.steps}"
+        ),
+    ),
+    _Rule(
+        lambda case: case.state is JobState.DEADLINE and not case.started,
+        Outcome.NEVER_STARTED,
+        lambda case: "its deadline passed while it was pending",
+    ),
+    # The training is whole. What comes after it does not count against it.
+    _Rule(lambda case: case.trained and case.ended_well, Outcome.SUCCEEDED, lambda case: f"{case.steps}"),
+    _Rule(
+        lambda case: case.trained and (case.state in TERMINAL or case.exit_file is not None),
+        Outcome.TEARDOWN,
+        lambda case: f"{case.steps} done, then {case.why}",
+    ),
+    _Rule(
+        lambda case: case.evidence.all_steps_done and case.ended_well,
+        Outcome.PROGRAM_ERROR,
+        lambda case: "losses are not finite",
+    ),
+    # It is not.
+    _Rule(
+        lambda case: case.state in _INFRASTRUCTURE_STATES or (case.lost and case.exit_file is None),
+        Outcome.INFRASTRUCTURE,
+        lambda case: f"{case.why} after {case.steps}",
+    ),
+    _Rule(
+        lambda case: case.state is JobState.OUT_OF_MEMORY,
+        Outcome.OUT_OF_MEMORY,
+        lambda case: f"{case.why} after {case.steps}",
+    ),
+    _Rule(
+        lambda case: case.state in _OVER_TIME, Outcome.TIMEOUT, lambda case: f"{case.state.value} after {case.steps}"
+    ),
+    _Rule(lambda case: case.ended_well, Outcome.SHORT, lambda case: f"ended after {case.steps} as if all were done"),
+    _Rule(
+        lambda case: case.state not in TERMINAL and case.exit_file is None,
+        Outcome.INFRASTRUCTURE,
+        lambda case: f"neither Slurm nor an exit file says what became of it after {case.steps}",
+    ),
+    _Rule(
+        lambda case: case.evidence.timeout_marker,
+        Outcome.TIMEOUT,
+        lambda case: f"killed at its limit after {case.steps}",
+    ),
+    _Rule(
+        lambda case: _OUT_OF_MEMORY.search(case.evidence.last_error) is not None,
+        Outcome.OUT_OF_MEMORY,
+        lambda case: f"{case.why} after {case.steps}",
+    ),
+    # A loss that is not finite is the program's, although upstream calls it flaky.
+    _Rule(
+        lambda case: case.evidence.flaky_marker is not None and case.evidence.losses_finite,
+        Outcome.INFRASTRUCTURE,
+        lambda case: f"{case.evidence.flaky_marker} in the log after {case.steps}",
+    ),
+    _Rule(lambda case: True, Outcome.PROGRAM_ERROR, lambda case: f"{case.why} after {case.steps}"),
+)
+
+
+def classify(job: Job, evidence: RunEvidence) -> Job:
+    """Set the outcome of an ended job, and the reason in a few words.
+
+    Success needs Slurm's state (or the exit file, where Slurm was silent) and the run's own evidence to agree.
+
+    Args:
+        job: As the watcher returned it.
+        evidence: What the run left.
+
+    """
+    cancellation = read_cancellation(job.attempt_dir)
+    case = _Case(
+        job.status,
+        job.exit_file_code,
+        evidence,
+        read_claim(job.attempt_dir) == job.job_id,
+        cancellation if cancellation is not None and cancellation.job_id == job.job_id else None,
+    )
+    rule = next(rule for rule in _RULES if rule.applies(case))
+    return job.model_copy(update={"outcome": rule.outcome, "outcome_reason": rule.reason(case)})
+
+
+def _policy(case: _Case) -> str:
+    return f"{case.cancellation.reason}. {case.cancellation.advice}" if case.cancellation is not None else ""
+
+
+def _hopeless(case: _Case) -> str | None:
+    return hopeless_advice(case.status.reason) if case.status is not None else None

@@ -1,0 +1,158 @@
+"""The batch script as it is submitted: the launcher's own, behind a guard that leaves evidence without Slurm.
+
+The guard checks that the node sees the attempt's folder, claims the folder for this job, runs the script as it was,
+and writes its exit code to a file. It is POSIX shell and needs nothing on the node but sh, ln, mv, cat and rm.
+
+How: the copy starts itself again with the same interpreter, `$0`, arguments, folder and environment; the second
+process skips the guard and is the script. So a script may `exit`, `set -evx`, `exec` another program or be killed, and
+its exit code is still written. Signals that Slurm sends to the batch shell alone (`--signal=B:USR1@60`) are handed on.
+"""
+
+import re
+import shlex
+from pathlib import Path
+
+from nightbridge.errors import LaunchRefused
+
+CLAIM = "claim"
+"""File of the attempt that holds the id of the job which may run, and nothing else."""
+EXIT_CODE = "exit_code"
+"""File of the attempt that holds the script's exit code, 0-255; made in one piece at the script's end."""
+
+NOT_VISIBLE = 78
+"""The guard's exit code when the node does not see the attempt's folder (EX_CONFIG of sysexits.h)."""
+ALREADY_CLAIMED = 79
+"""The guard's exit code when another job has claimed the attempt. No exit-code file is written for either."""
+NOT_WRITABLE = 77
+"""The guard's exit code when the node sees the attempt's folder and cannot write there (EX_NOPERM)."""
+
+GUARD_CODES: dict[int, str] = {
+    NOT_VISIBLE: "workspace not visible",
+    ALREADY_CLAIMED: "another job has claimed this attempt",
+    NOT_WRITABLE: "workspace not writable",
+}
+
+_SHELLS = frozenset({"sh", "bash", "dash", "ksh", "zsh"})
+_REQUEUE = re.compile(r"\s--(?:no-)?requeue(?=\s|$)")
+# What sbatch reads as a variable of its own stays untouched; this one is gone before the script's first line.
+_INNER = "NIGHTBRIDGE_SCRIPT"
+
+_GUARD = """\
+# --- guard of nightbridge: checks and claims the attempt's folder, and leaves the exit code there ---
+if [ "${%(inner)s:-}" != "${SLURM_JOB_ID:-none}" ]; then
+    set +e +u +x +v
+    nb_attempt=%(attempt)s
+    nb_node=${SLURMD_NODENAME:-$(uname -n)}
+    if [ ! -d "$nb_attempt" ]; then
+        echo "workspace not visible on $nb_node: $nb_attempt" >&2
+        exit %(not_visible)d
+    fi
+    nb_mine="$nb_attempt/.%(claim)s.$SLURM_JOB_ID.$nb_node.$$"
+    if ! printf '%%s\\n' "$SLURM_JOB_ID" > "$nb_mine"; then
+        rm -f "$nb_mine"
+        echo "workspace not writable on $nb_node: $nb_attempt" >&2
+        exit %(not_writable)d
+    fi
+    # A hard link is made by one job only, on NFS as well; what counts is whose id it holds, not who was told so.
+    ln "$nb_mine" "$nb_attempt/%(claim)s" 2> /dev/null
+    rm -f "$nb_mine"
+    if [ ! -e "$nb_attempt/%(claim)s" ]; then
+        (set -C; printf '%%s\\n' "$SLURM_JOB_ID" > "$nb_attempt/%(claim)s") 2> /dev/null
+    fi
+    nb_holder=$(cat "$nb_attempt/%(claim)s")
+    if [ "$nb_holder" != "$SLURM_JOB_ID" ]; then
+        echo "job $SLURM_JOB_ID ends: job $nb_holder has claimed $nb_attempt" >&2
+        exit %(already_claimed)d
+    fi
+    rm -f "$nb_attempt/%(exit_code)s"
+    nb_pid="$nb_attempt/.pid.$SLURM_JOB_ID"
+    # The recorder waits in the foreground, where an exit code cannot be lost, and outlives what ends the script. This
+    # shell waits in the background, where a signal interrupts it, so that it can hand the signal on. (bash 5.2 can
+    # lose the status of a child that ends while a signal interrupts `wait`.)
+    (
+        # A shell without job control starts background commands with SIGINT and SIGQUIT ignored; undo that.
+        trap - INT QUIT
+        trap : HUP INT QUIT TERM USR1 USR2
+        %(inner)s=$SLURM_JOB_ID sh -c 'echo "$$" > "$0"; exec "$@"' "$nb_pid" %(interpreter)s "$0" "$@"
+        nb_code=$?
+        printf '%%s\\n' "$nb_code" > "$nb_attempt/.%(exit_code)s.$SLURM_JOB_ID" &&
+            mv -f "$nb_attempt/.%(exit_code)s.$SLURM_JOB_ID" "$nb_attempt/%(exit_code)s"
+        exit "$nb_code"
+    ) <&0 &
+    nb_recorder=$!
+    nb_hand_on() { kill -s "$1" "$(cat "$nb_pid")" 2> /dev/null; }
+    for nb_signal in HUP INT QUIT TERM USR1 USR2; do
+        trap "nb_hand_on $nb_signal" "$nb_signal"
+    done
+    while kill -0 "$nb_recorder" 2> /dev/null; do
+        wait "$nb_recorder"
+        nb_status=$?
+    done
+    nb_code=$(cat "$nb_attempt/%(exit_code)s" 2> /dev/null)
+    rm -f "$nb_pid"
+    exit "${nb_code:-$nb_status}"
+fi
+unset %(inner)s
+# --- the script as the launcher wrote it ---
+"""
+
+
+def wrap_script(text: str, attempt_dir: Path) -> str:
+    """Put the guard between a batch script's #SBATCH lines and its body.
+
+    The shebang and every #SBATCH line stay where sbatch reads them, less `--requeue`, plus `--no-requeue`: a job that
+    Slurm starts again behind our back would overwrite its own evidence. A requeue by an administrator keeps the job id,
+    so it passes the claim and goes on.
+
+    Args:
+        text: The script as the launcher wrote it.
+        attempt_dir: The attempt's folder, absolute.
+
+    Raises:
+        LaunchRefused: The script has no shebang, or one that is not a shell's.
+
+    """
+    lines = text.replace("\r\n", "\n").split("\n")
+    interpreter = _interpreter(lines[0])
+    head_end = _end_of_head(lines)
+    head = [kept for line in lines[1:head_end] if (kept := _without_requeue(line)) is not None]
+    guard = _GUARD % {
+        "attempt": shlex.quote(str(attempt_dir)),
+        "interpreter": interpreter,
+        "inner": _INNER,
+        "claim": CLAIM,
+        "exit_code": EXIT_CODE,
+        "not_visible": NOT_VISIBLE,
+        "not_writable": NOT_WRITABLE,
+        "already_claimed": ALREADY_CLAIMED,
+    }
+    # First among the options: in a heterogeneous job later lines belong to later components.
+    return "\n".join((lines[0], "#SBATCH --no-requeue", *head, guard + "\n".join(lines[head_end:])))
+
+
+def _without_requeue(line: str) -> str | None:
+    """An #SBATCH line without the option; None when nothing of it is left."""
+    if not line.startswith("#SBATCH"):
+        return line
+    kept = _REQUEUE.sub("", line)
+    return None if kept != line and kept.strip() == "#SBATCH" else kept
+
+
+def _interpreter(shebang: str) -> str:
+    """The command line that the kernel makes of a shebang."""
+    words = shebang[2:].split(maxsplit=1) if shebang.startswith("#!") else []
+    program = [Path(word).name for word in " ".join(words).split() if not word.startswith("-")]
+    shell = program[1] if program[:1] == ["env"] and len(program) > 1 else "".join(program[:1])
+    if shell not in _SHELLS:
+        raise LaunchRefused(
+            "not a shell script", thing=shebang[:80], advice="A batch script begins with #!/bin/bash or another shell"
+        )
+    return " ".join(shlex.quote(word) for word in (words if program[0] != "env" else " ".join(words).split()))
+
+
+def _end_of_head(lines: list[str]) -> int:
+    """Index of the first line that is neither empty nor a comment: there sbatch stops to read #SBATCH lines."""
+    for index, line in enumerate(lines[1:], start=1):
+        if line.strip() and not line.lstrip().startswith("#"):
+            return index
+    return len(lines)

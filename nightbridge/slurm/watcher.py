@@ -1,0 +1,391 @@
+"""Watching jobs to their true end: one question for all of them per interval, and unknown is not failed."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from nightbridge.errors import NightbridgeError, PermanentError, StatusUnknown, TransientError
+from nightbridge.models import Job, JobState, JobStatus, utc_now
+from nightbridge.slurm.attempts import read_claim, read_exit_code, record_cancellation
+from nightbridge.slurm.cluster import Cluster
+from nightbridge.slurm.listings import without_false_cancellation
+from nightbridge.slurm.policies import broken_policy
+from nightbridge.slurm.script import ALREADY_CLAIMED
+from nightbridge.slurm.states import LOST, TERMINAL
+
+log = logging.getLogger(__name__)
+
+SHORTEST_INTERVAL = 1.0
+"""Seconds between two questions just after a change, and when the exit file says that the end is near."""
+SILENT_GRACE = 60.0
+"""Seconds that Slurm may know nothing of a job whose exit file is there, before the file alone ends it."""
+DETAIL_GRACE = 10.0
+"""Seconds to wait after a terminal state for what accounting learns later: the exit code, and who cancelled it."""
+HOPELESS_GRACE = 120.0
+"""Seconds for which a job may be pending for a reason that never clears before it is cancelled."""
+LOST_GRACE = 1800.0
+"""Seconds without a word about a job after which its name is looked up: when squeue and sacct both answer, and nobody
+has a live job or an end of it, it is lost, as when slurmctld lost its state."""
+PATIENCE = 7 * 86_400.0
+"""Seconds without a word about a job, from Slurm or its script, after which watching it is given up."""
+
+_WAKE_UP = 1.0
+_AGE_PER_INTERVAL = 10.0
+_ENDING = frozenset({JobState.COMPLETING, JobState.CONFIGURING, JobState.SIGNALING, JobState.STAGE_OUT})
+
+
+class _Watched:
+    """What is known about one job. Touched only under the watcher's lock."""
+
+    def __init__(self, job: Job, now: float) -> None:
+        self.job = job
+        self.followers = 0
+        self.status: JobStatus | None = None
+        self.changed_at = now
+        self.heard_at = now
+        self.ended_at: float | None = None
+        self.exit_code: int | None = None
+        self.exit_code_at: float | None = None
+        self.silent_since: datetime | None = None
+        self.lost = False
+        self.error: NightbridgeError | None = None
+
+    def hear(self, status: JobStatus, now: float) -> None:
+        """Take in an answer."""
+        if self.status is None or (status.state, status.reason) != (self.status.state, self.status.reason):
+            self.changed_at = now
+        self.status = status
+        self.heard_at = now
+        if status.state is JobState.UNHEARD:
+            # A word that tells nothing does not keep the exit file from ending the job.
+            self.silence()
+        else:
+            self.silent_since = None
+        self.ended_at = (self.ended_at or now) if status.state in TERMINAL else None
+
+    def silence(self) -> bool:
+        """Take in that nobody said anything about it; whether that is new."""
+        if self.silent_since is not None:
+            return False
+        self.silent_since = utc_now()
+        return True
+
+    def look_for_exit_code(self, now: float) -> bool:
+        """Look for this job's exit file; whether it has just appeared."""
+        code = read_exit_code(self.job.attempt_dir)
+        # One that another job of the attempt left is not ours.
+        if code is not None and read_claim(self.job.attempt_dir) not in (None, self.job.job_id):
+            code = None
+        appeared = code is not None and self.exit_code is None
+        if code is None:
+            self.exit_code_at = None
+        elif self.exit_code_at is None:
+            self.exit_code_at = now
+        self.exit_code = code
+        return appeared
+
+    def interval(self, now: float, longest: float) -> float:
+        """Seconds until it should be asked about again: short after a change, longer the longer nothing happens."""
+        state = self.status.state if self.status is not None else None
+        if state in _ENDING or state in TERMINAL or self.exit_code is not None:
+            return min(SHORTEST_INTERVAL, longest)
+        return min(longest, max(SHORTEST_INTERVAL, (now - self.changed_at) / _AGE_PER_INTERVAL))
+
+
+class Watcher:
+    """Follows any number of jobs of one cluster; one per process. `follow` may be called from many threads.
+
+    Args:
+        cluster: Whom to ask.
+        silent_grace: See `SILENT_GRACE`.
+        detail_grace: See `DETAIL_GRACE`.
+        hopeless_grace: See `HOPELESS_GRACE`.
+        lost_grace: See `LOST_GRACE`.
+        patience: See `PATIENCE`.
+
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        silent_grace: float = SILENT_GRACE,
+        detail_grace: float = DETAIL_GRACE,
+        hopeless_grace: float = HOPELESS_GRACE,
+        lost_grace: float = LOST_GRACE,
+        patience: float = PATIENCE,
+    ) -> None:
+        self._cluster = cluster
+        self._longest = cluster.settings.poll_interval
+        self._silent_grace = silent_grace
+        self._detail_grace = detail_grace
+        self._hopeless_grace = hopeless_grace
+        self._lost_grace = lost_grace
+        self._patience = patience
+        self._watched: dict[int, _Watched] = {}
+        self._changed = threading.Condition()
+        self._stopped = False
+        self._thread: threading.Thread | None = None
+        self._failures = 0
+
+    def follow(self, job: Job, on_change: Callable[[JobStatus], None] | None = None) -> Job:
+        """Block until the job has ended; return it with `status` and `exit_file_code`.
+
+        A terminal state from Slurm ends a job; so does its exit file when Slurm knows nothing of it for a while, and so
+        does Slurm's certain ignorance of it (state UNHEARD, reason `lost: ...`). What the cluster's policies end is
+        cancelled. A job that ended because another job of its attempt had claimed the folder hands over to that one.
+
+        Args:
+            job: The job, as submitted or as found again after a crash.
+            on_change: Called in this thread with each new state or reason.
+
+        Raises:
+            StatusUnknown: The watcher was stopped, or nobody said anything for longer than its patience.
+            NightbridgeError: The cluster refused the question for good.
+
+        """
+        ended = self._follow_one(job, on_change)
+        holder = self._claimed_by_another(ended)
+        if holder is None:
+            return ended
+        log.warning("job %d ended: job %d has claimed %s; following that one", job.job_id, holder, job.name)
+        return self._follow_one(job.model_copy(update={"job_id": holder}), on_change)
+
+    def stop(self) -> None:
+        """Stop asking. Whoever follows a job gets `StatusUnknown`; the jobs go on."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+            thread = self._thread
+        if thread is not None:
+            thread.join(timeout=30)
+
+    def _follow_one(self, job: Job, on_change: Callable[[JobStatus], None] | None) -> Job:
+        watched = self._register(job)
+        told: tuple[JobState, str] | None = None
+        try:
+            while True:
+                with self._changed:
+                    if self._stopped:
+                        raise StatusUnknown("watching was stopped", thing=job.name, advice="The job goes on")
+                    if watched.error is not None:
+                        raise watched.error
+                    status, ended = watched.status, self._end_of(watched)
+                    self._check_patience(watched)
+                if status is not None and (status.state, status.reason) != told:
+                    told = (status.state, status.reason)
+                    if on_change is not None:
+                        on_change(status)
+                if ended is not None:
+                    return ended
+                with self._changed:
+                    # At least once a second, so that an interrupt or a termination signal gets through.
+                    self._changed.wait(_WAKE_UP)
+        finally:
+            self._unregister(job.job_id)
+
+    def _register(self, job: Job) -> _Watched:
+        with self._changed:
+            watched = self._watched.setdefault(job.job_id, _Watched(job, time.monotonic()))
+            watched.followers += 1
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="nightbridge-watcher", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+            return watched
+
+    def _unregister(self, job_id: int) -> None:
+        with self._changed:
+            watched = self._watched[job_id]
+            watched.followers -= 1
+            if watched.followers == 0:
+                del self._watched[job_id]
+
+    def _run(self) -> None:
+        """Ask, publish, sleep; until nobody follows anything."""
+        while True:
+            with self._changed:
+                if self._stopped or not self._watched:
+                    self._thread = None
+                    return
+                jobs = {job_id: watched.job for job_id, watched in self._watched.items()}
+            self._ask(jobs)
+            self._look_for_lost()
+            self._enforce_policies()
+            self._sleep()
+
+    def _ask(self, jobs: dict[int, Job]) -> None:
+        try:
+            rows = self._cluster.states(list(jobs))
+            answer = {job_id: self._own(jobs[job_id], status) for job_id, status in rows.items()}
+        except TransientError as error:
+            self._failures += 1
+            self._publish(jobs, {})
+            since = min(
+                (watched.silent_since for watched in self._watched.copy().values() if watched.silent_since),
+                default=None,
+            )
+            log.warning("status of %d jobs unknown since %s: %s", len(jobs), since, error)
+            return
+        except Exception as error:
+            refusal = error if isinstance(error, NightbridgeError) else None
+            log.exception("asking about %d jobs failed", len(jobs))
+            with self._changed:
+                for job_id in jobs:
+                    if watched := self._watched.get(job_id):
+                        watched.error = refusal or NightbridgeError(f"{type(error).__name__}: {error}", thing="watcher")
+                self._changed.notify_all()
+            return
+        self._failures = 0
+        self._publish(jobs, {job_id: status for job_id, status in answer.items() if status is not None})
+
+    def _own(self, job: Job, status: JobStatus) -> JobStatus | None:
+        """The status, unless it is another job's: ids are used again after slurmctld lost its state."""
+        if status.name in ("", job.name):
+            return status
+        found = self._cluster.find(job.name).jobs
+        # Slurm gave the id away, so ours does not live, whatever accounting still says.
+        ours = next((one for one in found if one.job_id == job.job_id and one.state in TERMINAL), None)
+        return None if ours is None else without_false_cancellation(ours)
+
+    def _look_for_lost(self) -> None:
+        """Tell a job that Slurm has lost from one that it is silent about."""
+        if self._failures:
+            return
+        with self._changed:
+            silent = [
+                watched
+                for watched in self._watched.values()
+                if watched.silent_since is not None
+                and watched.exit_code is None
+                and (utc_now() - watched.silent_since).total_seconds() >= self._lost_grace
+            ]
+        for watched in silent:
+            job = watched.job
+            try:
+                complete = self._cluster.find(job.name).complete
+                status = self._cluster.states([job.job_id]).get(job.job_id)
+                known = status is not None and self._own(job, status) is not None
+            except TransientError as error:
+                log.warning("job %d (%s) cannot be looked up: %s", job.job_id, job.name, error)
+                continue
+            with self._changed:
+                watched.lost = complete and not known
+                self._changed.notify_all()
+
+    def _enforce_policies(self) -> None:
+        """Cancel the jobs that a policy ends. One that could not be cancelled is tried again at the next question."""
+        now = time.monotonic()
+        with self._changed:
+            heard = [
+                (watched.job, watched.status, now - watched.changed_at)
+                for watched in self._watched.values()
+                if watched.status is not None and watched.silent_since is None
+            ]
+        for job, status, seconds in heard:
+            cancellation = broken_policy(
+                status, self._cluster.settings, reason_seconds=seconds, grace=self._hopeless_grace, now=utc_now()
+            )
+            if cancellation is None:
+                continue
+            record_cancellation(job.attempt_dir, cancellation)
+            try:
+                self._cluster.cancel(job.job_id)
+            except (TransientError, PermanentError) as error:
+                log.warning("job %d (%s) cannot be cancelled: %s", job.job_id, job.name, error)
+            else:
+                log.warning(
+                    "job %d (%s) was cancelled: %s. %s", job.job_id, job.name, cancellation.reason, cancellation.advice
+                )
+
+    def _publish(self, jobs: dict[int, Job], answer: dict[int, JobStatus]) -> None:
+        now = time.monotonic()
+        with self._changed:
+            for job_id in jobs:
+                watched = self._watched.get(job_id)
+                if watched is None:
+                    continue
+                if status := answer.get(job_id):
+                    watched.hear(status, now)
+                elif watched.silence() and not self._failures:
+                    log.warning("job %d (%s): neither squeue nor sacct knows it", job_id, watched.job.name)
+                watched.look_for_exit_code(now)
+            self._changed.notify_all()
+
+    def _sleep(self) -> None:
+        """Wait until the next question is due, a job is new, or an exit file appears."""
+        asked_at = time.monotonic()
+        with self._changed:
+            known = set(self._watched)
+            while not self._stopped and self._watched and set(self._watched) <= known:
+                now = time.monotonic()
+                left = asked_at + self._interval(now) - now
+                if left <= 0:
+                    return
+                self._changed.wait(min(left, _WAKE_UP))
+                now = time.monotonic()
+                appeared = [watched.look_for_exit_code(now) for watched in self._watched.values()]
+                if any(appeared):
+                    return
+
+    def _interval(self, now: float) -> float:
+        if self._failures:
+            return min(self._longest * 4, SHORTEST_INTERVAL * 2.0 ** min(self._failures, 10))
+        return min(watched.interval(now, self._longest) for watched in self._watched.values())
+
+    def _end_of(self, watched: _Watched) -> Job | None:
+        """The ended job, None while it has not ended."""
+        now = time.monotonic()
+        status = watched.status
+        if status is not None and status.state in TERMINAL and watched.ended_at is not None:
+            known = watched.exit_code is not None or status.exit_code is not None
+            anonymous = status.state is JobState.CANCELLED and not status.cancelled_by
+            if (known and not anonymous) or now - watched.ended_at >= self._detail_grace:
+                return watched.job.model_copy(update={"status": status, "exit_file_code": watched.exit_code})
+            return None
+        if watched.lost and watched.silent_since is not None:
+            return watched.job.model_copy(update={"status": _status_of_lost(watched)})
+        if watched.exit_code is None or watched.exit_code_at is None or watched.silent_since is None:
+            return None
+        silent = (datetime.now(UTC) - watched.silent_since).total_seconds()
+        if min(silent, now - watched.exit_code_at) < self._silent_grace:
+            return None
+        return watched.job.model_copy(
+            update={"status": _status_from_file(watched, watched.exit_code), "exit_file_code": watched.exit_code}
+        )
+
+    def _check_patience(self, watched: _Watched) -> None:
+        if time.monotonic() - watched.heard_at > self._patience and watched.exit_code is None:
+            raise StatusUnknown(
+                f"nobody has said anything about the job since {watched.silent_since}",
+                thing=f"{watched.job.name} (job {watched.job.job_id})",
+                advice="Look it up with the site's help; its folder is kept",
+            )
+
+    def _claimed_by_another(self, job: Job) -> int | None:
+        if job.status is None or job.status.exit_code != ALREADY_CLAIMED:
+            return None
+        holder = read_claim(job.attempt_dir)
+        return holder if holder is not None and holder != job.job_id else None
+
+
+def _status_of_lost(watched: _Watched) -> JobStatus:
+    """A status that claims no end, with what Slurm last said of nodes and times."""
+    known = watched.status or JobStatus(job_id=watched.job.job_id, name=watched.job.name, state=JobState.UNHEARD)
+    since = f"{watched.silent_since:%Y-%m-%d %H:%M:%S} UTC"
+    return known.model_copy(update={"state": JobState.UNHEARD, "reason": f"{LOST}: unknown to Slurm since {since}"})
+
+
+def _status_from_file(watched: _Watched, code: int) -> JobStatus:
+    """The status that the exit file amounts to, with what Slurm last said of nodes and times."""
+    known = watched.status or JobStatus(job_id=watched.job.job_id, name=watched.job.name, state=JobState.UNHEARD)
+    return known.model_copy(
+        update={
+            "state": JobState.COMPLETED if code == 0 else JobState.FAILED,
+            "reason": f"exit file; Slurm silent since {watched.silent_since:%Y-%m-%d %H:%M:%S} UTC",
+            "exit_code": code,
+            "signal": 0,
+        }
+    )

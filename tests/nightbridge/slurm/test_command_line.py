@@ -1,0 +1,381 @@
+"""Slurm's own commands, against real daemons, and what their texts mean."""
+
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nightbridge.errors import (
+    InvalidInput,
+    LaunchRefused,
+    NightbridgeError,
+    PermanentError,
+    StatusUnknown,
+    TransientError,
+)
+from nightbridge.models import ClusterSettings, JobState, JobStatus
+from nightbridge.slurm.cluster import JobNotAccepted
+from nightbridge.slurm.command_line import CommandLineCluster
+from nightbridge.slurm.listings import merge, newest, parse_sacct, parse_squeue, parse_time_limit
+from nightbridge.slurm.refusals import refusal_of
+from nightbridge.slurm.states import TERMINAL
+from tests.real.slurm_daemons import SlurmDaemons
+
+
+def eventually(ask: Callable[[], Any], right: Callable[[Any], bool], timeout: float = 30.0) -> Any:
+    end = time.monotonic() + timeout
+    while not right(answer := ask()):
+        assert time.monotonic() < end, f"still {answer}"
+        time.sleep(0.2)
+    return answer
+
+
+@pytest.fixture
+def script(workspace: Path) -> Callable[[str], Path]:
+    def write(body: str) -> Path:
+        path = workspace / "script.sh"
+        path.write_text(f"#!/bin/bash\n#SBATCH --output={workspace}/out-%j\n{body}\n")
+        return path
+
+    return write
+
+
+# --- on real daemons -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slurm
+def test_a_job_is_found_by_its_name_live_and_ended(
+    cluster: CommandLineCluster, script: Callable[[str], Path], run_key: str
+) -> None:
+    job_id = cluster.submit(run_key, script("sleep 2; exit 3"), ["--nodes=2"])
+
+    live = cluster.find(run_key)
+    ended = eventually(lambda: cluster.find(run_key), lambda found: found.jobs[0].exit_code is not None)
+
+    assert live.complete
+    assert [job.job_id for job in live.jobs] == [job_id]
+    assert live.jobs[0].state not in TERMINAL
+    assert ended.complete
+    assert [(job.job_id, job.name, job.state, job.exit_code) for job in ended.jobs] == [
+        (job_id, run_key, JobState.FAILED, 3)
+    ]
+    assert ended.jobs[0].nodes == "node[1-2]"
+    assert ended.jobs[0].submitted_at is not None
+    assert abs(ended.jobs[0].submitted_at.timestamp() - time.time()) < 60
+
+
+@pytest.mark.slurm
+def test_a_name_that_nobody_used_is_a_complete_and_empty_answer(cluster: CommandLineCluster) -> None:
+    found = cluster.find("nobody-ever-used-this")
+
+    assert (found.jobs, found.complete) == ((), True)
+
+
+@pytest.mark.slurm
+def test_many_jobs_are_asked_about_at_once_and_unknown_ones_are_left_out(
+    cluster: CommandLineCluster, script: Callable[[str], Path], run_key: str
+) -> None:
+    good = cluster.submit(f"{run_key}-good", script("true"), [])
+    bad = cluster.submit(f"{run_key}-bad", script("kill -TERM $$"), [])
+
+    states = eventually(
+        lambda: cluster.states([good, bad, 999_999]),
+        lambda answer: all(row.exit_code is not None for row in answer.values()) and len(answer) == 2,
+    )
+
+    assert states[good].state is JobState.COMPLETED
+    assert states[bad].state is JobState.FAILED
+    assert (states[bad].exit_code, states[bad].signal) == (0, 15)
+
+
+@pytest.mark.slurm
+def test_a_cancelled_job_says_who_cancelled_it_and_cancelling_twice_is_no_error(
+    cluster: CommandLineCluster, script: Callable[[str], Path], run_key: str
+) -> None:
+    job_id = cluster.submit(run_key, script("sleep 60"), [])
+
+    cluster.cancel(job_id)
+    status = eventually(lambda: cluster.states([job_id])[job_id], lambda row: row.cancelled_by != "")
+    cluster.cancel(job_id)
+    cluster.cancel(999_999)
+
+    assert status.state is JobState.CANCELLED
+    assert status.cancelled_by == "0"
+
+
+@pytest.mark.slurm
+def test_limits_are_the_partitions(cluster: CommandLineCluster) -> None:
+    limits = cluster.limits()
+
+    assert limits.partitions == ("debug",)
+    assert limits.max_nodes == 2
+    assert limits.max_time_seconds == 8 * 3600
+    assert limits.gpus_per_node is None
+    assert not limits.has_pyxis
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize(
+    ("option", "what"),
+    [
+        ("--partition=nope", "no such partition"),
+        ("--time=tomorrow", "time limit"),
+        ("--nodes=many", "number of nodes"),
+        ("--gres=gpu:8", "GPUs"),
+        ("--mem=900G", "no node of the partition can run this"),
+        ("--reservation=nope", "reservation"),
+        ("--no-such-option", "does not know an option"),
+    ],
+)
+def test_what_sbatch_refuses_for_good_is_refused_with_advice(
+    option: str, what: str, cluster: CommandLineCluster, script: Callable[[str], Path]
+) -> None:
+    with pytest.raises(LaunchRefused, match=what) as refusal:
+        cluster.submit("refused", script("true"), [option])
+
+    assert refusal.value.advice
+
+
+@pytest.mark.slurm
+def test_the_callers_slurm_variables_are_kept_out(
+    cluster: CommandLineCluster, script: Callable[[str], Path], run_key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SBATCH_PARTITION", "nope")
+    monkeypatch.setenv("SQUEUE_STATES", "FAILED")
+    monkeypatch.setenv("SACCT_FORMAT", "user")
+    monkeypatch.setenv("SLURM_TIME_FORMAT", "relative")
+    monkeypatch.setenv("TZ", "Pacific/Auckland")
+
+    job_id = cluster.submit(run_key, script("sleep 1"), [])
+    status = cluster.states([job_id])[job_id]
+
+    assert status.submitted_at is not None
+    assert abs(status.submitted_at.timestamp() - time.time()) < 60
+
+
+@pytest.mark.slurm
+def test_without_slurmdbd_a_lookup_is_incomplete_and_states_still_come(
+    slurm_cluster: SlurmDaemons, cluster: CommandLineCluster, script: Callable[[str], Path], run_key: str
+) -> None:
+    slurm_cluster.kill_daemon("slurmdbd")
+    try:
+        job_id = cluster.submit(run_key, script("exit 5"), [])
+
+        assert not cluster.find("nobody-ever-used-this").complete
+        assert [job.job_id for job in cluster.find(run_key).jobs] == [job_id]
+        ended = eventually(lambda: cluster.states([job_id])[job_id], lambda row: row.state in TERMINAL)
+        assert (ended.state, ended.exit_code) == (JobState.FAILED, 5)
+    finally:
+        slurm_cluster.start_daemon("slurmdbd")
+        eventually(lambda: cluster.find(run_key).complete, bool)
+
+
+# --- commands that misbehave -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Callable[..., CommandLineCluster]:
+    """A cluster whose commands are these shell scripts."""
+
+    def make(**commands: str) -> CommandLineCluster:
+        for name in ("sbatch", "squeue", "sacct", "scancel", "sinfo", "srun"):
+            path = tmp_path / name
+            path.write_text(f"#!/bin/sh\n{commands.get(name, 'exit 1')}\n")
+            path.chmod(0o755)
+        return CommandLineCluster(ClusterSettings(kind="slurm", name="fake", bin_dir=tmp_path))
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "stdout", ["4711", "4711;cluster-a", "Welcome!\\nMaintenance on Monday 9.\\n4711", "Submitted batch job 4711"]
+)
+def test_the_id_is_read_through_banners_and_cluster_names(stdout: str, fake: Callable[..., CommandLineCluster]) -> None:
+    assert fake(sbatch=f"printf '{stdout}\\n'").submit("name", Path("x.sh"), []) == 4711
+
+
+def test_an_sbatch_that_prints_nothing_leaves_open_whether_there_is_a_job(
+    fake: Callable[..., CommandLineCluster],
+) -> None:
+    with pytest.raises(StatusUnknown, match="may exist"):
+        fake(sbatch="exit 0").submit("name", Path("x.sh"), [])
+
+
+def test_without_any_answer_the_status_is_unknown(fake: Callable[..., CommandLineCluster]) -> None:
+    with pytest.raises(StatusUnknown):
+        fake().states([1])
+
+
+def test_a_site_that_forbids_long_ranges_is_asked_for_shorter_ones(fake: Callable[..., CommandLineCluster]) -> None:
+    sacct = """case "$*" in *now-7days*) echo "5|COMPLETED|2026-01-01T00:00:00|||None assigned|None|0:0|mine";;
+    *) echo "sacct: error: slurmdbd: Query time range exceeds MaxQueryTimeRange" >&2; exit 1;; esac"""
+
+    found = fake(squeue="exit 0", sacct=sacct).find("mine")
+
+    assert found.complete
+    assert [job.job_id for job in found.jobs] == [5]
+
+
+def test_a_missing_command_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    with pytest.raises(PermanentError, match="squeue: command not found"):
+        CommandLineCluster(ClusterSettings(kind="slurm")).states([1])
+
+
+def test_gpus_and_limits_are_read_from_sinfo(fake: Callable[..., CommandLineCluster]) -> None:
+    rows = "batch*|1-00:00:00|1-64|100|gpu:h100:8(S:0-1),nvme:1\\nbatch*|1-00:00:00|1-64|20|gpu:h100:8\\nlong|infinite|1-infinite|10|(null)"
+
+    limits = fake(sinfo=f"printf '{rows}\\n'", srun="echo '      --container-image=[USER@]...'").limits()
+
+    assert limits.partitions == ("batch", "long")
+    assert (limits.max_nodes, limits.max_time_seconds, limits.gpus_per_node) == (64, 86_400, 8)
+    assert limits.has_pyxis
+
+
+def test_a_machine_without_a_slurm_configuration_is_no_passing_trouble(fake: Callable[..., CommandLineCluster]) -> None:
+    sinfo = "echo 'sinfo: fatal: Could not establish a configuration source' >&2; exit 1"
+
+    with pytest.raises(PermanentError, match=r"fake: Slurm is not configured on this machine .* slurm_conf"):
+        fake(sinfo=sinfo).limits()
+
+
+def test_a_controller_that_is_away_is_a_passing_trouble(fake: Callable[..., CommandLineCluster]) -> None:
+    with pytest.raises(TransientError, match="Unable to contact slurm controller"):
+        fake(sinfo="echo 'slurm_load_partitions: Unable to contact slurm controller' >&2; exit 1").limits()
+
+
+def test_a_slurm_conf_that_is_not_there_is_named(tmp_path: Path) -> None:
+    missing = tmp_path / "slurm.conf"
+
+    with pytest.raises(InvalidInput, match=f"{missing}: no such file"):
+        CommandLineCluster(ClusterSettings(kind="slurm", slurm_conf=missing)).limits()
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        ("sbatch: error: Batch job submission failed: Socket timed out on send/recv operation", StatusUnknown),
+        (
+            "sbatch: error: Batch job submission failed: Unable to contact slurm controller (receive failure)",
+            StatusUnknown,
+        ),
+        ("sbatch: error: Batch job submission failed: Zero Bytes were transmitted or received", StatusUnknown),
+        (
+            "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)",
+            JobNotAccepted,
+        ),
+        (
+            "sbatch: error: QOSMaxSubmitJobPerUserLimit\nsbatch: error: Batch job submission failed: Job violates"
+            " accounting/QOS policy (job submit limit, user's size and/or time limits)",
+            JobNotAccepted,
+        ),
+        (
+            "sbatch: error: AssocMaxSubmitJobLimit\nsbatch: error: Batch job submission failed: Job violates"
+            " accounting/QOS policy (job submit limit, user's size and/or time limits)",
+            JobNotAccepted,
+        ),
+        (
+            "sbatch: error: QOSMaxNodePerUserLimit\nsbatch: error: Batch job submission failed: Job violates"
+            " accounting/QOS policy (job submit limit, user's size and/or time limits)",
+            LaunchRefused,
+        ),
+        ("sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying", JobNotAccepted),
+        (
+            "sbatch: error: Batch job submission failed: Required partition not available (inactive or drain)",
+            JobNotAccepted,
+        ),
+        ("sbatch: error: Batch job submission failed: Invalid qos specification", LaunchRefused),
+        (
+            "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified",
+            LaunchRefused,
+        ),
+        (
+            "sbatch: error: Batch job submission failed: Requested time limit is invalid (missing or exceeds some limit)",
+            LaunchRefused,
+        ),
+        (
+            "sbatch: error: You must set a project\nsbatch: error: Batch job submission failed: Unspecified error",
+            LaunchRefused,
+        ),
+    ],
+)
+def test_each_refusal_is_of_its_kind(message: str, kind: type[NightbridgeError]) -> None:
+    error = refusal_of(message, "job")
+
+    assert type(error) is kind
+    assert error.advice
+    assert isinstance(error, TransientError) == (kind is not LaunchRefused)
+
+
+# --- texts -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("30", 1800),
+        ("30:15", 1815),
+        ("08:00:00", 28_800),
+        ("1-00:00:00", 86_400),
+        ("2-12", 216_000),
+        ("infinite", None),
+        ("", None),
+    ],
+)
+def test_time_limits_are_read_as_slurm_writes_them(text: str, seconds: int | None) -> None:
+    assert parse_time_limit(text) == seconds
+
+
+def test_of_a_requeued_job_the_last_submission_counts() -> None:
+    rows = parse_sacct(
+        "7|NODE_FAIL|2026-11-20T22:00:00|2026-11-20T22:01:00|2026-11-20T22:05:00|node1|None|1:0|run-a1\n"
+        "7|COMPLETED|2026-11-20T22:06:00|2026-11-20T22:07:00|2026-11-20T22:30:00|node2|None|0:0|run-a1\n"
+    )
+
+    assert newest(rows)[7].state is JobState.COMPLETED
+
+
+def test_banners_array_tasks_and_short_lines_are_no_jobs() -> None:
+    text = "Welcome|to|the|cluster\n7_3|RUNNING|2026-11-20T22:00:00|N/A|N/A|||task\n12+0|RUNNING|N/A|N/A|N/A|n1|None|het|leader\n"
+
+    rows = parse_squeue(text)
+
+    assert [(row.job_id, row.name) for row in rows] == [(12, "het|leader")]
+
+
+def test_slurmctld_decides_the_state_and_accounting_adds_what_it_knows() -> None:
+    live = {
+        1: JobStatus(job_id=1, name="a", state=JobState.PENDING),
+        2: JobStatus(job_id=2, name="b", state=JobState.FAILED),
+    }
+    past = {
+        1: JobStatus(job_id=1, name="a", state=JobState.NODE_FAIL, exit_code=1),
+        2: JobStatus(job_id=2, name="b", state=JobState.FAILED, exit_code=9),
+    }
+
+    merged = merge(live, past)
+
+    assert merged[1].state is JobState.PENDING
+    assert merged[2].exit_code == 9
+
+
+def test_the_module_needs_no_heavy_imports() -> None:
+    code = "import sys, nightbridge.slurm.front; print([m for m in ('pandas', 'numpy', 'boto3', 'prefect', 'pyarrow') if m in sys.modules])"
+
+    import sys
+
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+    assert out == "[]\n"
+
+
+def test_the_settings_gpus_of_a_node_win_over_sinfos(fake: Callable[..., CommandLineCluster]) -> None:
+    cluster = fake(sinfo="echo 'batch*|1-00:00:00|1-64|100|gpu:h100:8'", srun="exit 0")
+
+    limits = CommandLineCluster(cluster.settings.model_copy(update={"gpus_per_node": 4})).limits()
+
+    assert limits.gpus_per_node == 4

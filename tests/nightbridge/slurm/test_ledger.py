@@ -1,0 +1,214 @@
+"""A run's attempts: which one is gone on with, when another is opened, and what is cancelled."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nightbridge.errors import DamagedData
+from nightbridge.models import GitRepo, Job, Outcome, RunSpec, Site, TestDefinition, utc_now
+from nightbridge.slurm.attempts import AttemptContext
+from nightbridge.slurm.ledger import (
+    MOST_INFRASTRUCTURE_FAILURES,
+    AttemptChoice,
+    attempts_of,
+    cancel_jobs,
+    choose_attempt,
+    ended_jobs,
+    jobs_of,
+    may_try_again,
+    next_attempt,
+    read_ended,
+    record_ended,
+)
+from nightbridge.slurm.local import LocalCluster
+from tests.nightbridge.slurm.local_cluster import KILL_WAIT, wait_for_end, wait_for_state, write_script
+
+CURRENT, AFTER_FAILURE, NEW = AttemptChoice.CURRENT, AttemptChoice.AFTER_FAILURE, AttemptChoice.NEW
+
+TEST = TestDefinition(
+    id="llama3-8b",
+    name="llama3_8b",
+    cmd_args={},
+    git_repos=(GitRepo(url="https://example.org/Megatron-Bridge.git"),),
+    nemo_run_repo=GitRepo(url="https://example.org/Run.git"),
+)
+RUN = RunSpec(scenario="nightly", night="2026-11-21", test=TEST)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(workspace=tmp_path)
+
+
+def end(attempt: AttemptContext, outcome: Outcome) -> Job:
+    """Record that the attempt's job ended like this."""
+    job = Job(
+        run_key=attempt.run_key,
+        attempt=attempt.attempt,
+        job_id=100 + attempt.attempt,
+        cluster=attempt.cluster.name,
+        attempt_dir=attempt.attempt_dir,
+        script=attempt.attempt_dir / "job.sh",
+        experiment_dir=attempt.attempt_dir,
+        submitted_at=utc_now(),
+        outcome=outcome,
+    )
+    record_ended(job)
+    return job
+
+
+def numbers(site: Site) -> list[int]:
+    return [attempt.attempt for attempt in attempts_of(RUN.run_key, site.workspace)]
+
+
+# --- which attempt ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("choice", list(AttemptChoice))
+def test_a_new_run_begins_with_its_first_attempt(site: Site, choice: AttemptChoice) -> None:
+    attempt = choose_attempt(choice, RUN, site)
+
+    assert attempt.name == f"{RUN.run_key}-a1"
+    assert attempt.attempt_dir == site.workspace / "runs" / RUN.run_key / "a1"
+    assert numbers(site) == [1]
+
+
+@pytest.mark.parametrize("choice", list(AttemptChoice))
+def test_while_an_attempt_has_not_ended_everybody_goes_on_with_it(site: Site, choice: AttemptChoice) -> None:
+    first = choose_attempt(CURRENT, RUN, site)
+
+    assert choose_attempt(choice, RUN, site) == first
+    assert numbers(site) == [1]
+
+
+GOOD = (Outcome.SUCCEEDED, Outcome.TEARDOWN)
+
+
+@pytest.mark.parametrize("outcome", list(Outcome))
+def test_an_ended_attempt_is_gone_on_with_unless_a_person_asks_for_another(site: Site, outcome: Outcome) -> None:
+    end(choose_attempt(CURRENT, RUN, site), outcome)
+
+    assert choose_attempt(CURRENT, RUN, site).attempt == 1
+    assert choose_attempt(NEW, RUN, site).attempt == 2
+
+
+@pytest.mark.parametrize("outcome", list(Outcome))
+def test_a_retry_opens_another_attempt_after_a_bad_end_only(site: Site, outcome: Outcome) -> None:
+    end(choose_attempt(CURRENT, RUN, site), outcome)
+
+    assert choose_attempt(AFTER_FAILURE, RUN, site).attempt == (1 if outcome in GOOD else 2)
+
+
+def test_attempts_are_in_the_order_of_their_numbers_and_not_of_their_names(site: Site) -> None:
+    for _ in range(11):
+        next_attempt(RUN, site)
+
+    assert numbers(site) == list(range(1, 12))
+    assert choose_attempt(CURRENT, RUN, site).attempt == 11
+
+
+def test_a_folder_that_nobody_recorded_is_no_attempt_until_somebody_goes_on_with_it(site: Site) -> None:
+    (site.workspace / "runs" / RUN.run_key / "a1").mkdir(parents=True)
+    assert numbers(site) == []
+
+    assert choose_attempt(CURRENT, RUN, site).attempt == 1
+    assert numbers(site) == [1]
+
+
+def test_an_attempt_whose_record_is_damaged_is_not_overlooked(site: Site) -> None:
+    attempt = next_attempt(RUN, site)
+    (attempt.attempt_dir / "attempt.json").write_text("{}")
+
+    with pytest.raises(DamagedData, match=r"attempt\.json"):
+        numbers(site)
+
+
+# --- how attempts ended ----------------------------------------------------------------------------------------------
+
+
+def test_every_ended_job_is_kept_oldest_first(site: Site) -> None:
+    first = end(next_attempt(RUN, site), Outcome.INFRASTRUCTURE)
+    second = end(next_attempt(RUN, site), Outcome.SUCCEEDED)
+    next_attempt(RUN, site)
+
+    assert ended_jobs(RUN, site) == (first, second)
+
+
+def test_a_record_of_an_end_that_cannot_be_read_is_named(site: Site) -> None:
+    attempt = next_attempt(RUN, site)
+    end(attempt, Outcome.SUCCEEDED)
+    (attempt.attempt_dir / "ended.json").write_text('{"run_key": "x"}')
+
+    with pytest.raises(DamagedData, match=r"ended\.json"):
+        read_ended(attempt.attempt_dir)
+
+
+def test_only_failures_of_the_cluster_are_tried_again(site: Site) -> None:
+    may = {}
+    for outcome in Outcome:
+        end(next_attempt(RUN, site), outcome)
+        may[outcome] = may_try_again(RUN, site)
+
+    assert [outcome for outcome, again in may.items() if again] == [Outcome.INFRASTRUCTURE]
+
+
+def test_a_run_that_has_not_ended_is_not_tried_again(site: Site) -> None:
+    assert not may_try_again(RUN, site)
+
+    next_attempt(RUN, site)
+
+    assert not may_try_again(RUN, site)
+
+
+def test_the_cluster_may_fail_so_often_and_no_more(site: Site) -> None:
+    tries = 0
+    while True:
+        end(next_attempt(RUN, site), Outcome.INFRASTRUCTURE)
+        tries += 1
+        if not may_try_again(RUN, site):
+            break
+
+    assert tries == MOST_INFRASTRUCTURE_FAILURES
+
+
+# --- jobs ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cluster(site: Site) -> Iterator[LocalCluster]:
+    opened = LocalCluster(site.cluster, site.workspace / "cluster", kill_wait=KILL_WAIT)
+    yield opened
+    for job_id in cancel_jobs(RUN.run_key, site.workspace, opened):
+        wait_for_end(opened, job_id)
+
+
+def start(cluster: LocalCluster, attempt: AttemptContext, body: str) -> int:
+    script = write_script(attempt.attempt_dir / "job.sh", f"#SBATCH --output={attempt.attempt_dir}/out\n{body}")
+    return cluster.submit(attempt.name, script, [])
+
+
+def test_the_jobs_of_an_attempt_are_found_without_any_record_of_them(site: Site, cluster: LocalCluster) -> None:
+    first, second = next_attempt(RUN, site), next_attempt(RUN, site)
+    job_id = start(cluster, first, "true")
+
+    assert [job.job_id for job in jobs_of(first, cluster)] == [job_id]
+    assert jobs_of(second, cluster) == ()
+
+
+def test_cancelling_a_run_ends_its_live_jobs_and_no_others(site: Site, cluster: LocalCluster) -> None:
+    ended = start(cluster, next_attempt(RUN, site), "true")
+    wait_for_end(cluster, ended)
+    live = start(cluster, next_attempt(RUN, site), "sleep 300")
+    other_run = RUN.model_copy(update={"repeat": 1})
+    other = start(cluster, next_attempt(other_run, site), "sleep 300")
+    wait_for_state(cluster, live, "RUNNING")
+
+    assert cancel_jobs(RUN.run_key, site.workspace, cluster) == (live,)
+
+    assert wait_for_end(cluster, live).state == "CANCELLED"
+    assert cluster.states([ended])[ended].state == "COMPLETED"
+    assert cluster.states([other])[other].state in ("PENDING", "RUNNING")
+    assert cancel_jobs(RUN.run_key, site.workspace, cluster) == ()
+    assert cancel_jobs(other_run.run_key, site.workspace, cluster) == (other,)
+    wait_for_end(cluster, other)

@@ -1,0 +1,239 @@
+"""The embedded cluster when processes die without a word: submitters and runners, at every moment."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nightbridge.models import JobState
+from nightbridge.slurm.local import LocalCluster
+from nightbridge.slurm.local_jobs import job_dir
+from nightbridge.slurm.local_processes import identify, is_gone
+from tests.conftest import SEEDS
+from tests.nightbridge.slurm.local_cluster import (
+    is_running,
+    local_cluster,
+    processes_of,
+    status,
+    wait_for_end,
+    wait_for_text,
+    wait_until,
+    write_script,
+)
+
+SUBMITTER = """
+import sys
+from pathlib import Path
+from nightbridge.models import ClusterSettings
+from nightbridge.slurm import local_submit
+from nightbridge.slurm.local import LocalCluster
+import os, signal
+
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+{fault}
+cluster = LocalCluster(ClusterSettings(name="here", slots=2), Path(sys.argv[1]), kill_wait=1.0)
+print("now", flush=True)
+print(cluster.submit(sys.argv[2], Path(sys.argv[3]), ()), flush=True)
+{after}
+"""
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalCluster]:
+    monkeypatch.chdir(tmp_path)
+    with local_cluster(tmp_path) as opened:
+        yield opened
+
+
+def start_submitter(
+    cluster: LocalCluster, name: str, script: Path, *, fault: str = "", after: str = ""
+) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", SUBMITTER.format(fault=fault, after=after), str(cluster.root), name, str(script)],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def runner_pid(cluster: LocalCluster, job_id: int) -> int:
+    return int(json.loads((job_dir(cluster.root, job_id) / "runner.json").read_text())["pid"])
+
+
+# --- the submitter dies ----------------------------------------------------------------------------------------------
+
+
+def test_a_job_outlives_the_process_that_submitted_it(cluster: LocalCluster, tmp_path: Path) -> None:
+    script = write_script(tmp_path / "job.sh", f"while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; echo alive")
+    submitter = start_submitter(cluster, "night-a1", script, after="import time; time.sleep(600)")
+    assert submitter.stdout is not None
+    assert submitter.stdout.readline() == "now\n"
+    job_id = int(submitter.stdout.readline())
+
+    os.killpg(submitter.pid, signal.SIGKILL)
+    submitter.communicate()
+    (tmp_path / "go").touch()
+
+    assert wait_for_end(cluster, job_id).state is JobState.COMPLETED
+    assert (tmp_path / f"slurm-{job_id}.out").read_text() == "alive\n"
+
+
+@pytest.mark.parametrize(
+    ("fault", "jobs"),
+    [
+        ("local_submit.subprocess.Popen = die", 0),  # the folder is there, no runner
+        ("local_submit._wait_until_ready = die", 0),  # the runner is starting
+        ("local_submit._claim_id = die", 0),  # the runner waits to be registered
+        ("local_submit._flush_folder = lambda folder: folder.name == 'jobs' and die()", 1),  # registered, not told
+    ],
+)
+def test_a_submitter_that_dies_leaves_no_job_or_one_that_runs(
+    cluster: LocalCluster, tmp_path: Path, fault: str, jobs: int
+) -> None:
+    script = write_script(tmp_path / "job.sh", f"echo ran >> {tmp_path}/ran")
+
+    start_submitter(cluster, "night-a1", script, fault=fault).communicate()
+
+    found = cluster.find("night-a1")
+    assert found.complete
+    assert len(found.jobs) == jobs
+    for job in found.jobs:
+        assert wait_for_end(cluster, job.job_id).state is JobState.COMPLETED
+    wait_until("the runner's end", lambda: not processes_of(cluster.root))
+    assert cluster.find("night-a1").jobs == tuple(status(cluster, job.job_id) for job in found.jobs)
+    assert (tmp_path / "ran").exists() == bool(jobs)
+
+
+@pytest.mark.random_kill
+@pytest.mark.parametrize("seed", SEEDS)
+def test_find_is_complete_whenever_the_submitter_is_killed(cluster: LocalCluster, tmp_path: Path, seed: int) -> None:
+    choice = random.Random(seed)
+    for number in range(4):
+        name = f"night{number}-a1"
+        script = write_script(tmp_path / f"{name}.sh", f"echo $SLURM_JOB_ID >> {tmp_path}/{name}.ran")
+        submitter = start_submitter(cluster, name, script)
+        assert submitter.stdout is not None
+        assert submitter.stdout.readline() == "now\n"
+        time.sleep(choice.uniform(0, 0.25))
+        os.killpg(submitter.pid, signal.SIGKILL)
+        told = submitter.communicate()[0].split()
+
+        found = [job.job_id for job in cluster.find(name).jobs]
+
+        # What was told is there; at most one; and none turns up later.
+        assert [str(job_id) for job_id in found] == told or (not told and len(found) <= 1)
+        assert [wait_for_end(cluster, job_id).state for job_id in found] == [JobState.COMPLETED] * len(found)
+        wait_until("the runner's end", lambda: not processes_of(cluster.root))
+        assert [job.job_id for job in cluster.find(name).jobs] == found
+        ran = (tmp_path / f"{name}.ran").read_text().split() if found else []
+        assert ran == [str(job_id) for job_id in found]
+        assert found or not (tmp_path / f"{name}.ran").exists()
+
+
+# --- the runner dies -------------------------------------------------------------------------------------------------
+
+
+def test_a_killed_runner_is_a_node_failure_and_takes_what_it_started_along(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    body = f"setsid sleep 600 & echo $! > {tmp_path}/away\nsrun -n2 bash -c 'echo $$ > {tmp_path}/task$SLURM_PROCID; sleep 600'"
+    job_id = cluster.submit("night-a1", write_script(tmp_path / "job.sh", body), ())
+    pids = [int(wait_for_text(tmp_path / name)) for name in ("away", "task0", "task1")]
+
+    os.kill(runner_pid(cluster, job_id), signal.SIGKILL)
+    wait_until("the runner's end", lambda: not is_running(runner_pid(cluster, job_id)))
+
+    answer = status(cluster, job_id)
+    assert (answer.state, answer.exit_code) == (JobState.NODE_FAIL, None)
+    assert answer.reason == "the runner died"
+    assert [pid for pid in pids if is_running(pid)] == []
+
+
+def test_who_asks_about_a_dead_runner_keeps_its_own_childrens_exit_codes(cluster: LocalCluster, tmp_path: Path) -> None:
+    job_id = cluster.submit(
+        "night-a1", write_script(tmp_path / "job.sh", "echo up; trap '' TERM; sleep 600 & wait"), ()
+    )
+    wait_for_text(tmp_path / f"slurm-{job_id}.out", "up")
+    mine = subprocess.Popen(["bash", "-c", "exit 7"])
+    wait_until("the child's end", lambda: not is_running(mine.pid))
+
+    os.kill(runner_pid(cluster, job_id), signal.SIGKILL)
+    wait_until("the node failure", lambda: status(cluster, job_id).state is JobState.NODE_FAIL)
+
+    assert mine.wait() == 7
+
+
+def test_a_killed_runner_does_not_take_along_what_its_job_submitted(cluster: LocalCluster, tmp_path: Path) -> None:
+    write_script(tmp_path / "next.sh", f"while [ ! -e {tmp_path}/go ]; do sleep 0.05; done")
+    outer = write_script(tmp_path / "job.sh", "sbatch --parsable --job-name=next next.sh > inner; sleep 600")
+    job_id = cluster.submit("night-a1", outer, ())
+    inner = int(wait_for_text(tmp_path / "inner", "\n"))
+
+    os.kill(runner_pid(cluster, job_id), signal.SIGKILL)
+    wait_until("the node failure", lambda: status(cluster, job_id).state is JobState.NODE_FAIL)
+    (tmp_path / "go").touch()
+
+    assert wait_for_end(cluster, inner).state is JobState.COMPLETED
+
+
+def test_a_killed_runner_gives_its_slot_back(cluster: LocalCluster, tmp_path: Path) -> None:
+    script = write_script(tmp_path / "job.sh", "[ $SLURM_JOB_ID -gt 2 ] || sleep 600")
+    ids = [cluster.submit("night-a1", script, ()) for _ in range(3)]
+    wait_until("two running jobs", lambda: all(status(cluster, job).state is JobState.RUNNING for job in ids[:2]))
+
+    os.kill(runner_pid(cluster, ids[0]), signal.SIGKILL)
+
+    assert wait_for_end(cluster, ids[2]).state is JobState.COMPLETED
+
+
+def test_a_runner_that_dies_while_its_job_waits_is_a_node_failure(cluster: LocalCluster, tmp_path: Path) -> None:
+    script = write_script(tmp_path / "job.sh", "sleep 600")
+    ids = [cluster.submit("night-a1", script, ()) for _ in range(3)]
+
+    os.kill(runner_pid(cluster, ids[2]), signal.SIGKILL)
+    wait_until("the runner's end", lambda: not is_running(runner_pid(cluster, ids[2])))
+
+    answer = status(cluster, ids[2])
+    assert (answer.state, answer.started_at) == (JobState.NODE_FAIL, None)
+
+
+def test_a_runner_that_is_told_to_stop_ends_its_job_and_says_so(cluster: LocalCluster, tmp_path: Path) -> None:
+    job_id = cluster.submit("night-a1", write_script(tmp_path / "job.sh", "echo up; sleep 600"), ())
+    wait_for_text(tmp_path / f"slurm-{job_id}.out", "up")
+
+    os.kill(runner_pid(cluster, job_id), signal.SIGTERM)
+
+    ended = wait_for_end(cluster, job_id)
+    assert (ended.state, ended.reason) == (JobState.NODE_FAIL, "the runner was told to stop")
+
+
+def test_a_process_is_known_by_when_it_started_not_by_its_number() -> None:
+    me = identify(os.getpid())
+    assert me is not None
+
+    assert not is_gone(me)
+    assert is_gone(replace(me, start_ticks=me.start_ticks + 1))
+    assert is_gone(replace(me, boot_id="another boot"))
+    # Nobody can look from here.
+    assert not is_gone(replace(me, host="elsewhere", boot_id="another boot"))
+
+
+def test_a_zombie_is_gone() -> None:
+    child = subprocess.Popen(["true"])
+    identity = identify(child.pid)
+    assert identity is not None
+
+    wait_until("the child's end", lambda: not is_running(child.pid))
+
+    assert is_gone(identity)
+    child.wait()

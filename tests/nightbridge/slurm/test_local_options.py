@@ -1,0 +1,153 @@
+"""How the embedded cluster reads options, #SBATCH lines, node expressions and file name patterns."""
+
+import signal
+
+import pytest
+
+from nightbridge.errors import InvalidInput
+from nightbridge.slurm.local_names import expand_expression, fill_pattern, node_expression, tasks_expression
+from nightbridge.slurm.local_options import (
+    SBATCH,
+    SRUN,
+    EarlySignal,
+    exported,
+    parse_dependencies,
+    parse_early_signal,
+    parse_time,
+    script_options,
+    split_options,
+)
+
+
+def test_options_end_at_the_first_word_that_is_none() -> None:
+    options, rest = split_options(["-N2", "-n", "4", "--wait=60", "-lu", "-K1", "--overlap", "env", "-i", "-n"], SRUN)
+
+    assert options == {
+        "nodes": "2",
+        "ntasks": "4",
+        "wait": "60",
+        "label": "",
+        "unbuffered": "",
+        "kill-on-bad-exit": "1",
+        "overlap": "",
+    }
+    assert rest == ["env", "-i", "-n"]
+
+
+def test_a_double_dash_ends_options_and_the_last_of_two_counts() -> None:
+    assert split_options(["-J", "a", "--job-name=b", "--", "-x"], SBATCH) == ({"job-name": "b"}, ["-x"])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--account practice --partition=batch --mem=0 --exclusive --gres=gpu:8 --gpus-per-node=8 --segment=4",
+        "--mail-type=FAIL --requeue --parsable --qos=high --reservation=night --comment=x --network=sharp -v",
+    ],
+)
+def test_what_cannot_matter_on_one_machine_is_accepted(words: str) -> None:
+    assert split_options(words.split(), SBATCH)[1] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--nodes"], "option '--nodes' requires an argument"),
+        (["-y"], "invalid option -- 'y'"),
+        (["--hold"], "--hold is not possible here"),
+        (["--array=1-3"], "no job arrays"),
+        (["--begin=16:00"], "--begin is not possible here"),
+    ],
+)
+def test_a_wrong_option_is_named(words: list[str], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        split_options(words, SBATCH)
+
+
+def test_sbatch_lines_are_read_up_to_the_first_command() -> None:
+    script = (
+        "#!/bin/bash\n#\n# Generated\n\n#SBATCH --job-name='two words' # why\n"
+        "  # indented comment\n#SBATCH -N 2\nset -e\n#SBATCH --nodes=9\n"
+    )
+
+    assert script_options(script) == ["--job-name=two words", "-N", "2"]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("30", 1800),
+        ("30:15", 1815),
+        ("08:00:00", 28800),
+        ("1-0", 86400),
+        ("1-02:30", 95400),
+        ("1-02:30:10", 95410),
+        ("UNLIMITED", None),
+        ("0", None),
+    ],
+)
+def test_time_limits_are_read_as_slurm_reads_them(text: str, seconds: float | None) -> None:
+    assert parse_time(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "soon", "1:2:3:4", "-5", "1-"])
+def test_a_wrong_time_limit_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInput, match="time"):
+        parse_time(text)
+
+
+def test_signals_before_the_time_limit() -> None:
+    assert parse_early_signal("TERM@120") == EarlySignal(signal.SIGTERM, 120, to_script=False)
+    assert parse_early_signal("B:10") == EarlySignal(signal.SIGUSR1, 60, to_script=True)
+    for wrong in ("NOPE@3", "TERM@x", "X:TERM", ""):
+        with pytest.raises(InvalidInput):
+            parse_early_signal(wrong)
+
+
+def test_dependencies() -> None:
+    assert parse_dependencies("afterok:1:2,afterany:3,singleton") == (
+        ("afterok", 1),
+        ("afterok", 2),
+        ("afterany", 3),
+        ("singleton", 0),
+    )
+    for wrong in ("afterok", "afterok:x", "afterok:1?afterany:2", "aftercorr:1"):
+        with pytest.raises(InvalidInput, match="dependency"):
+            parse_dependencies(wrong)
+
+
+def test_node_expressions_expand_and_contract() -> None:
+    assert expand_expression("node[1-3,5],login,rack[01-02]n[8-9]") == [
+        "node1",
+        "node2",
+        "node3",
+        "node5",
+        "login",
+        "rack01n8",
+        "rack01n9",
+        "rack02n8",
+        "rack02n9",
+    ]
+    assert expand_expression(node_expression(12)) == [f"node{number}" for number in range(1, 13)]
+    assert node_expression(1) == "node1"
+    for wrong in ("node[1", "node[a-b]", "node1]"):
+        with pytest.raises(ValueError, match="not a"):
+            expand_expression(wrong)
+
+
+def test_tasks_of_nodes_contract() -> None:
+    assert tasks_expression([2, 2, 2, 1]) == "2(x3),1"
+
+
+def test_file_name_patterns() -> None:
+    values = {"j": 12, "x": "run", "t": 3}
+
+    assert fill_pattern("log-%x_%j_%4t%%_%Q.out", values) == "log-run_12_0003%_%Q.out"
+
+
+def test_export_none_keeps_slurms_variables() -> None:
+    environment = {"SLURM_JOB_ID": "1", "HOME": "/h", "SECRET": "s", "A": "1"}
+
+    assert exported(environment, "NONE") == {"SLURM_JOB_ID": "1", "HOME": "/h"}
+    assert exported(environment, "A,B=2") == {"SLURM_JOB_ID": "1", "HOME": "/h", "A": "1", "B": "2"}
+    assert exported(environment, "") == environment

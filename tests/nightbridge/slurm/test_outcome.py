@@ -1,0 +1,199 @@
+"""What became of a job: Slurm's word, the exit file and the run's own evidence, in every combination that matters."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from nightbridge.models import Job, JobState, JobStatus, Outcome
+from nightbridge.slurm.attempts import Cancellation, record_cancellation
+from nightbridge.slurm.command_line import CommandLineCluster
+from nightbridge.slurm.outcome import RunEvidence, classify
+from nightbridge.slurm.script import wrap_script
+from nightbridge.slurm.states import TERMINAL
+from nightbridge.slurm.watcher import Watcher
+
+NOW = datetime(2026, 11, 21, tzinfo=UTC)
+
+
+def evidence(steps_done: int = 50, **changes: object) -> RunEvidence:
+    whole = RunEvidence(
+        steps_done=steps_done,
+        steps_expected=50,
+        losses_finite=True,
+        finished_marker=steps_done == 50,
+        flaky_marker=None,
+        timeout_marker=False,
+        last_error="",
+    )
+    return whole.model_copy(update=changes)
+
+
+def ended(tmp_path: Path, state: JobState | None, *, exit_file: int | None = None, **status: object) -> Job:
+    return Job(
+        run_key="run",
+        attempt=1,
+        job_id=7,
+        cluster="c",
+        attempt_dir=tmp_path,
+        script=tmp_path / "job.sh",
+        experiment_dir=tmp_path,
+        submitted_at=NOW,
+        status=JobStatus(job_id=7, state=state, started_at=NOW).model_copy(update=status) if state else None,
+        exit_file_code=exit_file,
+    )
+
+
+ALL, SOME = evidence(), evidence(20)
+
+
+@pytest.mark.parametrize(
+    ("state", "exit_file", "run", "outcome"),
+    [
+        (JobState.COMPLETED, 0, ALL, Outcome.SUCCEEDED),
+        (JobState.COMPLETED, None, ALL, Outcome.SUCCEEDED),
+        (None, 0, ALL, Outcome.SUCCEEDED),
+        (JobState.UNHEARD, 0, ALL, Outcome.SUCCEEDED),
+        (JobState.COMPLETED, 0, SOME, Outcome.SHORT),
+        (JobState.COMPLETED, 0, evidence(0), Outcome.SHORT),
+        (JobState.COMPLETED, 0, evidence(losses_finite=False), Outcome.PROGRAM_ERROR),
+        (JobState.COMPLETED, 1, ALL, Outcome.TEARDOWN),
+        (JobState.COMPLETED, 1, SOME, Outcome.PROGRAM_ERROR),
+        (JobState.FAILED, 1, ALL, Outcome.TEARDOWN),
+        (JobState.FAILED, 0, ALL, Outcome.TEARDOWN),
+        (JobState.TIMEOUT, None, ALL, Outcome.TEARDOWN),
+        (JobState.NODE_FAIL, None, ALL, Outcome.TEARDOWN),
+        (None, 1, ALL, Outcome.TEARDOWN),
+        (JobState.FAILED, 1, evidence(losses_finite=False), Outcome.PROGRAM_ERROR),
+        (JobState.FAILED, 1, SOME, Outcome.PROGRAM_ERROR),
+        (JobState.FAILED, 1, evidence(20, flaky_marker="ncclRemoteError"), Outcome.INFRASTRUCTURE),
+        (JobState.FAILED, 1, evidence(20, flaky_marker="x", losses_finite=False), Outcome.PROGRAM_ERROR),
+        (JobState.FAILED, 1, evidence(20, timeout_marker=True), Outcome.TIMEOUT),
+        (
+            JobState.FAILED,
+            1,
+            evidence(20, last_error="torch.OutOfMemoryError: CUDA out of memory."),
+            Outcome.OUT_OF_MEMORY,
+        ),
+        (JobState.NODE_FAIL, None, SOME, Outcome.INFRASTRUCTURE),
+        (JobState.BOOT_FAIL, None, evidence(0), Outcome.INFRASTRUCTURE),
+        (JobState.PREEMPTED, 143, SOME, Outcome.INFRASTRUCTURE),
+        (JobState.REVOKED, None, SOME, Outcome.INFRASTRUCTURE),
+        (JobState.TIMEOUT, None, SOME, Outcome.TIMEOUT),
+        (JobState.DEADLINE, None, SOME, Outcome.TIMEOUT),
+        (JobState.OUT_OF_MEMORY, 137, SOME, Outcome.OUT_OF_MEMORY),
+        (JobState.CANCELLED, 143, SOME, Outcome.CANCELLED),
+        (JobState.CANCELLED, 143, ALL, Outcome.CANCELLED),
+        # A slurmctld that was killed before it saved a job's start calls it cancelled when it is back.
+        (JobState.CANCELLED, 0, ALL, Outcome.TEARDOWN),
+        (JobState.CANCELLED, 0, SOME, Outcome.CANCELLED),
+        (None, None, SOME, Outcome.INFRASTRUCTURE),
+        (JobState.UNHEARD, None, ALL, Outcome.INFRASTRUCTURE),
+    ],
+)
+def test_the_outcome_of(
+    state: JobState | None, exit_file: int | None, run: RunEvidence, outcome: Outcome, tmp_path: Path
+) -> None:
+    judged = classify(ended(tmp_path, state, exit_file=exit_file), run)
+
+    assert judged.outcome is outcome
+    assert judged.outcome_reason
+
+
+@pytest.mark.parametrize("state", sorted(TERMINAL))
+def test_nothing_but_slurms_completed_and_all_steps_is_a_success(state: JobState, tmp_path: Path) -> None:
+    for exit_file in (None, 0, 1):
+        for run in (ALL, SOME, evidence(losses_finite=False)):
+            succeeded = classify(ended(tmp_path, state, exit_file=exit_file), run).outcome is Outcome.SUCCEEDED
+            assert succeeded == (state is JobState.COMPLETED and exit_file in (None, 0) and run is ALL)
+
+
+def test_without_an_expected_number_of_steps_the_programs_own_word_counts(tmp_path: Path) -> None:
+    job = ended(tmp_path, JobState.COMPLETED, exit_file=0)
+
+    assert classify(job, evidence(20, steps_expected=None, finished_marker=True)).outcome is Outcome.SUCCEEDED
+    assert classify(job, evidence(20, steps_expected=None, finished_marker=False)).outcome is Outcome.SHORT
+
+
+def test_a_workspace_that_the_node_does_not_see_is_named_with_the_node(tmp_path: Path) -> None:
+    guard = classify(ended(tmp_path, JobState.FAILED, exit_code=78, nodes="node17"), evidence(0))
+    output = classify(ended(tmp_path, JobState.FAILED, exit_code=0, signal=53, nodes="node17"), evidence(0))
+
+    assert guard.outcome is output.outcome is Outcome.INFRASTRUCTURE
+    assert guard.outcome_reason == "workspace not visible on node17"
+    assert output.outcome_reason.startswith("workspace not visible on node17")
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize("output", ["/dev/null", "{gone}/sbatch.out"])
+def test_a_real_node_that_does_not_see_the_workspace_is_named(
+    output: str, cluster: CommandLineCluster, workspace: Path, run_key: str
+) -> None:
+    gone = workspace / "runs" / run_key / "a1"
+    script = workspace / "job.sh"
+    script.write_text(wrap_script(f"#!/bin/bash\n#SBATCH --output={output.format(gone=gone)}\ntrue\n", gone))
+    job_id = cluster.submit(f"{run_key}-a1", script, ["--chdir=/", "--nodelist=node2"])
+    job = ended(gone, None).model_copy(update={"job_id": job_id, "run_key": run_key})
+
+    judged = classify(Watcher(cluster).follow(job), evidence(0))
+
+    assert judged.outcome is Outcome.INFRASTRUCTURE
+    assert judged.outcome_reason.startswith("workspace not visible on node2")
+
+
+def test_a_scripts_own_exit_code_is_not_taken_for_the_guards(tmp_path: Path) -> None:
+    judged = classify(ended(tmp_path, JobState.FAILED, exit_file=78, exit_code=78), SOME)
+
+    assert judged.outcome is Outcome.PROGRAM_ERROR
+
+
+def test_a_job_cancelled_because_it_could_never_start_has_never_started(tmp_path: Path) -> None:
+    job = ended(tmp_path, JobState.CANCELLED, started_at=None, reason="PartitionNodeLimit")
+
+    judged = classify(job, evidence(0))
+
+    assert judged.outcome is Outcome.NEVER_STARTED
+    assert "PartitionNodeLimit" in judged.outcome_reason
+
+
+@pytest.mark.parametrize(
+    ("policy", "started_at", "outcome"),
+    [
+        ("hopeless", None, Outcome.NEVER_STARTED),
+        ("max_pending", None, Outcome.NEVER_STARTED),
+        # It started while it was being cancelled, or somebody cancelled it later.
+        ("max_pending", NOW, Outcome.CANCELLED),
+        ("max_runtime", NOW, Outcome.TIMEOUT),
+    ],
+)
+def test_a_job_that_a_policy_cancelled_says_so_with_the_advice(
+    policy: Literal["hopeless", "max_pending", "max_runtime"],
+    started_at: datetime | None,
+    outcome: Outcome,
+    tmp_path: Path,
+) -> None:
+    record_cancellation(
+        tmp_path, Cancellation(job_id=7, policy=policy, reason="pending for 60 s", advice="Ask for less", at=NOW)
+    )
+
+    judged = classify(ended(tmp_path, JobState.CANCELLED, started_at=started_at), SOME)
+    another = classify(ended(tmp_path, JobState.CANCELLED).model_copy(update={"job_id": 8}), SOME)
+
+    assert judged.outcome is outcome
+    assert ("pending for 60 s. Ask for less" in judged.outcome_reason) == (outcome is not Outcome.CANCELLED)
+    assert another.outcome is Outcome.CANCELLED
+
+
+def test_a_job_that_slurm_lost_is_not_taken_for_cancelled(tmp_path: Path) -> None:
+    lost = ended(tmp_path, JobState.CANCELLED, reason="lost: unknown to slurmctld, and nobody cancelled it")
+
+    assert classify(lost, SOME).outcome is Outcome.INFRASTRUCTURE
+    assert classify(lost.model_copy(update={"exit_file_code": 0}), ALL).outcome is Outcome.TEARDOWN
+    assert classify(lost.model_copy(update={"exit_file_code": 1}), SOME).outcome is Outcome.PROGRAM_ERROR
+
+
+def test_the_reason_says_who_cancelled_and_how_far_it_was(tmp_path: Path) -> None:
+    judged = classify(ended(tmp_path, JobState.CANCELLED, cancelled_by="1000"), SOME)
+
+    assert judged.outcome_reason == "cancelled by 1000 after 20 of 50 steps"

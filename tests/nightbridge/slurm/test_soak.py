@@ -1,0 +1,193 @@
+"""The submit stage killed at random moments, many attempts at once, on real daemons: one job each, however it ends.
+
+`make test` runs a few seeds, `make soak` hundreds. A launcher that only writes a script and calls sbatch keeps the time
+in the part that matters. sbatch is slow, so that many of the moments are in the middle of it. A failing seed is named,
+and `NIGHTBRIDGE_SEED=17` runs it alone.
+"""
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from nightbridge.errors import TransientError
+from nightbridge.files import write_model
+from nightbridge.models import ClusterSettings, Job, LaunchPlan
+from nightbridge.slurm.attempts import (
+    AttemptContext,
+    newest_intent,
+    open_attempt,
+    read_claim,
+    read_exit_code,
+    read_submission,
+)
+from nightbridge.slurm.command_line import CommandLineCluster
+from nightbridge.slurm.submission import submit_attempt
+from tests.conftest import SEEDS, need
+from tests.real.slurm_daemons import SlurmDaemons, missing_reason, start_slurm
+
+pytestmark = [pytest.mark.slurm, pytest.mark.random_kill, pytest.mark.timeout(7200)]
+
+AT_ONCE = 12
+MOST_KILLS = 3
+LAUNCHER = """
+set -e
+exp=$NEMORUN_HOME/experiments/train/train_$$
+mkdir -p "$exp/train"
+printf '#!/bin/bash\\n#SBATCH --output=/dev/null\\necho $SLURM_JOB_ID >> RAN\\n' > "$exp/train_sbatch.sh"
+sbatch --requeue --parsable "$exp/train_sbatch.sh"
+"""
+STAGE = """
+import sys; from pathlib import Path; from nightbridge.models import LaunchPlan
+from nightbridge.slurm.attempts import read_attempt; from nightbridge.slurm.cluster import open_cluster
+from nightbridge.slurm.submission import submit_attempt
+plan = LaunchPlan.model_validate_json(Path(sys.argv[1]).read_bytes()); context = read_attempt(plan.attempt_dir)
+submit_attempt(plan, context, open_cluster(context.cluster, context.workspace), {})
+"""
+
+
+class Killed(NamedTuple):
+    """What became of one attempt."""
+
+    seed: int
+    kills: int
+    job: Job
+    jobs: tuple[int, ...]
+    ran: tuple[int, ...]
+    crashed_unrecorded: bool
+
+
+@pytest.fixture(scope="module")
+def slurm_cluster() -> Iterator[SlurmDaemons]:
+    """Daemons for this module alone: hundreds of jobs would slow the others' questions."""
+    need(missing_reason())
+    daemons = start_slurm(min_job_age=300)
+    yield daemons
+    daemons.stop()
+
+
+@pytest.fixture
+def tools(workspace: Path) -> Path:
+    """Slurm's commands, with an sbatch that takes its time before and after."""
+    folder = workspace / "tools"
+    folder.mkdir()
+    for name in ("squeue", "sacct", "scancel", "scontrol"):
+        (folder / name).symlink_to(f"/usr/bin/{name}")
+    (folder / "sbatch").write_text('#!/bin/sh\nsleep 0.3; /usr/bin/sbatch "$@"; code=$?; sleep 0.3; exit $code\n')
+    (folder / "sbatch").chmod(0o755)
+    return folder
+
+
+def test_killed_at_random_moments_every_attempt_has_one_job(
+    slurm_cluster: SlurmDaemons, workspace: Path, tools: Path, run_key: str
+) -> None:
+    settings = ClusterSettings(
+        kind="slurm", name="debian", slurm_conf=slurm_cluster.slurm_conf, bin_dir=tools, accounting_horizon=5.0
+    )
+    seeds = [int(os.environ["NIGHTBRIDGE_SEED"])] if "NIGHTBRIDGE_SEED" in os.environ else list(SEEDS)
+    began = time.monotonic()
+
+    def soak(seed: int) -> Killed:
+        attempt = open_attempt(workspace, f"{run_key}-s{seed}", settings, sbatch_options=("--time=5", "--mem=50"))
+        return kill_and_restart(seed, attempt)
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        results = list(pool.map(soak, seeds))
+
+    jobs = sum(len(result.jobs) for result in results)
+    kills = sum(result.kills for result in results)
+    print(
+        f"\n{len(results)} attempts, {kills} kills, {jobs} jobs, "
+        f"{sum(result.crashed_unrecorded for result in results)} attempts killed between intent and record, "
+        f"{time.monotonic() - began:.0f} s"
+    )
+    assert [result.seed for result in results if len(result.jobs) > 1] == [], "double"
+    assert [result.seed for result in results if result.jobs != (result.job.job_id,)] == [], "lost"
+    assert [result.seed for result in results if result.ran != (result.job.job_id,)] == [], "not run once"
+
+
+def kill_and_restart(seed: int, attempt: AttemptContext) -> Killed:
+    """Kill the stage up to three times, mostly with its launcher and front; then let it end."""
+    dice = random.Random(seed)
+    cluster = CommandLineCluster(attempt.cluster)
+    ran = attempt.attempt_dir / "ran"
+    plan = LaunchPlan(
+        run_key=attempt.run_key,
+        attempt=attempt.attempt,
+        attempt_dir=attempt.attempt_dir,
+        argv=("/bin/bash", "-c", LAUNCHER.replace("RAN", str(ran))),
+        cwd=attempt.attempt_dir,
+        nodes=1,
+        tasks_per_node=1,
+    )
+    write_model(attempt.attempt_dir / "plan.json", plan)
+    kills, unrecorded = dice.randint(1, MOST_KILLS), False
+    for _ in range(kills):
+        stage = subprocess.Popen(
+            [sys.executable, "-c", STAGE, str(attempt.attempt_dir / "plan.json")], stderr=subprocess.DEVNULL
+        )
+        if dice.random() < 0.5:
+            time.sleep(dice.uniform(0.1, 2.5))
+        else:
+            wait_for_intent(attempt, stage)
+            time.sleep(dice.uniform(0.0, 0.9))
+        stage.send_signal(signal.SIGKILL)
+        stage.wait()
+        if dice.random() < 0.7:
+            kill_all_of(attempt)
+        unrecorded = unrecorded or (
+            newest_intent(attempt.attempt_dir) > 0 and read_submission(attempt.attempt_dir) is None
+        )
+    job = until_submitted(plan, attempt, cluster)
+    wait_until_ended(attempt)
+    time.sleep(1)
+    return Killed(
+        seed=seed,
+        kills=kills,
+        job=job,
+        jobs=tuple(found.job_id for found in cluster.find(attempt.name).jobs),
+        ran=tuple(int(line) for line in ran.read_text().split()),
+        crashed_unrecorded=unrecorded,
+    )
+
+
+def wait_for_intent(attempt: AttemptContext, stage: "subprocess.Popen[bytes]") -> None:
+    """Until the front is about to submit: from here to its record every moment matters."""
+    while newest_intent(attempt.attempt_dir) == 0 and stage.poll() is None:
+        time.sleep(0.02)
+
+
+def kill_all_of(attempt: AttemptContext) -> None:
+    """Kill the launcher and the front: whatever has the attempt in its environment or on its command line."""
+    needle = str(attempt.attempt_dir).encode()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            text = (process / "environ").read_bytes() + (process / "cmdline").read_bytes()
+            # Not the job itself: its node was not hit.
+            if needle in text and b"SLURMD_NODENAME=" not in text and b"slurmstepd" not in text:
+                os.kill(int(process.name), signal.SIGKILL)
+
+
+def until_submitted(plan: LaunchPlan, attempt: AttemptContext, cluster: CommandLineCluster) -> Job:
+    end = time.monotonic() + 120
+    while time.monotonic() < end:
+        with contextlib.suppress(TransientError):
+            return submit_attempt(plan, attempt, cluster, {})
+        time.sleep(0.5)
+    raise AssertionError(f"{attempt.name} never submitted")
+
+
+def wait_until_ended(attempt: AttemptContext) -> None:
+    end = time.monotonic() + 120
+    while read_exit_code(attempt.attempt_dir) is None:
+        assert time.monotonic() < end, f"{attempt.name} never ended; claimed by {read_claim(attempt.attempt_dir)}"
+        time.sleep(0.3)

@@ -1,0 +1,55 @@
+"""Slurm's state words, as the commands of several versions write them."""
+
+import pytest
+
+from nightbridge.models import JobState
+from nightbridge.slurm.states import ACTIVE, TERMINAL, hopeless_advice, parse_cancelled_by, parse_state
+
+
+@pytest.mark.parametrize("state", [state for state in JobState if state is not JobState.UNHEARD])
+def test_every_full_word_is_itself(state: JobState) -> None:
+    assert parse_state(state.value) is state
+
+
+@pytest.mark.parametrize(
+    ("text", "state"),
+    [
+        ("OUT_OF_ME+", JobState.OUT_OF_MEMORY),
+        ("CANCELLED+", JobState.CANCELLED),
+        ("CANCELLED by 1000", JobState.CANCELLED),
+        ("NODE_FAI+", JobState.NODE_FAIL),
+        ("COMPLETI+", JobState.COMPLETING),
+        ("COMPLETE+", JobState.COMPLETED),
+        (" RUNNING ", JobState.RUNNING),
+        ("running", JobState.RUNNING),
+        ("CD", JobState.COMPLETED),
+        ("OOM", JobState.OUT_OF_MEMORY),
+        ("PD", JobState.PENDING),
+        ("RESV_DEL_HOLD", JobState.PENDING),
+        ("REQUEUE_FED", JobState.REQUEUED),
+    ],
+)
+def test_truncated_decorated_and_short_words_are_understood(text: str, state: JobState) -> None:
+    assert parse_state(text) is state
+
+
+@pytest.mark.parametrize("text", ["", "TELEPORTED", "COMP+", "42", "COMPLET"])
+def test_what_no_one_has_heard_of_never_ends_a_job(text: str) -> None:
+    assert parse_state(text) is JobState.UNHEARD
+    assert parse_state(text) not in TERMINAL
+
+
+def test_no_state_is_both_terminal_and_active() -> None:
+    assert not TERMINAL & ACTIVE
+
+
+def test_who_cancelled_a_job_is_read_from_sacct() -> None:
+    assert parse_cancelled_by("CANCELLED by 1000") == "1000"
+    assert parse_cancelled_by("CANCELLED") == ""
+
+
+def test_only_reasons_that_no_waiting_clears_are_hopeless() -> None:
+    assert hopeless_advice("(PartitionConfig)") is not None
+    assert hopeless_advice("BadConstraints") is not None
+    assert hopeless_advice("Resources") is None
+    assert hopeless_advice("(ReqNodeNotAvail, Reserved for maintenance)") is None

@@ -1,0 +1,408 @@
+"""Watching: to the true end, through silence, many jobs at once. A cluster that says what the test tells it to."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from nightbridge.errors import PermanentError, StatusUnknown
+from nightbridge.models import ClusterLimits, ClusterSettings, Job, JobState, JobStatus, utc_now
+from nightbridge.slurm.attempts import AttemptContext, open_attempt, read_cancellation, read_exit_code
+from nightbridge.slurm.cluster import Lookup
+from nightbridge.slurm.command_line import CommandLineCluster
+from nightbridge.slurm.script import wrap_script
+from nightbridge.slurm.watcher import Watcher
+from tests.real.slurm_daemons import SlurmDaemons
+
+
+class ToldCluster:
+    """Answers from a table; an exception in it is raised."""
+
+    def __init__(self) -> None:
+        self.settings = ClusterSettings(poll_interval=0.05)
+        self.accounting_horizon = 0.0
+        self.rows: dict[int, JobStatus] = {}
+        self.error: Exception | None = None
+        self.asked: list[tuple[int, ...]] = []
+        self.by_name: dict[str, tuple[JobStatus, ...]] = {}
+        self.complete = True
+        self.cancelled: list[int] = []
+        self.cancel_errors: list[Exception] = []
+
+    def say(self, job_id: int, state: JobState, **changes: object) -> None:
+        self.rows[job_id] = JobStatus(job_id=job_id, name=f"run-{job_id}-a1", state=state).model_copy(update=changes)
+
+    def states(self, job_ids: Sequence[int]) -> dict[int, JobStatus]:
+        self.asked.append(tuple(job_ids))
+        if self.error is not None:
+            raise self.error
+        return {job_id: self.rows[job_id] for job_id in job_ids if job_id in self.rows}
+
+    def find(self, name: str) -> Lookup:
+        return Lookup(jobs=self.by_name.get(name, ()), complete=self.complete)
+
+    def submit(self, name: str, script: Path, options: Sequence[str]) -> int:
+        raise NotImplementedError
+
+    def cancel(self, job_id: int) -> None:
+        if self.cancel_errors:
+            raise self.cancel_errors.pop()
+        self.cancelled.append(job_id)
+        self.say(job_id, JobState.CANCELLED, exit_code=0, cancelled_by="0")
+
+    def limits(self) -> ClusterLimits:
+        return ClusterLimits()
+
+    def launch_environment(self) -> dict[str, str]:
+        return {}
+
+
+@pytest.fixture
+def told() -> ToldCluster:
+    return ToldCluster()
+
+
+@pytest.fixture
+def watcher(told: ToldCluster) -> Iterator[Watcher]:
+    watcher = Watcher(told, silent_grace=0.3, detail_grace=0.2, hopeless_grace=0.5, lost_grace=0.5, patience=1.5)
+    yield watcher
+    watcher.stop()
+
+
+@pytest.fixture
+def following(watcher: Watcher) -> Iterator[Callable[..., "Future[Job]"]]:
+    with ThreadPoolExecutor() as pool:
+        yield lambda job, on_change=None: pool.submit(watcher.follow, job, on_change)
+        watcher.stop()
+
+
+def make_job(folder: Path, job_id: int = 1) -> Job:
+    attempt_dir = folder / f"a{job_id}"
+    attempt_dir.mkdir(exist_ok=True)
+    return Job(
+        run_key=f"run-{job_id}",
+        attempt=1,
+        job_id=job_id,
+        cluster="told",
+        attempt_dir=attempt_dir,
+        script=attempt_dir / "job.sh",
+        experiment_dir=attempt_dir,
+        submitted_at=utc_now(),
+    )
+
+
+def test_a_job_is_followed_through_its_states_to_its_end(
+    told: ToldCluster, following: Callable[..., "Future[Job]"], tmp_path: Path
+) -> None:
+    seen: list[JobState] = []
+    told.say(1, JobState.PENDING)
+
+    end = following(make_job(tmp_path), lambda status: seen.append(status.state))
+    for state in (JobState.RUNNING, JobState.COMPLETING):
+        time.sleep(0.3)
+        told.say(1, state)
+    time.sleep(0.3)
+    (tmp_path / "a1/exit_code").write_text("0\n")
+    told.say(1, JobState.COMPLETED, exit_code=0)
+    job = end.result(timeout=5)
+
+    assert seen == [JobState.PENDING, JobState.RUNNING, JobState.COMPLETING, JobState.COMPLETED]
+    assert job.status is not None
+    assert job.status.state is JobState.COMPLETED
+    assert job.exit_file_code == 0
+
+
+def test_many_jobs_are_asked_about_in_one_question(
+    told: ToldCluster, following: Callable[..., "Future[Job]"], tmp_path: Path
+) -> None:
+    for job_id in range(1, 31):
+        told.say(job_id, JobState.RUNNING)
+
+    ends = [following(make_job(tmp_path, job_id)) for job_id in range(1, 5)]
+    time.sleep(0.5)
+    for job_id in range(1, 5):
+        told.say(job_id, JobState.COMPLETED, exit_code=0)
+    for end in ends:
+        end.result(timeout=5)
+
+    assert (1, 2, 3, 4) in {tuple(sorted(ids)) for ids in told.asked}
+    assert len(told.asked) < 60
+
+
+def test_silence_is_not_an_end(
+    told: ToldCluster, following: Callable[..., "Future[Job]"], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    told.say(1, JobState.RUNNING)
+    end = following(make_job(tmp_path))
+    time.sleep(0.2)
+
+    told.error = StatusUnknown("neither squeue nor sacct answered", thing="told")
+    time.sleep(1.2)
+    assert not end.done()
+    told.error = None
+    told.say(1, JobState.FAILED, exit_code=2)
+
+    job = end.result(timeout=10)
+    assert job.status is not None
+    assert job.status.exit_code == 2
+    assert "unknown since" in caplog.text
+
+
+def test_the_exit_file_ends_a_job_that_slurm_has_forgotten(
+    told: ToldCluster, following: Callable[..., "Future[Job]"], tmp_path: Path
+) -> None:
+    told.say(1, JobState.RUNNING, nodes="node1")
+    end = following(make_job(tmp_path))
+    time.sleep(0.2)
+
+    del told.rows[1]
+    (tmp_path / "a1/exit_code").write_text("3\n")
+    job = end.result(timeout=5)
+
+    assert job.exit_file_code == 3
+    assert job.status is not None
+    assert (job.status.state, job.status.exit_code, job.status.nodes) == (JobState.FAILED, 3, "node1")
+    assert "exit file" in job.status.reason
+
+
+def test_an_exit_file_alone_does_not_end_a_job_that_slurm_calls_live(
+    told: ToldCluster, following: Callable[..., "Future[Job]"], tmp_path: Path
+) -> None:
+    told.say(1, JobState.COMPLETING)
+    job = make_job(tmp_path)
+    (job.attempt_dir / "exit_code").write_text("0\n")
+
+    end = following(job)
+
+    time.sleep(1.0)
+    assert not end.done()
+    told.say(1, JobState.COMPLETED, exit_code=0)
+    assert end.result(timeout=5).exit_file_code == 0
+
+
+def test_a_state_that_no_one_has_heard_of_ends_nothing(
+    told: ToldCluster, following: Callable[..., "Future[Job]"], tmp_path: Path
+) -> None:
+    told.say(1, JobState.UNHEARD)
+
+    end = following(make_job(tmp_path))
+
+    time.sleep(0.5)
+    assert not end.done()
+    (tmp_path / "a1/exit_code").write_text("0\n")
+    assert end.result(timeout=5).exit_file_code == 0
+
+
+def test_a_job_id_used_again_by_another_job_is_not_taken_for_ours(
+    told: ToldCluster, following: Callable[..., "Future[Job]"], tmp_path: Path
+) -> None:
+    told.say(1, JobState.FAILED, name="somebody-elses", exit_code=1)
+    told.by_name["run-1-a1"] = (JobStatus(job_id=1, name="run-1-a1", state=JobState.COMPLETED, exit_code=0),)
+
+    job = following(make_job(tmp_path)).result(timeout=5)
+
+    assert job.status is not None
+    assert job.status.state is JobState.COMPLETED
+
+
+def test_what_accounting_still_calls_live_is_not_ours_when_slurm_gave_its_id_away(
+    told: ToldCluster, following: Callable[..., "Future[Job]"], tmp_path: Path
+) -> None:
+    told.say(1, JobState.RUNNING, name="somebody-elses")
+    told.by_name["run-1-a1"] = (JobStatus(job_id=1, name="run-1-a1", state=JobState.RUNNING),)
+
+    job = following(make_job(tmp_path)).result(timeout=5)
+
+    assert job.status is not None
+    assert (job.status.state, job.exit_file_code) == (JobState.UNHEARD, None)
+    assert job.status.reason.startswith("lost: unknown to Slurm since")
+
+
+def test_a_job_that_all_sources_certainly_do_not_know_is_lost_and_no_other(
+    told: ToldCluster, following: Callable[..., "Future[Job]"], tmp_path: Path
+) -> None:
+    told.say(1, JobState.RUNNING, nodes="node1")
+    told.complete = False
+    end = following(make_job(tmp_path))
+    time.sleep(0.3)
+
+    del told.rows[1]
+    time.sleep(1.0)
+    assert not end.done()
+    told.complete = True
+    job = end.result(timeout=5)
+
+    assert job.status is not None
+    assert (job.status.state, job.status.nodes) == (JobState.UNHEARD, "node1")
+
+
+def test_a_job_that_can_never_start_is_cancelled_after_a_grace_with_the_advice(
+    told: ToldCluster, following: Callable[..., "Future[Job]"], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    told.cancel_errors = [StatusUnknown("scancel did not answer", thing="told")]
+    told.say(1, JobState.PENDING, reason="PartitionConfig")
+    job = make_job(tmp_path)
+
+    end = following(job)
+    time.sleep(0.3)
+    assert told.cancelled == []
+    end.result(timeout=5)
+
+    assert told.cancelled == [1]
+    cancellation = read_cancellation(job.attempt_dir)
+    assert cancellation is not None
+    assert (cancellation.job_id, cancellation.policy, cancellation.reason) == (1, "hopeless", "PartitionConfig")
+    assert "no more nodes than the partition has" in caplog.text
+    assert "cannot be cancelled" in caplog.text
+
+
+def test_a_reason_that_clears_in_time_cancels_nothing(
+    told: ToldCluster, following: Callable[..., "Future[Job]"], tmp_path: Path
+) -> None:
+    told.say(1, JobState.PENDING, reason="PartitionConfig")
+    end = following(make_job(tmp_path))
+    time.sleep(0.2)
+    told.say(1, JobState.PENDING, reason="Resources")
+    time.sleep(0.8)
+    told.say(1, JobState.COMPLETED, exit_code=0)
+
+    end.result(timeout=5)
+
+    assert told.cancelled == []
+
+
+@pytest.mark.parametrize(
+    ("policy", "state", "since"),
+    [("max_pending", JobState.PENDING, "submitted_at"), ("max_runtime", JobState.RUNNING, "started_at")],
+)
+def test_waiting_and_running_have_their_limits(
+    policy: str,
+    state: JobState,
+    since: str,
+    told: ToldCluster,
+    following: Callable[..., "Future[Job]"],
+    tmp_path: Path,
+) -> None:
+    told.settings = told.settings.model_copy(update={policy: 60.0})
+    told.say(1, state, **{since: utc_now() - timedelta(seconds=30)})
+    told.say(2, state, **{since: utc_now() - timedelta(seconds=90)})
+    told.say(3, JobState.COMPLETING, **{since: utc_now() - timedelta(seconds=90)})
+    jobs = [make_job(tmp_path, job_id) for job_id in (1, 2, 3)]
+
+    ends = [following(job) for job in jobs]
+    ends[1].result(timeout=5)
+
+    assert told.cancelled == [2]
+    cancellation = read_cancellation(jobs[1].attempt_dir)
+    assert cancellation is not None
+    assert cancellation.policy == policy
+    assert "60 s" in cancellation.reason
+    assert [ends[0].done(), ends[2].done()] == [False, False]
+
+
+def test_a_job_that_lost_the_claim_hands_over_to_the_one_that_runs(
+    told: ToldCluster, following: Callable[..., "Future[Job]"], tmp_path: Path
+) -> None:
+    job = make_job(tmp_path)
+    (job.attempt_dir / "claim").write_text("9\n")
+    (job.attempt_dir / "exit_code").write_text("0\n")
+    told.say(1, JobState.FAILED, exit_code=79)
+    told.say(9, JobState.COMPLETED, name="run-1-a1", exit_code=0)
+
+    followed = following(job).result(timeout=5)
+
+    assert followed.job_id == 9
+    assert followed.exit_file_code == 0
+
+
+def test_a_refusal_reaches_whoever_follows(
+    told: ToldCluster, following: Callable[..., "Future[Job]"], tmp_path: Path
+) -> None:
+    told.error = PermanentError("command not found", thing="squeue")
+
+    with pytest.raises(PermanentError, match="squeue"):
+        following(make_job(tmp_path)).result(timeout=5)
+
+
+def test_patience_has_an_end(told: ToldCluster, following: Callable[..., "Future[Job]"], tmp_path: Path) -> None:
+    told.complete = False
+
+    with pytest.raises(StatusUnknown, match="nobody has said anything"):
+        following(make_job(tmp_path)).result(timeout=10)
+
+
+def test_stopping_lets_the_followers_go(
+    told: ToldCluster, watcher: Watcher, following: Callable[..., "Future[Job]"], tmp_path: Path
+) -> None:
+    told.say(1, JobState.RUNNING)
+    end = following(make_job(tmp_path))
+    time.sleep(0.2)
+
+    watcher.stop()
+
+    with pytest.raises(StatusUnknown, match="stopped"):
+        end.result(timeout=3)
+
+
+def test_after_the_last_job_nothing_is_asked_and_a_later_job_is_followed_again(
+    told: ToldCluster, following: Callable[..., "Future[Job]"], tmp_path: Path
+) -> None:
+    told.say(1, JobState.COMPLETED, exit_code=0)
+    following(make_job(tmp_path)).result(timeout=5)
+    time.sleep(0.3)
+    asked = len(told.asked)
+    time.sleep(0.5)
+    assert len(told.asked) == asked
+    assert not [thread for thread in threading.enumerate() if thread.name == "nightbridge-watcher"]
+
+    assert following(make_job(tmp_path)).result(timeout=5).status is not None
+
+
+@pytest.mark.slurm
+def test_several_jobs_are_followed_to_their_end_while_slurmdbd_is_down(
+    slurm_cluster: SlurmDaemons, cluster: CommandLineCluster, settings: ClusterSettings, workspace: Path, run_key: str
+) -> None:
+    attempts = [open_attempt(workspace, f"{run_key}-{number}", settings) for number in range(3)]
+    bodies = ["sleep 1", "sleep 2; exit 4", "sleep 60"]
+    watcher = Watcher(cluster, silent_grace=5, detail_grace=1)
+    slurm_cluster.kill_daemon("slurmdbd")
+    try:
+        jobs = [_submit(cluster, attempt, body) for attempt, body in zip(attempts, bodies, strict=True)]
+        with ThreadPoolExecutor() as pool:
+            ends = [pool.submit(watcher.follow, job) for job in jobs]
+            time.sleep(3)
+            cluster.cancel(jobs[2].job_id)
+            followed = [end.result(timeout=60) for end in ends]
+    finally:
+        watcher.stop()
+        slurm_cluster.start_daemon("slurmdbd")
+        while not cluster.find("x").complete:
+            time.sleep(0.2)
+
+    assert [job.status.state for job in followed if job.status] == [
+        JobState.COMPLETED,
+        JobState.FAILED,
+        JobState.CANCELLED,
+    ]
+    assert [job.exit_file_code for job in followed][:2] == [0, 4]
+    assert read_exit_code(attempts[2].attempt_dir) in (None, 143)
+
+
+def _submit(cluster: CommandLineCluster, attempt: AttemptContext, body: str) -> Job:
+    script = attempt.attempt_dir / "job.sh"
+    text = f"#!/bin/bash\n#SBATCH --output={attempt.attempt_dir}/out\n{body}\n"
+    script.write_text(wrap_script(text, attempt.attempt_dir))
+    return Job(
+        run_key=attempt.run_key,
+        attempt=1,
+        job_id=cluster.submit(attempt.name, script, []),
+        cluster="debian",
+        attempt_dir=attempt.attempt_dir,
+        script=script,
+        experiment_dir=attempt.attempt_dir,
+        submitted_at=utc_now(),
+    )
