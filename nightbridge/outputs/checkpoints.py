@@ -1,0 +1,228 @@
+"""Checkpoint directories: which there are, and whether each is whole.
+
+Megatron-Bridge writes a checkpoint in a fixed order: shards, `.metadata`, `metadata.json`, `train_state.pt`, the
+tracker `latest_checkpointed_iteration.txt` beside the directory, `run_config.yaml`. A directory is complete when all of
+that is there and every byte that `.metadata` names lies in its shard. Parts missing at the end of that order mean that
+the writer is not there yet (an asynchronous save stays without `.metadata` for long); a part missing before one that is
+there, or a short shard, means damage. `common.pt` is not asked for: newer versions do not write it.
+"""
+
+import json
+import os
+import re
+import stat
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+from nightbridge.errors import DamagedData
+from nightbridge.models import Checkpoint, CheckpointState
+from nightbridge.outputs.metadata_pickle import read_storage_entries
+
+TRACKER = "latest_checkpointed_iteration.txt"
+_ITERATION = re.compile(r"iter_(\d{7,})")
+_SHARD_SUFFIX = ".distcp"
+_NAMES_SHOWN = 3
+
+
+def find_checkpoints(save_dir: Path) -> tuple[Checkpoint, ...]:
+    """Judge every `iter_*` directory under `checkpoint.save`, by iteration.
+
+    A missing folder has none; a directory that is deleted meanwhile (`most_recent_k`) is left out; links are not
+    followed.
+    """
+    try:
+        entries = sorted(entry.name for entry in os.scandir(save_dir) if entry.is_dir(follow_symlinks=False))
+    except (FileNotFoundError, NotADirectoryError):
+        return ()
+    found = []
+    for name in entries:
+        if match := _ITERATION.fullmatch(name):
+            path = save_dir / name
+            state, reason = checkpoint_state(path)
+            size = _size(path)
+            if path.is_dir():
+                found.append(Checkpoint(path=path, iteration=int(match[1]), state=state, reason=reason, size=size))
+    return tuple(sorted(found, key=lambda checkpoint: checkpoint.iteration))
+
+
+def tracked_iteration(save_dir: Path) -> int | None:
+    """The iteration that the tracker file names; None without one, while it is written, or when it names a release."""
+    try:
+        return int((save_dir / TRACKER).read_text(encoding="ascii", errors="replace").strip())
+    except (OSError, ValueError):
+        return None
+
+
+def checkpoint_state(path: Path) -> tuple[CheckpointState, str]:
+    """Judge one `iter_*` directory.
+
+    Returns:
+        The state, and why it is not complete. The reason of a complete one names stale shards, if any: files of an
+        earlier, larger run in the same directory that `.metadata` does not name.
+
+    """
+    match = _ITERATION.fullmatch(path.name)
+    iteration = int(match[1]) if match else 0
+    try:
+        return _judge(path, iteration)
+    except OSError as error:
+        return CheckpointState.DAMAGED, f"cannot be read: {error.strerror or error}"
+
+
+def _judge(path: Path, iteration: int) -> tuple[CheckpointState, str]:
+    config = path / "run_config.yaml"
+    tracked = tracked_iteration(path.parent)
+    parts = [
+        _Part(".metadata", _is_file(path / ".metadata")),
+        _Part("metadata.json", _is_file(path / "metadata.json"), needed=_needs_metadata_json(config)),
+        _Part("train_state.pt", _is_file(path / "train_state.pt")),
+        _Part(TRACKER, tracked is not None and tracked >= iteration),
+        _Part("run_config.yaml", _is_file(config)),
+    ]
+    for number, part in enumerate(parts):
+        if part.needed and not part.there:
+            missing = _missing(part.name, tracked)
+            # A later part of this checkpoint, or a later checkpoint's tracker: the writer has gone past this part.
+            if any(later.there for later in parts[number:]) or (tracked is not None and tracked > iteration):
+                return CheckpointState.DAMAGED, f"{missing}, although what is written after it is there"
+            return CheckpointState.IN_PROGRESS, f"{missing} yet"
+    if problem := _unreadable(path):
+        return CheckpointState.DAMAGED, problem
+    return _judge_shards(path)
+
+
+class _Part(NamedTuple):
+    """One part of a checkpoint in write order."""
+
+    name: str
+    there: bool
+    needed: bool = True
+
+
+def _missing(name: str, tracked: int | None) -> str:
+    if name == TRACKER:
+        return f"{TRACKER} names {'nothing' if tracked is None else f'iteration {tracked}'}, not this one"
+    return f"there is no {name}"
+
+
+def _is_file(path: Path) -> bool:
+    """Whether there is a regular, non-empty file; a link is none, since its target is not part of the checkpoint."""
+    try:
+        status = path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_size > 0
+
+
+def _needs_metadata_json(config: Path) -> bool:
+    """Every format but fsdp_dtensor has a `metadata.json`; without the run's configuration the format is not known."""
+    if not _is_file(config):
+        return False
+    try:
+        settings = _load_yaml(config)
+    except ValueError:
+        return True
+    checkpoint = settings.get("checkpoint")
+    return not (isinstance(checkpoint, dict) and checkpoint.get("ckpt_format") == "fsdp_dtensor")
+
+
+def _load_yaml(path: Path) -> dict[str, Any]:
+    """Read a YAML mapping as plain text, numbers and containers; tags of the writer's own classes are looked through.
+
+    Raises:
+        ValueError: It is not YAML, or not a mapping.
+
+    """
+    import yaml
+
+    try:
+        node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+    if not isinstance(node, yaml.MappingNode):
+        raise ValueError("it is not a mapping")
+    return _plain(node, depth=2)
+
+
+def _plain(node: Any, depth: int) -> dict[str, Any]:
+    """The scalars of a YAML mapping as text, down to `depth` levels: all that is asked of it."""
+    import yaml
+
+    result: dict[str, Any] = {}
+    for key, value in node.value:
+        if isinstance(value, yaml.ScalarNode):
+            result[str(key.value)] = value.value
+        elif isinstance(value, yaml.MappingNode) and depth > 1:
+            result[str(key.value)] = _plain(value, depth - 1)
+    return result
+
+
+def _unreadable(path: Path) -> str:
+    """What is wrong with the small files; empty when both can be parsed."""
+    if _is_file(path / "metadata.json"):
+        try:
+            content = json.loads((path / "metadata.json").read_bytes())
+        except (ValueError, RecursionError) as error:
+            return f"metadata.json is not JSON: {error}"
+        if not isinstance(content, dict):
+            return "metadata.json is not a JSON object"
+    try:
+        _load_yaml(path / "run_config.yaml")
+    except ValueError as error:
+        return f"run_config.yaml cannot be parsed: {' '.join(str(error).split())}"
+    return ""
+
+
+def _judge_shards(path: Path) -> tuple[CheckpointState, str]:
+    """Compare the shards with what `.metadata` says about them."""
+    try:
+        needed = _needed_sizes(path)
+    except DamagedData as error:
+        return CheckpointState.DAMAGED, error.what
+    if not needed:
+        return CheckpointState.DAMAGED, ".metadata names no shard"
+    problems = [problem for name, size in sorted(needed.items()) if (problem := _shard_problem(path, name, size))]
+    if problems:
+        return CheckpointState.DAMAGED, _some(problems)
+    stale = sorted(name for name in os.listdir(path) if name.endswith(_SHARD_SUFFIX) and name not in needed)
+    return CheckpointState.COMPLETE, f"stale shards that .metadata does not name: {_some(stale)}" if stale else ""
+
+
+def _needed_sizes(path: Path) -> dict[str, int]:
+    """File name to the bytes it must at least have."""
+    needed: dict[str, int] = {}
+    for entry in read_storage_entries(path / ".metadata"):
+        needed[entry.relative_path] = max(needed.get(entry.relative_path, 0), entry.offset + entry.length)
+    return needed
+
+
+def _shard_problem(path: Path, name: str, size: int) -> str:
+    pure = PurePosixPath(name)
+    if pure.is_absolute() or ".." in pure.parts:
+        return f"{name} lies outside the checkpoint"
+    try:
+        status = (path / name).lstat()
+    except FileNotFoundError:
+        return f"shard {name} is missing"
+    if not stat.S_ISREG(status.st_mode):
+        return f"shard {name} is not a regular file"
+    return f"shard {name} has {status.st_size} of {size} bytes" if status.st_size < size else ""
+
+
+def _some(lines: list[str]) -> str:
+    more = len(lines) - _NAMES_SHOWN
+    return "; ".join(lines[:_NAMES_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+
+
+def _size(path: Path) -> int:
+    """Bytes of all regular files below a directory; what vanishes meanwhile counts nothing."""
+    total = 0
+    for parent, _, names in os.walk(path):
+        for name in names:
+            try:
+                status = os.lstat(os.path.join(parent, name))
+            except FileNotFoundError:
+                continue
+            if stat.S_ISREG(status.st_mode):
+                total += status.st_size
+    return total

@@ -1,0 +1,205 @@
+"""The values of each iteration, from TensorBoard where it has them and from the log where it has not.
+
+TensorBoard is preferred because the log rounds (step time to 0.1 ms, TFLOP/s to 0.1). The log fills what TensorBoard
+lacks, such as the tail that a killed job never flushed, and checks what both have. A value that TensorBoard has is
+never replaced, not even a NaN.
+"""
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from nightbridge.outputs.event_files import empty_table, mark_superseded, scalars
+from nightbridge.outputs.logs import LogReading, StepRecord, latest_steps, read_logs
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+PEAK_MEMORY_TAG = "memory/mem-max-allocated-gigabytes"
+LOG_FILE = "log"
+"""The `file` of a row of the scalar table that comes from the log."""
+
+
+class _Metric(NamedTuple):
+    """One value per iteration: TensorBoard's tag, the log's field and its factor, and how far the log is rounded."""
+
+    tag: str
+    field: str
+    factor: float
+    rounding: float
+
+
+METRICS: dict[str, _Metric] = {
+    "step_time": _Metric("iteration-time", "elapsed_ms", 1e-3, 6e-5),
+    "tflops_per_gpu": _Metric("throughput/tflops/device", "tflops_per_gpu", 1.0, 0.06),
+    "loss": _Metric("lm loss", "lm_loss", 1.0, 0.0),
+    "grad_norm": _Metric("grad-norm", "grad_norm", 1.0, 6e-4),
+}
+"""Columns of `Curves.steps`: step time in seconds, TFLOP/s per GPU, lm loss, gradient norm."""
+
+_OTHER_STEP_TAGS = ("learning-rate", "batch-size")
+_RELATIVE_TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Everything that was recorded about a run's iterations.
+
+    `steps`: one row per recorded iteration (the index, ascending), one float column per entry of `METRICS`, NaN where
+    there is no value or the value is not a number. `table`: the scalar table of `event_files`, with the log's values
+    (file `log`, no wall time) where TensorBoard has none. `notes` says where that is so; `damage` is what is wrong with
+    the files, or between them.
+    """
+
+    steps: "pd.DataFrame"
+    table: "pd.DataFrame"
+    log: LogReading
+    source: Literal["tensorboard", "log", "none"]
+    damage: tuple[str, ...]
+    notes: tuple[str, ...]
+    start: int
+    peak_memory: float | None
+
+    @property
+    def steps_done(self) -> int:
+        """The last iteration that was recorded, 0 without any."""
+        return int(self.steps.index[-1]) if len(self.steps) else 0
+
+    @property
+    def missing_steps(self) -> int:
+        """Iterations up to the last one that should have been recorded and were not."""
+        interval = logging_interval(self.steps.index.tolist())
+        recorded = sum(1 for step in self.steps.index if step > self.start and step % interval == 0)
+        return max(self.steps_done // interval - self.start // interval - recorded, 0)
+
+    @property
+    def non_finite_steps(self) -> int:
+        """Iterations whose loss, or gradient norm where the run records it, is missing or not finite."""
+        import numpy as np
+
+        finite = np.isfinite(self.steps["loss"])
+        if (self.table["tag"] == METRICS["grad_norm"].tag).any():
+            finite &= np.isfinite(self.steps["grad_norm"])
+        return int((~finite).sum()) + self.missing_steps
+
+
+def logging_interval(iterations: Sequence[int]) -> int:
+    """Iterations from one record to the next: the commonest distance (the smallest of equals), 1 when unknown."""
+    distances = Counter(later - earlier for earlier, later in itertools.pairwise(iterations))
+    return min(distances, key=lambda distance: (-distances[distance], distance), default=1)
+
+
+def read_curves(event_files: Sequence[Path], logs: Sequence[Path]) -> Curves:
+    """Read event files (any order) and logs (oldest first) into one set of curves. Damage is noted, never raised."""
+    import pandas as pd
+
+    table, damage = scalars(event_files)
+    log = read_logs(logs)
+    records = latest_steps(step for step in log.steps if 0 < step.iteration <= step.total)
+    current = table[~table["superseded"] & (table["step"] > 0)]
+    step_tags = {metric.tag for metric in METRICS.values()} | set(_OTHER_STEP_TAGS)
+    recorded = set(current.loc[current["tag"].isin(step_tags), "step"]) | set(records)
+    steps = pd.DataFrame(index=pd.Index(sorted(recorded), dtype="int64", name="step"))
+    notes: list[str] = []
+    disagreements: list[str] = []
+    filled: list[pd.DataFrame] = []
+    from_events = 0
+    compare_loss = logging_interval(list(records)) == 1  # else the log prints means over the interval
+    for name, metric in METRICS.items():
+        board = current.loc[current["tag"] == metric.tag].set_index("step")["value"]
+        logged = _log_values(records, metric)
+        extra = logged[~logged.index.isin(board.index)]
+        from_events += len(board)
+        if len(event_files) and len(extra):
+            notes.append(
+                f"TensorBoard lacks `{metric.tag}` at {len(extra)} of {len(logged)} iterations, the first is"
+                f" {extra.index[0]}; the log's values are used"
+            )
+        if name != "loss" or compare_loss:
+            disagreements += _disagreement(metric, board, logged[_certain(records, metric, logged)])
+        steps[name] = pd.concat([board, extra]).reindex(steps.index).astype("float64")
+        filled.append(_rows(metric.tag, extra))
+    return Curves(
+        steps=steps,
+        table=_with_log_rows(table, filled),
+        log=log,
+        source="tensorboard" if from_events else "log" if records else "none",
+        damage=(*damage, *log.damage, *disagreements),
+        notes=tuple(notes),
+        start=log.start_iteration or 0,
+        peak_memory=_peak_memory(current, log),
+    )
+
+
+def _log_values(records: dict[int, StepRecord], metric: _Metric) -> "pd.Series[float]":
+    import pandas as pd
+
+    values = {
+        iteration: value * metric.factor
+        for iteration, record in records.items()
+        if (value := getattr(record, metric.field)) is not None
+    }
+    return pd.Series(values, dtype="float64", index=pd.Index(list(values), dtype="int64"))
+
+
+def _certain(records: dict[int, StepRecord], metric: _Metric, logged: "pd.Series[float]") -> list[bool]:
+    """Which of the log's values are certainly their iteration's.
+
+    Where two nodes' text tore a line of rank 0, the next one that agrees in step time may be a neighbour's: good enough
+    to fill a hole, no evidence of damage.
+    """
+    return [metric.field != "tflops_per_gpu" or not records[iteration].matched for iteration in logged.index]
+
+
+def _disagreement(metric: _Metric, board: "pd.Series[float]", logged: "pd.Series[float]") -> list[str]:
+    """What to say when TensorBoard and the log tell different stories about an iteration."""
+    common = board.index.intersection(logged.index)
+    different = [
+        step
+        for step, one, other in zip(common, board[common], logged[common], strict=True)
+        if math.isfinite(one)
+        and math.isfinite(other)
+        and abs(one - other) > metric.rounding + _RELATIVE_TOLERANCE * abs(one)
+    ]
+    if not different:
+        return []
+    step = different[0]
+    return [
+        f"TensorBoard and the log disagree on `{metric.tag}` at {len(different)} of {len(common)} iterations, first at"
+        f" {step}: {board[step]:g} and {logged[step]:g}"
+    ]
+
+
+def _rows(tag: str, values: "pd.Series[float]") -> "pd.DataFrame":
+    import pandas as pd
+
+    return pd.DataFrame(
+        {
+            "tag": pd.Series([tag] * len(values), dtype="str"),
+            "step": values.index,
+            "wall_time": math.nan,
+            "value": values.to_numpy(),
+            "file": pd.Series([LOG_FILE] * len(values), dtype="str"),
+        }
+    )
+
+
+def _with_log_rows(table: "pd.DataFrame", additions: "Sequence[pd.DataFrame]") -> "pd.DataFrame":
+    import pandas as pd
+
+    parts = [part for part in (table.drop(columns="superseded"), *additions) if len(part)]
+    return mark_superseded(pd.concat(parts, ignore_index=True)) if parts else empty_table()
+
+
+def _peak_memory(current: "pd.DataFrame", log: LogReading) -> float | None:
+    """The largest `mem-max-allocated`, gigabytes: TensorBoard's, which is recorded to the end, else the log's."""
+    import numpy as np
+
+    values = current.loc[current["tag"] == PEAK_MEMORY_TAG, "value"]
+    if len(values):
+        return float(values.max()) if np.isfinite(values).all() else None
+    return log.peak_memory

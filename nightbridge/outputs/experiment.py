@@ -1,0 +1,194 @@
+"""What exactly one job left on disk, as one model.
+
+Everything is found from the job's own folder, never from "the newest" one: titles repeat every night. Nothing that is
+missing is an error; it is an empty field. Links that lead out of the run's folders are not followed, since they would
+carry foreign files into the store.
+"""
+
+import os
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from nightbridge.models import Checkpoint, Job, Model
+from nightbridge.outputs.checkpoints import find_checkpoints
+from nightbridge.outputs.curves import read_curves
+from nightbridge.outputs.logs import read_logs
+from nightbridge.slurm.outcome import RunEvidence
+
+ATTEMPT_FILES = (
+    "attempt.json",
+    "intent.json",
+    "job.sh",
+    "submission.json",
+    "claim",
+    "exit_code",
+    "refusal.json",
+    "launcher.log",
+)
+"""The files of an attempt's folder that tell its story, in the order in which they are written."""
+
+_CODE_FOLDERS = frozenset(("code", ".git"))
+"""The job folder holds an unpacked archive of the launcher's repository, which may contain logs and event files."""
+_CHECKPOINT = re.compile(r"iter_\d{7,}")
+_EVENT_FILE = "tfevents"
+_NUMBERS_AT_END = re.compile(r"(?:_\d+)+$")
+_PROFILE_FOLDERS = frozenset(("nsys_profile", "pytorch_profile"))
+_PROFILE_FILES = frozenset(("snapshot.pickle",))
+
+
+class RunOutput(Model):
+    """What a job left. Every path is absolute or below the folders that the job's models name."""
+
+    job_dir: Path
+    attempt_dir: Path
+    output_dir: Path | None = None
+    logs: tuple[Path, ...] = ()
+    """The ranks' text, one file per restart, oldest first."""
+    sbatch_logs: tuple[Path, ...] = ()
+    launcher_log: Path | None = None
+    event_files: tuple[Path, ...] = ()
+    config_container: Path | None = None
+    """`ConfigContainer.yaml`, the run's effective configuration."""
+    repo_status: Path | None = None
+    """`repo_status.json`, the commits inside the image."""
+    checkpoints: tuple[Checkpoint, ...] = ()
+    profiles: tuple[Path, ...] = ()
+    attempt_files: tuple[Path, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What was left out and why, for example a link out of the tree."""
+
+
+def read_run(job: Job, output_dir: Path | None, checkpoint_dir: Path | None = None) -> RunOutput:
+    """Find everything that exactly this job left.
+
+    Args:
+        job: The job; `experiment_dir` is its folder, `attempt_dir` the attempt's.
+        output_dir: The host folder that a run without a container wrote `tb_logs/`, `configs/`, `checkpoints/` to;
+            None in a container, where the job folder holds them.
+        checkpoint_dir: The attempt's own part of a `save_dir` that the test names; None when it names none.
+
+    """
+    folders = [folder for folder in (job.experiment_dir, output_dir, checkpoint_dir) if folder is not None]
+    tree = _Tree(folders)
+    for folder in folders:
+        tree.walk(folder)
+    files = tree.files
+    attempt_files = [job.attempt_dir / name for name in ATTEMPT_FILES]
+    launcher_log = job.attempt_dir / "launcher.log"
+    return RunOutput(
+        job_dir=job.experiment_dir,
+        attempt_dir=job.attempt_dir,
+        output_dir=output_dir,
+        logs=_logs(files, job, _RANK_LOG),
+        sbatch_logs=_logs(files, job, _BATCH_LOG),
+        launcher_log=launcher_log if _is_own_file(launcher_log) else None,
+        event_files=tuple(path for path in files if _EVENT_FILE in path.name),
+        config_container=_first_named(files, "ConfigContainer.yaml"),
+        repo_status=_first_named(files, "repo_status.json"),
+        checkpoints=tuple(checkpoint for folder in tree.save_dirs for checkpoint in find_checkpoints(folder)),
+        profiles=tuple(path for path in files if _is_profile(path, job)),
+        attempt_files=tuple(path for path in attempt_files if _is_own_file(path)),
+        notes=tuple(tree.notes),
+    )
+
+
+class _Tree:
+    """Walks over the run's folders: its regular files, its checkpoint folders, and what it did not follow."""
+
+    def __init__(self, roots: list[Path]) -> None:
+        self._roots = [root.resolve() for root in roots]
+        self._seen: set[Path] = set()
+        self.files: list[Path] = []
+        self.save_dirs: list[Path] = []
+        self.notes: list[str] = []
+
+    def walk(self, folder: Path) -> None:
+        for parent_name, folders, names in os.walk(folder, onerror=self._note_error):
+            parent = Path(parent_name)
+            if parent.resolve() in self._seen:
+                folders.clear()
+                continue
+            self._seen.add(parent.resolve())
+            if any(_CHECKPOINT.fullmatch(name) for name in folders):
+                self.save_dirs.append(parent)
+            for name in sorted(folders):
+                if (parent / name).is_symlink():
+                    self._note_link(parent / name)
+            folders[:] = sorted(
+                name for name in folders if name not in _CODE_FOLDERS and not _CHECKPOINT.fullmatch(name)
+            )
+            self.files += [path for name in sorted(names) if self._is_ours(path := parent / name)]
+
+    def _is_ours(self, path: Path) -> bool:
+        if path.is_symlink() and not self._is_inside(path):
+            self._note_link(path)
+            return False
+        return path.is_file()
+
+    def _is_inside(self, path: Path) -> bool:
+        target = path.resolve()
+        return any(target.is_relative_to(root) for root in self._roots)
+
+    def _note_link(self, path: Path) -> None:
+        if not self._is_inside(path):
+            self.notes.append(f"{path}: a link out of the run's folder was not followed")
+
+    def _note_error(self, error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):
+            self.notes.append(f"{error.filename}: cannot be read: {error.strerror}")
+
+
+def _is_own_file(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink()
+
+
+class _LogName(NamedTuple):
+    """How NemoRun names a kind of log: `<prefix>...`, and which of the numbers at its end is the job id."""
+
+    prefix: str
+    job_id_position: int
+
+
+_RANK_LOG = _LogName("log", -2)  # log-acct.title_4711_1.out: job id, restart count
+_BATCH_LOG = _LogName("sbatch_", -1)  # sbatch_acct.title_4711.out: job id
+
+
+def _logs(files: list[Path], job: Job, kind: _LogName) -> tuple[Path, ...]:
+    """The job folder's logs of one kind, oldest first: those with the job's id, else those that name no job."""
+    found: list[tuple[int | None, list[int], Path]] = []
+    for path in files:
+        if path.parent == job.experiment_dir and path.name.startswith(kind.prefix) and path.suffix == ".out":
+            match = _NUMBERS_AT_END.search(path.stem)
+            numbers = [int(number) for number in match[0].split("_") if number] if match else []
+            named_id = numbers[kind.job_id_position] if len(numbers) >= -kind.job_id_position else None
+            found.append((named_id, numbers, path))
+    own = [item for item in found if item[0] == job.job_id] or [item for item in found if item[0] is None]
+    return tuple(path for _, _, path in sorted(own, key=lambda item: (item[1], item[2].name)))
+
+
+def _first_named(files: list[Path], name: str) -> Path | None:
+    """The file of that name, the one in a `configs` folder before others."""
+    found = [path for path in files if path.name == name]
+    return min(found, key=lambda path: (path.parent.name != "configs", len(path.parts)), default=None)
+
+
+def _is_profile(path: Path, job: Job) -> bool:
+    folders = path.parts[len(job.attempt_dir.parts) : -1]
+    return path.name in _PROFILE_FILES or not _PROFILE_FOLDERS.isdisjoint(folders)
+
+
+def evidence(output: RunOutput, steps_expected: int | None) -> RunEvidence:
+    """What the run itself says about how far it came, for the judgement of how it ended."""
+    curves = read_curves(output.event_files, output.logs)
+    # Slurm's own complaints (time limit, memory) go to the batch script's output.
+    batch = read_logs(output.sbatch_logs)
+    return RunEvidence(
+        steps_done=curves.steps_done,
+        steps_expected=steps_expected,
+        losses_finite=curves.non_finite_steps == 0 and not curves.log.nan_marker,
+        finished_marker=curves.log.finished,
+        flaky_marker=curves.log.flaky_marker or batch.flaky_marker,
+        timeout_marker=curves.log.timeout_marker or batch.timeout_marker,
+        last_error=curves.log.last_error or batch.last_error,
+    )

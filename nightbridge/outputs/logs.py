@@ -1,0 +1,378 @@
+"""The run's log lines to step records and markers, in one pass and constant memory.
+
+A log holds the text of all ranks. Two ranks' texts can stand on one line, a launcher may put a prefix before a line,
+colours may be switched on, and the file may end in the middle of a line. So nothing here is anchored to the start of a
+line: each kind of text is searched for where it stands. Step times and losses are printed by the last rank, the
+`Step Time` line by rank 0; the two are matched by order and by agreeing step times.
+"""
+
+import itertools
+import math
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from nightbridge.models import Model
+
+_BLOCK = 1 << 20
+_LONGEST_LINE = 1 << 20
+
+FLAKY_MARKERS = (
+    "The server socket has failed to listen on any local network address.",
+    "Some NCCL operations have failed or timed out.",
+    "uncorrectable ECC error encountered",
+    "illegal memory access",
+    "illegal instruction",
+    "torch.distributed.DistNetworkError",
+    "torch.distributed.DistBackendError",
+    "ncclRemoteError",
+    "Watchdog caught collective operation timeout",
+    "Segmentation fault",
+    "For debugging consider passing CUDA_LAUNCH_BLOCKING=1",
+    "double free or corruption",
+    "Call to CUDA function failed.",
+    "Connection reset by peer",
+    "invalid pointer",
+    "malloc(): unaligned tcache chunk detected",
+    "zmq.error.ZMQError: Address already in use",
+    "We couldn't connect to 'https://huggingface.co'",
+    "Unpack failed: incomplete input",
+    "unspecified launch failure",
+    "free(): corrupted unsorted chunks",
+    "Segfault encountered",
+    "Fatal glibc error",
+    "EOFError: No data left in file",
+)
+"""Texts after which trying again is worth it, as Megatron-Bridge's launcher sees it. Its list also has `found NaN in`;
+here a NaN is a result of the code under test (`LogReading.nan_marker`), never the machine's fault."""
+
+NAN_MARKER = "found NaN in"
+TIMEOUT_MARKER = "DUE TO TIME LIMIT"
+
+
+class StepRecord(NamedTuple):
+    """What the log says about one iteration. None: not printed, cut off, or (loss) not finite and so left out.
+
+    `whole` is False for a line whose end is missing, so that what it lacks says nothing about the iteration.
+    `matched` is True where `tflops_per_gpu` comes from a line of rank 0 that has no number of its iteration.
+    """
+
+    iteration: int
+    total: int
+    elapsed_ms: float | None = None
+    tflops_per_gpu: float | None = None
+    lm_loss: float | None = None
+    grad_norm: float | None = None
+    skipped_iterations: int = 0
+    nan_iterations: int = 0
+    matched: bool = False
+    whole: bool = True
+
+
+class SavedCheckpoint(NamedTuple):
+    """A `successfully saved checkpoint` line."""
+
+    iteration: int
+    path: str
+
+
+class LogReading(Model):
+    """Everything that a run's logs say, in the order of the lines. A restart may repeat iterations in `steps`."""
+
+    steps: tuple[StepRecord, ...] = ()
+    start_iteration: int | None = None
+    peak_memory: float | None = None
+    """Largest `mem-max-allocated-gigabytes` over the ranks that print it, gigabytes."""
+    saved_checkpoints: tuple[SavedCheckpoint, ...] = ()
+    training_done: bool = False
+    exit_iteration: int | None = None
+    flaky_marker: str | None = None
+    nan_marker: bool = False
+    timeout_marker: bool = False
+    last_error: str = ""
+    damage: tuple[str, ...] = ()
+
+    @property
+    def finished(self) -> bool:
+        """Whether the training loop said that it ended by itself."""
+        return self.training_done or self.exit_iteration is not None
+
+    @property
+    def last_iteration(self) -> int:
+        """The highest iteration with a step line, 0 without any."""
+        return max((step.iteration for step in self.steps), default=0)
+
+
+def latest_steps(steps: Iterable[StepRecord]) -> dict[int, StepRecord]:
+    """One record per iteration, ascending; after a restart the later one wins."""
+    return dict(sorted({step.iteration: step for step in steps}.items()))
+
+
+# --- lines -----------------------------------------------------------------------------------------------------------
+
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+
+
+def text_lines(stream: BinaryIO) -> Iterator[str]:
+    """The lines of a log, without colour codes. Carriage returns end lines too; a line of over 1 MiB is cut."""
+    rest = b""
+    while block := stream.read(_BLOCK):
+        lines = (rest + block).replace(b"\r", b"\n").split(b"\n")
+        rest = lines.pop()
+        if len(rest) > _LONGEST_LINE:
+            lines.append(rest)
+            rest = b""
+        yield from map(_clean, lines)
+    if rest:
+        yield _clean(rest)
+
+
+def _clean(line: bytes) -> str:
+    text = line.decode("utf-8", "replace")
+    return _ANSI.sub("", text) if "\x1b" in text else text
+
+
+# --- what the lines say ----------------------------------------------------------------------------------------------
+
+_NUMBER = r"([-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|nan|inf))"
+_STEP = re.compile(r"\biteration\s+(\d+)/\s*(\d+)\s*\|")
+_FIELD = re.compile(r"\s*([^|:]+):\s*([^|]*?)\s*\|")
+_PERF = re.compile(rf"Step Time : {_NUMBER}s GPU utilization: {_NUMBER}MODEL_TFLOP/s/GPU", re.IGNORECASE)
+_PEAK = re.compile(rf"\bmem-max-allocated-gigabytes: {_NUMBER}", re.IGNORECASE)
+_SAVED = re.compile(r"successfully saved checkpoint from iteration\s+(\d+) to (\S.*?) \[ t \d+/\d+")
+_START = re.compile(r"Starting training loop at iteration (\d+)")
+_EXIT = re.compile(r"\[exiting program at iteration (\d+)\]")
+_DONE = "[after training is done]"
+
+_STEP_FIELDS = {
+    "elapsed time per iteration (ms)": "elapsed_ms",
+    "throughput per GPU (TFLOP/s/GPU)": "tflops_per_gpu",
+    "lm loss": "lm_loss",
+    "grad norm": "grad_norm",
+    "number of skipped iterations": "skipped_iterations",
+    "number of nan iterations": "nan_iterations",
+}
+_COUNTS = ("skipped_iterations", "nan_iterations")
+
+
+def _float(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def parse_steps(text: str) -> list[StepRecord]:
+    """The step records in one line of text: none, one, or several where ranks or restarts ran into each other.
+
+    Only fields that are closed by `|` count: a cut number is no number. A skipped iteration prints a loss of zero,
+    which is not a loss.
+    """
+    starts = list(_STEP.finditer(text))
+    ends = itertools.chain((match.start() for match in starts[1:]), (len(text),))
+    return [_step(match, text[match.end() : end]) for match, end in zip(starts, ends, strict=False)]
+
+
+def _step(start: re.Match[str], text: str) -> StepRecord:
+    values: dict[str, float | None] = {}
+    for match in _FIELD.finditer(text):
+        name = _STEP_FIELDS.get(match[1].strip())
+        if name is not None and name not in values:
+            values[name] = _float(match[2])
+    whole = "nan_iterations" in values
+    counts = {name: int(values.pop(name, None) or 0) for name in _COUNTS}
+    if counts["skipped_iterations"] and values.get("lm_loss") == 0.0:
+        values["lm_loss"] = None
+    return StepRecord(int(start[1]), int(start[2]), **values, **counts, whole=whole)  # type: ignore[arg-type]
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+_TRACEBACK = "Traceback (most recent call last)"
+_RANK_PREFIX = re.compile(r"^\s*(?:\[rank\d+\]:\s?|\[?\d+\]?:\s)")
+_NAMED_RANK = re.compile(r"^\s*\[rank\d+\]: ")
+_EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Timeout|Failure|Unavailable)\b")
+# slurmstepd adds its node's name where several slurmds run on one machine.
+_SCHEDULER_ERROR = re.compile(r"(?:slurmstepd(?:-[\w.-]+)?|srun): error: .*")
+_CONSEQUENCES = re.compile(
+    r"DistBackendError|DistNetworkError|ChildFailedError|BrokenPipeError|ConnectionResetError|KeyboardInterrupt"
+)
+"""Exceptions of ranks that died because another one did."""
+_ERROR_LIMIT = 500
+
+
+class _Errors:
+    """Finds the line that best says why a run died.
+
+    That is the last line of the last traceback, or the exception that a rank named; but not of a rank that only noticed
+    another one's death, when there is a better one. Without any it is Slurm's first complaint.
+    """
+
+    def __init__(self) -> None:
+        self._in_traceback = False
+        self._cause = self._consequence = self._scheduler = ""
+
+    def see(self, line: str) -> None:
+        if _TRACEBACK in line:
+            self._in_traceback = True
+        elif self._in_traceback or _NAMED_RANK.match(line):
+            self._see_in_traceback(_RANK_PREFIX.sub("", line).rstrip())
+        if "error: " in line and not self._scheduler and (match := _SCHEDULER_ERROR.search(line)):
+            self._scheduler = match[0].rstrip()[:_ERROR_LIMIT]
+
+    def _see_in_traceback(self, line: str) -> None:
+        if not _EXCEPTION.match(line):
+            return
+        if _CONSEQUENCES.search(line):
+            self._consequence = line[:_ERROR_LIMIT]
+        else:
+            self._cause = line[:_ERROR_LIMIT]
+        self._in_traceback = False
+
+    @property
+    def best(self) -> str:
+        return self._cause or self._consequence or self._scheduler
+
+
+# --- rank 0's and the last rank's lines ------------------------------------------------------------------------------
+
+
+class Perf(NamedTuple):
+    """A `Step Time` line of rank 0: seconds to two decimals, TFLOP/s per GPU to one."""
+
+    seconds: float
+    tflops_per_gpu: float
+
+
+_LOOK_AHEAD = 8
+
+
+def _agree(perf: Perf, step: StepRecord) -> bool:
+    # Both are the same number, rounded to 10 ms and to 0.1 ms.
+    return step.elapsed_ms is None or abs(perf.seconds - step.elapsed_ms / 1000) <= 0.0051
+
+
+def match_perf(perfs: Sequence[Perf], steps: Sequence[StepRecord]) -> dict[int, Perf]:
+    """Match rank 0's `Step Time` lines with the last rank's step lines: position in `steps` to its line.
+
+    Both ranks pass a barrier in each interval, so the n-th line of one belongs to the n-th line of the other, whichever
+    is printed first. Where the step times do not agree, a line was lost or doubled: the smaller number of lines that
+    brings the two back together is left out. A line that agrees with nothing near is matched with nothing.
+    """
+    matched: dict[int, Perf] = {}
+    left = deque(perfs)
+    position = 0
+    while left and position < len(steps):
+        if _agree(left[0], steps[position]):
+            matched[position] = left.popleft()
+            position += 1
+            continue
+        lost_perfs = next((n for n in range(1, _LOOK_AHEAD) if n < len(left) and _agree(left[n], steps[position])), 0)
+        ahead = steps[position : position + _LOOK_AHEAD]
+        lost_steps = next((n for n in range(1, len(ahead)) if _agree(left[0], ahead[n])), 0)
+        if lost_perfs and (not lost_steps or lost_perfs < lost_steps):
+            for _ in range(lost_perfs):
+                left.popleft()
+        elif lost_steps and (not lost_perfs or lost_steps < lost_perfs):
+            position += lost_steps
+        else:
+            left.popleft()
+            position += 1
+    return matched
+
+
+# --- the whole log ---------------------------------------------------------------------------------------------------
+
+
+class _Reader:
+    """Collects what the lines of several logs say."""
+
+    def __init__(self) -> None:
+        self.steps: list[StepRecord] = []
+        self.saved: list[SavedCheckpoint] = []
+        self.start: int | None = None
+        self.peak: float | None = None
+        self.done = False
+        self.exit: int | None = None
+        self.flaky: str | None = None
+        self.nan = False
+        self.timeout = False
+        self.errors = _Errors()
+        self._file_steps: list[StepRecord] = []
+        self._perfs: list[Perf] = []
+
+    def see(self, line: str) -> None:
+        # A line is looked at closely only for texts that it contains: logs are long and mostly about other things.
+        if "Step Time" in line:
+            found = [(_float(seconds), _float(tflops)) for seconds, tflops in _PERF.findall(line)]
+            self._perfs += [Perf(s, t) for s, t in found if s is not None and t is not None]
+            line = _PERF.sub("", line)
+        if "iteration" in line:
+            self._see_iteration(line)
+        if "mem-max-allocated" in line:
+            self._see_memory(line)
+        if _DONE in line:
+            self.done = True
+        if TIMEOUT_MARKER in line:
+            self.timeout = True
+        if NAN_MARKER in line:
+            self.nan = True
+        if self.flaky is None:
+            self.flaky = next((marker for marker in FLAKY_MARKERS if marker in line), None)
+        self.errors.see(line)
+
+    def _see_iteration(self, line: str) -> None:
+        if "|" in line:
+            self._file_steps += parse_steps(line)
+        if match := _SAVED.search(line):
+            self.saved.append(SavedCheckpoint(int(match[1]), match[2]))
+        if match := _START.search(line):
+            # The first start counts: what a restart repeats was this run's work too.
+            self.start = int(match[1]) if self.start is None else self.start
+            self.done, self.exit = False, None
+        if match := _EXIT.search(line):
+            self.exit = int(match[1])
+
+    def _see_memory(self, line: str) -> None:
+        found = [value for text in _PEAK.findall(line) if (value := _float(text)) is not None and math.isfinite(value)]
+        self.peak = max([*found, *([] if self.peak is None else [self.peak])], default=None)
+
+    def end_file(self) -> None:
+        """Finish one log: match its ranks, and drop a last line that a killed job did not print to its end."""
+        if self._file_steps and not self._file_steps[-1].whole:
+            self._file_steps.pop()
+        perfs = match_perf(self._perfs, self._file_steps)
+        for position, step in enumerate(self._file_steps):
+            if step.tflops_per_gpu is None and position in perfs:
+                step = step._replace(tflops_per_gpu=perfs[position].tflops_per_gpu, matched=True)
+            self.steps.append(step)
+        self._file_steps, self._perfs = [], []
+
+
+def read_logs(paths: Sequence[Path]) -> LogReading:
+    """Read logs, oldest first, as one. A log that cannot be read is named in `damage`; the others count."""
+    reader = _Reader()
+    damage: list[str] = []
+    for path in paths:
+        try:
+            with path.open("rb") as stream:
+                for line in text_lines(stream):
+                    reader.see(line)
+        except OSError as error:
+            damage.append(f"{path.name}: the log cannot be read: {error.strerror or error}")
+        reader.end_file()
+    return LogReading(
+        steps=tuple(reader.steps),
+        start_iteration=reader.start,
+        peak_memory=reader.peak,
+        saved_checkpoints=tuple(reader.saved),
+        training_done=reader.done,
+        exit_iteration=reader.exit,
+        flaky_marker=reader.flaky,
+        nan_marker=reader.nan,
+        timeout_marker=reader.timeout,
+        last_error=reader.errors.best,
+        damage=tuple(damage),
+    )

@@ -1,0 +1,179 @@
+import shutil
+
+import pytest
+
+from nightbridge.models import CheckpointState
+from nightbridge.outputs.checkpoints import TRACKER, checkpoint_state, find_checkpoints, tracked_iteration
+
+COMPLETE, IN_PROGRESS, DAMAGED = CheckpointState.COMPLETE, CheckpointState.IN_PROGRESS, CheckpointState.DAMAGED
+
+
+class TestWriteOrder:
+    def test_a_checkpoint_with_all_parts_is_complete_without_a_common_pt(self, tmp_path, write_checkpoint):
+        path = write_checkpoint(tmp_path)
+        assert checkpoint_state(path) == (COMPLETE, "")
+
+    @pytest.mark.parametrize(
+        ("until", "missing"),
+        [
+            ("__0_0.distcp", ".metadata"),
+            ("__1_0.distcp", ".metadata"),
+            (".metadata", "train_state.pt"),
+            ("metadata.json", "train_state.pt"),
+            ("train_state.pt", TRACKER),
+            ("latest_train_state.pt", TRACKER),
+            (TRACKER, "run_config.yaml"),
+        ],
+    )
+    def test_one_that_is_still_being_written_is_in_progress_at_every_moment(
+        self, tmp_path, write_checkpoint, until, missing
+    ):
+        state, reason = checkpoint_state(write_checkpoint(tmp_path, until=until))
+        assert state is IN_PROGRESS
+        assert missing in reason
+
+    @pytest.mark.parametrize("tracker", ["", "1", "10\n"])
+    def test_a_tracker_that_is_being_written_is_no_damage(self, tmp_path, write_checkpoint, tracker):
+        path = write_checkpoint(tmp_path, until=TRACKER)
+        (tmp_path / TRACKER).write_text(tracker)
+        assert checkpoint_state(path)[0] is IN_PROGRESS
+
+    def test_a_second_save_in_progress_leaves_the_first_complete(self, tmp_path, write_checkpoint):
+        write_checkpoint(tmp_path, iteration=10)
+        write_checkpoint(tmp_path, iteration=20, until="__0_0.distcp")
+        assert [(found.iteration, found.state) for found in find_checkpoints(tmp_path)] == [
+            (10, COMPLETE),
+            (20, IN_PROGRESS),
+        ]
+
+    def test_one_that_was_never_finished_before_a_later_one_is_damaged(self, tmp_path, write_checkpoint):
+        path = write_checkpoint(tmp_path, iteration=10, until="__0_0.distcp")
+        write_checkpoint(tmp_path, iteration=20)
+        state, reason = checkpoint_state(path)
+        assert state is DAMAGED
+        assert ".metadata" in reason
+
+    def test_one_whose_last_part_was_never_written_before_a_later_one_is_damaged(self, tmp_path, write_checkpoint):
+        path = write_checkpoint(tmp_path, iteration=10, until=TRACKER)
+        write_checkpoint(tmp_path, iteration=20)
+        state, reason = checkpoint_state(path)
+        assert state is DAMAGED
+        assert "run_config.yaml" in reason
+
+    @pytest.mark.parametrize("part", [".metadata", "metadata.json", "train_state.pt"])
+    def test_a_part_missing_before_one_that_is_there_is_damage(self, tmp_path, write_checkpoint, part):
+        path = write_checkpoint(tmp_path)
+        (path / part).unlink()
+        state, reason = checkpoint_state(path)
+        assert state is DAMAGED
+        assert part in reason
+
+    def test_a_whole_directory_that_the_tracker_does_not_reach_is_not_complete(self, tmp_path, write_checkpoint):
+        path = write_checkpoint(tmp_path, iteration=20)
+        (tmp_path / TRACKER).write_text("10")
+        state, reason = checkpoint_state(path)
+        assert state is DAMAGED
+        assert "names iteration 10" in reason
+
+    def test_fsdp_dtensor_has_no_metadata_json(self, tmp_path, write_checkpoint):
+        path = write_checkpoint(tmp_path)
+        (path / "metadata.json").unlink()
+        (path / "run_config.yaml").write_text("checkpoint:\n  ckpt_format: fsdp_dtensor\n")
+        assert checkpoint_state(path) == (COMPLETE, "")
+
+
+class TestContent:
+    def test_a_missing_shard_is_damage(self, tmp_path, write_checkpoint):
+        path = write_checkpoint(tmp_path)
+        (path / "__1_0.distcp").unlink()
+        assert checkpoint_state(path) == (DAMAGED, "shard __1_0.distcp is missing")
+
+    def test_a_shard_one_byte_short_is_damage(self, tmp_path, write_checkpoint):
+        path = write_checkpoint(tmp_path)
+        (path / "__1_0.distcp").write_bytes(bytes(7508))
+        assert checkpoint_state(path) == (DAMAGED, "shard __1_0.distcp has 7508 of 7509 bytes")
+
+    def test_a_shard_that_is_a_link_is_damage(self, tmp_path, write_checkpoint):
+        path = write_checkpoint(tmp_path)
+        (path / "__1_0.distcp").rename(tmp_path / "elsewhere")
+        (path / "__1_0.distcp").symlink_to(tmp_path / "elsewhere")
+        assert checkpoint_state(path) == (DAMAGED, "shard __1_0.distcp is not a regular file")
+
+    def test_stale_shards_of_a_larger_run_are_named_and_no_damage(self, tmp_path, write_checkpoint):
+        path = write_checkpoint(tmp_path)
+        (path / "__7_0.distcp").write_bytes(b"old")
+        state, reason = checkpoint_state(path)
+        assert state is COMPLETE
+        assert "__7_0.distcp" in reason
+
+    @pytest.mark.parametrize(
+        ("part", "content"),
+        [
+            (".metadata", b"\x80\x04K\x01."),
+            (".metadata", b"no pickle"),
+            ("metadata.json", b'{"sharded_backend": '),
+            ("metadata.json", b"[]"),
+            ("metadata.json", b"[" * 100_000),
+            ("run_config.yaml", b"model: [1, 2"),
+            ("run_config.yaml", b"\xff\xfe\x00"),
+            ("run_config.yaml", b"just text"),
+        ],
+    )
+    def test_a_small_file_that_cannot_be_parsed_is_damage(self, tmp_path, write_checkpoint, part, content):
+        path = write_checkpoint(tmp_path)
+        (path / part).write_bytes(content)
+        assert checkpoint_state(path)[0] is DAMAGED
+
+    def test_a_metadata_that_names_no_shard_is_damage(self, tmp_path, write_checkpoint):
+        path = write_checkpoint(tmp_path)
+        (path / ".metadata").write_bytes(
+            b"\x80\x04\x8c\x25torch.distributed.checkpoint.metadata\x8c\x08Metadata\x93)\x81}\x8c\x0cstorage_data}sb."
+        )
+        assert checkpoint_state(path) == (DAMAGED, ".metadata names no shard")
+
+    def test_a_metadata_that_is_cut_off_is_damage(self, tmp_path, write_checkpoint):
+        path = write_checkpoint(tmp_path)
+        whole = (path / ".metadata").read_bytes()
+        for size in range(1, len(whole), 97):
+            (path / ".metadata").write_bytes(whole[:size])
+            assert checkpoint_state(path)[0] is DAMAGED, size
+
+    def test_tags_of_the_writers_own_classes_do_not_make_a_configuration_unreadable(self, tmp_path, write_checkpoint):
+        path = write_checkpoint(tmp_path)
+        (path / "run_config.yaml").write_text("model: !!python/object/apply:os.system ['touch /tmp/no']\n")
+        assert checkpoint_state(path)[0] is COMPLETE
+
+
+class TestFind:
+    def test_a_missing_folder_has_no_checkpoints(self, tmp_path):
+        assert find_checkpoints(tmp_path / "nothing") == ()
+
+    def test_only_real_iter_directories_count_and_sizes_are_summed(self, tmp_path, write_checkpoint):
+        path = write_checkpoint(tmp_path)
+        (tmp_path / "iter_0000020").write_text("a file")
+        (tmp_path / "iter_0000030").symlink_to(path)
+        (tmp_path / "other").mkdir()
+        (found,) = find_checkpoints(tmp_path)
+        assert found.path == path
+        assert found.size == sum(file.stat().st_size for file in path.iterdir())
+
+    def test_iterations_beyond_seven_digits_are_in_order(self, tmp_path, write_checkpoint):
+        write_checkpoint(tmp_path, iteration=9_999_999)
+        write_checkpoint(tmp_path, iteration=10_000_000)
+        assert [found.iteration for found in find_checkpoints(tmp_path)] == [9_999_999, 10_000_000]
+
+    def test_a_directory_deleted_in_between_is_left_out(self, tmp_path, write_checkpoint, monkeypatch):
+        path = write_checkpoint(tmp_path, iteration=10)
+        write_checkpoint(tmp_path, iteration=20)
+
+        def judge_while_it_is_deleted(judged):
+            shutil.rmtree(path, ignore_errors=True)
+            return checkpoint_state(judged)
+
+        monkeypatch.setattr("nightbridge.outputs.checkpoints.checkpoint_state", judge_while_it_is_deleted)
+        assert [found.iteration for found in find_checkpoints(tmp_path)] == [20]
+
+    @pytest.mark.parametrize(("content", "expected"), [("10", 10), (" 10\n", 10), ("release", None), ("", None)])
+    def test_tracked_iteration(self, tmp_path, content, expected):
+        (tmp_path / TRACKER).write_text(content)
+        assert tracked_iteration(tmp_path) == expected

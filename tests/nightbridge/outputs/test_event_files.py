@@ -1,0 +1,364 @@
+import contextlib
+import math
+import os
+import struct
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary, SummaryMetadata
+from tensorboard.compat.proto.tensor_pb2 import TensorProto
+from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from tensorboard.util.tensor_util import make_tensor_proto
+
+from nightbridge.errors import DamagedData
+from nightbridge.outputs.event_files import (
+    COLUMNS,
+    canonical_tag,
+    find_event_files,
+    metrics_parquet,
+    read_event_file,
+    scalars,
+)
+from nightbridge.outputs.event_wire import EventDecoder, MalformedRecord
+
+
+def _record_offsets(path: Path) -> list[int]:
+    """Where each record starts, and the end, walked without our reader."""
+    data, offsets = path.read_bytes(), [0]
+    while offsets[-1] < len(data):
+        offsets.append(offsets[-1] + 16 + struct.unpack_from("<Q", data, offsets[-1])[0])
+    return offsets
+
+
+def _scalar_metadata(plugin: str) -> SummaryMetadata:
+    return SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name=plugin))
+
+
+class TestAgainstTensorboard:
+    def test_the_rows_are_those_of_tensorboards_own_accumulator(self, tmp_path):
+        writer = EventFileWriter(str(tmp_path))
+        rng = np.random.default_rng(1)
+        for step in range(1, 301):
+            for tag in ("lm loss", "grad-norm", "throughput/tflops/device"):
+                value = Summary.Value(tag=tag, simple_value=float(rng.normal()))
+                writer.add_event(Event(wall_time=1e9 + step / 7, step=step, summary=Summary(value=[value])))
+        writer.close()
+        accumulator = EventAccumulator(str(tmp_path), size_guidance={"scalars": 0})
+        accumulator.Reload()
+
+        table, damage = scalars(tmp_path)
+
+        assert damage == []
+        for tag in accumulator.Tags()["scalars"]:
+            expected = accumulator.Scalars(tag)
+            ours = table[table["tag"] == tag]
+            assert ours["step"].tolist() == [event.step for event in expected]
+            assert ours["value"].tolist() == [event.value for event in expected]
+            assert ours["wall_time"].tolist() == [event.wall_time for event in expected]
+
+    def test_values_of_many_tags_in_one_event_are_all_read(self, tmp_path):
+        values = [Summary.Value(tag=f"tag {n}", simple_value=n) for n in range(5)]
+        writer = EventFileWriter(str(tmp_path))
+        writer.add_event(Event(wall_time=1.0, step=3, summary=Summary(value=values)))
+        writer.close()
+        (path,) = find_event_files(tmp_path)
+        assert [(row.tag, row.step, row.value) for row in read_event_file(path).rows] == [
+            (f"tag {n}", 3, float(n)) for n in range(5)
+        ]
+
+    @pytest.mark.parametrize("step", [0, 1, 127, 128, 16_383, 2**21, 2**28 - 1, 2**28, 2**40, 2**63 - 1, -1])
+    def test_every_length_of_a_step_is_read(self, event_file, step):
+        path = event_file().scalar("lm loss", step, 1.5).write()
+        (row,) = read_event_file(path).rows
+        assert (row.step, row.value) == (step, 1.5)
+
+    @pytest.mark.parametrize("length", [1, 100, 101, 110, 111, 120, 127, 128, 5_000])
+    def test_every_length_of_a_tag_is_read(self, event_file, length):
+        path = event_file().scalar("ü" + "x" * length, 7, 1.5).write()
+        (row,) = read_event_file(path).rows
+        assert row.tag == "ü" + "x" * length
+
+    @given(
+        st.lists(
+            st.tuples(st.text(min_size=1), st.integers(0, 2**62), st.floats(width=32), st.floats(0, 1e12)), max_size=20
+        )
+    )
+    def test_whatever_is_written_is_read(self, tmp_path_factory, events):
+        folder = tmp_path_factory.mktemp("events")
+        writer = EventFileWriter(str(folder))
+        for tag, step, value, wall_time in events:
+            summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
+            writer.add_event(Event(wall_time=wall_time, step=step, summary=summary))
+        writer.close()
+        (path,) = find_event_files(folder)
+        read = [(row.tag, row.step, row.value, row.wall_time) for row in read_event_file(path).rows]
+        assert repr(read) == repr(events)
+
+
+class TestTensorScalars:
+    @pytest.mark.parametrize(
+        ("dtype", "number"),
+        [
+            ("float32", 1.5),
+            ("float64", 1e300),
+            ("float16", 0.333251953125),
+            ("int8", -5),
+            ("int16", -300),
+            ("int32", -70_000),
+            ("int64", -(2**40)),
+            ("uint8", 200),
+            ("uint16", 60_000),
+            ("uint32", 2**32 - 1),
+            ("uint64", 2**60),
+            ("bool", True),
+        ],
+    )
+    def test_every_number_type_is_read_from_content_and_from_typed_values(self, event_file, dtype, number):
+        array = np.array(number, dtype=dtype)
+        typed = make_tensor_proto(array)
+        content = TensorProto(dtype=typed.dtype, tensor_shape=typed.tensor_shape, tensor_content=array.tobytes())
+        builder = event_file()
+        for step, tensor in enumerate((typed, content)):
+            builder.value(step, Summary.Value(tag="x", tensor=tensor, metadata=_scalar_metadata("scalars")))
+        assert [row.value for row in read_event_file(builder.write()).rows] == [float(number)] * 2
+
+    def test_bfloat16_is_read(self, event_file):
+        tensors = (
+            TensorProto(dtype=14, tensor_content=b"\xc0\x3f"),
+            TensorProto(dtype=14, half_val=[0x3FC0]),
+        )
+        builder = event_file()
+        for tensor in tensors:
+            builder.value(1, Summary.Value(tag="x", tensor=tensor))
+        assert [row.value for row in read_event_file(builder.write()).rows] == [1.5, 1.5]
+
+    def test_the_plugin_that_only_the_first_value_names_holds_for_the_tag(self, event_file):
+        tensor = make_tensor_proto(np.array(2.0))
+        builder = event_file().value(1, Summary.Value(tag="h", tensor=tensor, metadata=_scalar_metadata("hparams")))
+        builder.value(2, Summary.Value(tag="h", tensor=tensor))
+        file = read_event_file(builder.write())
+        assert len(file) == 0
+        assert file.skipped == {"hparams": 2}
+
+    def test_text_and_histograms_are_counted_and_not_taken_for_numbers(self, event_file):
+        text = TensorProto(dtype=7, string_val=[b"hello"], tensor_shape=TensorShapeProto())
+        vector = make_tensor_proto(np.array([1.0, 2.0]))
+        builder = event_file()
+        builder.value(1, Summary.Value(tag="t", tensor=text, metadata=_scalar_metadata("text")))
+        builder.value(1, Summary.Value(tag="h1", histo=HistogramProto(min=0, max=1)))
+        builder.value(1, Summary.Value(tag="h2", tensor=vector, metadata=_scalar_metadata("histograms")))
+        builder.value(1, Summary.Value(tag="v", tensor=vector))
+        builder.scalar("lm loss", 1, 2.0)
+        file = read_event_file(builder.write())
+        assert [row.tag for row in file.rows] == ["lm loss"]
+        assert file.skipped == {"text": 1, "histogram": 1, "histograms": 1, "tensor": 1}
+
+
+class TestDamage:
+    def test_a_whole_file_is_complete(self, event_file):
+        path = event_file().scalar("lm loss", 1, 2.0).write()
+        file = read_event_file(path)
+        assert (file.status, file.bytes_ok, file.bytes_total, file.damage) == (
+            "complete",
+            path.stat().st_size,
+            path.stat().st_size,
+            "",
+        )
+
+    @pytest.mark.parametrize("content", [b"", None])
+    def test_an_empty_file_and_one_with_only_a_header_are_complete_and_have_no_rows(self, event_file, content):
+        path = event_file().write()
+        if content is not None:
+            path.write_bytes(content)
+        file = read_event_file(path)
+        assert (file.status, len(file)) == ("complete", 0)
+
+    def test_a_cut_at_every_byte_of_the_last_record_keeps_all_records_before_it(self, event_file):
+        builder = event_file()
+        for step in range(1, 6):
+            builder.scalar("lm loss", step, float(step))
+        path = builder.write()
+        whole, offsets = path.read_bytes(), _record_offsets(path)
+        for size in range(offsets[-2] + 1, offsets[-1]):
+            path.write_bytes(whole[:size])
+            file = read_event_file(path)
+            assert list(file.steps) == [1, 2, 3, 4]
+            assert (file.status, file.damage_offset, file.bytes_ok) == ("truncated", offsets[-2], offsets[-2]), size
+
+    def test_a_cut_between_two_records_cannot_be_seen(self, event_file):
+        path = event_file().scalar("lm loss", 1, 1.0).scalar("lm loss", 2, 2.0).write()
+        path.write_bytes(path.read_bytes()[: _record_offsets(path)[-2]])
+        assert (read_event_file(path).status, list(read_event_file(path).steps)) == ("complete", [1])
+
+    def test_a_flipped_bit_anywhere_in_a_record_is_reported_with_the_records_offset(self, event_file):
+        builder = event_file()
+        for step in range(1, 6):
+            builder.scalar("lm loss", step, float(step))
+        path = builder.write()
+        whole, offsets = path.read_bytes(), _record_offsets(path)
+        start, end = offsets[3], offsets[4]  # the third scalar; the first record names the version
+        for position in range(start, end):
+            damaged = bytearray(whole)
+            damaged[position] ^= 0x10
+            path.write_bytes(damaged)
+            file = read_event_file(path)
+            assert (file.status, file.damage_offset) == ("corrupt", start), position
+            assert list(file.steps) == [1, 2]
+        assert f"corrupt at byte {start} of {len(whole)}" in file.damage
+        assert "2 scalars" in file.damage
+
+    @pytest.mark.parametrize("zeros", [1, 11, 12, 4096])
+    def test_a_tail_of_zeros_counts_as_the_end(self, event_file, zeros):
+        path = event_file().scalar("lm loss", 1, 1.0).write()
+        path.write_bytes(path.read_bytes() + bytes(zeros))
+        file = read_event_file(path)
+        assert (file.status, list(file.steps)) == ("complete", [1])
+
+    def test_a_record_that_was_cut_and_filled_with_zeros_is_truncated_not_corrupt(self, event_file):
+        path = event_file().scalar("lm loss", 1, 1.0).scalar("lm loss", 2, 2.0).write()
+        whole, offsets = path.read_bytes(), _record_offsets(path)
+        for size in range(offsets[-2] + 1, offsets[-1]):
+            path.write_bytes(whole[:size].rstrip(b"\0") + bytes(4096))
+            file = read_event_file(path)
+            assert (file.status, file.damage_offset, list(file.steps)) == ("truncated", offsets[-2], [1]), size
+
+    def test_records_behind_a_hole_are_not_trusted(self, event_file):
+        path = event_file().scalar("lm loss", 1, 1.0).write()
+        whole = path.read_bytes()
+        path.write_bytes(whole + bytes(64) + whole)
+        file = read_event_file(path)
+        assert (file.status, file.damage_offset, list(file.steps)) == ("corrupt", len(whole), [1])
+
+    def test_a_record_with_a_right_checksum_that_is_no_event_is_counted(self, event_file):
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        path = event_file().scalar("lm loss", 1, 1.0).write()
+        with path.open("ab") as stream:
+            RecordWriter(stream).write(b"\xff" * 30)
+        file = read_event_file(path)
+        assert (file.status, file.skipped) == ("complete", {"malformed": 1})
+        assert "1 records are not events" in file.damage
+
+    def test_a_record_whose_inner_lengths_are_wrong_is_not_guessed_at(self, event_file):
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        value = Summary.Value(tag="lm loss", simple_value=1.0)
+        record = bytearray(Event(wall_time=1.0, step=1, summary=Summary(value=[value])).SerializeToString())
+        # Summary (key, length), value (key, length), tag (key, length, 7 letters), number (key, 4 bytes).
+        summary_length, value_length = len(record) - 17, len(record) - 15
+        assert (record[summary_length], record[value_length]) == (16, 14)
+        path = event_file().write()
+        for index in (summary_length, value_length):
+            wrong = bytearray(record)
+            wrong[index] += 1
+            with path.open("ab") as stream:
+                RecordWriter(stream).write(bytes(wrong))
+        file = read_event_file(path)
+        assert len(file) == 0
+        assert file.skipped["malformed"] == 2
+
+    def test_a_missing_file_is_a_clear_error(self, tmp_path):
+        with pytest.raises(DamagedData, match="cannot be read"):
+            read_event_file(tmp_path / "events.out.tfevents.1")
+
+    @given(st.binary(max_size=300))
+    def test_random_bytes_are_reported_and_never_raise(self, tmp_path_factory, content):
+        path = tmp_path_factory.mktemp("random") / "events.out.tfevents.1"
+        path.write_bytes(content)
+        file = read_event_file(path)
+        assert len(file) == 0
+        assert file.status == "complete" or file.damage
+
+    @given(st.binary(max_size=200))
+    def test_random_records_raise_only_malformed_record(self, record):
+        with contextlib.suppress(MalformedRecord):
+            EventDecoder().decode(record)
+
+
+class TestTable:
+    def test_a_missing_folder_gives_an_empty_table_with_the_right_columns(self, tmp_path):
+        table, damage = scalars(tmp_path / "nothing")
+        assert (len(table), damage, tuple(table.columns)) == (0, [], COLUMNS)
+
+    def test_after_a_restart_the_later_file_wins_and_the_earlier_rows_are_kept(self, event_file, tmp_path):
+        later = event_file(time=1_760_000_900)
+        for step in range(80, 91):
+            later.scalar("lm loss", step, 2.0)
+        later.write()
+        earlier = event_file(time=1_760_000_100)
+        for step in range(70, 86):
+            earlier.scalar("lm loss", step, 1.0)
+        earlier.write()
+        os.utime(later.path, (1, 1))  # copies do not keep modification times
+
+        table, _ = scalars(tmp_path)
+
+        assert len(table) == 11 + 16
+        current = table[~table["superseded"]].set_index("step")["value"]
+        assert current.index.is_unique
+        assert current[79] == 1.0
+        assert current[80] == 2.0
+        assert set(table.loc[table["superseded"], "file"]) == {earlier.path.name}
+
+    def test_files_of_one_second_are_ordered_by_their_first_event(self, event_file, tmp_path):
+        second = event_file(uid=0)
+        second.start += 0.9
+        second.scalar("lm loss", 1, 2.0).write()
+        event_file(uid=1).scalar("lm loss", 1, 1.0).write()
+        table, _ = scalars(tmp_path)
+        assert table.loc[~table["superseded"], "value"].tolist() == [2.0]
+
+    def test_curves_over_samples_are_dropped_and_sanitised_tags_get_their_names_back(self, event_file, tmp_path):
+        builder = event_file().scalar("lm loss vs samples", 128, 1.0).scalar("lm_loss_vs_samples", 128, 1.0)
+        builder.scalar("lm_loss", 1, 2.0).scalar("mtp_1_loss", 1, 3.0).scalar("grad-norm", 1, 4.0).write()
+        table, _ = scalars(tmp_path)
+        assert dict(zip(table["tag"], table["value"], strict=True)) == {
+            "lm loss": 2.0,
+            "mtp_1 loss": 3.0,
+            "grad-norm": 4.0,
+        }
+
+    def test_nan_and_infinities_are_kept(self, event_file, tmp_path):
+        event_file().scalar("lm loss", 1, math.nan).scalar("lm loss", 2, math.inf).write()
+        table, _ = scalars(tmp_path)
+        assert math.isnan(table["value"][0])
+        assert table["value"][1] == math.inf
+
+    def test_a_damaged_file_is_named_and_the_others_count(self, event_file, tmp_path):
+        event_file(time=1_760_000_000).scalar("lm loss", 1, 1.0).write()
+        broken = event_file(time=1_760_000_001).scalar("lm loss", 2, 1.0).write()
+        broken.write_bytes(broken.read_bytes()[:-1])
+        table, damage = scalars(tmp_path)
+        assert table["step"].tolist() == [1]
+        assert len(damage) == 1
+        assert damage[0].startswith(broken.name)
+
+    def test_links_are_not_followed(self, event_file, tmp_path):
+        path = event_file("elsewhere").scalar("lm loss", 1, 1.0).write()
+        folder = tmp_path / "tb_logs"
+        folder.mkdir()
+        (folder / path.name).symlink_to(path)
+        assert find_event_files(folder) == ()
+
+    def test_the_table_survives_parquet_bit_by_bit(self, event_file, tmp_path):
+        event_file().scalar("lm loss", 1, 0.1).scalar("lm loss", 1, math.nan).write()
+        table, _ = scalars(tmp_path)
+        content = metrics_parquet(table)
+        pd.testing.assert_frame_equal(pd.read_parquet(BytesIO(content)), table)
+        assert metrics_parquet(table) == content
+
+    def test_an_empty_table_can_be_written(self, tmp_path):
+        table, _ = scalars(tmp_path)
+        assert tuple(pd.read_parquet(BytesIO(metrics_parquet(table))).columns) == COLUMNS
+
+    @pytest.mark.parametrize(("tag", "expected"), [("lm loss", "lm loss"), ("loss-scale vs samples", None)])
+    def test_canonical_tag(self, tag, expected):
+        assert canonical_tag(tag) == expected

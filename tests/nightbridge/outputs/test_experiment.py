@@ -1,0 +1,152 @@
+import math
+
+import pytest
+
+from nightbridge.models import CheckpointState
+from nightbridge.outputs.experiment import evidence, read_run
+
+
+class TestReadRun:
+    def test_a_job_that_left_nothing_has_only_empty_fields(self, run_folder):
+        run_folder.job_dir.rmdir()
+        output = read_run(run_folder.job, None)
+        assert output.logs == output.sbatch_logs == output.event_files == output.checkpoints == output.notes == ()
+        assert (output.config_container, output.repo_status, output.launcher_log) == (None, None, None)
+
+    def test_everything_that_a_run_in_a_container_leaves_is_found(self, run_folder, write_checkpoint):
+        log = run_folder.log("text")
+        batch = run_folder.write(f"sbatch_acct-acct.{run_folder.job.name}_4711.out", "text")
+        events = run_folder.curves(range(1, 3))
+        config = run_folder.write("configs/ConfigContainer.yaml", "a: 1")
+        status = run_folder.write("configs/repo_status.json", "[]")
+        profile = run_folder.write("nsys_profile/profile_0.nsys-rep", "x")
+        write_checkpoint(run_folder.job_dir / "checkpoints", iteration=10)
+        for name in ("launcher.log", "job.sh", "submission.json", "exit_code"):
+            (run_folder.attempt_dir / name).write_text("x")
+
+        output = read_run(run_folder.job, None)
+
+        assert (output.logs, output.sbatch_logs, output.event_files) == ((log,), (batch,), (events,))
+        assert (output.config_container, output.repo_status, output.profiles) == (config, status, (profile,))
+        assert [(found.iteration, found.state) for found in output.checkpoints] == [(10, CheckpointState.COMPLETE)]
+        assert output.launcher_log == run_folder.attempt_dir / "launcher.log"
+        assert [path.name for path in output.attempt_files] == [
+            "job.sh",
+            "submission.json",
+            "exit_code",
+            "launcher.log",
+        ]
+
+    def test_a_run_without_a_container_is_found_in_its_output_folder(self, run_folder, event_file, write_checkpoint):
+        output_dir = run_folder.attempt_dir / "output"
+        events = event_file(output_dir / "tb_logs").scalar("lm loss", 1, 1.0).write()
+        write_checkpoint(output_dir / "checkpoints")
+        (output_dir / "configs").mkdir()
+        (output_dir / "configs" / "ConfigContainer.yaml").write_text("a: 1")
+        output = read_run(run_folder.job, output_dir)
+        assert output.event_files == (events,)
+        assert len(output.checkpoints) == 1
+        assert output.config_container == output_dir / "configs" / "ConfigContainer.yaml"
+
+    def test_folders_that_an_experiment_name_puts_elsewhere_are_found(self, run_folder, event_file, write_checkpoint):
+        write_checkpoint(run_folder.job_dir / "my_experiment" / "checkpoints")
+        events = event_file(run_folder.job_dir / "my_experiment" / "tb_logs").scalar("lm loss", 1, 1.0).write()
+        output = read_run(run_folder.job, None)
+        assert output.event_files == (events,)
+        assert len(output.checkpoints) == 1
+
+    def test_restarts_are_in_order_and_logs_of_other_jobs_are_not_ours(self, run_folder):
+        restarts = [run_folder.log("x", restart=number) for number in (10, 2, 0)]
+        run_folder.log("foreign", job_id=4712)
+        assert read_run(run_folder.job, None).logs == tuple(reversed(restarts))
+
+    def test_a_title_that_ends_with_the_jobs_number_is_not_taken_for_it(self, run_folder):
+        run_folder.write("log-acct.title_4711_9_0.out", "job 9")
+        assert read_run(run_folder.job, None).logs == ()
+
+    def test_logs_that_name_no_job_are_the_fallback(self, run_folder):
+        plain = run_folder.write("log.out", "text")
+        assert read_run(run_folder.job, None).logs == (plain,)
+        own = run_folder.log("text")
+        assert read_run(run_folder.job, None).logs == (own,)
+
+    def test_the_archive_of_the_launchers_repository_is_not_output(self, run_folder, event_file):
+        event_file(run_folder.job_dir / "code" / "tests" / "data").scalar("lm loss", 1, 1.0).write()
+        assert read_run(run_folder.job, None).event_files == ()
+
+    def test_links_out_of_the_tree_are_not_followed_and_reported(
+        self, run_folder, event_file, tmp_path, write_checkpoint
+    ):
+        foreign = event_file("foreign").scalar("lm loss", 1, 1.0).write()
+        write_checkpoint(tmp_path / "foreign_checkpoints")
+        inside = run_folder.curves(range(1, 2))
+        (run_folder.job_dir / "tb_link").symlink_to(foreign.parent)
+        (run_folder.job_dir / "checkpoints").symlink_to(tmp_path / "foreign_checkpoints")
+        (run_folder.job_dir / foreign.name).symlink_to(foreign)
+        output = read_run(run_folder.job, None)
+        assert output.event_files == (inside,)
+        assert output.checkpoints == ()
+        assert len(output.notes) == 3
+        assert all("link out of" in note for note in output.notes)
+
+    def test_output_inside_the_job_folder_is_found_once(self, run_folder):
+        run_folder.curves(range(1, 2))
+        assert len(read_run(run_folder.job, run_folder.job_dir / "tb_logs").event_files) == 1
+
+    def test_the_model_survives_json(self, run_folder, write_checkpoint):
+        run_folder.curves(range(1, 3))
+        write_checkpoint(run_folder.job_dir / "checkpoints")
+        output = read_run(run_folder.job, None)
+        assert type(output).model_validate_json(output.model_dump_json()) == output
+
+
+class TestEvidence:
+    def test_a_whole_run_proves_itself(self, run_folder, step_line):
+        lines = "\n".join(step_line(n).step for n in range(1, 51))
+        run_folder.log(f"{lines}\n[after training is done] datetime: now\n")
+        found = evidence(read_run(run_folder.job, None), 50)
+        assert (found.steps_done, found.steps_expected) == (50, 50)
+        assert found.losses_finite
+        assert found.finished_marker
+        assert (found.flaky_marker, found.timeout_marker, found.last_error) == (None, False, "")
+
+    def test_the_log_proves_steps_that_a_killed_writer_never_flushed(self, run_folder, step_line):
+        run_folder.curves(range(1, 21))
+        run_folder.log("\n".join(step_line(n).step for n in range(1, 51)))
+        assert evidence(read_run(run_folder.job, None), 50).steps_done == 50
+
+    @pytest.mark.parametrize("bad", [math.nan, math.inf])
+    def test_one_loss_that_is_not_finite_is_enough(self, run_folder, bad):
+        run_folder.curves(range(1, 51), loss=lambda step: bad if step == 20 else 2.0)
+        found = evidence(read_run(run_folder.job, None), 50)
+        assert found.steps_done == 50
+        assert not found.losses_finite
+
+    def test_a_loss_that_the_log_leaves_out_is_not_finite(self, run_folder, step_line):
+        run_folder.log("\n".join(step_line(n, loss=math.nan if n == 3 else 2.0).step for n in range(1, 6)))
+        assert not evidence(read_run(run_folder.job, None), 5).losses_finite
+
+    def test_a_run_that_stopped_at_a_nan_has_no_finite_losses(self, run_folder, step_line):
+        run_folder.log(f"{step_line(1).step}\nRuntimeError: found NaN in local grad norm for bucket #0\n")
+        assert not evidence(read_run(run_folder.job, None), 50).losses_finite
+
+    def test_a_job_that_never_trained_has_no_steps(self, run_folder):
+        found = evidence(read_run(run_folder.job, None), 50)
+        assert (found.steps_done, found.finished_marker, found.last_error) == (0, False, "")
+
+    def test_slurms_complaints_in_the_batch_log_count(self, run_folder, step_line):
+        run_folder.log(step_line(1).step)
+        text = "slurmstepd: error: *** JOB 4711 ON node1 CANCELLED AT 2026-11-20T22:00:00 DUE TO TIME LIMIT ***\n"
+        run_folder.write("sbatch_acct.title_4711.out", text)
+        found = evidence(read_run(run_folder.job, None), 50)
+        assert found.timeout_marker
+        assert "TIME LIMIT" in found.last_error
+
+    def test_a_crash_names_its_marker_and_its_error(self, run_folder, step_line):
+        run_folder.log(
+            step_line(1).step + "\n[rank0]: Traceback (most recent call last):\n"
+            "[rank0]: RuntimeError: CUDA error: an illegal memory access was encountered\n"
+        )
+        found = evidence(read_run(run_folder.job, None), 50)
+        assert found.flaky_marker == "illegal memory access"
+        assert found.last_error.startswith("RuntimeError: CUDA error")

@@ -1,0 +1,229 @@
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from nightbridge.models import GatePolicy, Summary
+from nightbridge.outputs.curves import logging_interval
+from nightbridge.outputs.event_files import COLUMNS, metrics_parquet
+from nightbridge.outputs.experiment import read_run
+from nightbridge.outputs.measurements import measure
+
+
+@pytest.fixture
+def measured(run_folder):
+    def run(steps_expected: int | None = 50, warmup_steps: int = 10) -> Summary:
+        gate = GatePolicy(warmup_steps=warmup_steps)
+        return measure(read_run(run_folder.job, None), gate, steps_expected)[0]
+
+    return run
+
+
+class TestFromTensorboard:
+    def test_a_whole_run_is_summarised_over_its_steady_window(self, run_folder, measured):
+        run_folder.curves(range(1, 51))
+        summary = measured()
+        window = np.array([0.25 + step / 10_000 for step in range(11, 51)], dtype="float32")
+        assert summary.source == "tensorboard"
+        assert (summary.steps_done, summary.steady_first_step, summary.steady_last_step) == (50, 11, 50)
+        assert summary.step_time == pytest.approx(np.median(window), rel=1e-6)
+        assert summary.step_time_p05 == pytest.approx(np.quantile(window, 0.05), rel=1e-6)
+        assert summary.step_time_p95 == pytest.approx(np.quantile(window, 0.95), rel=1e-6)
+        assert summary.tflops_per_gpu == pytest.approx(669.5)
+        assert summary.peak_memory == pytest.approx(43.0)
+        assert summary.final_loss == pytest.approx(3.0 / math.sqrt(50), rel=1e-6)
+        assert (summary.non_finite_steps, summary.damage, summary.notes) == (0, (), ())
+
+    @pytest.mark.parametrize(
+        ("done", "warmup", "first"), [(50, 10, 11), (20, 10, 11), (19, 10, 10), (4, 10, 3), (1, 10, 1), (50, 0, 1)]
+    )
+    def test_the_steady_window_leaves_out_the_warm_up_or_the_first_half_of_a_short_run(
+        self, run_folder, measured, done, warmup, first
+    ):
+        run_folder.curves(range(1, done + 1))
+        summary = measured(done, warmup)
+        assert (summary.steady_first_step, summary.steady_last_step) == (first, done)
+
+    def test_after_a_restart_the_later_values_count(self, run_folder, measured):
+        run_folder.curves(range(1, 41), loss=lambda step: 9.0, time=1_760_000_000)
+        run_folder.curves(range(31, 51), loss=lambda step: 1.0, time=1_760_001_000)
+        table = measure(read_run(run_folder.job, None), GatePolicy(), 50)[1]
+        losses = table[(table["tag"] == "lm loss") & ~table["superseded"]].set_index("step")["value"]
+        assert [losses[30], losses[31], losses[40]] == [9.0, 1.0, 1.0]
+        assert table["superseded"].sum() == 10 * 5
+        assert measured().final_loss == 1.0
+
+    def test_a_run_with_a_longer_logging_interval_misses_nothing(self, run_folder, measured):
+        run_folder.curves(range(10, 101, 10))
+        summary = measured(100)
+        assert (summary.steps_done, summary.non_finite_steps, summary.damage) == (100, 0, ())
+        assert (summary.steady_first_step, summary.steady_last_step) == (20, 100)
+
+    def test_a_resumed_run_misses_nothing_before_its_start(self, run_folder, measured):
+        run_folder.log("Starting training loop at iteration 100\n")
+        run_folder.curves(range(101, 151))
+        summary = measured(150)
+        assert (summary.steps_done, summary.non_finite_steps, summary.steady_first_step) == (150, 0, 111)
+
+
+class TestFailsClosed:
+    def test_a_run_that_left_nothing_measures_nothing(self, measured):
+        summary = measured()
+        assert summary == Summary(steps_expected=50)
+
+    def test_a_short_run_has_no_final_loss(self, run_folder, measured):
+        run_folder.curves(range(1, 41))
+        summary = measured(50)
+        assert (summary.steps_done, summary.final_loss) == (40, None)
+
+    def test_without_an_expectation_the_last_step_is_the_final_one(self, run_folder, measured):
+        run_folder.curves(range(1, 5), loss=lambda step: float(step))
+        assert measured(None).final_loss == 4.0
+
+    @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+    def test_losses_that_are_not_finite_are_counted_and_never_final(self, run_folder, measured, bad):
+        run_folder.curves(range(1, 51), loss=lambda step: bad if step in (20, 50) else 2.0)
+        summary = measured()
+        assert (summary.non_finite_steps, summary.final_loss) == (2, None)
+
+    def test_a_missing_loss_counts_as_not_finite(self, run_folder, event_file, measured):
+        builder = event_file(run_folder.job_dir / "tb_logs")
+        for step in range(1, 51):
+            builder.scalar("iteration-time", step, 0.25)
+            if step != 7:
+                builder.scalar("lm loss", step, 2.0)
+        builder.write()
+        assert measured().non_finite_steps == 1
+
+    def test_a_gradient_norm_that_is_not_finite_is_counted_and_none_at_all_is_not(
+        self, run_folder, event_file, measured
+    ):
+        builder = event_file(run_folder.job_dir / "tb_logs")
+        for step in range(1, 51):
+            builder.scalar("lm loss", step, 2.0)
+        builder.write()
+        assert measured().non_finite_steps == 0
+        builder.scalar("grad-norm", 1, math.inf)
+        for step in range(2, 51):
+            builder.scalar("grad-norm", step, 1.0)
+        builder.write()
+        assert measured().non_finite_steps == 1
+
+    def test_steps_that_were_not_recorded_count_as_not_finite(self, run_folder, measured):
+        run_folder.curves(range(21, 51))
+        summary = measured()
+        assert summary.non_finite_steps == 20
+        assert "20 iterations up to 50 were not recorded" in summary.damage
+
+    def test_a_statistic_over_a_window_with_a_hole_is_not_measured(self, run_folder, event_file, measured):
+        builder = event_file(run_folder.job_dir / "tb_logs")
+        for step in range(1, 51):
+            builder.scalar("lm loss", step, 2.0)
+            builder.scalar("throughput/tflops/device", step, 700.0)
+            if step != 30:
+                builder.scalar("iteration-time", step, 0.25)
+        builder.write()
+        summary = measured()
+        assert (summary.step_time, summary.step_time_p95, summary.tflops_per_gpu) == (None, None, 700.0)
+        assert "`iteration-time` is missing or not finite at 1 of 40 steady iterations" in summary.damage
+
+    def test_a_damaged_event_file_is_named_and_does_not_pass_for_a_whole_run(self, run_folder, measured):
+        path = run_folder.curves(range(1, 51))
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+        summary = measured()
+        assert summary.steps_done < 50
+        assert summary.final_loss is None
+        assert any("corrupt at byte" in line for line in summary.damage)
+
+    def test_a_hostile_step_number_costs_no_memory(self, run_folder, event_file, measured):
+        event_file(run_folder.job_dir / "tb_logs").scalar("lm loss", 2**62, 1.0).write()
+        assert measured().non_finite_steps > 2**61
+
+    def test_an_iteration_beyond_the_logs_own_total_is_garbage(self, run_folder, measured, step_line):
+        run_folder.log(f"{step_line(1).step}\n{step_line(99, total=50).step}\n{step_line(0).step}\n")
+        summary = measured()
+        assert (summary.steps_done, summary.non_finite_steps) == (1, 0)
+
+
+class TestFromTheLog:
+    def test_without_event_files_the_log_is_measured(self, run_folder, measured, step_line):
+        lines = [step_line(n, seconds=0.25 + n / 1000, tflops=700.0 + n, loss=5.0 - n / 20) for n in range(1, 51)]
+        memory = (
+            "[Rank 0] (after 2 iterations) memory (GB) | mem-max-allocated-gigabytes: 41.5 | mem-alloc-retires: 0\n"
+        )
+        run_folder.log("\n".join(f"{line.perf}\n{line.step}" for line in lines) + "\n" + memory)
+        summary = measured()
+        assert summary.source == "log"
+        assert summary.step_time == pytest.approx(0.2805)
+        assert summary.tflops_per_gpu == pytest.approx(730.5)
+        assert (summary.peak_memory, summary.final_loss) == (41.5, 2.5)
+        assert (summary.non_finite_steps, summary.damage, summary.notes) == (0, (), ())
+
+    def test_the_logs_values_are_in_the_table_under_tensorboards_tags(self, run_folder, step_line):
+        run_folder.log(step_line(1, seconds=0.25, loss=2.5, throughput=True).step)
+        _, table = measure(read_run(run_folder.job, None), GatePolicy(), 50)
+        assert tuple(table.columns) == COLUMNS
+        assert dict(zip(table["tag"], table["value"], strict=True)) == {
+            "iteration-time": 0.25,
+            "throughput/tflops/device": 700.0,
+            "lm loss": 2.5,
+            "grad-norm": 1.25,
+        }
+        assert set(table["file"]) == {"log"}
+        assert metrics_parquet(table)
+
+    def test_a_tail_that_was_never_flushed_is_filled_from_the_log_and_noted(self, run_folder, measured, step_line):
+        run_folder.curves(range(1, 41), loss=lambda step: 2.5)
+        lines = [
+            step_line(
+                n,
+                seconds=5.0 if n == 1 else 0.25 + n / 10_000,
+                tflops=700.0 - n,
+                loss=2.5,
+                grad_norm=1.0,
+                throughput=True,
+            )
+            for n in range(1, 51)
+        ]
+        run_folder.log("\n".join(line.step for line in lines))
+        summary = measured()
+        assert (summary.source, summary.steps_done, summary.final_loss) == ("tensorboard", 50, 2.5)
+        assert summary.step_time == pytest.approx(0.25 + 30.5 / 10_000, rel=1e-3)
+        assert summary.damage == ()
+        assert any("lacks `lm loss` at 10 of 50" in note and "41" in note for note in summary.notes)
+
+    def test_the_log_never_replaces_a_nan_of_tensorboard(self, run_folder, measured, step_line):
+        run_folder.curves(range(1, 51), loss=lambda step: math.nan if step == 50 else 2.5)
+        run_folder.log(step_line(50, seconds=0.255, tflops=650.0, loss=2.5, grad_norm=1.0).step)
+        assert measured().final_loss is None
+
+    def test_two_sources_that_disagree_are_damage(self, run_folder, measured, step_line):
+        run_folder.curves(range(1, 51))
+        run_folder.log(step_line(30, seconds=0.5, loss=3.0 / math.sqrt(30), grad_norm=1.0).step)
+        (line,) = measured().damage
+        assert "disagree on `iteration-time` at 1 of 1 iterations, first at 30" in line
+
+    def test_a_line_of_rank_0_torn_by_another_nodes_text_is_no_damage(self, run_folder, measured, step_line):
+        # Seen with srun on two nodes: a block of one node's text ends in the middle of a line.
+        run_folder.curves(range(1, 51))
+        lines = [
+            step_line(n, seconds=5.0 if n == 1 else 0.25 + n / 10_000, tflops=700.0 - n, loss=3.0 / math.sqrt(n))
+            for n in range(1, 51)
+        ]
+        steps = [replace(line, grad_norm=1.0).step for line in lines]
+        text = "\n".join(f"{line.perf}\n{step}" for line, step in zip(lines, steps, strict=True))
+        perf = lines[4].perf
+        run_folder.log(text.replace(f"{perf}\n{steps[4]}\n", f"{perf[:13]}{steps[4]}\n{perf[13:]}\n"))
+        summary = measured()
+        assert (summary.damage, summary.tflops_per_gpu) == ((), pytest.approx(669.5))
+
+
+@pytest.mark.parametrize(
+    ("iterations", "interval"),
+    [([], 1), ([7], 1), ([1, 2, 3, 5], 1), ([1, 10, 20, 30], 10), ([10, 20, 40, 50], 10), ([5, 6, 16], 1)],
+)
+def test_the_logging_interval_is_the_commonest_distance(iterations, interval):
+    assert logging_interval(iterations) == interval
