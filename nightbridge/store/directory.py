@@ -1,0 +1,252 @@
+"""A store in a directory: local disk or a shared file system. One file per object, its key the path below the root."""
+
+import contextlib
+import errno
+import hashlib
+import os
+import re
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from nightbridge.errors import InvalidInput, NightbridgeError, PermanentError, TransientError
+from nightbridge.files import create_exclusively, write_atomically
+from nightbridge.models import StoreSettings
+from nightbridge.store.keys import checked_folder, checked_key, write_read_delete
+from nightbridge.store.objects import ObjectInfo
+from nightbridge.store.source import FileSource
+
+CHUNK = 1 << 20
+
+INCOMING = ".incoming"
+"""Folder of the root where uploads grow until they are whole; never listed."""
+
+LEFTOVER_AGE = 6 * 3600.0
+"""Seconds without a write after which a file in `INCOMING` belongs to a process that died."""
+
+_TEMPORARY = re.compile(r"^\..+\.[0-9a-f]{32}\.tmp$")  # what nightbridge.files makes beside its target
+
+_NOT_FOUND = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+
+_PERMANENT_ERRORS: dict[int, tuple[str, str]] = {
+    errno.EACCES: ("permission denied", "Give this user write access, or choose another store"),
+    errno.EPERM: ("operation not permitted", "The file system must allow hard links and renames by this user"),
+    errno.EOPNOTSUPP: ("the file system has no hard links", "Choose a directory on another file system"),
+    errno.EROFS: ("read-only file system", "Mount it writable, or choose another store"),
+    errno.ENOSPC: ("no space left on the device", "Free space, or choose another store"),
+    errno.EDQUOT: ("disk quota exceeded", "Free space or raise the quota, or choose another store"),
+    errno.EFBIG: ("file too large for the file system", "Choose another store"),
+    errno.ENOTDIR: ("a part of the path is a file, not a directory", "Remove that file, or choose another directory"),
+    errno.EEXIST: ("a part of the path is a file, not a directory", "Remove that file, or choose another directory"),
+    errno.EISDIR: ("is a directory, where an object should be", "Remove it, or choose another directory"),
+    errno.ENAMETOOLONG: ("name too long for the file system", "Use shorter names"),
+    errno.EXDEV: ("crosses into another file system", "Keep the whole store on one file system"),
+}
+
+
+class DirectoryStore:
+    """Objects as files below a root directory, made when first written to.
+
+    `stat` computes the checksum from the bytes that are there, so what it says is the truth about the disk, at the
+    price of reading the file; `list` gives sizes only. Nothing but the objects is kept: no sidecar can disagree.
+    Safe for many threads, processes and hosts at once on a file system with atomic rename and hard links.
+    """
+
+    def __init__(self, settings: StoreSettings) -> None:
+        path = settings.url.removeprefix("file://")
+        if not path.startswith("/"):
+            raise InvalidInput("not an absolute path", thing=settings.url, advice="Use file:///DIRECTORY")
+        self.root = Path(path)
+        self.url = f"file://{self.root}"
+
+    def check_writable(self) -> None:
+        """Write, read back and delete a small object; remove what uploads that died have left."""
+        write_read_delete(self)
+        self._remove_leftovers()
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write an object, replacing it."""
+        path = self._path(key)
+        with _store_errors(path):
+            write_atomically(path, data)
+
+    def put_if_absent(self, key: str, data: bytes) -> bool:
+        """Write an object unless it exists; return whether this call wrote it."""
+        path = self._path(key)
+        with _store_errors(path):
+            return create_exclusively(path, data)
+
+    def put_file(self, key: str, source: FileSource) -> ObjectInfo:
+        """Copy a file in, flushed to disk and read back before it gets its name.
+
+        Raises:
+            DamagedData: The file cannot be read to its end, or must not be sent.
+            PermanentError: The disk does not take it, or does not return it.
+
+        """
+        target = self._path(key)
+        with source, _store_errors(target):
+            incoming = self.root / INCOMING
+            incoming.mkdir(parents=True, exist_ok=True)
+            temporary = incoming / uuid.uuid4().hex
+            try:
+                with temporary.open("xb") as copy:
+                    for chunk in _chunks(source):
+                        copy.write(chunk)
+                    copy.flush()
+                    os.fsync(copy.fileno())
+                if _sha256_of(temporary) != source.sha256:
+                    raise PermanentError(
+                        "the disk does not return what was written", thing=str(target), advice="Check the disk"
+                    )
+                target.parent.mkdir(parents=True, exist_ok=True)
+                temporary.replace(target)
+                _flush_folder(target.parent)
+            finally:
+                temporary.unlink(missing_ok=True)
+        return ObjectInfo(key=key, size=source.size, sha256=source.sha256)
+
+    def holds(self, key: str, source: FileSource) -> ObjectInfo | None:
+        """Compare a file with the bytes of an object."""
+        found = self.stat(key)
+        with source:
+            if found is None or found.size != source.size:
+                return None
+            for _ in _chunks(source):
+                pass
+            return found if found.sha256 == source.sha256 else None
+
+    def remove_leftovers(self, prefix: str) -> None:
+        """Remove what uploads that died have left: `INCOMING` is one for the whole store, so only by age."""
+        del prefix
+        self._remove_leftovers()
+
+    def get(self, key: str) -> bytes | None:
+        """Read an object; None when there is none."""
+        path = self._path(key)
+        with _store_errors(path):
+            try:
+                return path.read_bytes()
+            except _NOT_FOUND:
+                return None
+
+    def get_file(self, key: str, path: Path) -> None:
+        """Copy an object to `path` (parents are made), atomically.
+
+        Raises:
+            PermanentError: There is no such object, or `path` cannot be written.
+
+        """
+        source_path = self._path(key)
+        with _store_errors(source_path):
+            try:
+                source = source_path.open("rb")
+            except _NOT_FOUND as error:
+                raise PermanentError("no such object", thing=self.url_of(key)) from error
+        with source, _store_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = path.with_name(f".{uuid.uuid4().hex}.tmp")
+            try:
+                with temporary.open("xb") as copy:
+                    while chunk := source.read(CHUNK):
+                        copy.write(chunk)
+                    copy.flush()
+                    os.fsync(copy.fileno())
+                temporary.replace(path)
+            finally:
+                temporary.unlink(missing_ok=True)
+
+    def stat(self, key: str) -> ObjectInfo | None:
+        """Size and computed checksum of an object; None when there is none."""
+        path = self._path(key)
+        with _store_errors(path):
+            try:
+                return ObjectInfo(key=key, size=path.stat().st_size, sha256=_sha256_of(path))
+            except _NOT_FOUND:
+                return None
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """All objects under a prefix, in key order, without checksums."""
+        folder = checked_folder(prefix)
+        with _store_errors(self.root / folder):
+            yield from _objects_in(self.root / folder, folder)
+
+    def delete(self, key: str) -> None:
+        """Delete an object; a missing one is no error.
+
+        Empty folders stay: removing one could take it from under a writer.
+        """
+        path = self._path(key)
+        with _store_errors(path), contextlib.suppress(*_NOT_FOUND):
+            path.unlink()
+
+    def url_of(self, key: str) -> str:
+        """The full URL of a key, for people."""
+        return f"{self.url}/{key}"
+
+    def _path(self, key: str) -> Path:
+        return self.root / checked_key(key)
+
+    def _remove_leftovers(self) -> None:
+        oldest = time.time() - LEFTOVER_AGE
+        with contextlib.suppress(OSError):  # another process may be removing them too
+            for path in (self.root / INCOMING).iterdir():
+                if path.stat().st_mtime < oldest:
+                    path.unlink()
+
+
+def _objects_in(folder: Path, prefix: str) -> Iterator[ObjectInfo]:
+    # A directory sorts as its name with a slash: that makes the order of a walk the order of whole keys.
+    try:
+        with os.scandir(folder) as found:
+            entries = sorted(
+                (entry.name + "/" if entry.is_dir(follow_symlinks=False) else entry.name, entry) for entry in found
+            )
+    except _NOT_FOUND:
+        return
+    for name, entry in entries:
+        if name == f"{INCOMING}/" or _TEMPORARY.match(name):
+            continue
+        if name.endswith("/"):
+            yield from _objects_in(folder / entry.name, prefix + name)
+            continue
+        if entry.is_file():
+            with contextlib.suppress(FileNotFoundError):  # deleted while we were listing
+                yield ObjectInfo(key=prefix + name, size=entry.stat().st_size)
+
+
+def _chunks(source: FileSource) -> Iterator[memoryview]:
+    buffer = bytearray(CHUNK)
+    while count := source.read_into(buffer):
+        yield memoryview(buffer)[:count]
+
+
+def _sha256_of(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _flush_folder(folder: Path) -> None:
+    # The name survives a power cut only when its folder is on disk as well.
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _store_errors(thing: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _translate(error, thing) from error
+
+
+def _translate(error: OSError, thing: Path) -> NightbridgeError:
+    known = _PERMANENT_ERRORS.get(error.errno or 0)
+    if known:
+        what, advice = known
+        return PermanentError(what, thing=str(error.filename or thing), advice=advice)
+    return TransientError(f"the file system answered: {error.strerror or error}", thing=str(thing))

@@ -1,0 +1,276 @@
+"""The harvest of a run: everything it left goes to the store, checked, and counts only once its manifest is there.
+
+Doing it again is always safe. A committed run is checked and its record returned; an interrupted one goes on where it
+was; two harvesters of one run end with the record of the one whose manifest came first.
+"""
+
+import contextlib
+import logging
+import os
+import platform
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pydantic
+
+from nightbridge.errors import DamagedData, PermanentError
+from nightbridge.models import (
+    Checkout,
+    Checkpoint,
+    CheckpointState,
+    Image,
+    Job,
+    LaunchPlan,
+    RunRecord,
+    RunSpec,
+    StoredFile,
+    Summary,
+    utc_now,
+)
+from nightbridge.outputs.experiment import RunOutput
+from nightbridge.regression.series import series_id
+from nightbridge.secrets import mask_secrets
+from nightbridge.store.keys import sha256_hex
+from nightbridge.store.manifest import LeftOut, Manifest, commit_manifest, read_manifest
+from nightbridge.store.objects import ObjectStore
+from nightbridge.store.parallel import Progress
+from nightbridge.store.restore import missing_objects
+from nightbridge.store.selection import files_to_store, stored_path
+from nightbridge.store.upload import Unit, upload
+
+if TYPE_CHECKING:
+    import pandas
+
+RECORD = "record.json"
+SUMMARY = "summary.json"
+METRICS = "metrics.parquet"
+
+SCRATCH_AGE = 6 * 3600.0
+"""Seconds without a change after which another host's scratch folder belongs to a harvest that died."""
+
+_log = logging.getLogger(__name__)
+
+
+def run_prefix(spec: RunSpec, attempt: int) -> str:
+    """The folder of one attempt in the store: `runs/<test slug>/<night>/<run key>/a<n>`."""
+    return f"runs/{spec.test_slug}/{spec.night}/{spec.run_key}/a{attempt}"
+
+
+def load_record(store: ObjectStore, prefix: str) -> RunRecord | None:
+    """Read the record of a stored run; None when the run was never committed.
+
+    Raises:
+        DamagedData: The run was committed, and its record is missing or not the one that was committed.
+
+    """
+    manifest = read_manifest(store, prefix)
+    return None if manifest is None else _committed_record(store, manifest)
+
+
+def harvest(
+    spec: RunSpec,
+    checkout: Checkout,
+    image: Image,
+    plan: LaunchPlan,
+    jobs: Sequence[Job],
+    output: RunOutput,
+    summary: Summary,
+    metrics: "pandas.DataFrame",
+    store: ObjectStore,
+    secrets: Iterable[str],
+    on_progress: Callable[[Progress], None] | None = None,
+    tainted: Sequence[str] = (),
+) -> RunRecord:
+    """Store what a run left and return its record.
+
+    Args:
+        spec: The run.
+        checkout: The commits it was made from.
+        image: The container it ran in.
+        plan: How it was launched; its attempt folder also takes the masked copies of the logs for the time being.
+        jobs: Every attempt, oldest first; the last one is stored.
+        output: What it left.
+        summary: What was measured.
+        metrics: The measurements, one row per step and tag.
+        store: Where to.
+        secrets: Values that must not leave this machine.
+        on_progress: Called in this thread after each file.
+        tainted: What in the checked-out code is no longer as its commits say.
+
+    Raises:
+        TransientError: The store did not answer; calling again goes on from here.
+        PermanentError: The store refuses, or there is no room for masked copies.
+        DamagedData: The run was committed earlier, and objects of it are missing.
+
+    """
+    job = jobs[-1]
+    prefix = run_prefix(spec, job.attempt)
+    committed = read_manifest(store, prefix)
+    if committed is not None:
+        return _confirm(store, committed)
+
+    values = tuple(secrets)
+    with _scratch(plan.attempt_dir) as scratch:
+        units, left_out = files_to_store(output, spec.test.harvest.checkpoint)
+        masked_copies = scratch / "masked"
+        with _needing_room(scratch):
+            units += _measurement_units(scratch, summary, metrics)
+            masked_copies.mkdir()
+        uploaded = upload(store, prefix, units, values, masked_copies, on_progress)
+    left_out += uploaded.left_out
+    for each in left_out:
+        _log.warning("not stored: %s", each)
+
+    record = RunRecord(
+        spec=spec,
+        checkout=checkout,
+        image=image,
+        plan=plan,
+        jobs=tuple(jobs),
+        store_url=store.url,
+        prefix=prefix,
+        series=series_id(spec, job.cluster),
+        summary=summary,
+        checkpoints=tuple(
+            _as_stored(checkpoint, stored_path(output, checkpoint), left_out) for checkpoint in output.checkpoints
+        ),
+        left_out=tuple(str(each) for each in left_out),
+        tainted=tuple(tainted),
+        harvested_at=utc_now(),
+    )
+    record, stored_record = _put_record(store, record, values)
+    manifest = Manifest(
+        run_key=spec.run_key,
+        attempt=job.attempt,
+        prefix=prefix,
+        files=tuple(sorted((*uploaded.files, stored_record), key=lambda file: file.path)),
+        left_out=left_out,
+        masks=uploaded.masks,
+        pins=_pins(checkout, image),
+        job=record.job,
+        versions={"nightbridge": version("nightbridge"), "python": platform.python_version()},
+        committed_at=utc_now(),
+    )
+    if commit_manifest(store, manifest):
+        return record
+    first = read_manifest(store, prefix)
+    if first is None:
+        raise DamagedData("the manifest vanished while it was committed", thing=store.url_of(prefix))
+    return _confirm(store, first)
+
+
+def _confirm(store: ObjectStore, manifest: Manifest) -> RunRecord:
+    problems = missing_objects(store, manifest)
+    if problems:
+        raise DamagedData(
+            f"committed, but {len(problems)} of its objects are not whole ({problems[0]})",
+            thing=store.url_of(manifest.prefix),
+            advice="See `nightbridge verify`; delete its manifest.json to harvest it again",
+        )
+    return _committed_record(store, manifest)
+
+
+def _committed_record(store: ObjectStore, manifest: Manifest) -> RunRecord:
+    key = f"{manifest.prefix}/{RECORD}"
+    data, entry = store.get(key), manifest.file(RECORD)
+    if data is None or entry is None or sha256_hex(data) != entry.sha256:
+        raise DamagedData(
+            "not the record that was committed", thing=store.url_of(key), advice="See `nightbridge verify`"
+        )
+    try:
+        return RunRecord.model_validate_json(data)
+    except pydantic.ValidationError as error:
+        raise DamagedData(
+            f"not a run record: {error.errors()[0]['msg']}",
+            thing=store.url_of(key),
+            advice="It was written by another version of nightbridge",
+        ) from error
+
+
+def _put_record(store: ObjectStore, record: RunRecord, secrets: Sequence[str]) -> tuple[RunRecord, StoredFile]:
+    """Store the record, or adopt the one that another harvester of the same data has stored a moment earlier."""
+    key = f"{record.prefix}/{RECORD}"
+    data = mask_secrets(record.model_dump_json(indent=2), secrets).encode() + b"\n"
+    ours = _parse_record(data)
+    if ours is None:
+        raise PermanentError(
+            "a secret's value is an ordinary word of the record", thing=key, advice="Use a longer secret"
+        )
+    if not store.put_if_absent(key, data):
+        there = store.get(key) or b""
+        theirs = _parse_record(there)
+        if theirs is not None and theirs.model_copy(update={"harvested_at": ours.harvested_at}) == ours:
+            ours, data = theirs, there
+        else:
+            store.put(key, data)
+    return ours, StoredFile(path=RECORD, size=len(data), sha256=sha256_hex(data), kind="summary")
+
+
+def _parse_record(data: bytes) -> RunRecord | None:
+    try:
+        return RunRecord.model_validate_json(data)
+    except pydantic.ValidationError:
+        return None
+
+
+def _measurement_units(scratch: Path, summary: Summary, metrics: "pandas.DataFrame") -> tuple[Unit, ...]:
+    (scratch / SUMMARY).write_text(summary.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    metrics.to_parquet(scratch / METRICS, index=False)
+    return (Unit.of(scratch / SUMMARY, SUMMARY, "summary"), Unit.of(scratch / METRICS, METRICS, "metrics"))
+
+
+def _as_stored(checkpoint: Checkpoint, path: str, left_out: Iterable[LeftOut]) -> Checkpoint:
+    """A complete checkpoint that could not be stored is no complete checkpoint for anybody who reads the record."""
+    reason = next((each.reason for each in left_out if each.path == path), None)
+    if reason is None or checkpoint.state is not CheckpointState.COMPLETE:
+        return checkpoint
+    return checkpoint.model_copy(update={"state": CheckpointState.DAMAGED, "reason": f"not stored: {reason}"})
+
+
+def _pins(checkout: Checkout, image: Image) -> dict[str, str]:
+    return {
+        "megatron_bridge": checkout.megatron_bridge.commit,
+        "nemo_run": checkout.nemo_run.commit,
+        "environment": checkout.environment.digest,
+        "image": image.digest or image.kind,
+    }
+
+
+@contextlib.contextmanager
+def _scratch(attempt_dir: Path) -> Iterator[Path]:
+    # Beside the run, where there is room for copies of its logs; /tmp of a login node may be small.
+    own_host = f".harvest-{socket.gethostname()}-"
+    with _needing_room(attempt_dir):
+        for folder in attempt_dir.glob(".harvest-*"):
+            if _is_abandoned(folder, own_host):
+                shutil.rmtree(folder, ignore_errors=True)
+        scratch = tempfile.TemporaryDirectory(
+            prefix=f"{own_host}{os.getpid()}-", dir=attempt_dir, ignore_cleanup_errors=True
+        )
+    with scratch as path:
+        yield Path(path)
+
+
+@contextlib.contextmanager
+def _needing_room(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise PermanentError(
+            f"no room for masked copies and measurements: {error.strerror}",
+            thing=str(folder),
+            advice="Free space there, or make it writable",
+        ) from error
+
+
+def _is_abandoned(folder: Path, own_host: str) -> bool:
+    if folder.name.startswith(own_host):
+        pid = folder.name.removeprefix(own_host).partition("-")[0]
+        return not Path("/proc", pid).exists()
+    return folder.stat().st_mtime < time.time() - SCRATCH_AGE

@@ -1,0 +1,117 @@
+"""The one interface to a store of objects. Implementations: `s3` (boto3) and `directory`."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+from nightbridge.errors import InvalidInput
+from nightbridge.models import Model, StoreSettings
+from nightbridge.store.source import FileSource
+
+
+class ObjectInfo(Model):
+    """One object. `sha256` is the checksum recorded with it, None where the store does not say.
+
+    `etag` is what S3 calls the object's bytes: the MD5 of one sent at once, the MD5 of its parts' MD5s of one sent in
+    parts, and something else where the bucket encrypts with keys of KMS. Empty where the store has no such thing.
+    """
+
+    key: str
+    size: int
+    sha256: str | None = None
+    etag: str = ""
+
+
+class ObjectStore(Protocol):
+    """Keys are relative to the store's URL, with `/`. Writes are atomic: an object is whole or absent.
+
+    Every method raises `TransientError` for what may pass (network, 5xx, throttling, expired credentials) and
+    `PermanentError` for what will not (no such bucket, access denied), naming the store and what to check.
+    """
+
+    url: str
+
+    def check_writable(self) -> None:
+        """Write, read back and delete a small object; raises when that is not possible."""
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write an object, replacing it."""
+
+    def put_if_absent(self, key: str, data: bytes) -> bool:
+        """Write an object unless it exists; return whether this call wrote it."""
+
+    def put_file(self, key: str, source: FileSource) -> ObjectInfo:
+        """Send a file; returns the object with the checksum of what was sent.
+
+        What an interrupted call has sent of the same bytes is not sent again.
+
+        Raises:
+            DamagedData: The file cannot be read to its end, or must not be sent; there is no new object then.
+
+        """
+
+    def holds(self, key: str, source: FileSource) -> ObjectInfo | None:
+        """Read a file and compare: the object, with the file's checksum, when it has just these bytes, else None.
+
+        Raises:
+            DamagedData: The file cannot be read to its end, or must not be sent.
+
+        """
+
+    def remove_leftovers(self, prefix: str) -> None:
+        """Remove what interrupted uploads have left below a prefix. Called when all of it is there.
+
+        An upload that is under way there at this moment begins again.
+        """
+
+    def get(self, key: str) -> bytes | None:
+        """Read an object; None when there is none."""
+
+    def get_file(self, key: str, path: Path) -> None:
+        """Download an object to `path` (parents are made), atomically, checking the recorded checksum.
+
+        Raises:
+            PermanentError: There is no such object, or `path` cannot be written.
+            DamagedData: The bytes do not make the recorded checksum.
+
+        """
+
+    def stat(self, key: str) -> ObjectInfo | None:
+        """Size and recorded checksum of an object; None when there is none."""
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """All objects under a prefix, in key order, without checksums: `stat` has them.
+
+        A prefix is a folder: `a/b` lists `a/b/...`, not `a/bc`; the empty one lists everything.
+        """
+
+    def delete(self, key: str) -> None:
+        """Delete an object; a missing one is no error."""
+
+    def url_of(self, key: str) -> str:
+        """The full URL of a key, for people."""
+
+
+def open_store(settings: StoreSettings, block_value: Callable[[str], str] | None = None) -> ObjectStore:
+    """Open the store that the settings describe. Nothing is read or written yet.
+
+    Args:
+        settings: Where it is and how it is reached.
+        block_value: Returns the value of a Prefect `Secret` block by name; None where there is no Prefect.
+
+    Raises:
+        InvalidInput: The URL is neither `file://` nor `s3://`, or the settings cannot work (unknown profile, missing
+            secret or certificate file).
+
+    """
+    scheme = settings.url.partition("://")[0]
+    if scheme == "s3":
+        # boto3 takes half a second to import; commands that need no S3 do not pay for it.
+        from nightbridge.store.s3 import S3Store
+
+        return S3Store(settings, block_value)
+    if scheme == "file":
+        from nightbridge.store.directory import DirectoryStore
+
+        return DirectoryStore(settings)
+    raise InvalidInput("not a store URL", thing=settings.url, advice="Use file:///DIRECTORY or s3://BUCKET/PREFIX")

@@ -1,0 +1,299 @@
+"""A store in an S3 bucket, over boto3. Imported when such a store is opened; `s3_upload` sends its files."""
+
+import hashlib
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import boto3
+import boto3.exceptions
+import tenacity
+import urllib3.exceptions
+from botocore import exceptions as aws
+from botocore.config import Config
+
+from nightbridge.errors import DamagedData, InvalidInput, PermanentError, TransientError
+from nightbridge.models import SecretRef, StoreSettings
+from nightbridge.secrets import resolve_secret
+from nightbridge.store.keys import checked_folder, checked_key, sha256_hex, write_read_delete
+from nightbridge.store.objects import ObjectInfo
+from nightbridge.store.parallel import WORKERS
+from nightbridge.store.s3_errors import LOCAL_ERRORS, error_code, http_status, s3_errors, translate
+from nightbridge.store.s3_upload import REQUESTS, SHA256_METADATA, Uploader, etag_of, plain_etag
+from nightbridge.store.source import FileSource
+
+WRITER_METADATA = "writer"
+"""User metadata of an exclusively created object: tells a lost response to our own write from another's write."""
+
+CHUNK = 1 << 20
+
+_CONFIG: dict[str, Any] = {
+    "signature_version": "s3v4",
+    # boto3's defaults send checksum trailers that Ceph's gateway refuses over HTTPS, and others never check. Integrity
+    # rests on SHA-256: of each request's body in its signature, over HTTPS as well, and of the file in the manifest.
+    # boto3's own transfers are not used: their CRT client ignores endpoint_url and sends to amazonaws.com.
+    "request_checksum_calculation": "when_required",
+    "response_checksum_validation": "when_required",
+    "retries": {"mode": "adaptive", "total_max_attempts": 4},
+    "connect_timeout": 10,
+    "read_timeout": 60,
+    "max_pool_connections": REQUESTS + WORKERS,
+}
+
+
+class _Conflict(TransientError):
+    """The server is deciding between two writers of one object; boto3 does not ask again by itself."""
+
+
+class S3Store:
+    """Objects under a prefix of one bucket. Safe for many threads.
+
+    An object records its SHA-256 in its metadata, unless it was sent in parts: then its ETag tells its bytes.
+    """
+
+    def __init__(self, settings: StoreSettings, block_value: Callable[[str], str] | None = None) -> None:
+        location = urlsplit(settings.url)
+        self.bucket, self.prefix = location.netloc, checked_folder(location.path.strip("/"))
+        if not self.bucket:
+            raise InvalidInput("no bucket in the store's URL", thing=settings.url, advice="Use s3://BUCKET/PREFIX")
+        self.url = f"s3://{self.bucket}/{self.prefix}".rstrip("/")
+        self._client = _make_client(settings, block_value)
+        self._bucket_seen = False
+        self._uploader = Uploader(self._client)
+
+    def check_writable(self) -> None:
+        """Write, read back and delete a small object; check that the server honours `If-None-Match`."""
+        write_read_delete(self)
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write an object, replacing it."""
+        with s3_errors(self.url_of(key)):
+            self._client.put_object(
+                Bucket=self.bucket, Key=self._key(key), Body=data, Metadata={SHA256_METADATA: sha256_hex(data)}
+            )
+
+    def put_if_absent(self, key: str, data: bytes) -> bool:
+        """Write an object unless it exists; return whether this call wrote it.
+
+        One request, never multipart: Ceph ignores the condition when a multipart upload is completed.
+        """
+        writer = uuid.uuid4().hex
+        if self._create(key, data, writer):
+            return True
+        # The answer to our own first try may have been lost and boto3 have asked again: then the object is ours.
+        found = self._head(key)
+        if found is None:
+            raise TransientError("another writer created it and it was deleted again", thing=self.url_of(key))
+        return bool(found["Metadata"].get(WRITER_METADATA) == writer)
+
+    def put_file(self, key: str, source: FileSource) -> ObjectInfo:
+        """Send a file, in parts when it is large; what an interrupted call has sent is not sent again.
+
+        Raises:
+            DamagedData: The file cannot be read to its end, or must not be sent. The upload is aborted and the object
+                that was there before, if any, stays.
+
+        """
+        with source:
+            etag = self._uploader.send(self.bucket, self._key(key), self.url_of(key), source)
+            return ObjectInfo(key=key, size=source.size, sha256=source.sha256, etag=etag)
+
+    def holds(self, key: str, source: FileSource) -> ObjectInfo | None:
+        """Compare a file with the checksum recorded with an object, or with its ETag where there is none."""
+        found = self.stat(key)
+        with source:
+            if found is None or found.size != source.size:
+                return None
+            etag = etag_of(source)
+            same = found.sha256 == source.sha256 if found.sha256 else found.etag == etag
+            return found.model_copy(update={"sha256": source.sha256}) if same else None
+
+    def remove_leftovers(self, prefix: str) -> None:
+        """Abort every unfinished upload below a prefix: its parts cost room and nobody sees them."""
+        self._uploader.abort_all(self.bucket, self.prefix + checked_folder(prefix), self.url_of(prefix))
+
+    def get(self, key: str) -> bytes | None:
+        """Read an object and check its recorded checksum; None when there is none."""
+        opened = self._open(key)
+        if opened is None:
+            return None
+        data = b"".join(_body(opened, self.url_of(key)))
+        self._check(key, opened, len(data), sha256_hex(data))
+        return data
+
+    def get_file(self, key: str, path: Path) -> None:
+        """Download an object to `path` (parents are made), atomically, checking its recorded checksum.
+
+        Raises:
+            PermanentError: There is no such object, or `path` cannot be written.
+            DamagedData: The bytes do not make the checksum.
+
+        """
+        opened = self._open(key)
+        if opened is None:
+            raise PermanentError("no such object", thing=self.url_of(key))
+        temporary = path.with_name(f".{uuid.uuid4().hex}.tmp")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            digest, size = hashlib.sha256(), 0
+            with temporary.open("xb") as copy:
+                for chunk in _body(opened, self.url_of(key)):
+                    digest.update(chunk)
+                    size += len(chunk)
+                    copy.write(chunk)
+                copy.flush()
+                os.fsync(copy.fileno())
+            self._check(key, opened, size, digest.hexdigest())
+            temporary.replace(path)
+        except OSError as error:
+            raise PermanentError(f"cannot be written: {error.strerror}", thing=str(path)) from error
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def stat(self, key: str) -> ObjectInfo | None:
+        """Size and recorded checksum of an object; None when there is none."""
+        found = self._head(key)
+        if found is None:
+            return None
+        return ObjectInfo(
+            key=key,
+            size=found["ContentLength"],
+            sha256=found["Metadata"].get(SHA256_METADATA),
+            etag=plain_etag(found),
+        )
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """All objects under a prefix, in key order, without checksums."""
+        folder = self.prefix + checked_folder(prefix)
+        with s3_errors(self.url_of(prefix)):
+            for page in self._client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=folder):
+                for found in page.get("Contents", ()):
+                    yield ObjectInfo(key=found["Key"].removeprefix(self.prefix), size=found["Size"])
+
+    def delete(self, key: str) -> None:
+        """Delete an object; a missing one is no error."""
+        with s3_errors(self.url_of(key)):
+            self._client.delete_object(Bucket=self.bucket, Key=self._key(key))
+
+    def url_of(self, key: str) -> str:
+        """The full URL of a key, for people."""
+        return f"{self.url}/{key}"
+
+    def _key(self, key: str) -> str:
+        return self.prefix + checked_key(key)
+
+    @tenacity.retry(
+        retry=tenacity.retry_if_exception_type(_Conflict),
+        stop=tenacity.stop_after_attempt(4),
+        wait=tenacity.wait_random_exponential(multiplier=0.2, max=2),
+        reraise=True,
+    )
+    def _create(self, key: str, data: bytes, writer: str) -> bool:
+        metadata = {SHA256_METADATA: sha256_hex(data), WRITER_METADATA: writer}
+        try:
+            self._client.put_object(
+                Bucket=self.bucket, Key=self._key(key), Body=data, Metadata=metadata, IfNoneMatch="*"
+            )
+        except aws.ClientError as error:
+            if http_status(error) == 412 or error_code(error) == "PreconditionFailed":
+                return False
+            if error_code(error) == "ConditionalRequestConflict":  # S3's 409: another request is deciding it just now
+                raise _Conflict("another writer is creating it", thing=self.url_of(key)) from error
+            raise translate(error, self.url_of(key)) from error
+        except LOCAL_ERRORS as error:
+            raise translate(error, self.url_of(key)) from error
+        return True
+
+    def _head(self, key: str) -> dict[str, Any] | None:
+        try:
+            found: dict[str, Any] = self._client.head_object(Bucket=self.bucket, Key=self._key(key))
+        except aws.ClientError as error:
+            missing = http_status(error) == 404
+            if missing and self._bucket_seen:
+                return None
+            # A HEAD answer has no body: whether key, bucket or credentials are at fault, a listing says.
+            with s3_errors(self.url_of(key)):
+                self._client.list_objects_v2(Bucket=self.bucket, Prefix=self._key(key), MaxKeys=1)
+            if not missing:
+                raise translate(error, self.url_of(key)) from error
+            self._bucket_seen = True
+            return None
+        except LOCAL_ERRORS as error:
+            raise translate(error, self.url_of(key)) from error
+        return found
+
+    def _open(self, key: str) -> dict[str, Any] | None:
+        try:
+            found: dict[str, Any] = self._client.get_object(Bucket=self.bucket, Key=self._key(key))
+        except aws.ClientError as error:
+            if error_code(error) == "NoSuchKey":
+                return None
+            raise translate(error, self.url_of(key)) from error
+        except LOCAL_ERRORS as error:
+            raise translate(error, self.url_of(key)) from error
+        return found
+
+    def _check(self, key: str, opened: dict[str, Any], size: int, sha256: str) -> None:
+        recorded = opened["Metadata"].get(SHA256_METADATA, sha256)
+        if size != opened["ContentLength"]:
+            raise TransientError(f"only {size} of {opened['ContentLength']} bytes arrived", thing=self.url_of(key))
+        if recorded != sha256:
+            raise DamagedData(
+                f"its bytes make sha256 {sha256}, recorded is {recorded}",
+                thing=self.url_of(key),
+                advice="The object was changed or damaged in the store",
+            )
+
+
+def _body(opened: dict[str, Any], thing: str) -> Iterator[bytes]:
+    try:
+        yield from opened["Body"].iter_chunks(CHUNK)
+    except (aws.BotoCoreError, urllib3.exceptions.HTTPError) as error:
+        raise TransientError(f"the connection broke: {error}", thing=thing) from error
+    finally:
+        opened["Body"].close()
+
+
+def _make_client(settings: StoreSettings, block_value: Callable[[str], str] | None) -> Any:
+    if (settings.access_key is None) != (settings.secret_key is None):
+        raise InvalidInput("access_key and secret_key go together", thing=settings.url, advice="Set both or neither")
+    if settings.ca_bundle is not None and not settings.ca_bundle.is_file():
+        raise InvalidInput("ca_bundle: no such file", thing=str(settings.ca_bundle), advice="Correct the path")
+    try:
+        session = boto3.Session(
+            profile_name=settings.profile,
+            region_name=settings.region,
+            aws_access_key_id=_secret(settings.access_key, block_value),
+            aws_secret_access_key=_secret(settings.secret_key, block_value),
+        )
+        return session.client(
+            "s3",
+            endpoint_url=settings.endpoint_url,
+            # Every S3 server but Amazon's takes any region; a signature needs one.
+            region_name=session.region_name or "us-east-1",
+            verify=_verify(settings),
+            config=Config(
+                **_CONFIG,
+                s3={
+                    "addressing_style": "path" if settings.path_style else "virtual",
+                    "payload_signing_enabled": True,
+                },
+            ),
+        )
+    except (aws.BotoCoreError, boto3.exceptions.Boto3Error, ValueError) as error:
+        raise InvalidInput(str(error), thing=settings.url, advice="Correct the store's settings") from error
+
+
+def _secret(ref: SecretRef | None, block_value: Callable[[str], str] | None) -> str | None:
+    return None if ref is None else resolve_secret(ref, block_value)
+
+
+def _verify(settings: StoreSettings) -> str | bool | None:
+    """Which authorities to trust: the settings' own, else boto3's search, in which AWS_CA_BUNDLE counts."""
+    if settings.ca_bundle is not None:
+        return str(settings.ca_bundle)
+    # Nothing is verified over plain HTTP, so a broken AWS_CA_BUNDLE must not be looked at.
+    return True if (settings.endpoint_url or "").startswith("http://") else None

@@ -1,0 +1,114 @@
+"""A file on its way into a store: read once, front to back, its checksum made of the very bytes that are sent."""
+
+import hashlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+from nightbridge.errors import DamagedData
+from nightbridge.store.redaction import SecretFinder
+
+
+class Stamp(NamedTuple):
+    """What tells that a file is still the one that was chosen: size in bytes, modification time, inode."""
+
+    size: int
+    mtime_ns: int
+    inode: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> "Stamp":
+        """The stamp of a file's status."""
+        return cls(status.st_size, status.st_mtime_ns, status.st_ino)
+
+
+class FileSource:
+    """A file opened for sending. Use it in a `with` block; `sha256` is known once all of it has been read.
+
+    Args:
+        path: The file.
+        stamp: What the file was when it was chosen; what it is at opening where that does not matter.
+        secrets: Values that must not be in it.
+
+    Raises:
+        DamagedData: From opening or any read: the file is gone, cannot be read, is not the one that was chosen, changed
+            while it was read, or holds a secret. What was sent by then must not become an object.
+
+    """
+
+    def __init__(self, path: Path, stamp: Stamp | None = None, secrets: Iterable[str] = ()) -> None:
+        self.path = path
+        self._stamp = stamp
+        self._secrets = tuple(secrets)
+
+    def __enter__(self) -> "FileSource":
+        try:
+            self._stream = self.path.open("rb", buffering=0)
+        except OSError as error:
+            raise self._unreadable(error) from error
+        status = Stamp.of(os.fstat(self._stream.fileno()))
+        self._stamp = self._stamp or status
+        if status != self._stamp:
+            self._stream.close()
+            raise self._changed()
+        self.rewind()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._stream.close()
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        assert self._stamp is not None
+        return self._stamp.size
+
+    @property
+    def sha256(self) -> str:
+        """The checksum, lower-case hex, of what has been read since the beginning: all of it."""
+        assert self._read == self.size, "asked for before the end"
+        return self._digest.hexdigest()
+
+    def rewind(self) -> None:
+        """Begin again: what an interrupted upload does whose parts are gone."""
+        self._stream.seek(0)
+        self._digest = hashlib.sha256()
+        self._finder = SecretFinder(self._secrets)
+        self._read = 0
+        if not self.size:
+            self._check_end()
+
+    def read_into(self, buffer: bytearray) -> int:
+        """Fill `buffer` with what comes next; returns fewer bytes than it holds only at the end, 0 after it."""
+        view, filled = memoryview(buffer), 0
+        wanted = min(len(buffer), self.size - self._read)
+        while filled < wanted:
+            try:
+                count = self._stream.readinto(view[filled:wanted])
+            except OSError as error:
+                raise self._unreadable(error) from error
+            if not count:
+                raise self._changed()
+            filled += count
+        self._digest.update(view[:filled])
+        self._finder.feed(buffer, filled)
+        if self._finder.found:
+            raise DamagedData("holds the value of a secret, and a binary file is never altered", thing=str(self.path))
+        self._read += filled
+        if filled and self._read == self.size:
+            self._check_end()
+        return filled
+
+    def _check_end(self) -> None:
+        if Stamp.of(os.fstat(self._stream.fileno())) != self._stamp:
+            raise self._changed()
+
+    def _changed(self) -> DamagedData:
+        return DamagedData("changed while it was read", thing=str(self.path), advice="Harvest it again")
+
+    def _unreadable(self, error: OSError) -> DamagedData:
+        return DamagedData(
+            f"cannot be read: {error.strerror}", thing=str(self.path), advice="It vanished or lost its rights"
+        )

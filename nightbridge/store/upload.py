@@ -1,0 +1,212 @@
+"""Files into the store, many at once: each read once, checked for secrets, sent unless already there.
+
+A unit goes whole or not at all: a checkpoint is one, so is a log. What is wrong with a file (unreadable, changed since
+it was chosen, a secret inside a binary) leaves its unit out; what is wrong with the store ends the upload.
+"""
+
+import stat
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from nightbridge.errors import DamagedData, InvalidInput, TransientError
+from nightbridge.models import Model, StoredFile
+from nightbridge.store.keys import checked_key
+from nightbridge.store.manifest import LeftOut
+from nightbridge.store.objects import ObjectStore
+from nightbridge.store.parallel import Progress, in_parallel, meter
+from nightbridge.store.redaction import copy_masked
+from nightbridge.store.source import FileSource, Stamp
+
+TEXT_KINDS = frozenset({"log", "config", "summary"})
+"""Kinds whose secrets are masked in the copy that is sent. Every other kind is sent as it is or not at all."""
+
+Kind = Literal["checkpoint", "tensorboard", "log", "config", "summary", "metrics", "other"]
+
+
+class LocalFile(Model):
+    """A file to store: where it lies, and where it goes relative to the run's prefix."""
+
+    source: Path
+    path: str
+    kind: Kind
+
+
+class Unit(Model):
+    """Files that are stored together or not at all. `path` names the unit, e.g. `checkpoints/iter_0000050`."""
+
+    path: str
+    files: tuple[LocalFile, ...]
+
+    @classmethod
+    def of(cls, source: Path, path: str, kind: Kind) -> "Unit":
+        """A unit of one file."""
+        return cls(path=path, files=(LocalFile(source=source, path=path, kind=kind),))
+
+
+class Uploaded(Model):
+    """What an upload left in the store."""
+
+    files: tuple[StoredFile, ...]
+    left_out: tuple[LeftOut, ...]
+    masks: int
+
+
+@dataclass(frozen=True)
+class _Task:
+    """A file to send, its unit, what it was when the upload began (None: it cannot be read), and room for a copy."""
+
+    file: LocalFile
+    unit: str
+    stamp: Stamp | None
+    reason: str
+    copy: Path
+
+
+@dataclass(frozen=True)
+class _Sent:
+    stored: StoredFile
+    masks: int = 0
+
+
+class _NotTried:
+    """Another file of the unit was wrong already."""
+
+
+_Result = _Sent | LeftOut | _NotTried
+
+
+def upload(
+    store: ObjectStore,
+    prefix: str,
+    units: Sequence[Unit],
+    secrets: Iterable[str],
+    scratch: Path,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Uploaded:
+    """Store every unit under `prefix`; what is there already with the same bytes is not sent again.
+
+    Args:
+        store: Where to.
+        prefix: The run's folder in the store.
+        units: What to store; paths are unique.
+        secrets: Values masked in text files and looked for in others.
+        scratch: An empty folder with room for masked copies of the text files that are under way.
+        on_progress: Called in this thread after each file.
+
+    Raises:
+        TransientError: The store did not answer; the same call goes on where this one was.
+        PermanentError: The store refuses.
+
+    """
+    sender = _Sender(store, prefix, tuple(secrets))
+    tasks = [_task(unit, file, scratch / str(number)) for number, (unit, file) in enumerate(_files(units))]
+    sending = meter("sending", [task.stamp.size if task.stamp else 0 for task in tasks], on_progress)
+    results = in_parallel(sender.send, tasks, sending)
+    outcome = {task.file.path: result for task, result in zip(tasks, results, strict=True)}
+    left_out = _first_failures(units, outcome)
+    kept = [
+        result for task in tasks if task.unit not in left_out and isinstance(result := outcome[task.file.path], _Sent)
+    ]
+    there = {found.key: found.size for found in store.list(prefix)}
+    for unit in units:
+        if unit.path in left_out:  # sent now or by an earlier try, before it turned out not to be whole
+            for key in {f"{prefix}/{file.path}" for file in unit.files} & there.keys():
+                store.delete(key)
+    for each in kept:
+        if there.get(f"{prefix}/{each.stored.path}") != each.stored.size:
+            raise TransientError(
+                f"the store does not hold the {each.stored.size} bytes sent",
+                thing=store.url_of(f"{prefix}/{each.stored.path}"),
+            )
+    store.remove_leftovers(prefix)
+    return Uploaded(
+        files=tuple(sorted((each.stored for each in kept), key=lambda file: file.path)),
+        left_out=tuple(left_out.values()),
+        masks=sum(each.masks for each in kept),
+    )
+
+
+def _files(units: Iterable[Unit]) -> Iterator[tuple[Unit, LocalFile]]:
+    return ((unit, file) for unit in units for file in unit.files)
+
+
+def _task(unit: Unit, file: LocalFile, copy: Path) -> _Task:
+    stamp, reason = None, ""
+    try:
+        checked_key(file.path)
+        status = file.source.stat()
+        if stat.S_ISREG(status.st_mode):
+            stamp = Stamp.of(status)
+        else:
+            reason = "not a regular file"
+    except InvalidInput as error:
+        reason = error.what
+    except OSError as error:
+        reason = f"cannot be read: {error.strerror}"
+    return _Task(file=file, unit=unit.path, stamp=stamp, reason=reason, copy=copy)
+
+
+class _Sender:
+    """Sends the files of one upload. State: what an earlier try left in the store, and the units that are not whole."""
+
+    def __init__(self, store: ObjectStore, prefix: str, secrets: Sequence[str]) -> None:
+        self._store, self._prefix, self._secrets = store, prefix, secrets
+        self._there = {found.key: found.size for found in store.list(prefix)}
+        self._broken: set[str] = set()
+
+    def send(self, task: _Task) -> _Result:
+        """Send one file; nothing is read of a unit that has turned out not to be whole."""
+        if task.unit in self._broken:
+            return _NotTried()
+        result = self._masked_or_as_it_is(task)
+        if isinstance(result, LeftOut):
+            self._broken.add(task.unit)
+        return result
+
+    def _masked_or_as_it_is(self, task: _Task) -> _Sent | LeftOut:
+        if task.stamp is None:
+            return LeftOut(path=task.file.path, reason=task.reason)
+        try:
+            if task.file.kind not in TEXT_KINDS:
+                return self._send(task, FileSource(task.file.source, task.stamp, self._secrets), masks=0)
+            masks = copy_masked(task.file.source, task.copy, self._secrets).secrets
+            try:
+                return self._send(task, FileSource(task.copy), masks)
+            finally:
+                task.copy.unlink()
+        except DamagedData as error:
+            return LeftOut(path=task.file.path, reason=error.what)
+        except OSError as error:
+            return LeftOut(path=task.file.path, reason=f"cannot be read: {error.strerror}")
+
+    def _send(self, task: _Task, source: FileSource, masks: int) -> _Sent:
+        key = f"{self._prefix}/{task.file.path}"
+        found = self._store.holds(key, source) if key in self._there else None
+        if found is None:
+            found = self._store.put_file(key, source)
+        assert task.stamp is not None
+        assert found.sha256 is not None
+        stored = StoredFile(
+            path=task.file.path,
+            size=found.size,
+            sha256=found.sha256,
+            etag=found.etag,
+            mtime_ns=task.stamp.mtime_ns,
+            kind=task.file.kind,
+        )
+        return _Sent(stored, masks)
+
+
+def _first_failures(units: Iterable[Unit], outcome: dict[str, _Result]) -> dict[str, LeftOut]:
+    """The units that are not whole, by path, each with the reason of its first bad file."""
+    failures: dict[str, LeftOut] = {}
+    for unit in units:
+        for file in unit.files:
+            result = outcome[file.path]
+            if isinstance(result, LeftOut):
+                reason = result.reason if file.path == unit.path else f"{file.path}: {result.reason}"
+                failures[unit.path] = LeftOut(path=unit.path, reason=reason)
+                break
+    return failures

@@ -1,0 +1,40 @@
+"""Stores of every kind, on real servers that are started once per session."""
+
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nightbridge.models import StoreSettings
+from nightbridge.store.objects import ObjectStore, open_store
+from tests.conftest import BUCKET
+from tests.real.s3_servers import S3Server
+
+
+@pytest.fixture
+def settings_of(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], StoreSettings]:
+    """Settings of an empty store of a kind: `directory`, `ministack`, `ceph` or `ceph-https`."""
+
+    def make(kind: str) -> StoreSettings:
+        if kind == "directory":
+            return StoreSettings(url=f"file://{tmp_path}/the store")
+        server: S3Server = request.getfixturevalue(kind.removesuffix("-https"))
+        endpoint = server.https_url if kind.endswith("-https") else None
+        return server.store_settings(BUCKET, f"tests/{uuid.uuid4().hex}", endpoint_url=endpoint)
+
+    return make
+
+
+STORE_KINDS = [
+    "directory",
+    pytest.param("ministack", marks=pytest.mark.s3),
+    pytest.param("ceph", marks=pytest.mark.s3),
+    pytest.param("ceph-https", marks=pytest.mark.s3),
+]
+
+
+@pytest.fixture(params=STORE_KINDS)
+def store(request: pytest.FixtureRequest, settings_of: Callable[[str], StoreSettings]) -> ObjectStore:
+    """An empty store of every kind in turn."""
+    return open_store(settings_of(request.param))

@@ -1,0 +1,354 @@
+"""The harvest on every kind of store: complete and verified, or not there at all."""
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from nightbridge.errors import DamagedData, PermanentError
+from nightbridge.models import CheckpointState, StoreSettings
+from nightbridge.secrets import MASK
+from nightbridge.store.harvest import load_record, run_prefix
+from nightbridge.store.manifest import read_manifest
+from nightbridge.store.objects import ObjectInfo, ObjectStore, open_store
+from nightbridge.store.parallel import Progress
+from nightbridge.store.restore import fetch_run, verify_run
+from nightbridge.store.source import FileSource
+from tests.conftest import BUCKET, SEEDS
+from tests.nightbridge.store.left_run import TOKEN, LeftRun, make_run
+from tests.real.s3_proxy import proxy_to, s3_error
+from tests.real.s3_servers import S3Server
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def left(tmp_path: Path) -> LeftRun:
+    return make_run(tmp_path / "workspace", shard_size=100_000)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> ObjectStore:
+    return open_store(StoreSettings(url=f"file://{tmp_path}/store"))
+
+
+def objects(store: ObjectStore, prefix: str = "") -> dict[str, bytes]:
+    """Every object below a prefix, by its path there."""
+    keys = [found.key for found in store.list(prefix)]
+    return {key.removeprefix(f"{prefix}/"): store.get(key) or b"" for key in keys}
+
+
+# --- what is stored -------------------------------------------------------------------------------------------------
+
+
+def test_every_object_is_byte_for_byte_what_the_job_wrote(store: ObjectStore, left: LeftRun) -> None:
+    record = left.harvest(store)
+
+    stored = objects(store, record.prefix)
+    masked = {"logs/log-account.exp_4711_0.out", "configs/ConfigContainer.yaml", "attempt/job.sh"}
+    originals = {
+        "logs/sbatch_account.exp_4711.out": left.job_dir / "sbatch_account.exp_4711.out",
+        "logs/launcher.log": left.plan.attempt_dir / "launcher.log",
+        "tensorboard/events.out.tfevents.1.host.2.0": left.output.event_files[0],
+        **{
+            f"checkpoints/{path.relative_to(left.job_dir / 'checkpoints')}": path
+            for path in (left.job_dir / "checkpoints").rglob("*")
+            if path.is_file() and not {"iter_0000020", "iter_0000060"} & set(path.parts)
+        },
+    }
+    made = {"manifest.json", "record.json", "summary.json", "metrics.parquet"}
+    assert set(stored) == {*originals, *masked, *made}
+    for path, original in originals.items():
+        assert stored[path] == original.read_bytes(), path
+    assert json.loads(stored["summary.json"]) == left.summary.model_dump(mode="json")
+    assert verify_run(store, record.prefix) == []
+
+
+def test_a_planted_token_is_in_no_object_and_nothing_else_of_the_text_changes(
+    store: ObjectStore, left: LeftRun
+) -> None:
+    job = left.jobs[0].model_copy(update={"outcome_reason": f"last line: token {TOKEN} refused"})
+    record = LeftRun(**{**vars(left), "jobs": (job,)}).harvest(store)
+
+    stored = objects(store)
+    assert [key for key, data in stored.items() if TOKEN.encode() in data] == []
+    assert record.job.outcome_reason == f"last line: token {MASK} refused"
+    log = left.output.logs[0].read_text()
+    assert log.count(TOKEN) == 40
+    assert stored[f"{record.prefix}/{'logs/log-account.exp_4711_0.out'}"].decode() == log.replace(TOKEN, MASK)
+    manifest = read_manifest(store, record.prefix)
+    assert manifest is not None
+    assert manifest.masks == 42
+
+
+def test_the_record_and_the_measurements_come_back(store: ObjectStore, left: LeftRun, tmp_path: Path) -> None:
+    record = left.harvest(store)
+
+    assert load_record(store, record.prefix) == record
+    assert record.prefix == run_prefix(left.spec, 1) == f"runs/llama3-8b/2026-05-04/{left.spec.run_key}/a1"
+    assert (record.spec, record.summary, record.jobs) == (left.spec, left.summary, left.jobs)
+    assert record.series.startswith("llama3-8b-")
+    store.get_file(f"{record.prefix}/metrics.parquet", tmp_path / "m.parquet")
+    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "m.parquet"), left.metrics)
+
+
+def test_the_manifest_names_pins_job_versions_and_every_object(directory: ObjectStore, left: LeftRun) -> None:
+    record = left.harvest(directory)
+    manifest = read_manifest(directory, record.prefix)
+    assert manifest is not None
+    assert manifest.pins["megatron_bridge"] == "a" * 40
+    assert manifest.job.job_id == 4711
+    assert set(manifest.versions) == {"nightbridge", "python"}
+    assert {file.path for file in manifest.files} | {"manifest.json"} == set(objects(directory, record.prefix))
+
+
+# --- checkpoints ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("policy", "iterations"), [("none", set()), ("last", {"iter_0000040"}), ("all", {"iter_0000020", "iter_0000040"})]
+)
+def test_checkpoints_are_stored_by_policy_and_never_an_incomplete_one(
+    directory: ObjectStore, tmp_path: Path, policy: str, iterations: set[str]
+) -> None:
+    record = make_run(tmp_path / "w", policy, shard_size=1000).harvest(directory)
+    stored = {path.split("/")[1] for path in objects(directory, record.prefix) if path.startswith("checkpoints/iter")}
+    assert stored == iterations
+
+
+def test_an_incomplete_checkpoint_is_left_out_and_said_so(directory: ObjectStore, left: LeftRun) -> None:
+    record = left.harvest(directory)
+    assert record.left_out == ("checkpoints/iter_0000060: in_progress: no shard",)
+
+
+def test_trackers_are_stored_only_with_the_checkpoint_that_they_name(directory: ObjectStore, left: LeftRun) -> None:
+    (left.job_dir / "checkpoints/latest_checkpointed_iteration.txt").write_text("60")
+    record = left.harvest(directory)
+    stored = objects(directory, record.prefix)
+    assert "checkpoints/iter_0000040/.metadata" in stored
+    assert not [path for path in stored if "latest" in path]
+
+
+def test_a_secret_inside_a_shard_leaves_its_whole_checkpoint_out(store: ObjectStore, left: LeftRun) -> None:
+    shard = left.job_dir / "checkpoints/iter_0000040/__2_0.distcp"
+    shard.write_bytes(b"\x00" * (1 << 20) + TOKEN.encode() + b"\x00" * 10)
+
+    record = left.harvest(store)
+
+    stored = objects(store)
+    assert [key for key, data in stored.items() if "iter_" in key or TOKEN.encode() in data] == []
+    reason = next(line for line in record.left_out if "iter_0000040" in line)
+    assert "__2_0.distcp: holds the value of a secret" in reason
+    assert TOKEN not in reason
+    states = {checkpoint.iteration: checkpoint.state for checkpoint in record.checkpoints}
+    assert states[40] is CheckpointState.DAMAGED
+    assert verify_run(store, record.prefix) == []
+
+
+def test_a_secret_inside_an_event_file_leaves_that_file_out(directory: ObjectStore, left: LeftRun) -> None:
+    left.output.event_files[0].write_bytes(b"\x00" + TOKEN.encode())
+    record = left.harvest(directory)
+    assert any(line.startswith("tensorboard/events") for line in record.left_out)
+    assert not [path for path in objects(directory, record.prefix) if path.startswith("tensorboard/")]
+
+
+class Meddler:
+    """Passes everything on to a store, after doing something when a certain file is about to be sent."""
+
+    def __init__(self, store: ObjectStore, name: str, action: Callable[[], object]) -> None:
+        self._store, self._name, self._action = store, name, action
+
+    def __getattr__(self, attribute: str) -> object:
+        return getattr(self._store, attribute)
+
+    def put_file(self, key: str, source: FileSource) -> ObjectInfo:
+        if key.endswith(self._name):
+            self._action()
+        return self._store.put_file(key, source)
+
+
+@pytest.mark.parametrize("how", ["grows", "changes", "vanishes"])
+def test_a_checkpoint_that_is_altered_or_deleted_while_it_is_sent_is_no_error_of_the_run(
+    store: ObjectStore, left: LeftRun, how: str
+) -> None:
+    shard = left.job_dir / "checkpoints/iter_0000040/__3_0.distcp"
+    actions: dict[str, Callable[[], object]] = {
+        "grows": lambda: shard.open("ab").write(b"more"),
+        "changes": lambda: shard.write_bytes(b"y" * shard.stat().st_size),
+        "vanishes": lambda: shutil.rmtree(shard.parent),
+    }
+    record = left.harvest(Meddler(store, "iter_0000040/__3_0.distcp", actions[how]))  # type: ignore[arg-type]
+    assert not [key for key in objects(store) if "iter_" in key]
+    assert any("iter_0000040" in line for line in record.left_out)
+    assert verify_run(store, record.prefix) == []
+
+
+@pytest.mark.parametrize("target", ["/etc/hostname", "../../../../.."])
+def test_a_link_out_of_a_checkpoint_leaves_it_out(directory: ObjectStore, left: LeftRun, target: str) -> None:
+    (left.job_dir / "checkpoints/iter_0000040/link").symlink_to(target)
+    record = left.harvest(directory)
+    assert any("link is a link out of the checkpoint" in line for line in record.left_out)
+    assert not [path for path in objects(directory, record.prefix) if "iter_" in path]
+
+
+def test_a_log_that_is_no_file_or_has_an_impossible_name_is_left_out(directory: ObjectStore, left: LeftRun) -> None:
+    gone, impossible = left.job_dir / "gone.out", left.job_dir / "log-\udcff.out"
+    impossible.write_bytes(b"x")
+    output = left.output.model_copy(update={"logs": (*left.output.logs, gone, impossible, left.job_dir)})
+    record = LeftRun(**{**vars(left), "output": output}).harvest(directory)
+    assert [line for line in record.left_out if "gone.out: cannot be read" in line]
+    assert [line for line in record.left_out if "not valid UTF-8" in line]
+    assert [line for line in record.left_out if "not a regular file" in line]
+    assert verify_run(directory, record.prefix) == []
+
+
+# --- again, together, interrupted -----------------------------------------------------------------------------------
+
+
+@pytest.mark.s3
+def test_a_committed_run_is_confirmed_and_nothing_is_sent_again(ceph: S3Server, left: LeftRun) -> None:
+    with proxy_to(ceph.endpoint_url) as proxy:
+        store = open_store(ceph.store_settings(BUCKET, "again", endpoint_url=proxy.endpoint_url))
+        first = left.harvest(store)
+        proxy.requests.clear()
+        assert left.harvest(store) == first
+        assert {request.method for request in proxy.requests} == {"GET"}
+
+
+@pytest.mark.s3
+def test_an_interrupted_harvest_goes_on_and_sends_nothing_twice(ceph: S3Server, left: LeftRun) -> None:
+    with proxy_to(ceph.endpoint_url) as proxy:
+        store = open_store(ceph.store_settings(BUCKET, "goes-on", endpoint_url=proxy.endpoint_url))
+        proxy.before = lambda request: s3_error(403, "AccessDenied") if "train_state" in request.path else None
+        with pytest.raises(PermanentError, match="access denied"):
+            left.harvest(store)
+        whole = {key for key in objects(store) if "iter_" in key}
+        assert load_record(store, run_prefix(left.spec, 1)) is None
+        proxy.before = lambda _: None
+        proxy.requests.clear()
+
+        record = left.harvest(store)
+
+        sent_again = [
+            each.path for each in proxy.requests if each.method == "PUT" and any(k in each.path for k in whole)
+        ]
+        assert sent_again == []
+        assert whole
+        assert verify_run(store, record.prefix) == []
+
+
+def test_two_harvesters_of_one_run_end_with_one_truth(store: ObjectStore, left: LeftRun) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        records = list(pool.map(lambda _: left.harvest(store), range(4)))
+    assert all(record == records[0] for record in records)
+    assert load_record(store, records[0].prefix) == records[0]
+    assert verify_run(store, records[0].prefix) == []
+
+
+def test_a_committed_run_whose_objects_are_gone_is_damage_not_success(store: ObjectStore, left: LeftRun) -> None:
+    record = left.harvest(store)
+    store.delete(f"{record.prefix}/checkpoints/iter_0000040/__1_0.distcp")
+    with pytest.raises(DamagedData, match=r"__1_0.distcp: missing"):
+        left.harvest(store)
+    assert verify_run(store, record.prefix) == ["checkpoints/iter_0000040/__1_0.distcp: missing"]
+
+
+@pytest.mark.parametrize("kind", ["directory", pytest.param("ceph", marks=pytest.mark.s3)])
+def test_killed_at_any_moment_a_harvest_leaves_no_manifest_over_missing_data(
+    settings_of: Callable[[str], StoreSettings], tmp_path: Path, kind: str
+) -> None:
+    settings = settings_of(kind)
+    left, prefix = make_run(tmp_path / "w"), run_prefix(make_run(tmp_path / "w").spec, 1)
+    started = time.monotonic()
+    left.harvest(open_store(settings_of(kind)) if kind != "directory" else open_store(settings))
+    usual = time.monotonic() - started
+    if kind == "directory":
+        shutil.rmtree(tmp_path / "the store")
+    committed = 0
+    for seed in SEEDS:
+        settings = settings.model_copy(update={"url": f"{settings.url}/{seed}"})
+        store = open_store(settings)
+        with Harvesting(tmp_path / "w", settings) as process:
+            time.sleep(random.Random(seed).uniform(0, usual))
+            process.kill()
+        problems = verify_run(store, prefix)
+        assert problems in ([], ["manifest.json: missing, so this run was never committed"])
+        committed += not problems
+
+        record = left.harvest(store)
+
+        assert verify_run(store, prefix) == []
+        assert fetch_run(store, prefix, tmp_path / f"back-{seed}").file("record.json") is not None
+        for shard in (left.job_dir / "checkpoints/iter_0000040").glob("*.distcp"):
+            back = tmp_path / f"back-{seed}/checkpoints/iter_0000040" / shard.name
+            assert back.read_bytes() == shard.read_bytes()
+        assert record.prefix == prefix
+        assert list(left.plan.attempt_dir.glob(".harvest-*")) == []
+    assert committed < len(SEEDS), "no kill came before the end: the test has tested nothing"
+
+
+class Harvesting:
+    """A harvest in a process of its own, begun when the block begins."""
+
+    def __init__(self, folder: Path, settings: StoreSettings) -> None:
+        command = [sys.executable, "-m", "tests.nightbridge.store.left_run", str(folder), settings.model_dump_json()]
+        self.process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def __enter__(self) -> "subprocess.Popen[str]":
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == "ready\n"
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+        return self.process
+
+    def __exit__(self, *_: object) -> None:
+        self.process.communicate()
+
+
+# --- the rest -------------------------------------------------------------------------------------------------------
+
+
+def test_progress_counts_up_to_everything(directory: ObjectStore, left: LeftRun) -> None:
+    seen: list[Progress] = []
+    left.harvest(directory, on_progress=seen.append)
+    last = {progress.step: progress for progress in seen}
+    assert set(last) == {"sending"}
+    assert all(progress.files_done == progress.files_total for progress in last.values())
+    assert all(progress.bytes_done == progress.bytes_total > 400_000 for progress in last.values())
+
+
+def test_a_secret_that_is_a_word_of_the_record_is_refused_not_stored_broken(
+    directory: ObjectStore, left: LeftRun
+) -> None:
+    with pytest.raises(PermanentError, match="Use a longer secret"):
+        left.harvest(directory, secrets=("run_key",))
+
+
+def test_a_run_without_a_manifest_has_no_record(directory: ObjectStore, left: LeftRun) -> None:
+    record = left.harvest(directory)
+    directory.delete(f"{record.prefix}/manifest.json")
+    assert load_record(directory, record.prefix) is None
+
+
+def test_a_record_that_was_changed_in_the_store_is_damage(directory: ObjectStore, left: LeftRun) -> None:
+    record = left.harvest(directory)
+    data = directory.get(f"{record.prefix}/record.json")
+    assert data is not None
+    directory.put(f"{record.prefix}/record.json", data.replace(b"0.25", b"0.05"))
+    with pytest.raises(DamagedData, match="not the record that was committed"):
+        load_record(directory, record.prefix)
+
+
+def test_an_attempt_folder_without_room_is_named(directory: ObjectStore, left: LeftRun, tmp_path: Path) -> None:
+    plan = left.plan.model_copy(update={"attempt_dir": tmp_path / "gone"})
+    with pytest.raises(PermanentError, match=r"gone: no room for masked copies"):
+        LeftRun(**{**vars(left), "plan": plan}).harvest(directory)

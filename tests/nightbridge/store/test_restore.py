@@ -1,0 +1,107 @@
+"""Verify and fetch: every object of the manifest is there and whole, or it is said which is not."""
+
+from pathlib import Path
+
+import pytest
+
+from nightbridge.errors import DamagedData, InvalidInput, PermanentError
+from nightbridge.models import StoreSettings
+from nightbridge.store.manifest import read_manifest
+from nightbridge.store.objects import ObjectStore, open_store
+from nightbridge.store.restore import fetch_run, verify_run
+from nightbridge.store.source import FileSource
+from tests.nightbridge.store.left_run import LeftRun, make_run
+
+
+@pytest.fixture
+def left(tmp_path: Path) -> LeftRun:
+    return make_run(tmp_path / "workspace", shard_size=50_000)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> ObjectStore:
+    return open_store(StoreSettings(url=f"file://{tmp_path}/store"))
+
+
+def files_below(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_fetched_run_is_the_stored_one_byte_for_byte(store: ObjectStore, left: LeftRun, tmp_path: Path) -> None:
+    prefix = left.harvest(store).prefix
+    manifest = fetch_run(store, prefix, tmp_path / "back")
+    fetched = files_below(tmp_path / "back")
+    assert set(fetched) == {"manifest.json", *(file.path for file in manifest.files)}
+    assert all(data == store.get(f"{prefix}/{path}") for path, data in fetched.items())
+
+
+def test_fetching_again_keeps_what_is_whole_and_repairs_the_rest(
+    directory: ObjectStore, left: LeftRun, tmp_path: Path
+) -> None:
+    prefix = left.harvest(directory).prefix
+    fetch_run(directory, prefix, tmp_path / "back")
+    before = files_below(tmp_path / "back")
+    kept = (tmp_path / "back/record.json").stat().st_ino
+    (tmp_path / "back/summary.json").write_text("{}")
+
+    fetch_run(directory, prefix, tmp_path / "back")
+
+    assert files_below(tmp_path / "back") == before
+    assert (tmp_path / "back/record.json").stat().st_ino == kept
+
+
+def test_a_run_that_was_never_committed_is_not_fetched(store: ObjectStore, tmp_path: Path) -> None:
+    store.put("runs/x/a1/record.json", b"{}")
+    with pytest.raises(PermanentError, match="no committed run here"):
+        fetch_run(store, "runs/x/a1", tmp_path / "back")
+    assert verify_run(store, "runs/x/a1") == ["manifest.json: missing, so this run was never committed"]
+    assert not (tmp_path / "back").exists()
+
+
+def test_an_object_that_was_replaced_is_found_by_its_checksum(
+    store: ObjectStore, left: LeftRun, tmp_path: Path
+) -> None:
+    prefix = left.harvest(store).prefix
+    path = "checkpoints/iter_0000040/__1_0.distcp"
+    store.put(f"{prefix}/{path}", b"z" * 50_000)
+    store.put(f"{prefix}/summary.json", b"{}")
+
+    problems = verify_run(store, prefix)
+
+    assert [problem.split(": ")[0] for problem in problems] == [path, "summary.json"]
+    assert "sha256" in problems[0]
+    assert "2 bytes, the manifest says" in problems[1]
+    with pytest.raises(DamagedData, match="not what the manifest says"):
+        fetch_run(store, prefix, tmp_path / "back")
+    assert not (tmp_path / "back/manifest.json").exists()
+
+
+def test_an_object_that_was_sent_in_parts_and_replaced_is_found(store: ObjectStore, tmp_path: Path) -> None:
+    large = make_run(tmp_path / "large", shard_size=3 << 20)
+    prefix = large.harvest(store).prefix
+    path = "checkpoints/iter_0000040/__0_0.distcp"
+    (tmp_path / "other").write_bytes(b"z" * (9 << 20))
+    assert verify_run(store, prefix) == []
+
+    store.put_file(f"{prefix}/{path}", FileSource(tmp_path / "other"))
+
+    assert [problem.split(": ")[0] for problem in verify_run(store, prefix)] == [path]
+    with pytest.raises(DamagedData, match="not what the manifest says"):
+        fetch_run(store, prefix, tmp_path / "back")
+
+
+def test_a_manifest_cannot_write_outside_the_destination(directory: ObjectStore, left: LeftRun, tmp_path: Path) -> None:
+    prefix = left.harvest(directory).prefix
+    manifest = read_manifest(directory, prefix)
+    assert manifest is not None
+    evil = manifest.model_copy(update={"files": (manifest.files[0].model_copy(update={"path": "../../evil"}),)})
+    directory.put(f"{prefix}/manifest.json", evil.model_dump_json().encode())
+    with pytest.raises(InvalidInput, match="not a usable object key"):
+        fetch_run(directory, prefix, tmp_path / "deep/back")
+    assert not (tmp_path / "evil").exists()
+
+
+def test_what_is_no_manifest_is_damage(directory: ObjectStore) -> None:
+    directory.put("runs/x/a1/manifest.json", b"not json")
+    with pytest.raises(DamagedData, match="not a manifest"):
+        read_manifest(directory, "runs/x/a1")
