@@ -1,0 +1,469 @@
+"""Change points: since which night a metric has another level, by how much, and how sure that is.
+
+One value per night goes in, oldest first; nothing is assumed about its unit. Four steps, each for a fault that nightly
+series really have:
+
+1. What is known to move the value without the code is taken out: `remove_canary` takes out the cluster's own drift,
+   measured by a test whose pins never move; `remove_node_effects` takes out the level of the nodes that a night ran on.
+2. Winsorising (`winsorise`, a Hampel filter): a night on a bad node counts as slow, but not as ten slow nights. Without
+   this, three such nights in a hundred give several false alarms a year, whatever the test that follows.
+3. Candidates from the top down: the night that splits a window best, by the t statistic, then the best within each
+   part, as E-divisive does with another statistic.
+4. Merging from the bottom up: a candidate that is not significant, too small, too young, or carried by a single night
+   is dropped, the weakest first, and the levels around it become one.
+
+The significance is that of one t-test although many splits are tried, which is why the default asks for 1e-5 and not
+for 1e-3. `benchmarks/detection.py` measures what that means: false alarms a year, and nights until a change is found.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from nightbridge.errors import InvalidInput
+from nightbridge.models import Model
+
+Array = NDArray[np.float64]
+
+# Median absolute deviation to standard deviation, for Gaussian noise.
+MAD_TO_SIGMA = 1.4826
+
+# The share of Gaussian noise within this many standard deviations is 80 %.
+GAUSSIAN_80 = 1.2816
+
+# A candidate is kept for the merge when one split alone is this significant: a change that is masked by a second one,
+# such as a slow-down that was repaired, becomes significant only once both are known.
+CANDIDATE_P_VALUE = 1e-3
+
+# Twice the drop of the log-likelihood that leaves 95 % of the start nights inside (chi-squared, one degree of freedom).
+START_RANGE = 3.84
+
+# Noise up to this much above what is wanted is left: estimated from a month of nights, it is not known any better.
+NOISY = 1.35
+
+
+class ChangePointPolicy(Model):
+    """When a difference between nights is a change. Shares are relative to the level before."""
+
+    p_value: float = Field(1e-5, gt=0, lt=1, description="Largest p-value of the t-test between two levels.")
+    minimum_change: float = Field(0.015, gt=0, description="Smallest change that is reported.")
+    minimum_nights: int = Field(3, ge=2, description="Nights that a level must have lasted.")
+    without_one_p_value: float = Field(
+        2e-3, gt=0, le=1, description="Largest p-value when the most deviating night of the shorter level is left out."
+    )
+    window: int = Field(100, ge=20, description="Nights that are looked at together, on each side of a change.")
+    neighbourhood: int = Field(7, ge=2, description="Nights on each side whose median a night is winsorised to.")
+    winsor_sigmas: float = Field(3.5, gt=0, description="How far a night may be from that median.")
+    noise_floor: float = Field(
+        0.005, gt=0, description="Least standard deviation that is assumed: a quiet history proves little."
+    )
+
+
+DEFAULT_POLICY = ChangePointPolicy()
+
+
+class ChangePoint(Model):
+    """A new level. Night indexes count the values that were given, missing ones included, from 0."""
+
+    index: int = Field(description="The first night of the new level.")
+    earliest: int = Field(description="First night with which the new level may have begun (95 %).")
+    latest: int = Field(description="Last such night.")
+    before: float = Field(description="Median of the level before, in the metric's unit.")
+    after: float = Field(description="Median of the new level.")
+    change: float = Field(description="(after - before) / |before|, signed, of the winsorised means.")
+    p_value: float = Field(description="Of the t-test between the two levels.")
+
+    @property
+    def confidence(self) -> float:
+        """One minus the p-value."""
+        return 1.0 - self.p_value
+
+
+class _Boundary(NamedTuple):
+    """A candidate between two segments, and what the tests say about it."""
+
+    at: int
+    change: float
+    p_value: float
+    without_one: float
+    nights: int
+
+
+def find_change_points(
+    values: Sequence[float | None], policy: ChangePointPolicy = DEFAULT_POLICY
+) -> tuple[ChangePoint, ...]:
+    """All changes of level, oldest first.
+
+    Args:
+        values: One value per night, oldest first. None, NaN and infinity are nights without a value.
+        policy: What counts as a change.
+    """
+    raw = _as_array(values)
+    nights = np.flatnonzero(np.isfinite(raw))
+    known = raw[nights]
+    level = float(np.median(np.abs(known))) if known.size else 0.0
+    if known.size < 2 * policy.minimum_nights or level == 0.0:
+        return ()
+    series = winsorise(known, policy) / level
+    boundaries = _merge(series, _candidates(series, policy), policy)
+    edges = [0, *(boundary.at for boundary in boundaries), known.size]
+    points = []
+    for number, boundary in enumerate(boundaries):
+        start, end = _around(edges, number + 1, policy)
+        earliest, latest = _start_range(series[start:end], boundary.at - start, policy)
+        points.append(
+            ChangePoint(
+                index=int(nights[boundary.at]),
+                earliest=int(nights[start + earliest]),
+                latest=int(nights[start + latest]),
+                before=float(np.median(known[start : boundary.at])),
+                after=float(np.median(known[boundary.at : end])),
+                change=boundary.change,
+                p_value=boundary.p_value,
+            )
+        )
+    return tuple(points)
+
+
+def winsorise(values: Array, policy: ChangePointPolicy = DEFAULT_POLICY) -> Array:
+    """Pull every night to within `winsor_sigmas` of the median of the nights around it.
+
+    The width is one for the whole series, from the median deviation of all nights, so that a new level which is younger
+    than half the neighbourhood shrinks but does not vanish.
+    """
+    half = policy.neighbourhood
+    padded = np.concatenate([np.full(half, np.nan), values, np.full(half, np.nan)])
+    around = np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1)
+    centre = _row_medians(around)
+    sigma = MAD_TO_SIGMA * float(np.median(np.abs(values - centre)))
+    # The neighbourhood's median follows the noise a little, so deviations from it are smaller than the noise.
+    sigma *= 1.0 + 1.0 / (2 * half + 1)
+    width = policy.winsor_sigmas * max(sigma, policy.noise_floor * float(np.median(np.abs(values))))
+    return np.clip(values, centre - width, centre + width)
+
+
+def remove_canary(values: Sequence[float | None], canary: Sequence[float | None]) -> list[float]:
+    """Take the cluster's drift out of a metric, as measured in the same nights by a test whose pins never move.
+
+    The canary's relative deviation from its median is taken off, times the share of it that the metric follows (least
+    squares, between 0 and 1): a metric that has nothing to do with the canary is left alone. A night without a canary
+    takes the canary of the nights around it.
+
+    Raises:
+        InvalidInput: The two differ in length, or a value is not positive: only ratios can be compared.
+    """
+    raw, control = _as_array(values), _as_array(canary)
+    if raw.size != control.size:
+        raise InvalidInput(f"{control.size} canary nights for {raw.size} nights", thing="canary")
+    known, measured = np.isfinite(raw), np.isfinite(control)
+    if (raw[known] <= 0).any() or (control[measured] <= 0).any():
+        raise InvalidInput("a canary needs positive values", thing="canary", advice="Leave it out for this metric")
+    if measured.sum() < 2 or known.sum() < 2:
+        return [float(value) for value in raw]
+    at = np.arange(raw.size)
+    drift = np.log(np.interp(at, at[measured], control[measured]))
+    drift -= np.median(drift)
+    metric = np.log(raw, where=known, out=np.full(raw.size, np.nan))
+    both = known & measured
+    share = _share_followed(metric[both], drift[both])
+    return [float(value) for value in np.exp(metric - share * drift)]
+
+
+def remove_node_effects(
+    values: Sequence[float | None],
+    nodes: Sequence[str],
+    policy: ChangePointPolicy = DEFAULT_POLICY,
+    least_nights: int = 4,
+) -> list[float]:
+    """Bring all nights to the level of the node set that most of them ran on.
+
+    The effect of a node set is the median of its nights' ratios to the reference nights around each of them. Only
+    nights with reference nights on both sides count, at least `least_nights` of them: nodes that changed for good
+    together with the code cannot be told from it, and are left to show as a change.
+
+    Args:
+        values: One value per night, oldest first.
+        nodes: The nodes of each night, any text that is equal for equal sets.
+        policy: Its neighbourhood says how many reference nights are taken on each side.
+        least_nights: Nights that a node set needs before its effect is believed.
+
+    Raises:
+        InvalidInput: The two differ in length.
+    """
+    raw = _as_array(values)
+    if raw.size != len(nodes):
+        raise InvalidInput(f"nodes of {len(nodes)} nights for {raw.size} nights", thing="nodes")
+    known = np.isfinite(raw)
+    names = np.asarray(nodes, dtype=object)
+    sets, counts = np.unique(names[known].astype(str), return_counts=True)
+    adjusted = raw.copy()
+    if sets.size < 2:
+        return [float(value) for value in adjusted]
+    reference = sets[int(np.argmax(counts))]
+    anchors = np.flatnonzero(known & (names == reference))
+    for name in sets[(sets != reference) & (counts >= least_nights)]:
+        own = np.flatnonzero(known & (names == name))
+        ratios = [ratio for night in own if (ratio := _ratio(raw, int(night), anchors, policy)) is not None]
+        if len(ratios) >= least_nights:
+            adjusted[own] = raw[own] / float(np.median(ratios))
+    return [float(value) for value in adjusted]
+
+
+def night_noise(values: Sequence[float | None]) -> float:
+    """How much a value moves from night to night without a reason, as a relative standard deviation.
+
+    Taken from the differences between consecutive nights, of which a change of level moves only one: the four fifths
+    of them that are smallest. NaN with fewer than two nights.
+    """
+    known = _finite(values)
+    level = float(np.median(np.abs(known))) if known.size else 0.0
+    if known.size < 2 or level == 0.0:
+        return math.nan
+    return float(np.quantile(np.abs(np.diff(known)), 0.8)) / (GAUSSIAN_80 * math.sqrt(2) * level)
+
+
+def steadiest(statistics: Mapping[str, Sequence[float | None]], nights: int = 60) -> str:
+    """The statistic of a metric that tells a change soonest: the one with the least noise over the last nights.
+
+    A run whose steps are sometimes slow has a median that jumps between two levels while its fastest steps stay where
+    they are; slower code moves both. On equal terms, the first one named is taken.
+
+    Args:
+        statistics: Several statistics of the same nights, such as median and 5th percentile of the step times.
+        nights: How many of the last nights are looked at.
+    """
+    noise = {name: night_noise(values[-nights:]) for name, values in statistics.items()}
+    return min(noise, key=lambda name: math.inf if math.isnan(noise[name]) else noise[name])
+
+
+def reruns_needed(
+    value: float,
+    earlier: Sequence[float | None],
+    first_runs: Sequence[float | None],
+    nights: int = 28,
+    sigmas: float = 3.0,
+    least_change: float = 0.01,
+    noise_wanted: float = 0.013,
+    usual: int = 2,
+    most: int = 4,
+) -> int:
+    """How often a night should be run again before anything is said about it.
+
+    `usual` times when it is far from the nights before it or was not measured, and as often as it takes, up to `most`
+    times, when single runs of this test are so noisy that one says little. Fewer than 5 earlier nights ask for nothing.
+
+    Args:
+        value: Tonight's value, or NaN where nothing was measured.
+        earlier: The nights before, oldest first: the median of each night's runs.
+        first_runs: The same nights, each night's first run alone: what tells how noisy a single run is.
+        nights: How many of the last nights are looked at.
+        sigmas: How many standard deviations are far.
+        least_change: What is never far, relative to the median of those nights.
+        noise_wanted: The relative standard deviation that the median of a night's runs should have.
+        usual: Re-runs of a suspicious night.
+        most: Re-runs at most.
+    """
+    if not math.isfinite(value):
+        return usual
+    recent = _finite(earlier)[-nights:]
+    if recent.size < 5:
+        return 0
+    noise = night_noise(first_runs[-nights:])
+    # A median of n runs has about the noise of one over the square root of n, times 1.25 for many.
+    for_noise = math.ceil(1.25 * (noise / noise_wanted) ** 2) - 1 if noise > noise_wanted * NOISY else 0
+    centre = float(np.median(recent))
+    far = abs(value - centre) > max(sigmas * night_noise(recent.tolist()), least_change) * abs(centre)
+    return min(max(for_noise, usual if far else 0), most)
+
+
+def t_test_p_value(statistic: float, degrees: float) -> float:
+    """Two-sided p-value of Student's t."""
+    if not math.isfinite(statistic):
+        return 0.0 if math.isinf(statistic) else 1.0
+    return _incomplete_beta(degrees / 2, 0.5, degrees / (degrees + statistic * statistic))
+
+
+def _as_array(values: Sequence[float | None]) -> Array:
+    array = np.array([math.nan if value is None else value for value in values], dtype=np.float64)
+    array[~np.isfinite(array)] = np.nan
+    return array
+
+
+def _finite(values: Sequence[float | None]) -> Array:
+    array = _as_array(values)
+    return array[np.isfinite(array)]
+
+
+def _row_medians(rows: Array) -> Array:
+    """Medians that skip NaN, without the cost of `nanmedian`: sorting puts NaN last."""
+    ordered = np.sort(rows, axis=1)
+    counts = np.count_nonzero(~np.isnan(rows), axis=1)
+    at = np.arange(rows.shape[0])
+    medians: Array = (ordered[at, (counts - 1) // 2] + ordered[at, counts // 2]) / 2
+    return medians
+
+
+def _ratio(raw: Array, night: int, anchors: NDArray[np.intp], policy: ChangePointPolicy) -> float | None:
+    """A night's value over the median of the reference nights on both sides; None where one side has none."""
+    place = int(np.searchsorted(anchors, night))
+    near = policy.neighbourhood // 2
+    before, after = anchors[max(0, place - near) : place], anchors[place : place + near]
+    if not before.size or not after.size:
+        return None
+    level = float(np.median(np.concatenate([raw[before], raw[after]])))
+    return float(raw[night]) / level if level else None
+
+
+def _share_followed(metric: Array, drift: Array) -> float:
+    """The slope of the metric on the drift, in [0, 1], with both winsorised so that a bad night does not decide it."""
+    x, y = (np.clip(part, *np.quantile(part, [0.02, 0.98])) for part in (drift, metric))
+    spread = float(np.var(x))
+    if spread == 0.0:
+        return 0.0
+    return min(1.0, max(0.0, float(np.mean((x - x.mean()) * (y - y.mean()))) / spread))
+
+
+def _candidates(series: Array, policy: ChangePointPolicy) -> list[int]:
+    """Best splits of overlapping windows, from the top down."""
+    found: set[int] = set()
+    step = policy.window // 2
+    starts = range(0, max(1, series.size - step), step)
+    parts = [(start, min(start + policy.window, series.size)) for start in starts]
+    while parts:
+        start, end = parts.pop()
+        split = _best_split(series[start:end], policy)
+        if split is None:
+            continue
+        at, p_value = split
+        if p_value <= CANDIDATE_P_VALUE:
+            found.add(start + at)
+            parts += [(start, start + at), (start + at, end)]
+    return sorted(found)
+
+
+def _best_split(part: Array, policy: ChangePointPolicy) -> tuple[int, float] | None:
+    """The split with the greatest t statistic, and its p-value; None where the part is too short."""
+    if part.size < 2 * policy.minimum_nights:
+        return None
+    statistics = _split_statistics(part, policy)
+    best = int(np.argmax(statistics))
+    return best + policy.minimum_nights, t_test_p_value(float(statistics[best]), part.size - 2)
+
+
+def _split_statistics(part: Array, policy: ChangePointPolicy) -> Array:
+    """|t| of all splits that leave `minimum_nights` on both sides."""
+    size = part.size
+    total = np.cumsum(part - part.mean())
+    left = np.arange(policy.minimum_nights, size - policy.minimum_nights + 1)
+    # With the mean taken off, the sum on the right is minus the sum on the left.
+    sums = total[left - 1]
+    between = sums * sums * size / (left * (size - left))
+    within = np.maximum(float(np.sum((part - part.mean()) ** 2)) - between, 0.0) / (size - 2)
+    statistics: Array = np.sqrt(between / np.maximum(within, policy.noise_floor**2))
+    return statistics
+
+
+def _merge(series: Array, candidates: Sequence[int], policy: ChangePointPolicy) -> list[_Boundary]:
+    """Drop the weakest candidate until all that are left are changes, each moved to its best night on the way."""
+    kept = list(candidates)
+    while kept:
+        edges = [0, *kept, series.size]
+        boundaries = [_judge(series, edges, number, policy) for number in range(1, len(edges) - 1)]
+        failing = [boundary for boundary in boundaries if not _is_change(boundary, policy)]
+        if not failing:
+            return boundaries
+        weakest = max(failing, key=lambda boundary: (boundary.nights < policy.minimum_nights, boundary.p_value))
+        kept.remove(weakest.at)
+        kept = _relocated(series, kept, policy)
+    return []
+
+
+def _relocated(series: Array, kept: Sequence[int], policy: ChangePointPolicy) -> list[int]:
+    """Each boundary at the best split between its neighbours, now that one of them may be gone."""
+    edges = [0, *kept, series.size]
+    for number in range(1, len(edges) - 1):
+        start, end = _around(edges, number, policy)
+        split = _best_split(series[start:end], policy)
+        if split:
+            edges[number] = start + split[0]
+    return sorted(set(edges[1:-1]))
+
+
+def _around(edges: Sequence[int], number: int, policy: ChangePointPolicy) -> tuple[int, int]:
+    """The nights on both sides of an edge that belong to its two levels, at most a window each."""
+    at = edges[number]
+    return max(edges[number - 1], at - policy.window), min(edges[number + 1], at + policy.window)
+
+
+def _judge(series: Array, edges: Sequence[int], number: int, policy: ChangePointPolicy) -> _Boundary:
+    start, end = _around(edges, number, policy)
+    at = edges[number]
+    before, after = series[start:at], series[at:end]
+    level = float(before.mean())
+    difference = float(after.mean()) - level
+    shorter, longer = (before, after) if before.size < after.size else (after, before)
+    # The night farthest from the other level: a change must stand without it.
+    without = np.delete(shorter, int(np.argmax(np.abs(shorter - longer.mean()))))
+    return _Boundary(
+        at=at,
+        change=difference / abs(level) if level else math.copysign(math.inf, difference),
+        p_value=_p_value(before, after, policy),
+        without_one=_p_value(longer, without, policy),
+        nights=shorter.size,
+    )
+
+
+def _p_value(left: Array, right: Array, policy: ChangePointPolicy) -> float:
+    degrees = left.size + right.size - 2
+    if not left.size or not right.size or degrees < 1:
+        return 1.0
+    squares = float(np.sum((left - left.mean()) ** 2) + np.sum((right - right.mean()) ** 2))
+    sigma = max(math.sqrt(squares / degrees), policy.noise_floor)
+    statistic = float(right.mean() - left.mean()) / (sigma * math.sqrt(1 / left.size + 1 / right.size))
+    return t_test_p_value(statistic, degrees)
+
+
+def _is_change(boundary: _Boundary, policy: ChangePointPolicy) -> bool:
+    return (
+        boundary.nights >= policy.minimum_nights
+        and abs(boundary.change) >= policy.minimum_change
+        and boundary.p_value <= policy.p_value
+        and boundary.without_one <= policy.without_one_p_value
+    )
+
+
+def _start_range(part: Array, at: int, policy: ChangePointPolicy) -> tuple[int, int]:
+    """First and last split that the data do not tell from the best one."""
+    statistics = _split_statistics(part, policy)
+    likelihood = (part.size / 2) * np.log1p(statistics**2 / (part.size - 2))
+    place = at - policy.minimum_nights
+    possible = np.flatnonzero(2 * (likelihood[place] - likelihood) <= START_RANGE)
+    first, last = int(possible.min()), int(possible.max())
+    return min(at, first + policy.minimum_nights), max(at, last + policy.minimum_nights)
+
+
+def _incomplete_beta(a: float, b: float, x: float) -> float:
+    """The regularised incomplete beta function, by its continued fraction (modified Lentz)."""
+    if x <= 0.0 or x >= 1.0:
+        return min(max(x, 0.0), 1.0)
+    if x > (a + 1) / (a + b + 2):
+        return 1.0 - _incomplete_beta(b, a, 1.0 - x)
+    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)) / a
+    tiny = 1e-300
+    c, d = 1.0, 1.0 / (1.0 - (a + b) * x / (a + 1) or tiny)
+    result = d
+    for m in range(1, 300):
+        for numerator in (
+            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
+            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
+        ):
+            d = 1.0 / (1.0 + numerator * d or tiny)
+            c = 1.0 + numerator / c or tiny
+            result *= c * d
+        if abs(c * d - 1.0) < 1e-14:
+            break
+    return front * result

@@ -1,0 +1,184 @@
+"""Charts as inline SVG: one drawing per question, readable without colour and on a phone.
+
+Text stays text, so that the browser uses the page's font and people can search and copy it. Matplotlib is imported when
+a chart is drawn: it takes a third of a second, which only the report should pay for.
+"""
+
+import io
+import itertools
+import math
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's palette: told apart by people with any kind of colour vision. Shapes say the same as the colours.
+BLUE, VERMILLION, INK, GREY, FAINT = "#0072b2", "#d55e00", "#1d2733", "#66717d", "#d9dee4"
+
+# Inches at 72 points: about as wide as a phone, so that letters keep their size there.
+WIDTH, HEIGHT = 4.7, 2.5
+
+MOST_NIGHTS = 60
+MOST_NIGHT_LABELS = 5
+
+LOSS_TAG = "lm loss"
+
+PointKind = Literal["good", "regressed", "other"]
+
+
+class NightPoint(NamedTuple):
+    """One night of a metric: median and, where measured, the 5th and 95th percentile of its steady window."""
+
+    night: str
+    value: float | None
+    low: float | None
+    high: float | None
+    kind: PointKind
+
+
+# Marker, colour and size of a night.
+POINTS: dict[PointKind, tuple[str, str, float]] = {
+    "good": ("o", BLUE, 30),
+    "regressed": ("D", VERMILLION, 36),
+    "other": ("X", GREY, 40),
+}
+
+
+def nights_chart(points: Sequence[NightPoint], label: str, baseline: float | None, threshold: float) -> str:
+    """Draw a metric over the nights, oldest first, the last one being tonight.
+
+    Args:
+        points: The nights; one without a value gets a cross on the axis.
+        label: What the values are, with their unit.
+        baseline: What tonight is compared with; a line, with a band of `threshold` (relative) around it.
+        threshold: Half the width of the band.
+    """
+    points = points[-MOST_NIGHTS:]
+    figure, axes = _new_figure()
+    if baseline is not None:
+        margin = threshold * abs(baseline)
+        axes.axhspan(baseline - margin, baseline + margin, color=BLUE, alpha=0.09, linewidth=0)
+        axes.axhline(baseline, color=BLUE, linewidth=1, linestyle=(0, (4, 3)))
+    for x, point in enumerate(points):
+        if point.low is not None and point.high is not None:
+            axes.vlines(x, point.low, point.high, color=GREY, linewidth=1.2, alpha=0.6)
+    known = [(x, point.value) for x, point in enumerate(points) if point.value is not None]
+    axes.plot([x for x, _ in known], [value for _, value in known], color=GREY, linewidth=0.8, alpha=0.7, zorder=2)
+    for kind, (marker, colour, size) in POINTS.items():
+        chosen = [(x, value) for x, value in known if points[x].kind == kind]
+        axes.scatter(
+            [x for x, _ in chosen],
+            [value for _, value in chosen],
+            marker=marker,
+            color=colour,
+            s=size,
+            zorder=3,
+            edgecolor="white",
+        )
+    for x, point in enumerate(points):
+        if point.value is None:
+            axes.plot(x, 0.03, marker="x", color=GREY, markersize=6, transform=axes.get_xaxis_transform())
+    if points[-1].value is not None:
+        top = max(points[-1].value, points[-1].high or points[-1].value)
+        _label(axes, len(points) - 1, top, points[-1].value, POINTS[points[-1].kind][1])
+    _label_nights(axes, [point.night for point in points])
+    axes.set_xlabel("night")
+    axes.set_ylabel(label)
+    return _svg(figure)
+
+
+def loss_chart(metrics: "pd.DataFrame") -> str:
+    """Draw the loss of each step of one run; empty when the run has none.
+
+    Args:
+        metrics: The run's scalar table: columns tag, step, value and superseded.
+    """
+    rows = metrics[(metrics["tag"] == LOSS_TAG) & ~metrics["superseded"]].sort_values("step")
+    steps, losses = rows["step"].tolist(), rows["value"].tolist()
+    finite = [(step, loss) for step, loss in zip(steps, losses, strict=True) if math.isfinite(loss)]
+    if not finite:
+        return ""
+    figure, axes = _new_figure()
+    axes.plot(*_with_gaps(steps, losses), color=BLUE, linewidth=1.6)
+    if len(finite) == 1:
+        axes.plot(*finite[0], marker="o", color=BLUE)
+    for step, loss in zip(steps, losses, strict=True):
+        if not math.isfinite(loss):
+            axes.plot(step, 0.03, marker="x", color=VERMILLION, markersize=6, transform=axes.get_xaxis_transform())
+    _label(axes, finite[-1][0], finite[-1][1], finite[-1][1], BLUE)
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss")
+    return _svg(figure)
+
+
+def _with_gaps(steps: Sequence[int], values: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Break the line where steps are missing: a gap that is bridged looks like data."""
+    distances = sorted(after - before for before, after in itertools.pairwise(steps))
+    usual = distances[len(distances) // 2] if distances else 1
+    x: list[float] = []
+    y: list[float] = []
+    for step, value in zip(steps, values, strict=True):
+        if x and step - x[-1] > 1.5 * usual:
+            x.append((step + x[-1]) / 2)
+            y.append(math.nan)
+        x.append(float(step))
+        y.append(value if math.isfinite(value) else math.nan)
+    return x, y
+
+
+def _new_figure() -> "tuple[Figure, Axes]":
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(GREY)
+    axes.tick_params(colors=GREY, labelsize=9, length=3)
+    axes.xaxis.label.set(color=GREY, size=9)
+    axes.yaxis.label.set(color=GREY, size=9)
+    axes.grid(axis="y", color=FAINT, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.margins(x=0.06, y=0.18)
+    axes.ticklabel_format(useOffset=False)
+    return figure, axes
+
+
+def _label(axes: "Axes", x: float, y: float, value: float, colour: str) -> None:
+    """Write the last value above its point: the number that people look for first."""
+    axes.annotate(
+        f"{value:.4g}",
+        (x, y),
+        xytext=(0, 6),
+        textcoords="offset points",
+        ha="center",
+        color=colour,
+        size=10,
+        weight="bold",
+    )
+
+
+def _label_nights(axes: "Axes", nights: Sequence[str]) -> None:
+    """Label a few nights, tonight always among them. The year is in the page's title."""
+    stride = math.ceil(len(nights) / MOST_NIGHT_LABELS)
+    shown = range(len(nights) - 1, -1, -stride)
+    axes.set_xticks(list(shown), [re.sub(r"^\d{4}-(\d\d-\d\d)", r"\1", nights[x])[:12] for x in shown])
+
+
+def _svg(figure: "Figure") -> str:
+    import matplotlib as mpl
+
+    buffer = io.StringIO()
+    # The salt makes equal drawings equal bytes; "none" keeps text as text.
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "nightbridge"}):
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    text = buffer.getvalue()
+    drawing = text[text.index("<svg") :]
+    # The page sets the size. Group ids repeat from chart to chart, and nothing refers to them.
+    drawing = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", drawing, count=1)
+    drawing = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", drawing, count=1)
+    drawing = re.sub(r"<metadata>.*?</metadata>", "", drawing, count=1, flags=re.DOTALL)
+    return re.sub(r'<g id="[^"]*"', "<g", drawing)

@@ -1,0 +1,478 @@
+"""Golden values: reading and writing upstream's files, and upstream's comparison made to fail closed.
+
+Two formats:
+
+* Megatron-Bridge: an object per step, `{"0": {"lm loss": ..., "GPU utilization": ...}, ..., "alloc": ..., "max_alloc":
+  ..., "max_reserved": ...}`, perhaps once wrapped in `baseline` (preferred) or `current`. The key is the iteration
+  minus one; here steps are iterations, counted from 1.
+* Megatron-LM: an object per metric, `{"lm loss": {"start_step": 1, "end_step": 50, "step_interval": 5, "values": {"1":
+  ..., "5": ...}}}`, where `"nan"` is a step that the golden run has not recorded.
+
+The rules and their defaults are those of Megatron-Bridge's `evaluate.py`, with four differences, each because the
+original passes broken runs: values are paired by step number; what is missing or not finite fails; being faster or
+smaller never fails; and throughput is looked at over the whole run as well, not only over its last third.
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from nightbridge.errors import DamagedData, InvalidInput
+from nightbridge.models import Model
+
+Array = NDArray[np.float64]
+Format = Literal["megatron-bridge", "megatron-lm"]
+
+LOSS, GRAD_NORM = "lm loss", "grad norm"
+STEP_TIME, UTILISATION, ITERATION_TIME = "elapsed time per iteration (ms)", "GPU utilization", "iteration-time"
+BRIDGE_METRICS = (LOSS, STEP_TIME, UTILISATION)
+BRIDGE_MEMORY = ("alloc", "max_alloc", "max_reserved")
+MEGATRON_LM_MEMORY = ("mem-allocated-bytes", "mem-max-allocated-bytes")
+WRAPPERS = ("baseline", "current")
+
+
+class GoldenValues(Model):
+    """What a run measured, per iteration (from 1), as a golden file holds it. All values are finite or left out."""
+
+    format: Format
+    metrics: dict[str, dict[int, float]] = Field(description="Values by iteration, by the file's name of the metric.")
+    not_recorded: dict[str, tuple[int, ...]] = Field({}, description="Iterations that the file has without a value.")
+    memory: dict[str, float] = Field({}, description="`alloc` and the like in GB, Megatron-LM's in bytes.")
+    job_id: str = ""
+
+
+class GoldenPolicy(Model):
+    """Megatron-Bridge's parameters with its defaults, and those that failing closed needs."""
+
+    skip_first_percent_loss: float = Field(0.20, ge=0, lt=1, description="Share of loss points that are left out.")
+    correlation_threshold: float = Field(0.95, description="Least correlation of the losses.")
+    high_loss_tolerance: float = Field(0.10, gt=0, description="Per step, where the golden loss is above 2.")
+    medium_loss_tolerance: float = Field(0.05, gt=0, description="Per step, from 0.5 to 2.")
+    low_loss_tolerance: float = Field(0.02, gt=0, description="Per step, up to 0.5.")
+    max_outlier_ratio: float = Field(
+        0.1, ge=0, description="Share of steps that may be beyond, and of 3-sigma outliers."
+    )
+    final_loss_tolerance: float = Field(0.05, gt=0)
+    skip_first_percent_time: float = Field(0.70, ge=0, lt=1, description="Share of steps before the mean throughput.")
+    eval_time_start_step: int | None = Field(None, description="First iteration of that mean, in place of the share.")
+    eval_time_end_step: int | None = Field(None, description="Last iteration of it.")
+    timing_threshold: float = Field(0.05, gt=0)
+    memory_threshold: float = Field(0.05, gt=0)
+    warmup_share: float = Field(0.2, ge=0, lt=1, description="Share of steps that no throughput rule looks at.")
+    max_slow_ratio: float = Field(
+        0.25, ge=0, description="Share of the other steps that may be slow, above that of the golden run."
+    )
+    required_metrics: tuple[str, ...] = Field(
+        (),
+        description="What golden file and run must have; empty for the format's own: loss, and a time or throughput.",
+    )
+    required_memory: tuple[str, ...] | None = Field(
+        None, description="The same for memory; None for what the golden file has, of which there must be something."
+    )
+    grad_norm: Literal["required", "if measured"] = "required"
+
+
+DEFAULT_POLICY = GoldenPolicy()
+
+
+class GoldenCheck(Model):
+    """One rule's answer."""
+
+    rule: str
+    passed: bool
+    message: str
+
+
+class GoldenComparison(Model):
+    """All rules' answers. `improved` says that a throughput or memory is better by more than its threshold."""
+
+    checks: tuple[GoldenCheck, ...]
+    improved: bool = False
+
+    @property
+    def passed(self) -> bool:
+        """Whether every rule passed, and there was one."""
+        return bool(self.checks) and all(check.passed for check in self.checks)
+
+    @property
+    def failures(self) -> tuple[GoldenCheck, ...]:
+        """The rules that did not pass."""
+        return tuple(check for check in self.checks if not check.passed)
+
+
+class Speed(NamedTuple):
+    """A metric that says how fast a step was."""
+
+    name: str
+    lower_is_better: bool
+
+
+# The first that the golden file has is gated.
+SPEEDS = (Speed(UTILISATION, False), Speed(ITERATION_TIME, True))
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def read_golden_file(path: Path) -> GoldenValues:
+    """Read a golden file of either format.
+
+    Raises:
+        InvalidInput: There is no such file, or it holds something else than training metrics.
+        DamagedData: It is not whole: no JSON, or steps that it declares are missing.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InvalidInput(f"cannot be read ({error.strerror})", thing=str(path)) from error
+    return read_golden(data, str(path))
+
+
+def read_golden(data: bytes | str, thing: str = "golden values") -> GoldenValues:
+    """Read golden values of either format; `thing` is what errors call them.
+
+    Raises:
+        InvalidInput: They are something else than training metrics.
+        DamagedData: They are not whole: no JSON, or declared steps are missing.
+    """
+    try:
+        text = data.decode() if isinstance(data, bytes) else data
+        content = json.loads(text, object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise DamagedData(f"not JSON ({error})", thing=thing, advice="Record the golden values again") from error
+    if not isinstance(content, dict) or not content:
+        raise InvalidInput("not an object with values", thing=thing)
+    if any(isinstance(value, dict) and "values" in value for value in content.values()):
+        return _read_megatron_lm(content, thing)
+    inner = next((content[name] for name in WRAPPERS if isinstance(content.get(name), dict)), content)
+    return _read_bridge(inner, thing)
+
+
+def write_golden(values: GoldenValues) -> str:
+    """The values as a file of their format, keys in order; reading it gives the same values."""
+    return json.dumps(WRITERS[values.format](values), indent=2) + "\n"
+
+
+def golden_of_steps(
+    metrics: Mapping[str, Mapping[int, float | None]], memory: Mapping[str, float | None], job_id: str = ""
+) -> GoldenValues:
+    """Megatron-Bridge's golden values of a run's own measurements.
+
+    Args:
+        metrics: By the file's names (`lm loss`, `elapsed time per iteration (ms)`, `GPU utilization`, `grad norm`), the
+            value of each iteration, from 1. None, NaN and infinity become iterations without a value.
+        memory: `alloc`, `max_alloc` and `max_reserved` in GB, as far as known.
+        job_id: For people.
+    """
+    known: dict[str, dict[int, float]] = {}
+    unknown: dict[str, tuple[int, ...]] = {}
+    for name, values in metrics.items():
+        finite = {step: value for step, value in values.items() if value is not None and math.isfinite(value)}
+        known[name] = finite
+        if len(finite) < len(values):
+            unknown[name] = tuple(sorted(values.keys() - finite.keys()))
+    sizes = {name: size for name, size in memory.items() if size is not None and math.isfinite(size)}
+    return GoldenValues(format="megatron-bridge", metrics=known, not_recorded=unknown, memory=sizes, job_id=job_id)
+
+
+def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object in which no key occurs twice: of two values, none can be trusted."""
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        raise ValueError("a key occurs twice")
+    return content
+
+
+def _number(value: Any) -> float | None:
+    """A finite number, or None: for `"nan"`, NaN, infinity, null, and what is no number."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def _is_value(value: Any) -> bool:
+    """Whether it is a number, or one of the spellings of none."""
+    if isinstance(value, str):
+        return value.lower() == "nan"
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
+def _read_bridge(content: Mapping[str, Any], thing: str) -> GoldenValues:
+    steps = {int(key): value for key, value in content.items() if key.isdecimal()}
+    if not steps or not all(isinstance(value, dict) for value in steps.values()):
+        raise InvalidInput("no steps in it", thing=thing, advice="Give golden values of Megatron-Bridge or -LM")
+    strange = sorted({name for step in steps.values() for name, value in step.items() if not _is_value(value)})
+    if strange:
+        raise InvalidInput(f"{strange[0]!r} is not a number: these are no training metrics", thing=thing)
+    names = sorted({name for step in steps.values() for name in step})
+    return GoldenValues(
+        format="megatron-bridge",
+        metrics={
+            name: {key + 1: number for key in sorted(steps) if (number := _number(steps[key].get(name))) is not None}
+            for name in names
+        },
+        not_recorded=_gaps({name: [key + 1 for key in sorted(steps) if _lacks(steps[key], name)] for name in names}),
+        memory={name: size for name in BRIDGE_MEMORY if (size := _number(content.get(name))) is not None},
+        job_id=str(content.get("job_id", "")),
+    )
+
+
+def _lacks(step: Mapping[str, Any], name: str) -> bool:
+    return _number(step.get(name)) is None
+
+
+def _gaps(steps: Mapping[str, list[int]]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(missing) for name, missing in steps.items() if missing}
+
+
+def _read_megatron_lm(content: Mapping[str, Any], thing: str) -> GoldenValues:
+    metrics: dict[str, dict[int, float]] = {}
+    gaps: dict[str, list[int]] = {}
+    for name, series in content.items():
+        if not isinstance(series, dict) or "values" not in series:
+            continue  # averages that some files have besides
+        values = _steps_of(series, f"{thing}: {name}")
+        metrics[name] = {step: number for step, value in values.items() if (number := _number(value)) is not None}
+        gaps[name] = [step for step in values if step not in metrics[name]]
+    return GoldenValues(
+        format="megatron-lm",
+        metrics=metrics,
+        not_recorded=_gaps(gaps),
+        memory={name: max(metrics[name].values()) for name in MEGATRON_LM_MEMORY if metrics.get(name)},
+    )
+
+
+def _steps_of(series: Mapping[str, Any], thing: str) -> dict[int, Any]:
+    """The values of a metric by step; every step that the file declares must be there."""
+    try:
+        first, last, interval = (int(series[name]) for name in ("start_step", "end_step", "step_interval"))
+        listed = series["values"]
+        if isinstance(listed, list):
+            # An older form without step numbers; there the last step is not a part of it.
+            declared = [list(range(first, last, interval))]
+            values = dict(zip(declared[0], listed, strict=True))
+        else:
+            values = {int(step): value for step, value in listed.items()}
+            # Two ways to count: from the first step on, or the first step and then the multiples of the interval.
+            declared = [
+                list(range(first, last + 1, interval)),
+                sorted({first, *(step for step in range(0, last + 1, interval) if step >= first)}),
+            ]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DamagedData(f"not the values of its steps ({error})", thing=thing) from error
+    if not values or sorted(values) not in declared:
+        raise DamagedData(
+            f"declares {len(declared[0])} steps from {first} to {last} and has {len(values)}",
+            thing=thing,
+            advice="Record the golden values again",
+        )
+    if not all(_is_value(value) for value in values.values()):
+        raise DamagedData("has a value that is no number", thing=thing)
+    return dict(sorted(values.items()))
+
+
+def _bridge_content(values: GoldenValues) -> dict[str, Any]:
+    named = {name: {*known, *values.not_recorded.get(name, ())} for name, known in values.metrics.items()}
+    steps = sorted(set().union(*named.values())) if named else []
+    content: dict[str, Any] = {
+        str(step - 1): {name: known[step] for name, known in values.metrics.items() if step in known} for step in steps
+    }
+    content |= values.memory
+    if values.job_id:
+        content["job_id"] = values.job_id
+    return content
+
+
+def _megatron_lm_content(values: GoldenValues) -> dict[str, Any]:
+    content = {}
+    for name, known in values.metrics.items():
+        steps = sorted({*known, *values.not_recorded.get(name, ())})
+        # Of the steps 1, 5, 10, 15 the interval is 5: the first distance is shorter than the others.
+        interval = steps[-1] - steps[-2] if len(steps) > 1 else 1
+        content[name] = {
+            "start_step": steps[0],
+            "end_step": steps[-1],
+            "step_interval": interval,
+            "values": {str(step): known.get(step, "nan") for step in steps},
+        }
+    return content
+
+
+WRITERS: dict[Format, Callable[[GoldenValues], dict[str, Any]]] = {
+    "megatron-bridge": _bridge_content,
+    "megatron-lm": _megatron_lm_content,
+}
+
+
+# --- comparison ------------------------------------------------------------------------------------------------------
+
+
+def compare_golden(run: GoldenValues, golden: GoldenValues, policy: GoldenPolicy = DEFAULT_POLICY) -> GoldenComparison:
+    """Ask a run all rules against golden values. A rule that cannot be asked fails.
+
+    Args:
+        run: What the run measured, with `grad norm` among its metrics.
+        golden: What it should have measured.
+        policy: The rules' parameters.
+    """
+    checks = [_check_metrics(run, golden, policy), _check_steps(run, golden), _check_grad_norm(run, golden, policy)]
+    checks += _check_loss(run, golden, policy)
+    speed, faster = _check_speed(run, golden, policy)
+    memory, smaller = _check_memory(run, golden, policy)
+    return GoldenComparison(checks=(*checks, *speed, *memory), improved=faster or smaller)
+
+
+def _check_metrics(run: GoldenValues, golden: GoldenValues, policy: GoldenPolicy) -> GoldenCheck:
+    """Every metric of the golden values is measured, and golden values have what the rules need."""
+    needed = policy.required_metrics or (LOSS,)
+    faults = [f"the golden values have no {name}" for name in needed if not golden.metrics.get(name)]
+    faults += [f"the run has no {name}" for name in (*golden.metrics, *needed) if not run.metrics.get(name)]
+    return _check("metrics", faults, f"{len(golden.metrics)} metrics")
+
+
+def _check_steps(run: GoldenValues, golden: GoldenValues) -> GoldenCheck:
+    """Every step that the golden values have was measured, and nothing that was measured is not finite."""
+    faults = []
+    for name, expected in golden.metrics.items():
+        measured = run.metrics.get(name, {})
+        missing = sorted(expected.keys() - measured.keys())
+        if missing:
+            faults.append(f"{name}: {len(missing)} of {len(expected)} steps missing or not finite, first {missing[0]}")
+    for name, steps in run.not_recorded.items():
+        # Where the golden run has not recorded a value either, nobody knows what it should be.
+        unexpected = sorted(set(steps) - set(golden.not_recorded.get(name, ())))
+        if unexpected:
+            faults.append(f"{name}: no finite value at {len(unexpected)} steps, first {unexpected[0]}")
+    return _check("steps", faults, "all steps")
+
+
+def _check_grad_norm(run: GoldenValues, golden: GoldenValues, policy: GoldenPolicy) -> GoldenCheck:
+    measured, broken = run.metrics.get(GRAD_NORM, {}), run.not_recorded.get(GRAD_NORM, ())
+    faults = [f"not finite at {len(broken)} steps, first {broken[0]}"] if broken else []
+    needed = golden.format == "megatron-bridge" and policy.grad_norm == "required"
+    missing = golden.metrics.get(LOSS, {}).keys() - measured.keys()
+    if needed and missing:
+        faults.append(f"missing at {len(missing)} steps, first {min(missing)}")
+    return _check("grad norm", faults, f"{len(measured)} finite values")
+
+
+def _paired(run: GoldenValues, golden: GoldenValues, name: str) -> tuple[list[int], Array, Array]:
+    """The steps that the golden values have of a metric, and both values; NaN where the run has none."""
+    expected, measured = golden.metrics.get(name, {}), run.metrics.get(name, {})
+    steps = sorted(expected)
+    current = np.array([measured.get(step, math.nan) for step in steps], dtype=np.float64)
+    return steps, current, np.array([expected[step] for step in steps], dtype=np.float64)
+
+
+def _check_loss(run: GoldenValues, golden: GoldenValues, policy: GoldenPolicy) -> list[GoldenCheck]:
+    _steps, current, expected = _paired(run, golden, LOSS)
+    skip = int(policy.skip_first_percent_loss * expected.size)
+    current, expected = current[skip:], expected[skip:]
+    if expected.size < 2:
+        return [GoldenCheck(rule="loss", passed=False, message="fewer than two losses to compare")]
+    difference = np.abs(current - expected)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        relative = np.where(difference == 0.0, 0.0, difference / np.abs(expected))
+    tolerance = np.select(
+        [expected > 2.0, expected > 0.5],
+        [policy.high_loss_tolerance, policy.medium_loss_tolerance],
+        policy.low_loss_tolerance,
+    )
+    residual = current - expected
+    outlying = ~(np.abs(residual - residual.mean()) <= 3 * residual.std())
+    limits = (
+        ("point-wise loss", float(np.mean(~(relative <= tolerance))), policy.max_outlier_ratio, "of the steps beyond"),
+        ("final loss", float(relative[-1]), policy.final_loss_tolerance, "from the golden loss"),
+        ("loss outliers", float(np.mean(outlying)), policy.max_outlier_ratio, "of the steps beyond 3 sigma"),
+    )
+    correlation = _correlation(current, expected)
+    return [
+        GoldenCheck(
+            rule="loss correlation",
+            passed=correlation >= policy.correlation_threshold,
+            message=f"{correlation:.4f} (at least {policy.correlation_threshold:g})",
+        ),
+        *(_within(rule, value, limit, what) for rule, value, limit, what in limits),
+    ]
+
+
+def _correlation(current: Array, expected: Array) -> float:
+    """Pearson's correlation; of curves that do not move, 1 where they are equal, else NaN, which no rule passes."""
+    if np.array_equal(current, expected):
+        return 1.0
+    if not current.std() > 0 or not expected.std() > 0:
+        return math.nan
+    return float(np.corrcoef(current, expected)[0, 1])
+
+
+def _check_speed(run: GoldenValues, golden: GoldenValues, policy: GoldenPolicy) -> tuple[list[GoldenCheck], bool]:
+    """The mean of the evaluated steps, and how many steps of the whole run were slow."""
+    speed = next((speed for speed in SPEEDS if golden.metrics.get(speed.name)), None)
+    if speed is None:
+        return [GoldenCheck(rule="performance", passed=False, message="the golden values have no throughput")], False
+    steps, current, expected = _paired(run, golden, speed.name)
+    chosen = _evaluated(steps, policy)
+    reference = float(np.mean(expected[chosen])) if chosen.any() else math.nan
+    worse = _worse(float(np.mean(current[chosen])) if chosen.any() else math.nan, reference, speed.lower_is_better)
+    warm = np.arange(len(steps)) >= policy.warmup_share * len(steps)
+    usual = float(np.median(expected[warm])) if warm.any() else math.nan
+    share = _slow_share(current[warm], usual, speed, policy)
+    # Some tests are slow at many of their steps, the golden run too.
+    more = share - _slow_share(expected[warm], usual, speed, policy)
+    return [
+        _within("performance", worse, policy.timing_threshold, f"worse in {speed.name}"),
+        _within("slow steps", more, policy.max_slow_ratio, f"more of the steps slow in {speed.name}"),
+    ], worse < -policy.timing_threshold
+
+
+def _slow_share(values: Array, usual: float, speed: Speed, policy: GoldenPolicy) -> float:
+    """The share of the steps that are slower than usual by more than the threshold, or not measured."""
+    slow = [not _worse(value, usual, speed.lower_is_better) <= policy.timing_threshold for value in values.tolist()]
+    return float(np.mean(slow)) if slow else math.nan
+
+
+def _evaluated(steps: Sequence[int], policy: GoldenPolicy) -> NDArray[np.bool_]:
+    """Which steps make the mean throughput."""
+    first = policy.eval_time_start_step
+    if first is None:
+        place = max(1, int(policy.skip_first_percent_time * len(steps)))
+        first = steps[place] if place < len(steps) else steps[-1]
+    last = steps[-1] if policy.eval_time_end_step is None else policy.eval_time_end_step
+    return np.array([first <= step <= last for step in steps])
+
+
+def _worse(value: float, reference: float, lower_is_better: bool) -> float:
+    """How much worse, relative to the reference; negative where better, NaN where it cannot be said."""
+    if not reference > 0:
+        return math.nan
+    change = (value - reference) / reference
+    return change if lower_is_better else -change
+
+
+def _check_memory(run: GoldenValues, golden: GoldenValues, policy: GoldenPolicy) -> tuple[list[GoldenCheck], bool]:
+    names = tuple(golden.memory) if policy.required_memory is None else policy.required_memory
+    if not names and policy.required_memory is None:
+        return [GoldenCheck(rule="memory", passed=False, message="the golden values have no memory")], False
+    worse = {
+        name: _worse(run.memory.get(name, math.nan), golden.memory.get(name, math.nan), lower_is_better=True)
+        for name in names
+    }
+    checks = [_within(f"memory {name}", change, policy.memory_threshold, "more") for name, change in worse.items()]
+    return checks, any(change < -policy.memory_threshold for change in worse.values())
+
+
+def _within(rule: str, value: float, limit: float, what: str) -> GoldenCheck:
+    """Being within passes; what is not a number is not within. The limit itself is, also after rounding."""
+    within = value <= limit or math.isclose(value, limit, rel_tol=1e-9)
+    said = "unknown" if math.isnan(value) else f"{100 * value:.3g} % {what}"
+    return GoldenCheck(rule=rule, passed=within, message=f"{said} (limit {100 * limit:.3g} %)")
+
+
+def _check(rule: str, faults: Sequence[str], success: str) -> GoldenCheck:
+    return GoldenCheck(rule=rule, passed=not faults, message="; ".join(dict.fromkeys(faults)) or success)

@@ -1,0 +1,265 @@
+"""Parity: do two runs compute the same numbers, or at least converge alike?
+
+Two curves are aligned by step number, never by position. A step that one of them lacks, or that is not finite, is told
+and can never pass: it is no parity that nobody has seen. Two gates:
+
+* *same numerics*: every value is equal to the last bit; for deterministic runs of code that should not change anything.
+* *same convergence*: an exponential moving average, the mean of the tail, and the largest single step may differ by so
+  much and not more. Each sees what the others miss: the average a stretch in the middle, the tail a bias that is
+  smaller than the noise, the single step a spike. Correlation, cosine and Kolmogorov-Smirnov are not used: the first
+  two do not see a level, the last does not see time.
+
+The default bands pass 97 % of pairs of real runs whose loss differs by less than 2 % at any step, and flag a loss that
+is 0.5 % higher in the second half (`benchmarks/parity.py`). They are for losses; other tests have other noise, and
+`calibrated_bands` takes it from repeated runs of one configuration.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from nightbridge.errors import InvalidInput
+from nightbridge.models import Model
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Array = NDArray[np.float64]
+Curve = Mapping[int, float]
+"""Value by step number."""
+
+LOSS, GRAD_NORM, LEARNING_RATE = "lm loss", "grad-norm", "learning-rate"
+TAGS = (LOSS, GRAD_NORM, LEARNING_RATE)
+
+# A few steps are named, the rest counted.
+MOST_STEPS_NAMED = 5
+
+
+class ParityBands(Model):
+    """How far two curves may be apart and still converge alike, as relative differences."""
+
+    smoothed: float = Field(0.004, ge=0, description="Of the exponential moving averages, at any step.")
+    tail: float = Field(0.0025, ge=0, description="Of the means of the tails.")
+    single_step: float = Field(0.10, ge=0, description="Of the values themselves, at any step.")
+    smoothing: float = Field(0.1, gt=0, le=1, description="Weight of the newest step in the moving average.")
+    tail_share: float = Field(0.25, gt=0, le=1, description="The last part of the steps that makes the tail.")
+
+
+DEFAULT_BANDS = ParityBands()
+
+
+class CurveParity(Model):
+    """Two curves of one quantity, B against A. Differences are relative to A; None where nothing can be compared."""
+
+    tag: str
+    steps: int = Field(description="Steps that both curves have and that are finite in both.")
+    first_step: int | None = None
+    last_step: int | None = None
+    only_in_a: tuple[int, ...] = Field((), description="Steps that B lacks.")
+    only_in_b: tuple[int, ...] = Field((), description="Steps that A lacks.")
+    not_finite: tuple[int, ...] = Field((), description="Steps that are NaN or infinite in A or in B.")
+    first_difference: int | None = Field(None, description="First common step whose values are not equal, bit by bit.")
+    first_divergence: int | None = Field(None, description="First step at which a band is left.")
+    largest: float | None = Field(None, description="Largest relative difference of a single step.")
+    largest_at: int | None = None
+    smoothed: float | None = Field(None, description="Largest relative difference of the moving averages.")
+    smoothed_at: int | None = None
+    tail: float | None = Field(None, description="Relative difference of the tails' means, signed.")
+    mean: float | None = Field(None, description="Mean relative difference, signed.")
+    faults: tuple[str, ...] = Field((), description="Why the two do not converge alike; empty when they do.")
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether both have the same steps, at least one, all of them finite."""
+        return self.steps > 0 and not (self.only_in_a or self.only_in_b or self.not_finite)
+
+    @property
+    def same_numerics(self) -> bool:
+        """Whether the two are equal to the last bit."""
+        return self.is_complete and self.first_difference is None
+
+    @property
+    def same_convergence(self) -> bool:
+        """Whether the two stay within the bands of each other."""
+        return self.is_complete and not self.faults
+
+
+class Parity(Model):
+    """Two runs, B against A."""
+
+    a: str = Field("", description="What A is called, such as a run key.")
+    b: str = ""
+    curves: tuple[CurveParity, ...]
+    faults: tuple[str, ...] = Field((), description="What keeps the runs from being compared at all.")
+
+    @property
+    def same_numerics(self) -> bool:
+        """Whether all curves are equal to the last bit. The loss must be among them."""
+        return not self.faults and all(curve.same_numerics for curve in self.curves)
+
+    @property
+    def same_convergence(self) -> bool:
+        """Whether the losses stay within the bands, and no curve of either run is broken off or not finite."""
+        return not self.faults and all(
+            curve.same_convergence if curve.tag == LOSS else curve.is_complete for curve in self.curves
+        )
+
+
+def compare_curves(a: Curve, b: Curve, tag: str = LOSS, bands: ParityBands = DEFAULT_BANDS) -> CurveParity:
+    """Compare two curves step by step.
+
+    Args:
+        a: The reference, value by step number.
+        b: The other one.
+        tag: What is compared, for the result.
+        bands: How far they may be apart.
+    """
+    common = sorted(a.keys() & b.keys())
+    not_finite = tuple(
+        step
+        for step in sorted(a.keys() | b.keys())
+        if not (math.isfinite(a.get(step, 0.0)) and math.isfinite(b.get(step, 0.0)))
+    )
+    broken = set(not_finite)
+    steps = [step for step in common if step not in broken]
+    base = CurveParity(
+        tag=tag,
+        steps=len(steps),
+        only_in_a=tuple(sorted(a.keys() - b.keys())),
+        only_in_b=tuple(sorted(b.keys() - a.keys())),
+        not_finite=not_finite,
+    )
+    if steps:
+        base = base.model_copy(update=_differences(a, b, steps, bands))
+    return base.model_copy(update={"faults": _faults(base, bands)})
+
+
+def compare_runs(
+    a: "pd.DataFrame",
+    b: "pd.DataFrame",
+    *,
+    names: tuple[str, str] = ("", ""),
+    tags: Sequence[str] = TAGS,
+    bands: ParityBands = DEFAULT_BANDS,
+) -> Parity:
+    """Compare the curves of two runs.
+
+    A quantity that neither run has is left out, one that only one of them has is a curve without a common step. The
+    loss is always there.
+
+    Args:
+        a: The reference's scalars: columns tag, step, value and superseded, as `metrics.parquet` has them.
+        b: The other run's.
+        names: What the two are called.
+        tags: What is compared.
+        bands: How far the losses may be apart.
+    """
+    curves = []
+    for tag in tags:
+        left, right = curve_of(a, tag), curve_of(b, tag)
+        if left or right or tag == LOSS:
+            curves.append(compare_curves(left, right, tag, bands))
+    faults = tuple(
+        f"{name or 'a run'} has no {LOSS}"
+        for name, table in zip(names, (a, b), strict=True)
+        if not curve_of(table, LOSS)
+    )
+    return Parity(a=names[0], b=names[1], curves=tuple(curves), faults=faults)
+
+
+def curve_of(metrics: "pd.DataFrame", tag: str) -> dict[int, float]:
+    """One quantity of a run, by step; values that a resumed run wrote again are left out."""
+    rows = metrics[(metrics["tag"] == tag) & ~metrics["superseded"]]
+    return {int(step): float(value) for step, value in zip(rows["step"].tolist(), rows["value"].tolist(), strict=True)}
+
+
+def calibrated_bands(repeats: Sequence[Curve], margin: float = 1.5, bands: ParityBands = DEFAULT_BANDS) -> ParityBands:
+    """Bands from repeated runs of one configuration: the largest difference of any two of them, times a margin.
+
+    A band is never narrower than what one would allow who knows nothing, divided by ten: three repeats prove little.
+
+    Raises:
+        InvalidInput: Fewer than three repeats, or some of them cannot be compared.
+    """
+    if len(repeats) < 3:
+        raise InvalidInput(f"{len(repeats)} repeats", thing="calibration", advice="Run it at least three times")
+    pairs = [compare_curves(a, b) for number, a in enumerate(repeats) for b in repeats[number + 1 :]]
+    if not all(pair.is_complete for pair in pairs):
+        raise InvalidInput("the repeats differ in their steps, or are not finite", thing="calibration")
+    seen = {
+        "smoothed": max(pair.smoothed or 0.0 for pair in pairs),
+        "tail": max(abs(pair.tail or 0.0) for pair in pairs),
+        "single_step": max(pair.largest or 0.0 for pair in pairs),
+    }
+    return bands.model_copy(update={name: max(margin * seen[name], getattr(bands, name) / 10) for name in seen})
+
+
+def _differences(a: Curve, b: Curve, steps: list[int], bands: ParityBands) -> dict[str, float | int | None]:
+    """What can be said about the common steps, as fields of `CurveParity`."""
+    left, right = (np.array([curve[step] for step in steps], dtype=np.float64) for curve in (a, b))
+    single = _relative(right, left)
+    smooth_left, smooth_right = _smoothed(left, bands.smoothing), _smoothed(right, bands.smoothing)
+    smoothed = _relative(smooth_right, smooth_left)
+    tail = max(1, math.ceil(bands.tail_share * len(steps)))
+    unequal = np.flatnonzero(left.view(np.int64) != right.view(np.int64))
+    left_band = np.flatnonzero((np.abs(single) > bands.single_step) | (np.abs(smoothed) > bands.smoothed))
+    largest, largest_smoothed = int(np.argmax(np.abs(single))), int(np.argmax(np.abs(smoothed)))
+    return {
+        "first_step": steps[0],
+        "last_step": steps[-1],
+        "first_difference": steps[int(unequal[0])] if unequal.size else None,
+        "first_divergence": steps[int(left_band[0])] if left_band.size else None,
+        "largest": float(abs(single[largest])),
+        "largest_at": steps[largest],
+        "smoothed": float(abs(smoothed[largest_smoothed])),
+        "smoothed_at": steps[largest_smoothed],
+        "tail": float(_relative(right[-tail:].mean(keepdims=True), left[-tail:].mean(keepdims=True))[0]),
+        "mean": float(np.mean(single)),
+    }
+
+
+def _relative(value: Array, reference: Array) -> Array:
+    """Relative differences; from zero to anything but zero is infinitely far."""
+    difference = value - reference
+    with np.errstate(divide="ignore", invalid="ignore"):
+        relative: Array = np.where(difference == 0.0, 0.0, difference / np.abs(reference))
+    return relative
+
+
+def _smoothed(values: Array, weight: float) -> Array:
+    smooth = values.copy()
+    for at in range(1, values.size):
+        smooth[at] = weight * values[at] + (1 - weight) * smooth[at - 1]
+    return smooth
+
+
+def _faults(found: CurveParity, bands: ParityBands) -> tuple[str, ...]:
+    """Why the two do not converge alike. Every test is for being within: what is not a number is not within."""
+    missing = (
+        ("missing in B", found.only_in_a),
+        ("missing in A", found.only_in_b),
+        ("not finite", found.not_finite),
+    )
+    faults = [f"{found.tag}: {_named(steps)} {what}" for what, steps in missing if steps]
+    if not found.steps:
+        return (*faults, f"{found.tag}: no step in common")
+    limits = (
+        ("a single step", found.largest, bands.single_step, f" at step {found.largest_at}"),
+        ("the moving average", found.smoothed, bands.smoothed, f" at step {found.smoothed_at}"),
+        ("the mean of the tail", found.tail, bands.tail, ""),
+    )
+    for what, difference, limit, where in limits:
+        if difference is None or not abs(difference) <= limit:
+            far = "unknown" if difference is None else f"{100 * difference:+.3g} %"
+            faults.append(f"{found.tag}: {what} differs by {far}{where} (limit {100 * limit:.3g} %)")
+    return tuple(faults)
+
+
+def _named(steps: Sequence[int]) -> str:
+    shown = ", ".join(str(step) for step in steps[:MOST_STEPS_NAMED])
+    more = f" and {len(steps) - MOST_STEPS_NAMED} more" if len(steps) > MOST_STEPS_NAMED else ""
+    return f"step{'s' * (len(steps) > 1)} {shown}{more}"

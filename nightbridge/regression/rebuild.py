@@ -1,0 +1,67 @@
+"""The history again, from the runs themselves: rows are a copy of what manifests, records and verdicts say."""
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from pydantic import ValidationError
+
+from nightbridge.errors import DamagedData
+from nightbridge.models import RunRecord, Verdict
+from nightbridge.regression.history import HistoryRow, add, row_of
+from nightbridge.store.harvest import load_record
+from nightbridge.store.manifest import MANIFEST
+from nightbridge.store.objects import ObjectStore
+
+_MANIFEST = re.compile(rf"(runs/[^/]+/[^/]+/[^/]+)/a(\d+)/{re.escape(MANIFEST)}")
+
+
+class Rebuilt(NamedTuple):
+    """What a rebuild did: the rows that it wrote, and the runs that it could not read, each with the reason."""
+
+    rows: tuple[HistoryRow, ...]
+    damaged: tuple[str, ...]
+
+
+def rebuild_history(store: ObjectStore, test_id: str | None = None) -> Rebuilt:
+    """Write the row of every committed run again, of one test or of all.
+
+    The last committed attempt of a run counts, and the verdict that was given on that night, not one of today. A run
+    without a verdict gets a row without one, which makes no baseline. A row whose run is gone is left as it is. Runs
+    that cannot be read are told and do not hold up the others.
+    """
+    rows, damaged = [], []
+    for folder, attempt in sorted(_last_attempts(found.key for found in store.list("runs")).items()):
+        try:
+            record = load_record(store, f"{folder}/a{attempt}")
+            if record is None or (test_id is not None and record.spec.test.id != test_id):
+                continue
+            row = _row(store, folder, record)
+        except DamagedData as error:
+            damaged.append(str(error))
+            continue
+        add(store, row)
+        rows.append(row)
+    return Rebuilt(tuple(rows), tuple(damaged))
+
+
+def _last_attempts(keys: Iterable[str]) -> dict[str, int]:
+    """The number of the last committed attempt, by the run's folder."""
+    last: dict[str, int] = {}
+    for key in keys:
+        if match := _MANIFEST.fullmatch(key):
+            last[match[1]] = max(int(match[2]), last.get(match[1], 0))
+    return last
+
+
+def _row(store: ObjectStore, folder: str, record: RunRecord) -> HistoryRow:
+    key = f"{folder}/verdict.json"
+    data = store.get(key)
+    if data is None:
+        return row_of(record, None)
+    try:
+        verdict = Verdict.model_validate_json(data)
+    except ValidationError as error:
+        raise DamagedData("not a verdict", thing=store.url_of(key), advice="Compare the run again") from error
+    # A verdict on an earlier attempt says nothing about this one.
+    return row_of(record, verdict if verdict.prefix == record.prefix else None)

@@ -1,0 +1,170 @@
+"""The night for people: the HTML page, a Markdown table for Prefect's artifacts, and a table for the terminal."""
+
+import contextlib
+import io
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING
+
+import jinja2
+
+from nightbridge.errors import DamagedData
+from nightbridge.models import Verdict
+from nightbridge.regression.gate import METRICS
+from nightbridge.regression.history import HistoryRow, read_history
+from nightbridge.regression.page import STATUS_WORDS, Cell, build_page, cell_of, gravest_first
+from nightbridge.store.objects import ObjectStore
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.table import Table
+
+RICH_STYLES = {"good": "blue", "bad": "bold red", "warn": "yellow", "none": ""}
+
+
+def night_report_html(
+    store: ObjectStore, scenario: str, night: str, verdicts: Sequence[Verdict], *, cluster: str
+) -> str:
+    """Gather the histories and tonight's curves from the store, and render the night's report.
+
+    What is damaged is named on the page of its test; the other tests are not held up by it.
+
+    Raises:
+        TransientError: The store did not answer.
+    """
+    rows: dict[str, Sequence[HistoryRow]] = {}
+    curves: dict[str, pd.DataFrame | None] = {}
+    notes: dict[str, list[str]] = {}
+    for verdict in verdicts:
+        damage = notes.setdefault(verdict.run_key, [])
+        if verdict.series:
+            with _noted(damage):
+                rows[verdict.run_key] = read_history(store, cluster, verdict.series)
+        if verdict.prefix:
+            with _noted(damage):
+                curves[verdict.run_key] = _read_metrics(store, f"{verdict.prefix}/metrics.parquet")
+    return render_report(night, scenario, verdicts, rows, curves, notes)
+
+
+def render_report(
+    night: str,
+    scenario: str,
+    verdicts: Sequence[Verdict],
+    rows: Mapping[str, Sequence[HistoryRow]],
+    curves: "Mapping[str, pd.DataFrame | None] | None" = None,
+    notes: Mapping[str, Sequence[str]] | None = None,
+) -> str:
+    """Render one self-contained HTML page: no script, nothing loaded from anywhere.
+
+    Args:
+        night: Night id.
+        scenario: The scenario's name.
+        verdicts: One per run, in any order.
+        rows: By run key, the history of the run's series, tonight's row included where there is one.
+        curves: By run key, tonight's scalars (columns tag, step, value, superseded).
+        notes: By run key, what a person should know about the evidence itself.
+    """
+    page = build_page(night, scenario, verdicts, rows, curves or {}, notes or {})
+    return _environment().get_template("report.html.j2").render(page=page)
+
+
+def markdown_table(verdicts: Iterable[Verdict]) -> str:
+    """The verdicts as a Markdown table: one row per run, one column per metric, the reasons last."""
+    header = ("test", "verdict", *(metric.label for metric in METRICS), "why")
+    lines = [header, ("---",) * len(header)]
+    for verdict in gravest_first(verdicts):
+        words = STATUS_WORDS[verdict.status]
+        lines.append(
+            (
+                _markdown_text(verdict.test_id),
+                f"{words.symbol} {words.label}",
+                *(_markdown_cell(cell) for cell in _cells(verdict)),
+                _markdown_text("; ".join(verdict.reasons)),
+            )
+        )
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def verdict_table(verdicts: Iterable[Verdict]) -> "Table":
+    """The verdicts as a table for a terminal of 80 columns or more, the gravest first; `reason_lines` go below it."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.add_column("test", overflow="fold")
+    table.add_column("verdict", no_wrap=True)
+    for metric in METRICS:
+        heading = [*metric.label.split(), metric.unit.replace("/GPU", "\n/GPU")]
+        table.add_column("\n".join(heading).rstrip(), justify="right", no_wrap=True)
+    for verdict in gravest_first(verdicts):
+        words = STATUS_WORDS[verdict.status]
+        cells = _cells(verdict)
+        # Texts from outside are Text, never rich's markup.
+        table.add_row(
+            Text(verdict.test_id),
+            Text(f"{words.symbol} {words.label}", style=RICH_STYLES[words.tone]),
+            *(Text(f"{cell.value}\n{cell.change}".rstrip(), RICH_STYLES[cell.tone]) if cell else "–" for cell in cells),
+        )
+    return table
+
+
+def reason_lines(verdicts: Iterable[Verdict]) -> tuple[str, ...]:
+    """Why the verdicts are what they are, one line each and none of them broken, so that they can be searched."""
+    return tuple(
+        f"{verdict.test_id}: {' '.join(reason.split())}"
+        for verdict in gravest_first(verdicts)
+        for reason in verdict.reasons
+    )
+
+
+def _cells(verdict: Verdict) -> list[Cell | None]:
+    """One cell per metric, None where nothing was measured."""
+    cells = {item.metric: cell_of(item, verdict.status) for item in verdict.comparisons}
+    return [cells.get(metric.name) for metric in METRICS]
+
+
+def _markdown_cell(cell: Cell | None) -> str:
+    """`1.081 s (▲ +8.1 %)`; a dash where nothing was measured."""
+    if cell is None or cell.value == "–":
+        return "–"
+    value = f"{cell.value} {cell.unit}".rstrip()
+    return f"{value} ({cell.change})" if cell.change else value
+
+
+def _markdown_text(text: str) -> str:
+    return re.sub(r"([\\`*_{}\[\]<>|#])", r"\\\1", " ".join(text.split()))
+
+
+@contextlib.contextmanager
+def _noted(notes: list[str]) -> Iterator[None]:
+    """Damage of one test's evidence is told on the page, and does not keep the other tests from being reported."""
+    try:
+        yield
+    except DamagedData as error:
+        notes.append(str(error))
+
+
+def _read_metrics(store: ObjectStore, key: str) -> "pd.DataFrame | None":
+    data = store.get(key)
+    if data is None:
+        return None
+    import pandas as pd
+    import pyarrow as pa
+
+    try:
+        return pd.read_parquet(io.BytesIO(data), columns=["tag", "step", "value", "superseded"])
+    except (pa.ArrowException, ValueError) as error:
+        raise DamagedData("not a table of scalars", thing=store.url_of(key), advice="Harvest the run again") from error
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader("nightbridge.regression"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )

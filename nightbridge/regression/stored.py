@@ -1,0 +1,108 @@
+"""A person's questions about stored runs: what the trend is, how two runs compare, whether they are alike."""
+
+import io
+from typing import TYPE_CHECKING
+
+from nightbridge.errors import DamagedData, InvalidInput
+from nightbridge.models import Model, RunRecord, Verdict
+from nightbridge.regression.gate import compare, compare_with
+from nightbridge.regression.history import HistoryRow, StoredSeries, find_series, read_history, row_of
+from nightbridge.regression.trend import Trend, trends
+from nightbridge.store.find import last_attempt
+from nightbridge.store.harvest import METRICS, load_record
+from nightbridge.store.objects import ObjectStore
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from nightbridge.regression.parity import Parity
+
+
+class TestHistory(Model):
+    """A test's latest series with its trends, and what other series the store has of it."""
+
+    __test__ = False  # not a pytest class
+
+    test_id: str
+    cluster: str
+    series: str
+    rows: tuple[HistoryRow, ...]
+    trends: tuple[Trend, ...]
+    others: tuple[StoredSeries, ...]
+
+
+def history_of(store: ObjectStore, test_id: str, cluster: str | None = None) -> TestHistory:
+    """The history of a test: its series with the latest night, on one cluster or on any.
+
+    Raises:
+        InvalidInput: The store has no history of the test.
+        DamagedData: A row cannot be read.
+    """
+    found = find_series(store, test_id, cluster)
+    for number, latest in enumerate(found):
+        rows = read_history(store, latest.cluster, latest.series)
+        # Ids that differ only in what a slug leaves out are found together.
+        if rows and rows[0].test_id == test_id:
+            return TestHistory(
+                test_id=test_id,
+                cluster=latest.cluster,
+                series=latest.series,
+                rows=rows,
+                trends=trends(rows),
+                others=found[number + 1 :],
+            )
+    where = f"{store.url}, cluster {cluster}" if cluster else store.url
+    raise InvalidInput("no history of this test", thing=f"{test_id} in {where}", advice="Check test id and store")
+
+
+def compare_stored(store: ObjectStore, run_key: str, baseline: str | None = None) -> Verdict:
+    """Judge a stored run again: against the good runs before it, or against one other run.
+
+    Args:
+        store: Where both are.
+        run_key: The run.
+        baseline: The run key of the other one; None for the run's own history.
+
+    Raises:
+        PermanentError: One of them is not in the store.
+        DamagedData: One of them is not what was committed.
+    """
+    record = _record(store, run_key)
+    if baseline is None:
+        return compare(record, read_history(store, record.job.cluster, record.series))
+    other = _record(store, baseline)
+    return compare_with(record, (row_of(other, compare_with(other, ())),))
+
+
+def parity_stored(store: ObjectStore, run_a: str, run_b: str) -> "Parity":
+    """Compare the curves of two stored runs: B against A.
+
+    Raises:
+        PermanentError: One of them is not in the store.
+        DamagedData: One of them is not what was committed, or has no scalars.
+    """
+    from nightbridge.regression.parity import compare_runs
+
+    return compare_runs(_metrics(store, run_a), _metrics(store, run_b), names=(run_a, run_b))
+
+
+def _record(store: ObjectStore, run_key: str) -> RunRecord:
+    prefix = last_attempt(store, run_key)
+    record = load_record(store, prefix)
+    if record is None:
+        raise DamagedData("no record", thing=store.url_of(prefix), advice="Harvest the run again")
+    return record
+
+
+def _metrics(store: ObjectStore, run_key: str) -> "pd.DataFrame":
+    import pandas as pd
+    import pyarrow as pa
+
+    key = f"{last_attempt(store, run_key)}/{METRICS}"
+    data = store.get(key)
+    if data is None:
+        raise DamagedData("no scalars", thing=store.url_of(key), advice="Harvest the run again")
+    try:
+        return pd.read_parquet(io.BytesIO(data), columns=["tag", "step", "value", "superseded"])
+    except (pa.ArrowException, ValueError) as error:
+        raise DamagedData("not a table of scalars", thing=store.url_of(key), advice="Harvest the run again") from error

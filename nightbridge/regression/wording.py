@@ -1,0 +1,26 @@
+"""How numbers are written for people: on the page, in tables, and in reasons."""
+
+# Below this a change is rounding, and a sign in front of it would only mislead.
+SMALLEST_SHOWN_CHANGE = 0.0005
+
+
+def format_percent(share: float) -> str:
+    """A share as a percentage, `5 %` or `2.5 %`."""
+    return f"{share * 100:.3g} %"
+
+
+def format_change(change: float | None) -> str:
+    """A signed relative change, `+8.1 %`; empty where there is none."""
+    if change is None:
+        return ""
+    if abs(change) < SMALLEST_SHOWN_CHANGE:
+        return "±0.0 %"
+    return f"{'+' if change > 0 else '−'}{abs(change) * 100:,.1f} %"
+
+
+def format_value(value: float | None, unit: str = "") -> str:
+    """A value with four significant digits and its unit; a dash where there is none."""
+    if value is None:
+        return "–"
+    number = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:#.4g}".rstrip(".")
+    return f"{number} {unit}".rstrip()

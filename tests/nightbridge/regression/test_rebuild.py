@@ -1,0 +1,94 @@
+"""The history again, from the runs themselves."""
+
+from collections.abc import Callable
+
+import pytest
+
+from nightbridge.models import RunRecord, VerdictStatus
+from nightbridge.regression.gate import compare
+from nightbridge.regression.history import add, read_history, row_of
+from nightbridge.regression.rebuild import rebuild_history
+from nightbridge.store.directory import DirectoryStore
+
+
+@pytest.fixture
+def judged(
+    store: DirectoryStore, make_record: Callable[..., RunRecord], commit: Callable[..., RunRecord]
+) -> list[RunRecord]:
+    """Three nights in the store, each with the verdict that the compare stage wrote, and no history."""
+    records = [commit(store, make_record(night=f"2026-11-{day:02}")) for day in (7, 8, 9)]
+    for number, record in enumerate(records):
+        verdict = compare(record, [row_of(other, compare(other, ())) for other in records[:number]])
+        store.put(f"{record.prefix.rsplit('/', 1)[0]}/verdict.json", verdict.model_dump_json().encode())
+    return records
+
+
+def test_rows_are_what_the_compare_stage_had_written(store: DirectoryStore, judged: list[RunRecord]) -> None:
+    rebuilt = rebuild_history(store)
+
+    rows = read_history(store, "dgx", judged[0].series)
+    assert rows == rebuilt.rows
+    assert [row.run_key for row in rows] == [record.spec.run_key for record in judged]
+    assert [row.verdict for row in rows] == [VerdictStatus.NO_BASELINE, VerdictStatus.PASSED, VerdictStatus.PASSED]
+    assert rebuilt.damaged == ()
+
+
+def test_doing_it_again_changes_nothing(store: DirectoryStore, judged: list[RunRecord]) -> None:
+    assert rebuild_history(store) == rebuild_history(store)
+    assert len(read_history(store, "dgx", judged[0].series)) == 3
+
+
+def test_the_last_attempt_of_a_run_counts_and_an_earlier_ones_verdict_does_not(
+    store: DirectoryStore, judged: list[RunRecord], commit: Callable[..., RunRecord]
+) -> None:
+    again = judged[2].model_copy(
+        update={
+            "prefix": judged[2].prefix.removesuffix("a1") + "a12",
+            "jobs": (judged[2].job.model_copy(update={"attempt": 12}),),
+        }
+    )
+    commit(store, again, attempt=12)
+
+    (row,) = (row for row in rebuild_history(store).rows if row.night == "2026-11-09")
+
+    assert row.attempt == 12
+    assert row.verdict is None
+
+
+def test_a_run_that_was_never_committed_has_no_row(store: DirectoryStore, judged: list[RunRecord]) -> None:
+    store.delete(f"{judged[0].prefix}/manifest.json")
+
+    assert [row.night for row in rebuild_history(store).rows] == ["2026-11-08", "2026-11-09"]
+
+
+@pytest.mark.parametrize("name", ["a1/manifest.json", "a1/record.json", "verdict.json"])
+def test_a_damaged_run_is_told_and_holds_up_no_other(store: DirectoryStore, judged: list[RunRecord], name: str) -> None:
+    store.put(f"{judged[1].prefix.removesuffix('/a1')}/{name}", b"{")
+
+    rebuilt = rebuild_history(store)
+
+    assert [row.night for row in rebuilt.rows] == ["2026-11-07", "2026-11-09"]
+    (damage,) = rebuilt.damaged
+    assert judged[1].spec.run_key in damage
+
+
+def test_a_row_whose_run_is_gone_is_left_as_it_is(
+    store: DirectoryStore, judged: list[RunRecord], make_record: Callable[..., RunRecord]
+) -> None:
+    pruned = make_record(night="2026-11-01")
+    add(store, row_of(pruned, compare(pruned, ())))
+
+    rebuild_history(store)
+
+    assert len(read_history(store, "dgx", judged[0].series)) == 4
+
+
+def test_one_test_may_be_asked_for(
+    store: DirectoryStore,
+    judged: list[RunRecord],
+    make_record: Callable[..., RunRecord],
+    commit: Callable[..., RunRecord],
+) -> None:
+    other = commit(store, make_record(test_id="qwen3"))
+
+    assert [row.run_key for row in rebuild_history(store, "qwen3").rows] == [other.spec.run_key]
