@@ -1,0 +1,1 @@
+"""DeepSeek-shaped recipes."""

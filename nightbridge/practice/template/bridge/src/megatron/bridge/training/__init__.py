@@ -1,0 +1,1 @@
+"""Training: configuration, model, measurements, logs, event files and checkpoints."""

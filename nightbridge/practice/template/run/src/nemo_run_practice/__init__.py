@@ -1,0 +1,3 @@
+"""NeMo-Run as it is on PyPI, under a version of its own."""
+
+__version__ = "0.11.1"

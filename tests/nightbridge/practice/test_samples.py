@@ -1,0 +1,45 @@
+"""The sample tests in `conf/practice` run as they are, once the practice repositories are made."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from nightbridge.config.scenarios import load
+from nightbridge.models import TestDefinition
+from nightbridge.practice.repositories import TEMPLATE, make_practice_repositories
+
+CONF = Path(__file__).parents[3] / "conf" / "practice"
+
+
+@pytest.fixture(scope="module")
+def tests() -> tuple[TestDefinition, ...]:
+    scenario = load(CONF / "nightly.toml")
+    assert scenario.invalid == ()
+    return scenario.tests
+
+
+def test_the_night_has_both_tests(tests: tuple[TestDefinition, ...]) -> None:
+    assert [test.id for test in tests] == ["llama-small", "deepseek-small"]
+
+
+def test_their_addresses_are_where_the_repositories_are_made(
+    tests: tuple[TestDefinition, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = make_practice_repositories(Path(".nightbridge/practice"))
+
+    for test in tests:
+        assert Path(test.megatron_bridge.url).absolute() == Path(made.bridge_url)
+        assert Path(test.nemo_run_repo.url).absolute() == Path(made.run_url)
+
+
+def test_their_recipes_exist(tests: tuple[TestDefinition, ...]) -> None:
+    sources = (TEMPLATE / "bridge/src/megatron/bridge/perf_recipes").rglob("*.py")
+    recipes = {name for path in sources for name in re.findall(r"^def (\w+_config)\(", path.read_text(), re.MULTILINE)}
+
+    for test in tests:
+        arguments = test.cmd_args
+        dtype = arguments["compute_dtype"].replace("_", "")
+        size = f"{arguments['num_gpus']}gpu_{arguments['gpu_type']}_{dtype}"
+        assert f"{arguments['model_recipe_name']}_pretrain_{size}_config" in recipes
