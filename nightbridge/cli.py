@@ -1,0 +1,688 @@
+"""The command line: one command for each thing that a person does.
+
+Commands raise `NightbridgeError` and `main` turns it into one message and an exit code. Everything heavier than typer
+is imported inside the commands, so that `--help` and `validate` start at once. With `--json` stdout holds one document,
+and what is said to people goes to stderr.
+"""
+
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from nightbridge.errors import InvalidInput, NightbridgeError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from flows import demo as nights
+    from nightbridge.models import ClusterLimits, NightReport, Scenario, Site, Verdict
+    from nightbridge.slurm.attempts import AttemptContext
+    from nightbridge.store.objects import ObjectStore
+    from nightbridge.store.parallel import Progress
+
+EXIT_INVALID, EXIT_INTERNAL, EXIT_INTERRUPTED = 2, 4, 130
+EXIT_TERMINATED = 128 + signal.SIGTERM
+
+app = typer.Typer(
+    name="nightbridge",
+    help="Nightly regression runs of Megatron-Bridge: from a TOML file to a verdict.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+# --- options that commands share -------------------------------------------------------------------------------------
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, and nothing else there.")]
+SystemOption = Annotated[str | None, typer.Option("--system", help="Site or CloudAI system file, or a Site block.")]
+ClusterOption = Annotated[
+    str | None, typer.Option("--cluster", help="local, slurm, a file with a [cluster], or a Slurm Cluster block.")
+]
+StoreOption = Annotated[str | None, typer.Option("--store", help="file:// or s3:// URL, or a Harvest Store block.")]
+WorkspaceOption = Annotated[str | None, typer.Option("--workspace", help="Folder that the compute nodes see, too.")]
+TestsDirOption = Annotated[
+    list[Path] | None, typer.Option("--tests-dir", help="Folder of tests that a scenario names; may be repeated.")
+]
+RunKeyArgument = Annotated[str, typer.Argument(metavar="RUN_KEY", help="The run's name, as reports and jobs show it.")]
+
+
+# --- commands --------------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def validate(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="Test and scenario files, and ConfigContainer.yaml files.")
+    ],
+    as_json: JsonOption = False,
+    cluster: ClusterOption = None,
+    system: SystemOption = None,
+    tests_dir: TestsDirOption = None,
+    gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="GPUs that a ConfigContainer is to run on.")] = None,
+    override: Annotated[
+        list[str] | None,
+        typer.Option("--override", metavar="KEY=VALUE", help="Laid over a ConfigContainer; may be repeated."),
+    ] = None,
+) -> None:
+    """Check tests, scenarios and ConfigContainers and tell every violation; needs no network and no checkout.
+
+    With --cluster or --system the site's limits are asked for and checked, too. A ConfigContainer.yaml is what
+    Megatron-Bridge has dumped of a run: its own checks are made, and those that it misses.
+    """
+    limits = _limits(_site(system, cluster)) if cluster or system else None
+    reports = [
+        _container_validation(file, gpus, override or [])
+        if file.suffix in (".yaml", ".yml")
+        else _validation(file, tests_dir or [], limits)
+        for file in files
+    ]
+    valid = all(report["valid"] for report in reports)
+    if as_json:
+        _print_json({"valid": valid, "files": reports})
+    else:
+        for report in reports:
+            _print_validation(report)
+    raise typer.Exit(0 if valid else EXIT_INVALID)
+
+
+@app.command()
+def render(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A test or scenario file.")],
+    as_json: JsonOption = False,
+    cluster: ClusterOption = None,
+    system: SystemOption = None,
+    tests_dir: TestsDirOption = None,
+) -> None:
+    """Show the launch plan of every run: command line, environment with secrets masked, resources.
+
+    No checkout is needed: the launcher's version comes from the pin, and folders are placeholders.
+    """
+    from nightbridge import config
+    from nightbridge.launch.plan import placeholder_plan, shell_command
+    from nightbridge.rules import check_scenario
+    from nightbridge.secrets import MASK
+
+    site = _site(system, cluster)
+    scenario = check_scenario(config.load(file, tests_dirs=tests_dir or ()))
+    plans = [placeholder_plan(run, site) for run in config.runs(scenario, "render")]
+    _notes(scenario.warnings)
+    for test in scenario.invalid:
+        _notes(test.violations)
+    shown = []
+    for plan in plans:
+        masked = {**plan.environment, **dict.fromkeys(plan.secret_environment, MASK)}
+        shown.append({**plan.model_dump(mode="json"), "environment": masked, "command": shell_command(plan)})
+    if as_json:
+        _print_json({"runs": shown, "invalid": [test.model_dump(mode="json") for test in scenario.invalid]})
+    else:
+        for document in shown:
+            _print_plan(document)
+    raise typer.Exit(EXIT_INVALID if scenario.invalid else 0)
+
+
+@app.command()
+def events(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="An event file, or a folder to search for them.")],
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE.parquet", help="Write the table there.")] = None,
+) -> None:
+    """Read TensorBoard event files into a table, up to the first damage of each."""
+    from nightbridge.files import write_atomically
+    from nightbridge.outputs.event_files import metrics_parquet, scalars
+
+    if not path.exists():
+        raise InvalidInput("no such file or folder", thing=str(path), advice="Name an event file or its folder")
+    table, damage = scalars(path)
+    _notes(damage)
+    if not len(table) and not damage:
+        raise InvalidInput("no TensorBoard scalars", thing=str(path), advice="Name a folder with events.out.tfevents.*")
+    if out is not None:
+        try:
+            write_atomically(out, metrics_parquet(table))
+        except OSError as error:
+            raise InvalidInput(f"cannot be written: {error.strerror or error}", thing=str(out)) from error
+        _note(f"{len(table)} scalars written to {out}")
+        return
+    print("\t".join(("tag", "points", "first_step", "last_step", "last_value")))
+    for tag, rows in table[~table["superseded"]].groupby("tag"):
+        points = rows.sort_values("step")
+        first, last, value = points["step"].iloc[0], points["step"].iloc[-1], points["value"].iloc[-1]
+        print(f"{tag}\t{len(points)}\t{first}\t{last}\t{value:.6g}")
+
+
+@app.command("run")
+def run_scenario(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A test or scenario file.")],
+    as_json: JsonOption = False,
+    system: SystemOption = None,
+    cluster: ClusterOption = None,
+    store: StoreOption = None,
+    workspace: WorkspaceOption = None,
+    night: Annotated[
+        str | None, typer.Option("--night", metavar="ID", help="Night id; the same id finds everything again.")
+    ] = None,
+    new_attempt: Annotated[
+        bool, typer.Option("--new-attempt", help="Open a new attempt for runs whose last one ended.")
+    ] = False,
+) -> None:
+    """Run every test of a file through all stages and compare it with its history.
+
+    The exit code says what the night was: 0 good, 1 regressed, 2 invalid, 3 failed, 4 infrastructure.
+    """
+    from nightbridge import config
+    from nightbridge.nights import checked_night, new_night
+    from nightbridge.rules import check_scenario
+
+    tonight = checked_night(night) if night else new_night()
+    runs = config.runs(check_scenario(config.load(file)), tonight)
+    _note(f"night {tonight}")
+    from flows import nightly_regression
+
+    try:
+        report = nightly_regression(
+            file,
+            night=tonight,
+            system=system,
+            cluster=cluster,
+            store=store,
+            workspace=workspace,
+            new_attempt=new_attempt,
+        )
+    except (KeyboardInterrupt, _Terminated):
+        _note(f"interrupted: jobs go on. Go on watching: the same command with --night {tonight}")
+        _notes(f"cancel: nightbridge cancel {run.run_key}" for run in runs)
+        raise
+    if as_json:
+        _print_json({**report.model_dump(mode="json"), "exit_code": report.exit_code})
+    else:
+        _print_verdicts(report.verdicts)
+        print(f"report: {report.report}")
+    raise typer.Exit(report.exit_code)
+
+
+@app.command()
+def status(
+    run_key: RunKeyArgument,
+    as_json: JsonOption = False,
+    system: SystemOption = None,
+    cluster: ClusterOption = None,
+    workspace: WorkspaceOption = None,
+) -> None:
+    """Say what the cluster and the run's own files know of every attempt of a run."""
+    from nightbridge.slurm.cluster import open_cluster
+    from nightbridge.slurm.ledger import jobs_of, read_ended
+
+    site = _site(system, cluster, workspace=workspace)
+    opened = open_cluster(site.cluster, site.workspace)
+    attempts: list[dict[str, Any]] = []
+    for attempt in _attempts(run_key, site):
+        ended = read_ended(attempt.attempt_dir)
+        attempts.append(
+            {
+                "attempt": attempt.name,
+                "folder": str(attempt.attempt_dir),
+                "jobs": [job.model_dump(mode="json") for job in jobs_of(attempt, opened)],
+                "outcome": ended.outcome if ended else None,
+                "reason": ended.outcome_reason if ended else "",
+            }
+        )
+    if as_json:
+        _print_json({"run_key": run_key, "attempts": attempts})
+        return
+    for shown in attempts:
+        jobs = ", ".join(f"job {job['job_id']} {job['state']} {job['reason']}".rstrip() for job in shown["jobs"])
+        print(f"{shown['attempt']}: {jobs or 'no job'}; {shown['outcome'] or 'not ended'} {shown['reason']}".rstrip())
+
+
+@app.command()
+def logs(run_key: RunKeyArgument, workspace: WorkspaceOption = None) -> None:
+    """Print the log of a run's newest job, or the launcher's where no job has written one."""
+    from nightbridge.slurm.attempts import read_submission
+
+    attempt = _attempts(run_key, _site(workspace=workspace))[-1]
+    submission = read_submission(attempt.attempt_dir)
+    written = sorted(submission.experiment_dir.glob("log*.out")) if submission else []
+    launcher = attempt.attempt_dir / "launcher.log"
+    for path in written or ([launcher] if launcher.exists() else []):
+        _note(f"==> {path}")
+        with path.open("rb") as stream:
+            shutil.copyfileobj(stream, sys.stdout.buffer)
+
+
+@app.command()
+def cancel(
+    run_key: RunKeyArgument,
+    system: SystemOption = None,
+    cluster: ClusterOption = None,
+    workspace: WorkspaceOption = None,
+) -> None:
+    """Cancel the live jobs of a run."""
+    from nightbridge.slurm.cluster import open_cluster
+    from nightbridge.slurm.ledger import cancel_jobs
+
+    site = _site(system, cluster, workspace=workspace)
+    _attempts(run_key, site)
+    cancelled = cancel_jobs(run_key, site.workspace, open_cluster(site.cluster, site.workspace))
+    print("\n".join(f"cancelled job {job_id}" for job_id in cancelled) or "no job of this run is live")
+
+
+@app.command()
+def history(
+    test_id: Annotated[str, typer.Argument(metavar="TEST_ID", help="A test's id, as scenarios and reports show it.")],
+    rebuild: Annotated[bool, typer.Option("--rebuild", help="First write the rows of all stored runs again.")] = False,
+    as_json: JsonOption = False,
+    system: SystemOption = None,
+    cluster: Annotated[str | None, typer.Option("--cluster", help="Name of the cluster; any when left out.")] = None,
+    store: StoreOption = None,
+    workspace: WorkspaceOption = None,
+) -> None:
+    """Show the trend of a test, and since when a metric has another level."""
+    from nightbridge.regression.stored import history_of
+    from nightbridge.regression.trend import trend_lines, trend_table
+
+    opened = _store(_site(system, store=store, workspace=workspace))
+    if rebuild:
+        from nightbridge.regression.rebuild import rebuild_history
+
+        _notes(rebuild_history(opened, test_id).damaged)
+    found = history_of(opened, test_id, cluster)
+    if as_json:
+        _print_json(found.model_dump(mode="json"))
+        return
+    _print_table(trend_table(found.trends, found.rows))
+    for line in trend_lines(found.trends):
+        print(line)
+
+
+@app.command()
+def compare(
+    run_key: RunKeyArgument,
+    baseline: Annotated[str | None, typer.Argument(metavar="BASELINE", help="Another run key.")] = None,
+    as_json: JsonOption = False,
+    system: SystemOption = None,
+    store: StoreOption = None,
+    workspace: WorkspaceOption = None,
+) -> None:
+    """Judge a stored run again: against the good runs before it, or against one other run."""
+    from nightbridge.regression.stored import compare_stored
+
+    verdict = compare_stored(_store(_site(system, store=store, workspace=workspace)), run_key, baseline)
+    if as_json:
+        _print_json({**verdict.model_dump(mode="json"), "exit_code": verdict.exit_code})
+    else:
+        _print_verdicts([verdict])
+    raise typer.Exit(verdict.exit_code)
+
+
+@app.command()
+def parity(
+    run_a: Annotated[str, typer.Argument(metavar="RUN_A", help="The run that is compared with.")],
+    run_b: Annotated[str, typer.Argument(metavar="RUN_B", help="The run that is compared.")],
+    as_json: JsonOption = False,
+    system: SystemOption = None,
+    store: StoreOption = None,
+    workspace: WorkspaceOption = None,
+) -> None:
+    """Say whether two stored runs compute the same, or converge alike, step by step."""
+    from nightbridge.regression.stored import parity_stored
+
+    found = parity_stored(_store(_site(system, store=store, workspace=workspace)), run_a, run_b)
+    if as_json:
+        _print_json(found.model_dump(mode="json"))
+    else:
+        for fault in (*found.faults, *(fault for curve in found.curves for fault in curve.faults)):
+            print(fault)
+        alike = "converge alike" if found.same_convergence else "do not converge alike"
+        print("compute the same, bit for bit" if found.same_numerics else alike)
+    raise typer.Exit(0 if found.same_convergence else 1)
+
+
+@app.command()
+def demo(
+    workspace: WorkspaceOption = None,
+    prepare_only: Annotated[
+        bool, typer.Option("--prepare", help="Only make the launcher's environment and the practice repositories.")
+    ] = False,
+) -> None:
+    """Run the whole pipeline on this machine, from nothing: two tests, several nights, one with a slower commit."""
+    folder = Path(workspace or ".nightbridge").absolute()
+    # Prefect reads its settings once, when it is imported: the demo has its own server, database and silence.
+    home = folder / "demo-prefect"
+    home.mkdir(parents=True, exist_ok=True)
+    os.environ.pop("PREFECT_API_URL", None)
+    os.environ.update(
+        PREFECT_HOME=str(home),
+        PREFECT_LOGGING_LEVEL="ERROR",
+        PREFECT_SERVER_ANALYTICS_ENABLED="false",
+        DO_NOT_TRACK="1",
+    )
+    from flows import demo as nights
+
+    if prepare_only:
+        repositories = nights.prepare(folder)
+        _note(f"launcher environment and practice repositories are ready: {repositories.bridge_url}")
+        return
+    _note(f"{len(nights.NIGHTS)} nights of two tests, about ten seconds each")
+
+    def tell(night: "nights.DemoNight", report: "NightReport") -> None:
+        _note(f"night {report.night}: {night.subject}")
+        _print_verdicts(report.verdicts)
+
+    reports = nights.run_demo(folder, tell)
+    print(f"report of the night that slowed down: {nights.slow_night(reports).report}")
+    print(f"report of the last night: {reports[-1].report}")
+
+
+@app.command()
+def verify(
+    run_key: RunKeyArgument,
+    system: SystemOption = None,
+    store: StoreOption = None,
+    workspace: WorkspaceOption = None,
+) -> None:
+    """Check every stored object of a run against its manifest."""
+    from nightbridge.store.find import last_attempt
+    from nightbridge.store.restore import verify_run
+
+    opened = _store(_site(system, store=store, workspace=workspace))
+    prefix = last_attempt(opened, run_key)
+    problems = verify_run(opened, prefix, _show_progress)
+    if problems:
+        from nightbridge.errors import DamagedData
+
+        raise DamagedData("\n  ".join(problems), thing=opened.url_of(prefix), advice="Harvest the run again")
+    print(f"{opened.url_of(prefix)}: every object is there and whole")
+
+
+@app.command()
+def fetch(
+    run_key: RunKeyArgument,
+    dest: Annotated[Path, typer.Argument(metavar="DEST", help="Folder to restore the run into.")],
+    system: SystemOption = None,
+    store: StoreOption = None,
+    workspace: WorkspaceOption = None,
+) -> None:
+    """Bring a stored run back, every byte verified."""
+    from nightbridge.store.find import last_attempt
+    from nightbridge.store.restore import fetch_run
+
+    opened = _store(_site(system, store=store, workspace=workspace))
+    manifest = fetch_run(opened, last_attempt(opened, run_key), dest, _show_progress)
+    print(f"{dest}: {len(manifest.files)} files of {run_key}, attempt {manifest.attempt}")
+
+
+@app.command()
+def prune(
+    days: Annotated[float, typer.Option("--days", min=1, help="Remove what was not wanted for so many days.")] = 30,
+    keep: Annotated[int, typer.Option("--keep", min=1, help="Of the rest keep so many, per repository.")] = 20,
+    max_gb: Annotated[float | None, typer.Option("--max-gb", min=0, help="Largest size of all images.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove them; without this they are only listed.")] = False,
+    as_json: JsonOption = False,
+    system: SystemOption = None,
+    workspace: WorkspaceOption = None,
+) -> None:
+    """List old checkouts and images, and remove them with --yes; never what a live job uses."""
+    from nightbridge.images.prune import find_old_images, remove_images
+    from nightbridge.removals import Policy
+    from nightbridge.repos.prune import find_old_checkouts, remove_checkouts
+
+    site = _site(system, workspace=workspace)
+    policy = Policy(days=days, keep=keep, max_bytes=None if max_gb is None else int(max_gb * 1e9))
+    checkouts = find_old_checkouts(site.workspace, policy)
+    images = find_old_images(site.workspace, site.images_dir, policy)
+    if yes:
+        checkouts = remove_checkouts(site.workspace, checkouts)
+        images = remove_images(site.workspace, images)
+    removals = [*checkouts, *images]
+    if as_json:
+        _print_json({"removed": yes, "removals": [removal.model_dump(mode="json") for removal in removals]})
+        return
+    for removal in removals:
+        print(f"{removal.path}  {removal.size / 1e6:.0f} MB  {removal.last_used:%Y-%m-%d}  {removal.reason}")
+    total = f"{len(removals)} checkouts and images, {sum(removal.size for removal in removals) / 1e9:.1f} GB"
+    _note(f"removed {total}" if yes else f"would remove {total}; --yes removes them")
+
+
+# --- the site that a command works with ------------------------------------------------------------------------------
+
+
+def _site(
+    system: str | None = None, cluster: str | None = None, store: str | None = None, workspace: str | None = None
+) -> "Site":
+    """The site from what the person named; Prefect is started only where a name can be nothing but a block's."""
+    from nightbridge.config.sites import plain_site
+
+    plain = plain_site(system, cluster=cluster, store=store, workspace=workspace)
+    if plain is None:
+        from flows.api import load_site
+
+        found: Site = load_site(system, cluster=cluster, store=store, workspace=workspace)
+        return found
+    site, warnings = plain
+    _notes(warnings)
+    return site
+
+
+def _attempts(run_key: str, site: "Site") -> "tuple[AttemptContext, ...]":
+    from nightbridge.slurm.ledger import attempts_of
+
+    attempts = attempts_of(run_key, site.workspace)
+    if not attempts:
+        raise InvalidInput(
+            "no run of this key", thing=f"{run_key} in {site.workspace}", advice="Check the key and --workspace"
+        )
+    return attempts
+
+
+def _limits(site: "Site") -> "ClusterLimits":
+    from nightbridge.slurm.cluster import open_cluster
+
+    return open_cluster(site.cluster, site.workspace).limits()
+
+
+def _store(site: "Site") -> "ObjectStore":
+    from nightbridge.store.objects import open_store
+
+    return open_store(site.store_settings)
+
+
+# --- what validate finds ---------------------------------------------------------------------------------------------
+
+
+def _validation(file: Path, tests_dirs: list[Path], limits: "ClusterLimits | None") -> dict[str, Any]:
+    """Everything that is to say about one file, as the JSON document has it."""
+    from nightbridge import config
+
+    try:
+        scenario = config.load(file, tests_dirs=tests_dirs)
+    except InvalidInput as error:
+        findings = [_finding(violation) for violation in error.violations]
+        document = {"file": str(file), "valid": False, "error": NightbridgeError.__str__(error), "findings": findings}
+        return {**document, "scenario": None, "tests": [], "warnings": []}
+    tests = _test_reports(scenario, limits)
+    return {
+        "file": str(file),
+        "valid": all(test["valid"] for test in tests),
+        "error": None,
+        "findings": [],
+        "scenario": scenario.name,
+        "tests": tests,
+        "warnings": list(scenario.warnings),
+    }
+
+
+def _container_validation(file: Path, gpus: int | None, overrides: list[str]) -> dict[str, Any]:
+    """What is to say about a ConfigContainer, in the same form."""
+    from nightbridge.config.containers import read_container, with_overrides
+    from nightbridge.rules import errors_of
+    from nightbridge.rules.containers import check_container
+
+    document: dict[str, Any] = {"file": str(file), "error": None, "findings": [], "scenario": None, "warnings": []}
+    try:
+        found = check_container(with_overrides(read_container(file), overrides), gpus)
+    except InvalidInput as error:
+        findings = [_finding(violation) for violation in error.violations]
+        message = NightbridgeError.__str__(error)
+        return {**document, "valid": False, "error": message, "findings": findings, "tests": []}
+    test = {
+        "id": "ConfigContainer",
+        "source": str(file),
+        "valid": not errors_of(found),
+        "findings": [violation.model_dump(mode="json") for violation in found],
+    }
+    return {**document, "valid": test["valid"], "tests": [test]}
+
+
+def _test_reports(scenario: "Scenario", limits: "ClusterLimits | None") -> list[dict[str, Any]]:
+    from nightbridge.rules import check_test, errors_of
+
+    reports: list[dict[str, Any]] = [
+        {
+            "id": invalid.id,
+            "source": invalid.source,
+            "valid": False,
+            "findings": [_finding(violation) for violation in invalid.violations],
+        }
+        for invalid in scenario.invalid
+    ]
+    for test in scenario.tests:
+        found = check_test(test, limits)
+        reports.append(
+            {
+                "id": test.id,
+                "source": test.source,
+                "valid": not errors_of(found),
+                "findings": [violation.model_dump(mode="json") for violation in found],
+            }
+        )
+    return reports
+
+
+def _finding(message: str) -> dict[str, Any]:
+    """A violation that was found while reading, in the form of those that a rule finds."""
+    return {"rule": "configuration", "severity": "error", "fields": [], "message": message}
+
+
+def _print_validation(report: Mapping[str, Any]) -> None:
+    _notes(report["warnings"])
+    if report["error"]:
+        print(report["error"])
+    _print_findings(report["findings"])
+    for test in report["tests"]:
+        print(f"{test['source']}: {test['id']}: {'ok' if test['valid'] else 'INVALID'}")
+        _print_findings(test["findings"])
+
+
+def _print_findings(findings: Iterable[Mapping[str, Any]]) -> None:
+    for finding in findings:
+        print(f"  {finding['severity']} [{finding['rule']}] {finding['message']}")
+
+
+def _print_plan(plan: Mapping[str, Any]) -> None:
+    print(f"# {plan['run_key']}: {plan['nodes']} node(s) x {plan['tasks_per_node']} task(s)")
+    for name, value in plan["environment"].items():
+        print(f"export {name}={value}")
+    print(f"cd {plan['cwd']}")
+    print(plan["command"])
+    if plan["sbatch_args"]:
+        print(f"# sbatch options: {' '.join(plan['sbatch_args'])}")
+    _notes(f"{plan['run_key']}: {warning}" for warning in plan["warnings"])
+
+
+# --- output ----------------------------------------------------------------------------------------------------------
+
+
+def _print_json(document: object) -> None:
+    print(json.dumps(document, indent=2, default=str))
+
+
+def _print_verdicts(verdicts: "Sequence[Verdict]") -> None:
+    from nightbridge.regression.report import reason_lines, verdict_table
+
+    _print_table(verdict_table(verdicts))
+    for line in reason_lines(verdicts):
+        print(line)
+
+
+def _print_table(table: "Table") -> None:
+    from rich.console import Console
+
+    Console().print(table)
+
+
+def _note(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def _notes(lines: Iterable[str]) -> None:
+    for line in lines:
+        _note(line)
+
+
+def _show_progress(progress: "Progress") -> None:
+    if sys.stderr.isatty():
+        end = "\n" if progress.files_done == progress.files_total else "\r"
+        print(f"{progress.step}: {progress.files_done}/{progress.files_total} files", end=end, file=sys.stderr)
+
+
+# --- entry point -----------------------------------------------------------------------------------------------------
+
+
+class _Terminated(BaseException):
+    """SIGTERM was received."""
+
+
+def main() -> NoReturn:
+    """Run the command line; every error becomes one message on stderr and an exit code of DESIGN.md."""
+    # Prefect calls this handler again after its own; without one the process would die before it says anything.
+    signal.signal(signal.SIGTERM, _terminate)
+    sys.exit(run(sys.argv[1:]))
+
+
+def _terminate(_number: int, _frame: object) -> NoReturn:
+    raise _Terminated
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command and return its exit code."""
+    try:
+        result = app(args=arguments, standalone_mode=False)
+    except InvalidInput as error:
+        return _failed(error, EXIT_INVALID)
+    except NightbridgeError as error:
+        return _failed(error, EXIT_INTERNAL)
+    except BrokenPipeError:
+        sys.stdout = None  # nobody reads any more, and nothing may be flushed at exit
+        return 0
+    except (KeyboardInterrupt, typer.Abort):
+        result = EXIT_INTERRUPTED
+    except _Terminated:
+        return _failed("terminated; a job that was submitted goes on", EXIT_TERMINATED)
+    except Exception as error:
+        return _usage_or_defect(error)
+    if result == EXIT_INTERRUPTED:
+        return _failed("interrupted; a job that was submitted goes on", EXIT_INTERRUPTED)
+    return result if isinstance(result, int) else 0
+
+
+def _usage_or_defect(error: Exception) -> int:
+    """Typer's own errors have a message for the person; anything else is a defect of ours, told in one line."""
+    if hasattr(error, "format_message"):
+        message = error.format_message()
+        return _failed(f"{message} See nightbridge --help." if message else "no command given", EXIT_INVALID)
+    return _failed(f"internal error: {type(error).__name__}: {error}", EXIT_INTERNAL)
+
+
+def _failed(message: object, code: int) -> int:
+    _note(f"nightbridge: {message}")
+    return code
+
+
+if __name__ == "__main__":
+    main()
