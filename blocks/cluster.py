@@ -1,0 +1,59 @@
+"""Slurm Cluster: how to reach a cluster and under which account to run there."""
+
+from pathlib import Path
+from typing import Literal
+
+from prefect.blocks.core import Block
+from pydantic import Field
+
+from nightbridge.models import ClusterSettings
+
+
+class SlurmCluster(Block):
+    """A Slurm cluster, or this machine as the embedded one.
+
+    Example:
+        ```python
+        from blocks import SlurmCluster
+
+        settings = SlurmCluster.load("BLOCK_NAME").settings()
+        ```
+    """
+
+    _block_type_name = "Slurm Cluster"
+    _block_type_slug = "nightbridge-slurm-cluster"
+    _description = "How to reach a Slurm cluster, and under which account, partition and QOS to run there."
+
+    kind: Literal["local", "slurm"] = Field("slurm", description="Slurm's command-line tools, or jobs on this machine.")
+    cluster_name: str = Field("slurm", description="The cluster's name in histories and reports.")
+    partition: str | None = Field(None, description="Partition to submit to; the site's default when empty.")
+    account: str | None = Field(None, description="Slurm account to charge.")
+    qos: str | None = Field(None, description="Quality of service to ask for.")
+    reservation: str | None = Field(None, description="Reservation to run in.")
+    gpus_per_node: int | None = Field(None, description="GPUs of one node; the launcher's default when empty.")
+    extra_sbatch_args: list[str] = Field([], description="Further sbatch options, each as --name=value.")
+    bin_dir: str | None = Field(None, description="Folder of sbatch, squeue and sacct; found on PATH when empty.")
+    slurm_conf: str | None = Field(None, description="The slurm.conf to use; the system's when empty.")
+    containers: Literal["pyxis", "none"] = Field("pyxis", description="How jobs run in containers on this cluster.")
+    slots: int = Field(2, description="Embedded cluster only: how many jobs run at once.")
+    accounting_horizon: float = Field(120.0, description="Seconds for which an intent to submit forbids another one.")
+    poll_interval: float = Field(15.0, description="Longest interval between two questions to Slurm, in seconds.")
+
+    def settings(self) -> ClusterSettings:
+        """Build the settings that the domain works with."""
+        return ClusterSettings(
+            kind=self.kind,
+            name=self.cluster_name,
+            partition=self.partition,
+            account=self.account,
+            qos=self.qos,
+            reservation=self.reservation,
+            gpus_per_node=self.gpus_per_node,
+            extra_sbatch_args=tuple(self.extra_sbatch_args),
+            bin_dir=Path(self.bin_dir) if self.bin_dir else None,
+            slurm_conf=Path(self.slurm_conf) if self.slurm_conf else None,
+            containers=self.containers,
+            slots=self.slots,
+            accounting_horizon=self.accounting_horizon,
+            poll_interval=self.poll_interval,
+        )

@@ -1,0 +1,117 @@
+"""A night: every run of a scenario side by side, each with its own verdict, then the report."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from prefect import flow
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.flows import Flow
+from prefect.logging import get_run_logger
+from prefect.runtime import flow_run
+
+from blocks import load_site
+from flows.pipeline import pipeline
+from flows.starts import side_by_side
+from flows.states import result_of, state_of_error, state_of_night
+from nightbridge import config
+from nightbridge.errors import NightbridgeError
+from nightbridge.models import NightReport, RunSpec, Scenario, Site, Verdict
+from nightbridge.nights import night_of
+from nightbridge.regression.gate import verdict_for_error, verdict_for_invalid
+from nightbridge.regression.series import series_id
+from nightbridge.rules import check_scenario
+from nightbridge.slurm.ledger import AttemptChoice
+from tasks.cancel import cancel_run
+from tasks.interrupt import allow_stages
+from tasks.night import fix_night
+from tasks.prepare import check_place
+from tasks.report import report
+from tasks.watch import stop_watching
+
+# Runs of one night that are followed at once; each is a thread that mostly waits.
+MOST_RUNS_AT_ONCE = 64
+
+
+def cancel_jobs(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
+    """Cancel the jobs of a cancelled night. Prefect runs this in another process, so they are found by their names."""
+    given = flow_run.parameters
+    night = given.get("night") or night_of(flow_run.expected_start_time, given.get("timezone") or "UTC")
+    site = load_site(
+        given.get("system"), cluster=given.get("cluster"), store=given.get("store"), workspace=given.get("workspace")
+    )
+    for run in config.runs(config.load(Path(given["scenario"])), night):
+        cancel_run(run, site)
+
+
+def _flow_run_name() -> str:
+    given = flow_run.parameters
+    return f"{Path(given['scenario']).stem} {given.get('night') or flow_run.scheduled_start_time.date()}"
+
+
+@flow(
+    name="nightly-regression",
+    flow_run_name=_flow_run_name,
+    on_cancellation=[cancel_jobs],
+    persist_result=True,
+)
+def nightly(
+    scenario: str,
+    night: str | None = None,
+    timezone: str = "UTC",
+    system: str | None = None,
+    cluster: str | None = None,
+    store: str | None = None,
+    workspace: str | None = None,
+    new_attempt: bool = False,
+) -> State[NightReport]:
+    """Run every test of a scenario, compare each with its history, and write the report.
+
+    Args:
+        scenario: Path of a scenario or test file.
+        night: Night id; the same id finds everything again. Default: the scheduled date, or a new one by hand.
+        timezone: Time zone in which the scheduled date is taken.
+        system: Name of a Site block, or path of a site file.
+        cluster: `local`, `slurm`, or the name of a Slurm Cluster block.
+        store: `file://` or `s3://` URL, or the name of a Harvest Store block.
+        workspace: Folder that the compute nodes see under the same path.
+        new_attempt: Open a new attempt for runs whose last one ended.
+    """
+    try:
+        tests = check_scenario(config.load(Path(scenario)))
+        for warning in tests.warnings:
+            get_run_logger().warning("%s", warning)
+        site = load_site(system, cluster=cluster, store=store, workspace=workspace)
+        night = fix_night(night, timezone)
+        check_place(site)
+        return state_of_night(report(tests.name, night, _verdicts(tests, night, site, new_attempt), site))
+    except NightbridgeError as error:
+        # Without a place for its report a night has none, only a message.
+        get_run_logger().error("%s", error)
+        return state_of_error(error)
+
+
+def _verdicts(tests: Scenario, night: str, site: Site, new_attempt: bool) -> tuple[Verdict, ...]:
+    """Run everything that can run, side by side; every test has a verdict."""
+    allow_stages()
+    verdicts = [verdict_for_invalid(test, tests.name, night) for test in tests.invalid]
+    one_run = partial(_verdict_of, site=site, attempt=_asked_attempt(new_attempt))
+    verdicts += side_by_side(one_run, config.runs(tests, night), most=MOST_RUNS_AT_ONCE, on_interrupt=stop_watching)
+    return tuple(verdicts)
+
+
+def _asked_attempt(new_attempt: bool) -> AttemptChoice:
+    if flow_run.run_count > 1:  # a person retries the night: the new attempt once asked for has been opened
+        return AttemptChoice.AFTER_FAILURE
+    return AttemptChoice.NEW if new_attempt else AttemptChoice.CURRENT
+
+
+def _verdict_of(run: RunSpec, site: Site, attempt: AttemptChoice) -> Verdict:
+    """Run one pipeline; whatever becomes of it is a verdict, so that one failing run never stops the others."""
+    state = pipeline(run, site, attempt, return_state=True)
+    try:
+        verdict: Verdict = result_of(state)
+    except Exception as error:
+        get_run_logger().error("%s: %s", run.run_key, error)
+        return verdict_for_error(run, error, series_id(run, site.cluster.name))
+    return verdict

@@ -1,0 +1,71 @@
+"""One run: the stages in order, with a new attempt after an infrastructure failure."""
+
+from typing import Any
+
+from prefect import flow
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.flows import Flow
+from prefect.logging import get_run_logger
+from prefect.runtime import flow_run
+
+from flows.starts import tell_begun
+from flows.states import state_of_verdict
+from nightbridge.errors import NightbridgeError
+from nightbridge.models import RunRecord, RunSpec, Site, Verdict
+from nightbridge.regression.gate import verdict_for_error
+from nightbridge.regression.series import series_id
+from nightbridge.slurm.ledger import AttemptChoice, choose_attempt, ended_jobs, may_try_again, next_attempt
+from tasks.cancel import cancel_run
+from tasks.clone import clone
+from tasks.compare import compare
+from tasks.container import container
+from tasks.harvest import harvest
+from tasks.prepare import prepare
+from tasks.submit import submit
+from tasks.validate import validate
+from tasks.watch import watch
+
+
+def cancel_job(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
+    """Cancel the job of a cancelled flow run. Prefect runs this in another process, so the job is found by its name."""
+    given = flow_run.parameters
+    cancel_run(RunSpec.model_validate(given["run"]), Site.model_validate(given["site"]))
+
+
+@flow(
+    name="run-pipeline",
+    flow_run_name="{run.run_key}",
+    on_cancellation=[cancel_job],
+    persist_result=True,
+)
+def pipeline(run: RunSpec, site: Site, attempt: AttemptChoice = AttemptChoice.CURRENT) -> State[Verdict]:
+    """Clone, container, validate, submit, watch, harvest, compare.
+
+    Args:
+        run: The concrete configuration.
+        site: Where it runs and where its results are kept.
+        attempt: Which attempt to go on with; on a retry of this flow run it is a new one after a failure.
+    """
+    tell_begun()
+    try:
+        prepare(run, site)
+        verdict = compare(
+            _run_and_harvest(run, site, AttemptChoice.AFTER_FAILURE if flow_run.run_count > 1 else attempt), site
+        )
+    except NightbridgeError as error:
+        get_run_logger().error("%s", error)
+        verdict = verdict_for_error(run, error, series_id(run, site.cluster.name))
+    return state_of_verdict(verdict)
+
+
+def _run_and_harvest(run: RunSpec, site: Site, choice: AttemptChoice) -> RunRecord:
+    checkout = clone(run, site)
+    image = container(run, site)
+    attempt = choose_attempt(choice, run, site)
+    while True:
+        plan = validate(run, checkout, image, site, attempt.attempt, attempt.attempt_dir)
+        ended = watch(submit(plan, site), plan, site)
+        if not may_try_again(run, site):
+            return harvest(run, checkout, image, plan, ended_jobs(run, site), site)
+        attempt = next_attempt(run, site)
+        get_run_logger().warning("%s: %s; going on as %s", ended.name, ended.outcome_reason, attempt.name)

@@ -1,0 +1,17 @@
+"""Stage 1, clone: both repositories at exact commits, and the launcher's environment."""
+
+from prefect.logging import get_run_logger
+
+from nightbridge.models import Checkout, RunSpec, Site
+from nightbridge.repos.clone import make_checkout
+from tasks.stage import stage
+
+
+@stage("clone")
+def clone(run: RunSpec, site: Site) -> Checkout:
+    """Pin Megatron-Bridge and NeMo-Run for this night and make their checkouts."""
+    checkout = make_checkout(run, site)
+    log = get_run_logger()
+    for repository in (checkout.megatron_bridge, checkout.nemo_run):
+        log.info("%s at %s (%s) %s", repository.url, repository.commit[:12], repository.ref, repository.subject)
+    return checkout

@@ -1,0 +1,29 @@
+"""Before the first stage: everything that can be checked without a checkout, so that nothing is fetched in vain."""
+
+from nightbridge.models import RunSpec, Site
+from nightbridge.rules import check
+from nightbridge.slurm.cluster import open_cluster
+from nightbridge.store.objects import open_store
+from nightbridge.workspace import check_workspace
+from tasks.secrets import block_value
+from tasks.stage import stage
+from tasks.validate import refuse_errors
+
+
+@stage("prepare")
+def prepare(run: RunSpec, site: Site) -> None:
+    """Check the run's configuration by every rule that needs no checkout, and its place."""
+    _check_place(site)
+    refuse_errors(run, check(run, open_cluster(site.cluster, site.workspace).limits()))
+
+
+@stage("place")
+def check_place(site: Site) -> None:
+    """Check what every run of a night needs, and its report: that the workspace and the store can be written."""
+    _check_place(site)
+
+
+def _check_place(site: Site) -> None:
+    store = open_store(site.store_settings, block_value)
+    check_workspace(site.workspace)
+    store.check_writable()

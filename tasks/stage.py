@@ -1,0 +1,102 @@
+"""What every stage has in common: when it is retried, and under which key its result is kept."""
+
+import functools
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+from prefect import Task
+from prefect.client.schemas.objects import State, TaskRun
+from prefect.context import TaskRunContext
+from prefect.tasks import exponential_backoff
+
+from nightbridge.errors import InvalidInput, NightbridgeError, TransientError
+from tasks.interrupt import raise_if_interrupted
+
+RETRIES = 5
+FIRST_DELAY_SECONDS = 10.0
+DELAY_VARIABLE = "NIGHTBRIDGE_RETRY_DELAY"
+"""Environment variable: seconds before a stage's first retry, `FIRST_DELAY_SECONDS` when unset. Each further delay is
+twice the one before, so the default waits about five minutes in all before it gives up."""
+
+
+def first_delay() -> float:
+    """Seconds before the first retry.
+
+    Raises:
+        InvalidInput: The environment variable is no number of seconds.
+    """
+    text = os.environ.get(DELAY_VARIABLE, "")
+    try:
+        seconds = float(text or FIRST_DELAY_SECONDS)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= 3600:
+        raise InvalidInput(
+            "not a number of seconds", thing=f"{DELAY_VARIABLE}={text}", advice="Give 0 to 3600, or unset it"
+        )
+    return seconds
+
+
+class _PlainWords(logging.Filter):
+    """Takes the traceback from an error of ours, whose message says everything; a defect keeps its own.
+
+    Prefect logs one when a stage's retries are used up, for a repository that cannot be reached as for a bug.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.exc_info and isinstance(record.exc_info[1], NightbridgeError):
+            record.exc_info = None
+        return True
+
+
+logging.getLogger("prefect.task_runs").addFilter(_PlainWords())
+
+
+def is_transient(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> bool:
+    """Retry condition of every stage: only an error that may pass is worth another try."""
+    try:
+        state.result()
+    except TransientError:
+        return True
+    except BaseException:  # the answer is about this error, whatever it is; the state still carries it
+        return False
+    return False
+
+
+def stage_key(context: TaskRunContext, parameters: dict[str, Any]) -> str:
+    """Key of a stage's result: the flow run, the stage, and the run and attempt it worked on.
+
+    Prefect's own default also hashes the task's source, so a hot fix between a crash and the retry would run every
+    stage again. Ours does not. The flow run's id keeps results from being reused by another night.
+    """
+    record = parameters.get("record")
+    subject = record.plan if record else parameters.get("plan") or parameters.get("run")
+    attempt = parameters.get("attempt", getattr(subject, "attempt", 0))
+    return f"{context.task_run.flow_run_id}-{context.task.name}-{getattr(subject, 'run_key', 'night')}-a{attempt}"
+
+
+def stage(name: str, *, retries: int = RETRIES) -> Callable[[Callable[..., Any]], Task[..., Any]]:
+    """Make a function a stage: persisted as JSON, retried with backoff and jitter for transient errors only."""
+
+    def decorate(function: Callable[..., Any]) -> Task[..., Any]:
+        @functools.wraps(function)
+        def unless_interrupted(*arguments: Any, **named: Any) -> Any:
+            raise_if_interrupted()
+            return function(*arguments, **named)
+
+        return Task(
+            unless_interrupted,
+            name=name,
+            task_run_name=name,
+            retries=retries,
+            retry_delay_seconds=exponential_backoff(first_delay()),
+            retry_jitter_factor=0.5,
+            retry_condition_fn=is_transient,
+            persist_result=True,
+            result_serializer="json",
+            cache_key_fn=stage_key,
+        )
+
+    return decorate

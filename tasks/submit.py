@@ -1,0 +1,25 @@
+"""Stage 4, submit: exactly one Slurm job per attempt."""
+
+from prefect.logging import get_run_logger
+
+from nightbridge.models import Job, LaunchPlan, Site
+from nightbridge.slurm.attempts import read_attempt
+from nightbridge.slurm.cluster import open_cluster
+from nightbridge.slurm.submission import submit_attempt
+from tasks.secrets import resolve_all, variables_of
+from tasks.stage import stage
+
+
+@stage("submit")
+def submit(plan: LaunchPlan, site: Site) -> Job:
+    """Submit the attempt through the upstream launcher, or find the job that it already has."""
+    cluster = open_cluster(site.cluster, site.workspace)
+    job = submit_attempt(
+        plan,
+        read_attempt(plan.attempt_dir),
+        cluster,
+        resolve_all(plan.secret_environment),
+        withheld=variables_of((site.store_settings.access_key, site.store_settings.secret_key)),
+    )
+    get_run_logger().info("job %d on %s is %s", job.job_id, job.cluster, job.name)
+    return job

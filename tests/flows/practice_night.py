@@ -1,0 +1,81 @@
+"""Nights of the practice workload with a test's own repositories: the samples of `conf/practice`, changed where asked."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from nightbridge.models import Model, StoreSettings
+from nightbridge.practice.repositories import PracticeRepositories
+
+SAMPLES = Path(__file__).parents[2] / "conf" / "practice"
+NIGHTBRIDGE = Path(sys.executable).with_name("nightbridge")
+
+
+class Entry(Model):
+    """An entry of a scenario: a sample, what is laid over its `[cmd_args]`, and the commit it is pinned to."""
+
+    id: str
+    sample: Literal["llama_small", "deepseek_small"] = "llama_small"
+    cmd_args: Mapping[str, Any] = Field({})
+    commit: str | None = None
+
+    def toml(self, repositories: PracticeRepositories) -> str:
+        """The entry as it stands in a scenario file."""
+        lines = ["[[Tests]]", f"id = {toml(self.id)}", f"test_name = {toml(self.sample)}"]
+        lines += [f"cmd_args.{key} = {toml(value)}" for key, value in self.cmd_args.items()]
+        if self.commit:
+            lines += ["[[Tests.git_repos]]", f"url = {toml(repositories.bridge_url)}", f"commit = {toml(self.commit)}"]
+        return "\n".join(lines) + "\n"
+
+
+def write_scenario(folder: Path, repositories: PracticeRepositories, name: str, *entries: Entry) -> Path:
+    """Write a scenario of these entries, and beside it the samples with these repositories in place of their own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for sample in ("llama_small", "deepseek_small"):
+        text = (SAMPLES / f"{sample}.toml").read_text(encoding="utf-8")
+        text = text.replace(".nightbridge/practice", str(Path(repositories.bridge_url).parent))
+        (folder / f"{sample}.toml").write_text(text, encoding="utf-8")
+    path = folder / f"{name}.toml"
+    path.write_text("\n".join([f"name = {toml(name)}\n", *(entry.toml(repositories) for entry in entries)]))
+    return path
+
+
+def write_site(
+    path: Path,
+    *,
+    workspace: Path,
+    environments: Path,
+    cluster: Mapping[str, Any] | None = None,
+    store: StoreSettings | None = None,
+) -> Path:
+    """Write a site file."""
+    lines = [f"workspace = {toml(workspace)}", f"environments = {toml(environments)}"]
+    if cluster is not None:
+        lines += ["[cluster]", *(f"{key} = {toml(value)}" for key, value in cluster.items())]
+    if store is not None:
+        lines += ["[store]", f"url = {toml(store.url)}"]
+        plain = {"endpoint_url": store.endpoint_url, "region": store.region, "ca_bundle": store.ca_bundle}
+        lines += [f"{key} = {toml(value)}" for key, value in plain.items() if value is not None]
+        secrets = {"access_key": store.access_key, "secret_key": store.secret_key}
+        lines += [f"{key} = {toml(f'{ref.source}:{ref.name}')}" for key, ref in secrets.items() if ref is not None]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def nightbridge(
+    *arguments: str | Path, environment: Mapping[str, str], timeout: float = 240
+) -> "subprocess.CompletedProcess[str]":
+    """Run the command line as a person does."""
+    return subprocess.run(
+        [NIGHTBRIDGE, *arguments], env=environment, capture_output=True, text=True, timeout=timeout, check=False
+    )
+
+
+def toml(value: object) -> str:
+    """A text, path, number, flag or list of them as TOML: of these JSON writes them all alike."""
+    return json.dumps(value, default=str)

@@ -1,0 +1,110 @@
+"""The flow API: what it offers, and what it refuses before anything is started."""
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import flows
+from flows import nightly_regression, run_pipeline
+from nightbridge.errors import InvalidInput
+from nightbridge.models import NightReport, Verdict
+
+REPOSITORIES = """
+[[git_repos]]
+url = "/nowhere/Megatron-Bridge.git"
+
+[nemo_run_repo]
+url = "/nowhere/Run.git"
+"""
+TEST = """name = "{name}"
+test_template_name = "MegatronBridge"
+
+[cmd_args]
+gpu_type = "h100"
+model_family_name = "llama"
+model_recipe_name = "llama_small"
+container_image = "none"
+num_gpus = {num_gpus}
+gpus_per_node = 2
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current folder, so that a default workspace would be seen."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write_test(name: str, num_gpus: int = 2) -> Path:
+    path = Path(f"{name}.toml")
+    path.write_text(TEST.format(name=name, num_gpus=num_gpus) + REPOSITORIES)
+    return path
+
+
+def write_scenario(*tests: str) -> Path:
+    path = Path("nightly.toml")
+    entries = [f'[[Tests]]\nid = "{test}"\ntest_name = "{test}"\n' for test in tests]
+    path.write_text("\n".join(['name = "nightly"\n', *entries]))
+    return path
+
+
+def test_the_public_api_is_two_functions() -> None:
+    assert flows.__all__ == ["nightly_regression", "run_pipeline"]
+    assert inspect.signature(nightly_regression).return_annotation is NightReport
+    assert inspect.signature(run_pipeline).return_annotation is Verdict
+
+
+@pytest.mark.parametrize("call", [nightly_regression, run_pipeline])
+def test_a_file_that_is_not_there_is_refused(folder: Path, call: Callable[..., object]) -> None:
+    with pytest.raises(InvalidInput, match=r"nowhere\.toml: no such file"):
+        call("nowhere.toml")
+
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("call", [nightly_regression, run_pipeline])
+def test_a_night_id_that_cannot_be_one_is_refused(folder: Path, call: Callable[..., object]) -> None:
+    file = write_test("good")
+
+    with pytest.raises(InvalidInput, match="21/11: not a night id"):
+        call(file, night="21/11")
+
+    assert [path.name for path in folder.iterdir()] == ["good.toml"]
+
+
+@pytest.mark.parametrize("call", [nightly_regression, run_pipeline])
+def test_a_site_file_that_is_not_there_is_refused(folder: Path, call: Callable[..., object]) -> None:
+    file = write_test("good")
+
+    with pytest.raises(InvalidInput, match=r"site\.toml: no such file"):
+        call(file, system="site.toml")
+
+    assert [path.name for path in folder.iterdir()] == ["good.toml"]
+
+
+@pytest.mark.parametrize("call", [nightly_regression, run_pipeline])
+def test_a_scenario_in_which_nothing_can_run_tells_every_violation(folder: Path, call: Callable[..., object]) -> None:
+    write_test("none", num_gpus=0)
+    write_test("less", num_gpus=-2)
+
+    with pytest.raises(InvalidInput, match="no test of it can run") as refused:
+        call(write_scenario("none", "less"))
+
+    told = "\n".join(refused.value.violations)
+    assert "none: " in told
+    assert "less: " in told
+    assert not (folder / ".nightbridge").exists()
+
+
+@pytest.mark.parametrize("num_gpus", [2, 0])
+def test_one_pipeline_takes_one_run(folder: Path, num_gpus: int) -> None:
+    write_test("one")
+    write_test("two", num_gpus)
+
+    with pytest.raises(InvalidInput, match=r"holds 2 runs, not one\. Use nightly_regression for several"):
+        run_pipeline(write_scenario("one", "two"))
+
+    assert not (folder / ".nightbridge").exists()

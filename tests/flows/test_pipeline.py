@@ -1,0 +1,253 @@
+"""One night with tests of every kind: each has its own verdict, its own attempts, and its own flow run."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName, TaskRunFilter, TaskRunFilterFlowRunId
+from prefect.client.schemas.objects import FlowRun, StateType, TaskRun
+from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+from prefect.testing.utilities import prefect_test_harness
+
+from flows import nightly_regression, run_pipeline
+from flows.states import result_of
+from nightbridge import config
+from nightbridge.models import NightReport, Outcome, RunRecord, Verdict, VerdictStatus
+from nightbridge.practice.repositories import (
+    PracticeRepositories,
+    commit_behaviour,
+    make_practice_repositories,
+    move_main,
+)
+from nightbridge.slurm.ledger import MOST_INFRASTRUCTURE_FAILURES, attempts_of
+from nightbridge.store.manifest import Manifest
+from tests.flows.practice_night import Entry, write_scenario, write_site
+
+pytestmark = pytest.mark.launcher
+
+STAGES = ["prepare", "clone", "container", "validate", "submit", "watch", "harvest", "compare"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _server() -> Iterator[None]:
+    with (
+        prefect_test_harness(server_startup_timeout=120),
+        temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}),
+    ):
+        yield
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """A night of a good test, one that fails, one that the cluster fails, and two that cannot run."""
+
+    folder: Path
+    report: NightReport
+
+    @property
+    def workspace(self) -> Path:
+        return self.folder / "workspace"
+
+    @property
+    def store(self) -> Path:
+        return self.workspace / "store"
+
+    def verdict(self, test_id: str) -> Verdict:
+        (found,) = (verdict for verdict in self.report.verdicts if verdict.test_id == test_id)
+        return found
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, environments_dir: Path) -> tuple[Path, PracticeRepositories]:
+    folder = tmp_path_factory.mktemp("pipeline")
+    write_site(folder / "site.toml", workspace=folder / "workspace", environments=environments_dir)
+    return folder, make_practice_repositories(folder / "practice")
+
+
+@pytest.fixture(scope="module")
+def mixed(place: tuple[Path, PracticeRepositories]) -> Mixed:
+    folder, repositories = place
+    crash = commit_behaviour(repositories, "Crash", crash_at=3)
+    flaky = commit_behaviour(repositories, "Lose the network", crash_at=None, print_flaky=3)
+    move_main(repositories, repositories.sha("main"))
+    scenario = write_scenario(
+        folder / "conf",
+        repositories,
+        "mixed",
+        Entry(id="crash", commit=crash),
+        Entry(id="good"),
+        Entry(id="flaky", commit=flaky),
+        Entry(id="typo", cmd_args={"num_gpuss": 2}),
+        Entry(id="no-such-commit", commit="0123456789abcdef"),
+    )
+    return Mixed(folder, nightly_regression(scenario, night="n1", system=str(folder / "site.toml")))
+
+
+# --- verdicts --------------------------------------------------------------------------------------------------------
+
+
+def test_every_test_has_its_own_verdict_whatever_becomes_of_the_others(mixed: Mixed) -> None:
+    statuses = {verdict.test_id: verdict.status for verdict in mixed.report.verdicts}
+
+    assert statuses == {
+        "crash": VerdictStatus.FAILED,
+        "good": VerdictStatus.NO_BASELINE,
+        "flaky": VerdictStatus.INFRASTRUCTURE,
+        "typo": VerdictStatus.INVALID,
+        "no-such-commit": VerdictStatus.INVALID,
+    }
+    assert mixed.report.exit_code == 3
+
+
+def test_a_bad_verdict_says_why(mixed: Mixed) -> None:
+    assert "planned crash before iteration 3" in " ".join(mixed.verdict("crash").reasons)
+    assert "DistBackendError" in " ".join(mixed.verdict("flaky").reasons)
+    assert "did you mean 'num_gpus'?" in " ".join(mixed.verdict("typo").reasons)
+    assert "0123456789abcdef" in " ".join(mixed.verdict("no-such-commit").reasons)
+
+
+def test_the_report_is_where_the_night_says(mixed: Mixed) -> None:
+    page = Path(urlsplit(mixed.report.report).path).read_text()
+
+    assert mixed.report.report.endswith("/reports/n1/mixed.html")
+    assert all(verdict.test_id in page for verdict in mixed.report.verdicts)
+
+
+def test_a_run_that_ended_is_kept_with_its_verdict_and_its_measurements(mixed: Mixed) -> None:
+    good = mixed.verdict("good")
+    run = mixed.store / good.prefix
+
+    assert Verdict.model_validate_json((run.parent / "verdict.json").read_bytes()) == good
+    assert good.prefix == f"runs/good/n1/{good.run_key}/a1"
+    assert (run / "metrics.parquet").exists()
+    assert (run / "summary.json").exists()
+    manifest = Manifest.model_validate_json((run / "manifest.json").read_bytes())
+    assert {stored.kind for stored in manifest.files} >= {"checkpoint", "tensorboard", "log", "config"}
+
+
+def test_a_test_that_could_not_run_leaves_no_attempt_and_no_stored_run(mixed: Mixed) -> None:
+    begun = {folder.name.rsplit("-", 2)[0] for folder in (mixed.workspace / "runs").iterdir()}
+    stored = {folder.name for folder in (mixed.store / "runs").iterdir()}
+
+    assert begun == stored == {"crash", "good", "flaky"}
+
+
+# --- attempts --------------------------------------------------------------------------------------------------------
+
+
+def test_a_failure_of_the_cluster_opens_new_attempts_up_to_the_limit_and_all_are_kept(mixed: Mixed) -> None:
+    flaky = mixed.verdict("flaky")
+    last = MOST_INFRASTRUCTURE_FAILURES
+
+    record = RunRecord.model_validate_json((mixed.store / flaky.prefix / "record.json").read_bytes())
+
+    assert len(attempts_of(flaky.run_key, mixed.workspace)) == last
+    assert flaky.prefix.endswith(f"/a{last}")
+    assert [job.attempt for job in record.jobs] == list(range(1, last + 1))
+    assert {job.outcome for job in record.jobs} == {Outcome.INFRASTRUCTURE}
+    assert len({job.job_id for job in record.jobs}) == last
+
+
+@pytest.mark.parametrize("test_id", ["crash", "good"])
+def test_nothing_else_is_tried_again(mixed: Mixed, test_id: str) -> None:
+    assert len(attempts_of(mixed.verdict(test_id).run_key, mixed.workspace)) == 1
+
+
+def test_a_person_can_ask_for_a_new_attempt_after_the_last_one_ended(
+    place: tuple[Path, PracticeRepositories], mixed: Mixed
+) -> None:
+    folder, repositories = place
+    crash = commit_behaviour(repositories, "Crash", crash_at=3)
+    move_main(repositories, repositories.sha("main"))
+    file = write_scenario(folder / "conf", repositories, "alone", Entry(id="alone", commit=crash))
+    site = str(folder / "site.toml")
+
+    (run,) = config.runs(config.load(file), "n1")
+
+    first = run_pipeline(file, night="n1", system=site)
+    again = run_pipeline(run, system=site)
+    second = run_pipeline(file, night="n1", system=site, new_attempt=True)
+
+    assert [first.prefix[-3:], again.prefix[-3:], second.prefix[-3:]] == ["/a1", "/a1", "/a2"]
+    assert first.job_id == again.job_id != second.job_id
+    assert {first.status, again.status, second.status} == {VerdictStatus.FAILED}
+    assert len(attempts_of(first.run_key, folder / "workspace")) == 2
+
+
+# --- flow runs -------------------------------------------------------------------------------------------------------
+
+
+def flow_run_named(name: str) -> FlowRun:
+    with get_client(sync_client=True) as client:
+        (found,) = client.read_flow_runs(flow_run_filter=FlowRunFilter(name=FlowRunFilterName(any_=[name])))
+    return found
+
+
+def task_runs_of(flow_run: FlowRun) -> Sequence[TaskRun]:
+    """The task runs of a flow run, in the order in which they began."""
+    with get_client(sync_client=True) as client:
+        found = client.read_task_runs(
+            task_run_filter=TaskRunFilter(flow_run_id=TaskRunFilterFlowRunId(any_=[flow_run.id]))
+        )
+    return sorted(found, key=lambda task_run: task_run.start_time or task_run.expected_start_time)
+
+
+@pytest.mark.parametrize(
+    ("test_id", "kind", "name"),
+    [
+        ("good", StateType.COMPLETED, "NoBaseline"),
+        ("crash", StateType.FAILED, "Failed"),
+        ("flaky", StateType.FAILED, "Infrastructure"),
+        ("no-such-commit", StateType.FAILED, "Invalid"),
+    ],
+)
+def test_the_final_state_of_a_flow_run_is_its_verdict(mixed: Mixed, test_id: str, kind: StateType, name: str) -> None:
+    state = flow_run_named(mixed.verdict(test_id).run_key).state
+
+    assert state is not None
+    assert (state.type, state.name) == (kind, name)
+    assert state.message == "; ".join(mixed.verdict(test_id).reasons)
+
+
+@pytest.mark.parametrize("test_id", ["good", "crash"])
+def test_a_verdict_can_be_read_back_from_prefects_server(mixed: Mixed, test_id: str) -> None:
+    # A flow whose last state was sent twice, because an answer was late, ends with what the server knows of it.
+    verdict = mixed.verdict(test_id)
+
+    assert result_of(flow_run_named(verdict.run_key).state) == verdict
+
+
+def test_a_report_can_be_read_back_from_prefects_server(mixed: Mixed) -> None:
+    assert result_of(flow_run_named("mixed n1").state) == mixed.report
+
+
+def test_the_final_state_of_a_night_is_its_gravest_verdict(mixed: Mixed) -> None:
+    state = flow_run_named("mixed n1").state
+
+    assert state is not None
+    assert (state.type, state.name) == (StateType.FAILED, "Failed")
+    assert "flaky: infrastructure" in (state.message or "")
+    assert "good" not in (state.message or "")
+
+
+def test_the_stages_are_tasks_in_their_order(mixed: Mixed) -> None:
+    tasks = task_runs_of(flow_run_named(mixed.verdict("good").run_key))
+
+    assert [task.name for task in tasks] == STAGES
+    assert {task.state_name for task in tasks} == {"Completed"}
+
+
+def test_every_attempt_is_validated_submitted_and_watched_anew_and_harvested_once(mixed: Mixed) -> None:
+    tasks = task_runs_of(flow_run_named(mixed.verdict("flaky").run_key))
+
+    again = ["validate", "submit", "watch"] * MOST_INFRASTRUCTURE_FAILURES
+    assert [task.name for task in tasks] == [*STAGES[:3], *again, *STAGES[-2:]]
+
+
+def test_a_run_ends_at_the_stage_that_refused_it(mixed: Mixed) -> None:
+    tasks = task_runs_of(flow_run_named(mixed.verdict("no-such-commit").run_key))
+
+    assert [(task.name, task.state_name) for task in tasks] == [("prepare", "Completed"), ("clone", "Failed")]

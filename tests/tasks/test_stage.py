@@ -1,0 +1,94 @@
+"""The retry policy that stands behind every stage."""
+
+from collections.abc import Iterator
+
+import pytest
+from prefect import flow
+from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+from prefect.testing.utilities import prefect_test_harness
+
+from nightbridge.errors import InvalidInput, PermanentError, StatusUnknown, TransientError
+from tasks import clone, compare, container, harvest, report, submit, validate, watch
+from tasks.stage import is_transient, stage
+
+STAGES = [
+    clone.clone,
+    container.container,
+    validate.validate,
+    submit.submit,
+    watch.watch,
+    harvest.harvest,
+    compare.compare,
+    report.report,
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _server() -> Iterator[None]:
+    with (
+        prefect_test_harness(server_startup_timeout=120),
+        temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}),
+    ):
+        yield
+
+
+@pytest.mark.parametrize("task", STAGES, ids=lambda task: task.name)
+def test_every_stage_retries_transient_errors_only_and_keeps_its_result(task: object) -> None:
+    assert task.retries >= 3
+    assert task.retry_condition_fn is is_transient
+    assert task.retry_jitter_factor
+    assert task.retry_delay_seconds == sorted(task.retry_delay_seconds)
+    assert task.persist_result
+
+
+def failing(errors: list[Exception]) -> list[str]:
+    """Run a stage that raises the given errors in turn, then succeeds; return what happened."""
+    calls: list[str] = []
+
+    @stage("failing")
+    def work() -> str:
+        calls.append("call")
+        if len(calls) <= len(errors):
+            raise errors[len(calls) - 1]
+        return "done"
+
+    work.retry_delay_seconds = [0.01]
+
+    @flow
+    def one() -> None:
+        calls.append(work())
+
+    try:
+        one()
+    except Exception as error:
+        calls.append(type(error).__name__)
+    return calls
+
+
+def test_a_transient_error_is_tried_again() -> None:
+    assert failing([TransientError("network"), StatusUnknown("slurmdbd")]) == ["call", "call", "call", "done"]
+
+
+@pytest.mark.parametrize("error", [PermanentError("gone"), InvalidInput("typo"), ValueError("bug")])
+def test_anything_else_ends_the_stage_at_once(error: Exception) -> None:
+    assert failing([error]) == ["call", type(error).__name__]
+
+
+def test_a_retried_flow_run_takes_finished_stages_from_their_results() -> None:
+    calls: list[str] = []
+
+    @stage("first")
+    def first() -> int:
+        calls.append("first")
+        return 1
+
+    @flow(retries=1)
+    def one() -> None:
+        first()
+        calls.append("flow")
+        if calls.count("flow") == 1:
+            raise ValueError("the process dies here")
+
+    one()
+
+    assert calls == ["first", "flow", "flow"]
