@@ -1,0 +1,106 @@
+"""The blocks: registered by one command, described for the UI, and never showing a secret."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from prefect.blocks.core import Block
+
+import blocks
+from blocks import HarvestStore, Site, SlurmCluster, load_site
+from nightbridge.errors import InvalidInput
+from nightbridge.models import SecretRef
+from tests.real.prefect_server import PrefectServer
+
+BLOCKS = [getattr(blocks, name) for name in blocks.__all__ if isinstance(getattr(blocks, name), type)]
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.__name__)
+class TestEveryBlock:
+    def test_is_described_for_the_ui(self, block: type[Block]) -> None:
+        assert block._description
+        assert block.get_code_example()
+
+    def test_describes_every_field(self, block: type[Block]) -> None:
+        for name, field in block.model_fields.items():
+            assert field.description, f"{block.__name__}.{name} has no description"
+            assert field.description.endswith("."), f"{block.__name__}.{name}: {field.description}"
+
+    def test_has_a_default_for_every_field(self, block: type[Block]) -> None:
+        # A saved block must still load after an upgrade that adds fields.
+        assert not [name for name, field in block.model_fields.items() if field.is_required()]
+
+
+def test_one_command_registers_all_blocks_from_a_fresh_install(prefect_server: PrefectServer, tmp_path: Path) -> None:
+    printed = prefect_server.prefect("block", "register", "-m", "blocks", cwd=tmp_path)
+
+    assert f"Successfully registered {len(BLOCKS)} blocks" in printed
+
+
+class TestSite:
+    def test_is_the_embedded_default_when_nothing_is_named(self, tmp_path: Path) -> None:
+        site = load_site(workspace=str(tmp_path))
+
+        assert site.cluster.kind == "local"
+        assert site.store_settings.url == f"file://{tmp_path}/store"
+
+    def test_workspace_is_always_absolute(self) -> None:
+        assert load_site().workspace.is_absolute()
+
+    def test_puts_the_other_blocks_together(self) -> None:
+        block = Site(
+            workspace="/shared/nightbridge",
+            cluster=SlurmCluster(cluster_name="eos", account="nemo", extra_sbatch_args=["--switches=1"]),
+            store=HarvestStore(url="s3://nightly/llm", endpoint_url="http://127.0.0.1:1"),
+        )
+
+        site = block.settings()
+
+        assert (site.cluster.name, site.cluster.account) == ("eos", "nemo")
+        assert site.cluster.extra_sbatch_args == ("--switches=1",)
+        assert site.store_settings.url == "s3://nightly/llm"
+        assert site.images_dir == Path("/shared/nightbridge/images")
+
+    def test_a_store_url_keeps_the_endpoint_of_the_site_file(self, tmp_path: Path) -> None:
+        file = tmp_path / "site.toml"
+        file.write_text('[store]\nurl = "s3://a/b"\nendpoint_url = "http://127.0.0.1:9"\n')
+
+        site = load_site(str(file), store="s3://other/prefix")
+
+        assert site.store_settings.url == "s3://other/prefix"
+        assert site.store_settings.endpoint_url == "http://127.0.0.1:9"
+
+
+def test_a_saved_store_refers_to_its_secrets_by_name(prefect_server: PrefectServer, tmp_path: Path) -> None:
+    script = tmp_path / "save.py"
+    script.write_text(
+        "from blocks import HarvestStore\n"
+        "from tasks.secrets import block_value\n"
+        "HarvestStore(url='s3://a/b', secret_access_key='planted-token').save('night', overwrite=True)\n"
+        "settings = HarvestStore.load('night').settings()\n"
+        "assert 'planted-token' not in settings.model_dump_json(), settings\n"
+        "print(settings.secret_key.model_dump_json())\n"
+        "assert block_value(settings.secret_key.name) == 'planted-token'\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, script], env=prefect_server.environment, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert SecretRef.model_validate_json(done.stdout) == SecretRef(
+        source="block", name="nightbridge-harvest-store/night#secret_access_key"
+    )
+
+
+def test_an_unknown_block_is_named_with_the_way_out(prefect_server: PrefectServer, tmp_path: Path) -> None:
+    script = tmp_path / "load.py"
+    script.write_text("from blocks import load_site\nload_site('no-such-site')\n")
+
+    done = subprocess.run(
+        [sys.executable, script], env=prefect_server.environment, capture_output=True, text=True, check=False
+    )
+
+    assert InvalidInput.__name__ in done.stderr
+    assert "no-such-site: no Site block of this name. Make one in the Prefect UI" in done.stderr
