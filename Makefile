@@ -1,0 +1,72 @@
+# `make demo` and `make test` do all their own set-up. Needed: Python 3.11+ with venv, git, make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# pip names every local index folder that it does not find; the demo's reader has no use for that.
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+SEEDS ?= 5
+
+.PHONY: help check install demo test lint soak bench deploy worker night clean
+
+help:
+	@echo "make demo     the whole pipeline on this machine, from nothing"
+	@echo "make test     style, types, layers and all tests, on real parts where they can be installed"
+	@echo "make soak     the long counts"
+	@echo "make bench    the benchmarks of the README"
+	@echo "make deploy   blocks, deployments and automations to the Prefect server"
+	@echo "make worker   a worker that runs what is due"
+	@echo "make night    start tonight's run by hand (NIGHT=ID names it)"
+
+check:
+	@command -v git >/dev/null || { echo "git is missing: install it, on Debian or Ubuntu with: apt-get install git" >&2; exit 1; }
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is missing: install Python 3.11 to 3.13, or name one with PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || { echo "$$($(PYTHON) --version) is not between 3.11 and 3.13: name another one with PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "Python's venv is missing: install it, on Debian or Ubuntu with: apt-get install python3-venv" >&2; exit 1; }
+
+install: check $(VENV)/.installed
+
+$(VENV)/.installed: requirements.lock pyproject.toml nightbridge/repos/launcher.lock
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing the locked requirements into $(VENV)"
+	@$(PIP) install --quiet --requirement requirements.lock
+	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	@$(BIN)/nightbridge demo --prepare
+	@touch $@
+
+demo: install
+	@$(BIN)/nightbridge demo
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint
+	$(BIN)/python tests/real/packages.py
+	NIGHTBRIDGE_SEEDS=$(SEEDS) $(BIN)/pytest
+
+soak: install
+	$(BIN)/python tests/real/packages.py
+	NIGHTBRIDGE_SEEDS=200 $(BIN)/pytest -m random_kill --timeout 7200
+
+bench: install
+	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/sweep.py
+	PYTHONPATH=. $(BIN)/python benchmarks/clone.py
+	PYTHONPATH=. $(BIN)/python benchmarks/polling.py 200 60
+
+deploy: install
+	$(BIN)/prefect block register -m blocks
+	$(BIN)/prefect work-pool create nightbridge --type process --overwrite
+	$(BIN)/prefect --no-prompt deploy --all
+	$(BIN)/python -m flows.deploy automation
+
+worker: install
+	$(BIN)/prefect worker start --pool nightbridge
+
+night: install
+	$(BIN)/python -m flows.deploy night $(NIGHT)
+
+clean:
+	rm -rf $(VENV) .nightbridge
