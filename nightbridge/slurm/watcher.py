@@ -21,7 +21,7 @@ SHORTEST_INTERVAL = 1.0
 """Seconds between two questions just after a change, and when the exit file says that the end is near."""
 SILENT_GRACE = 60.0
 """Seconds that Slurm may know nothing of a job whose exit file is there, before the file alone ends it."""
-DETAIL_GRACE = 10.0
+DETAIL_GRACE = 30.0
 """Seconds to wait after a terminal state for what accounting learns later: the exit code, and who cancelled it."""
 HOPELESS_GRACE = 120.0
 """Seconds for which a job may be pending for a reason that never clears before it is cancelled."""

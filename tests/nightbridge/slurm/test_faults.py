@@ -79,7 +79,7 @@ class Run:
         self.attempt = attempt
         self.cluster = cluster
         self.seen: list[JobStatus] = []
-        self.watcher = Watcher(cluster, silent_grace=3, detail_grace=2, hopeless_grace=2, lost_grace=5)
+        self.watcher = Watcher(cluster, silent_grace=3, detail_grace=20, hopeless_grace=2, lost_grace=5)
         self._pool = ThreadPoolExecutor(1)
         self._end: Future[Job] | None = None
 
