@@ -71,6 +71,27 @@ class SecretRef(Model):
     name: str
 
 
+MetricName = Literal[
+    "step_time",
+    "tflops_per_gpu",
+    "tokens_per_gpu",
+    "peak_memory",
+    "startup_time",
+    "checkpoint_time",
+    "final_loss",
+    "loss_curve",
+    "grad_norm",
+]
+"""The metrics that a gate knows, by their names in `[gate]`."""
+
+
+class Limits(Model):
+    """A floor and a ceiling that a metric never may pass, in its own unit; a limit that is unset limits nothing."""
+
+    min: float | None = Field(None, description="Smallest value that is allowed.")
+    max: float | None = Field(None, description="Largest value that is allowed.")
+
+
 class ClusterSettings(Model):
     """How to reach a cluster. `kind` local runs batch scripts on this machine, slurm uses the command-line tools."""
 
@@ -103,6 +124,19 @@ class ClusterSettings(Model):
     )
 
 
+class RetentionPolicy(Model):
+    """How much of each test `prune` leaves in the store; a limit that is unset removes nothing.
+
+    What a baseline, the verdict of a run that stays, or an accepted decision refers to stays, whatever the limits say.
+    """
+
+    days: float | None = Field(None, ge=1, description="Runs that were stored before so many days go.")
+    nights: int | None = Field(None, ge=1, description="Only the runs of each test's newest so many nights stay.")
+    max_gb: float | None = Field(
+        None, ge=0, description="The oldest runs of a test go until the others fit, 1e9 bytes."
+    )
+
+
 class StoreSettings(Model):
     """Where harvested runs, histories and reports are kept. `url`: `file:///dir` or `s3://bucket/prefix`."""
 
@@ -116,6 +150,14 @@ class StoreSettings(Model):
     secret_key: SecretRef | None = Field(None, description="Where the secret access key is found.")
     ca_bundle: Path | None = Field(None, description="Certificate authorities to trust for this endpoint.")
     path_style: bool = Field(True, description="Address buckets by path, as most own S3 servers need it.")
+    role_arn: str | None = Field(None, description="Role to assume (STS); the keys above are what it is assumed with.")
+    encryption: Literal["none", "AES256", "aws:kms"] = Field(
+        "none", description="Server-side encryption to ask for; the bucket's own default when none."
+    )
+    kms_key_id: str | None = Field(None, description="Key for `aws:kms`; the bucket's default key when unset.")
+    storage_class: str | None = Field(None, description="Storage class of new objects, e.g. STANDARD_IA.")
+    tags: dict[str, str] = Field({}, description="Tags of every new object, for lifecycle rules and cost reports.")
+    retention: RetentionPolicy = RetentionPolicy()
 
 
 class Site(Model):
@@ -127,6 +169,9 @@ class Site(Model):
     environments: Path | None = Field(None, description="Launcher environments; default `<workspace>/envs`.")
     images: Path | None = Field(None, description="Container images; default `<workspace>/images`.")
     git_timeout: float = Field(600.0, gt=0, description="Longest time one git command may take, seconds.")
+    contract: dict[str, dict[MetricName, Limits]] = Field(
+        {}, description="What this cluster owes each test: limits by metric, by a pattern of test ids."
+    )
 
     @property
     def environments_dir(self) -> Path:
@@ -172,18 +217,66 @@ class HarvestPolicy(Model):
     checkpoint: Literal["none", "last", "all"] = Field("last", description="Which checkpoints are uploaded.")
 
 
-class GatePolicy(Model):
-    """How far a metric may move against history, as a relative change, before it is a regression.
+class GoldenPolicy(Model):
+    """Megatron-Bridge's parameters of a comparison with golden values, and those that failing closed needs."""
 
-    Changes in the good direction by more than the threshold are improvements, never failures.
+    skip_first_percent_loss: float = Field(0.20, ge=0, lt=1, description="Share of loss points that are left out.")
+    correlation_threshold: float = Field(0.95, description="Least correlation of the losses.")
+    high_loss_tolerance: float = Field(0.10, gt=0, description="Per step, where the golden loss is above 2.")
+    medium_loss_tolerance: float = Field(0.05, gt=0, description="Per step, from 0.5 to 2.")
+    low_loss_tolerance: float = Field(0.02, gt=0, description="Per step, up to 0.5.")
+    max_outlier_ratio: float = Field(
+        0.1, ge=0, description="Share of steps that may be beyond, and of 3-sigma outliers."
+    )
+    final_loss_tolerance: float = Field(0.05, gt=0)
+    skip_first_percent_time: float = Field(0.70, ge=0, lt=1, description="Share of steps before the mean throughput.")
+    eval_time_start_step: int | None = Field(None, description="First iteration of that mean, in place of the share.")
+    eval_time_end_step: int | None = Field(None, description="Last iteration of it.")
+    timing_threshold: float = Field(0.05, gt=0)
+    memory_threshold: float = Field(0.05, gt=0)
+    warmup_share: float = Field(0.2, ge=0, lt=1, description="Share of steps that no throughput rule looks at.")
+    max_slow_ratio: float = Field(
+        0.25, ge=0, description="Share of the other steps that may be slow, above that of the golden run."
+    )
+    required_metrics: tuple[str, ...] = Field(
+        (),
+        description="What golden file and run must have; empty for the format's own: loss, and a time or throughput.",
+    )
+    required_memory: tuple[str, ...] | None = Field(
+        None, description="The same for memory; None for what the golden file has, of which there must be something."
+    )
+    grad_norm: Literal["required", "if measured"] = "required"
+
+
+class GatePolicy(Model):
+    """When a test has become worse. Relative numbers are shares: 0.05 is 5 %.
+
+    The number of a metric is the widest band that a steady test gets, and its band while there is little history.
+    Changes in the good direction beyond the band are improvements, never failures.
     """
 
     step_time: float = Field(0.05, gt=0)
     tflops_per_gpu: float = Field(0.05, gt=0)
+    tokens_per_gpu: float = Field(0.05, gt=0)
     peak_memory: float = Field(0.05, gt=0)
+    startup_time: float = Field(0.5, gt=0)
+    checkpoint_time: float = Field(0.5, gt=0)
     final_loss: float = Field(0.05, gt=0)
+    loss_curve: float = Field(0.05, gt=0)
+    grad_norm: float = Field(0.5, gt=0)
     warmup_steps: int = Field(10, ge=0, description="Steps at the start that no statistic uses.")
     baseline_runs: int = Field(7, ge=1, description="How many last good runs make the baseline.")
+    cold_start: int = Field(7, ge=2, description="Good nights from which on a band comes from the test's own history.")
+    sigmas: float = Field(4.0, gt=0, description="Half a band, in standard deviations of the test's own nights.")
+    least_change: float = Field(0.02, gt=0, description="No smaller change of one night alone is news.")
+    p_value: float = Field(1e-5, gt=0, lt=1, description="Largest p-value of a change of level that counts.")
+    minimum_change: float = Field(0.015, gt=0, description="Smallest change of level that counts.")
+    limits: dict[MetricName, Limits] = Field({}, description="Floors and ceilings, by metric.")
+    required: tuple[MetricName, ...] = Field((), description="Metrics that must be measured, besides those always.")
+    canary: str | None = Field(None, description="Id of the test that tells the cluster's drift from the code's.")
+    confirm: int = Field(2, ge=0, le=10, description="Runs that a suspicious result is given before it counts.")
+    golden: str | None = Field(None, description="Golden values to compare with, besides history: a JSON file.")
+    golden_rules: GoldenPolicy = GoldenPolicy()
 
 
 Compat = Literal["none", "cloudai"]
@@ -210,6 +303,10 @@ class SweepPolicy(Model):
     seed: int = Field(0, description="The same seed draws the same points every night.")
 
 
+HETERO_MIMO = "HeteroMIMO"
+"""`test_template_name` of Megatron-LM's heterogeneous-parallel multimodal training, which has no launcher."""
+
+
 class TestDefinition(Model):
     """One test, after its scenario's overrides: what the person wrote, nothing that they did not write.
 
@@ -233,6 +330,7 @@ class TestDefinition(Model):
     iterations: int = Field(1, ge=1)
     harvest: HarvestPolicy = HarvestPolicy()
     gate: GatePolicy = GatePolicy()
+    canary: bool = Field(False, description="Its pins never move: what it measures is the cluster.")
     secrets: dict[str, SecretRef] = Field({}, description="Environment variable to the place of its value.")
     compat: Compat = Field("none", description="Whose verdict on sizes and CUDA graphs counts: ours, or CloudAI's own.")
     axes: tuple[SweepAxis, ...] = Field((), description="What is swept over; `cmd_args` holds the other fields.")
@@ -240,8 +338,13 @@ class TestDefinition(Model):
     sbatch_args: tuple[str, ...] = Field((), description="sbatch options of this test, such as its node list.")
 
     @property
+    def has_launcher(self) -> bool:
+        """Whether the workload's own repository submits it, through NeMo-Run; else a batch script is rendered here."""
+        return self.test_template_name != HETERO_MIMO
+
+    @property
     def megatron_bridge(self) -> GitRepo:
-        """The repository that holds the launcher: the first whose URL or mount point says so."""
+        """The repository that holds the launcher, or the program: the first whose URL or mount point says so."""
         for repo in self.git_repos:
             if "megatron-bridge" in repo.url.lower() or (repo.mount_as or "").rstrip("/") == "/opt/Megatron-Bridge":
                 return repo
@@ -295,8 +398,14 @@ class RunSpec(Model):
 
     @property
     def max_steps(self) -> int | None:
-        """Iterations that the run must reach; None when the configuration leaves it to the recipe."""
-        steps = self.test.cmd_args.get("max_steps")
+        """Iterations that the run must reach; None when the configuration leaves it to the recipe.
+
+        Of a schedule in samples, which takes precedence, it is the samples over the global batch, rounded up.
+        """
+        arguments = self.test.cmd_args
+        if arguments.get("train_samples"):
+            return -(-int(arguments["train_samples"]) // int(arguments["gb"]))
+        steps = arguments.get("max_steps")
         return int(steps) if steps is not None else None
 
 
@@ -327,11 +436,19 @@ class LauncherEnvironment(Model):
 
 
 class Checkout(Model):
-    """Stage 1, clone: both repositories at exact commits and the launcher's environment."""
+    """Stage 1, clone: both repositories at exact commits and the launcher's environment.
+
+    A workload without a launcher has its own code in the place of Megatron-Bridge, and neither of the others.
+    """
 
     megatron_bridge: PinnedRepository
-    nemo_run: PinnedRepository
-    environment: LauncherEnvironment
+    nemo_run: PinnedRepository | None = None
+    environment: LauncherEnvironment | None = None
+
+    @property
+    def repositories(self) -> tuple[PinnedRepository, ...]:
+        """Everything that was checked out."""
+        return (self.megatron_bridge, *((self.nemo_run,) if self.nemo_run else ()))
 
 
 class Image(Model):
@@ -355,6 +472,9 @@ class LaunchPlan(Model):
     cwd: Path
     environment: dict[str, str] = {}
     secret_environment: dict[str, SecretRef] = {}
+    batch_script: str | None = Field(
+        None, description="Text of the script that `argv` submits, for a workload that has no launcher to write one."
+    )
     sbatch_args: tuple[str, ...] = Field((), description="Options our sbatch front adds before the script.")
     nodes: int = Field(ge=1)
     tasks_per_node: int = Field(ge=1)
@@ -563,6 +683,8 @@ class Verdict(Model):
     store_url: str = ""
     prefix: str = ""
     series: str = Field("", description="The series it was compared in; empty when nobody could say.")
+    reruns: int = Field(0, description="Runs of this night that are still wanted before the verdict counts.")
+    suspect_nodes: tuple[str, ...] = Field((), description="Nodes that those runs should do without, if they can.")
 
     @property
     def exit_code(self) -> int:
