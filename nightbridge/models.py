@@ -114,6 +114,16 @@ class ClusterSettings(Model):
         120.0, ge=0, description="Seconds for which an earlier intent to submit forbids another one."
     )
     poll_interval: float = Field(15.0, gt=0, description="Longest interval between two questions to Slurm, seconds.")
+    segment: int | None = Field(
+        None, ge=1, description="Nodes that must lie close together (--segment); the site's default when unset."
+    )
+    exclusive: bool = Field(False, description="Ask for whole nodes where the launcher does not.")
+    max_jobs: int | None = Field(
+        None, ge=1, description="Jobs of ours that this cluster has at once, waiting ones too; no limit when unset."
+    )
+    max_jobs_per_account: int | None = Field(
+        None, ge=1, description="The same, for the jobs that are charged to one account."
+    )
     max_pending: float | None = Field(
         None, gt=0, description="Seconds after which a job that has not started is cancelled; never when unset."
     )
@@ -160,6 +170,28 @@ class StoreSettings(Model):
     retention: RetentionPolicy = RetentionPolicy()
 
 
+class ImageImport(Model):
+    """How container images are imported, whatever tool does it."""
+
+    on: Literal["host", "slurm"] = Field(
+        "host", description="This machine, or a compute node through srun, where only compute nodes have enroot."
+    )
+    srun_args: tuple[str, ...] = Field(
+        (), description="Further srun options of an import on a node, as `--name=value`."
+    )
+    cache: Path | None = Field(
+        None, description="Fetched layers; `ENROOT_CACHE_PATH`, else the user's cache, when unset."
+    )
+    temp: Path | None = Field(
+        None, description="Where images are unpacked, a local disk; `ENROOT_TEMP_PATH`, else the system's, when unset."
+    )
+    credentials: SecretRef | None = Field(
+        None,
+        description="A secret of lines `machine HOST login USER password PASSWORD`; enroot's and docker's own files "
+        "when unset.",
+    )
+
+
 class Site(Model):
     """Everything a run needs to know about the place it runs in. Built from blocks, a system file or options."""
 
@@ -168,6 +200,11 @@ class Site(Model):
     store: StoreSettings | None = Field(None, description="Default: `file://<workspace>/store`.")
     environments: Path | None = Field(None, description="Launcher environments; default `<workspace>/envs`.")
     images: Path | None = Field(None, description="Container images; default `<workspace>/images`.")
+    image_import: ImageImport = ImageImport()
+    wheels: Path | None = Field(
+        None,
+        description="Folder of wheels that launcher environments are installed from; pip's own sources when unset.",
+    )
     git_timeout: float = Field(600.0, gt=0, description="Longest time one git command may take, seconds.")
     contract: dict[str, dict[MetricName, Limits]] = Field(
         {}, description="What this cluster owes each test: limits by metric, by a pattern of test ids."
@@ -307,6 +344,15 @@ HETERO_MIMO = "HeteroMIMO"
 """`test_template_name` of Megatron-LM's heterogeneous-parallel multimodal training, which has no launcher."""
 
 
+class Dependency(Model):
+    """When a test of a scenario may start, seen from another one of it. The first two types are CloudAI's."""
+
+    type: Literal["start_post_comp", "start_post_init", "start_post_success"] = Field(
+        description="When the other one has ended, has started, or has ended well."
+    )
+    id: str = Field(description="The other test's id.")
+
+
 class TestDefinition(Model):
     """One test, after its scenario's overrides: what the person wrote, nothing that they did not write.
 
@@ -336,6 +382,7 @@ class TestDefinition(Model):
     axes: tuple[SweepAxis, ...] = Field((), description="What is swept over; `cmd_args` holds the other fields.")
     sweep: SweepPolicy = SweepPolicy()
     sbatch_args: tuple[str, ...] = Field((), description="sbatch options of this test, such as its node list.")
+    dependencies: tuple[Dependency, ...] = Field((), description="Tests of the same scenario that come before it.")
 
     @property
     def has_launcher(self) -> bool:
@@ -369,6 +416,12 @@ class Scenario(Model):
     warnings: tuple[str, ...] = ()
 
 
+class RunDependency(Dependency):
+    """A dependency on every run of another test."""
+
+    run_keys: tuple[str, ...] = Field((), description="Its runs of this night; none where it cannot run.")
+
+
 class RunSpec(Model):
     """One concrete configuration, nothing left to choose."""
 
@@ -378,6 +431,7 @@ class RunSpec(Model):
     sweep_point: dict[str, Any] = {}
     iteration: int = 1
     repeat: int = 0
+    after: tuple[RunDependency, ...] = ()
 
     @property
     def run_key(self) -> str:

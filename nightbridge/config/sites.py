@@ -42,7 +42,8 @@ PLAIN_CLUSTERS: Mapping[str, ClusterSettings] = {
 
 _Model = TypeVar("_Model", bound=Model)
 
-_SECRETS = ("access_key", "secret_key")
+_SECRETS: Mapping[str, tuple[str, ...]] = {"store": ("access_key", "secret_key"), "image_import": ("credentials",)}
+"""The fields of each table that are secrets."""
 
 
 class CloudaiSystem(Model):
@@ -62,8 +63,8 @@ class CloudaiSystem(Model):
 def load_site(path: Path, base: Site | None = None) -> tuple[Site, tuple[str, ...]]:
     """Read a CloudAI system file or a site file and lay it over `base`.
 
-    A site file has the fields of `Site`: `workspace`, `[cluster]`, `[store]` and so on. The store's keys may be
-    written as `env:NAME` or `block:NAME`.
+    A site file has the fields of `Site`: `workspace`, `[cluster]`, `[store]` and so on. Secrets, such as the store's
+    keys, are written as `env:NAME` or `block:NAME`.
 
     Returns:
         The site, and what the person should know about the file.
@@ -154,19 +155,22 @@ def _cloudai_changes(document: Document, findings: Findings) -> dict[str, Any]:
 
 def _site_changes(document: Document, findings: Findings) -> dict[str, Any]:
     table = dict(document.table)
-    store = table.get("store")
-    if isinstance(store, dict):
-        table["store"] = {key: _secret(key, value, findings) for key, value in store.items()}
+    for name, secrets in _SECRETS.items():
+        inner = table.get(name)
+        if isinstance(inner, dict):
+            table[name] = {
+                key: _secret((name, key), value, findings) if key in secrets else value for key, value in inner.items()
+            }
     return table
 
 
-def _secret(key: str, value: Any, findings: Findings) -> Any:
-    """A store key written as text is a reference; a literal one becomes the reference to its own place."""
-    if key not in _SECRETS or not isinstance(value, str):
+def _secret(path: tuple[str, str], value: Any, findings: Findings) -> Any:
+    """A secret written as text is a reference; a literal one becomes the reference to its own place."""
+    if not isinstance(value, str):
         return value
-    ref = reference(value.strip(), findings.source, ("store", key))
+    ref = reference(value.strip(), findings.source, path)
     if ref is not None and ref.source == "toml":
-        findings.warn(("store", key), LITERAL)
+        findings.warn(path, LITERAL)
     return ref
 
 
