@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from nightbridge.slurm.attempts import AttemptContext
     from nightbridge.store.objects import ObjectStore
     from nightbridge.store.parallel import Progress
+    from nightbridge.store.retention import RunRemoval
 
 EXIT_INVALID, EXIT_INTERNAL, EXIT_INTERRUPTED = 2, 4, 130
 EXIT_TERMINATED = 128 + signal.SIGTERM
@@ -344,6 +345,62 @@ def parity(
 
 
 @app.command()
+def bisect(
+    test_id: Annotated[str, typer.Argument(metavar="TEST_ID", help="A test's id, as scenarios and reports show it.")],
+    metric: Annotated[
+        str | None, typer.Option("--metric", help="Which metric; the one that became worse last.")
+    ] = None,
+    repository: Annotated[
+        str | None, typer.Option("--repository", help="megatron-bridge or nemo-run; the one whose commit changed.")
+    ] = None,
+    good: Annotated[str | None, typer.Option("--good", metavar="COMMIT", help="Begin after it; from history.")] = None,
+    bad: Annotated[str | None, typer.Option("--bad", metavar="COMMIT", help="End with it; from history.")] = None,
+    bisect_id: Annotated[str | None, typer.Option("--id", help="Go on with this bisect.")] = None,
+    confidence: Annotated[float, typer.Option("--confidence", help="How probable the commit must be.")] = 0.99,
+    most_runs: Annotated[int, typer.Option("--most-runs", min=1, help="Runs after which it ends undecided.")] = 100,
+    at_once: Annotated[
+        int | None, typer.Option("--at-once", min=1, help="Runs at once; as many as the cluster has room for.")
+    ] = None,
+    as_json: JsonOption = False,
+    system: SystemOption = None,
+    cluster: ClusterOption = None,
+    store: StoreOption = None,
+    workspace: WorkspaceOption = None,
+) -> None:
+    """Find the commit that made a test worse, by running commits between a good and a bad night.
+
+    The same command goes on with a bisect that was interrupted. Exit code 0 when the commit is named, 1 when not.
+    """
+    from flows import bisect_regression
+    from nightbridge.regression.bisect_result import result_lines
+
+    known = {"megatron-bridge": "megatron_bridge", "nemo-run": "nemo_run"}
+    if repository is not None and repository.lower() not in known:
+        raise InvalidInput("no such repository", thing=repository, advice="Use megatron-bridge or nemo-run")
+    result = bisect_regression(
+        test_id,
+        metric=metric,
+        repository=known[repository.lower()] if repository else None,
+        good=good,
+        bad=bad,
+        bisect_id=bisect_id,
+        confidence=confidence,
+        most_runs=most_runs,
+        at_once=at_once,
+        system=system,
+        cluster=cluster,
+        store=store,
+        workspace=workspace,
+    )
+    if as_json:
+        culprits = [commit.model_dump(mode="json") for commit in result.culprits]
+        _print_json({**result.model_dump(mode="json"), "culprits": culprits, "gpu_hours": result.gpu_hours})
+    else:
+        print("\n".join(result_lines(result)))
+    raise typer.Exit(0 if result.culprits else 1)
+
+
+@app.command()
 def demo(
     workspace: WorkspaceOption = None,
     prepare_only: Annotated[
@@ -422,31 +479,66 @@ def prune(
     days: Annotated[float, typer.Option("--days", min=1, help="Remove what was not wanted for so many days.")] = 30,
     keep: Annotated[int, typer.Option("--keep", min=1, help="Of the rest keep so many, per repository.")] = 20,
     max_gb: Annotated[float | None, typer.Option("--max-gb", min=0, help="Largest size of all images.")] = None,
+    store_days: Annotated[
+        float | None, typer.Option("--store-days", min=1, help="Stored runs: remove those of so many days ago.")
+    ] = None,
+    store_nights: Annotated[
+        int | None, typer.Option("--store-nights", min=1, help="Stored runs: keep so many nights of each test.")
+    ] = None,
+    store_gb: Annotated[
+        float | None, typer.Option("--store-gb", min=0, help="Stored runs: largest size of each test's.")
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Remove them; without this they are only listed.")] = False,
     as_json: JsonOption = False,
     system: SystemOption = None,
+    store: StoreOption = None,
     workspace: WorkspaceOption = None,
 ) -> None:
-    """List old checkouts and images, and remove them with --yes; never what a live job uses."""
+    """List old checkouts, images and stored runs, and remove them with --yes; never what is still needed.
+
+    Stored runs go only beyond the limits of the site's [store.retention], or of --store-days, --store-nights and
+    --store-gb; never one that a baseline, the verdict of a run that stays, or an accepted decision refers to.
+    """
     from nightbridge.images.prune import find_old_images, remove_images
     from nightbridge.removals import Policy
     from nightbridge.repos.prune import find_old_checkouts, remove_checkouts
 
-    site = _site(system, workspace=workspace)
+    site = _site(system, store=store, workspace=workspace)
     policy = Policy(days=days, keep=keep, max_bytes=None if max_gb is None else int(max_gb * 1e9))
     checkouts = find_old_checkouts(site.workspace, policy)
     images = find_old_images(site.workspace, site.images_dir, policy)
     if yes:
         checkouts = remove_checkouts(site.workspace, checkouts)
         images = remove_images(site.workspace, images)
+    limits = {"days": store_days, "nights": store_nights, "max_gb": store_gb}
+    runs = _prune_store(site, {name: limit for name, limit in limits.items() if limit is not None}, yes)
     removals = [*checkouts, *images]
     if as_json:
-        _print_json({"removed": yes, "removals": [removal.model_dump(mode="json") for removal in removals]})
+        shown = {"removals": removals, "runs": runs}
+        _print_json(
+            {"removed": yes} | {name: [one.model_dump(mode="json") for one in all] for name, all in shown.items()}
+        )
         return
     for removal in removals:
         print(f"{removal.path}  {removal.size / 1e6:.0f} MB  {removal.last_used:%Y-%m-%d}  {removal.reason}")
-    total = f"{len(removals)} checkouts and images, {sum(removal.size for removal in removals) / 1e9:.1f} GB"
+    for old in runs:
+        print(f"{old.url}  {old.run.size / 1e6:.0f} MB  {old.run.written_at:%Y-%m-%d}  {old.reason}")
+    size = sum(removal.size for removal in removals) + sum(old.run.size for old in runs)
+    total = f"{len(removals)} checkouts and images and {len(runs)} stored runs, {size / 1e9:.1f} GB"
     _note(f"removed {total}" if yes else f"would remove {total}; --yes removes them")
+
+
+def _prune_store(site: "Site", limits: Mapping[str, float], yes: bool) -> "list[RunRemoval]":
+    """The stored runs beyond the limits: those that were removed, or those that would be."""
+    from nightbridge.models import RetentionPolicy
+    from nightbridge.store.retention import find_old_runs, remove_runs
+
+    policy = site.store_settings.retention.model_copy(update=dict(limits))
+    if policy == RetentionPolicy():
+        return []  # the store is not even looked at
+    opened = _store(site)
+    runs = find_old_runs(opened, policy)
+    return remove_runs(opened, runs, _show_progress) if yes else runs
 
 
 # --- the site that a command works with ------------------------------------------------------------------------------
@@ -489,7 +581,12 @@ def _limits(site: "Site") -> "ClusterLimits":
 def _store(site: "Site") -> "ObjectStore":
     from nightbridge.store.objects import open_store
 
-    return open_store(site.store_settings)
+    settings = site.store_settings
+    if any(reference and reference.source == "block" for reference in (settings.access_key, settings.secret_key)):
+        from flows.api import block_value
+
+        return open_store(settings, block_value)
+    return open_store(settings)
 
 
 # --- what validate finds ---------------------------------------------------------------------------------------------

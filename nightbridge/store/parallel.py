@@ -9,13 +9,13 @@ from nightbridge.models import Model
 WORKERS = 8
 """Files read, sent or fetched at once."""
 
-Step = Literal["reading", "sending", "fetching"]
+Step = Literal["reading", "sending", "fetching", "removing"]
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
 class Progress(Model):
-    """How far a harvest (`sending`), a check (`reading`) or a fetch is: files and bytes."""
+    """How far a harvest (`sending`), a check (`reading`), a fetch or a removal is: files and bytes."""
 
     step: Step
     files_done: int

@@ -171,7 +171,8 @@ class S3Store:
         with s3_errors(self.url_of(prefix)):
             for page in self._client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=folder):
                 for found in page.get("Contents", ()):
-                    yield ObjectInfo(key=found["Key"].removeprefix(self.prefix), size=found["Size"])
+                    key = found["Key"].removeprefix(self.prefix)
+                    yield ObjectInfo(key=key, size=found["Size"], modified=found["LastModified"])
 
     def delete(self, key: str) -> None:
         """Delete an object; a missing one is no error."""
