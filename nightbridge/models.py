@@ -103,6 +103,7 @@ class ClusterSettings(Model):
     reservation: str | None = Field(None, description="Reservation to run in.")
     gpus_per_node: int | None = Field(None, ge=1, description="GPUs of one node; the launcher's default when unset.")
     extra_sbatch_args: tuple[str, ...] = Field((), description="Further sbatch options, as `--name=value`.")
+    env_vars: dict[str, str] = Field({}, description="Environment variables of every run here; a test's own win.")
     bin_dir: Path | None = Field(None, description="Folder of sbatch, squeue, sacct...; found on PATH when unset.")
     slurm_conf: Path | None = Field(None, description="The slurm.conf to use (SLURM_CONF); the system's when unset.")
     containers: Literal["pyxis", "none"] = Field("none", description="How jobs can run in containers here.")
@@ -234,6 +235,8 @@ class ClusterLimits(Model):
     max_time_seconds: int | None = None
     gpus_per_node: int | None = None
     has_pyxis: bool = False
+    accounts: tuple[str, ...] | None = Field(None, description="Accounts that may submit to the partition.")
+    gres: tuple[str, ...] | None = Field(None, description="Generic resources of the partition, such as `gpu`.")
 
 
 # --- what the person asked for ---------------------------------------------------------------------------------------
@@ -252,6 +255,9 @@ class HarvestPolicy(Model):
     """What of a run is kept."""
 
     checkpoint: Literal["none", "last", "all"] = Field("last", description="Which checkpoints are uploaded.")
+    max_checkpoint_bytes: int = Field(
+        200_000_000_000, ge=0, description="A checkpoint that is likely to be larger is warned of."
+    )
 
 
 class GoldenPolicy(Model):
@@ -324,6 +330,9 @@ class SweepAxis(Model):
 
     field: str = Field(description="`cmd_args.<key>`, `extra_env_vars.<NAME>` or `num_nodes`.")
     values: tuple[Any, ...] = Field(min_length=1)
+    weights: tuple[float, ...] | None = Field(
+        None, description="How likely each value is where one is drawn; all the same when unset."
+    )
 
     @property
     def name(self) -> str:
@@ -338,6 +347,10 @@ class SweepPolicy(Model):
     method: Literal["grid", "random"] = Field("grid", description="Every valid point, or `points` drawn at random.")
     points: int = Field(10, ge=1, le=1000, description="How many points to draw; for `random` only.")
     seed: int = Field(0, description="The same seed draws the same points every night.")
+    metric: MetricName = Field("step_time", description="What the best point is best in.")
+    reward: Literal["inverse", "negative", "identity"] | None = Field(
+        None, description="How the metric becomes a reward, of which more is better; by the metric when unset."
+    )
 
 
 HETERO_MIMO = "HeteroMIMO"
@@ -380,6 +393,7 @@ class TestDefinition(Model):
     secrets: dict[str, SecretRef] = Field({}, description="Environment variable to the place of its value.")
     compat: Compat = Field("none", description="Whose verdict on sizes and CUDA graphs counts: ours, or CloudAI's own.")
     axes: tuple[SweepAxis, ...] = Field((), description="What is swept over; `cmd_args` holds the other fields.")
+    drawn: tuple[SweepAxis, ...] = Field((), description="What is drawn anew for each point (CloudAI's env_params).")
     sweep: SweepPolicy = SweepPolicy()
     sbatch_args: tuple[str, ...] = Field((), description="sbatch options of this test, such as its node list.")
     dependencies: tuple[Dependency, ...] = Field((), description="Tests of the same scenario that come before it.")
@@ -660,13 +674,35 @@ class Summary(Model):
     steps_done: int = 0
     steady_first_step: int | None = None
     steady_last_step: int | None = None
+    steady_steps: int = Field(0, description="Recorded iterations that the statistics are made of.")
+    profiled_steps: int = Field(0, description="Recorded iterations left out of them because a profiler ran.")
     step_time: float | None = Field(None, description="Median over the steady window, seconds.")
     step_time_p05: float | None = None
     step_time_p95: float | None = None
+    step_time_spread: float | None = Field(
+        None, description="1.4826 * median absolute deviation / median: the relative sigma, spikes aside."
+    )
     tflops_per_gpu: float | None = Field(None, description="Median over the steady window, TFLOP/s per GPU.")
+    tflops_per_gpu_p05: float | None = None
+    tflops_per_gpu_p95: float | None = None
+    tflops_per_gpu_spread: float | None = Field(None, description="As step_time_spread.")
+    tokens_per_second_per_gpu: float | None = Field(None, description="Over the steady window, tokens / s / GPU.")
     peak_memory: float | None = Field(None, description="Largest mem-max-allocated, gigabytes.")
     final_loss: float | None = Field(None, description="lm loss of the last step.")
+    loss_digest: str | None = Field(
+        None, description="`<source>:<sha256>` of the loss at every step; the same only where every bit is the same."
+    )
+    loss_anchors: tuple[tuple[int, float], ...] = Field((), description="Step and lm loss, first and last among them.")
+    grad_norm_min: float | None = Field(None, description="Smallest finite grad norm of all steps.")
+    grad_norm_max: float | None = Field(None, description="Largest finite grad norm of all steps.")
     non_finite_steps: int = Field(0, description="Steps whose loss or grad norm was missing or not finite.")
+    nan_iterations: int | None = Field(None, description="Iterations that the log counts as NaN; None without a log.")
+    skipped_iterations: int | None = Field(None, description="Iterations that the log counts as skipped; as above.")
+    queue_time: float | None = Field(None, description="From submission to the job's start, seconds.")
+    startup_time: float | None = Field(None, description="From the job's start to its first iteration, seconds.")
+    checkpoint_time: float | None = Field(
+        None, description="Median time for which training stood still to save a checkpoint, seconds."
+    )
     source: Literal["tensorboard", "log", "none"] = "none"
     damage: tuple[str, ...] = Field((), description="What was wrong with the files that were read.")
     notes: tuple[str, ...] = Field((), description="Where values came from, when not all from one source; no damage.")
