@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from nightbridge.models import ClusterLimits, NightReport, Scenario, Site, Verdict
     from nightbridge.slurm.attempts import AttemptContext
     from nightbridge.store.objects import ObjectStore
-    from nightbridge.store.parallel import Progress
+    from nightbridge.store.progress import Progress
     from nightbridge.store.retention import RunRemoval
 
 EXIT_INVALID, EXIT_INTERNAL, EXIT_INTERRUPTED = 2, 4, 130
@@ -725,7 +725,8 @@ def _notes(lines: Iterable[str]) -> None:
 def _show_progress(progress: "Progress") -> None:
     if sys.stderr.isatty():
         end = "\n" if progress.files_done == progress.files_total else "\r"
-        print(f"{progress.step}: {progress.files_done}/{progress.files_total} files", end=end, file=sys.stderr)
+        # Cleared first: the line before it may have been longer.
+        print(f"\x1b[2K{progress}", end=end, file=sys.stderr, flush=True)
 
 
 # --- entry point -----------------------------------------------------------------------------------------------------

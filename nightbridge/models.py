@@ -12,7 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic_core import PydanticCustomError
 
 
 class Model(BaseModel):
@@ -251,10 +252,21 @@ class GitRepo(Model):
     mount_as: str | None = None
 
 
+def _checked_checkpoint_policy(text: str) -> str:
+    if not re.fullmatch(r"none|last|all|every [1-9]\d{0,5}", text):
+        raise PydanticCustomError("checkpoint_policy", 'must be "none", "last", "all" or "every K", as in "every 5"')
+    return text
+
+
+CheckpointPolicy = Annotated[str, AfterValidator(_checked_checkpoint_policy)]
+
+
 class HarvestPolicy(Model):
     """What of a run is kept."""
 
-    checkpoint: Literal["none", "last", "all"] = Field("last", description="Which checkpoints are uploaded.")
+    checkpoint: CheckpointPolicy = Field(
+        "last", description="Which complete checkpoints are kept: none, last, all, or `every K`, counted from the last."
+    )
     max_checkpoint_bytes: int = Field(
         200_000_000_000, ge=0, description="A checkpoint that is likely to be larger is warned of."
     )

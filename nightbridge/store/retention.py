@@ -17,7 +17,8 @@ from nightbridge.errors import DamagedData
 from nightbridge.models import GatePolicy, Model, RetentionPolicy, Verdict, VerdictStatus
 from nightbridge.store.manifest import MANIFEST
 from nightbridge.store.objects import ObjectInfo, ObjectStore
-from nightbridge.store.parallel import Progress, in_parallel, meter
+from nightbridge.store.parallel import in_parallel
+from nightbridge.store.progress import Meter, Progress
 
 VERDICT = "verdict.json"
 DECISIONS = "decisions"
@@ -70,7 +71,7 @@ def find_old_runs(store: ObjectStore, policy: RetentionPolicy, *, now: datetime 
     now = now or datetime.now(UTC)
     runs = _listed(store)
     committed = [run for run in runs if run.committed]
-    verdicts = in_parallel(lambda run: _verdict_of(store, run), committed, lambda _: None)
+    verdicts = in_parallel(lambda run: _verdict_of(store, run), committed)
     judged = [run.model_copy(update={"verdict": verdict}) for run, verdict in zip(committed, verdicts, strict=True)]
     chosen = choose_runs(judged, policy, _decisions(store), now=now)
     leftovers = [run for run in runs if not run.committed and now - run.written_at > LEFTOVER_AGE]
@@ -124,13 +125,13 @@ def remove_runs(
     """
     decisions = _decisions(store)
     removed = []
-    done = meter("removing", [removal.run.size for removal in removals], on_progress)
+    meter = Meter("removing", [removal.run.size for removal in removals], on_progress)
     for number, removal in enumerate(removals):
         found = list(store.list(removal.run.prefix))
         if _newest(found) <= removal.run.written_at and removal.run.run_key not in decisions:
             _remove(store, removal.run.prefix, [each.key for each in found])
             removed.append(removal)
-        done(number)
+        meter.done(number)
     return removed
 
 
@@ -138,7 +139,7 @@ def _remove(store: ObjectStore, prefix: str, keys: Sequence[str]) -> None:
     manifests = [key for key in keys if _ATTEMPT_MANIFEST.fullmatch(key.removeprefix(f"{prefix}/"))]
     for key in manifests:
         store.delete(key)
-    in_parallel(store.delete, sorted(set(keys) - set(manifests)), lambda _: None)
+    in_parallel(store.delete, sorted(set(keys) - set(manifests)))
 
 
 def _beyond_limits(runs: Sequence[StoredRun], policy: RetentionPolicy, now: datetime) -> dict[str, str]:

@@ -19,7 +19,7 @@ from nightbridge.secrets import MASK
 from nightbridge.store.harvest import load_record, run_prefix
 from nightbridge.store.manifest import read_manifest
 from nightbridge.store.objects import ObjectInfo, ObjectStore, open_store
-from nightbridge.store.parallel import Progress
+from nightbridge.store.progress import Progress
 from nightbridge.store.restore import fetch_run, verify_run
 from nightbridge.store.source import FileSource
 from tests.conftest import BUCKET, SEEDS
