@@ -25,8 +25,10 @@ def make_checkout(spec: RunSpec, site: Site) -> Checkout:
     """
     workspace = site.workspace.absolute()
     megatron_bridge = _pinned_checkout(spec.test.megatron_bridge, spec.night, workspace, site.git_timeout)
+    if not spec.test.has_launcher:
+        return Checkout(megatron_bridge=megatron_bridge)
     nemo_run = _pinned_checkout(spec.test.nemo_run_repo, spec.night, workspace, site.git_timeout)
-    environment = make_environment(nemo_run, site.environments_dir)
+    environment = make_environment(nemo_run, site.environments_dir, wheels=site.wheels)
     return Checkout(megatron_bridge=megatron_bridge, nemo_run=nemo_run, environment=environment)
 
 
@@ -41,7 +43,7 @@ def verify_unchanged(checkout: Checkout) -> list[str]:
     """
     return [
         f"{repository.url}: {change}"
-        for repository in (checkout.megatron_bridge, checkout.nemo_run)
+        for repository in checkout.repositories
         for change in find_changes(repository.path, repository.commit)
     ]
 
