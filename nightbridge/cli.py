@@ -514,10 +514,9 @@ def prune(
     runs = _prune_store(site, {name: limit for name, limit in limits.items() if limit is not None}, yes)
     removals = [*checkouts, *images]
     if as_json:
-        shown = {"removals": removals, "runs": runs}
-        _print_json(
-            {"removed": yes} | {name: [one.model_dump(mode="json") for one in all] for name, all in shown.items()}
-        )
+        shown: dict[str, Sequence[Any]] = {"removals": removals, "runs": runs}
+        documents = {name: [one.model_dump(mode="json") for one in found] for name, found in shown.items()}
+        _print_json({"removed": yes, **documents})
         return
     for removal in removals:
         print(f"{removal.path}  {removal.size / 1e6:.0f} MB  {removal.last_used:%Y-%m-%d}  {removal.reason}")

@@ -8,6 +8,7 @@ from nightbridge.outputs.measurements import measure
 from nightbridge.repos.clone import verify_unchanged
 from nightbridge.store.harvest import harvest as harvest_run
 from nightbridge.store.objects import open_store
+from tasks.progress import ShownProgress
 from tasks.secrets import block_value, resolve_all
 from tasks.stage import stage
 
@@ -37,6 +38,7 @@ def harvest(
         metrics=metrics,
         store=open_store(site.store_settings, block_value),
         secrets=resolve_all({**plan.secret_environment, **_store_secrets(site)}).values(),
+        on_progress=ShownProgress(f"harvest of {run.run_key}"),
         tainted=tainted,
     )
     for change in record.tainted:
