@@ -10,7 +10,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from flows import demo as nights
-    from nightbridge.models import ClusterLimits, NightReport, Scenario, Site, Verdict
+    from nightbridge.models import Checkout, ClusterLimits, NightReport, Scenario, Site, TestDefinition, Verdict
     from nightbridge.slurm.attempts import AttemptContext
     from nightbridge.store.objects import ObjectStore
     from nightbridge.store.progress import Progress
@@ -66,6 +66,10 @@ def validate(
     cluster: ClusterOption = None,
     system: SystemOption = None,
     tests_dir: TestsDirOption = None,
+    pinned: Annotated[
+        bool, typer.Option("--pinned", help="Fetch the pinned code and check against its own launcher and recipes.")
+    ] = False,
+    workspace: WorkspaceOption = None,
     gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="GPUs that a ConfigContainer is to run on.")] = None,
     override: Annotated[
         list[str] | None,
@@ -74,14 +78,17 @@ def validate(
 ) -> None:
     """Check tests, scenarios and ConfigContainers and tell every violation; needs no network and no checkout.
 
-    With --cluster or --system the site's limits are asked for and checked, too. A ConfigContainer.yaml is what
-    Megatron-Bridge has dumped of a run: its own checks are made, and those that it misses.
+    With --cluster or --system the site's limits are asked for and checked, too; with --pinned every test is checked
+    against the code that it pins. A ConfigContainer.yaml is what Megatron-Bridge has dumped of a run: its own checks
+    are made, and those that it misses.
     """
-    limits = _limits(_site(system, cluster)) if cluster or system else None
+    site = _site(system, cluster, workspace=workspace) if cluster or system or pinned else None
+    limits = _limits(site) if site is not None and (cluster or system) else None
+    code = _code_of(site) if site is not None and pinned else _no_code
     reports = [
         _container_validation(file, gpus, override or [])
         if file.suffix in (".yaml", ".yml")
-        else _validation(file, tests_dir or [], limits)
+        else _validation(file, tests_dir or [], limits, code)
         for file in files
     ]
     valid = all(report["valid"] for report in reports)
@@ -313,12 +320,51 @@ def compare(
     """Judge a stored run again: against the good runs before it, or against one other run."""
     from nightbridge.regression.stored import compare_stored
 
-    verdict = compare_stored(_store(_site(system, store=store, workspace=workspace)), run_key, baseline)
+    site = _site(system, store=store, workspace=workspace)
+    verdict = compare_stored(_store(site), run_key, baseline, site.contract)
     if as_json:
         _print_json({**verdict.model_dump(mode="json"), "exit_code": verdict.exit_code})
     else:
         _print_verdicts([verdict])
     raise typer.Exit(verdict.exit_code)
+
+
+@app.command()
+def accept(
+    target: Annotated[str, typer.Argument(metavar="RUN|SERIES", help="A run key, or a series.")],
+    why: Annotated[str, typer.Option("--why", help="The reason, as verdicts will show it.")],
+    kind: Annotated[str, typer.Option("--as", help="acknowledged, fixed or baseline.")] = "acknowledged",
+    who: Annotated[str, typer.Option("--who", help="Who decides; the user who is logged in when left out.")] = "",
+    metric: Annotated[list[str] | None, typer.Option("--metric", help="Only this one; may be repeated.")] = None,
+    as_json: JsonOption = False,
+    system: SystemOption = None,
+    cluster: ClusterOption = None,
+    store: StoreOption = None,
+    workspace: WorkspaceOption = None,
+) -> None:
+    """Say about a worse level that it is known, fixed or the new baseline, so that it alarms no more.
+
+    Nothing is deleted: verdicts and history show the decision with its reason.
+    """
+    import getpass
+
+    from nightbridge.regression.accept import accept as decide
+    from nightbridge.regression.accept import checked_kind, checked_metrics
+
+    site = _site(system, cluster, store=store, workspace=workspace)
+    decision = decide(
+        _store(site),
+        target,
+        checked_kind(kind),
+        who=who or getpass.getuser(),
+        why=why,
+        metrics=checked_metrics(metric or ()),
+        cluster=site.cluster.name,
+    )
+    if as_json:
+        _print_json(decision.model_dump(mode="json"))
+    else:
+        print(f"{decision.series}: {decision.text}")
 
 
 @app.command()
@@ -591,7 +637,26 @@ def _store(site: "Site") -> "ObjectStore":
 # --- what validate finds ---------------------------------------------------------------------------------------------
 
 
-def _validation(file: Path, tests_dirs: list[Path], limits: "ClusterLimits | None") -> dict[str, Any]:
+def _no_code(test: "TestDefinition") -> "Checkout | None":
+    """Without --pinned nothing is fetched."""
+    return None
+
+
+def _code_of(site: "Site") -> "Callable[[TestDefinition], Checkout | None]":
+    """What checks out the code of a test, for this one call: a branch is asked for anew."""
+    from nightbridge.nights import new_night
+    from nightbridge.repos.clone import make_code
+
+    night = new_night()
+    return lambda test: make_code(test, site, night)
+
+
+def _validation(
+    file: Path,
+    tests_dirs: list[Path],
+    limits: "ClusterLimits | None",
+    code: "Callable[[TestDefinition], Checkout | None]",
+) -> dict[str, Any]:
     """Everything that is to say about one file, as the JSON document has it."""
     from nightbridge import config
 
@@ -601,7 +666,7 @@ def _validation(file: Path, tests_dirs: list[Path], limits: "ClusterLimits | Non
         findings = [_finding(violation) for violation in error.violations]
         document = {"file": str(file), "valid": False, "error": NightbridgeError.__str__(error), "findings": findings}
         return {**document, "scenario": None, "tests": [], "warnings": []}
-    tests = _test_reports(scenario, limits)
+    tests = _test_reports(scenario, limits, code)
     return {
         "file": str(file),
         "valid": all(test["valid"] for test in tests),
@@ -635,9 +700,9 @@ def _container_validation(file: Path, gpus: int | None, overrides: list[str]) ->
     return {**document, "valid": test["valid"], "tests": [test]}
 
 
-def _test_reports(scenario: "Scenario", limits: "ClusterLimits | None") -> list[dict[str, Any]]:
-    from nightbridge.rules import check_test, errors_of
-
+def _test_reports(
+    scenario: "Scenario", limits: "ClusterLimits | None", code: "Callable[[TestDefinition], Checkout | None]"
+) -> list[dict[str, Any]]:
     reports: list[dict[str, Any]] = [
         {
             "id": invalid.id,
@@ -648,16 +713,24 @@ def _test_reports(scenario: "Scenario", limits: "ClusterLimits | None") -> list[
         for invalid in scenario.invalid
     ]
     for test in scenario.tests:
-        found = check_test(test, limits)
-        reports.append(
-            {
-                "id": test.id,
-                "source": test.source,
-                "valid": not errors_of(found),
-                "findings": [violation.model_dump(mode="json") for violation in found],
-            }
-        )
+        findings = _test_findings(test, limits, code)
+        valid = all(finding["severity"] != "error" for finding in findings)
+        reports.append({"id": test.id, "source": test.source, "valid": valid, "findings": findings})
     return reports
+
+
+def _test_findings(
+    test: "TestDefinition", limits: "ClusterLimits | None", code: "Callable[[TestDefinition], Checkout | None]"
+) -> list[dict[str, Any]]:
+    """What the rules find in one test; a pin that does not exist is one finding more."""
+    from nightbridge.rules import check_test
+
+    try:
+        found, unpinned = check_test(test, limits, code(test)), []
+    except InvalidInput as error:
+        found = check_test(test, limits)
+        unpinned = [{**_finding(str(error)), "rule": "pinned-code", "fields": ["git_repos"]}]
+    return [*unpinned, *(violation.model_dump(mode="json") for violation in found)]
 
 
 def _finding(message: str) -> dict[str, Any]:
@@ -675,9 +748,26 @@ def _print_validation(report: Mapping[str, Any]) -> None:
         _print_findings(test["findings"])
 
 
-def _print_findings(findings: Iterable[Mapping[str, Any]]) -> None:
+def _print_findings(findings: Sequence[Mapping[str, Any]]) -> None:
+    """A table for people; one line for each where something else reads them."""
+    if findings and sys.stdout.isatty():
+        _print_table(_findings_table(findings))
+        return
     for finding in findings:
         print(f"  {finding['severity']} [{finding['rule']}] {finding['message']}")
+
+
+def _findings_table(findings: Iterable[Mapping[str, Any]]) -> "Table":
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("severity", "rule", "what, and the way out", box=box.SIMPLE_HEAD, pad_edge=False)
+    for finding in findings:
+        # What stands in a file is Text, never rich's markup.
+        style = "bold red" if finding["severity"] == "error" else "yellow"
+        table.add_row(Text(finding["severity"], style), Text(finding["rule"]), Text(finding["message"]))
+    return table
 
 
 def _print_plan(plan: Mapping[str, Any]) -> None:
