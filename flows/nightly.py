@@ -23,6 +23,7 @@ from nightbridge.regression.series import series_id
 from nightbridge.rules import check_scenario
 from nightbridge.slurm.ledger import AttemptChoice
 from tasks.cancel import cancel_run
+from tasks.dependencies import run_is_over, runs_begin
 from tasks.interrupt import allow_stages
 from tasks.night import fix_night
 from tasks.prepare import check_place
@@ -96,7 +97,9 @@ def _verdicts(tests: Scenario, night: str, site: Site, new_attempt: bool) -> tup
     allow_stages()
     verdicts = [verdict_for_invalid(test, tests.name, night) for test in tests.invalid]
     one_run = partial(_verdict_of, site=site, attempt=_asked_attempt(new_attempt))
-    verdicts += side_by_side(one_run, config.runs(tests, night), most=MOST_RUNS_AT_ONCE, on_interrupt=stop_watching)
+    runs = config.runs(tests, night)
+    runs_begin(run.run_key for run in runs)
+    verdicts += side_by_side(one_run, runs, most=MOST_RUNS_AT_ONCE, on_interrupt=stop_watching)
     return tuple(verdicts)
 
 
@@ -108,7 +111,10 @@ def _asked_attempt(new_attempt: bool) -> AttemptChoice:
 
 def _verdict_of(run: RunSpec, site: Site, attempt: AttemptChoice) -> Verdict:
     """Run one pipeline; whatever becomes of it is a verdict, so that one failing run never stops the others."""
-    state = pipeline(run, site, attempt, return_state=True)
+    try:
+        state = pipeline(run, site, attempt, return_state=True)
+    finally:
+        run_is_over(run.run_key)
     try:
         verdict: Verdict = result_of(state)
     except Exception as error:

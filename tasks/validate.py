@@ -10,6 +10,8 @@ from nightbridge.launch.plan import make_plan
 from nightbridge.models import Checkout, Image, LaunchPlan, RunSpec, Site
 from nightbridge.rules import Violation, check, errors_of
 from nightbridge.slurm.cluster import open_cluster
+from nightbridge.slurm.failed_nodes import without_failed_nodes
+from nightbridge.slurm.ledger import ended_jobs
 from tasks.stage import stage
 
 
@@ -19,6 +21,7 @@ def validate(run: RunSpec, checkout: Checkout, image: Image, site: Site, attempt
     limits = open_cluster(site.cluster, site.workspace).limits()
     refuse_errors(run, check(run, limits, checkout))
     plan = make_plan(run, checkout, image, limits, site, attempt, attempt_dir)
+    plan = without_failed_nodes(plan, ended_jobs(run, site), limits)
     log = get_run_logger()
     for warning in plan.warnings:
         log.warning("%s", warning)

@@ -11,7 +11,7 @@ from nightbridge.config.schema import NODES, TestTable, check_table
 from nightbridge.config.secret_values import LITERAL, reference, shows_secret
 from nightbridge.launch.resources import gpus_per_node
 from nightbridge.launch.versions import version_for_pin
-from nightbridge.models import GitRepo, InvalidTest, SecretRef, SweepAxis, TestDefinition
+from nightbridge.models import Dependency, GitRepo, InvalidTest, SecretRef, SweepAxis, TestDefinition
 
 NEMO_RUN = GitRepo(url="https://github.com/NVIDIA-NeMo/Run.git", commit="main")
 """CloudAI's default for `nemo_run_repo`."""
@@ -71,6 +71,7 @@ def define_test(
                 axes=axes,
                 sweep=table.sweep,
                 sbatch_args=sbatch_args,
+                dependencies=tuple(_dependencies(table, findings)),
             )
             _check_nodes(test, findings)
             if not findings.problems:
@@ -120,6 +121,14 @@ def _node_options(table: TestTable, findings: Findings) -> tuple[str, ...]:
         elif hosts:
             options.append(f"--{option}={','.join(hosts)}")
     return tuple(options)
+
+
+def _dependencies(table: TestTable, findings: Findings) -> Iterator[Dependency]:
+    for index, dependency in enumerate(table.dependencies):
+        if dependency.type == "end_post_comp":
+            findings.warn(("dependencies", index), "has no effect: no test is ended because another one has ended")
+        else:
+            yield Dependency(type=dependency.type, id=dependency.id)
 
 
 def _variable_axes(table: TestTable, findings: Findings) -> Iterator[SweepAxis]:

@@ -31,7 +31,6 @@ IGNORED: Mapping[str, str] = {
     "weight": _NO_GRADE,
     "sol": _NO_GRADE,
     "ideal_perf": _NO_GRADE,
-    "dependencies": "has no effect: the tests of a scenario run side by side",
     "extra_srun_args": "has no effect in this version; options of sbatch go to the cluster's extra_sbatch_args",
 }
 """Fields of a test or an entry that are accepted and do nothing here, with the reason."""
@@ -48,6 +47,13 @@ SCENARIO_IGNORED: Mapping[str, str] = {
 
 SCENARIO_KEYS = frozenset({"name", "Tests", *SCENARIO_IGNORED})
 ENTRY_KEYS = frozenset({"id", "test_name"})
+
+
+class DependencyTable(Model):
+    """An entry of `[[Tests.dependencies]]`."""
+
+    type: Literal["start_post_comp", "start_post_init", "start_post_success", "end_post_comp"]
+    id: Text
 
 
 class TestTable(Model):
@@ -72,6 +78,7 @@ class TestTable(Model):
     gate: GatePolicy = GatePolicy()
     compat: Compat = "none"
     sweep: SweepPolicy = SweepPolicy()
+    dependencies: tuple[DependencyTable, ...] = ()
     dse_excluded_args: tuple[str, ...] = ()
     num_nodes: int | str | tuple[int, ...] | None = None
 

@@ -12,6 +12,7 @@ from nightbridge.launch.outputs import JOB_FOLDER, output_arguments, output_dir,
 from nightbridge.launch.parser_source import known_flags
 from nightbridge.launch.resources import gpus_per_node, nodes_for, num_gpus, time_limit_seconds
 from nightbridge.launch.safety import danger_in, expands
+from nightbridge.launch.site_options import site_options
 from nightbridge.launch.time_limits import clock
 from nightbridge.launch.versions import Version, version_for_pin
 from nightbridge.models import (
@@ -235,12 +236,7 @@ def _environment(test: TestDefinition, attempt_dir: Path) -> dict[str, str]:
 
 
 def _sbatch_args(test: TestDefinition, cluster: ClusterSettings) -> tuple[str, ...]:
-    named: Mapping[str, str | None] = {"qos": cluster.qos, "reservation": cluster.reservation}
-    return (
-        *(f"--{option}={value}" for option, value in named.items() if value),
-        *cluster.extra_sbatch_args,
-        *test.sbatch_args,
-    )
+    return (*site_options(cluster), *test.sbatch_args)
 
 
 def _warnings(test: TestDefinition, cluster: ClusterSettings, image: Image, per_node: int) -> list[str]:

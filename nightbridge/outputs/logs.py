@@ -124,12 +124,13 @@ def text_lines(stream: BinaryIO) -> Iterator[str]:
         if len(rest) > _LONGEST_LINE:
             lines.append(rest)
             rest = b""
-        yield from map(_clean, lines)
+        yield from map(clean_line, lines)
     if rest:
-        yield _clean(rest)
+        yield clean_line(rest)
 
 
-def _clean(line: bytes) -> str:
+def clean_line(line: bytes) -> str:
+    """A line as text, without colour codes."""
     text = line.decode("utf-8", "replace")
     return _ANSI.sub("", text) if "\x1b" in text else text
 

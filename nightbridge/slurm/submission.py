@@ -22,6 +22,7 @@ from nightbridge.slurm.attempts import (
 )
 from nightbridge.slurm.cluster import Cluster
 from nightbridge.slurm.environment import launcher_base
+from nightbridge.slurm.failed_nodes import merged_options
 from nightbridge.slurm.front import ATTEMPT_VARIABLE, find_submission, install_front
 
 LAUNCHER_TIMEOUT = 1800.0
@@ -163,7 +164,7 @@ def _environment(
 
 def _record_options(plan: LaunchPlan, context: AttemptContext) -> None:
     """Leave the plan's sbatch options where the front finds them."""
-    options = tuple(dict.fromkeys((*context.sbatch_options, *plan.sbatch_args)))
+    options = merged_options((*context.sbatch_options, *plan.sbatch_args))
     if options != context.sbatch_options:
         write_model(context.attempt_dir / ATTEMPT_FILE, context.model_copy(update={"sbatch_options": options}))
 
