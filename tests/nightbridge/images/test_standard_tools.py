@@ -148,7 +148,8 @@ def test_a_user_without_root_makes_the_same(reference: ImageReference, tmp_path:
             os.setuid(NOBODY)
             os.chdir(home)
             del os.environ["ENROOT_CONFIG_PATH"]
-            os.environ.update(HOME=str(home), XDG_RUNTIME_DIR=str(home), ENROOT_TEMP_PATH=str(home / "work"))
+            os.environ.update(HOME=str(home), XDG_RUNTIME_DIR=str(home))
+            os.environ.update(ENROOT_TEMP_PATH=str(home / "work"), ENROOT_CACHE_PATH=str(home / "cache"))
             try:
                 found.import_image(reference, output)
                 code = 0
