@@ -7,10 +7,11 @@ import subprocess
 import threading
 from collections import deque
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import IO
 
 from nightbridge.errors import PermanentError, TransientError
-from nightbridge.files import write_model
+from nightbridge.files import write_atomically, write_model
 from nightbridge.models import LAUNCHER_HOME, Job, LaunchPlan, utc_now
 from nightbridge.secrets import mask_secrets
 from nightbridge.slurm.attempts import (
@@ -61,6 +62,8 @@ def submit_attempt(
     if submission := find_submission(context, cluster):
         return _job_of(context, submission)
     _record_options(plan, context)
+    if plan.batch_script is not None:
+        write_atomically(Path(plan.argv[-1]), plan.batch_script.encode())
     began = utc_now()
     launcher = _Launcher(plan, _environment(plan, context, cluster, secrets, withheld), secrets)
     code = launcher.run(timeout)
