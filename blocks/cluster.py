@@ -40,8 +40,6 @@ class SlurmCluster(Block):
     poll_interval: float = Field(15.0, description="Longest interval between two questions to Slurm, in seconds.")
     segment: int | None = Field(None, description="Nodes that must lie close together; the site's default when empty.")
     exclusive: bool = Field(False, description="Ask for whole nodes where the launcher does not.")
-    max_jobs: int | None = Field(None, description="Jobs of ours that this cluster has at once; no limit when empty.")
-    max_jobs_per_account: int | None = Field(None, description="The same, for the jobs charged to one account.")
     max_pending: float | None = Field(
         None, description="Seconds after which a waiting job is cancelled; never when empty."
     )
@@ -68,8 +66,6 @@ class SlurmCluster(Block):
             poll_interval=self.poll_interval,
             segment=self.segment,
             exclusive=self.exclusive,
-            max_jobs=self.max_jobs,
-            max_jobs_per_account=self.max_jobs_per_account,
             max_pending=self.max_pending,
             max_runtime=self.max_runtime,
         )

@@ -125,12 +125,6 @@ class ClusterSettings(Model):
         None, ge=1, description="Nodes that must lie close together (--segment); the site's default when unset."
     )
     exclusive: bool = Field(False, description="Ask for whole nodes where the launcher does not.")
-    max_jobs: int | None = Field(
-        None, ge=1, description="Jobs of ours that this cluster has at once, waiting ones too; no limit when unset."
-    )
-    max_jobs_per_account: int | None = Field(
-        None, ge=1, description="The same, for the jobs that are charged to one account."
-    )
     max_pending: float | None = Field(
         None, gt=0, description="Seconds after which a job that has not started is cancelled; never when unset."
     )
