@@ -169,21 +169,26 @@ def next_places(
 ) -> tuple[int, ...]:
     """The places to measure next, `at_once` of them, which may name one place several times; empty when decided.
 
-    One point divides the probability in halves, k points in k + 1 parts.
+    Both ends are measured first. After that one point divides the probability in halves, k points in k + 1 parts.
 
     Raises:
         InvalidInput: Every place is skipped.
     """
     policy = policy or BisectPolicy()
-    found = answer(commits, levels, measured, skipped, prior, policy)
-    if found.kind != "undecided" or found.runs >= policy.most_runs:
-        return ()
     open_places = [place for place in range(commits + 1) if place not in skipped]
     if not open_places:
         raise InvalidInput("no commit of the range can be run", thing=f"{commits} commits", advice="Choose other ends")
+    found = answer(commits, levels, measured, skipped, prior, policy)
+    left = policy.most_runs - found.runs
+    # Both ends come first: without them a drift of the cluster could be taken for either level.
+    ends = sorted({0, commits} - skipped - {one.place for one in measured})
+    if ends and left > 0:
+        return tuple(ends[: min(at_once, left)])
+    if found.kind != "undecided" or left <= 0:
+        return ()
     # The probability that a place is bad: that the first bad one is there or before it.
     is_bad = np.cumsum(likelihoods(commits, levels, measured, prior, policy))[open_places]
-    wanted = min(at_once, policy.most_runs - found.runs)
+    wanted = min(at_once, left)
     chosen: list[int] = []
     runs = {place: sum(one.place == place for one in measured) for place in open_places}
     for number in range(1, wanted + 1):

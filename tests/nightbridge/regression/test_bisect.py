@@ -148,8 +148,15 @@ def test_a_range_in_which_nothing_runs_is_refused() -> None:
 
 
 def test_points_at_once_divide_the_range_in_as_many_parts() -> None:
-    assert next_places(99, LEVELS, (), at_once=1) in ((49,), (50,))
-    assert next_places(99, LEVELS, (), at_once=3) == pytest.approx((24, 50, 75), abs=2)
+    ends = [Measured(place=0, value=LEVELS.good), Measured(place=99, value=LEVELS.bad)]
+
+    assert next_places(99, LEVELS, ends, at_once=1) in ((49,), (50,))
+    assert next_places(99, LEVELS, ends, at_once=3) == pytest.approx((24, 50, 75), abs=2)
+
+
+def test_both_ends_are_measured_before_anything_between_them() -> None:
+    assert next_places(99, LEVELS, (), at_once=4) == (0, 99)
+    assert next_places(99, LEVELS, (Measured(place=0, value=1.0),)) == (99,)
 
 
 def test_points_at_once_need_fewer_rounds() -> None:
@@ -159,12 +166,6 @@ def test_points_at_once_need_fewer_rounds() -> None:
 
     assert found.first == 40
     assert together < alone
-
-
-def test_a_single_run_is_never_proof() -> None:
-    found = answer(1, LEVELS, [Measured(place=0, value=1.0), Measured(place=1, value=1.03)])
-
-    assert found.kind == "undecided"
 
 
 def test_it_ends_undecided_when_the_runs_are_spent() -> None:
