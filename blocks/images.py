@@ -1,7 +1,6 @@
 """Image Cache: where container images are kept, and how they get there."""
 
 from pathlib import Path
-from typing import Literal
 
 from prefect.blocks.core import Block
 from pydantic import Field, SecretStr
@@ -25,10 +24,6 @@ class ImageCache(Block):
     _description = "Where pulled container images are kept, on a file system that the compute nodes see."
 
     folder: str | None = Field(None, description="Folder of images; the workspace's own when empty.")
-    import_on: Literal["host", "slurm"] = Field(
-        "host", description="Import on this machine, or on a compute node where only those have enroot."
-    )
-    srun_args: list[str] = Field([], description="Further srun options of an import on a node, each as --name=value.")
     cache: str | None = Field(None, description="Folder of fetched layers (ENROOT_CACHE_PATH); enroot's when empty.")
     temp: str | None = Field(None, description="Local folder to unpack in (ENROOT_TEMP_PATH); the system's when empty.")
     credentials: SecretStr | None = Field(
@@ -42,8 +37,6 @@ class ImageCache(Block):
             ValueError: The block holds credentials and was never saved, so nothing could refer to it.
         """
         return ImageImport(
-            on=self.import_on,
-            srun_args=tuple(self.srun_args),
             cache=Path(self.cache) if self.cache else None,
             temp=Path(self.temp) if self.temp else None,
             credentials=self._reference() if self.credentials else None,

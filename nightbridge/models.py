@@ -174,12 +174,6 @@ class StoreSettings(Model):
 class ImageImport(Model):
     """How container images are imported, whatever tool does it."""
 
-    on: Literal["host", "slurm"] = Field(
-        "host", description="This machine, or a compute node through srun, where only compute nodes have enroot."
-    )
-    srun_args: tuple[str, ...] = Field(
-        (), description="Further srun options of an import on a node, as `--name=value`."
-    )
     cache: Path | None = Field(
         None, description="Fetched layers; `ENROOT_CACHE_PATH`, else the user's cache, when unset."
     )
@@ -484,7 +478,7 @@ class RunSpec(Model):
         Of a schedule in samples, which takes precedence, it is the samples over the global batch, rounded up.
         """
         arguments = self.test.cmd_args
-        if arguments.get("train_samples"):
+        if not self.test.has_launcher and arguments.get("train_samples"):
             return -(-int(arguments["train_samples"]) // int(arguments["gb"]))
         steps = arguments.get("max_steps")
         return int(steps) if steps is not None else None

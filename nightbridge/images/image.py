@@ -48,7 +48,7 @@ class ImagePin(Model):
 
 
 class Importer(Protocol):
-    """What makes a .sqsh file of an image in a registry: enroot, here or on a compute node, or the standard tools."""
+    """What makes a .sqsh file of an image in a registry: enroot, or the standard tools."""
 
     @property
     def tool(self) -> str:
