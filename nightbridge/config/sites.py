@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
+from nightbridge.config.carried import sbatch_options
 from nightbridge.config.documents import Document, Layer, Layered, merge, read_document
 from nightbridge.config.findings import Findings
 from nightbridge.config.schema import fields_at
-from nightbridge.config.secret_values import LITERAL, reference
+from nightbridge.config.secret_values import LITERAL, SECRET_NAME, reference
 from nightbridge.errors import InvalidInput
 from nightbridge.models import ClusterSettings, Model, Site, StoreSettings
 
@@ -19,13 +20,11 @@ _NOT_PASSED = "has no effect in this version"
 
 CLOUDAI_IGNORED: Mapping[str, str] = {
     "hf_home_path": "has no effect: set HF_HOME in the tests' extra_env_vars",
-    "global_env_vars": "has no effect: write the variables in the tests' extra_env_vars",
     "partitions": "has no effect: the cluster is asked for its partitions",
     "distribution": _NOT_PASSED,
     "mpi": "has no effect: the launcher asks for pmix itself",
     "ntasks_per_node": "has no effect: the launcher starts one task for each GPU",
     "cache_docker_images_locally": "has no effect: images are always imported, verified and kept",
-    "extra_srun_args": "has no effect: write options of sbatch in extra_sbatch_args",
     "extra_transient_status_errors": "has no effect: an answer that is missing is always asked for again",
     "status_retry_pause_seconds": "has no effect: an answer that is missing is always asked for again",
     "container_mount_home": "has no effect: the launcher never mounts the home folder",
@@ -37,6 +36,8 @@ CLOUDAI_IGNORED: Mapping[str, str] = {
 PLAIN_CLUSTERS: Mapping[str, ClusterSettings] = {
     "local": ClusterSettings(kind="local", name="local"),
     "slurm": ClusterSettings(kind="slurm", name="slurm"),
+    "pyslurm": ClusterSettings(kind="pyslurm", name="slurm"),
+    "auto": ClusterSettings(kind="auto", name="slurm"),
 }
 """What a cluster may be called without any file or block."""
 
@@ -57,6 +58,8 @@ class CloudaiSystem(Model):
     account: str | None = None
     gpus_per_node: int | None = None
     extra_sbatch_args: tuple[str, ...] = ()
+    extra_srun_args: str | tuple[str, ...] = ()
+    global_env_vars: dict[str, str] = Field(default={})
     monitor_interval: float | None = None
 
 
@@ -141,16 +144,30 @@ def _cloudai_changes(document: Document, findings: Findings) -> dict[str, Any]:
         "partition": system.default_partition,
         "account": system.account,
         "gpus_per_node": system.gpus_per_node,
-        "extra_sbatch_args": system.extra_sbatch_args,
+        "extra_sbatch_args": (
+            *system.extra_sbatch_args,
+            *sbatch_options(system.extra_srun_args, ("extra_srun_args",), findings),
+        ),
+        "env_vars": _plain_variables(system.global_env_vars, findings),
         "poll_interval": system.monitor_interval,
         "containers": "pyxis",  # CloudAI refuses a cluster without it
     }
-    changes: dict[str, Any] = {"cluster": {key: value for key, value in cluster.items() if value not in (None, ())}}
+    changes: dict[str, Any] = {"cluster": {key: value for key, value in cluster.items() if value not in (None, (), {})}}
     if system.output_path is not None:
         changes["workspace"] = system.output_path
     if system.install_path is not None:
         changes |= {"environments": system.install_path / "envs", "images": system.install_path / "images"}
     return changes
+
+
+def _plain_variables(variables: Mapping[str, str], findings: Findings) -> dict[str, str]:
+    """The variables of every run; a secret belongs to the tests, where it can be a reference."""
+    for name in variables:
+        if SECRET_NAME.search(name):
+            findings.problem(
+                ("global_env_vars", name), "holds a secret; write it as env:NAME in the tests' extra_env_vars"
+            )
+    return dict(variables)
 
 
 def _site_changes(document: Document, findings: Findings) -> dict[str, Any]:
