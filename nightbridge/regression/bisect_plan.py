@@ -16,8 +16,9 @@ from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.models import GitRepo, HarvestPolicy, Model, RunRecord, RunSpec, VerdictStatus
 from nightbridge.regression.bisect import BisectPolicy, Levels, Measured, prior_of_nights
 from nightbridge.regression.history import HistoryRow, Pin
-from nightbridge.regression.metrics import COMPLETE_OUTCOMES, METRIC_BY_NAME, METRICS, Metric, measured
-from nightbridge.regression.trend import Night, nights_of, trends
+from nightbridge.regression.metrics import COMPLETE_OUTCOMES, GATED, METRICS, Metric, measured
+from nightbridge.regression.nightly_values import Night, nights_of
+from nightbridge.regression.trend import trends
 from nightbridge.repos.ranges import RangeCommit
 from nightbridge.store.objects import ObjectStore
 
@@ -80,14 +81,26 @@ class Shift(NamedTuple):
     after: float
 
 
+def metric_named(name: str) -> Metric:
+    """The gated metric of a name.
+
+    Raises:
+        InvalidInput: There is none.
+    """
+    for metric in GATED:
+        if metric.name == name:
+            return metric
+    raise InvalidInput("no such metric", thing=name, advice=f"Use one of {', '.join(metric.name for metric in GATED)}")
+
+
 def find_shift(rows: Sequence[HistoryRow], metric: str | None = None) -> Shift:
     """The latest change for the worse: a change point of the history, else what the gate called a regression.
 
     Raises:
         InvalidInput: There is none, or no such metric.
     """
-    if metric is not None and metric not in METRIC_BY_NAME:
-        raise InvalidInput("no such metric", thing=metric, advice=f"Use one of {', '.join(METRIC_BY_NAME)}")
+    if metric is not None:
+        metric_named(metric)
     nights = {night.own.night: night.own for night in nights_of(rows)}
     worse = [
         (change.night, abs(change.change), trend.metric, change)
@@ -99,7 +112,7 @@ def find_shift(rows: Sequence[HistoryRow], metric: str | None = None) -> Shift:
         return _regressed_shift(rows, metric)
     change = max(worse, key=lambda item: item[:3])[3]
     return Shift(
-        METRIC_BY_NAME[change.metric],
+        metric_named(change.metric),
         change.statistic,
         change.night,
         nights[change.last_night_before],
@@ -249,8 +262,9 @@ def _pin(row: HistoryRow, repository: Repository) -> Pin:
 
 def _changed_repository(shift: Shift, explicit: bool) -> Repository:
     for repository in REPOSITORIES:
-        pins: list[Pin | None] = [getattr(row, repository) for row in (shift.good, shift.bad)]
-        if all(pins) and pins[0] != pins[1] and pins[0].commit != pins[1].commit:  # type: ignore[union-attr]
+        before: Pin | None = getattr(shift.good, repository)
+        after: Pin | None = getattr(shift.bad, repository)
+        if before and after and before.commit != after.commit:
             return repository
     if explicit:
         return "megatron_bridge"
@@ -280,7 +294,7 @@ def _regressed_shift(rows: Sequence[HistoryRow], metric: str | None) -> Shift:
     bad = next(night for night in nights[last_good + 1 :] if night.verdict is VerdictStatus.REGRESSED)
     good = [night for night in nights[: last_good + 1] if night.verdict in (nights[last_good].verdict, "passed")][-7:]
     moved = []
-    for one in METRICS if metric is None else (METRIC_BY_NAME[metric],):
+    for one in METRICS if metric is None else (metric_named(metric),):
         earlier = [value for row in good if (value := measured(one, row.summary)) is not None]
         now = measured(one, bad.summary)
         if earlier and now is not None and (level := statistics.median(earlier)):

@@ -1,12 +1,11 @@
 """What bisect has found so far: the points that were run, what they say, and what they cost."""
 
 from collections.abc import Iterable, Sequence
-from datetime import timedelta
 
 from nightbridge.models import Model, RunRecord, Verdict, VerdictStatus
 from nightbridge.regression.bisect import Answer, Measured, answer, medians, next_places
-from nightbridge.regression.bisect_plan import REPOSITORIES, RUNS_OF_A_POINT, BisectPlan, point_run
-from nightbridge.regression.metrics import METRIC_BY_NAME, measured
+from nightbridge.regression.bisect_plan import REPOSITORIES, RUNS_OF_A_POINT, BisectPlan, metric_named, point_run
+from nightbridge.regression.metrics import measured
 from nightbridge.regression.wording import format_change, format_value
 from nightbridge.repos.ranges import RangeCommit
 from nightbridge.store.harvest import load_record
@@ -64,7 +63,7 @@ def point_of(plan: BisectPlan, place: int, number: int, verdict: Verdict, record
         verdict: What the pipeline returned.
         record: The harvested run; None where there is none.
     """
-    metric = METRIC_BY_NAME[plan.metric]._replace(attribute=plan.statistic)
+    metric = metric_named(plan.metric)._replace(attribute=plan.statistic)
     ran = record is not None and verdict.status not in NOTHING_SAID | DOES_NOT_RUN
     return Point(
         place=place,
@@ -135,7 +134,7 @@ def next_points(plan: BisectPlan, points: Sequence[Point], at_once: int) -> tupl
 def result_lines(result: BisectResult) -> tuple[str, ...]:
     """The answer for a terminal, the commit first, then what it rests on and what it cost."""
     plan = result.plan
-    metric = METRIC_BY_NAME[plan.metric]
+    metric = metric_named(plan.metric)
     change = (plan.levels.bad - plan.levels.good) / abs(plan.levels.good)
     searched = f"{len(plan.commits)} commits of {REPOSITORIES[plan.repository]}"
     lines = [
@@ -193,12 +192,8 @@ def _skipped(points: Sequence[Point]) -> frozenset[int]:
 
 def _gpu_seconds(record: RunRecord) -> float:
     """GPUs times the time that the jobs of all attempts have run."""
-    seconds = sum(
-        (job.status.ended_at - job.status.started_at for job in record.jobs if job.status and _has_run(job.status)),
-        timedelta(),
-    ).total_seconds()
+    seconds = 0.0
+    for job in record.jobs:
+        if job.status and job.status.started_at and job.status.ended_at:
+            seconds += (job.status.ended_at - job.status.started_at).total_seconds()
     return seconds * record.plan.nodes * record.plan.tasks_per_node
-
-
-def _has_run(status: object) -> bool:
-    return getattr(status, "started_at", None) is not None and getattr(status, "ended_at", None) is not None
