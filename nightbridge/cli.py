@@ -338,7 +338,9 @@ def accept(
     metric: Annotated[list[str] | None, typer.Option("--metric", help="Only this one; may be repeated.")] = None,
     as_json: JsonOption = False,
     system: SystemOption = None,
-    cluster: ClusterOption = None,
+    cluster: Annotated[
+        str | None, typer.Option("--cluster", help="Name of the cluster, for a series; the site's when left out.")
+    ] = None,
     store: StoreOption = None,
     workspace: WorkspaceOption = None,
 ) -> None:
@@ -351,7 +353,7 @@ def accept(
     from nightbridge.regression.accept import accept as decide
     from nightbridge.regression.accept import checked_kind, checked_metrics
 
-    site = _site(system, cluster, store=store, workspace=workspace)
+    site = _site(system, store=store, workspace=workspace)
     decision = decide(
         _store(site),
         target,
@@ -359,7 +361,7 @@ def accept(
         who=who or getpass.getuser(),
         why=why,
         metrics=checked_metrics(metric or ()),
-        cluster=site.cluster.name,
+        cluster=cluster or site.cluster.name,
     )
     if as_json:
         _print_json(decision.model_dump(mode="json"))

@@ -15,6 +15,9 @@ from nightbridge.store.objects import ObjectStore
 
 BAD = frozenset({VerdictStatus.REGRESSED, VerdictStatus.UNSTABLE})
 
+START_IS_KNOWN_TO = 3
+"""Nights by which the start of a change may be late."""
+
 _SERIES = re.compile(r"[a-z0-9-]+-[0-9a-f]{12}")
 
 
@@ -113,12 +116,18 @@ def _since(
             break
         streak = row.night
     begun = [
-        change.night
+        change
         for trend in found
         if not metrics or trend.metric in metrics
         for change in trend.changes
         if change.worse and change.decision is None
     ]
     if kind == "fixed":
-        return min([*begun, streak])
-    return max(begun, default=streak)
+        return min([*(change.night for change in begun), streak])
+    latest = max(begun, key=lambda change: change.night, default=None)
+    if latest is None:
+        return streak
+    nights = sorted({row.night for row in rows})
+    # The start of a change is known to a night or two; the first verdict that said so is more exact.
+    late = nights.index(latest.night) - nights.index(streak)
+    return streak if 0 <= late <= START_IS_KNOWN_TO else latest.night

@@ -270,7 +270,7 @@ def _examine(metric: Metric, tonight: _Tonight) -> Finding | None:
     if own is None:
         return _by_band(metric, None, Band(_last(values), metric.threshold(tonight.gate), 0, 0.0), 0)
     runs = [value for run in nights[-1].runs if (value := _tonights_value(run, metric)) is not None] or [own]
-    canary = canary_values(nights, tonight.evidence.canary, metric)
+    canary = canary_values(nights, tonight.evidence.canary, metric) if metric.follows_cluster else ()
     steady = adjusted(metric, [*values, statistics.median(runs)], nights, canary)
     explained = _ratio(statistics.median(runs), steady[-1])
     good = [

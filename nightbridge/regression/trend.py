@@ -142,7 +142,7 @@ def _trend(
 
     fields = (metric.attribute, *OTHER_STATISTICS.get(metric.name, ()))
     raw = {field: [night_value(night, metric, field) for night in nights] for field in fields}
-    control = canary_values(nights, canary, metric)
+    control = canary_values(nights, canary, metric) if metric.follows_cluster else ()
     series = {field: adjusted(metric, values, nights, control) for field, values in raw.items()}
     statistic = steadiest(series)
     asked = policy or DEFAULT_POLICY

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from nightbridge.cli import run
 from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.models import GatePolicy, RunRecord, Summary, Verdict, VerdictStatus
 from nightbridge.regression.accept import accept, checked_kind, checked_metrics
@@ -201,3 +202,21 @@ def test_what_does_not_exist_is_refused() -> None:
         checked_kind("ignored")
     with pytest.raises(InvalidInput, match="no such metric"):
         checked_metrics(["speed"])
+
+
+def test_the_command_line_decides_and_says_what(
+    store: DirectoryStore, slowed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _verdicts, rows = slowed(1.1, 1.1)
+    for row in rows:
+        add(store, row)
+    options = ["--store", store.url, "--cluster", "dgx", "--who", "ann"]
+
+    done = run(["accept", SERIES, "--as", "baseline", "--why", "new image", *options])
+    refused = run(["accept", SERIES, "--as", "ignored", "--why", "new image", *options])
+
+    (made,) = read_decisions(store, "dgx", SERIES)
+    said = capsys.readouterr()
+    assert (done, refused) == (0, 2)
+    assert made.text in said.out
+    assert "no such kind of decision" in said.err

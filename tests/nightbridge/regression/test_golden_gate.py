@@ -16,6 +16,7 @@ from nightbridge.models import GatePolicy, GoldenPolicy, RunRecord, Verdict, Ver
 from nightbridge.outputs.curves import read_curves
 from nightbridge.outputs.event_files import metrics_parquet
 from nightbridge.outputs.measurements import summarise
+from nightbridge.outputs.settings import RunSettings
 from nightbridge.regression.gate import Evidence, compare
 from nightbridge.regression.golden_gate import golden_answer
 from nightbridge.store.directory import DirectoryStore
@@ -53,7 +54,7 @@ def judge(tmp_path: Path, store: DirectoryStore, make_record: Callable[..., RunR
         file.write_text(golden if isinstance(golden, str) else json.dumps(golden))
         curves = read_curves((), (log,))
         gate = GatePolicy(golden=str(file), golden_rules=GoldenPolicy(**rules))
-        record = make_record(summarise(curves, gate, STEPS), gate=gate)
+        record = make_record(summarise(curves, gate, STEPS, RunSettings(), None), gate=gate)
         store.put(f"{record.prefix}/metrics.parquet", metrics_parquet(curves.table))
         return compare(record, (), Evidence(golden=golden_answer(store, record)))
 
