@@ -112,9 +112,20 @@ def _assembled(
     return Scenario(
         name=name,
         source=str(document.path),
-        tests=tuple(test for test in tests if isinstance(test, TestDefinition)),
+        tests=_with_canary([test for test in tests if isinstance(test, TestDefinition)]),
         invalid=tuple(test for test in tests if isinstance(test, InvalidTest)),
         warnings=tuple(dict.fromkeys(warnings)),
+    )
+
+
+def _with_canary(tests: Sequence[TestDefinition]) -> tuple[TestDefinition, ...]:
+    """Each test's gate knows the scenario's first canary, unless it names another one itself."""
+    canary = next((test.id for test in tests if test.canary), None)
+    return tuple(
+        test
+        if canary is None or test.canary or test.gate.canary
+        else test.model_copy(update={"gate": test.gate.model_copy(update={"canary": canary})})
+        for test in tests
     )
 
 
