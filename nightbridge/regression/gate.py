@@ -487,7 +487,8 @@ def _verdict(
     outcome_fault = OUTCOME_FAULTS[record.job.outcome]
     short = _missing_steps(record, baseline)
     wrong = _wrong_data(record.summary)
-    reruns, suspects = 0, ()
+    reruns = 0
+    suspects: tuple[str, ...] = ()
     if outcome_fault:
         # Metrics that a failed run has not measured are no news.
         status, reasons = outcome_fault, (_outcome_reason(record), *short, *wrong)

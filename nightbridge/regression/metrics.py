@@ -68,7 +68,7 @@ MORE_METRICS = (
 """Those that are gated besides, and named where they are news."""
 
 GATED = (*METRICS, *MORE_METRICS)
-METRIC_BY_NAME = {metric.name: metric for metric in GATED}
+METRIC_BY_NAME: dict[str, Metric] = {metric.name: metric for metric in GATED}
 
 
 def measured(metric: Metric, summary: Summary) -> float | None:

@@ -106,7 +106,8 @@ def _only_in_worse(tonight: Night, metric: Metric) -> tuple[str, ...]:
         return ()
     worse = [set(node_names(run.nodes)) for run, value in runs if value > middle]
     better = [set(node_names(run.nodes)) for run, value in runs if value <= middle]
-    return tuple(sorted(set.intersection(*worse) - set.union(*better)))
+    fine = {node for nodes in better for node in nodes}
+    return tuple(sorted(set.intersection(*worse) - fine))
 
 
 def _around(known: Sequence[tuple[tuple[str, ...], float]], place: int, near: int = 5) -> float:
