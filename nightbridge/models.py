@@ -94,13 +94,9 @@ class Limits(Model):
 
 
 class ClusterSettings(Model):
-    """How to reach a cluster.
+    """How to reach a cluster. `kind` local runs batch scripts on this machine, slurm uses the command-line tools."""
 
-    `kind` local runs batch scripts on this machine, slurm uses the command-line tools, pyslurm the library of that
-    name, and auto takes pyslurm where it works and else the tools.
-    """
-
-    kind: Literal["local", "slurm", "pyslurm", "auto"] = "local"
+    kind: Literal["local", "slurm"] = "local"
     name: str = Field("local", description="The cluster's name in histories and reports.")
     partition: str | None = Field(None, description="Partition to submit to; the site's default when unset.")
     account: str | None = Field(None, description="Slurm account to charge.")
@@ -111,7 +107,6 @@ class ClusterSettings(Model):
     env_vars: dict[str, str] = Field({}, description="Environment variables of every run here; a test's own win.")
     bin_dir: Path | None = Field(None, description="Folder of sbatch, squeue, sacct...; found on PATH when unset.")
     slurm_conf: Path | None = Field(None, description="The slurm.conf to use (SLURM_CONF); the system's when unset.")
-    python: Path | None = Field(None, description="The Python that has pyslurm; the one that runs this when unset.")
     containers: Literal["pyxis", "none"] = Field("none", description="How jobs can run in containers here.")
     slots: int = Field(2, ge=1, description="Local cluster only: how many jobs run at once.")
     root: Path | None = Field(

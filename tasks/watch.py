@@ -10,7 +10,7 @@ from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.logging import get_run_logger
 
 from nightbridge.errors import StatusUnknown
-from nightbridge.models import ClusterSettings, Job, JobState, JobStatus, LaunchPlan, SecretRef, Site
+from nightbridge.models import Job, JobState, JobStatus, LaunchPlan, SecretRef, Site
 from nightbridge.outputs.experiment import evidence, read_run
 from nightbridge.outputs.following import LOOK_INTERVAL, LogNews, RunFollower
 from nightbridge.slurm.cluster import open_cluster
@@ -22,13 +22,13 @@ from tasks.secrets import resolve_all
 from tasks.stage import stage
 
 # One watcher per cluster and process: all of a night's runs are asked about in one question.
-_watchers: dict[tuple[ClusterSettings, Path], Watcher] = {}
+_watchers: dict[tuple[str, Path], Watcher] = {}
 _watchers_lock = threading.Lock()
 
 
 def watcher_of(site: Site) -> Watcher:
     """The process's one watcher of this site's cluster, started when it is first needed."""
-    key = (site.cluster, site.workspace)
+    key = (site.cluster.model_dump_json(), site.workspace)
     with _watchers_lock:
         if key not in _watchers:
             _watchers[key] = Watcher(open_cluster(site.cluster, site.workspace))

@@ -32,7 +32,7 @@ def startup_time(curves: Curves, job: Job | None) -> float | None:
     recorded = _step_times(curves)
     if not len(recorded):
         return None
-    first = recorded.loc[recorded["wall_time"].idxmin()]
+    first = recorded.sort_values("wall_time").iloc[0]
     iterations = min(logging_interval(sorted(set(recorded["step"].tolist()))), int(first["step"]) - curves.start)
     began = float(first["wall_time"]) - iterations * float(first["value"])
     elapsed = began - job.status.started_at.timestamp()
@@ -48,7 +48,8 @@ def _step_times(curves: Curves) -> "pd.DataFrame":
 
     table = curves.table
     usable = (table["tag"] == METRICS["step_time"].tag) & (table["file"] != LOG_FILE) & (table["step"] > curves.start)
-    return table[usable & np.isfinite(table["wall_time"]) & np.isfinite(table["value"])]
+    found: pd.DataFrame = table.loc[usable & np.isfinite(table["wall_time"]) & np.isfinite(table["value"])]
+    return found
 
 
 def checkpoint_time(log: LogReading) -> float | None:

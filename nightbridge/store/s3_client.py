@@ -71,7 +71,7 @@ def make_client(settings: StoreSettings, block_value: Callable[[str], str] | Non
 
 def object_options(settings: StoreSettings) -> dict[str, str]:
     """The arguments that every request has which makes an object: encryption and tags."""
-    options = {}
+    options: dict[str, str] = {}
     if settings.encryption != "none":
         options["ServerSideEncryption"] = settings.encryption
     if settings.kms_key_id:

@@ -74,7 +74,14 @@ def test_the_job_is_submitted_by_sbatch_itself() -> None:
     assert plan.argv[:2] == ("sbatch", "--parsable")
     lines = (plan.batch_script or "").splitlines()
     assert lines[0] == "#!/bin/bash"
-    for line in ("--nodes=9", "--ntasks-per-node=1", "--gpus-per-node=8", "--time=240", "--account=acct", "--partition=batch"):
+    for line in (
+        "--nodes=9",
+        "--ntasks-per-node=1",
+        "--gpus-per-node=8",
+        "--time=240",
+        "--account=acct",
+        "--partition=batch",
+    ):
         assert f"#SBATCH {line}" in lines
 
 
