@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nightbridge.errors import PermanentError, TransientError
-from nightbridge.processes import Progress, Stalled, run
+from nightbridge.processes import run
 
 
 def test_output_and_exit_code_come_back_and_lines_are_heard_as_they_come() -> None:
@@ -16,7 +16,7 @@ def test_output_and_exit_code_come_back_and_lines_are_heard_as_they_come() -> No
     finished = run(
         ["sh", "-c", "echo out; echo one >&2; echo two >&2; exit 3"],
         environment=os.environ,
-        timeout=60,
+        timeout=10,
         on_line=heard.append,
     )
 
@@ -36,40 +36,23 @@ def test_the_time_limit_ends_the_program_and_its_children(tmp_path: Path) -> Non
 
     assert time.monotonic() - started < 10
     child = int((tmp_path / "child").read_text())
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 5
     while Path(f"/proc/{child}").exists() and "Z" not in Path(f"/proc/{child}/stat").read_text().split()[2]:
         assert time.monotonic() < deadline, "the child lives on"
         time.sleep(0.05)
 
 
 def test_there_is_no_terminal_and_no_input() -> None:
-    finished = run(["sh", "-c", "cat; test -t 0 || echo none"], environment=os.environ, timeout=60)
+    finished = run(["sh", "-c", "cat; test -t 0 || echo none"], environment=os.environ, timeout=10)
 
     assert finished.stdout == b"none\n"
 
 
 def test_a_program_that_is_not_there_is_named() -> None:
     with pytest.raises(PermanentError, match="no-such-program-here: not installed"):
-        run(["no-such-program-here"], environment=os.environ, timeout=60)
+        run(["no-such-program-here"], environment=os.environ, timeout=10)
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(PermanentError, match="no such folder"):
-        run(["true"], environment=os.environ, timeout=60, cwd=tmp_path / "gone")
-
-
-def test_what_it_is_given_is_its_whole_input() -> None:
-    finished = run(["cat"], environment=os.environ, timeout=60, given=b"a secret\n")
-
-    assert finished.stdout == b"a secret\n"
-
-
-def test_one_that_gets_nowhere_is_killed_and_one_that_gets_on_is_not(tmp_path: Path) -> None:
-    def size() -> int:
-        return sum(path.stat().st_size for path in tmp_path.iterdir())
-
-    with pytest.raises(Stalled, match="got nowhere for 1 s"):
-        run(["sleep", "60"], environment=os.environ, timeout=60, progress=Progress(size, 1.0))
-
-    writes = f"for i in 1 2 3 4 5 6; do sleep 0.5; echo $i >> {tmp_path}/written; done"
-    assert run(["sh", "-c", writes], environment=os.environ, timeout=60, progress=Progress(size, 2.5)).code == 0
+        run(["true"], environment=os.environ, timeout=10, cwd=tmp_path / "gone")
