@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # pip names every local index folder that it does not find; the demo's reader has no use for that.
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
-SEEDS ?= 5
+SEEDS ?= 3
 
 .PHONY: help check install demo test lint soak bench deploy worker night clean
 

@@ -14,12 +14,17 @@ os.environ["PREFECT_SERVER_ANALYTICS_ENABLED"] = "false"
 os.environ.pop("PREFECT_API_URL", None)
 
 import pytest
+from hypothesis import settings
 
 from nightbridge.practice.repositories import PracticeRepositories, make_practice_repositories, move_main
 from nightbridge.repos.environments import prepare_base
 from tests.real.prefect_server import PrefectServer, start_prefect
 from tests.real.s3_servers import S3Server, ceph_missing_reason, ministack_missing_reason, start_ceph, start_ministack
 from tests.real.slurm_daemons import SlurmDaemons, missing_reason, start_slurm
+
+# A slow machine is no error of the code under test; what must be quick has a benchmark.
+settings.register_profile("any-machine", deadline=None)
+settings.load_profile("any-machine")
 
 BUCKET = "nightbridge"
 """One bucket per S3 server, each test below a prefix of its own: Ceph needs a while to make one."""

@@ -68,7 +68,7 @@ def write_site(
 
 
 def nightbridge(
-    *arguments: str | Path, environment: Mapping[str, str], timeout: float = 240
+    *arguments: str | Path, environment: Mapping[str, str], timeout: float = 1200
 ) -> "subprocess.CompletedProcess[str]":
     """Run the command line as a person does."""
     return subprocess.run(

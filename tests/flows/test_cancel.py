@@ -52,12 +52,12 @@ def test_cancelling_the_flow_run_cancels_its_jobs(
     )
     flow_run = started.split("UUID: ")[1].split()[0]
     cluster = LocalCluster(ClusterSettings(), tmp_path / "workspace" / "cluster")
-    wait_until(lambda: set(states(cluster)) == {"RUNNING"} and len(states(cluster)) == 2, 120)
+    wait_until(lambda: set(states(cluster)) == {"RUNNING"} and len(states(cluster)) == 2, 600)
 
     worker.prefect("flow-run", "cancel", flow_run)
 
-    wait_until(lambda: states(cluster) == ["CANCELLED", "CANCELLED"], 90)
-    wait_until(lambda: state_of(worker, flow_run) == "CANCELLED", 60)
+    wait_until(lambda: states(cluster) == ["CANCELLED", "CANCELLED"], 600)
+    wait_until(lambda: state_of(worker, flow_run) == "CANCELLED", 600)
 
 
 def states(cluster: LocalCluster) -> list[str]:

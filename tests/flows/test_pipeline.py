@@ -34,7 +34,7 @@ STAGES = ["prepare", "clone", "container", "validate", "submit", "watch", "harve
 @pytest.fixture(scope="module", autouse=True)
 def _server() -> Iterator[None]:
     with (
-        prefect_test_harness(server_startup_timeout=120),
+        prefect_test_harness(server_startup_timeout=900),
         temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}),
     ):
         yield

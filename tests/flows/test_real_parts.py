@@ -87,7 +87,7 @@ class Place:
 @pytest.fixture(scope="module", autouse=True)
 def _prefect() -> Iterator[None]:
     with (
-        prefect_test_harness(server_startup_timeout=120),
+        prefect_test_harness(server_startup_timeout=900),
         temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}),
     ):
         yield
@@ -494,7 +494,7 @@ def run_unseen(place: Place, pid: int, job_id: str) -> str:
     os.kill(pid, signal.SIGSTOP)
     place.workspace.rename(away)
     place.slurm.command("scontrol", "release", job_id)
-    end = time.monotonic() + 30
+    end = time.monotonic() + 240
     while place.slurm.command("squeue", "-h", "-j", job_id, "-t", "PD,CF,R,CG").stdout.strip():
         assert time.monotonic() < end, f"job {job_id} did not end"
         time.sleep(0.1)

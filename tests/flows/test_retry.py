@@ -21,7 +21,7 @@ from tests.flows.practice_night import Entry, write_scenario, write_site
 @pytest.fixture(scope="module", autouse=True)
 def _server() -> Iterator[None]:
     with (
-        prefect_test_harness(server_startup_timeout=120),
+        prefect_test_harness(server_startup_timeout=900),
         temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}),
     ):
         yield

@@ -35,7 +35,7 @@ def test_each_call_begins_only_after_the_one_before_it_has_begun() -> None:
 
 
 def test_they_go_on_at_the_same_time() -> None:
-    meeting = threading.Barrier(3, timeout=5)
+    meeting = threading.Barrier(3, timeout=60)
 
     def call(_: int) -> None:
         tell_begun()
@@ -56,7 +56,7 @@ def test_an_interrupted_caller_makes_the_others_end_and_starts_no_further_one() 
         tell_begun()
         if number == 0:
             raise KeyboardInterrupt
-        assert ended.wait(5)
+        assert ended.wait(60)
 
     with pytest.raises(KeyboardInterrupt):
         side_by_side(call, range(20), most=2, on_interrupt=ended.set)

@@ -283,7 +283,7 @@ def test_commands_that_must_start_fast_import_nothing_heavy(arguments):
         "sys.exit(f'imported {heavy}' if heavy else ended)"
     )
 
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
 
     assert (ended.returncode, ended.stderr) == (0, "")
 
@@ -293,7 +293,7 @@ def test_the_entry_point_ends_with_the_commands_exit_code():
         [sys.executable, "-m", "nightbridge.cli", "validate", "nowhere.toml"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
 

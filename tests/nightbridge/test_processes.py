@@ -16,7 +16,7 @@ def test_output_and_exit_code_come_back_and_lines_are_heard_as_they_come() -> No
     finished = run(
         ["sh", "-c", "echo out; echo one >&2; echo two >&2; exit 3"],
         environment=os.environ,
-        timeout=10,
+        timeout=60,
         on_line=heard.append,
     )
 
@@ -36,23 +36,23 @@ def test_the_time_limit_ends_the_program_and_its_children(tmp_path: Path) -> Non
 
     assert time.monotonic() - started < 10
     child = int((tmp_path / "child").read_text())
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while Path(f"/proc/{child}").exists() and "Z" not in Path(f"/proc/{child}/stat").read_text().split()[2]:
         assert time.monotonic() < deadline, "the child lives on"
         time.sleep(0.05)
 
 
 def test_there_is_no_terminal_and_no_input() -> None:
-    finished = run(["sh", "-c", "cat; test -t 0 || echo none"], environment=os.environ, timeout=10)
+    finished = run(["sh", "-c", "cat; test -t 0 || echo none"], environment=os.environ, timeout=60)
 
     assert finished.stdout == b"none\n"
 
 
 def test_a_program_that_is_not_there_is_named() -> None:
     with pytest.raises(PermanentError, match="no-such-program-here: not installed"):
-        run(["no-such-program-here"], environment=os.environ, timeout=10)
+        run(["no-such-program-here"], environment=os.environ, timeout=60)
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(PermanentError, match="no such folder"):
-        run(["true"], environment=os.environ, timeout=10, cwd=tmp_path / "gone")
+        run(["true"], environment=os.environ, timeout=60, cwd=tmp_path / "gone")

@@ -31,7 +31,7 @@ class PrefectServer:
     def environment(self) -> dict[str, str]:
         return {**os.environ, "PREFECT_HOME": str(self.home), "PREFECT_API_URL": self.api_url}
 
-    def prefect(self, *arguments: str, cwd: Path | None = None, timeout: float = 180) -> str:
+    def prefect(self, *arguments: str, cwd: Path | None = None, timeout: float = 900) -> str:
         """Run the `prefect` command against this server and return what it printed."""
         done = subprocess.run(
             [Path(sys.executable).with_name("prefect"), *arguments],
@@ -68,7 +68,7 @@ def start_prefect(folder: Path) -> PrefectServer:
             start_new_session=True,
         )
     server = PrefectServer(process, f"http://127.0.0.1:{port}/api", home, log)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 900
     while time.monotonic() < deadline and process.poll() is None:
         try:
             urllib.request.urlopen(f"{server.api_url}/health", timeout=2).close()

@@ -115,7 +115,7 @@ def start_ministack(folder: Path) -> S3Server:
     environment = {**os.environ, "HOME": str(folder), "TMPDIR": str(folder)}
     process = _start(command, folder / "ministack.log", environment)
     server = S3Server(f"http://127.0.0.1:{port}", "test", "testsecret", processes=[process])
-    _wait_until(lambda: _answers(server), server.processes, folder, seconds=60)
+    _wait_until(lambda: _answers(server), server.processes, folder, seconds=400)
     return server
 
 
@@ -167,10 +167,10 @@ def start_ceph(folder: Path) -> S3Server:
             f"ssl_certificate={certificate} ssl_private_key={key}"
         )
         daemon("rgw", "radosgw", "-n", "client.rgw.a", "-f", f"--rgw-frontends={frontend}")
-        _wait_until(lambda: _listens(http_port), server.processes, folder / "log", seconds=90)
+        _wait_until(lambda: _listens(http_port), server.processes, folder / "log", seconds=600)
         keys = ("--access-key", server.access_key, "--secret", server.secret_key)
         tool("radosgw-admin", "user", "create", "--uid", "test", "--display-name", "test", *keys)
-        _wait_until(lambda: _answers(server), server.processes, folder / "log", seconds=30)
+        _wait_until(lambda: _answers(server), server.processes, folder / "log", seconds=200)
     except BaseException:
         server.stop()
         raise

@@ -127,7 +127,7 @@ class SlurmDaemons:
 
     def command(self, *argv: str) -> subprocess.CompletedProcess[str]:
         """Run one of Slurm's commands on this cluster."""
-        return subprocess.run(argv, env=self.environment(), capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(argv, env=self.environment(), capture_output=True, text=True, timeout=300, check=False)
 
     def environment(self) -> dict[str, str]:
         """This process's environment with this cluster's SLURM_CONF and nothing else of Slurm's."""
@@ -305,7 +305,7 @@ def _listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def _wait_for(what: str, ready: Callable[[], bool], timeout: float = 60.0) -> None:
+def _wait_for(what: str, ready: Callable[[], bool], timeout: float = 400.0) -> None:
     end = time.monotonic() + timeout
     while not ready():
         if time.monotonic() > end:

@@ -26,7 +26,7 @@ STAGES = [
 @pytest.fixture(scope="module", autouse=True)
 def _server() -> Iterator[None]:
     with (
-        prefect_test_harness(server_startup_timeout=120),
+        prefect_test_harness(server_startup_timeout=900),
         temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}),
     ):
         yield

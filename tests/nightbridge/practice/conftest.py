@@ -41,7 +41,7 @@ class JobRun:
 
 class RunJob(Protocol):
     def __call__(
-        self, *flags: str, ranks: int = 2, name: str = "practice", timeout: float = 60, **behaviour: Any
+        self, *flags: str, ranks: int = 2, name: str = "practice", timeout: float = 300, **behaviour: Any
     ) -> JobRun: ...
 
 
@@ -55,7 +55,7 @@ def run_job(repositories: PracticeRepositories, tmp_path: Path) -> RunJob:
     """Run the job of a commit with this behaviour; two ranks and twelve iterations unless said otherwise."""
     runs = 0
 
-    def run(*flags: str, ranks: int = 2, name: str = "practice", timeout: float = 60, **behaviour: Any) -> JobRun:
+    def run(*flags: str, ranks: int = 2, name: str = "practice", timeout: float = 300, **behaviour: Any) -> JobRun:
         nonlocal runs
         runs += 1
         if behaviour:

@@ -43,7 +43,7 @@ def launch(python: Path, checkout: Path, tmp_path: Path, *flags: str, **environm
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, done.stdout
     return done.stdout

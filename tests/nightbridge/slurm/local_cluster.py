@@ -11,7 +11,7 @@ from nightbridge.slurm.local import LocalCluster
 from nightbridge.slurm.local_jobs import all_jobs
 from nightbridge.slurm.states import TERMINAL
 
-PATIENCE = 60.0
+PATIENCE = 300.0
 """Seconds after which a test gives up on what should happen at once; this machine may be busy."""
 
 KILL_WAIT = 1.0

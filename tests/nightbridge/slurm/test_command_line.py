@@ -25,7 +25,7 @@ from nightbridge.slurm.states import TERMINAL
 from tests.real.slurm_daemons import SlurmDaemons
 
 
-def eventually(ask: Callable[[], Any], right: Callable[[Any], bool], timeout: float = 30.0) -> Any:
+def eventually(ask: Callable[[], Any], right: Callable[[Any], bool], timeout: float = 240.0) -> Any:
     end = time.monotonic() + timeout
     while not right(answer := ask()):
         assert time.monotonic() < end, f"still {answer}"

@@ -125,7 +125,7 @@ class Run:
     def ended(self, steps_done: int = 20, evidence_of: Callable[[Job], RunEvidence] | None = None) -> Job:
         """The classified end of a run of 50 steps."""
         assert self._end is not None
-        job = self._end.result(timeout=50)
+        job = self._end.result(timeout=250)
         done = RunEvidence(
             steps_done=steps_done, steps_expected=50, losses_finite=True, finished_marker=steps_done == 50,
             flaky_marker=None, timeout_marker=False, last_error="",
@@ -161,7 +161,7 @@ def limited(slurm_cluster: SlurmDaemons) -> Iterator[Run]:
     shutil.rmtree(workspace, ignore_errors=True)
 
 
-def wait_until(true: Callable[[], object], timeout: float = 40.0) -> None:
+def wait_until(true: Callable[[], object], timeout: float = 240.0) -> None:
     end = time.monotonic() + timeout
     while not true():
         assert time.monotonic() < end, "did not happen"

@@ -31,7 +31,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalCl
 
 def command(cluster: LocalCluster, line: str, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | cluster.launch_environment() | variables
-    return subprocess.run(line, shell=True, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(line, shell=True, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
 
 def submit(cluster: LocalCluster, tmp_path: Path, body: str, name: str = "practice-a1.job") -> int:

@@ -49,7 +49,7 @@ def launch(python: Path, cluster: LocalCluster, tmp_path: Path, inline: str) -> 
         env=os.environ | cluster.launch_environment() | home,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert answer.returncode == 0, answer.stdout + answer.stderr

@@ -44,12 +44,12 @@ def start(script: str, attempt: Path, job_id: int = 7, **options: str) -> "subpr
 
 def run(script: str, attempt: Path, job_id: int = 7, **options: str) -> "subprocess.CompletedProcess[str]":
     process = start(script, attempt, job_id, **options)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=120)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 def wait_for(path: Path) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not path.exists():
         assert time.monotonic() < end, f"{path} was not made"
         time.sleep(0.02)
@@ -128,7 +128,7 @@ def test_of_many_jobs_at_once_one_runs(attempt: Path) -> None:
     script = f"#!/bin/bash\necho $SLURM_JOB_ID >> '{attempt.parent}/ran'\nsleep 0.3\n"
 
     processes = [start(script, attempt, job_id) for job_id in range(10, 22)]
-    codes = [process.wait(timeout=60) for process in processes]
+    codes = [process.wait(timeout=300) for process in processes]
     for process in processes:
         process.communicate()
 
@@ -151,7 +151,7 @@ def test_a_script_killed_with_all_its_processes_by_sigterm_leaves_its_exit_code(
     wait_for(attempt.parent / "up")
 
     os.killpg(process.pid, signal.SIGTERM)
-    _, err = process.communicate(timeout=10)
+    _, err = process.communicate(timeout=120)
 
     assert process.returncode == 143, err
     assert (attempt / "exit_code").read_text() == "143\n"
@@ -168,7 +168,7 @@ def test_a_signal_to_the_batch_shell_alone_reaches_the_script(shell: str, name: 
     wait_for(attempt.parent / "up")
 
     process.send_signal(getattr(signal, f"SIG{name}"))
-    out, _ = process.communicate(timeout=10)
+    out, _ = process.communicate(timeout=120)
 
     assert out == "saved\n"
     assert process.returncode == 4
@@ -183,7 +183,7 @@ def test_a_script_that_survives_a_signal_is_waited_for(attempt: Path) -> None:
     wait_for(attempt.parent / "up")
 
     process.send_signal(signal.SIGUSR1)
-    out, _ = process.communicate(timeout=10)
+    out, _ = process.communicate(timeout=120)
 
     assert (out, process.returncode) == ("checkpoint\n", 6)
     assert (attempt / "exit_code").read_text() == "6\n"

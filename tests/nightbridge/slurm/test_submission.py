@@ -79,7 +79,7 @@ def sbatch(attempt: AttemptContext, script: Path, *options: str) -> "subprocess.
         [str(front), "--requeue", "--parsable", *options, str(script)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
 
@@ -112,7 +112,7 @@ def jobs_named(cluster: CommandLineCluster, name: str) -> list[int]:
     return [job.job_id for job in cluster.find(name).jobs]
 
 
-def wait_until(true: Callable[[], object], timeout: float = 30.0) -> None:
+def wait_until(true: Callable[[], object], timeout: float = 240.0) -> None:
     end = time.monotonic() + timeout
     while not true():
         assert time.monotonic() < end, "did not happen"
@@ -320,7 +320,7 @@ def test_of_many_fronts_at_once_one_submits(attempt: AttemptContext, script: Pat
         )
         for _ in range(6)
     ]
-    results = [(racer.communicate(timeout=60)[0].strip(), racer.returncode) for racer in racers]
+    results = [(racer.communicate(timeout=300)[0].strip(), racer.returncode) for racer in racers]
 
     ids = {out for out, code in results if code == 0}
     assert len(ids) == 1

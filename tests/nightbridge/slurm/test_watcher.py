@@ -108,7 +108,7 @@ def test_a_job_is_followed_through_its_states_to_its_end(
     time.sleep(0.3)
     (tmp_path / "a1/exit_code").write_text("0\n")
     told.say(1, JobState.COMPLETED, exit_code=0)
-    job = end.result(timeout=5)
+    job = end.result(timeout=60)
 
     assert seen == [JobState.PENDING, JobState.RUNNING, JobState.COMPLETING, JobState.COMPLETED]
     assert job.status is not None
@@ -127,7 +127,7 @@ def test_many_jobs_are_asked_about_in_one_question(
     for job_id in range(1, 5):
         told.say(job_id, JobState.COMPLETED, exit_code=0)
     for end in ends:
-        end.result(timeout=5)
+        end.result(timeout=60)
 
     assert (1, 2, 3, 4) in {tuple(sorted(ids)) for ids in told.asked}
     assert len(told.asked) < 60
@@ -146,7 +146,7 @@ def test_silence_is_not_an_end(
     told.error = None
     told.say(1, JobState.FAILED, exit_code=2)
 
-    job = end.result(timeout=10)
+    job = end.result(timeout=60)
     assert job.status is not None
     assert job.status.exit_code == 2
     assert "unknown since" in caplog.text
@@ -161,7 +161,7 @@ def test_the_exit_file_ends_a_job_that_slurm_has_forgotten(
 
     del told.rows[1]
     (tmp_path / "a1/exit_code").write_text("3\n")
-    job = end.result(timeout=5)
+    job = end.result(timeout=60)
 
     assert job.exit_file_code == 3
     assert job.status is not None
@@ -181,7 +181,7 @@ def test_an_exit_file_alone_does_not_end_a_job_that_slurm_calls_live(
     time.sleep(1.0)
     assert not end.done()
     told.say(1, JobState.COMPLETED, exit_code=0)
-    assert end.result(timeout=5).exit_file_code == 0
+    assert end.result(timeout=60).exit_file_code == 0
 
 
 def test_a_state_that_no_one_has_heard_of_ends_nothing(
@@ -194,7 +194,7 @@ def test_a_state_that_no_one_has_heard_of_ends_nothing(
     time.sleep(0.5)
     assert not end.done()
     (tmp_path / "a1/exit_code").write_text("0\n")
-    assert end.result(timeout=5).exit_file_code == 0
+    assert end.result(timeout=60).exit_file_code == 0
 
 
 def test_a_job_id_used_again_by_another_job_is_not_taken_for_ours(
@@ -203,7 +203,7 @@ def test_a_job_id_used_again_by_another_job_is_not_taken_for_ours(
     told.say(1, JobState.FAILED, name="somebody-elses", exit_code=1)
     told.by_name["run-1-a1"] = (JobStatus(job_id=1, name="run-1-a1", state=JobState.COMPLETED, exit_code=0),)
 
-    job = following(make_job(tmp_path)).result(timeout=5)
+    job = following(make_job(tmp_path)).result(timeout=60)
 
     assert job.status is not None
     assert job.status.state is JobState.COMPLETED
@@ -215,7 +215,7 @@ def test_what_accounting_still_calls_live_is_not_ours_when_slurm_gave_its_id_awa
     told.say(1, JobState.RUNNING, name="somebody-elses")
     told.by_name["run-1-a1"] = (JobStatus(job_id=1, name="run-1-a1", state=JobState.RUNNING),)
 
-    job = following(make_job(tmp_path)).result(timeout=5)
+    job = following(make_job(tmp_path)).result(timeout=60)
 
     assert job.status is not None
     assert (job.status.state, job.exit_file_code) == (JobState.UNHEARD, None)
@@ -234,7 +234,7 @@ def test_a_job_that_all_sources_certainly_do_not_know_is_lost_and_no_other(
     time.sleep(1.0)
     assert not end.done()
     told.complete = True
-    job = end.result(timeout=5)
+    job = end.result(timeout=60)
 
     assert job.status is not None
     assert (job.status.state, job.status.nodes) == (JobState.UNHEARD, "node1")
@@ -250,7 +250,7 @@ def test_a_job_that_can_never_start_is_cancelled_after_a_grace_with_the_advice(
     end = following(job)
     time.sleep(0.3)
     assert told.cancelled == []
-    end.result(timeout=5)
+    end.result(timeout=60)
 
     assert told.cancelled == [1]
     cancellation = read_cancellation(job.attempt_dir)
@@ -270,7 +270,7 @@ def test_a_reason_that_clears_in_time_cancels_nothing(
     time.sleep(0.8)
     told.say(1, JobState.COMPLETED, exit_code=0)
 
-    end.result(timeout=5)
+    end.result(timeout=60)
 
     assert told.cancelled == []
 
@@ -294,7 +294,7 @@ def test_waiting_and_running_have_their_limits(
     jobs = [make_job(tmp_path, job_id) for job_id in (1, 2, 3)]
 
     ends = [following(job) for job in jobs]
-    ends[1].result(timeout=5)
+    ends[1].result(timeout=60)
 
     assert told.cancelled == [2]
     cancellation = read_cancellation(jobs[1].attempt_dir)
@@ -313,7 +313,7 @@ def test_a_job_that_lost_the_claim_hands_over_to_the_one_that_runs(
     told.say(1, JobState.FAILED, exit_code=79)
     told.say(9, JobState.COMPLETED, name="run-1-a1", exit_code=0)
 
-    followed = following(job).result(timeout=5)
+    followed = following(job).result(timeout=60)
 
     assert followed.job_id == 9
     assert followed.exit_file_code == 0
@@ -325,14 +325,14 @@ def test_a_refusal_reaches_whoever_follows(
     told.error = PermanentError("command not found", thing="squeue")
 
     with pytest.raises(PermanentError, match="squeue"):
-        following(make_job(tmp_path)).result(timeout=5)
+        following(make_job(tmp_path)).result(timeout=60)
 
 
 def test_patience_has_an_end(told: ToldCluster, following: Callable[..., "Future[Job]"], tmp_path: Path) -> None:
     told.complete = False
 
     with pytest.raises(StatusUnknown, match="nobody has said anything"):
-        following(make_job(tmp_path)).result(timeout=10)
+        following(make_job(tmp_path)).result(timeout=60)
 
 
 def test_stopping_lets_the_followers_go(
@@ -352,14 +352,14 @@ def test_after_the_last_job_nothing_is_asked_and_a_later_job_is_followed_again(
     told: ToldCluster, following: Callable[..., "Future[Job]"], tmp_path: Path
 ) -> None:
     told.say(1, JobState.COMPLETED, exit_code=0)
-    following(make_job(tmp_path)).result(timeout=5)
+    following(make_job(tmp_path)).result(timeout=60)
     time.sleep(0.3)
     asked = len(told.asked)
     time.sleep(0.5)
     assert len(told.asked) == asked
     assert not [thread for thread in threading.enumerate() if thread.name == "nightbridge-watcher"]
 
-    assert following(make_job(tmp_path)).result(timeout=5).status is not None
+    assert following(make_job(tmp_path)).result(timeout=60).status is not None
 
 
 @pytest.mark.slurm
