@@ -28,7 +28,8 @@ install: check $(VENV)/.installed
 $(VENV)/.installed: requirements.lock pyproject.toml nightbridge/repos/launcher.lock
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing the locked requirements into $(VENV)"
-	@$(PIP) install --quiet --requirement requirements.lock
+	@$(PIP) install --quiet "$$(grep '^uv==' requirements.lock)"
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --requirement requirements.lock
 	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .
 	@$(BIN)/nightbridge demo --prepare
 	@touch $@

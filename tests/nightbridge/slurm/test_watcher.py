@@ -68,7 +68,7 @@ def told() -> ToldCluster:
 
 @pytest.fixture
 def watcher(told: ToldCluster) -> Iterator[Watcher]:
-    watcher = Watcher(told, silent_grace=0.3, detail_grace=0.2, hopeless_grace=0.5, lost_grace=0.5, patience=1.5)
+    watcher = Watcher(told, silent_grace=0.3, detail_grace=0.2, hopeless_grace=3, lost_grace=2, patience=12)
     yield watcher
     watcher.stop()
 
@@ -267,7 +267,7 @@ def test_a_reason_that_clears_in_time_cancels_nothing(
     end = following(make_job(tmp_path))
     time.sleep(0.2)
     told.say(1, JobState.PENDING, reason="Resources")
-    time.sleep(0.8)
+    time.sleep(4)
     told.say(1, JobState.COMPLETED, exit_code=0)
 
     end.result(timeout=60)
