@@ -1,0 +1,47 @@
+"""Stage 2, container: a verified image, or the declared absence of one."""
+
+import functools
+from collections.abc import Callable
+
+from prefect.logging import get_run_logger
+
+from nightbridge.errors import InvalidInput
+from nightbridge.images.image import Importer, find_importer, pull_image
+from nightbridge.images.on_node import EnrootOnNode
+from nightbridge.models import Image, RunSpec, Site
+from nightbridge.secrets import resolve_secret
+from nightbridge.slurm.node_command import run_on_node
+from tasks.secrets import block_value
+from tasks.stage import stage
+
+
+@stage("container")
+def container(run: RunSpec, site: Site) -> Image:
+    """Pull and verify the run's container image."""
+    image = pull_image(run, site, lambda: _importer(site))
+    get_run_logger().info("container: %s", image.path or "none, as the configuration says")
+    return image
+
+
+def _importer(site: Site) -> Importer:
+    """What imports where the site wants it, with the site's login. Asked only when there is something to import."""
+    named = site.image_import.credentials
+    return _IMPORTERS[site.image_import.on](site, resolve_secret(named, block_value) if named else "")
+
+
+def _on_this_machine(site: Site, credentials: str) -> Importer:
+    return find_importer(site.image_import, credentials)
+
+
+def _on_a_node(site: Site, credentials: str) -> Importer:
+    if site.cluster.kind != "slurm":
+        raise InvalidInput(
+            "images are to be imported through Slurm, and this cluster has none",
+            thing=site.cluster.name,
+            advice="Set import_on of the Image Cache (image_import.on) to host",
+        )
+    srun = functools.partial(run_on_node, site.cluster, options=site.image_import.srun_args)
+    return EnrootOnNode(srun, site.image_import, credentials)
+
+
+_IMPORTERS: dict[str, Callable[[Site, str], Importer]] = {"host": _on_this_machine, "slurm": _on_a_node}
