@@ -146,7 +146,7 @@ DEMO_CONFIG: Mapping[str, Any] = {
     "Env": ["PATH=/usr/local/bin:/usr/bin:/bin", 'GREETING=it\'s a "fine" $day', "EMPTY="],
     "Entrypoint": ["/entry.sh", "two words", "it's"],
     "Cmd": ["--default", "a b"],
-    "WorkingDir": "/work/here",
+    "WorkingDir": "/workdir/here",
     "Labels": {"maker": "one\ntwo"},
     "Volumes": {"/data": {}},
 }
