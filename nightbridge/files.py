@@ -44,3 +44,12 @@ def create_exclusively(path: Path, data: bytes) -> bool:
     finally:
         temporary.unlink(missing_ok=True)
     return True
+
+
+def flush_folder(folder: Path) -> None:
+    """Put a folder's names on disk: the name of a new file survives a power cut only when its folder does."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from nightbridge.errors import DamagedData, InvalidInput, NightbridgeError, PermanentError, TransientError
+from nightbridge.images.meanings import LOGIN, Meaning, error_meant
 from nightbridge.images.references import ImageReference
-from nightbridge.images.registry import login_advice, registry_digest
+from nightbridge.images.registry import registry_digest
 from nightbridge.images.work import work_folder
 from nightbridge.models import Model
 from nightbridge.processes import Finished, run
@@ -110,71 +111,62 @@ def find_enroot() -> Enroot:
     return Enroot(program=Path(program), version=version)
 
 
-class _Meaning(Model):
-    """What a message means: the kind of error, in our words, and what to do."""
-
-    pattern: str
-    kind: type[NightbridgeError]
-    what: str
-    advice: str = ""
-
-
 # Read from the top. A status of the registry says more than curl's exit code that follows from it; a full disk shows
 # itself as a failed write of curl or zstd.
 _MEANINGS = (
-    _Meaning(
+    Meaning(
         pattern=r"Invalid image reference|curl: \(3\)",
         kind=InvalidInput,
         what="enroot cannot read this reference",
         advice="Write REGISTRY/IMAGE:TAG",
     ),
-    _Meaning(
+    Meaning(
         pattern=r"No space left on device|Disk quota exceeded|Failed to write to output filesystem"
         r"|zstd: error 70|curl: \(23\)",
         kind=PermanentError,
         what="a disk is full",
         advice="Free some space for images, or set ENROOT_CACHE_PATH and ENROOT_TEMP_PATH to larger disks",
     ),
-    _Meaning(
+    Meaning(
         pattern=r"returned error(?: code)?: (408|429|5\d\d)",
         kind=TransientError,
         what="the registry is busy or out of order",
     ),
-    _Meaning(
+    Meaning(
         pattern=r"returned error(?: code)?: 40[13]",
         kind=PermanentError,
         what="the registry refused our credentials",
-        advice="{login}",
+        advice=LOGIN,
     ),
-    _Meaning(
+    Meaning(
         pattern=r"returned error(?: code)?: 404",
         kind=InvalidInput,
         what="the registry has no such image",
         advice="Check name and tag; a private image may say the same to those who are not logged in",
     ),
-    _Meaning(
+    Meaning(
         pattern=r"returned error(?: code)?: 400",
         kind=PermanentError,
         what="the registry cannot give this image to enroot",
         advice="enroot needs Docker's manifest format: push the image again with `skopeo copy --format v2s2`",
     ),
-    _Meaning(
+    Meaning(
         pattern=r"corrupted|Checksum mismatch|invalid compressed data|unexpected end of file",
         kind=TransientError,
         what="a layer arrived damaged",
     ),
-    _Meaning(
+    Meaning(
         pattern=r"curl: \((5|6|7|16|18|22|28|35|52|55|56|92)\)",
         kind=TransientError,
         what="the registry could not be reached, or the transfer broke off",
     ),
-    _Meaning(
+    Meaning(
         pattern=r"[Cc]ommand not found|[Cc]ould not find (a )?(command|program)",
         kind=PermanentError,
         what="enroot lacks a program that it needs",
         advice="Install what it names on this machine",
     ),
-    _Meaning(
+    Meaning(
         pattern=r"File already exists|will not overwrite",
         kind=TransientError,
         what="another import wrote the same file",
@@ -189,11 +181,9 @@ _KILLED_CODES = {137, 143}
 
 def explained(finished: Finished, reference: ImageReference) -> NightbridgeError:
     """The error that a failed enroot stands for."""
+    if error := error_meant(_MEANINGS, finished.stderr, finished.tail, reference):
+        return error
     thing = str(reference)
-    for meaning in _MEANINGS:
-        if re.search(meaning.pattern, finished.stderr):
-            advice = meaning.advice.replace("{login}", login_advice(reference))
-            return meaning.kind(f"{meaning.what} ({finished.tail})", thing=thing, advice=advice)
     if finished.code in _TRANSIENT_CODES:
         return TransientError(f"the transfer failed with curl's code {finished.code} ({finished.tail})", thing=thing)
     if finished.code < 0 or finished.code in _KILLED_CODES:

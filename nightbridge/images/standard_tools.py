@@ -18,8 +18,9 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from nightbridge.errors import InvalidInput, NightbridgeError, PermanentError, TransientError
+from nightbridge.images.meanings import LOGIN, Meaning, error_meant
 from nightbridge.images.references import ImageReference
-from nightbridge.images.registry import DOCKER_HUB, find_login, http_is_allowed, login_advice, registry_digest
+from nightbridge.images.registry import DOCKER_HUB, find_login, http_is_allowed, registry_digest
 from nightbridge.images.rootfs import ImageConfig, open_to_owner, write_start_files
 from nightbridge.images.work import work_folder
 from nightbridge.models import Model
@@ -127,61 +128,52 @@ def _version(program: Path, option: str) -> str:
     return found[1].decode()
 
 
-class _Meaning(Model):
-    """What a message means: the kind of error, in our words, and what to do."""
-
-    pattern: str
-    kind: type[NightbridgeError]
-    what: str
-    advice: str = ""
-
-
 # Read from the top. Statuses as skopeo (containers/image) words them; all three tools are written in Go or C and name
 # errors of the system in its own words.
 _MEANINGS = (
-    _Meaning(
+    Meaning(
         pattern=r"(?i)no space left on device|disk quota exceeded|failed to write to output filesystem",
         kind=PermanentError,
         what="a disk is full",
         advice="Free some space for images, or set ENROOT_TEMP_PATH to a larger disk",
     ),
-    _Meaning(
+    Meaning(
         pattern=r"no image found in (manifest list|image index)|does not match the runtime",
         kind=InvalidInput,
         what="there is no such image for this kind of machine",
         advice="Check that the image is built for this architecture",
     ),
-    _Meaning(
+    Meaning(
         pattern=r"(?i)toomanyrequests|too many requests|unexpected http status( code)?:? (408|429|5\d\d)"
         r"|status(code| code|):? (408|429|5\d\d)|\b(408|429|5\d\d) \(",
         kind=TransientError,
         what="the registry is busy or out of order",
     ),
-    _Meaning(
+    Meaning(
         pattern=r"(?i)unauthorized|authentication required|denied|invalid username/password|status(code)?:? 40[13]"
         r"|\b40[13] \(",
         kind=PermanentError,
         what="the registry refused our credentials",
-        advice="{login}",
+        advice=LOGIN,
     ),
-    _Meaning(
+    Meaning(
         pattern=r"(?i)manifest unknown|name unknown|blob unknown|not found|status(code)?:? 404|\b404 \(",
         kind=InvalidInput,
         what="the registry has no such image",
         advice="Check name and tag; a private image may say the same to those who are not logged in",
     ),
-    _Meaning(
+    Meaning(
         pattern=r"(?i)x509|certificate",
         kind=PermanentError,
         what="the registry's certificate is not trusted here",
         advice="Install the site's certificate authority",
     ),
-    _Meaning(
+    Meaning(
         pattern=r"(?i)digest did not match|does not match|mismatch|gzip: |flate: |corrupt|invalid header|checksum",
         kind=TransientError,
         what="a layer arrived damaged",
     ),
-    _Meaning(
+    Meaning(
         pattern=r"connection (refused|reset)|no such host|network is unreachable|no route to host|timeout|timed out"
         r"|\bEOF\b|broken pipe|server misbehaving|deadline exceeded",
         kind=TransientError,
@@ -198,11 +190,9 @@ def _step(argv: list[str | Path], reference: ImageReference, *, timeout: float =
 
 def explained(finished: Finished, program: str, reference: ImageReference) -> NightbridgeError:
     """The error that a failed step stands for."""
+    if error := error_meant(_MEANINGS, finished.stderr, f"{program}: {finished.tail}", reference):
+        return error
     thing = str(reference)
-    for meaning in _MEANINGS:
-        if re.search(meaning.pattern, finished.stderr):
-            advice = meaning.advice.replace("{login}", login_advice(reference))
-            return meaning.kind(f"{meaning.what} ({program}: {finished.tail})", thing=thing, advice=advice)
     if finished.code < 0:
         return TransientError(
             f"{program} was killed by signal {-finished.code}", thing=thing, advice="Was the memory too small?"

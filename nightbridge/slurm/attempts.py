@@ -145,15 +145,7 @@ def open_attempt(
             break
         except FileExistsError:
             number += 1
-    context = AttemptContext(
-        run_key=run_key,
-        attempt=number,
-        attempt_dir=folder,
-        workspace=workspace.absolute(),
-        cluster=cluster,
-        sbatch_options=tuple(sbatch_options),
-        opened_at=utc_now(),
-    )
+    context = _opened_now(workspace, run_key, number, cluster, sbatch_options)
     write_model(folder / ATTEMPT_FILE, context)
     return context
 
@@ -172,17 +164,24 @@ def current_attempt(
     folder = run_dir / f"a{number}"
     if (folder / ATTEMPT_FILE).exists():
         return read_attempt(folder)
-    context = AttemptContext(
+    context = _opened_now(workspace, run_key, number, cluster, sbatch_options)
+    create_exclusively(folder / ATTEMPT_FILE, context.model_dump_json(indent=2).encode())
+    return read_attempt(folder)
+
+
+def _opened_now(
+    workspace: Path, run_key: str, number: int, cluster: ClusterSettings, sbatch_options: Sequence[str]
+) -> AttemptContext:
+    root = workspace.absolute()
+    return AttemptContext(
         run_key=run_key,
         attempt=number,
-        attempt_dir=folder,
-        workspace=workspace.absolute(),
+        attempt_dir=root / "runs" / run_key / f"a{number}",
+        workspace=root,
         cluster=cluster,
         sbatch_options=tuple(sbatch_options),
         opened_at=utc_now(),
     )
-    create_exclusively(folder / ATTEMPT_FILE, context.model_dump_json(indent=2).encode())
-    return read_attempt(folder)
 
 
 def read_attempt(attempt_dir: Path) -> AttemptContext:

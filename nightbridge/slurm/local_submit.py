@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from nightbridge.errors import LaunchRefused, TransientError
-from nightbridge.files import write_atomically
+from nightbridge.files import flush_folder, write_atomically
 from nightbridge.slurm.local_jobs import (
     JOB_VARIABLE,
     JobRequest,
@@ -214,7 +214,7 @@ def _wait_until_ready(runner: subprocess.Popen[bytes], folder: Path) -> None:
 
 def _claim_id(root: Path, folder: Path) -> int:
     """Rename the folder to the next free id. A rename onto a folder that holds something fails, so ids are unique."""
-    _flush_folder(folder)
+    flush_folder(folder)
     job_id = max(job_ids(root), default=0) + 1
     while True:
         try:
@@ -226,16 +226,8 @@ def _claim_id(root: Path, folder: Path) -> int:
                     f"cannot register the job: {error.strerror}", thing=str(folder), advice="Try again"
                 ) from error
             job_id += 1
-    _flush_folder(jobs_dir(root))
+    flush_folder(jobs_dir(root))
     return job_id
-
-
-def _flush_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _remove_left_overs(root: Path) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nightbridge.errors import InvalidInput, NightbridgeError, PermanentError, TransientError
-from nightbridge.files import create_exclusively, write_atomically
+from nightbridge.files import create_exclusively, flush_folder, write_atomically
 from nightbridge.models import StoreSettings
 from nightbridge.store.keys import checked_folder, checked_key, write_read_delete
 from nightbridge.store.objects import ObjectInfo
@@ -102,7 +102,7 @@ class DirectoryStore:
                     )
                 target.parent.mkdir(parents=True, exist_ok=True)
                 temporary.replace(target)
-                _flush_folder(target.parent)
+                flush_folder(target.parent)
             finally:
                 temporary.unlink(missing_ok=True)
         return ObjectInfo(key=key, size=source.size, sha256=source.sha256)
@@ -225,15 +225,6 @@ def _chunks(source: FileSource) -> Iterator[memoryview]:
 def _sha256_of(path: Path) -> str:
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _flush_folder(folder: Path) -> None:
-    # The name survives a power cut only when its folder is on disk as well.
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextlib.contextmanager

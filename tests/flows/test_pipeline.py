@@ -9,8 +9,6 @@ import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName, TaskRunFilter, TaskRunFilterFlowRunId
 from prefect.client.schemas.objects import FlowRun, StateType, TaskRun
-from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
-from prefect.testing.utilities import prefect_test_harness
 
 from flows import nightly_regression, run_pipeline
 from flows.states import result_of
@@ -25,6 +23,7 @@ from nightbridge.practice.repositories import (
 from nightbridge.slurm.ledger import MOST_INFRASTRUCTURE_FAILURES, attempts_of
 from nightbridge.store.manifest import Manifest
 from tests.flows.practice_night import Entry, write_scenario, write_site
+from tests.real.prefect_harness import prefect_in_this_process
 
 pytestmark = pytest.mark.launcher
 
@@ -33,10 +32,7 @@ STAGES = ["prepare", "clone", "container", "validate", "submit", "watch", "harve
 
 @pytest.fixture(scope="module", autouse=True)
 def _server() -> Iterator[None]:
-    with (
-        prefect_test_harness(server_startup_timeout=900),
-        temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}),
-    ):
+    with prefect_in_this_process():
         yield
 
 

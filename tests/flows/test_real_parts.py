@@ -18,8 +18,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
-from prefect.testing.utilities import prefect_test_harness
+from prefect.settings import PREFECT_API_URL
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from flows import nightly_regression
@@ -35,6 +34,7 @@ from nightbridge.slurm.ledger import MOST_INFRASTRUCTURE_FAILURES
 from nightbridge.store.manifest import Manifest
 from tests.conftest import BUCKET
 from tests.flows.practice_night import NIGHTBRIDGE, Entry, nightbridge, write_scenario, write_site
+from tests.real.prefect_harness import prefect_in_this_process
 from tests.real.s3_servers import S3Server
 from tests.real.slurm_daemons import SlurmDaemons
 
@@ -86,10 +86,7 @@ class Place:
 
 @pytest.fixture(scope="module", autouse=True)
 def _prefect() -> Iterator[None]:
-    with (
-        prefect_test_harness(server_startup_timeout=900),
-        temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}),
-    ):
+    with prefect_in_this_process():
         yield
 
 

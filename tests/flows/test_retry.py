@@ -8,22 +8,18 @@ import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State
 from prefect.flow_engine import run_flow
-from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 from prefect.states import AwaitingRetry
-from prefect.testing.utilities import prefect_test_harness
 
 from flows.nightly import nightly
 from nightbridge.models import VerdictStatus
 from nightbridge.practice.repositories import PracticeRepositories, commit_behaviour
 from tests.flows.practice_night import Entry, write_scenario, write_site
+from tests.real.prefect_harness import prefect_in_this_process
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _server() -> Iterator[None]:
-    with (
-        prefect_test_harness(server_startup_timeout=900),
-        temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}),
-    ):
+    with prefect_in_this_process():
         yield
 
 

@@ -4,12 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 from prefect import flow
-from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
-from prefect.testing.utilities import prefect_test_harness
 
 from nightbridge.errors import InvalidInput, PermanentError, StatusUnknown, TransientError
 from tasks import clone, compare, container, harvest, report, submit, validate, watch
 from tasks.stage import is_transient, stage
+from tests.real.prefect_harness import prefect_in_this_process
 
 STAGES = [
     clone.clone,
@@ -25,10 +24,7 @@ STAGES = [
 
 @pytest.fixture(scope="module", autouse=True)
 def _server() -> Iterator[None]:
-    with (
-        prefect_test_harness(server_startup_timeout=900),
-        temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}),
-    ):
+    with prefect_in_this_process():
         yield
 
 

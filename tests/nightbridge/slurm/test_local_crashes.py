@@ -94,7 +94,7 @@ def test_a_job_outlives_the_process_that_submitted_it(cluster: LocalCluster, tmp
         ("local_submit.subprocess.Popen = die", 0),  # the folder is there, no runner
         ("local_submit._wait_until_ready = die", 0),  # the runner is starting
         ("local_submit._claim_id = die", 0),  # the runner waits to be registered
-        ("local_submit._flush_folder = lambda folder: folder.name == 'jobs' and die()", 1),  # registered, not told
+        ("local_submit.flush_folder = lambda folder: folder.name == 'jobs' and die()", 1),  # registered, not told
     ],
 )
 def test_a_submitter_that_dies_leaves_no_job_or_one_that_runs(
