@@ -1,6 +1,7 @@
 """How often the change-point detection cries wolf, and how fast it finds a planted slow-down.
 
     python benchmarks/detection.py [--noise FILE.json.gz] [--series N] [--steps N] [--otava PYTHON] [--seed SEED]
+                                   [--tallies FILE.jsonl]
 
 Nights are simulated. Every night is one run of 50 steps whose 40 steady steps are drawn from a real run's residuals (in
 blocks of 5, so that their autocorrelation stays); its median and its 5th percentile are known. FILE is a list of
@@ -23,6 +24,9 @@ once. Re-runs: a night that is suspicious is run twice more, one of a noisy test
 counts; "runs a night" is what that costs. Re-runs share the night's drift and node set. "quiet runs" leaves out the
 sources whose own 40-step median wobbles by more than 1 %: there 3 % is about as small as the noise. The other methods
 see the median. Our detection looks back 100 nights, and knows the node set of each night.
+
+With --tallies every series' result is kept in a file as soon as it is known, and a run that was interrupted goes on
+from there; --summary prints what the file has, and how many series that are.
 
 The parameters of `ChangePointPolicy` were chosen with seeds below 1000; the default seed is above.
 """
@@ -354,6 +358,36 @@ def methods(policy: ChangePointPolicy, otava_python: str | None) -> dict[str, tu
     return chosen
 
 
+class Kept:
+    """The results of single series in a file of JSON lines, so that nothing is computed twice."""
+
+    def __init__(self, path: Path | None, about: str) -> None:
+        self._path, self._about = path, about
+        self._known: dict[tuple[Any, ...], Tally] = {}
+        if path and path.exists():
+            for line in path.read_text(encoding="utf-8").splitlines():
+                about_line, *key, tally = json.loads(line)
+                if about_line == about:
+                    self._known[self._key(*key)] = Tally(*tally)
+
+    def _key(self, method: str, size: float, seed: Sequence[int]) -> tuple[Any, ...]:
+        return (method, size, *seed)
+
+    def results(
+        self, pool: ProcessPoolExecutor | None, method: str, size: float, one: Callable[..., Tally], seeds: list[Any]
+    ) -> list[Tally]:
+        """The results of these seeds; those that are not known are computed, or left out where there is no pool."""
+        missing = [seed for seed in seeds if self._key(method, size, seed) not in self._known]
+        if pool:
+            for seed, tally in zip(missing, pool.map(one, missing), strict=True):
+                self._known[self._key(method, size, seed)] = tally
+                if self._path:
+                    with self._path.open("a", encoding="utf-8") as file:
+                        file.write(json.dumps([self._about, method, size, seed, tally]) + "\n")
+        keys = (self._key(method, size, seed) for seed in seeds)
+        return [self._known[key] for key in keys if key in self._known]
+
+
 def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--noise", type=Path, help="per-step times of real runs, .json.gz")
@@ -365,9 +399,13 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--only", nargs="+", help="names of methods")
     parser.add_argument("--policy", default="{}", help="fields of ChangePointPolicy, as JSON")
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--tallies", type=Path, help="file of results, which is continued")
+    parser.add_argument("--summary", action="store_true", help="only print what that file has")
     given = parser.parse_args(arguments)
     policy = DEFAULT_POLICY.model_copy(update=json.loads(given.policy))
     noise = read_noise(given.noise) if given.noise else synthetic_noise(2000, 7)
+    source = given.noise.name if given.noise else "synthetic"
+    kept = Kept(given.tallies, f"{source} {policy}")
     print(f"noise of {len(noise)} {'real' if given.noise else 'synthetic'} runs, seed {given.seed}, policy {policy}")
     with ProcessPoolExecutor(given.processes) as pool:
         for kind in given.kinds:
@@ -381,15 +419,21 @@ def main(arguments: Sequence[str]) -> None:
                     one = partial(run_series, method, kind, size, noise)
                     # The same seeds for all methods: they judge the same nights.
                     seeds = [(given.seed, KINDS.index(kind), number, each) for each in range(count)]
-                    results[size] = list(pool.map(one, seeds, chunksize=10))
-                for label, limit in (("", math.inf), (" quiet runs", QUIET)):
-                    chosen = {
-                        size: [tally for tally in part if tally.wobble <= limit] for size, part in results.items()
-                    }
-                    print(f"{kind:10}{label:11} {name:21} FA/year {false_alarm_text(chosen[0.0])}")
-                    for size in SIZES:
-                        print(f"{'':44} +{size:.0%}  {detection_text(chosen[size], given.seed)}")
+                    results[size] = kept.results(None if given.summary else pool, name, size, one, seeds)
+                print_results(kind, name, results, given.seed)
                 print(f"{'':44} {time.perf_counter() - began:.0f} s", flush=True)
+
+
+def print_results(kind: str, name: str, results: dict[float, list[Tally]], seed: int) -> None:
+    """Every line with the number of series that it is made of."""
+    for label, limit in (("", math.inf), (" quiet runs", QUIET)):
+        chosen = {size: [tally for tally in part if tally.wobble <= limit] for size, part in results.items()}
+        years = chosen[0.0]
+        if years:
+            print(f"{kind:10}{label:11} {name:21} FA/year {false_alarm_text(years)}  of {len(years)} series-years")
+        for size in SIZES:
+            if chosen[size]:
+                print(f"{'':44} +{size:.0%}  {detection_text(chosen[size], seed)}  of {len(chosen[size])} steps")
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ def swept(compat: Compat) -> TestDefinition:
     return TestDefinition(
         id="sweep",
         name="sweep",
-        cmd_args={**FIXED, "container_image": "none"},
+        cmd_args={**FIXED, "container_image": "nvcr.io#nvidia/nemo:26.04"},
         git_repos=(GitRepo(url="https://github.com/NVIDIA-NeMo/Megatron-Bridge.git", commit="v0.4.2"),),
         nemo_run_repo=GitRepo(url="https://github.com/NVIDIA-NeMo/Run.git"),
         axes=tuple(SweepAxis(field=f"cmd_args.{name}", values=tuple(values)) for name, values in AXES.items()),

@@ -38,6 +38,14 @@ class SlurmCluster(Block):
     slots: int = Field(2, description="Embedded cluster only: how many jobs run at once.")
     accounting_horizon: float = Field(120.0, description="Seconds for which an intent to submit forbids another one.")
     poll_interval: float = Field(15.0, description="Longest interval between two questions to Slurm, in seconds.")
+    segment: int | None = Field(None, description="Nodes that must lie close together; the site's default when empty.")
+    exclusive: bool = Field(False, description="Ask for whole nodes where the launcher does not.")
+    max_pending: float | None = Field(
+        None, description="Seconds after which a waiting job is cancelled; never when empty."
+    )
+    max_runtime: float | None = Field(
+        None, description="Seconds after which a running job is cancelled; never when empty."
+    )
 
     def settings(self) -> ClusterSettings:
         """Build the settings that the domain works with."""
@@ -56,4 +64,8 @@ class SlurmCluster(Block):
             slots=self.slots,
             accounting_horizon=self.accounting_horizon,
             poll_interval=self.poll_interval,
+            segment=self.segment,
+            exclusive=self.exclusive,
+            max_pending=self.max_pending,
+            max_runtime=self.max_runtime,
         )

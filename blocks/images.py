@@ -1,7 +1,11 @@
-"""Image Cache: where container images are kept."""
+"""Image Cache: where container images are kept, and how they get there."""
+
+from pathlib import Path
 
 from prefect.blocks.core import Block
-from pydantic import Field
+from pydantic import Field, SecretStr
+
+from nightbridge.models import ImageImport, SecretRef
 
 
 class ImageCache(Block):
@@ -20,3 +24,25 @@ class ImageCache(Block):
     _description = "Where pulled container images are kept, on a file system that the compute nodes see."
 
     folder: str | None = Field(None, description="Folder of images; the workspace's own when empty.")
+    cache: str | None = Field(None, description="Folder of fetched layers (ENROOT_CACHE_PATH); enroot's when empty.")
+    temp: str | None = Field(None, description="Local folder to unpack in (ENROOT_TEMP_PATH); the system's when empty.")
+    credentials: SecretStr | None = Field(
+        None, description="Lines machine HOST login USER password PASSWORD; the files of enroot and docker when empty."
+    )
+
+    def settings(self) -> ImageImport:
+        """Build the settings that the domain works with; the credentials become a reference to this block.
+
+        Raises:
+            ValueError: The block holds credentials and was never saved, so nothing could refer to it.
+        """
+        return ImageImport(
+            cache=Path(self.cache) if self.cache else None,
+            temp=Path(self.temp) if self.temp else None,
+            credentials=self._reference() if self.credentials else None,
+        )
+
+    def _reference(self) -> SecretRef:
+        if not self._block_document_name:
+            raise ValueError("save the Image Cache block before using its credentials: they are looked up by its name")
+        return SecretRef(source="block", name=f"{self._block_type_slug}/{self._block_document_name}#credentials")

@@ -21,3 +21,6 @@ class SourceRepositories(Block):
 
     git_timeout: float = Field(600.0, description="Longest time that one git command may take, in seconds.")
     environments: str | None = Field(None, description="Folder of launcher environments; the workspace's when empty.")
+    wheels: str | None = Field(
+        None, description="Folder of wheels to install environments from without network; pip's sources when empty."
+    )

@@ -50,6 +50,8 @@ class Site(Block):
             cluster=self.cluster.settings() if self.cluster else models.ClusterSettings(),
             store=self.store.settings() if self.store else None,
             images=Path(images.folder) if images.folder else None,
+            image_import=images.settings(),
+            wheels=Path(repositories.wheels) if repositories.wheels else None,
             environments=Path(repositories.environments) if repositories.environments else None,
             git_timeout=repositories.git_timeout,
         )

@@ -1,11 +1,12 @@
 """Harvest Store: where runs, histories and reports are kept."""
 
 from pathlib import Path
+from typing import Literal
 
 from prefect.blocks.core import Block
 from pydantic import Field, SecretStr
 
-from nightbridge.models import SecretRef, StoreSettings
+from nightbridge.models import RetentionPolicy, SecretRef, StoreSettings
 
 
 class HarvestStore(Block):
@@ -31,6 +32,18 @@ class HarvestStore(Block):
     secret_access_key: SecretStr | None = Field(None, description="S3 secret key; boto3's own search when empty.")
     ca_bundle: str | None = Field(None, description="File of certificate authorities to trust for this endpoint.")
     path_style: bool = Field(True, description="Address buckets by path, as most own S3 servers need it.")
+    role_arn: str | None = Field(
+        None, description="Role to assume; the keys or the profile are what it is assumed with."
+    )
+    encryption: Literal["none", "AES256", "aws:kms"] = Field(
+        "none", description="Server-side encryption to ask for; the bucket's own default when none."
+    )
+    kms_key_id: str | None = Field(None, description="Key for aws:kms; the bucket's default key when empty.")
+    storage_class: str | None = Field(None, description="Storage class of a run's files, e.g. STANDARD_IA.")
+    tags: dict[str, str] = Field({}, description="Tags of every new object, for lifecycle rules and cost reports.")
+    retention_days: float | None = Field(None, description="prune removes runs stored before so many days.")
+    retention_nights: int | None = Field(None, description="prune leaves so many nights of each test.")
+    retention_max_gb: float | None = Field(None, description="prune leaves so many GB of each test.")
 
     def settings(self) -> StoreSettings:
         """Build the settings that the domain works with; secrets become references to this block.
@@ -47,6 +60,14 @@ class HarvestStore(Block):
             secret_key=self._reference("secret_access_key"),
             ca_bundle=Path(self.ca_bundle) if self.ca_bundle else None,
             path_style=self.path_style,
+            role_arn=self.role_arn,
+            encryption=self.encryption,
+            kms_key_id=self.kms_key_id,
+            storage_class=self.storage_class,
+            tags=self.tags,
+            retention=RetentionPolicy(
+                days=self.retention_days, nights=self.retention_nights, max_gb=self.retention_max_gb
+            ),
         )
 
     def _reference(self, field: str) -> SecretRef | None:

@@ -6,6 +6,7 @@ from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL
 
 from blocks import load_site
+from flows.bisect import bisect_flow
 from flows.nightly import nightly
 from flows.pipeline import pipeline
 from flows.states import result_of
@@ -13,8 +14,13 @@ from nightbridge import config
 from nightbridge.errors import InvalidInput, TransientError
 from nightbridge.models import NightReport, RunSpec, Scenario, Verdict
 from nightbridge.nights import checked_night, new_night
+from nightbridge.regression.bisect_plan import Repository
+from nightbridge.regression.bisect_result import BisectResult
 from nightbridge.rules import check_scenario
 from nightbridge.slurm.ledger import AttemptChoice
+from tasks.secrets import block_value
+
+__all__ = ["bisect_regression", "block_value", "load_site", "nightly_regression", "run_pipeline"]
 
 
 def nightly_regression(
@@ -92,6 +98,69 @@ def run_pipeline(
         pipeline(run, site, AttemptChoice.NEW if new_attempt else AttemptChoice.CURRENT, return_state=True)
     )
     return verdict
+
+
+def bisect_regression(
+    test_id: str,
+    *,
+    metric: str | None = None,
+    repository: Repository | None = None,
+    good: str | None = None,
+    bad: str | None = None,
+    bisect_id: str | None = None,
+    confidence: float = 0.99,
+    most_runs: int = 100,
+    at_once: int | None = None,
+    system: str | None = None,
+    cluster: str | None = None,
+    store: str | None = None,
+    workspace: str | Path | None = None,
+) -> BisectResult:
+    """Find the commit that made a metric of a test worse, by running commits between a good and a bad night.
+
+    Args:
+        test_id: The test, as its history knows it.
+        metric: Which metric; the one that became worse last when unset.
+        repository: `megatron_bridge` or `nemo_run`; the one whose commit changed when unset.
+        good: Commit to begin after, any name of it; that of the last night with the old level when unset.
+        bad: Commit to end with; that of the first night with the new level when unset.
+        bisect_id: Go on with this bisect. The same question has the same id without it.
+        confidence: Probability from which on a commit is named.
+        most_runs: Runs after which the search ends undecided.
+        at_once: Runs at once; as many as the cluster has room for when unset.
+        system: As for `nightly_regression`.
+        cluster: As for `nightly_regression`.
+        store: As for `nightly_regression`.
+        workspace: As for `nightly_regression`.
+
+    Raises:
+        InvalidInput: The test has no history, nothing became worse, or no commit changed; nothing was started.
+        PermanentError: The store cannot be read or written.
+        TransientError: The store or the Prefect server does not answer.
+    """
+    if not 0.5 < confidence < 1 or most_runs < 1 or (at_once is not None and at_once < 1):
+        raise InvalidInput(
+            "out of range", thing="confidence, most_runs or at_once", advice="Give 0.5 to 1, and at least one run"
+        )
+    _check_server()
+    state = bisect_flow(
+        test_id,
+        metric=metric,
+        repository=repository,
+        good=good,
+        bad=bad,
+        bisect_id=bisect_id,
+        confidence=confidence,
+        most_runs=most_runs,
+        at_once=at_once,
+        system=system,
+        cluster=cluster,
+        store=store,
+        workspace=_text(workspace),
+        return_state=True,
+    )
+    result: BisectResult = result_of(state)
+    return result
 
 
 def _valid_tests(file: str | Path) -> Scenario:

@@ -1,5 +1,6 @@
 """A night: every run of a scenario side by side, each with its own verdict, then the report."""
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
 from blocks import load_site
+from flows.confirm import confirmed, repeat_of
 from flows.pipeline import pipeline
 from flows.starts import side_by_side
 from flows.states import result_of, state_of_error, state_of_night
@@ -23,10 +25,13 @@ from nightbridge.regression.series import series_id
 from nightbridge.rules import check_scenario
 from nightbridge.slurm.ledger import AttemptChoice
 from tasks.cancel import cancel_run
+from tasks.compare import confirm
+from tasks.dependencies import run_is_over, runs_begin
 from tasks.interrupt import allow_stages
 from tasks.night import fix_night
 from tasks.prepare import check_place
 from tasks.report import report
+from tasks.validate import show_violations
 from tasks.watch import stop_watching
 
 # Runs of one night that are followed at once; each is a thread that mostly waits.
@@ -41,7 +46,8 @@ def cancel_jobs(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> N
         given.get("system"), cluster=given.get("cluster"), store=given.get("store"), workspace=given.get("workspace")
     )
     for run in config.runs(config.load(Path(given["scenario"])), night):
-        cancel_run(run, site)
+        for number in range(2 * run.test.gate.confirm + 1):
+            cancel_run(repeat_of(run, number), site)
 
 
 def _flow_run_name() -> str:
@@ -81,6 +87,7 @@ def nightly(
         tests = check_scenario(config.load(Path(scenario)))
         for warning in tests.warnings:
             get_run_logger().warning("%s", warning)
+        show_violations(tests)
         site = load_site(system, cluster=cluster, store=store, workspace=workspace)
         night = fix_night(night, timezone)
         check_place(site)
@@ -96,8 +103,28 @@ def _verdicts(tests: Scenario, night: str, site: Site, new_attempt: bool) -> tup
     allow_stages()
     verdicts = [verdict_for_invalid(test, tests.name, night) for test in tests.invalid]
     one_run = partial(_verdict_of, site=site, attempt=_asked_attempt(new_attempt))
-    verdicts += side_by_side(one_run, config.runs(tests, night), most=MOST_RUNS_AT_ONCE, on_interrupt=stop_watching)
+    runs = config.runs(tests, night)
+    runs_begin(run.run_key for run in runs)
+
+    def run_all(some: Sequence[RunSpec]) -> list[Verdict]:
+        return side_by_side(one_run, some, most=MOST_RUNS_AT_ONCE, on_interrupt=stop_watching)
+
+    # A canary says what the cluster did tonight, so its verdict is there before the others are judged.
+    canaries = [run for run in runs if run.test.canary and not run.after]
+    others = [run for run in runs if run not in canaries]
+    first = [*run_all(canaries), *run_all(others)]
+    verdicts += confirmed([*canaries, *others], first, run_all, partial(_judge_again, site=site))
     return tuple(verdicts)
+
+
+def _judge_again(run: RunSpec, asked: int, site: Site) -> Verdict:
+    """The verdict on a run that was run again; one that cannot be given is a verdict, too."""
+    try:
+        verdict: Verdict = confirm(run, site, asked)
+    except NightbridgeError as error:
+        get_run_logger().error("%s: %s", run.run_key, error)
+        return verdict_for_error(run, error, series_id(run, site.cluster.name))
+    return verdict
 
 
 def _asked_attempt(new_attempt: bool) -> AttemptChoice:
@@ -108,7 +135,10 @@ def _asked_attempt(new_attempt: bool) -> AttemptChoice:
 
 def _verdict_of(run: RunSpec, site: Site, attempt: AttemptChoice) -> Verdict:
     """Run one pipeline; whatever becomes of it is a verdict, so that one failing run never stops the others."""
-    state = pipeline(run, site, attempt, return_state=True)
+    try:
+        state = pipeline(run, site, attempt, return_state=True)
+    finally:
+        run_is_over(run.run_key)
     try:
         verdict: Verdict = result_of(state)
     except Exception as error:

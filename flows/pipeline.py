@@ -11,7 +11,7 @@ from prefect.runtime import flow_run
 from flows.starts import tell_begun
 from flows.states import state_of_verdict
 from nightbridge.errors import NightbridgeError
-from nightbridge.models import RunRecord, RunSpec, Site, Verdict
+from nightbridge.models import Job, LaunchPlan, RunRecord, RunSpec, Site, Verdict
 from nightbridge.regression.gate import verdict_for_error
 from nightbridge.regression.series import series_id
 from nightbridge.slurm.ledger import AttemptChoice, choose_attempt, ended_jobs, may_try_again, next_attempt
@@ -19,6 +19,7 @@ from tasks.cancel import cancel_run
 from tasks.clone import clone
 from tasks.compare import compare
 from tasks.container import container
+from tasks.dependencies import dependencies_of
 from tasks.harvest import harvest
 from tasks.prepare import prepare
 from tasks.submit import submit
@@ -64,8 +65,14 @@ def _run_and_harvest(run: RunSpec, site: Site, choice: AttemptChoice) -> RunReco
     attempt = choose_attempt(choice, run, site)
     while True:
         plan = validate(run, checkout, image, site, attempt.attempt, attempt.attempt_dir)
-        ended = watch(submit(plan, site), plan, site)
+        ended = _submit_and_watch(run, plan, site)
         if not may_try_again(run, site):
             return harvest(run, checkout, image, plan, ended_jobs(run, site), site)
         attempt = next_attempt(run, site)
         get_run_logger().warning("%s: %s; going on as %s", ended.name, ended.outcome_reason, attempt.name)
+
+
+def _submit_and_watch(run: RunSpec, plan: LaunchPlan, site: Site) -> Job:
+    """Submit once the jobs that it depends on are in Slurm; watch it to its end."""
+    ended: Job = watch(submit(plan, site, dependencies_of(run, plan, site)), plan, site)
+    return ended

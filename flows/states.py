@@ -7,6 +7,7 @@ from prefect.states import Completed, Failed
 
 from nightbridge.errors import InvalidInput, NightbridgeError
 from nightbridge.models import NightReport, Verdict, VerdictStatus
+from nightbridge.regression.bisect_result import BisectResult
 
 
 def state_of_verdict(verdict: Verdict) -> State[Any]:
@@ -40,7 +41,7 @@ def result_of(state: State[Any]) -> Any:
         Exception: What the flow died of, when it did not choose its end.
     """
     returned = state.result(raise_on_failure=False)
-    return returned if isinstance(returned, Verdict | NightReport) else state.result()
+    return returned if isinstance(returned, Verdict | NightReport | BisectResult) else state.result()
 
 
 def _title(status: VerdictStatus) -> str:

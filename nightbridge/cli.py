@@ -10,7 +10,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from flows import demo as nights
-    from nightbridge.models import ClusterLimits, NightReport, Scenario, Site, Verdict
+    from nightbridge.models import Checkout, ClusterLimits, NightReport, Scenario, Site, TestDefinition, Verdict
     from nightbridge.slurm.attempts import AttemptContext
     from nightbridge.store.objects import ObjectStore
-    from nightbridge.store.parallel import Progress
+    from nightbridge.store.progress import Progress
+    from nightbridge.store.retention import RunRemoval
 
 EXIT_INVALID, EXIT_INTERNAL, EXIT_INTERRUPTED = 2, 4, 130
 EXIT_TERMINATED = 128 + signal.SIGTERM
@@ -65,6 +66,10 @@ def validate(
     cluster: ClusterOption = None,
     system: SystemOption = None,
     tests_dir: TestsDirOption = None,
+    pinned: Annotated[
+        bool, typer.Option("--pinned", help="Fetch the pinned code and check against its own launcher and recipes.")
+    ] = False,
+    workspace: WorkspaceOption = None,
     gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="GPUs that a ConfigContainer is to run on.")] = None,
     override: Annotated[
         list[str] | None,
@@ -73,14 +78,17 @@ def validate(
 ) -> None:
     """Check tests, scenarios and ConfigContainers and tell every violation; needs no network and no checkout.
 
-    With --cluster or --system the site's limits are asked for and checked, too. A ConfigContainer.yaml is what
-    Megatron-Bridge has dumped of a run: its own checks are made, and those that it misses.
+    With --cluster or --system the site's limits are asked for and checked, too; with --pinned every test is checked
+    against the code that it pins. A ConfigContainer.yaml is what Megatron-Bridge has dumped of a run: its own checks
+    are made, and those that it misses.
     """
-    limits = _limits(_site(system, cluster)) if cluster or system else None
+    site = _site(system, cluster, workspace=workspace) if cluster or system or pinned else None
+    limits = _limits(site) if site is not None and (cluster or system) else None
+    code = _code_of(site) if site is not None and pinned else _no_code
     reports = [
         _container_validation(file, gpus, override or [])
         if file.suffix in (".yaml", ".yml")
-        else _validation(file, tests_dir or [], limits)
+        else _validation(file, tests_dir or [], limits, code)
         for file in files
     ]
     valid = all(report["valid"] for report in reports)
@@ -312,12 +320,53 @@ def compare(
     """Judge a stored run again: against the good runs before it, or against one other run."""
     from nightbridge.regression.stored import compare_stored
 
-    verdict = compare_stored(_store(_site(system, store=store, workspace=workspace)), run_key, baseline)
+    site = _site(system, store=store, workspace=workspace)
+    verdict = compare_stored(_store(site), run_key, baseline, site.contract)
     if as_json:
         _print_json({**verdict.model_dump(mode="json"), "exit_code": verdict.exit_code})
     else:
         _print_verdicts([verdict])
     raise typer.Exit(verdict.exit_code)
+
+
+@app.command()
+def accept(
+    target: Annotated[str, typer.Argument(metavar="RUN|SERIES", help="A run key, or a series.")],
+    why: Annotated[str, typer.Option("--why", help="The reason, as verdicts will show it.")],
+    kind: Annotated[str, typer.Option("--as", help="acknowledged, fixed or baseline.")] = "acknowledged",
+    who: Annotated[str, typer.Option("--who", help="Who decides; the user who is logged in when left out.")] = "",
+    metric: Annotated[list[str] | None, typer.Option("--metric", help="Only this one; may be repeated.")] = None,
+    as_json: JsonOption = False,
+    system: SystemOption = None,
+    cluster: Annotated[
+        str | None, typer.Option("--cluster", help="Name of the cluster, for a series; the site's when left out.")
+    ] = None,
+    store: StoreOption = None,
+    workspace: WorkspaceOption = None,
+) -> None:
+    """Say about a worse level that it is known, fixed or the new baseline, so that it alarms no more.
+
+    Nothing is deleted: verdicts and history show the decision with its reason.
+    """
+    import getpass
+
+    from nightbridge.regression.accept import accept as decide
+    from nightbridge.regression.accept import checked_kind, checked_metrics
+
+    site = _site(system, store=store, workspace=workspace)
+    decision = decide(
+        _store(site),
+        target,
+        checked_kind(kind),
+        who=who or getpass.getuser(),
+        why=why,
+        metrics=checked_metrics(metric or ()),
+        cluster=cluster or site.cluster.name,
+    )
+    if as_json:
+        _print_json(decision.model_dump(mode="json"))
+    else:
+        print(f"{decision.series}: {decision.text}")
 
 
 @app.command()
@@ -341,6 +390,62 @@ def parity(
         alike = "converge alike" if found.same_convergence else "do not converge alike"
         print("compute the same, bit for bit" if found.same_numerics else alike)
     raise typer.Exit(0 if found.same_convergence else 1)
+
+
+@app.command()
+def bisect(
+    test_id: Annotated[str, typer.Argument(metavar="TEST_ID", help="A test's id, as scenarios and reports show it.")],
+    metric: Annotated[
+        str | None, typer.Option("--metric", help="Which metric; the one that became worse last.")
+    ] = None,
+    repository: Annotated[
+        str | None, typer.Option("--repository", help="megatron-bridge or nemo-run; the one whose commit changed.")
+    ] = None,
+    good: Annotated[str | None, typer.Option("--good", metavar="COMMIT", help="Begin after it; from history.")] = None,
+    bad: Annotated[str | None, typer.Option("--bad", metavar="COMMIT", help="End with it; from history.")] = None,
+    bisect_id: Annotated[str | None, typer.Option("--id", help="Go on with this bisect.")] = None,
+    confidence: Annotated[float, typer.Option("--confidence", help="How probable the commit must be.")] = 0.99,
+    most_runs: Annotated[int, typer.Option("--most-runs", min=1, help="Runs after which it ends undecided.")] = 100,
+    at_once: Annotated[
+        int | None, typer.Option("--at-once", min=1, help="Runs at once; as many as the cluster has room for.")
+    ] = None,
+    as_json: JsonOption = False,
+    system: SystemOption = None,
+    cluster: ClusterOption = None,
+    store: StoreOption = None,
+    workspace: WorkspaceOption = None,
+) -> None:
+    """Find the commit that made a test worse, by running commits between a good and a bad night.
+
+    The same command goes on with a bisect that was interrupted. Exit code 0 when the commit is named, 1 when not.
+    """
+    from flows import bisect_regression
+    from nightbridge.regression.bisect_result import result_lines
+
+    known = {"megatron-bridge": "megatron_bridge", "nemo-run": "nemo_run"}
+    if repository is not None and repository.lower() not in known:
+        raise InvalidInput("no such repository", thing=repository, advice="Use megatron-bridge or nemo-run")
+    result = bisect_regression(
+        test_id,
+        metric=metric,
+        repository=known[repository.lower()] if repository else None,
+        good=good,
+        bad=bad,
+        bisect_id=bisect_id,
+        confidence=confidence,
+        most_runs=most_runs,
+        at_once=at_once,
+        system=system,
+        cluster=cluster,
+        store=store,
+        workspace=workspace,
+    )
+    if as_json:
+        culprits = [commit.model_dump(mode="json") for commit in result.culprits]
+        _print_json({**result.model_dump(mode="json"), "culprits": culprits, "gpu_hours": result.gpu_hours})
+    else:
+        print("\n".join(result_lines(result)))
+    raise typer.Exit(0 if result.culprits else 1)
 
 
 @app.command()
@@ -422,31 +527,65 @@ def prune(
     days: Annotated[float, typer.Option("--days", min=1, help="Remove what was not wanted for so many days.")] = 30,
     keep: Annotated[int, typer.Option("--keep", min=1, help="Of the rest keep so many, per repository.")] = 20,
     max_gb: Annotated[float | None, typer.Option("--max-gb", min=0, help="Largest size of all images.")] = None,
+    store_days: Annotated[
+        float | None, typer.Option("--store-days", min=1, help="Stored runs: remove those of so many days ago.")
+    ] = None,
+    store_nights: Annotated[
+        int | None, typer.Option("--store-nights", min=1, help="Stored runs: keep so many nights of each test.")
+    ] = None,
+    store_gb: Annotated[
+        float | None, typer.Option("--store-gb", min=0, help="Stored runs: largest size of each test's.")
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Remove them; without this they are only listed.")] = False,
     as_json: JsonOption = False,
     system: SystemOption = None,
+    store: StoreOption = None,
     workspace: WorkspaceOption = None,
 ) -> None:
-    """List old checkouts and images, and remove them with --yes; never what a live job uses."""
+    """List old checkouts, images and stored runs, and remove them with --yes; never what is still needed.
+
+    Stored runs go only beyond the limits of the site's [store.retention], or of --store-days, --store-nights and
+    --store-gb; never one that a baseline, the verdict of a run that stays, or an accepted decision refers to.
+    """
     from nightbridge.images.prune import find_old_images, remove_images
     from nightbridge.removals import Policy
     from nightbridge.repos.prune import find_old_checkouts, remove_checkouts
 
-    site = _site(system, workspace=workspace)
+    site = _site(system, store=store, workspace=workspace)
     policy = Policy(days=days, keep=keep, max_bytes=None if max_gb is None else int(max_gb * 1e9))
     checkouts = find_old_checkouts(site.workspace, policy)
     images = find_old_images(site.workspace, site.images_dir, policy)
     if yes:
         checkouts = remove_checkouts(site.workspace, checkouts)
         images = remove_images(site.workspace, images)
+    limits = {"days": store_days, "nights": store_nights, "max_gb": store_gb}
+    runs = _prune_store(site, {name: limit for name, limit in limits.items() if limit is not None}, yes)
     removals = [*checkouts, *images]
     if as_json:
-        _print_json({"removed": yes, "removals": [removal.model_dump(mode="json") for removal in removals]})
+        shown: dict[str, Sequence[Any]] = {"removals": removals, "runs": runs}
+        documents = {name: [one.model_dump(mode="json") for one in found] for name, found in shown.items()}
+        _print_json({"removed": yes, **documents})
         return
     for removal in removals:
         print(f"{removal.path}  {removal.size / 1e6:.0f} MB  {removal.last_used:%Y-%m-%d}  {removal.reason}")
-    total = f"{len(removals)} checkouts and images, {sum(removal.size for removal in removals) / 1e9:.1f} GB"
+    for old in runs:
+        print(f"{old.url}  {old.run.size / 1e6:.0f} MB  {old.run.written_at:%Y-%m-%d}  {old.reason}")
+    size = sum(removal.size for removal in removals) + sum(old.run.size for old in runs)
+    total = f"{len(removals)} checkouts and images and {len(runs)} stored runs, {size / 1e9:.1f} GB"
     _note(f"removed {total}" if yes else f"would remove {total}; --yes removes them")
+
+
+def _prune_store(site: "Site", limits: Mapping[str, float], yes: bool) -> "list[RunRemoval]":
+    """The stored runs beyond the limits: those that were removed, or those that would be."""
+    from nightbridge.models import RetentionPolicy
+    from nightbridge.store.retention import find_old_runs, remove_runs
+
+    policy = site.store_settings.retention.model_copy(update=dict(limits))
+    if policy == RetentionPolicy():
+        return []  # the store is not even looked at
+    opened = _store(site)
+    runs = find_old_runs(opened, policy)
+    return remove_runs(opened, runs, _show_progress) if yes else runs
 
 
 # --- the site that a command works with ------------------------------------------------------------------------------
@@ -489,13 +628,37 @@ def _limits(site: "Site") -> "ClusterLimits":
 def _store(site: "Site") -> "ObjectStore":
     from nightbridge.store.objects import open_store
 
-    return open_store(site.store_settings)
+    settings = site.store_settings
+    if any(reference and reference.source == "block" for reference in (settings.access_key, settings.secret_key)):
+        from flows.api import block_value
+
+        return open_store(settings, block_value)
+    return open_store(settings)
 
 
 # --- what validate finds ---------------------------------------------------------------------------------------------
 
 
-def _validation(file: Path, tests_dirs: list[Path], limits: "ClusterLimits | None") -> dict[str, Any]:
+def _no_code(test: "TestDefinition") -> "Checkout | None":
+    """Without --pinned nothing is fetched."""
+    return None
+
+
+def _code_of(site: "Site") -> "Callable[[TestDefinition], Checkout | None]":
+    """What checks out the code of a test, for this one call: a branch is asked for anew."""
+    from nightbridge.nights import new_night
+    from nightbridge.repos.clone import make_code
+
+    night = new_night()
+    return lambda test: make_code(test, site, night)
+
+
+def _validation(
+    file: Path,
+    tests_dirs: list[Path],
+    limits: "ClusterLimits | None",
+    code: "Callable[[TestDefinition], Checkout | None]",
+) -> dict[str, Any]:
     """Everything that is to say about one file, as the JSON document has it."""
     from nightbridge import config
 
@@ -505,7 +668,7 @@ def _validation(file: Path, tests_dirs: list[Path], limits: "ClusterLimits | Non
         findings = [_finding(violation) for violation in error.violations]
         document = {"file": str(file), "valid": False, "error": NightbridgeError.__str__(error), "findings": findings}
         return {**document, "scenario": None, "tests": [], "warnings": []}
-    tests = _test_reports(scenario, limits)
+    tests = _test_reports(scenario, limits, code)
     return {
         "file": str(file),
         "valid": all(test["valid"] for test in tests),
@@ -539,9 +702,9 @@ def _container_validation(file: Path, gpus: int | None, overrides: list[str]) ->
     return {**document, "valid": test["valid"], "tests": [test]}
 
 
-def _test_reports(scenario: "Scenario", limits: "ClusterLimits | None") -> list[dict[str, Any]]:
-    from nightbridge.rules import check_test, errors_of
-
+def _test_reports(
+    scenario: "Scenario", limits: "ClusterLimits | None", code: "Callable[[TestDefinition], Checkout | None]"
+) -> list[dict[str, Any]]:
     reports: list[dict[str, Any]] = [
         {
             "id": invalid.id,
@@ -552,16 +715,24 @@ def _test_reports(scenario: "Scenario", limits: "ClusterLimits | None") -> list[
         for invalid in scenario.invalid
     ]
     for test in scenario.tests:
-        found = check_test(test, limits)
-        reports.append(
-            {
-                "id": test.id,
-                "source": test.source,
-                "valid": not errors_of(found),
-                "findings": [violation.model_dump(mode="json") for violation in found],
-            }
-        )
+        findings = _test_findings(test, limits, code)
+        valid = all(finding["severity"] != "error" for finding in findings)
+        reports.append({"id": test.id, "source": test.source, "valid": valid, "findings": findings})
     return reports
+
+
+def _test_findings(
+    test: "TestDefinition", limits: "ClusterLimits | None", code: "Callable[[TestDefinition], Checkout | None]"
+) -> list[dict[str, Any]]:
+    """What the rules find in one test; a pin that does not exist is one finding more."""
+    from nightbridge.rules import check_test
+
+    try:
+        found, unpinned = check_test(test, limits, code(test)), []
+    except InvalidInput as error:
+        found = check_test(test, limits)
+        unpinned = [{**_finding(str(error)), "rule": "pinned-code", "fields": ["git_repos"]}]
+    return [*unpinned, *(violation.model_dump(mode="json") for violation in found)]
 
 
 def _finding(message: str) -> dict[str, Any]:
@@ -579,9 +750,26 @@ def _print_validation(report: Mapping[str, Any]) -> None:
         _print_findings(test["findings"])
 
 
-def _print_findings(findings: Iterable[Mapping[str, Any]]) -> None:
+def _print_findings(findings: Sequence[Mapping[str, Any]]) -> None:
+    """A table for people; one line for each where something else reads them."""
+    if findings and sys.stdout.isatty():
+        _print_table(_findings_table(findings))
+        return
     for finding in findings:
         print(f"  {finding['severity']} [{finding['rule']}] {finding['message']}")
+
+
+def _findings_table(findings: Iterable[Mapping[str, Any]]) -> "Table":
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("severity", "rule", "what, and the way out", box=box.SIMPLE_HEAD, pad_edge=False)
+    for finding in findings:
+        # What stands in a file is Text, never rich's markup.
+        style = "bold red" if finding["severity"] == "error" else "yellow"
+        table.add_row(Text(finding["severity"], style), Text(finding["rule"]), Text(finding["message"]))
+    return table
 
 
 def _print_plan(plan: Mapping[str, Any]) -> None:
@@ -628,7 +816,8 @@ def _notes(lines: Iterable[str]) -> None:
 def _show_progress(progress: "Progress") -> None:
     if sys.stderr.isatty():
         end = "\n" if progress.files_done == progress.files_total else "\r"
-        print(f"{progress.step}: {progress.files_done}/{progress.files_total} files", end=end, file=sys.stderr)
+        # Cleared first: the line before it may have been longer.
+        print(f"\x1b[2K{progress}", end=end, file=sys.stderr, flush=True)
 
 
 # --- entry point -----------------------------------------------------------------------------------------------------

@@ -12,7 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic_core import PydanticCustomError
 
 
 class Model(BaseModel):
@@ -71,6 +72,27 @@ class SecretRef(Model):
     name: str
 
 
+MetricName = Literal[
+    "step_time",
+    "tflops_per_gpu",
+    "tokens_per_gpu",
+    "peak_memory",
+    "startup_time",
+    "checkpoint_time",
+    "final_loss",
+    "loss_curve",
+    "grad_norm",
+]
+"""The metrics that a gate knows, by their names in `[gate]`."""
+
+
+class Limits(Model):
+    """A floor and a ceiling that a metric never may pass, in its own unit; a limit that is unset limits nothing."""
+
+    min: float | None = Field(None, description="Smallest value that is allowed.")
+    max: float | None = Field(None, description="Largest value that is allowed.")
+
+
 class ClusterSettings(Model):
     """How to reach a cluster. `kind` local runs batch scripts on this machine, slurm uses the command-line tools."""
 
@@ -82,6 +104,7 @@ class ClusterSettings(Model):
     reservation: str | None = Field(None, description="Reservation to run in.")
     gpus_per_node: int | None = Field(None, ge=1, description="GPUs of one node; the launcher's default when unset.")
     extra_sbatch_args: tuple[str, ...] = Field((), description="Further sbatch options, as `--name=value`.")
+    env_vars: dict[str, str] = Field({}, description="Environment variables of every run here; a test's own win.")
     bin_dir: Path | None = Field(None, description="Folder of sbatch, squeue, sacct...; found on PATH when unset.")
     slurm_conf: Path | None = Field(None, description="The slurm.conf to use (SLURM_CONF); the system's when unset.")
     containers: Literal["pyxis", "none"] = Field("none", description="How jobs can run in containers here.")
@@ -93,6 +116,10 @@ class ClusterSettings(Model):
         120.0, ge=0, description="Seconds for which an earlier intent to submit forbids another one."
     )
     poll_interval: float = Field(15.0, gt=0, description="Longest interval between two questions to Slurm, seconds.")
+    segment: int | None = Field(
+        None, ge=1, description="Nodes that must lie close together (--segment); the site's default when unset."
+    )
+    exclusive: bool = Field(False, description="Ask for whole nodes where the launcher does not.")
     max_pending: float | None = Field(
         None, gt=0, description="Seconds after which a job that has not started is cancelled; never when unset."
     )
@@ -100,6 +127,19 @@ class ClusterSettings(Model):
         None,
         gt=0,
         description="Seconds after which a running job is cancelled, whatever its time limit; never when unset.",
+    )
+
+
+class RetentionPolicy(Model):
+    """How much of each test `prune` leaves in the store; a limit that is unset removes nothing.
+
+    What a baseline, the verdict of a run that stays, or an accepted decision refers to stays, whatever the limits say.
+    """
+
+    days: float | None = Field(None, ge=1, description="Runs that were stored before so many days go.")
+    nights: int | None = Field(None, ge=1, description="Only the runs of each test's newest so many nights stay.")
+    max_gb: float | None = Field(
+        None, ge=0, description="The oldest runs of a test go until the others fit, 1e9 bytes."
     )
 
 
@@ -116,6 +156,30 @@ class StoreSettings(Model):
     secret_key: SecretRef | None = Field(None, description="Where the secret access key is found.")
     ca_bundle: Path | None = Field(None, description="Certificate authorities to trust for this endpoint.")
     path_style: bool = Field(True, description="Address buckets by path, as most own S3 servers need it.")
+    role_arn: str | None = Field(None, description="Role to assume (STS); the keys above are what it is assumed with.")
+    encryption: Literal["none", "AES256", "aws:kms"] = Field(
+        "none", description="Server-side encryption to ask for; the bucket's own default when none."
+    )
+    kms_key_id: str | None = Field(None, description="Key for `aws:kms`; the bucket's default key when unset.")
+    storage_class: str | None = Field(None, description="Storage class of new objects, e.g. STANDARD_IA.")
+    tags: dict[str, str] = Field({}, description="Tags of every new object, for lifecycle rules and cost reports.")
+    retention: RetentionPolicy = RetentionPolicy()
+
+
+class ImageImport(Model):
+    """How container images are imported, whatever tool does it."""
+
+    cache: Path | None = Field(
+        None, description="Fetched layers; `ENROOT_CACHE_PATH`, else the user's cache, when unset."
+    )
+    temp: Path | None = Field(
+        None, description="Where images are unpacked, a local disk; `ENROOT_TEMP_PATH`, else the system's, when unset."
+    )
+    credentials: SecretRef | None = Field(
+        None,
+        description="A secret of lines `machine HOST login USER password PASSWORD`; enroot's and docker's own files "
+        "when unset.",
+    )
 
 
 class Site(Model):
@@ -126,7 +190,15 @@ class Site(Model):
     store: StoreSettings | None = Field(None, description="Default: `file://<workspace>/store`.")
     environments: Path | None = Field(None, description="Launcher environments; default `<workspace>/envs`.")
     images: Path | None = Field(None, description="Container images; default `<workspace>/images`.")
+    image_import: ImageImport = ImageImport()
+    wheels: Path | None = Field(
+        None,
+        description="Folder of wheels that launcher environments are installed from; pip's own sources when unset.",
+    )
     git_timeout: float = Field(600.0, gt=0, description="Longest time one git command may take, seconds.")
+    contract: dict[str, dict[MetricName, Limits]] = Field(
+        {}, description="What this cluster owes each test: limits by metric, by a pattern of test ids."
+    )
 
     @property
     def environments_dir(self) -> Path:
@@ -148,10 +220,14 @@ class ClusterLimits(Model):
     """What the cluster allows, as far as it says so; None means unknown, never unlimited."""
 
     partitions: tuple[str, ...] = ()
+    partition: str | None = Field(None, description="The partition that jobs go to.")
+    account: str | None = Field(None, description="The account that they are charged to.")
     max_nodes: int | None = None
     max_time_seconds: int | None = None
     gpus_per_node: int | None = None
     has_pyxis: bool = False
+    accounts: tuple[str, ...] | None = Field(None, description="Accounts that may submit to the partition.")
+    gres: tuple[str, ...] | None = Field(None, description="Generic resources of the partition, such as `gpu`.")
 
 
 # --- what the person asked for ---------------------------------------------------------------------------------------
@@ -166,24 +242,86 @@ class GitRepo(Model):
     mount_as: str | None = None
 
 
+def _checked_checkpoint_policy(text: str) -> str:
+    if not re.fullmatch(r"none|last|all|every [1-9]\d{0,5}", text):
+        raise PydanticCustomError("checkpoint_policy", 'must be "none", "last", "all" or "every K", as in "every 5"')
+    return text
+
+
+CheckpointPolicy = Annotated[str, AfterValidator(_checked_checkpoint_policy)]
+
+
 class HarvestPolicy(Model):
     """What of a run is kept."""
 
-    checkpoint: Literal["none", "last", "all"] = Field("last", description="Which checkpoints are uploaded.")
+    checkpoint: CheckpointPolicy = Field(
+        "last", description="Which complete checkpoints are kept: none, last, all, or `every K`, counted from the last."
+    )
+    max_checkpoint_bytes: int = Field(
+        200_000_000_000, ge=0, description="A checkpoint that is likely to be larger is warned of."
+    )
+
+
+class GoldenPolicy(Model):
+    """Megatron-Bridge's parameters of a comparison with golden values, and those that failing closed needs."""
+
+    skip_first_percent_loss: float = Field(0.20, ge=0, lt=1, description="Share of loss points that are left out.")
+    correlation_threshold: float = Field(0.95, description="Least correlation of the losses.")
+    high_loss_tolerance: float = Field(0.10, gt=0, description="Per step, where the golden loss is above 2.")
+    medium_loss_tolerance: float = Field(0.05, gt=0, description="Per step, from 0.5 to 2.")
+    low_loss_tolerance: float = Field(0.02, gt=0, description="Per step, up to 0.5.")
+    max_outlier_ratio: float = Field(
+        0.1, ge=0, description="Share of steps that may be beyond, and of 3-sigma outliers."
+    )
+    final_loss_tolerance: float = Field(0.05, gt=0)
+    skip_first_percent_time: float = Field(0.70, ge=0, lt=1, description="Share of steps before the mean throughput.")
+    eval_time_start_step: int | None = Field(None, description="First iteration of that mean, in place of the share.")
+    eval_time_end_step: int | None = Field(None, description="Last iteration of it.")
+    timing_threshold: float = Field(0.05, gt=0)
+    memory_threshold: float = Field(0.05, gt=0)
+    warmup_share: float = Field(0.2, ge=0, lt=1, description="Share of steps that no throughput rule looks at.")
+    max_slow_ratio: float = Field(
+        0.25, ge=0, description="Share of the other steps that may be slow, above that of the golden run."
+    )
+    required_metrics: tuple[str, ...] = Field(
+        (),
+        description="What golden file and run must have; empty for the format's own: loss, and a time or throughput.",
+    )
+    required_memory: tuple[str, ...] | None = Field(
+        None, description="The same for memory; None for what the golden file has, of which there must be something."
+    )
+    grad_norm: Literal["required", "if measured"] = "required"
 
 
 class GatePolicy(Model):
-    """How far a metric may move against history, as a relative change, before it is a regression.
+    """When a test has become worse. Relative numbers are shares: 0.05 is 5 %.
 
-    Changes in the good direction by more than the threshold are improvements, never failures.
+    The number of a metric is the widest band that a steady test gets, and its band while there is little history.
+    Changes in the good direction beyond the band are improvements, never failures.
     """
 
     step_time: float = Field(0.05, gt=0)
     tflops_per_gpu: float = Field(0.05, gt=0)
+    tokens_per_gpu: float = Field(0.05, gt=0)
     peak_memory: float = Field(0.05, gt=0)
+    startup_time: float = Field(0.5, gt=0)
+    checkpoint_time: float = Field(0.5, gt=0)
     final_loss: float = Field(0.05, gt=0)
+    loss_curve: float = Field(0.05, gt=0)
+    grad_norm: float = Field(0.5, gt=0)
     warmup_steps: int = Field(10, ge=0, description="Steps at the start that no statistic uses.")
     baseline_runs: int = Field(7, ge=1, description="How many last good runs make the baseline.")
+    cold_start: int = Field(7, ge=2, description="Good nights from which on a band comes from the test's own history.")
+    sigmas: float = Field(4.0, gt=0, description="Half a band, in standard deviations of the test's own nights.")
+    least_change: float = Field(0.02, gt=0, description="No smaller change of one night alone is news.")
+    p_value: float = Field(1e-5, gt=0, lt=1, description="Largest p-value of a change of level that counts.")
+    minimum_change: float = Field(0.015, gt=0, description="Smallest change of level that counts.")
+    limits: dict[MetricName, Limits] = Field({}, description="Floors and ceilings, by metric.")
+    required: tuple[MetricName, ...] = Field((), description="Metrics that must be measured, besides those always.")
+    canary: str | None = Field(None, description="Id of the test that tells the cluster's drift from the code's.")
+    confirm: int = Field(2, ge=0, le=10, description="Runs that a suspicious result is given before it counts.")
+    golden: str | None = Field(None, description="Golden values to compare with, besides history: a JSON file.")
+    golden_rules: GoldenPolicy = GoldenPolicy()
 
 
 Compat = Literal["none", "cloudai"]
@@ -194,6 +332,9 @@ class SweepAxis(Model):
 
     field: str = Field(description="`cmd_args.<key>`, `extra_env_vars.<NAME>` or `num_nodes`.")
     values: tuple[Any, ...] = Field(min_length=1)
+    weights: tuple[float, ...] | None = Field(
+        None, description="How likely each value is where one is drawn; all the same when unset."
+    )
 
     @property
     def name(self) -> str:
@@ -208,6 +349,23 @@ class SweepPolicy(Model):
     method: Literal["grid", "random"] = Field("grid", description="Every valid point, or `points` drawn at random.")
     points: int = Field(10, ge=1, le=1000, description="How many points to draw; for `random` only.")
     seed: int = Field(0, description="The same seed draws the same points every night.")
+    metric: MetricName = Field("step_time", description="What the best point is best in.")
+    reward: Literal["inverse", "negative", "identity"] | None = Field(
+        None, description="How the metric becomes a reward, of which more is better; by the metric when unset."
+    )
+
+
+HETERO_MIMO = "HeteroMIMO"
+"""`test_template_name` of Megatron-LM's heterogeneous-parallel multimodal training, which has no launcher."""
+
+
+class Dependency(Model):
+    """When a test of a scenario may start, seen from another one of it. The first two types are CloudAI's."""
+
+    type: Literal["start_post_comp", "start_post_init", "start_post_success"] = Field(
+        description="When the other one has ended, has started, or has ended well."
+    )
+    id: str = Field(description="The other test's id.")
 
 
 class TestDefinition(Model):
@@ -233,15 +391,23 @@ class TestDefinition(Model):
     iterations: int = Field(1, ge=1)
     harvest: HarvestPolicy = HarvestPolicy()
     gate: GatePolicy = GatePolicy()
+    canary: bool = Field(False, description="Its pins never move: what it measures is the cluster.")
     secrets: dict[str, SecretRef] = Field({}, description="Environment variable to the place of its value.")
     compat: Compat = Field("none", description="Whose verdict on sizes and CUDA graphs counts: ours, or CloudAI's own.")
     axes: tuple[SweepAxis, ...] = Field((), description="What is swept over; `cmd_args` holds the other fields.")
+    drawn: tuple[SweepAxis, ...] = Field((), description="What is drawn anew for each point (CloudAI's env_params).")
     sweep: SweepPolicy = SweepPolicy()
     sbatch_args: tuple[str, ...] = Field((), description="sbatch options of this test, such as its node list.")
+    dependencies: tuple[Dependency, ...] = Field((), description="Tests of the same scenario that come before it.")
+
+    @property
+    def has_launcher(self) -> bool:
+        """Whether the workload's own repository submits it, through NeMo-Run; else a batch script is rendered here."""
+        return self.test_template_name != HETERO_MIMO
 
     @property
     def megatron_bridge(self) -> GitRepo:
-        """The repository that holds the launcher: the first whose URL or mount point says so."""
+        """The repository that holds the launcher, or the program: the first whose URL or mount point says so."""
         for repo in self.git_repos:
             if "megatron-bridge" in repo.url.lower() or (repo.mount_as or "").rstrip("/") == "/opt/Megatron-Bridge":
                 return repo
@@ -266,6 +432,12 @@ class Scenario(Model):
     warnings: tuple[str, ...] = ()
 
 
+class RunDependency(Dependency):
+    """A dependency on every run of another test."""
+
+    run_keys: tuple[str, ...] = Field((), description="Its runs of this night; none where it cannot run.")
+
+
 class RunSpec(Model):
     """One concrete configuration, nothing left to choose."""
 
@@ -275,6 +447,7 @@ class RunSpec(Model):
     sweep_point: dict[str, Any] = {}
     iteration: int = 1
     repeat: int = 0
+    after: tuple[RunDependency, ...] = ()
 
     @property
     def run_key(self) -> str:
@@ -295,8 +468,14 @@ class RunSpec(Model):
 
     @property
     def max_steps(self) -> int | None:
-        """Iterations that the run must reach; None when the configuration leaves it to the recipe."""
-        steps = self.test.cmd_args.get("max_steps")
+        """Iterations that the run must reach; None when the configuration leaves it to the recipe.
+
+        Of a schedule in samples, which takes precedence, it is the samples over the global batch, rounded up.
+        """
+        arguments = self.test.cmd_args
+        if not self.test.has_launcher and arguments.get("train_samples"):
+            return -(-int(arguments["train_samples"]) // int(arguments["gb"]))
+        steps = arguments.get("max_steps")
         return int(steps) if steps is not None else None
 
 
@@ -327,11 +506,19 @@ class LauncherEnvironment(Model):
 
 
 class Checkout(Model):
-    """Stage 1, clone: both repositories at exact commits and the launcher's environment."""
+    """Stage 1, clone: both repositories at exact commits and the launcher's environment.
+
+    A workload without a launcher has its own code in the place of Megatron-Bridge, and neither of the others.
+    """
 
     megatron_bridge: PinnedRepository
-    nemo_run: PinnedRepository
-    environment: LauncherEnvironment
+    nemo_run: PinnedRepository | None = None
+    environment: LauncherEnvironment | None = None
+
+    @property
+    def repositories(self) -> tuple[PinnedRepository, ...]:
+        """Everything that was checked out."""
+        return (self.megatron_bridge, *((self.nemo_run,) if self.nemo_run else ()))
 
 
 class Image(Model):
@@ -355,6 +542,9 @@ class LaunchPlan(Model):
     cwd: Path
     environment: dict[str, str] = {}
     secret_environment: dict[str, SecretRef] = {}
+    batch_script: str | None = Field(
+        None, description="Text of the script that `argv` submits, for a workload that has no launcher to write one."
+    )
     sbatch_args: tuple[str, ...] = Field((), description="Options our sbatch front adds before the script.")
     nodes: int = Field(ge=1)
     tasks_per_node: int = Field(ge=1)
@@ -486,13 +676,35 @@ class Summary(Model):
     steps_done: int = 0
     steady_first_step: int | None = None
     steady_last_step: int | None = None
+    steady_steps: int = Field(0, description="Recorded iterations that the statistics are made of.")
+    profiled_steps: int = Field(0, description="Recorded iterations left out of them because a profiler ran.")
     step_time: float | None = Field(None, description="Median over the steady window, seconds.")
     step_time_p05: float | None = None
     step_time_p95: float | None = None
+    step_time_spread: float | None = Field(
+        None, description="1.4826 * median absolute deviation / median: the relative sigma, spikes aside."
+    )
     tflops_per_gpu: float | None = Field(None, description="Median over the steady window, TFLOP/s per GPU.")
+    tflops_per_gpu_p05: float | None = None
+    tflops_per_gpu_p95: float | None = None
+    tflops_per_gpu_spread: float | None = Field(None, description="As step_time_spread.")
+    tokens_per_second_per_gpu: float | None = Field(None, description="Over the steady window, tokens / s / GPU.")
     peak_memory: float | None = Field(None, description="Largest mem-max-allocated, gigabytes.")
     final_loss: float | None = Field(None, description="lm loss of the last step.")
+    loss_digest: str | None = Field(
+        None, description="`<source>:<sha256>` of the loss at every step; the same only where every bit is the same."
+    )
+    loss_anchors: tuple[tuple[int, float], ...] = Field((), description="Step and lm loss, first and last among them.")
+    grad_norm_min: float | None = Field(None, description="Smallest finite grad norm of all steps.")
+    grad_norm_max: float | None = Field(None, description="Largest finite grad norm of all steps.")
     non_finite_steps: int = Field(0, description="Steps whose loss or grad norm was missing or not finite.")
+    nan_iterations: int | None = Field(None, description="Iterations that the log counts as NaN; None without a log.")
+    skipped_iterations: int | None = Field(None, description="Iterations that the log counts as skipped; as above.")
+    queue_time: float | None = Field(None, description="From submission to the job's start, seconds.")
+    startup_time: float | None = Field(None, description="From the job's start to its first iteration, seconds.")
+    checkpoint_time: float | None = Field(
+        None, description="Median time for which training stood still to save a checkpoint, seconds."
+    )
     source: Literal["tensorboard", "log", "none"] = "none"
     damage: tuple[str, ...] = Field((), description="What was wrong with the files that were read.")
     notes: tuple[str, ...] = Field((), description="Where values came from, when not all from one source; no damage.")
@@ -563,6 +775,8 @@ class Verdict(Model):
     store_url: str = ""
     prefix: str = ""
     series: str = Field("", description="The series it was compared in; empty when nobody could say.")
+    reruns: int = Field(0, description="Runs of this night that are still wanted before the verdict counts.")
+    suspect_nodes: tuple[str, ...] = Field((), description="Nodes that those runs should do without, if they can.")
 
     @property
     def exit_code(self) -> int:

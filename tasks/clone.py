@@ -12,6 +12,6 @@ def clone(run: RunSpec, site: Site) -> Checkout:
     """Pin Megatron-Bridge and NeMo-Run for this night and make their checkouts."""
     checkout = make_checkout(run, site)
     log = get_run_logger()
-    for repository in (checkout.megatron_bridge, checkout.nemo_run):
+    for repository in checkout.repositories:
         log.info("%s at %s (%s) %s", repository.url, repository.commit[:12], repository.ref, repository.subject)
     return checkout

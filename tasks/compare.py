@@ -3,11 +3,15 @@
 from prefect.artifacts import create_markdown_artifact
 from prefect.logging import get_run_logger
 
-from nightbridge.models import RunRecord, Site, Verdict
+from nightbridge.errors import DamagedData
+from nightbridge.models import RunRecord, RunSpec, Site, Verdict
+from nightbridge.regression.evidence import gather_evidence
 from nightbridge.regression.gate import compare as compare_with_history
 from nightbridge.regression.history import add, read_history, row_of
 from nightbridge.regression.report import markdown_table
-from nightbridge.store.objects import open_store
+from nightbridge.store.find import last_attempt
+from nightbridge.store.harvest import load_record
+from nightbridge.store.objects import ObjectStore, open_store
 from tasks.secrets import block_value
 from tasks.stage import stage
 
@@ -15,8 +19,22 @@ from tasks.stage import stage
 @stage("compare")
 def compare(record: RunRecord, site: Site) -> Verdict:
     """Judge the run, then make it part of the history that later runs are judged by."""
+    return _judge(record, open_store(site.store_settings, block_value), site)
+
+
+@stage("confirm")
+def confirm(run: RunSpec, site: Site, attempt: int) -> Verdict:
+    """Judge a stored run again, now that its night has further runs; `attempt` is how many were asked for."""
     store = open_store(site.store_settings, block_value)
-    verdict = compare_with_history(record, read_history(store, site.cluster.name, record.series))
+    record = load_record(store, last_attempt(store, run.run_key))
+    if record is None:
+        raise DamagedData("no record", thing=run.run_key, advice="Harvest the run again")
+    return _judge(record, store, site)
+
+
+def _judge(record: RunRecord, store: ObjectStore, site: Site) -> Verdict:
+    history = read_history(store, site.cluster.name, record.series)
+    verdict = compare_with_history(record, history, gather_evidence(store, record, site.contract))
     add(store, row_of(record, verdict))
     store.put(f"{record.prefix.rsplit('/', 1)[0]}/verdict.json", verdict.model_dump_json(indent=2).encode())
     create_markdown_artifact(

@@ -5,9 +5,11 @@ from prefect.logging import get_run_logger
 from nightbridge.models import Checkout, Image, Job, LaunchPlan, RunRecord, RunSpec, SecretRef, Site
 from nightbridge.outputs.experiment import read_run
 from nightbridge.outputs.measurements import measure
+from nightbridge.outputs.settings import read_settings
 from nightbridge.repos.clone import verify_unchanged
 from nightbridge.store.harvest import harvest as harvest_run
 from nightbridge.store.objects import open_store
+from tasks.progress import ShownProgress
 from tasks.secrets import block_value, resolve_all
 from tasks.stage import stage
 
@@ -24,7 +26,8 @@ def harvest(
 ) -> RunRecord:
     """Measure the run and keep it."""
     left = read_run(jobs[-1], plan.output_dir, plan.checkpoint_dir)
-    summary, metrics = measure(left, run.test.gate, plan.max_steps)
+    settings = read_settings(run, left.config_container)
+    summary, metrics = measure(left, run.test.gate, plan.max_steps, settings, jobs[-1])
     tainted = verify_unchanged(checkout)
     record = harvest_run(
         run,
@@ -37,6 +40,7 @@ def harvest(
         metrics=metrics,
         store=open_store(site.store_settings, block_value),
         secrets=resolve_all({**plan.secret_environment, **_store_secrets(site)}).values(),
+        on_progress=ShownProgress(f"harvest of {run.run_key}"),
         tainted=tainted,
     )
     for change in record.tainted:

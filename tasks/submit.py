@@ -11,9 +11,16 @@ from tasks.stage import stage
 
 
 @stage("submit")
-def submit(plan: LaunchPlan, site: Site) -> Job:
-    """Submit the attempt through the upstream launcher, or find the job that it already has."""
+def submit(plan: LaunchPlan, site: Site, options: tuple[str, ...] = ()) -> Job:
+    """Submit the attempt through the upstream launcher, or find the job that it already has.
+
+    Args:
+        plan: What is started.
+        site: Where.
+        options: Further options for sbatch, that nobody knew when the launch was planned.
+    """
     cluster = open_cluster(site.cluster, site.workspace)
+    plan = plan.model_copy(update={"sbatch_args": (*plan.sbatch_args, *options)})
     job = submit_attempt(
         plan,
         read_attempt(plan.attempt_dir),

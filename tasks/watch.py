@@ -1,28 +1,34 @@
 """Watch: a job to its true end, then what became of it."""
 
 import threading
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from uuid import UUID
 
+from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.logging import get_run_logger
 
 from nightbridge.errors import StatusUnknown
-from nightbridge.models import ClusterSettings, Job, JobStatus, LaunchPlan, Site
+from nightbridge.models import Job, JobState, JobStatus, LaunchPlan, SecretRef, Site
 from nightbridge.outputs.experiment import evidence, read_run
+from nightbridge.outputs.following import LOOK_INTERVAL, LogNews, RunFollower
 from nightbridge.slurm.cluster import open_cluster
 from nightbridge.slurm.ledger import record_ended
 from nightbridge.slurm.outcome import classify
 from nightbridge.slurm.watcher import Watcher
 from tasks.interrupt import interrupt_stages, raise_if_interrupted
+from tasks.secrets import resolve_all
 from tasks.stage import stage
 
 # One watcher per cluster and process: all of a night's runs are asked about in one question.
-_watchers: dict[tuple[ClusterSettings, Path], Watcher] = {}
+_watchers: dict[tuple[str, Path], Watcher] = {}
 _watchers_lock = threading.Lock()
 
 
 def watcher_of(site: Site) -> Watcher:
     """The process's one watcher of this site's cluster, started when it is first needed."""
-    key = (site.cluster, site.workspace)
+    key = (site.cluster.model_dump_json(), site.workspace)
     with _watchers_lock:
         if key not in _watchers:
             _watchers[key] = Watcher(open_cluster(site.cluster, site.workspace))
@@ -38,20 +44,86 @@ def stop_watching() -> None:
         _watchers.clear()
 
 
+class _Shown:
+    """What the UI shows of a running job: its log in the run's log, its progress as an artifact of the task run.
+
+    Nothing of it is needed: what goes wrong here is told once, and the job is watched on.
+    """
+
+    def __init__(self, job: Job, secrets: Mapping[str, SecretRef]) -> None:
+        self._log = get_run_logger()
+        self._job = job
+        self._troubles: set[str] = set()
+        self._values: list[str] | None = None
+        self._safely(lambda: self._look_up(secrets))
+        self._follower = RunFollower(job, self._values or ())
+        self._status: JobStatus | None = None
+        self._artifact: UUID | None = None
+        self._told = ""
+        self._due = 0.0
+
+    def change(self, status: JobStatus) -> None:
+        """Take in a new state or reason of the job."""
+        self._status = status
+        self._log.info("job %d is %s %s", self._job.job_id, status.state, status.reason)
+        self._due = 0.0
+
+    def look(self) -> None:
+        """Show what is new since the last look, if that was long enough ago."""
+        if time.monotonic() >= self._due:
+            self._safely(lambda: self._show(self._follower.look()))
+            self._due = time.monotonic() + LOOK_INTERVAL
+
+    def last_look(self, ended: Job) -> None:
+        """Show the end of the log, and what became of the job."""
+        self._status = ended.status
+        self._safely(lambda: self._show(self._follower.last_look()))
+
+    def _look_up(self, secrets: Mapping[str, SecretRef]) -> None:
+        self._values = list(resolve_all(secrets).values())
+
+    def _show(self, news: LogNews) -> None:
+        # What could not be masked is not shown.
+        if news.lines and self._values is not None:
+            self._log.info("%s", news)
+        description = self._description(news)
+        if description == self._told:
+            return
+        percent = news.progress.percent if news.progress else 0.0
+        if self._artifact is None:
+            self._artifact = create_progress_artifact(percent, description=description)
+        else:
+            update_progress_artifact(self._artifact, percent, description=description)
+        self._told = description
+
+    def _description(self, news: LogNews) -> str:
+        status = self._status
+        said = f"job {self._job.job_id} is {status.state if status else JobState.UNHEARD}"
+        if status is not None and status.reason:
+            said += f" ({status.reason})"
+        return f"{said}: {news.progress}" if news.progress else said
+
+    def _safely(self, show: Callable[[], None]) -> None:
+        try:
+            show()
+        except Exception as error:
+            if type(error).__name__ not in self._troubles:
+                self._troubles.add(type(error).__name__)
+                self._log.warning("the job's log or progress cannot be shown: %s", error)
+
+
 @stage("watch")
 def watch(job: Job, plan: LaunchPlan, site: Site) -> Job:
     """Follow the job until it has ended, and classify its end by Slurm's word and the run's own evidence."""
     log = get_run_logger()
 
-    def tell(status: JobStatus) -> None:
-        log.info("job %d is %s %s", job.job_id, status.state, status.reason)
-
-    watcher = watcher_of(site)
+    shown = _Shown(job, plan.secret_environment)
     try:
-        ended = watcher.follow(job, on_change=tell)
+        ended = watcher_of(site).follow(job, on_change=shown.change, on_wait=shown.look)
     except StatusUnknown:
         raise_if_interrupted()
         raise
+    shown.last_look(ended)
     left = read_run(ended, plan.output_dir, plan.checkpoint_dir)
     ended = classify(ended, evidence(left, plan.max_steps))
     record_ended(ended)

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,20 +46,22 @@ class SweepChoice:
     Attributes:
         fields: Keys that take a list and are to sweep over it nevertheless.
         excluded: CloudAI's `dse_excluded_args`: paths, and everything below them, that never sweep.
+        drawn: Keys that take a list, of which each point gets one value (CloudAI's `env_params`).
 
     """
 
     fields: Sequence[str] = ()
     excluded: Sequence[str] = ()
+    drawn: Collection[str] = ()
 
     def excludes(self, field: str) -> bool:
         """Whether the key of `[cmd_args]` never sweeps."""
         return any(f"{CMD_ARGS}.{field}".startswith(prefix) for prefix in self.excluded)
 
 
-def sweep_choice(policy: SweepPolicy, excluded: Sequence[str]) -> SweepChoice:
-    """The choice that a test's `[sweep]` and `dse_excluded_args` make."""
-    return SweepChoice(tuple(field.removeprefix(f"{CMD_ARGS}.") for field in policy.fields), tuple(excluded))
+def sweep_choice(policy: SweepPolicy, excluded: Sequence[str], drawn: Collection[str] = ()) -> SweepChoice:
+    """The choice that a test's `[sweep]`, `dse_excluded_args` and `env_params` make."""
+    return SweepChoice(tuple(field.removeprefix(f"{CMD_ARGS}.") for field in policy.fields), tuple(excluded), drawn)
 
 
 class Arguments(Model):
@@ -172,7 +174,7 @@ def _secret(flag: Flag, value: object, path: KeyPath, source: Layered, findings:
 
 
 def _is_sweep(flag: Flag, value: list[Any], choice: SweepChoice) -> bool:
-    if flag.kind not in _LIST_KINDS or flag.field in choice.fields:
+    if flag.kind not in _LIST_KINDS or flag.field in choice.fields or flag.field in choice.drawn:
         return True
     return bool(value) and all(isinstance(item, list) for item in value)
 

@@ -2,23 +2,38 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from nightbridge.config.arguments import Arguments, SweepChoice, read_arguments, sweep_choice
+from nightbridge.config.carried import gate_of, sbatch_options, split_drawn, sweep_of
 from nightbridge.config.documents import Layered
 from nightbridge.config.findings import Findings
+from nightbridge.config.hetero import read_hetero_arguments
 from nightbridge.config.positions import KeyPath
 from nightbridge.config.schema import NODES, TestTable, check_table
-from nightbridge.config.secret_values import LITERAL, reference, shows_secret
+from nightbridge.config.secret_values import LITERAL, SECRET_NAME, reference, shows_secret
 from nightbridge.launch.resources import gpus_per_node
 from nightbridge.launch.versions import version_for_pin
-from nightbridge.models import GitRepo, InvalidTest, SecretRef, SweepAxis, TestDefinition
+from nightbridge.models import (
+    HETERO_MIMO,
+    Dependency,
+    GatePolicy,
+    GitRepo,
+    InvalidTest,
+    SecretRef,
+    SweepAxis,
+    TestDefinition,
+)
 
 NEMO_RUN = GitRepo(url="https://github.com/NVIDIA-NeMo/Run.git", commit="main")
 """CloudAI's default for `nemo_run_repo`."""
 
 MOUNT_POINT = "/opt/Megatron-Bridge"
 
-_SECRET_NAME = re.compile(r"(?:^|_)(?:TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
+_NOT_PINNED = f"is not written; {NEMO_RUN.url} at {NEMO_RUN.commit} is not pinned"
+_NO_LAUNCHER = "has no effect: this workload has no launcher"
+
+_FULL_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def define_test(
@@ -39,16 +54,25 @@ def define_test(
     findings = Findings(source)
     findings.problems.extend(extra_problems)
     table = check_table(source, findings)
-    choice = sweep_choice(table.sweep, table.dse_excluded_args) if table is not None else SweepChoice()
-    arguments = read_arguments(source, findings, choice)
+    choice = (
+        sweep_choice(table.sweep, table.dse_excluded_args, table.env_params) if table is not None else SweepChoice()
+    )
+    hetero = source.table.get("test_template_name") == HETERO_MIMO
+    arguments = read_hetero_arguments(source, findings) if hetero else read_arguments(source, findings, choice)
     if table is not None:
-        _check_bridge(table, findings)
+        if not hetero:
+            _check_bridge(table, findings)
         _check_addresses(table, findings)
-        sbatch_args = _node_options(table, findings)
+        sbatch_args = (
+            *_node_options(table, findings),
+            *sbatch_options(table.extra_srun_args, ("extra_srun_args",), findings),
+        )
         variables, secrets = _split_secrets(table, arguments, source, findings)
-        axes = (*arguments.axes, *_variable_axes(table, findings), *_node_axis(table, arguments, findings))
-        if "nemo_run_repo" not in source.table:
-            findings.warn(("nemo_run_repo",), f"is not written; {NEMO_RUN.url} at {NEMO_RUN.commit} is not pinned")
+        swept, drawn = split_drawn(arguments.axes, table, findings)
+        axes = (*swept, *_variable_axes(table, findings), *_node_axis(table, arguments, findings))
+        sweep = sweep_of(table.sweep, table, findings)
+        if hetero == ("nemo_run_repo" in source.table):
+            findings.warn(("nemo_run_repo",), _NO_LAUNCHER if hetero else _NOT_PINNED)
         if not findings.problems:
             test = TestDefinition(
                 id=test_id,
@@ -65,12 +89,15 @@ def define_test(
                 time_limit=table.time_limit or arguments.time_limit,
                 iterations=table.iterations,
                 harvest=table.harvest,
-                gate=table.gate,
+                gate=gate_of(_gate(table, file, findings), table.training_report, findings),
+                canary=table.canary,
                 compat=table.compat,
                 secrets=secrets,
                 axes=axes,
-                sweep=table.sweep,
+                drawn=drawn,
+                sweep=sweep,
                 sbatch_args=sbatch_args,
+                dependencies=tuple(_dependencies(table, findings)),
             )
             _check_nodes(test, findings)
             if not findings.problems:
@@ -111,6 +138,30 @@ def _check_addresses(table: TestTable, findings: Findings) -> None:
         )
 
 
+def _gate(table: TestTable, file: str, findings: Findings) -> GatePolicy:
+    """The gate with its golden file as an absolute path; a relative one is taken from the test's own folder."""
+    if table.canary:
+        _check_canary(table, findings)
+    if table.gate.golden is None:
+        return table.gate
+    path = (Path(file).parent / table.gate.golden).absolute()
+    if not path.is_file():
+        findings.problem(("gate", "golden"), f"names no file: {path}")
+    return table.gate.model_copy(update={"golden": str(path)})
+
+
+def _check_canary(table: TestTable, findings: Findings) -> None:
+    """A canary that moves would hide what it should show."""
+    repositories: dict[KeyPath, str] = {
+        ("git_repos", index, "commit"): repo.commit for index, repo in enumerate(table.git_repos)
+    }
+    if table.nemo_run_repo is not None:
+        repositories["nemo_run_repo", "commit"] = table.nemo_run_repo.commit
+    for path, commit in repositories.items():
+        if not _FULL_COMMIT.fullmatch(commit):
+            findings.problem(path, "may move, and the pins of a canary never do; write the full commit")
+
+
 def _node_options(table: TestTable, findings: Findings) -> tuple[str, ...]:
     """`nodes` and `exclude_nodes` as options of sbatch."""
     options = []
@@ -122,13 +173,21 @@ def _node_options(table: TestTable, findings: Findings) -> tuple[str, ...]:
     return tuple(options)
 
 
+def _dependencies(table: TestTable, findings: Findings) -> Iterator[Dependency]:
+    for index, dependency in enumerate(table.dependencies):
+        if dependency.type == "end_post_comp":
+            findings.warn(("dependencies", index), "has no effect: no test is ended because another one has ended")
+        else:
+            yield Dependency(type=dependency.type, id=dependency.id)
+
+
 def _variable_axes(table: TestTable, findings: Findings) -> Iterator[SweepAxis]:
     """Environment variables that are lists; a secret is no list."""
     for name, values in table.extra_env_vars.items():
         if isinstance(values, str):
             continue
         path = ("extra_env_vars", name)
-        if _SECRET_NAME.search(name) or any(value.startswith(("env:", "block:")) for value in values):
+        if SECRET_NAME.search(name) or any(value.startswith(("env:", "block:")) for value in values):
             findings.problem(path, "holds secrets, and they are not swept over; write one")
         elif not values:
             findings.problem(path, "is an empty list, a sweep over nothing; write a value or remove it")
@@ -172,7 +231,7 @@ def _split_secrets(
         if not isinstance(value, str):
             continue  # swept over
         named = value.startswith(("env:", "block:"))
-        if not named and not (value and _SECRET_NAME.search(name)):
+        if not named and not (value and SECRET_NAME.search(name)):
             variables[name] = value
             continue
         ref = reference(value, source, path)

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from nightbridge.config.definitions import define_test
+from nightbridge.config.dependencies import dependency_problems, in_order
 from nightbridge.config.documents import Document, Layer, Layered, read_document
 from nightbridge.config.findings import unknown_key
 from nightbridge.config.schema import ENTRY_KEYS, SCENARIO_IGNORED, SCENARIO_KEYS
 from nightbridge.errors import InvalidInput
 from nightbridge.launch.points import at_point
-from nightbridge.models import InvalidTest, RunSpec, Scenario, TestDefinition
+from nightbridge.models import InvalidTest, RunDependency, RunSpec, Scenario, TestDefinition
 from nightbridge.rules import points_of
 
 _TEST_FOLDERS = (".", "test", "tests", "../test", "../tests")
@@ -61,21 +62,35 @@ def scenario_of(
 def runs(scenario: Scenario, night: str) -> tuple[RunSpec, ...]:
     """The runs of a scenario in one night, in order: every point of every test as often as its `iterations` say.
 
+    A test comes after those that it depends on, so that whoever starts the runs in this order never waits for a later
+    one.
+
     Points that break a rule are left out; `check_test` reports them. A test has 1000 points at most: `check_scenario`
     sets one with more aside.
     """
-    return tuple(
-        RunSpec(
-            scenario=scenario.name,
-            night=night,
-            test=at_point(test, point) if point else test,
-            sweep_point=dict(point),
-            iteration=iteration,
+    made: dict[str, tuple[RunSpec, ...]] = {}
+    for test in in_order(scenario.tests):
+        after = tuple(
+            RunDependency(
+                type=dependency.type,
+                id=dependency.id,
+                run_keys=tuple(run.run_key for run in made.get(dependency.id, ())),
+            )
+            for dependency in test.dependencies
         )
-        for test in scenario.tests
-        for point in points_of(test)
-        for iteration in range(1, test.iterations + 1)
-    )
+        made[test.id] = tuple(
+            RunSpec(
+                scenario=scenario.name,
+                night=night,
+                test=at_point(test, point) if point else test,
+                sweep_point=dict(point),
+                iteration=iteration,
+                after=after,
+            )
+            for point in points_of(test)
+            for iteration in range(1, test.iterations + 1)
+        )
+    return tuple(run for test_runs in made.values() for run in test_runs)
 
 
 def _single_test(document: Document, top: list[Layer]) -> Scenario:
@@ -83,6 +98,10 @@ def _single_test(document: Document, top: list[Layer]) -> Scenario:
     test_id = name.strip() if isinstance(name, str) and name.strip() else document.path.stem
     source = Layered([Layer(document.table, document), *top])
     test, warnings = define_test(source, test_id=test_id, file=str(document.path))
+    if isinstance(test, TestDefinition) and test.dependencies:
+        where = document.where(("dependencies",))
+        warnings = (*warnings, f"{where}: dependencies: has no effect: the file holds one test alone")
+        test = test.model_copy(update={"dependencies": ()})
     return _assembled(test_id, document, [test], warnings)
 
 
@@ -93,9 +112,20 @@ def _assembled(
     return Scenario(
         name=name,
         source=str(document.path),
-        tests=tuple(test for test in tests if isinstance(test, TestDefinition)),
+        tests=_with_canary([test for test in tests if isinstance(test, TestDefinition)]),
         invalid=tuple(test for test in tests if isinstance(test, InvalidTest)),
         warnings=tuple(dict.fromkeys(warnings)),
+    )
+
+
+def _with_canary(tests: Sequence[TestDefinition]) -> tuple[TestDefinition, ...]:
+    """Each test's gate knows the scenario's first canary, unless it names another one itself."""
+    canary = next((test.id for test in tests if test.canary), None)
+    return tuple(
+        test
+        if canary is None or test.canary or test.gate.canary
+        else test.model_copy(update={"gate": test.gate.model_copy(update={"canary": canary})})
+        for test in tests
     )
 
 
@@ -105,6 +135,7 @@ def _assembled(
 def _scenario(document: Document, tests_dirs: Sequence[Path], top: list[Layer]) -> Scenario:
     entries = document.table["Tests"]
     problems = list(_scenario_problems(document, entries))
+    problems += [] if problems else dependency_problems(document, entries)
     warnings = [
         f"{document.where((key,))}: {key}: {SCENARIO_IGNORED[key]}" for key in document.table if key in SCENARIO_IGNORED
     ]

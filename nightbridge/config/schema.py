@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, StringConstraints, ValidationError
 
+from nightbridge.config.carried import AgentFields, TrainingReport
 from nightbridge.config.documents import Layered
 from nightbridge.config.findings import Findings
 from nightbridge.config.positions import KeyPath
@@ -14,25 +15,15 @@ from nightbridge.models import Compat, GatePolicy, GitRepo, HarvestPolicy, Model
 Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 
 NODES = "has no effect: the number of nodes follows from num_gpus and the GPUs of a node"
-_OWN_SWEEPS = "has no effect: [sweep] says which points of a sweep are run"
 _NO_GRADE = "has no effect: a test is judged by its [gate]"
 _OWN_PROFILER = "has no effect for this workload, in CloudAI either; use cmd_args.enable_nsys"
 
 IGNORED: Mapping[str, str] = {
-    "agent": _OWN_SWEEPS,
-    "agent_steps": _OWN_SWEEPS,
-    "agent_metrics": _OWN_SWEEPS,
-    "agent_reward_function": _OWN_SWEEPS,
-    "agent_config": _OWN_SWEEPS,
-    "env_params": _OWN_SWEEPS,
     "nsys": _OWN_PROFILER,
     "predictor": "has no effect for this workload, in CloudAI either",
-    "training_report": "has no effect: the steps that no statistic uses are gate.warmup_steps",
     "weight": _NO_GRADE,
     "sol": _NO_GRADE,
     "ideal_perf": _NO_GRADE,
-    "dependencies": "has no effect: the tests of a scenario run side by side",
-    "extra_srun_args": "has no effect in this version; options of sbatch go to the cluster's extra_sbatch_args",
 }
 """Fields of a test or an entry that are accepted and do nothing here, with the reason."""
 
@@ -50,14 +41,21 @@ SCENARIO_KEYS = frozenset({"name", "Tests", *SCENARIO_IGNORED})
 ENTRY_KEYS = frozenset({"id", "test_name"})
 
 
-class TestTable(Model):
+class DependencyTable(Model):
+    """An entry of `[[Tests.dependencies]]`."""
+
+    type: Literal["start_post_comp", "start_post_init", "start_post_success", "end_post_comp"]
+    id: Text
+
+
+class TestTable(AgentFields):
     """One test after its scenario entry has been laid over it. `cmd_args` is read by `arguments.py`."""
 
     __test__ = False  # not a pytest class
 
     name: Text
     description: str = ""
-    test_template_name: Literal["MegatronBridge"]
+    test_template_name: Literal["MegatronBridge", "HeteroMIMO"]
     cmd_args: dict[str, Any]
     extra_env_vars: dict[str, str | tuple[str, ...]] = Field(default={})
     extra_cmd_args: dict[str, str] = Field(default={})
@@ -70,10 +68,14 @@ class TestTable(Model):
     exclude_nodes: tuple[str, ...] = ()
     harvest: HarvestPolicy = HarvestPolicy()
     gate: GatePolicy = GatePolicy()
+    canary: bool = False
     compat: Compat = "none"
     sweep: SweepPolicy = SweepPolicy()
+    dependencies: tuple[DependencyTable, ...] = ()
     dse_excluded_args: tuple[str, ...] = ()
     num_nodes: int | str | tuple[int, ...] | None = None
+    extra_srun_args: str | tuple[str, ...] = ()
+    training_report: TrainingReport | None = None
 
 
 _MESSAGES: Mapping[str, str] = {
@@ -90,6 +92,7 @@ _MESSAGES: Mapping[str, str] = {
 _UNIONS: Mapping[str | int, tuple[int, str]] = {
     "extra_env_vars": (2, "must be text, in quotes, or a list of texts to sweep over"),
     "num_nodes": (1, "must be a whole number, or a list of them to sweep over"),
+    "extra_srun_args": (1, "must be text, or a list of texts"),
 }
 """Tables and keys that allow several types: how long the path of such a value is, and what it must be."""
 

@@ -9,6 +9,9 @@ from nightbridge.models import SecretRef
 
 _PREFIXES: tuple[tuple[str, Literal["env", "block"]], ...] = (("env:", "env"), ("block:", "block"))
 
+SECRET_NAME = re.compile(r"(?:^|_)(?:TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
+"""What an environment variable is called that holds a secret."""
+
 LITERAL = "a token is written in this file; better: env:NAME or block:NAME, or only set the variable"
 
 # A token is often the user of an https address; ssh's user, and the one before an image's registry, is public.

@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
+from nightbridge.config.carried import sbatch_options
 from nightbridge.config.documents import Document, Layer, Layered, merge, read_document
 from nightbridge.config.findings import Findings
 from nightbridge.config.schema import fields_at
-from nightbridge.config.secret_values import LITERAL, reference
+from nightbridge.config.secret_values import LITERAL, SECRET_NAME, reference
 from nightbridge.errors import InvalidInput
 from nightbridge.models import ClusterSettings, Model, Site, StoreSettings
 
@@ -19,13 +20,11 @@ _NOT_PASSED = "has no effect in this version"
 
 CLOUDAI_IGNORED: Mapping[str, str] = {
     "hf_home_path": "has no effect: set HF_HOME in the tests' extra_env_vars",
-    "global_env_vars": "has no effect: write the variables in the tests' extra_env_vars",
     "partitions": "has no effect: the cluster is asked for its partitions",
     "distribution": _NOT_PASSED,
     "mpi": "has no effect: the launcher asks for pmix itself",
     "ntasks_per_node": "has no effect: the launcher starts one task for each GPU",
     "cache_docker_images_locally": "has no effect: images are always imported, verified and kept",
-    "extra_srun_args": "has no effect: write options of sbatch in extra_sbatch_args",
     "extra_transient_status_errors": "has no effect: an answer that is missing is always asked for again",
     "status_retry_pause_seconds": "has no effect: an answer that is missing is always asked for again",
     "container_mount_home": "has no effect: the launcher never mounts the home folder",
@@ -42,7 +41,8 @@ PLAIN_CLUSTERS: Mapping[str, ClusterSettings] = {
 
 _Model = TypeVar("_Model", bound=Model)
 
-_SECRETS = ("access_key", "secret_key")
+_SECRETS: Mapping[str, tuple[str, ...]] = {"store": ("access_key", "secret_key"), "image_import": ("credentials",)}
+"""The fields of each table that are secrets."""
 
 
 class CloudaiSystem(Model):
@@ -56,14 +56,16 @@ class CloudaiSystem(Model):
     account: str | None = None
     gpus_per_node: int | None = None
     extra_sbatch_args: tuple[str, ...] = ()
+    extra_srun_args: str | tuple[str, ...] = ()
+    global_env_vars: dict[str, str] = Field(default={})
     monitor_interval: float | None = None
 
 
 def load_site(path: Path, base: Site | None = None) -> tuple[Site, tuple[str, ...]]:
     """Read a CloudAI system file or a site file and lay it over `base`.
 
-    A site file has the fields of `Site`: `workspace`, `[cluster]`, `[store]` and so on. The store's keys may be
-    written as `env:NAME` or `block:NAME`.
+    A site file has the fields of `Site`: `workspace`, `[cluster]`, `[store]` and so on. Secrets, such as the store's
+    keys, are written as `env:NAME` or `block:NAME`.
 
     Returns:
         The site, and what the person should know about the file.
@@ -140,11 +142,15 @@ def _cloudai_changes(document: Document, findings: Findings) -> dict[str, Any]:
         "partition": system.default_partition,
         "account": system.account,
         "gpus_per_node": system.gpus_per_node,
-        "extra_sbatch_args": system.extra_sbatch_args,
+        "extra_sbatch_args": (
+            *system.extra_sbatch_args,
+            *sbatch_options(system.extra_srun_args, ("extra_srun_args",), findings),
+        ),
+        "env_vars": _plain_variables(system.global_env_vars, findings),
         "poll_interval": system.monitor_interval,
         "containers": "pyxis",  # CloudAI refuses a cluster without it
     }
-    changes: dict[str, Any] = {"cluster": {key: value for key, value in cluster.items() if value not in (None, ())}}
+    changes: dict[str, Any] = {"cluster": {key: value for key, value in cluster.items() if value not in (None, (), {})}}
     if system.output_path is not None:
         changes["workspace"] = system.output_path
     if system.install_path is not None:
@@ -152,21 +158,34 @@ def _cloudai_changes(document: Document, findings: Findings) -> dict[str, Any]:
     return changes
 
 
+def _plain_variables(variables: Mapping[str, str], findings: Findings) -> dict[str, str]:
+    """The variables of every run; a secret belongs to the tests, where it can be a reference."""
+    for name in variables:
+        if SECRET_NAME.search(name):
+            findings.problem(
+                ("global_env_vars", name), "holds a secret; write it as env:NAME in the tests' extra_env_vars"
+            )
+    return dict(variables)
+
+
 def _site_changes(document: Document, findings: Findings) -> dict[str, Any]:
     table = dict(document.table)
-    store = table.get("store")
-    if isinstance(store, dict):
-        table["store"] = {key: _secret(key, value, findings) for key, value in store.items()}
+    for name, secrets in _SECRETS.items():
+        inner = table.get(name)
+        if isinstance(inner, dict):
+            table[name] = {
+                key: _secret((name, key), value, findings) if key in secrets else value for key, value in inner.items()
+            }
     return table
 
 
-def _secret(key: str, value: Any, findings: Findings) -> Any:
-    """A store key written as text is a reference; a literal one becomes the reference to its own place."""
-    if key not in _SECRETS or not isinstance(value, str):
+def _secret(path: tuple[str, str], value: Any, findings: Findings) -> Any:
+    """A secret written as text is a reference; a literal one becomes the reference to its own place."""
+    if not isinstance(value, str):
         return value
-    ref = reference(value.strip(), findings.source, ("store", key))
+    ref = reference(value.strip(), findings.source, path)
     if ref is not None and ref.source == "toml":
-        findings.warn(("store", key), LITERAL)
+        findings.warn(path, LITERAL)
     return ref
 
 

@@ -7,12 +7,16 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from pydantic import SecretStr
+
 from nightbridge.errors import DamagedData, InvalidInput, NightbridgeError, PermanentError, TransientError
+from nightbridge.images.logins import enroot_config
 from nightbridge.images.meanings import LOGIN, Meaning, error_meant
 from nightbridge.images.references import ImageReference
 from nightbridge.images.registry import registry_digest
-from nightbridge.images.work import work_folder
-from nightbridge.models import Model
+from nightbridge.images.space import CACHE_FACTOR, IMAGE_FACTOR, UNPACKED_FACTOR, Need, check_space, known_size
+from nightbridge.images.work import cache_folder, temporary_folder, work_folder
+from nightbridge.models import ImageImport, Model
 from nightbridge.processes import Finished, run
 
 log = logging.getLogger(__name__)
@@ -21,7 +25,12 @@ IMPORT_TIMEOUT_SECONDS = 4 * 3600.0
 DIGEST_TIMEOUT_SECONDS = 600.0
 
 # enroot's own defaults wait for ever and never try again (docker.sh). Per transfer, so a large layer needs its time.
-_DEFAULTS = {"ENROOT_TRANSFER_TIMEOUT": "1800", "ENROOT_TRANSFER_RETRIES": "3", "ENROOT_CONNECT_TIMEOUT": "30"}
+DEFAULTS: Mapping[str, str] = {
+    "ENROOT_TRANSFER_TIMEOUT": "1800",
+    "ENROOT_TRANSFER_RETRIES": "3",
+    "ENROOT_CONNECT_TIMEOUT": "30",
+}
+"""Settings of enroot where the site has none."""
 
 # `enroot digest` and `@sha256:` came with this version; before it the registry itself is asked.
 FIRST_MAJOR_WITH_DIGEST = 4
@@ -32,6 +41,8 @@ class Enroot(Model):
 
     program: Path
     version: str
+    settings: ImageImport = ImageImport()
+    credentials: SecretStr = SecretStr("")
 
     @property
     def major(self) -> int:
@@ -53,32 +64,50 @@ class Enroot(Model):
 
         """
         if self.major < FIRST_MAJOR_WITH_DIGEST:
-            return registry_digest(reference)
-        finished = run(
-            [self.program, "digest", reference.uri(self.major)],
-            environment=_environment(),
-            timeout=DIGEST_TIMEOUT_SECONDS,
-        )
+            return registry_digest(reference, self.credentials.get_secret_value())
+        with enroot_config(self.credentials.get_secret_value()) as config:
+            finished = run(
+                [self.program, "digest", reference.uri(self.major)],
+                environment={**self._environment(), **config},
+                timeout=DIGEST_TIMEOUT_SECONDS,
+            )
         found = re.search(r"(?:sha256:)?([0-9a-f]{64})", finished.stdout.decode(errors="replace"))
         if finished.code or not found:
             raise explained(finished, reference)
         return f"sha256:{found[1]}"
 
-    def import_image(self, reference: ImageReference, output: Path) -> None:
-        """Import an image into a file that does not exist yet. What a failed import left is removed.
+    @property
+    def work_folders(self) -> tuple[Path, ...]:
+        """Where an import works that must be cleared after a killed one."""
+        return (temporary_folder(self.settings.temp),)
+
+    def import_image(self, reference: ImageReference, output: Path) -> str:
+        """Import an image into a file that does not exist yet; return what made it, for its sidecar.
+
+        What a failed import left is removed.
 
         Raises:
             InvalidInput: There is no such image.
-            PermanentError: The registry refuses us, a disk is full, or enroot lacks a tool.
+            PermanentError: The registry refuses us, a disk is or would be full, or enroot lacks a tool.
             TransientError: The registry cannot be reached or is busy, a layer arrived damaged, or enroot was killed.
 
         """
+        temp = temporary_folder(self.settings.temp)
+        size = known_size(reference, self.credentials.get_secret_value())
+        check_space(
+            (
+                Need(folder=cache_folder(self.settings.cache), size=int(CACHE_FACTOR * size)),
+                Need(folder=temp, size=int(UNPACKED_FACTOR * size)),
+                Need(folder=output.parent, size=int(IMAGE_FACTOR * size)),
+            ),
+            reference,
+        )
         try:
             # A killed enroot leaves its folder behind; in one of ours it is found again.
-            with work_folder(output) as folder:
+            with work_folder(output, temp) as folder, enroot_config(self.credentials.get_secret_value()) as config:
                 finished = run(
                     [self.program, "import", "--output", output, reference.uri(self.major)],
-                    environment={**_environment(), "ENROOT_TEMP_PATH": str(folder)},
+                    environment={**self._environment(), **config, "ENROOT_TEMP_PATH": str(folder)},
                     timeout=IMPORT_TIMEOUT_SECONDS,
                     on_line=lambda line: log.info("enroot: %s", line) if line.startswith("[INFO]") else None,
                 )
@@ -87,10 +116,19 @@ class Enroot(Model):
         except BaseException:
             output.unlink(missing_ok=True)
             raise
+        return self.tool
+
+    def _environment(self) -> Mapping[str, str]:
+        cache = {"ENROOT_CACHE_PATH": str(self.settings.cache)} if self.settings.cache else {}
+        return {**DEFAULTS, **os.environ, **cache}
 
 
-def find_enroot() -> Enroot:
+def find_enroot(settings: ImageImport | None = None, credentials: str = "") -> Enroot:
     """Find enroot on PATH.
+
+    Args:
+        settings: Its folders.
+        credentials: Logins as lines of netrc(5), which come in the place of those in its own file.
 
     Raises:
         PermanentError: There is none, or it does not tell its version.
@@ -108,7 +146,7 @@ def find_enroot() -> Enroot:
     version = finished.stdout.decode(errors="replace").strip()
     if finished.code or not re.match(r"\d+\.", version):
         raise PermanentError(f"enroot does not tell its version: {finished.tail or version}", thing=program)
-    return Enroot(program=Path(program), version=version)
+    return Enroot(program=Path(program), version=version, settings=settings or ImageImport(), credentials=credentials)
 
 
 # Read from the top. A status of the registry says more than curl's exit code that follows from it; a full disk shows
@@ -125,7 +163,8 @@ _MEANINGS = (
         r"|zstd: error 70|curl: \(23\)",
         kind=PermanentError,
         what="a disk is full",
-        advice="Free some space for images, or set ENROOT_CACHE_PATH and ENROOT_TEMP_PATH to larger disks",
+        advice="Free some space for images, or set the Image Cache's cache and temp (ENROOT_CACHE_PATH, "
+        "ENROOT_TEMP_PATH) to larger disks",
     ),
     Meaning(
         pattern=r"returned error(?: code)?: (408|429|5\d\d)",
@@ -193,7 +232,3 @@ def explained(finished: Finished, reference: ImageReference) -> NightbridgeError
     if finished.code == 0:
         return DamagedData("enroot gave no digest", thing=thing)
     return PermanentError(f"enroot failed with code {finished.code}: {finished.tail or 'it said nothing'}", thing=thing)
-
-
-def _environment() -> Mapping[str, str]:
-    return _DEFAULTS | dict(os.environ)

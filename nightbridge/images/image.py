@@ -6,8 +6,10 @@ import os
 import shutil
 import time
 import uuid
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
+from typing import Protocol
 
 from nightbridge.errors import DamagedData, InvalidInput, TransientError
 from nightbridge.files import write_model
@@ -17,7 +19,7 @@ from nightbridge.images.squashfs import check_squashfs, sha256_of
 from nightbridge.images.standard_tools import StandardTools, find_standard_tools
 from nightbridge.images.work import remove_leftovers
 from nightbridge.leases import lease
-from nightbridge.models import Image, Model, RunSpec, Site, utc_now
+from nightbridge.models import Image, ImageImport, Model, RunSpec, Site, utc_now
 from nightbridge.once import decide_once
 
 log = logging.getLogger(__name__)
@@ -45,12 +47,35 @@ class ImagePin(Model):
     resolved_at: datetime
 
 
-def pull_image(spec: RunSpec, site: Site) -> Image:
+class Importer(Protocol):
+    """What makes a .sqsh file of an image in a registry: enroot, or the standard tools."""
+
+    @property
+    def tool(self) -> str:
+        """Its name, for logs."""
+
+    @property
+    def work_folders(self) -> tuple[Path, ...]:
+        """Where a killed import leaves its work on this machine."""
+
+    def digest(self, reference: ImageReference) -> str:
+        """The digest that a reference means now."""
+
+    def import_image(self, reference: ImageReference, output: Path) -> str:
+        """Import into a file that does not exist yet; return what made it, for the sidecar."""
+
+
+def pull_image(spec: RunSpec, site: Site, importer: Callable[[], Importer] | None = None) -> Image:
     """Return the image that a run asks for with `container_image`.
 
     `none` is the declared absence of a container. The path of a .sqsh file is checked and used where it lies. A
     reference is resolved to a digest once per night and imported once per digest, to `<images>/<digest>.sqsh`: with
     enroot, or where there is none with skopeo, umoci and mksquashfs.
+
+    Args:
+        spec: The run.
+        site: Where images are kept.
+        importer: Finds what imports; asked only when something must be. What is on this machine when unset.
 
     Raises:
         InvalidInput: No image is named, or there is no such file or image.
@@ -69,27 +94,32 @@ def pull_image(spec: RunSpec, site: Site) -> Image:
     images = site.images_dir.absolute()
     if _is_path(written):
         return _local_image(written, images)
+    find = importer or (lambda: find_importer(site.image_import))
     reference = parse_reference(written)
     digest = reference.digest
     if digest is None:
         digest = decide_once(
             site.workspace.absolute() / "nights" / spec.night / "images" / f"{reference.identity}.json",
             ImagePin,
-            lambda: ImagePin(reference=str(reference), digest=find_importer().digest(reference), resolved_at=utc_now()),
+            lambda: ImagePin(reference=str(reference), digest=find().digest(reference), resolved_at=utc_now()),
         ).digest
-    return _registry_image(reference.model_copy(update={"digest": digest}), digest, images)
+    return _registry_image(reference.model_copy(update={"digest": digest}), digest, images, find)
 
 
-def find_importer() -> Enroot | StandardTools:
+def find_importer(settings: ImageImport | None = None, credentials: str = "") -> Enroot | StandardTools:
     """Find what can import images here: enroot, else the standard tools.
+
+    Args:
+        settings: Folders of imports.
+        credentials: Logins as lines of netrc(5).
 
     Raises:
         PermanentError: Neither is installed; the message says what can be.
 
     """
-    if shutil.which("enroot") is None and (tools := find_standard_tools()) is not None:
+    if shutil.which("enroot") is None and (tools := find_standard_tools(settings, credentials)) is not None:
         return tools
-    return find_enroot()
+    return find_enroot(settings, credentials)
 
 
 def _is_path(text: str) -> bool:
@@ -111,22 +141,22 @@ def _local_image(written: str, images: Path) -> Image:
     return _image(written, path, record)
 
 
-def _registry_image(reference: ImageReference, digest: str, images: Path) -> Image:
+def _registry_image(reference: ImageReference, digest: str, images: Path, find: Callable[[], Importer]) -> Image:
     name = digest.removeprefix("sha256:")
     path = images / f"{name}.sqsh"
     sidecar = path.with_suffix(".json")
     with lease(images / f".{name}.lease", timeout=IMPORT_TIMEOUT_SECONDS) as held:
         record = _valid_record(sidecar, path)
         if record is None:
-            remove_leftovers(images, name)
-            importer = find_importer()
+            importer = find()
+            remove_leftovers(images, name, importer.work_folders)
             log.info("importing %s with %s", reference, importer.tool)
             started = time.monotonic()
             temporary = images / f".{name}.{uuid.uuid4().hex}.sqsh.tmp"
             try:
-                importer.import_image(reference, temporary)
-                _check_import(temporary, importer.tool, reference)
-                record = _record(temporary, reference=str(reference), digest=digest, tool=importer.tool)
+                tool = importer.import_image(reference, temporary)
+                _check_import(temporary, tool, reference)
+                record = _record(temporary, reference=str(reference), digest=digest, tool=tool)
                 held.ensure_held()
                 sidecar.unlink(missing_ok=True)
                 temporary.replace(path)

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterable
 
 from nightbridge.errors import NightbridgeError
+from nightbridge.images.logins import login_advice
 from nightbridge.images.references import ImageReference
-from nightbridge.images.registry import login_advice
 from nightbridge.models import Model
 
 LOGIN = "{login}"

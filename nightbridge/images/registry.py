@@ -1,17 +1,16 @@
-"""A registry's own HTTP API (OCI distribution specification): what a tag means now, for tools that cannot tell.
+"""A registry's own HTTP API (OCI distribution specification): what a tag means now, and how large an image is.
 
-Logins are the ones that the import tools use: enroot's `.credentials`, else the files that docker, podman and skopeo
-write. They go to the registry and to the token server that it names, never through a redirect to a third place.
+Logins are the ones that the import tools use (see `logins`). They go to the registry and to the token server that it
+names, never through a redirect to a third place.
 """
 
 import base64
-import binascii
 import hashlib
 import http.client
 import json
 import logging
-import netrc
 import os
+import platform
 import re
 import ssl
 import time
@@ -20,18 +19,14 @@ import urllib.parse
 import urllib.request
 from collections.abc import Mapping
 from email.message import Message
-from pathlib import Path
+
+from pydantic import BaseModel, Field, ValidationError
 
 from nightbridge.errors import DamagedData, InvalidInput, NightbridgeError, PermanentError, TransientError
+from nightbridge.images.logins import DOCKER_HUB, Login, find_login, login_advice
 from nightbridge.images.references import ImageReference
 
 log = logging.getLogger(__name__)
-
-Login = tuple[str, str]
-"""User and password. Never logged, never part of a model."""
-
-DOCKER_HUB = "registry-1.docker.io"
-_DOCKER_HUB_LOGINS = ("auth.docker.io", "docker.io", "https://index.docker.io/v1/")
 
 _MANIFEST_TYPES = (
     "application/vnd.oci.image.index.v1+json",
@@ -44,17 +39,27 @@ _TIMEOUT_SECONDS = 60.0
 _TRIES = 4
 _LONGEST_PAUSE_SECONDS = 60.0
 
-LOGIN_ADVICE = (
-    "Put a line `machine {registry} login {user} password PASSWORD` into $ENROOT_CONFIG_PATH/.credentials "
-    "(~/.config/enroot/.credentials)"
-)
+# What a registry calls this machine (OCI image specification, after Go's GOARCH).
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
-def login_advice(reference: ImageReference) -> str:
-    """How to log in to the registry of an image; NVIDIA's takes one fixed user name with an API key."""
-    return LOGIN_ADVICE.replace("{registry}", reference.registry or "auth.docker.io").replace(
-        "{user}", "$oauthtoken" if reference.registry == "nvcr.io" else "USER"
-    )
+class _Platform(BaseModel):
+    architecture: str = ""
+    os: str = ""
+
+
+class _Descriptor(BaseModel):
+    digest: str
+    size: int = 0
+    platform: _Platform = _Platform()
+
+
+class _Manifest(BaseModel):
+    """A manifest, or the list of those of several platforms; registries add fields of their own."""
+
+    config: _Descriptor | None = None
+    layers: list[_Descriptor] = []
+    manifests: list[_Descriptor] = Field([], description="One for each platform; empty in a manifest itself.")
 
 
 def http_is_allowed() -> bool:
@@ -62,8 +67,12 @@ def http_is_allowed() -> bool:
     return os.environ.get("ENROOT_ALLOW_HTTP", "").lower() in {"1", "y", "yes", "true", "on"}
 
 
-def registry_digest(reference: ImageReference) -> str:
+def registry_digest(reference: ImageReference, credentials: str = "") -> str:
     """The digest of the manifest that a reference means now, `sha256:<64 hex>`.
+
+    Args:
+        reference: The image.
+        credentials: Logins that come before those of the tools' files.
 
     Raises:
         InvalidInput: There is no such image.
@@ -72,6 +81,45 @@ def registry_digest(reference: ImageReference) -> str:
         DamagedData: It answered with no digest.
 
     """
+    digest = _ask_for_manifest(reference, "HEAD", credentials).headers.get("Docker-Content-Digest")
+    if digest is None:
+        # The header is optional; the digest is by definition that of the manifest's bytes.
+        with _ask_for_manifest(reference, "GET", credentials) as manifest:
+            digest = f"sha256:{hashlib.sha256(manifest.read()).hexdigest()}"
+    if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
+        raise DamagedData(f"the registry gave no digest that we know ({digest[:80]!r})", thing=str(reference))
+    return digest
+
+
+def download_size(reference: ImageReference, credentials: str = "") -> int:
+    """Bytes of an image's configuration and layers as the registry sends them, for this kind of machine.
+
+    Raises:
+        InvalidInput: There is no such image, or none for this kind of machine.
+        PermanentError: The registry refuses us.
+        TransientError: The registry cannot be reached, or is busy.
+        DamagedData: Its manifest cannot be read.
+
+    """
+    manifest = _read_manifest(reference, credentials)
+    if manifest.manifests:
+        here = _Platform(architecture=_ARCHITECTURES.get(platform.machine(), platform.machine()), os="linux")
+        digest = next((one.digest for one in manifest.manifests if one.platform == here), None)
+        if digest is None:
+            raise InvalidInput("there is no such image for this kind of machine", thing=str(reference))
+        manifest = _read_manifest(reference.model_copy(update={"digest": digest}), credentials)
+    return sum(blob.size for blob in (*manifest.layers, *((manifest.config,) if manifest.config else ())))
+
+
+def _read_manifest(reference: ImageReference, credentials: str) -> _Manifest:
+    with _ask_for_manifest(reference, "GET", credentials) as answer:
+        try:
+            return _Manifest.model_validate_json(answer.read())
+        except (ValidationError, http.client.HTTPException, OSError) as error:
+            raise DamagedData("the registry's manifest cannot be read", thing=str(reference)) from error
+
+
+def _ask_for_manifest(reference: ImageReference, method: str, credentials: str) -> http.client.HTTPResponse:
     registry = reference.registry or DOCKER_HUB
     name = reference.name if reference.registry or "/" in reference.name else f"library/{reference.name}"
     version = reference.digest or reference.tag or "latest"
@@ -79,80 +127,12 @@ def registry_digest(reference: ImageReference) -> str:
     url = f"{scheme}://{registry}/v2/{name}/manifests/{version}"
     headers = {"Accept": ", ".join(_MANIFEST_TYPES)}
     try:
-        answer = _ask(url, headers, method="HEAD", reference=reference)
+        return _ask(url, headers, method=method, reference=reference)
     except urllib.error.HTTPError as error:
         if error.code != http.HTTPStatus.UNAUTHORIZED:
             raise _refusal(error, reference) from error
-        headers["Authorization"] = _authorization(error.headers, registry, reference)
-        answer = _ask_again(url, headers, "HEAD", reference)
-    digest = answer.headers.get("Docker-Content-Digest")
-    if digest is None:
-        # The header is optional; the digest is by definition that of the manifest's bytes.
-        with _ask_again(url, headers, "GET", reference) as manifest:
-            digest = f"sha256:{hashlib.sha256(manifest.read()).hexdigest()}"
-    if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
-        raise DamagedData(f"the registry gave no digest that we know ({digest[:80]!r})", thing=str(reference))
-    return digest
-
-
-def find_login(registry: str, *, token_server: str = "") -> Login | None:
-    """The login for a registry, as `registry[:port]`; None when nobody left one.
-
-    Raises:
-        PermanentError: A file with logins cannot be read.
-
-    """
-    hosts = [registry, registry.rpartition(":")[0], token_server]
-    if registry == DOCKER_HUB:
-        hosts += _DOCKER_HUB_LOGINS
-    for table in (_enroot_logins(), *map(_docker_logins, _docker_files())):
-        for host in hosts:
-            if host and (login := table.get(host)):
-                return login
-    return None
-
-
-def _enroot_logins() -> Mapping[str, Login]:
-    config = os.environ.get("ENROOT_CONFIG_PATH")
-    home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    path = (Path(config) if config else home / "enroot") / ".credentials"
-    if not path.is_file():
-        return {}
-    try:
-        hosts = netrc.netrc(path).hosts
-    except (netrc.NetrcParseError, OSError) as error:
-        # The parser's own message shows the word that it stumbled over, which may be the password.
-        where = f" at line {error.lineno}" if isinstance(error, netrc.NetrcParseError) else ""
-        raise PermanentError(
-            f"this file with logins cannot be read{where}", thing=str(path), advice="Its format is netrc(5)"
-        ) from None
-    # enroot lets its shell fill in a password that begins with a dollar sign.
-    return {host: (user, os.path.expandvars(password)) for host, (user, _, password) in hosts.items()}
-
-
-def _docker_files() -> list[Path]:
-    variables = os.environ
-    named = variables.get("REGISTRY_AUTH_FILE")
-    if named:
-        return [Path(named)]
-    runtime = variables.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
-    docker = Path(variables.get("DOCKER_CONFIG") or Path.home() / ".docker")
-    return [Path(runtime) / "containers" / "auth.json", docker / "config.json"]
-
-
-def _docker_logins(path: Path) -> Mapping[str, Login]:
-    logins = {}
-    try:
-        entries = json.loads(path.read_bytes()).get("auths", {})
-        for host, entry in entries.items():
-            user, _, password = base64.b64decode(entry.get("auth", "")).decode().partition(":")
-            if user and password:
-                logins[host] = (user, password)
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, AttributeError, binascii.Error):
-        raise PermanentError("this file with logins cannot be read", thing=str(path)) from None
-    return logins
+        headers["Authorization"] = _authorization(error.headers, registry, reference, credentials)
+        return _ask_again(url, headers, method, reference)
 
 
 def _ask(url: str, headers: Mapping[str, str], *, method: str, reference: ImageReference) -> http.client.HTTPResponse:
@@ -191,14 +171,14 @@ def _asked_to_wait(error: urllib.error.HTTPError) -> float | None:
     return float(said) if said.isdecimal() and float(said) <= _LONGEST_PAUSE_SECONDS else None
 
 
-def _authorization(headers: Message, registry: str, reference: ImageReference) -> str:
+def _authorization(headers: Message, registry: str, reference: ImageReference, credentials: str) -> str:
     """What the `Authorization` header must be for a registry that answered 401."""
     challenge = headers.get("WWW-Authenticate", "")
     scheme, _, rest = challenge.partition(" ")
     fields = {name.lower(): quoted for name, quoted in re.findall(r'(\w+)="([^"]*)"', rest)}
     realm = fields.get("realm", "")
     if scheme.lower() == "basic":
-        login = find_login(registry)
+        login = find_login(registry, credentials=credentials)
         if login is None:
             raise PermanentError("the registry asks for a login", thing=str(reference), advice=login_advice(reference))
         return _basic(login)
@@ -206,7 +186,8 @@ def _authorization(headers: Message, registry: str, reference: ImageReference) -
         raise PermanentError(f"the registry asks for a login that we do not know ({scheme!r})", thing=str(reference))
     if realm.startswith("http://") and not http_is_allowed():
         raise PermanentError("the registry wants the login sent without encryption", thing=str(reference))
-    login = find_login(registry, token_server=urllib.parse.urlsplit(realm).hostname or "")
+    server = urllib.parse.urlsplit(realm).hostname or ""
+    login = find_login(registry, token_server=server, credentials=credentials)
     query = urllib.parse.urlencode({name: fields[name] for name in ("service", "scope") if name in fields})
     basic = {"Authorization": _basic(login)} if login else {}
     with _ask_again(f"{realm}?{query}", basic, "GET", reference) as answer:

@@ -1,7 +1,8 @@
 """Import without enroot: skopeo fetches, umoci unpacks, mksquashfs packs. All three are Debian packages.
 
 The result is what enroot makes of the same image: all files owned by root, nothing below /dev, readable to its owner,
-the same compression, and the files of `rootfs.py` that say how it is started.
+the same compression, and the files of `rootfs.py` that say how it is started. Layers are kept: what one image has
+fetched, another with the same layers does not fetch again.
 """
 
 import base64
@@ -12,19 +13,22 @@ import re
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from pydantic import ValidationError
+from pydantic import SecretStr, ValidationError
 
 from nightbridge.errors import InvalidInput, NightbridgeError, PermanentError, TransientError
+from nightbridge.images.layers import drop_damaged, keep_used, layout_over
+from nightbridge.images.logins import DOCKER_HUB, Login, file_in_memory, find_login
 from nightbridge.images.meanings import LOGIN, Meaning, error_meant
 from nightbridge.images.references import ImageReference
-from nightbridge.images.registry import DOCKER_HUB, find_login, http_is_allowed, registry_digest
+from nightbridge.images.registry import http_is_allowed, registry_digest
 from nightbridge.images.rootfs import ImageConfig, open_to_owner, write_start_files
-from nightbridge.images.work import work_folder
-from nightbridge.models import Model
-from nightbridge.processes import Finished, run
+from nightbridge.images.space import CACHE_FACTOR, IMAGE_FACTOR, UNPACKED_FACTOR, Need, check_space, known_size
+from nightbridge.images.work import cache_folder, remove_tree, temporary_folder, work_folder
+from nightbridge.models import ImageImport, Model
+from nightbridge.processes import Finished, Progress, Stalled, run
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +37,7 @@ PROGRAMS = ("skopeo", "umoci", "mksquashfs")
 _STEP_TIMEOUT_SECONDS = 2 * 3600.0
 _VERSION_TIMEOUT_SECONDS = 60.0
 _DEFAULT_RETRIES = "3"
+STALL_SECONDS = 180.0
 # enroot's own default.
 _DEFAULT_SQUASH_OPTIONS = "-comp lzo -noD -exit-on-error"
 _POLICIES = (Path("/etc/containers/policy.json"), Path("~/.config/containers/policy.json"))
@@ -45,52 +50,103 @@ class StandardTools(Model):
     umoci: Path
     mksquashfs: Path
     versions: tuple[str, ...]
+    settings: ImageImport = ImageImport()
+    credentials: SecretStr = SecretStr("")
+    patience: float = STALL_SECONDS
 
     @property
     def tool(self) -> str:
-        """What made an image, for its sidecar."""
+        """What makes an image, for its sidecar."""
         return ", ".join(f"{name} {version}" for name, version in zip(PROGRAMS, self.versions, strict=True))
+
+    @property
+    def work_folders(self) -> tuple[Path, ...]:
+        """Where an import works that must be cleared after a killed one."""
+        return (temporary_folder(self.settings.temp), self._layers)
+
+    @property
+    def _layers(self) -> Path:
+        """Where layers are kept, beside enroot's own, which are packed in another way."""
+        return cache_folder(self.settings.cache) / "nightbridge"
 
     def digest(self, reference: ImageReference) -> str:
         """The digest that a reference means now; see `registry_digest`."""
-        return registry_digest(reference)
+        return registry_digest(reference, self.credentials.get_secret_value())
 
-    def import_image(self, reference: ImageReference, output: Path) -> None:
-        """Import an image into a file that does not exist yet. What a failed import left is removed.
+    def import_image(self, reference: ImageReference, output: Path) -> str:
+        """Import an image into a file that does not exist yet; return what made it, for its sidecar.
+
+        What a failed import left is removed, but for the layers that are whole.
 
         Raises:
             InvalidInput: There is no such image.
-            PermanentError: The registry refuses us, a disk is full, or the image is of a kind that cannot be unpacked.
-            TransientError: The registry cannot be reached or is busy, a layer arrived damaged, or a tool was killed.
+            PermanentError: The registry refuses us, a disk is or would be full, or the image cannot be unpacked.
+            TransientError: The registry cannot be reached, is busy or got stuck, a layer arrived damaged, or a tool was
+                killed.
 
         """
+        temp = temporary_folder(self.settings.temp)
+        size = known_size(reference, self.credentials.get_secret_value())
+        check_space(
+            (
+                Need(folder=self._layers, size=int(CACHE_FACTOR * size)),
+                Need(folder=temp, size=int(UNPACKED_FACTOR * size)),
+                Need(folder=output.parent, size=int(IMAGE_FACTOR * size)),
+            ),
+            reference,
+        )
         try:
-            with work_folder(output) as folder:
-                layout, bundle = folder / "layout", folder / "bundle"
-                self._fetch(reference, layout)
-                self._unpack(reference, layout, bundle)
-                rootfs = bundle / "rootfs"
+            # skopeo moves what it has fetched from the layout to the layers, which must be on one file system.
+            with work_folder(output, temp) as folder, work_folder(output, self._layers) as layout:
+                rootfs = self._unpacked(reference, layout_over(layout, self._layers), folder / "bundle")
                 open_to_owner(rootfs)
                 write_start_files(rootfs, _read_config(layout, reference))
                 self._pack(reference, rootfs, output)
+                keep_used(layout, self._layers)
         except BaseException:
             output.unlink(missing_ok=True)
             raise
+        return self.tool
+
+    def _unpacked(self, reference: ImageReference, layout: Path, bundle: Path) -> Path:
+        """The root file system of an image, fetched and unpacked."""
+        self._fetch(reference, layout)
+        try:
+            self._unpack(reference, layout, bundle)
+        except NightbridgeError:
+            # umoci checks each layer against its digest; one of long ago may have been spoilt on the disk since.
+            if not drop_damaged(layout):
+                raise
+            log.warning("%s: layers in %s were damaged, and are fetched again", reference, self._layers)
+            remove_tree(bundle)
+            self._fetch(reference, layout)
+            self._unpack(reference, layout, bundle)
+        return bundle / "rootfs"
 
     def _fetch(self, reference: ImageReference, layout: Path) -> None:
+        """Fetch what is missing. A transfer that got stuck is killed and goes on with the layers that it had."""
+        for _ in range(int(_retries())):
+            try:
+                return self._fetch_once(reference, layout)
+            except Stalled as error:
+                log.warning("%s: %s", reference, error)
+        return self._fetch_once(reference, layout)
+
+    def _fetch_once(self, reference: ImageReference, layout: Path) -> None:
         registry = reference.registry or DOCKER_HUB
         # Content is known by its digest; a site's own signature policy is kept where there is one.
         policy = [] if any(path.expanduser().exists() for path in _POLICIES) else ["--insecure-policy"]
-        retries = os.environ.get("ENROOT_TRANSFER_RETRIES", _DEFAULT_RETRIES)
-        options = ["--quiet", f"--retry-times={retries}", *(["--src-tls-verify=false"] if http_is_allowed() else [])]
+        options = ["--quiet", f"--retry-times={_retries()}", *(["--src-tls-verify=false"] if http_is_allowed() else [])]
         version = f"@{reference.digest}" if reference.digest else f":{reference.tag or 'latest'}"
         source = f"docker://{reference.registry or 'docker.io'}/{reference.name}{version}"
         limit = float(os.environ.get("ENROOT_TRANSFER_TIMEOUT") or 0) or _STEP_TIMEOUT_SECONDS
-        with _login_file(registry, reference) as login:
+        login = find_login(registry, credentials=self.credentials.get_secret_value())
+        with _login_option(login, reference) as option:
             _step(
-                [self.skopeo, *policy, "--override-os=linux", "copy", *options, *login, source, f"oci:{layout}:image"],
+                [self.skopeo, *policy, "--override-os=linux", "copy", *options, *option, source, f"oci:{layout}:image"],
                 reference,
                 timeout=limit,
+                progress=Progress(lambda: _bytes_below(layout), self.patience),
             )
 
     def _unpack(self, reference: ImageReference, layout: Path, bundle: Path) -> None:
@@ -105,8 +161,27 @@ class StandardTools(Model):
         _step([*argv, *attributes, *options, "-wildcards", "-e", "dev/*"], reference)
 
 
-def find_standard_tools() -> StandardTools | None:
+def _retries() -> str:
+    return os.environ.get("ENROOT_TRANSFER_RETRIES", _DEFAULT_RETRIES)
+
+
+def _bytes_below(layout: Path) -> int:
+    """What a fetch has written so far; a file may be moved or removed at any moment."""
+    total = 0
+    for folder in (layout, layout / "blobs" / "sha256"):
+        with suppress(OSError), os.scandir(folder) as entries:
+            for entry in entries:
+                with suppress(OSError):
+                    total += entry.stat().st_size
+    return total
+
+
+def find_standard_tools(settings: ImageImport | None = None, credentials: str = "") -> StandardTools | None:
     """Find the three programs on PATH; None unless all are there.
+
+    Args:
+        settings: Folders of imports.
+        credentials: Logins as lines of netrc(5), which come before those in files.
 
     Raises:
         PermanentError: One of them does not tell its version.
@@ -117,7 +192,14 @@ def find_standard_tools() -> StandardTools | None:
         return None
     skopeo, umoci, mksquashfs = (Path(str(program)) for program in programs)
     versions = (_version(skopeo, "--version"), _version(umoci, "--version"), _version(mksquashfs, "-version"))
-    return StandardTools(skopeo=skopeo, umoci=umoci, mksquashfs=mksquashfs, versions=versions)
+    return StandardTools(
+        skopeo=skopeo,
+        umoci=umoci,
+        mksquashfs=mksquashfs,
+        versions=versions,
+        settings=settings or ImageImport(),
+        credentials=SecretStr(credentials),
+    )
 
 
 def _version(program: Path, option: str) -> str:
@@ -135,7 +217,8 @@ _MEANINGS = (
         pattern=r"(?i)no space left on device|disk quota exceeded|failed to write to output filesystem",
         kind=PermanentError,
         what="a disk is full",
-        advice="Free some space for images, or set ENROOT_TEMP_PATH to a larger disk",
+        advice="Free some space for images, or set the Image Cache's cache and temp (ENROOT_CACHE_PATH, "
+        "ENROOT_TEMP_PATH) to larger disks",
     ),
     Meaning(
         pattern=r"no image found in (manifest list|image index)|does not match the runtime",
@@ -182,8 +265,14 @@ _MEANINGS = (
 )
 
 
-def _step(argv: list[str | Path], reference: ImageReference, *, timeout: float = _STEP_TIMEOUT_SECONDS) -> None:
-    finished = run(argv, environment=os.environ, timeout=timeout)
+def _step(
+    argv: list[str | Path],
+    reference: ImageReference,
+    *,
+    timeout: float = _STEP_TIMEOUT_SECONDS,
+    progress: Progress | None = None,
+) -> None:
+    finished = run(argv, environment=os.environ, timeout=timeout, progress=progress)
     if finished.code:
         raise explained(finished, Path(argv[0]).name, reference)
 
@@ -203,24 +292,14 @@ def explained(finished: Finished, program: str, reference: ImageReference) -> Ni
 
 
 @contextmanager
-def _login_file(registry: str, reference: ImageReference) -> Iterator[list[str]]:
-    """The option that gives skopeo our login, in a file that exists in memory only and that no other user can read.
-
-    No option without a login of ours: skopeo then looks in its own places.
-    """
-    login = find_login(registry)
+def _login_option(login: Login | None, reference: ImageReference) -> Iterator[list[str]]:
+    """The option that gives skopeo our login; none without one, so that skopeo looks in its own places."""
     if login is None:
         yield []
         return
-    content = {
-        "auths": {reference.registry or "docker.io": {"auth": base64.b64encode(":".join(login).encode()).decode()}}
-    }
-    descriptor = os.memfd_create("login")
-    try:
-        os.write(descriptor, json.dumps(content).encode())
-        yield [f"--src-authfile=/proc/{os.getpid()}/fd/{descriptor}"]
-    finally:
-        os.close(descriptor)
+    packed = base64.b64encode(":".join(login).encode()).decode()
+    with file_in_memory(json.dumps({"auths": {reference.registry or "docker.io": {"auth": packed}}})) as path:
+        yield [f"--src-authfile={path}"]
 
 
 def _read_config(layout: Path, reference: ImageReference) -> ImageConfig:

@@ -5,7 +5,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -15,12 +15,9 @@ _PATIENCE_SECONDS = 3.0
 
 
 @contextmanager
-def work_folder(output: Path) -> Iterator[Path]:
-    """A fresh folder for the import of the file `output`, removed at the end of the block.
-
-    It lies in `ENROOT_TEMP_PATH`, else in the system's temporary folder: unpacking needs a local file system.
-    """
-    folder = _base() / f"{_prefix(output.parent, output.name)}"
+def work_folder(output: Path, base: Path) -> Iterator[Path]:
+    """A fresh folder in `base` for the import of the file `output`, removed at the end of the block."""
+    folder = base / work_name(output)
     folder.mkdir(parents=True, mode=0o700)
     try:
         yield folder
@@ -28,13 +25,27 @@ def work_folder(output: Path) -> Iterator[Path]:
         remove_tree(folder)
 
 
-def remove_leftovers(images: Path, name: str) -> None:
-    """Remove what killed imports of an image left, here and beside the images. Only the image's lease holder may."""
+def temporary_folder(configured: Path | None) -> Path:
+    """Where images are unpacked: the configured folder, `ENROOT_TEMP_PATH`, else the system's temporary folder.
+
+    Unpacking needs a local file system.
+    """
+    return configured or Path(os.environ.get("ENROOT_TEMP_PATH") or tempfile.gettempdir())
+
+
+def cache_folder(configured: Path | None) -> Path:
+    """Where fetched layers are kept: the configured folder, `ENROOT_CACHE_PATH`, else enroot's own default."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return configured or Path(os.environ.get("ENROOT_CACHE_PATH") or home / "enroot")
+
+
+def remove_leftovers(images: Path, name: str, bases: Iterable[Path]) -> None:
+    """Remove what killed imports of an image left beside the images and in `bases`. Only its lease's holder may."""
     # A half-made image, and a sidecar whose writer was killed; a lease's own files may be another process's.
     for leftover in (*images.glob(f".{name}.*.sqsh.tmp"), *images.glob(f".{name}.json.*.tmp")):
         leftover.unlink(missing_ok=True)
-    if _base().is_dir():
-        for leftover in _base().glob(f"{_prefix(images, f'.{name}.')}*.sqsh.tmp"):
+    for base in bases:
+        for leftover in base.glob(f"{_prefix(images, f'.{name}.')}*.sqsh.tmp"):
             remove_tree(leftover)
 
 
@@ -51,8 +62,9 @@ def remove_tree(folder: Path) -> None:
             time.sleep(0.1)
 
 
-def _base() -> Path:
-    return Path(os.environ.get("ENROOT_TEMP_PATH") or tempfile.gettempdir())
+def work_name(output: Path) -> str:
+    """The name of the folder in which the import of a file works."""
+    return _prefix(output.parent, output.name)
 
 
 def _prefix(images: Path, name: str) -> str:

@@ -25,15 +25,26 @@ def known_flags(checkout: Path) -> dict[str, Choices]:
         InvalidInput: The checkout has no such parser, or it is not Python that can be read.
 
     """
-    path = checkout / PARSER
     try:
-        module = ast.parse(path.read_text(encoding="utf-8"))
+        return flags_in(checkout / PARSER)
     except OSError as error:
         raise InvalidInput(
             f"the pinned commit has no launcher at {PARSER}",
             thing=str(checkout),
             advice="Pin a Megatron-Bridge commit from v0.3.0 on",
         ) from error
+
+
+def flags_in(path: Path) -> dict[str, Choices]:
+    """Return every option string that a Python file adds to a parser, with the values it allows (None: any).
+
+    Raises:
+        OSError: The file cannot be read.
+        InvalidInput: It is not Python.
+
+    """
+    try:
+        module = ast.parse(path.read_text(encoding="utf-8"))
     except (SyntaxError, ValueError) as error:
         raise InvalidInput(f"the launcher's parser cannot be read: {error}", thing=str(path)) from error
     constants = _constants(module)

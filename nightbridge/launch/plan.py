@@ -8,10 +8,12 @@ from typing import Any
 from nightbridge.errors import InvalidInput
 from nightbridge.launch.checks import unknown_flags, unsafe_values, wrong_choices
 from nightbridge.launch.flags import FLAGS, V0_3_0, KnownFlags, known_in, written
+from nightbridge.launch.hetero import hetero_plan
 from nightbridge.launch.outputs import JOB_FOLDER, output_arguments, output_dir, overrides
 from nightbridge.launch.parser_source import known_flags
 from nightbridge.launch.resources import gpus_per_node, nodes_for, num_gpus, time_limit_seconds
-from nightbridge.launch.safety import danger_in, expands
+from nightbridge.launch.safety import danger_in, danger_in_variable, expands
+from nightbridge.launch.site_options import site_options
 from nightbridge.launch.time_limits import clock
 from nightbridge.launch.versions import Version, version_for_pin
 from nightbridge.models import (
@@ -56,6 +58,8 @@ def make_plan(
             every violation is told.
 
     """
+    if not spec.test.has_launcher:
+        return hetero_plan(spec, checkout.megatron_bridge, image, limits, site, attempt, attempt_dir.absolute())
     known = known_flags(checkout.megatron_bridge.path)
     return _plan(spec, checkout, image, limits, site, attempt, attempt_dir.absolute(), known)
 
@@ -83,6 +87,8 @@ def placeholder_plan(spec: RunSpec, site: Site, limits: ClusterLimits | None = N
     reference = str(spec.test.cmd_args.get("container_image", ""))
     image = Image(kind="none") if reference == "none" else Image(kind="sqsh", path=PLACEHOLDER / "images/image.sqsh")
     attempt_dir = PLACEHOLDER / "runs" / spec.run_key / "a1"
+    if not spec.test.has_launcher:
+        return hetero_plan(spec, checkout.megatron_bridge, image, limits or ClusterLimits(), site, 1, attempt_dir)
     known = known_in(version_for_pin(bridge.commit))
     return _plan(spec, checkout, image, limits or ClusterLimits(), site, 1, attempt_dir, known)
 
@@ -104,6 +110,11 @@ def _plan(
 ) -> LaunchPlan:
     test = spec.test
     problems = [f"{path}: {reason}" for path, reason in _refused(test, known)]
+    problems += [
+        f"env_vars.{name} of {site.cluster.name}: {value!r} {reason}"
+        for name, value in site.cluster.env_vars.items()
+        if (reason := danger_in_variable(name, value))
+    ]
     if problems:
         raise InvalidInput(
             "the pinned launcher cannot run this test as it is written",
@@ -111,6 +122,8 @@ def _plan(
             advice="Mend what follows",
             violations=problems,
         )
+    if checkout.environment is None:
+        raise InvalidInput("the launcher has no environment to run in", thing=test.id)
     bridge = checkout.megatron_bridge.path
     per_node = gpus_per_node(test, launcher_version(known), site.cluster, limits)
     if per_node is None:
@@ -124,7 +137,7 @@ def _plan(
     values: dict[str, Any] = {
         **test.cmd_args,
         **output_arguments(spec, folder, attempt_name),
-        **_variables(test, known),
+        **_variables(test, site.cluster, known),
         "num_gpus": num_gpus(test),
         "gpus_per_node": per_node,
         "container_image": image.path if image.kind == "sqsh" else "none",
@@ -146,7 +159,7 @@ def _plan(
         attempt_dir=attempt_dir,
         argv=argv,
         cwd=bridge,
-        environment=_environment(test, attempt_dir),
+        environment=_environment(test, site.cluster, attempt_dir),
         secret_environment=test.secrets,
         sbatch_args=_sbatch_args(test, site.cluster),
         nodes=nodes_for(num_gpus(test), per_node),
@@ -181,9 +194,9 @@ def _mounts(test: TestDefinition, bridge: Path) -> tuple[str, ...]:
     return (*test.extra_container_mounts, *((f"{bridge}:{mount_as}",) if mount_as else ()))
 
 
-def _variables(test: TestDefinition, known: KnownFlags) -> dict[str, list[str]]:
-    """The test's environment variables, each carried by the flag that carries it whole in this launcher."""
-    variables = dict(test.extra_env_vars)
+def _variables(test: TestDefinition, cluster: ClusterSettings, known: KnownFlags) -> dict[str, list[str]]:
+    """The cluster's and the test's variables, each carried by the flag that carries it whole in this launcher."""
+    variables = {**cluster.env_vars, **test.extra_env_vars}
     if "HF_TOKEN" in test.secrets and not test.cmd_args.get("offline"):
         # The launcher's own -hf does this as well: a token is of no use to a library that stays offline.
         variables.setdefault("TRANSFORMERS_OFFLINE", "0")
@@ -223,8 +236,9 @@ def _check_workspace(image: Image, attempt_dir: Path) -> None:
         )
 
 
-def _environment(test: TestDefinition, attempt_dir: Path) -> dict[str, str]:
-    runtime = {name: test.extra_env_vars[name] for name in _CONTAINER_RUNTIME if name in test.extra_env_vars}
+def _environment(test: TestDefinition, cluster: ClusterSettings, attempt_dir: Path) -> dict[str, str]:
+    variables = {**cluster.env_vars, **test.extra_env_vars}
+    runtime = {name: variables[name] for name in _CONTAINER_RUNTIME if name in variables}
     return {
         **runtime,
         "NEMORUN_HOME": str(attempt_dir / LAUNCHER_HOME),
@@ -235,12 +249,7 @@ def _environment(test: TestDefinition, attempt_dir: Path) -> dict[str, str]:
 
 
 def _sbatch_args(test: TestDefinition, cluster: ClusterSettings) -> tuple[str, ...]:
-    named: Mapping[str, str | None] = {"qos": cluster.qos, "reservation": cluster.reservation}
-    return (
-        *(f"--{option}={value}" for option, value in named.items() if value),
-        *cluster.extra_sbatch_args,
-        *test.sbatch_args,
-    )
+    return (*site_options(cluster), *test.sbatch_args)
 
 
 def _warnings(test: TestDefinition, cluster: ClusterSettings, image: Image, per_node: int) -> list[str]:
@@ -255,7 +264,6 @@ def _warnings(test: TestDefinition, cluster: ClusterSettings, image: Image, per_
         f"{cluster.name} has no account, so {NO_ACCOUNT!r} is asked for; Slurm may refuse it": (
             cluster.kind == "slurm" and not cluster.account
         ),
-        "load_dir is given: this run resumes another one and is no fair baseline": bool(test.cmd_args.get("load_dir")),
     }
     return [message for message, applies in found.items() if applies]
 

@@ -27,7 +27,7 @@ def at_point(test: TestDefinition, point: Mapping[str, Any], version: Version | 
             variables[name.removeprefix(_VARIABLES)] = value
         elif name != _NODES:
             args[name] = value
-    concrete = test.model_copy(update={"cmd_args": args, "extra_env_vars": variables, "axes": ()})
+    concrete = test.model_copy(update={"cmd_args": args, "extra_env_vars": variables, "axes": (), "drawn": ()})
     if _NODES not in point:
         return concrete
     per_node = gpus_per_node(concrete, version or version_for_pin(test.megatron_bridge.commit))

@@ -1,5 +1,6 @@
 """How many GPUs, nodes and seconds a test asks for."""
 
+from nightbridge.launch import grids
 from nightbridge.launch.flags import GPUS_PER_NODE, LAUNCHER_TIME_LIMIT
 from nightbridge.launch.time_limits import seconds_of
 from nightbridge.launch.versions import Version
@@ -12,7 +13,9 @@ _GPUS_PER_NODE_0_3 = 8
 
 
 def num_gpus(test: TestDefinition) -> int:
-    """The GPUs that the launcher is told to use."""
+    """The GPUs that the launcher is told to use; of two grids, all their ranks."""
+    if not test.has_launcher:
+        return grids.grids_of(test).ranks
     return int(test.cmd_args.get("num_gpus", DEFAULT_NUM_GPUS))
 
 
@@ -29,6 +32,8 @@ def gpus_per_node(
         return int(test.cmd_args["gpus_per_node"])
     if limits is not None and limits.gpus_per_node:
         return limits.gpus_per_node
+    if not test.has_launcher:
+        return grids.GPUS_PER_NODE
     if version < Version(0, 4):
         return _GPUS_PER_NODE_0_3
     return GPUS_PER_NODE.get(str(test.cmd_args.get("gpu_type", "")).lower())

@@ -4,7 +4,8 @@
     event_files.py    TensorBoard event files to rows (event_wire.py decodes the records)
     logs.py           log lines to step records and markers
     curves.py         both put together, per iteration
-    measurements.py   the summary of a run
+    measurements.py   the summary of a run (settings.py what it was asked to do, durations.py how long it waited and
+                      stood still, loss_curve.py its losses in a few characters)
     checkpoints.py    which checkpoints are whole (metadata_pickle.py reads their index without running it)
 
 Files are only read here: nothing is uploaded, changed or compared with other runs. Their damage is part of the answer.

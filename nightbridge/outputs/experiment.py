@@ -22,6 +22,7 @@ ATTEMPT_FILES = (
     "job.sh",
     "submission.json",
     "claim",
+    "cancellation.json",
     "exit_code",
     "refusal.json",
     "launcher.log",
@@ -165,6 +166,18 @@ def _logs(files: list[Path], job: Job, kind: _LogName) -> tuple[Path, ...]:
             found.append((named_id, numbers, path))
     own = [item for item in found if item[0] == job.job_id] or [item for item in found if item[0] is None]
     return tuple(path for _, _, path in sorted(own, key=lambda item: (item[1], item[2].name)))
+
+
+def logs_so_far(job: Job) -> tuple[Path, ...]:
+    """The logs that a running job has begun: the batch script's output, then the ranks' text, oldest first.
+
+    Looks at the job's own folder alone, so that it can be asked again and again.
+    """
+    try:
+        files = [Path(entry.path) for entry in os.scandir(job.experiment_dir) if entry.is_file(follow_symlinks=False)]
+    except FileNotFoundError:
+        return ()
+    return (*_logs(files, job, _BATCH_LOG), *_logs(files, job, _RANK_LOG))
 
 
 def _first_named(files: list[Path], name: str) -> Path | None:

@@ -86,6 +86,8 @@ class LogReading(Model):
     peak_memory: float | None = None
     """Largest `mem-max-allocated-gigabytes` over the ranks that print it, gigabytes."""
     saved_checkpoints: tuple[SavedCheckpoint, ...] = ()
+    save_times: tuple[float, ...] = ()
+    """How long training stood still for each save, by the slowest rank, seconds."""
     training_done: bool = False
     exit_iteration: int | None = None
     flaky_marker: str | None = None
@@ -124,12 +126,13 @@ def text_lines(stream: BinaryIO) -> Iterator[str]:
         if len(rest) > _LONGEST_LINE:
             lines.append(rest)
             rest = b""
-        yield from map(_clean, lines)
+        yield from map(clean_line, lines)
     if rest:
-        yield _clean(rest)
+        yield clean_line(rest)
 
 
-def _clean(line: bytes) -> str:
+def clean_line(line: bytes) -> str:
+    """A line as text, without colour codes."""
     text = line.decode("utf-8", "replace")
     return _ANSI.sub("", text) if "\x1b" in text else text
 
@@ -142,6 +145,8 @@ _FIELD = re.compile(r"\s*([^|:]+):\s*([^|]*?)\s*\|")
 _PERF = re.compile(rf"Step Time : {_NUMBER}s GPU utilization: {_NUMBER}MODEL_TFLOP/s/GPU", re.IGNORECASE)
 _PEAK = re.compile(rf"\bmem-max-allocated-gigabytes: {_NUMBER}", re.IGNORECASE)
 _SAVED = re.compile(r"successfully saved checkpoint from iteration\s+(\d+) to (\S.*?) \[ t \d+/\d+")
+# Megatron-LM's timers, with `timing_log_option` minmax or max, milliseconds.
+_SAVE_TIME = re.compile(rf"\bsave-checkpoint(?:-non-persistent)? \.*: (?:\({_NUMBER}, {_NUMBER}\)|{_NUMBER})")
 _START = re.compile(r"Starting training loop at iteration (\d+)")
 _EXIT = re.compile(r"\[exiting program at iteration (\d+)\]")
 _DONE = "[after training is done]"
@@ -292,6 +297,7 @@ class _Reader:
     def __init__(self) -> None:
         self.steps: list[StepRecord] = []
         self.saved: list[SavedCheckpoint] = []
+        self.save_times: list[float] = []
         self.start: int | None = None
         self.peak: float | None = None
         self.done = False
@@ -313,6 +319,9 @@ class _Reader:
             self._see_iteration(line)
         if "mem-max-allocated" in line:
             self._see_memory(line)
+        if "save-checkpoint" in line:
+            longest = [_float(match[2] or match[3]) for match in _SAVE_TIME.finditer(line)]
+            self.save_times += [milliseconds / 1000 for milliseconds in longest if milliseconds is not None]
         if _DONE in line:
             self.done = True
         if TIMEOUT_MARKER in line:
@@ -368,6 +377,7 @@ def read_logs(paths: Sequence[Path]) -> LogReading:
         start_iteration=reader.start,
         peak_memory=reader.peak,
         saved_checkpoints=tuple(reader.saved),
+        save_times=tuple(reader.save_times),
         training_done=reader.done,
         exit_iteration=reader.exit,
         flaky_marker=reader.flaky,

@@ -7,6 +7,7 @@ file in the first one, so a regression is a commit.
 import hashlib
 import shutil
 import uuid
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +26,7 @@ _VERSION_FILE = "src/megatron/bridge/package_info.py"
 _RUN_VERSION_FILE = "src/nemo_run_practice/__init__.py"
 _BEGINNING = datetime(2026, 1, 5, 12, tzinfo=UTC)
 _DAY = timedelta(days=1)
+_COFFEE = timedelta(minutes=12)
 
 
 class Behaviour(Model):
@@ -122,6 +124,39 @@ def commit_behaviour(repositories: PracticeRepositories, message: str, **behavio
     change = Change(message=message, made_at=parent_time + _DAY, files={BEHAVIOUR_FILE: _behaviour_text(wanted)})
     add_commits(bridge, [change])
     return git(bridge, "rev-parse", "main")
+
+
+def commit_many(
+    repositories: PracticeRepositories, messages: Sequence[str], changed: Mapping[int, Mapping[str, Any]]
+) -> tuple[str, ...]:
+    """Add many commits to `main` of the bridge at once, as a busy day does.
+
+    Args:
+        repositories: The practice repositories.
+        messages: One for each commit, oldest first. A commit that changes no behaviour changes a note.
+        changed: Fields of `Behaviour` that the commits with these places (from 0) change, for those after them, too.
+
+    Returns:
+        The full commits, oldest first.
+
+    Raises:
+        InvalidInput: There is no such behaviour, or a value is out of its range.
+
+    """
+    bridge = Path(repositories.bridge_url)
+    tip = git(bridge, "rev-parse", "main")
+    behaviour = read_behaviour(repositories)
+    parent_time = datetime.fromtimestamp(int(git(bridge, "show", "--no-patch", "--format=%ct", "main")), UTC)
+    changes = []
+    for place, message in enumerate(messages):
+        if place in changed:
+            behaviour = Behaviour.model_validate(behaviour.model_dump() | dict(changed[place]))
+            files = {BEHAVIOUR_FILE: _behaviour_text(behaviour)}
+        else:
+            files = {"NOTES.md": f"{message}\n".encode()}
+        changes.append(Change(message=message, made_at=parent_time + (place + 1) * _COFFEE, files=files))
+    add_commits(bridge, changes)
+    return tuple(git(bridge, "rev-list", "--reverse", f"{tip}..main").split())
 
 
 def read_behaviour(repositories: PracticeRepositories, commit: str = "main") -> Behaviour:

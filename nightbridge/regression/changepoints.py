@@ -105,7 +105,7 @@ def find_change_points(
     raw = _as_array(values)
     nights = np.flatnonzero(np.isfinite(raw))
     known = raw[nights]
-    level = float(np.median(np.abs(known))) if known.size else 0.0
+    level = _median(np.abs(known)) if known.size else 0.0
     if known.size < 2 * policy.minimum_nights or level == 0.0:
         return ()
     series = winsorise(known, policy) / level
@@ -139,10 +139,10 @@ def winsorise(values: Array, policy: ChangePointPolicy = DEFAULT_POLICY) -> Arra
     padded = np.concatenate([np.full(half, np.nan), values, np.full(half, np.nan)])
     around = np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1)
     centre = _row_medians(around)
-    sigma = MAD_TO_SIGMA * float(np.median(np.abs(values - centre)))
+    sigma = MAD_TO_SIGMA * _median(np.abs(values - centre))
     # The neighbourhood's median follows the noise a little, so deviations from it are smaller than the noise.
     sigma *= 1.0 + 1.0 / (2 * half + 1)
-    width = policy.winsor_sigmas * max(sigma, policy.noise_floor * float(np.median(np.abs(values))))
+    width = policy.winsor_sigmas * max(sigma, policy.noise_floor * _median(np.abs(values)))
     return np.clip(values, centre - width, centre + width)
 
 
@@ -220,10 +220,10 @@ def night_noise(values: Sequence[float | None]) -> float:
     of them that are smallest. NaN with fewer than two nights.
     """
     known = _finite(values)
-    level = float(np.median(np.abs(known))) if known.size else 0.0
+    level = _median(np.abs(known)) if known.size else 0.0
     if known.size < 2 or level == 0.0:
         return math.nan
-    return float(np.quantile(np.abs(np.diff(known)), 0.8)) / (GAUSSIAN_80 * math.sqrt(2) * level)
+    return _quantile(np.abs(known[1:] - known[:-1]), 0.8) / (GAUSSIAN_80 * math.sqrt(2) * level)
 
 
 def steadiest(statistics: Mapping[str, Sequence[float | None]], nights: int = 60) -> str:
@@ -275,7 +275,7 @@ def reruns_needed(
     noise = night_noise(first_runs[-nights:])
     # A median of n runs has about the noise of one over the square root of n, times 1.25 for many.
     for_noise = math.ceil(1.25 * (noise / noise_wanted) ** 2) - 1 if noise > noise_wanted * NOISY else 0
-    centre = float(np.median(recent))
+    centre = _median(recent)
     far = abs(value - centre) > max(sigmas * night_noise(recent.tolist()), least_change) * abs(centre)
     return min(max(for_noise, usual if far else 0), most)
 
@@ -298,6 +298,21 @@ def _finite(values: Sequence[float | None]) -> Array:
     return array[np.isfinite(array)]
 
 
+def _median(values: Array) -> float:
+    """The median of finite values. numpy's own takes several times as long on a hundred nights."""
+    ordered, half = np.sort(values), values.size // 2
+    return float(ordered[half] if values.size % 2 else (ordered[half - 1] + ordered[half]) / 2)
+
+
+def _quantile(values: Array, share: float) -> float:
+    """A quantile of finite values, linear between neighbours, as numpy's."""
+    ordered = np.sort(values)
+    place = share * (values.size - 1)
+    below = int(place)
+    above = min(below + 1, values.size - 1)
+    return float(ordered[below] + (place - below) * (ordered[above] - ordered[below]))
+
+
 def _row_medians(rows: Array) -> Array:
     """Medians that skip NaN, without the cost of `nanmedian`: sorting puts NaN last."""
     ordered = np.sort(rows, axis=1)
@@ -314,7 +329,7 @@ def _ratio(raw: Array, night: int, anchors: NDArray[np.intp], policy: ChangePoin
     before, after = anchors[max(0, place - near) : place], anchors[place : place + near]
     if not before.size or not after.size:
         return None
-    level = float(np.median(np.concatenate([raw[before], raw[after]])))
+    level = _median(np.concatenate([raw[before], raw[after]]))
     return float(raw[night]) / level if level else None
 
 

@@ -6,18 +6,22 @@ must have first, and only a run that has all of it is compared:
 
 1. The job's outcome (`OUTCOME_FAULTS`). All steps done and then a failure in teardown is compared, and says so.
 2. The run's own data: every step done, every step finite, every metric measured, no damaged file.
-3. Each metric against the median of the last good runs, with its direction: beyond the threshold in the bad direction
-   is a regression, in the good direction an improvement, which never fails. One regression outweighs improvements.
+3. Each metric, with its direction, against floors and ceilings (the test's own, and what the cluster owes it), against
+   the band of the last good runs (`bands`), and against all of its history (`standing`: a level that is worse). Beyond
+   in the bad direction is a regression, in the good direction an improvement, which never fails. One regression
+   outweighs improvements. What the cluster's canary and the nodes explain is taken out first (`nightly_values`).
+4. Golden values, where the test names some.
+
+What one night alone says is suspicious until it was run again (`confirm`): the verdict names how many runs it wants.
 
 What makes the baseline: the last `gate.baseline_runs` runs of the same series from strictly earlier nights (night ids
 sort by time) whose verdict was passed, improved or no baseline, and whose job did all its steps. A regressed run never
-gets there by itself, so a slow-down is reported every night until it is repaired or accepted. Confirming re-runs and
-bisect points (`repeat`) are no part of it.
+gets there by itself, so a slow-down is reported every night until it is repaired or accepted (`decisions`). Confirming
+re-runs and bisect points (`repeat`) are no part of it.
 """
 
-import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from nightbridge.errors import InvalidInput, NightbridgeError
@@ -25,6 +29,8 @@ from nightbridge.models import (
     Comparison,
     GatePolicy,
     InvalidTest,
+    Limits,
+    MetricName,
     Outcome,
     RunRecord,
     RunSpec,
@@ -33,31 +39,29 @@ from nightbridge.models import (
     VerdictStatus,
     make_run_key,
 )
-from nightbridge.regression.history import HistoryRow
-from nightbridge.regression.wording import format_change, format_percent, format_value
-
-
-class Metric(NamedTuple):
-    """One number of a run that is gated. `attribute` is its field in `Summary`, `threshold` in `GatePolicy`."""
-
-    name: str
-    label: str
-    unit: str
-    lower_is_better: bool
-    attribute: str
-    threshold: str
-    must_be_positive: bool
-
-
-# Megatron-Bridge prints MODEL_TFLOP as 0 when it cannot count it: such a zero is no measurement. A loss may be zero.
-METRICS = (
-    Metric("step_time", "step time", "s", True, "step_time", "step_time", True),
-    Metric("tflops_per_gpu", "throughput", "TFLOP/s/GPU", False, "tflops_per_gpu", "tflops_per_gpu", True),
-    Metric("peak_memory", "peak memory", "GB", True, "peak_memory", "peak_memory", True),
-    Metric("final_loss", "final loss", "", True, "final_loss", "final_loss", False),
+from nightbridge.regression.bands import Band, band_of, fixed_band
+from nightbridge.regression.confirm import Agreement, agreement_of, reruns_wanted
+from nightbridge.regression.decisions import Decision, in_force, is_accepted, is_left_out
+from nightbridge.regression.history import HistoryRow, row_of
+from nightbridge.regression.metrics import COMPLETE_OUTCOMES as COMPLETE_OUTCOMES
+from nightbridge.regression.metrics import GATED, beyond_limits, measured
+from nightbridge.regression.metrics import GOOD_VERDICTS as GOOD_VERDICTS
+from nightbridge.regression.metrics import METRIC_BY_NAME as METRIC_BY_NAME
+from nightbridge.regression.metrics import METRICS as METRICS
+from nightbridge.regression.metrics import Metric as Metric
+from nightbridge.regression.nightly_values import (
+    OTHER_STATISTICS,
+    Night,
+    adjusted,
+    canary_values,
+    night_value,
+    nights_of,
+    pins_of,
+    run_value,
 )
-
-METRIC_BY_NAME = {metric.name: metric for metric in METRICS}
+from nightbridge.regression.nodes import suspects_among
+from nightbridge.regression.standing import Standing, is_back, standing_regression
+from nightbridge.regression.wording import format_change, format_percent, format_value
 
 # The verdict on a run whose job ended like this, whatever it measured. None: its numbers decide.
 OUTCOME_FAULTS: dict[Outcome | None, VerdictStatus | None] = {
@@ -86,8 +90,8 @@ OUTCOME_WORDS: dict[Outcome | None, str] = {
     None: "nobody could say what became of the job",
 }
 
-GOOD_VERDICTS = frozenset({VerdictStatus.PASSED, VerdictStatus.IMPROVED, VerdictStatus.NO_BASELINE})
-COMPLETE_OUTCOMES = frozenset({Outcome.SUCCEEDED, Outcome.TEARDOWN})
+# Nights before the last good one that are looked at: later ones of a standing regression come on top.
+LOOK_BACK = 100
 
 ComparisonStatus = Literal["passed", "improved", "regressed", "missing", "no_baseline"]
 
@@ -101,25 +105,67 @@ COMPARED: tuple[tuple[ComparisonStatus, VerdictStatus], ...] = (
 )
 
 
+class Evidence(NamedTuple):
+    """What is known besides the run and its history.
+
+    `contract`: what the cluster owes the test. `canary`: rows of the test whose pins never move, on the same cluster.
+    `decisions`: what people decided about the series. `golden`: what golden values say, where the test names some.
+    """
+
+    contract: Mapping[MetricName, Limits] = {}
+    canary: Sequence[HistoryRow] = ()
+    decisions: Sequence[Decision] = ()
+    golden: "GoldenAnswer | None" = None
+
+
+class GoldenAnswer(NamedTuple):
+    """What the rules of golden values say: whether the data are whole, whether they are as good, and why not."""
+
+    whole: bool
+    as_good: bool
+    reasons: tuple[str, ...] = ()
+
+
+class Finding(NamedTuple):
+    """What the gate found about one metric: its comparison, the sentence about it, and how far it can be relied on."""
+
+    comparison: Comparison
+    reason: str = ""
+    agreement: Agreement | None = None
+    reruns: int = 0
+
+
+class _Tonight(NamedTuple):
+    """The run that is judged and everything that it is compared with."""
+
+    record: RunRecord
+    nights: tuple[Night, ...]  # past nights, oldest first, and tonight last
+    evidence: Evidence
+
+    @property
+    def gate(self) -> GatePolicy:
+        return self.record.spec.test.gate
+
+
 def good_runs_before(night: str, history: Sequence[HistoryRow]) -> tuple[HistoryRow, ...]:
     """The runs that may make a baseline for a night, oldest first."""
-    good = (
-        row
-        for row in history
-        if row.night < night and row.repeat == 0 and row.verdict in GOOD_VERDICTS and row.outcome in COMPLETE_OUTCOMES
-    )
+    good = (row for row in history if row.night < night and _is_good(row))
     return tuple(sorted(good, key=lambda row: (row.night, row.harvested_at)))
 
 
-def compare(record: RunRecord, history: Sequence[HistoryRow]) -> Verdict:
+def compare(record: RunRecord, history: Sequence[HistoryRow], evidence: Evidence | None = None) -> Verdict:
     """Judge a run by its own evidence, and then by the history of its series.
 
     Args:
         record: The harvested run.
-        history: Rows of the run's series in any order; the run itself and later nights may be among them.
+        history: Rows of the run's series in any order; the run itself, its confirming re-runs, which are taken into
+            account, and later nights may be among them.
+        evidence: What else is known; None for nothing.
     """
-    baseline = good_runs_before(record.spec.night, history)[-record.spec.test.gate.baseline_runs :]
-    return compare_with(record, baseline)
+    tonight = _Tonight(record, _nights(record, history), evidence or Evidence())
+    findings = tuple(finding for metric in GATED if (finding := _examine(metric, tonight)))
+    baseline = good_runs_before(record.spec.night, [night.own for night in tonight.nights[:-1]])
+    return _verdict(record, baseline[-tonight.gate.baseline_runs :], findings, tonight)
 
 
 def compare_with(record: RunRecord, baseline: Sequence[HistoryRow]) -> Verdict:
@@ -130,38 +176,13 @@ def compare_with(record: RunRecord, baseline: Sequence[HistoryRow]) -> Verdict:
         baseline: What it is compared with; of another series too, when a person asks for it.
     """
     gate = record.spec.test.gate
-    comparisons = tuple(_compare_metric(metric, record.summary, baseline, gate) for metric in METRICS)
-
-    outcome_fault = OUTCOME_FAULTS[record.job.outcome]
-    short = _missing_steps(record, baseline)
-    wrong = _wrong_data(record.summary)
-    if outcome_fault:
-        # Metrics that a failed run has not measured are no news.
-        status, reasons = outcome_fault, (_outcome_reason(record), *short, *wrong)
-    elif wrong:
-        status, reasons = VerdictStatus.FAILED, (*wrong, *short)
-    elif short:
-        status, reasons = VerdictStatus.SHORT, short
-    else:
-        status = _status_of(comparisons)
-        reasons = _comparison_reasons(comparisons, len(baseline))
-    if record.job.outcome is Outcome.TEARDOWN:
-        reasons = (*reasons, _outcome_reason(record))
-    reasons = (*reasons, *_taint_reasons(record))
-
-    return Verdict(
-        run_key=record.spec.run_key,
-        test_id=record.spec.test.id,
-        night=record.spec.night,
-        status=status,
-        reasons=reasons,
-        comparisons=comparisons,
-        baseline_runs=tuple(row.run_key for row in baseline),
-        job_id=record.job.job_id,
-        store_url=record.store_url,
-        prefix=record.prefix,
-        series=record.series,
-    )
+    findings = []
+    for metric in GATED:
+        values = [value for row in baseline if (value := measured(metric, row.summary)) is not None]
+        value = measured(metric, record.summary)
+        if _is_asked(metric, gate, value, values):
+            findings.append(_by_band(metric, value, fixed_band(metric, gate, values), len(values)))
+    return _verdict(record, baseline, tuple(findings), None)
 
 
 def verdict_for_error(spec: RunSpec, error: BaseException, series: str = "") -> Verdict:
@@ -195,51 +216,334 @@ def verdict_for_invalid(test: InvalidTest, scenario: str, night: str) -> Verdict
     )
 
 
-def measured(metric: Metric, summary: Summary) -> float | None:
-    """The value, where it is one: present, finite, and positive where nothing else makes sense."""
-    value: float | None = getattr(summary, metric.attribute)
-    if value is None or not math.isfinite(value) or (metric.must_be_positive and value <= 0):
+# --- the nights ------------------------------------------------------------------------------------------------------
+
+
+def _is_good(row: HistoryRow) -> bool:
+    return row.repeat == 0 and row.verdict in GOOD_VERDICTS and row.outcome in COMPLETE_OUTCOMES
+
+
+def _nights(record: RunRecord, history: Sequence[HistoryRow]) -> tuple[Night, ...]:
+    """The nights that count, oldest first, tonight last: its own run, and its confirming re-runs."""
+    own = row_of(record, None)
+    past = sorted((row for row in history if row.night < own.night), key=lambda row: (row.night, row.harvested_at))
+    last_good = next((place for place in range(len(past) - 1, -1, -1) if _is_good(past[place])), len(past) - 1)
+    repeats = [
+        row
+        for row in history
+        if row.night == own.night
+        and row.repeat > own.repeat == 0
+        and (row.scenario, row.iteration) == (own.scenario, own.iteration)
+        and pins_of(row) == pins_of(own)
+    ]
+    repeats.sort(key=lambda row: row.repeat)
+    # Each night has a run, and may have several, so this many rows hold at least as many nights as are wanted.
+    first = _first_row(past, last_good)
+    return (*nights_of(past[first:]), Night(own, (own, *repeats)))
+
+
+def _first_row(past: Sequence[HistoryRow], last_good: int) -> int:
+    nights: set[str] = set()
+    for place in range(last_good, -1, -1):
+        nights.add(past[place].night)
+        if len(nights) > LOOK_BACK:
+            return place + 1
+    return 0
+
+
+# --- one metric ------------------------------------------------------------------------------------------------------
+
+
+def _is_asked(metric: Metric, gate: GatePolicy, value: float | None, earlier: Sequence[float]) -> bool:
+    """Whether a run must have a metric, or has it."""
+    return metric.always or metric.name in gate.required or value is not None or bool(earlier)
+
+
+def _examine(metric: Metric, tonight: _Tonight) -> Finding | None:
+    """What is to say about one metric; None where it is none of this test's."""
+    nights, decisions = tonight.nights, tonight.evidence.decisions
+    past = [None if is_left_out(decisions, metric.name, night.own.night) else night for night in nights[:-1]]
+    values = [None if night is None else night_value(night, metric) for night in past]
+    own = measured(metric, tonight.record.summary)
+    if not _is_asked(metric, tonight.gate, own, [value for value in values if value is not None]):
         return None
-    return value
+    if own is None:
+        return _by_band(metric, None, Band(_last(values), metric.threshold(tonight.gate), 0, 0.0), 0)
+    runs = [value for run in nights[-1].runs if (value := _tonights_value(run, metric)) is not None] or [own]
+    canary = canary_values(nights, tonight.evidence.canary, metric) if metric.follows_cluster else ()
+    steady = adjusted(metric, [*values, statistics.median(runs)], nights, canary)
+    explained = _ratio(statistics.median(runs), steady[-1])
+    good = [
+        place
+        for place, night in enumerate(past)
+        if night is not None
+        and steady[place] is not None
+        and (_is_good(night.own) or is_accepted(decisions, metric.name, night.own.night))
+    ]
+    singles = [None if night is None else run_value(night.own, metric) for night in past]
+    single = [_times(singles[place], _ratio(values[place], steady[place])) for place in good]
+    band = band_of(metric, tonight.gate, [value for place in good if (value := steady[place]) is not None], single)
+    finding = _by_runs(metric, runs, explained, band, tonight.gate)
+    finding = _with_limits(finding, metric, runs, tonight)
+    return _with_standing(finding, metric, tonight, past, steady, canary, band)
 
 
-def _compare_metric(metric: Metric, summary: Summary, baseline: Sequence[HistoryRow], gate: GatePolicy) -> Comparison:
-    threshold: float = getattr(gate, metric.threshold)
-    value = measured(metric, summary)
-    earlier = [known for row in baseline if (known := measured(metric, row.summary)) is not None]
-    reference = statistics.median(earlier) if earlier else None
+def _tonights_value(run: HistoryRow, metric: Metric) -> float | None:
+    # The run that is judged has no verdict yet; its outcome is the verdict's business.
+    return measured(metric, run.summary) if run.repeat == 0 else run_value(run, metric)
+
+
+def _by_runs(metric: Metric, runs: Sequence[float], explained: float, band: Band, gate: GatePolicy) -> Finding:
+    """Tonight's runs against the band: what they have in common counts."""
+    finding = _by_band(metric, statistics.median(runs) * explained, band, min(band.nights, gate.baseline_runs))
+    shown = finding.comparison.model_copy(update={"value": statistics.median(runs)})
+    places = [band.place(value * explained) * (1 if metric.lower_is_better else -1) for value in runs]
+    agreement = agreement_of(places)
+    if shown.status == "regressed" and len(runs) > 1:
+        finding = finding._replace(reason=f"{finding.reason}, in {agreement.worse} of {agreement.runs} runs")
+    if shown.status != "regressed" and agreement.worse:
+        finding = finding._replace(
+            reason=f"{metric.label} was out of its band in {agreement.worse} of {agreement.runs} runs of this night, "
+            f"the first at {format_value(runs[0], metric.unit)}: no regression"
+        )
+    return finding._replace(comparison=shown, agreement=agreement, reruns=reruns_wanted(agreement, gate.confirm))
+
+
+def _by_band(metric: Metric, value: float | None, band: Band, runs: int) -> Finding:
+    """One value against a band, with the sentence about it."""
+    status = _comparison_status(metric, value, band)
+    reference = band.reference
     change = None if value is None or not reference else (value - reference) / abs(reference)
-    return Comparison(
+    comparison = Comparison(
         metric=metric.name,
         unit=metric.unit,
         lower_is_better=metric.lower_is_better,
         value=value,
         baseline=reference,
         change=change,
-        threshold=threshold,
-        status=_comparison_status(value, reference, threshold, metric.lower_is_better),
+        threshold=band.width,
+        status=status,
+    )
+    return Finding(comparison, _comparison_reason(metric, comparison, runs))
+
+
+def _comparison_status(metric: Metric, value: float | None, band: Band) -> ComparisonStatus:
+    if value is None:
+        return "missing"
+    if band.reference is None:
+        return "no_baseline"
+    place = band.place(value)
+    if not place:
+        return "passed"
+    return "regressed" if (place > 0) == metric.lower_is_better else "improved"
+
+
+def _comparison_reason(metric: Metric, comparison: Comparison, runs: int) -> str:
+    if comparison.status == "missing":
+        return f"{metric.label} was not measured, or is not a {'positive ' * metric.must_be_positive}finite number"
+    if comparison.status not in ("regressed", "improved"):
+        return ""
+    value, reference = (format_value(number, comparison.unit) for number in (comparison.value, comparison.baseline))
+    change = format_change(comparison.change) or "away from zero"
+    good_runs = "the last good run" if runs == 1 else f"the median of the last {runs} good runs"
+    return (
+        f"{metric.label} {comparison.status} by {change}: {value} against {reference}, {good_runs} "
+        f"(limit {format_percent(comparison.threshold)})"
     )
 
 
-def _comparison_status(
-    value: float | None, reference: float | None, threshold: float, lower_is_better: bool
-) -> ComparisonStatus:
-    if value is None:
-        return "missing"
-    if reference is None:
-        return "no_baseline"
-    # Multiplied out, so that a baseline of zero needs no case of its own: any step away from it counts.
-    worse = value - reference if lower_is_better else reference - value
-    allowed = threshold * abs(reference)
-    # A change of exactly the threshold passes, also where the last bit of the division says otherwise.
-    if math.isclose(abs(worse), allowed, rel_tol=1e-9) or abs(worse) < allowed:
-        return "passed"
-    return "regressed" if worse > 0 else "improved"
+def _with_limits(finding: Finding, metric: Metric, runs: Sequence[float], tonight: _Tonight) -> Finding:
+    """The same, a regression where tonight's median breaks a floor or ceiling."""
+    value = statistics.median(runs)
+    for whose, limits in (
+        ("the test's", tonight.gate.limits.get(metric.name)),
+        (f"what {tonight.record.job.cluster} owes it", tonight.evidence.contract.get(metric.name)),
+    ):
+        broken = beyond_limits(metric, value, limits) if limits else ""
+        if limits and broken:
+            worse = [1 if beyond_limits(metric, run, limits) else 0 for run in runs]
+            agreement = agreement_of(worse)
+            return Finding(
+                finding.comparison.model_copy(update={"status": "regressed"}),
+                f"{broken}, {whose}: {format_value(value, metric.unit)}",
+                agreement,
+                reruns_wanted(agreement, tonight.gate.confirm),
+            )
+    return finding
 
 
-def _status_of(comparisons: Sequence[Comparison]) -> VerdictStatus:
-    seen = {comparison.status for comparison in comparisons}
-    return next(verdict for status, verdict in COMPARED if status in seen)
+def _with_standing(
+    finding: Finding,
+    metric: Metric,
+    tonight: _Tonight,
+    past: Sequence[Night | None],
+    steady: Sequence[float | None],
+    canary: Sequence[float | None],
+    band: Band,
+) -> Finding:
+    """The same, a regression where the nights together say that the level is worse; and the runs that are wanted."""
+    if tonight.record.spec.repeat:
+        return finding._replace(reruns=0)
+    statistic, series = _steadiest(metric, tonight, past, steady, canary)
+    standing = _standing(metric, series, tonight.gate)
+    value = steady[-1]
+    if standing is None or value is None or is_back(metric, standing, steady[-1] or 0.0, band.noise or 0.0):
+        return finding._replace(reruns=max(finding.reruns, _for_noise(metric, tonight, past, steady)))
+    if statistic != metric.attribute:
+        # The level was found in another statistic; the numbers that people know are those of the metric itself.
+        levels = _levels(steady, standing)
+        standing = standing._replace(before=levels[0], after=levels[1])
+    night = tonight.nights[standing.began.index].own.night
+    latest = tonight.nights[standing.began.latest].own.night
+    since = f"since {night}" + (f" (at the latest {latest})" if latest != night else "")
+    comparison = finding.comparison.model_copy(
+        update={"status": "regressed", "baseline": standing.before, "change": standing.change}
+    )
+    reason = (
+        f"{metric.label} regressed by {format_change(standing.change)} {since}: "
+        f"{format_value(standing.after, metric.unit)} against {format_value(standing.before, metric.unit)} before "
+        f"(p = {standing.began.p_value:.0e})"
+    )
+    return Finding(comparison, reason)
+
+
+def _steadiest(
+    metric: Metric,
+    tonight: _Tonight,
+    past: Sequence[Night | None],
+    steady: Sequence[float | None],
+    canary: Sequence[float | None],
+) -> tuple[str, Sequence[float | None]]:
+    """The statistic of the metric that tells a change soonest, without canary and nodes, and which it is."""
+    from nightbridge.regression.changepoints import steadiest
+
+    choices = {metric.attribute: steady}
+    for field in OTHER_STATISTICS.get(metric.name, ()):
+        values = [None if night is None else night_value(night, metric, field) for night in (*past, tonight.nights[-1])]
+        choices[field] = adjusted(metric, values, tonight.nights, canary)
+    chosen = steadiest(choices)
+    return chosen, choices[chosen]
+
+
+def _standing(metric: Metric, series: Sequence[float | None], gate: GatePolicy) -> Standing | None:
+    if sum(value is not None for value in series) < gate.cold_start:
+        return None
+    from nightbridge.regression.changepoints import ChangePointPolicy, find_change_points
+
+    least = max(gate.minimum_change, metric.least_change)
+    policy = ChangePointPolicy(p_value=gate.p_value, minimum_change=least)
+    return standing_regression(metric, find_change_points(series, policy), least)
+
+
+def _levels(steady: Sequence[float | None], standing: Standing) -> tuple[float, float]:
+    """Medians before and after, of the metric itself."""
+    before = [value for value in steady[: standing.began.index] if value is not None]
+    after = [value for value in steady[standing.began.index :] if value is not None]
+    return statistics.median(before or [standing.before]), statistics.median(after or [standing.after])
+
+
+def _for_noise(metric: Metric, tonight: _Tonight, past: Sequence[Night | None], steady: Sequence[float | None]) -> int:
+    """Further runs that the test for changes of level wants: of a night far from the others, and of a noisy test."""
+    if metric.name != "step_time" or not tonight.gate.confirm:
+        return 0
+    from nightbridge.regression.changepoints import reruns_needed
+
+    own = measured(metric, tonight.record.summary)
+    median = night_value(tonight.nights[-1], metric)
+    explained = _ratio(median, steady[-1])
+    singles = [
+        None if night is None else _times(run_value(night.own, metric), _ratio(night_value(night, metric), value))
+        for night, value in zip(past, steady[:-1], strict=True)
+    ]
+    first = _times(own, explained)
+    return reruns_needed(
+        float("nan") if first is None else first,
+        steady[:-1],
+        singles,
+        usual=tonight.gate.confirm,
+        most=2 * tonight.gate.confirm,
+    )
+
+
+def _ratio(raw: float | None, steady: float | None) -> float:
+    """What a value has to be multiplied with to have the cluster and the nodes taken out."""
+    return steady / raw if raw and steady is not None else 1.0
+
+
+def _times(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
+
+
+def _last(values: Sequence[float | None]) -> float | None:
+    return next((value for value in reversed(values) if value is not None), None)
+
+
+# --- the verdict -----------------------------------------------------------------------------------------------------
+
+
+def _verdict(
+    record: RunRecord, baseline: Sequence[HistoryRow], findings: Sequence[Finding], tonight: _Tonight | None
+) -> Verdict:
+    outcome_fault = OUTCOME_FAULTS[record.job.outcome]
+    short = _missing_steps(record, baseline)
+    wrong = _wrong_data(record.summary)
+    reruns = 0
+    suspects: tuple[str, ...] = ()
+    if outcome_fault:
+        # Metrics that a failed run has not measured are no news.
+        status, reasons = outcome_fault, (_outcome_reason(record), *short, *wrong)
+    elif wrong:
+        status, reasons = VerdictStatus.FAILED, (*wrong, *short)
+    elif short:
+        status, reasons = VerdictStatus.SHORT, short
+    else:
+        golden = tonight.evidence.golden if tonight else None
+        status = _status_of(findings, golden)
+        reasons = _comparison_reasons(findings) + (golden.reasons if golden else ())
+        if tonight:
+            reruns = max((finding.reruns for finding in findings), default=0)
+            suspects, said = suspects_among(tonight.nights[:-1], tonight.nights[-1]) if reruns else ((), ())
+            reasons = (*reasons, *said, *_decided(tonight))
+    if record.job.outcome is Outcome.TEARDOWN:
+        reasons = (*reasons, _outcome_reason(record))
+    reasons = (*reasons, *_taint_reasons(record))
+
+    return Verdict(
+        run_key=record.spec.run_key,
+        test_id=record.spec.test.id,
+        night=record.spec.night,
+        status=status,
+        reasons=reasons,
+        comparisons=tuple(finding.comparison for finding in findings),
+        baseline_runs=tuple(row.run_key for row in baseline),
+        job_id=record.job.job_id,
+        store_url=record.store_url,
+        prefix=record.prefix,
+        series=record.series,
+        reruns=reruns,
+        suspect_nodes=suspects,
+    )
+
+
+def _status_of(findings: Sequence[Finding], golden: GoldenAnswer | None) -> VerdictStatus:
+    seen = {finding.comparison.status for finding in findings if _decides(finding)}
+    if golden and not golden.whole:
+        seen.add("missing")
+    if golden and not golden.as_good:
+        seen.add("regressed")
+    if golden and seen == {"no_baseline"}:
+        return VerdictStatus.PASSED
+    status = next(verdict for word, verdict in COMPARED if word in seen)
+    if status is VerdictStatus.REGRESSED and not (golden and not golden.as_good):
+        regressed = [finding for finding in findings if finding.comparison.status == "regressed"]
+        if all(finding.agreement and finding.agreement.is_split for finding in regressed):
+            return VerdictStatus.UNSTABLE
+    return status
+
+
+def _decides(finding: Finding) -> bool:
+    """Whether a finding has a part in the verdict: a metric that no run had before is measured, and no more."""
+    return METRIC_BY_NAME[finding.comparison.metric].always or finding.comparison.status != "no_baseline"
 
 
 def _missing_steps(record: RunRecord, baseline: Sequence[HistoryRow]) -> tuple[str, ...]:
@@ -264,31 +568,30 @@ def _outcome_reason(record: RunRecord) -> str:
     return f"{words}: {record.job.outcome_reason}" if record.job.outcome_reason else words
 
 
-def _comparison_reasons(comparisons: Sequence[Comparison], runs: int) -> tuple[str, ...]:
+def _comparison_reasons(findings: Sequence[Finding]) -> tuple[str, ...]:
     """One line per metric that is news, the gravest first."""
     order = [status for status, _verdict in COMPARED]
     news = sorted(
-        (comparison for comparison in comparisons if comparison.status in ("missing", "regressed", "improved")),
-        key=lambda comparison: order.index(comparison.status),
+        (finding for finding in findings if finding.reason), key=lambda finding: order.index(finding.comparison.status)
     )
-    reasons = tuple(_comparison_reason(comparison, runs) for comparison in news)
-    unknown = [METRIC_BY_NAME[item.metric].label for item in comparisons if item.status == "no_baseline"]
-    if len(unknown) == len(comparisons):
+    reasons = tuple(finding.reason for finding in news)
+    asked = [finding.comparison for finding in findings if METRIC_BY_NAME[finding.comparison.metric].always]
+    unknown = [METRIC_BY_NAME[item.metric].label for item in asked if item.status == "no_baseline"]
+    if unknown and len(unknown) == len(asked):
         return (*reasons, "no good earlier run of this configuration to compare with")
     return (*reasons, *(f"no good earlier run has measured {label}" for label in unknown))
 
 
-def _comparison_reason(comparison: Comparison, runs: int) -> str:
-    metric = METRIC_BY_NAME[comparison.metric]
-    if comparison.status == "missing":
-        return f"{metric.label} was not measured, or is not a {'positive ' * metric.must_be_positive}finite number"
-    value, reference = (format_value(number, comparison.unit) for number in (comparison.value, comparison.baseline))
-    change = format_change(comparison.change) or "away from zero"
-    good_runs = "the last good run" if runs == 1 else f"the median of the last {runs} good runs"
-    return (
-        f"{metric.label} {comparison.status} by {change}: {value} against {reference}, {good_runs} "
-        f"(limit {format_percent(comparison.threshold)})"
-    )
+def _decided(tonight: _Tonight) -> tuple[str, ...]:
+    """What people decided about the present levels."""
+    night = tonight.record.spec.night
+    forced = {
+        decision.text: decision
+        for metric in GATED
+        for decision in in_force(tonight.evidence.decisions, metric.name)
+        if decision.since <= night
+    }
+    return tuple(text for text, _decision in sorted(forced.items(), key=lambda item: item[1].when))
 
 
 def _taint_reasons(record: RunRecord) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from nightbridge.errors import DamagedData, InvalidInput
-from nightbridge.models import Model
+from nightbridge.models import GoldenPolicy, Model
 
 Array = NDArray[np.float64]
 Format = Literal["megatron-bridge", "megatron-lm"]
@@ -45,37 +45,6 @@ class GoldenValues(Model):
     not_recorded: dict[str, tuple[int, ...]] = Field({}, description="Iterations that the file has without a value.")
     memory: dict[str, float] = Field({}, description="`alloc` and the like in GB, Megatron-LM's in bytes.")
     job_id: str = ""
-
-
-class GoldenPolicy(Model):
-    """Megatron-Bridge's parameters with its defaults, and those that failing closed needs."""
-
-    skip_first_percent_loss: float = Field(0.20, ge=0, lt=1, description="Share of loss points that are left out.")
-    correlation_threshold: float = Field(0.95, description="Least correlation of the losses.")
-    high_loss_tolerance: float = Field(0.10, gt=0, description="Per step, where the golden loss is above 2.")
-    medium_loss_tolerance: float = Field(0.05, gt=0, description="Per step, from 0.5 to 2.")
-    low_loss_tolerance: float = Field(0.02, gt=0, description="Per step, up to 0.5.")
-    max_outlier_ratio: float = Field(
-        0.1, ge=0, description="Share of steps that may be beyond, and of 3-sigma outliers."
-    )
-    final_loss_tolerance: float = Field(0.05, gt=0)
-    skip_first_percent_time: float = Field(0.70, ge=0, lt=1, description="Share of steps before the mean throughput.")
-    eval_time_start_step: int | None = Field(None, description="First iteration of that mean, in place of the share.")
-    eval_time_end_step: int | None = Field(None, description="Last iteration of it.")
-    timing_threshold: float = Field(0.05, gt=0)
-    memory_threshold: float = Field(0.05, gt=0)
-    warmup_share: float = Field(0.2, ge=0, lt=1, description="Share of steps that no throughput rule looks at.")
-    max_slow_ratio: float = Field(
-        0.25, ge=0, description="Share of the other steps that may be slow, above that of the golden run."
-    )
-    required_metrics: tuple[str, ...] = Field(
-        (),
-        description="What golden file and run must have; empty for the format's own: loss, and a time or throughput.",
-    )
-    required_memory: tuple[str, ...] | None = Field(
-        None, description="The same for memory; None for what the golden file has, of which there must be something."
-    )
-    grad_norm: Literal["required", "if measured"] = "required"
 
 
 DEFAULT_POLICY = GoldenPolicy()

@@ -71,7 +71,7 @@ class HistoryRow(Model):
     outcome_reason: str = ""
     verdict: VerdictStatus | None = Field(None, description="None while nobody has judged the run.")
     megatron_bridge: Pin
-    nemo_run: Pin
+    nemo_run: Pin | None = Field(None, description="None for a workload without a launcher.")
     image: str | None = Field(None, description="Image reference; None without a container.")
     image_digest: str | None = None
     summary: Summary
@@ -100,7 +100,7 @@ def row_of(record: RunRecord, verdict: Verdict | None) -> HistoryRow:
         outcome_reason=job.outcome_reason,
         verdict=verdict.status if verdict else None,
         megatron_bridge=_pin_of(record.checkout.megatron_bridge),
-        nemo_run=_pin_of(record.checkout.nemo_run),
+        nemo_run=_pin_of(record.checkout.nemo_run) if record.checkout.nemo_run else None,
         image=record.image.reference,
         image_digest=record.image.digest,
         summary=record.summary,
@@ -151,8 +151,12 @@ def history_frame(rows: Sequence[HistoryRow]) -> "pd.DataFrame":
     for row in rows:
         line = row.model_dump(exclude={"summary", "megatron_bridge", "nemo_run", "outcome", "verdict"})
         for name in ("megatron_bridge", "nemo_run"):
-            pin: Pin = getattr(row, name)
-            line |= {name: pin.commit, f"{name}_describe": pin.describe, f"{name}_subject": pin.subject}
+            pin: Pin | None = getattr(row, name)
+            line |= {
+                name: pin.commit if pin else None,
+                f"{name}_describe": pin.describe if pin else None,
+                f"{name}_subject": pin.subject if pin else None,
+            }
         line |= {name: value.value if (value := getattr(row, name)) else None for name in ("outcome", "verdict")}
         lines.append(line | row.summary.model_dump())
     if not lines:

@@ -213,7 +213,11 @@ def _section(
         words=STATUS_WORDS[verdict.status],
         reasons=verdict.reasons,
         notes=(*notes, *(tonight.summary.notes if tonight else ())),
-        cells=tuple(cell_of(comparison, verdict.status) for comparison in verdict.comparisons),
+        cells=tuple(
+            cell_of(comparison, verdict.status)
+            for comparison in verdict.comparisons
+            if any(comparison.metric == metric.name for metric in METRICS)
+        ),
         nights_svg=nights_svg,
         nights_caption=nights_caption,
         loss_svg=loss_svg,
@@ -276,7 +280,11 @@ def _pins(tonight: HistoryRow | None, before: HistoryRow | None) -> tuple[PinCha
         return ()
     return (
         _commit_change("Megatron-Bridge", tonight.megatron_bridge, before.megatron_bridge if before else None),
-        _commit_change("NeMo-Run", tonight.nemo_run, before.nemo_run if before else None),
+        *(
+            (_commit_change("NeMo-Run", tonight.nemo_run, before.nemo_run if before else None),)
+            if tonight.nemo_run
+            else ()
+        ),
         _plain_change("Image", _image(tonight), _image(before) if before else None),
         _plain_change("Nodes", tonight.nodes or "–", (before.nodes or "–") if before else None),
     )

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.models import Model, RunRecord, Verdict
+from nightbridge.regression.decisions import read_decisions
+from nightbridge.regression.evidence import Contract, gather_evidence
 from nightbridge.regression.gate import compare, compare_with
 from nightbridge.regression.history import HistoryRow, StoredSeries, find_series, read_history, row_of
 from nightbridge.regression.trend import Trend, trends
@@ -48,20 +50,23 @@ def history_of(store: ObjectStore, test_id: str, cluster: str | None = None) -> 
                 cluster=latest.cluster,
                 series=latest.series,
                 rows=rows,
-                trends=trends(rows),
+                trends=trends(rows, decisions=read_decisions(store, latest.cluster, latest.series)),
                 others=found[number + 1 :],
             )
     where = f"{store.url}, cluster {cluster}" if cluster else store.url
     raise InvalidInput("no history of this test", thing=f"{test_id} in {where}", advice="Check test id and store")
 
 
-def compare_stored(store: ObjectStore, run_key: str, baseline: str | None = None) -> Verdict:
+def compare_stored(
+    store: ObjectStore, run_key: str, baseline: str | None = None, contract: Contract | None = None
+) -> Verdict:
     """Judge a stored run again: against the good runs before it, or against one other run.
 
     Args:
         store: Where both are.
         run_key: The run.
         baseline: The run key of the other one; None for the run's own history.
+        contract: What the site owes each test; of no account against one other run.
 
     Raises:
         PermanentError: One of them is not in the store.
@@ -69,7 +74,8 @@ def compare_stored(store: ObjectStore, run_key: str, baseline: str | None = None
     """
     record = _record(store, run_key)
     if baseline is None:
-        return compare(record, read_history(store, record.job.cluster, record.series))
+        history = read_history(store, record.job.cluster, record.series)
+        return compare(record, history, gather_evidence(store, record, contract))
     other = _record(store, baseline)
     return compare_with(record, (row_of(other, compare_with(other, ())),))
 

@@ -1,31 +1,27 @@
 """Trends: the change points of a series' metrics, and what was pinned on both sides of each.
 
-A night's value is the median of its runs with the night's own pins: confirming re-runs count, bisect points do not.
-Runs that did not do all their steps have no value. Each time metric has two statistics, the median of its steps and
-their 5th percentile; changes are looked for in the steadier one.
+The nights' values are those of `nightly_values`, without what the canary and the nodes explain where changes are looked
+for. Each time metric has two statistics, the median of its steps and their 5th percentile; the steadier one is taken.
+What people decided about a change (`decisions`) is told with it.
 """
 
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from nightbridge.models import Model, VerdictStatus
-from nightbridge.regression.gate import COMPLETE_OUTCOMES, METRICS, Metric, measured
+from nightbridge.models import MetricName, Model
+from nightbridge.regression.decisions import Decision, decision_on
 from nightbridge.regression.history import HistoryRow
+from nightbridge.regression.metrics import GATED, METRIC_BY_NAME, METRICS, Metric
+from nightbridge.regression.nightly_values import OTHER_STATISTICS, Night, adjusted, canary_values, night_value
+from nightbridge.regression.nightly_values import nights_of as nights_of
 from nightbridge.regression.wording import format_change, format_value
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from nightbridge.regression.changepoints import ChangePointPolicy
-
-# A run with one of these verdicts has no numbers that stand for the test.
-NO_VALUE = frozenset({VerdictStatus.FAILED, VerdictStatus.SHORT, VerdictStatus.CANCELLED, VerdictStatus.INFRASTRUCTURE})
-
-# By metric, the other fields of `Summary` that measure the same.
-OTHER_STATISTICS: Mapping[str, tuple[str, ...]] = {"step_time": ("step_time_p05",)}
 
 MOST_NIGHTS_SHOWN = 28
 
@@ -53,47 +49,40 @@ class Change(Model):
     worse: bool
     p_value: float
     suspects: tuple[Suspects, ...] = Field((), description="What is pinned differently on both sides.")
+    decision: Decision | None = Field(None, description="What a person decided about it; it alarms nobody then.")
 
 
 class Trend(Model):
     """One metric of a series: its nights and its changes, oldest first."""
 
-    metric: str
+    metric: MetricName
     unit: str
     nights: tuple[str, ...]
     values: tuple[float | None, ...] = Field(description="One per night; None where nothing was measured.")
     changes: tuple[Change, ...]
 
 
-class Night(NamedTuple):
-    """The night's own run, and all runs with the same pins."""
-
-    own: HistoryRow
-    runs: tuple[HistoryRow, ...]
-
-
-def trends(rows: Sequence[HistoryRow], policy: "ChangePointPolicy | None" = None) -> tuple[Trend, ...]:
-    """What each gated metric of a series did, night by night.
+def trends(
+    rows: Sequence[HistoryRow],
+    policy: "ChangePointPolicy | None" = None,
+    decisions: Sequence[Decision] = (),
+    canary: Sequence[HistoryRow] = (),
+) -> tuple[Trend, ...]:
+    """What each gated metric of a series did, night by night: those that every table shows first, then those measured.
 
     Args:
         rows: The rows of one series, in any order.
         policy: When a difference is a change.
+        decisions: What people decided about the series.
+        canary: Rows of the test whose pins never move, on the same cluster.
     """
     nights = nights_of(rows)
-    return tuple(_trend(metric, nights, policy) for metric in METRICS)
-
-
-def nights_of(rows: Iterable[HistoryRow]) -> tuple[Night, ...]:
-    """The nights that have a run of their own, oldest first."""
-    by_night: dict[str, list[HistoryRow]] = {}
-    for row in sorted(rows, key=lambda row: (row.night, row.repeat, row.iteration, row.harvested_at)):
-        by_night.setdefault(row.night, []).append(row)
-    nights = []
-    for runs in by_night.values():
-        own = runs[0]
-        if own.repeat == 0:
-            nights.append(Night(own, tuple(run for run in runs if _pins(run) == _pins(own))))
-    return tuple(nights)
+    found = tuple(_trend(metric, nights, policy, decisions, canary) for metric in GATED)
+    return tuple(
+        trend
+        for trend in found
+        if METRIC_BY_NAME[trend.metric].always or any(value is not None for value in trend.values)
+    )
 
 
 def trend_table(found: Sequence[Trend], rows: Sequence[HistoryRow]) -> "Table":
@@ -105,14 +94,15 @@ def trend_table(found: Sequence[Trend], rows: Sequence[HistoryRow]) -> "Table":
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("night", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
-    for trend in found:
+    shown = [trend for trend in found if any(trend.metric == metric.name for metric in METRICS)]
+    for trend in shown:
         # One word a line, as in the table of verdicts: the numbers need the width of 80 columns.
         heading = [*trend.metric.split("_"), trend.unit.replace("/GPU", "\n/GPU")]
         table.add_column("\n".join(heading).rstrip(), justify="right", no_wrap=True)
     table.add_column("commit", no_wrap=True)
     for place, night in list(enumerate(nights_of(rows)))[-MOST_NIGHTS_SHOWN:]:
         cells = []
-        for trend in found:
+        for trend in shown:
             begins = any(change.night == night.own.night for change in trend.changes)
             cells.append(Text(f"{'◆ ' * begins}{format_value(trend.values[place])}"))
         verdict = night.own.verdict.value.replace("_", " ") if night.own.verdict else "–"
@@ -122,10 +112,9 @@ def trend_table(found: Sequence[Trend], rows: Sequence[HistoryRow]) -> "Table":
 
 def trend_lines(found: Sequence[Trend]) -> tuple[str, ...]:
     """One line per change, oldest first, and below each what was pinned differently."""
-    labels = {metric.name: metric for metric in METRICS}
     lines: list[str] = []
-    for change in sorted((change for trend in found for change in trend.changes), key=lambda change: change.night):
-        metric = labels[change.metric]
+    changes = [(METRIC_BY_NAME[trend.metric], change) for trend in found for change in trend.changes]
+    for metric, change in sorted(changes, key=lambda each: each[1].night):
         since = f"since {change.night}"
         if change.latest_night != change.night:
             since += f" (at the latest {change.latest_night})"
@@ -136,17 +125,29 @@ def trend_lines(found: Sequence[Trend]) -> tuple[str, ...]:
         lines += [f"  {suspect.name}: {suspect.before} → {suspect.after}" for suspect in change.suspects]
         if not change.suspects:
             lines.append("  nothing that is pinned has changed: look at the cluster")
+        if change.decision:
+            lines.append(f"  {change.decision.text}")
     return tuple(lines)
 
 
-def _trend(metric: Metric, nights: Sequence[Night], policy: "ChangePointPolicy | None") -> Trend:
+def _trend(
+    metric: Metric,
+    nights: Sequence[Night],
+    policy: "ChangePointPolicy | None",
+    decisions: Sequence[Decision],
+    canary: Sequence[HistoryRow],
+) -> Trend:
     # numpy is imported with the first trend: commands that need none do not pay for it.
     from nightbridge.regression.changepoints import DEFAULT_POLICY, find_change_points, steadiest
 
     fields = (metric.attribute, *OTHER_STATISTICS.get(metric.name, ()))
-    series = {field: [_value(night, metric, field) for night in nights] for field in fields}
+    raw = {field: [night_value(night, metric, field) for night in nights] for field in fields}
+    control = canary_values(nights, canary, metric) if metric.follows_cluster else ()
+    series = {field: adjusted(metric, values, nights, control) for field, values in raw.items()}
     statistic = steadiest(series)
-    points = find_change_points(series[statistic], policy or DEFAULT_POLICY)
+    asked = policy or DEFAULT_POLICY
+    least = max(asked.minimum_change, metric.least_change)
+    points = find_change_points(series[statistic], asked.model_copy(update={"minimum_change": least}))
     changes = []
     for point in points:
         last_before, latest = nights[max(0, point.earliest - 1)], nights[point.latest]
@@ -160,40 +161,29 @@ def _trend(metric: Metric, nights: Sequence[Night], policy: "ChangePointPolicy |
                 before=point.before,
                 after=point.after,
                 change=point.change,
-                worse=(point.change > 0) == metric.lower_is_better,
+                worse=metric.worse(point.change),
                 p_value=point.p_value,
                 suspects=_suspects(last_before.own, latest.own),
+                decision=decision_on(decisions, metric.name, last_before.own.night, nights[point.index].own.night),
             )
         )
     return Trend(
         metric=metric.name,
         unit=metric.unit,
         nights=tuple(night.own.night for night in nights),
-        values=tuple(series[metric.attribute]),
+        values=tuple(raw[metric.attribute]),
         changes=tuple(changes),
     )
-
-
-def _value(night: Night, metric: Metric, field: str) -> float | None:
-    """The median of the night's runs that measured the field."""
-    values = [
-        value
-        for run in night.runs
-        if run.outcome in COMPLETE_OUTCOMES
-        and run.verdict not in NO_VALUE
-        and (value := measured(metric._replace(attribute=field), run.summary)) is not None
-    ]
-    return statistics.median(values) if values else None
-
-
-def _pins(row: HistoryRow) -> tuple[str, str, str | None]:
-    return row.megatron_bridge.commit, row.nemo_run.commit, row.image_digest
 
 
 def _suspects(before: HistoryRow, after: HistoryRow) -> tuple[Suspects, ...]:
     pairs = (
         ("Megatron-Bridge", before.megatron_bridge.commit, after.megatron_bridge.commit, after.megatron_bridge.url),
-        ("NeMo-Run", before.nemo_run.commit, after.nemo_run.commit, after.nemo_run.url),
+        *(
+            (("NeMo-Run", before.nemo_run.commit, after.nemo_run.commit, after.nemo_run.url),)
+            if before.nemo_run and after.nemo_run
+            else ()
+        ),
         ("Image", before.image_digest or before.image or "–", after.image_digest or after.image or "–", ""),
         ("Nodes", before.nodes or "–", after.nodes or "–", ""),
     )

@@ -18,6 +18,7 @@ from nightbridge.errors import DamagedData
 from nightbridge.leases import lease
 from nightbridge.models import PinnedRepository
 from nightbridge.repos.git import attempt, git
+from nightbridge.repos.local_clones import clone_at
 from nightbridge.repos.mirrors import Mirror
 from nightbridge.repos.submodules import add_submodules, pinned_commits
 from nightbridge.repos.urls import masked
@@ -64,7 +65,6 @@ def check_out(
             temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.tmp")
 
             def make() -> None:
-                shutil.rmtree(temporary, ignore_errors=True)
                 mirror.resolve(commit)
                 _make(mirror, commit, temporary, workspace, with_submodules)
 
@@ -148,17 +148,12 @@ _HARMLESS = re.compile(r"(^|/)__pycache__/|^temp_extract_[0-9a-f-]{36}/")
 
 def _make(mirror: Mirror, commit: str, folder: Path, workspace: Path, with_submodules: bool) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
-    timeout = mirror.timeout
-    with mirror.lease():
-        # Under the mirror's lease: a fetch may pack its objects again while they are linked.
-        git("clone", "--quiet", "--local", "--no-checkout", "--template=", mirror.path, folder, timeout=timeout)
-    git("config", "remote.origin.url", masked(mirror.url), timeout=timeout, folder=folder)
-    git("config", "gc.auto", "0", timeout=timeout, folder=folder)
-    git("checkout", "--quiet", "--detach", commit, timeout=timeout, folder=folder, thing=f"{commit} of {mirror.url}")
+    clone_at(mirror, commit, folder)
     if with_submodules:
         add_submodules(folder, mirror, workspace)
     _make_files_read_only(folder)
-    changes = find_changes(folder, commit, timeout=timeout)
+    _note_times(folder, timeout=mirror.timeout)
+    changes = find_changes(folder, commit, timeout=mirror.timeout)
     if changes:
         raise DamagedData(
             f"a fresh checkout differs from its commit: {'; '.join(changes[:5])}",
@@ -180,10 +175,24 @@ def _make_files_read_only(folder: Path) -> None:
 
     Folders stay writable: NeMo-Run's packager puts a short-lived archive there. git records no write permission.
     """
-    for path in folder.rglob("*"):
-        if path.is_symlink() or not path.is_file() or ".git" in path.relative_to(folder).parts:
-            continue
-        path.chmod(stat.S_IMODE(path.stat().st_mode) & ~0o222)
+    for parent, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if name != ".git"]
+        for name in files:
+            path = os.path.join(parent, name)
+            mode = os.lstat(path).st_mode
+            if stat.S_ISREG(mode):
+                os.chmod(path, stat.S_IMODE(mode) & ~0o222)
+
+
+def _note_times(folder: Path, *, timeout: float) -> None:
+    """Let git compare every file once more and note its times, which the loss of the write permission has changed.
+
+    Otherwise each later look for changes would have to read every file again.
+    """
+    attempt("update-index", "-q", "--refresh", timeout=timeout, folder=folder)
+    for path in pinned_commits(folder, timeout=timeout):
+        if (folder / path / ".git").exists():
+            _note_times(folder / path, timeout=timeout)
 
 
 def _set_aside(folder: Path) -> None:

@@ -3,7 +3,7 @@
 import logging
 from pathlib import Path
 
-from nightbridge.models import Checkout, GitRepo, PinnedRepository, RunSpec, Site
+from nightbridge.models import Checkout, GitRepo, PinnedRepository, RunSpec, Site, TestDefinition
 from nightbridge.repos.checkouts import check_out, find_changes
 from nightbridge.repos.environments import make_environment
 from nightbridge.repos.mirrors import Mirror
@@ -25,9 +25,24 @@ def make_checkout(spec: RunSpec, site: Site) -> Checkout:
     """
     workspace = site.workspace.absolute()
     megatron_bridge = _pinned_checkout(spec.test.megatron_bridge, spec.night, workspace, site.git_timeout)
+    if not spec.test.has_launcher:
+        return Checkout(megatron_bridge=megatron_bridge)
     nemo_run = _pinned_checkout(spec.test.nemo_run_repo, spec.night, workspace, site.git_timeout)
-    environment = make_environment(nemo_run, site.environments_dir)
+    environment = make_environment(nemo_run, site.environments_dir, wheels=site.wheels)
     return Checkout(megatron_bridge=megatron_bridge, nemo_run=nemo_run, environment=environment)
+
+
+def make_code(test: TestDefinition, site: Site, night: str) -> Checkout:
+    """Pin and check out the code that a test's arguments are for; no NeMo-Run, and no environment to start it in.
+
+    Raises:
+        InvalidInput: The repository or the ref does not exist.
+        PermanentError: The repository refuses us.
+        TransientError: It cannot be reached.
+
+    """
+    workspace = site.workspace.absolute()
+    return Checkout(megatron_bridge=_pinned_checkout(test.megatron_bridge, night, workspace, site.git_timeout))
 
 
 def verify_unchanged(checkout: Checkout) -> list[str]:
@@ -41,7 +56,7 @@ def verify_unchanged(checkout: Checkout) -> list[str]:
     """
     return [
         f"{repository.url}: {change}"
-        for repository in (checkout.megatron_bridge, checkout.nemo_run)
+        for repository in checkout.repositories
         for change in find_changes(repository.path, repository.commit)
     ]
 

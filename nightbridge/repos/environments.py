@@ -23,7 +23,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
-from nightbridge.errors import DamagedData, NightbridgeError, PermanentError, TransientError
+from nightbridge.errors import DamagedData, InvalidInput, NightbridgeError, PermanentError, TransientError
 from nightbridge.files import write_model
 from nightbridge.leases import lease
 from nightbridge.models import LauncherEnvironment, Model, PinnedRepository, utc_now
@@ -62,7 +62,7 @@ _PIP_ADVICE = (
     (r"No space left on device|Disk quota exceeded", "Free some space where launcher environments are kept"),
     (
         r"No matching distribution|Could not find a version",
-        "Check pip's package index or wheel folder (PIP_FIND_LINKS)",
+        "Check pip's package index, or the wheel folder of the site (PIP_FIND_LINKS)",
     ),
     (r"BackendUnavailable|Cannot import '[\w.]+'", "This commit needs a build back end that launcher.in does not have"),
     (r"requires a different Python|Requires-Python", "Use a Python that this NeMo-Run supports"),
@@ -96,18 +96,20 @@ class EnvironmentRecord(Model):
     made_at: datetime
 
 
-def prepare_base(envs_dir: Path, *, lock: Path = LAUNCHER_LOCK) -> Path:
+def prepare_base(envs_dir: Path, *, lock: Path = LAUNCHER_LOCK, wheels: Path | None = None) -> Path:
     """Install the locked requirements, unless they are; return the base's folder.
 
     Takes about half a minute once per Python version and lock file; the install step calls it, so that runs find it
-    done. Packages come from where pip's own configuration says: an index, or a wheel folder (`PIP_FIND_LINKS` with
-    `PIP_NO_INDEX`) on a site without network.
+    done.
 
     Args:
         envs_dir: Where launcher environments are kept.
         lock: Pinned requirements.
+        wheels: Folder in which all of them lie, for a site without network; pip's own configuration says where packages
+            come from when it is unset.
 
     Raises:
+        InvalidInput: There is no such folder of wheels.
         PermanentError: A requirement cannot be installed here.
         TransientError: The package index cannot be reached, or somebody else has been installing for too long.
 
@@ -115,6 +117,7 @@ def prepare_base(envs_dir: Path, *, lock: Path = LAUNCHER_LOCK) -> Path:
     base = envs_dir.absolute() / f"base-{_base_hash(lock)}"
     if _is_usable(base):
         return base
+    sources = _sources(wheels)
     with lease(base.with_name(f".{base.name}.lease")) as held:
         if _is_usable(base):
             return base
@@ -126,7 +129,7 @@ def prepare_base(envs_dir: Path, *, lock: Path = LAUNCHER_LOCK) -> Path:
         try:
             venv.create(folder, with_pip=True, symlinks=True)
             # The lock file is complete, so nothing is left for pip to find out.
-            _pip(folder, "--no-deps", "--requirement", lock)
+            _pip(folder, *sources, "--no-deps", "--requirement", lock)
             held.ensure_held()
             _point(base, folder)
         except BaseException:
@@ -136,21 +139,25 @@ def prepare_base(envs_dir: Path, *, lock: Path = LAUNCHER_LOCK) -> Path:
     return base
 
 
-def make_environment(nemo_run: PinnedRepository, envs_dir: Path, *, lock: Path = LAUNCHER_LOCK) -> LauncherEnvironment:
+def make_environment(
+    nemo_run: PinnedRepository, envs_dir: Path, *, lock: Path = LAUNCHER_LOCK, wheels: Path | None = None
+) -> LauncherEnvironment:
     """Return the environment of a NeMo-Run checkout: the base, and the checkout's package in front of it.
 
     Args:
         nemo_run: The checkout. It is not written to: the package is built from a copy.
         envs_dir: Where launcher environments are kept.
         lock: Pinned requirements of the base.
+        wheels: Folder that the base is installed from; see `prepare_base`.
 
     Raises:
+        InvalidInput: There is no such folder of wheels.
         PermanentError: The checkout's package cannot be installed, or `import nemo_run` fails in the environment.
         DamagedData: `nemo_run` does not come from where it must.
         TransientError: The package index cannot be reached, or somebody else holds the lease for too long.
 
     """
-    base = prepare_base(envs_dir, lock=lock)
+    base = prepare_base(envs_dir, lock=lock, wheels=wheels)
     digest = hashlib.sha256(f"{base.name} {nemo_run.commit}".encode()).hexdigest()[:16]
     layer = envs_dir.absolute() / digest
     with lease(layer.with_name(f".{digest}.lease")) as held:
@@ -266,6 +273,19 @@ def _read_record(layer: Path) -> EnvironmentRecord | None:
         return EnvironmentRecord.model_validate_json((layer / RECORD_NAME).read_bytes())
     except (FileNotFoundError, ValueError):
         return None
+
+
+def _sources(wheels: Path | None) -> list[str | Path]:
+    """Options of pip that say where packages come from."""
+    if wheels is None:
+        return []
+    if not wheels.is_dir():
+        raise InvalidInput(
+            "no such folder of wheels",
+            thing=str(wheels),
+            advice="Fill it with `pip download --requirement launcher.lock --dest FOLDER` where there is a network",
+        )
+    return ["--no-index", "--find-links", wheels.absolute()]
 
 
 def _pip(environment: Path, *arguments: str | Path) -> None:

@@ -114,6 +114,8 @@ class Mirror:
         if old == new or not self.has(old):
             return ()
         lines = self._git("log", f"--max-count={_COMMITS_SHOWN}", "--format=%h %s", f"{old}..{new}").splitlines()
+        if len(lines) < _COMMITS_SHOWN:
+            return tuple(lines)
         count = int(self._git("rev-list", "--count", f"{old}..{new}"))
         return (*lines, f"... and {count - len(lines)} more") if count > len(lines) else tuple(lines)
 

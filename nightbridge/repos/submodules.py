@@ -6,8 +6,8 @@ from pathlib import Path
 
 from nightbridge.models import Model
 from nightbridge.repos.git import git
+from nightbridge.repos.local_clones import clone_at
 from nightbridge.repos.mirrors import Mirror
-from nightbridge.repos.urls import masked
 
 
 class Submodule(Model):
@@ -36,24 +36,16 @@ def add_submodules(tree: Path, mirror: Mirror, workspace: Path) -> None:
     timeout = mirror.timeout
     for submodule in find_submodules(tree, mirror.url, timeout=timeout):
         source = Mirror(submodule.url, workspace, timeout=timeout)
-        setting = f"submodule.{submodule.name}"
-        git("config", f"{setting}.url", source.path, timeout=timeout, folder=tree)
-        git("config", f"{setting}.active", "true", timeout=timeout, folder=tree)
-        source.repaired(partial(_update, tree, submodule, source))
         inner = tree / submodule.path
-        git("config", f"{setting}.url", masked(source.url), timeout=timeout, folder=tree)
-        git("config", "remote.origin.url", masked(source.url), timeout=timeout, folder=inner)
+        source.repaired(partial(_check_out, source, submodule.commit, inner))
+        git("config", f"submodule.{submodule.name}.active", "true", timeout=timeout, folder=tree)
         add_submodules(inner, source, workspace)
 
 
-def _update(tree: Path, submodule: Submodule, source: Mirror) -> None:
-    source.resolve(submodule.commit)
-    with source.lease():
-        # git forbids local submodules by default; this one is our own mirror.
-        git(
-            "-c", "protocol.file.allow=always", "submodule", "--quiet", "update", "--", submodule.path,
-            timeout=source.timeout, folder=tree, thing=submodule.url,
-        )  # fmt: skip
+def _check_out(source: Mirror, commit: str, folder: Path) -> None:
+    source.resolve(commit)
+    # A repository of its own in the submodule's folder: what `git submodule update` makes in many more steps.
+    clone_at(source, commit, folder)
 
 
 def find_submodules(tree: Path, url: str, *, timeout: float) -> list[Submodule]:
@@ -92,6 +84,8 @@ def absolute_submodule_url(url: str, parent: str) -> str:
 
 def pinned_commits(tree: Path, *, timeout: float) -> dict[str, str]:
     """The commits that the tree of a checkout pins for its submodules, by folder, checked out or not."""
+    if not (tree / ".gitmodules").is_file():
+        return {}
     listing = git("ls-tree", "-r", "-z", "HEAD", timeout=timeout, folder=tree)
     commits = {}
     for entry in listing.split("\0"):

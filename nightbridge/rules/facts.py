@@ -9,7 +9,7 @@ from nightbridge.launch.flags import KnownFlags, known_in
 from nightbridge.launch.parser_source import known_flags
 from nightbridge.launch.plan import launcher_version
 from nightbridge.launch.resources import gpus_per_node, nodes_for, num_gpus
-from nightbridge.launch.versions import Version, version_for_pin
+from nightbridge.launch.versions import HEAD, Version, version_for_pin
 from nightbridge.models import Checkout, ClusterLimits, RunSpec, TestDefinition
 
 # A sweep asks for every point, and the parser of a commit never changes.
@@ -52,6 +52,8 @@ class Facts:
     @cached_property
     def version(self) -> Version:
         """The version that rules with a version range look at."""
+        if not self.test.has_launcher:
+            return HEAD
         if self.checkout is not None:
             return launcher_version(self.known)
         return version_for_pin(self.test.megatron_bridge.commit)

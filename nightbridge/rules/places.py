@@ -9,6 +9,13 @@ from nightbridge.launch.time_limits import clock
 from nightbridge.rules.facts import Facts
 from nightbridge.rules.rule import Rule
 
+_UPSTREAM = re.compile(r"github\.com[:/]+NVIDIA(?:-NeMo)?/", re.IGNORECASE)
+# The grammar of github.com/distribution/reference, with enroot's `USER@` and `REGISTRY#`; a slash means the same.
+_IMAGE = re.compile(
+    r"(?:docker://)?(?:[^@/#\s]+@(?!sha256:))?(?:[A-Za-z0-9._-]+(?::\d+)?[#/])?[a-z0-9]+(?:[._/-]+[a-z0-9]+)*"
+    r"(?::[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(?:@sha256:[0-9a-f]{64})?"
+)
+_TUNING = frozenset({"sft", "lora", "peft"})
 _MOUNT = re.compile(r"[^:]+:/[^:]*(?::[a-z0-9+_.=-]+)?")
 
 
@@ -18,6 +25,63 @@ def _image_named(facts: Facts) -> Iterator[str]:
             "cmd_args.container_image is not written: the launcher would take the moving tag nemo:dev, another image "
             'every other night; name one, or "none" for a launcher that runs without'
         )
+
+
+def _image_grammar(facts: Facts) -> Iterator[str]:
+    image = str(facts.args.get("container_image") or "none")
+    if image.startswith(("/", ".")) or image == "none" or _IMAGE.fullmatch(image):
+        return
+    yield (
+        f"cmd_args.container_image = {image!r} is no image; write REGISTRY/IMAGE:TAG, REGISTRY#IMAGE:TAG, "
+        'the path of a .sqsh file, or "none"'
+    )
+
+
+def _image_needed(facts: Facts) -> Iterator[str]:
+    url = facts.test.megatron_bridge.url
+    if facts.test.has_launcher and facts.args.get("container_image") == "none" and _UPSTREAM.search(url):
+        yield (
+            f'cmd_args.container_image = "none", and the launcher of {url} starts jobs in a container only; '
+            "name an image"
+        )
+
+
+def _token(facts: Facts) -> Iterator[str]:
+    if "HF_TOKEN" in facts.test.secrets or facts.args.get("offline"):
+        return
+    reasons = {
+        f"task = {facts.args.get('task')!r}": facts.args.get("task") in _TUNING,
+        "tokenizer_type = 'HuggingFaceTokenizer'": facts.args.get("tokenizer_type") == "HuggingFaceTokenizer",
+        "use_recipes = true": bool(facts.args.get("use_recipes")),
+    }
+    for reason in (reason for reason, applies in reasons.items() if applies):
+        yield (
+            f"cmd_args.{reason} fetches from the Hugging Face Hub, and no token is given; "
+            'write hf_token = "env:HF_TOKEN", or offline = true with a filled cache'
+        )
+
+
+def _partition(facts: Facts) -> Iterator[str]:
+    limits = facts.limits
+    if limits is not None and limits.partition and limits.partitions and limits.partition not in limits.partitions:
+        yield f"the cluster has no partition {limits.partition!r}; it has {', '.join(limits.partitions)}"
+
+
+def _account(facts: Facts) -> Iterator[str]:
+    limits = facts.limits
+    if limits is not None and limits.accounts and limits.account and limits.account not in limits.accounts:
+        yield f"account {limits.account!r} may not submit here; these may: {', '.join(limits.accounts)}"
+
+
+def _resources(facts: Facts) -> Iterator[str]:
+    asked, known = facts.args.get("gres"), facts.limits.gres if facts.limits else None
+    if not asked or known is None:
+        return
+    for item in str(asked).split(","):
+        name = item.split(":", 1)[0]
+        if name not in known:
+            has = ", ".join(known) if known else "none at all"
+            yield f"cmd_args.gres = {asked!r}: the partition has no resource {name!r}, but {has}; change or remove it"
 
 
 def _runtime(facts: Facts) -> Iterator[str]:
@@ -64,6 +128,17 @@ def _nodes_allowed(facts: Facts) -> Iterator[str]:
 
 RULES = (
     Rule("container-named", "error", ("cmd_args.container_image",), _image_named),
+    Rule("image-reference", "error", ("cmd_args.container_image",), _image_grammar),
+    Rule("container-needed", "error", ("cmd_args.container_image", "git_repos"), _image_needed),
+    Rule(
+        "hub-token",
+        "warning",
+        tuple(f"cmd_args.{field}" for field in ("task", "tokenizer_type", "use_recipes", "offline")),
+        _token,
+    ),
+    Rule("partition-exists", "error", (), _partition, needs="limits"),
+    Rule("account-allowed", "error", (), _account, needs="limits"),
+    Rule("resources-exist", "error", ("cmd_args.gres",), _resources, needs="limits"),
     Rule("container-runtime", "error", ("cmd_args.container_image",), _runtime, needs="limits"),
     Rule("mount-syntax", "error", ("extra_container_mounts",), _mounts),
     Rule("time-limit-syntax", "error", ("time_limit",), _time_limit),

@@ -5,12 +5,36 @@ from itertools import chain
 
 from nightbridge.launch.points import at_point
 from nightbridge.models import Checkout, ClusterLimits, Compat, InvalidTest, RunSpec, Scenario, TestDefinition
-from nightbridge.rules import cloudai, graphs, launcher, overrides, places, profiling, recipes, required, sizes
+from nightbridge.rules import (
+    checkpoints,
+    cloudai,
+    graphs,
+    hetero,
+    launcher,
+    overrides,
+    places,
+    profiling,
+    recipes,
+    required,
+    sizes,
+)
 from nightbridge.rules.facts import Facts
 from nightbridge.rules.rule import Rule, Severity, Violation
-from nightbridge.rules.sweeps import MOST_OUTCOMES, MOST_RUNS, Expansion, Grid, Point, chosen_points, expansion_of
+from nightbridge.rules.sweeps import (
+    MOST_OUTCOMES,
+    MOST_RUNS,
+    Expansion,
+    Grid,
+    Point,
+    chosen_points,
+    drawn_points,
+    expansion_of,
+)
 
-_COMMON = (*places.RULES, *profiling.RULES, *launcher.RULES, *overrides.RULES, *recipes.RULES)
+_COMMON = (
+    *(*places.RULES, *checkpoints.RULES, *profiling.RULES),
+    *(*launcher.RULES, *overrides.RULES, *recipes.RULES),
+)
 
 RULES: tuple[Rule, ...] = (*required.RULES, *sizes.RULES, *graphs.RULES, *_COMMON)
 """The rules of the normal profile."""
@@ -24,7 +48,15 @@ PROFILES: Mapping[Compat, tuple[Rule, ...]] = {
 The rules of the launcher and the site hold in both: no verdict of another tool makes them pass.
 """
 
+HETERO_RULES: tuple[Rule, ...] = (*places.RULES, *hetero.RULES)
+"""The rules of a heterogeneous-parallel test: the site's, and its own."""
+
 _NIGHT = "validate"
+
+
+def rules_of(test: TestDefinition) -> tuple[Rule, ...]:
+    """The rules that a test is checked by."""
+    return PROFILES[test.compat] if test.has_launcher else HETERO_RULES
 
 
 def check(
@@ -39,9 +71,7 @@ def check(
 
     """
     facts = Facts(spec, limits, checkout)
-    return tuple(
-        chain.from_iterable(rule.violations(facts) for rule in PROFILES[spec.test.compat] if rule.applies(facts))
-    )
+    return tuple(chain.from_iterable(rule.violations(facts) for rule in rules_of(spec.test) if rule.applies(facts)))
 
 
 def errors_of(violations: Iterable[Violation]) -> tuple[Violation, ...]:
@@ -57,13 +87,14 @@ def check_test(
     Of a swept test the points that break a rule are warnings, one for each rule, as long as some point is left; then
     the other rules speak of the first point that is.
     """
-    if not test.axes:
+    if not test.axes and not test.drawn:
         return _check_one(test, limits, checkout)
     grid = grid_of(test, limits, checkout)
     expansion = expansion_of(grid, MOST_OUTCOMES)
     first = next(iter(chosen_points(test, grid)), None)
     severity: Severity = "error" if first is None else "warning"
-    refused = tuple(chain.from_iterable(_skipped(rule, expansion, severity) for rule in PROFILES[test.compat]))
+    skipped = chain.from_iterable(_skipped(rule, expansion, severity) for rule in rules_of(test))
+    refused = (*skipped, *_skipped_draws(test, grid, severity))
     if first is None:
         return refused
     too_many = _too_many(test, expansion)
@@ -72,12 +103,12 @@ def check_test(
 
 def grid_of(test: TestDefinition, limits: ClusterLimits | None = None, checkout: Checkout | None = None) -> Grid:
     """The points of a test under the rules of its profile."""
-    return Grid(test, PROFILES[test.compat], limits, checkout)
+    return Grid(test, rules_of(test), limits, checkout)
 
 
 def points_of(test: TestDefinition) -> Iterator[Point]:
     """The points of a test that are to be run, in order: those that its `[sweep]` asks for and that break no rule."""
-    return chosen_points(test, grid_of(test)) if test.axes else iter(({},))
+    return chosen_points(test, grid_of(test)) if test.axes or test.drawn else iter(({},))
 
 
 def _check_one(test: TestDefinition, limits: ClusterLimits | None, checkout: Checkout | None) -> tuple[Violation, ...]:
@@ -88,6 +119,20 @@ def _skipped(rule: Rule, expansion: Expansion, severity: Severity) -> Iterator[V
     skipped = expansion.skipped.get(rule.id)
     if skipped is not None:
         message = f"{skipped.points} of {_walked(expansion)} of the sweep are skipped, for instance: {skipped.example}"
+        yield Violation(rule=rule.id, severity=severity, fields=rule.fields, message=message)
+
+
+def _skipped_draws(test: TestDefinition, grid: Grid, severity: Severity) -> Iterator[Violation]:
+    if not test.drawn:
+        return
+    refusals = [grid.first_refusal(point) for point in drawn_points(test, grid)]
+    skipped: dict[str, list[tuple[Rule, str]]] = {}
+    for refusal in refusals:
+        if refusal is not None:
+            skipped.setdefault(refusal[0].id, []).append(refusal)
+    for refused in skipped.values():
+        rule, example = refused[0]
+        message = f"{len(refused)} of {len(refusals)} drawn points are skipped, for instance: {example}"
         yield Violation(rule=rule.id, severity=severity, fields=rule.fields, message=message)
 
 

@@ -9,7 +9,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, repeat
 from typing import Any
 
 from nightbridge.launch.points import at_point
@@ -127,9 +127,9 @@ class Grid:
         ]
         self._questions: list[list[_Question]] = [[] for _ in self._axes]
         self._refused_at_once: list[Rule] = []
-        for rule in rules:
-            if rule.severity == "error" and rule.applies(self._base):
-                self._place(rule)
+        self._rules = [rule for rule in rules if rule.severity == "error" and rule.applies(self._base)]
+        for rule in self._rules:
+            self._place(rule)
 
     @property
     def size(self) -> int:
@@ -169,6 +169,14 @@ class Grid:
                 if self._is_valid(chosen := self._chosen(index)):
                     found[index] = self._point(dict(enumerate(chosen)))
         return tuple(found[index] for index in sorted(found))
+
+    def first_refusal(self, point: Point) -> tuple[Rule, str] | None:
+        """The first rule that a whole point breaks and what it says; None where it keeps all of them."""
+        facts = self._facts(point)
+        for rule in self._rules:
+            for message in rule.check(facts):
+                return rule, message
+        return None
 
     def messages(self, cut: Cut) -> tuple[str, ...]:
         """What the rule says of the first point that was cut."""
@@ -267,6 +275,35 @@ def expansion_of(grid: Grid, most: int | None = None) -> Expansion:
 
 def chosen_points(test: TestDefinition, grid: Grid) -> Iterator[Point]:
     """The valid points that the test's `[sweep]` asks for, at most `MOST_RUNS`; one empty point without a sweep."""
+    if not test.drawn:
+        return _chosen_of_grid(test, grid)
+    return (point for point in drawn_points(test, grid) if grid.first_refusal(point) is None)
+
+
+def drawn_points(test: TestDefinition, grid: Grid) -> Iterator[Point]:
+    """The points of a test some of whose parameters are drawn: each point once, valid or not.
+
+    The n-th point gets the n-th draw of every parameter. A test that sweeps over nothing else has `sweep.points`.
+    """
+    points = _chosen_of_grid(test, grid) if test.axes else repeat({}, test.sweep.points)
+    seen = set()
+    for trial, point in enumerate(points, 1):
+        whole = {**point, **draw(test, trial)}
+        if (known := repr(whole)) not in seen:
+            seen.add(known)
+            yield whole
+
+
+def draw(test: TestDefinition, trial: int) -> dict[str, Any]:
+    """One value of every drawn parameter, as CloudAI draws it: dice of its own, seeded `SEED:NAME:TRIAL`."""
+    drawn = {}
+    for axis in test.drawn:
+        dice = random.Random(f"{test.sweep.seed}:{axis.name}:{trial}")
+        drawn[axis.name] = dice.choices(axis.values, axis.weights)[0] if axis.weights else dice.choice(axis.values)
+    return drawn
+
+
+def _chosen_of_grid(test: TestDefinition, grid: Grid) -> Iterator[Point]:
     if test.sweep.method == "random" and test.axes:
         return iter(grid.drawn(test.sweep.points, test.sweep.seed))
     outcomes = islice(grid.outcomes(), MOST_OUTCOMES)

@@ -7,10 +7,11 @@ import subprocess
 import threading
 from collections import deque
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import IO
 
 from nightbridge.errors import PermanentError, TransientError
-from nightbridge.files import write_model
+from nightbridge.files import write_atomically, write_model
 from nightbridge.models import LAUNCHER_HOME, Job, LaunchPlan, utc_now
 from nightbridge.secrets import mask_secrets
 from nightbridge.slurm.attempts import (
@@ -22,6 +23,7 @@ from nightbridge.slurm.attempts import (
 )
 from nightbridge.slurm.cluster import Cluster
 from nightbridge.slurm.environment import launcher_base
+from nightbridge.slurm.failed_nodes import merged_options
 from nightbridge.slurm.front import ATTEMPT_VARIABLE, find_submission, install_front
 
 LAUNCHER_TIMEOUT = 1800.0
@@ -60,6 +62,8 @@ def submit_attempt(
     if submission := find_submission(context, cluster):
         return _job_of(context, submission)
     _record_options(plan, context)
+    if plan.batch_script is not None:
+        write_atomically(Path(plan.argv[-1]), plan.batch_script.encode())
     began = utc_now()
     launcher = _Launcher(plan, _environment(plan, context, cluster, secrets, withheld), secrets)
     code = launcher.run(timeout)
@@ -163,7 +167,7 @@ def _environment(
 
 def _record_options(plan: LaunchPlan, context: AttemptContext) -> None:
     """Leave the plan's sbatch options where the front finds them."""
-    options = tuple(dict.fromkeys((*context.sbatch_options, *plan.sbatch_args)))
+    options = merged_options((*context.sbatch_options, *plan.sbatch_args))
     if options != context.sbatch_options:
         write_model(context.attempt_dir / ATTEMPT_FILE, context.model_copy(update={"sbatch_options": options}))
 

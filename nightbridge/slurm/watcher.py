@@ -130,7 +130,12 @@ class Watcher:
         self._thread: threading.Thread | None = None
         self._failures = 0
 
-    def follow(self, job: Job, on_change: Callable[[JobStatus], None] | None = None) -> Job:
+    def follow(
+        self,
+        job: Job,
+        on_change: Callable[[JobStatus], None] | None = None,
+        on_wait: Callable[[], None] | None = None,
+    ) -> Job:
         """Block until the job has ended; return it with `status` and `exit_file_code`.
 
         A terminal state from Slurm ends a job; so does its exit file when Slurm knows nothing of it for a while, and so
@@ -140,18 +145,19 @@ class Watcher:
         Args:
             job: The job, as submitted or as found again after a crash.
             on_change: Called in this thread with each new state or reason.
+            on_wait: Called in this thread about once a second, until the job has ended.
 
         Raises:
             StatusUnknown: The watcher was stopped, or nobody said anything for longer than its patience.
             NightbridgeError: The cluster refused the question for good.
 
         """
-        ended = self._follow_one(job, on_change)
+        ended = self._follow_one(job, on_change, on_wait)
         holder = self._claimed_by_another(ended)
         if holder is None:
             return ended
         log.warning("job %d ended: job %d has claimed %s; following that one", job.job_id, holder, job.name)
-        return self._follow_one(job.model_copy(update={"job_id": holder}), on_change)
+        return self._follow_one(job.model_copy(update={"job_id": holder}), on_change, on_wait)
 
     def stop(self) -> None:
         """Stop asking. Whoever follows a job gets `StatusUnknown`; the jobs go on."""
@@ -162,7 +168,9 @@ class Watcher:
         if thread is not None:
             thread.join(timeout=30)
 
-    def _follow_one(self, job: Job, on_change: Callable[[JobStatus], None] | None) -> Job:
+    def _follow_one(
+        self, job: Job, on_change: Callable[[JobStatus], None] | None, on_wait: Callable[[], None] | None
+    ) -> Job:
         watched = self._register(job)
         told: tuple[JobState, str] | None = None
         try:
@@ -180,6 +188,8 @@ class Watcher:
                         on_change(status)
                 if ended is not None:
                     return ended
+                if on_wait is not None:
+                    on_wait()
                 with self._changed:
                     # At least once a second, so that an interrupt or a termination signal gets through.
                     self._changed.wait(_WAKE_UP)

@@ -8,6 +8,7 @@ import re
 import time
 import uuid
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 from nightbridge.errors import InvalidInput, NightbridgeError, PermanentError, TransientError
@@ -213,7 +214,9 @@ def _objects_in(folder: Path, prefix: str) -> Iterator[ObjectInfo]:
             continue
         if entry.is_file():
             with contextlib.suppress(FileNotFoundError):  # deleted while we were listing
-                yield ObjectInfo(key=prefix + name, size=entry.stat().st_size)
+                status = entry.stat()
+                modified = datetime.fromtimestamp(status.st_mtime, UTC)
+                yield ObjectInfo(key=prefix + name, size=status.st_size, modified=modified)
 
 
 def _chunks(source: FileSource) -> Iterator[memoryview]:

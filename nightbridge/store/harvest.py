@@ -39,7 +39,7 @@ from nightbridge.secrets import mask_secrets
 from nightbridge.store.keys import sha256_hex
 from nightbridge.store.manifest import LeftOut, Manifest, commit_manifest, read_manifest
 from nightbridge.store.objects import ObjectStore
-from nightbridge.store.parallel import Progress
+from nightbridge.store.progress import Progress
 from nightbridge.store.restore import missing_objects
 from nightbridge.store.selection import files_to_store, stored_path
 from nightbridge.store.upload import Unit, upload
@@ -100,7 +100,7 @@ def harvest(
         metrics: The measurements, one row per step and tag.
         store: Where to.
         secrets: Values that must not leave this machine.
-        on_progress: Called in this thread after each file.
+        on_progress: Called in this thread after each file, and at intervals while none is done.
         tainted: What in the checked-out code is no longer as its commits say.
 
     Raises:
@@ -236,8 +236,8 @@ def _as_stored(checkpoint: Checkpoint, path: str, left_out: Iterable[LeftOut]) -
 def _pins(checkout: Checkout, image: Image) -> dict[str, str]:
     return {
         "megatron_bridge": checkout.megatron_bridge.commit,
-        "nemo_run": checkout.nemo_run.commit,
-        "environment": checkout.environment.digest,
+        **({"nemo_run": checkout.nemo_run.commit} if checkout.nemo_run else {}),
+        **({"environment": checkout.environment.digest} if checkout.environment else {}),
         "image": image.digest or image.kind,
     }
 

@@ -1,6 +1,7 @@
 """The one interface to a store of objects. Implementations: `s3` (boto3) and `directory`."""
 
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
@@ -14,12 +15,14 @@ class ObjectInfo(Model):
 
     `etag` is what S3 calls the object's bytes: the MD5 of one sent at once, the MD5 of its parts' MD5s of one sent in
     parts, and something else where the bucket encrypts with keys of KMS. Empty where the store has no such thing.
+    `modified` is when it was written; only a listing tells it.
     """
 
     key: str
     size: int
     sha256: str | None = None
     etag: str = ""
+    modified: datetime | None = None
 
 
 class ObjectStore(Protocol):
@@ -80,7 +83,7 @@ class ObjectStore(Protocol):
         """Size and recorded checksum of an object; None when there is none."""
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """All objects under a prefix, in key order, without checksums: `stat` has them.
+        """All objects under a prefix, in key order, with their times and without checksums: `stat` has them.
 
         A prefix is a folder: `a/b` lists `a/b/...`, not `a/bc`; the empty one lists everything.
         """

@@ -1,35 +1,22 @@
-"""Many files at once in a bounded pool of threads, and the account of how far that is."""
+"""Many files at once in a bounded pool of threads."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Literal, TypeVar
+from typing import TypeVar
 
-from nightbridge.models import Model
+from nightbridge.store.progress import INTERVAL, Meter
 
 WORKERS = 8
 """Files read, sent or fetched at once."""
 
-Step = Literal["reading", "sending", "fetching"]
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-class Progress(Model):
-    """How far a harvest (`sending`), a check (`reading`) or a fetch is: files and bytes."""
-
-    step: Step
-    files_done: int
-    files_total: int
-    bytes_done: int
-    bytes_total: int
-
-
-def in_parallel(
-    function: Callable[[Item], Result], items: Sequence[Item], on_done: Callable[[int], None]
-) -> list[Result]:
+def in_parallel(function: Callable[[Item], Result], items: Sequence[Item], meter: Meter | None = None) -> list[Result]:
     """Apply `function` to all items; the first exception is raised, and what has not begun by then never does.
 
-    `on_done` is called in this thread with the number of each item that is done.
+    The meter hears in this thread of each item that is done, and at intervals while none is.
     """
     results: dict[int, Result] = {}
     with ThreadPoolExecutor(WORKERS, thread_name_prefix="nightbridge-store") as pool:
@@ -38,33 +25,21 @@ def in_parallel(
             # A future takes more memory than the account of a small file: only a few are made ahead.
             for number, item in enumerate(items):
                 running[pool.submit(function, item)] = number
-                if len(running) >= 2 * WORKERS:
-                    _collect(running, results, on_done)
+                while len(running) >= 2 * WORKERS:
+                    _collect(running, results, meter)
             while running:
-                _collect(running, results, on_done)
+                _collect(running, results, meter)
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise
     return [results[number] for number in range(len(items))]
 
 
-def _collect(running: "dict[Future[Result], int]", results: dict[int, Result], on_done: Callable[[int], None]) -> None:
-    for future in wait(running, return_when=FIRST_COMPLETED).done:
+def _collect(running: "dict[Future[Result], int]", results: dict[int, Result], meter: Meter | None) -> None:
+    for future in wait(running, timeout=INTERVAL, return_when=FIRST_COMPLETED).done:
         number = running.pop(future)
         results[number] = future.result()
-        on_done(number)
-
-
-def meter(step: Step, sizes: Sequence[int], listener: Callable[[Progress], None] | None) -> Callable[[int], None]:
-    """Return the `on_done` of `in_parallel` that tells `listener` how many files and bytes are done."""
-    done = Progress(step=step, files_done=0, files_total=len(sizes), bytes_done=0, bytes_total=sum(sizes))
-
-    def advance(number: int) -> None:
-        nonlocal done
-        done = done.model_copy(
-            update={"files_done": done.files_done + 1, "bytes_done": done.bytes_done + sizes[number]}
-        )
-        if listener is not None:
-            listener(done)
-
-    return advance
+        if meter is not None:
+            meter.done(number)
+    if meter is not None:
+        meter.waiting()

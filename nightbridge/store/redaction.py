@@ -1,18 +1,20 @@
 """Secrets in files: masked in the copy of a text file that leaves the machine, looked for in binary files.
 
-Works on bytes in chunks, so a log of many gigabytes, one without a line break, and one that is not UTF-8 are all fine.
-A value counts also where it crosses the border of two chunks or of two lines.
+Masked are the values that are known, and texts that have the shape of a secret (`secret_shapes`). Works on bytes in
+chunks, so a log of many gigabytes, one without a line break, and one that is not UTF-8 are all fine. A value counts
+also where it crosses the border of two chunks or of two lines.
 """
 
 import contextlib
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from nightbridge.errors import PermanentError
 from nightbridge.models import Model
 from nightbridge.secrets import MASK, mask_secrets
+from nightbridge.store.secret_shapes import LEFT_CONTEXT, LONGEST_SHAPE, find_shapes
 
 CHUNK = 1 << 20
 
@@ -20,8 +22,11 @@ SHORTEST_IN_BINARY = 8
 """Bytes of the shortest value looked for in binary files: shorter ones occur in gigabytes of weights by chance."""
 
 
+_Find = Callable[[bytes, int], Iterator[re.Match[bytes]]]
+
+
 class Digest(Model):
-    """What was read or written: bytes, their checksum, and how many secret values were found in the source."""
+    """What was read or written: bytes, their checksum, and how many secrets were found in the source."""
 
     size: int
     sha256: str
@@ -29,33 +34,68 @@ class Digest(Model):
 
 
 def copy_masked(source: Path, target: Path, secrets: Iterable[str]) -> Digest:
-    """Copy a text file with every secret value replaced by `MASK`; returns the copy's digest.
+    """Copy a text file with every secret value, and every text in a secret's shape, replaced by `MASK`.
 
     The longest value at a place wins, and values that `nightbridge.secrets.mask_secrets` leaves are left here too.
+    Returns the copy's digest.
 
     Raises:
         OSError: The source cannot be read.
         PermanentError: The target cannot be written.
 
     """
-    values = _values(secrets)
-    pattern = re.compile(b"|".join(re.escape(value) for value in values)) if values else None
-    longest = max((len(value) for value in values), default=1)
-    digest, size, found, waiting = hashlib.sha256(), 0, 0, b""
+    # Values first: a shape that ends in the middle of a value would leave the rest of it.
+    maskers = [*_value_maskers(_values(secrets)), _Masker(find_shapes, LONGEST_SHAPE)]
+    digest, size = hashlib.sha256(), 0
     with source.open("rb") as reader, _Target(target) as writer:
-        while True:
-            chunk = reader.read(CHUNK)
-            waiting += chunk
-            # Up to here a match is whole, however long: what begins later waits for the next chunk.
-            border = len(waiting) - longest + 1 if chunk else len(waiting)
-            output, done, count = _mask_until(waiting, max(border, 0), pattern)
-            waiting = waiting[done:]
-            found += count
+        last = False
+        while not last:
+            output = reader.read(CHUNK)
+            last = not output
+            for masker in maskers:
+                output = masker.mask(output, last=last)
             digest.update(output)
             size += len(output)
             writer.write(output)
-            if not chunk:
-                return Digest(size=size, sha256=digest.hexdigest(), secrets=found)
+    return Digest(size=size, sha256=digest.hexdigest(), secrets=sum(masker.found for masker in maskers))
+
+
+class _Masker:
+    """Masks what is found in data that comes in pieces.
+
+    `find(data, start)` gives matches in order; of one with a group only the group is masked. `longest` is the most
+    bytes of a match, which may depend on `LEFT_CONTEXT` bytes before it and one behind it. State: what is not yet
+    decided, and the bytes before that.
+    """
+
+    def __init__(self, find: _Find, longest: int) -> None:
+        self._find, self._reach = find, longest + 1
+        self._waiting, self._decided = b"", 0
+        self.found = 0
+
+    def mask(self, piece: bytes, *, last: bool) -> bytes:
+        """Take the next piece and return what is decided by now; all of it with the last piece."""
+        data = self._waiting + piece
+        # A match that begins before the border is whole, however long; what begins later waits for the next piece.
+        border = len(data) if last else max(len(data) - self._reach, self._decided)
+        pieces, done = [], self._decided
+        for match in self._find(data, self._decided):
+            if match.start() >= border and not last:
+                break
+            start, end = match.span(match.lastindex or 0)
+            pieces += [data[done:start], MASK.encode()]
+            done = end
+            self.found += 1
+        end = max(done, border)
+        pieces.append(data[done:end])
+        kept = max(end - LEFT_CONTEXT, 0)
+        self._waiting, self._decided = data[kept:], end - kept
+        return b"".join(pieces)
+
+
+def _value_maskers(values: list[bytes]) -> list[_Masker]:
+    pattern = re.compile(b"|".join(re.escape(value) for value in values))
+    return [_Masker(pattern.finditer, len(values[0]))] if values else []
 
 
 class SecretFinder:
@@ -113,19 +153,5 @@ class _Target:
 def _values(secrets: Iterable[str]) -> list[bytes]:
     # mask_secrets decides which values are long enough to be masked at all.
     maskable = {value for value in secrets if mask_secrets(value, (value,)) != value}
-    # An environment variable that is not UTF-8 comes with surrogates; this gives its bytes back.
+    # Longest first. An environment variable that is not UTF-8 comes with surrogates; this gives its bytes back.
     return sorted((value.encode("utf-8", "surrogateescape") for value in maskable), key=len, reverse=True)
-
-
-def _mask_until(data: bytes, border: int, pattern: re.Pattern[bytes] | None) -> tuple[bytes, int, int]:
-    """Mask every match that begins before `border`; return the output, how far it goes in `data`, and the count."""
-    pieces, done, count = [], 0, 0
-    for match in pattern.finditer(data) if pattern else ():
-        if match.start() >= border:
-            break
-        pieces += [data[done : match.start()], MASK.encode()]
-        done = match.end()
-        count += 1
-    end = max(done, border)
-    pieces.append(data[done:end])
-    return b"".join(pieces), end, count

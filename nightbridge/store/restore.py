@@ -10,7 +10,8 @@ from nightbridge.models import StoredFile
 from nightbridge.store.keys import checked_key
 from nightbridge.store.manifest import MANIFEST, Manifest, read_manifest
 from nightbridge.store.objects import ObjectStore
-from nightbridge.store.parallel import Progress, in_parallel, meter
+from nightbridge.store.parallel import in_parallel
+from nightbridge.store.progress import Meter, Progress
 
 
 def missing_objects(store: ObjectStore, manifest: Manifest) -> list[str]:
@@ -39,7 +40,7 @@ def verify_run(store: ObjectStore, prefix: str, on_progress: Callable[[Progress]
     checked = in_parallel(
         lambda file: _problem(store, prefix, file),
         manifest.files,
-        meter("reading", [file.size for file in manifest.files], on_progress),
+        Meter("reading", [file.size for file in manifest.files], on_progress),
     )
     return wrong_prefix + [problem for problem in checked if problem]
 
@@ -64,7 +65,7 @@ def fetch_run(
     in_parallel(
         lambda file: _fetch(store, prefix, file, destination / checked_key(file.path)),
         manifest.files,
-        meter("fetching", [file.size for file in manifest.files], on_progress),
+        Meter("fetching", [file.size for file in manifest.files], on_progress),
     )
     write_atomically(destination / MANIFEST, manifest.model_dump_json(indent=2).encode() + b"\n")
     return manifest

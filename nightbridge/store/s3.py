@@ -8,40 +8,23 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import boto3
-import boto3.exceptions
 import tenacity
 import urllib3.exceptions
 from botocore import exceptions as aws
-from botocore.config import Config
 
 from nightbridge.errors import DamagedData, InvalidInput, PermanentError, TransientError
-from nightbridge.models import SecretRef, StoreSettings
-from nightbridge.secrets import resolve_secret
+from nightbridge.models import StoreSettings
 from nightbridge.store.keys import checked_folder, checked_key, sha256_hex, write_read_delete
 from nightbridge.store.objects import ObjectInfo
-from nightbridge.store.parallel import WORKERS
+from nightbridge.store.s3_client import make_client, object_options
 from nightbridge.store.s3_errors import LOCAL_ERRORS, error_code, http_status, s3_errors, translate
-from nightbridge.store.s3_upload import REQUESTS, SHA256_METADATA, Uploader, etag_of, plain_etag
+from nightbridge.store.s3_upload import SHA256_METADATA, Uploader, etag_of, plain_etag
 from nightbridge.store.source import FileSource
 
 WRITER_METADATA = "writer"
 """User metadata of an exclusively created object: tells a lost response to our own write from another's write."""
 
 CHUNK = 1 << 20
-
-_CONFIG: dict[str, Any] = {
-    "signature_version": "s3v4",
-    # boto3's defaults send checksum trailers that Ceph's gateway refuses over HTTPS, and others never check. Integrity
-    # rests on SHA-256: of each request's body in its signature, over HTTPS as well, and of the file in the manifest.
-    # boto3's own transfers are not used: their CRT client ignores endpoint_url and sends to amazonaws.com.
-    "request_checksum_calculation": "when_required",
-    "response_checksum_validation": "when_required",
-    "retries": {"mode": "adaptive", "total_max_attempts": 4},
-    "connect_timeout": 10,
-    "read_timeout": 60,
-    "max_pool_connections": REQUESTS + WORKERS,
-}
 
 
 class _Conflict(TransientError):
@@ -60,9 +43,12 @@ class S3Store:
         if not self.bucket:
             raise InvalidInput("no bucket in the store's URL", thing=settings.url, advice="Use s3://BUCKET/PREFIX")
         self.url = f"s3://{self.bucket}/{self.prefix}".rstrip("/")
-        self._client = _make_client(settings, block_value)
+        self._client = make_client(settings, block_value)
         self._bucket_seen = False
-        self._uploader = Uploader(self._client)
+        self._every_object = object_options(settings)
+        # What is read again tomorrow, such as manifests and history, stays in the bucket's usual class.
+        storage_class = {"StorageClass": settings.storage_class} if settings.storage_class else {}
+        self._uploader = Uploader(self._client, {**self._every_object, **storage_class})
 
     def check_writable(self) -> None:
         """Write, read back and delete a small object; check that the server honours `If-None-Match`."""
@@ -72,7 +58,11 @@ class S3Store:
         """Write an object, replacing it."""
         with s3_errors(self.url_of(key)):
             self._client.put_object(
-                Bucket=self.bucket, Key=self._key(key), Body=data, Metadata={SHA256_METADATA: sha256_hex(data)}
+                Bucket=self.bucket,
+                Key=self._key(key),
+                Body=data,
+                Metadata={SHA256_METADATA: sha256_hex(data)},
+                **self._every_object,
             )
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
@@ -171,7 +161,8 @@ class S3Store:
         with s3_errors(self.url_of(prefix)):
             for page in self._client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=folder):
                 for found in page.get("Contents", ()):
-                    yield ObjectInfo(key=found["Key"].removeprefix(self.prefix), size=found["Size"])
+                    key = found["Key"].removeprefix(self.prefix)
+                    yield ObjectInfo(key=key, size=found["Size"], modified=found["LastModified"])
 
     def delete(self, key: str) -> None:
         """Delete an object; a missing one is no error."""
@@ -195,7 +186,12 @@ class S3Store:
         metadata = {SHA256_METADATA: sha256_hex(data), WRITER_METADATA: writer}
         try:
             self._client.put_object(
-                Bucket=self.bucket, Key=self._key(key), Body=data, Metadata=metadata, IfNoneMatch="*"
+                Bucket=self.bucket,
+                Key=self._key(key),
+                Body=data,
+                Metadata=metadata,
+                IfNoneMatch="*",
+                **self._every_object,
             )
         except aws.ClientError as error:
             if http_status(error) == 412 or error_code(error) == "PreconditionFailed":
@@ -255,45 +251,3 @@ def _body(opened: dict[str, Any], thing: str) -> Iterator[bytes]:
         raise TransientError(f"the connection broke: {error}", thing=thing) from error
     finally:
         opened["Body"].close()
-
-
-def _make_client(settings: StoreSettings, block_value: Callable[[str], str] | None) -> Any:
-    if (settings.access_key is None) != (settings.secret_key is None):
-        raise InvalidInput("access_key and secret_key go together", thing=settings.url, advice="Set both or neither")
-    if settings.ca_bundle is not None and not settings.ca_bundle.is_file():
-        raise InvalidInput("ca_bundle: no such file", thing=str(settings.ca_bundle), advice="Correct the path")
-    try:
-        session = boto3.Session(
-            profile_name=settings.profile,
-            region_name=settings.region,
-            aws_access_key_id=_secret(settings.access_key, block_value),
-            aws_secret_access_key=_secret(settings.secret_key, block_value),
-        )
-        return session.client(
-            "s3",
-            endpoint_url=settings.endpoint_url,
-            # Every S3 server but Amazon's takes any region; a signature needs one.
-            region_name=session.region_name or "us-east-1",
-            verify=_verify(settings),
-            config=Config(
-                **_CONFIG,
-                s3={
-                    "addressing_style": "path" if settings.path_style else "virtual",
-                    "payload_signing_enabled": True,
-                },
-            ),
-        )
-    except (aws.BotoCoreError, boto3.exceptions.Boto3Error, ValueError) as error:
-        raise InvalidInput(str(error), thing=settings.url, advice="Correct the store's settings") from error
-
-
-def _secret(ref: SecretRef | None, block_value: Callable[[str], str] | None) -> str | None:
-    return None if ref is None else resolve_secret(ref, block_value)
-
-
-def _verify(settings: StoreSettings) -> str | bool | None:
-    """Which authorities to trust: the settings' own, else boto3's search, in which AWS_CA_BUNDLE counts."""
-    if settings.ca_bundle is not None:
-        return str(settings.ca_bundle)
-    # Nothing is verified over plain HTTP, so a broken AWS_CA_BUNDLE must not be looked at.
-    return True if (settings.endpoint_url or "").startswith("http://") else None

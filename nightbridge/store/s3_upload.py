@@ -8,7 +8,7 @@ with keys of KMS, parts are sent again.) The server checks each request against 
 
 import hashlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
@@ -71,10 +71,17 @@ class _Part:
 
 
 class Uploader:
-    """Sends files with one boto3 client. Safe for many threads, which share the memory and the requests."""
+    """Sends files with one boto3 client. Safe for many threads, which share the memory and the requests.
 
-    def __init__(self, client: Any) -> None:
+    Args:
+        client: The boto3 client.
+        options: Further arguments of each request that makes an object, such as its encryption.
+
+    """
+
+    def __init__(self, client: Any, options: Mapping[str, str] | None = None) -> None:
         self._client = client
+        self._options = dict(options or {})
         self._buffers = _Buffers(MEMORY)
         self._senders = ThreadPoolExecutor(REQUESTS, thread_name_prefix="nightbridge-s3")
 
@@ -110,7 +117,9 @@ class Uploader:
         with self._buffers.lend(source.size) as body:
             source.read_into(body)
             with s3_errors(place.thing):
-                answer = self._client.put_object(**place.request, Body=body, Metadata={SHA256_METADATA: source.sha256})
+                answer = self._client.put_object(
+                    **place.request, Body=body, Metadata={SHA256_METADATA: source.sha256}, **self._options
+                )
         return plain_etag(answer)
 
     def _send_parts(self, place: _Place, source: FileSource) -> str:
@@ -187,7 +196,7 @@ class Uploader:
                         return str(unfinished["UploadId"]), self._parts_of(place, unfinished["UploadId"])
                 except _UploadGone:
                     continue
-            return str(self._client.create_multipart_upload(**place.request)["UploadId"]), {}
+            return str(self._client.create_multipart_upload(**place.request, **self._options)["UploadId"]), {}
 
     def _unfinished(self, bucket: str, prefix: str) -> list[dict[str, Any]]:
         pages = self._client.get_paginator("list_multipart_uploads").paginate(Bucket=bucket, Prefix=prefix)

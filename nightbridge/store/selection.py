@@ -9,9 +9,8 @@ checkpoints/   iter_0000050/..., and the trackers that name it           as they
 """
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal
 
 from nightbridge.models import Checkpoint, CheckpointState
 from nightbridge.outputs.checkpoints import TRACKER, tracked_iteration
@@ -23,13 +22,9 @@ TRACKERS = (TRACKER, "latest_train_state.pt")
 """Files beside the checkpoints that name the newest. They belong to the checkpoint that they name: without it, a
 training that starts from the restored folder would look for something that is not there."""
 
-CheckpointPolicy = Literal["none", "last", "all"]
 
-_FIRST_KEPT: dict[CheckpointPolicy, int] = {"last": -1, "all": 0}
-
-
-def files_to_store(output: RunOutput, policy: CheckpointPolicy) -> tuple[tuple[Unit, ...], tuple[LeftOut, ...]]:
-    """Choose what of a run is stored.
+def files_to_store(output: RunOutput, policy: str) -> tuple[tuple[Unit, ...], tuple[LeftOut, ...]]:
+    """Choose what of a run is stored; `policy` is `HarvestPolicy.checkpoint`.
 
     Returns:
         Units with unique paths relative to the run's prefix, and what should be there and cannot be: incomplete
@@ -61,8 +56,8 @@ def _single_files(output: RunOutput) -> Iterator[Unit]:
         yield Unit.of(path, _below(output, path, "profiles", "profiles"), "other")
 
 
-def _checkpoint_units(output: RunOutput, policy: CheckpointPolicy) -> tuple[list[Unit], list[LeftOut]]:
-    """The checkpoints of the policy, each a unit, and those that it wants and cannot have. `last`: one per folder."""
+def _checkpoint_units(output: RunOutput, policy: str) -> tuple[list[Unit], list[LeftOut]]:
+    """The checkpoints of the policy, each a unit, and those that it wants and cannot have. Each folder counts alone."""
     units: list[Unit] = []
     left_out: list[LeftOut] = []
     if policy == "none":
@@ -77,13 +72,23 @@ def _checkpoint_units(output: RunOutput, policy: CheckpointPolicy) -> tuple[list
             if checkpoint not in complete:
                 reason = f"{checkpoint.state}: {checkpoint.reason}" if checkpoint.reason else str(checkpoint.state)
                 left_out.append(LeftOut(path=stored_path(output, checkpoint), reason=reason))
-        for checkpoint in complete[_FIRST_KEPT[policy] :]:
+        for checkpoint in chosen(complete, policy):
             path = stored_path(output, checkpoint)
             try:
                 units.append(Unit(path=path, files=(*_files_of(checkpoint, path), *_trackers_of(checkpoint, path))))
             except (OSError, _LinkOut) as error:
                 left_out.append(LeftOut(path=path, reason=str(error)))
     return units, left_out
+
+
+def chosen(complete: Sequence[Checkpoint], policy: str) -> Sequence[Checkpoint]:
+    """Of a folder's complete checkpoints, oldest first, those of the policy (`HarvestPolicy.checkpoint`).
+
+    `every K` counts back from the last, so the last is always among them.
+    """
+    step = {"none": 0, "last": len(complete), "all": 1}.get(policy)
+    step = int(policy.removeprefix("every ")) if step is None else step
+    return complete[::-1][::step][::-1] if step else ()
 
 
 class _LinkOut(Exception):

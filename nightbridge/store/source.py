@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
@@ -42,6 +42,8 @@ class FileSource:
         self.path = path
         self._stamp = stamp
         self._secrets = tuple(secrets)
+        self.on_read: Callable[[int], None] = lambda position: None
+        """Called with the number of bytes read since the beginning, by the thread that reads."""
 
     def __enter__(self) -> "FileSource":
         try:
@@ -97,6 +99,7 @@ class FileSource:
         if self._finder.found:
             raise DamagedData("holds the value of a secret, and a binary file is never altered", thing=str(self.path))
         self._read += filled
+        self.on_read(self._read)
         if filled and self._read == self.size:
             self._check_end()
         return filled

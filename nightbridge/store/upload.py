@@ -4,6 +4,7 @@ A unit goes whole or not at all: a checkpoint is one, so is a log. What is wrong
 it was chosen, a secret inside a binary) leaves its unit out; what is wrong with the store ends the upload.
 """
 
+import functools
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ from nightbridge.models import Model, StoredFile
 from nightbridge.store.keys import checked_key
 from nightbridge.store.manifest import LeftOut
 from nightbridge.store.objects import ObjectStore
-from nightbridge.store.parallel import Progress, in_parallel, meter
+from nightbridge.store.parallel import in_parallel
+from nightbridge.store.progress import Meter, Progress
 from nightbridge.store.redaction import copy_masked
 from nightbridge.store.source import FileSource, Stamp
 
@@ -57,6 +59,7 @@ class Uploaded(Model):
 class _Task:
     """A file to send, its unit, what it was when the upload began (None: it cannot be read), and room for a copy."""
 
+    number: int
     file: LocalFile
     unit: str
     stamp: Stamp | None
@@ -93,17 +96,17 @@ def upload(
         units: What to store; paths are unique.
         secrets: Values masked in text files and looked for in others.
         scratch: An empty folder with room for masked copies of the text files that are under way.
-        on_progress: Called in this thread after each file.
+        on_progress: Called in this thread after each file, and at intervals while none is done.
 
     Raises:
         TransientError: The store did not answer; the same call goes on where this one was.
         PermanentError: The store refuses.
 
     """
-    sender = _Sender(store, prefix, tuple(secrets))
-    tasks = [_task(unit, file, scratch / str(number)) for number, (unit, file) in enumerate(_files(units))]
-    sending = meter("sending", [task.stamp.size if task.stamp else 0 for task in tasks], on_progress)
-    results = in_parallel(sender.send, tasks, sending)
+    tasks = [_task(number, unit, file, scratch) for number, (unit, file) in enumerate(_files(units))]
+    meter = Meter("sending", [task.stamp.size if task.stamp else 0 for task in tasks], on_progress)
+    sender = _Sender(store, prefix, tuple(secrets), meter)
+    results = in_parallel(sender.send, tasks, meter)
     outcome = {task.file.path: result for task, result in zip(tasks, results, strict=True)}
     left_out = _first_failures(units, outcome)
     kept = [
@@ -132,7 +135,7 @@ def _files(units: Iterable[Unit]) -> Iterator[tuple[Unit, LocalFile]]:
     return ((unit, file) for unit in units for file in unit.files)
 
 
-def _task(unit: Unit, file: LocalFile, copy: Path) -> _Task:
+def _task(number: int, unit: Unit, file: LocalFile, scratch: Path) -> _Task:
     stamp, reason = None, ""
     try:
         checked_key(file.path)
@@ -145,14 +148,14 @@ def _task(unit: Unit, file: LocalFile, copy: Path) -> _Task:
         reason = error.what
     except OSError as error:
         reason = f"cannot be read: {error.strerror}"
-    return _Task(file=file, unit=unit.path, stamp=stamp, reason=reason, copy=copy)
+    return _Task(number, file, unit=unit.path, stamp=stamp, reason=reason, copy=scratch / str(number))
 
 
 class _Sender:
     """Sends the files of one upload. State: what an earlier try left in the store, and the units that are not whole."""
 
-    def __init__(self, store: ObjectStore, prefix: str, secrets: Sequence[str]) -> None:
-        self._store, self._prefix, self._secrets = store, prefix, secrets
+    def __init__(self, store: ObjectStore, prefix: str, secrets: Sequence[str], meter: Meter) -> None:
+        self._store, self._prefix, self._secrets, self._meter = store, prefix, secrets, meter
         self._there = {found.key: found.size for found in store.list(prefix)}
         self._broken: set[str] = set()
 
@@ -183,6 +186,7 @@ class _Sender:
 
     def _send(self, task: _Task, source: FileSource, masks: int) -> _Sent:
         key = f"{self._prefix}/{task.file.path}"
+        source.on_read = functools.partial(self._meter.moved, task.number)
         found = self._store.holds(key, source) if key in self._there else None
         if found is None:
             found = self._store.put_file(key, source)

@@ -10,7 +10,7 @@ from prefect.blocks.core import Block
 import blocks
 from blocks import HarvestStore, Site, SlurmCluster, load_site
 from nightbridge.errors import InvalidInput
-from nightbridge.models import SecretRef
+from nightbridge.models import ImageImport, SecretRef
 from tests.real.prefect_server import PrefectServer
 
 BLOCKS = [getattr(blocks, name) for name in blocks.__all__ if isinstance(getattr(blocks, name), type)]
@@ -92,6 +92,32 @@ def test_a_saved_store_refers_to_its_secrets_by_name(prefect_server: PrefectServ
     assert SecretRef.model_validate_json(done.stdout) == SecretRef(
         source="block", name="nightbridge-harvest-store/night#secret_access_key"
     )
+
+
+def test_a_saved_image_cache_refers_to_its_credentials_and_the_stage_finds_them(
+    prefect_server: PrefectServer, tmp_path: Path
+) -> None:
+    script = tmp_path / "save.py"
+    script.write_text(
+        "from blocks import ImageCache, Site\n"
+        "from nightbridge.secrets import resolve_secret\n"
+        "from tasks.secrets import block_value\n"
+        "lines = 'machine nvcr.io login $oauthtoken password planted-token'\n"
+        "ImageCache(temp='/local', credentials=lines).save('images', overwrite=True)\n"
+        "site = Site(images=ImageCache.load('images')).settings()\n"
+        "assert 'planted-token' not in site.model_dump_json(), site\n"
+        "assert resolve_secret(site.image_import.credentials, block_value) == lines\n"
+        "print(site.image_import.model_dump_json())\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, script], env=prefect_server.environment, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+    settings = ImageImport.model_validate_json(done.stdout)
+    assert settings.temp == Path("/local")
+    assert settings.credentials == SecretRef(source="block", name="nightbridge-image-cache/images#credentials")
 
 
 def test_an_unknown_block_is_named_with_the_way_out(prefect_server: PrefectServer, tmp_path: Path) -> None:

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 import flows
-from flows import nightly_regression, run_pipeline
+from flows import bisect_regression, nightly_regression, run_pipeline
 from nightbridge.errors import InvalidInput
 from nightbridge.models import NightReport, Verdict
+from nightbridge.regression.bisect_result import BisectResult
 
 REPOSITORIES = """
 [[git_repos]]
@@ -51,8 +52,9 @@ def write_scenario(*tests: str) -> Path:
     return path
 
 
-def test_the_public_api_is_two_functions() -> None:
-    assert flows.__all__ == ["nightly_regression", "run_pipeline"]
+def test_the_public_api_is_three_functions() -> None:
+    assert flows.__all__ == ["bisect_regression", "nightly_regression", "run_pipeline"]
+    assert inspect.signature(bisect_regression).return_annotation is BisectResult
     assert inspect.signature(nightly_regression).return_annotation is NightReport
     assert inspect.signature(run_pipeline).return_annotation is Verdict
 

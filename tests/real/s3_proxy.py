@@ -2,7 +2,7 @@
 
 import http.client
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,6 +16,8 @@ class Request:
     method: str
     path: str
     size: int
+    headers: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """By lower-case name."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,8 @@ def proxy_to(endpoint_url: str) -> Iterator[Proxy]:
 
         def handle_any(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            request = Request(self.command, self.path, len(body))
+            sent = {name.lower(): value for name, value in self.headers.items()}
+            request = Request(self.command, self.path, len(body), sent)
             proxy.requests.append(request)
             answer = proxy.before(request)
             headers: list[tuple[str, str]] = []

@@ -106,3 +106,13 @@ def test_a_store_url_keeps_endpoint_and_credentials_of_the_system_file():
 @pytest.mark.parametrize("named", [{"system": "a-block"}, {"cluster": "a-block"}, {"store": "a-block"}])
 def test_a_name_that_only_a_block_can_have_is_left_to_prefect(named):
     assert plain_site(**named) is None
+
+
+def test_the_import_of_images_is_a_table_whose_credentials_are_named(write):
+    path = write('[image_import]\ntemp = "/local"\ncredentials = "env:NGC"\n')
+
+    site, warnings = load_site(path)
+
+    assert site.image_import.temp == Path("/local")
+    assert site.image_import.credentials == SecretRef(source="env", name="NGC")
+    assert warnings == ()

@@ -30,6 +30,7 @@ import) shift; [ "$1" = --output ] || { echo "Usage: enroot import" >&2; exit 1;
 *) echo "Usage: enroot COMMAND" >&2; exit 1 ;;
 esac
 env | grep ^ENROOT_ > $here/environment
+[ -z "${ENROOT_CONFIG_PATH-}" ] || grep -s ^machine "$ENROOT_CONFIG_PATH/.credentials" | sha256sum > $here/login
 url=https://registry/v2/manifests/x
 case $uri in
 *" "*) echo "[ERROR] Invalid image reference: $uri" >&2; exit 1 ;;
@@ -95,6 +96,10 @@ class ScriptedEnroot:
         lines = path.read_text().splitlines() if path.exists() else []
         return [line for line in lines if line.split()[0] == command]
 
+    def login(self) -> str:
+        """The SHA-256 of the lines with logins that it could read; a copy of theirs would be a trace of them."""
+        return (self.folder / "login").read_text().split()[0]
+
     def environment(self) -> dict[str, str]:
         lines = (self.folder / "environment").read_text().splitlines()
         return dict(line.split("=", 1) for line in lines)
@@ -107,6 +112,8 @@ def enroot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedEnroot:
     monkeypatch.setenv("PATH", str(made.program.parent), prepend=":")
     for name in ("ENROOT_TRANSFER_TIMEOUT", "ENROOT_TRANSFER_RETRIES", "ENROOT_CONNECT_TIMEOUT"):
         monkeypatch.delenv(name, raising=False)
+    # The registries that these tests name are never asked: this is at once a proxy that nobody answers.
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:1")
     return made
 
 
@@ -155,5 +162,6 @@ def without_enroot(path_without_enroot: str, tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("ENROOT_ALLOW_HTTP", "y")
     monkeypatch.setenv("ENROOT_TRANSFER_RETRIES", "0")
     monkeypatch.setenv("ENROOT_TEMP_PATH", str(tmp_path / "work"))
+    monkeypatch.setenv("ENROOT_CACHE_PATH", str(tmp_path / "cache"))
     monkeypatch.setenv("ENROOT_CONFIG_PATH", str(tmp_path / "config"))
     monkeypatch.setenv("REGISTRY_AUTH_FILE", str(tmp_path / "auth.json"))

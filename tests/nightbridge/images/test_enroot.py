@@ -1,5 +1,6 @@
 """What enroot's exit codes and messages mean. Where a real enroot is installed, it is asked the same."""
 
+import hashlib
 import os
 import shutil
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from nightbridge.errors import InvalidInput, PermanentError, TransientError
 from nightbridge.images.enroot import Enroot, find_enroot
 from nightbridge.images.references import ImageReference, parse_reference
+from nightbridge.models import ImageImport
 
 NEMO = parse_reference("nvcr.io/nvidia/nemo:26.02.00")
 
@@ -110,6 +112,31 @@ def test_transfers_have_a_time_limit_and_retries_unless_the_site_says_otherwise(
 
     assert int(enroot.environment()["ENROOT_TRANSFER_TIMEOUT"]) > 0
     assert enroot.environment()["ENROOT_TRANSFER_RETRIES"] == "9"
+
+
+def test_its_folders_are_those_of_the_site(enroot: Any, tmp_path: Path) -> None:
+    settings = ImageImport(cache=tmp_path / "cache", temp=tmp_path / "temp")
+
+    find_enroot(settings).import_image(NEMO, tmp_path / "image.sqsh")
+
+    assert enroot.environment()["ENROOT_CACHE_PATH"] == str(tmp_path / "cache")
+    assert Path(enroot.environment()["ENROOT_TEMP_PATH"]).parent == tmp_path / "temp"
+    assert list((tmp_path / "temp").iterdir()) == []
+
+
+def test_credentials_reach_it_and_leave_no_trace(enroot: Any, tmp_path: Path) -> None:
+    lines = "machine nvcr.io login $oauthtoken password planted-token\n"
+
+    importer = find_enroot(ImageImport(), lines)
+    importer.digest(NEMO)
+    importer.import_image(NEMO, tmp_path / "image.sqsh")
+
+    assert enroot.login() == hashlib.sha256(lines.encode()).hexdigest()
+    assert "planted-token" not in repr(importer)
+    assert "planted-token" not in importer.model_dump_json()
+    assert not Path(enroot.environment()["ENROOT_CONFIG_PATH"]).exists()
+    written = [path for path in tmp_path.rglob("*") if path.is_file() and b"planted-token" in path.read_bytes()]
+    assert written == []
 
 
 def test_a_machine_without_enroot_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

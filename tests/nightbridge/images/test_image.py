@@ -201,7 +201,7 @@ def test_what_a_killed_import_left_elsewhere_is_removed_by_the_next_one(
     work = tmp_path / "work"
     monkeypatch.setenv("ENROOT_TEMP_PATH", str(work))
     killed = site.images_dir / f".{HEX}.0123.sqsh.tmp"
-    with work_folder(killed) as folder:
+    with work_folder(killed, work) as folder:
         shutil.copytree(folder, tmp_path / "left")
         name = folder.name
     (tmp_path / "left").rename(work / name)

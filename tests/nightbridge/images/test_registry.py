@@ -12,8 +12,9 @@ from typing import Any, ClassVar
 import pytest
 
 from nightbridge.errors import DamagedData, InvalidInput, PermanentError, TransientError
+from nightbridge.images.logins import DOCKER_HUB, find_login
 from nightbridge.images.references import ImageReference, parse_reference
-from nightbridge.images.registry import DOCKER_HUB, find_login, registry_digest
+from nightbridge.images.registry import download_size, registry_digest
 from tests.conftest import need
 from tests.real.registry import (
     DEMO_CONFIG,
@@ -67,6 +68,39 @@ def test_a_fault_on_the_way_is_understood(
 def test_a_registry_that_nobody_answers_is_transient() -> None:
     with pytest.raises(TransientError, match=r"127\.0\.0\.1:1 could not be reached"):
         registry_digest(ImageReference(registry="127.0.0.1:1", name="x"))
+
+
+def test_the_size_of_an_image_is_that_of_its_configuration_and_layers(demo_image: Any) -> None:
+    reference = parse_reference(f"{demo_image.registry.host}/{demo_image.name}:1")
+    blobs = demo_image.layout / "blobs" / "sha256"
+    manifest = json.loads((demo_image.layout / "index.json").read_text())["manifests"][0]["digest"][7:]
+
+    # The registry's manifest is of another format and size, and no part of what is counted.
+    assert download_size(reference) == sum(path.stat().st_size for path in blobs.iterdir() if path.name != manifest)
+
+
+def test_of_an_image_for_several_kinds_of_machine_the_one_for_this_kind_counts(token_registry: str) -> None:
+    def entry(architecture: str, letter: str) -> dict[str, object]:
+        return {
+            "digest": f"sha256:{letter * 64}",
+            "size": 1,
+            "platform": {"architecture": architecture, "os": "linux"},
+        }
+
+    TokenRegistry.manifests = {
+        "1": {"manifests": [entry("s390x", "a"), entry("amd64", "b"), entry("arm64", "c")]},
+        f"sha256:{'b' * 64}": {"config": {"digest": "x", "size": 5}, "layers": [{"digest": "y", "size": 70}]},
+        f"sha256:{'c' * 64}": {"config": {"digest": "x", "size": 5}, "layers": [{"digest": "z", "size": 70}]},
+    }
+    image = ImageReference(registry=token_registry, name="x", tag="1")
+
+    assert download_size(image) == 75
+    TokenRegistry.manifests["1"] = {"manifests": [entry("s390x", "a")]}
+    with pytest.raises(InvalidInput, match="for this kind of machine"):
+        download_size(image)
+    TokenRegistry.manifests["1"] = {"layers": "many"}
+    with pytest.raises(DamagedData, match="manifest cannot be read"):
+        download_size(image)
 
 
 # --- logins ----------------------------------------------------------------------------------------------------------
@@ -135,7 +169,7 @@ def test_a_damaged_file_with_logins_is_named_and_not_shown(tmp_path: Path) -> No
     (tmp_path / "config").mkdir()
     (tmp_path / "config" / ".credentials").write_text("machine nvcr.io login me password secret-word another-word\n")
 
-    with pytest.raises(PermanentError, match=r"\.credentials: this file with logins cannot be read") as caught:
+    with pytest.raises(PermanentError, match=r"\.credentials: these logins cannot be read") as caught:
         find_login("nvcr.io")
 
     assert "word" not in str(caught.value)
@@ -153,6 +187,7 @@ class TokenRegistry(http.server.BaseHTTPRequestHandler):
     pauses: ClassVar[list[str]] = []
     digest: str | None = None
     seen: ClassVar[list[tuple[str, str]]] = []
+    manifests: ClassVar[dict[str, Any]] = {}
 
     def do_GET(self) -> None:
         authorization = self.headers.get("Authorization", "")
@@ -166,7 +201,9 @@ class TokenRegistry(http.server.BaseHTTPRequestHandler):
             challenge = f'Bearer realm="{realm}",service="registry",scope="repository:x:pull"'
             self._answer(401, b"", **{"WWW-Authenticate": challenge})
         else:
-            self._answer(200, MANIFEST, **({"Docker-Content-Digest": self.digest} if self.digest else {}))
+            known = self.manifests.get(self.path.rpartition("/")[2])
+            body = json.dumps(known).encode() if known else MANIFEST
+            self._answer(200, body, **({"Docker-Content-Digest": self.digest} if self.digest else {}))
 
     do_HEAD = do_GET
 
@@ -185,7 +222,7 @@ class TokenRegistry(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def token_registry() -> Iterator[str]:
-    TokenRegistry.pauses, TokenRegistry.seen, TokenRegistry.digest = [], [], None
+    TokenRegistry.pauses, TokenRegistry.seen, TokenRegistry.digest, TokenRegistry.manifests = [], [], None, {}
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), TokenRegistry)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,13 +19,23 @@ import pytest
 from nightbridge.errors import InvalidInput, NightbridgeError, PermanentError, TransientError
 from nightbridge.images.enroot import find_enroot
 from nightbridge.images.image import find_importer, pull_image
+from nightbridge.images.layers import LAYERS_KEPT_SECONDS
 from nightbridge.images.references import ImageReference, parse_reference
-from nightbridge.images.squashfs import check_squashfs
+from nightbridge.images.squashfs import check_squashfs, sha256_of
 from nightbridge.images.standard_tools import StandardTools, explained, find_standard_tools
-from nightbridge.models import GitRepo, RunSpec, Site, TestDefinition
+from nightbridge.models import GitRepo, ImageImport, RunSpec, Site, TestDefinition
 from nightbridge.processes import Finished
 from tests.conftest import SEEDS
-from tests.real.registry import PASSWORD, USER, start_private_registry
+from tests.real.registry import (
+    DEMO_CONFIG,
+    PASSWORD,
+    USER,
+    demo_layers,
+    member,
+    start_private_registry,
+    tar_of,
+    write_layout,
+)
 from tests.real.s3_proxy import LOST, Answer, Proxy, Request, proxy_to
 
 RECORDED = json.loads(Path(__file__).with_name("recorded_enroot_import.json").read_text())
@@ -127,7 +138,9 @@ def test_a_user_without_root_makes_the_same(reference: ImageReference, tmp_path:
     os.chown(home, NOBODY, NOBODY)
     output, found = home / "image.sqsh", tools()
 
-    # A fork, because another user may not be able to read the Python that runs this.
+    # A fork, because another user may not be able to read the Python that runs this; what Python loads only when it
+    # first asks a server must be there already.
+    assert found.digest(reference) == reference.digest
     child = os.fork()
     if child == 0:
         code = 1
@@ -137,7 +150,8 @@ def test_a_user_without_root_makes_the_same(reference: ImageReference, tmp_path:
             os.setuid(NOBODY)
             os.chdir(home)
             del os.environ["ENROOT_CONFIG_PATH"]
-            os.environ.update(HOME=str(home), XDG_RUNTIME_DIR=str(home), ENROOT_TEMP_PATH=str(home / "work"))
+            os.environ.update(HOME=str(home), XDG_RUNTIME_DIR=str(home))
+            os.environ.update(ENROOT_TEMP_PATH=str(home / "work"), ENROOT_CACHE_PATH=str(home / "cache"))
             try:
                 found.import_image(reference, output)
                 code = 0
@@ -289,6 +303,88 @@ def test_what_a_tool_says_has_a_meaning(
     assert message in str(error)
 
 
+@pytest.mark.usefixtures("without_enroot")
+def test_too_little_space_is_said_before_anything_is_fetched(proxy: Proxy, demo_image: Any, tmp_path: Path) -> None:
+    huge = {"config": {"digest": "x", "size": 5}, "layers": [{"digest": "y", "size": 10**17}]}
+    proxy.after = lambda request: Answer(200, json.dumps(huge).encode()) if "/manifests/" in request.path else None
+
+    with pytest.raises(PermanentError, match=r"too little space in /.*: the import needs [\d,]+ bytes, and [\d,]+ are"):
+        tools().import_image(through(proxy, demo_image), tmp_path / "image.sqsh")
+
+    assert not [request for request in proxy.requests if "/blobs/" in request.path]
+
+
+@pytest.mark.usefixtures("without_enroot")
+def test_a_transfer_that_gets_stuck_is_killed_and_goes_on(
+    proxy: Proxy, demo_image: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENROOT_TRANSFER_RETRIES", "1")
+    stuck, over = [True], threading.Event()
+
+    def hang(request: Request) -> Answer | None:
+        if is_layer(request) and stuck:
+            stuck.clear()
+            over.wait(120)
+        return None
+
+    proxy.before = hang
+    try:
+        tools().model_copy(update={"patience": 5.0}).import_image(through(proxy, demo_image), tmp_path / "image.sqsh")
+    finally:
+        over.set()
+
+    assert listing(tmp_path / "image.sqsh") == RECORDED["listing"]
+
+
+# --- layers that are kept --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("without_enroot")
+def test_a_layer_that_another_image_had_is_not_fetched_again(proxy: Proxy, demo_image: Any, tmp_path: Path) -> None:
+    first, second = demo_layers()
+    newer = write_layout(tmp_path / "newer", [first, second, tar_of([(member("new"), b"new\n")])], DEMO_CONFIG)
+    reference = through(proxy, demo_image)
+    tools().import_image(reference, tmp_path / "first.sqsh")
+    fetched = {request.path.rpartition("/")[2] for request in proxy.requests if is_layer(request)}
+    proxy.requests.clear()
+
+    digest = demo_image.registry.push(newer, f"{demo_image.name}:newer")
+    tools().import_image(reference.model_copy(update={"digest": digest}), tmp_path / "second.sqsh")
+
+    again = {request.path.rpartition("/")[2] for request in proxy.requests if is_layer(request)}
+    assert len(fetched) == 3
+    assert len(again) == 2  # its configuration and its third layer
+    assert not again & fetched
+    assert content(tmp_path / "second.sqsh", "new") == "new\n"
+
+
+@pytest.mark.usefixtures("without_enroot")
+def test_a_kept_layer_that_the_disk_has_spoilt_is_fetched_again(reference: ImageReference, tmp_path: Path) -> None:
+    tools().import_image(reference, tmp_path / "first.sqsh")
+    largest = max((tmp_path / "cache").rglob("blobs/sha256/*"), key=lambda path: path.stat().st_size)
+    damaged = bytearray(largest.read_bytes())
+    damaged[len(damaged) // 2] ^= 0xFF
+    largest.write_bytes(damaged)
+
+    tools().import_image(reference, tmp_path / "second.sqsh")
+
+    assert listing(tmp_path / "second.sqsh") == RECORDED["listing"]
+    assert sha256_of(largest) == largest.name
+
+
+@pytest.mark.usefixtures("without_enroot")
+def test_layers_that_nobody_has_used_for_long_are_removed(reference: ImageReference, tmp_path: Path) -> None:
+    blobs = tmp_path / "cache" / "nightbridge" / "blobs" / "sha256"
+    blobs.mkdir(parents=True)
+    (blobs / "old").write_text("old")
+    os.utime(blobs / "old", (time.time() - LAYERS_KEPT_SECONDS - 60,) * 2)
+    (blobs / "younger").write_text("younger")
+
+    tools().import_image(reference, tmp_path / "image.sqsh")
+
+    assert {path.name for path in blobs.iterdir() if len(path.name) < 64} == {"younger"}
+
+
 # --- a login ---------------------------------------------------------------------------------------------------------
 
 
@@ -316,6 +412,27 @@ def test_the_login_reaches_skopeo_and_neither_its_arguments_nor_the_disk(
     assert listing(tmp_path / "image.sqsh") == RECORDED["listing"]
     assert PASSWORD not in (tmp_path / "arguments").read_text()
     assert "--src-authfile=/proc/" in (tmp_path / "arguments").read_text()
+
+
+@pytest.mark.usefixtures("without_enroot")
+def test_credentials_of_the_site_open_a_private_registry_and_leave_no_trace(tmp_path: Path, demo_image: Any) -> None:
+    registry = start_private_registry(tmp_path / "private")
+    lines = f"machine 127.0.0.1 login {USER} password {PASSWORD}"
+    try:
+        digest = registry.push(demo_image.layout, "secret:1")
+        importer = find_standard_tools(ImageImport(), lines)
+        assert importer is not None
+        image = ImageReference(registry=registry.host, name="secret", tag="1")
+
+        assert importer.digest(image) == digest
+        importer.import_image(image, tmp_path / "image.sqsh")
+    finally:
+        registry.stop()
+
+    assert listing(tmp_path / "image.sqsh") == RECORDED["listing"]
+    shown = PASSWORD.encode()
+    ours = [path for path in tmp_path.rglob("*") if path.is_file() and "private" not in path.parts]
+    assert [path for path in ours if shown in path.read_bytes()] == []
 
 
 # --- many at once, and killed ----------------------------------------------------------------------------------------

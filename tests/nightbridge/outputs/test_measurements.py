@@ -1,21 +1,30 @@
+import hashlib
 import math
+import struct
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
 
-from nightbridge.models import GatePolicy, Summary
+from nightbridge.models import GatePolicy, Job, JobState, JobStatus, Summary
 from nightbridge.outputs.curves import logging_interval
 from nightbridge.outputs.event_files import COLUMNS, metrics_parquet
 from nightbridge.outputs.experiment import read_run
 from nightbridge.outputs.measurements import measure
+from nightbridge.outputs.settings import ProfiledSteps, RunSettings
 
 
 @pytest.fixture
 def measured(run_folder):
-    def run(steps_expected: int | None = 50, warmup_steps: int = 10) -> Summary:
+    def run(
+        steps_expected: int | None = 50,
+        warmup_steps: int = 10,
+        settings: RunSettings | None = None,
+        job: Job | None = None,
+    ) -> Summary:
         gate = GatePolicy(warmup_steps=warmup_steps)
-        return measure(read_run(run_folder.job, None), gate, steps_expected)[0]
+        return measure(read_run(run_folder.job, None), gate, steps_expected, settings, job)[0]
 
     return run
 
@@ -65,6 +74,190 @@ class TestFromTensorboard:
         run_folder.curves(range(101, 151))
         summary = measured(150)
         assert (summary.steps_done, summary.non_finite_steps, summary.steady_first_step) == (150, 0, 111)
+
+
+class TestSpread:
+    def test_it_is_the_median_deviation_in_units_of_a_normal_sigma_and_ignores_a_spike(
+        self, run_folder, event_file, measured
+    ):
+        times = np.array([1.0 + step / 100 for step in range(11, 51)], dtype="float32")
+        times[5] = 40.0
+        builder = event_file(run_folder.job_dir / "tb_logs")
+        for step, seconds in zip(range(11, 51), times, strict=True):
+            builder.scalar("iteration-time", step, seconds)
+            builder.scalar("throughput/tflops/device", step, 100.0 / seconds)
+        builder.write()
+        summary = measured(50, 0)
+        expected = 1.4826 * np.median(np.abs(times - np.median(times))) / np.median(times)
+        assert summary.step_time_spread == pytest.approx(expected, rel=1e-6)
+        assert summary.tflops_per_gpu_p05 == pytest.approx(np.quantile(100.0 / times, 0.05), rel=1e-5)
+        assert summary.tflops_per_gpu_p95 == pytest.approx(np.quantile(100.0 / times, 0.95), rel=1e-5)
+        assert summary.tflops_per_gpu_spread == pytest.approx(expected, rel=0.3)
+
+
+class TestProfiledSteps:
+    def test_they_are_left_out_of_the_statistics_and_counted(self, run_folder, event_file, measured):
+        builder = event_file(run_folder.job_dir / "tb_logs")
+        for step in range(1, 51):
+            builder.scalar("iteration-time", step, 9.0 if 20 <= step <= 45 else 0.25)
+        builder.write()
+        summary = measured(settings=RunSettings(profiled=ProfiledSteps(first=20, last=45)))
+        assert (summary.step_time, summary.step_time_p95) == (0.25, 0.25)
+        assert (summary.steady_first_step, summary.steady_last_step) == (11, 50)
+        assert (summary.steady_steps, summary.profiled_steps) == (14, 26)
+        assert measured().step_time == 9.0
+
+    def test_a_record_over_several_iterations_goes_when_one_of_them_was_profiled(self, run_folder, measured):
+        run_folder.curves(range(10, 101, 10))
+        summary = measured(100, settings=RunSettings(profiled=ProfiledSteps(first=35, last=41)))
+        assert (summary.steady_steps, summary.profiled_steps) == (7, 2)
+
+    def test_a_run_that_was_profiled_throughout_has_no_statistics(self, run_folder, measured):
+        run_folder.curves(range(1, 51))
+        summary = measured(settings=RunSettings(profiled=ProfiledSteps(first=1, last=50)))
+        assert (summary.step_time, summary.tflops_per_gpu, summary.steady_first_step) == (None, None, None)
+        assert (summary.steady_steps, summary.profiled_steps) == (0, 40)
+
+
+class TestTokensPerSecond:
+    settings = RunSettings(num_gpus=8, global_batch_size=128, sequence_length=4096)
+
+    def test_they_follow_from_batch_sequence_step_time_and_gpus(self, run_folder, measured):
+        run_folder.curves(range(1, 51))
+        summary = measured(settings=self.settings)
+        assert summary.tokens_per_second_per_gpu == pytest.approx(128 * 4096 / summary.step_time / 8)
+
+    def test_what_the_run_recorded_of_batch_and_gpus_counts_more_than_what_was_asked(
+        self, run_folder, event_file, measured
+    ):
+        builder = event_file(run_folder.job_dir / "tb_logs")
+        for step in range(1, 51):
+            builder.scalar("iteration-time", step, 0.5)
+            builder.scalar("batch-size", step, 8.0 if step < 11 else 256.0)
+            builder.scalar("world-size", step, 16.0)
+        builder.write()
+        assert measured(settings=self.settings).tokens_per_second_per_gpu == 256 * 4096 / 0.5 / 16
+
+    def test_without_the_sizes_the_runs_own_tag_is_taken(self, run_folder, event_file, measured):
+        builder = event_file(run_folder.job_dir / "tb_logs")
+        for step in range(1, 51):
+            builder.scalar("iteration-time", step, 0.5)
+            builder.scalar("throughput/device/tokens_per_sec", step, 1000.0 + step)
+        builder.write()
+        assert measured().tokens_per_second_per_gpu == 1030.5
+
+    def test_without_either_they_are_not_measured(self, run_folder, measured):
+        run_folder.curves(range(1, 51))
+        assert measured().tokens_per_second_per_gpu is None
+
+
+class TestLossCurve:
+    def test_its_digest_is_over_every_step_and_bit(self, run_folder, measured):
+        run_folder.curves(range(1, 4), loss=lambda step: step / 3)
+        as_written = [struct.unpack("<f", struct.pack("<f", step / 3))[0] for step in range(1, 4)]
+        content = b"".join(struct.pack("<qd", step, loss) for step, loss in enumerate(as_written, 1))
+        assert measured(3).loss_digest == f"tensorboard:{hashlib.sha256(content).hexdigest()}"
+
+    @pytest.mark.parametrize("step", [1, 25, 50])
+    def test_the_last_bit_of_any_step_changes_it(self, run_folder, measured, step):
+        run_folder.curves(range(1, 51), loss=lambda _: 2.5)
+        digest = measured().loss_digest
+        nudged = float(np.nextafter(np.float32(2.5), np.float32(3)))
+        run_folder.curves(range(1, 51), loss=lambda each: nudged if each == step else 2.5)
+        assert measured().loss_digest != digest
+
+    def test_a_restart_that_repeats_the_same_steps_leaves_it_as_it_is(self, run_folder, measured):
+        run_folder.curves(range(1, 51))
+        digest = measured().loss_digest
+        run_folder.curves(range(31, 51), time=1_760_001_000)
+        assert measured().loss_digest == digest
+
+    def test_it_names_its_source(self, run_folder, measured, step_line):
+        run_folder.log("\n".join(step_line(step, loss=2.5).step for step in range(1, 51)))
+        assert measured().loss_digest.startswith("log:")
+        run_folder.curves(range(1, 41), loss=lambda _: 2.5)
+        assert measured().loss_digest.startswith("mixed:")
+
+    def test_without_a_loss_there_is_none(self, measured):
+        assert (measured().loss_digest, measured().loss_anchors) == (None, ())
+
+    def test_its_anchors_span_the_run(self, run_folder, measured):
+        run_folder.curves(range(1, 51), loss=lambda step: math.nan if step == 50 else float(step))
+        assert measured().loss_anchors == ((1, 1.0), (13, 13.0), (25, 25.0), (37, 37.0), (49, 49.0))
+
+
+class TestGradNormAndCounts:
+    def test_the_extremes_are_over_every_finite_step(self, run_folder, event_file, measured):
+        builder = event_file(run_folder.job_dir / "tb_logs")
+        for step, norm in enumerate((7.0, 1.0, math.inf, 0.5, 2.0), 1):
+            builder.scalar("grad-norm", step, norm)
+        builder.write()
+        summary = measured(5)
+        assert (summary.grad_norm_min, summary.grad_norm_max) == (0.5, 7.0)
+
+    def test_nan_and_skipped_iterations_are_summed_once_each(self, run_folder, measured, step_line):
+        lines = [step_line(step, skipped=step == 3, nan=step in (4, 5)).step for step in range(1, 7)]
+        run_folder.log("\n".join([*lines, lines[4]]))
+        summary = measured(6)
+        assert (summary.skipped_iterations, summary.nan_iterations) == (1, 2)
+
+    def test_without_a_log_nobody_counted(self, run_folder, measured):
+        run_folder.curves(range(1, 51))
+        assert (measured().skipped_iterations, measured().nan_iterations) == (None, None)
+
+
+class TestDurations:
+    written = datetime.fromtimestamp(1_760_000_000, UTC)
+    """When `run_folder.curves` begins; its first iteration is over a second later and took five."""
+
+    def _job(self, run_folder, started: datetime | None) -> Job:
+        submitted = self.written - timedelta(hours=1)
+        status = JobStatus(job_id=4711, state=JobState.COMPLETED, submitted_at=submitted, started_at=started)
+        return run_folder.job.model_copy(update={"status": status})
+
+    def test_the_queue_is_left_when_the_job_starts(self, run_folder, measured):
+        job = self._job(run_folder, self.written - timedelta(minutes=10))
+        assert measured(job=job).queue_time == 3000.0
+
+    def test_start_up_ends_where_the_first_iteration_begins(self, run_folder, measured):
+        run_folder.curves(range(1, 51))
+        job = self._job(run_folder, self.written - timedelta(seconds=60))
+        assert measured(job=job).startup_time == pytest.approx(60 + 1 - 5)
+
+    def test_a_first_record_over_several_iterations_is_taken_off_whole(self, run_folder, measured):
+        run_folder.curves(range(10, 101, 10))
+        job = self._job(run_folder, self.written - timedelta(seconds=60))
+        assert measured(100, job=job).startup_time == pytest.approx(60 + 10 - 10 * 0.251, rel=1e-6)
+
+    def test_a_restart_does_not_start_the_job_anew(self, run_folder, measured):
+        run_folder.curves(range(1, 41))
+        run_folder.curves(range(1, 51), time=1_760_001_000)
+        job = self._job(run_folder, self.written - timedelta(seconds=60))
+        assert measured(job=job).startup_time == pytest.approx(56)
+
+    def test_curves_that_are_older_than_the_job_say_nothing(self, run_folder, measured):
+        run_folder.curves(range(1, 51))
+        assert measured(job=self._job(run_folder, self.written + timedelta(hours=1))).startup_time is None
+
+    def test_a_job_that_never_started_has_neither(self, run_folder, measured):
+        run_folder.curves(range(1, 51))
+        summary = measured(job=self._job(run_folder, None))
+        assert (summary.queue_time, summary.startup_time) == (None, None)
+
+    def test_saving_is_timed_by_the_slowest_rank(self, run_folder, measured):
+        # As printed by Megatron-LM's timers, also where another rank's text stands before it.
+        run_folder.log(
+            "(min, max) time across ranks (ms):\n"
+            "    save-checkpoint ................................: (24895.07, 24895.13)\n"
+            "x ] (min, max) time across ranks (ms):     save-checkpoint ................................: (9.00, 1000.00)\n"
+            "max time across ranks (ms):\n"
+            "    save-checkpoint-non-persistent .................: 3000.50\n"
+        )
+        assert measured().checkpoint_time == 3.0005
+
+    def test_a_run_without_a_checkpoint_has_no_time_for_it(self, run_folder, measured):
+        run_folder.curves(range(1, 51))
+        assert measured().checkpoint_time is None
 
 
 class TestFailsClosed:

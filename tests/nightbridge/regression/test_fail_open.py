@@ -12,6 +12,7 @@ import pytest
 from nightbridge.models import GatePolicy, RunRecord, Summary, Verdict, VerdictStatus
 from nightbridge.outputs.curves import read_curves
 from nightbridge.outputs.measurements import summarise
+from nightbridge.outputs.settings import RunSettings
 from nightbridge.regression.gate import compare
 from nightbridge.regression.history import HistoryRow
 
@@ -57,7 +58,7 @@ def judge(tmp_path: Path, make_record: Callable[..., RunRecord], make_row: Calla
     def summary_of_log(text: str) -> Summary:
         log = tmp_path / "log-account.nightly_0.out"
         log.write_text(text)
-        return summarise(read_curves((), (log,)), GatePolicy(), STEPS)
+        return summarise(read_curves((), (log,)), GatePolicy(), STEPS, RunSettings(), None)
 
     good = summary_of_log(log_of())
     history = [make_row(good, f"2026-11-0{day}") for day in (7, 8, 9)]

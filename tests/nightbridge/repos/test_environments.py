@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from nightbridge.errors import DamagedData, PermanentError, TransientError
+from nightbridge.errors import DamagedData, InvalidInput, PermanentError, TransientError
 from nightbridge.models import LauncherEnvironment, PinnedRepository
 from nightbridge.repos.checkouts import check_out, find_changes
 from nightbridge.repos.environments import make_environment, prepare_base, site_packages
@@ -165,6 +165,20 @@ def test_a_requirement_that_is_nowhere_is_named_and_nothing_is_left(tmp_path: Pa
         prepare_base(tmp_path / "envs", lock=lock)
 
     assert list((tmp_path / "envs").iterdir()) == []
+
+
+def test_a_wheel_folder_of_the_site_needs_no_network_and_no_settings_of_pip(
+    tmp_path: Path, lock: Path, wheels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PIP_NO_INDEX", "PIP_FIND_LINKS"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:1/simple")
+
+    base = prepare_base(tmp_path / "envs", lock=lock, wheels=wheels)
+
+    assert says(base, "import nemo_run; print(nemo_run.__version__)") == "0.11.1"
+    with pytest.raises(InvalidInput, match=r"nowhere: no such folder of wheels.*pip download"):
+        prepare_base(tmp_path / "other", lock=lock, wheels=tmp_path / "nowhere")
 
 
 def test_an_index_that_nobody_answers_is_transient(tmp_path: Path, lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:

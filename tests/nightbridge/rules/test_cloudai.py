@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from nightbridge.models import GitRepo, TestDefinition
-from nightbridge.rules import RULES, check_test, cloudai_verdict
+from nightbridge.rules import RULES, check_test, cloudai_verdict, errors_of
 from nightbridge.rules.cloudai import CONSTRAINTS, CORRECTED, PUBLISHED
 
 SHARED = Path(__file__).parents[4] / "shared" / "data"
@@ -42,7 +42,7 @@ def test_every_shipped_configuration_is_accepted(version):
     refused = {
         name: [str(violation) for violation in found]
         for name, args, _ in shipped(version)
-        if (found := check_test(make_test(args, version=f"v{version}", compat="none")))
+        if (found := errors_of(check_test(make_test(args, version=f"v{version}", compat="none"))))
     }
 
     assert refused == {}
@@ -135,14 +135,14 @@ def test_every_constraint_has_a_rule_of_the_normal_profile_that_stands_for_it():
 def test_the_compat_profile_reports_cloudais_constraints_by_name_instead_of_ours():
     ships = {**FITS, "num_gpus": 16, "model_recipe_name": "deepseek_v3", "pp": 2, "vp": 8}
 
-    (violation,) = check_test(make_test(ships))
+    (violation,) = errors_of(check_test(make_test(ships)))
 
     assert violation.rule == "cloudai-18-deepseek-layout"
     assert "pp 2 with vp 8" in violation.message
-    assert check_test(make_test(ships, compat="none")) == ()
+    assert errors_of(check_test(make_test(ships, compat="none"))) == ()
 
 
 def test_the_launcher_has_the_last_word_in_the_compat_profile_too():
-    rules = {violation.rule for violation in check_test(make_test({**FITS, "gpu_type": "h10"}))}
+    rules = {violation.rule for violation in errors_of(check_test(make_test({**FITS, "gpu_type": "h10"})))}
 
     assert rules == {"choice"}

@@ -2,12 +2,14 @@
 
 import pytest
 
+from nightbridge.launch.checkpoints import parameters_of
 from nightbridge.launch.flags import TEST_FLAGS
 from nightbridge.launch.parser_source import PARSER
 from nightbridge.models import (
     Checkout,
     ClusterLimits,
     GitRepo,
+    HarvestPolicy,
     LauncherEnvironment,
     PinnedRepository,
     RunSpec,
@@ -31,14 +33,14 @@ TE = {"cuda_graph_impl": "transformer_engine"}
 DEEPSEEK = {"model_family_name": "deepseek", "model_recipe_name": "deepseek_v3"}
 
 
-def make_test(args=None, *, version="v0.4.2", **fields):
+def make_test(args=None, *, version="v0.4.2", url="https://x/Megatron-Bridge", **fields):
     written = {key: value for key, value in {**ARGS, **(args or {})}.items() if value is not None}
     return TestDefinition(
         id="t",
         name="t",
         source="t.toml",
         cmd_args=written,
-        git_repos=(GitRepo(url="https://x/Megatron-Bridge", commit=version),),
+        git_repos=(GitRepo(url=url, commit=version),),
         nemo_run_repo=GitRepo(url="https://x/Run"),
         **fields,
     )
@@ -110,6 +112,26 @@ BREAKS = [
     ("overlap-needs", {"moe_a2a_overlap": True, "recompute_modules": ["moe"]}, {}, "recomputing moe"),
     ("deepseek-layout", {**DEEPSEEK, "pp": 4, "vp": 8}, {}, "write pipeline_model_parallel_layout"),
     ("container-named", {"container_image": None}, {}, 'or "none"'),
+    (
+        "container-needed",
+        {"container_image": "none"},
+        {"url": "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git"},
+        "in a container only; name an image",
+    ),
+    ("image-reference", {"container_image": "nvcr.io#nvidia/nemo:26 04"}, {}, "is no image; write REGISTRY/IMAGE:TAG"),
+    ("image-reference", {"container_image": "nvcr.io#Nvidia/NeMo:26.04"}, {}, "REGISTRY#IMAGE:TAG"),
+    ("hub-token", {"task": "sft"}, {}, 'hf_token = "env:HF_TOKEN"'),
+    ("hub-token", {"tokenizer_type": "HuggingFaceTokenizer"}, {}, "no token is given"),
+    (
+        "checkpoint-size",
+        {"model_recipe_name": "llama3_70b"},
+        {},
+        "about 980 GB (70 billion parameters of 14 bytes with the optimiser's state), more than "
+        'harvest.max_checkpoint_bytes, 200 GB; write harvest.checkpoint = "none"',
+    ),
+    ("checkpoint-size", {"num_layers": 4}, {}, "nobody can say how large a checkpoint of llama3_8b is"),
+    ("checkpoint-interval", {}, {"harvest": HarvestPolicy(checkpoint="all")}, "write cmd_args.save_interval"),
+    ("resumes", {"load_dir": "/old"}, {}, "it is no baseline for others"),
     ("mount-syntax", {}, {"extra_container_mounts": ("/a",)}, "HOST_PATH:/CONTAINER_PATH"),
     ("mount-syntax", {}, {"extra_container_mounts": ("/a:b",)}, "HOST_PATH:/CONTAINER_PATH"),
     ("time-limit-syntax", {}, {"time_limit": "soon"}, "HH:MM:SS"),
@@ -282,9 +304,9 @@ def pinned(tmp_path):
     [
         ({"num_gpus": 8}, {}),
         ({"num_gpus": 16, "compute_dtype": "fp8_cs"}, {}),
-        ({"num_gpus": 16, "task": "sft", "config_variant": "BIG"}, {}),
+        ({"num_gpus": 16, "task": "sft", "config_variant": "BIG", "offline": True}, {}),
         ({"num_gpus": 8, "config_variant": "v2"}, {}),
-        ({"model_recipe_name": "other", "use_recipes": True}, {}),
+        ({"model_recipe_name": "other_1b", "use_recipes": True, "offline": True}, {}),
         ({"num_gpus": 32}, {"recipe-gpus": "for 8 GPUs, not for 32"}),
         ({"model_recipe_name": "llama3_9b"}, {"recipe-exists": "there are llama3_8b_pretrain_h100_bf16_config"}),
         ({"gpu_type": "b200"}, {"recipe-exists": "no performance recipe llama3_8b_pretrain_b200_bf16_config"}),
@@ -326,3 +348,72 @@ def test_a_warning_never_keeps_a_test_from_running():
     assert checked.tests == (test,)
     assert any("num-gpus-default" in warning for warning in checked.warnings)
     assert errors_of(check_test(test)) == ()
+
+
+# --- checkpoints, images, and what the site allows -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("recipe", "billions"),
+    [
+        ("llama3_8b", 8),
+        ("qwen3_30b_a3b", 30),
+        ("llama31_405b", 405),
+        ("deepseek_v3", 671),
+        ("nemotronh_56b", 56),
+        ("qwen25_1p5b", 1.5),
+        ("llama_small", None),
+    ],
+)
+def test_the_parameters_of_a_model_follow_from_its_recipes_name(recipe, billions):
+    parameters = parameters_of(make_test({"model_recipe_name": recipe}))
+
+    assert parameters == (None if billions is None else billions * 1e9)
+
+
+@pytest.mark.parametrize(
+    ("args", "fields"),
+    [
+        ({"model_recipe_name": "llama3_8b"}, {}),
+        ({"model_recipe_name": "llama3_70b"}, {"harvest": HarvestPolicy(checkpoint="none")}),
+        ({"model_recipe_name": "llama3_70b"}, {"harvest": HarvestPolicy(max_checkpoint_bytes=10**12)}),
+        ({"model_recipe_name": "llama3_70b", "task": "lora", "offline": True}, {}),
+        ({"num_layers": 4}, {"harvest": HarvestPolicy(max_checkpoint_bytes=10**12)}),
+    ],
+)
+def test_a_checkpoint_that_fits_or_was_chosen_is_not_warned_of(args, fields):
+    assert "checkpoint-size" not in broken(make_test(args, **fields))
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        "nvcr.io#nvidia/nemo:26.04.01",
+        "nvcr.io/nvidia/nemo:26.04.01",
+        "docker://user@registry:5000/g/p",
+        f"nvcr.io/nvidia/nemo@sha256:{'a' * 64}",
+        "/images/nemo.sqsh",
+        "none",
+    ],
+)
+def test_images_are_accepted_in_every_form_that_people_write(image):
+    assert "image-reference" not in broken(make_test({"container_image": image}))
+
+
+@pytest.mark.parametrize(
+    ("rule", "limits", "told"),
+    [
+        ("partition-exists", {"partition": "bach", "partitions": ("batch",)}, "no partition 'bach'; it has batch"),
+        ("account-allowed", {"account": "me", "accounts": ("llm", "perf")}, "these may: llm, perf"),
+        ("resources-exist", {"gres": ("gpu",)}, "no resource 'shard', but gpu"),
+        ("resources-exist", {"gres": ()}, "none at all"),
+    ],
+)
+def test_what_the_site_does_not_have_is_refused(rule, limits, told):
+    found = broken(make_test({"gres": "shard:2"}), ROOMY.model_copy(update=limits))
+
+    assert told in found[rule]
+
+
+def test_what_the_site_does_not_say_is_no_reason_to_refuse():
+    assert errors_of(check_test(make_test({"gres": "gpu:8"}), ROOMY)) == ()

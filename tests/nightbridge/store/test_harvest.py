@@ -19,7 +19,7 @@ from nightbridge.secrets import MASK
 from nightbridge.store.harvest import load_record, run_prefix
 from nightbridge.store.manifest import read_manifest
 from nightbridge.store.objects import ObjectInfo, ObjectStore, open_store
-from nightbridge.store.parallel import Progress
+from nightbridge.store.progress import Progress
 from nightbridge.store.restore import fetch_run, verify_run
 from nightbridge.store.source import FileSource
 from tests.conftest import BUCKET, SEEDS
@@ -114,7 +114,14 @@ def test_the_manifest_names_pins_job_versions_and_every_object(directory: Object
 
 
 @pytest.mark.parametrize(
-    ("policy", "iterations"), [("none", set()), ("last", {"iter_0000040"}), ("all", {"iter_0000020", "iter_0000040"})]
+    ("policy", "iterations"),
+    [
+        ("none", set()),
+        ("last", {"iter_0000040"}),
+        ("every 1", {"iter_0000020", "iter_0000040"}),
+        ("every 2", {"iter_0000040"}),
+        ("all", {"iter_0000020", "iter_0000040"}),
+    ],
 )
 def test_checkpoints_are_stored_by_policy_and_never_an_incomplete_one(
     directory: ObjectStore, tmp_path: Path, policy: str, iterations: set[str]

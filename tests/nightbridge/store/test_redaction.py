@@ -11,6 +11,7 @@ from nightbridge.errors import PermanentError
 from nightbridge.secrets import MASK, mask_secrets
 from nightbridge.store import redaction
 from nightbridge.store.redaction import SecretFinder, copy_masked
+from nightbridge.store.secret_shapes import LONGEST_SHAPE, find_shapes
 
 SECRETS = ["hf_0123456789abcdef", "hf_0123456789abcdef-longer", "line\nbreak", "größe!"]
 
@@ -44,7 +45,7 @@ def test_a_file_is_masked_as_a_whole_text_would_be(
 ) -> None:
     text = "".join(parts)
     result = masked(tmp_path_factory.mktemp("masked"), text.encode(), secrets).decode()
-    assert result == mask_secrets(text, secrets)
+    assert result == whole(mask_secrets(text, secrets).encode()).decode()
 
 
 def test_values_too_short_to_be_secrets_are_left(tmp_path: Path) -> None:
@@ -62,6 +63,114 @@ def test_a_copy_that_cannot_be_written_is_not_blamed_on_the_source(tmp_path: Pat
         copy_masked(tmp_path / "f", tmp_path / "no-such-folder" / "copy", SECRETS)
     with pytest.raises(FileNotFoundError):
         copy_masked(tmp_path / "gone", tmp_path / "copy", SECRETS)
+
+
+# --- shapes ----------------------------------------------------------------------------------------------------------
+
+# Put together here, so that no scanner of this repository takes them for real ones.
+HF = b"hf_" + b"AbCdEfGhIjKlMnOpQrStUvWxYz01234567"
+NVAPI = b"nvapi-" + b"Ab_9-" * 12 + b"wxyz"
+AWS = b"AKIA" + b"IOSFODNN7EXAMPLE"
+WANDB = b"0123456789abcdef0123456789abcdef01234567"
+AWS_SECRET = b"wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
+
+
+def whole(data: bytes) -> bytes:
+    """The data with every shape masked, looked at in one piece."""
+    pieces, done = [], 0
+    for match in find_shapes(data):
+        start, end = match.span(match.lastindex)
+        pieces += [data[done:start], MASK.encode()]
+        done = end
+    return b"".join([*pieces, data[done:]])
+
+
+@pytest.mark.parametrize(
+    ("before", "secret", "after"),
+    [
+        (b"login with ", HF, b"."),
+        (b"'", HF, b"'"),
+        (b"", NVAPI, b" "),
+        (b"id ", AWS, b"\n"),
+        (b"WANDB_API_KEY=", WANDB, b" python train.py"),
+        (b'  "api-key": "', WANDB, b'",'),
+        (b'{\\"access_token\\": \\"', WANDB, b'\\"}'),
+        (b"wandb_api_key: ", WANDB, b"\n"),
+        (b"aws_secret_access_key = ", AWS_SECRET, b"\n"),
+        (b"--token=", WANDB, b" --steps=5"),
+        (b"token: '", WANDB, b"'"),
+        (b"?key=", WANDB, b"&x=1"),
+        (b"password: ", b"correct7horse", b"\n"),
+        (b"Authorization: Bearer ", b"abcDEFghi.jkl", b"\r\n"),
+        (b'"authorization": "Bearer ', WANDB, b'"'),
+    ],
+)
+def test_what_has_the_shape_of_a_secret_is_masked_and_its_name_stays(
+    tmp_path: Path, before: bytes, secret: bytes, after: bytes
+) -> None:
+    data = before + secret + after
+    assert masked(tmp_path, data, []) == before + MASK.encode() + after
+    assert copy_masked(tmp_path / "source", tmp_path / "copy", []).secrets == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        WANDB,
+        b"commit " + WANDB,
+        b"megatron_bridge: " + WANDB,
+        b"pad_token: " + WANDB,
+        b"eos_token=unk0123456789abcdefghij",
+        b"max-token=0123456789abcdefghij",
+        b"eos_token_id: 128001",
+        b"tokenizer_type: HuggingFaceTokenizer0123456789",
+        b"tokenizer_model: meta-llama/Meta-Llama-3-8B",
+        b"num_tokens: 4096000000000000000000",
+        b"key=decoder.layers.0.self_attention.linear_qkv.weight",
+        b"run key: llama3-8b-2026-11-20-0123456789",
+        b"monkey=0123456789abcdefghij",
+        b"token: true",
+        b"hf_token: null",
+        b"export HF_TOKEN=$HF_TOKEN",
+        b"WANDB_API_KEY=/run/secrets/wandb1",
+        b"secret: the-word-without-a-digit",
+        b"hf_hub_download",
+        b"AKIAIOSFODNN7EXAMPLEANDMORE",
+        b"authorization: none",
+    ],
+)
+def test_what_only_resembles_a_secret_is_left(tmp_path: Path, text: bytes) -> None:
+    assert masked(tmp_path, text + b"\n", []) == text + b"\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"x " + HF, b"wandb-api-key: " + WANDB, b"pad_token: " + WANDB, b"max-token=" + WANDB, b"token: " + WANDB + b".w"],
+)
+def test_a_split_anywhere_changes_nothing(text: bytes) -> None:
+    filler = b"\n" * (LONGEST_SHAPE + 100)
+    data = filler + text + filler
+    expected = whole(data)
+    decided_inside = 0
+    for split in range(len(filler) + LONGEST_SHAPE - 20, len(filler) + LONGEST_SHAPE + len(text) + 20):
+        masker = redaction._Masker(find_shapes, LONGEST_SHAPE)
+        first = masker.mask(data[:split], last=False)
+        decided_inside += len(filler) < len(first) < len(filler) + len(text)
+        assert first + masker.mask(data[split:], last=False) + masker.mask(b"", last=True) == expected
+    assert decided_inside >= len(b"token: ")
+
+
+def test_a_value_that_is_known_is_masked_whole_also_where_a_shape_would_end_inside_it(tmp_path: Path) -> None:
+    secret = "abc12345$and more of it"
+    assert masked(tmp_path, b"api_key: " + secret.encode() + b"\n", [secret]) == b"api_key: " + MASK.encode() + b"\n"
+
+
+def test_a_line_of_a_million_separators_is_looked_at_in_no_time(tmp_path: Path) -> None:
+    data = b"key=" * 250_000
+    assert whole(data) == data
+
+
+# --- binaries --------------------------------------------------------------------------------------------------------
 
 
 def found(data: bytes, secrets: list[str], piece: int = 16) -> int:

@@ -9,7 +9,7 @@ from botocore.exceptions import ClientError
 
 from nightbridge.errors import InvalidInput, NightbridgeError, PermanentError, TransientError
 from nightbridge.models import SecretRef, StoreSettings
-from nightbridge.store import s3
+from nightbridge.store import s3_client
 from nightbridge.store.keys import sha256_hex
 from nightbridge.store.s3 import S3Store
 from nightbridge.store.s3_errors import translate
@@ -37,7 +37,7 @@ def wrong_secret(monkeypatch: pytest.MonkeyPatch) -> SecretRef:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """One try per request: what fails for good is not waited for."""
-    monkeypatch.setitem(s3._CONFIG, "retries", {"mode": "standard", "total_max_attempts": 1})
+    monkeypatch.setitem(s3_client._CONFIG, "retries", {"mode": "standard", "total_max_attempts": 1})
 
 
 def changed(settings: StoreSettings, **fields: object) -> StoreSettings:
@@ -126,6 +126,8 @@ def test_no_credentials_at_all_is_permanent(
         ({"secret_key": None}, "go together"),
         ({"secret_key": SecretRef(source="env", name="UNSET_VARIABLE")}, "UNSET_VARIABLE"),
         ({"ca_bundle": Path("/no/such.pem")}, "no/such.pem"),
+        ({"kms_key_id": "a-key"}, "goes with encryption"),
+        ({"storage_class": "DEEP_ARCHIVE"}, "cannot be read back at once"),
         ({"endpoint_url": "not a url"}, "not a url"),
     ],
 )

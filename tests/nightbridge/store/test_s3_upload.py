@@ -14,7 +14,7 @@ import pytest
 
 from nightbridge.errors import NightbridgeError, PermanentError, TransientError
 from nightbridge.models import StoreSettings
-from nightbridge.store import s3
+from nightbridge.store import s3_client
 from nightbridge.store.s3 import S3Store
 from nightbridge.store.s3_upload import MOST_PARTS, PART_SIZE, part_size
 from nightbridge.store.source import FileSource
@@ -51,7 +51,7 @@ def shard(tmp_path: Path) -> Path:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """One try per request: what fails for good is not waited for."""
-    monkeypatch.setitem(s3._CONFIG, "retries", {"mode": "standard", "total_max_attempts": 1})
+    monkeypatch.setitem(s3_client._CONFIG, "retries", {"mode": "standard", "total_max_attempts": 1})
 
 
 def behind(proxy: Proxy, settings: StoreSettings) -> S3Store:
@@ -213,7 +213,7 @@ def test_what_the_server_answers_in_the_middle_is_told(
 def test_a_server_that_stalls_is_transient(
     ceph: S3Server, settings_of: Any, shard: Path, impatient: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(s3._CONFIG, "read_timeout", 1)
+    monkeypatch.setitem(s3_client._CONFIG, "read_timeout", 1)
     over = threading.Event()
 
     def stall(request: Request) -> Answer | None:

@@ -46,6 +46,38 @@ def test_an_empty_file_is_a_file(store: ObjectStore, tmp_path: Path, kind: str) 
     assert store.get("runs/a1/empty") == b""
 
 
+SHAPED = b"token " + b"hf_" + b"AbCdEfGhIjKlMnOpQrStUvWxYz01234567"
+
+
+def test_what_has_a_secrets_shape_is_masked_in_text_and_counted(store: ObjectStore, tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(SHAPED + b"\n" + SHAPED)
+    assert send(store, tmp_path, Unit.of(tmp_path / "log", "log", "log")).masks == 2
+    assert store.get("runs/a1/log") == b"token ********\ntoken ********"
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "tensorboard", "other"])
+def test_what_only_has_a_secrets_shape_does_not_alter_or_fail_a_binary(
+    store: ObjectStore, tmp_path: Path, kind: str
+) -> None:
+    (tmp_path / "binary").write_bytes(SHAPED)
+    sent = send(store, tmp_path, Unit.of(tmp_path / "binary", "binary", kind))  # type: ignore[arg-type]
+    assert (sent.masks, sent.left_out) == (0, ())
+    assert store.get("runs/a1/binary") == SHAPED
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "tensorboard", "other"])
+def test_a_known_secret_fails_the_binary_that_holds_it_and_no_other(
+    store: ObjectStore, tmp_path: Path, kind: str
+) -> None:
+    (tmp_path / "bad").write_bytes(b"\0hf_a_secret\0")
+    (tmp_path / "good").write_bytes(b"\0")
+    units = [Unit.of(tmp_path / name, name, kind) for name in ("bad", "good")]  # type: ignore[arg-type]
+    sent = send(store, tmp_path, *units)
+    assert [(each.path, "secret" in each.reason) for each in sent.left_out] == [("bad", True)]
+    assert [file.path for file in sent.files] == ["good"]
+    assert store.get("runs/a1/bad") is None
+
+
 def test_masked_copies_take_room_only_while_they_are_sent(store: ObjectStore, tmp_path: Path) -> None:
     for number in range(30):
         (tmp_path / f"log-{number}").write_bytes(b"token hf_a_secret\n" * number)

@@ -1,0 +1,119 @@
+"""Bisect: which commit did it. Each point is a run of its own through the same pipeline, several of them at once."""
+
+from functools import partial
+from typing import Any
+
+from prefect import flow
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.flows import Flow
+from prefect.logging import get_run_logger
+from prefect.states import Completed, Failed
+
+from blocks import load_site
+from flows.pipeline import pipeline
+from flows.starts import side_by_side
+from flows.states import result_of, state_of_error
+from nightbridge.errors import NightbridgeError
+from nightbridge.models import RunRecord, Site
+from nightbridge.regression.bisect import BisectPolicy
+from nightbridge.regression.bisect_plan import BisectPlan, Repository, point_run
+from nightbridge.regression.bisect_result import BisectResult, Point, next_points, result_lines
+from nightbridge.regression.gate import verdict_for_error
+from tasks.bisect import (
+    base_run,
+    cancel_points,
+    earlier_points,
+    keep_result,
+    plan_bisect,
+    read_point,
+    resume_plan,
+    room_for,
+)
+from tasks.interrupt import allow_stages
+from tasks.watch import stop_watching
+
+MOST_AT_ONCE = 8
+"""Points that are run at once where the cluster has room: more divide the range hardly any faster."""
+
+
+def cancel_jobs(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
+    """Cancel the jobs of a cancelled bisect. Prefect runs this in another process, so they are found by their names."""
+    given = flow_run.parameters
+    site = load_site(
+        given.get("system"), cluster=given.get("cluster"), store=given.get("store"), workspace=given.get("workspace")
+    )
+    cancel_points(given["test_id"], given.get("bisect_id"), site)
+
+
+@flow(name="bisect", flow_run_name="bisect {test_id}", on_cancellation=[cancel_jobs], persist_result=True)
+def bisect_flow(
+    test_id: str,
+    metric: str | None = None,
+    repository: Repository | None = None,
+    good: str | None = None,
+    bad: str | None = None,
+    bisect_id: str | None = None,
+    confidence: float = 0.99,
+    most_runs: int = 100,
+    at_once: int | None = None,
+    system: str | None = None,
+    cluster: str | None = None,
+    store: str | None = None,
+    workspace: str | None = None,
+) -> State[BisectResult]:
+    """Find the commit that made a metric of a test worse.
+
+    Args:
+        test_id: The test.
+        metric: Which metric; the one that became worse last when unset.
+        repository: `megatron_bridge` or `nemo_run`; the one whose commit changed when unset.
+        good: Commit to begin after; that of the last night with the old level when unset.
+        bad: Commit to end with; that of the first night with the new level when unset.
+        bisect_id: Go on with this bisect, whatever the history says by now.
+        confidence: Probability from which on a commit is named.
+        most_runs: Runs after which the search ends undecided.
+        at_once: Runs at once; as many as the cluster has room for when unset.
+        system: As for `nightly`.
+        cluster: As for `nightly`.
+        store: As for `nightly`.
+        workspace: As for `nightly`.
+    """
+    try:
+        site = load_site(system, cluster=cluster, store=store, workspace=workspace)
+        policy = BisectPolicy(confidence=confidence, most_runs=most_runs)
+        plan = (
+            resume_plan(bisect_id, site)
+            if bisect_id
+            else plan_bisect(test_id, site, metric, repository, good, bad, policy)
+        )
+        result = _search(plan, base_run(plan, site), site, at_once)
+    except NightbridgeError as error:
+        get_run_logger().error("%s", error)
+        return state_of_error(error)
+    kind = Completed if result.culprits else Failed
+    name = {"found": "Found", "undecided": "Undecided"}.get(result.answer.kind, "NotInRange")
+    return kind(name=name, message="\n".join(result_lines(result)[:3]), data=result)
+
+
+def _search(plan: BisectPlan, base: RunRecord, site: Site, at_once: int | None) -> BisectResult:
+    allow_stages()
+    points = list(earlier_points(plan, base, site))
+    if points:
+        get_run_logger().info("%d runs of this bisect are already there", len(points))
+    while chosen := next_points(plan, points, at_once or room_for(base, site, MOST_AT_ONCE)):
+        for place, number in chosen:
+            get_run_logger().info("commit %d of %d, run %d", place, len(plan.commits), number)
+        one_point = partial(_run_point, plan=plan, base=base, site=site)
+        points += side_by_side(one_point, chosen, most=len(chosen), on_interrupt=stop_watching)
+    return keep_result(plan, tuple(points), site)
+
+
+def _run_point(chosen: tuple[int, int], plan: BisectPlan, base: RunRecord, site: Site) -> Point:
+    place, number = chosen
+    run = point_run(plan, base, place, number)
+    try:
+        verdict = result_of(pipeline(run, site, return_state=True))
+    except Exception as error:
+        get_run_logger().error("%s: %s", run.run_key, error)
+        verdict = verdict_for_error(run, error)
+    return read_point(plan, place, number, verdict, site)

@@ -1,0 +1,54 @@
+"""How large a checkpoint is likely to be, before anything is trained: parameters and the optimiser's state."""
+
+import re
+from collections.abc import Mapping
+
+from nightbridge.models import TestDefinition
+
+_WEIGHT_BYTES = 2
+_MAIN_WEIGHT_BYTES = 4
+_MOMENTS: Mapping[str, int] = {"adam": 2, "muon": 1}
+_MOMENT_BYTES = 4
+
+_NAMED: Mapping[str, float] = {
+    "deepseek_v3": 671e9,
+    "deepseek_v2": 236e9,
+    "deepseek_v2_lite": 15.7e9,
+    "kimi_k2": 1.04e12,
+    "nemotron_3_nano": 31.6e9,
+    "nemotron_3_super": 124e9,
+}
+"""Parameters of recipes whose names do not say them."""
+
+_COUNT = re.compile(r"(?:^|_)(\d+(?:[.p]\d+)?)([bmt])(?=_|$)")
+_UNITS: Mapping[str, float] = {"m": 1e6, "b": 1e9, "t": 1e12}
+_RESHAPING = ("hidden_size", "num_layers", "num_moe_experts", "first_k_dense_replace")
+_ADAPTERS = frozenset({"lora", "peft"})
+
+
+def trains_adapters(test: TestDefinition) -> bool:
+    """Whether only adapters are trained and kept, which are small whatever the model is."""
+    return test.cmd_args.get("task") in _ADAPTERS
+
+
+def parameters_of(test: TestDefinition) -> float | None:
+    """The model's parameters, by the recipe's name; None where it does not say them or the test changes the model."""
+    if any(test.cmd_args.get(field) for field in _RESHAPING):
+        return None
+    recipe = str(test.cmd_args.get("model_recipe_name", "")).lower()
+    if recipe in _NAMED:
+        return _NAMED[recipe]
+    found = _COUNT.search(recipe)
+    return float(found[1].replace("p", ".")) * _UNITS[found[2]] if found else None
+
+
+def bytes_per_parameter(test: TestDefinition) -> int:
+    """What is kept of a parameter: its bf16 value, the optimiser's own in fp32, and the optimiser's moments."""
+    moments = _MOMENTS.get(str(test.cmd_args.get("optimizer_type")), max(_MOMENTS.values()))
+    return _WEIGHT_BYTES + _MAIN_WEIGHT_BYTES + moments * _MOMENT_BYTES
+
+
+def checkpoint_bytes(test: TestDefinition) -> int | None:
+    """The likely size of one checkpoint; None where nobody can say."""
+    parameters = parameters_of(test)
+    return None if parameters is None else int(parameters * bytes_per_parameter(test))

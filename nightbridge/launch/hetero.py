@@ -1,0 +1,340 @@
+"""Heterogeneous-parallel MIMO training: RunSpec, Checkout and Image to a `LaunchPlan` with a batch script of its own.
+
+Megatron-LM's `examples/mimo` has no launcher that submits: its program is started by torchrun. Flags and grid
+arguments as in Megatron-LM's `examples/mimo/training/args.py` and `megatron/training/arguments.py`, mid 2026.
+"""
+
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from nightbridge.errors import InvalidInput
+from nightbridge.launch import grids
+from nightbridge.launch.batch_script import RENDEZVOUS, BatchScript, Container, render
+from nightbridge.launch.flags import Choices
+from nightbridge.launch.parser_source import flags_in
+from nightbridge.launch.resources import gpus_per_node, nodes_for, num_gpus, time_limit_seconds
+from nightbridge.launch.safety import expands
+from nightbridge.launch.site_options import site_options
+from nightbridge.launch.versions import HEAD
+from nightbridge.models import (
+    LAUNCHER_HOME,
+    ClusterLimits,
+    Image,
+    LaunchPlan,
+    PinnedRepository,
+    RunSpec,
+    Site,
+    TestDefinition,
+)
+
+PROGRAMS = ("examples/mimo/pretrain_mimo.py", "examples/mimo/train_hetero.py")
+"""Where Megatron-LM keeps the program, the newest place first."""
+
+GRID_PARSERS = ("examples/mimo/training/args.py", "examples/mimo/training/hetero/args.py")
+"""Where the flags of the grids are declared."""
+
+JOB = "hetero"
+"""Name of the job's folder below the attempt's `experiments`, and a part of its logs' names."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeteroFlag:
+    """One key of `[cmd_args]` and how the program is told: `switch` is written where true, `either` also as `--no-`."""
+
+    field: str
+    option: str
+    form: Literal["value", "switch", "either"] = "value"
+
+
+FLAGS: tuple[HeteroFlag, ...] = (
+    HeteroFlag("model_provider", "--model-provider"),
+    HeteroFlag("training_stage", "--training-stage"),
+    HeteroFlag("freeze_projection", "--freeze-projection", "switch"),
+    HeteroFlag("mb", "--micro-batch-size"),
+    HeteroFlag("gb", "--global-batch-size"),
+    HeteroFlag("seq_length", "--seq-length"),
+    HeteroFlag("num_layers", "--num-layers"),
+    HeteroFlag("hidden_size", "--hidden-size"),
+    HeteroFlag("num_moe_experts", "--num-experts"),
+    HeteroFlag("max_steps", "--train-iters"),
+    HeteroFlag("train_samples", "--train-samples"),
+    HeteroFlag("lr", "--lr"),
+    HeteroFlag("min_lr", "--min-lr"),
+    HeteroFlag("lr_decay_style", "--lr-decay-style"),
+    HeteroFlag("warmup_iters", "--lr-warmup-iters"),
+    HeteroFlag("lr_warmup_samples", "--lr-warmup-samples"),
+    HeteroFlag("lr_decay_samples", "--lr-decay-samples"),
+    HeteroFlag("lr_wsd_decay_samples", "--lr-wsd-decay-samples"),
+    HeteroFlag("lr_wsd_decay_style", "--lr-wsd-decay-style"),
+    HeteroFlag("save_dir", "--save"),
+    HeteroFlag("load_dir", "--load"),
+    HeteroFlag("save_interval", "--save-interval"),
+    HeteroFlag("load_nemotron_checkpoint", "--load-nemotron-checkpoint"),
+    HeteroFlag("finetune", "--finetune", "switch"),
+    HeteroFlag("no_save_optim", "--no-save-optim", "switch"),
+    HeteroFlag("no_save_rng", "--no-save-rng", "switch"),
+    HeteroFlag("no_load_optim", "--no-load-optim", "switch"),
+    HeteroFlag("no_load_scheduler", "--no-load-scheduler", "switch"),
+    HeteroFlag("no_load_rng", "--no-load-rng", "switch"),
+    HeteroFlag("dist_ckpt_optim_fully_reshardable", "--dist-ckpt-optim-fully-reshardable", "switch"),
+    HeteroFlag("log_interval", "--log-interval"),
+    HeteroFlag("overlap_param_gather", "--overlap-param-gather", "switch"),
+    HeteroFlag("ddp_num_buckets", "--ddp-num-buckets"),
+    HeteroFlag("ddp_bucket_size", "--ddp-bucket-size"),
+    HeteroFlag("ddp_pad_buckets_for_high_nccl_busbw", "--ddp-pad-buckets-for-high-nccl-busbw", "switch"),
+    HeteroFlag("dynamic_resolution", "--dynamic-resolution", "either"),
+    HeteroFlag("dynamic_resolution_min_patches", "--dynamic-resolution-min-patches"),
+    HeteroFlag("dynamic_resolution_max_patches", "--dynamic-resolution-max-patches"),
+    HeteroFlag("num_image_tiles", "--num-image-tiles"),
+    HeteroFlag("use_thumbnail", "--use-thumbnail", "switch"),
+    HeteroFlag(
+        "correct_encoder_grad_for_partial_participation", "--correct-encoder-grad-for-partial-participation", "switch"
+    ),
+    HeteroFlag("num_workers", "--num-workers"),
+    HeteroFlag("tokenizer_model", "--tokenizer-model"),
+    HeteroFlag("vocab_size", "--vocab-size"),
+)
+"""The keys of `[cmd_args]` that the program is told as they are."""
+
+_ENCODER: Mapping[str, str] = {
+    "tp": "--encoder-tp",
+    "cp": "--encoder-cp",
+    "pp": "--encoder-pp",
+    "dp": "--encoder-dp",
+    "ep": "--encoder-ep",
+    "etp": "--encoder-expt-tp",
+}
+_LANGUAGE_MODEL: Mapping[str, str] = {
+    "tp": "--llm-tp",
+    "cp": "--llm-cp",
+    "pp": "--llm-pp",
+    "dp": "--llm-dp",
+    "ep": "--llm-ep",
+    "etp": "--llm-expt-tp",
+}
+_OFFSET = "--llm-offset"
+PUBLISHED_GRID_FLAGS: frozenset[str] = frozenset({"--encoder-tp", "--encoder-dp", _OFFSET, *_LANGUAGE_MODEL.values()})
+"""What the newest published program has; assumed until the code has been fetched."""
+
+_LOGGING = ("--log-timers-to-tensorboard", "--log-memory-to-tensorboard", "--log-throughput")
+"""Megatron-LM writes step time, memory and TFLOP/s to its log and event files only where it is told to."""
+
+_OWN_OPTIONS = frozenset(
+    {flag.option for flag in FLAGS}
+    | {_OFFSET, "--tensorboard-dir"}
+    | set(_ENCODER.values())
+    | set(_LANGUAGE_MODEL.values())
+)
+
+
+def option_of(key: str) -> str:
+    """The option that a key of `[extra_cmd_args]` stands for, which may be written with its dashes or without."""
+    return key if key.startswith("-") else f"--{key}"
+
+
+def taken_options(test: TestDefinition) -> tuple[str, ...]:
+    """Keys of `[extra_cmd_args]` that name what `[cmd_args]` or the grids decide."""
+    return tuple(key for key in test.extra_cmd_args if option_of(key) in _OWN_OPTIONS)
+
+
+def hetero_plan(
+    spec: RunSpec,
+    code: PinnedRepository,
+    image: Image,
+    limits: ClusterLimits,
+    site: Site,
+    attempt: int,
+    attempt_dir: Path,
+) -> LaunchPlan:
+    """Plan one attempt. Where the checkout is not there yet, the newest published program is assumed.
+
+    Raises:
+        InvalidInput: The pinned code has no such program, or its program cannot make one of the grids.
+
+    """
+    test = spec.test
+    per_node = gpus_per_node(test, HEAD, site.cluster, limits) or grids.GPUS_PER_NODE
+    nodes = nodes_for(num_gpus(test), per_node)
+    job = attempt_dir / LAUNCHER_HOME / "experiments" / JOB
+    output = attempt_dir / "output"
+    script = BatchScript(
+        directives=tuple(_directives(test, site, limits, nodes, per_node, job)),
+        variables=_variables(test, Path(_code_path(test, code, image))),
+        expanded=tuple(name for name, value in test.extra_env_vars.items() if expands(value)),
+        command=_command(spec, code, output, nodes, per_node),
+        container=_container(test, code, image, attempt_dir),
+        log_prefix=str(job / f"log-{JOB}_"),
+        folder=Path(_code_path(test, code, image)),
+        made=(output,),
+    )
+    return LaunchPlan(
+        run_key=spec.run_key,
+        attempt=attempt,
+        attempt_dir=attempt_dir,
+        argv=("sbatch", "--parsable", str(job / "train.sh")),
+        batch_script=render(script),
+        cwd=code.path,
+        environment={"NIGHTBRIDGE_ATTEMPT": str(attempt_dir)},
+        secret_environment=test.secrets,
+        sbatch_args=_sbatch_args(test, site),
+        nodes=nodes,
+        tasks_per_node=per_node,
+        time_limit_seconds=time_limit_seconds(test),
+        max_steps=spec.max_steps,
+        output_dir=output,
+        checkpoint_dir=Path(_save_dir(spec, output)) if test.cmd_args.get("save_dir") else None,
+        warnings=(),
+    )
+
+
+def _directives(
+    test: TestDefinition, site: Site, limits: ClusterLimits, nodes: int, per_node: int, job: Path
+) -> Iterator[tuple[str, str]]:
+    """Sbatch's options as the script's own lines; GPUs are asked for where the cluster counts them."""
+    yield "nodes", str(nodes)
+    yield "ntasks-per-node", "1"
+    if limits.gpus_per_node:
+        yield "gpus-per-node", str(per_node)
+    seconds = time_limit_seconds(test)
+    # Slurm counts whole minutes, and rounds up.
+    yield "time", str(-(-seconds // 60))
+    if site.cluster.account:
+        yield "account", site.cluster.account
+    if site.cluster.partition:
+        yield "partition", site.cluster.partition
+    yield "output", f"{job}/sbatch_{JOB}_%j.out"
+    yield "open-mode", "append"
+
+
+def _sbatch_args(test: TestDefinition, site: Site) -> tuple[str, ...]:
+    return (*site_options(site.cluster), *test.sbatch_args)
+
+
+def _variables(test: TestDefinition, code: Path) -> dict[str, str]:
+    return {
+        # Megatron's overlap of communication and computation relies on one hardware queue.
+        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONPATH": str(code),
+        **test.extra_env_vars,
+    }
+
+
+def _code_path(test: TestDefinition, code: PinnedRepository, image: Image) -> str:
+    return str(code.path) if image.kind == "none" else (test.megatron_bridge.mount_as or str(code.path))
+
+
+def _container(test: TestDefinition, code: PinnedRepository, image: Image, attempt_dir: Path) -> Container | None:
+    if image.kind == "none":
+        return None
+    mounts = (
+        f"{code.path}:{test.megatron_bridge.mount_as or code.path}",
+        f"{attempt_dir}:{attempt_dir}",
+        *test.extra_container_mounts,
+    )
+    save_dir = test.cmd_args.get("save_dir")
+    return Container(image=str(image.path), mounts=(*mounts, f"{save_dir}:{save_dir}") if save_dir else mounts)
+
+
+def _command(spec: RunSpec, code: PinnedRepository, output: Path, nodes: int, per_node: int) -> tuple[str, ...]:
+    """The words that each node runs; the batch script adds which node this is and where the first one is."""
+    test = spec.test
+    program = _program(test, code)
+    return (
+        *shlex.split(test.cmd_args.get("torchrun", "torchrun")),
+        f"--nnodes={nodes}",
+        f"--nproc-per-node={per_node if nodes > 1 else num_gpus(test)}",
+        RENDEZVOUS,
+        program,
+        *_grid_words(grids.grids_of(test), _grid_flags(code)),
+        *_words({**test.cmd_args, **_outputs(spec, output)}),
+        "--tensorboard-dir",
+        f"{output}/tb_logs",
+        *(option for option in _LOGGING if option not in map(option_of, test.extra_cmd_args)),
+        *_extra_words(test),
+    )
+
+
+def _program(test: TestDefinition, code: PinnedRepository) -> str:
+    named = test.cmd_args.get("program")
+    candidates = (named,) if named else PROGRAMS
+    if not code.path.is_dir():
+        return str(candidates[0])
+    for candidate in candidates:
+        if (code.path / candidate).is_file():
+            return str(candidate)
+    raise InvalidInput(
+        f"the pinned commit has no {' or '.join(candidates)}",
+        thing=f"{code.url} at {code.commit[:12]}",
+        advice="Pin a Megatron-LM commit that has it, or name it with cmd_args.program",
+    )
+
+
+def _grid_flags(code: PinnedRepository) -> Mapping[str, Choices] | frozenset[str]:
+    """The grid flags of the pinned program, read from its source."""
+    for parser in GRID_PARSERS:
+        if (code.path / parser).is_file():
+            return flags_in(code.path / parser)
+    return PUBLISHED_GRID_FLAGS
+
+
+def _grid_words(of: grids.Grids, known: Mapping[str, Choices] | frozenset[str]) -> Iterator[str]:
+    for name, grid, options in (
+        ("encoder", of.encoder, _ENCODER),
+        ("language_model", of.language_model, _LANGUAGE_MODEL),
+    ):
+        for axis, option in options.items():
+            size = getattr(grid, axis)
+            if option in known:
+                yield from (option, str(size))
+            elif size != 1:
+                raise InvalidInput(
+                    f"the pinned program has no flag {option}, so {axis} = {size} cannot be had",
+                    thing=f"cmd_args.{name}.{axis}",
+                    advice="Leave it at 1, or pin a commit that has the flag",
+                )
+    if _OFFSET in known:
+        yield from (_OFFSET, str(of.encoder.ranks))
+
+
+def _save_dir(spec: RunSpec, output: Path) -> str:
+    """A folder that the test names gets the run's name appended: last night's checkpoints would be resumed else."""
+    named = spec.test.cmd_args.get("save_dir")
+    if not named:
+        return f"{output}/checkpoints"
+    return f"{str(named).rstrip('/')}/{spec.run_key}-{output.parent.name}"
+
+
+def _outputs(spec: RunSpec, output: Path) -> dict[str, Any]:
+    written = spec.test.cmd_args
+    fields: dict[str, Any] = {}
+    if spec.test.harvest.checkpoint != "none" or written.get("save_interval"):
+        fields["save_interval"] = written.get("save_interval") or spec.max_steps
+        fields["save_dir"] = _save_dir(spec, output)
+    if written.get("train_samples"):
+        # The program takes one of the two; samples take precedence.
+        fields["max_steps"] = None
+    return fields
+
+
+def _words(values: Mapping[str, Any]) -> Iterator[str]:
+    for flag in FLAGS:
+        value = values.get(flag.field)
+        if value is None:
+            continue
+        if flag.form == "value":
+            yield from (flag.option, str(value))
+        elif value:
+            yield flag.option
+        elif flag.form == "either":
+            yield f"--no-{flag.option.removeprefix('--')}"
+
+
+def _extra_words(test: TestDefinition) -> Iterator[str]:
+    for key, value in test.extra_cmd_args.items():
+        yield option_of(key)
+        if value:
+            yield value

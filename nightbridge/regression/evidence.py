@@ -1,0 +1,54 @@
+"""What the gate is told besides a run and its history, gathered from the store and from the site."""
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+
+from nightbridge.models import Limits, MetricName, RunRecord
+from nightbridge.regression.decisions import read_decisions
+from nightbridge.regression.gate import Evidence
+from nightbridge.regression.golden_gate import golden_answer
+from nightbridge.regression.history import HistoryRow, find_series, read_history
+from nightbridge.store.objects import ObjectStore
+
+Contract = Mapping[str, Mapping[MetricName, Limits]]
+
+
+def gather_evidence(store: ObjectStore, record: RunRecord, contract: Contract | None = None) -> Evidence:
+    """Everything that a verdict on a run takes into account.
+
+    Args:
+        store: Where history and decisions are.
+        record: The run.
+        contract: The site's limits, by a pattern of test ids and by metric.
+
+    Raises:
+        InvalidInput: The test's golden file is missing or is none.
+        DamagedData: A decision, a row of the canary's history, or the golden file cannot be read.
+    """
+    cluster, test = record.job.cluster, record.spec.test
+    return Evidence(
+        contract=limits_for(test.id, contract or {}),
+        canary=canary_rows(store, test.gate.canary, cluster) if test.gate.canary != test.id else (),
+        decisions=read_decisions(store, cluster, record.series),
+        golden=golden_answer(store, record),
+    )
+
+
+def limits_for(test_id: str, contract: Contract) -> dict[MetricName, Limits]:
+    """The limits of one test; of several patterns that fit, the last one written counts for each metric."""
+    found: dict[MetricName, Limits] = {}
+    for pattern, limits in contract.items():
+        if fnmatchcase(test_id, pattern):
+            found |= limits
+    return found
+
+
+def canary_rows(store: ObjectStore, canary: str | None, cluster: str) -> tuple[HistoryRow, ...]:
+    """The canary's history on a cluster; none where it has not run there."""
+    if canary is None:
+        return ()
+    for series in find_series(store, canary, cluster):
+        rows = read_history(store, cluster, series.series)
+        if rows and rows[0].test_id == canary:
+            return rows
+    return ()

@@ -1,0 +1,58 @@
+"""The commits between two pins, as the mirror knows them: what a person suspects, and what bisect searches."""
+
+from datetime import datetime
+
+from pydantic import Field
+
+from nightbridge.errors import InvalidInput
+from nightbridge.models import Model
+from nightbridge.repos.git import attempt, git
+from nightbridge.repos.mirrors import Mirror
+from nightbridge.repos.urls import masked
+
+MOST_COMMITS = 20000
+"""More than any branch gets between two nights; a longer range is a mistake of the person who named the ends."""
+
+# Unit and record separators: neither stands in a subject or a name.
+_FORMAT = "%H%x1f%an%x1f%aI%x1f%s%x1e"
+
+
+class RangeCommit(Model):
+    """One commit between two pins. Texts are the author's own and may hold anything."""
+
+    commit: str = Field(description="Full 40-character commit.")
+    subject: str
+    author: str = Field(description="Name, without address.")
+    authored_at: datetime
+
+
+def commits_in_range(mirror: Mirror, good: str, bad: str) -> tuple[RangeCommit, ...]:
+    """The commits that came after `good`, up to and with `bad`, oldest first.
+
+    Only the main line (first parents) is listed: what a merge brought in was never what a night ran, and comes and goes
+    with the merge.
+
+    Raises:
+        InvalidInput: The mirror lacks one of them, or `good` is no ancestor of `bad`.
+        TransientError: git did not answer in time.
+    """
+    for commit in (good, bad):
+        if not mirror.has(commit):
+            raise InvalidInput("the mirror has no such commit", thing=f"{commit[:12]} of {masked(mirror.url)}")
+    related = attempt("merge-base", "--is-ancestor", good, bad, timeout=mirror.timeout, folder=mirror.path)
+    if related.code:
+        raise InvalidInput(
+            "the branch was rewritten: the good commit is no ancestor of the bad one",
+            thing=f"{good[:12]}..{bad[:12]} of {masked(mirror.url)}",
+            advice="Name a good commit that is one",
+        )
+    text = git(
+        "log", "--first-parent", "--reverse", f"--max-count={MOST_COMMITS}", f"--format={_FORMAT}", f"{good}..{bad}",
+        timeout=mirror.timeout, folder=mirror.path, thing=mirror.url,
+    )  # fmt: skip
+    return tuple(_commit(record) for record in text.split("\x1e") if record.strip())
+
+
+def _commit(record: str) -> RangeCommit:
+    commit, author, authored_at, subject = record.strip("\n").split("\x1f", 3)
+    return RangeCommit(commit=commit, subject=subject, author=author, authored_at=datetime.fromisoformat(authored_at))

@@ -1,0 +1,59 @@
+"""Whether a run writes checkpoints that are too large for a night, and whether it starts from another run's."""
+
+from collections.abc import Iterator
+
+from nightbridge.launch.checkpoints import bytes_per_parameter, checkpoint_bytes, parameters_of, trains_adapters
+from nightbridge.models import HarvestPolicy
+from nightbridge.rules.facts import Facts
+from nightbridge.rules.rule import Rule
+
+_CHOICES = 'write harvest.checkpoint = "none", or in harvest.max_checkpoint_bytes how large it may be'
+_DEFAULT_LIMIT = HarvestPolicy().max_checkpoint_bytes
+
+
+def _size(facts: Facts) -> Iterator[str]:
+    harvest, recipe = facts.test.harvest, facts.args.get("model_recipe_name")
+    if harvest.checkpoint == "none" or trains_adapters(facts.test):
+        return
+    size, limit = checkpoint_bytes(facts.test), harvest.max_checkpoint_bytes
+    if size is None:
+        if limit == _DEFAULT_LIMIT:
+            yield f"nobody can say how large a checkpoint of {recipe} is, as it is written here; {_CHOICES}"
+    elif size > limit:
+        yield (
+            f"a checkpoint of {recipe} takes about {size / 1e9:,.0f} GB ({(parameters_of(facts.test) or 0) / 1e9:g} "
+            f"billion parameters of {bytes_per_parameter(facts.test)} bytes with the optimiser's state), more than "
+            f"harvest.max_checkpoint_bytes, {limit / 1e9:,.0f} GB; {_CHOICES}"
+        )
+
+
+def _interval(facts: Facts) -> Iterator[str]:
+    kept = facts.test.harvest.checkpoint
+    if kept not in ("none", "last") and not facts.args.get("save_interval"):
+        yield (
+            f"harvest.checkpoint is {kept!r}, and without save_interval the run saves once, at its end; "
+            "write cmd_args.save_interval"
+        )
+
+
+def _resumes(facts: Facts) -> Iterator[str]:
+    if facts.args.get("load_dir"):
+        yield (
+            "cmd_args.load_dir is given: the run goes on where another one ended, so it is no baseline for others; "
+            "remove it for a run that starts anew"
+        )
+
+
+RULES = (
+    Rule(
+        "checkpoint-size",
+        "warning",
+        (
+            *("cmd_args.model_recipe_name", "cmd_args.task", "cmd_args.optimizer_type", "cmd_args.hidden_size"),
+            *("cmd_args.num_layers", "cmd_args.num_moe_experts", "cmd_args.first_k_dense_replace"),
+        ),
+        _size,
+    ),
+    Rule("checkpoint-interval", "warning", ("cmd_args.save_interval",), _interval),
+    Rule("resumes", "warning", ("cmd_args.load_dir",), _resumes),
+)

@@ -1,0 +1,136 @@
+"""The boto3 client of an S3 store: where requests go, with whose rights, and what every object is asked to be."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import urlencode
+
+import boto3
+import boto3.exceptions
+import botocore.session
+from botocore import exceptions as aws
+from botocore.config import Config
+from botocore.credentials import AssumeRoleCredentialFetcher, DeferredRefreshableCredentials
+
+from nightbridge.errors import InvalidInput
+from nightbridge.models import SecretRef, StoreSettings
+from nightbridge.secrets import resolve_secret
+from nightbridge.store.parallel import WORKERS
+from nightbridge.store.s3_upload import REQUESTS
+
+_CONFIG: dict[str, Any] = {
+    "signature_version": "s3v4",
+    # boto3's defaults send checksum trailers that Ceph's gateway refuses over HTTPS, and others never check. Integrity
+    # rests on SHA-256: of each request's body in its signature, over HTTPS as well, and of the file in the manifest.
+    # boto3's own transfers are not used: their CRT client ignores endpoint_url and sends to amazonaws.com.
+    "request_checksum_calculation": "when_required",
+    "response_checksum_validation": "when_required",
+    "retries": {"mode": "adaptive", "total_max_attempts": 4},
+    "connect_timeout": 10,
+    "read_timeout": 60,
+    "max_pool_connections": REQUESTS + WORKERS,
+}
+
+ROLE_SESSION = "nightbridge"
+"""Name of the session with an assumed role, as the account's audit log shows it."""
+
+# Objects of these classes answer a GET with an error until somebody restores them; a verification would fail.
+_NOT_READABLE_AT_ONCE = frozenset({"GLACIER", "DEEP_ARCHIVE"})
+
+
+def make_client(settings: StoreSettings, block_value: Callable[[str], str] | None) -> Any:
+    """Make the client that the settings describe; nothing is asked yet.
+
+    With `endpoint_url` every request goes there, those that assume a role included: an own S3 server is its own STS.
+
+    Raises:
+        InvalidInput: The settings cannot work.
+
+    """
+    _check(settings)
+    try:
+        session = boto3.Session(
+            profile_name=settings.profile,
+            region_name=settings.region,
+            aws_access_key_id=_secret(settings.access_key, block_value),
+            aws_secret_access_key=_secret(settings.secret_key, block_value),
+        )
+        place: dict[str, Any] = {
+            "endpoint_url": settings.endpoint_url,
+            # Every S3 server but Amazon's takes any region; a signature needs one.
+            "region_name": session.region_name or "us-east-1",
+            "verify": _verify(settings),
+        }
+        if settings.role_arn is not None:
+            session = _with_role(session, settings.role_arn, place)
+        addressing = "path" if settings.path_style else "virtual"
+        config = Config(**_CONFIG, s3={"addressing_style": addressing, "payload_signing_enabled": True})
+        return session.client("s3", **place, config=config)
+    except (aws.BotoCoreError, boto3.exceptions.Boto3Error, ValueError) as error:
+        raise InvalidInput(str(error), thing=settings.url, advice="Correct the store's settings") from error
+
+
+def object_options(settings: StoreSettings) -> dict[str, str]:
+    """The arguments that every request has which makes an object: encryption and tags."""
+    options: dict[str, str] = {}
+    if settings.encryption != "none":
+        options["ServerSideEncryption"] = settings.encryption
+    if settings.kms_key_id:
+        options["SSEKMSKeyId"] = settings.kms_key_id
+    if settings.tags:
+        options["Tagging"] = urlencode(settings.tags)
+    return options
+
+
+def _check(settings: StoreSettings) -> None:
+    wrong = (
+        (
+            (settings.access_key is None) != (settings.secret_key is None),
+            "access_key and secret_key go together",
+            "Set both or neither",
+        ),
+        (
+            settings.kms_key_id is not None and settings.encryption != "aws:kms",
+            'kms_key_id goes with encryption = "aws:kms"',
+            "Set both or leave the key out",
+        ),
+        (
+            settings.storage_class in _NOT_READABLE_AT_ONCE,
+            f"objects of class {settings.storage_class} cannot be read back at once",
+            "Use a class that can, and a lifecycle rule that moves what is old",
+        ),
+    )
+    for holds, what, advice in wrong:
+        if holds:
+            raise InvalidInput(what, thing=settings.url, advice=advice)
+    if settings.ca_bundle is not None and not settings.ca_bundle.is_file():
+        raise InvalidInput("ca_bundle: no such file", thing=str(settings.ca_bundle), advice="Correct the path")
+
+
+def _with_role(base: boto3.Session, role_arn: str, place: Mapping[str, Any]) -> boto3.Session:
+    """A session with the rights of a role, which is assumed when first needed and again before it expires."""
+    credentials = base.get_credentials()
+    if credentials is None:
+        raise aws.NoCredentialsError
+    config = Config(retries=_CONFIG["retries"], connect_timeout=10, read_timeout=60)
+    fetcher = AssumeRoleCredentialFetcher(
+        client_creator=lambda service, **keys: base.client(service, **place, config=config, **keys),
+        source_credentials=credentials,
+        role_arn=role_arn,
+        extra_args={"RoleSessionName": ROLE_SESSION},
+    )
+    core = botocore.session.Session()
+    # How botocore's own users hand it credentials that renew themselves; boto3 has no parameter for them.
+    core._credentials = DeferredRefreshableCredentials(fetcher.fetch_credentials, method="assume-role")
+    return boto3.Session(botocore_session=core, region_name=base.region_name)
+
+
+def _secret(ref: SecretRef | None, block_value: Callable[[str], str] | None) -> str | None:
+    return None if ref is None else resolve_secret(ref, block_value)
+
+
+def _verify(settings: StoreSettings) -> str | bool | None:
+    """Which authorities to trust: the settings' own, else boto3's search, in which AWS_CA_BUNDLE counts."""
+    if settings.ca_bundle is not None:
+        return str(settings.ca_bundle)
+    # Nothing is verified over plain HTTP, so a broken AWS_CA_BUNDLE must not be looked at.
+    return True if (settings.endpoint_url or "").startswith("http://") else None

@@ -1,0 +1,54 @@
+"""Dependencies: a run whose job waits for another one's needs that job's id first."""
+
+import threading
+from collections.abc import Iterable
+
+from prefect.logging import get_run_logger
+
+from nightbridge.models import LaunchPlan, RunSpec, Site
+from nightbridge.slurm.attempts import read_submission
+from nightbridge.slurm.dependencies import NotSubmittedYet, dependency_options
+from tasks.interrupt import raise_if_interrupted
+
+_LOOK_AGAIN = 2.0
+
+# The runs of this process that may still submit a job.
+_going: set[str] = set()
+_changed = threading.Condition()
+
+
+def runs_begin(run_keys: Iterable[str]) -> None:
+    """Take in that these runs are about to start in this process."""
+    with _changed:
+        _going.update(run_keys)
+
+
+def run_is_over(run_key: str) -> None:
+    """Take in that a run has ended, however: no job of it will be submitted any more."""
+    with _changed:
+        _going.discard(run_key)
+        _changed.notify_all()
+
+
+def dependencies_of(run: RunSpec, plan: LaunchPlan, site: Site) -> tuple[str, ...]:
+    """Wait until the jobs that this run depends on are in Slurm; return the sbatch options that say so.
+
+    Raises:
+        LaunchRefused: A test that had to end well has not.
+    """
+    if not run.after or read_submission(plan.attempt_dir) is not None:
+        return ()  # nothing to wait for, or its own job is in Slurm, which has been told
+    told: set[str] = set()
+    while True:
+        try:
+            options = dependency_options(run, site.workspace, _going.__contains__)
+        except NotSubmittedYet as waiting_for:
+            if str(waiting_for) not in told:
+                get_run_logger().info("waiting until %s has submitted its job", waiting_for)
+            told.add(str(waiting_for))
+        else:
+            get_run_logger().info("depends on: %s", " ".join(options) or "nothing that has not ended")
+            return options
+        raise_if_interrupted()
+        with _changed:
+            _changed.wait(_LOOK_AGAIN)

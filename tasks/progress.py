@@ -1,0 +1,50 @@
+"""How far a harvest is, in the run's log and as an artifact of the task run."""
+
+import time
+from uuid import UUID
+
+from prefect.artifacts import create_progress_artifact, update_progress_artifact
+from prefect.logging import get_run_logger
+
+from nightbridge.store.progress import Progress
+
+LOG_INTERVAL, ARTIFACT_INTERVAL = 30.0, 5.0
+"""Seconds between two lines of the log, and between two states of the artifact."""
+
+
+class ShownProgress:
+    """Shows each progress that it is called with, not too often; the last one always.
+
+    Nothing of it is needed: what goes wrong here is told once, and the harvest goes on.
+    """
+
+    def __init__(self, subject: str) -> None:
+        self._subject = subject
+        self._log = get_run_logger()
+        self._artifact: UUID | None = None
+        self._log_due = time.monotonic() + LOG_INTERVAL
+        self._artifact_due = 0.0
+        self._troubled = False
+
+    def __call__(self, progress: Progress) -> None:
+        """Show it, if it is time or the end."""
+        now = time.monotonic()
+        ended = progress.files_done == progress.files_total
+        if ended or now >= self._log_due:
+            self._log.info("%s", progress)
+            self._log_due = now + LOG_INTERVAL
+        if ended or now >= self._artifact_due:
+            self._show(progress)
+            self._artifact_due = time.monotonic() + ARTIFACT_INTERVAL
+
+    def _show(self, progress: Progress) -> None:
+        description = f"{self._subject}: {progress}"
+        try:
+            if self._artifact is None:
+                self._artifact = create_progress_artifact(progress.percent, description=description)
+            else:
+                update_progress_artifact(self._artifact, progress.percent, description=description)
+        except Exception as error:
+            if not self._troubled:
+                self._log.warning("the progress of the harvest cannot be shown: %s", error)
+            self._troubled = True

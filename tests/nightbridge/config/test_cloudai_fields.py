@@ -1,0 +1,193 @@
+"""Every field that CloudAI's files can have: each is honoured, or said to have no meaning here; none is dropped."""
+
+import pytest
+
+from nightbridge import config
+from nightbridge.config.schema import ENTRY_KEYS, IGNORED, SCENARIO_IGNORED, SCENARIO_KEYS, TestTable
+from nightbridge.config.sites import CLOUDAI_IGNORED, CloudaiSystem, load_site
+from nightbridge.errors import InvalidInput
+from nightbridge.rules.sweeps import draw
+
+TEST = """
+name = "small"
+description = "d"
+test_template_name = "MegatronBridge"
+{top}
+[[git_repos]]
+url = "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git"
+commit = "v0.4.2"
+[nemo_run_repo]
+url = "https://github.com/NVIDIA-NeMo/Run.git"
+commit = "v0.7.0"
+[cmd_args]
+gpu_type = "h100"
+num_gpus = 8
+container_image = "nvcr.io#nvidia/nemo:26.04"
+model_family_name = "llama"
+model_recipe_name = "llama3_8b"
+{args}
+{tables}
+"""
+
+# CloudAI's models, field by field (its workload, scenario and Slurm system models of August 2026).
+TEST_FIELDS = (
+    "name description test_template_name cmd_args dse_excluded_args extra_env_vars extra_cmd_args "
+    "extra_container_mounts git_repos nsys predictor training_report agent agent_steps agent_metrics "
+    "agent_reward_function agent_config env_params nemo_run_repo"
+)
+ENTRY_FIELDS = "id test_name num_nodes nodes exclude_nodes weight iterations sol ideal_perf time_limit dependencies extra_srun_args"
+SCENARIO_FIELDS = "name job_status_check pre_test post_test reports sol_path Tests"
+SYSTEM_FIELDS = (
+    "name scheduler install_path output_path hf_home_path global_env_vars monitor_interval default_partition "
+    "partitions account distribution mpi gpus_per_node ntasks_per_node cache_docker_images_locally extra_srun_args "
+    "extra_sbatch_args extra_transient_status_errors status_retry_pause_seconds container_mount_home data_repository "
+    "reports"
+)
+
+
+@pytest.mark.parametrize("field", [*TEST_FIELDS.split(), *ENTRY_FIELDS.split()])
+def test_a_field_of_a_test_or_an_entry_is_read_or_said_to_do_nothing(field):
+    known = {*TestTable.model_fields, *ENTRY_KEYS}
+
+    assert (field in known) != (field in IGNORED)
+
+
+@pytest.mark.parametrize("field", SCENARIO_FIELDS.split())
+def test_a_field_of_a_scenario_is_read_or_said_to_do_nothing(field):
+    assert field in SCENARIO_KEYS
+    assert field in {"name", "Tests"} or SCENARIO_IGNORED[field]
+
+
+@pytest.mark.parametrize("field", SYSTEM_FIELDS.split())
+def test_a_field_of_a_system_file_is_read_or_said_to_do_nothing(field):
+    assert (field in CloudaiSystem.model_fields) != (field in CLOUDAI_IGNORED)
+
+
+@pytest.fixture
+def load(tmp_path):
+    def _load(top="", args="", tables=""):
+        path = tmp_path / "test.toml"
+        path.write_text(TEST.format(top=top, args=args, tables=tables))
+        return config.load(path)
+
+    return _load
+
+
+def only(scenario):
+    assert scenario.invalid == ()
+    return scenario.tests[0]
+
+
+def told(scenario):
+    return "\n".join(scenario.invalid[0].violations)
+
+
+@pytest.mark.parametrize(
+    ("written", "options"),
+    [
+        ('"--constraint=a --qos high"', ("--constraint=a", "--qos=high")),
+        ('"--exclusive"', ("--exclusive",)),
+        ('["--comment=x", "--nice 5"]', ("--comment=x", "--nice=5")),
+    ],
+)
+def test_options_of_srun_reach_the_batch_job(load, written, options):
+    assert only(load(f"extra_srun_args = {written}")).sbatch_args == options
+
+
+def test_a_short_option_of_srun_is_refused_and_not_dropped(load):
+    assert "'-w' is no option of the form --name" in told(load('extra_srun_args = "-w node1"'))
+
+
+def test_the_warm_up_of_a_training_report_is_the_gates(load):
+    assert only(load(tables="[training_report]\nexclude_start_steps = 7")).gate.warmup_steps == 7
+
+
+def test_the_gates_own_warm_up_wins_and_that_is_told(load):
+    scenario = load(tables="[training_report]\nexclude_start_steps = 7\n[gate]\nwarmup_steps = 3")
+
+    assert only(scenario).gate.warmup_steps == 3
+    assert any("training_report.exclude_start_steps: has no effect" in warning for warning in scenario.warnings)
+
+
+def test_an_agent_that_learns_becomes_points_drawn_at_random_and_that_is_told(load):
+    scenario = load(
+        'agent = "bo"\nagent_steps = 4\nagent_metrics = ["tflops-per-gpu"]\nagent_reward_function = "identity"',
+        "tp = [1, 2, 4, 8]",
+        "[agent_config]\nrandom_seed = 3",
+    )
+
+    sweep = only(scenario).sweep
+    assert (sweep.method, sweep.points, sweep.seed) == ("random", 4, 3)
+    assert (sweep.metric, sweep.reward) == ("tflops_per_gpu", "identity")
+    assert any("'bo' would choose each point by the results before it" in warning for warning in scenario.warnings)
+
+
+def test_our_own_sweep_table_wins_over_an_agent(load):
+    scenario = load('agent = "bo"\nagent_steps = 4', "tp = [1, 2]", '[sweep]\nmethod = "grid"')
+
+    assert only(scenario).sweep.method == "grid"
+
+
+def test_a_metric_that_this_workload_does_not_have_is_refused(load):
+    assert "'tflops-per-gpus' is no metric of this workload; unknown key; did you mean" in told(
+        load('agent_metrics = ["tflops-per-gpus"]', "tp = [1, 2]")
+    )
+
+
+DRAWN = "[env_params.seq_length]\nweights = [0.25, 0.75]"
+
+
+def test_a_drawn_parameter_is_drawn_for_each_point_and_not_expanded(load):
+    scenario = load('agent = "random"\nagent_steps = 20', "seq_length = [4096, 8192]\ntp = [1, 2]", DRAWN)
+
+    runs = config.runs(scenario, "2026-11-21")
+    assert {axis.name for axis in only(scenario).axes} == {"tp"}
+    assert [run.sweep_point["tp"] for run in runs] == [1, 2]
+    assert all(run.test.cmd_args["seq_length"] in (4096, 8192) for run in runs)
+    assert runs == config.runs(scenario, "2026-11-21")
+
+
+def test_draws_follow_the_weights_and_depend_on_seed_name_and_trial_alone(load):
+    test = only(load('agent = "random"', "seq_length = [4096, 8192]\ntp = [1, 2]", DRAWN))
+
+    draws = [draw(test, trial)["seq_length"] for trial in range(1, 401)]
+
+    assert 0.65 < draws.count(8192) / len(draws) < 0.85
+    assert draw(test.model_copy(update={"axes": ()}), 7) == draw(test, 7)
+
+
+@pytest.mark.parametrize(
+    ("args", "tables", "reason"),
+    [
+        ("seq_length = 4096", "[env_params.seq_length]", "env_params.seq_length: is not a list in [cmd_args]"),
+        ("seq_length = [1, 2]", "[env_params.seq_length]\nweights = [1.0]", "has 1 weights for 2 values"),
+        ("seq_length = [1, 2]", "[env_params.seq_length]\nweights = [0.5, 0.4]", "sum to 0.9, not to 1"),
+        ("seq_length = [1, 2]", "[env_params.seq_length]\nweights = [-1.0, 2.0]", "must be finite and not negative"),
+    ],
+)
+def test_a_drawn_parameter_that_makes_no_sense_is_refused(load, args, tables, reason):
+    assert reason in told(load("", args, tables))
+
+
+SYSTEM = 'name = "s"\ninstall_path = "/i"\noutput_path = "/o"\ndefault_partition = "batch"\n'
+
+
+def test_variables_and_options_of_a_system_file_reach_every_run(tmp_path):
+    path = tmp_path / "system.toml"
+    path.write_text(SYSTEM + 'extra_srun_args = "--constraint=a"\n[global_env_vars]\nNCCL_DEBUG = "WARN"\n')
+
+    site, warnings = load_site(path)
+
+    assert site.cluster.env_vars == {"NCCL_DEBUG": "WARN"}
+    assert site.cluster.extra_sbatch_args == ("--constraint=a",)
+    assert warnings == ()
+
+
+def test_a_secret_among_the_variables_of_a_system_file_is_refused(tmp_path):
+    path = tmp_path / "system.toml"
+    path.write_text(SYSTEM + '[global_env_vars]\nWANDB_API_KEY = "x"\n')
+
+    with pytest.raises(InvalidInput) as raised:
+        load_site(path)
+
+    assert "global_env_vars.WANDB_API_KEY: holds a secret" in "\n".join(raised.value.violations)

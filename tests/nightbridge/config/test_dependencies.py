@@ -1,0 +1,90 @@
+"""Dependencies between the tests of a scenario."""
+
+import pytest
+
+from nightbridge import config
+from nightbridge.errors import InvalidInput
+from nightbridge.models import Dependency
+
+TEST = """
+test_template_name = "MegatronBridge"
+description = "d"
+[[Tests.git_repos]]
+url = "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git"
+commit = "v0.4.2"
+[Tests.nemo_run_repo]
+url = "https://github.com/NVIDIA-NeMo/Run.git"
+commit = "v0.7.0"
+[Tests.cmd_args]
+gpu_type = "h100"
+num_gpus = 8
+container_image = "nvcr.io#nvidia/nemo:26.04"
+model_family_name = "llama"
+model_recipe_name = "llama3_8b"
+"""
+
+
+@pytest.fixture
+def load(tmp_path):
+    def _load(*entries):
+        text = 'name = "nightly"\n'
+        for test_id, *dependencies in entries:
+            text += f'[[Tests]]\nid = "{test_id}"\nname = "{test_id}"{TEST}'
+            text += "".join(f'[[Tests.dependencies]]\ntype = "{kind}"\nid = "{of}"\n' for kind, of in dependencies)
+        path = tmp_path / "scenario.toml"
+        path.write_text(text)
+        return config.load(path)
+
+    return _load
+
+
+def test_a_run_comes_after_every_run_that_it_depends_on(load):
+    scenario = load(("fine", ("start_post_comp", "base")), ("other",), ("base",))
+
+    runs = config.runs(scenario, "2026-11-21")
+
+    assert [run.test.id for run in runs] == ["base", "fine", "other"]
+    assert runs[0].after == ()
+    (dependency,) = runs[1].after
+    assert (dependency.type, dependency.id, dependency.run_keys) == ("start_post_comp", "base", (runs[0].run_key,))
+
+
+def test_a_dependency_changes_no_run_key(load):
+    alone, dependent = load(("a",), ("b",)), load(("a",), ("b", ("start_post_success", "a")))
+
+    keys = [{run.run_key for run in config.runs(scenario, "n")} for scenario in (alone, dependent)]
+
+    assert keys[0] == keys[1]
+
+
+@pytest.mark.parametrize("kind", ["start_post_comp", "start_post_init", "start_post_success"])
+def test_the_types_that_say_when_a_test_starts_are_kept(load, kind):
+    scenario = load(("a",), ("b", (kind, "a")))
+    assert scenario.tests[1].dependencies == (Dependency(type=kind, id="a"),)
+
+
+def test_that_a_test_ends_because_of_another_one_is_not_offered_and_said(load):
+    scenario = load(("a",), ("b", ("end_post_comp", "a")))
+    assert scenario.tests[1].dependencies == ()
+    assert any("no test is ended because another one has ended" in warning for warning in scenario.warnings)
+
+
+def test_an_unknown_type_makes_the_test_invalid(load):
+    scenario = load(("a",), ("b", ("start_before", "a")))
+    assert [test.id for test in scenario.invalid] == ["b"]
+    assert "dependencies[0].type" in scenario.invalid[0].violations[0]
+
+
+@pytest.mark.parametrize(
+    ("entries", "said"),
+    [
+        ([("a", ("start_post_comp", "bb")), ("b",)], "no test is called 'bb'; did you mean 'b'?"),
+        ([("a", ("start_post_comp", "a"))], "'a' waits for 'a'"),
+        ([("a", ("start_post_comp", "b")), ("b", ("start_post_init", "a"))], "waits for 'a'"),
+    ],
+    ids=["unknown", "itself", "circle"],
+)
+def test_what_can_never_be_satisfied_is_a_fault_of_the_scenario(load, entries, said):
+    with pytest.raises(InvalidInput) as caught:
+        load(*entries)
+    assert said in str(caught.value)

@@ -1,0 +1,118 @@
+"""The `[gate]` table, the canary, and a site's contract, as a person writes them."""
+
+from pathlib import Path
+
+import pytest
+
+from nightbridge import config
+from nightbridge.config.sites import load_site
+from nightbridge.models import InvalidTest, TestDefinition
+
+COMMIT = "a" * 40
+TEST = """
+name = "{name}"
+test_template_name = "MegatronBridge"
+{top}
+[cmd_args]
+gpu_type = "h100"
+model_family_name = "llama"
+model_recipe_name = "llama3_8b"
+container_image = "none"
+num_gpus = 8
+[[git_repos]]
+url = "https://example.org/Megatron-Bridge.git"
+commit = "{commit}"
+[nemo_run_repo]
+url = "https://example.org/Run.git"
+commit = "{commit}"
+{tables}
+"""
+
+
+def write(folder: Path, name: str, *, top: str = "", tables: str = "", commit: str = COMMIT) -> Path:
+    path = folder / f"{name}.toml"
+    path.write_text(TEST.format(name=name, top=top, tables=tables, commit=commit))
+    return path
+
+
+def only(path: Path) -> TestDefinition | InvalidTest:
+    scenario = config.load(path)
+    return (*scenario.tests, *scenario.invalid)[0]
+
+
+def test_a_gate_is_read_with_its_floors_and_ceilings_and_the_rules_of_its_golden_values(tmp_path: Path) -> None:
+    (tmp_path / "golden.json").write_text("{}")
+    path = write(
+        tmp_path,
+        "t",
+        tables="""
+[gate]
+step_time = 0.03
+confirm = 1
+golden = "golden.json"
+limits.tflops_per_gpu = { min = 600 }
+[gate.golden_rules]
+timing_threshold = 0.1
+""",
+    )
+
+    test = only(path)
+
+    assert isinstance(test, TestDefinition)
+    assert (test.gate.step_time, test.gate.confirm) == (0.03, 1)
+    assert test.gate.limits["tflops_per_gpu"].min == 600
+    assert test.gate.golden == str(tmp_path / "golden.json")
+    assert test.gate.golden_rules.timing_threshold == 0.1
+
+
+@pytest.mark.parametrize(
+    ("tables", "violation"),
+    [
+        ('[gate]\ngolden = "nowhere.json"', "names no file"),
+        ("[gate]\nlimits.speed = { max = 1 }", "speed"),
+        ("[gate]\nstep_tim = 0.1", "step_tim"),
+        ("[gate]\nsigmas = 0", "greater than 0"),
+    ],
+)
+def test_a_gate_that_cannot_be_asked_is_a_violation(tmp_path: Path, tables: str, violation: str) -> None:
+    test = only(write(tmp_path, "t", tables=tables))
+
+    assert isinstance(test, InvalidTest)
+    assert violation in " ".join(test.violations)
+
+
+def test_the_pins_of_a_canary_must_not_be_able_to_move(tmp_path: Path) -> None:
+    moving, fixed = (
+        only(write(tmp_path, "a", top="canary = true", commit="main")),
+        only(write(tmp_path, "b", top="canary = true")),
+    )
+
+    assert isinstance(moving, InvalidTest)
+    assert len(moving.violations) == 2
+    assert "the pins of a canary never do; write the full commit" in moving.violations[0]
+    assert isinstance(fixed, TestDefinition)
+
+
+def test_the_other_tests_of_a_scenario_know_its_canary(tmp_path: Path) -> None:
+    write(tmp_path, "canary", top="canary = true")
+    write(tmp_path, "plain", commit="main")
+    write(tmp_path, "own", commit="main", tables='[gate]\ncanary = "another"')
+    names = "".join(f'[[Tests]]\nid = "{name}"\ntest_name = "{name}"\n' for name in ("plain", "own", "canary"))
+    (tmp_path / "all.toml").write_text(f'name = "all"\n{names}')
+
+    scenario = config.load(tmp_path / "all.toml")
+
+    assert {test.id: test.gate.canary for test in scenario.tests} == {
+        "plain": "canary",
+        "own": "another",
+        "canary": None,
+    }
+
+
+def test_a_site_says_what_its_cluster_owes_each_test(tmp_path: Path) -> None:
+    path = tmp_path / "site.toml"
+    path.write_text('workspace = "/w"\n[contract."llama*"]\nstep_time = { max = 1.5 }\n')
+
+    site, _warnings = load_site(path)
+
+    assert site.contract["llama*"]["step_time"].max == 1.5

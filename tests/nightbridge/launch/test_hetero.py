@@ -1,0 +1,166 @@
+"""The launch plan of a heterogeneous-parallel test: the program's words, and a batch script that carries them whole."""
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from nightbridge.launch.plan import placeholder_plan
+from nightbridge.models import ClusterLimits, ClusterSettings, GitRepo, HarvestPolicy, RunSpec, Site, TestDefinition
+
+SITE = Site(cluster=ClusterSettings(kind="slurm", name="c", account="acct", partition="batch"))
+
+
+def spec(args=None, **fields):
+    """Nine nodes of eight GPUs, the encoder's first."""
+    written = {
+        "container_image": "none",
+        "mb": 1,
+        "gb": 192,
+        "max_steps": 50,
+        "encoder": {"nodes": 1, "dp": 8},
+        "language_model": {"nodes": 8, "tp": 2, "dp": 32, "ep": 16},
+        **(args or {}),
+    }
+    test = TestDefinition(
+        id="vlm",
+        name="vlm",
+        source="vlm.toml",
+        test_template_name="HeteroMIMO",
+        cmd_args={key: value for key, value in written.items() if value is not None},
+        git_repos=(GitRepo(url="https://x/Megatron-LM", commit="main"),),
+        nemo_run_repo=GitRepo(url="https://x/Run"),
+        **fields,
+    )
+    return RunSpec(scenario="s", night="2026-11-21", test=test)
+
+
+def program_words(script: str) -> list[str]:
+    """What each node executes, as the shells leave it."""
+    match = re.search(r"bash -c (.*)\Z", script, re.S)
+    assert match is not None
+    return shlex.split(shlex.split(match[1])[0])
+
+
+def option(words: list[str], name: str) -> str:
+    return words[words.index(name) + 1]
+
+
+def test_the_grids_become_flags_and_the_language_model_begins_after_the_encoder() -> None:
+    words = program_words(placeholder_plan(spec(), SITE).batch_script or "")
+
+    told = ("--encoder-tp", "--encoder-dp", "--llm-offset", "--llm-tp", "--llm-cp", "--llm-pp", "--llm-dp", "--llm-ep")
+    assert [option(words, name) for name in told] == ["1", "8", "8", "2", "1", "1", "32", "16"]
+    assert "--encoder-pp" not in words  # the newest published program has none
+
+
+def test_torchrun_starts_the_program_on_every_node() -> None:
+    plan = placeholder_plan(spec(), SITE)
+
+    words = program_words(plan.batch_script or "")
+    assert words[:7] == [
+        "exec", "torchrun", "--nnodes=9", "--nproc-per-node=8",
+        "--node-rank=$SLURM_NODEID", "--master-addr=$NIGHTBRIDGE_FIRST_NODE", "--master-port=29500",
+    ]  # fmt: skip
+    assert words[7] == "examples/mimo/pretrain_mimo.py"
+    assert (plan.nodes, plan.tasks_per_node) == (9, 8)
+
+
+def test_the_job_is_submitted_by_sbatch_itself() -> None:
+    plan = placeholder_plan(spec(time_limit="04:00:00"), SITE, ClusterLimits(gpus_per_node=8))
+
+    assert plan.argv[:2] == ("sbatch", "--parsable")
+    lines = (plan.batch_script or "").splitlines()
+    assert lines[0] == "#!/bin/bash"
+    for line in (
+        "--nodes=9",
+        "--ntasks-per-node=1",
+        "--gpus-per-node=8",
+        "--time=240",
+        "--account=acct",
+        "--partition=batch",
+    ):
+        assert f"#SBATCH {line}" in lines
+
+
+def test_tensorboard_and_the_last_checkpoint_are_written_below_the_attempt() -> None:
+    plan = placeholder_plan(spec(), SITE)
+
+    words = program_words(plan.batch_script or "")
+    assert option(words, "--tensorboard-dir") == f"{plan.attempt_dir}/output/tb_logs"
+    assert option(words, "--save") == f"{plan.attempt_dir}/output/checkpoints"
+    assert option(words, "--save-interval") == "50"
+    assert "--log-timers-to-tensorboard" in words
+
+
+def test_nothing_is_saved_where_no_checkpoint_is_kept() -> None:
+    plan = placeholder_plan(spec(harvest=HarvestPolicy(checkpoint="none")), SITE)
+
+    assert "--save" not in program_words(plan.batch_script or "")
+
+
+def test_a_folder_that_the_test_names_gets_the_attempt_appended() -> None:
+    run = spec({"save_dir": "/lustre/checkpoints/"})
+
+    plan = placeholder_plan(run, SITE)
+
+    assert plan.checkpoint_dir == Path(f"/lustre/checkpoints/{run.run_key}-a1")
+    assert option(program_words(plan.batch_script or ""), "--save") == str(plan.checkpoint_dir)
+
+
+def test_samples_take_precedence_over_iterations() -> None:
+    plan = placeholder_plan(spec({"train_samples": 1000}), SITE)
+
+    words = program_words(plan.batch_script or "")
+    assert option(words, "--train-samples") == "1000"
+    assert "--train-iters" not in words
+    assert plan.max_steps == 6
+
+
+@pytest.mark.parametrize(("value", "written"), [(True, "--dynamic-resolution"), (False, "--no-dynamic-resolution")])
+def test_a_flag_with_two_forms_is_written_either_way(value: bool, written: str) -> None:
+    assert written in program_words(placeholder_plan(spec({"dynamic_resolution": value}), SITE).batch_script or "")
+
+
+def test_other_flags_go_on_by_their_own_names() -> None:
+    run = spec(extra_cmd_args={"bf16": "", "--hybrid-layer-pattern": "MEMEM*EMEMEM*"})
+
+    words = program_words(placeholder_plan(run, SITE).batch_script or "")
+
+    assert "--bf16" in words
+    assert option(words, "--hybrid-layer-pattern") == "MEMEM*EMEMEM*"
+
+
+def test_a_container_sees_the_code_and_the_attempt() -> None:
+    run = spec({"container_image": "nvcr.io#nvidia/nemo:26.06"}, extra_container_mounts=("/data:/data",))
+
+    plan = placeholder_plan(run, SITE)
+
+    mounts = f"--container-mounts={plan.cwd}:{plan.cwd},{plan.attempt_dir}:{plan.attempt_dir},/data:/data"
+    assert mounts in (plan.batch_script or "")
+    assert "--container-image=/placeholder/images/image.sqsh" in (plan.batch_script or "")
+    assert f"--container-workdir={plan.cwd}" in (plan.batch_script or "")
+
+
+def test_whatever_a_value_holds_arrives_as_it_was_written(tmp_path: Path) -> None:
+    """The script really runs, with an srun that executes its command and a torchrun that prints its words."""
+    odd = "a 'b' \"c\" $HOME `id` ; é *"
+    run = spec({"torchrun": "printf '%s\\n'", "program": odd}, extra_env_vars={"ODD": odd})
+    script = (placeholder_plan(run, SITE).batch_script or "").replace("/placeholder", str(tmp_path))
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "scontrol").write_text("#!/bin/sh\necho first\n")
+    (tools / "srun").write_text('#!/bin/bash\nwhile [[ $1 == --* ]]; do shift; done\necho "$ODD"\nexec "$@"\n')
+    for tool in tools.iterdir():
+        tool.chmod(0o755)
+
+    environment = {"PATH": f"{tools}:/usr/bin:/bin", "SLURM_JOB_NODELIST": "n[1-9]", "SLURM_NODEID": "3"}
+    done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=True)
+
+    said = done.stdout.splitlines()
+    assert said[0] == odd
+    assert said[1:7] == [
+        "--nnodes=9", "--nproc-per-node=8", "--node-rank=3", "--master-addr=first", "--master-port=29500", odd,
+    ]  # fmt: skip

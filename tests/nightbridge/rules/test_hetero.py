@@ -1,0 +1,127 @@
+"""The rules of a heterogeneous-parallel test: what breaks each, and that the published topologies break none."""
+
+from pathlib import Path
+
+import pytest
+
+from nightbridge.config.scenarios import load
+from nightbridge.models import Checkout, ClusterLimits, GitRepo, PinnedRepository, RunSpec, TestDefinition
+from nightbridge.rules import check, check_test, errors_of
+
+TOPOLOGIES = sorted(Path("conf/examples/hetero").glob("*.toml"))
+ENCODER = {"dp": 8}
+LANGUAGE_MODEL = {"tp": 2, "dp": 32, "ep": 16}
+SAMPLES = {"max_steps": None, "train_samples": 1_000_000}
+
+
+def make_test(args=None, *, encoder=None, language_model=None, **fields):
+    """A sound test on nine nodes of eight GPUs, with changes."""
+    written = {
+        "container_image": "none",
+        "gb": 192,
+        "mb": 1,
+        "max_steps": 50,
+        "encoder": {**ENCODER, **(encoder or {})},
+        "language_model": {**LANGUAGE_MODEL, **(language_model or {})},
+        **(args or {}),
+    }
+    return TestDefinition(
+        id="vlm",
+        name="vlm",
+        source="vlm.toml",
+        test_template_name="HeteroMIMO",
+        cmd_args={key: value for key, value in written.items() if value is not None},
+        git_repos=(GitRepo(url="https://x/Megatron-LM"),),
+        nemo_run_repo=GitRepo(url="https://x/Run"),
+        **fields,
+    )
+
+
+def broken(test, limits=None):
+    return {violation.rule: violation.message for violation in check_test(test, limits)}
+
+
+@pytest.mark.parametrize("path", TOPOLOGIES, ids=lambda path: path.stem)
+def test_a_published_topology_breaks_no_rule(path):
+    scenario = load(path)
+
+    assert scenario.invalid == ()
+    assert errors_of(check_test(scenario.tests[0])) == ()
+
+
+def test_there_is_a_sample_of_each_published_topology():
+    assert {path.stem for path in TOPOLOGIES} >= {
+        "1_node", "3_nodes", "9_nodes", "17_nodes", "33_nodes", "68_nodes", "100_nodes",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("test", "rule", "says"),
+    [
+        (make_test(encoder={"nodes": 1, "dp": 4}), "grid-fills-nodes", "do not fill its 1 nodes of 8"),
+        (make_test(encoder={"dp": 4}), "grid-fills-nodes", "no whole number of nodes of 8"),
+        (make_test(encoder={"dp": 24}), "lanes-per-encoder", "32 is no multiple of encoder.dp 24"),
+        (make_test(language_model={"ep": 24}), "grid-experts", "64 GPUs are no multiple of etp 1 x ep 24"),
+        (make_test({"num_moe_experts": 100}), "grid-experts", "100 is no multiple of language_model.ep 16"),
+        (make_test({"gb": 200}), "grid-micro-batches", "6.25 micro-batches"),
+        (make_test(language_model={"cp": 2, "dp": 16}), "grid-context-parallel", "refuses more than 1"),
+        (make_test({"max_steps": None}), "training-length", "neither"),
+        (make_test({"train_samples": 9600}), "samples-precede", "50 iterations"),
+        (
+            make_test({**SAMPLES, "lr_decay_style": "WSD", "lr_wsd_decay_samples": 1000}),
+            "sample-schedule",
+            "without lr_wsd_decay_style",
+        ),
+        (make_test({**SAMPLES, "lr_decay_style": "WSD"}), "sample-schedule", "needs lr_wsd_decay_samples"),
+        (
+            make_test({**SAMPLES, "lr_wsd_decay_samples": 1000, "lr_wsd_decay_style": "linear"}),
+            "sample-schedule",
+            "no effect without lr_decay_style = 'WSD'",
+        ),
+        (make_test({"lr_warmup_samples": 1000}), "sample-schedule", "write train_samples"),
+        (make_test({**SAMPLES, "warmup_iters": 10}), "sample-schedule", "write lr_warmup_samples"),
+        (make_test({**SAMPLES, "lr_warmup_samples": 2_000_000}), "sample-schedule-order", "do not end before"),
+        (make_test({"training_stage": "stage1", "freeze_projection": True}), "nothing-trained", "nothing would be"),
+        (
+            make_test({"dynamic_resolution_min_patches": 9, "dynamic_resolution_max_patches": 4}),
+            "image-resolution",
+            "9 is more than",
+        ),
+        (make_test({"dynamic_resolution": True, "num_image_tiles": 12}), "image-resolution", "excludes tiles"),
+        (make_test(extra_cmd_args={"llm-tp": "4"}), "flag-once", "decided by [cmd_args]"),
+        (make_test({"load_dir": "/old"}), "resumes", "no fair baseline"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_broken_rule_says_the_values_and_the_way_out(test, rule, says):
+    assert says in broken(test)[rule]
+
+
+def test_a_sound_test_breaks_no_rule():
+    limits = ClusterLimits(max_nodes=16, max_time_seconds=86400, gpus_per_node=8, has_pyxis=True)
+
+    assert check_test(make_test(), limits) == ()
+
+
+def test_both_grids_count_against_the_nodes_of_the_partition():
+    assert "need 9 nodes" in broken(make_test(), ClusterLimits(max_nodes=8, gpus_per_node=8))["nodes-allowed"]
+
+
+def test_iterations_of_a_schedule_in_samples_are_rounded_up():
+    spec = RunSpec(scenario="s", night="n", test=make_test({**SAMPLES, "train_samples": 193}))
+
+    assert spec.max_steps == 2
+
+
+def test_an_axis_that_the_pinned_program_lacks_is_refused(tmp_path):
+    (tmp_path / "examples/mimo/training").mkdir(parents=True)
+    (tmp_path / "examples/mimo/pretrain_mimo.py").touch()
+    flags = ("encoder-tp", "encoder-dp", "llm-offset", "llm-tp", "llm-dp", "llm-ep")
+    lines = "".join(f"parser.add_argument('--{flag}', type=int)\n" for flag in flags)
+    (tmp_path / "examples/mimo/training/args.py").write_text(lines)
+    code = PinnedRepository(url="https://x/Megatron-LM", ref="main", commit="0" * 40, path=tmp_path)
+    spec = RunSpec(scenario="s", night="n", test=make_test(language_model={"pp": 2, "dp": 16}))
+
+    found = {violation.rule: violation.message for violation in check(spec, checkout=Checkout(megatron_bridge=code))}
+
+    assert "no flag --llm-pp, so pp = 2 cannot be had" in found["grid-flag-exists"]

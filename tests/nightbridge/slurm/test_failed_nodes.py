@@ -1,0 +1,71 @@
+"""Nodes that failed under one attempt are left out of the next one."""
+
+from pathlib import Path
+
+import pytest
+
+from nightbridge.models import ClusterLimits, Job, JobState, JobStatus, LaunchPlan, Outcome, utc_now
+from nightbridge.slurm.failed_nodes import failed_nodes, hostnames, merged_options, without_failed_nodes
+
+PLAN = LaunchPlan(
+    run_key="r", attempt=2, attempt_dir=Path("/w/a2"), argv=("true",), cwd=Path("/w"), nodes=2, tasks_per_node=1,
+    sbatch_args=("--qos=night",),
+)  # fmt: skip
+
+
+def job(
+    nodes: str,
+    state: JobState = JobState.NODE_FAIL,
+    outcome: Outcome = Outcome.INFRASTRUCTURE,
+    reason: str = "NODE_FAIL after 3 of 50 steps",
+) -> Job:
+    return Job(
+        run_key="r", attempt=1, job_id=1, cluster="c", attempt_dir=Path("/w/a1"), script=Path("/w/s"),
+        experiment_dir=Path("/w/e"), submitted_at=utc_now(), outcome=outcome, outcome_reason=reason,
+        status=JobStatus(job_id=1, state=state, nodes=nodes),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("expression", "names"),
+    [
+        ("", ()),
+        ("node1", ("node1",)),
+        ("node[1-3]", ("node1", "node2", "node3")),
+        ("gpu[008-010,12],login", ("gpu008", "gpu009", "gpu010", "gpu12", "login")),
+        ("r[1-2]n01,x", ("r1n01", "r2n01", "x")),
+    ],
+)
+def test_a_node_expression_has_these_names(expression: str, names: tuple[str, ...]) -> None:
+    assert hostnames(expression) == names
+
+
+@pytest.mark.parametrize(
+    ("jobs", "nodes"),
+    [
+        ([job("node1"), job("node2")], ("node1", "node2")),
+        ([job("node[1-4]")], ()),
+        ([job("node[1-4]", reason="NODE_FAIL: srun: error: Node failure on node3 after 3 of 50 steps")], ("node3",)),
+        ([job("node1", reason="workspace not visible on node1", state=JobState.FAILED)], ("node1",)),
+        ([job("node1", outcome=Outcome.PROGRAM_ERROR)], ()),
+        ([job("node1", state=JobState.PREEMPTED)], ()),
+    ],
+    ids=["single nodes", "one of many, unknown", "one of many, named", "guard", "the program's fault", "preempted"],
+)
+def test_the_nodes_that_failed_are_those_that_are_known_to_have(jobs: list[Job], nodes: tuple[str, ...]) -> None:
+    assert failed_nodes(jobs) == nodes
+
+
+def test_a_failed_node_is_excluded_where_enough_others_are_left() -> None:
+    enough, too_few = ClusterLimits(max_nodes=3), ClusterLimits(max_nodes=2)
+    assert without_failed_nodes(PLAN, [job("node1")], enough).sbatch_args == ("--qos=night", "--exclude=node1")
+    assert without_failed_nodes(PLAN, [job("node1")], too_few) == PLAN
+
+
+def test_lists_of_nodes_to_exclude_add_up_and_other_options_stay_as_they_are() -> None:
+    given = ("--exclude=a,b", "--qos=night", "--exclude=c", "--qos=night")
+    assert merged_options(given) == ("--qos=night", "--exclude=a,b,c")
+
+
+def test_nothing_is_excluded_from_a_list_of_nodes_to_run_on() -> None:
+    assert merged_options(("--nodelist=a,b", "--exclude=a")) == ("--nodelist=a,b",)

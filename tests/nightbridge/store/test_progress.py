@@ -1,0 +1,56 @@
+"""The account of a harvest: files, bytes, rate, time left, also inside one big file."""
+
+from pathlib import Path
+
+import pytest
+
+from nightbridge.models import StoreSettings
+from nightbridge.store import progress as module
+from nightbridge.store.objects import open_store
+from nightbridge.store.progress import Meter, Progress
+from nightbridge.store.upload import Unit, upload
+
+
+def test_a_line_tells_files_bytes_rate_and_what_is_left() -> None:
+    halfway = Progress(
+        step="sending", files_done=3, files_total=64, bytes_done=10**9, bytes_total=4 * 10**9, seconds=10
+    )
+    assert str(halfway) == "sending: 3 of 64 files, 1 GB of 4 GB, 100 MB/s, 30 s left"
+    assert halfway.percent == 25
+
+
+def test_before_anything_has_moved_nobody_knows_how_long_it_takes() -> None:
+    start = Progress(step="sending", files_done=0, files_total=1, bytes_done=0, bytes_total=5)
+    assert start.seconds_left is None
+    assert "left" not in str(start)
+
+
+def test_empty_files_are_counted_as_files() -> None:
+    assert Progress(step="sending", files_done=1, files_total=4, bytes_done=0, bytes_total=0).percent == 25
+
+
+def test_a_file_under_way_counts_with_what_was_read_and_never_for_more_than_it_is() -> None:
+    seen: list[Progress] = []
+    meter = Meter("sending", [100, 50], seen.append)
+    meter.moved(0, 60)
+    meter.done(1)
+    meter.moved(0, 400)
+    meter.done(0)
+    assert [(each.files_done, each.bytes_done) for each in seen] == [(1, 110), (2, 150)]
+
+
+def test_the_listener_hears_of_one_big_file_before_it_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "INTERVAL", 0.0)
+    monkeypatch.setattr("nightbridge.store.parallel.INTERVAL", 0.001)
+    (tmp_path / "scratch").mkdir()
+    with (tmp_path / "shard").open("wb") as stream:
+        stream.truncate(200 << 20)
+    seen: list[Progress] = []
+
+    store = open_store(StoreSettings(url=f"file://{tmp_path}/store"))
+    upload(store, "a", [Unit.of(tmp_path / "shard", "shard", "checkpoint")], (), tmp_path / "scratch", seen.append)
+
+    inside = [each.bytes_done for each in seen if 0 < each.bytes_done < 200 << 20]
+    assert inside
+    assert inside == sorted(inside)
+    assert (seen[-1].files_done, seen[-1].bytes_done) == (1, 200 << 20)

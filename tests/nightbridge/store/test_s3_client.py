@@ -1,0 +1,148 @@
+"""What the store's settings make of the requests: recorded on their way to a real server."""
+
+import socket
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nightbridge.models import StoreSettings
+from nightbridge.store.s3 import S3Store
+from nightbridge.store.s3_upload import PART_SIZE
+from nightbridge.store.source import FileSource
+from tests.real.s3_proxy import Answer, Proxy, Request, proxy_to
+from tests.real.s3_servers import S3Server
+
+pytestmark = pytest.mark.s3
+
+SENT_AS = {
+    "encryption": "x-amz-server-side-encryption",
+    "kms_key_id": "x-amz-server-side-encryption-aws-kms-key-id",
+    "tags": "x-amz-tagging",
+    "storage_class": "x-amz-storage-class",
+}
+
+
+def store_behind(proxy: Proxy, settings: StoreSettings, **fields: Any) -> S3Store:
+    return S3Store(settings.model_copy(update={"endpoint_url": proxy.endpoint_url, **fields}))
+
+
+def write_every_way(store: S3Store, folder: Path) -> None:
+    """A small object, an exclusive one, a small file and one in parts."""
+    (folder / "small").write_bytes(b"x")
+    (folder / "large").write_bytes(b"x" * (PART_SIZE + 1))
+    store.put("record.json", b"{}")
+    store.put_if_absent("manifest.json", b"{}")
+    store.put_file("small", FileSource(folder / "small"))
+    store.put_file("large", FileSource(folder / "large"))
+
+
+def makes_an_object(request: Request) -> bool:
+    return (request.method == "PUT" and "partNumber" not in request.path) or (
+        request.method == "POST" and request.path.endswith("?uploads")
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "headers"),
+    [
+        ({"encryption": "AES256"}, {"encryption": "AES256"}),
+        (
+            {"encryption": "aws:kms", "kms_key_id": "arn:aws:kms:eu:1:key/k"},
+            {"encryption": "aws:kms", "kms_key_id": "arn:aws:kms:eu:1:key/k"},
+        ),
+        ({"tags": {"team": "llm & co", "tier": "keep"}}, {"tags": "team=llm+%26+co&tier=keep"}),
+        ({}, {}),
+    ],
+    ids=["AES256", "KMS", "tags", "nothing"],
+)
+def test_every_request_that_makes_an_object_asks_for_encryption_and_tags(
+    ministack: S3Server, settings_of: Any, tmp_path: Path, fields: dict[str, Any], headers: dict[str, str]
+) -> None:
+    with proxy_to(ministack.endpoint_url) as proxy:
+        write_every_way(store_behind(proxy, settings_of("ministack"), **fields), tmp_path)
+        made = [request for request in proxy.requests if makes_an_object(request)]
+    assert len(made) == 4
+    for request in made:
+        assert {name: request.headers[sent] for name, sent in SENT_AS.items() if sent in request.headers} == headers
+
+
+def test_the_storage_class_is_for_a_runs_files_and_not_for_what_is_read_every_night(
+    ministack: S3Server, settings_of: Any, tmp_path: Path
+) -> None:
+    with proxy_to(ministack.endpoint_url) as proxy:
+        write_every_way(store_behind(proxy, settings_of("ministack"), storage_class="STANDARD_IA"), tmp_path)
+        classes = {
+            request.path.partition("?")[0].rpartition("/")[2]: request.headers.get(SENT_AS["storage_class"])
+            for request in proxy.requests
+            if makes_an_object(request)
+        }
+    assert classes == {"record.json": None, "manifest.json": None, "small": "STANDARD_IA", "large": "STANDARD_IA"}
+
+
+@pytest.mark.parametrize("kind", ["ceph", "ministack"])
+def test_the_server_has_the_tags(
+    request: pytest.FixtureRequest, settings_of: Callable[[str], StoreSettings], tmp_path: Path, kind: str
+) -> None:
+    server: S3Server = request.getfixturevalue(kind)
+    store = S3Store(settings_of(kind).model_copy(update={"tags": {"team": "llm & co"}}))
+    write_every_way(store, tmp_path)
+    for key in ("record.json", "manifest.json", "small", "large"):
+        answer = server.client().get_object_tagging(Bucket=store.bucket, Key=store.prefix + key)
+        assert answer["TagSet"] == [{"Key": "team", "Value": "llm & co"}], key
+
+
+def assumed(token: str, lasts: timedelta) -> Answer:
+    """STS's answer to AssumeRole."""
+    until = f"{datetime.now(UTC) + lasts:%Y-%m-%dT%H:%M:%SZ}"
+    fields = {"AccessKeyId": "ASIATEST", "SecretAccessKey": "s" * 40, "SessionToken": token, "Expiration": until}
+    inner = "".join(f"<{name}>{value}</{name}>" for name, value in fields.items())
+    body = (
+        '<AssumeRoleResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><AssumeRoleResult><Credentials>'
+        f"{inner}</Credentials></AssumeRoleResult></AssumeRoleResponse>"
+    )
+    return Answer(200, body.encode(), (("Content-Type", "text/xml"),))
+
+
+@pytest.mark.parametrize(("lasts", "tokens"), [(60, ["t1", "t1"]), (1, ["t1", "t2"])], ids=["for an hour", "a minute"])
+def test_a_role_is_assumed_at_the_configured_server_and_again_before_it_expires(
+    ministack: S3Server, settings_of: Any, lasts: int, tokens: list[str]
+) -> None:
+    asked: list[Request] = []
+
+    def answer_sts(request: Request) -> Answer | None:
+        if request.method != "POST" or request.path != "/":
+            return None
+        asked.append(request)
+        return assumed(f"t{len(asked)}", timedelta(minutes=lasts))
+
+    with proxy_to(ministack.endpoint_url) as proxy:
+        proxy.before = answer_sts
+        store = store_behind(proxy, settings_of("ministack"), role_arn="arn:aws:iam::1:role/harvest")
+        assert asked == []  # nothing is asked before it is needed
+        store.put("a", b"1")
+        store.put("b", b"2")
+        written = [request for request in proxy.requests if request.method == "PUT"]
+    assert [request.headers["x-amz-security-token"] for request in written] == tokens
+    assert len(asked) == len(set(tokens))
+
+
+def test_buckets_are_addressed_by_path_or_by_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    look_up = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *more, **named: look_up("127.0.0.1", *more, **named))
+    with proxy_to("http://127.0.0.1:1") as proxy:
+        proxy.before = lambda _: Answer(200)
+        endpoint = proxy.endpoint_url.replace("127.0.0.1", "s3.example.org")
+        for path_style in (True, False):
+            settings = StoreSettings(url="s3://nightly/llm", endpoint_url=endpoint, path_style=path_style)
+            monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+            monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+            S3Store(settings).put("a", b"")
+        port = endpoint.rpartition(":")[2]
+        reached = [(request.headers["host"], request.path) for request in proxy.requests]
+    assert reached == [
+        (f"s3.example.org:{port}", "/nightly/llm/a"),
+        (f"nightly.s3.example.org:{port}", "/llm/a"),
+    ]
