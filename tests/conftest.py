@@ -3,6 +3,7 @@
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,6 +32,23 @@ BUCKET = "nightbridge"
 
 SEEDS = range(int(os.environ.get("NIGHTBRIDGE_SEEDS", "5")))
 """Seeds of each random-kill series: a few in `make test`, hundreds in `make soak`."""
+
+
+MINUTES = float(os.environ.get("NIGHTBRIDGE_TEST_MINUTES", "inf"))
+"""How long tests may go on being started: `make test` bounds it, so that a slow machine still gives a result in time."""
+
+_STARTED = time.monotonic()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Parts first, whole nights last: where the time does not suffice for all, each part has been tested on its own."""
+    items.sort(key=lambda item: item.path.parent.name == "flows")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    if time.monotonic() - _STARTED > MINUTES * 60:
+        pytest.skip(f"not run: the {MINUTES:g} minutes for tests are over (NIGHTBRIDGE_TEST_MINUTES)")
 
 
 def pytest_unconfigure() -> None:
