@@ -22,6 +22,7 @@ from nightbridge.models import NightReport, RunSpec, Scenario, Site, Verdict
 from nightbridge.nights import night_of
 from nightbridge.regression.gate import verdict_for_error, verdict_for_invalid
 from nightbridge.regression.series import series_id
+from nightbridge.regression.sweeps import sweep_results
 from nightbridge.rules import check_scenario
 from nightbridge.slurm.ledger import AttemptChoice
 from tasks.cancel import cancel_run
@@ -91,19 +92,22 @@ def nightly(
         site = load_site(system, cluster=cluster, store=store, workspace=workspace)
         night = fix_night(night, timezone)
         check_place(site)
-        return state_of_night(report(tests.name, night, _verdicts(tests, night, site, new_attempt), site))
+        runs = config.runs(tests, night)
+        verdicts = _verdicts(tests, runs, night, site, new_attempt)
+        return state_of_night(report(tests.name, night, verdicts, site, sweep_results(tests, runs, verdicts)))
     except NightbridgeError as error:
         # Without a place for its report a night has none, only a message.
         get_run_logger().error("%s", error)
         return state_of_error(error)
 
 
-def _verdicts(tests: Scenario, night: str, site: Site, new_attempt: bool) -> tuple[Verdict, ...]:
+def _verdicts(
+    tests: Scenario, runs: Sequence[RunSpec], night: str, site: Site, new_attempt: bool
+) -> tuple[Verdict, ...]:
     """Run everything that can run, side by side; every test has a verdict."""
     allow_stages()
     verdicts = [verdict_for_invalid(test, tests.name, night) for test in tests.invalid]
     one_run = partial(_verdict_of, site=site, attempt=_asked_attempt(new_attempt))
-    runs = config.runs(tests, night)
     runs_begin(run.run_key for run in runs)
 
     def run_all(some: Sequence[RunSpec]) -> list[Verdict]:

@@ -22,7 +22,16 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from flows import demo as nights
-    from nightbridge.models import Checkout, ClusterLimits, NightReport, Scenario, Site, TestDefinition, Verdict
+    from nightbridge.models import (
+        Checkout,
+        ClusterLimits,
+        NightReport,
+        Scenario,
+        Site,
+        SweepResult,
+        TestDefinition,
+        Verdict,
+    )
     from nightbridge.slurm.attempts import AttemptContext
     from nightbridge.store.objects import ObjectStore
     from nightbridge.store.progress import Progress
@@ -210,6 +219,7 @@ def run_scenario(
         _print_json({**report.model_dump(mode="json"), "exit_code": report.exit_code})
     else:
         _print_verdicts(report.verdicts)
+        _print_sweeps(report.sweeps)
         print(f"report: {report.report}")
     raise typer.Exit(report.exit_code)
 
@@ -796,6 +806,16 @@ def _print_verdicts(verdicts: "Sequence[Verdict]") -> None:
     _print_table(verdict_table(verdicts))
     for line in reason_lines(verdicts):
         print(line)
+
+
+def _print_sweeps(sweeps: "Sequence[SweepResult]") -> None:
+    from nightbridge.regression.sweep_tables import best_line, sweep_table
+
+    for sweep in sweeps:
+        _print_table(sweep_table(sweep))
+        print(f"{sweep.test_id}: {best_line(sweep)}")
+        if sweep.note:
+            print(f"{sweep.test_id}: {sweep.note}")
 
 
 def _print_table(table: "Table") -> None:

@@ -342,6 +342,10 @@ class SweepAxis(Model):
         return self.field.removeprefix("cmd_args.")
 
 
+RewardKind = Literal["inverse", "negative", "identity"]
+"""How a value becomes a reward, of which more is better: 1 / value, -value, or the value itself. CloudAI's words."""
+
+
 class SweepPolicy(Model):
     """Which points of a sweep are run, and which lists are one."""
 
@@ -350,7 +354,7 @@ class SweepPolicy(Model):
     points: int = Field(10, ge=1, le=1000, description="How many points to draw; for `random` only.")
     seed: int = Field(0, description="The same seed draws the same points every night.")
     metric: MetricName = Field("step_time", description="What the best point is best in.")
-    reward: Literal["inverse", "negative", "identity"] | None = Field(
+    reward: RewardKind | None = Field(
         None, description="How the metric becomes a reward, of which more is better; by the metric when unset."
     )
 
@@ -798,6 +802,45 @@ EXIT_CODES: dict[VerdictStatus, int] = {
 }
 
 
+class SweepPoint(Model):
+    """One point of a sweep that was run, as often as its test's `iterations` say."""
+
+    point: dict[str, Any] = Field(description="Axis name to value, as in `RunSpec.sweep_point`.")
+    run_keys: tuple[str, ...]
+    status: VerdictStatus = Field(description="The gravest verdict of its runs.")
+    value: float | None = Field(None, description="Median over its runs, in the metric's unit; None without one.")
+    reward: float | None = Field(None, description="More is better; None where there is no value to reward.")
+    reason: str = Field("", description="Why there is no reward; empty where there is one.")
+
+
+class SkippedPart(Model):
+    """A part of a sweep that breaks a rule and was not run: a point, or all points that share some values."""
+
+    point: dict[str, Any] = Field(description="Axis name to value; an axis that is not named may have any of its own.")
+    points: int = Field(ge=1, description="How many points it has.")
+    rule: str
+    reason: str = Field(description="What the rule says of its first point.")
+
+
+class SweepResult(Model):
+    """What became of a swept test in one night."""
+
+    test_id: str
+    night: str
+    metric: MetricName
+    unit: str
+    reward: RewardKind
+    points: tuple[SweepPoint, ...] = Field(description="Best first; those without a reward last.")
+    skipped: tuple[SkippedPart, ...] = ()
+    skipped_points: int = Field(0, description="Points in the parts that were skipped, the unlisted ones included.")
+    note: str = Field("", description="What is not told of the skipped points; empty where everything is.")
+
+    @property
+    def best(self) -> SweepPoint | None:
+        """The point with the highest reward; of several the one that was written first. None where no point has one."""
+        return self.points[0] if self.points and self.points[0].reward is not None else None
+
+
 class NightReport(Model):
     """What `nightly_regression` returns: every test's verdict and where the report is."""
 
@@ -805,6 +848,7 @@ class NightReport(Model):
     night: str
     verdicts: tuple[Verdict, ...]
     report: str = Field("", description="Where the HTML report is kept.")
+    sweeps: tuple[SweepResult, ...] = Field((), description="One for each swept test, in the scenario's order.")
 
     @property
     def exit_code(self) -> int:

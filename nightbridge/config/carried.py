@@ -6,13 +6,13 @@ Where a file has both, ours wins. What of such a field has no counterpart is sai
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 
 from nightbridge.config.findings import Findings, unknown_key
 from nightbridge.config.positions import KeyPath
-from nightbridge.models import GatePolicy, MetricName, Model, SweepAxis, SweepPolicy
+from nightbridge.models import GatePolicy, MetricName, Model, RewardKind, SweepAxis, SweepPolicy
 
 GRID_SEARCH = "grid_search"
 """CloudAI's default agent: every point."""
@@ -50,7 +50,7 @@ class AgentFields(Model):
     agent: str = GRID_SEARCH
     agent_steps: int = Field(1, ge=1)
     agent_metrics: tuple[str, ...] = ()
-    agent_reward_function: Literal["inverse", "negative", "identity"] | None = None
+    agent_reward_function: RewardKind | None = None
     agent_config: dict[str, Any] | None = None
     env_params: dict[str, DrawnParameter] = Field(default={})
 

@@ -24,6 +24,7 @@ WIDTH, HEIGHT = 4.7, 2.5
 
 MOST_NIGHTS = 60
 MOST_NIGHT_LABELS = 5
+MOST_CHOICE_LABELS, MOST_CHOICE_LETTERS = 8, 12
 
 LOSS_TAG = "lm loss"
 
@@ -38,6 +39,14 @@ class NightPoint(NamedTuple):
     low: float | None
     high: float | None
     kind: PointKind
+
+
+class ChosenPoint(NamedTuple):
+    """One point of a sweep on one of its axes: the place of its choice there, its value, and whether it is the best."""
+
+    place: int
+    value: float
+    is_best: bool
 
 
 # Marker, colour and size of a night.
@@ -115,6 +124,38 @@ def loss_chart(metrics: "pd.DataFrame") -> str:
     return _svg(figure)
 
 
+def choice_chart(points: Sequence[ChosenPoint], choices: Sequence[str], axis: str, label: str) -> str:
+    """Draw a metric over the choices of one axis of a sweep: every point, and the best one with a shape of its own.
+
+    Args:
+        points: The points that have a value, at least one.
+        choices: What the axis may be, in the order of the drawing.
+        axis: The axis' name.
+        label: What the values are, with their unit.
+    """
+    figure, axes = _new_figure()
+    others = [point for point in points if not point.is_best]
+    axes.scatter(
+        [point.place for point in others],
+        [point.value for point in others],
+        marker="o",
+        color=BLUE,
+        s=24,
+        alpha=0.6,
+        edgecolor="white",
+        zorder=3,
+    )
+    for best in (point for point in points if point.is_best):
+        axes.scatter([best.place], [best.value], marker="*", color=VERMILLION, s=110, edgecolor="white", zorder=4)
+        _label(axes, best.place, best.value, best.value, VERMILLION)
+    shown = range(0, len(choices), math.ceil(len(choices) / MOST_CHOICE_LABELS))
+    axes.set_xticks(list(shown), [_plain(choices[place][:MOST_CHOICE_LETTERS]) for place in shown])
+    axes.set_xlim(-0.5, len(choices) - 0.5)
+    axes.set_xlabel(_plain(axis))
+    axes.set_ylabel(label)
+    return _svg(figure)
+
+
 def _with_gaps(steps: Sequence[int], values: Sequence[float]) -> tuple[list[float], list[float]]:
     """Break the line where steps are missing: a gap that is bridged looks like data."""
     distances = sorted(after - before for before, after in itertools.pairwise(steps))
@@ -166,6 +207,11 @@ def _label_nights(axes: "Axes", nights: Sequence[str]) -> None:
     stride = math.ceil(len(nights) / MOST_NIGHT_LABELS)
     shown = range(len(nights) - 1, -1, -stride)
     axes.set_xticks(list(shown), [re.sub(r"^\d{4}-(\d\d-\d\d)", r"\1", nights[x])[:12] for x in shown])
+
+
+def _plain(text: str) -> str:
+    """A text from outside: matplotlib would set what stands between two dollar signs as a formula."""
+    return text.replace("$", r"\$")
 
 
 def _svg(figure: "Figure") -> str:

@@ -7,7 +7,7 @@ from nightbridge.models import Comparison, Summary, Verdict, VerdictStatus
 from nightbridge.regression.charts import NightPoint, PointKind, loss_chart, nights_chart
 from nightbridge.regression.gate import GOOD_VERDICTS, METRIC_BY_NAME, METRICS, OUTCOME_WORDS, good_runs_before
 from nightbridge.regression.history import HistoryRow, Pin
-from nightbridge.regression.wording import format_change, format_percent, format_value
+from nightbridge.regression.wording import format_change, format_percent, format_point, format_value
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -232,8 +232,7 @@ def _section(
 
 
 def _sweep_point(row: HistoryRow | None) -> str:
-    point = sorted(row.sweep_point.items()) if row else ()
-    return ", ".join(f"{name.rpartition('.')[2]} = {value}" for name, value in point)
+    return format_point(dict(sorted(row.sweep_point.items()))) if row else ""
 
 
 def _first_regressed(night: str, rows: Sequence[HistoryRow], last_good: HistoryRow | None) -> HistoryRow | None:

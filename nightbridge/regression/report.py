@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING
@@ -10,10 +9,12 @@ from typing import TYPE_CHECKING
 import jinja2
 
 from nightbridge.errors import DamagedData
-from nightbridge.models import Verdict
+from nightbridge.models import SweepResult, Verdict
 from nightbridge.regression.gate import METRICS
 from nightbridge.regression.history import HistoryRow, read_history
 from nightbridge.regression.page import STATUS_WORDS, Cell, build_page, cell_of, gravest_first
+from nightbridge.regression.sweep_tables import sweep_section
+from nightbridge.regression.wording import markdown_text
 from nightbridge.store.objects import ObjectStore
 
 if TYPE_CHECKING:
@@ -24,7 +25,13 @@ RICH_STYLES = {"good": "blue", "bad": "bold red", "warn": "yellow", "none": ""}
 
 
 def night_report_html(
-    store: ObjectStore, scenario: str, night: str, verdicts: Sequence[Verdict], *, cluster: str
+    store: ObjectStore,
+    scenario: str,
+    night: str,
+    verdicts: Sequence[Verdict],
+    *,
+    cluster: str,
+    sweeps: Sequence[SweepResult] = (),
 ) -> str:
     """Gather the histories and tonight's curves from the store, and render the night's report.
 
@@ -44,7 +51,7 @@ def night_report_html(
         if verdict.prefix:
             with _noted(damage):
                 curves[verdict.run_key] = _read_metrics(store, f"{verdict.prefix}/metrics.parquet")
-    return render_report(night, scenario, verdicts, rows, curves, notes)
+    return render_report(night, scenario, verdicts, rows, curves, notes, sweeps)
 
 
 def render_report(
@@ -54,6 +61,7 @@ def render_report(
     rows: Mapping[str, Sequence[HistoryRow]],
     curves: "Mapping[str, pd.DataFrame | None] | None" = None,
     notes: Mapping[str, Sequence[str]] | None = None,
+    sweeps: Sequence[SweepResult] = (),
 ) -> str:
     """Render one self-contained HTML page: no script, nothing loaded from anywhere.
 
@@ -64,9 +72,11 @@ def render_report(
         rows: By run key, the history of the run's series, tonight's row included where there is one.
         curves: By run key, tonight's scalars (columns tag, step, value, superseded).
         notes: By run key, what a person should know about the evidence itself.
+        sweeps: What became of the night's swept tests.
     """
     page = build_page(night, scenario, verdicts, rows, curves or {}, notes or {})
-    return _environment().get_template("report.html.j2").render(page=page)
+    shown = [sweep_section(sweep) for sweep in sweeps]
+    return _environment().get_template("report.html.j2").render(page=page, sweeps=shown)
 
 
 def markdown_table(verdicts: Iterable[Verdict]) -> str:
@@ -77,10 +87,10 @@ def markdown_table(verdicts: Iterable[Verdict]) -> str:
         words = STATUS_WORDS[verdict.status]
         lines.append(
             (
-                _markdown_text(verdict.test_id),
+                markdown_text(verdict.test_id),
                 f"{words.symbol} {words.label}",
                 *(_markdown_cell(cell) for cell in _cells(verdict)),
-                _markdown_text("; ".join(verdict.reasons)),
+                markdown_text("; ".join(verdict.reasons)),
             )
         )
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
@@ -131,10 +141,6 @@ def _markdown_cell(cell: Cell | None) -> str:
         return "–"
     value = f"{cell.value} {cell.unit}".rstrip()
     return f"{value} ({cell.change})" if cell.change else value
-
-
-def _markdown_text(text: str) -> str:
-    return re.sub(r"([\\`*_{}\[\]<>|#])", r"\\\1", " ".join(text.split()))
 
 
 @contextlib.contextmanager

@@ -1,5 +1,9 @@
 """How numbers are written for people: on the page, in tables, and in reasons."""
 
+import re
+from collections.abc import Mapping
+from typing import Any
+
 # Below this a change is rounding, and a sign in front of it would only mislead.
 SMALLEST_SHOWN_CHANGE = 0.0005
 
@@ -24,3 +28,20 @@ def format_value(value: float | None, unit: str = "") -> str:
         return "–"
     number = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:#.4g}".rstrip(".")
     return f"{number} {unit}".rstrip()
+
+
+def format_point(point: Mapping[str, Any]) -> str:
+    """A point of a sweep, `tp = 2, cuda_graph_scope = attn mlp`; variables without the name of their table."""
+    return ", ".join(f"{name.rpartition('.')[2]} = {format_choice(value)}" for name, value in point.items())
+
+
+def format_choice(value: object) -> str:
+    """One value of a sweep's axis, as its file has it; a list as its items, with spaces between them."""
+    if isinstance(value, list | tuple):
+        return " ".join(format_choice(item) for item in value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def markdown_text(text: str) -> str:
+    """A text from outside in one line of Markdown, in which none of its characters has a meaning."""
+    return re.sub(r"([\\`*_{}\[\]<>|#])", r"\\\1", " ".join(text.split()))

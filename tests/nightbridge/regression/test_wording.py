@@ -2,7 +2,7 @@
 
 import pytest
 
-from nightbridge.regression.wording import format_change, format_percent, format_value
+from nightbridge.regression.wording import format_change, format_percent, format_point, format_value
 
 
 @pytest.mark.parametrize(
@@ -40,3 +40,16 @@ def test_a_value_has_four_digits_and_its_unit(value: float | None, unit: str, te
 @pytest.mark.parametrize(("share", "text"), [(0.05, "5 %"), (0.025, "2.5 %"), (1.5, "150 %")])
 def test_a_threshold_is_a_percentage(share: float, text: str) -> None:
     assert format_percent(share) == text
+
+
+@pytest.mark.parametrize(
+    ("point", "text"),
+    [
+        ({"tp": 2, "moe_a2a_overlap": True}, "tp = 2, moe_a2a_overlap = true"),
+        ({"extra_env_vars.NCCL_ALGO": "Ring"}, "NCCL_ALGO = Ring"),
+        ({"cuda_graph_scope": ["moe_router", "moe_preprocess"]}, "cuda_graph_scope = moe_router moe_preprocess"),
+        ({}, ""),
+    ],
+)
+def test_a_point_is_written_as_its_file_has_it(point: dict[str, object], text: str) -> None:
+    assert format_point(point) == text

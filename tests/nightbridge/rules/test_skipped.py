@@ -1,0 +1,69 @@
+"""The parts of a sweep that are not run: which, how many, and why."""
+
+from nightbridge.models import SweepAxis, SweepPolicy
+from nightbridge.rules import grid_of
+from nightbridge.rules.skipped import MOST_LISTED, skipped_parts
+from tests.nightbridge.rules.test_sweeps import every_point, is_valid, swept
+
+
+def skipped(test):
+    return skipped_parts(test, grid_of(test))
+
+
+def covered(parts, point):
+    return [part for part in parts if part.point.items() <= point.items()]
+
+
+def test_every_invalid_point_is_in_one_part_and_no_valid_one_is():
+    test = swept(num_gpus=[8, 16], tp=[1, 3, 8], pp=[1, 2, 4], gb=[7, 64], mb=[1])
+
+    found = skipped(test)
+
+    points = every_point(test)
+    assert [len(covered(found.parts, point)) for point in points] == [0 if is_valid(test, p) else 1 for p in points]
+    assert found.points == sum(part.points for part in found.parts) == sum(not is_valid(test, p) for p in points)
+    assert found.note == ""
+
+
+def test_a_part_says_which_rule_it_breaks_with_its_own_values():
+    found = skipped(swept(tp=[1, 3, 5]))
+
+    assert [(part.point, part.points, part.rule) for part in found.parts] == [
+        ({"tp": 3}, 1, "gpus-divide"),
+        ({"tp": 5}, 1, "gpus-divide"),
+    ]
+    assert "16 is not a multiple of tp 5" in found.parts[1].reason
+
+
+def test_a_whole_branch_is_one_part_with_the_number_of_its_points():
+    found = skipped(swept(tp=[1, 3], seq_length=[1024, 2048, 4096]))
+
+    assert [(part.point, part.points) for part in found.parts] == [({"tp": 3}, 3)]
+
+
+def test_more_parts_than_are_listed_are_told():
+    found = skipped(swept(tp=[1, *range(17, 17 + MOST_LISTED + 5)]))
+
+    assert (len(found.parts), found.points) == (MOST_LISTED, MOST_LISTED + 5)
+    assert found.note == "5 further parts are not listed"
+
+
+def test_a_grid_that_is_not_walked_to_its_end_is_told(monkeypatch):
+    monkeypatch.setattr("nightbridge.rules.skipped.MOST_OUTCOMES", 3)
+
+    assert skipped(swept(seq_length=[1, 2, 3, 4, 5])).note == "of 5 points only 3 were looked at"
+
+
+def test_drawn_points_that_break_a_rule_are_told_whole():
+    drawn = (SweepAxis(field="cmd_args.tp", values=(3, 5)),)
+    test = swept(sweep=SweepPolicy(method="random", points=4)).model_copy(update={"drawn": drawn})
+
+    found = skipped(test)
+
+    assert {part.point["tp"] for part in found.parts} <= {3, 5}
+    assert found.points == len(found.parts) >= 1
+    assert {part.rule for part in found.parts} == {"gpus-divide"}
+
+
+def test_a_sweep_without_an_invalid_point_skips_nothing():
+    assert skipped(swept(seq_length=[1024, 2048])).parts == ()
