@@ -3,11 +3,11 @@
 from prefect.artifacts import create_markdown_artifact
 from prefect.logging import get_run_logger
 
-from nightbridge.errors import DamagedData
+from nightbridge.errors import DamagedData, NightbridgeError
 from nightbridge.models import RunRecord, RunSpec, Site, Verdict
-from nightbridge.regression.evidence import gather_evidence
+from nightbridge.regression.evidence import gather_evidence, since_of
 from nightbridge.regression.gate import compare as compare_with_history
-from nightbridge.regression.history import add, read_history, row_of
+from nightbridge.regression.history import add, compact, read_recent, row_of
 from nightbridge.regression.report import markdown_table
 from nightbridge.store.find import last_attempt
 from nightbridge.store.harvest import load_record
@@ -33,12 +33,22 @@ def confirm(run: RunSpec, site: Site, attempt: int) -> Verdict:
 
 
 def _judge(record: RunRecord, store: ObjectStore, site: Site) -> Verdict:
-    history = read_history(store, site.cluster.name, record.series)
-    verdict = compare_with_history(record, history, gather_evidence(store, record, site.contract))
+    cluster, series = site.cluster.name, record.series
+    history = read_recent(store, cluster, series, record.spec.night)
+    verdict = compare_with_history(record, history, gather_evidence(store, record, site.contract, since_of(history)))
     add(store, row_of(record, verdict))
     store.put(f"{record.prefix.rsplit('/', 1)[0]}/verdict.json", verdict.model_dump_json(indent=2).encode())
     create_markdown_artifact(
         markdown_table((verdict,)), key=record.spec.test_slug, description=f"Verdict of {record.spec.test.id}"
     )
     get_run_logger().info("%s: %s %s", record.spec.test.id, verdict.status, "; ".join(verdict.reasons))
+    _tidy(store, cluster, series)
     return verdict
+
+
+def _tidy(store: ObjectStore, cluster: str, series: str) -> None:
+    """Keep the history quick to read. Nothing depends on it, so whatever stops it stops nothing else."""
+    try:
+        compact(store, cluster, series)
+    except NightbridgeError as error:
+        get_run_logger().warning("the history was not compacted: %s", error)

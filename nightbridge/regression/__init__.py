@@ -1,7 +1,8 @@
 """What a night means: series, history, the gate, and the report.
 
-`series` says which runs are compared, `history` keeps one row per run in the store, and `gate` turns a run and its
-history into a verdict: `metrics` says what is gated, `bands` how far one night may be off, `standing` whether all
+`series` says which runs are compared, `history` keeps one row per run in the store (`rows`: what a row says,
+`row_objects` and `packs`: how they lie there), and `gate` turns a run and its history into a verdict: `look_back` says
+how much of it, `metrics` says what is gated, `bands` how far one night may be off, `standing` whether all
 nights together say that a level is worse, `confirm` what a night's re-runs say, `nodes` what its nodes have to do with
 it, `decisions` and `accept` what people said about it, and `evidence` gathers all that from the store. `changepoints`
 and `trend` say since when a metric has another level, `nightly_values` what its value of a night is, `parity` compares

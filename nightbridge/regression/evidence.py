@@ -1,6 +1,6 @@
 """What the gate is told besides a run and its history, gathered from the store and from the site."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from nightbridge.models import Limits, MetricName, RunRecord
@@ -13,13 +13,16 @@ from nightbridge.store.objects import ObjectStore
 Contract = Mapping[str, Mapping[MetricName, Limits]]
 
 
-def gather_evidence(store: ObjectStore, record: RunRecord, contract: Contract | None = None) -> Evidence:
+def gather_evidence(
+    store: ObjectStore, record: RunRecord, contract: Contract | None = None, since: str = ""
+) -> Evidence:
     """Everything that a verdict on a run takes into account.
 
     Args:
         store: Where history and decisions are.
         record: The run.
         contract: The site's limits, by a pattern of test ids and by metric.
+        since: The first night that counts; of earlier ones the canary is not asked.
 
     Raises:
         InvalidInput: The test's golden file is missing or is none.
@@ -28,7 +31,7 @@ def gather_evidence(store: ObjectStore, record: RunRecord, contract: Contract | 
     cluster, test = record.job.cluster, record.spec.test
     return Evidence(
         contract=limits_for(test.id, contract or {}),
-        canary=canary_rows(store, test.gate.canary, cluster) if test.gate.canary != test.id else (),
+        canary=canary_rows(store, test.gate.canary, cluster, since) if test.gate.canary != test.id else (),
         decisions=read_decisions(store, cluster, record.series),
         golden=golden_answer(store, record),
     )
@@ -43,12 +46,17 @@ def limits_for(test_id: str, contract: Contract) -> dict[MetricName, Limits]:
     return found
 
 
-def canary_rows(store: ObjectStore, canary: str | None, cluster: str) -> tuple[HistoryRow, ...]:
-    """The canary's history on a cluster; none where it has not run there."""
+def since_of(history: Sequence[HistoryRow]) -> str:
+    """The first night of a history; none where it is empty."""
+    return min((row.night for row in history), default="")
+
+
+def canary_rows(store: ObjectStore, canary: str | None, cluster: str, since: str = "") -> tuple[HistoryRow, ...]:
+    """The canary's history on a cluster since a night; none where it has not run there."""
     if canary is None:
         return ()
     for series in find_series(store, canary, cluster):
-        rows = read_history(store, cluster, series.series)
+        rows = read_history(store, cluster, series.series, since)
         if rows and rows[0].test_id == canary:
             return rows
     return ()

@@ -42,7 +42,7 @@ from nightbridge.models import (
 from nightbridge.regression.bands import Band, band_of, fixed_band
 from nightbridge.regression.confirm import Agreement, agreement_of, reruns_wanted
 from nightbridge.regression.decisions import Decision, in_force, is_accepted, is_left_out
-from nightbridge.regression.history import HistoryRow, row_of
+from nightbridge.regression.look_back import first_that_counts, is_good
 from nightbridge.regression.metrics import COMPLETE_OUTCOMES as COMPLETE_OUTCOMES
 from nightbridge.regression.metrics import GATED, beyond_limits, measured
 from nightbridge.regression.metrics import GOOD_VERDICTS as GOOD_VERDICTS
@@ -60,6 +60,7 @@ from nightbridge.regression.nightly_values import (
     run_value,
 )
 from nightbridge.regression.nodes import suspects_among
+from nightbridge.regression.rows import HistoryRow, row_of
 from nightbridge.regression.standing import Standing, is_back, standing_regression
 from nightbridge.regression.wording import format_change, format_percent, format_value
 
@@ -89,9 +90,6 @@ OUTCOME_WORDS: dict[Outcome | None, str] = {
     Outcome.NEVER_STARTED: "the job never started",
     None: "nobody could say what became of the job",
 }
-
-# Nights before the last good one that are looked at: later ones of a standing regression come on top.
-LOOK_BACK = 100
 
 ComparisonStatus = Literal["passed", "improved", "regressed", "missing", "no_baseline"]
 
@@ -149,7 +147,7 @@ class _Tonight(NamedTuple):
 
 def good_runs_before(night: str, history: Sequence[HistoryRow]) -> tuple[HistoryRow, ...]:
     """The runs that may make a baseline for a night, oldest first."""
-    good = (row for row in history if row.night < night and _is_good(row))
+    good = (row for row in history if row.night < night and is_good(row))
     return tuple(sorted(good, key=lambda row: (row.night, row.harvested_at)))
 
 
@@ -219,15 +217,10 @@ def verdict_for_invalid(test: InvalidTest, scenario: str, night: str) -> Verdict
 # --- the nights ------------------------------------------------------------------------------------------------------
 
 
-def _is_good(row: HistoryRow) -> bool:
-    return row.repeat == 0 and row.verdict in GOOD_VERDICTS and row.outcome in COMPLETE_OUTCOMES
-
-
 def _nights(record: RunRecord, history: Sequence[HistoryRow]) -> tuple[Night, ...]:
     """The nights that count, oldest first, tonight last: its own run, and its confirming re-runs."""
     own = row_of(record, None)
     past = sorted((row for row in history if row.night < own.night), key=lambda row: (row.night, row.harvested_at))
-    last_good = next((place for place in range(len(past) - 1, -1, -1) if _is_good(past[place])), len(past) - 1)
     repeats = [
         row
         for row in history
@@ -237,18 +230,7 @@ def _nights(record: RunRecord, history: Sequence[HistoryRow]) -> tuple[Night, ..
         and pins_of(row) == pins_of(own)
     ]
     repeats.sort(key=lambda row: row.repeat)
-    # Each night has a run, and may have several, so this many rows hold at least as many nights as are wanted.
-    first = _first_row(past, last_good)
-    return (*nights_of(past[first:]), Night(own, (own, *repeats)))
-
-
-def _first_row(past: Sequence[HistoryRow], last_good: int) -> int:
-    nights: set[str] = set()
-    for place in range(last_good, -1, -1):
-        nights.add(past[place].night)
-        if len(nights) > LOOK_BACK:
-            return place + 1
-    return 0
+    return (*nights_of(past[first_that_counts(past) :]), Night(own, (own, *repeats)))
 
 
 # --- one metric ------------------------------------------------------------------------------------------------------
@@ -278,7 +260,7 @@ def _examine(metric: Metric, tonight: _Tonight) -> Finding | None:
         for place, night in enumerate(past)
         if night is not None
         and steady[place] is not None
-        and (_is_good(night.own) or is_accepted(decisions, metric.name, night.own.night))
+        and (is_good(night.own) or is_accepted(decisions, metric.name, night.own.night))
     ]
     singles = [None if night is None else run_value(night.own, metric) for night in past]
     single = [_times(singles[place], _ratio(values[place], steady[place])) for place in good]

@@ -1,4 +1,8 @@
-"""The history again, from the runs themselves: rows are a copy of what manifests, records and verdicts say."""
+"""The history again, from the runs themselves: rows are a copy of what manifests, records and verdicts say.
+
+All rows of a series become one generation (`row_objects`), written at once: a rebuild that is killed has changed whole
+series or nothing of them.
+"""
 
 import re
 from collections.abc import Iterable
@@ -7,8 +11,9 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from nightbridge.errors import DamagedData
-from nightbridge.models import RunRecord, Verdict
-from nightbridge.regression.history import HistoryRow, add, row_of
+from nightbridge.models import RunRecord, Verdict, utc_now
+from nightbridge.regression.row_objects import write_generation
+from nightbridge.regression.rows import HistoryRow, row_of
 from nightbridge.store.harvest import load_record
 from nightbridge.store.manifest import MANIFEST
 from nightbridge.store.objects import ObjectStore
@@ -17,7 +22,7 @@ _MANIFEST = re.compile(rf"(runs/[^/]+/[^/]+/[^/]+)/a(\d+)/{re.escape(MANIFEST)}"
 
 
 class Rebuilt(NamedTuple):
-    """What a rebuild did: the rows that it wrote, and the runs that it could not read, each with the reason."""
+    """What a rebuild did: the rows that the runs have, and what it could not read, each with the reason."""
 
     rows: tuple[HistoryRow, ...]
     damaged: tuple[str, ...]
@@ -27,10 +32,12 @@ def rebuild_history(store: ObjectStore, test_id: str | None = None) -> Rebuilt:
     """Write the row of every committed run again, of one test or of all.
 
     The last committed attempt of a run counts, and the verdict that was given on that night, not one of today. A run
-    without a verdict gets a row without one, which makes no baseline. A row whose run is gone is left as it is. Runs
-    that cannot be read are told and do not hold up the others.
+    without a verdict gets a row without one, which makes no baseline. A row whose run is gone is left as it is, and so
+    is one that was written while this was reading. Runs that cannot be read are told and do not hold up the others.
     """
-    rows, damaged = [], []
+    began = utc_now()
+    rows: list[HistoryRow] = []
+    damaged: list[str] = []
     for folder, attempt in sorted(_last_attempts(found.key for found in store.list("runs")).items()):
         try:
             record = load_record(store, f"{folder}/a{attempt}")
@@ -40,8 +47,12 @@ def rebuild_history(store: ObjectStore, test_id: str | None = None) -> Rebuilt:
         except DamagedData as error:
             damaged.append(str(error))
             continue
-        add(store, row)
         rows.append(row)
+    by_series: dict[tuple[str, str], list[HistoryRow]] = {}
+    for row in rows:
+        by_series.setdefault((row.cluster, row.series), []).append(row)
+    for (cluster, series), of_series in by_series.items():
+        damaged += write_generation(store, cluster, series, of_series, began)
     return Rebuilt(tuple(rows), tuple(damaged))
 
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.models import Model, RunRecord, Verdict
 from nightbridge.regression.decisions import read_decisions
-from nightbridge.regression.evidence import Contract, gather_evidence
+from nightbridge.regression.evidence import Contract, gather_evidence, since_of
 from nightbridge.regression.gate import compare, compare_with
-from nightbridge.regression.history import HistoryRow, StoredSeries, find_series, read_history, row_of
+from nightbridge.regression.history import HistoryRow, StoredSeries, find_series, read_history, read_recent, row_of
 from nightbridge.regression.trend import Trend, trends
 from nightbridge.store.find import last_attempt
 from nightbridge.store.harvest import METRICS, load_record
@@ -74,8 +74,8 @@ def compare_stored(
     """
     record = _record(store, run_key)
     if baseline is None:
-        history = read_history(store, record.job.cluster, record.series)
-        return compare(record, history, gather_evidence(store, record, contract))
+        history = read_recent(store, record.job.cluster, record.series, record.spec.night)
+        return compare(record, history, gather_evidence(store, record, contract, since_of(history)))
     other = _record(store, baseline)
     return compare_with(record, (row_of(other, compare_with(other, ())),))
 

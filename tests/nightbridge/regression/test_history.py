@@ -1,15 +1,26 @@
-"""One small object per run in the store."""
+"""The rows of a series: what they say, where they lie, and which of them are read."""
 
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, timedelta
 
 import pytest
 
 from nightbridge.errors import DamagedData
 from nightbridge.models import RunRecord, Summary, VerdictStatus
 from nightbridge.regression.gate import compare
-from nightbridge.regression.history import HistoryRow, add, read_history, row_of
+from nightbridge.regression.history import (
+    HistoryRow,
+    add,
+    compact,
+    find_series,
+    read_history,
+    read_recent,
+    row_of,
+)
+from nightbridge.regression.look_back import LOOK_BACK
+from nightbridge.regression.row_objects import write_generation
 from nightbridge.store.directory import DirectoryStore
 
 
@@ -35,8 +46,8 @@ def test_rows_lie_where_the_design_says(store: DirectoryStore, make_row: Callabl
 
     add(store, row)
 
-    keys = [found.key for found in store.list("history")]
-    assert keys == [f"history/dgx/{row.series}/{row.night}-{row.run_key}.json"]
+    (key,) = [found.key for found in store.list("history")]
+    assert re.fullmatch(rf"history/dgx/{row.series}/{row.night}-{row.run_key}\.[0-9a-f]{{20}}\.json", key)
 
 
 def test_what_was_added_is_read_back_in_the_order_of_nights_and_harvests(
@@ -103,6 +114,77 @@ def test_a_measured_nan_comes_back_as_not_measured(store: DirectoryStore, make_r
     assert (read.summary.step_time, read.summary.final_loss) == (None, None)
 
 
+def test_a_row_of_the_time_before_versions_had_names_of_their_own_is_read_and_replaced(
+    store: DirectoryStore, make_row: Callable[..., HistoryRow]
+) -> None:
+    old, other = make_row(night="2026-11-08"), make_row(night="2026-11-09")
+    for row in (old, other):
+        key = f"history/dgx/{row.series}/{row.night}-{row.run_key}.json"
+        store.put(key, row.model_dump_json(indent=2).encode())
+    confirmed = old.model_copy(update={"verdict": VerdictStatus.REGRESSED})
+
+    add(store, confirmed)
+
+    assert read_history(store, "dgx", old.series) == (confirmed, other)
+    assert find_series(store, "llama3-8b")[0][2:] == (2, "2026-11-09")
+
+
+def test_the_night_from_which_on_rows_are_wanted_may_be_named(
+    store: DirectoryStore, make_row: Callable[..., HistoryRow]
+) -> None:
+    rows = [make_row(night=f"2026-11-{day:02}") for day in range(1, 29)]
+    for row in rows:
+        add(store, row)
+    compact(store, "dgx", rows[0].series)
+    late = make_row(night="2026-11-29")
+    add(store, late)
+
+    assert read_history(store, "dgx", late.series, since="2026-11-20") == (*rows[19:], late)
+
+
+class TestRecentRows:
+    """What a verdict reads of a long history: the nights that it looks at, and those alone."""
+
+    def nights(self, make_row: Callable[..., HistoryRow], verdicts: list[VerdictStatus]) -> list[HistoryRow]:
+        row = make_row()
+        night = [str(date(2025, 1, 1) + timedelta(days=number)) for number in range(len(verdicts))]
+        return [
+            row.model_copy(update={"night": name, "run_key": f"llama3-8b-{name}-0123456789", "verdict": verdict})
+            for name, verdict in zip(night, verdicts, strict=True)
+        ]
+
+    @pytest.mark.parametrize("bad", [0, 1, 30])
+    def test_a_hundred_nights_up_to_the_last_good_one_and_all_later_ones(
+        self, store: DirectoryStore, make_row: Callable[..., HistoryRow], bad: int
+    ) -> None:
+        rows = self.nights(make_row, [VerdictStatus.PASSED] * (300 - bad) + [VerdictStatus.REGRESSED] * bad)
+        write_generation(store, "dgx", rows[0].series, rows, datetime.now(UTC))
+
+        assert read_recent(store, "dgx", rows[0].series, "2026-11-10") == tuple(rows[-(LOOK_BACK + bad) :])
+
+    def test_nights_after_the_one_in_question_do_not_shorten_the_look_back(
+        self, store: DirectoryStore, make_row: Callable[..., HistoryRow]
+    ) -> None:
+        rows = self.nights(make_row, [VerdictStatus.PASSED] * 300)
+        write_generation(store, "dgx", rows[0].series, rows, datetime.now(UTC))
+
+        recent = read_recent(store, "dgx", rows[0].series, rows[250].night)
+
+        assert recent == tuple(rows[150:])
+
+    def test_the_verdict_is_the_one_that_the_whole_history_gives(
+        self, store: DirectoryStore, make_row: Callable[..., HistoryRow], make_record: Callable[..., RunRecord]
+    ) -> None:
+        rows = self.nights(make_row, [VerdictStatus.PASSED] * 200 + [VerdictStatus.REGRESSED] * 3)
+        write_generation(store, "dgx", rows[0].series, rows, datetime.now(UTC))
+        record = make_record()
+
+        recent = read_recent(store, "dgx", rows[0].series, record.spec.night)
+
+        assert len(recent) == LOOK_BACK + 3
+        assert compare(record, recent) == compare(record, rows)
+
+
 @pytest.mark.parametrize("damage", [b"", b"{", b'{"run_key": "x"}', b"\xff\xfe"])
 def test_a_damaged_row_is_named_and_never_left_out(
     store: DirectoryStore, make_row: Callable[..., HistoryRow], damage: bytes
@@ -111,5 +193,5 @@ def test_a_damaged_row_is_named_and_never_left_out(
     add(store, row)
     store.put(f"history/dgx/{row.series}/2026-11-01-bad.json", damage)
 
-    with pytest.raises(DamagedData, match=r"2026-11-01-bad\.json.*not a history row.*Delete it"):
+    with pytest.raises(DamagedData, match=r"2026-11-01-bad\.json.*not a history row.*--rebuild"):
         read_history(store, "dgx", row.series)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from nightbridge.models import RunRecord, VerdictStatus
+from nightbridge.regression import rebuild
 from nightbridge.regression.gate import compare
 from nightbridge.regression.history import add, read_history, row_of
 from nightbridge.regression.rebuild import rebuild_history
@@ -92,3 +93,76 @@ def test_one_test_may_be_asked_for(
     other = commit(store, make_record(test_id="qwen3"))
 
     assert [row.run_key for row in rebuild_history(store, "qwen3").rows] == [other.spec.run_key]
+
+
+# --- what is damaged is mended ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def generation(store: DirectoryStore, judged: list[RunRecord]) -> str:
+    """The key of the first generation, which has every row."""
+    rebuild_history(store)
+    (found,) = store.list("history")
+    return found.key
+
+
+def test_all_rows_of_a_series_are_one_object(store: DirectoryStore, generation: str) -> None:
+    assert generation == "history/dgx/llama3-8b-0123456789ab/compacted/00000001.parquet"
+
+
+def test_a_damaged_generation_is_replaced_and_told(
+    store: DirectoryStore, judged: list[RunRecord], generation: str
+) -> None:
+    rows = read_history(store, "dgx", judged[0].series)
+    store.put(generation, b"PAR1")
+
+    rebuilt = rebuild_history(store)
+
+    assert read_history(store, "dgx", judged[0].series) == rows
+    (damage,) = rebuilt.damaged
+    assert "00000001.parquet: not a table of history rows" in damage
+
+
+def test_a_damaged_row_is_replaced_where_its_run_is_there(store: DirectoryStore, judged: list[RunRecord]) -> None:
+    record = judged[0]
+    folder = f"history/dgx/{record.series}"
+    store.put(f"{folder}/{record.spec.night}-{record.spec.run_key}.json", b"{")
+    store.put(f"{folder}/2026-01-01-llama3-8b-2026-01-01-ffffffffff.json", b"{")
+
+    rebuilt = rebuild_history(store)
+
+    (damage,) = rebuilt.damaged
+    assert "2026-01-01-llama3-8b-2026-01-01-ffffffffff.json: not a history row" in damage
+    assert [found.key for found in store.list(folder) if found.key.endswith(".json")] == [
+        f"{folder}/2026-01-01-llama3-8b-2026-01-01-ffffffffff.json"
+    ]
+
+
+def test_a_wrong_row_is_corrected(store: DirectoryStore, judged: list[RunRecord]) -> None:
+    rebuild_history(store)
+    rows = read_history(store, "dgx", judged[0].series)
+    add(store, rows[1].model_copy(update={"verdict": VerdictStatus.REGRESSED}))
+
+    rebuild_history(store)
+
+    assert read_history(store, "dgx", judged[0].series) == rows
+
+
+def test_a_verdict_that_was_given_meanwhile_is_newer(
+    store: DirectoryStore, judged: list[RunRecord], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rebuild_history(store)
+    confirmed = read_history(store, "dgx", judged[0].series)[1].model_copy(update={"verdict": VerdictStatus.UNSTABLE})
+    read = rebuild.load_record
+
+    def read_and_be_overtaken(*given: object) -> RunRecord | None:
+        record: RunRecord | None = read(*given)
+        if record and record.spec.run_key == confirmed.run_key:
+            add(store, confirmed)
+        return record
+
+    monkeypatch.setattr(rebuild, "load_record", read_and_be_overtaken)
+
+    rebuild_history(store)
+
+    assert read_history(store, "dgx", judged[0].series)[1] == confirmed
