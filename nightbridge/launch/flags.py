@@ -78,7 +78,6 @@ FLAGS: tuple[Flag, ...] = (
     Flag("gpus_per_node", "-gn", "integer"),
     Flag("custom_mounts", "-cm", "texts", "comma", source="site"),
     Flag("env", "-E", "texts", "pairs", first=V0_4_0, source="site"),
-    Flag("custom_env_vars", "-ce", "texts", "comma", source="site"),
     Flag("custom_bash_cmds", "-cb", "texts", "pairs", source="site"),
     Flag("domain", "--domain"),
     Flag("use_recipes", "--use_recipes", "boolean", "presence"),

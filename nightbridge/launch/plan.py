@@ -195,7 +195,7 @@ def _mounts(test: TestDefinition, bridge: Path) -> tuple[str, ...]:
 
 
 def _variables(test: TestDefinition, cluster: ClusterSettings, known: KnownFlags) -> dict[str, list[str]]:
-    """The cluster's and the test's variables, each carried by the flag that carries it whole in this launcher."""
+    """The cluster's and the test's variables, each carried whole: by -E where the launcher has it, else exported."""
     variables = {**cluster.env_vars, **test.extra_env_vars}
     if "HF_TOKEN" in test.secrets and not test.cmd_args.get("offline"):
         # The launcher's own -hf does this as well: a token is of no use to a library that stays offline.
@@ -208,10 +208,9 @@ def _variables(test: TestDefinition, cluster: ClusterSettings, known: KnownFlags
             fields.setdefault("custom_bash_cmds", []).append(f"export {name}={value}")
         elif "-E" in known:
             fields.setdefault("env", []).append(f"{name}={value}")
-        elif "," in value or "=" in value:
-            fields.setdefault("custom_bash_cmds", []).append(f"export {name}={value}")
         else:
-            fields.setdefault("custom_env_vars", []).append(f"{name}={value}")
+            # v0.3 has -ce, too, which takes no comma and no equals sign; an export takes both, as CloudAI found.
+            fields.setdefault("custom_bash_cmds", []).append(f"export {name}={value}")
     return fields
 
 

@@ -1,0 +1,283 @@
+"""What `render` shows for CloudAI's published examples, and where that is not the command line of CloudAI.
+
+The command lines of CloudAI are what its flag table says (order of emission, formatting), for a system with an account,
+a partition and nodes of eight GPUs that Slurm knows as gres, with a token in HF_TOKEN. The flags themselves exist in
+every version of the launcher, so one command line holds for all; what a version adds or takes away is a deviation.
+"""
+
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from nightbridge.config.documents import parse_document
+from nightbridge.config.scenarios import load, runs, scenario_of
+from nightbridge.launch.flags import FLAGS
+from nightbridge.launch.plan import placeholder_plan
+from nightbridge.models import ClusterSettings, Site
+
+VERSIONS = ("v0.3.0", "v0.4.0", "v0.5.0", "v0.6.0", "main")
+SITE = Site(
+    cluster=ClusterSettings(
+        kind="slurm", name="c", account="acct", partition="batch", gpus_per_node=8, containers="pyxis"
+    )
+)
+
+TEST = """
+name = "megatron_bridge_qwen_30b"
+description = "Megatron-Bridge run via CloudAI SlurmSystem for Qwen3 30B A3B"
+test_template_name = "MegatronBridge"
+
+[[git_repos]]
+url = "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git"
+commit = "VERSION"
+mount_as = "/opt/Megatron-Bridge"
+
+[cmd_args]
+gpu_type = "gb200"
+gpus_per_node = 8
+num_gpus = 8
+container_image = "nvcr.io#nvidia/nemo:26.02.00"
+model_family_name = "qwen"
+model_recipe_name = "qwen3_30b_a3b"
+task = "pretrain"
+domain = "llm"
+compute_dtype = "fp8_mx"
+"""
+SCENARIO = """
+name = "megatron_bridge_qwen_30b"
+
+[[Tests]]
+id = "megatron_bridge_qwen_30b"
+test_name = "megatron_bridge_qwen_30b"
+num_nodes = "2"
+"""
+TEST_IN_SCENARIO = """
+name = "megatron-bridge-test"
+
+[[Tests]]
+id = "mbridge.1"
+num_nodes = 2
+time_limit = "00:30:00"
+name = "megatron_bridge_qwen_30b"
+description = "Megatron-Bridge run via CloudAI SlurmSystem for Qwen3 30B A3B"
+test_template_name = "MegatronBridge"
+
+[[Tests.git_repos]]
+url = "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git"
+commit = "VERSION"
+mount_as = "/opt/Megatron-Bridge"
+
+[Tests.cmd_args]
+container_image = "nvcr.io#nvidia/nemo:26.02.01"
+model_family_name = "qwen"
+model_recipe_name = "qwen3_30b_a3b"
+gpu_type = "gb200"
+gpus_per_node = 8
+num_gpus = 8
+task = "pretrain"
+domain = "llm"
+compute_dtype = "fp8_mx"
+"""
+MORE_FIELDS = (
+    TEST
+    + """
+hf_token = "env:HF_TOKEN"
+wandb_key = "env:WANDB_API_KEY"
+wandb_project_name = "nightly"
+log_dir = "/logs"
+cuda_graph_impl = "transformer_engine"
+cuda_graph_scope = "[moe_router,moe_preprocess]"
+tp = 2
+vp = 1
+moe_a2a_overlap = false
+recompute_modules = "core_attn,mlp"
+dataset_paths = ["/data/a", "/data/b"]
+profiling_ranks = "0,4"
+
+[extra_env_vars]
+NCCL_DEBUG = "WARN"
+LIST = "a,b=c"
+"""
+)
+
+MOUNT = "{bridge}:/opt/Megatron-Bridge"
+CONFIG = ("--save_config_filepath", "/nemo_run/configs/ConfigContainer.yaml")
+GRES = ("--additional_slurm_params", "gpus-per-node=8;gres=gpu:8")
+OVERRIDES = (
+    "logger.tensorboard_dir=/nemo_run/tb_logs",
+    "logger.log_timers_to_tensorboard=true",
+    "logger.log_throughput_to_tensorboard=true",
+    "logger.log_memory_to_tensorboard=true",
+)
+
+CLOUDAI = {
+    "test": (
+        *("-a", "acct", "-p", "batch", "-g", "gb200", "-i", "{image}", "-c", "fp8_mx", "--task", "pretrain"),
+        *("-hf", "TOKEN", "-ng", "8", "-gn", "8", "-cm", MOUNT, "--domain", "llm", "-m", "qwen"),
+        *("-mr", "qwen3_30b_a3b", "--detach", "false", *CONFIG, *GRES, *OVERRIDES),
+    ),
+    "test in scenario": (
+        *("-a", "acct", "-p", "batch", "-g", "gb200", "-t", "00:30:00", "-i", "{image}", "-c", "fp8_mx"),
+        *("--task", "pretrain", "-hf", "TOKEN", "-ng", "8", "-gn", "8", "-cm", MOUNT, "--domain", "llm", "-m", "qwen"),
+        *("-mr", "qwen3_30b_a3b", "--detach", "false", *CONFIG, *GRES, *OVERRIDES),
+    ),
+    "more fields": (
+        *("-a", "acct", "-p", "batch", "-g", "gb200", "-l", "/logs", "-i", "{image}", "-c", "fp8_mx"),
+        *("--task", "pretrain", "-hf", "TOKEN", "-wdk", "KEY", "-wdp", "nightly", "-ng", "8", "-gn", "8", "-cm", MOUNT),
+        *("-cb", "export LIST=a,b=c", "-cb", "export NCCL_DEBUG=WARN", "--domain", "llm", "-m", "qwen"),
+        *("-mr", "qwen3_30b_a3b", "--cuda_graph_impl", "transformer_engine"),
+        *("--cuda_graph_scope", "moe_router,moe_preprocess", "-tp", "2", "-vp", "None", "--moe_a2a_overlap", "false"),
+        *("--recompute_modules", '"core_attn,mlp"', "--detach", "false", *CONFIG),
+        *("--dataset_paths", "/data/a", "/data/b", "--profiling_ranks", "0,4", *GRES, *OVERRIDES),
+    ),
+}
+
+
+class Deviation(NamedTuple):
+    """Words of CloudAI that are not written here, words that stand in their place, for which versions, and why."""
+
+    cloudai: tuple[str, ...]
+    ours: tuple[str, ...]
+    versions: tuple[str, ...]
+    reason: str
+
+
+FROM_V0_4 = VERSIONS[1:]
+
+DEVIATIONS = (
+    Deviation(
+        ("-hf", "TOKEN"),
+        (),
+        VERSIONS,
+        "a token in argv is in process lists, and NeMo-Run copies argv into four files; it travels in the environment",
+    ),
+    Deviation(("-wdk", "KEY"), (), VERSIONS, "as for -hf"),
+    Deviation(
+        (),
+        ("-cb", "export TRANSFORMERS_OFFLINE=0"),
+        VERSIONS[:1],
+        "what -hf does besides, where the test has a token: the libraries may go online",
+    ),
+    Deviation((), ("-E", "TRANSFORMERS_OFFLINE=0"), FROM_V0_4, "the same by -E"),
+    Deviation(("-l", "/logs"), (), VERSIONS, "each attempt has a folder of its own; -l would write past it"),
+    Deviation(
+        ("-cb", "export LIST=a,b=c"),
+        ("-E", "LIST=a,b=c"),
+        FROM_V0_4,
+        "the launcher has a flag that takes one variable whole, and the container's environment has it then",
+    ),
+    Deviation(("-cb", "export NCCL_DEBUG=WARN"), ("-E", "NCCL_DEBUG=WARN"), FROM_V0_4, "as for every variable"),
+    Deviation(
+        ("--recompute_modules", '"core_attn,mlp"'),
+        ("--recompute_modules", "core_attn,mlp"),
+        VERSIONS,
+        "NeMo-Run escapes quotes for HTML, so literal ones would be part of the names",
+    ),
+    Deviation(
+        ("--detach", "false"),
+        ("--detach", "true"),
+        VERSIONS,
+        "the job is watched here; a launcher that waits dies with its login session",
+    ),
+    Deviation(
+        (),
+        ("--packager", "none"),
+        FROM_V0_4,
+        "the code is mounted from a checkout that never changes; git archive would package the folder's repository",
+    ),
+    Deviation((), ("--save_interval", "50"), VERSIONS, "a performance recipe writes no checkpoint to harvest"),
+    Deviation(
+        GRES,
+        (),
+        VERSIONS,
+        "the launcher asks for whole nodes, which have their GPUs; a site's own options are given to sbatch",
+    ),
+)
+
+
+def ours(example: str, version: str, folder: Path) -> tuple[str, ...]:
+    """The argv of the only run of an example, behind interpreter and launcher."""
+    if example == "test":
+        (folder / "test.toml").write_text(TEST.replace("VERSION", version))
+        (folder / "scenario.toml").write_text(SCENARIO)
+        scenario = load(folder / "scenario.toml")
+    else:
+        text = {"test in scenario": TEST_IN_SCENARIO, "more fields": MORE_FIELDS}[example]
+        scenario = scenario_of(parse_document(text.replace("VERSION", version), folder / "example.toml"))
+    (run,) = runs(scenario, "2026-11-21")
+    return placeholder_plan(run, SITE).argv[2:]
+
+
+def cloudais(example: str, version: str) -> tuple[str, ...]:
+    known = {
+        "bridge": f"/placeholder/checkouts/Megatron-Bridge/{version}",
+        "image": "/placeholder/images/image.sqsh",
+    }
+    return tuple(word.format(**known) if "{" in word else word for word in CLOUDAI[example])
+
+
+def by_flag(words: Sequence[str]) -> list[tuple[str, ...]]:
+    """A command line as its flags, each with its values; an override is one by itself."""
+    options = {flag.option for flag in FLAGS if flag.option} | {"-l"}
+    groups: list[list[str]] = []
+    for word in words:
+        if word in options or word.startswith("logger."):
+            groups.append([word])
+        else:
+            groups[-1].append(word)
+    return [tuple(group) for group in groups]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("example", CLOUDAI)
+def test_the_command_line_is_cloudais_but_for_the_deviations_of_the_table(
+    example: str, version: str, tmp_path: Path
+) -> None:
+    theirs, made = by_flag(cloudais(example, version)), by_flag(ours(example, version, tmp_path))
+
+    taken, added = [], []
+    for change, a, b, c, d in difflib.SequenceMatcher(None, theirs, made, autojunk=False).get_opcodes():
+        if change != "equal":
+            taken += theirs[a:b]
+            added += made[c:d]
+
+    listed = [row for row in DEVIATIONS if version in row.versions]
+    assert taken == [row for row in theirs if row in {deviation.cloudai for deviation in listed}]
+    assert added == [row for row in made if row in {deviation.ours for deviation in listed}]
+
+
+@pytest.mark.parametrize("deviation", DEVIATIONS, ids=lambda row: " ".join(row.ours or row.cloudai))
+def test_every_deviation_of_the_table_is_one(deviation: Deviation, tmp_path: Path) -> None:
+    for version in deviation.versions:
+        theirs, made = by_flag(cloudais("more fields", version)), by_flag(ours("more fields", version, tmp_path))
+
+        assert not deviation.cloudai or (deviation.cloudai in theirs and deviation.cloudai not in made)
+        assert not deviation.ours or (deviation.ours in made and deviation.ours not in theirs)
+    assert deviation.reason
+
+
+# --- the same, written out -------------------------------------------------------------------------------------------
+
+BEGIN = ("-a", "acct", "-p", "batch", "-g", "gb200")
+PUBLISHED = (
+    *("-i", "{image}", "-c", "fp8_mx", "--task", "pretrain", "-ng", "8", "-gn", "8", "-cm", MOUNT, "--domain", "llm"),
+    *("-m", "qwen", "-mr", "qwen3_30b_a3b", "--detach", "true"),
+)
+PACKAGER = {"v0.3.0": (), **dict.fromkeys(FROM_V0_4, ("--packager", "none"))}
+END = ("--save_interval", "50", *CONFIG, *OVERRIDES)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(("example", "limit"), [("test", ()), ("test in scenario", ("-t", "00:30:00"))])
+def test_the_published_examples_are_written_out_whole(
+    example: str, limit: tuple[str, ...], version: str, tmp_path: Path
+) -> None:
+    bridge, image = f"/placeholder/checkouts/Megatron-Bridge/{version}", "/placeholder/images/image.sqsh"
+    expected = (*BEGIN, *limit, *PUBLISHED, *PACKAGER[version], *END)
+
+    assert ours(example, version, tmp_path) == tuple(
+        word.replace("{bridge}", bridge).replace("{image}", image) for word in expected
+    )
