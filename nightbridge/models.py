@@ -834,6 +834,7 @@ class SweepResult(Model):
     skipped: tuple[SkippedPart, ...] = ()
     skipped_points: int = Field(0, description="Points in the parts that were skipped, the unlisted ones included.")
     note: str = Field("", description="What is not told of the skipped points; empty where everything is.")
+    configuration: str = Field("", description="The best point alone as a scenario file, TOML; empty without one.")
 
     @property
     def best(self) -> SweepPoint | None:

@@ -11,7 +11,7 @@ from nightbridge.config.findings import Findings
 from nightbridge.config.hetero import read_hetero_arguments
 from nightbridge.config.positions import KeyPath
 from nightbridge.config.schema import NODES, TestTable, check_table
-from nightbridge.config.secret_values import LITERAL, SECRET_NAME, reference, shows_secret
+from nightbridge.config.secret_values import LITERAL, PLACES, SECRET_NAME, reference, shows_secret
 from nightbridge.launch.resources import gpus_per_node
 from nightbridge.launch.versions import version_for_pin
 from nightbridge.models import (
@@ -187,7 +187,7 @@ def _variable_axes(table: TestTable, findings: Findings) -> Iterator[SweepAxis]:
         if isinstance(values, str):
             continue
         path = ("extra_env_vars", name)
-        if SECRET_NAME.search(name) or any(value.startswith(("env:", "block:")) for value in values):
+        if SECRET_NAME.search(name) or any(value.startswith(PLACES) for value in values):
             findings.problem(path, "holds secrets, and they are not swept over; write one")
         elif not values:
             findings.problem(path, "is an empty list, a sweep over nothing; write a value or remove it")
@@ -230,7 +230,7 @@ def _split_secrets(
         path = ("extra_env_vars", name)
         if not isinstance(value, str):
             continue  # swept over
-        named = value.startswith(("env:", "block:"))
+        named = value.startswith(PLACES)
         if not named and not (value and SECRET_NAME.search(name)):
             variables[name] = value
             continue

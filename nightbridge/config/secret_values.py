@@ -7,7 +7,14 @@ from nightbridge.config.documents import Layered
 from nightbridge.config.positions import KeyPath
 from nightbridge.models import SecretRef
 
-_PREFIXES: tuple[tuple[str, Literal["env", "block"]], ...] = (("env:", "env"), ("block:", "block"))
+_PREFIXES: tuple[tuple[str, Literal["env", "block", "toml"]], ...] = (
+    ("env:", "env"),
+    ("block:", "block"),
+    ("toml:", "toml"),
+)
+
+PLACES = tuple(prefix for prefix, _place in _PREFIXES)
+"""How a value begins that names the place of a secret: a variable, a Prefect block, or `FILE#dotted.key`."""
 
 SECRET_NAME = re.compile(r"(?:^|_)(?:TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
 """What an environment variable is called that holds a secret."""
@@ -24,7 +31,7 @@ def shows_secret(address: str) -> bool:
 
 
 def reference(value: str, source: Layered, path: KeyPath) -> SecretRef | None:
-    """Return where the secret is found: `env:NAME`, `block:NAME`, or the place of the literal itself.
+    """Return where the secret is found: `env:NAME`, `block:NAME`, `toml:FILE#KEY`, or the place of the literal itself.
 
     None for a literal that stands in no file, of which nothing but its value could be kept.
     """

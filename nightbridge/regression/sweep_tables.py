@@ -37,6 +37,7 @@ class SweepSection(NamedTuple):
     rows: tuple[SweepRow, ...]
     charts: tuple[tuple[str, str], ...]
     note: str
+    configuration: str
 
 
 def best_line(result: SweepResult) -> str:
@@ -99,6 +100,7 @@ def sweep_section(result: SweepResult) -> SweepSection:
         rows=sweep_rows(result),
         charts=tuple(_charts(result)),
         note=result.note,
+        configuration=result.configuration,
     )
 
 

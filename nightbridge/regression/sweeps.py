@@ -9,6 +9,8 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from nightbridge.config.writing import scenario_toml
+from nightbridge.launch.points import at_point
 from nightbridge.models import (
     MetricName,
     RewardKind,
@@ -16,6 +18,7 @@ from nightbridge.models import (
     Scenario,
     SkippedPart,
     SweepPoint,
+    SweepPolicy,
     SweepResult,
     TestDefinition,
     Verdict,
@@ -78,7 +81,7 @@ def _result(test: TestDefinition, judged: Sequence[tuple[RunSpec, Verdict]]) -> 
         else:
             points.append(_swept_point(point, verdicts, gravest, metric.name, reward))
     skipped = skipped_parts(test, grid_of(test))
-    return SweepResult(
+    result = SweepResult(
         test_id=test.id,
         night=judged[0][0].night,
         metric=metric.name,
@@ -89,6 +92,11 @@ def _result(test: TestDefinition, judged: Sequence[tuple[RunSpec, Verdict]]) -> 
         skipped_points=len(refused) + skipped.points,
         note=skipped.note,
     )
+    if result.best is None:
+        return result
+    best = at_point(test, result.best.point).model_copy(update={"dependencies": (), "sweep": SweepPolicy()})
+    alone = Scenario(name=f"{test.id} best", tests=(best,))
+    return result.model_copy(update={"configuration": scenario_toml(alone)})
 
 
 def _by_point(judged: Sequence[tuple[RunSpec, Verdict]]) -> list[tuple[dict[str, Any], list[Verdict]]]:

@@ -2,11 +2,14 @@
 
 import io
 from collections.abc import Callable
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from rich.console import Console
 
+from nightbridge.config.documents import parse_document
+from nightbridge.config.scenarios import scenario_of
 from nightbridge.models import (
     Comparison,
     GitRepo,
@@ -145,6 +148,15 @@ def test_of_two_equal_points_the_one_that_was_written_first_is_the_best(sweep: S
 
     assert best is not None
     assert best.point == {"tp": 4}
+
+
+def test_the_best_point_is_kept_as_a_file_that_runs_it_alone(sweep: Sweep) -> None:
+    result = sweep({1: 2.0, 2: 0.5})
+
+    best = scenario_of(parse_document(result.configuration, Path("best.toml")))
+    (test,) = best.tests
+    assert (test.id, test.cmd_args["tp"], test.axes, best.invalid) == ("llama3-sweep", 2, (), ())
+    assert sweep({1: None}).configuration == ""
 
 
 def test_a_point_that_ran_several_times_has_the_median_of_its_runs() -> None:
