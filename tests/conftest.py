@@ -41,13 +41,21 @@ _STARTED = time.monotonic()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Parts first, whole nights last: where the time does not suffice for all, each part has been tested on its own."""
+    """Parts first, whole nights last: where the time does not suffice for all, each part has been tested on its own.
+
+    `make test` gives what fails a second try, since daemons that share two cores may be late. A kill series gets none:
+    one bad moment out of many is just what it looks for.
+    """
     items.sort(key=lambda item: item.path.parent.name == "flows")
+    for item in items:
+        if item.get_closest_marker("random_kill"):
+            item.add_marker(pytest.mark.flaky(reruns=0))
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup() -> None:
-    if time.monotonic() - _STARTED > MINUTES * 60:
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    first_try = getattr(item, "execution_count", 1) == 1
+    if first_try and time.monotonic() - _STARTED > MINUTES * 60:
         pytest.skip(f"not run: the {MINUTES:g} minutes for tests are over (NIGHTBRIDGE_TEST_MINUTES)")
 
 
