@@ -62,7 +62,7 @@ class Pack:
     def row_keys(self) -> list[RowKey]:
         """The key of every row, in the order in which they lie."""
         with self._reading():
-            table = self._file.read(columns=list(RowKey._fields))
+            table = self._file.read(columns=list(RowKey._fields), use_threads=False)
             columns = (table[name].to_pylist() for name in RowKey._fields)
             return [RowKey(*values) for values in zip(*columns, strict=True)]
 
@@ -70,7 +70,11 @@ class Pack:
         """The JSON of the rows from place `first` on."""
         with self._reading():
             groups = range(first // ROWS_TOGETHER, self._file.num_row_groups)
-            found: list[str] = self._file.read_row_groups(groups, columns=["row"])["row"].to_pylist() if groups else []
+            found: list[str] = (
+                self._file.read_row_groups(groups, columns=["row"], use_threads=False)["row"].to_pylist()
+                if groups
+                else []
+            )
         return found[first % ROWS_TOGETHER :]
 
     @contextmanager
