@@ -224,7 +224,10 @@ class ClusterLimits(Model):
     account: str | None = Field(None, description="The account that they are charged to.")
     max_nodes: int | None = None
     max_time_seconds: int | None = None
-    gpus_per_node: int | None = None
+    gpus_per_node: int | None = Field(None, description="GPUs of one node, as the cluster says or is configured.")
+    configured_gpus_per_node: int | None = Field(
+        None, description="GPUs of one node by the cluster's settings alone; they win over what a test says."
+    )
     has_pyxis: bool = False
     accounts: tuple[str, ...] | None = Field(None, description="Accounts that may submit to the partition.")
     gres: tuple[str, ...] | None = Field(None, description="Generic resources of the partition, such as `gpu`.")

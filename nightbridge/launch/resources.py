@@ -24,10 +24,15 @@ def gpus_per_node(
 ) -> int | None:
     """GPUs of one node: the cluster's setting, else the test's, else what the cluster says, else the GPU type's.
 
+    CloudAI's launcher flag is the system's, too, whatever stands in `[cmd_args]`. Where only the limits are known they
+    carry the setting, apart from what the cluster itself says: the local one pretends to have two GPUs.
+
     None when nobody knows.
     """
     if cluster is not None and cluster.gpus_per_node:
         return cluster.gpus_per_node
+    if limits is not None and limits.configured_gpus_per_node:
+        return limits.configured_gpus_per_node
     if test.cmd_args.get("gpus_per_node"):
         return int(test.cmd_args["gpus_per_node"])
     if limits is not None and limits.gpus_per_node:

@@ -65,7 +65,7 @@ class Facts:
 
     @property
     def nodes(self) -> int | None:
-        """Nodes of the run; None where nobody knows the GPUs of a node."""
+        """Nodes of the run, as the launch plan counts them; None where nobody knows the GPUs of a node."""
         per_node = gpus_per_node(self.test, self.version, limits=self.limits)
         return nodes_for(self.gpus, per_node) if per_node else None
 

@@ -4,6 +4,7 @@ Every command gets explicit fields in parsable text, UTC, a time limit, and an e
 SLURM_*, SBATCH_*, SQUEUE_* and SACCT_* variables.
 """
 
+import getpass
 import os
 import re
 import shutil
@@ -42,8 +43,12 @@ _ALREADY_ENDED = re.compile(
 )
 
 _NOT_CONFIGURED = re.compile(r"Could not establish a configuration source|[Uu]nable to process configuration")
+_ALLOWED_ACCOUNTS = re.compile(r"\bAllowAccounts=(\S+)")
+# `limits` and `qos` imply it (slurm.conf(5)).
+_NEEDS_ASSOCIATION = re.compile(r"^AccountingStorageEnforce\s*=.*\b(associations|limits|qos|all)\b", re.MULTILINE)
 _EXIT_CODE = re.compile(r"\bExitCode=(\d+):(\d+)")
 _ACCEPTED = re.compile(r"^(?:Submitted batch job )?(\d+)(?:;\S+)?\s*$", re.MULTILINE)
+_ASSOCIATIONS = ("sacctmgr", "--noheader", "--parsable2", "show", "associations")
 _SQUEUE = ("--noheader", "--all", "--states=all", f"--format={SQUEUE_FORMAT}")
 _SACCT = ("--noheader", "--allocations", "--parsable2", f"--format={SACCT_FORMAT}")
 # A night crosses midnight and sacct begins at the last one by itself. Sites can forbid long ranges (MaxQueryTimeRange).
@@ -133,9 +138,10 @@ class CommandLineCluster:
         raise TransientError(f"scancel failed: {last_line(answer.stderr)}", thing=f"job {job_id}")
 
     def limits(self) -> ClusterLimits:
-        """What sinfo says about the partition of the settings, else the default one, and whether srun knows pyxis.
+        """What Slurm says about the partition of the settings, else the default one, and whether srun knows pyxis.
 
-        The settings' own GPUs of a node win: not every site has its GPUs in Slurm's configuration.
+        The settings' own GPUs of a node win: not every site has its GPUs in Slurm's configuration. Accounts are known
+        only where Slurm insists on them, by its associations or by the partition's AllowAccounts.
 
         Raises:
             InvalidInput: The settings name a slurm.conf that is not there; Slurm's commands would wait a minute for it.
@@ -156,8 +162,13 @@ class CommandLineCluster:
         help_text = self._ask(("srun", "--help")) or ""
         return ClusterLimits(
             partitions=names,
+            partition=partition,
+            account=self.settings.account,
+            accounts=self._accounts(partition) if ours else None,
+            gres=_resource_names(row[4] for row in ours) if ours else None,
             max_nodes=_max_nodes(ours),
             max_time_seconds=_smallest(parse_time_limit(row[1]) for row in ours),
+            configured_gpus_per_node=self.settings.gpus_per_node,
             gpus_per_node=self.settings.gpus_per_node
             or max((gpus for row in ours if (gpus := _count_gpus(row[4])) is not None), default=None),
             has_pyxis="--container-image" in help_text,
@@ -181,6 +192,24 @@ class CommandLineCluster:
 
     def _environment(self) -> dict[str, str]:
         return without_slurm(os.environ) | self.launch_environment()
+
+    def _accounts(self, partition: str | None) -> tuple[str, ...] | None:
+        """The accounts that this user may charge in a partition; None where any will do, or where Slurm does not say."""
+        shown = self._ask(("scontrol", "--oneliner", "show", "partition", partition or "")) or ""
+        allowed = _ALLOWED_ACCOUNTS.search(shown)
+        of_partition = set(allowed[1].split(",")) if allowed and allowed[1].upper() != "ALL" else None
+        if not _NEEDS_ASSOCIATION.search(self._ask(("scontrol", "show", "config")) or ""):
+            return None if of_partition is None else tuple(sorted(of_partition))
+        question = (*_ASSOCIATIONS, f"user={getpass.getuser()}", "format=account,partition")
+        try:
+            listing = self._ask(question)
+        except PermanentError:  # some login nodes have no sacctmgr
+            return None
+        if not listing:
+            return None
+        rows = [line.partition("|") for line in listing.splitlines()]
+        of_user = {account for account, _, only_there in rows if only_there in ("", partition)}
+        return tuple(sorted(of_user if of_partition is None else of_user & of_partition))
 
     def _past_jobs(self, name: str, user: str) -> str | None:
         for start in _SACCT_STARTS:
@@ -261,6 +290,12 @@ def _max_nodes(rows: Sequence[Sequence[str]]) -> int | None:
 
 def _smallest(values: Iterable[int | None]) -> int | None:
     return min((value for value in values if value is not None), default=None)
+
+
+def _resource_names(listed: Iterable[str]) -> tuple[str, ...]:
+    """`gpu` and `nvme` of `gpu:h100:8(S:0-1),nvme:1`; none where a node has none, which sinfo writes as `(null)`."""
+    items = (item for gres in listed for item in re.sub(r"\([^)]*\)", "", gres).split(","))
+    return tuple(sorted({name for item in items if (name := item.partition(":")[0].strip())}))
 
 
 def _count_gpus(gres: str) -> int | None:

@@ -106,6 +106,7 @@ class LocalCluster:
         """No limit on nodes or time is known, and no containers."""
         return ClusterLimits(
             partitions=(self.settings.partition or "local",),
+            configured_gpus_per_node=self.settings.gpus_per_node,
             gpus_per_node=self.settings.gpus_per_node or PRETENDED_GPUS_PER_NODE,
             has_pyxis=False,
         )

@@ -5,9 +5,11 @@ import pytest
 from nightbridge.launch.checkpoints import parameters_of
 from nightbridge.launch.flags import TEST_FLAGS
 from nightbridge.launch.parser_source import PARSER
+from nightbridge.launch.plan import placeholder_plan
 from nightbridge.models import (
     Checkout,
     ClusterLimits,
+    ClusterSettings,
     GitRepo,
     HarvestPolicy,
     LauncherEnvironment,
@@ -15,9 +17,12 @@ from nightbridge.models import (
     RunSpec,
     Scenario,
     SecretRef,
+    Site,
     TestDefinition,
 )
 from nightbridge.rules import RULES, check, check_scenario, check_test, errors_of
+from nightbridge.rules.facts import Facts
+from nightbridge.slurm.cluster import open_cluster
 
 ARGS = {
     "gpu_type": "h100",
@@ -245,6 +250,26 @@ def test_what_the_cluster_cannot_give_is_refused(rule, limits, told):
     assert told in broken(test, ROOMY.model_copy(update=limits))[rule]
     assert rule not in broken(test, ROOMY)
     assert rule not in broken(test)
+
+
+@pytest.mark.parametrize(
+    ("settings_say", "test_says", "cluster_says", "nodes"),
+    [(8, 4, None, 2), (8, 4, 2, 2), (None, 4, 8, 4), (None, None, 4, 4), (None, None, None, 2)],
+)
+def test_nodes_are_counted_as_the_launch_plan_counts_them(settings_say, test_says, cluster_says, nodes):
+    limits = ClusterLimits(configured_gpus_per_node=settings_say, gpus_per_node=cluster_says)
+    site = Site(cluster=ClusterSettings(kind="slurm", gpus_per_node=settings_say))
+    run = RunSpec(scenario="s", night="n", test=make_test({"gpus_per_node": test_says}))
+
+    assert Facts(run, limits).nodes == placeholder_plan(run, site, limits).nodes == nodes
+
+
+def test_the_local_cluster_pretends_two_gpus_and_believes_what_a_test_says(tmp_path):
+    limits = open_cluster(ClusterSettings(), tmp_path).limits()
+    run = RunSpec(scenario="s", night="n", test=make_test({"gpus_per_node": 8, "container_image": "none"}))
+
+    assert limits.gpus_per_node == 2
+    assert Facts(run, limits).nodes == placeholder_plan(run, Site(), limits).nodes == 2
 
 
 def test_limits_that_nobody_knows_forbid_nothing():

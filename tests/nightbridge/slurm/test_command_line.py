@@ -111,6 +111,9 @@ def test_limits_are_the_partitions(cluster: CommandLineCluster) -> None:
     limits = cluster.limits()
 
     assert limits.partitions == ("debug",)
+    assert limits.partition == "debug"
+    assert limits.gres == ()
+    assert limits.accounts is None
     assert limits.max_nodes == 2
     assert limits.max_time_seconds == 8 * 3600
     assert limits.gpus_per_node is None
@@ -181,7 +184,7 @@ def fake(tmp_path: Path) -> Callable[..., CommandLineCluster]:
     """A cluster whose commands are these shell scripts."""
 
     def make(**commands: str) -> CommandLineCluster:
-        for name in ("sbatch", "squeue", "sacct", "scancel", "sinfo", "srun"):
+        for name in ("sbatch", "squeue", "sacct", "sacctmgr", "scancel", "scontrol", "sinfo", "srun"):
             path = tmp_path / name
             path.write_text(f"#!/bin/sh\n{commands.get(name, 'exit 1')}\n")
             path.chmod(0o755)
@@ -234,6 +237,41 @@ def test_gpus_and_limits_are_read_from_sinfo(fake: Callable[..., CommandLineClus
     assert limits.partitions == ("batch", "long")
     assert (limits.max_nodes, limits.max_time_seconds, limits.gpus_per_node) == (64, 86_400, 8)
     assert limits.has_pyxis
+
+
+def test_resources_are_read_from_sinfo(fake: Callable[..., CommandLineCluster]) -> None:
+    rows = "batch*|1-00:00:00|1-64|100|gpu:h100:8(S:0-1,4),nvme:1\\nbatch*|1-00:00:00|1-64|20|shard:4\\nlong|infinite|1|1|mps:1"
+
+    assert fake(sinfo=f"printf '{rows}\\n'").limits().gres == ("gpu", "nvme", "shard")
+
+
+@pytest.mark.parametrize(
+    ("enforced", "allowed", "accounts"),
+    [
+        ("none", "ALL", None),
+        ("none", "perf,llm", ("llm", "perf")),
+        ("associations,limits,qos", "ALL", ("here", "llm")),
+        ("associations", "llm,perf", ("llm",)),
+    ],
+)
+def test_accounts_are_those_that_slurm_insists_on(
+    fake: Callable[..., CommandLineCluster], enforced: str, allowed: str, accounts: tuple[str, ...] | None
+) -> None:
+    scontrol = f"""case "$*" in *partition*) echo "PartitionName=batch AllowGroups=ALL AllowAccounts={allowed} AllowQos=ALL";;
+    *) echo "AccountingStorageEnforce = {enforced}";; esac"""
+    sacctmgr = "printf 'llm|\\nhere|batch\\nthere|long\\n'"
+
+    limits = fake(sinfo="echo 'batch*|1:00|1|1|(null)'", scontrol=scontrol, sacctmgr=sacctmgr).limits()
+
+    assert limits.accounts == accounts
+
+
+def test_a_site_without_accounting_says_nothing_on_accounts(fake: Callable[..., CommandLineCluster]) -> None:
+    scontrol = "echo 'AccountingStorageEnforce = associations'"
+
+    limits = fake(sinfo="echo 'batch*|1:00|1|1|(null)'", scontrol=scontrol, sacctmgr="exit 1").limits()
+
+    assert limits.accounts is None
 
 
 def test_a_machine_without_a_slurm_configuration_is_no_passing_trouble(fake: Callable[..., CommandLineCluster]) -> None:
@@ -378,4 +416,5 @@ def test_the_settings_gpus_of_a_node_win_over_sinfos(fake: Callable[..., Command
 
     limits = CommandLineCluster(cluster.settings.model_copy(update={"gpus_per_node": 4})).limits()
 
-    assert limits.gpus_per_node == 4
+    assert (limits.gpus_per_node, limits.configured_gpus_per_node) == (4, 4)
+    assert cluster.limits().configured_gpus_per_node is None
