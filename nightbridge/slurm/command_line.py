@@ -194,7 +194,7 @@ class CommandLineCluster:
         return without_slurm(os.environ) | self.launch_environment()
 
     def _accounts(self, partition: str | None) -> tuple[str, ...] | None:
-        """The accounts that this user may charge in a partition; None where any will do, or where Slurm does not say."""
+        """The accounts that this user may charge there; None where any will do, or where Slurm does not say."""
         shown = self._ask(("scontrol", "--oneliner", "show", "partition", partition or "")) or ""
         allowed = _ALLOWED_ACCOUNTS.search(shown)
         of_partition = set(allowed[1].split(",")) if allowed and allowed[1].upper() != "ALL" else None

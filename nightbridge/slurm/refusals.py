@@ -50,7 +50,7 @@ REFUSALS: tuple[Refusal, ...] = (
         JobNotAccepted, "the partition or its nodes are down, drained or reserved", "It is tried again; see `sinfo -R`",
     ),
     Refusal(
-        r"[Ii]nvalid partition|partition name specified",
+        r"[Ii]nvalid partition|partition name specified|No partition specified",
         LaunchRefused, "there is no such partition", "Set the cluster's partition to one that `sinfo` lists",
     ),
     Refusal(

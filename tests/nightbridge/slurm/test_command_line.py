@@ -349,6 +349,13 @@ def test_each_refusal_is_of_its_kind(message: str, kind: type[NightbridgeError])
     assert isinstance(error, TransientError) == (kind is not LaunchRefused)
 
 
+def test_a_site_without_a_default_partition_asks_for_one() -> None:
+    error = refusal_of("sbatch: error: Batch job submission failed: No partition specified or system default", "job")
+
+    assert isinstance(error, LaunchRefused)
+    assert "partition" in error.advice
+
+
 # --- texts -----------------------------------------------------------------------------------------------------------
 
 
