@@ -1,4 +1,4 @@
-"""How large a checkpoint is likely to be, before anything is trained: parameters and the optimiser's state."""
+"""What is known of checkpoints before anything is trained: how large they will be, whether a run begins with one."""
 
 import re
 from collections.abc import Mapping
@@ -23,7 +23,20 @@ _NAMED: Mapping[str, float] = {
 _COUNT = re.compile(r"(?:^|_)(\d+(?:[.p]\d+)?)([bmt])(?=_|$)")
 _UNITS: Mapping[str, float] = {"m": 1e6, "b": 1e9, "t": 1e12}
 _RESHAPING = ("hidden_size", "num_layers", "num_moe_experts", "first_k_dense_replace")
+_LOAD, _FINETUNE = "checkpoint.load", "checkpoint.finetune"
 _ADAPTERS = frozenset({"lora", "peft"})
+
+
+def resumed_from(test: TestDefinition) -> str:
+    """The checkpoint that a test says it goes on from; empty for a run that starts anew.
+
+    With `finetune` only the weights are loaded: iterations and optimiser begin anew, so that is no resume.
+    """
+    written = {key.lstrip("+"): value for key, value in test.extra_cmd_args.items()}
+    anew = written.get(_FINETUNE, "").strip().lower() == "true"
+    if not test.has_launcher:  # its program has a flag for it
+        anew = anew or bool(test.cmd_args.get("finetune"))
+    return "" if anew else str(test.cmd_args.get("load_dir") or written.get(_LOAD, "").replace("null", ""))
 
 
 def trains_adapters(test: TestDefinition) -> bool:

@@ -17,7 +17,7 @@ What one night alone says is suspicious until it was run again (`confirm`): the 
 What makes the baseline: the last `gate.baseline_runs` runs of the same series from strictly earlier nights (night ids
 sort by time) whose verdict was passed, improved or no baseline, and whose job did all its steps. A regressed run never
 gets there by itself, so a slow-down is reported every night until it is repaired or accepted (`decisions`). Confirming
-re-runs and bisect points (`repeat`) are no part of it.
+re-runs and bisect points (`repeat`) are no part of it, nor is a run that went on where another one had ended.
 """
 
 import statistics
@@ -25,6 +25,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from nightbridge.errors import InvalidInput, NightbridgeError
+from nightbridge.launch.checkpoints import resumed_from
 from nightbridge.models import (
     Comparison,
     GatePolicy,
@@ -147,7 +148,7 @@ class _Tonight(NamedTuple):
 
 def good_runs_before(night: str, history: Sequence[HistoryRow]) -> tuple[HistoryRow, ...]:
     """The runs that may make a baseline for a night, oldest first."""
-    good = (row for row in history if row.night < night and is_good(row))
+    good = (row for row in history if row.night < night and is_good(row) and not row.resumed)
     return tuple(sorted(good, key=lambda row: (row.night, row.harvested_at)))
 
 
@@ -244,7 +245,10 @@ def _is_asked(metric: Metric, gate: GatePolicy, value: float | None, earlier: Se
 def _examine(metric: Metric, tonight: _Tonight) -> Finding | None:
     """What is to say about one metric; None where it is none of this test's."""
     nights, decisions = tonight.nights, tonight.evidence.decisions
-    past = [None if is_left_out(decisions, metric.name, night.own.night) else night for night in nights[:-1]]
+    past = [
+        None if night.own.resumed or is_left_out(decisions, metric.name, night.own.night) else night
+        for night in nights[:-1]
+    ]
     values = [None if night is None else night_value(night, metric) for night in past]
     own = measured(metric, tonight.record.summary)
     if not _is_asked(metric, tonight.gate, own, [value for value in values if value is not None]):
@@ -488,7 +492,7 @@ def _verdict(
             reasons = (*reasons, *said, *_decided(tonight))
     if record.job.outcome is Outcome.TEARDOWN:
         reasons = (*reasons, _outcome_reason(record))
-    reasons = (*reasons, *_taint_reasons(record))
+    reasons = (*reasons, *_resume_reasons(record), *_taint_reasons(record))
 
     return Verdict(
         run_key=record.spec.run_key,
@@ -574,6 +578,11 @@ def _decided(tonight: _Tonight) -> tuple[str, ...]:
         if decision.since <= night
     }
     return tuple(text for text, _decision in sorted(forced.items(), key=lambda item: item[1].when))
+
+
+def _resume_reasons(record: RunRecord) -> tuple[str, ...]:
+    path = resumed_from(record.spec.test)
+    return (f"the run went on from {path}, where another one ended: no baseline for later nights",) if path else ()
 
 
 def _taint_reasons(record: RunRecord) -> tuple[str, ...]:

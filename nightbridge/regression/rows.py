@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import AwareDatetime, Field
 
+from nightbridge.launch.checkpoints import resumed_from
 from nightbridge.models import Model, Outcome, PinnedRepository, RunRecord, Summary, Verdict, VerdictStatus
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class HistoryRow(Model):
     outcome: Outcome | None = None
     outcome_reason: str = ""
     verdict: VerdictStatus | None = Field(None, description="None while nobody has judged the run.")
+    resumed: bool = Field(False, description="Went on where another run had ended, so nothing is compared with it.")
     megatron_bridge: Pin
     nemo_run: Pin | None = Field(None, description="None for a workload without a launcher.")
     image: str | None = Field(None, description="Image reference; None without a container.")
@@ -70,6 +72,7 @@ def row_of(record: RunRecord, verdict: Verdict | None) -> HistoryRow:
         outcome=job.outcome,
         outcome_reason=job.outcome_reason,
         verdict=verdict.status if verdict else None,
+        resumed=bool(resumed_from(record.spec.test)),
         megatron_bridge=_pin_of(record.checkout.megatron_bridge),
         nemo_run=_pin_of(record.checkout.nemo_run) if record.checkout.nemo_run else None,
         image=record.image.reference,

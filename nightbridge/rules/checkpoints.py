@@ -2,7 +2,13 @@
 
 from collections.abc import Iterator
 
-from nightbridge.launch.checkpoints import bytes_per_parameter, checkpoint_bytes, parameters_of, trains_adapters
+from nightbridge.launch.checkpoints import (
+    bytes_per_parameter,
+    checkpoint_bytes,
+    parameters_of,
+    resumed_from,
+    trains_adapters,
+)
 from nightbridge.models import HarvestPolicy
 from nightbridge.rules.facts import Facts
 from nightbridge.rules.rule import Rule
@@ -36,11 +42,12 @@ def _interval(facts: Facts) -> Iterator[str]:
         )
 
 
-def _resumes(facts: Facts) -> Iterator[str]:
-    if facts.args.get("load_dir"):
+def resumes(facts: Facts) -> Iterator[str]:
+    """Tell a run that goes on from a checkpoint, whatever the workload: it is kept out of baselines."""
+    if path := resumed_from(facts.test):
         yield (
-            "cmd_args.load_dir is given: the run goes on where another one ended, so it is no baseline for others; "
-            "remove it for a run that starts anew"
+            f"the run goes on from {path}, where another one ended, so it is no baseline for others; "
+            "remove cmd_args.load_dir, or the override checkpoint.load, for a run that starts anew"
         )
 
 
@@ -55,5 +62,5 @@ RULES = (
         _size,
     ),
     Rule("checkpoint-interval", "warning", ("cmd_args.save_interval",), _interval),
-    Rule("resumes", "warning", ("cmd_args.load_dir",), _resumes),
+    Rule("resumes", "warning", ("cmd_args.load_dir", "extra_cmd_args"), resumes),
 )

@@ -11,6 +11,7 @@ from nightbridge.launch.hetero import hetero_plan, taken_options
 from nightbridge.launch.resources import gpus_per_node
 from nightbridge.launch.versions import HEAD
 from nightbridge.models import ClusterLimits, Image, Site
+from nightbridge.rules.checkpoints import resumes
 from nightbridge.rules.facts import Facts
 from nightbridge.rules.rule import Rule
 
@@ -142,11 +143,6 @@ def _extra(facts: Facts) -> Iterator[str]:
         yield f"extra_cmd_args.{key} is decided by [cmd_args]; write it there"
 
 
-def _resumes(facts: Facts) -> Iterator[str]:
-    if facts.args.get("load_dir"):
-        yield "cmd_args.load_dir is given: this run resumes another one and is no fair baseline"
-
-
 def _grid_flags(facts: Facts) -> Iterator[str]:
     """Plan it against the pinned program, whose parser says which axes it has."""
     if facts.checkout is None:
@@ -198,5 +194,5 @@ RULES = (
         _resolution,
     ),
     Rule("flag-once", "error", ("extra_cmd_args",), _extra),
-    Rule("resumes", "warning", ("cmd_args.load_dir",), _resumes),
+    Rule("resumes", "warning", ("cmd_args.load_dir", "cmd_args.finetune", "extra_cmd_args"), resumes),
 )

@@ -208,6 +208,50 @@ def test_confirming_re_runs_are_no_baseline(make_record: Records, make_row: Rows
     assert compare(make_record(), [make_row(repeat=1)]).status is VerdictStatus.NO_BASELINE
 
 
+RESUMED = {"model_recipe_name": "llama3_8b", "num_gpus": 8, "max_steps": 50, "load_dir": "/checkpoints/old"}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"cmd_args": RESUMED}, {"extra_cmd_args": {"+checkpoint.load": "/checkpoints/old"}}],
+    ids=["load_dir", "override"],
+)
+def test_a_run_that_declared_a_resume_is_no_baseline(
+    make_record: Records, make_row: Rows, fields: dict[str, dict[str, object]]
+) -> None:
+    nights = tuple(make_row(night=f"2026-11-{day:02}", **fields) for day in range(1, 10))
+
+    verdict = compare(make_record(**fields), nights)
+
+    assert all(row.resumed and row.verdict in GOOD_VERDICTS for row in nights)
+    assert good_runs_before("2026-11-10", nights) == ()
+    assert (verdict.status, verdict.baseline_runs) == (VerdictStatus.NO_BASELINE, ())
+    assert all(comparison.baseline is None for comparison in verdict.comparisons)
+    assert (
+        "the run went on from /checkpoints/old, where another one ended: no baseline for later nights"
+        in verdict.reasons
+    )
+
+
+def test_resumed_nights_are_no_level_that_a_later_night_is_held_to(
+    make_record: Records, make_row: Rows, summary_of: Summaries
+) -> None:
+    fast = [make_row(summary_of([0.5] * 50), f"2026-11-{day:02}", cmd_args=RESUMED) for day in range(1, 9)]
+    own = [make_row(night=f"2026-11-{day:02}") for day in (9,)]
+
+    assert compare(make_record(), [*fast, *own]).status is VerdictStatus.PASSED
+    assert compare(make_record(), [row.model_copy(update={"resumed": False}) for row in fast] + own).status is (
+        VerdictStatus.REGRESSED
+    )
+
+
+def test_weights_alone_are_no_resume(make_row: Rows) -> None:
+    tuned = make_row(cmd_args=RESUMED, extra_cmd_args={"checkpoint.finetune": "true"})
+
+    assert not tuned.resumed
+    assert good_runs_before("2026-11-10", [tuned]) == (tuned,)
+
+
 def test_a_teardown_failure_with_good_numbers_makes_a_baseline(make_record: Records, make_row: Rows) -> None:
     assert compare(make_record(), [make_row(outcome=Outcome.TEARDOWN)]).status is VerdictStatus.PASSED
 

@@ -89,7 +89,7 @@ def test_there_is_a_sample_of_each_published_topology():
         ),
         (make_test({"dynamic_resolution": True, "num_image_tiles": 12}), "image-resolution", "excludes tiles"),
         (make_test(extra_cmd_args={"llm-tp": "4"}), "flag-once", "decided by [cmd_args]"),
-        (make_test({"load_dir": "/old"}), "resumes", "no fair baseline"),
+        (make_test({"load_dir": "/old"}), "resumes", "from /old, where another one ended"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
