@@ -768,6 +768,47 @@ class Comparison(Model):
     status: Literal["passed", "improved", "regressed", "missing", "no_baseline"]
 
 
+class RangeCommit(Model):
+    """One commit between two pins. Texts are the author's own and may hold anything."""
+
+    commit: str = Field(description="Full 40-character commit.")
+    subject: str
+    author: str = Field(description="Name, without address.")
+    authored_at: datetime
+
+
+class RepositoryChange(Model):
+    """A repository that was pinned to another commit in the suspect night."""
+
+    name: str = Field(description="`Megatron-Bridge` or `NeMo-Run`.")
+    url: str
+    before: str = Field(description="Full commit of the last good night.")
+    after: str = Field(description="Full commit of the suspect night.")
+    commits: tuple[RangeCommit, ...] = Field((), description="What came after `before`, up to `after`, newest first.")
+    note: str = Field("", description="Why commits are missing here.")
+
+
+class ValueChange(Model):
+    """A value that is not the same in both nights; empty text for one that is not there."""
+
+    name: str
+    before: str
+    after: str
+
+
+class Suspects(Model):
+    """What changed between the last night of the good level and the night that is suspect."""
+
+    last_good: str = Field(description="The last night that certainly had the good level.")
+    night: str = Field(description="The last night with which the other level may have begun.")
+    run_before: str = Field(description="Run key of the former.")
+    run_after: str = Field(description="Run key of the latter.")
+    repositories: tuple[RepositoryChange, ...] = ()
+    configuration: tuple[ValueChange, ...] = Field((), description="Of the test, and of what the run itself dumped.")
+    environment: tuple[ValueChange, ...] = Field((), description="Image, launcher, nodes, environment variables.")
+    notes: tuple[str, ...] = Field((), description="What could not be compared, and why.")
+
+
 class Verdict(Model):
     """Stage 6, compare: what the night means for one test."""
 
@@ -784,6 +825,7 @@ class Verdict(Model):
     series: str = Field("", description="The series it was compared in; empty when nobody could say.")
     reruns: int = Field(0, description="Runs of this night that are still wanted before the verdict counts.")
     suspect_nodes: tuple[str, ...] = Field((), description="Nodes that those runs should do without, if they can.")
+    suspects: Suspects | None = Field(None, description="What changed, where the run is not as the good ones were.")
 
     @property
     def exit_code(self) -> int:

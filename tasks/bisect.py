@@ -16,8 +16,7 @@ from nightbridge.regression.bisect_result import (
     stored_points,
 )
 from nightbridge.regression.stored import history_of
-from nightbridge.repos.mirrors import Mirror
-from nightbridge.repos.ranges import RangeCommit, commits_in_range
+from nightbridge.repos.ranges import commits_between
 from nightbridge.slurm.cluster import open_cluster
 from nightbridge.slurm.ledger import attempts_of, cancel_jobs, read_ended
 from nightbridge.slurm.room import free_places
@@ -41,12 +40,9 @@ def plan_bisect(
     store = open_store(site.store_settings, block_value)
     rows = history_of(store, test_id, site.cluster.name).rows
 
-    def find_commits(url: str, first: str, last: str) -> tuple[RangeCommit, ...]:
-        mirror = Mirror(url, site.workspace, timeout=site.git_timeout)
-        ends = [mirror.resolve(commit) for commit in (first, last)]
-        return commits_in_range(mirror, *ends)
-
-    made = make_plan(rows, find_commits, metric=metric, repository=repository, good=good, bad=bad, policy=policy)
+    made = make_plan(
+        rows, commits_between(site), metric=metric, repository=repository, good=good, bad=bad, policy=policy
+    )
     return _told(keep_plan(store, made))
 
 

@@ -9,6 +9,8 @@ from nightbridge.regression.evidence import gather_evidence, since_of
 from nightbridge.regression.gate import compare as compare_with_history
 from nightbridge.regression.history import add, compact, read_recent, row_of
 from nightbridge.regression.report import markdown_table
+from nightbridge.regression.suspects import find_suspects
+from nightbridge.repos.ranges import commits_between
 from nightbridge.store.find import last_attempt
 from nightbridge.store.harvest import load_record
 from nightbridge.store.objects import ObjectStore, open_store
@@ -35,8 +37,13 @@ def confirm(run: RunSpec, site: Site, attempt: int) -> Verdict:
 def _judge(record: RunRecord, store: ObjectStore, site: Site) -> Verdict:
     cluster, series = site.cluster.name, record.series
     history = read_recent(store, cluster, series, record.spec.night)
-    verdict = compare_with_history(record, history, gather_evidence(store, record, site.contract, since_of(history)))
-    add(store, row_of(record, verdict))
+    evidence = gather_evidence(store, record, site.contract, since_of(history))
+    verdict = compare_with_history(record, history, evidence)
+    row = row_of(record, verdict)
+    rows = (*(other for other in history if other.run_key != row.run_key), row)
+    suspects = find_suspects(store, verdict, rows, commits_between(site), evidence.decisions)
+    verdict = verdict.model_copy(update={"suspects": suspects})
+    add(store, row)
     store.put(f"{record.prefix.rsplit('/', 1)[0]}/verdict.json", verdict.model_dump_json(indent=2).encode())
     create_markdown_artifact(
         markdown_table((verdict,)), key=record.spec.test_slug, description=f"Verdict of {record.spec.test.id}"

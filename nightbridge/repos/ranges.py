@@ -1,11 +1,11 @@
 """The commits between two pins, as the mirror knows them: what a person suspects, and what bisect searches."""
 
+from collections.abc import Callable
 from datetime import datetime
 
-from pydantic import Field
-
 from nightbridge.errors import InvalidInput
-from nightbridge.models import Model
+from nightbridge.models import RangeCommit as RangeCommit
+from nightbridge.models import Site
 from nightbridge.repos.git import attempt, git
 from nightbridge.repos.mirrors import Mirror
 from nightbridge.repos.urls import masked
@@ -15,15 +15,6 @@ MOST_COMMITS = 20000
 
 # Unit and record separators: neither stands in a subject or a name.
 _FORMAT = "%H%x1f%an%x1f%aI%x1f%s%x1e"
-
-
-class RangeCommit(Model):
-    """One commit between two pins. Texts are the author's own and may hold anything."""
-
-    commit: str = Field(description="Full 40-character commit.")
-    subject: str
-    author: str = Field(description="Name, without address.")
-    authored_at: datetime
 
 
 def commits_in_range(mirror: Mirror, good: str, bad: str) -> tuple[RangeCommit, ...]:
@@ -51,6 +42,19 @@ def commits_in_range(mirror: Mirror, good: str, bad: str) -> tuple[RangeCommit, 
         timeout=mirror.timeout, folder=mirror.path, thing=mirror.url,
     )  # fmt: skip
     return tuple(_commit(record) for record in text.split("\x1e") if record.strip())
+
+
+def commits_between(site: Site) -> Callable[[str, str, str], tuple[RangeCommit, ...]]:
+    """What asks the mirrors of a site for the commits of a repository (its URL) after one commit, up to another.
+
+    What it returns raises what `commits_in_range` raises, and fetches a commit that the mirror lacks.
+    """
+
+    def find(url: str, good: str, bad: str) -> tuple[RangeCommit, ...]:
+        mirror = Mirror(url, site.workspace, timeout=site.git_timeout)
+        return commits_in_range(mirror, mirror.resolve(good), mirror.resolve(bad))
+
+    return find
 
 
 def _commit(record: str) -> RangeCommit:
