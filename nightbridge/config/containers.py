@@ -215,6 +215,8 @@ def _iterations(container: Container) -> tuple[int, int, int | None, int] | None
     longest = container.integer("scheduler.max_steps")
     decay = longest or container.integer("scheduler.lr_decay_iters") or iterations
     wsd = container.integer("scheduler.lr_wsd_decay_iters")
+    if wsd is None and container.value("scheduler.lr_decay_style") == "WSD":
+        wsd = decay
     warmup = container.integer("scheduler.lr_warmup_iters") or 0
     return decay * batch, (longest or iterations) * batch, wsd * batch if wsd else None, warmup * batch
 

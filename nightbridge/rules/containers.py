@@ -1,13 +1,11 @@
-"""The rules of a `ConfigContainer.yaml`: those of Megatron-Bridge's own `validate()`, and what it misses.
+"""The rules of a `ConfigContainer.yaml`: those of Megatron-Bridge's own `validate()` and `finalize()`.
 
-`RULES` holds what the configuration's own check raises at the start of the job. `MISSED` holds what it lets through,
-so that the job fails after it has waited in the queue, or trains something else than was meant. Left out is what needs
-the cluster's files, its GPUs or its packages.
+`RULES` holds what the configuration's own check raises at the start of the job; what it lets through stands in
+`container_missed`. Left out is what needs the cluster's files, its GPUs or its packages.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 
 from nightbridge.config.containers import (
     Container,
@@ -15,41 +13,23 @@ from nightbridge.config.containers import (
     model_parallel_size,
     scheduler_steps,
 )
-from nightbridge.rules.rule import Severity, Violation
+from nightbridge.rules.container_missed import MISSED
+from nightbridge.rules.container_rule import (
+    SCHEDULE,
+    SIZES,
+    ContainerFacts,
+    ContainerRule,
+    captured_modules,
+    dtype_of,
+    of,
+)
+from nightbridge.rules.rule import Violation
 
 _SFT = frozenset({"GPTSFTDatasetConfig", "DirectHFSFTDatasetConfig", "EnergonDatasetConfig", "MockVLMSFTDatasetConfig"})
 _COLLATED = _SFT - {"GPTSFTDatasetConfig"}
 _DISTRIBUTED_FORMATS = ("torch_dist", "fsdp_dtensor")
+_EXPORT_SOURCES = ("checkpoint.hf_source_path", "model.hf_model_id", "tokenizer.tokenizer_model")
 _NCCL_ALGORITHMS = ("Tree", "Ring", "CollnetDirect", "CollnetChain", "^NVLS")
-
-
-@dataclass(frozen=True, slots=True)
-class ContainerFacts:
-    """A ConfigContainer and the GPUs that it is to run on, where somebody says."""
-
-    container: Container
-    world_size: int | None = None
-
-
-Check = Callable[[Container], Iterable[str]]
-
-
-@dataclass(frozen=True, slots=True)
-class ContainerRule:
-    """A named rule of ConfigContainers.
-
-    Attributes:
-        id: Its name, stable.
-        fields: Dotted paths that it reads.
-        check: Yields a message for each way in which a configuration breaks it.
-        severity: What breaking it means.
-
-    """
-
-    id: str
-    fields: tuple[str, ...]
-    check: Callable[[ContainerFacts], Iterable[str]]
-    severity: Severity = "error"
 
 
 def check_container(container: Container, world_size: int | None = None) -> tuple[Violation, ...]:
@@ -75,6 +55,12 @@ def _world_divides(facts: ContainerFacts) -> Iterator[str]:
     size = model_parallel_size(facts.container)
     if facts.world_size is not None and facts.world_size % size:
         yield f"{facts.world_size} GPUs are not a multiple of TP * PP * CP = {size}; change one of them"
+    context = facts.container.integer("dist.eval_context_parallel_size")
+    if facts.world_size is None or not context or context < 0:
+        return
+    size = size // facts.container.size("context_parallel_size") * context
+    if facts.world_size % size:
+        yield f"{facts.world_size} GPUs are not a multiple of TP * PP * eval_context_parallel_size = {size}; change one"
 
 
 def _eval_batch(facts: ContainerFacts) -> Iterator[str]:
@@ -101,17 +87,6 @@ def _eval_data_parallel(facts: ContainerFacts) -> int | None:
     return world // (model_parallel_size(facts.container) // facts.container.size("context_parallel_size") * context)
 
 
-def _train_batch(facts: ContainerFacts) -> Iterator[str]:
-    total = facts.container.integer("train.global_batch_size")
-    micro = facts.container.integer("train.micro_batch_size")
-    parallel = data_parallel_size(facts.container, facts.world_size)
-    if total and micro and parallel and total % (micro * parallel):
-        yield (
-            f"global_batch_size {total} is not a multiple of micro_batch_size {micro} * data parallel size {parallel} "
-            f"= {micro * parallel}; use {max(total // (micro * parallel), 1) * micro * parallel}"
-        )
-
-
 def _context_length(c: Container) -> Iterator[str]:
     context, length = c.size("context_parallel_size"), c.integer("model.seq_length")
     if context > 1 and length and length % (2 * context):
@@ -132,6 +107,8 @@ def _context_communication(c: Container) -> Iterator[str]:
     context, layers = c.size("context_parallel_size"), c.integer("model.num_layers")
     if context > 1 and isinstance(kinds, list) and len(kinds) != layers:
         yield f"model.cp_comm_type has {len(kinds)} entries for {layers} layers; write one for each, or one text"
+    if context > 1 and kinds is not None and not isinstance(kinds, list | str):
+        yield f"model.cp_comm_type {kinds!r} must be a text, or a list of one for each layer"
     named = kinds if isinstance(kinds, list) else [kinds or "p2p"]
     if any("a2a+p2p" in str(kind) for kind in named) and sizes is None:
         yield (
@@ -180,6 +157,9 @@ def _one_duration(c: Container) -> Iterator[str]:
         yield "train.rampup_batch_size goes with train_iters only; remove it"
     if samples is not None and samples <= 0:
         yield f"train.train_samples {samples} must be positive"
+    number = c.number("train.num_epochs")
+    if number is not None and number <= 0:
+        yield f"train.num_epochs {number:g} must be positive"
 
 
 def _epochs(c: Container) -> Iterator[str]:
@@ -212,6 +192,31 @@ def _schedule_mode(c: Container) -> Iterator[str]:
     warmup = "lr_warmup_samples" if by_samples else "lr_warmup_iters"
     if c.value("scheduler.lr_warmup_fraction") is not None and c.is_on(f"scheduler.{warmup}"):
         yield f"scheduler.lr_warmup_fraction and {warmup} are both set; keep one"
+
+
+def _schedule_mixed(c: Container) -> Iterator[str]:
+    iterations, samples = (_counted_in(c, unit) for unit in ("iters", "samples"))
+    if iterations and samples:
+        yield f"scheduler counts iterations and samples: {', '.join(iterations + samples)}; keep those of one kind"
+
+
+def _counted_in(c: Container, unit: str) -> list[str]:
+    """The scheduler's fields that count in a unit and are written; a warm-up of none is not."""
+    names = [
+        f"{what}_{unit}" for what in ("lr_decay", "lr_wsd_decay") if c.value(f"scheduler.{what}_{unit}") is not None
+    ]
+    return names + [f"lr_warmup_{unit}"] * c.is_on(f"scheduler.lr_warmup_{unit}")
+
+
+def _weight_decay(c: Container) -> Iterator[str]:
+    start, end = c.number("scheduler.start_weight_decay"), c.number("scheduler.end_weight_decay")
+    if start is None:
+        return
+    if start < 0:
+        yield f"scheduler.start_weight_decay {start:g} must not be negative"
+    if end is None or end < start:
+        shown = "not set" if end is None else f"{end:g}"
+        yield f"scheduler.end_weight_decay is {shown}, and start_weight_decay is {start:g}; it may only grow"
 
 
 def _schedule_length(c: Container) -> Iterator[str]:
@@ -258,7 +263,7 @@ def _padded_packing(c: Container) -> Iterator[str]:
     lengths = c.is_on("dataset.offline_packing_specs.pad_cu_seqlens")
     if lengths and not padded:
         yield "offline_packing_specs.pad_cu_seqlens needs dataset.pad_to_max_length = true"
-    modules = c.names("model.cuda_graph_modules")
+    modules = captured_modules(c)
     per_layer = c.value("model.cuda_graph_impl") == "transformer_engine"
     whole = _captures_iteration(c)
     if (whole or per_layer) and not padded:
@@ -274,6 +279,14 @@ def _energon(c: Container) -> Iterator[str]:
     if c.integer("dataset.micro_batch_size") != micro:
         written = c.value("dataset.micro_batch_size")
         yield f"dataset.micro_batch_size {written} and train.micro_batch_size {micro} differ; write the same"
+    evaluated = c.integer("validation.eval_micro_batch_size")
+    if (
+        evaluated is not None
+        and c.is_on("dataset.do_validation")
+        and evaluated != c.integer("dataset.micro_batch_size")
+    ):
+        written = c.value("dataset.micro_batch_size")
+        yield f"dataset.micro_batch_size {written} and eval_micro_batch_size {evaluated} differ; write the same"
     if c.value("dataset.packing_buffer_size") is None:
         return
     broken = {
@@ -281,7 +294,8 @@ def _energon(c: Container) -> Iterator[str]:
         "model.calculate_per_token_loss = true": not c.is_on("model.calculate_per_token_loss"),
         "ddp.average_in_collective = false": c.is_on("ddp.average_in_collective"),
         "no multi-token prediction": c.is_on("model.mtp_num_layers"),
-        "no CUDA graphs": _captures(c),
+        "no CUDA graphs": _captures(c) or c.value("model.vision_cuda_graph_impl") not in (None, "none"),
+        "no model.dist_train": c.is_on("model.dist_train.use_dist_train"),
         "pipeline_model_parallel_size 1": c.size("pipeline_model_parallel_size") > 1,
     }
     for need, is_broken in broken.items():
@@ -308,6 +322,21 @@ def _two_precisions(c: Container) -> Iterator[str]:
     for section in ("model", "optimizer"):
         if c.is_on(f"{section}.bf16") and c.is_on(f"{section}.fp16"):
             yield f"{section}.bf16 and {section}.fp16 are both on; keep one"
+
+
+def _aware_precision(c: Container) -> Iterator[str]:
+    if not c.is_on("optimizer.use_precision_aware_optimizer"):
+        return
+    ours = [kind for kind in ("bf16", "fp16") if c.is_on(f"model.{kind}")]
+    theirs = [kind for kind in ("bf16", "fp16") if c.is_on(f"optimizer.{kind}")]
+    for kind in ours:
+        if kind not in theirs:
+            yield f"optimizer.use_precision_aware_optimizer with model.{kind} needs optimizer.{kind} = true"
+    if not ours and theirs:
+        yield (
+            f"optimizer.use_precision_aware_optimizer with a model in fp32 needs optimizer.{theirs[0]} = false; "
+            f"or write model.{theirs[0]} = true"
+        )
 
 
 def _mxfp8_gather(c: Container) -> Iterator[str]:
@@ -367,6 +396,12 @@ def _fsdp_first(c: Container) -> Iterator[str]:
         yield "ddp.fsdp_manual_registration needs ddp.nccl_ub = true"
     if c.is_on("dist.use_tp_pp_dp_mapping"):
         yield "Megatron FSDP excludes dist.use_tp_pp_dp_mapping; switch it off"
+    hashed = c.value("train.check_weight_hash_across_dp_replicas_interval") is not None
+    if hashed and c.value("ddp.data_parallel_sharding_strategy") == "optim_grads_params":
+        yield "train.check_weight_hash_across_dp_replicas_interval excludes the sharding optim_grads_params; remove it"
+    version = c.integer("ddp.megatron_fsdp_version")
+    if version is not None and version != 1:
+        yield f"ddp.megatron_fsdp_version {version} is neither 1 nor 2; write one of them"
 
 
 def _fsdp_second(c: Container) -> Iterator[str]:
@@ -374,7 +409,9 @@ def _fsdp_second(c: Container) -> Iterator[str]:
         return
     sizes = (*("tensor_model_parallel_size", "pipeline_model_parallel_size"), "context_parallel_size")
     broken = {
-        "model.bf16 = true": not c.is_on("model.bf16"),
+        "model.bf16 = true and no fp16": not c.is_on("model.bf16") or c.is_on("model.fp16"),
+        "optimizer.bf16 = true and no fp16": not c.is_on("optimizer.bf16") or c.is_on("optimizer.fp16"),
+        "model.params_dtype of bfloat16": dtype_of(c, "model.params_dtype") not in ("", "bfloat16"),
         "parallel sizes of 1": any(c.size(name) > 1 for name in (*sizes, "expert_model_parallel_size")),
         "a dense model": c.is_on("model.num_moe_experts"),
         "no virtual pipeline": c.is_on("model.virtual_pipeline_model_parallel_size"),
@@ -384,9 +421,17 @@ def _fsdp_second(c: Container) -> Iterator[str]:
         "no gradient clipping (optimizer.clip_grad = 0)": (c.number("optimizer.clip_grad") or 0) > 0,
         "no precision-aware optimiser": c.is_on("optimizer.use_precision_aware_optimizer"),
         "no CPU offloading": c.is_on("model.cpu_offloading") or c.is_on("optimizer.optimizer_cpu_offload"),
+        "no layer-wise distributed optimiser": c.is_on("optimizer.use_layer_wise_distributed_optimizer"),
+        "no CUDA graph of the optimiser": c.is_on("optimizer.optimizer_cuda_graph"),
+        "no loss scaling (optimizer.loss_scale = null)": c.value("optimizer.loss_scale") is not None,
+        "rng.data_parallel_random_init = false": c.is_on("rng.data_parallel_random_init"),
+        "ddp.num_distributed_optimizer_instances 1": (c.integer("ddp.num_distributed_optimizer_instances") or 1) != 1,
+        "ddp.outer_dp_sharding_strategy no_shard": c.value("ddp.outer_dp_sharding_strategy") not in (None, "no_shard"),
         "model.calculate_per_token_loss = false": c.is_on("model.calculate_per_token_loss"),
-        "no fp8 and no fp4": bool(c.value("model.fp8") or c.value("model.fp4")),
-        "no CUDA graphs": _captures(c),
+        "no fp8 and no fp4": any(
+            c.is_on(name) for name in ("model.fp8", "model.fp4", "ddp.fp8_param_gather", "ddp.fp4_param_gather")
+        ),
+        "no CUDA graphs": _captures(c) or c.is_on("ddp.megatron_fsdp_cuda_graph_mode"),
         "dist.use_tp_pp_dp_mapping = false": c.is_on("dist.use_tp_pp_dp_mapping"),
     }
     for need, is_broken in broken.items():
@@ -400,7 +445,7 @@ def _fsdp_second(c: Container) -> Iterator[str]:
 def _checkpoint_format(c: Container) -> Iterator[str]:
     form = c.value("checkpoint.ckpt_format")
     used = c.value("checkpoint.save") is not None or c.value("checkpoint.load") is not None
-    if used and form == "fsdp_dtensor" and not c.is_on("ddp.use_megatron_fsdp"):
+    if used and form == "fsdp_dtensor" and (not _fsdp(c) or c.is_on("dist.use_torch_fsdp2")):
         yield "checkpoint.ckpt_format fsdp_dtensor needs ddp.use_megatron_fsdp = true; use torch_dist"
     distributed = c.is_on("optimizer.use_distributed_optimizer")
     if not c.is_on("dist.use_gloo_process_groups") and distributed and form not in _DISTRIBUTED_FORMATS:
@@ -435,6 +480,8 @@ def _export(c: Container) -> Iterator[str]:
         return
     if c.value("checkpoint.ckpt_format") == "fsdp_dtensor":
         yield "checkpoint.also_save_hf_checkpoint excludes ckpt_format fsdp_dtensor; use torch_dist"
+    if not any(c.value(name) for name in _EXPORT_SOURCES):
+        yield f"checkpoint.also_save_hf_checkpoint needs to know the model: write one of {', '.join(_EXPORT_SOURCES)}"
     if c.value("checkpoint.non_persistent_ckpt_type") == "local":
         yield "checkpoint.also_save_hf_checkpoint excludes local non-persistent checkpoints; use global ones"
 
@@ -460,120 +507,65 @@ def _loggers(c: Container) -> Iterator[str]:
             yield f"logger.{name} needs logger.{needed}; write it"
 
 
-# --- what validate() lets through ------------------------------------------------------------------------------------
-
-
-def _layers(c: Container) -> Iterator[str]:
-    layers, stages = c.integer("model.num_layers"), c.size("pipeline_model_parallel_size")
-    virtual = c.size("virtual_pipeline_model_parallel_size")
-    uneven = (
-        "pipeline_model_parallel_layout",
-        "num_layers_in_first_pipeline_stage",
-        "num_layers_in_last_pipeline_stage",
-    )
-    counted = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
-    if layers is None or any(c.is_on(f"model.{name}") for name in (*uneven, *counted)):
+def _stragglers(c: Container) -> Iterator[str]:
+    if not c.is_on("nvrx_straggler.enabled"):
         return
-    if layers % (stages * virtual):
-        yield f"model.num_layers {layers} is not a multiple of the pipeline's {stages * virtual} stages; write a layout"
+    if not (c.is_on("nvrx_straggler.calc_relative_gpu_perf") or c.is_on("nvrx_straggler.calc_individual_gpu_perf")):
+        yield "nvrx_straggler compares nothing; switch calc_relative_gpu_perf or calc_individual_gpu_perf on"
+    interval = c.number("nvrx_straggler.report_time_interval")
+    if interval is not None and interval <= 0:
+        yield f"nvrx_straggler.report_time_interval {interval:g} must be positive"
+    for name in ("gpu_relative_perf_threshold", "gpu_individual_perf_threshold"):
+        threshold = c.number(f"nvrx_straggler.{name}")
+        if threshold is not None and not 0 <= threshold <= 1:
+            yield f"nvrx_straggler.{name} {threshold:g} is no share; write 0 to 1"
 
 
-def _heads(c: Container) -> Iterator[str]:
-    tensor = c.size("tensor_model_parallel_size")
-    for name in ("num_attention_heads", "num_query_groups"):
-        heads = c.integer(f"model.{name}")
-        if heads and heads % tensor and (name == "num_attention_heads" or tensor % heads):
-            yield f"model.{name} {heads} is not a multiple of tensor_model_parallel_size {tensor}; change one"
+def _data_switches(c: Container) -> Iterator[str]:
+    if c.kind("dataset") not in ("GPTDatasetConfig", "GPTFIMDatasetConfig", "MockGPTDatasetConfig"):
+        return
+    dataset = c.value("dataset")
+    for name in ("reset_position_ids", "reset_attention_mask", "eod_mask_loss"):
+        if isinstance(dataset, Mapping) and name in dataset and dataset[name] is None:
+            yield f"dataset.{name} must be true or false"
 
-
-def _experts(c: Container) -> Iterator[str]:
-    experts, parallel = c.integer("model.num_moe_experts"), c.size("expert_model_parallel_size")
-    if parallel > 1 and not experts:
-        yield f"model.expert_model_parallel_size {parallel} needs a model with experts; write 1"
-    elif experts and experts % parallel:
-        yield f"model.num_moe_experts {experts} is not a multiple of expert_model_parallel_size {parallel}; change one"
-
-
-def _sequence_parallel(c: Container) -> Iterator[str]:
-    if c.is_on("model.sequence_parallel") and c.size("tensor_model_parallel_size") == 1:
-        yield "model.sequence_parallel does nothing with tensor_model_parallel_size 1; switch it off"
-
-
-def _no_training(c: Container) -> Iterator[str]:
-    if c.integer("train.train_iters") == 0:
-        yield "train.train_iters is 0: the run would end at once; write how many"
-
-
-def _intervals(c: Container) -> Iterator[str]:
-    interval = c.integer("checkpoint.save_interval")
-    if interval is not None and interval < 1:
-        yield f"checkpoint.save_interval {interval} must be at least 1; write null to save none"
-    workers = c.integer("dataset.num_workers")
-    if workers is not None and workers < 0:
-        yield f"dataset.num_workers {workers} must not be negative"
-
-
-def _long_warmup(c: Container) -> Iterator[str]:
-    unit = "samples" if c.value("train.train_samples") is not None else "iters"
-    warmup = c.integer(f"scheduler.lr_warmup_{unit}") or 0
-    decay = (
-        c.integer("scheduler.max_steps") or c.integer(f"scheduler.lr_decay_{unit}") or c.integer(f"train.train_{unit}")
-    )
-    if decay and warmup >= decay:
-        yield f"the warm-up of {warmup} {unit} is as long as the decay of {decay}, and is cut; shorten it"
-
-
-def _of(check: Check) -> Callable[[ContainerFacts], Iterable[str]]:
-    """A check that needs nothing but the file."""
-    return lambda facts: check(facts.container)
-
-
-_SIZES = ("model.tensor_model_parallel_size", "model.pipeline_model_parallel_size", "model.context_parallel_size")
-_SCHEDULE = ("train.train_iters", "train.train_samples", "scheduler")
 
 RULES: tuple[ContainerRule, ...] = (
-    ContainerRule("container-world-size", _SIZES, _world_divides),
-    ContainerRule("container-eval-batch", ("validation", "train.global_batch_size", *_SIZES), _eval_batch),
-    ContainerRule("container-duration", ("train",), _of(_one_duration)),
-    ContainerRule("container-epochs", ("train.num_epochs", "dataset"), _of(_epochs)),
-    ContainerRule("container-packing", ("dataset", "train.micro_batch_size"), _of(_packing)),
-    ContainerRule("container-padded-packing", ("dataset", "model.cuda_graph_impl"), _of(_padded_packing)),
-    ContainerRule("container-energon", ("dataset", "train", "model", "ddp"), _of(_energon)),
-    ContainerRule("container-collate-padding", ("dataset.seq_length", *_SIZES), _of(_collate_padding)),
-    ContainerRule("container-sequence-length", ("model.seq_length", "dataset.seq_length"), _of(_sequence_lengths)),
-    ContainerRule("container-context-length", ("model.seq_length", _SIZES[2]), _of(_context_length)),
-    ContainerRule("container-context-loss", ("model.calculate_per_token_loss", "ddp"), _of(_context_loss)),
-    ContainerRule("container-context-communication", ("model.cp_comm_type", _SIZES[2]), _of(_context_communication)),
-    ContainerRule("container-schedule-mode", _SCHEDULE, _of(_schedule_mode)),
-    ContainerRule("container-schedule-length", _SCHEDULE, _of(_schedule_length)),
-    ContainerRule("container-schedule-override", ("scheduler",), _of(_schedule_override)),
-    ContainerRule("container-precision", ("model.bf16", "model.fp16", "optimizer"), _of(_two_precisions)),
-    ContainerRule("container-mxfp8-gather", ("mixed_precision",), _of(_mxfp8_gather)),
-    ContainerRule("container-deterministic", ("model.deterministic_mode", "env_vars.NCCL_ALGO"), _of(_deterministic)),
-    ContainerRule("container-graph-nan-check", ("model.cuda_graph_impl", "rerun_state_machine"), _of(_graph_nan_check)),
-    ContainerRule("container-graph-offload", ("model.cpu_offloading", "model.cuda_graph_impl"), _of(_graph_offload)),
-    ContainerRule("container-quantised", ("model.restore_modelopt_state", "checkpoint"), _of(_quantised)),
-    ContainerRule("container-fsdp-choice", ("dist",), _of(_fsdp_choice)),
-    ContainerRule("container-fsdp", ("dist", "ddp", "checkpoint", "env_vars"), _of(_fsdp_first)),
-    ContainerRule("container-fsdp-2", ("dist", "ddp", "checkpoint", "model", "optimizer"), _of(_fsdp_second)),
-    ContainerRule("container-checkpoint-format", ("checkpoint", "dist", "ddp"), _of(_checkpoint_format)),
-    ContainerRule("container-async-save", ("checkpoint",), _of(_asynchronous)),
-    ContainerRule("container-checkpoint-loading", ("checkpoint", "peft"), _of(_checkpoint_loading)),
-    ContainerRule("container-hf-export", ("checkpoint",), _of(_export)),
-    ContainerRule("container-process-groups", ("dist",), _of(_process_groups)),
-    ContainerRule("container-profilers", ("profiling",), _of(_profilers)),
-    ContainerRule("container-loggers", ("logger",), _of(_loggers)),
+    ContainerRule("container-world-size", SIZES, _world_divides),
+    ContainerRule("container-eval-batch", ("validation", "train.global_batch_size", *SIZES), _eval_batch),
+    ContainerRule("container-duration", ("train",), of(_one_duration)),
+    ContainerRule("container-epochs", ("train.num_epochs", "dataset"), of(_epochs)),
+    ContainerRule("container-packing", ("dataset", "train.micro_batch_size"), of(_packing)),
+    ContainerRule("container-padded-packing", ("dataset", "model.cuda_graph_impl"), of(_padded_packing)),
+    ContainerRule("container-energon", ("dataset", "train", "model", "ddp"), of(_energon)),
+    ContainerRule("container-collate-padding", ("dataset.seq_length", *SIZES), of(_collate_padding)),
+    ContainerRule("container-sequence-length", ("model.seq_length", "dataset.seq_length"), of(_sequence_lengths)),
+    ContainerRule("container-context-length", ("model.seq_length", SIZES[2]), of(_context_length)),
+    ContainerRule("container-context-loss", ("model.calculate_per_token_loss", "ddp"), of(_context_loss)),
+    ContainerRule("container-context-communication", ("model.cp_comm_type", SIZES[2]), of(_context_communication)),
+    ContainerRule("container-schedule-mode", SCHEDULE, of(_schedule_mode)),
+    ContainerRule("container-schedule-mixed", ("scheduler",), of(_schedule_mixed)),
+    ContainerRule("container-weight-decay", ("scheduler",), of(_weight_decay)),
+    ContainerRule("container-schedule-length", SCHEDULE, of(_schedule_length)),
+    ContainerRule("container-schedule-override", ("scheduler",), of(_schedule_override)),
+    ContainerRule("container-precision", ("model.bf16", "model.fp16", "optimizer"), of(_two_precisions)),
+    ContainerRule("container-aware-precision", ("model.bf16", "model.fp16", "optimizer"), of(_aware_precision)),
+    ContainerRule("container-mxfp8-gather", ("mixed_precision",), of(_mxfp8_gather)),
+    ContainerRule("container-deterministic", ("model.deterministic_mode", "env_vars.NCCL_ALGO"), of(_deterministic)),
+    ContainerRule("container-graph-nan-check", ("model.cuda_graph_impl", "rerun_state_machine"), of(_graph_nan_check)),
+    ContainerRule("container-graph-offload", ("model.cpu_offloading", "model.cuda_graph_impl"), of(_graph_offload)),
+    ContainerRule("container-quantised", ("model.restore_modelopt_state", "checkpoint"), of(_quantised)),
+    ContainerRule("container-fsdp-choice", ("dist",), of(_fsdp_choice)),
+    ContainerRule("container-fsdp", ("dist", "ddp", "checkpoint", "env_vars"), of(_fsdp_first)),
+    ContainerRule("container-fsdp-2", ("dist", "ddp", "checkpoint", "model", "optimizer"), of(_fsdp_second)),
+    ContainerRule("container-checkpoint-format", ("checkpoint", "dist", "ddp"), of(_checkpoint_format)),
+    ContainerRule("container-async-save", ("checkpoint",), of(_asynchronous)),
+    ContainerRule("container-checkpoint-loading", ("checkpoint", "peft"), of(_checkpoint_loading)),
+    ContainerRule("container-hf-export", ("checkpoint",), of(_export)),
+    ContainerRule("container-process-groups", ("dist",), of(_process_groups)),
+    ContainerRule("container-profilers", ("profiling",), of(_profilers)),
+    ContainerRule("container-loggers", ("logger",), of(_loggers)),
+    ContainerRule("container-stragglers", ("nvrx_straggler",), of(_stragglers)),
+    ContainerRule("container-data-switches", ("dataset",), of(_data_switches)),
 )
 """What Megatron-Bridge's own check raises when the job starts."""
-
-MISSED: tuple[ContainerRule, ...] = (
-    ContainerRule("container-train-batch", ("train", *_SIZES), _train_batch),
-    ContainerRule("container-layers", ("model.num_layers", _SIZES[1]), _of(_layers)),
-    ContainerRule("container-heads", ("model.num_attention_heads", _SIZES[0]), _of(_heads)),
-    ContainerRule("container-experts", ("model.num_moe_experts", "model.expert_model_parallel_size"), _of(_experts)),
-    ContainerRule("container-sequence-parallel", ("model.sequence_parallel", _SIZES[0]), _of(_sequence_parallel)),
-    ContainerRule("container-no-training", ("train.train_iters",), _of(_no_training)),
-    ContainerRule("container-intervals", ("checkpoint.save_interval", "dataset.num_workers"), _of(_intervals)),
-    ContainerRule("container-long-warmup", _SCHEDULE, _of(_long_warmup), "warning"),
-)
-"""What Megatron-Bridge's `validate()` lets through, and fails or misleads only on the cluster."""

@@ -17,7 +17,8 @@ from nightbridge.config.containers import (
     with_overrides,
 )
 from nightbridge.errors import InvalidInput
-from nightbridge.rules.containers import MISSED, RULES, check_container
+from nightbridge.rules.container_missed import MISSED
+from nightbridge.rules.containers import RULES, check_container
 
 REAL = Path(__file__).parents[4] / "shared" / "data" / "ConfigContainer_llama3_8b_8gpu_h100_bf16.yaml"
 CONFIG = "megatron.bridge.training.config"
@@ -80,6 +81,8 @@ def test_a_sound_configuration_breaks_no_rule():
 TE = {"model.cuda_graph_impl": "transformer_engine"}
 FSDP = {"ddp.use_megatron_fsdp": True}
 PACKED = {"dataset.enable_offline_packing": True, "dataset.offline_packing_specs": {"packed_sequence_size": 4096}}
+AWARE = {"optimizer.use_precision_aware_optimizer": True}
+STRAGGLERS = {"nvrx_straggler.enabled": True, "nvrx_straggler.calc_relative_gpu_perf": True}
 CONTEXT = {"model.transformer.context_parallel_size": 2}
 
 BREAKS = [
@@ -177,6 +180,124 @@ BREAKS = [
     ("container-profilers", {"profiling.use_pytorch_profiler": True, "profiling.use_nsys_profiler": True}, "keep one"),
     ("container-profilers", {"profiling.profile_step_end": 5}, "10 to 5 is no window"),
     ("container-loggers", {"logger.comet_project": "p"}, "needs logger.comet_experiment_name"),
+    ("container-world-size", {"dist.eval_context_parallel_size": 3}, "eval_context_parallel_size = 6"),
+    ("container-duration", {"train.num_epochs": 0}, "num_epochs 0 must be positive"),
+    (
+        "container-energon",
+        {**data("EnergonDatasetConfig", micro_batch_size=1, do_validation=True), "validation.eval_micro_batch_size": 2},
+        " and eval_micro_batch_size 2 differ",
+    ),
+    (
+        "container-energon",
+        {
+            **data("EnergonDatasetConfig", micro_batch_size=1, packing_buffer_size=64),
+            "model.dist_train.use_dist_train": True,
+        },
+        "no model.dist_train",
+    ),
+    (
+        "container-energon",
+        {
+            **data("EnergonDatasetConfig", micro_batch_size=1, packing_buffer_size=64),
+            "model.vision_cuda_graph_impl": "local",
+        },
+        "no CUDA graphs",
+    ),
+    (
+        "container-padded-packing",
+        {**PACKED, **TE, "dataset.pad_to_max_length": True, "model.cuda_graph_scope": ["attn"]},
+        "pad_cu_seqlens = true",
+    ),
+    ("container-context-communication", {**CONTEXT, "model.cp_comm_type": 3}, "must be a text"),
+    (
+        "container-schedule-mixed",
+        {"scheduler.lr_wsd_decay_samples": 10},
+        "lr_decay_iters, lr_warmup_iters, lr_wsd_decay_samples",
+    ),
+    (
+        "container-weight-decay",
+        {"scheduler.start_weight_decay": -0.1, "scheduler.end_weight_decay": 0.1},
+        "-0.1 must not be negative",
+    ),
+    (
+        "container-weight-decay",
+        {"scheduler.start_weight_decay": 0.2, "scheduler.end_weight_decay": 0.1},
+        "may only grow",
+    ),
+    ("container-aware-precision", {**AWARE}, "with model.bf16 needs optimizer.bf16 = true"),
+    (
+        "container-aware-precision",
+        {**AWARE, "model.transformer.bf16": False, "model.transformer.fp16": True},
+        "with model.fp16 needs optimizer.fp16 = true",
+    ),
+    (
+        "container-aware-precision",
+        {**AWARE, "model.transformer.bf16": False, "optimizer.bf16": True},
+        "model in fp32 needs optimizer.bf16 = false",
+    ),
+    ("container-fsdp", {**FSDP, "ddp.megatron_fsdp_version": 3}, "3 is neither 1 nor 2"),
+    (
+        "container-fsdp",
+        {
+            **FSDP,
+            "ddp.data_parallel_sharding_strategy": "optim_grads_params",
+            "train.check_weight_hash_across_dp_replicas_interval": 10,
+        },
+        "excludes the sharding",
+    ),
+    *(
+        ("container-fsdp-2", {**FSDP, "ddp.megatron_fsdp_version": 2, **changes}, need)
+        for changes, need in (
+            ({"optimizer.bf16": False}, "optimizer.bf16 = true and no fp16"),
+            ({"model.transformer.params_dtype": {"_target_": "torch.float32"}}, "params_dtype of bfloat16"),
+            ({"optimizer.loss_scale": 1.0}, "loss_scale = null"),
+            ({"rng.data_parallel_random_init": True}, "data_parallel_random_init = false"),
+            ({"ddp.num_distributed_optimizer_instances": 2}, "instances 1"),
+            ({"ddp.outer_dp_sharding_strategy": "optim"}, "no_shard"),
+            ({"optimizer.use_layer_wise_distributed_optimizer": True}, "no layer-wise"),
+            ({"optimizer.optimizer_cuda_graph": True}, "no CUDA graph of the optimiser"),
+            ({"ddp.fp8_param_gather": True}, "no fp8 and no fp4"),
+            ({"ddp.megatron_fsdp_cuda_graph_mode": True}, "no CUDA graphs"),
+        )
+    ),
+    (
+        "container-checkpoint-format",
+        {**FSDP, "checkpoint.save": "/c", "checkpoint.ckpt_format": "fsdp_dtensor", "dist.use_torch_fsdp2": True},
+        "use torch_dist",
+    ),
+    ("container-hf-export", {"checkpoint.also_save_hf_checkpoint": True}, "write one of checkpoint.hf_source_path"),
+    ("container-stragglers", {"nvrx_straggler.enabled": True}, "compares nothing"),
+    (
+        "container-stragglers",
+        {**STRAGGLERS, "nvrx_straggler.report_time_interval": 0.0},
+        "report_time_interval 0 must be positive",
+    ),
+    ("container-stragglers", {**STRAGGLERS, "nvrx_straggler.gpu_relative_perf_threshold": 70}, "70 is no share"),
+    ("container-data-switches", {"dataset.reset_position_ids": None}, "reset_position_ids must be true or false"),
+    ("container-pipeline-type", {"model.transformer.pipeline_model_parallel_size": 2}, "write model.pipeline_dtype"),
+    (
+        "container-recompute",
+        {"model.recompute_granularity": "full", "model.recompute_num_layers": 1},
+        "needs model.recompute_method",
+    ),
+    (
+        "container-recompute",
+        {"model.recompute_granularity": "full", "model.recompute_method": "block"},
+        "needs model.recompute_num_layers",
+    ),
+    ("container-recompute", {"model.recompute_granularity": "most"}, "neither full nor selective"),
+    (
+        "container-recompute",
+        {"model.recompute_granularity": "full", "model.recompute_method": "all"},
+        "neither block nor uniform",
+    ),
+    (
+        "container-recompute",
+        {"model.recompute_granularity": "selective", "model.recompute_num_layers": 1},
+        "goes with recompute_granularity full only",
+    ),
+    ("container-captured", {**TE, "model.cuda_graph_modules": ["moe", "moe_router"]}, "exclude each other"),
+    ("container-captured", {**TE, "model.cuda_graph_scope": ["moe_preprocess"]}, "needs moe_router"),
     ("container-train-batch", {"train.global_batch_size": 126, "validation.eval_global_batch_size": 128}, "use 124"),
     ("container-layers", {"model.transformer.pipeline_model_parallel_size": 3}, "the pipeline's 3 stages"),
     ("container-heads", {"model.transformer.num_attention_heads": 31}, "31 is not a multiple"),
@@ -219,6 +340,15 @@ def test_every_rule_is_broken_by_some_configuration_here():
         ("container-fsdp", {**FSDP, "checkpoint.save": "/c", "checkpoint.ckpt_format": "fsdp_dtensor"}),
         ("container-layers", {"model.transformer.pipeline_model_parallel_size": 3, "model.pipeline_model_parallel_layout": "Et|tL"}),
         ("container-heads", {"model.transformer.tensor_model_parallel_size": 16}),
+        ("container-schedule-mixed", {"scheduler.lr_decay_samples": None}),
+        ("container-weight-decay", {"scheduler.start_weight_decay": 0.1, "scheduler.end_weight_decay": 0.1}),
+        ("container-aware-precision", {**AWARE, "optimizer.bf16": True}),
+        ("container-hf-export", {"checkpoint.also_save_hf_checkpoint": True, "model.hf_model_id": "meta-llama/x"}),
+        ("container-stragglers", {**STRAGGLERS, "nvrx_straggler.gpu_relative_perf_threshold": 0.7}),
+        ("container-pipeline-type", {"model.transformer.pipeline_model_parallel_size": 2, "mixed_precision": "bf16_mixed"}),
+        ("container-pipeline-type", {"model.transformer.pipeline_model_parallel_size": 2, "model.pipeline_dtype": {"_target_": "torch.bfloat16"}}),
+        ("container-recompute", {"model.recompute_granularity": "selective"}),
+        ("container-captured", {**TE, "model.cuda_graph_modules": ["moe_router", "moe_preprocess"]}),
         ("container-intervals", {"checkpoint.save_interval": None}),
     ],
 )  # fmt: skip
@@ -241,6 +371,7 @@ def test_the_data_parallel_size_comes_from_the_gpus_else_from_the_file():
         ({}, (6400, 1280, 6400, None)),
         ({"scheduler.max_steps": 100}, (12800, 1280, 12800, None)),
         ({"scheduler.lr_decay_iters": None, "scheduler.lr_wsd_decay_iters": 5}, (6400, 1280, 6400, 640)),
+        ({"scheduler.lr_decay_style": "WSD"}, (6400, 1280, 6400, 6400)),
         ({"scheduler.lr_warmup_fraction": 0.5}, (6400, 3200, 6400, None)),
         ({"scheduler.lr_warmup_iters": 60}, (6400, 6399, 6400, None)),
         ({"train.train_samples": 1000, "scheduler.lr_decay_samples": 900}, (900, 0, 1000, None)),
