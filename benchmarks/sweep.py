@@ -20,7 +20,7 @@ from typing import Any
 
 from nightbridge.launch.points import at_point
 from nightbridge.models import Compat, GitRepo, SweepAxis, TestDefinition
-from nightbridge.rules import check_test, cloudai_verdict, expansion_of, grid_of
+from nightbridge.rules import check_test, cloudai_verdict, errors_of, expansion_of, grid_of
 
 AXES: dict[str, list[Any]] = {
     "tp": [1, 2, 4, 8],
@@ -37,6 +37,9 @@ AXES: dict[str, list[Any]] = {
     "moe_a2a_overlap": [True, False],
 }
 FIXED = {"num_gpus": 64, "model_family_name": "qwen", "model_recipe_name": "qwen3_30b_a3b", "gpu_type": "h100"}
+
+SINGLE_GOAL = 10_000
+"""Configurations per second that are to be checked one by one, every rule asked and every message written."""
 
 # Runs in CloudAI's own environment: points on stdin as JSON, seconds and verdicts on stdout.
 CLOUDAI = """
@@ -103,11 +106,24 @@ def grid_rate(compat: Compat) -> float:
     return rate
 
 
-def single_rate(points: int = 5000) -> None:
-    grid = grid_of(swept("none"))
-    tests = [at_point(swept("none"), point) for point in grid.drawn(points, seed=1)]
-    seconds = median_seconds(lambda: [check_test(test) for test in tests])
-    print(f"one configuration after the other, all rules and messages: {len(tests) / seconds:,.0f} /s")
+def single_rate(points: int = 2000) -> float:
+    """Configurations drawn from the whole grid, most of them invalid, so that messages are written as well."""
+    dice = random.Random(1)
+    test = swept("none")
+    drawn = [{name: dice.choice(values) for name, values in AXES.items()} for _ in range(points)]
+    tests = [at_point(test, point) for point in drawn]
+    found = [check_test(test) for test in tests]
+    busy = time.process_time()
+    seconds = median_seconds(lambda: [check_test(test) for test in tests], repeats=5)
+    busy = (time.process_time() - busy) / 5
+    invalid = sum(bool(errors_of(violations)) for violations in found)
+    rate = len(tests) / seconds
+    print(
+        f"one configuration after the other, all rules and {sum(map(len, found)):,} messages: {rate:,.0f} /s "
+        f"({len(tests) / busy:,.0f} per second of CPU time; {invalid:,} of {len(tests):,} invalid; "
+        f"goal {SINGLE_GOAL:,} /s)"
+    )
+    return rate
 
 
 def compare_with_cloudai(python: str, count: int, rates: dict[str, float]) -> None:
@@ -131,7 +147,7 @@ def main() -> None:
     parser.add_argument("--points", type=int, default=20_000, help="points that CloudAI is given")
     given = parser.parse_args()
     rates = {"our rules": grid_rate("none"), "CloudAI rules": grid_rate("cloudai")}
-    single_rate()
+    rates["one by one"] = single_rate()
     if given.cloudai_python:
         compare_with_cloudai(given.cloudai_python, given.points, rates)
 

@@ -6,6 +6,7 @@ quotes (seen with NeMo-Run 0.11.1). So a space splits a word, `;` or `&` starts 
 """
 
 import re
+from functools import lru_cache
 
 _SAFE = re.compile(r"[A-Za-z0-9_@%+=:,./\[\]~#-]*")
 _VARIABLE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
@@ -20,6 +21,7 @@ _REASONS = (
 )
 
 
+@lru_cache(maxsize=4096)
 def danger_in(text: str) -> str | None:
     """Say why a word cannot be passed to the launcher; None when it can."""
     if _SAFE.fullmatch(text):

@@ -1,6 +1,7 @@
 """Megatron-Bridge versions: read from a pin that looks like a tag, else taken as the newest."""
 
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 
@@ -21,6 +22,7 @@ HEAD = Version(9999, 0)
 _TAG = re.compile(r"^[vr]?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?(?:[.-]?(?:rc|a|b|dev)\d*)?$")
 
 
+@lru_cache(maxsize=1024)
 def version_of_ref(ref: str) -> Version | None:
     """Return the version that a tag (`v0.4.1`, `0.4.1`) or release branch (`r0.4.0`) names; None for any other ref."""
     match = _TAG.match(ref.rsplit("/", 1)[-1])

@@ -17,6 +17,13 @@ _pinned = lru_cache(maxsize=16)(known_flags)
 _released = lru_cache(maxsize=16)(known_in)
 
 
+_AVAILABLE = {
+    (limits, checkout): frozenset({"nothing", *("limits",) * limits, *("checkout",) * checkout})
+    for limits in (False, True)
+    for checkout in (False, True)
+}
+
+
 @dataclass(frozen=True)
 class Facts:
     """One run as the rules see it.
@@ -32,15 +39,21 @@ class Facts:
     limits: ClusterLimits | None = None
     checkout: Checkout | None = None
 
-    @property
+    # Every rule asks for these two, so they are kept: a property would be called eighty times a run.
+    @cached_property
     def test(self) -> TestDefinition:
         """The run's test."""
         return self.spec.test
 
-    @property
+    @cached_property
     def args(self) -> Mapping[str, Any]:
         """What stands in `[cmd_args]`."""
         return self.spec.test.cmd_args
+
+    @property
+    def available(self) -> frozenset[str]:
+        """Which of the things that rules need (`Rule.needs`) are there."""
+        return _AVAILABLE[self.limits is not None, self.checkout is not None]
 
     @cached_property
     def known(self) -> KnownFlags:

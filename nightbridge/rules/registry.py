@@ -1,9 +1,11 @@
 """All rules, and checking runs against them."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from itertools import chain
 
 from nightbridge.launch.points import at_point
+from nightbridge.launch.versions import Version
 from nightbridge.models import Checkout, ClusterLimits, Compat, InvalidTest, RunSpec, Scenario, TestDefinition
 from nightbridge.rules import (
     checkpoints,
@@ -56,7 +58,17 @@ _NIGHT = "validate"
 
 def rules_of(test: TestDefinition) -> tuple[Rule, ...]:
     """The rules that a test is checked by."""
-    return PROFILES[test.compat] if test.has_launcher else HETERO_RULES
+    return _profile(test.compat, test.has_launcher)
+
+
+def _profile(compat: Compat, has_launcher: bool) -> tuple[Rule, ...]:
+    return PROFILES[compat] if has_launcher else HETERO_RULES
+
+
+@lru_cache(maxsize=256)
+def _holding(compat: Compat, has_launcher: bool, version: Version, available: frozenset[str]) -> tuple[Rule, ...]:
+    """The rules of a profile that hold: the same for every run of a night, so asked for once."""
+    return tuple(rule for rule in _profile(compat, has_launcher) if rule.holds(version, available))
 
 
 def check(
@@ -71,7 +83,8 @@ def check(
 
     """
     facts = Facts(spec, limits, checkout)
-    return tuple(chain.from_iterable(rule.violations(facts) for rule in rules_of(spec.test) if rule.applies(facts)))
+    rules = _holding(spec.test.compat, spec.test.has_launcher, facts.version, facts.available)
+    return tuple([rule.violation(message) for rule in rules for message in rule.check(facts)])
 
 
 def errors_of(violations: Iterable[Violation]) -> tuple[Violation, ...]:

@@ -61,10 +61,12 @@ class Rule:
 
     def applies(self, facts: Facts) -> bool:
         """Whether what it needs is known and the run's version is in its range."""
-        known = {"nothing": True, "limits": facts.limits is not None, "checkout": facts.checkout is not None}
-        return known[self.needs] and self.first <= facts.version <= self.last
+        return self.holds(facts.version, facts.available)
 
-    def violations(self, facts: Facts) -> Iterable[Violation]:
-        """Every way in which the run breaks the rule."""
-        for message in self.check(facts):
-            yield Violation(rule=self.id, severity=self.severity, fields=self.fields, message=message)
+    def holds(self, version: Version, available: frozenset[str]) -> bool:
+        """The same for all runs of a version of which the same things are known (`Facts.available`)."""
+        return self.needs in available and self.first <= version <= self.last
+
+    def violation(self, message: str) -> Violation:
+        """What the rule found, with the name under which people look it up."""
+        return Violation(rule=self.id, severity=self.severity, fields=self.fields, message=message)
