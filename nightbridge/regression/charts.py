@@ -9,7 +9,7 @@ import itertools
 import math
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,7 +26,9 @@ MOST_NIGHTS = 60
 MOST_NIGHT_LABELS = 5
 MOST_CHOICE_LABELS, MOST_CHOICE_LETTERS = 8, 12
 
-LOSS_TAG = "lm loss"
+LOSS_TAG, STEP_TIME_TAG = "lm loss", "iteration-time"
+
+SPREAD_BINS = 24
 
 PointKind = Literal["good", "regressed", "other"]
 
@@ -100,28 +102,101 @@ def nights_chart(points: Sequence[NightPoint], label: str, baseline: float | Non
     return _svg(figure)
 
 
-def loss_chart(metrics: "pd.DataFrame") -> str:
+def loss_chart(metrics: "pd.DataFrame", baseline: "pd.DataFrame | None" = None) -> str:
     """Draw the loss of each step of one run; empty when the run has none.
 
     Args:
         metrics: The run's scalar table: columns tag, step, value and superseded.
+        baseline: That of the run that it is compared with; dashed, below tonight's.
     """
-    rows = metrics[(metrics["tag"] == LOSS_TAG) & ~metrics["superseded"]].sort_values("step")
-    steps, losses = rows["step"].tolist(), rows["value"].tolist()
-    finite = [(step, loss) for step, loss in zip(steps, losses, strict=True) if math.isfinite(loss)]
+    return _steps_chart(metrics, baseline, LOSS_TAG, "loss")
+
+
+def step_time_chart(metrics: "pd.DataFrame", baseline: "pd.DataFrame | None" = None) -> str:
+    """Draw the time of each step of one run; as `loss_chart`.
+
+    The first steps take many times as long as the others: the axis ends where the others are, and says so with arrows.
+    """
+    return _steps_chart(metrics, baseline, STEP_TIME_TAG, "step time, s", cut=True)
+
+
+def spread_chart(tonight: Sequence[float], baseline: Sequence[float]) -> str:
+    """Draw how the step times of a run are distributed, and those of the run that it is compared with.
+
+    Args:
+        tonight: Of the steps that its statistics are made of, seconds; nothing is drawn without any.
+        baseline: The same of the other run; may be empty.
+    """
+    shown = [[value for value in values if math.isfinite(value)] for values in (tonight, baseline)]
+    if not shown[0]:
+        return ""
+    ends = _inner_range([*shown[0], *shown[1]])
+    bins = [ends[0] + (ends[1] - ends[0]) * place / SPREAD_BINS for place in range(SPREAD_BINS + 1)]
+    figure, axes = _new_figure()
+    for values, colour, style, fills in ((shown[1], GREY, (0, (4, 3)), False), (shown[0], BLUE, "solid", True)):
+        if values:
+            # What lies beyond the ends is counted in the outermost bins.
+            inside = [min(max(value, ends[0]), ends[1]) for value in values]
+            shares = [1 / len(values)] * len(values)
+            look: dict[str, Any] = {"color": colour, "linestyle": style, "linewidth": 1.4}
+            axes.hist(inside, bins=bins, weights=shares, histtype="step", **look)
+            if fills:
+                axes.hist(inside, bins=bins, weights=shares, color=colour, alpha=0.15)
+    axes.set_xlabel("step time, s")
+    axes.set_ylabel("share of steps")
+    return _svg(figure)
+
+
+def step_times(metrics: "pd.DataFrame", first: int | None, last: int | None) -> list[float]:
+    """The step times of a run, seconds, from one step to another; None for the run's ends."""
+    rows = metrics[(metrics["tag"] == STEP_TIME_TAG) & ~metrics["superseded"]].sort_values("step")
+    begins, ends = first if first is not None else -math.inf, last if last is not None else math.inf
+    found: list[float] = rows[(rows["step"] >= begins) & (rows["step"] <= ends)]["value"].tolist()
+    return found
+
+
+def _steps_chart(
+    metrics: "pd.DataFrame", baseline: "pd.DataFrame | None", tag: str, label: str, *, cut: bool = False
+) -> str:
+    steps, values = _curve(metrics, tag)
+    finite = [(step, value) for step, value in zip(steps, values, strict=True) if math.isfinite(value)]
     if not finite:
         return ""
     figure, axes = _new_figure()
-    axes.plot(*_with_gaps(steps, losses), color=BLUE, linewidth=1.6)
+    others = _curve(baseline, tag) if baseline is not None else ([], [])
+    if others[0]:
+        axes.plot(*_with_gaps(*others), color=GREY, linewidth=1.2, linestyle=(0, (4, 3)))
+    axes.plot(*_with_gaps(steps, values), color=BLUE, linewidth=1.6)
     if len(finite) == 1:
         axes.plot(*finite[0], marker="o", color=BLUE)
-    for step, loss in zip(steps, losses, strict=True):
-        if not math.isfinite(loss):
+    for step, value in zip(steps, values, strict=True):
+        if not math.isfinite(value):
             axes.plot(step, 0.03, marker="x", color=VERMILLION, markersize=6, transform=axes.get_xaxis_transform())
-    _label(axes, finite[-1][0], finite[-1][1], finite[-1][1], BLUE)
+    if cut:
+        low, high = _inner_range([value for value in (*values, *others[1]) if math.isfinite(value)])
+        axes.set_ylim(low, high)
+        for step, value in finite:
+            if value > high:
+                axes.plot(step, 0.97, marker="^", color=BLUE, markersize=5, transform=axes.get_xaxis_transform())
+    else:
+        _label(axes, finite[-1][0], finite[-1][1], finite[-1][1], BLUE)
     axes.set_xlabel("step")
-    axes.set_ylabel("loss")
+    axes.set_ylabel(label)
     return _svg(figure)
+
+
+def _curve(metrics: "pd.DataFrame", tag: str) -> tuple[list[int], list[float]]:
+    rows = metrics[(metrics["tag"] == tag) & ~metrics["superseded"]].sort_values("step")
+    return rows["step"].tolist(), rows["value"].tolist()
+
+
+def _inner_range(values: Sequence[float]) -> tuple[float, float]:
+    """Where most values are, with room on both sides: start-up and a stray slow step must not flatten all others."""
+    import numpy as np
+
+    low, middle, high = (float(value) for value in np.quantile(values, (0.02, 0.5, 0.9)))
+    room = max((high - low) / 2, abs(middle) * 0.02)
+    return low - room, high + room
 
 
 def choice_chart(points: Sequence[ChosenPoint], choices: Sequence[str], axis: str, label: str) -> str:

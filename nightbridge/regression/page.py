@@ -4,9 +4,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from nightbridge.models import Comparison, Summary, Verdict, VerdictStatus
-from nightbridge.regression.charts import NightPoint, PointKind, loss_chart, nights_chart
+from nightbridge.regression.charts import (
+    NightPoint,
+    PointKind,
+    loss_chart,
+    nights_chart,
+    spread_chart,
+    step_time_chart,
+    step_times,
+)
 from nightbridge.regression.gate import GOOD_VERDICTS, METRIC_BY_NAME, METRICS, OUTCOME_WORDS, good_runs_before
 from nightbridge.regression.history import HistoryRow, Pin
+from nightbridge.regression.since import Since, changes_since, compare_link
 from nightbridge.regression.wording import format_change, format_percent, format_point, format_value
 
 if TYPE_CHECKING:
@@ -77,6 +86,14 @@ class PinChange(NamedTuple):
     link: str
 
 
+class Drawing(NamedTuple):
+    """One chart: what it shows for those who do not see it, the drawing, and the words below."""
+
+    label: str
+    svg: str
+    caption: str
+
+
 class Section(NamedTuple):
     """One test of the night."""
 
@@ -91,10 +108,12 @@ class Section(NamedTuple):
     nights_caption: str
     loss_svg: str
     loss_caption: str
+    step_charts: tuple[Drawing, ...]
     pins: tuple[PinChange, ...]
     last_good: str
     first_bad: str
     suspects: tuple[PinChange, ...]
+    since: Since | None
     facts: tuple[tuple[str, str], ...]
     kept_at: str
 
@@ -119,11 +138,18 @@ def build_page(
     rows: Mapping[str, Sequence[HistoryRow]],
     curves: "Mapping[str, pd.DataFrame | None]",
     notes: Mapping[str, Sequence[str]],
+    baselines: "Mapping[str, pd.DataFrame | None] | None" = None,
 ) -> Page:
     """Everything that the template needs; the mappings are by run key."""
     verdicts = gravest_first(verdicts)
     sections = tuple(
-        _section(verdict, rows.get(verdict.run_key, ()), curves.get(verdict.run_key), notes.get(verdict.run_key, ()))
+        _section(
+            verdict,
+            rows.get(verdict.run_key, ()),
+            curves.get(verdict.run_key),
+            notes.get(verdict.run_key, ()),
+            (baselines or {}).get(verdict.run_key),
+        )
         for verdict in verdicts
     )
     calls = [verdict for verdict in verdicts if STATUS_WORDS[verdict.status].task]
@@ -196,16 +222,25 @@ def cell_of(comparison: Comparison, verdict: VerdictStatus) -> Cell:
     )
 
 
+def last_good_run(verdict: Verdict, rows: Sequence[HistoryRow]) -> HistoryRow | None:
+    """The run that tonight's curves are laid over: the last good one before it."""
+    return next(reversed(good_runs_before(verdict.night, rows)), None)
+
+
 def _section(
-    verdict: Verdict, rows: Sequence[HistoryRow], curve: "pd.DataFrame | None", notes: Sequence[str]
+    verdict: Verdict,
+    rows: Sequence[HistoryRow],
+    curve: "pd.DataFrame | None",
+    notes: Sequence[str],
+    baseline: "pd.DataFrame | None",
 ) -> Section:
     rows = sorted((row for row in rows if row.night <= verdict.night), key=lambda row: (row.night, row.harvested_at))
     tonight = next((row for row in rows if row.run_key == verdict.run_key), None)
-    good = good_runs_before(verdict.night, rows)
-    last_good = good[-1] if good else None
+    last_good = last_good_run(verdict, rows)
     first_bad = _first_regressed(verdict.night, rows, last_good) if verdict.status is VerdictStatus.REGRESSED else None
     nights_svg, nights_caption = _nights(verdict, rows)
-    loss_svg = loss_chart(curve) if curve is not None else ""
+    loss_svg = loss_chart(curve, baseline) if curve is not None else ""
+    overlaid = f" Dashed: the last good night, {last_good.night}." if last_good and baseline is not None else ""
     return Section(
         anchor=verdict.run_key,
         title=verdict.test_id,
@@ -221,11 +256,13 @@ def _section(
         nights_svg=nights_svg,
         nights_caption=nights_caption,
         loss_svg=loss_svg,
-        loss_caption="Loss of every step tonight." if loss_svg else "",
+        loss_caption=f"Loss of every step tonight.{overlaid}" if loss_svg else "",
+        step_charts=_step_charts(curve, tonight, baseline, last_good, overlaid),
         pins=_pins(tonight, last_good),
         last_good=last_good.night if last_good else "",
         first_bad=first_bad.night if first_bad else "",
         suspects=tuple(pin for pin in _pins(first_bad, last_good) if pin.changed),
+        since=changes_since(verdict.suspects) if verdict.suspects else None,
         facts=_facts(verdict, tonight),
         kept_at=f"{verdict.store_url}/{verdict.prefix}" if verdict.prefix else "",
     )
@@ -268,6 +305,38 @@ def _nights(verdict: Verdict, rows: Sequence[HistoryRow]) -> tuple[str, str]:
     return nights_chart(points, "step time, s", baseline, comparison.threshold if comparison else 0.0), caption
 
 
+def _step_charts(
+    curve: "pd.DataFrame | None",
+    tonight: HistoryRow | None,
+    baseline: "pd.DataFrame | None",
+    last_good: HistoryRow | None,
+    overlaid: str,
+) -> tuple[Drawing, ...]:
+    """The time of every step, and how the steady ones are distributed."""
+    if curve is None:
+        return ()
+    steady = _steady(curve, tonight)
+    before = _steady(baseline, last_good) if baseline is not None else []
+    drawings = (
+        Drawing(
+            "Time of every step",
+            step_time_chart(curve, baseline),
+            f"Time of every step tonight; an arrow is a step that took longer than the axis shows.{overlaid}",
+        ),
+        Drawing(
+            "Distribution of step times",
+            spread_chart(steady, before),
+            f"How the {len(steady)} step times of the steady window are distributed.{overlaid}",
+        ),
+    )
+    return tuple(drawing for drawing in drawings if drawing.svg)
+
+
+def _steady(curve: "pd.DataFrame", row: HistoryRow | None) -> list[float]:
+    window = (row.summary.steady_first_step, row.summary.steady_last_step) if row else (None, None)
+    return step_times(curve, *window)
+
+
 def _kind(row: HistoryRow) -> PointKind:
     if row.verdict in GOOD_VERDICTS:
         return "good"
@@ -298,7 +367,7 @@ def _commit_change(name: str, now: Pin, before: Pin | None) -> PinChange:
         before=_commit_text(before) if before else "",
         subject_before=before.subject if before else "",
         changed=changed,
-        link=_compare_link(now.url, before.commit, now.commit) if before and changed else "",
+        link=compare_link(now.url, before.commit, now.commit) if before and changed else "",
     )
 
 
@@ -311,12 +380,6 @@ def _commit_text(pin: Pin) -> str:
     # `git describe` ends with the abbreviated commit, except on a tag.
     names = pin.describe if pin.commit[:7] in pin.describe else f"{pin.describe} {pin.commit[:10]}".strip()
     return names + day
-
-
-def _compare_link(url: str, before: str, now: str) -> str:
-    """A link to the commits between two pins, where the host is known to have such a page."""
-    base = url.removesuffix("/").removesuffix(".git")
-    return f"{base}/compare/{before}...{now}" if base.startswith("https://github.com/") else ""
 
 
 def _image(row: HistoryRow) -> str:

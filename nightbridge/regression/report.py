@@ -11,8 +11,8 @@ import jinja2
 from nightbridge.errors import DamagedData
 from nightbridge.models import SweepResult, Verdict
 from nightbridge.regression.gate import METRICS
-from nightbridge.regression.history import HistoryRow, read_history
-from nightbridge.regression.page import STATUS_WORDS, Cell, build_page, cell_of, gravest_first
+from nightbridge.regression.history import HistoryRow, read_recent
+from nightbridge.regression.page import STATUS_WORDS, Cell, build_page, cell_of, gravest_first, last_good_run
 from nightbridge.regression.sweep_tables import sweep_section
 from nightbridge.regression.wording import markdown_text
 from nightbridge.store.objects import ObjectStore
@@ -42,16 +42,21 @@ def night_report_html(
     """
     rows: dict[str, Sequence[HistoryRow]] = {}
     curves: dict[str, pd.DataFrame | None] = {}
+    baselines: dict[str, pd.DataFrame | None] = {}
     notes: dict[str, list[str]] = {}
     for verdict in verdicts:
         damage = notes.setdefault(verdict.run_key, [])
         if verdict.series:
             with _noted(damage):
-                rows[verdict.run_key] = read_history(store, cluster, verdict.series)
+                rows[verdict.run_key] = read_recent(store, cluster, verdict.series, verdict.night)
         if verdict.prefix:
             with _noted(damage):
                 curves[verdict.run_key] = _read_metrics(store, f"{verdict.prefix}/metrics.parquet")
-    return render_report(night, scenario, verdicts, rows, curves, notes, sweeps)
+        good = last_good_run(verdict, rows.get(verdict.run_key, ()))
+        if good and good.prefix and verdict.prefix:
+            with _noted(damage):
+                baselines[verdict.run_key] = _read_metrics(store, f"{good.prefix}/metrics.parquet")
+    return render_report(night, scenario, verdicts, rows, curves, notes, sweeps, baselines)
 
 
 def render_report(
@@ -62,6 +67,7 @@ def render_report(
     curves: "Mapping[str, pd.DataFrame | None] | None" = None,
     notes: Mapping[str, Sequence[str]] | None = None,
     sweeps: Sequence[SweepResult] = (),
+    baselines: "Mapping[str, pd.DataFrame | None] | None" = None,
 ) -> str:
     """Render one self-contained HTML page: no script, nothing loaded from anywhere.
 
@@ -73,8 +79,9 @@ def render_report(
         curves: By run key, tonight's scalars (columns tag, step, value, superseded).
         notes: By run key, what a person should know about the evidence itself.
         sweeps: What became of the night's swept tests.
+        baselines: By run key, the scalars of the last good run, which tonight's curves are laid over.
     """
-    page = build_page(night, scenario, verdicts, rows, curves or {}, notes or {})
+    page = build_page(night, scenario, verdicts, rows, curves or {}, notes or {}, baselines)
     shown = [sweep_section(sweep) for sweep in sweeps]
     return _environment().get_template("report.html.j2").render(page=page, sweeps=shown)
 

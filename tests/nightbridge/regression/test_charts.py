@@ -1,13 +1,23 @@
 """Charts: text that can be read without colour, gaps that stay gaps."""
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
 
-from nightbridge.regression.charts import MOST_NIGHTS, NightPoint, PointKind, loss_chart, nights_chart
+from nightbridge.regression.charts import (
+    MOST_NIGHTS,
+    NightPoint,
+    PointKind,
+    loss_chart,
+    nights_chart,
+    spread_chart,
+    step_time_chart,
+    step_times,
+)
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -113,3 +123,54 @@ def test_without_a_loss_there_is_no_chart(table: pd.DataFrame) -> None:
 
 def test_one_step_is_a_point() -> None:
     assert "5" in texts(loss_chart(curve([1], [5.0])))
+
+
+def dashed(drawing: str) -> int:
+    return drawing.count("stroke-dasharray")
+
+
+def times(values: Sequence[float]) -> pd.DataFrame:
+    return curve(range(1, len(values) + 1), values, "iteration-time")
+
+
+@pytest.mark.parametrize("draw", [loss_chart, step_time_chart])
+def test_a_baseline_is_dashed_below_tonights_curve(draw: Callable[..., str]) -> None:
+    tag = "lm loss" if draw is loss_chart else "iteration-time"
+    tonight, before = curve(range(1, 9), [5.0] * 8, tag), curve(range(1, 9), [4.0] * 8, tag)
+
+    assert dashed(draw(tonight, before)) == dashed(draw(tonight)) + 1
+    assert draw(tonight, curve([], [], tag).astype({"superseded": bool})) == draw(tonight)
+
+
+def test_a_start_up_that_takes_long_does_not_flatten_the_other_steps() -> None:
+    drawing = step_time_chart(times([35.0] + [1.0] * 40))
+
+    numbers = [float(text) for text in texts(drawing) if re.fullmatch(r"[\d.]+", text)]
+    assert max(number for number in numbers if number != int(number)) < 2
+    # The arrow is one marker more than a run without such a step has.
+    assert drawing.count("<use") > step_time_chart(times([1.0] * 41)).count("<use")
+
+
+def test_a_run_without_step_times_has_neither_chart() -> None:
+    assert step_time_chart(curve([1], [3.0])) == ""
+    assert spread_chart([], [1.0]) == ""
+    assert spread_chart([math.nan], [1.0]) == ""
+
+
+def test_the_distribution_shows_both_runs_and_tonights_is_filled() -> None:
+    alone, both = spread_chart([1.0, 1.1, 1.2], []), spread_chart([1.0, 1.1, 1.2], [0.9, 1.0, 1.1])
+
+    assert dashed(both) > dashed(alone)
+    assert {"step time, s", "share of steps"} <= set(texts(alone))
+
+
+def test_equal_step_times_are_one_bar() -> None:
+    assert "share of steps" in texts(spread_chart([1.0] * 40, [1.0] * 40))
+
+
+def test_the_steps_of_the_steady_window_are_chosen() -> None:
+    table = pd.concat([times([9.0, 1.0, 2.0, 3.0, 8.0]), curve([2, 3], [5.0, 5.0])])
+    table.loc[(table["tag"] == "iteration-time") & (table["step"] == 3), "superseded"] = True
+
+    assert step_times(table, 2, 4) == [1.0, 3.0]
+    assert step_times(table, None, None) == [9.0, 1.0, 3.0, 8.0]

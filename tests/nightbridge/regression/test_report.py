@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from html.parser import HTMLParser
 
 import pandas as pd
@@ -15,9 +16,13 @@ from nightbridge.errors import LaunchRefused, TransientError
 from nightbridge.models import (
     InvalidTest,
     Outcome,
+    RangeCommit,
+    RepositoryChange,
     RunRecord,
     RunSpec,
     Summary,
+    Suspects,
+    ValueChange,
     Verdict,
     VerdictStatus,
 )
@@ -289,12 +294,101 @@ def test_two_tests_of_ten_nights_take_about_a_second(nights: Nights) -> None:
     assert time.process_time() - began < 3.0
 
 
+# --- what changed since the good level -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def suspects() -> Suspects:
+    commits = tuple(
+        RangeCommit(
+            commit=f"{number:040x}",
+            subject=f"Change {number} {HOSTILE}",
+            author="Ada <ada@example.org>",
+            authored_at=datetime(2026, 11, number, tzinfo=UTC),
+        )
+        for number in (3, 2)
+    )
+    return Suspects(
+        last_good="2026-11-18",
+        night="2026-11-19",
+        run_before="before",
+        run_after="after",
+        repositories=(
+            RepositoryChange(
+                name="Megatron-Bridge",
+                url="https://github.com/NVIDIA-NeMo/Megatron-Bridge.git",
+                before=f"{1:040x}",
+                after=f"{3:040x}",
+                commits=commits,
+                note="and 7 older commits",
+            ),
+            RepositoryChange(
+                name="NeMo-Run", url="javascript:alert(1)", before="c" * 40, after="d" * 40, commits=commits[:1]
+            ),
+        ),
+        configuration=(ValueChange(name="model.moe.capacity", before="1.0", after=HOSTILE),),
+        environment=(ValueChange(name="$NCCL_TIMEOUT", before="", after="1200"),),
+        notes=("the older run is gone",),
+    )
+
+
+class TestSuspects:
+    def page(self, nights: Nights, suspects: Suspects) -> Page:
+        verdict, rows = nights([1.0, 1.0, 1.08, 1.08])
+        return render((verdict.model_copy(update={"suspects": suspects}), rows))
+
+    def test_commits_have_subject_author_date_and_a_link(self, nights: Nights, suspects: Suspects) -> None:
+        page = self.page(nights, suspects)
+
+        assert "What changed between the last good night, 2026-11-18, and 2026-11-19" in page.text
+        assert "Megatron-Bridge: 2 commits," in page.text
+        assert f"Change 3 {HOSTILE}" in page.text
+        assert "Ada <ada@example.org>, 2026-11-03" in page.text
+        assert "and 7 older commits" in page.text
+        assert f"https://github.com/NVIDIA-NeMo/Megatron-Bridge/commit/{3:040x}" in page.links()
+        assert f"https://github.com/NVIDIA-NeMo/Megatron-Bridge/compare/{1:040x}...{3:040x}" in page.links()
+
+    def test_a_repository_of_an_unknown_host_has_no_links(self, nights: Nights, suspects: Suspects) -> None:
+        page = self.page(nights, suspects)
+
+        assert "NeMo-Run: 1 commit," in page.text
+        assert all(link.startswith(("#", "https://github.com/")) for link in page.links())
+
+    def test_configuration_and_environment_are_told_with_what_they_were(
+        self, nights: Nights, suspects: Suspects
+    ) -> None:
+        text = self.page(nights, suspects).text
+
+        assert f"model.moe.capacity {HOSTILE} was 1.0" in text
+        assert "$NCCL_TIMEOUT 1200 was not set" in text
+        assert "the older run is gone" in text
+
+    def test_it_takes_the_place_of_the_table_that_only_the_rows_give(self, nights: Nights, suspects: Suspects) -> None:
+        assert "It began in night" not in self.page(nights, suspects).text
+
+    def test_where_nothing_changed_the_machines_are_suspect(self, nights: Nights) -> None:
+        nothing = Suspects(last_good="2026-11-18", night="2026-11-19", run_before="before", run_after="after")
+
+        assert "suspect the machines" in self.page(nights, nothing).text
+
+    def test_many_commits_are_folded_and_a_few_are_not(self, nights: Nights, suspects: Suspects) -> None:
+        many = suspects.repositories[0].model_copy(update={"commits": suspects.repositories[0].commits * 20})
+        page = self.page(nights, suspects.model_copy(update={"repositories": (many, suspects.repositories[1])}))
+
+        assert [("open" in attributes) for tag, attributes in page.tags if tag == "details"] == [False, True]
+
+
 # --- from the store --------------------------------------------------------------------------------------------------
 
 
 def loss_table() -> pd.DataFrame:
     rows = pd.DataFrame({"tag": "lm loss", "step": range(1, 51), "value": [9 - step / 10 for step in range(50)]})
-    return pd.concat([empty_table(), rows.assign(wall_time=0.0, file="events", superseded=False)])
+    times = pd.DataFrame(
+        {"tag": "iteration-time", "step": range(1, 51), "value": [1 + step % 7 / 50 for step in range(50)]}
+    )
+    return pd.concat(
+        [empty_table(), *(each.assign(wall_time=0.0, file="events", superseded=False) for each in (rows, times))]
+    )
 
 
 def test_history_and_curves_come_from_the_store(store: DirectoryStore, nights: Nights) -> None:
@@ -307,6 +401,22 @@ def test_history_and_curves_come_from_the_store(store: DirectoryStore, nights: N
 
     assert "Loss of every step tonight." in html
     assert "Tonight against the last good night, 2026-11-20" in html
+    assert "Dashed: the last good night" not in html
+
+
+def test_tonights_curves_are_laid_over_those_of_the_last_good_night(store: DirectoryStore, nights: Nights) -> None:
+    verdict, rows = nights([1.0, 1.0, 1.08])
+    for row in rows:
+        add(store, row)
+        store.put(f"{row.prefix}/metrics.parquet", metrics_parquet(loss_table()))
+
+    page = Page(night_report_html(store, "nightly", "2026-11-21", [verdict], cluster="dgx"))
+
+    assert page.text.count("Dashed: the last good night, 2026-11-20.") == 3
+    assert "How the 50 step times of the steady window are distributed." in page.text
+    assert {"Loss of every step", "Time of every step", "Distribution of step times"} <= {
+        attributes.get("aria-label") for _tag, attributes in page.tags
+    }
 
 
 def test_damaged_evidence_is_named_and_holds_nobody_up(store: DirectoryStore, nights: Nights) -> None:
