@@ -31,7 +31,7 @@ $(VENV)/.installed: requirements.lock pyproject.toml nightbridge/repos/launcher.
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing the locked requirements into $(VENV)"
 	@$(PIP) install --quiet "$$(grep '^uv==' requirements.lock)"
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python --requirement requirements.lock
+	@$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --requirement requirements.lock
 	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .
 	@$(BIN)/nightbridge demo --prepare
 	@touch $@
