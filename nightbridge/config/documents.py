@@ -16,6 +16,10 @@ SIZE_LIMIT = 4 * 1024 * 1024
 """Bytes; a configuration is never this large, and a training log given by mistake would be."""
 
 
+DEPTH_LIMIT = 50
+"""Tables and lists inside each other; a configuration has about six. Dotted keys nest as deeply as a line is long."""
+
+
 @dataclass(frozen=True)
 class Document:
     """One TOML file.
@@ -68,10 +72,30 @@ def parse_document(text: str, path: Path) -> Document:
 
     """
     try:
-        return Document(path, text, tomllib.loads(text))
+        table = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # besides its own error: huge integers, endless nesting
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise InvalidInput(f"not valid TOML: {reason}", thing=str(path), advice="Mend the syntax there") from error
+    if _is_deeper_than(table, DEPTH_LIMIT):
+        raise InvalidInput(
+            f"tables are nested more than {DEPTH_LIMIT} deep", thing=str(path), advice="Look for a key with many dots"
+        )
+    return Document(path, text, table)
+
+
+def _is_deeper_than(table: Table, limit: int) -> bool:
+    """Whether tables and lists lie deeper inside each other than `limit`; without recursion, of which there is less."""
+    level: list[Any] = [table]
+    for _ in range(limit):
+        level = [
+            inner
+            for value in level
+            for inner in (value.values() if isinstance(value, Mapping) else value)
+            if isinstance(inner, Mapping | list)
+        ]
+        if not level:
+            return False
+    return True
 
 
 @dataclass(frozen=True)

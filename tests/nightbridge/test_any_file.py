@@ -155,3 +155,24 @@ def test_a_sample_that_is_no_toml_any_more_is_told_with_its_file(sample: str, pi
 
     assert code == 2
     assert f"{path}: not valid TOML" in text
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "cmd_args.tp." + ".".join("a" * 3000) + " = 1",
+        "cmd_args.tp = " + "[" * 100 + "]" * 100,
+        "cmd_args.tp = " + "{a = " * 100 + "1" + "}" * 100,
+        "[cmd_args." + ".".join("x" * 2000) + "]",
+    ],
+    ids=["dotted key", "lists", "tables", "header"],
+)
+@pytest.mark.parametrize("command", ["validate", "render"])
+def test_endless_nesting_is_told_and_not_followed(line: str, command: str, tmp_path: Path) -> None:
+    path = tmp_path / "deep.toml"
+    path.write_text(f'name = "t"\ntest_template_name = "MegatronBridge"\n{line}\n', encoding="utf-8")
+
+    code, text = told([command, path])
+
+    assert code == 2
+    assert "tables are nested more than 50 deep" in text
