@@ -19,6 +19,8 @@ SIZE_LIMIT = 4 * 1024 * 1024
 DEPTH_LIMIT = 50
 """Tables and lists inside each other; a configuration has about six. Dotted keys nest as deeply as a line is long."""
 
+NUL = "\0"
+
 
 @dataclass(frozen=True)
 class Document:
@@ -76,26 +78,32 @@ def parse_document(text: str, path: Path) -> Document:
     except (ValueError, RecursionError) as error:  # besides its own error: huge integers, endless nesting
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise InvalidInput(f"not valid TOML: {reason}", thing=str(path), advice="Mend the syntax there") from error
-    if _is_deeper_than(table, DEPTH_LIMIT):
-        raise InvalidInput(
-            f"tables are nested more than {DEPTH_LIMIT} deep", thing=str(path), advice="Look for a key with many dots"
-        )
+    _check_values(table, path)
     return Document(path, text, table)
 
 
-def _is_deeper_than(table: Table, limit: int) -> bool:
-    """Whether tables and lists lie deeper inside each other than `limit`; without recursion, of which there is less."""
+def _check_values(table: Table, path: Path) -> None:
+    """Refuse what is TOML and no configuration; without recursion, of which there is less than there may be tables."""
     level: list[Any] = [table]
-    for _ in range(limit):
-        level = [
+    for _ in range(DEPTH_LIMIT):
+        inside = [
             inner
             for value in level
-            for inner in (value.values() if isinstance(value, Mapping) else value)
-            if isinstance(inner, Mapping | list)
+            for inner in ((*value, *value.values()) if isinstance(value, Mapping) else value)
+            if isinstance(inner, Mapping | list | str)
         ]
+        if any(NUL in text for text in inside if isinstance(text, str)):
+            raise InvalidInput(
+                "holds a NUL character (\\u0000), which no path, argument or variable can have",
+                thing=str(path),
+                advice="Remove it",
+            )
+        level = [inner for inner in inside if not isinstance(inner, str)]
         if not level:
-            return False
-    return True
+            return
+    raise InvalidInput(
+        f"tables are nested more than {DEPTH_LIMIT} deep", thing=str(path), advice="Look for a key with many dots"
+    )
 
 
 @dataclass(frozen=True)

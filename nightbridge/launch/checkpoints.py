@@ -20,7 +20,7 @@ _NAMED: Mapping[str, float] = {
 }
 """Parameters of recipes whose names do not say them."""
 
-_COUNT = re.compile(r"(?:^|_)(\d+(?:[.p]\d+)?)([bmt])(?=_|$)")
+_COUNT = re.compile(r"(?:^|_)(\d{1,6}(?:[.p]\d{1,6})?)([bmt])(?=_|$)")
 _UNITS: Mapping[str, float] = {"m": 1e6, "b": 1e9, "t": 1e12}
 _RESHAPING = ("hidden_size", "num_layers", "num_moe_experts", "first_k_dense_replace")
 _LOAD, _FINETUNE = "checkpoint.load", "checkpoint.finetune"

@@ -176,3 +176,23 @@ def test_endless_nesting_is_told_and_not_followed(line: str, command: str, tmp_p
 
     assert code == 2
     assert "tables are nested more than 50 deep" in text
+
+
+@pytest.mark.parametrize(
+    ("file", "arguments"),
+    [
+        ('[cluster]\nkind = "slurm"\nbin_dir = "\\u0000"\n', ("--system", "FILE")),
+        ('[cluster.env_vars]\n"A\\u0000" = "1"\n', ("--system", "FILE", "--cluster", "local")),
+    ],
+)
+def test_a_nul_character_is_refused_before_anything_is_done_with_it(
+    file: str, arguments: tuple[str, ...], tmp_path: Path
+) -> None:
+    path = tmp_path / "site.toml"
+    path.write_text(file, encoding="utf-8")
+    sample = str(ROOT / "conf/examples/llama3_8b.toml")
+
+    code, text = told(["validate", sample, *(path if word == "FILE" else word for word in arguments)])
+
+    assert code == 2
+    assert f"{path}: holds a NUL character" in text

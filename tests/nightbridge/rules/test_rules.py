@@ -388,6 +388,7 @@ def test_a_warning_never_keeps_a_test_from_running():
         ("nemotronh_56b", 56),
         ("qwen25_1p5b", 1.5),
         ("llama_small", None),
+        ("llama_" + "9" * 400 + "b", None),
     ],
 )
 def test_the_parameters_of_a_model_follow_from_its_recipes_name(recipe, billions):
