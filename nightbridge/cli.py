@@ -187,6 +187,9 @@ def run_scenario(
     new_attempt: Annotated[
         bool, typer.Option("--new-attempt", help="Open a new attempt for runs whose last one ended.")
     ] = False,
+    junit: Annotated[
+        Path | None, typer.Option("--junit", metavar="FILE.xml", help="Write the verdicts there as JUnit XML.")
+    ] = None,
 ) -> None:
     """Run every test of a file through all stages and compare it with its history.
 
@@ -196,6 +199,9 @@ def run_scenario(
     from nightbridge.nights import checked_night, new_night
     from nightbridge.rules import check_scenario
 
+    if junit is not None and not junit.absolute().parent.is_dir():
+        # Told before the night begins, not after it.
+        raise InvalidInput("its folder does not exist", thing=str(junit), advice="Make it, or name another file")
     tonight = checked_night(night) if night else new_night()
     runs = config.runs(check_scenario(config.load(file)), tonight)
     _note(f"night {tonight}")
@@ -221,6 +227,8 @@ def run_scenario(
         _print_verdicts(report.verdicts)
         _print_sweeps(report.sweeps)
         print(f"report: {report.report}")
+    if junit is not None:
+        _write_junit(junit, report)
     raise typer.Exit(report.exit_code)
 
 
@@ -806,6 +814,20 @@ def _print_verdicts(verdicts: "Sequence[Verdict]") -> None:
     _print_table(verdict_table(verdicts))
     for line in reason_lines(verdicts):
         print(line)
+
+
+def _write_junit(path: Path, report: "NightReport") -> None:
+    """Write a night's verdicts for a CI system; the night itself is over and kept, whatever becomes of this file."""
+    from nightbridge.files import write_atomically
+    from nightbridge.models import utc_now
+    from nightbridge.regression.junit import junit_xml
+
+    document = junit_xml(report.scenario, report.night, report.verdicts, report=report.report, written_at=utc_now())
+    try:
+        write_atomically(path, document)
+    except OSError as error:
+        reason = f"cannot be written: {error.strerror or error}"
+        raise InvalidInput(reason, thing=str(path), advice="Name a file that can be written") from error
 
 
 def _print_sweeps(sweeps: "Sequence[SweepResult]") -> None:

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from prefect.logging import get_run_logger
 
-from nightbridge.models import NightReport, Site, SweepResult, Verdict, slug
+from nightbridge.models import NightReport, Site, SweepResult, Verdict, slug, utc_now
+from nightbridge.regression.junit import junit_xml
 from nightbridge.regression.report import markdown_table, night_report_html
 from nightbridge.regression.sweep_tables import best_line, sweep_markdown
 from nightbridge.store.objects import ObjectStore, open_store
+from tasks.events import emit_verdicts
 from tasks.secrets import block_value
 from tasks.stage import stage
 
@@ -24,9 +26,12 @@ def report(
     page = night_report_html(store, scenario, night, verdicts, cluster=site.cluster.name, sweeps=sweeps)
     key = f"reports/{night}/{scenario}.html"
     store.put(key, page.encode())
+    document = junit_xml(scenario, night, verdicts, report=store.url_of(key), written_at=utc_now())
+    store.put(f"reports/{night}/{scenario}.junit.xml", document)
     create_markdown_artifact(markdown_table(verdicts), key="nightly-verdicts", description=f"{scenario}, night {night}")
     create_link_artifact(store.url_of(key), key="nightly-report", link_text=f"{scenario}, night {night}")
     get_run_logger().info("report: %s", store.url_of(key))
+    emit_verdicts(scenario, night, verdicts, store.url_of(key), site.cluster.name)
     return NightReport(scenario=scenario, night=night, verdicts=verdicts, report=store.url_of(key), sweeps=sweeps)
 
 

@@ -4,11 +4,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from xml.etree import ElementTree
 
 import pytest
 
 from nightbridge import cli
 from nightbridge.errors import PermanentError, TransientError
+from nightbridge.models import NightReport, Verdict, VerdictStatus
 
 EXAMPLES = Path(__file__).parents[2] / "conf" / "examples"
 NIGHTLY, TEST = str(EXAMPLES / "nightly.toml"), str(EXAMPLES / "llama3_8b.toml")
@@ -299,3 +302,55 @@ def test_the_entry_point_ends_with_the_commands_exit_code():
 
     assert ended.returncode == 2
     assert "nowhere.toml: no such file" in ended.stdout
+
+
+# --- JUnit XML -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def night_of(monkeypatch):
+    """A night that ends with this verdict, without running anything."""
+
+    def end_with(status):
+        verdict = Verdict(run_key="llama3-8b-n1-0123456789", test_id="llama3-8b", night="n1", status=status)
+        report = NightReport(scenario="nightly", night="n1", verdicts=(verdict,), report="file:///reports/n1.html")
+        flows = SimpleNamespace(nightly_regression=lambda *_given, **_named: report)
+        monkeypatch.setitem(sys.modules, "flows", flows)
+
+    return end_with
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "failures"), [(VerdictStatus.PASSED, 0, "0"), (VerdictStatus.REGRESSED, 1, "1")]
+)
+def test_run_writes_the_verdicts_for_a_ci_system(nightbridge, night_of, tmp_path, status, code, failures):
+    night_of(status)
+
+    ended, out, _ = nightbridge("run", TEST, "--night", "n1", "--json", "--junit", "verdicts.xml")
+
+    suite = ElementTree.parse(tmp_path / "verdicts.xml").getroot()[0]
+    assert (ended, suite.get("name"), suite.get("failures")) == (code, "nightly", failures)
+    assert json.loads(out)["exit_code"] == code
+
+
+def test_a_junit_file_without_a_folder_is_refused_before_the_night_begins(nightbridge, monkeypatch):
+    def never(*_given, **_named):
+        raise AssertionError("the night began")
+
+    monkeypatch.setitem(sys.modules, "flows", SimpleNamespace(nightly_regression=never))
+
+    code, _, err = nightbridge("run", TEST, "--night", "n1", "--junit", "no/such/folder.xml")
+
+    assert code == 2
+    assert "no/such/folder.xml: its folder does not exist" in err
+
+
+def test_a_junit_file_that_cannot_be_written_is_told_after_the_verdicts(nightbridge, night_of, tmp_path):
+    night_of(VerdictStatus.PASSED)
+    (tmp_path / "taken").mkdir()
+
+    code, out, err = nightbridge("run", TEST, "--night", "n1", "--junit", "taken")
+
+    assert code == 2
+    assert "passed" in out
+    assert "taken: cannot be written" in err
