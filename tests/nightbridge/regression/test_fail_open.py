@@ -11,6 +11,7 @@ import pytest
 
 from nightbridge.models import GatePolicy, RunRecord, Summary, Verdict, VerdictStatus
 from nightbridge.outputs.curves import read_curves
+from nightbridge.outputs.experiment import read_run
 from nightbridge.outputs.measurements import summarise
 from nightbridge.outputs.settings import RunSettings
 from nightbridge.regression.gate import compare
@@ -30,8 +31,12 @@ def log_of(
     tflops: Sequence[float] | None = (700.0,) * STEPS,
     lossless: Sequence[int] = (),
     memory: str = MEMORY,
+    bias: float = 0.0,
 ) -> str:
-    """What both ranks print, in Megatron-Bridge's formats. A NaN loss is not printed at all."""
+    """What both ranks print, in Megatron-Bridge's formats. A NaN loss is not printed at all.
+
+    `bias` is a relative one of every loss but the last.
+    """
     lines = []
     for step in range(1, steps + 1):
         rate = tflops[step - 1] if tflops else None
@@ -39,7 +44,7 @@ def log_of(
         if rate is not None:
             lines.append(f"Step Time : {seconds:.2f}s GPU utilization: {rate:.1f}MODEL_TFLOP/s/GPU")
         throughput = "" if rate is None else f" throughput per GPU (TFLOP/s/GPU): {rate:.1f} |"
-        loss = "" if step in lossless else f" lm loss: {11.9 - 0.1 * step:.6E} |"
+        loss = "" if step in lossless else f" lm loss: {(11.9 - 0.1 * step) * (1 + bias * (step < steps)):.6E} |"
         lines.append(
             f" [2026-11-10 03:00:{step:02}] iteration {step:8d}/{STEPS:8d} | consumed samples: {step * 128:12d} |"
             f" elapsed time per iteration (ms): {1000 * seconds:.1f} |{throughput} learning rate: 3.000000E-04 |"
@@ -93,6 +98,7 @@ def test_seven_percent_more_throughput_fails_there_and_is_an_improvement_here(ju
             log_of(tflops=[500.0] * STEPS) + log_of(steps=10), VerdictStatus.REGRESSED, id="two runs in one log"
         ),
         pytest.param(log_of(memory=""), VerdictStatus.FAILED, id="no memory line"),
+        pytest.param(log_of(bias=0.09), VerdictStatus.REGRESSED, id="losses 9 % too high, all but the last"),
     ],
 )
 def test_passes_there_and_not_here(judge: Judge, log: str, status: VerdictStatus) -> None:
@@ -105,3 +111,37 @@ def test_an_empty_log_crashes_there_and_is_short_here(judge: Judge, log: str) ->
 
     assert verdict.status is VerdictStatus.SHORT
     assert verdict.reasons == ("0 of 50 steps done",)
+
+
+def test_a_nan_moves_later_losses_to_other_steps_there_and_none_here(tmp_path: Path) -> None:
+    log = tmp_path / "log-account.nightly_0.out"
+    log.write_text(log_of(lossless=[10]))
+
+    losses = read_curves((), (log,)).steps["loss"]
+
+    assert losses.loc[9] == pytest.approx(11.0)
+    assert 10 not in losses.dropna().index
+    assert losses.loc[11] == pytest.approx(10.8)
+    assert losses.loc[50] == pytest.approx(6.9)
+
+
+@pytest.mark.parametrize(("old", "new", "status"), [(500.0, 700.0, "passed"), (700.0, 500.0, "regressed")])
+@pytest.mark.parametrize("old_id", [4, 99999])
+def test_the_log_of_an_earlier_run_decides_by_chance_there_and_is_never_read_here(
+    judge: Judge,
+    make_record: Callable[..., RunRecord],
+    tmp_path: Path,
+    old: float,
+    new: float,
+    status: str,
+    old_id: int,
+) -> None:
+    folder = tmp_path / "experiment"
+    folder.mkdir()
+    job = make_record().job.model_copy(update={"experiment_dir": folder, "attempt_dir": tmp_path})
+    (folder / f"log-account.nightly_{old_id}_0.out").write_text(log_of(tflops=[old] * STEPS))
+    (folder / f"log-account.nightly_{job.job_id}_0.out").write_text(log_of(tflops=[new] * STEPS))
+
+    (log,) = read_run(job, None).logs
+
+    assert judge(log.read_text()).status == status
