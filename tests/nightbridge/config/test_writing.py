@@ -1,5 +1,6 @@
 """A scenario that is read, written and read again is the same scenario."""
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,4 @@ def check(table):
     max_leaves=6,
 ))  # fmt: skip
 def test_any_value_is_the_same_in_toml(value):
-    document = parse_document(f"value = {toml_value(value)}\n", Path("v.toml"))
-
-    assert document.table == {"value": value}
+    assert tomllib.loads(f"value = {toml_value(value)}\n") == {"value": value}
