@@ -8,6 +8,7 @@ from nightbridge.errors import InvalidInput
 from nightbridge.models import MetricName, VerdictStatus, utc_now
 from nightbridge.regression.decisions import Decision, DecisionKind, read_decisions, record_decision
 from nightbridge.regression.history import HistoryRow, read_history
+from nightbridge.regression.row_objects import folder_of
 from nightbridge.regression.trend import Trend, trends
 from nightbridge.store.find import last_attempt
 from nightbridge.store.harvest import load_record
@@ -98,7 +99,7 @@ def _one_of(text: str, known: Sequence[str], what: str) -> str:
 
 def _place_of(store: ObjectStore, target: str, cluster: str) -> tuple[str, str, str]:
     """Cluster, series, and the run's night; no night where a series was named."""
-    if _SERIES.fullmatch(target) and next(iter(store.list(f"history/{cluster}/{target}")), None):
+    if _SERIES.fullmatch(target) and next(iter(store.list(folder_of(cluster, target))), None):
         return cluster, target, ""
     record = load_record(store, last_attempt(store, target))
     if record is None:

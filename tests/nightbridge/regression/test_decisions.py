@@ -172,15 +172,18 @@ def test_the_trend_shows_the_change_with_the_decision(slowed) -> None:
 # --- accept ----------------------------------------------------------------------------------------------------------
 
 
-def test_accepting_a_series_decides_about_the_level_that_it_stands_at(store: DirectoryStore, slowed) -> None:
+@pytest.mark.parametrize("cluster", ["dgx", "dgx/h100 Süd"])
+def test_accepting_a_series_decides_about_the_level_that_it_stands_at(
+    store: DirectoryStore, slowed, cluster: str
+) -> None:
     _verdicts, rows = slowed(*[1.1] * 6)
     for row in rows:
-        add(store, row)
+        add(store, row.model_copy(update={"cluster": cluster}))
 
-    made = accept(store, SERIES, "baseline", who="ann", why="new image", cluster="dgx")
+    made = accept(store, SERIES, "baseline", who="ann", why="new image", cluster=cluster)
 
     assert (made.since, made.night, made.run_key) == (night(20), night(25), "")
-    assert read_decisions(store, "dgx", SERIES) == (made,)
+    assert read_decisions(store, cluster, SERIES) == (made,)
 
 
 def test_accepting_a_run_takes_cluster_series_and_night_from_it(
