@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 SEEDS ?= 3
 # A machine of usual speed needs a third of it; a slower one leaves the last tests out and says how many.
-TEST_MINUTES ?= 40
+TEST_MINUTES ?= 35
 
 .PHONY: help check install demo test lint soak bench deploy worker night clean
 
