@@ -34,7 +34,7 @@ def test_the_time_limit_ends_the_program_and_its_children(tmp_path: Path) -> Non
             timeout=0.3,
         )
 
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 50
     child = int((tmp_path / "child").read_text())
     deadline = time.monotonic() + 60
     while Path(f"/proc/{child}").exists() and "Z" not in Path(f"/proc/{child}/stat").read_text().split()[2]:

@@ -378,6 +378,6 @@ packages = ["thin_run"]
         assert made.nemo_run_version == "0.11.1"
         executor = "import nemo_run, thin_run; print(nemo_run.SlurmExecutor(account='a', tunnel=None).ntasks_per_node)"
         assert says(made, executor) == "1"
-        assert seconds < 30
+        assert seconds < 300
     finally:
         shutil.rmtree(made.python.parent.parent)
