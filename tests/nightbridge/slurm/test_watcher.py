@@ -345,7 +345,7 @@ def test_stopping_lets_the_followers_go(
     watcher.stop()
 
     with pytest.raises(StatusUnknown, match="stopped"):
-        end.result(timeout=3)
+        end.result(timeout=60)
 
 
 def test_after_the_last_job_nothing_is_asked_and_a_later_job_is_followed_again(
