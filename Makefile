@@ -5,8 +5,8 @@ BIN := $(VENV)/bin
 # pip names every local index folder that it does not find; the demo's reader has no use for that.
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 SEEDS ?= 3
-# A machine of usual speed needs a third of it; a slower one leaves the last tests out and says how many.
-TEST_MINUTES ?= 35
+# A machine of usual speed needs less; a slower one leaves the last tests out and says how many.
+TEST_MINUTES ?= 30
 
 .PHONY: help check install demo test lint soak bench deploy worker night clean
 
