@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # pip names every local index folder that it does not find; the demo's reader has no use for that.
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
-SEEDS ?= 3
+SEEDS ?= 5
 # A machine of usual speed needs less; a slower one leaves the last tests out and says how many.
 TEST_MINUTES ?= 30
 
