@@ -1,4 +1,4 @@
-"""How far a harvest is, in the run's log and as an artifact of the task run."""
+"""How far a task is, as an artifact of its run; how far a harvest is, in the run's log as well."""
 
 import time
 from uuid import UUID
@@ -12,6 +12,20 @@ LOG_INTERVAL, ARTIFACT_INTERVAL = 30.0, 5.0
 """Seconds between two lines of the log, and between two states of the artifact."""
 
 
+class ProgressArtifact:
+    """The progress artifact of a task run, made when it is first shown."""
+
+    def __init__(self) -> None:
+        self._id: UUID | None = None
+
+    def show(self, percent: float, description: str) -> None:
+        """Show this state, 0 to 100 percent."""
+        if self._id is None:
+            self._id = create_progress_artifact(percent, description=description)
+        else:
+            update_progress_artifact(self._id, percent, description=description)
+
+
 class ShownProgress:
     """Shows each progress that it is called with, not too often; the last one always.
 
@@ -21,7 +35,7 @@ class ShownProgress:
     def __init__(self, subject: str) -> None:
         self._subject = subject
         self._log = get_run_logger()
-        self._artifact: UUID | None = None
+        self._artifact = ProgressArtifact()
         self._log_due = time.monotonic() + LOG_INTERVAL
         self._artifact_due = 0.0
         self._troubled = False
@@ -38,12 +52,8 @@ class ShownProgress:
             self._artifact_due = time.monotonic() + ARTIFACT_INTERVAL
 
     def _show(self, progress: Progress) -> None:
-        description = f"{self._subject}: {progress}"
         try:
-            if self._artifact is None:
-                self._artifact = create_progress_artifact(progress.percent, description=description)
-            else:
-                update_progress_artifact(self._artifact, progress.percent, description=description)
+            self._artifact.show(progress.percent, f"{self._subject}: {progress}")
         except Exception as error:
             if not self._troubled:
                 self._log.warning("the progress of the harvest cannot be shown: %s", error)

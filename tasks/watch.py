@@ -4,9 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from uuid import UUID
 
-from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.logging import get_run_logger
 
 from nightbridge.errors import StatusUnknown
@@ -18,6 +16,7 @@ from nightbridge.slurm.ledger import record_ended
 from nightbridge.slurm.outcome import classify
 from nightbridge.slurm.watcher import Watcher
 from tasks.interrupt import interrupt_stages, raise_if_interrupted
+from tasks.progress import ProgressArtifact
 from tasks.secrets import resolve_all
 from tasks.stage import stage
 
@@ -58,7 +57,7 @@ class _Shown:
         self._safely(lambda: self._look_up(secrets))
         self._follower = RunFollower(job, self._values or ())
         self._status: JobStatus | None = None
-        self._artifact: UUID | None = None
+        self._artifact = ProgressArtifact()
         self._told = ""
         self._due = 0.0
 
@@ -89,11 +88,7 @@ class _Shown:
         description = self._description(news)
         if description == self._told:
             return
-        percent = news.progress.percent if news.progress else 0.0
-        if self._artifact is None:
-            self._artifact = create_progress_artifact(percent, description=description)
-        else:
-            update_progress_artifact(self._artifact, percent, description=description)
+        self._artifact.show(news.progress.percent if news.progress else 0.0, description)
         self._told = description
 
     def _description(self, news: LogNews) -> str:

@@ -115,17 +115,20 @@ def _check_bridge(table: TestTable, findings: Findings) -> None:
     )
 
 
+def _repositories(table: TestTable) -> dict[KeyPath, GitRepo]:
+    """All repositories that a test names, by where they stand in its file."""
+    named: dict[KeyPath, GitRepo] = {("git_repos", index): repo for index, repo in enumerate(table.git_repos)}
+    if table.nemo_run_repo is not None:
+        named["nemo_run_repo",] = table.nemo_run_repo
+    return named
+
+
 def _check_addresses(table: TestTable, findings: Findings) -> None:
     """Refuse secrets in addresses here, before the test becomes part of anything that is kept; none is shown."""
-    repositories: dict[KeyPath, str] = {
-        ("git_repos", index, "url"): repo.url for index, repo in enumerate(table.git_repos)
-    }
-    if table.nemo_run_repo is not None:
-        repositories["nemo_run_repo", "url"] = table.nemo_run_repo.url
-    for path, url in repositories.items():
-        if shows_secret(url):
+    for path, repo in _repositories(table).items():
+        if shows_secret(repo.url):
             findings.problem(
-                path,
+                (*path, "url"),
                 "holds a user's name or token, which process lists and logs would show; "
                 "remove it and use a git credential helper (git help credentials)",
             )
@@ -152,14 +155,9 @@ def _gate(table: TestTable, file: str, findings: Findings) -> GatePolicy:
 
 def _check_canary(table: TestTable, findings: Findings) -> None:
     """A canary that moves would hide what it should show."""
-    repositories: dict[KeyPath, str] = {
-        ("git_repos", index, "commit"): repo.commit for index, repo in enumerate(table.git_repos)
-    }
-    if table.nemo_run_repo is not None:
-        repositories["nemo_run_repo", "commit"] = table.nemo_run_repo.commit
-    for path, commit in repositories.items():
-        if not _FULL_COMMIT.fullmatch(commit):
-            findings.problem(path, "may move, and the pins of a canary never do; write the full commit")
+    for path, repo in _repositories(table).items():
+        if not _FULL_COMMIT.fullmatch(repo.commit):
+            findings.problem((*path, "commit"), "may move, and the pins of a canary never do; write the full commit")
 
 
 def _node_options(table: TestTable, findings: Findings) -> tuple[str, ...]:
