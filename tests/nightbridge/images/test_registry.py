@@ -172,7 +172,8 @@ def test_a_damaged_file_with_logins_is_named_and_not_shown(tmp_path: Path) -> No
     with pytest.raises(PermanentError, match=r"\.credentials: these logins cannot be read") as caught:
         find_login("nvcr.io")
 
-    assert "word" not in str(caught.value)
+    assert "secret-word" not in str(caught.value)
+    assert "another-word" not in str(caught.value)
     assert caught.value.__cause__ is None
 
 
