@@ -49,13 +49,13 @@ class _Shown:
     Nothing of it is needed: what goes wrong here is told once, and the job is watched on.
     """
 
-    def __init__(self, job: Job, secrets: Mapping[str, SecretRef]) -> None:
+    def __init__(self, job: Job, plan: LaunchPlan) -> None:
         self._log = get_run_logger()
         self._job = job
         self._troubles: set[str] = set()
         self._values: list[str] | None = None
-        self._safely(lambda: self._look_up(secrets))
-        self._follower = RunFollower(job, self._values or ())
+        self._safely(lambda: self._look_up(plan.secret_environment))
+        self._follower = RunFollower(job, self._values or (), output_dir=plan.output_dir, total=plan.max_steps)
         self._status: JobStatus | None = None
         self._artifact = ProgressArtifact()
         self._told = ""
@@ -85,6 +85,9 @@ class _Shown:
         # What could not be masked is not shown.
         if news.lines and self._values is not None:
             self._log.info("%s", news)
+        for line in set(news.damage) - self._troubles:
+            self._troubles.add(line)
+            self._log.warning("%s", line)
         description = self._description(news)
         if description == self._told:
             return
@@ -112,7 +115,7 @@ def watch(job: Job, plan: LaunchPlan, site: Site) -> Job:
     """Follow the job until it has ended, and classify its end by Slurm's word and the run's own evidence."""
     log = get_run_logger()
 
-    shown = _Shown(job, plan.secret_environment)
+    shown = _Shown(job, plan)
     try:
         ended = watcher_of(site).follow(job, on_change=shown.change, on_wait=shown.look)
     except StatusUnknown:

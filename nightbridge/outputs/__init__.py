@@ -1,7 +1,8 @@
 """What a run leaves on disk, and what it says: experiment folder, checkpoints, event files, log lines, measurements.
 
     experiment.py     everything that exactly one job left, as one model; the evidence for how it ended
-    event_files.py    TensorBoard event files to rows (event_wire.py decodes the records)
+    event_files.py    TensorBoard event files to rows (event_wire.py decodes the records, event_tail.py reads on while
+                      a job writes)
     logs.py           log lines to step records and markers
     curves.py         both put together, per iteration
     measurements.py   the summary of a run (settings.py what it was asked to do, durations.py how long it waited and

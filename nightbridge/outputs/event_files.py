@@ -91,7 +91,7 @@ class EventFile:
         )
 
 
-class _Stop(Exception):
+class RecordsEnd(Exception):
     """Where a walk over the records ended before the end of the file."""
 
     def __init__(self, status: Literal["truncated", "corrupt"], offset: int, reason: str) -> None:
@@ -114,14 +114,13 @@ def _only_zeros_from(stream: BinaryIO, offset: int) -> bool:
     return True
 
 
-def _records(stream: BinaryIO, total: int) -> Iterator[tuple[int, bytes]]:
-    """Walk over the records: (offset after it, record).
+def records(stream: BinaryIO, total: int, offset: int = 0) -> Iterator[tuple[int, bytes]]:
+    """Walk over the records of a stream that stands at `offset`, up to `total` bytes: (offset after it, record).
 
     Raises:
-        _Stop: The walk ended at a record that is cut off or damaged.
+        RecordsEnd: The walk ended at a record that is cut off or damaged.
 
     """
-    offset = 0
     # Few lengths occur in a file, and each has one right checksum.
     known_headers: dict[bytes, int] = {}
     while offset < total:
@@ -129,7 +128,7 @@ def _records(stream: BinaryIO, total: int) -> Iterator[tuple[int, bytes]]:
         if len(header) < _HEADER_SIZE:
             if not header.strip(b"\0"):
                 return
-            raise _Stop("truncated", offset, "the last record's header is cut off")
+            raise RecordsEnd("truncated", offset, "the last record's header is cut off")
         length = known_headers.get(header)
         if length is None:
             length, checksum = struct.unpack("<QI", header)
@@ -139,15 +138,15 @@ def _records(stream: BinaryIO, total: int) -> Iterator[tuple[int, bytes]]:
             known_headers[header] = length
         following = offset + _HEADER_SIZE + length + _FOOTER_SIZE
         if following > total:
-            raise _Stop("truncated", offset, "the last record is cut off")
+            raise RecordsEnd("truncated", offset, "the last record is cut off")
         record = stream.read(length)
         footer = stream.read(_FOOTER_SIZE)
         if len(footer) < _FOOTER_SIZE:
-            raise _Stop("truncated", offset, "the file became shorter while it was read")
+            raise RecordsEnd("truncated", offset, "the file became shorter while it was read")
         if int.from_bytes(footer, "little") != _masked_crc(record):
             if _only_zeros_from(stream, following - 1):
-                raise _Stop("truncated", offset, "the last record is cut off and filled up with zeros")
-            raise _Stop("corrupt", offset, "the record's checksum is wrong")
+                raise RecordsEnd("truncated", offset, "the last record is cut off and filled up with zeros")
+            raise RecordsEnd("corrupt", offset, "the record's checksum is wrong")
         offset = following
         yield offset, record
 
@@ -157,12 +156,12 @@ def _end_at_bad_header(stream: BinaryIO, offset: int) -> None:
     if _only_zeros_from(stream, offset):
         return
     if _only_zeros_from(stream, offset + _HEADER_SIZE - 1):
-        raise _Stop("truncated", offset, "the last record's header is cut off and filled up with zeros")
-    raise _Stop("corrupt", offset, "the checksum of a record's length is wrong")
+        raise RecordsEnd("truncated", offset, "the last record's header is cut off and filled up with zeros")
+    raise RecordsEnd("corrupt", offset, "the checksum of a record's length is wrong")
 
 
-class _Columns:
-    """Collects the rows of one file."""
+class Columns:
+    """Collects the rows of one file. What it knows of the file's tags stays when they are taken."""
 
     def __init__(self) -> None:
         self.tags: list[str] = []
@@ -177,6 +176,13 @@ class _Columns:
         """Add the scalars of one record, by the short way where its bytes allow it."""
         if not self._add_plain(record):
             self._add_any(record)
+
+    def take(self) -> list[Row]:
+        """The rows that were collected, which are forgotten then."""
+        rows = list(map(Row, self.tags, self.steps, self.wall_times, self.values))
+        for column in (self.tags, self.steps, self.wall_times, self.values):
+            del column[:]
+        return rows
 
     def _add_plain(self, record: bytes) -> bool:
         # Wall time (key 0x09), then step (key 0x10) of up to four bytes.
@@ -230,18 +236,18 @@ def read_event_file(path: Path) -> EventFile:
         DamagedData: The file cannot be opened or read at all.
 
     """
-    columns = _Columns()
+    columns = Columns()
     status: Literal["complete", "truncated", "corrupt"] = "complete"
     damage_offset, reason, bytes_ok = None, "", 0
     try:
         with path.open("rb", buffering=_BLOCK) as stream:
             total = os.fstat(stream.fileno()).st_size
             try:
-                for offset, record in _records(stream, total):
+                for offset, record in records(stream, total):
                     columns.add(record)
                     bytes_ok = offset
                 bytes_ok = total
-            except _Stop as stop:
+            except RecordsEnd as stop:
                 status, damage_offset, reason = stop.status, stop.offset, stop.reason
     except OSError as error:
         raise DamagedData(f"the event file cannot be read: {error.strerror or error}", thing=str(path)) from error
@@ -280,10 +286,15 @@ def canonical_tag(tag: str) -> str | None:
     return _CANONICAL_TAGS.get(tag, tag)
 
 
+def file_time(path: Path) -> int:
+    """The time in a file's name, seconds since 1970: copies and S3 do not keep modification times."""
+    match = _TIME_IN_NAME.search(path.name)
+    return int(match[1]) if match else 0
+
+
 def _age(file: EventFile) -> tuple[int, float, str]:
-    """Order of files: the time in the name, since copies and S3 do not keep modification times; ties by first event."""
-    match = _TIME_IN_NAME.search(file.path.name)
-    return (int(match[1]) if match else 0, file.wall_times[0] if len(file) else 0.0, file.path.name)
+    """Order of files: the time in the name; ties by first event."""
+    return (file_time(file.path), file.wall_times[0] if len(file) else 0.0, file.path.name)
 
 
 def scalars(source: Path | Sequence[Path]) -> "tuple[pd.DataFrame, list[str]]":

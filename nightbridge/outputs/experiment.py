@@ -33,6 +33,8 @@ _CODE_FOLDERS = frozenset(("code", ".git"))
 """The job folder holds an unpacked archive of the launcher's repository, which may contain logs and event files."""
 _CHECKPOINT = re.compile(r"iter_\d{7,}")
 _EVENT_FILE = "tfevents"
+EVENT_FOLDER = "tb_logs"
+"""The folder of the event files, below the job's folder or a run's own output folder."""
 _NUMBERS_AT_END = re.compile(r"(?:_\d+)+$")
 _PROFILE_FOLDERS = frozenset(("nsys_profile", "pytorch_profile"))
 _PROFILE_FILES = frozenset(("snapshot.pickle",))
@@ -178,6 +180,11 @@ def logs_so_far(job: Job) -> tuple[Path, ...]:
     except FileNotFoundError:
         return ()
     return (*_logs(files, job, _BATCH_LOG), *_logs(files, job, _RANK_LOG))
+
+
+def event_folders(job: Job, output_dir: Path | None) -> tuple[Path, ...]:
+    """Where a running job writes its event files: the folder that the launcher is told (`launch/outputs.py`)."""
+    return tuple(folder / EVENT_FOLDER for folder in (job.experiment_dir, output_dir) if folder is not None)
 
 
 def _first_named(files: list[Path], name: str) -> Path | None:

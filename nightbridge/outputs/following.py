@@ -1,13 +1,14 @@
-"""A job's log while it runs: what it says anew, and how far the training has come."""
+"""A job while it runs: what its log says anew, and how far the training has come by its log and its event files."""
 
 import statistics
-from collections import deque
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
 
 from nightbridge.models import Job, Model
-from nightbridge.outputs.experiment import logs_so_far
+from nightbridge.outputs.curves import METRICS
+from nightbridge.outputs.event_tail import EventTail
+from nightbridge.outputs.experiment import event_folders, logs_so_far
 from nightbridge.outputs.logs import parse_steps
 from nightbridge.outputs.tail import LogTail
 from nightbridge.secrets import mask_secrets
@@ -28,6 +29,8 @@ class Progress(Model):
     total: int
     step_time: float | None = None
     """Median of the last steps, seconds."""
+    loss: float | None = None
+    """The last one; NaN is one, too."""
 
     @property
     def percent(self) -> float:
@@ -41,6 +44,8 @@ class Progress(Model):
 
     def __str__(self) -> str:
         said = f"iteration {self.iteration}/{self.total}"
+        if self.loss is not None:
+            said += f", loss {self.loss:.4g}"
         if self.step_time is None or self.seconds_left is None:
             return said
         left = timedelta(seconds=round(self.seconds_left))
@@ -57,7 +62,9 @@ class LogNews(Model):
     source: Path | None = None
     """The log that they stand in."""
     progress: Progress | None = None
-    """How far the run has come as far as any log has said; None before its first step."""
+    """How far the run has come as far as a log or an event file has said; None before its first step."""
+    damage: tuple[str, ...] = ()
+    """One line per event file that is damaged so far."""
 
     def __str__(self) -> str:
         more = f"... {self.left_out} more lines in {self.source}\n" if self.left_out else ""
@@ -65,38 +72,47 @@ class LogNews(Model):
 
 
 class RunFollower:
-    """Follows the logs of one job. Logs that appear later, as after a restart, are followed from when they are there.
+    """Follows the logs and the event files of one job, also those that appear later, as after a restart.
 
     Args:
         job: The job.
         secrets: Values that no line may show.
+        output_dir: The host folder that a run without a container writes to, as in `read_run`.
+        total: Iterations of the whole run, where they are known before a log says them.
 
     """
 
-    def __init__(self, job: Job, secrets: Iterable[str]) -> None:
+    def __init__(
+        self, job: Job, secrets: Iterable[str], *, output_dir: Path | None = None, total: int | None = None
+    ) -> None:
         self._job = job
         # A value of several lines is met line by line.
         self._secrets = tuple({part for value in secrets for part in (value, *value.splitlines())})
         self._tails: dict[Path, LogTail] = {}
-        self._step_times: deque[float] = deque(maxlen=_STEPS_OF_MEDIAN)
-        self._progress: Progress | None = None
+        self._events = tuple(EventTail(folder) for folder in event_folders(job, output_dir))
+        self._total = total
+        self._logged = self._recorded = 0
+        self._step_times: dict[int, float] = {}
+        self._losses: dict[int, float] = {}
+        self._of_tag = {METRICS["step_time"].tag: self._step_times, METRICS["loss"].tag: self._losses}
 
     def look(self) -> LogNews:
         """Read what is new.
 
         Raises:
-            OSError: A log is there and cannot be read.
+            OSError: A log or an event file is there and cannot be read.
 
         """
         for path in logs_so_far(self._job):
             self._tails.setdefault(path, LogTail(path))
+        self._see_events()
         return self._news([(tail.path, tail.new_lines()) for tail in self._tails.values()])
 
     def last_look(self) -> LogNews:
         """Read what is new after the job's end, with a last line that has no line end.
 
         Raises:
-            OSError: A log is there and cannot be read.
+            OSError: A log or an event file is there and cannot be read.
 
         """
         news = self.look()
@@ -107,6 +123,7 @@ class RunFollower:
             left_out=news.left_out + rest.left_out + max(0, len(shown) - MOST_LINES),
             source=rest.source or news.source,
             progress=rest.progress,
+            damage=rest.damage,
         )
 
     def _news(self, found: Sequence[tuple[Path, list[str]]]) -> LogNews:
@@ -119,14 +136,47 @@ class RunFollower:
             lines=tuple(mask_secrets(line, self._secrets)[:_LONGEST_SHOWN].rstrip() for line in shown),
             left_out=len(lines) - len(shown),
             source=next((path for path, new in reversed(found) if new), None),
-            progress=self._progress,
+            progress=self._progress(),
+            damage=tuple(line for events in self._events for line in events.damage),
         )
 
     def _see(self, line: str) -> None:
         if "iteration" not in line:
             return
         for step in parse_steps(line):
+            if step.iteration < self._logged:
+                # A restart: what was said after the checkpoint that it began from is no longer so.
+                self._recorded = 0
+                self._step_times.clear()
+                self._losses.clear()
+            self._logged, self._total = step.iteration, step.total
             if step.elapsed_ms is not None:
-                self._step_times.append(step.elapsed_ms / 1000)
-            time = statistics.median(self._step_times) if self._step_times else None
-            self._progress = Progress(iteration=step.iteration, total=step.total, step_time=time)
+                self._note(self._step_times, step.iteration, step.elapsed_ms / 1000)
+            if step.lm_loss is not None:
+                self._note(self._losses, step.iteration, step.lm_loss)
+
+    def _see_events(self) -> None:
+        """Take in what the event files say anew. A step that both tell is one step."""
+        for row in (row for events in self._events for row in events.new_rows()):
+            values = self._of_tag.get(row.tag)
+            if values is not None:
+                self._recorded = row.step
+                self._note(values, row.step, row.value)
+
+    @staticmethod
+    def _note(values: dict[int, float], iteration: int, value: float) -> None:
+        """Keep the values of the last iterations: event files lag behind the log by what is not flushed yet."""
+        values[iteration] = value
+        for early in sorted(values)[:-_STEPS_OF_MEDIAN]:
+            del values[early]
+
+    def _progress(self) -> Progress | None:
+        iteration = max(self._logged, self._recorded)
+        if not iteration or self._total is None:
+            return None
+        return Progress(
+            iteration=iteration,
+            total=self._total,
+            step_time=statistics.median(self._step_times.values()) if self._step_times else None,
+            loss=self._losses[max(self._losses)] if self._losses else None,
+        )

@@ -7,6 +7,7 @@ need a finite value at every recorded iteration of the window: a statistic over 
 could hide the part that went wrong.
 """
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from nightbridge.models import GatePolicy, Job, Summary
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 _NORMAL_SIGMA = 1.4826
 """The standard deviation of a normal distribution in units of its median absolute deviation."""
+
+_TAIL_SHARE, _LEAST_TAIL = 0.05, 3
+"""The last steps are this share of the steady window, and at least so many: one slow step among them is no news."""
 
 _BATCH_SIZE_TAG = "batch-size"
 _WORLD_SIZE_TAG = "world-size"
@@ -82,6 +86,7 @@ def summarise(
         step_time_p05=step_time.p05,
         step_time_p95=step_time.p95,
         step_time_spread=step_time.spread,
+        tail_slowdown=_tail_slowdown(window["step_time"]),
         tflops_per_gpu=tflops.median,
         tflops_per_gpu_p05=tflops.p05,
         tflops_per_gpu_p95=tflops.p95,
@@ -134,6 +139,15 @@ def _statistics(values: "pd.Series[float]") -> _Statistics:
     p05, median, p95 = (float(values.quantile(quantile)) for quantile in (0.05, 0.5, 0.95))
     deviation = float((values - median).abs().median())
     return _Statistics(median, p05, p95, _NORMAL_SIGMA * deviation / abs(median) if median else None)
+
+
+def _tail_slowdown(values: "pd.Series[float]") -> float | None:
+    """How slow the last steps are against all; None where the window is too short to have an end of its own."""
+    steps = max(_LEAST_TAIL, math.ceil(_TAIL_SHARE * len(values)))
+    if len(values) < 3 * steps or len(_finite(values)) < len(values):
+        return None
+    median = float(values.median())
+    return float(values.iloc[-steps:].median()) / median if median else None
 
 
 def _tokens_per_second(

@@ -1,5 +1,7 @@
 """What is shown of a job while it runs."""
 
+import math
+
 import pytest
 
 from nightbridge.outputs.following import MOST_LINES, Progress, RunFollower
@@ -39,8 +41,49 @@ def test_progress_says_how_far_how_fast_and_how_long_still(run_folder):
     run_folder.log(step(9, 4.0) + step(10) + step(11), restart=1)
     progress = follower.look().progress
     assert before is None
-    assert progress == Progress(iteration=11, total=50, step_time=0.5)
-    assert (progress.percent, str(progress)) == (22.0, "iteration 11/50, 0.5 s a step, 0:00:20 left")
+    assert progress == Progress(iteration=11, total=50, step_time=0.5, loss=2.5)
+    assert (progress.percent, str(progress)) == (22.0, "iteration 11/50, loss 2.5, 0.5 s a step, 0:00:20 left")
+
+
+def test_event_files_say_how_far_a_run_is_before_its_log_does(run_folder, event_file):
+    output = run_folder.job.attempt_dir / "output"
+    follower = RunFollower(run_folder.job, (), output_dir=output, total=50)
+    before = follower.look().progress
+    events = event_file(output / "tb_logs")
+    events.scalar("iteration-time", 1, 0.25).scalar("lm loss", 1, 2.5).scalar("lm loss vs samples", 128, 2.5)
+    events.scalar("iteration-time", 2, 0.75).scalar("lm loss", 2, math.nan).write()
+    progress = follower.look().progress
+    assert before is None
+    assert str(progress) == "iteration 2/50, loss nan, 0.5 s a step, 0:00:24 left"
+
+
+def test_a_step_that_log_and_event_files_tell_counts_once_and_a_lagging_file_sets_nothing_back(run_folder, event_file):
+    follower = RunFollower(run_folder.job, (), total=50)
+    run_folder.log(step(1, 1.0) + step(2, 3.0) + step(3, 5.0))
+    follower.look()
+    event_file(run_folder.job_dir / "tb_logs").scalar("iteration-time", 1, 1.0).write()
+    assert follower.look().progress == Progress(iteration=3, total=50, step_time=3.0, loss=2.5)
+
+
+def test_a_restart_goes_back_to_its_checkpoint(run_folder, event_file):
+    follower = RunFollower(run_folder.job, (), total=50)
+    event_file(run_folder.job_dir / "tb_logs").scalar("iteration-time", 20, 9.0).write()
+    run_folder.log(step(19, 9.0) + step(20, 9.0))
+    before = follower.look().progress
+    run_folder.log(step(11, 1.0), restart=1)
+    after = follower.look().progress
+    assert (before.iteration, before.step_time) == (20, 9.0)
+    assert (after.iteration, after.step_time) == (11, 1.0)
+
+
+def test_a_damaged_event_file_is_told_while_the_job_runs(run_folder, event_file):
+    path = event_file(run_folder.job_dir / "tb_logs").scalar("lm loss", 1, 2.5).scalar("lm loss", 2, 2.25).write()
+    content = bytearray(path.read_bytes())
+    content[-6] ^= 1
+    path.write_bytes(content)
+    news = RunFollower(run_folder.job, (), total=50).look()
+    assert news.progress.iteration == 1
+    assert [line.split(":")[0] for line in news.damage] == [path.name]
 
 
 def test_a_last_step_without_a_line_end_counts_when_the_job_has_ended(run_folder):
