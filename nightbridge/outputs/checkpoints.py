@@ -5,6 +5,9 @@ tracker `latest_checkpointed_iteration.txt` beside the directory, `run_config.ya
 that is there and every byte that `.metadata` names lies in its shard. Parts missing at the end of that order mean that
 the writer is not there yet (an asynchronous save stays without `.metadata` for long); a part missing before one that is
 there, or a short shard, means damage. `common.pt` is not asked for: newer versions do not write it.
+
+Megatron-LM on its own writes neither `train_state.pt` nor `run_config.yaml`: its tracker is the last part. A folder
+whose tracker names a checkpoint, and which has nothing of the sort anywhere, is such a one.
 """
 
 import json
@@ -72,12 +75,13 @@ def checkpoint_state(path: Path) -> tuple[CheckpointState, str]:
 def _judge(path: Path, iteration: int) -> tuple[CheckpointState, str]:
     config = path / "run_config.yaml"
     tracked = tracked_iteration(path.parent)
+    of_bridge = tracked is None or _has_parts_of_bridge(path)
     parts = [
         _Part(".metadata", _is_file(path / ".metadata")),
         _Part("metadata.json", _is_file(path / "metadata.json"), needed=_needs_metadata_json(config)),
-        _Part("train_state.pt", _is_file(path / "train_state.pt")),
+        _Part("train_state.pt", _is_file(path / "train_state.pt"), needed=of_bridge),
         _Part(TRACKER, tracked is not None and tracked >= iteration),
-        _Part("run_config.yaml", _is_file(config)),
+        _Part("run_config.yaml", _is_file(config), needed=of_bridge),
     ]
     for number, part in enumerate(parts):
         if part.needed and not part.there:
@@ -89,6 +93,17 @@ def _judge(path: Path, iteration: int) -> tuple[CheckpointState, str]:
     if problem := _unreadable(path):
         return CheckpointState.DAMAGED, problem
     return _judge_shards(path)
+
+
+def _has_parts_of_bridge(path: Path) -> bool:
+    """Whether this checkpoint, or its folder, holds what Megatron-Bridge writes and Megatron-LM does not.
+
+    Megatron-Bridge writes a copy of the training state beside the tracker before it writes the tracker.
+    """
+    return any(
+        _is_file(part)
+        for part in (path / "train_state.pt", path / "run_config.yaml", path.parent / "latest_train_state.pt")
+    )
 
 
 class _Part(NamedTuple):
@@ -166,6 +181,8 @@ def _unreadable(path: Path) -> str:
             return f"metadata.json is not JSON: {error}"
         if not isinstance(content, dict):
             return "metadata.json is not a JSON object"
+    if not _is_file(path / "run_config.yaml"):
+        return ""
     try:
         _load_yaml(path / "run_config.yaml")
     except ValueError as error:

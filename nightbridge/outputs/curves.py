@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from nightbridge.outputs.event_files import empty_table, mark_superseded, scalars
 from nightbridge.outputs.logs import LogReading, StepRecord, latest_steps, read_logs
+from nightbridge.outputs.tags import with_usual_tags
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -98,6 +99,7 @@ def read_curves(event_files: Sequence[Path], logs: Sequence[Path]) -> Curves:
     import pandas as pd
 
     table, damage = scalars(event_files)
+    table = with_usual_tags(table)
     log = read_logs(logs)
     records = latest_steps(step for step in log.steps if 0 < step.iteration <= step.total)
     current = table[~table["superseded"] & (table["step"] > 0)]

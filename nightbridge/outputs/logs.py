@@ -147,9 +147,15 @@ _PEAK = re.compile(rf"\bmem-max-allocated-gigabytes: {_NUMBER}", re.IGNORECASE)
 _SAVED = re.compile(r"successfully saved checkpoint from iteration\s+(\d+) to (\S.*?) \[ t \d+/\d+")
 # Megatron-LM's timers, with `timing_log_option` minmax or max, milliseconds.
 _SAVE_TIME = re.compile(rf"\bsave-checkpoint(?:-non-persistent)? \.*: (?:\({_NUMBER}, {_NUMBER}\)|{_NUMBER})")
+# Megatron-LM's own: of each rank that reports in mebibytes, and in one line after the first iterations.
+_PEAK_MEBIBYTES = re.compile(rf"(?:\bmax_alloc_MB=|memory \(MB\) \|.*?\bmax allocated: ){_NUMBER}")
+_MEMORY_TEXTS = ("mem-max-allocated", "max_alloc_MB", "max allocated")
+_GIGABYTES_OF_A_MEBIBYTE = 2**20 / 1e9
 _START = re.compile(r"Starting training loop at iteration (\d+)")
+# The heterogeneous loop names the first iteration that it will do.
+_HETERO_START = re.compile(r"Starting hetero MIMO training: .*\biters=(\d+)\.\.")
 _EXIT = re.compile(r"\[exiting program at iteration (\d+)\]")
-_DONE = "[after training is done]"
+_DONE = ("[after training is done]", "Heterogeneous MIMO training completed")
 
 _STEP_FIELDS = {
     "elapsed time per iteration (ms)": "elapsed_ms",
@@ -317,12 +323,14 @@ class _Reader:
             line = _PERF.sub("", line)
         if "iteration" in line:
             self._see_iteration(line)
-        if "mem-max-allocated" in line:
+        if match := _HETERO_START.search(line):
+            self._see_start(int(match[1]) - 1)
+        if any(text in line for text in _MEMORY_TEXTS):
             self._see_memory(line)
         if "save-checkpoint" in line:
             longest = [_float(match[2] or match[3]) for match in _SAVE_TIME.finditer(line)]
             self.save_times += [milliseconds / 1000 for milliseconds in longest if milliseconds is not None]
-        if _DONE in line:
+        if any(text in line for text in _DONE):
             self.done = True
         if TIMEOUT_MARKER in line:
             self.timeout = True
@@ -338,14 +346,19 @@ class _Reader:
         if match := _SAVED.search(line):
             self.saved.append(SavedCheckpoint(int(match[1]), match[2]))
         if match := _START.search(line):
-            # The first start counts: what a restart repeats was this run's work too.
-            self.start = int(match[1]) if self.start is None else self.start
-            self.done, self.exit = False, None
+            self._see_start(int(match[1]))
         if match := _EXIT.search(line):
             self.exit = int(match[1])
 
+    def _see_start(self, iteration: int) -> None:
+        # The first start counts: what a restart repeats was this run's work too.
+        self.start = iteration if self.start is None else self.start
+        self.done, self.exit = False, None
+
     def _see_memory(self, line: str) -> None:
-        found = [value for text in _PEAK.findall(line) if (value := _float(text)) is not None and math.isfinite(value)]
+        read = [(_float(text), 1.0) for text in _PEAK.findall(line)]
+        read += [(_float(text), _GIGABYTES_OF_A_MEBIBYTE) for text in _PEAK_MEBIBYTES.findall(line)]
+        found = [value * unit for value, unit in read if value is not None and math.isfinite(value)]
         self.peak = max([*found, *([] if self.peak is None else [self.peak])], default=None)
 
     def end_file(self) -> None:

@@ -82,6 +82,50 @@ class TestWriteOrder:
         assert checkpoint_state(path) == (COMPLETE, "")
 
 
+
+class TestMegatronLM:
+    """Megatron-LM on its own writes neither a training state nor a configuration, and its tracker last."""
+
+    @pytest.fixture
+    def write(self, write_checkpoint):
+        def write_one(folder, iteration=10, tracker=None):
+            path = write_checkpoint(folder, iteration=iteration)
+            for part in (path / "train_state.pt", path / "run_config.yaml", folder / "latest_train_state.pt"):
+                part.unlink(missing_ok=True)
+            (folder / TRACKER).write_text(str(iteration if tracker is None else tracker))
+            return path
+
+        return write_one
+
+    def test_a_checkpoint_that_the_tracker_names_is_complete(self, tmp_path, write):
+        assert checkpoint_state(write(tmp_path)) == (COMPLETE, "")
+
+    def test_so_is_one_before_it(self, tmp_path, write):
+        write(tmp_path, 10)
+        write(tmp_path, 20)
+        assert [found.state for found in find_checkpoints(tmp_path)] == [COMPLETE, COMPLETE]
+
+    def test_one_that_the_tracker_does_not_reach_is_not_complete(self, tmp_path, write):
+        write(tmp_path, 10)
+        state, reason = checkpoint_state(write(tmp_path, 20, tracker=10))
+        assert state is IN_PROGRESS
+        assert TRACKER in reason
+
+    @pytest.mark.parametrize("part", [".metadata", "__0_0.distcp"])
+    def test_a_missing_part_is_damage(self, tmp_path, write, part):
+        path = write(tmp_path)
+        (path / part).unlink()
+        assert checkpoint_state(path)[0] is DAMAGED
+
+    @pytest.mark.parametrize("left", ["train_state.pt", "run_config.yaml", "latest_train_state.pt"])
+    def test_whatever_is_left_of_megatron_bridges_parts_asks_for_the_others(self, tmp_path, write_checkpoint, left):
+        path = write_checkpoint(tmp_path)
+        for part in (path / "train_state.pt", path / "run_config.yaml", tmp_path / "latest_train_state.pt"):
+            if part.name != left:
+                part.unlink()
+        assert checkpoint_state(path)[0] is not COMPLETE
+
+
 class TestContent:
     def test_a_missing_shard_is_damage(self, tmp_path, write_checkpoint):
         path = write_checkpoint(tmp_path)

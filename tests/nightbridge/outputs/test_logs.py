@@ -147,6 +147,18 @@ class TestWholeLogs:
         )
         assert read(text).peak_memory == 41.5
 
+    @pytest.mark.parametrize(
+        "text",
+        [
+            " [mem] iter=2 rank=0 alloc_MB=30000 max_alloc_MB=39000 reserved_MB=50000 max_reserved_MB=50000\n"
+            " [mem] iter=2 rank=9 alloc_MB=30000 max_alloc_MB=40000 reserved_MB=50000 max_reserved_MB=50000\n",
+            "[Rank 0] (after 2 iterations) memory (MB) | allocated: 30000.0 | max allocated: 40000.0 | reserved: 50000.0\n",
+        ],
+        ids=["heterogeneous loop", "Megatron-LM"],
+    )
+    def test_memory_in_mebibytes_is_read_as_gigabytes(self, read, text):
+        assert read(text).peak_memory == pytest.approx(40000 * 1024**2 / 1e9)
+
     def test_saved_checkpoints_are_listed_and_scheduled_ones_are_not(self, read):
         text = (
             "saving checkpoint at iteration      10 to /nemo_run/check points in torch_dist format\n"
@@ -160,6 +172,7 @@ class TestWholeLogs:
         [
             ("[after training is done] datetime: 2026-11-20 22:51:38", True),
             ("[exiting program at iteration 50] datetime: 2026-11-20 22:51:38", True),
+            ("Heterogeneous MIMO training completed", True),
             ("[exiting program after receiving SIGTERM.]", False),
             ("Starting training loop at iteration 0", False),
             ("[after training is done] datetime: x\nStarting training loop at iteration 20", False),
@@ -171,6 +184,10 @@ class TestWholeLogs:
     def test_the_first_start_is_the_runs_start(self, read):
         reading = read("Starting training loop at iteration 100\n", "Starting training loop at iteration 120\n")
         assert reading.start_iteration == 100
+
+    def test_the_heterogeneous_loop_starts_after_the_iteration_that_it_loaded(self, read):
+        line = "Starting hetero MIMO training: world_size=8, encoder_size=4, llm_size=4, iters=4..5, dataset_provider=mock\n"
+        assert read(line).start_iteration == 3
 
     @pytest.mark.parametrize("marker", FLAKY_MARKERS)
     def test_every_flaky_marker_is_found(self, read, marker):

@@ -1,0 +1,56 @@
+"""Megatron-LM's own tags mean what Megatron-Bridge's do, whatever their names and units."""
+
+import pytest
+
+from nightbridge.outputs.curves import read_curves
+from nightbridge.outputs.event_files import scalars
+from nightbridge.outputs.tags import with_usual_tags
+
+
+def test_the_heterogeneous_loops_tags_make_whole_curves(event_file):
+    builder = event_file()
+    for step in (1, 2, 3):
+        builder.scalar("lm loss", step, 3.0 - step / 10).scalar("iteration-time-ms", step, 4500.0 + step)
+        builder.scalar("grad-norm", step, 1.0).scalar("lm loss vs samples", step * 8, 3.0 - step / 10)
+
+    curves = read_curves([builder.write()], [])
+
+    assert curves.steps["step_time"].tolist() == pytest.approx([4.501, 4.502, 4.503])
+    assert curves.steps["loss"].tolist() == pytest.approx([2.9, 2.8, 2.7])
+    assert (curves.source, curves.damage, curves.notes) == ("tensorboard", (), ())
+
+
+def test_megatron_lms_throughput_and_memory_are_read_in_the_usual_units(event_file):
+    builder = event_file()
+    for step, peak in ((1, 40e9), (2, 58e9)):
+        builder.scalar("throughput", step, 410.0 + step).scalar("mem-max-allocated-bytes", step, peak)
+
+    curves = read_curves([builder.write()], [])
+
+    assert curves.steps["tflops_per_gpu"].tolist() == [411.0, 412.0]
+    assert curves.peak_memory == pytest.approx(58.0)
+
+
+def test_what_the_program_wrote_stays_in_the_table(event_file):
+    table, _ = scalars([event_file().scalar("iteration-time-ms", 1, 250.0).write()])
+
+    both = with_usual_tags(table)
+
+    assert dict(zip(both["tag"], both["value"], strict=True)) == {"iteration-time-ms": 250.0, "iteration-time": 0.25}
+
+
+def test_a_usual_tag_is_never_added_to(event_file):
+    builder = event_file().scalar("iteration-time", 1, 0.5).scalar("iteration-time-ms", 2, 250.0)
+
+    table, _ = scalars([builder.write()])
+
+    assert len(with_usual_tags(table)) == 2
+
+
+def test_the_later_of_two_values_of_a_restarted_run_counts(event_file):
+    first = event_file().scalar("iteration-time-ms", 1, 250.0).scalar("iteration-time-ms", 2, 260.0).write()
+    second = event_file(time=1_760_000_100).scalar("iteration-time-ms", 2, 300.0).write()
+
+    curves = read_curves([first, second], [])
+
+    assert curves.steps["step_time"].tolist() == pytest.approx([0.25, 0.3])
