@@ -24,7 +24,10 @@ class SlurmCluster(Block):
     _block_type_slug = "nightbridge-slurm-cluster"
     _description = "How to reach a Slurm cluster, and under which account, partition and QOS to run there."
 
-    kind: Literal["local", "slurm"] = Field("slurm", description="Slurm's command-line tools, or jobs on this machine.")
+    kind: Literal["local", "slurm", "pyslurm", "auto"] = Field(
+        "slurm",
+        description="Slurm's command-line tools, pyslurm, pyslurm where it works (auto), or jobs on this machine.",
+    )
     cluster_name: str = Field("slurm", description="The cluster's name in histories and reports.")
     partition: str | None = Field(None, description="Partition to submit to; the site's default when empty.")
     account: str | None = Field(None, description="Slurm account to charge.")
@@ -35,6 +38,11 @@ class SlurmCluster(Block):
     bin_dir: str | None = Field(None, description="Folder of sbatch, squeue and sacct; found on PATH when empty.")
     slurm_conf: str | None = Field(None, description="The slurm.conf to use; the system's when empty.")
     containers: Literal["pyxis", "none"] = Field("pyxis", description="How jobs run in containers on this cluster.")
+    pyslurm_python: str | None = Field(None, description="The Python that has pyslurm; this one when empty.")
+    max_jobs: int | None = Field(None, description="Jobs of ours that the cluster has at once; any when empty.")
+    max_jobs_per_account: int | None = Field(
+        None, description="Jobs of ours that one account has there at once; any when empty."
+    )
     slots: int = Field(2, description="Embedded cluster only: how many jobs run at once.")
     accounting_horizon: float = Field(120.0, description="Seconds for which an intent to submit forbids another one.")
     poll_interval: float = Field(15.0, description="Longest interval between two questions to Slurm, in seconds.")
@@ -61,6 +69,9 @@ class SlurmCluster(Block):
             bin_dir=Path(self.bin_dir) if self.bin_dir else None,
             slurm_conf=Path(self.slurm_conf) if self.slurm_conf else None,
             containers=self.containers,
+            pyslurm_python=Path(self.pyslurm_python) if self.pyslurm_python else None,
+            max_jobs=self.max_jobs,
+            max_jobs_per_account=self.max_jobs_per_account,
             slots=self.slots,
             accounting_horizon=self.accounting_horizon,
             poll_interval=self.poll_interval,

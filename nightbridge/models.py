@@ -96,7 +96,11 @@ class Limits(Model):
 class ClusterSettings(Model):
     """How to reach a cluster. `kind` local runs batch scripts on this machine, slurm uses the command-line tools."""
 
-    kind: Literal["local", "slurm"] = "local"
+    `kind` local runs batch scripts on this machine, slurm uses Slurm's command-line tools, pyslurm its Python binding,
+    and auto takes pyslurm where it works, else the tools.
+    """
+
+    kind: Literal["local", "slurm", "pyslurm", "auto"] = "local"
     name: str = Field("local", description="The cluster's name in histories and reports.")
     partition: str | None = Field(None, description="Partition to submit to; the site's default when unset.")
     account: str | None = Field(None, description="Slurm account to charge.")
@@ -109,6 +113,13 @@ class ClusterSettings(Model):
     slurm_conf: Path | None = Field(None, description="The slurm.conf to use (SLURM_CONF); the system's when unset.")
     containers: Literal["pyxis", "none"] = Field("none", description="How jobs can run in containers here.")
     slots: int = Field(2, ge=1, description="Local cluster only: how many jobs run at once.")
+    pyslurm_python: Path | None = Field(
+        None, description="The Python that has pyslurm, built for this site's Slurm; this one when unset."
+    )
+    max_jobs: int | None = Field(None, ge=1, description="Jobs of ours that this cluster has at once; any when unset.")
+    max_jobs_per_account: int | None = Field(
+        None, ge=1, description="Jobs of ours that one account has here at once; any when unset."
+    )
     root: Path | None = Field(
         None, description="Local cluster only: where it keeps jobs; `<workspace>/cluster` when unset."
     )

@@ -36,6 +36,8 @@ CLOUDAI_IGNORED: Mapping[str, str] = {
 PLAIN_CLUSTERS: Mapping[str, ClusterSettings] = {
     "local": ClusterSettings(kind="local", name="local"),
     "slurm": ClusterSettings(kind="slurm", name="slurm"),
+    "pyslurm": ClusterSettings(kind="pyslurm", name="slurm"),
+    "auto": ClusterSettings(kind="auto", name="slurm"),
 }
 """What a cluster may be called without any file or block."""
 

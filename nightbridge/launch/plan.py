@@ -261,7 +261,7 @@ def _warnings(test: TestDefinition, cluster: ClusterSettings, image: Image, per_
         "without a container nothing is mounted: extra_container_mounts has no effect": image.kind == "none"
         and bool(test.extra_container_mounts),
         f"{cluster.name} has no account, so {NO_ACCOUNT!r} is asked for; Slurm may refuse it": (
-            cluster.kind == "slurm" and not cluster.account
+            cluster.kind != "local" and not cluster.account
         ),
     }
     return [message for message, applies in found.items() if applies]

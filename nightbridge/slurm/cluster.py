@@ -1,11 +1,18 @@
-"""The one interface to a cluster. Implementations: `local` (this machine) and `command_line` (Slurm's own tools)."""
+"""The one interface to a cluster.
 
+Implementations: `local` (this machine), `command_line` (Slurm's own tools) and `pyslurm_cluster` (its Python binding).
+"""
+
+import functools
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 from nightbridge.errors import TransientError
 from nightbridge.models import ClusterLimits, ClusterSettings, JobStatus, Model
+
+log = logging.getLogger(__name__)
 
 
 class JobNotAccepted(TransientError):
@@ -72,4 +79,22 @@ def open_cluster(settings: ClusterSettings, workspace: Path) -> Cluster:
 
     if settings.kind == "local":
         return LocalCluster(settings, settings.root or workspace / "cluster")
-    return CommandLineCluster(settings)
+    if settings.kind == "slurm" or (settings.kind == "auto" and not _pyslurm_works(settings.model_dump_json())):
+        return CommandLineCluster(settings)
+    from nightbridge.slurm.pyslurm_cluster import PyslurmCluster
+
+    return PyslurmCluster(settings)
+
+
+@functools.cache
+def _pyslurm_works(settings_json: str) -> bool:
+    """Whether pyslurm works with this Slurm; tried, and said, once in a process."""
+    from nightbridge.slurm.pyslurm_cluster import helper_of, trouble_with_pyslurm
+
+    settings = ClusterSettings.model_validate_json(settings_json)
+    trouble = trouble_with_pyslurm(settings)
+    if trouble is None:
+        log.info("%s: asked through pyslurm %s, which works here", settings.name, helper_of(settings).version)
+    else:
+        log.info("%s: asked through Slurm's commands: %s", settings.name, trouble)
+    return trouble is None

@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from nightbridge.errors import InvalidInput, PermanentError, StatusUnknown, TransientError
@@ -19,14 +19,12 @@ from nightbridge.slurm.environment import without_slurm
 from nightbridge.slurm.listings import (
     SACCT_FORMAT,
     SQUEUE_FORMAT,
-    merge,
-    newest,
     parse_sacct,
     parse_squeue,
     parse_time_limit,
-    without_false_cancellation,
 )
 from nightbridge.slurm.refusals import last_line, refusal_of
+from nightbridge.slurm.sources import lookup_of, statuses_of
 from nightbridge.slurm.states import TERMINAL
 
 QUERY_TIMEOUT = 60.0
@@ -91,11 +89,7 @@ class CommandLineCluster:
         user = str(os.getuid())
         live = self._ask(("squeue", *_SQUEUE, f"--user={user}", f"--name={name}"))
         past = self._past_jobs(name, user)
-        rows = newest(parse_squeue(live or "")), newest(parse_sacct(past or ""))
-        jobs = [status for status in merge(*rows).values() if status.name == name]
-        return Lookup(
-            jobs=tuple(sorted(jobs, key=lambda status: status.job_id)), complete=live is not None and past is not None
-        )
+        return lookup_of(name, _rows(parse_squeue, live), _rows(parse_sacct, past))
 
     def states(self, job_ids: Sequence[int]) -> dict[int, JobStatus]:
         """Ask squeue and sacct once each about all these jobs."""
@@ -108,18 +102,7 @@ class CommandLineCluster:
             raise StatusUnknown(
                 "neither squeue nor sacct answered", thing=self.settings.name, advice="They are asked again"
             )
-        ended = newest(parse_sacct(past or ""))
-        if live is not None:
-            # slurmctld answered and does not know the job: a row that still calls it live is accounting's delay.
-            known = newest(parse_squeue(live))
-            ended = {
-                key: row if key in known else without_false_cancellation(row)
-                for key, row in ended.items()
-                if key in known or row.state in TERMINAL
-            }
-            merged = {job_id: self._with_exit_code(row) for job_id, row in merge(known, ended).items()}
-        else:
-            merged = ended
+        merged = statuses_of(_rows(parse_squeue, live), _rows(parse_sacct, past), self._with_exit_code)
         return {job_id: merged[job_id] for job_id in job_ids if job_id in merged}
 
     def cancel(self, job_id: int) -> None:
@@ -159,7 +142,6 @@ class CommandLineCluster:
         default = next((row[0].rstrip("*") for row in rows if row[0].endswith("*")), None)
         partition = self.settings.partition or default
         ours = [row for row in rows if row[0].rstrip("*") == partition]
-        help_text = self._ask(("srun", "--help")) or ""
         return ClusterLimits(
             partitions=names,
             partition=partition,
@@ -171,8 +153,12 @@ class CommandLineCluster:
             configured_gpus_per_node=self.settings.gpus_per_node,
             gpus_per_node=self.settings.gpus_per_node
             or max((gpus for row in ours if (gpus := _count_gpus(row[4])) is not None), default=None),
-            has_pyxis="--container-image" in help_text,
+            has_pyxis=self.has_pyxis(),
         )
+
+    def has_pyxis(self) -> bool:
+        """Whether srun knows pyxis' options."""
+        return "--container-image" in (self._ask(("srun", "--help")) or "")
 
     def launch_environment(self) -> dict[str, str]:
         """PATH with the settings' folder first, and SLURM_CONF, where they are set."""
@@ -277,6 +263,11 @@ class CommandLineCluster:
             raise StatusUnknown(
                 f"{argv[0]} did not answer in {timeout:.0f} s", thing=self.settings.name, advice="It is asked again"
             ) from error
+
+
+def _rows(parse: Callable[[str], list[JobStatus]], listing: str | None) -> list[JobStatus] | None:
+    """What a command printed as rows; None where it did not answer."""
+    return None if listing is None else parse(listing)
 
 
 def _max_nodes(rows: Sequence[Sequence[str]]) -> int | None:
