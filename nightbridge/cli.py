@@ -310,14 +310,18 @@ def history(
 ) -> None:
     """Show the trend of a test, and since when a metric has another level."""
     from nightbridge.regression.stored import history_of
+    from nightbridge.regression.suspects import with_commits
     from nightbridge.regression.trend import trend_lines, trend_table
+    from nightbridge.repos.ranges import known_commits_between
 
-    opened = _store(_site(system, store=store, workspace=workspace))
+    site = _site(system, store=store, workspace=workspace)
+    opened = _store(site)
     if rebuild:
         from nightbridge.regression.rebuild import rebuild_history
 
         _notes(rebuild_history(opened, test_id).damaged)
     found = history_of(opened, test_id, cluster)
+    found = found.model_copy(update={"trends": with_commits(found.trends, known_commits_between(site))})
     if as_json:
         _print_json(found.model_dump(mode="json"))
         return

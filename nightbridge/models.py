@@ -82,6 +82,7 @@ MetricName = Literal[
     "final_loss",
     "loss_curve",
     "grad_norm",
+    "tail_slowdown",
 ]
 """The metrics that a gate knows, by their names in `[gate]`."""
 
@@ -323,6 +324,7 @@ class GatePolicy(Model):
     final_loss: float = Field(0.05, gt=0)
     loss_curve: float = Field(0.05, gt=0)
     grad_norm: float = Field(0.5, gt=0)
+    tail_slowdown: float = Field(0.5, gt=0)
     warmup_steps: int = Field(10, ge=0, description="Steps at the start that no statistic uses.")
     baseline_runs: int = Field(7, ge=1, description="How many last good runs make the baseline.")
     cold_start: int = Field(7, ge=2, description="Good nights from which on a band comes from the test's own history.")
@@ -702,6 +704,9 @@ class Summary(Model):
     step_time_spread: float | None = Field(
         None, description="1.4826 * median absolute deviation / median: the relative sigma, spikes aside."
     )
+    tail_slowdown: float | None = Field(
+        None, description="Median step time of the last steps over that of the whole steady window: 1 is as fast."
+    )
     tflops_per_gpu: float | None = Field(None, description="Median over the steady window, TFLOP/s per GPU.")
     tflops_per_gpu_p05: float | None = None
     tflops_per_gpu_p95: float | None = None
@@ -743,6 +748,7 @@ class RunRecord(Model):
     checkpoints: tuple[Checkpoint, ...] = ()
     left_out: tuple[str, ...] = Field((), description="Files that the store does not hold, each with its reason.")
     tainted: tuple[str, ...] = Field((), description="What in the checked-out code was changed when the run had ended.")
+    facts: dict[str, str] = Field({}, description="Driver, CUDA, NCCL, the image's release: as the job itself says.")
     harvested_at: datetime
 
     @property
@@ -777,6 +783,7 @@ class Comparison(Model):
     change: float | None = Field(None, description="(value - baseline) / baseline, signed.")
     threshold: float
     status: Literal["passed", "improved", "regressed", "missing", "no_baseline"]
+    golden: float | None = Field(None, description="The golden values' own, over the same steps; None without any.")
 
 
 class RangeCommit(Model):

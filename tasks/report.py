@@ -23,7 +23,15 @@ def report(
     """Write the night's report to the store, and show it in the Prefect UI."""
     store = open_store(site.store_settings, block_value)
     _keep_sweeps(store, scenario, night, sweeps)
-    page = night_report_html(store, scenario, night, verdicts, cluster=site.cluster.name, sweeps=sweeps)
+    page = night_report_html(
+        store,
+        scenario,
+        night,
+        verdicts,
+        cluster=site.cluster.name,
+        sweeps=sweeps,
+        settings=site.store_settings,
+    )
     key = f"reports/{night}/{scenario}.html"
     store.put(key, page.encode())
     document = junit_xml(scenario, night, verdicts, report=store.url_of(key), written_at=utc_now())

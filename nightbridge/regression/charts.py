@@ -21,6 +21,7 @@ BLUE, VERMILLION, INK, GREY, FAINT = "#0072b2", "#d55e00", "#1d2733", "#66717d",
 
 # Inches at 72 points: about as wide as a phone, so that letters keep their size there.
 WIDTH, HEIGHT = 4.7, 2.5
+SPARKLINE_SIZE = (1.5, 0.35)
 
 MOST_NIGHTS = 60
 MOST_NIGHT_LABELS = 5
@@ -99,6 +100,26 @@ def nights_chart(points: Sequence[NightPoint], label: str, baseline: float | Non
     _label_nights(axes, [point.night for point in points])
     axes.set_xlabel("night")
     axes.set_ylabel(label)
+    return _svg(figure)
+
+
+def sparkline(points: Sequence[NightPoint]) -> str:
+    """Draw a metric over the nights in the space of a word: the line, regressed nights, and tonight's point.
+
+    Args:
+        points: The nights, oldest first, the last one being tonight.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=SPARKLINE_SIZE)
+    axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
+    axes.axis("off")
+    axes.margins(x=0.06, y=0.25)
+    axes.plot([point.value if point.value is not None else math.nan for point in points], color=GREY, linewidth=1.1)
+    for x, point in enumerate(points):
+        if point.value is not None and (point.kind == "regressed" or x == len(points) - 1):
+            marker, colour, _size = POINTS[point.kind]
+            axes.scatter([x], [point.value], marker=marker, color=colour, s=14, zorder=3)
     return _svg(figure)
 
 

@@ -60,7 +60,7 @@ def _record(store: ObjectStore, row: HistoryRow, notes: list[str]) -> RunRecord 
 
 
 def _of_row(row: HistoryRow) -> dict[str, Any]:
-    return {"image": row.image, "image digest": row.image_digest, "nodes": row.nodes}
+    return {"image": row.image, "image digest": row.image_digest, "nodes": row.nodes, **row.facts}
 
 
 def _asked(record: RunRecord) -> dict[str, Any]:

@@ -118,11 +118,15 @@ class Evidence(NamedTuple):
 
 
 class GoldenAnswer(NamedTuple):
-    """What the rules of golden values say: whether the data are whole, whether they are as good, and why not."""
+    """What the rules of golden values say: whether the data are whole, whether they are as good, and why not.
+
+    `values`: what the golden run measured, by metric and in its unit.
+    """
 
     whole: bool
     as_good: bool
     reasons: tuple[str, ...] = ()
+    values: Mapping[MetricName, float] = {}
 
 
 class Finding(NamedTuple):
@@ -500,7 +504,7 @@ def _verdict(
         night=record.spec.night,
         status=status,
         reasons=reasons,
-        comparisons=tuple(finding.comparison for finding in findings),
+        comparisons=tuple(_beside_golden(finding.comparison, tonight) for finding in findings),
         baseline_runs=tuple(row.run_key for row in baseline),
         job_id=record.job.job_id,
         store_url=record.store_url,
@@ -525,6 +529,14 @@ def _status_of(findings: Sequence[Finding], golden: GoldenAnswer | None) -> Verd
         if all(finding.agreement and finding.agreement.is_split for finding in regressed):
             return VerdictStatus.UNSTABLE
     return status
+
+
+def _beside_golden(comparison: Comparison, tonight: _Tonight | None) -> Comparison:
+    """The same with what the golden run measured."""
+    answer = tonight.evidence.golden if tonight else None
+    values = {str(name): value for name, value in answer.values.items()} if answer else {}
+    golden = values.get(comparison.metric)
+    return comparison if golden is None else comparison.model_copy(update={"golden": golden})
 
 
 def _decides(finding: Finding) -> bool:

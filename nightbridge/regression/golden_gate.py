@@ -7,13 +7,23 @@ the gate; the others say that it is not as good as the golden run.
 
 import io
 import math
+import statistics
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nightbridge.models import RunRecord, Summary
+from nightbridge.models import MetricName, RunRecord, Summary
 from nightbridge.regression.gate import GoldenAnswer
-from nightbridge.regression.goldens import GoldenValues, compare_golden, golden_of_steps, read_golden_file
+from nightbridge.regression.goldens import (
+    ITERATION_TIME,
+    LOSS,
+    STEP_TIME,
+    UTILISATION,
+    GoldenValues,
+    compare_golden,
+    golden_of_steps,
+    read_golden_file,
+)
 from nightbridge.store.harvest import METRICS
 from nightbridge.store.objects import ObjectStore
 
@@ -38,6 +48,14 @@ BRIDGE_MEMORY_TAGS: Mapping[str, str] = {
     "max_reserved": "memory/mem-max-reserved-gigabytes",
 }
 
+# The gate's metric, the golden file's name of it, and what makes the gate's unit of its value.
+GOLDEN_SPEEDS: tuple[tuple[MetricName, str, float], ...] = (
+    ("step_time", STEP_TIME, 1e-3),
+    ("step_time", ITERATION_TIME, 1.0),
+    ("tflops_per_gpu", UTILISATION, 1.0),
+)
+GOLDEN_MEMORY = (("max_alloc", 1.0), ("mem-max-allocated-bytes", 1e-9))
+
 
 def golden_answer(store: ObjectStore, record: RunRecord) -> GoldenAnswer | None:
     """What golden values say about a stored run; None for a test that names none.
@@ -59,7 +77,28 @@ def golden_answer(store: ObjectStore, record: RunRecord) -> GoldenAnswer | None:
         whole=not failed & DATA_RULES,
         as_good=not failed - DATA_RULES,
         reasons=tuple(f"golden values, {check.rule}: {check.message}" for check in found.failures),
+        values=golden_levels(golden, record.summary),
     )
+
+
+def golden_levels(golden: GoldenValues, summary: Summary) -> dict[MetricName, float]:
+    """What a golden run measured, as the gate's metrics: medians over the steps of the run's steady window.
+
+    Args:
+        golden: The golden values.
+        summary: Of the run that stands beside them.
+    """
+    first, last = summary.steady_first_step or 1, summary.steady_last_step or summary.steps_done
+    levels: dict[MetricName, float] = {}
+    for metric, name, factor in GOLDEN_SPEEDS:
+        steady = [value for step, value in golden.metrics.get(name, {}).items() if first <= step <= last]
+        if steady:
+            levels[metric] = statistics.median(steady) * factor
+    for name, factor in GOLDEN_MEMORY:
+        if name in golden.memory:
+            levels["peak_memory"] = golden.memory[name] * factor
+    final = golden.metrics.get(LOSS, {}).get(summary.steps_done)
+    return levels if final is None else {**levels, "final_loss": final}
 
 
 def run_values(parquet: bytes | None, summary: Summary, golden: GoldenValues) -> GoldenValues:

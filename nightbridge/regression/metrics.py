@@ -64,6 +64,8 @@ MORE_METRICS = (
     Metric("checkpoint_time", "checkpoint time", "s", True, "checkpoint_time", True, always=False, least_change=0.2),
     Metric("loss_curve", "loss curve", "", True, "loss_anchors", False, always=False),
     Metric("grad_norm", "largest grad norm", "", True, "grad_norm_max", False, always=False, least_change=0.1),
+    # A median over all steps does not see what slows the last ones alone.
+    Metric("tail_slowdown", "slowness of the last steps", "", True, "tail_slowdown", True, False, least_change=0.4),
 )
 """Those that are gated besides, and named where they are news."""
 

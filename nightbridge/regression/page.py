@@ -9,6 +9,7 @@ from nightbridge.regression.charts import (
     PointKind,
     loss_chart,
     nights_chart,
+    sparkline,
     spread_chart,
     step_time_chart,
     step_times,
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Tone = Literal["good", "bad", "warn", "none"]
+
+SPARKLINE_NIGHTS = 30
 
 
 class StatusWords(NamedTuple):
@@ -72,6 +75,7 @@ class Cell(NamedTuple):
     change: str
     word: str
     tone: Tone
+    golden: str = ""
 
 
 class PinChange(NamedTuple):
@@ -104,6 +108,7 @@ class Section(NamedTuple):
     reasons: tuple[str, ...]
     notes: tuple[str, ...]
     cells: tuple[Cell, ...]
+    sparkline: str
     nights_svg: str
     nights_caption: str
     loss_svg: str
@@ -116,6 +121,7 @@ class Section(NamedTuple):
     since: Since | None
     facts: tuple[tuple[str, str], ...]
     kept_at: str
+    links: tuple[tuple[str, str], ...]
 
 
 class Page(NamedTuple):
@@ -129,6 +135,7 @@ class Page(NamedTuple):
     columns: tuple[tuple[str, str], ...]
     tasks: tuple[Section, ...]
     sections: tuple[Section, ...]
+    has_golden: bool
 
 
 def build_page(
@@ -139,6 +146,7 @@ def build_page(
     curves: "Mapping[str, pd.DataFrame | None]",
     notes: Mapping[str, Sequence[str]],
     baselines: "Mapping[str, pd.DataFrame | None] | None" = None,
+    links: Mapping[str, Sequence[tuple[str, str]]] | None = None,
 ) -> Page:
     """Everything that the template needs; the mappings are by run key."""
     verdicts = gravest_first(verdicts)
@@ -149,6 +157,7 @@ def build_page(
             curves.get(verdict.run_key),
             notes.get(verdict.run_key, ()),
             (baselines or {}).get(verdict.run_key),
+            (links or {}).get(verdict.run_key, ()),
         )
         for verdict in verdicts
     )
@@ -163,6 +172,7 @@ def build_page(
         columns=tuple((metric.label, metric.unit) for metric in METRICS),
         tasks=sections[: len(calls)],
         sections=sections,
+        has_golden=any(cell.golden for section in sections for cell in section.cells),
     )
 
 
@@ -219,7 +229,15 @@ def cell_of(comparison: Comparison, verdict: VerdictStatus) -> Cell:
         change=arrow + change,
         word=word,
         tone=tone,
+        golden=_beside_golden(comparison),
     )
+
+
+def _beside_golden(comparison: Comparison) -> str:
+    """The change against the golden value, `golden +1.2 %`; empty without one."""
+    if comparison.value is None or not comparison.golden:
+        return ""
+    return f"golden {format_change((comparison.value - comparison.golden) / abs(comparison.golden))}"
 
 
 def last_good_run(verdict: Verdict, rows: Sequence[HistoryRow]) -> HistoryRow | None:
@@ -233,6 +251,7 @@ def _section(
     curve: "pd.DataFrame | None",
     notes: Sequence[str],
     baseline: "pd.DataFrame | None",
+    links: Sequence[tuple[str, str]],
 ) -> Section:
     rows = sorted((row for row in rows if row.night <= verdict.night), key=lambda row: (row.night, row.harvested_at))
     tonight = next((row for row in rows if row.run_key == verdict.run_key), None)
@@ -253,6 +272,7 @@ def _section(
             for comparison in verdict.comparisons
             if any(comparison.metric == metric.name for metric in METRICS)
         ),
+        sparkline=_sparkline(verdict, rows),
         nights_svg=nights_svg,
         nights_caption=nights_caption,
         loss_svg=loss_svg,
@@ -265,6 +285,7 @@ def _section(
         since=changes_since(verdict.suspects) if verdict.suspects else None,
         facts=_facts(verdict, tonight),
         kept_at=f"{verdict.store_url}/{verdict.prefix}" if verdict.prefix else "",
+        links=tuple(links),
     )
 
 
@@ -287,22 +308,33 @@ def _first_regressed(night: str, rows: Sequence[HistoryRow], last_good: HistoryR
 
 
 def _nights(verdict: Verdict, rows: Sequence[HistoryRow]) -> tuple[str, str]:
-    """The step time over the nights, tonight included also when it has no row."""
-    points = [
-        NightPoint(row.night, row.summary.step_time, row.summary.step_time_p05, row.summary.step_time_p95, _kind(row))
-        for row in rows
-        if row.repeat == 0
-    ]
+    """The step time over the nights, with tonight's baseline."""
+    points = _night_points(verdict, rows)
     if not points:
         return "", ""
-    if points[-1].night != verdict.night:
-        points.append(NightPoint(verdict.night, None, None, None, "other"))
     comparison = next((item for item in verdict.comparisons if item.metric == "step_time"), None)
     baseline = comparison.baseline if comparison else None
     caption = "Median step time of each night; the thin lines reach from the 5th to the 95th percentile of its steps."
     if comparison and baseline is not None:
         caption += f" Band: baseline ± {format_percent(comparison.threshold)}."
     return nights_chart(points, "step time, s", baseline, comparison.threshold if comparison else 0.0), caption
+
+
+def _night_points(verdict: Verdict, rows: Sequence[HistoryRow]) -> list[NightPoint]:
+    """The nights' step times, tonight included also when it has no row; none where no night has one."""
+    points = [
+        NightPoint(row.night, row.summary.step_time, row.summary.step_time_p05, row.summary.step_time_p95, _kind(row))
+        for row in rows
+        if row.repeat == 0
+    ]
+    if points and points[-1].night != verdict.night:
+        points.append(NightPoint(verdict.night, None, None, None, "other"))
+    return points
+
+
+def _sparkline(verdict: Verdict, rows: Sequence[HistoryRow]) -> str:
+    points = _night_points(verdict, rows)[-SPARKLINE_NIGHTS:]
+    return sparkline(points) if len(points) > 1 else ""
 
 
 def _step_charts(

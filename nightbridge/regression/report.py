@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 import jinja2
 
 from nightbridge.errors import DamagedData
-from nightbridge.models import SweepResult, Verdict
+from nightbridge.models import StoreSettings, SweepResult, Verdict
 from nightbridge.regression.gate import METRICS
 from nightbridge.regression.history import HistoryRow, read_recent
+from nightbridge.regression.links import run_links
 from nightbridge.regression.page import STATUS_WORDS, Cell, build_page, cell_of, gravest_first, last_good_run
 from nightbridge.regression.sweep_tables import sweep_section
 from nightbridge.regression.wording import markdown_text
+from nightbridge.store.manifest import read_manifest
 from nightbridge.store.objects import ObjectStore
 
 if TYPE_CHECKING:
@@ -32,10 +34,20 @@ def night_report_html(
     *,
     cluster: str,
     sweeps: Sequence[SweepResult] = (),
+    settings: StoreSettings | None = None,
 ) -> str:
     """Gather the histories and tonight's curves from the store, and render the night's report.
 
     What is damaged is named on the page of its test; the other tests are not held up by it.
+
+    Args:
+        store: Where the runs are.
+        scenario: The scenario's name.
+        night: Night id.
+        verdicts: One per run.
+        cluster: Name of the cluster.
+        sweeps: What became of the night's swept tests.
+        settings: The store's, which say by what address a browser reaches its objects; without them there are no links.
 
     Raises:
         TransientError: The store did not answer.
@@ -43,6 +55,7 @@ def night_report_html(
     rows: dict[str, Sequence[HistoryRow]] = {}
     curves: dict[str, pd.DataFrame | None] = {}
     baselines: dict[str, pd.DataFrame | None] = {}
+    links: dict[str, Sequence[tuple[str, str]]] = {}
     notes: dict[str, list[str]] = {}
     for verdict in verdicts:
         damage = notes.setdefault(verdict.run_key, [])
@@ -52,11 +65,15 @@ def night_report_html(
         if verdict.prefix:
             with _noted(damage):
                 curves[verdict.run_key] = _read_metrics(store, f"{verdict.prefix}/metrics.parquet")
+        if verdict.prefix and settings:
+            with _noted(damage):
+                manifest = read_manifest(store, verdict.prefix)
+                links[verdict.run_key] = run_links(settings, manifest) if manifest else ()
         good = last_good_run(verdict, rows.get(verdict.run_key, ()))
         if good and good.prefix and verdict.prefix:
             with _noted(damage):
                 baselines[verdict.run_key] = _read_metrics(store, f"{good.prefix}/metrics.parquet")
-    return render_report(night, scenario, verdicts, rows, curves, notes, sweeps, baselines)
+    return render_report(night, scenario, verdicts, rows, curves, notes, sweeps, baselines, links)
 
 
 def render_report(
@@ -68,6 +85,7 @@ def render_report(
     notes: Mapping[str, Sequence[str]] | None = None,
     sweeps: Sequence[SweepResult] = (),
     baselines: "Mapping[str, pd.DataFrame | None] | None" = None,
+    links: Mapping[str, Sequence[tuple[str, str]]] | None = None,
 ) -> str:
     """Render one self-contained HTML page: no script, nothing loaded from anywhere.
 
@@ -80,8 +98,9 @@ def render_report(
         notes: By run key, what a person should know about the evidence itself.
         sweeps: What became of the night's swept tests.
         baselines: By run key, the scalars of the last good run, which tonight's curves are laid over.
+        links: By run key, names and web addresses of what the store has of the run.
     """
-    page = build_page(night, scenario, verdicts, rows, curves or {}, notes or {}, baselines)
+    page = build_page(night, scenario, verdicts, rows, curves or {}, notes or {}, baselines, links)
     shown = [sweep_section(sweep) for sweep in sweeps]
     return _environment().get_template("report.html.j2").render(page=page, sweeps=shown)
 
@@ -147,7 +166,8 @@ def _markdown_cell(cell: Cell | None) -> str:
     if cell is None or cell.value == "–":
         return "–"
     value = f"{cell.value} {cell.unit}".rstrip()
-    return f"{value} ({cell.change})" if cell.change else value
+    said = ", ".join(text for text in (cell.change, cell.golden) if text)
+    return f"{value} ({said})" if said else value
 
 
 @contextlib.contextmanager

@@ -47,6 +47,7 @@ class HistoryRow(Model):
     nemo_run: Pin | None = Field(None, description="None for a workload without a launcher.")
     image: str | None = Field(None, description="Image reference; None without a container.")
     image_digest: str | None = None
+    facts: dict[str, str] = Field({}, description="Driver, CUDA, NCCL, the image's release: as the job itself says.")
     summary: Summary
     store_url: str = ""
     prefix: str = Field("", description="Where the attempt's objects are, relative to the store.")
@@ -77,6 +78,7 @@ def row_of(record: RunRecord, verdict: Verdict | None) -> HistoryRow:
         nemo_run=_pin_of(record.checkout.nemo_run) if record.checkout.nemo_run else None,
         image=record.image.reference,
         image_digest=record.image.digest,
+        facts=record.facts,
         summary=record.summary,
         store_url=record.store_url,
         prefix=record.prefix,

@@ -14,7 +14,7 @@ from nightbridge.regression.differences import differences
 from nightbridge.regression.gate import good_runs_before
 from nightbridge.regression.nightly_values import nights_of
 from nightbridge.regression.rows import HistoryRow, Pin
-from nightbridge.regression.trend import Change, trends
+from nightbridge.regression.trend import Change, Trend, trends
 from nightbridge.store.objects import ObjectStore
 
 ASKED = frozenset(
@@ -103,6 +103,25 @@ def repository_changes(
         for name, old, new in pins
         if old and new and old.commit != new.commit
     )
+
+
+def with_commits(found: Sequence[Trend], commits_between: CommitsBetween) -> tuple[Trend, ...]:
+    """The trends with the commits that lie between the two pins of each change, newest first."""
+    return tuple(
+        trend.model_copy(update={"changes": tuple(_named(change, commits_between) for change in trend.changes)})
+        for trend in found
+    )
+
+
+def _named(change: Change, commits_between: CommitsBetween) -> Change:
+    suspects = []
+    for suspect in change.suspects:
+        if suspect.url:
+            old, new = (Pin(url=suspect.url, commit=commit) for commit in (suspect.before, suspect.after))
+            said = _repository_change(suspect.name, old, new, commits_between)
+            suspect = suspect.model_copy(update={"commits": said.commits, "note": said.note})
+        suspects.append(suspect)
+    return change.model_copy(update={"suspects": tuple(suspects)})
 
 
 def _change(verdict: Verdict, rows: Sequence[HistoryRow], decisions: Sequence[Decision]) -> Change | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from nightbridge.models import MetricName, Model
+from nightbridge.models import MetricName, Model, RangeCommit
 from nightbridge.regression.decisions import Decision, decision_on
 from nightbridge.regression.history import HistoryRow
 from nightbridge.regression.metrics import GATED, METRIC_BY_NAME, METRICS, Metric
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from nightbridge.regression.changepoints import ChangePointPolicy
 
 MOST_NIGHTS_SHOWN = 28
+MOST_COMMITS_SHOWN = 20
 
 
 class Suspects(Model):
@@ -33,6 +34,8 @@ class Suspects(Model):
     before: str = Field(description="Of the last night before the change may have begun.")
     after: str = Field(description="Of the last night with which it may have begun.")
     url: str = Field("", description="The repository, where it is one.")
+    commits: tuple[RangeCommit, ...] = Field((), description="What lies between, newest first, where it was asked for.")
+    note: str = Field("", description="What the list of commits leaves out, or why there is none.")
 
 
 class Change(Model):
@@ -111,7 +114,7 @@ def trend_table(found: Sequence[Trend], rows: Sequence[HistoryRow]) -> "Table":
 
 
 def trend_lines(found: Sequence[Trend]) -> tuple[str, ...]:
-    """One line per change, oldest first, and below each what was pinned differently."""
+    """One line per change, oldest first, and below each what was pinned differently, commits where they are known."""
     lines: list[str] = []
     changes = [(METRIC_BY_NAME[trend.metric], change) for trend in found for change in trend.changes]
     for metric, change in sorted(changes, key=lambda each: each[1].night):
@@ -122,12 +125,21 @@ def trend_lines(found: Sequence[Trend]) -> tuple[str, ...]:
             f"{metric.label} {'worse' if change.worse else 'better'} by {format_change(change.change)} {since}: "
             f"{format_value(change.before, metric.unit)} before, {format_value(change.after, metric.unit)} after"
         )
-        lines += [f"  {suspect.name}: {suspect.before} → {suspect.after}" for suspect in change.suspects]
+        for suspect in change.suspects:
+            lines.append(f"  {suspect.name}: {suspect.before} → {suspect.after}")
+            lines += [f"    {_commit_line(commit)}" for commit in suspect.commits[:MOST_COMMITS_SHOWN]]
+            more = len(suspect.commits) - MOST_COMMITS_SHOWN
+            lines += [f"    and {more} older ones"] if more > 0 else []
+            lines += [f"    {suspect.note}"] if suspect.note else []
         if not change.suspects:
             lines.append("  nothing that is pinned has changed: look at the cluster")
         if change.decision:
             lines.append(f"  {change.decision.text}")
     return tuple(lines)
+
+
+def _commit_line(commit: RangeCommit) -> str:
+    return f"{commit.commit[:10]} {commit.subject} ({commit.author}, {commit.authored_at:%Y-%m-%d})"
 
 
 def _trend(

@@ -57,6 +57,18 @@ def commits_between(site: Site) -> Callable[[str, str, str], tuple[RangeCommit, 
     return find
 
 
+def known_commits_between(site: Site) -> Callable[[str, str, str], tuple[RangeCommit, ...]]:
+    """As `commits_between`, for full commits and from what this workspace has: nothing is fetched."""
+
+    def find(url: str, good: str, bad: str) -> tuple[RangeCommit, ...]:
+        mirror = Mirror(url, site.workspace, timeout=site.git_timeout)
+        if not mirror.path.exists():
+            raise InvalidInput("this workspace has no mirror of it", thing=masked(url))
+        return commits_in_range(mirror, good, bad)
+
+    return find
+
+
 def _commit(record: str) -> RangeCommit:
     commit, author, authored_at, subject = record.strip("\n").split("\x1f", 3)
     return RangeCommit(commit=commit, subject=subject, author=author, authored_at=datetime.fromisoformat(authored_at))

@@ -34,6 +34,7 @@ from nightbridge.models import (
     utc_now,
 )
 from nightbridge.outputs.experiment import RunOutput
+from nightbridge.outputs.facts import read_facts
 from nightbridge.regression.series import series_id
 from nightbridge.secrets import mask_secrets
 from nightbridge.store.keys import sha256_hex
@@ -142,6 +143,7 @@ def harvest(
         ),
         left_out=tuple(str(each) for each in left_out),
         tainted=tuple(tainted),
+        facts=read_facts(output, job, (repository.commit for repository in checkout.repositories)),
         harvested_at=utc_now(),
     )
     record, stored_record = _put_record(store, record, values)

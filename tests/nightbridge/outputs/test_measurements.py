@@ -95,6 +95,32 @@ class TestSpread:
         assert summary.tflops_per_gpu_spread == pytest.approx(expected, rel=0.3)
 
 
+class TestTail:
+    @staticmethod
+    def write(event_file, run_folder, seconds):
+        builder = event_file(run_folder.job_dir / "tb_logs")
+        for step, value in enumerate(seconds, 1):
+            builder.scalar("iteration-time", step, value)
+        builder.write()
+
+    def test_half_speed_in_the_last_steps_alone_shows_there_and_nowhere_else(self, run_folder, event_file, measured):
+        self.write(event_file, run_folder, [1.0] * 46 + [2.0] * 4)
+        summary = measured()
+        assert (summary.step_time, summary.tail_slowdown) == (1.0, 2.0)
+
+    def test_one_slow_step_at_the_end_is_no_slow_end(self, run_folder, event_file, measured):
+        self.write(event_file, run_folder, [1.0] * 48 + [9.0, 1.0])
+        assert measured().tail_slowdown == 1.0
+
+    def test_in_a_long_run_it_is_the_last_twentieth(self, run_folder, event_file, measured):
+        self.write(event_file, run_folder, [1.0] * 206 + [3.0] * 4)
+        assert measured(210).tail_slowdown == 1.0
+
+    def test_a_window_of_a_few_steps_has_no_end_of_its_own(self, run_folder, event_file, measured):
+        self.write(event_file, run_folder, [1.0] * 16)
+        assert measured(16).tail_slowdown is None
+
+
 class TestProfiledSteps:
     def test_they_are_left_out_of_the_statistics_and_counted(self, run_folder, event_file, measured):
         builder = event_file(run_folder.job_dir / "tb_logs")

@@ -99,6 +99,9 @@ def test_seven_percent_more_throughput_fails_there_and_is_an_improvement_here(ju
         ),
         pytest.param(log_of(memory=""), VerdictStatus.FAILED, id="no memory line"),
         pytest.param(log_of(bias=0.09), VerdictStatus.REGRESSED, id="losses 9 % too high, all but the last"),
+        pytest.param(
+            log_of(tflops=[700.0] * 46 + [350.0] * 4), VerdictStatus.REGRESSED, id="half speed in the last 9 % of steps"
+        ),
     ],
 )
 def test_passes_there_and_not_here(judge: Judge, log: str, status: VerdictStatus) -> None:

@@ -67,6 +67,16 @@ def test_a_run_like_the_golden_one_passes_without_any_history(judge: Judge) -> N
     assert verdict.status is VerdictStatus.PASSED
 
 
+@pytest.mark.parametrize("golden", [BRIDGE, MEGATRON_LM])
+def test_the_golden_values_stand_beside_tonights(judge: Judge, golden: dict[str, Any]) -> None:
+    found = {item.metric: item.golden for item in judge(log_of(tflops=[714.0] * STEPS), golden).comparisons}
+
+    assert found["step_time"] == pytest.approx(1.0)
+    assert found["final_loss"] == pytest.approx(6.9)
+    assert found["tflops_per_gpu"] == (700.0 if golden is BRIDGE else None)
+    assert found["peak_memory"] == (81.9 if golden is BRIDGE else None)
+
+
 def test_being_faster_never_fails(judge: Judge) -> None:
     assert judge(log_of(tflops=[750.0] * STEPS)).status is VerdictStatus.PASSED
 

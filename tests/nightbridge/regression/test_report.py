@@ -20,6 +20,7 @@ from nightbridge.models import (
     RepositoryChange,
     RunRecord,
     RunSpec,
+    StoreSettings,
     Summary,
     Suspects,
     ValueChange,
@@ -417,6 +418,40 @@ def test_tonights_curves_are_laid_over_those_of_the_last_good_night(store: Direc
     assert {"Loss of every step", "Time of every step", "Distribution of step times"} <= {
         attributes.get("aria-label") for _tag, attributes in page.tags
     }
+
+
+def test_what_is_kept_can_be_opened_from_the_page(
+    store: DirectoryStore, make_record: Records, commit: Callable[..., RunRecord]
+) -> None:
+    record = commit(store, make_record(night="2026-11-21"))
+    verdict = compare(record, ())
+    settings = StoreSettings(url="s3://results/nightly", endpoint_url="https://s3.example.org")
+
+    page = Page(night_report_html(store, "nightly", "2026-11-21", [verdict], cluster="dgx", settings=settings))
+
+    folder = f"https://s3.example.org/results/nightly/{record.prefix}"
+    assert [f"{folder}/{name}" for name in ("record.json", "metrics.parquet", "manifest.json")] == [
+        link for link in page.links() if link.startswith("https://s3")
+    ]
+
+
+def test_every_test_has_its_nights_as_a_small_line_in_the_matrix(nights: Nights) -> None:
+    page = render(nights([1.0, 1.0, 1.08]), nights([1.0], "first night"))
+
+    assert sum(attributes.get("aria-label") == "Step time of the last nights" for _tag, attributes in page.tags) == 1
+
+
+def test_the_matrix_shows_the_change_against_the_golden_value_too(nights: Nights) -> None:
+    verdict, rows = nights([1.0, 1.0, 1.08])
+    beside = tuple(
+        item.model_copy(update={"golden": 1.2}) if item.metric == "step_time" else item for item in verdict.comparisons
+    )
+
+    page = render((verdict.model_copy(update={"comparisons": beside}), rows))
+
+    assert "and against the golden values" in page.text
+    assert "golden −10.0 %" in page.text
+    assert "golden" not in render((verdict, rows)).text
 
 
 def test_damaged_evidence_is_named_and_holds_nobody_up(store: DirectoryStore, nights: Nights) -> None:

@@ -14,8 +14,9 @@ from nightbridge.practice.repositories import PracticeRepositories, commit_behav
 from nightbridge.regression.differences import differences
 from nightbridge.regression.gate import compare
 from nightbridge.regression.history import HistoryRow, row_of
-from nightbridge.regression.suspects import MOST_COMMITS, find_suspects, suspect_nights
-from nightbridge.repos.ranges import commits_between
+from nightbridge.regression.suspects import MOST_COMMITS, find_suspects, suspect_nights, with_commits
+from nightbridge.regression.trend import trend_lines, trends
+from nightbridge.repos.ranges import commits_between, known_commits_between
 from nightbridge.store.directory import DirectoryStore
 
 Records = Callable[..., RunRecord]
@@ -248,6 +249,31 @@ class TestDifferences:
 
         with pytest.raises(PermanentError):
             differences(store, make_row(night="2026-11-08"), make_row(night="2026-11-09"))
+
+
+class TestTrends:
+    def test_a_change_of_level_names_the_commits_around_it(self, nights: Nights) -> None:
+        _verdict, rows = nights([1.0] * 15 + [1.1] * 15)
+
+        def two_commits(url: str, before: str, after: str) -> Sequence[RangeCommit]:
+            assert (url, before, after) == (rows[0].megatron_bridge.url, commit_of(14).commit, commit_of(15).commit)
+            return commit_of(1), commit_of(2)
+
+        lines = trend_lines(with_commits(trends(rows), two_commits))
+
+        place = next(place for place, line in enumerate(lines) if "Megatron-Bridge:" in line)
+        assert lines[place + 1 : place + 3] == (
+            f"    {commit_of(2).commit[:10]} Change 2 (Ada, 2026-11-01)",
+            f"    {commit_of(1).commit[:10]} Change 1 (Ada, 2026-11-01)",
+        )
+
+    def test_a_workspace_without_the_mirror_says_so(self, nights: Nights, tmp_path: Path) -> None:
+        _verdict, rows = nights([1.0] * 15 + [1.1] * 15)
+
+        lines = trend_lines(with_commits(trends(rows), known_commits_between(Site(workspace=tmp_path))))
+
+        assert any("this workspace has no mirror of it" in line for line in lines)
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_suspects_survive_json(store: DirectoryStore, nights: Nights) -> None:
