@@ -95,7 +95,7 @@ class Limits(Model):
 
 
 class ClusterSettings(Model):
-    """How to reach a cluster. `kind` local runs batch scripts on this machine, slurm uses the command-line tools."""
+    """How to reach a cluster.
 
     `kind` local runs batch scripts on this machine, slurm uses Slurm's command-line tools, pyslurm its Python binding,
     and auto takes pyslurm where it works, else the tools.
