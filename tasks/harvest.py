@@ -1,5 +1,7 @@
 """Stage 5, harvest: what the run left goes to the store, the manifest last."""
 
+from pathlib import Path
+
 from prefect.logging import get_run_logger
 
 from nightbridge.models import Checkout, Image, Job, LaunchPlan, RunRecord, RunSpec, SecretRef, Site
@@ -18,6 +20,13 @@ def _store_secrets(site: Site) -> dict[str, SecretRef]:
     settings = site.store_settings
     references = {"access key": settings.access_key, "secret key": settings.secret_key}
     return {name: reference for name, reference in references.items() if reference}
+
+
+def _output_dir_of(earlier: Job, plan: LaunchPlan) -> Path | None:
+    """Where an earlier attempt wrote: the place in its own folder that the last one's plan has in its."""
+    if plan.output_dir is None or not plan.output_dir.is_relative_to(plan.attempt_dir):
+        return None
+    return earlier.attempt_dir / plan.output_dir.relative_to(plan.attempt_dir)
 
 
 @stage("harvest")
@@ -42,6 +51,7 @@ def harvest(
         secrets=resolve_all({**plan.secret_environment, **_store_secrets(site)}).values(),
         on_progress=ShownProgress(f"harvest of {run.run_key}"),
         tainted=tainted,
+        earlier=[read_run(job, _output_dir_of(job, plan)) for job in jobs[:-1]],
     )
     for change in record.tainted:
         get_run_logger().warning("the code was changed since it was checked out: %s", change)

@@ -87,6 +87,7 @@ def harvest(
     secrets: Iterable[str],
     on_progress: Callable[[Progress], None] | None = None,
     tainted: Sequence[str] = (),
+    earlier: Sequence[RunOutput] = (),
 ) -> RunRecord:
     """Store what a run left and return its record.
 
@@ -95,7 +96,7 @@ def harvest(
         checkout: The commits it was made from.
         image: The container it ran in.
         plan: How it was launched; its attempt folder also takes the masked copies of the logs for the time being.
-        jobs: Every attempt, oldest first; the last one is stored.
+        jobs: Every attempt, oldest first; the last one is the run's.
         output: What it left.
         summary: What was measured.
         metrics: The measurements, one row per step and tag.
@@ -103,6 +104,7 @@ def harvest(
         secrets: Values that must not leave this machine.
         on_progress: Called in this thread after each file, and at intervals while none is done.
         tainted: What in the checked-out code is no longer as its commits say.
+        earlier: What the attempts before the last one left; their logs and curves are stored beside the run's.
 
     Raises:
         TransientError: The store did not answer; calling again goes on from here.
@@ -118,7 +120,7 @@ def harvest(
 
     values = tuple(secrets)
     with _scratch(plan.attempt_dir) as scratch:
-        units, left_out = files_to_store(output, spec.test.harvest.checkpoint)
+        units, left_out = files_to_store(output, spec.test.harvest.checkpoint, earlier)
         masked_copies = scratch / "masked"
         with _needing_room(scratch):
             units += _measurement_units(scratch, summary, metrics)

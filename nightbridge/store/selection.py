@@ -6,6 +6,7 @@ attempt/       what nightbridge wrote about the attempt (job.sh, ...)    masked 
 tensorboard/   event files                                               as they are
 profiles/      what profilers left                                       as they are
 checkpoints/   iter_0000050/..., and the trackers that name it           as they are
+earlier/       a1/..., of each earlier attempt, but for its checkpoints  likewise
 """
 
 import os
@@ -23,8 +24,13 @@ TRACKERS = (TRACKER, "latest_train_state.pt")
 training that starts from the restored folder would look for something that is not there."""
 
 
-def files_to_store(output: RunOutput, policy: str) -> tuple[tuple[Unit, ...], tuple[LeftOut, ...]]:
+def files_to_store(
+    output: RunOutput, policy: str, earlier: Sequence[RunOutput] = ()
+) -> tuple[tuple[Unit, ...], tuple[LeftOut, ...]]:
     """Choose what of a run is stored; `policy` is `HarvestPolicy.checkpoint`.
+
+    Of `earlier` attempts, which an infrastructure failure ended, everything is kept that tells of it: what the last
+    attempt's checkpoints have is theirs already, or was not worth going on from.
 
     Returns:
         Units with unique paths relative to the run's prefix, and what should be there and cannot be: incomplete
@@ -33,7 +39,7 @@ def files_to_store(output: RunOutput, policy: str) -> tuple[tuple[Unit, ...], tu
     """
     checkpoints, left_out = _checkpoint_units(output, policy)
     notes = (note.partition(": ") for note in output.notes)
-    units, doubles = _unique((*_single_files(output), *checkpoints))
+    units, doubles = _unique((*_single_files(output), *checkpoints, *_earlier_files(earlier)))
     return units, (*left_out, *(LeftOut(path=path, reason=reason) for path, _, reason in notes), *doubles)
 
 
@@ -54,6 +60,13 @@ def _single_files(output: RunOutput) -> Iterator[Unit]:
         yield Unit.of(path, _below(output, path, "tb_logs", "tensorboard"), "tensorboard")
     for path in output.profiles:
         yield Unit.of(path, _below(output, path, "profiles", "profiles"), "other")
+
+
+def _earlier_files(earlier: Sequence[RunOutput]) -> Iterator[Unit]:
+    for output in earlier:
+        for unit in _single_files(output):
+            file = unit.files[0]
+            yield Unit.of(file.source, f"earlier/{output.attempt_dir.name}/{file.path}", file.kind)
 
 
 def _checkpoint_units(output: RunOutput, policy: str) -> tuple[list[Unit], list[LeftOut]]:

@@ -72,6 +72,22 @@ def test_every_object_is_byte_for_byte_what_the_job_wrote(store: ObjectStore, le
     assert verify_run(store, record.prefix) == []
 
 
+def test_logs_and_curves_of_earlier_attempts_are_kept_beside_the_runs_and_masked(
+    directory: ObjectStore, left: LeftRun, tmp_path: Path
+) -> None:
+    first = left.output.model_copy(update={"attempt_dir": tmp_path / "a1"})
+    last = left.output.model_copy(update={"attempt_dir": tmp_path / "a2"})
+    jobs = (left.jobs[0], left.jobs[0].model_copy(update={"attempt": 2, "job_id": 4712}))
+    record = LeftRun(**{**vars(left), "jobs": jobs, "output": last}).harvest(directory, earlier=[first])
+
+    stored = objects(directory, record.prefix)
+    of_the_first = {path.removeprefix("earlier/a1/"): data for path, data in stored.items() if "earlier/" in path}
+    of_the_last = {path: data for path, data in stored.items() if path in of_the_first}
+    assert of_the_first == of_the_last
+    assert {path.split("/")[0] for path in of_the_first} == {"logs", "configs", "attempt", "tensorboard"}
+    assert [path for path, data in stored.items() if TOKEN.encode() in data] == []
+
+
 def test_a_planted_token_is_in_no_object_and_nothing_else_of_the_text_changes(
     store: ObjectStore, left: LeftRun
 ) -> None:
