@@ -10,6 +10,7 @@ from nightbridge.outputs.curves import METRICS
 from nightbridge.outputs.event_tail import EventTail
 from nightbridge.outputs.experiment import event_folders, logs_so_far
 from nightbridge.outputs.logs import parse_steps
+from nightbridge.outputs.tags import OTHER_TAGS
 from nightbridge.outputs.tail import LogTail
 from nightbridge.secrets import mask_secrets
 
@@ -94,7 +95,12 @@ class RunFollower:
         self._logged = self._recorded = 0
         self._step_times: dict[int, float] = {}
         self._losses: dict[int, float] = {}
-        self._of_tag = {METRICS["step_time"].tag: self._step_times, METRICS["loss"].tag: self._losses}
+        step_time = METRICS["step_time"].tag
+        self._of_tag = {
+            step_time: (self._step_times, 1.0),
+            METRICS["loss"].tag: (self._losses, 1.0),
+            **{other.name: (self._step_times, other.factor) for other in OTHER_TAGS if other.usual == step_time},
+        }
 
     def look(self) -> LogNews:
         """Read what is new.
@@ -158,10 +164,10 @@ class RunFollower:
     def _see_events(self) -> None:
         """Take in what the event files say anew. A step that both tell is one step."""
         for row in (row for events in self._events for row in events.new_rows()):
-            values = self._of_tag.get(row.tag)
-            if values is not None:
+            if row.tag in self._of_tag:
+                values, factor = self._of_tag[row.tag]
                 self._recorded = row.step
-                self._note(values, row.step, row.value)
+                self._note(values, row.step, row.value * factor)
 
     @staticmethod
     def _note(values: dict[int, float], iteration: int, value: float) -> None:

@@ -45,13 +45,14 @@ def test_progress_says_how_far_how_fast_and_how_long_still(run_folder):
     assert (progress.percent, str(progress)) == (22.0, "iteration 11/50, loss 2.5, 0.5 s a step, 0:00:20 left")
 
 
-def test_event_files_say_how_far_a_run_is_before_its_log_does(run_folder, event_file):
+@pytest.mark.parametrize(("tag", "factor"), [("iteration-time", 1.0), ("iteration-time-ms", 1000.0)])
+def test_event_files_say_how_far_a_run_is_before_its_log_does(run_folder, event_file, tag, factor):
     output = run_folder.job.attempt_dir / "output"
     follower = RunFollower(run_folder.job, (), output_dir=output, total=50)
     before = follower.look().progress
     events = event_file(output / "tb_logs")
-    events.scalar("iteration-time", 1, 0.25).scalar("lm loss", 1, 2.5).scalar("lm loss vs samples", 128, 2.5)
-    events.scalar("iteration-time", 2, 0.75).scalar("lm loss", 2, math.nan).write()
+    events.scalar(tag, 1, 0.25 * factor).scalar("lm loss", 1, 2.5).scalar("lm loss vs samples", 128, 2.5)
+    events.scalar(tag, 2, 0.75 * factor).scalar("lm loss", 2, math.nan).write()
     progress = follower.look().progress
     assert before is None
     assert str(progress) == "iteration 2/50, loss nan, 0.5 s a step, 0:00:24 left"
