@@ -1,13 +1,19 @@
 """Files that appear whole or not at all, on local and shared file systems."""
 
+import errno
 import os
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nightbridge.errors import PermanentError, TransientError
+
 if TYPE_CHECKING:
     # The embedded cluster's commands write files and start too often to pay for pydantic's import.
     from pydantic import BaseModel
+
+# What a shared file system answers while its server is away.
+_PASSING = frozenset({errno.EAGAIN, errno.EIO, errno.ESTALE, errno.ETIMEDOUT})
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -53,3 +59,30 @@ def flush_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def check_writable(folder: Path, *, what: str, advice: str) -> None:
+    """Make a folder if it is not there, and check that files can be written in it.
+
+    Args:
+        folder: The folder.
+        what: What it is to the person, such as `the workspace`.
+        advice: What the person can do where it cannot be written.
+
+    Raises:
+        PermanentError: They cannot.
+        TransientError: They cannot now.
+
+    """
+    probe = folder / f".check-{uuid.uuid4().hex}"
+    try:
+        write_atomically(probe, b"")
+        probe.unlink()
+    except OSError as error:
+        raise write_error(error, what=what, thing=str(folder), advice=advice) from error
+
+
+def write_error(error: OSError, *, what: str, thing: str, advice: str) -> PermanentError | TransientError:
+    """The error of ours for a file or folder that could not be written."""
+    kind = TransientError if error.errno in _PASSING else PermanentError
+    return kind(f"{what} cannot be written: {error.strerror or error}", thing=thing, advice=advice)

@@ -14,7 +14,7 @@ from nightbridge.images.logins import enroot_config
 from nightbridge.images.meanings import LOGIN, Meaning, error_meant
 from nightbridge.images.references import ImageReference
 from nightbridge.images.registry import registry_digest
-from nightbridge.images.space import CACHE_FACTOR, IMAGE_FACTOR, UNPACKED_FACTOR, Need, check_space, known_size
+from nightbridge.images.space import check_folders, known_size
 from nightbridge.images.work import cache_folder, temporary_folder, work_folder
 from nightbridge.models import ImageImport, Model
 from nightbridge.processes import Finished, run
@@ -94,14 +94,7 @@ class Enroot(Model):
         """
         temp = temporary_folder(self.settings.temp)
         size = known_size(reference, self.credentials.get_secret_value())
-        check_space(
-            (
-                Need(folder=cache_folder(self.settings.cache), size=int(CACHE_FACTOR * size)),
-                Need(folder=temp, size=int(UNPACKED_FACTOR * size)),
-                Need(folder=output.parent, size=int(IMAGE_FACTOR * size)),
-            ),
-            reference,
-        )
+        check_folders(cache_folder(self.settings.cache), temp, output.parent, size=size, reference=reference)
         try:
             # A killed enroot leaves its folder behind; in one of ours it is found again.
             with work_folder(output, temp) as folder, enroot_config(self.credentials.get_secret_value()) as config:

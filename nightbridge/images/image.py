@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Protocol
 
 from nightbridge.errors import DamagedData, InvalidInput, TransientError
-from nightbridge.files import write_model
+from nightbridge.files import write_error, write_model
 from nightbridge.images.enroot import IMPORT_TIMEOUT_SECONDS, Enroot, find_enroot
 from nightbridge.images.references import ImageReference, parse_reference
+from nightbridge.images.space import OTHER_FOLDERS
 from nightbridge.images.squashfs import check_squashfs, sha256_of
 from nightbridge.images.standard_tools import StandardTools, find_standard_tools
 from nightbridge.images.work import remove_leftovers
@@ -161,6 +162,11 @@ def _registry_image(reference: ImageReference, digest: str, images: Path, find: 
                 sidecar.unlink(missing_ok=True)
                 temporary.replace(path)
                 write_model(sidecar, record)
+            except OSError as error:
+                what = f"a file of the import of {reference}"
+                raise write_error(
+                    error, what=what, thing=str(error.filename or images), advice=OTHER_FOLDERS
+                ) from error
             finally:
                 temporary.unlink(missing_ok=True)
             log.info("imported %s: %d MB in %.0f s", reference, record.size >> 20, time.monotonic() - started)

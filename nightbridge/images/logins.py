@@ -1,13 +1,11 @@
 """Logins of registries: a secret of ours, enroot's `.credentials`, else the files of docker, podman and skopeo.
 
-A secret has the lines of enroot's own file, which are those of netrc(5). It is only ever given to a program in a file
-that exists in memory, through this process's `/proc/PID/fd`: no other user can open it, and it ends with the process.
+A secret has the lines of enroot's own file, which are those of netrc(5); it is handed on in memory alone.
 """
 
 import base64
 import binascii
 import json
-import netrc
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -16,9 +14,7 @@ from pathlib import Path
 
 from nightbridge.errors import PermanentError
 from nightbridge.images.references import ImageReference
-
-Login = tuple[str, str]
-"""User and password. Never logged, never part of a model."""
+from nightbridge.netrc_lines import Login, file_in_memory, read_netrc, whole_lines
 
 DOCKER_HUB = "registry-1.docker.io"
 _DOCKER_HUB_LOGINS = ("auth.docker.io", "docker.io", "https://index.docker.io/v1/")
@@ -59,17 +55,6 @@ def find_login(registry: str, *, token_server: str = "", credentials: str = "") 
 
 
 @contextmanager
-def file_in_memory(content: str) -> Iterator[Path]:
-    """A file that this user's processes can read under the given path, and that no disk ever holds."""
-    descriptor = os.memfd_create("login")
-    try:
-        os.write(descriptor, content.encode())
-        yield Path(f"/proc/{os.getpid()}/fd/{descriptor}")
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
 def enroot_config(credentials: str) -> Iterator[dict[str, str]]:
     """The variable that lets enroot find our credentials; none without any, so that enroot looks in its own place."""
     if not credentials:
@@ -77,20 +62,16 @@ def enroot_config(credentials: str) -> Iterator[dict[str, str]]:
         return
     with (
         tempfile.TemporaryDirectory(prefix="nightbridge-") as folder,
-        file_in_memory(_whole_lines(credentials)) as path,
+        file_in_memory(whole_lines(credentials)) as path,
     ):
         (Path(folder) / ".credentials").symlink_to(path)
         yield {"ENROOT_CONFIG_PATH": folder}
 
 
-def _whole_lines(credentials: str) -> str:
-    return credentials.rstrip("\n") + "\n"
-
-
 def _given_logins(credentials: str) -> Mapping[str, Login]:
     if not credentials:
         return {}
-    with file_in_memory(_whole_lines(credentials)) as path:
+    with file_in_memory(whole_lines(credentials)) as path:
         return _read_netrc(path, "the image credentials")
 
 
@@ -102,18 +83,8 @@ def _enroot_logins() -> Mapping[str, Login]:
 
 
 def _read_netrc(path: Path, name: str) -> Mapping[str, Login]:
-    try:
-        hosts = netrc.netrc(path).hosts
-    except (netrc.NetrcParseError, OSError, UnicodeDecodeError) as error:
-        # The parser's own message shows the word that it stumbled over, which may be the password.
-        where = f" at line {error.lineno}" if isinstance(error, netrc.NetrcParseError) else ""
-        raise PermanentError(
-            f"these logins cannot be read{where}",
-            thing=name,
-            advice="Each is a line `machine HOST login USER password PASSWORD` (netrc(5))",
-        ) from None
     # enroot lets its shell fill in a password that begins with a dollar sign.
-    return {host: (user, os.path.expandvars(password)) for host, (user, _, password) in hosts.items()}
+    return {host: (user, os.path.expandvars(password)) for host, (user, password) in read_netrc(path, name).items()}
 
 
 def _docker_files() -> list[Path]:

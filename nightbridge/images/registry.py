@@ -23,8 +23,9 @@ from email.message import Message
 from pydantic import BaseModel, Field, ValidationError
 
 from nightbridge.errors import DamagedData, InvalidInput, NightbridgeError, PermanentError, TransientError
-from nightbridge.images.logins import DOCKER_HUB, Login, find_login, login_advice
+from nightbridge.images.logins import DOCKER_HUB, find_login, login_advice
 from nightbridge.images.references import ImageReference
+from nightbridge.netrc_lines import Login
 
 log = logging.getLogger(__name__)
 

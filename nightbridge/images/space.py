@@ -1,4 +1,5 @@
-"""Whether there is room for an import, asked before it: a disk that fills up after an hour helps nobody.
+"""Whether an import can write where it works, and has room there, asked before it: a disk that fills up after an hour
+helps nobody.
 
 How much an import needs follows from the compressed size that the registry tells. The factors are those of images of
 machine learning software, whose layers shrink to a third, rounded up: what was compressed with gzip is kept in the
@@ -12,6 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from nightbridge.errors import NightbridgeError, PermanentError
+from nightbridge.files import check_writable
 from nightbridge.images.references import ImageReference
 from nightbridge.images.registry import download_size
 from nightbridge.models import Model
@@ -21,6 +23,9 @@ log = logging.getLogger(__name__)
 CACHE_FACTOR = 1.1
 UNPACKED_FACTOR = 3.5
 IMAGE_FACTOR = 1.6
+
+OTHER_FOLDERS = "Check it, or set the Image Cache's cache and temp (ENROOT_CACHE_PATH, ENROOT_TEMP_PATH) to other disks"
+"""The advice for a folder of imports that cannot be written."""
 
 
 class Need(Model):
@@ -37,6 +42,33 @@ def known_size(reference: ImageReference, credentials: str) -> int:
     except NightbridgeError as error:
         log.info("the size of this image is not known before its import: %s", error)
         return 0
+
+
+def check_folders(cache: Path, temp: Path, images: Path, *, size: int, reference: ImageReference) -> None:
+    """Raise unless an import can write into its folders and each file system has room for it.
+
+    Args:
+        cache: Where fetched layers are kept.
+        temp: Where the image is unpacked.
+        images: Where the finished image goes.
+        size: Compressed bytes of the image; 0 when they are not known.
+        reference: The image.
+
+    Raises:
+        PermanentError: A folder cannot be written, or has too little space.
+        TransientError: A folder cannot be written now.
+
+    """
+    for folder, what in ((cache, "the cache of images"), (temp, "the folder in which images are unpacked")):
+        check_writable(folder, what=what, advice=OTHER_FOLDERS)
+    check_space(
+        (
+            Need(folder=cache, size=int(CACHE_FACTOR * size)),
+            Need(folder=temp, size=int(UNPACKED_FACTOR * size)),
+            Need(folder=images, size=int(IMAGE_FACTOR * size)),
+        ),
+        reference,
+    )
 
 
 def check_space(needs: Iterable[Need], reference: ImageReference) -> None:

@@ -20,14 +20,15 @@ from pydantic import SecretStr, ValidationError
 
 from nightbridge.errors import InvalidInput, NightbridgeError, PermanentError, TransientError
 from nightbridge.images.layers import drop_damaged, keep_used, layout_over
-from nightbridge.images.logins import DOCKER_HUB, Login, file_in_memory, find_login
+from nightbridge.images.logins import DOCKER_HUB, find_login
 from nightbridge.images.meanings import LOGIN, Meaning, error_meant
 from nightbridge.images.references import ImageReference
 from nightbridge.images.registry import http_is_allowed, registry_digest
 from nightbridge.images.rootfs import ImageConfig, open_to_owner, write_start_files
-from nightbridge.images.space import CACHE_FACTOR, IMAGE_FACTOR, UNPACKED_FACTOR, Need, check_space, known_size
+from nightbridge.images.space import check_folders, known_size
 from nightbridge.images.work import cache_folder, remove_tree, temporary_folder, work_folder
 from nightbridge.models import ImageImport, Model
+from nightbridge.netrc_lines import Login, file_in_memory
 from nightbridge.processes import Finished, Progress, Stalled, run
 
 log = logging.getLogger(__name__)
@@ -87,14 +88,7 @@ class StandardTools(Model):
         """
         temp = temporary_folder(self.settings.temp)
         size = known_size(reference, self.credentials.get_secret_value())
-        check_space(
-            (
-                Need(folder=self._layers, size=int(CACHE_FACTOR * size)),
-                Need(folder=temp, size=int(UNPACKED_FACTOR * size)),
-                Need(folder=output.parent, size=int(IMAGE_FACTOR * size)),
-            ),
-            reference,
-        )
+        check_folders(self._layers, temp, output.parent, size=size, reference=reference)
         try:
             # skopeo moves what it has fetched from the layout to the layers, which must be on one file system.
             with work_folder(output, temp) as folder, work_folder(output, self._layers) as layout:
