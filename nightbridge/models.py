@@ -181,6 +181,10 @@ class StoreSettings(Model):
 class ImageImport(Model):
     """How container images are imported, whatever tool does it."""
 
+    on: Literal["host", "node"] = Field(
+        "host", description="Where imports run: on the host of the flow, or through srun on a compute node."
+    )
+    srun_args: tuple[str, ...] = Field((), description="Further srun options of an import on a node: `--name=value`.")
     cache: Path | None = Field(
         None, description="Fetched layers; `ENROOT_CACHE_PATH`, else the user's cache, when unset."
     )

@@ -103,7 +103,7 @@ def test_a_saved_image_cache_refers_to_its_credentials_and_the_stage_finds_them(
         "from nightbridge.secrets import resolve_secret\n"
         "from tasks.secrets import block_value\n"
         "lines = 'machine nvcr.io login $oauthtoken password planted-token'\n"
-        "ImageCache(temp='/local', credentials=lines).save('images', overwrite=True)\n"
+        "ImageCache(temp='/local', credentials=lines, import_on='node').save('images', overwrite=True)\n"
         "site = Site(images=ImageCache.load('images')).settings()\n"
         "assert 'planted-token' not in site.model_dump_json(), site\n"
         "assert resolve_secret(site.image_import.credentials, block_value) == lines\n"
@@ -116,7 +116,7 @@ def test_a_saved_image_cache_refers_to_its_credentials_and_the_stage_finds_them(
 
     assert done.returncode == 0, done.stderr
     settings = ImageImport.model_validate_json(done.stdout)
-    assert settings.temp == Path("/local")
+    assert (settings.temp, settings.on) == (Path("/local"), "node")
     assert settings.credentials == SecretRef(source="block", name="nightbridge-image-cache/images#credentials")
 
 

@@ -109,10 +109,13 @@ def test_a_name_that_only_a_block_can_have_is_left_to_prefect(named):
 
 
 def test_the_import_of_images_is_a_table_whose_credentials_are_named(write):
-    path = write('[image_import]\ntemp = "/local"\ncredentials = "env:NGC"\n')
+    path = write(
+        '[image_import]\ntemp = "/local"\ncredentials = "env:NGC"\non = "node"\nsrun_args = ["--time=2:00:00"]\n'
+    )
 
     site, warnings = load_site(path)
 
     assert site.image_import.temp == Path("/local")
+    assert (site.image_import.on, site.image_import.srun_args) == ("node", ("--time=2:00:00",))
     assert site.image_import.credentials == SecretRef(source="env", name="NGC")
     assert warnings == ()
