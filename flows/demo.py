@@ -8,7 +8,12 @@ from pathlib import Path
 from flows.api import nightly_regression
 from nightbridge.errors import PermanentError
 from nightbridge.models import Model, NightReport, utc_now
-from nightbridge.practice.repositories import PracticeRepositories, commit_behaviour, make_practice_repositories
+from nightbridge.practice.repositories import (
+    PracticeRepositories,
+    commit_behaviour,
+    install_torchrun,
+    make_practice_repositories,
+)
 from nightbridge.repos.environments import prepare_base
 
 SAMPLES = Path(__file__).parents[1] / "conf" / "practice"
@@ -41,7 +46,8 @@ def prepare(workspace: Path) -> PracticeRepositories:
     """
     if not SAMPLES.is_dir():
         raise PermanentError("the samples are missing", thing=str(SAMPLES), advice="Run the demo from a clone")
-    prepare_base(workspace / "envs")
+    base = prepare_base(workspace / "envs")
+    install_torchrun(workspace / "practice", base.absolute() / "bin" / "python")
     return make_practice_repositories(workspace / "practice")
 
 

@@ -36,17 +36,37 @@ PROGRAMS = ("examples/mimo/pretrain_mimo.py", "examples/mimo/train_hetero.py")
 GRID_PARSERS = ("examples/mimo/training/args.py", "examples/mimo/training/hetero/args.py")
 """Where the flags of the grids are declared."""
 
+STANDALONE = "examples/mimo/train_hetero.py"
+"""The program whose parser is its own, so that it refuses every flag of Megatron-LM that it does not name itself."""
+
+_STANDALONE_PARSERS = ("examples/mimo/training/hetero/args.py", "examples/mimo/model_providers/*.py")
+_OWN_PARSER = "ArgumentParser("
+
+KnownOptions = Mapping[str, Choices]
+
 JOB = "hetero"
 """Name of the job's folder below the attempt's `experiments`, and a part of its logs' names."""
 
 
 @dataclass(frozen=True, slots=True)
+class _Program:
+    """A program of the pinned commit, and every option that it knows; None where it has Megatron-LM's own parser."""
+
+    path: str
+    options: KnownOptions | None
+
+
+@dataclass(frozen=True, slots=True)
 class HeteroFlag:
-    """One key of `[cmd_args]` and how the program is told: `switch` is written where true, `either` also as `--no-`."""
+    """One key of `[cmd_args]` and how the program is told: `switch` is written where true, `either` also as `--no-`.
+
+    `standalone`: what the standalone program calls it, where that is something else.
+    """
 
     field: str
     option: str
     form: Literal["value", "switch", "either"] = "value"
+    standalone: str = ""
 
 
 FLAGS: tuple[HeteroFlag, ...] = (
@@ -58,7 +78,7 @@ FLAGS: tuple[HeteroFlag, ...] = (
     HeteroFlag("seq_length", "--seq-length"),
     HeteroFlag("num_layers", "--num-layers"),
     HeteroFlag("hidden_size", "--hidden-size"),
-    HeteroFlag("num_moe_experts", "--num-experts"),
+    HeteroFlag("num_moe_experts", "--num-experts", standalone="--num-moe-experts"),
     HeteroFlag("max_steps", "--train-iters"),
     HeteroFlag("train_samples", "--train-samples"),
     HeteroFlag("lr", "--lr"),
@@ -122,9 +142,13 @@ PUBLISHED_GRID_FLAGS: frozenset[str] = frozenset({"--encoder-tp", "--encoder-dp"
 _LOGGING = ("--log-timers-to-tensorboard", "--log-memory-to-tensorboard", "--log-throughput")
 """Megatron-LM writes step time, memory and TFLOP/s to its log and event files only where it is told to."""
 
+_STANDALONE_LOGGING = ("--log-memory",)
+_TENSORBOARD = "--tensorboard-dir"
+
 _OWN_OPTIONS = frozenset(
     {flag.option for flag in FLAGS}
-    | {_OFFSET, "--tensorboard-dir"}
+    | {flag.standalone for flag in FLAGS if flag.standalone}
+    | {_OFFSET, _TENSORBOARD}
     | set(_ENCODER.values())
     | set(_LANGUAGE_MODEL.values())
 )
@@ -152,10 +176,12 @@ def hetero_plan(
     """Plan one attempt. Where the checkout is not there yet, the newest published program is assumed.
 
     Raises:
-        InvalidInput: The pinned code has no such program, or its program cannot make one of the grids.
+        InvalidInput: The pinned code has no such program, or its program cannot make one of the grids, or has a parser
+            of its own that lacks a flag or a choice; all of these are told.
 
     """
     test = spec.test
+    program = _program(test, code)
     per_node = gpus_per_node(test, HEAD, site.cluster, limits) or grids.GPUS_PER_NODE
     nodes = nodes_for(num_gpus(test), per_node)
     job = attempt_dir / LAUNCHER_HOME / "experiments" / JOB
@@ -164,7 +190,7 @@ def hetero_plan(
         directives=tuple(_directives(test, site, limits, nodes, per_node, job)),
         variables=_variables(test, Path(_code_path(test, code, image))),
         expanded=tuple(name for name, value in test.extra_env_vars.items() if expands(value)),
-        command=_command(spec, code, output, nodes, per_node),
+        command=_command(spec, code, output, nodes, per_node, program, image),
         container=_container(test, code, image, attempt_dir),
         log_prefix=str(job / f"log-{JOB}_"),
         folder=Path(_code_path(test, code, image)),
@@ -186,7 +212,7 @@ def hetero_plan(
         max_steps=spec.max_steps,
         output_dir=output,
         checkpoint_dir=Path(_save_dir(spec, output)) if test.cmd_args.get("save_dir") else None,
-        warnings=(),
+        warnings=_warnings(program),
     )
 
 
@@ -239,38 +265,94 @@ def _container(test: TestDefinition, code: PinnedRepository, image: Image, attem
     return Container(image=str(image.path), mounts=(*mounts, f"{save_dir}:{save_dir}") if save_dir else mounts)
 
 
-def _command(spec: RunSpec, code: PinnedRepository, output: Path, nodes: int, per_node: int) -> tuple[str, ...]:
+def _command(
+    spec: RunSpec,
+    code: PinnedRepository,
+    output: Path,
+    nodes: int,
+    per_node: int,
+    program: _Program,
+    image: Image,
+) -> tuple[str, ...]:
     """The words that each node runs; the batch script adds which node this is and where the first one is."""
-    test = spec.test
-    program = _program(test, code)
+    test, known = spec.test, program.options
+    told = tuple(_told(test, _outputs(spec, output), known))
+    _check_known(test, told, known)
     return (
-        *shlex.split(test.cmd_args.get("torchrun", "torchrun")),
+        *_torchrun(test, image),
         f"--nnodes={nodes}",
         f"--nproc-per-node={per_node if nodes > 1 else num_gpus(test)}",
         RENDEZVOUS,
-        program,
+        program.path,
         *_grid_words(grids.grids_of(test), _grid_flags(code)),
-        *_words({**test.cmd_args, **_outputs(spec, output)}),
-        "--tensorboard-dir",
-        f"{output}/tb_logs",
-        *(option for option in _LOGGING if option not in map(option_of, test.extra_cmd_args)),
-        *_extra_words(test),
+        *(word for words in told for word in words),
+        *((_TENSORBOARD, f"{output}/tb_logs") if known is None or _TENSORBOARD in known else ()),
+        *(option for option in _logging(known) if option not in map(option_of, test.extra_cmd_args)),
     )
 
 
-def _program(test: TestDefinition, code: PinnedRepository) -> str:
+def _torchrun(test: TestDefinition, image: Image) -> list[str]:
+    """The command that starts the ranks. Without a container its path, like a repository's, is taken from here."""
+    words = shlex.split(test.cmd_args.get("torchrun", "torchrun"))
+    if image.kind == "none" and "/" in words[0]:
+        words[0] = str(Path(words[0]).absolute())
+    return words
+
+
+def _logging(known: KnownOptions | None) -> tuple[str, ...]:
+    return _LOGGING if known is None else tuple(option for option in _STANDALONE_LOGGING if option in known)
+
+
+def _warnings(program: _Program) -> tuple[str, ...]:
+    if program.options is None or _TENSORBOARD in program.options:
+        return ()
+    return (f"the pinned program has no {_TENSORBOARD}: its curves come from the log, which rounds",)
+
+
+def _program(test: TestDefinition, code: PinnedRepository) -> _Program:
     named = test.cmd_args.get("program")
     candidates = (named,) if named else PROGRAMS
     if not code.path.is_dir():
-        return str(candidates[0])
+        return _Program(str(candidates[0]), None)
     for candidate in candidates:
         if (code.path / candidate).is_file():
-            return str(candidate)
+            return _Program(str(candidate), _known_options(str(candidate), code))
     raise InvalidInput(
         f"the pinned commit has no {' or '.join(candidates)}",
         thing=f"{code.url} at {code.commit[:12]}",
         advice="Pin a Megatron-LM commit that has it, or name it with cmd_args.program",
     )
+
+
+def _known_options(program: str, code: PinnedRepository) -> KnownOptions | None:
+    """Every option of a program with a parser of its own; None for one that has Megatron-LM's, and so far too many.
+
+    Which of the two `train_hetero.py` is depends on the commit: only its first versions parse by themselves.
+    """
+    own = code.path / _STANDALONE_PARSERS[0]
+    if program != STANDALONE or not own.is_file() or _OWN_PARSER not in own.read_text(encoding="utf-8"):
+        return None
+    files = [file for pattern in _STANDALONE_PARSERS for file in sorted(code.path.glob(pattern))]
+    return {option: choices for file in files for option, choices in flags_in(file).items()}
+
+
+def _check_known(test: TestDefinition, told: tuple[tuple[str, ...], ...], known: KnownOptions | None) -> None:
+    if known is None:
+        return
+    problems = []
+    for option, *values in told:
+        choices = known.get(option)
+        if option not in known:
+            problems.append(f"the pinned program has no flag {option}")
+        elif choices is not None and values and values[0] not in choices:
+            problems.append(f"{option} {values[0]!r} is none of {', '.join(choices)}")
+    if problems:
+        raise InvalidInput(
+            "the pinned program refuses flags of this test",
+            thing=test.source or test.id,
+            advice="Remove them, or pin a commit that has them",
+            violations=problems,
+        )
 
 
 def _grid_flags(code: PinnedRepository) -> Mapping[str, Choices] | frozenset[str]:
@@ -320,21 +402,19 @@ def _outputs(spec: RunSpec, output: Path) -> dict[str, Any]:
     return fields
 
 
-def _words(values: Mapping[str, Any]) -> Iterator[str]:
+def _told(test: TestDefinition, outputs: Mapping[str, Any], known: KnownOptions | None) -> Iterator[tuple[str, ...]]:
+    """What `[cmd_args]` and `[extra_cmd_args]` say: an option each, with its value if it takes one."""
+    values = {**test.cmd_args, **outputs}
     for flag in FLAGS:
         value = values.get(flag.field)
+        option = flag.standalone if flag.standalone and known is not None else flag.option
         if value is None:
             continue
         if flag.form == "value":
-            yield from (flag.option, str(value))
+            yield option, str(value)
         elif value:
-            yield flag.option
+            yield (option,)
         elif flag.form == "either":
-            yield f"--no-{flag.option.removeprefix('--')}"
-
-
-def _extra_words(test: TestDefinition) -> Iterator[str]:
-    for key, value in test.extra_cmd_args.items():
-        yield option_of(key)
-        if value:
-            yield value
+            yield (f"--no-{option.removeprefix('--')}",)
+    for key, text in test.extra_cmd_args.items():
+        yield (option_of(key), text) if text else (option_of(key),)

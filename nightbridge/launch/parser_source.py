@@ -51,8 +51,7 @@ def flags_in(path: Path) -> dict[str, Choices]:
     tested = _tested_lists(module, constants)
     flags: dict[str, Choices] = {}
     for call in _add_argument_calls(module):
-        names = [word.value for word in call.args if isinstance(word, ast.Constant) and isinstance(word.value, str)]
-        flags.update(dict.fromkeys(names, _choices(call, constants, tested)))
+        flags.update(dict.fromkeys(_names(call), _choices(call, constants, tested)))
     return {name: choices for name, choices in flags.items() if name.startswith("-")}
 
 
@@ -60,6 +59,15 @@ def _add_argument_calls(module: ast.Module) -> Iterator[ast.Call]:
     for node in ast.walk(module):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument":
             yield node
+
+
+def _names(call: ast.Call) -> Iterator[str]:
+    """The option strings of a call; `argparse.BooleanOptionalAction` adds `--no-` to each long one."""
+    names = [word.value for word in call.args if isinstance(word, ast.Constant) and isinstance(word.value, str)]
+    yield from names
+    actions = [keyword.value for keyword in call.keywords if keyword.arg == "action"]
+    if any(isinstance(action, ast.Attribute) and action.attr == "BooleanOptionalAction" for action in actions):
+        yield from (f"--no-{name.removeprefix('--')}" for name in names if name.startswith("--"))
 
 
 def _constants(module: ast.Module) -> dict[str, tuple[str, ...]]:

@@ -31,10 +31,12 @@ def with_usual_tags(table: "pd.DataFrame") -> "pd.DataFrame":
 
     present = set(table["tag"].unique())
     added = [
-        table[table["tag"] == other.name].assign(
-            tag=other.usual, value=lambda rows, by=other.factor: rows["value"] * by
-        )
+        _renamed(table[table["tag"] == other.name], other)
         for other in OTHER_TAGS
         if other.name in present and other.usual not in present
     ]
     return pd.concat([table, *added], ignore_index=True) if added else table
+
+
+def _renamed(rows: "pd.DataFrame", other: OtherTag) -> "pd.DataFrame":
+    return rows.assign(tag=other.usual, value=rows["value"] * other.factor)

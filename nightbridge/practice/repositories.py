@@ -1,10 +1,11 @@
-"""Two git repositories for practice: one in the shape of Megatron-Bridge, one in the shape of NeMo-Run.
+"""Git repositories for practice, in the shapes of Megatron-Bridge, of NeMo-Run, and of Megatron-LM.
 
 Their files lie in `template/`; the history is made of them, with the same commits on every machine. A behaviour is a
-file in the first one, so a regression is a commit.
+file in those that train, so a regression is a commit.
 """
 
 import hashlib
+import shlex
 import shutil
 import uuid
 from collections.abc import Mapping, Sequence
@@ -16,11 +17,23 @@ import yaml
 from pydantic import Field, ValidationError
 
 from nightbridge.errors import InvalidInput
+from nightbridge.files import write_atomically
 from nightbridge.models import Model
 from nightbridge.practice.git_writer import Change, add_commits, create, git
 
 TEMPLATE = Path(__file__).with_name("template")
 BEHAVIOUR_FILE = "src/megatron/bridge/behaviour.yaml"
+
+Workload = Literal["bridge", "megatron_lm"]
+"""The repositories that train."""
+
+_BEHAVIOUR_FILES: dict[Workload, str] = {
+    "bridge": BEHAVIOUR_FILE,
+    "megatron_lm": "examples/mimo/behaviour.yaml",
+}
+
+_SHARED = ("behaviour.py", "faults.py", "language_model.py", "measurements.py", "ranks.py", "torch_files.py")
+"""Modules of the bridge's training that the Megatron-LM-shaped repository has as well."""
 
 _VERSION_FILE = "src/megatron/bridge/package_info.py"
 _RUN_VERSION_FILE = "src/nemo_run_practice/__init__.py"
@@ -54,21 +67,26 @@ class Behaviour(Model):
 
 
 class PracticeCommit(Model):
-    """One commit of the history that both repositories begin with."""
+    """One commit of the history that the repositories begin with."""
 
-    repository: Literal["bridge", "run"]
+    repository: Literal["bridge", "run", "megatron_lm"]
     name: str = Field(description="Its tag, or `main` for the commit that the branch begins at.")
     sha: str
 
 
 class PracticeRepositories(Model):
-    """The two repositories; `bridge_url` and `run_url` are absolute paths, which git takes as URLs."""
+    """The repositories; their URLs are absolute paths, which git takes as such."""
 
     bridge_url: str
     run_url: str
+    megatron_lm_url: str
     commits: tuple[PracticeCommit, ...]
 
-    def sha(self, name: str, repository: Literal["bridge", "run"] = "bridge") -> str:
+    def folder(self, workload: Workload) -> Path:
+        """The bare repository of a workload."""
+        return Path({"bridge": self.bridge_url, "megatron_lm": self.megatron_lm_url}[workload])
+
+    def sha(self, name: str, repository: Literal["bridge", "run", "megatron_lm"] = "bridge") -> str:
         """The commit that a tag, or `main` at the beginning, stands for.
 
         Raises:
@@ -82,7 +100,7 @@ class PracticeRepositories(Model):
 
 
 def make_practice_repositories(folder: Path) -> PracticeRepositories:
-    """Make `Megatron-Bridge.git` and `Run.git` below `folder`, unless they are there.
+    """Make `Megatron-Bridge.git`, `Run.git` and `Megatron-LM.git` below `folder`, unless they are there.
 
     What is there keeps its later commits and its branch; repositories of another version of the template are made
     again. Each appears whole or not at all.
@@ -94,16 +112,37 @@ def make_practice_repositories(folder: Path) -> PracticeRepositories:
     """
     bridge = _make(folder.absolute() / "Megatron-Bridge.git", _bridge_history())
     run = _make(folder.absolute() / "Run.git", _run_history())
-    commits = (*_commits(bridge, "bridge"), *_commits(run, "run"))
-    return PracticeRepositories(bridge_url=str(bridge), run_url=str(run), commits=commits)
+    megatron_lm = _make(folder.absolute() / "Megatron-LM.git", _megatron_lm_history())
+    commits = (*_commits(bridge, "bridge"), *_commits(run, "run"), *_commits(megatron_lm, "megatron_lm"))
+    return PracticeRepositories(
+        bridge_url=str(bridge), run_url=str(run), megatron_lm_url=str(megatron_lm), commits=commits
+    )
 
 
-def commit_behaviour(repositories: PracticeRepositories, message: str, **behaviour: Any) -> str:
-    """Add a commit to `main` of the bridge whose behaviour differs from the one before it in these fields.
+def install_torchrun(folder: Path, python: Path) -> Path:
+    """Write `bin/torchrun` below `folder`, which stands in for the real one where a job has no container.
+
+    Args:
+        folder: Where the practice repositories are.
+        python: The interpreter of the ranks; it needs numpy, PyYAML and TensorBoard, as the launcher's has them.
+
+    """
+    path = folder.absolute() / "bin" / "torchrun"
+    words = [str(python), str(Path(__file__).with_name("torchrun.py"))]
+    write_atomically(path, f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'.encode())
+    path.chmod(0o755)
+    return path
+
+
+def commit_behaviour(
+    repositories: PracticeRepositories, message: str, *, workload: Workload = "bridge", **behaviour: Any
+) -> str:
+    """Add a commit to `main` of a workload whose behaviour differs from the one before it in these fields.
 
     Args:
         repositories: The practice repositories.
         message: The commit's message.
+        workload: Which repository.
         behaviour: Fields of `Behaviour`; those that are not named stay as they are on `main`.
 
     Returns:
@@ -113,17 +152,17 @@ def commit_behaviour(repositories: PracticeRepositories, message: str, **behavio
         InvalidInput: There is no such behaviour, or a value is out of its range.
 
     """
-    bridge = Path(repositories.bridge_url)
-    present = yaml.safe_load(git(bridge, "show", f"main:{BEHAVIOUR_FILE}"))
+    repository, file = repositories.folder(workload), _BEHAVIOUR_FILES[workload]
+    present = yaml.safe_load(git(repository, "show", f"main:{file}"))
     try:
         wanted = Behaviour.model_validate(present | behaviour)
     except ValidationError as error:
         problems = [f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()]
         raise InvalidInput("no such behaviour", thing=message, violations=problems) from error
-    parent_time = datetime.fromtimestamp(int(git(bridge, "show", "--no-patch", "--format=%ct", "main")), UTC)
-    change = Change(message=message, made_at=parent_time + _DAY, files={BEHAVIOUR_FILE: _behaviour_text(wanted)})
-    add_commits(bridge, [change])
-    return git(bridge, "rev-parse", "main")
+    parent_time = datetime.fromtimestamp(int(git(repository, "show", "--no-patch", "--format=%ct", "main")), UTC)
+    change = Change(message=message, made_at=parent_time + _DAY, files={file: _behaviour_text(wanted)})
+    add_commits(repository, [change])
+    return git(repository, "rev-parse", "main")
 
 
 def commit_many(
@@ -166,15 +205,15 @@ def read_behaviour(repositories: PracticeRepositories, commit: str = "main") -> 
     )
 
 
-def move_main(repositories: PracticeRepositories, commit: str) -> None:
-    """Let the bridge's branch `main` name another commit, as if that were what was pushed last.
+def move_main(repositories: PracticeRepositories, commit: str, workload: Workload = "bridge") -> None:
+    """Let a workload's branch `main` name another commit, as if that were what was pushed last.
 
     Raises:
         PermanentError: The repository has no such commit.
 
     """
-    bridge = Path(repositories.bridge_url)
-    git(bridge, "update-ref", "refs/heads/main", git(bridge, "rev-parse", "--verify", f"{commit}^{{commit}}"))
+    repository = repositories.folder(workload)
+    git(repository, "update-ref", "refs/heads/main", git(repository, "rev-parse", "--verify", f"{commit}^{{commit}}"))
 
 
 # --- how they begin --------------------------------------------------------------------------------------------------
@@ -223,6 +262,23 @@ def _run_history() -> list[Change]:
     ]
 
 
+def _megatron_lm_history() -> list[Change]:
+    file = _BEHAVIOUR_FILES["megatron_lm"]
+    training = TEMPLATE / "bridge/src/megatron/bridge/training"
+    shared = {f"examples/mimo/training/{name}": (training / name).read_bytes() for name in _SHARED}
+    files = _template("megatron_lm") | shared | {file: (TEMPLATE / "bridge" / BEHAVIOUR_FILE).read_bytes()}
+    older = {file: files[file].replace(b'checkpoint_layout: "0.19"', b'checkpoint_layout: "0.18"')}
+    return [
+        Change(message="Train on two grids", made_at=_BEGINNING, files=files | older, tag="core_v0.18.0"),
+        Change(
+            message="Keep the common state in the shards",
+            made_at=_BEGINNING + 28 * _DAY,
+            files={file: files[file]},
+            tag="core_v0.19.0",
+        ),
+    ]
+
+
 def _template(name: str) -> dict[str, bytes]:
     """Path to content of a template's files, without what running them may have left."""
     root = TEMPLATE / name
@@ -265,7 +321,7 @@ def _edition(repository: Path) -> str | None:
     return git(repository, "config", "--default=", "--get", "practice.edition") or None
 
 
-def _commits(repository: Path, name: Literal["bridge", "run"]) -> list[PracticeCommit]:
+def _commits(repository: Path, name: Literal["bridge", "run", "megatron_lm"]) -> list[PracticeCommit]:
     lines = git(repository, "for-each-ref", "--format=%(refname:short) %(*objectname)", "refs/tags").splitlines()
     tags = [PracticeCommit(repository=name, name=tag, sha=sha) for tag, sha in map(str.split, lines)]
     return [*tags, PracticeCommit(repository=name, name="main", sha=git(repository, "config", "practice.main"))]

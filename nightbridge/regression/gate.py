@@ -36,6 +36,7 @@ from nightbridge.models import (
     RunRecord,
     RunSpec,
     Summary,
+    TestDefinition,
     Verdict,
     VerdictStatus,
     make_run_key,
@@ -91,6 +92,9 @@ OUTCOME_WORDS: dict[Outcome | None, str] = {
     Outcome.NEVER_STARTED: "the job never started",
     None: "nobody could say what became of the job",
 }
+
+BY_LAUNCHER_ALONE: frozenset[MetricName] = frozenset({"tflops_per_gpu", "peak_memory"})
+"""What every run of Megatron-Bridge's launcher measures, and other programs may not; once they did, they have to."""
 
 ComparisonStatus = Literal["passed", "improved", "regressed", "missing", "no_baseline"]
 
@@ -183,7 +187,7 @@ def compare_with(record: RunRecord, baseline: Sequence[HistoryRow]) -> Verdict:
     for metric in GATED:
         values = [value for row in baseline if (value := measured(metric, row.summary)) is not None]
         value = measured(metric, record.summary)
-        if _is_asked(metric, gate, value, values):
+        if _is_asked(metric, record.spec.test, value, values):
             findings.append(_by_band(metric, value, fixed_band(metric, gate, values), len(values)))
     return _verdict(record, baseline, tuple(findings), None)
 
@@ -241,9 +245,10 @@ def _nights(record: RunRecord, history: Sequence[HistoryRow]) -> tuple[Night, ..
 # --- one metric ------------------------------------------------------------------------------------------------------
 
 
-def _is_asked(metric: Metric, gate: GatePolicy, value: float | None, earlier: Sequence[float]) -> bool:
+def _is_asked(metric: Metric, test: TestDefinition, value: float | None, earlier: Sequence[float]) -> bool:
     """Whether a run must have a metric, or has it."""
-    return metric.always or metric.name in gate.required or value is not None or bool(earlier)
+    always = metric.always and (test.has_launcher or metric.name not in BY_LAUNCHER_ALONE)
+    return always or metric.name in test.gate.required or value is not None or bool(earlier)
 
 
 def _examine(metric: Metric, tonight: _Tonight) -> Finding | None:
@@ -255,7 +260,7 @@ def _examine(metric: Metric, tonight: _Tonight) -> Finding | None:
     ]
     values = [None if night is None else night_value(night, metric) for night in past]
     own = measured(metric, tonight.record.summary)
-    if not _is_asked(metric, tonight.gate, own, [value for value in values if value is not None]):
+    if not _is_asked(metric, tonight.record.spec.test, own, [value for value in values if value is not None]):
         return None
     if own is None:
         return _by_band(metric, None, Band(_last(values), metric.threshold(tonight.gate), 0, 0.0), 0)

@@ -7,8 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from nightbridge.launch.plan import placeholder_plan
-from nightbridge.models import ClusterLimits, ClusterSettings, GitRepo, HarvestPolicy, RunSpec, Site, TestDefinition
+from nightbridge.errors import InvalidInput
+from nightbridge.launch.plan import make_plan, placeholder_plan
+from nightbridge.models import (
+    Checkout,
+    ClusterLimits,
+    ClusterSettings,
+    GitRepo,
+    HarvestPolicy,
+    Image,
+    LaunchPlan,
+    PinnedRepository,
+    RunSpec,
+    Site,
+    TestDefinition,
+)
+from nightbridge.practice.repositories import TEMPLATE
 
 SITE = Site(cluster=ClusterSettings(kind="slurm", name="c", account="acct", partition="batch"))
 
@@ -164,3 +178,53 @@ def test_whatever_a_value_holds_arrives_as_it_was_written(tmp_path: Path) -> Non
     assert said[1:7] == [
         "--nnodes=9", "--nproc-per-node=8", "--node-rank=3", "--master-addr=first", "--master-port=29500", odd,
     ]  # fmt: skip
+
+
+# --- the program with a parser of its own ----------------------------------------------------------------------------
+
+
+def plan_standalone(args=None, **fields) -> LaunchPlan:
+    """Plan against the practice program, which has Megatron-LM's standalone parser's flags and no others."""
+    code = PinnedRepository(url="x", ref="main", commit="0" * 40, path=TEMPLATE / "megatron_lm")
+    run = spec({"program": "examples/mimo/train_hetero.py", **(args or {})}, **fields)
+    image = Image(kind="none")
+    return make_plan(run, Checkout(megatron_bridge=code), image, ClusterLimits(), SITE, 1, Path("/runs/a1"))
+
+
+def test_a_program_with_its_own_parser_is_told_what_it_knows() -> None:
+    plan = plan_standalone({"num_moe_experts": 128, "overlap_param_gather": True, "dynamic_resolution": False})
+
+    words = program_words(plan.batch_script or "")
+    assert option(words, "--num-moe-experts") == "128"
+    assert option(words, "--encoder-pp") == "1"  # its default is another one
+    assert "--overlap-param-gather" in words
+    assert "--no-dynamic-resolution" in words
+    assert "--log-memory" in words
+    assert not {"--num-experts", "--log-timers-to-tensorboard", "--log-throughput"} & set(words)
+
+
+def test_flags_and_choices_that_it_would_refuse_are_told_at_once() -> None:
+    with pytest.raises(InvalidInput) as refused:
+        plan_standalone(
+            {"model_provider": "nemotron"}, extra_cmd_args={"bf16": "", "use-distributed-optimizer": "", "seed": "7"}
+        )
+
+    said = str(refused.value)
+    assert "--bf16" in said
+    assert "--use-distributed-optimizer" in said
+    assert "'nemotron' is none of hetero-vlm, nemotron-moe-vlm" in said
+    assert "--seed" not in said
+
+
+def test_without_a_container_torchruns_path_is_taken_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    words = program_words(placeholder_plan(spec({"torchrun": "bin/torchrun --no-python"}), SITE).batch_script or "")
+
+    assert words[1:3] == [f"{tmp_path}/bin/torchrun", "--no-python"]
+
+
+def test_in_a_container_torchruns_path_is_the_containers() -> None:
+    run = spec({"torchrun": "bin/torchrun", "container_image": "nvcr.io#nvidia/nemo:26.06"})
+
+    assert program_words(placeholder_plan(run, SITE).batch_script or "")[1] == "bin/torchrun"

@@ -3,7 +3,7 @@
 import pytest
 
 from nightbridge.errors import InvalidInput
-from nightbridge.launch.parser_source import PARSER, known_flags
+from nightbridge.launch.parser_source import PARSER, flags_in, known_flags
 
 SOURCE = """
 import argparse, module_that_does_not_exist
@@ -91,3 +91,10 @@ def test_a_checkout_without_a_launcher_is_refused(tmp_path):
 def test_a_parser_that_is_no_python_is_refused(checkout):
     with pytest.raises(InvalidInput, match="cannot be read"):
         known_flags(checkout("def ("))
+
+
+def test_an_option_with_two_forms_has_both(tmp_path):
+    file = tmp_path / "args.py"
+    file.write_text('parser.add_argument("-o", "--overlap", action=argparse.BooleanOptionalAction)\n')
+
+    assert set(flags_in(file)) == {"-o", "--overlap", "--no-overlap"}

@@ -46,7 +46,7 @@ def test_commits_do_not_depend_on_the_persons_git(
 def test_the_repositories_are_sound_and_hold_what_the_template_holds(
     repositories: PracticeRepositories, checkout: Path
 ) -> None:
-    for url in (repositories.bridge_url, repositories.run_url):
+    for url in (repositories.bridge_url, repositories.run_url, repositories.megatron_lm_url):
         subprocess.run(["git", f"--git-dir={url}", "fsck", "--strict", "--no-dangling"], check=True)
     template = TEMPLATE / "bridge"
     expected = {path for path in template.rglob("*") if path.is_file() and "__pycache__" not in path.parts}

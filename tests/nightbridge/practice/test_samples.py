@@ -1,13 +1,14 @@
 """The sample tests in `conf/practice` run as they are, once the practice repositories are made."""
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
 from nightbridge.config.scenarios import load
 from nightbridge.models import TestDefinition
-from nightbridge.practice.repositories import TEMPLATE, make_practice_repositories
+from nightbridge.practice.repositories import TEMPLATE, install_torchrun, make_practice_repositories
 
 CONF = Path(__file__).parents[3] / "conf" / "practice"
 
@@ -32,6 +33,19 @@ def test_their_addresses_are_where_the_repositories_are_made(
     for test in tests:
         assert Path(test.megatron_bridge.url).absolute() == Path(made.bridge_url)
         assert Path(test.nemo_run_repo.url).absolute() == Path(made.run_url)
+
+
+def test_the_test_of_two_grids_names_its_repository_and_its_torchrun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (test,) = load(CONF / "vlm_small.toml").tests
+    monkeypatch.chdir(tmp_path)
+    made = make_practice_repositories(Path(".nightbridge/practice"))
+
+    assert Path(test.megatron_bridge.url).absolute() == Path(made.megatron_lm_url)
+    assert install_torchrun(Path(".nightbridge/practice"), Path(sys.executable)) == (
+        Path(test.cmd_args["torchrun"]).absolute()
+    )
 
 
 def test_their_recipes_exist(tests: tuple[TestDefinition, ...]) -> None:

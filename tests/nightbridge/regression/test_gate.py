@@ -153,6 +153,35 @@ def test_a_negative_loss_keeps_its_direction(make_record: Records, make_row: Row
     assert verdict.comparisons[3].change == pytest.approx(0.5)
 
 
+# --- a program without Megatron-Bridge's launcher --------------------------------------------------------------------
+
+HETERO = {"test_template_name": "HeteroMIMO"}
+
+
+def test_a_program_that_measures_neither_throughput_nor_memory_is_judged_by_the_rest(
+    make_record: Records, make_row: Rows, summary_of: Summaries
+) -> None:
+    bare = summary_of(tflops=None, memory=None)
+    history = tuple(make_row(bare, night=f"2026-11-{day:02}", **HETERO) for day in range(1, 10))
+
+    good = compare(make_record(bare, **HETERO), history)
+    slow = compare(make_record(summary_of([1.2] * 50, tflops=None, memory=None), **HETERO), history)
+
+    assert good.status is VerdictStatus.PASSED
+    assert slow.status is VerdictStatus.REGRESSED
+
+
+def test_what_it_has_once_measured_it_has_to_measure(
+    make_record: Records, make_row: Rows, summary_of: Summaries
+) -> None:
+    history = tuple(make_row(summary_of(tflops=None), night=f"2026-11-{day:02}", **HETERO) for day in range(1, 10))
+
+    verdict = compare(make_record(summary_of(tflops=None, memory=None), **HETERO), history)
+
+    assert verdict.status is VerdictStatus.FAILED
+    assert "peak memory was not measured" in " ".join(verdict.reasons)
+
+
 # --- what makes the baseline -----------------------------------------------------------------------------------------
 
 
