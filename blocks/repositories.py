@@ -1,7 +1,9 @@
 """Source Repositories: how git and the launcher's environments are handled."""
 
 from prefect.blocks.core import Block
-from pydantic import Field
+from pydantic import Field, SecretStr
+
+from nightbridge.models import SecretRef
 
 
 class SourceRepositories(Block):
@@ -24,3 +26,20 @@ class SourceRepositories(Block):
     wheels: str | None = Field(
         None, description="Folder of wheels to install environments from without network; pip's sources when empty."
     )
+    credentials: SecretStr | None = Field(
+        None, description="Lines machine HOST login USER password TOKEN; git's own credential helpers when empty."
+    )
+
+    def credentials_reference(self) -> SecretRef | None:
+        """Where the credentials are found: in this block; None without any.
+
+        Raises:
+            ValueError: The block holds credentials and was never saved, so nothing could refer to it.
+        """
+        if self.credentials is None:
+            return None
+        if not self._block_document_name:
+            raise ValueError(
+                "save the Source Repositories block before using its credentials: they are looked up there"
+            )
+        return SecretRef(source="block", name=f"{self._block_type_slug}/{self._block_document_name}#credentials")

@@ -54,6 +54,7 @@ class Site(Block):
             wheels=Path(repositories.wheels) if repositories.wheels else None,
             environments=Path(repositories.environments) if repositories.environments else None,
             git_timeout=repositories.git_timeout,
+            git_credentials=repositories.credentials_reference(),
         )
 
 

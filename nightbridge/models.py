@@ -212,6 +212,9 @@ class Site(Model):
         description="Folder of wheels that launcher environments are installed from; pip's own sources when unset.",
     )
     git_timeout: float = Field(600.0, gt=0, description="Longest time one git command may take, seconds.")
+    git_credentials: SecretRef | None = Field(
+        None, description="A secret of lines `machine HOST login USER password TOKEN`; git's own helpers when unset."
+    )
     contract: dict[str, dict[MetricName, Limits]] = Field(
         {}, description="What this cluster owes each test: limits by metric, by a pattern of test ids."
     )

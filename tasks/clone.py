@@ -4,13 +4,18 @@ from prefect.logging import get_run_logger
 
 from nightbridge.models import Checkout, RunSpec, Site
 from nightbridge.repos.clone import make_checkout
+from nightbridge.repos.logins import git_logins
+from nightbridge.secrets import resolve_secret
+from tasks.secrets import block_value
 from tasks.stage import stage
 
 
 @stage("clone")
 def clone(run: RunSpec, site: Site) -> Checkout:
     """Pin Megatron-Bridge and NeMo-Run for this night and make their checkouts."""
-    checkout = make_checkout(run, site)
+    named = site.git_credentials
+    with git_logins(resolve_secret(named, block_value) if named else ""):
+        checkout = make_checkout(run, site)
     log = get_run_logger()
     for repository in checkout.repositories:
         log.info("%s at %s (%s) %s", repository.url, repository.commit[:12], repository.ref, repository.subject)

@@ -172,6 +172,8 @@ def _plain_variables(variables: Mapping[str, str], findings: Findings) -> dict[s
 
 def _site_changes(document: Document, findings: Findings) -> dict[str, Any]:
     table = dict(document.table)
+    if "git_credentials" in table:
+        table["git_credentials"] = _secret(("git_credentials",), table["git_credentials"], findings)
     for name, secrets in _SECRETS.items():
         inner = table.get(name)
         if isinstance(inner, dict):
@@ -181,7 +183,7 @@ def _site_changes(document: Document, findings: Findings) -> dict[str, Any]:
     return table
 
 
-def _secret(path: tuple[str, str], value: Any, findings: Findings) -> Any:
+def _secret(path: tuple[str, ...], value: Any, findings: Findings) -> Any:
     """A secret written as text is a reference; a literal one becomes the reference to its own place."""
     if not isinstance(value, str):
         return value

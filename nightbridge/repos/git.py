@@ -8,6 +8,7 @@ from pathlib import Path
 from nightbridge.errors import InvalidInput, NightbridgeError, PermanentError, TransientError
 from nightbridge.models import Model
 from nightbridge.processes import Finished, run
+from nightbridge.repos.logins import login_settings
 from nightbridge.repos.urls import masked
 
 # A person's own settings must not change what a commit looks like on disk, run their hooks, or start daemons.
@@ -68,7 +69,8 @@ _MEANINGS = (
         r"|HTTP Basic: Access",
         kind=PermanentError,
         what="the repository refused our credentials",
-        advice="Check that git on this machine can read it: `git ls-remote URL` must work without a question",
+        advice="Check that git on this machine can read it: `git ls-remote URL` must work without a question; or name "
+        "a secret with logins as git_credentials",
     ),
     _Meaning(
         pattern=r"Host key verification failed",
@@ -159,7 +161,7 @@ def git(*arguments: str | Path, timeout: float, folder: Path | None = None, thin
 def attempt(*arguments: str | Path, timeout: float, folder: Path | None = None) -> Finished:
     """Run git and return how it ended, for questions whose answer may be no."""
     argv: list[str | Path] = ["git"]
-    for setting in _SETTINGS:
+    for setting in (*_SETTINGS, *login_settings()):
         argv += ["-c", setting]
     variables = environment()
     if folder is not None:

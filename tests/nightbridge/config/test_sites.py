@@ -108,6 +108,13 @@ def test_a_name_that_only_a_block_can_have_is_left_to_prefect(named):
     assert plain_site(**named) is None
 
 
+def test_the_login_of_git_is_named(write):
+    site, warnings = load_site(write('git_credentials = "env:GIT_LOGINS"\n'))
+
+    assert site.git_credentials == SecretRef(source="env", name="GIT_LOGINS")
+    assert warnings == ()
+
+
 def test_the_import_of_images_is_a_table_whose_credentials_are_named(write):
     path = write(
         '[image_import]\ntemp = "/local"\ncredentials = "env:NGC"\non = "node"\nsrun_args = ["--time=2:00:00"]\n'

@@ -1,0 +1,73 @@
+"""Logins for git over HTTPS that a site keeps as a secret: told to git when it asks, and written down nowhere.
+
+git asks a credential helper (gitcredentials(7)) only when a server wants a login. Ours is this module, run as a program
+of its own that finds the secret in a file in memory. Neither git's arguments nor its environment, its configuration or
+its addresses ever hold a password.
+"""
+
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from nightbridge.netrc_lines import file_in_memory, read_netrc, whole_lines
+
+_SETTINGS: ContextVar[tuple[str, ...]] = ContextVar("settings", default=())
+# A server elsewhere gets no password that everybody on the way can read.
+_HERE = frozenset({"127.0.0.1", "localhost", "::1"})
+
+
+@contextmanager
+def git_logins(lines: str) -> Iterator[None]:
+    """Let git log in with a secret for the length of the block; git's own helpers do when there are no lines.
+
+    Args:
+        lines: `machine HOST login USER password TOKEN`, one a line (netrc(5)).
+
+    Raises:
+        PermanentError: The lines cannot be read.
+
+    """
+    if not lines.strip():
+        yield
+        return
+    with file_in_memory(whole_lines(lines)) as path:
+        read_netrc(path, "the git credentials")
+        # The empty one takes all helpers of the person away: git tells each of them a login that worked, to keep it.
+        token = _SETTINGS.set(("credential.helper=", f"credential.helper={_command(path)}"))
+        try:
+            yield
+        finally:
+            _SETTINGS.reset(token)
+
+
+def login_settings() -> tuple[str, ...]:
+    """The settings, as `NAME=VALUE`, that make git ask for the logins of the block that we are in."""
+    return _SETTINGS.get()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Be git's credential helper: `FILE get`, with the question on stdin. Nothing is ever stored."""
+    path, action = arguments
+    if action != "get":
+        return 0
+    asked = dict(line.split("=", 1) for line in sys.stdin.read().splitlines() if "=" in line)
+    address = urlsplit(f"{asked.get('protocol')}://{asked.get('host')}")
+    logins = read_netrc(Path(path), "the git credentials")
+    login = logins.get(address.netloc) or logins.get(address.hostname or "")
+    if login and (address.scheme == "https" or address.hostname in _HERE):
+        print(f"username={login[0]}\npassword={login[1]}")
+    return 0
+
+
+def _command(path: Path) -> str:
+    """The helper as git's shell runs it."""
+    root = str(Path(__file__).resolve().parents[2])
+    start = (
+        f"import sys; sys.path.append({root!r}); "
+        "from nightbridge.repos.logins import main; sys.exit(main(sys.argv[1:]))"
+    )
+    return "!" + shlex.join([sys.executable, "-I", "-c", start, str(path)])
