@@ -186,16 +186,19 @@ def adjusted(series: Nights, values: Array, first: int, last: int) -> Sequence[f
 def ours(policy: ChangePointPolicy, reruns: bool, series: Nights, start: int) -> Iterable[tuple[int, int]]:
     """The detection of this project, night by night."""
     values = series.values[:, 0].copy()
+    last_rerun = -1
     for night in range(10 if reruns else start, len(values)):
         first = max(0, night - LOOK_BACK + 1)
         part = adjusted(series, values, first, night)
         if reruns:
-            single = adjusted(series, series.values[:, 0], first, night)
+            # Without re-runs among these nights their single runs are what they are known by.
+            single = adjusted(series, series.values[:, 0], first, night) if last_rerun >= first else part
             more = reruns_needed(part[-1] or math.nan, part[:-1], single[:-1])
             if more:
                 values[night] = np.median(series.values[night, : 1 + more], axis=0)
                 part = adjusted(series, values, first, night)
                 series.reruns.append(more)
+                last_rerun = night
         if night >= start:
             for point in find_change_points(part, policy):
                 yield night, first + point.index

@@ -163,14 +163,14 @@ def remove_canary(values: Sequence[float | None], canary: Sequence[float | None]
     if (raw[known] <= 0).any() or (control[measured] <= 0).any():
         raise InvalidInput("a canary needs positive values", thing="canary", advice="Leave it out for this metric")
     if measured.sum() < 2 or known.sum() < 2:
-        return [float(value) for value in raw]
+        return _as_list(raw)
     at = np.arange(raw.size)
     drift = np.log(np.interp(at, at[measured], control[measured]))
     drift -= np.median(drift)
     metric = np.log(raw, where=known, out=np.full(raw.size, np.nan))
     both = known & measured
     share = _share_followed(metric[both], drift[both])
-    return [float(value) for value in np.exp(metric - share * drift)]
+    return _as_list(np.exp(metric - share * drift))
 
 
 def remove_node_effects(
@@ -198,19 +198,21 @@ def remove_node_effects(
     if raw.size != len(nodes):
         raise InvalidInput(f"nodes of {len(nodes)} nights for {raw.size} nights", thing="nodes")
     known = np.isfinite(raw)
-    names = np.asarray(nodes, dtype=object)
-    sets, counts = np.unique(names[known].astype(str), return_counts=True)
+    sets, place = np.unique(np.asarray(nodes, dtype=str), return_inverse=True)
+    counts = np.bincount(place[known], minlength=sets.size)
     adjusted = raw.copy()
-    if sets.size < 2:
-        return [float(value) for value in adjusted]
-    reference = sets[int(np.argmax(counts))]
-    anchors = np.flatnonzero(known & (names == reference))
-    for name in sets[(sets != reference) & (counts >= least_nights)]:
-        own = np.flatnonzero(known & (names == name))
-        ratios = [ratio for night in own if (ratio := _ratio(raw, int(night), anchors, policy)) is not None]
-        if len(ratios) >= least_nights:
-            adjusted[own] = raw[own] / float(np.median(ratios))
-    return [float(value) for value in adjusted]
+    if np.count_nonzero(counts) < 2:
+        return _as_list(adjusted)
+    reference = int(np.argmax(counts))
+    anchors = np.flatnonzero(known & (place == reference))
+    for other in np.flatnonzero(counts >= least_nights):
+        if other == reference:
+            continue
+        own = np.flatnonzero(known & (place == other))
+        ratios = _ratios(raw, own, anchors, policy)
+        if ratios.size >= least_nights:
+            adjusted[own] = raw[own] / _median(ratios)
+    return _as_list(adjusted)
 
 
 def night_noise(values: Sequence[float | None]) -> float:
@@ -288,9 +290,15 @@ def t_test_p_value(statistic: float, degrees: float) -> float:
 
 
 def _as_array(values: Sequence[float | None]) -> Array:
-    array = np.array([math.nan if value is None else value for value in values], dtype=np.float64)
+    # None becomes NaN.
+    array = np.array(values, dtype=np.float64)
     array[~np.isfinite(array)] = np.nan
     return array
+
+
+def _as_list(values: Array) -> list[float]:
+    listed: list[float] = values.tolist()
+    return listed
 
 
 def _finite(values: Sequence[float | None]) -> Array:
@@ -322,15 +330,15 @@ def _row_medians(rows: Array) -> Array:
     return medians
 
 
-def _ratio(raw: Array, night: int, anchors: NDArray[np.intp], policy: ChangePointPolicy) -> float | None:
-    """A night's value over the median of the reference nights on both sides; None where one side has none."""
-    place = int(np.searchsorted(anchors, night))
+def _ratios(raw: Array, nights: NDArray[np.intp], anchors: NDArray[np.intp], policy: ChangePointPolicy) -> Array:
+    """Nights' values over the median of the reference nights around each; without those that have none on one side."""
     near = policy.neighbourhood // 2
-    before, after = anchors[max(0, place - near) : place], anchors[place : place + near]
-    if not before.size or not after.size:
-        return None
-    level = _median(np.concatenate([raw[before], raw[after]]))
-    return float(raw[night]) / level if level else None
+    place = np.searchsorted(anchors, nights)
+    inside = (place > 0) & (place < anchors.size)
+    padded = np.concatenate([np.full(near, np.nan), raw[anchors], np.full(near, np.nan)])
+    levels = _row_medians(np.lib.stride_tricks.sliding_window_view(padded, 2 * near)[place[inside]])
+    ratios: Array = raw[nights[inside]][levels != 0] / levels[levels != 0]
+    return ratios
 
 
 def _share_followed(metric: Array, drift: Array) -> float:
