@@ -1,8 +1,12 @@
 """Files that appear whole or not at all, on local and shared file systems."""
 
+import contextlib
 import errno
+import grp
 import os
+import pwd
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,17 +21,64 @@ _PASSING = frozenset({errno.EAGAIN, errno.EIO, errno.ESTALE, errno.ETIMEDOUT})
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write `data` beside `path`, flush it to disk, then rename it into place; readers never see a part of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write `data` beside `path`, flush it to disk, then rename it into place; readers never see a part of it.
+
+    Raises:
+        TransientError: The disk quota is used up, with whose it is; somebody may free space in time.
+        OSError: Anything else.
+
+    """
+    with _naming_the_quota(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write_beside(path, data)
+
+
+@contextlib.contextmanager
+def _naming_the_quota(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.EDQUOT:
+            raise _quota_error(path) from error
+        raise
+
+
+def _write_beside(path: Path, data: bytes) -> None:
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         with temporary.open("wb") as stream:
             stream.write(data)
             stream.flush()
-            os.fsync(stream.fileno())
+            os.fsync(stream.fileno())  # where NFS and Lustre tell of a quota
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _quota_error(path: Path) -> TransientError:
+    """Whose quota it may be: of the user who writes, or of whom the folder belongs to."""
+    folder = next((parent for parent in path.parents if parent.is_dir()), path.parent)
+    status = folder.stat()
+    user, owner = _user_name(os.geteuid()), _user_name(status.st_uid)
+    return TransientError(
+        f"the disk quota of {user} is used up ({folder} belongs to {owner}, group {_group_name(status.st_gid)})",
+        thing=str(path),
+        advice="Free space there or have the quota raised (`quota -s`); what was done so far is kept",
+    )
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
+
+
+def _group_name(gid: int) -> str:
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return str(gid)
 
 
 def write_model(path: Path, model: "BaseModel") -> None:
@@ -38,11 +89,13 @@ def write_model(path: Path, model: "BaseModel") -> None:
 def create_exclusively(path: Path, data: bytes) -> bool:
     """Create `path` whole with `data` unless it exists; return whether this call created it.
 
-    A hard link is the one creation that is atomic on NFS as well and never shows a half-written file.
+    A hard link is the one creation that is atomic on NFS as well and never shows a half-written file. Errors as for
+    `write_atomically`.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    write_atomically(temporary, data)
+    with _naming_the_quota(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write_beside(temporary, data)
     try:
         os.link(temporary, path)
     except FileExistsError:

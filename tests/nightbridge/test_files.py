@@ -1,7 +1,9 @@
 """Files appear whole or not at all, and only one of many creates one."""
 
+import errno
 import multiprocessing
 import os
+import pwd
 import signal
 import subprocess
 import sys
@@ -11,10 +13,28 @@ from pathlib import Path
 
 import pytest
 
+from nightbridge.errors import TransientError
 from nightbridge.files import create_exclusively, write_atomically, write_model
 from nightbridge.models import GitRepo
 
 MIB = 1 << 20
+
+
+def test_a_quota_is_named_with_the_path_and_whose_it_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "runs" / "a1" / "intent.json"
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(os, "fsync", full)
+    user = pwd.getpwuid(os.geteuid()).pw_name
+
+    with pytest.raises(TransientError) as error:
+        create_exclusively(path, b"{}")
+
+    assert error.value.thing == str(path)
+    assert f"the disk quota of {user} is used up ({path.parent} belongs to {user}" in error.value.what
+    assert list(path.parent.iterdir()) == []
 
 
 def test_a_reader_never_sees_a_part_of_a_file_that_is_written_again_and_again(tmp_path: Path) -> None:
