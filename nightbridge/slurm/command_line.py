@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from nightbridge.errors import InvalidInput, PermanentError, StatusUnknown, TransientError
+from nightbridge.errors import InvalidInput, LaunchRefused, PermanentError, StatusUnknown, TransientError
 from nightbridge.models import ClusterLimits, ClusterSettings, JobStatus
 from nightbridge.slurm.cluster import Lookup
 from nightbridge.slurm.environment import without_slurm
@@ -23,7 +23,7 @@ from nightbridge.slurm.listings import (
     parse_squeue,
     parse_time_limit,
 )
-from nightbridge.slurm.refusals import last_line, refusal_of
+from nightbridge.slurm.refusals import known_refusal_of, last_line, refusal_of
 from nightbridge.slurm.sources import lookup_of, statuses_of
 from nightbridge.slurm.states import TERMINAL
 
@@ -156,6 +156,21 @@ class CommandLineCluster:
             has_pyxis=self.has_pyxis(),
         )
 
+    def trial(self, name: str, options: Sequence[str]) -> LaunchRefused | None:
+        """Why sbatch would refuse a job with these options for good; None when it would not, or did not say.
+
+        Args:
+            name: The job, for the message.
+            options: As for `submit`. No job is made.
+
+        """
+        argv = ("sbatch", "--test-only", "--no-requeue", "--output=/dev/null", *options, "--wrap=true")
+        try:
+            answer = self._run(argv, environment=self._environment(), timeout=QUERY_TIMEOUT)
+        except StatusUnknown:
+            return None
+        return None if answer.returncode == 0 else known_refusal_of(answer.stderr, name)
+
     def has_pyxis(self) -> bool:
         """Whether srun knows pyxis' options."""
         return "--container-image" in (self._ask(("srun", "--help")) or "")
@@ -180,11 +195,17 @@ class CommandLineCluster:
         return without_slurm(os.environ) | self.launch_environment()
 
     def _accounts(self, partition: str | None) -> tuple[str, ...] | None:
-        """The accounts that this user may charge there; None where any will do, or where Slurm does not say."""
+        """The accounts that this user may charge there; None where any will do, or where Slurm does not say.
+
+        Asked only where it matters: the settings name an account, or Slurm insists on one.
+        """
+        insists = _NEEDS_ASSOCIATION.search(self._ask(("scontrol", "show", "config")) or "") is not None
+        if not insists and self.settings.account is None:
+            return None
         shown = self._ask(("scontrol", "--oneliner", "show", "partition", partition or "")) or ""
         allowed = _ALLOWED_ACCOUNTS.search(shown)
         of_partition = set(allowed[1].split(",")) if allowed and allowed[1].upper() != "ALL" else None
-        if not _NEEDS_ASSOCIATION.search(self._ask(("scontrol", "show", "config")) or ""):
+        if not insists:
             return None if of_partition is None else tuple(sorted(of_partition))
         question = (*_ASSOCIATIONS, f"user={getpass.getuser()}", "format=account,partition")
         try:

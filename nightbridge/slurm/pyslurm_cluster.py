@@ -205,7 +205,7 @@ class PyslurmCluster:
         allowed = {account for account in partition["accounts"] if account.upper() != "ALL"} or None
         try:
             if "ASSOCIATIONS" not in self._process.call("enforced", QUERY_TIMEOUT):
-                return None if allowed is None else tuple(sorted(allowed))
+                return None if allowed is None or self.settings.account is None else tuple(sorted(allowed))
             rows = self._process.call("associations", QUERY_TIMEOUT, user=getpass.getuser())
         except (PyslurmFault, StatusUnknown):
             return None

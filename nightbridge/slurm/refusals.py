@@ -1,6 +1,7 @@
 """What sbatch's refusals mean: wait, look the job up, or change something."""
 
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from nightbridge.errors import LaunchRefused, PermanentError, StatusUnknown, TransientError
@@ -106,6 +107,7 @@ REFUSALS: tuple[Refusal, ...] = (
         "Check the cluster's extra_sbatch_args against sbatch(1) of this site",
     ),
     Refusal(
+        # The last one says nothing that the message does not.
         r"Batch job submission failed", LaunchRefused, "the site refused the job", "See the message; ask the site",
     ),
 )  # fmt: skip
@@ -117,11 +119,22 @@ def refusal_of(message: str, thing: str) -> TransientError | PermanentError:
         return StatusUnknown(
             "sbatch ended without a word; the job may exist", thing=thing, advice="It is looked up before the next try"
         )
-    for refusal in REFUSALS:
+    known = _first_of(REFUSALS, message, thing)
+    return known or LaunchRefused(f"sbatch refused the job: {last_line(message)}", thing=thing, advice="See sbatch(1)")
+
+
+def known_refusal_of(message: str, thing: str) -> LaunchRefused | None:
+    """What a person has to change, from what sbatch wrote; None for what may pass and for what no one has heard of."""
+    known = _first_of(REFUSALS[:-1], message, thing)
+    return known if isinstance(known, LaunchRefused) else None
+
+
+def _first_of(refusals: Sequence[Refusal], message: str, thing: str) -> TransientError | PermanentError | None:
+    for refusal in refusals:
         if found := re.search(refusal.pattern, message):
             line = last_line(message[: found.end()] + message[found.end() :].partition("\n")[0])
             return refusal.error(f"{refusal.what} ({line})", thing=thing, advice=refusal.advice)
-    return LaunchRefused(f"sbatch refused the job: {last_line(message)}", thing=thing, advice="See sbatch(1)")
+    return None
 
 
 def last_line(text: str) -> str:

@@ -261,9 +261,25 @@ def test_accounts_are_those_that_slurm_insists_on(
     *) echo "AccountingStorageEnforce = {enforced}";; esac"""
     sacctmgr = "printf 'llm|\\nhere|batch\\nthere|long\\n'"
 
+    cluster = fake(sinfo="echo 'batch*|1:00|1|1|(null)'", scontrol=scontrol, sacctmgr=sacctmgr)
+
+    limits = CommandLineCluster(cluster.settings.model_copy(update={"account": "llm"})).limits()
+
+    assert limits.accounts == accounts
+
+
+@pytest.mark.parametrize(("enforced", "accounts"), [("none", None), ("associations", ("llm",))])
+def test_without_an_account_in_the_settings_slurm_is_asked_for_accounts_only_if_it_insists(
+    enforced: str, accounts: tuple[str, ...] | None, fake: Callable[..., CommandLineCluster], tmp_path: Path
+) -> None:
+    scontrol = f"""case "$*" in *partition*) echo "$*" >> {tmp_path}/asked; echo "PartitionName=batch AllowAccounts=llm,perf";;
+    *) echo "AccountingStorageEnforce = {enforced}";; esac"""
+    sacctmgr = f"echo sacctmgr >> {tmp_path}/asked; echo 'llm|'"
+
     limits = fake(sinfo="echo 'batch*|1:00|1|1|(null)'", scontrol=scontrol, sacctmgr=sacctmgr).limits()
 
     assert limits.accounts == accounts
+    assert (tmp_path / "asked").exists() == (accounts is not None)
 
 
 def test_a_site_without_accounting_says_nothing_on_accounts(fake: Callable[..., CommandLineCluster]) -> None:
@@ -354,6 +370,35 @@ def test_a_site_without_a_default_partition_asks_for_one() -> None:
 
     assert isinstance(error, LaunchRefused)
     assert "partition" in error.advice
+
+
+@pytest.mark.parametrize(
+    ("message", "known"),
+    [
+        ("allocation failure: Invalid partition name specified", True),
+        ("sbatch: error: Invalid --time specification", True),
+        ("allocation failure: Requested nodes are busy", False),
+        ("allocation failure: Unable to contact slurm controller (connect failure)", False),
+        ("allocation failure: Something that no one has heard of", False),
+        ("", False),
+    ],
+)
+def test_a_trial_tells_only_what_a_person_has_to_change(
+    message: str, known: bool, fake: Callable[..., CommandLineCluster]
+) -> None:
+    refusal = fake(sbatch=f"echo '{message}' >&2; exit 1").trial("job", ("--nodes=2",))
+
+    assert (refusal is not None) == known
+
+
+def test_a_trial_submits_nothing_and_is_silent_about_what_slurm_would_take(
+    fake: Callable[..., CommandLineCluster],
+) -> None:
+    cluster = fake(
+        sbatch='case "$*" in --test-only*--nodes=2*--wrap=true) echo "Job 1 to start" >&2;; *) exit 1;; esac'
+    )
+
+    assert cluster.trial("job", ("--nodes=2",)) is None
 
 
 # --- texts -----------------------------------------------------------------------------------------------------------
