@@ -6,7 +6,9 @@ port is one that was free. Started in about ten seconds from Debian's packages, 
 
 import contextlib
 import ctypes
+import fcntl
 import os
+import random
 import secrets
 import shutil
 import signal
@@ -30,6 +32,8 @@ PROGRAMS = (
     "sacctmgr",
 )
 _PR_SET_PDEATHSIG = 1
+_PORTS = range(20_000, 32_000)
+"""Below those of outgoing connections (/proc/sys/net/ipv4/ip_local_port_range begins at 32768)."""
 _DAEMON_VARIABLE = "NIGHTBRIDGE_TEST_DAEMON"
 """Names the daemon in its environment, which slurmstepd inherits from slurmd."""
 _SEARCH_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin:/sbin"
@@ -44,12 +48,43 @@ def missing_reason() -> str | None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports of 127.0.0.1 that are free now, all different."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
+    """Return ports of 127.0.0.1 that are free and stay so for this process, all different.
+
+    They are none that the kernel gives to whoever connects somewhere, and another test run that takes ports the same
+    way finds them locked: a daemon may bind its port long after it was chosen, and again after it was killed.
+    """
+    folder = Path(tempfile.gettempdir()) / "nightbridge-test-ports"
+    folder.mkdir(exist_ok=True)
+    ports: list[int] = []
+    for port in random.sample(_PORTS, len(_PORTS)):
+        if len(ports) == count:
+            break
+        if _lock_for_good(folder / str(port)) and not _is_bound(port):
+            ports.append(port)
+    assert len(ports) == count, f"no {count} free ports in {_PORTS}"
+    return ports
+
+
+def _lock_for_good(path: Path) -> bool:
+    """Lock a file for the life of this process; whether nobody else has."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return False
+    return True
+
+
+def _is_bound(port: int) -> bool:
+    with socket.socket() as probe:
+        # What a daemon left in TIME_WAIT does not stop the next one either.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return True
+    return False
 
 
 class SlurmDaemons:
