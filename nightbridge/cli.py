@@ -53,7 +53,7 @@ app = typer.Typer(
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, and nothing else there.")]
 SystemOption = Annotated[str | None, typer.Option("--system", help="Site or CloudAI system file, or a Site block.")]
 ClusterOption = Annotated[
-    str | None, typer.Option("--cluster", help="local, slurm, a file with a [cluster], or a Slurm Cluster block.")
+    str | None, typer.Option("--cluster", help="local, slurm, pyslurm, auto, a file, or a Slurm Cluster block.")
 ]
 StoreOption = Annotated[str | None, typer.Option("--store", help="file:// or s3:// URL, or a Harvest Store block.")]
 WorkspaceOption = Annotated[str | None, typer.Option("--workspace", help="Folder that the compute nodes see, too.")]

@@ -116,12 +116,18 @@ def plain_site(
             other, more = load_site(Path(cluster))
             changes["cluster"], warnings = other.cluster, (*warnings, *more)
         elif cluster in PLAIN_CLUSTERS:
-            changes["cluster"] = PLAIN_CLUSTERS[cluster]
+            changes["cluster"] = _plain_cluster(cluster, site.cluster)
         else:
             return None
     if store:
         changes["store"] = (site.store or StoreSettings(url=store)).model_copy(update={"url": store})
     return site.model_copy(update=changes), warnings
+
+
+def _plain_cluster(name: str, own: ClusterSettings) -> ClusterSettings:
+    """The cluster of a plain name; of the site's own Slurm the name says only how it is asked."""
+    plain = PLAIN_CLUSTERS[name]
+    return plain if "local" in (plain.kind, own.kind) else own.model_copy(update={"kind": plain.kind})
 
 
 def _is_file_name(name: str) -> bool:

@@ -95,6 +95,13 @@ def test_the_cluster_of_another_file_can_be_named():
     assert (named[0].cluster.name, named[0].workspace, named[0].store) == ("hopper", Path("/w"), None)
 
 
+def test_the_site_s_own_slurm_can_be_asked_another_way():
+    named = plain_site(str(EXAMPLES / "site.toml"), cluster="auto")
+
+    assert named is not None
+    assert (named[0].cluster.kind, named[0].cluster.name, named[0].cluster.partition) == ("auto", "hopper", "batch")
+
+
 def test_a_store_url_keeps_endpoint_and_credentials_of_the_system_file():
     named = plain_site(str(EXAMPLES / "site.toml"), store="s3://other/place")
 
