@@ -39,14 +39,26 @@ MINUTES = float(os.environ.get("NIGHTBRIDGE_TEST_MINUTES", "inf"))
 
 _STARTED = time.monotonic()
 
+_DAEMONS = frozenset({"slurm_cluster", "ceph", "ministack", "prefect_server", "launcher_python", "environments_dir"})
+
+
+def _parts_needed(item: pytest.Item) -> int:
+    """How many other parts a test needs: 0 none, 1 real daemons, 2 all of them."""
+    if item.path.parent.name == "flows":
+        return 2
+    needs_daemons = any(item.get_closest_marker(name) for name in ("slurm", "s3", "launcher"))
+    return int(needs_daemons or not _DAEMONS.isdisjoint(getattr(item, "fixturenames", ())))
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Parts first, whole nights last: where the time does not suffice for all, each part has been tested on its own.
+    """Parts alone first, then parts on real daemons, whole nights last.
+
+    So where the time does not suffice for all, as much as possible has been tested.
 
     `make test` gives what fails a second try, since daemons that share two cores may be late. A kill series gets none:
     one bad moment out of many is just what it looks for.
     """
-    items.sort(key=lambda item: item.path.parent.name == "flows")
+    items.sort(key=_parts_needed)
     for item in items:
         if item.get_closest_marker("random_kill"):
             item.add_marker(pytest.mark.flaky(reruns=0))
