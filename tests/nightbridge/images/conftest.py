@@ -48,6 +48,8 @@ silent-*) exit ${fault#silent-} ;;
 stalled) echo "curl: (28) Operation timed out after 4000 milliseconds" >&2; exit 1 ;;
 corrupted) echo "pigz: skipping: <stdin>: corrupted -- incomplete deflate data" >&2; exit 1 ;;
 checksum) echo "Checksum mismatch: 0123" >&2; exit 1 ;;
+exists) echo "[ERROR] File already exists: $output" >&2; exit 1 ;;
+concurrent) echo "Failed to read existing filesystem - will not overwrite - ABORTING!" >&2; exit 1 ;;
 disk) echo "Write failed because No space left on device" >&2; echo "FATAL ERROR: Failed to write to output filesystem" >&2; exit 1 ;;
 cache-disk) echo "zstd: error 70 : Write error : cannot write block" >&2; echo "curl: (23) Failure writing output" >&2; exit 1 ;;
 no-tool) echo "[ERROR] Command not found: mksquashfs" >&2; exit 1 ;;

@@ -47,7 +47,7 @@ def test_a_registry_that_nobody_answers_is_transient_and_leaves_nothing(any_enro
 @pytest.mark.parametrize(
     "fault",
     ["429", "500", "503", "blob-429", "curl-7", "curl-18", "curl-22", "curl-28", "silent-7", "silent-22", "stalled",
-     "corrupted", "checksum", "killed"],
+     "corrupted", "checksum", "killed", "exists", "concurrent"],
 )  # fmt: skip
 def test_what_may_pass_is_transient_and_leaves_nothing(enroot: Any, tmp_path: Path, fault: str) -> None:
     enroot.fail_once(fault)
