@@ -12,6 +12,9 @@ from nightbridge.store.objects import ObjectStore
 
 Contract = Mapping[str, Mapping[MetricName, Limits]]
 
+# By store, cluster, canary and night, the canary's series.
+_series_tonight: dict[tuple[str, str, str, str], str] = {}
+
 
 def gather_evidence(
     store: ObjectStore, record: RunRecord, contract: Contract | None = None, since: str = ""
@@ -31,7 +34,9 @@ def gather_evidence(
     cluster, test = record.job.cluster, record.spec.test
     return Evidence(
         contract=limits_for(test.id, contract or {}),
-        canary=canary_rows(store, test.gate.canary, cluster, since) if test.gate.canary != test.id else (),
+        canary=canary_rows(store, test.gate.canary, cluster, since, record.spec.night)
+        if test.gate.canary != test.id
+        else (),
         decisions=read_decisions(store, cluster, record.series),
         golden=golden_answer(store, record),
     )
@@ -51,12 +56,22 @@ def since_of(history: Sequence[HistoryRow]) -> str:
     return min((row.night for row in history), default="")
 
 
-def canary_rows(store: ObjectStore, canary: str | None, cluster: str, since: str = "") -> tuple[HistoryRow, ...]:
-    """The canary's history on a cluster since a night; none where it has not run there."""
+def canary_rows(
+    store: ObjectStore, canary: str | None, cluster: str, since: str = "", night: str = ""
+) -> tuple[HistoryRow, ...]:
+    """The canary's history on a cluster since a night; none where it has not run there.
+
+    Finding its series lists the histories of all tests, so that is done once for all tests of the given night: the
+    series that the canary ran in tonight stays its series tonight.
+    """
     if canary is None:
         return ()
-    for series in find_series(store, canary, cluster):
-        rows = read_history(store, cluster, series.series, since)
+    asked = (store.url, cluster, canary, night)
+    known = _series_tonight.get(asked)
+    for series in [known] if known else [found.series for found in find_series(store, canary, cluster)]:
+        rows = read_history(store, cluster, series, since)
         if rows and rows[0].test_id == canary:
+            if any(row.night == night for row in rows):
+                _series_tonight[asked] = series
             return rows
     return ()

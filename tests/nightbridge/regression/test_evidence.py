@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from nightbridge.models import GatePolicy, Limits, RunRecord, Summary, Verdict, VerdictStatus
-from nightbridge.regression.evidence import limits_for
+from nightbridge.regression.evidence import canary_rows, limits_for
 from nightbridge.regression.gate import Evidence, compare
-from nightbridge.regression.history import HistoryRow, row_of
+from nightbridge.regression.history import HistoryRow, add, row_of
+from nightbridge.store.directory import DirectoryStore
 
 Records = Callable[..., RunRecord]
 
@@ -128,6 +129,42 @@ class TestCanary:
         verdicts, _rows = judged(values, canary=canary)
 
         assert statuses(verdicts[30:]) == {VerdictStatus.REGRESSED}
+
+
+class TestCanarysSeries:
+    @pytest.fixture
+    def ran(self, store: DirectoryStore, make_row: Callable[..., HistoryRow]) -> Callable[..., None]:
+        """Let the canary run in a night."""
+
+        def run(number: int, series: str = "canary-0123456789ab") -> None:
+            add(store, make_row(night=night(number), test_id="canary").model_copy(update={"series": series}))
+
+        return run
+
+    def test_all_tests_of_a_night_find_it_by_one_listing(
+        self, store: DirectoryStore, ran: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for number in range(3):
+            ran(number)
+        listed: list[str] = []
+        listing = store.list
+        monkeypatch.setattr(store, "list", lambda prefix: listed.append(prefix) or listing(prefix))
+
+        found = [canary_rows(store, "canary", "dgx", night=night(2)) for _test in range(5)]
+
+        assert [[row.night for row in rows] for rows in found] == [[night(0), night(1), night(2)]] * 5
+        assert listed.count("history/dgx") == 1
+
+    def test_until_it_has_run_tonight_it_is_looked_for_again(
+        self, store: DirectoryStore, ran: Callable[..., None]
+    ) -> None:
+        ran(0)
+        before = canary_rows(store, "canary", "dgx", night=night(1))
+        ran(1, series="canary-aaaaaaaaaaaa")
+
+        after = canary_rows(store, "canary", "dgx", night=night(1))
+
+        assert ([row.night for row in before], [row.night for row in after]) == ([night(0)], [night(1)])
 
 
 class TestNodes:
