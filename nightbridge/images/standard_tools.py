@@ -92,7 +92,8 @@ class StandardTools(Model):
         try:
             # skopeo moves what it has fetched from the layout to the layers, which must be on one file system.
             with work_folder(output, temp) as folder, work_folder(output, self._layers) as layout:
-                rootfs = self._unpacked(reference, layout_over(layout, self._layers), folder / "bundle")
+                rootfs = folder / "rootfs"
+                self._fetch_and_unpack(reference, layout_over(layout, self._layers), rootfs)
                 open_to_owner(rootfs)
                 write_start_files(rootfs, _read_config(layout, reference))
                 self._pack(reference, rootfs, output)
@@ -102,20 +103,18 @@ class StandardTools(Model):
             raise
         return self.tool
 
-    def _unpacked(self, reference: ImageReference, layout: Path, bundle: Path) -> Path:
-        """The root file system of an image, fetched and unpacked."""
+    def _fetch_and_unpack(self, reference: ImageReference, layout: Path, rootfs: Path) -> None:
         self._fetch(reference, layout)
         try:
-            self._unpack(reference, layout, bundle)
+            self._unpack(reference, layout, rootfs)
         except NightbridgeError:
             # umoci checks each layer against its digest; one of long ago may have been spoilt on the disk since.
             if not drop_damaged(layout):
                 raise
             log.warning("%s: layers in %s were damaged, and are fetched again", reference, self._layers)
-            remove_tree(bundle)
+            remove_tree(rootfs)
             self._fetch(reference, layout)
-            self._unpack(reference, layout, bundle)
-        return bundle / "rootfs"
+            self._unpack(reference, layout, rootfs)
 
     def _fetch(self, reference: ImageReference, layout: Path) -> None:
         """Fetch what is missing. A transfer that got stuck is killed and goes on with the layers that it had."""
@@ -143,9 +142,10 @@ class StandardTools(Model):
                 progress=Progress(lambda: _bytes_below(layout), self.patience),
             )
 
-    def _unpack(self, reference: ImageReference, layout: Path, bundle: Path) -> None:
+    def _unpack(self, reference: ImageReference, layout: Path, rootfs: Path) -> None:
         rootless = [] if os.geteuid() == 0 else ["--rootless"]
-        _step([self.umoci, "unpack", *rootless, "--image", f"{layout}:image", bundle], reference)
+        # Raw: a bundle's list of every file with its checksum would take longer than the unpacking itself.
+        _step([self.umoci, "raw", "unpack", *rootless, "--image", f"{layout}:image", rootfs], reference)
 
     def _pack(self, reference: ImageReference, rootfs: Path, output: Path) -> None:
         options = shlex.split(os.environ.get("ENROOT_SQUASH_OPTIONS", _DEFAULT_SQUASH_OPTIONS))
