@@ -185,12 +185,25 @@ def test_the_job_gets_the_launchers_environment_without_what_was_for_the_launche
     assert ours.isdisjoint(environment)
 
 
-def test_what_slurm_refuses_reaches_the_caller_and_leaves_nothing_to_wait_for(
+def test_what_slurm_would_refuse_is_refused_before_the_launcher_runs(
     plan: Callable[..., LaunchPlan], attempt: AttemptContext, cluster: CommandLineCluster
 ) -> None:
-    with pytest.raises(LaunchRefused, match="no such partition"):
+    with pytest.raises(LaunchRefused, match=r"no such partition.*the launcher was not started"):
         submit_attempt(plan(sbatch_args=("--partition=nope",)), attempt, cluster, {})
 
+    assert not (attempt.attempt_dir / "launcher.log").exists()
+    assert jobs_named(cluster, attempt.name) == []
+
+
+def test_what_slurm_refuses_of_the_launchers_own_reaches_the_caller_and_leaves_nothing_to_wait_for(
+    plan: Callable[..., LaunchPlan], attempt: AttemptContext, cluster: CommandLineCluster
+) -> None:
+    launcher = LAUNCHER.replace("#SBATCH --mem=100", "#SBATCH --partition=nope")
+
+    with pytest.raises(LaunchRefused, match="no such partition"):
+        submit_attempt(plan(launcher=launcher), attempt, cluster, {})
+
+    assert (attempt.attempt_dir / "launcher.log").exists()
     assert read_intents(attempt.attempt_dir) == []
     assert jobs_named(cluster, attempt.name) == []
 
