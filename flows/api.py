@@ -12,12 +12,13 @@ from flows.pipeline import pipeline
 from flows.states import result_of
 from nightbridge import config
 from nightbridge.errors import InvalidInput, TransientError
-from nightbridge.models import NightReport, RunSpec, Scenario, Verdict
+from nightbridge.models import ClusterLimits, NightReport, RunSpec, Scenario, Verdict
 from nightbridge.nights import checked_night, new_night
 from nightbridge.regression.bisect_plan import Repository
 from nightbridge.regression.bisect_result import BisectResult
 from nightbridge.rules import check_scenario
 from nightbridge.slurm.ledger import AttemptChoice
+from tasks.prepare import node_limits
 from tasks.secrets import block_value
 
 __all__ = ["bisect_regression", "block_value", "load_site", "nightly_regression", "run_pipeline"]
@@ -94,6 +95,8 @@ def run_pipeline(
     run = test if isinstance(test, RunSpec) else _only_run(test, checked_night(night) if night else new_night())
     _check_server()
     site = load_site(system, cluster=cluster, store=store, workspace=_text(workspace))
+    if not isinstance(test, RunSpec) and (limits := node_limits(config.load(Path(test)), site)):
+        run = _only_run(test, run.night, limits)
     verdict: Verdict = result_of(
         pipeline(run, site, AttemptChoice.NEW if new_attempt else AttemptChoice.CURRENT, return_state=True)
     )
@@ -163,18 +166,18 @@ def bisect_regression(
     return result
 
 
-def _valid_tests(file: str | Path) -> Scenario:
+def _valid_tests(file: str | Path, limits: ClusterLimits | None = None) -> Scenario:
     """The file's tests, of which at least one can run."""
-    scenario = check_scenario(config.load(Path(file)))
+    scenario = check_scenario(config.load(Path(file)), limits)
     if scenario.invalid and not scenario.tests:
         violations = [violation for test in scenario.invalid for violation in test.violations]
         raise InvalidInput("no test of it can run", thing=str(file), advice="Mend what follows", violations=violations)
     return scenario
 
 
-def _only_run(file: str | Path, night: str) -> RunSpec:
-    scenario = _valid_tests(file)
-    runs = config.runs(scenario, night)
+def _only_run(file: str | Path, night: str, limits: ClusterLimits | None = None) -> RunSpec:
+    scenario = _valid_tests(file, limits)
+    runs = config.runs(scenario, night, limits)
     count = len(runs) + len(scenario.invalid)
     if count != 1:
         raise InvalidInput(f"holds {count} runs, not one", thing=str(file), advice="Use nightly_regression for several")

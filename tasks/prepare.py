@@ -1,6 +1,7 @@
 """Before the first stage: everything that can be checked without a checkout, so that nothing is fetched in vain."""
 
-from nightbridge.models import RunSpec, Site
+from nightbridge.config.scenarios import sweeps_nodes
+from nightbridge.models import ClusterLimits, RunSpec, Scenario, Site
 from nightbridge.rules import check
 from nightbridge.slurm.cluster import open_cluster
 from nightbridge.store.objects import open_store
@@ -21,6 +22,14 @@ def prepare(run: RunSpec, site: Site) -> None:
 def check_place(site: Site) -> None:
     """Check what every run of a night needs, and its report: that the workspace and the store can be written."""
     _check_place(site)
+
+
+def node_limits(tests: Scenario, site: Site) -> ClusterLimits | None:
+    """What the cluster says of itself, asked only where a test sweeps over its nodes: their GPUs follow from it.
+
+    No stage: the runs of a night are made again after every restart.
+    """
+    return open_cluster(site.cluster, site.workspace).limits() if sweeps_nodes(tests) else None
 
 
 def _check_place(site: Site) -> None:

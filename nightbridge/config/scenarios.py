@@ -12,7 +12,7 @@ from nightbridge.config.findings import unknown_key
 from nightbridge.config.schema import ENTRY_KEYS, SCENARIO_IGNORED, SCENARIO_KEYS
 from nightbridge.errors import InvalidInput
 from nightbridge.launch.points import at_point
-from nightbridge.models import InvalidTest, RunDependency, RunSpec, Scenario, TestDefinition
+from nightbridge.models import ClusterLimits, InvalidTest, RunDependency, RunSpec, Scenario, TestDefinition
 from nightbridge.rules import points_of
 
 _TEST_FOLDERS = (".", "test", "tests", "../test", "../tests")
@@ -59,7 +59,12 @@ def scenario_of(
     )
 
 
-def runs(scenario: Scenario, night: str) -> tuple[RunSpec, ...]:
+def sweeps_nodes(scenario: Scenario) -> bool:
+    """Whether a test sweeps over its number of nodes, so that its GPUs depend on the cluster's nodes."""
+    return any(axis.field == "num_nodes" for test in scenario.tests for axis in test.axes)
+
+
+def runs(scenario: Scenario, night: str, limits: ClusterLimits | None = None) -> tuple[RunSpec, ...]:
     """The runs of a scenario in one night, in order: every point of every test as often as its `iterations` say.
 
     A test comes after those that it depends on, so that whoever starts the runs in this order never waits for a later
@@ -67,6 +72,11 @@ def runs(scenario: Scenario, night: str) -> tuple[RunSpec, ...]:
 
     Points that break a rule are left out; `check_test` reports them. A test has 1000 points at most: `check_scenario`
     sets one with more aside.
+
+    Args:
+        scenario: The tests.
+        night: The night.
+        limits: The cluster, where it is known; asked for if a test `sweeps_nodes`.
     """
     made: dict[str, tuple[RunSpec, ...]] = {}
     for test in in_order(scenario.tests):
@@ -82,12 +92,12 @@ def runs(scenario: Scenario, night: str) -> tuple[RunSpec, ...]:
             RunSpec(
                 scenario=scenario.name,
                 night=night,
-                test=at_point(test, point) if point else test,
+                test=at_point(test, point, limits=limits) if point else test,
                 sweep_point=dict(point),
                 iteration=iteration,
                 after=after,
             )
-            for point in points_of(test)
+            for point in points_of(test, limits)
             for iteration in range(1, test.iterations + 1)
         )
     return tuple(run for test_runs in made.values() for run in test_runs)

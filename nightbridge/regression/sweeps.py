@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from nightbridge.config.writing import scenario_toml
-from nightbridge.launch.points import at_point
 from nightbridge.models import (
+    ClusterLimits,
     MetricName,
     RewardKind,
     RunSpec,
@@ -51,13 +51,16 @@ def reward_kind(metric: MetricName, asked: RewardKind | None) -> RewardKind:
     return "inverse" if known.must_be_positive else "negative"
 
 
-def sweep_results(scenario: Scenario, runs: Iterable[RunSpec], verdicts: Iterable[Verdict]) -> tuple[SweepResult, ...]:
+def sweep_results(
+    scenario: Scenario, runs: Iterable[RunSpec], verdicts: Iterable[Verdict], limits: ClusterLimits | None = None
+) -> tuple[SweepResult, ...]:
     """What became of each swept test of a night.
 
     Args:
         scenario: The scenario whose tests were run.
         runs: The night's own runs, confirming ones not among them.
         verdicts: Their verdicts, and others.
+        limits: The cluster, as far as it had a part in which points were run.
 
     """
     by_key = {verdict.run_key: verdict for verdict in verdicts}
@@ -66,10 +69,12 @@ def sweep_results(scenario: Scenario, runs: Iterable[RunSpec], verdicts: Iterabl
         if run.run_key in by_key:
             by_test.setdefault(run.test.id, []).append((run, by_key[run.run_key]))
     swept = (test for test in scenario.tests if test.axes or test.drawn)
-    return tuple(_result(test, judged) for test in swept if (judged := by_test.get(test.id)))
+    return tuple(_result(test, judged, limits) for test in swept if (judged := by_test.get(test.id)))
 
 
-def _result(test: TestDefinition, judged: Sequence[tuple[RunSpec, Verdict]]) -> SweepResult:
+def _result(
+    test: TestDefinition, judged: Sequence[tuple[RunSpec, Verdict]], limits: ClusterLimits | None
+) -> SweepResult:
     metric = METRIC_BY_NAME[test.sweep.metric]
     reward = reward_kind(metric.name, test.sweep.reward)
     points: list[SweepPoint] = []
@@ -80,7 +85,7 @@ def _result(test: TestDefinition, judged: Sequence[tuple[RunSpec, Verdict]]) -> 
             refused.append(SkippedPart(point=point, points=1, rule="", reason="; ".join(gravest.reasons)))
         else:
             points.append(_swept_point(point, verdicts, gravest, metric.name, reward))
-    skipped = skipped_parts(test, grid_of(test))
+    skipped = skipped_parts(test, grid_of(test, limits))
     result = SweepResult(
         test_id=test.id,
         night=judged[0][0].night,
@@ -94,7 +99,8 @@ def _result(test: TestDefinition, judged: Sequence[tuple[RunSpec, Verdict]]) -> 
     )
     if result.best is None:
         return result
-    best = at_point(test, result.best.point).model_copy(update={"dependencies": (), "sweep": SweepPolicy()})
+    ran = next(run.test for run, _ in judged if run.sweep_point == result.best.point)
+    best = ran.model_copy(update={"dependencies": (), "sweep": SweepPolicy()})
     alone = Scenario(name=f"{test.id} best", tests=(best,))
     return result.model_copy(update={"configuration": scenario_toml(alone)})
 

@@ -111,7 +111,7 @@ def check_test(
     if first is None:
         return refused
     too_many = _too_many(test, expansion)
-    return (*too_many, *refused, *_check_one(at_point(test, first), limits, checkout))
+    return (*too_many, *refused, *_check_one(at_point(test, first, limits=limits), limits, checkout))
 
 
 def grid_of(test: TestDefinition, limits: ClusterLimits | None = None, checkout: Checkout | None = None) -> Grid:
@@ -119,9 +119,9 @@ def grid_of(test: TestDefinition, limits: ClusterLimits | None = None, checkout:
     return Grid(test, rules_of(test), limits, checkout)
 
 
-def points_of(test: TestDefinition) -> Iterator[Point]:
+def points_of(test: TestDefinition, limits: ClusterLimits | None = None) -> Iterator[Point]:
     """The points of a test that are to be run, in order: those that its `[sweep]` asks for and that break no rule."""
-    return chosen_points(test, grid_of(test)) if test.axes or test.drawn else iter(({},))
+    return chosen_points(test, grid_of(test, limits)) if test.axes or test.drawn else iter(({},))
 
 
 def _check_one(test: TestDefinition, limits: ClusterLimits | None, checkout: Checkout | None) -> tuple[Violation, ...]:

@@ -186,7 +186,7 @@ class Grid:
     # --- how it is done ----------------------------------------------------------------------------------------------
 
     def _facts(self, point: Point, test: TestDefinition | None = None) -> Facts:
-        concrete = at_point(test or self._test, point, self._base.version if point else None)
+        concrete = at_point(test or self._test, point, self._base.version if point else None, self._limits)
         return Facts(RunSpec(scenario=_SWEEP, night=_SWEEP, test=concrete), self._limits, self._checkout)
 
     def _place(self, rule: Rule) -> None:
