@@ -30,7 +30,7 @@ from tasks.compare import confirm
 from tasks.dependencies import run_is_over, runs_begin
 from tasks.interrupt import allow_stages
 from tasks.night import fix_night
-from tasks.prepare import check_place
+from tasks.prepare import check_place, node_limits
 from tasks.report import report
 from tasks.validate import show_violations
 from tasks.watch import stop_watching
@@ -46,7 +46,8 @@ def cancel_jobs(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> N
     site = load_site(
         given.get("system"), cluster=given.get("cluster"), store=given.get("store"), workspace=given.get("workspace")
     )
-    for run in config.runs(config.load(Path(given["scenario"])), night):
+    tests = config.load(Path(given["scenario"]))
+    for run in config.runs(tests, night, node_limits(tests, site)):
         for number in range(2 * run.test.gate.confirm + 1):
             cancel_run(repeat_of(run, number), site)
 
@@ -85,16 +86,18 @@ def nightly(
         new_attempt: Open a new attempt for runs whose last one ended.
     """
     try:
-        tests = check_scenario(config.load(Path(scenario)))
+        site = load_site(system, cluster=cluster, store=store, workspace=workspace)
+        written = config.load(Path(scenario))
+        limits = node_limits(written, site)
+        tests = check_scenario(written, limits)
         for warning in tests.warnings:
             get_run_logger().warning("%s", warning)
         show_violations(tests)
-        site = load_site(system, cluster=cluster, store=store, workspace=workspace)
         night = fix_night(night, timezone)
         check_place(site)
-        runs = config.runs(tests, night)
+        runs = config.runs(tests, night, limits)
         verdicts = _verdicts(tests, runs, night, site, new_attempt)
-        return state_of_night(report(tests.name, night, verdicts, site, sweep_results(tests, runs, verdicts)))
+        return state_of_night(report(tests.name, night, verdicts, site, sweep_results(tests, runs, verdicts, limits)))
     except NightbridgeError as error:
         # Without a place for its report a night has none, only a message.
         get_run_logger().error("%s", error)
@@ -113,12 +116,17 @@ def _verdicts(
     def run_all(some: Sequence[RunSpec]) -> list[Verdict]:
         return side_by_side(one_run, some, most=MOST_RUNS_AT_ONCE, on_interrupt=stop_watching)
 
-    # A canary says what the cluster did tonight, so its verdict is there before the others are judged.
-    canaries = [run for run in runs if run.test.canary and not run.after]
-    others = [run for run in runs if run not in canaries]
-    first = [*run_all(canaries), *run_all(others)]
-    verdicts += confirmed([*canaries, *others], first, run_all, partial(_judge_again, site=site))
+    ahead = [run for run in runs if _comes_first(run, runs)]
+    others = [run for run in runs if run not in ahead]
+    first = [*run_all(ahead), *run_all(others)]
+    verdicts += confirmed([*ahead, *others], first, run_all, partial(_judge_again, site=site))
     return tuple(verdicts)
+
+
+def _comes_first(run: RunSpec, runs: Sequence[RunSpec]) -> bool:
+    """Whether others are judged by what this run did tonight: a canary, or a reference that follows no other one."""
+    named = any(other.test.gate.reference == run.test.id for other in runs)
+    return not run.after and (run.test.canary or (named and run.test.gate.reference is None))
 
 
 def _judge_again(run: RunSpec, asked: int, site: Site) -> Verdict:

@@ -113,7 +113,6 @@ class ClusterSettings(Model):
     bin_dir: Path | None = Field(None, description="Folder of sbatch, squeue, sacct...; found on PATH when unset.")
     slurm_conf: Path | None = Field(None, description="The slurm.conf to use (SLURM_CONF); the system's when unset.")
     containers: Literal["pyxis", "none"] = Field("none", description="How jobs can run in containers here.")
-    slots: int = Field(2, ge=1, description="Local cluster only: how many jobs run at once.")
     pyslurm_python: Path | None = Field(
         None, description="The Python that has pyslurm, built for this site's Slurm; this one when unset."
     )
@@ -121,6 +120,7 @@ class ClusterSettings(Model):
     max_jobs_per_account: int | None = Field(
         None, ge=1, description="Jobs of ours that one account has here at once; any when unset."
     )
+    slots: int = Field(2, ge=1, description="Local cluster only: how many jobs run at once.")
     root: Path | None = Field(
         None, description="Local cluster only: where it keeps jobs; `<workspace>/cluster` when unset."
     )
@@ -198,6 +198,16 @@ class ImageImport(Model):
     )
 
 
+class HarvestPlace(Model):
+    """Where runs are harvested."""
+
+    on: Literal["host", "node"] = Field(
+        "host", description="On the host of the flow, or through srun on a compute node: a login node may be too small."
+    )
+    srun_args: tuple[str, ...] = Field((), description="Further srun options of a harvest on a node: `--name=value`.")
+    timeout: float = Field(86_400.0, gt=0, description="Seconds on a node, waiting in the queue included.")
+
+
 class Site(Model):
     """Everything a run needs to know about the place it runs in. Built from blocks, a system file or options."""
 
@@ -207,6 +217,7 @@ class Site(Model):
     environments: Path | None = Field(None, description="Launcher environments; default `<workspace>/envs`.")
     images: Path | None = Field(None, description="Container images; default `<workspace>/images`.")
     image_import: ImageImport = ImageImport()
+    harvest: HarvestPlace = HarvestPlace()
     wheels: Path | None = Field(
         None,
         description="Folder of wheels that launcher environments are installed from; pip's own sources when unset.",
@@ -315,6 +326,14 @@ class GoldenPolicy(Model):
     grad_norm: Literal["required", "if measured"] = "required"
 
 
+class ReferencePolicy(Model):
+    """How far a run's loss may be from that of its reference run, as relative differences of single iterations."""
+
+    first: float = Field(0.005, ge=0, description="At the first iteration, where no update has been made yet.")
+    later: float = Field(0.015, ge=0, description="At every later one.")
+    steps: int | None = Field(None, ge=1, description="The last iteration that is compared; all are when unset.")
+
+
 class GatePolicy(Model):
     """When a test has become worse. Relative numbers are shares: 0.05 is 5 %.
 
@@ -345,6 +364,10 @@ class GatePolicy(Model):
     confirm: int = Field(2, ge=0, le=10, description="Runs that a suspicious result is given before it counts.")
     golden: str | None = Field(None, description="Golden values to compare with, besides history: a JSON file.")
     golden_rules: GoldenPolicy = GoldenPolicy()
+    reference: str | None = Field(
+        None, min_length=1, description="Run key of the run, or id of the test, whose losses this one has to follow."
+    )
+    reference_rules: ReferencePolicy = ReferencePolicy()
 
 
 Compat = Literal["none", "cloudai"]

@@ -67,6 +67,8 @@ def define_test(
             *_node_options(table, findings),
             *sbatch_options(table.extra_srun_args, ("extra_srun_args",), findings),
         )
+        if table.gate.reference == test_id:
+            findings.problem(("gate", "reference"), "names this very test; name another one, or a stored run")
         variables, secrets = _split_secrets(table, arguments, source, findings)
         swept, drawn = split_drawn(arguments.axes, table, findings)
         axes = (*swept, *_variable_axes(table, findings), *_node_axis(table, arguments, findings))

@@ -8,6 +8,7 @@ from nightbridge.regression.decisions import read_decisions
 from nightbridge.regression.gate import Evidence
 from nightbridge.regression.golden_gate import golden_answer
 from nightbridge.regression.history import HistoryRow, find_series, read_history
+from nightbridge.regression.reference import joined, reference_answer
 from nightbridge.store.objects import ObjectStore
 
 Contract = Mapping[str, Mapping[MetricName, Limits]]
@@ -29,7 +30,7 @@ def gather_evidence(
 
     Raises:
         InvalidInput: The test's golden file is missing or is none.
-        DamagedData: A decision, a row of the canary's history, or the golden file cannot be read.
+        DamagedData: A decision, a row of the canary's history, the golden file, or the reference run cannot be read.
     """
     cluster, test = record.job.cluster, record.spec.test
     return Evidence(
@@ -38,7 +39,7 @@ def gather_evidence(
         if test.gate.canary != test.id
         else (),
         decisions=read_decisions(store, cluster, record.series),
-        golden=golden_answer(store, record),
+        golden=joined(golden_answer(store, record), reference_answer(store, record)),
     )
 
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from nightbridge.errors import InvalidInput
-from nightbridge.models import Model
+from nightbridge.models import Model, ReferencePolicy
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,6 +50,54 @@ class ParityBands(Model):
 
 
 DEFAULT_BANDS = ParityBands()
+
+
+class StepDifference(Model):
+    """One iteration at which two curves were compared."""
+
+    step: int
+    reference: float
+    value: float
+    difference: float = Field(description="(value - reference) / |reference|, signed.")
+    limit: float
+
+
+class Following(Model):
+    """A curve laid over its reference, iteration by iteration."""
+
+    steps: tuple[StepDifference, ...] = Field((), description="Every iteration that both have, finite in both.")
+    missing: tuple[int, ...] = Field((), description="Iterations that one of them lacks.")
+    not_finite: tuple[int, ...] = ()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether both have the same iterations, at least one, all of them finite."""
+        return bool(self.steps) and not (self.missing or self.not_finite)
+
+    @property
+    def beyond(self) -> tuple[StepDifference, ...]:
+        """The iterations at which the limit is passed."""
+        return tuple(step for step in self.steps if not abs(step.difference) <= step.limit)
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """Why the curve does not follow; empty when it does."""
+        faults = [
+            f"{LOSS}: {_named(steps)} {what}"
+            for what, steps in (("missing in one of the two", self.missing), ("not finite", self.not_finite))
+            if steps
+        ]
+        if not self.steps:
+            faults.append(f"{LOSS}: no iteration in common")
+        if beyond := self.beyond:
+            first, worst = beyond[0], max(beyond, key=lambda step: abs(step.difference))
+            text = f"{LOSS}: {_difference(first)}"
+            if len(beyond) > 1:
+                text += f", beyond the limit at {len(beyond)} of {len(self.steps)} iterations"
+            if worst is not first:
+                text += f", most at {worst.step}: {100 * worst.difference:+.2f} %"
+            faults.append(text)
+        return tuple(faults)
 
 
 class CurveParity(Model):
@@ -136,6 +184,34 @@ def compare_curves(a: Curve, b: Curve, tag: str = LOSS, bands: ParityBands = DEF
     if steps:
         base = base.model_copy(update=_differences(a, b, steps, bands))
     return base.model_copy(update={"faults": _faults(base, bands)})
+
+
+def follow(reference: Curve, curve: Curve, policy: ReferencePolicy) -> Following:
+    """Lay a curve over its reference and measure the relative difference of each iteration.
+
+    The first iteration of the reference has a limit of its own.
+
+    Args:
+        reference: Value by iteration.
+        curve: The one that has to follow it.
+        policy: The limits, and how many iterations count.
+    """
+    last = policy.steps or max((*reference, *curve), default=0)
+    wanted = [step for step in sorted(reference.keys() | curve.keys()) if step <= last]
+    common = [step for step in wanted if step in reference and step in curve]
+    broken = tuple(step for step in common if not (math.isfinite(reference[step]) and math.isfinite(curve[step])))
+    steps = []
+    for step in common:
+        if step not in broken:
+            values = (np.array([curve[step]]), np.array([reference[step]]))
+            limit = policy.first if step == min(reference) else policy.later
+            difference = float(_relative(*values)[0])
+            steps.append(
+                StepDifference(
+                    step=step, reference=reference[step], value=curve[step], difference=difference, limit=limit
+                )
+            )
+    return Following(steps=tuple(steps), missing=tuple(sorted(set(wanted) - set(common))), not_finite=broken)
 
 
 def compare_runs(
@@ -257,6 +333,13 @@ def _faults(found: CurveParity, bands: ParityBands) -> tuple[str, ...]:
             far = "unknown" if difference is None else f"{100 * difference:+.3g} %"
             faults.append(f"{found.tag}: {what} differs by {far}{where} (limit {100 * limit:.3g} %)")
     return tuple(faults)
+
+
+def _difference(step: StepDifference) -> str:
+    return (
+        f"{step.value:.4g} against {step.reference:.4g} at iteration {step.step}, "
+        f"{100 * step.difference:+.2f} % (limit {100 * step.limit:.3g} %)"
+    )
 
 
 def _named(steps: Sequence[int]) -> str:

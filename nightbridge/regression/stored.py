@@ -1,6 +1,5 @@
 """A person's questions about stored runs: what the trend is, how two runs compare, whether they are alike."""
 
-import io
 from typing import TYPE_CHECKING
 
 from nightbridge.errors import DamagedData, InvalidInput
@@ -9,9 +8,10 @@ from nightbridge.regression.decisions import read_decisions
 from nightbridge.regression.evidence import Contract, gather_evidence, since_of
 from nightbridge.regression.gate import compare, compare_with
 from nightbridge.regression.history import HistoryRow, StoredSeries, find_series, read_history, read_recent, row_of
+from nightbridge.regression.reference import read_scalars
 from nightbridge.regression.trend import Trend, trends
 from nightbridge.store.find import last_attempt
-from nightbridge.store.harvest import METRICS, load_record
+from nightbridge.store.harvest import load_record
 from nightbridge.store.objects import ObjectStore
 
 if TYPE_CHECKING:
@@ -101,14 +101,4 @@ def _record(store: ObjectStore, run_key: str) -> RunRecord:
 
 
 def _metrics(store: ObjectStore, run_key: str) -> "pd.DataFrame":
-    import pandas as pd
-    import pyarrow as pa
-
-    key = f"{last_attempt(store, run_key)}/{METRICS}"
-    data = store.get(key)
-    if data is None:
-        raise DamagedData("no scalars", thing=store.url_of(key), advice="Harvest the run again")
-    try:
-        return pd.read_parquet(io.BytesIO(data), columns=["tag", "step", "value", "superseded"])
-    except (pa.ArrowException, ValueError) as error:
-        raise DamagedData("not a table of scalars", thing=store.url_of(key), advice="Harvest the run again") from error
+    return read_scalars(store, last_attempt(store, run_key))
