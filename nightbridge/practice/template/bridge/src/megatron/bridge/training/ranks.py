@@ -4,7 +4,7 @@ import sys
 import time
 from pathlib import Path
 
-PATIENCE = 60.0  # seconds that a rank waits for the others
+PATIENCE = 600.0  # seconds that a rank waits for the others, as long as NCCL does
 
 
 class Ranks:
