@@ -21,6 +21,7 @@ from tasks.compare import compare
 from tasks.container import container
 from tasks.dependencies import dependencies_of
 from tasks.harvest import harvest
+from tasks.limits import job_slots
 from tasks.prepare import prepare
 from tasks.submit import submit
 from tasks.validate import validate
@@ -73,6 +74,8 @@ def _run_and_harvest(run: RunSpec, site: Site, choice: AttemptChoice) -> RunReco
 
 
 def _submit_and_watch(run: RunSpec, plan: LaunchPlan, site: Site) -> Job:
-    """Submit once the jobs that it depends on are in Slurm; watch it to its end."""
-    ended: Job = watch(submit(plan, site, dependencies_of(run, plan, site)), plan, site)
+    """Submit once the jobs that it depends on are in Slurm and the site has a place for it; watch it to its end."""
+    options = dependencies_of(run, plan, site)
+    with job_slots(plan, site):
+        ended: Job = watch(submit(plan, site, options), plan, site)
     return ended

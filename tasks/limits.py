@@ -1,0 +1,173 @@
+"""Limits of the site: how many jobs of ours a cluster, and an account on it, have at once.
+
+Each limit is a global concurrency limit of Prefect, so it holds for all flow runs of one Prefect server. A slot is
+taken before a job is submitted and given back when it has ended. Prefect lends a slot for a while and the lease is
+renewed as long as this process lives: a process that dies gives its slots back when the lease is over.
+"""
+
+import contextlib
+import contextvars
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate
+from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
+from prefect.concurrency.sync import concurrency
+from prefect.exceptions import ObjectAlreadyExists
+from prefect.logging import get_run_logger
+from prefect.settings import PREFECT_API_URL
+
+from nightbridge.errors import PermanentError
+from nightbridge.models import ClusterSettings, LaunchPlan, Site, slug
+from nightbridge.slurm.attempts import read_submission
+from tasks.interrupt import raise_if_interrupted
+
+LEASE_SECONDS = 900.0
+"""How long a dead process keeps its slots. Its job lives on, so a short lease would let another job in beside it."""
+
+_ASK_FOR = 5.0
+_LOOK_AGAIN = 1.0
+
+_made: set[tuple[str, int]] = set()
+_making = threading.Lock()
+# Prefect answers one caller of a process after the other, so one waits there and the others here, where they notice an
+# interrupt at once.
+_asking = threading.Lock()
+
+
+def limits_of(cluster: ClusterSettings) -> dict[str, int]:
+    """The names of the limits that a job on this cluster falls under, and their slots."""
+    name = f"nightbridge-{slug(cluster.name)}"
+    limits = {name: cluster.max_jobs, f"{name}-{slug(cluster.account or 'no account')}": cluster.max_jobs_per_account}
+    return {name: slots for name, slots in limits.items() if slots is not None}
+
+
+@contextlib.contextmanager
+def job_slots(plan: LaunchPlan, site: Site, *, lease: float = LEASE_SECONDS) -> Iterator[None]:
+    """Hold a slot of each limit while the attempt's job is in Slurm; wait for them before it is submitted.
+
+    A job that is found again after a crash is watched at once: its slots are taken as soon as they are free, which is
+    when the lease of the process that died is over.
+    """
+    limits = limits_of(site.cluster)
+    if not limits:
+        yield
+        return
+    _make(limits)
+    names = list(limits)
+    if read_submission(plan.attempt_dir) is None:
+        with contextlib.ExitStack() as slots:
+            _take(names, lease, slots, raise_if_interrupted)
+            with _given_back(slots):
+                yield
+    else:
+        with _taken_beside(names, lease):
+            yield
+
+
+def _make(limits: Mapping[str, int]) -> None:
+    """Create the limits, or set them to what the cluster's settings say now; once in a process."""
+    with _making, get_client(sync_client=True) as client:
+        for name, slots in limits.items():
+            if (name, slots) not in _made:
+                _make_one(client, name, slots)
+                _made.add((name, slots))
+
+
+def _make_one(client: SyncPrefectClient, name: str, slots: int) -> None:
+    with contextlib.suppress(ObjectAlreadyExists):  # another process was as quick
+        client.upsert_global_concurrency_limit_by_name(name, slots)
+    if PREFECT_API_URL.value() is None:
+        # Prefect's server for one process forgets leases, and so never takes a dead process's slots back.
+        client.update_global_concurrency_limit(name, GlobalConcurrencyLimitUpdate(active_slots=0))
+
+
+class _GivenUp(Exception):
+    """Nobody needs the slots any more."""
+
+
+def _take(names: list[str], lease: float, slots: contextlib.ExitStack, check: Callable[[], None]) -> None:
+    """Wait for a slot of each limit, and enter it; `check` is called now and then, and ends the wait by raising."""
+    told = False
+    while True:
+        check()
+        if not _asking.acquire(timeout=_LOOK_AGAIN):
+            continue
+        try:
+            with contextlib.ExitStack() as taken:
+                for name in names:
+                    taken.enter_context(_slot(name, lease))
+                slots.enter_context(taken.pop_all())
+            return
+        except TimeoutError:
+            if not told:
+                get_run_logger().info("waiting for a slot of %s: all are taken", " and ".join(names))
+            told = True
+        except ConcurrencySlotAcquisitionError as error:
+            _check_refusal(names, error)
+        finally:
+            _asking.release()
+
+
+def _slot(name: str, lease: float) -> contextlib.AbstractContextManager[None]:
+    """A slot of one limit. Of several names in one question, Prefect would pass over one that is not there.
+
+    A lease that could not be renewed is no error: the job goes on, whether or not Prefect's server can count it.
+    """
+    return concurrency(
+        name,
+        strict=True,
+        timeout_seconds=_ASK_FOR,
+        lease_duration=lease,
+        raise_on_lease_renewal_failure=False,
+    )
+
+
+def _check_refusal(names: list[str], error: ConcurrencySlotAcquisitionError) -> None:
+    """Wait a while when the server did not answer; a limit that is gone is no wait."""
+    if error.__cause__ is None:
+        raise PermanentError(
+            "the limit is gone from Prefect's server",
+            thing=", ".join(names),
+            advice="Start the night again",
+        ) from error
+    get_run_logger().warning("no slot of %s yet: %s", " and ".join(names), error.__cause__)
+    time.sleep(_LOOK_AGAIN)
+
+
+@contextlib.contextmanager
+def _given_back(slots: contextlib.ExitStack) -> Iterator[None]:
+    """Give the slots back at the end. Where that fails they come back with the end of their lease."""
+    try:
+        yield
+    finally:
+        try:
+            slots.close()
+        except Exception as error:
+            get_run_logger().warning("a slot is given back only when its lease is over: %s", error)
+
+
+@contextlib.contextmanager
+def _taken_beside(names: list[str], lease: float) -> Iterator[None]:
+    """Take the slots in a thread of their own, and hold them until the block is over."""
+    over = threading.Event()
+
+    def check() -> None:
+        if over.is_set():
+            raise _GivenUp
+
+    def hold() -> None:
+        with contextlib.suppress(_GivenUp), contextlib.ExitStack() as slots:
+            _take(names, lease, slots, check)
+            with _given_back(slots):
+                over.wait()
+
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(hold,), name="job-slots", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(timeout=_ASK_FOR + 5)

@@ -1,0 +1,122 @@
+"""How many jobs of ours a cluster has at once."""
+
+import contextvars
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from prefect import flow
+from prefect.client.orchestration import get_client
+
+from nightbridge.errors import PermanentError
+from nightbridge.files import write_model
+from nightbridge.models import ClusterSettings, LaunchPlan, Site, utc_now
+from nightbridge.slurm.attempts import SUBMISSION_FILE, Submission
+from tasks.limits import job_slots, limits_of
+from tests.real.prefect_harness import prefect_in_this_process
+
+
+@pytest.fixture(scope="module", autouse=True)
+def prefect() -> Iterator[None]:
+    with prefect_in_this_process():
+        yield
+
+
+def plan(folder: Path, run_key: str) -> LaunchPlan:
+    attempt_dir = folder / run_key / "a1"
+    attempt_dir.mkdir(parents=True)
+    return LaunchPlan(
+        run_key=run_key, attempt=1, attempt_dir=attempt_dir, argv=("true",), cwd=folder, nodes=1, tasks_per_node=1
+    )
+
+
+def with_job(planned: LaunchPlan) -> LaunchPlan:
+    """The plan of an attempt whose job is in Slurm already."""
+    folder = planned.attempt_dir
+    submission = Submission(
+        job_id=1, name="a", cluster="c", script=folder, launcher_script=folder, experiment_dir=folder,
+        submitted_at=utc_now(),
+    )  # fmt: skip
+    write_model(folder / SUBMISSION_FILE, submission)
+    return planned
+
+
+def taken(name: str) -> int:
+    with get_client(sync_client=True) as client:
+        return client.read_global_concurrency_limit_by_name(name).active_slots
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 120
+    while not true():
+        assert time.monotonic() < end, "did not happen"
+        time.sleep(0.2)
+
+
+def test_a_limit_is_for_a_cluster_or_for_an_account_on_it() -> None:
+    cluster = ClusterSettings(name="Hopper/1", account="llm-perf", max_jobs=4, max_jobs_per_account=2)
+    assert limits_of(cluster) == {"nightbridge-hopper-1": 4, "nightbridge-hopper-1-llm-perf": 2}
+    assert limits_of(ClusterSettings()) == {}
+
+
+def test_one_slot_is_held_by_one_job_at_a_time_and_none_is_left_taken(tmp_path: Path) -> None:
+    site = Site(workspace=tmp_path, cluster=ClusterSettings(name="one", max_jobs=1))
+    inside: list[int] = []
+    seen: list[int] = []
+
+    def hold(number: int) -> None:
+        with job_slots(plan(tmp_path, f"run-{number}"), site):
+            inside.append(number)
+            time.sleep(0.5)
+            seen.append(len(inside))
+            inside.remove(number)
+
+    @flow
+    def several() -> None:
+        threads = [threading.Thread(target=contextvars.copy_context().run, args=(hold, number)) for number in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        with pytest.raises(ZeroDivisionError), job_slots(plan(tmp_path, "fails"), site):
+            raise ZeroDivisionError
+
+    several()
+
+    assert seen == [1, 1, 1]
+    wait_until(lambda: taken("nightbridge-one") == 0)
+
+
+def test_a_limit_that_somebody_deleted_is_no_licence(tmp_path: Path) -> None:
+    cluster = ClusterSettings(name="gone", max_jobs=5, max_jobs_per_account=5)
+    site = Site(workspace=tmp_path, cluster=cluster)
+
+    @flow
+    def one() -> None:
+        with job_slots(plan(tmp_path, "before"), site):
+            pass
+        with get_client(sync_client=True) as client:
+            client.delete_global_concurrency_limit_by_name("nightbridge-gone-no-account")
+        with pytest.raises(PermanentError, match="nightbridge-gone-no-account"), job_slots(plan(tmp_path, "b"), site):
+            raise AssertionError("a slot of a limit that is gone")
+
+    one()
+
+
+def test_a_job_that_is_found_again_is_watched_before_its_slot_is_free(tmp_path: Path) -> None:
+    site = Site(workspace=tmp_path, cluster=ClusterSettings(name="found", max_jobs=1))
+    while_taken: list[int] = []
+
+    @flow
+    def one() -> None:
+        with job_slots(plan(tmp_path, "other"), site), job_slots(with_job(plan(tmp_path, "found")), site):
+            while_taken.append(taken("nightbridge-found"))
+        with job_slots(with_job(plan(tmp_path, "again")), site):
+            wait_until(lambda: taken("nightbridge-found") == 1)
+
+    one()
+
+    assert while_taken == [1]
+    wait_until(lambda: taken("nightbridge-found") == 0)
