@@ -51,6 +51,7 @@ class Site(Block):
             store=self.store.settings() if self.store else None,
             images=Path(images.folder) if images.folder else None,
             image_import=images.settings(),
+            harvest=self.store.place() if self.store else models.HarvestPlace(),
             wheels=Path(repositories.wheels) if repositories.wheels else None,
             environments=Path(repositories.environments) if repositories.environments else None,
             git_timeout=repositories.git_timeout,
@@ -92,7 +93,8 @@ def _site_with_blocks(system: str | None, cluster: str | None, store: str | None
     if store and "://" in store:
         changes["store"] = (site.store or models.StoreSettings(url=store)).model_copy(update={"url": store})
     elif store:
-        changes["store"] = _load(HarvestStore, store, "a file:// or s3:// URL").settings()
+        block = _load(HarvestStore, store, "a file:// or s3:// URL")
+        changes |= {"store": block.settings(), "harvest": block.place()}
     return site.model_copy(update=changes)
 
 

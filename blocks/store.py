@@ -6,7 +6,7 @@ from typing import Literal
 from prefect.blocks.core import Block
 from pydantic import Field, SecretStr
 
-from nightbridge.models import RetentionPolicy, SecretRef, StoreSettings
+from nightbridge.models import HarvestPlace, RetentionPolicy, SecretRef, StoreSettings
 
 
 class HarvestStore(Block):
@@ -44,6 +44,10 @@ class HarvestStore(Block):
     retention_days: float | None = Field(None, description="prune removes runs stored before so many days.")
     retention_nights: int | None = Field(None, description="prune leaves so many nights of each test.")
     retention_max_gb: float | None = Field(None, description="prune leaves so many GB of each test.")
+    harvest_on: Literal["host", "node"] = Field(
+        "host", description="Where runs are harvested: on the host of the flow, or through srun on a compute node."
+    )
+    harvest_srun_args: list[str] = Field([], description="Further srun options of a harvest on a node: --mem=8G.")
 
     def settings(self) -> StoreSettings:
         """Build the settings that the domain works with; secrets become references to this block.
@@ -69,6 +73,10 @@ class HarvestStore(Block):
                 days=self.retention_days, nights=self.retention_nights, max_gb=self.retention_max_gb
             ),
         )
+
+    def place(self) -> HarvestPlace:
+        """Where what goes to this store is harvested."""
+        return HarvestPlace(on=self.harvest_on, srun_args=tuple(self.harvest_srun_args))
 
     def _reference(self, field: str) -> SecretRef | None:
         if getattr(self, field) is None:

@@ -1,59 +1,74 @@
 """Stage 5, harvest: what the run left goes to the store, the manifest last."""
 
-from pathlib import Path
+import contextvars
+import functools
+from collections.abc import Callable, Mapping
 
 from prefect.logging import get_run_logger
 
+from nightbridge.errors import InvalidInput
 from nightbridge.models import Checkout, Image, Job, LaunchPlan, RunRecord, RunSpec, SecretRef, Site
-from nightbridge.outputs.experiment import read_run
-from nightbridge.outputs.measurements import measure
-from nightbridge.outputs.settings import read_settings
 from nightbridge.repos.clone import verify_unchanged
-from nightbridge.store.harvest import harvest as harvest_run
+from nightbridge.secrets import resolve_secret
+from nightbridge.slurm.node_command import run_on_node
 from nightbridge.store.objects import open_store
+from nightbridge.store.on_node import harvest_on_node
+from nightbridge.store.order import HarvestOrder, carry_out
+from nightbridge.store.progress import Progress
 from tasks.progress import ShownProgress
-from tasks.secrets import block_value, resolve_all
+from tasks.secrets import block_value
 from tasks.stage import stage
-
-
-def _store_secrets(site: Site) -> dict[str, SecretRef]:
-    settings = site.store_settings
-    references = {"access key": settings.access_key, "secret key": settings.secret_key}
-    return {name: reference for name, reference in references.items() if reference}
-
-
-def _output_dir_of(earlier: Job, plan: LaunchPlan) -> Path | None:
-    """Where an earlier attempt wrote: the place in its own folder that the last one's plan has in its."""
-    if plan.output_dir is None or not plan.output_dir.is_relative_to(plan.attempt_dir):
-        return None
-    return earlier.attempt_dir / plan.output_dir.relative_to(plan.attempt_dir)
 
 
 @stage("harvest")
 def harvest(
     run: RunSpec, checkout: Checkout, image: Image, plan: LaunchPlan, jobs: tuple[Job, ...], site: Site
 ) -> RunRecord:
-    """Measure the run and keep it."""
-    left = read_run(jobs[-1], plan.output_dir, plan.checkpoint_dir)
-    settings = read_settings(run, left.config_container)
-    summary, metrics = measure(left, run.test.gate, plan.max_steps, settings, jobs[-1])
-    tainted = verify_unchanged(checkout)
-    record = harvest_run(
-        run,
-        checkout,
-        image,
-        plan,
-        jobs,
-        output=left,
-        summary=summary,
-        metrics=metrics,
-        store=open_store(site.store_settings, block_value),
-        secrets=resolve_all({**plan.secret_environment, **_store_secrets(site)}).values(),
-        on_progress=ShownProgress(f"harvest of {run.run_key}"),
-        tainted=tainted,
-        earlier=[read_run(job, _output_dir_of(job, plan)) for job in jobs[:-1]],
+    """Measure the run and keep it, from here or from where the site wants it."""
+    order = HarvestOrder(
+        run=run,
+        checkout=checkout,
+        image=image,
+        plan=plan,
+        jobs=jobs,
+        store=site.store_settings,
+        tainted=tuple(verify_unchanged(checkout)),
     )
+    references = (*plan.secret_environment.values(), site.store_settings.access_key, site.store_settings.secret_key)
+    secrets = {found: resolve_secret(found, block_value) for found in references if found}
+    record = _HARVESTS[site.harvest.on](order, secrets, site, ShownProgress(f"harvest of {run.run_key}"))
     for change in record.tainted:
         get_run_logger().warning("the code was changed since it was checked out: %s", change)
     get_run_logger().info("kept at %s/%s", record.store_url, record.prefix)
     return record
+
+
+def _on_this_host(
+    order: HarvestOrder, secrets: Mapping[SecretRef, str], site: Site, shown: Callable[[Progress], None]
+) -> RunRecord:
+    return carry_out(order, open_store(site.store_settings, block_value), secrets.values(), shown)
+
+
+def _on_a_node(
+    order: HarvestOrder, secrets: Mapping[SecretRef, str], site: Site, shown: Callable[[Progress], None]
+) -> RunRecord:
+    if site.cluster.kind == "local":
+        raise InvalidInput(
+            "runs are to be harvested on a compute node, and this cluster has no Slurm",
+            thing=site.cluster.name,
+            advice='Set on = "host" in [harvest], or harvest_on of the Harvest Store block',
+        )
+    srun = functools.partial(run_on_node, site.cluster, options=site.harvest.srun_args)
+    # Lines arrive in a thread of their own, which does not know by itself whose task run this is.
+    here = contextvars.copy_context()
+    return harvest_on_node(
+        order,
+        open_store(site.store_settings, block_value),
+        secrets,
+        srun,
+        site.harvest.timeout,
+        lambda progress: here.run(shown, progress),
+    )
+
+
+_HARVESTS: Mapping[str, Callable[..., RunRecord]] = {"host": _on_this_host, "node": _on_a_node}

@@ -12,7 +12,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from nightbridge.errors import DamagedData, InvalidInput, NightbridgeError, PermanentError, TransientError
+from nightbridge.errors import NightbridgeError
+from nightbridge.failures import Failure
 from nightbridge.files import write_error
 from nightbridge.images.image import find_importer
 from nightbridge.images.references import ImageReference
@@ -21,9 +22,6 @@ from nightbridge.images.work import remove_leftovers
 from nightbridge.models import ImageImport, Model
 
 _TERMINATED = 128 + signal.SIGTERM
-_KINDS: dict[str, type[NightbridgeError]] = {
-    kind.__name__: kind for kind in (TransientError, PermanentError, InvalidInput, DamagedData)
-}
 
 
 class NodeOrder(Model):
@@ -38,20 +36,7 @@ class NodeAnswer(Model):
     """How an import on a node ended: what made the image and where, or the error."""
 
     tool: str = ""
-    kind: str = ""
-    what: str = ""
-    thing: str = ""
-    advice: str = ""
-
-    @classmethod
-    def of(cls, error: NightbridgeError) -> "NodeAnswer":
-        """The answer of an import that failed."""
-        kind = next(parent.__name__ for parent in type(error).__mro__ if parent.__name__ in _KINDS)
-        return cls(kind=kind, what=error.what, thing=error.thing, advice=error.advice)
-
-    def error(self) -> NightbridgeError | None:
-        """The error that was met on the node; None when the image was made."""
-        return _KINDS[self.kind](self.what, thing=self.thing, advice=self.advice) if self.kind else None
+    failure: Failure | None = None
 
 
 def carry_out(order: NodeOrder, credentials: str) -> NodeAnswer:
@@ -63,14 +48,15 @@ def carry_out(order: NodeOrder, credentials: str) -> NodeAnswer:
         remove_leftovers(order.output.parent, name, importer.work_folders)
         return NodeAnswer(tool=f"{importer.import_image(order.reference, order.output)} on {node}")
     except NightbridgeError as error:
-        return _on(node, NodeAnswer.of(error))
+        return _failed(node, error)
     except OSError as error:
         what, thing = f"a file of the import of {order.reference}", str(error.filename or order.output.parent)
-        return _on(node, NodeAnswer.of(write_error(error, what=what, thing=thing, advice=OTHER_FOLDERS)))
+        return _failed(node, write_error(error, what=what, thing=thing, advice=OTHER_FOLDERS))
 
 
-def _on(node: str, answer: NodeAnswer) -> NodeAnswer:
-    return answer.model_copy(update={"what": f"{answer.what} (on {node})"})
+def _failed(node: str, error: NightbridgeError) -> NodeAnswer:
+    failure = Failure.of(error)
+    return NodeAnswer(failure=failure.model_copy(update={"what": f"{failure.what} (on {node})"}))
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -80,4 +66,4 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
     answer = carry_out(NodeOrder.model_validate_json(arguments[0]), sys.stdin.read())
     print(answer.model_dump_json())
-    return 1 if answer.kind else 0
+    return 1 if answer.failure else 0

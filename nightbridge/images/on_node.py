@@ -9,50 +9,29 @@ Slurm.
 import logging
 import os
 import re
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
-from pydantic import SecretStr, ValidationError
+from pydantic import SecretStr
 
-from nightbridge.errors import NightbridgeError, PermanentError, TransientError
+from nightbridge.errors import TransientError
 from nightbridge.images.enroot import IMPORT_TIMEOUT_SECONDS
 from nightbridge.images.node_import import NodeAnswer, NodeOrder
 from nightbridge.images.references import ImageReference
 from nightbridge.images.registry import registry_digest
 from nightbridge.images.work import work_name
 from nightbridge.models import ImageImport
-from nightbridge.processes import Finished
+from nightbridge.node_programs import RunOnNode, node_program, read_answer
 
 log = logging.getLogger(__name__)
 
 # The digits of a digest that a job's name shows: enough to tell the images of one folder apart.
 _DIGITS = 16
-# What a shell and srun say of a program that was killed: 128 and the signal's number.
-_FIRST_KILLED_CODE = 129
 # enroot's own variables, those by which it and the standard tools find proxies and certificates, and the folders of a
 # user in which they look for logins.
 _PASSED_ON = re.compile(
     r"ENROOT_\w+|(https?|no|all)_proxy|SSL_CERT_\w+|SOURCE_DATE_EPOCH|XDG_\w+_HOME|REGISTRY_AUTH_FILE|DOCKER_CONFIG",
     re.IGNORECASE,
 )
-
-
-class RunOnNode(Protocol):
-    """Runs a program once on a compute node and waits for its end; the cluster's own failures are raised."""
-
-    def __call__(
-        self,
-        name: str,
-        argv: list[str],
-        *,
-        environment: dict[str, str],
-        timeout: float,
-        given: bytes,
-        on_line: Callable[[str], None],
-    ) -> Finished:
-        """Run `argv` as the job `name`."""
 
 
 class NodeImporter:
@@ -94,15 +73,21 @@ class NodeImporter:
             finished = self._run_on_node(
                 # The folder's own part keeps apart the jobs of several workspaces that import the same image.
                 work_name(output).partition(".")[0] + f"-{str(reference.digest).removeprefix('sha256:')[:_DIGITS]}",
-                [*_program(), order.model_dump_json()],
+                [*node_program("nightbridge.images.node_import"), order.model_dump_json()],
                 environment={name: value for name, value in os.environ.items() if _PASSED_ON.fullmatch(name)},
                 timeout=IMPORT_TIMEOUT_SECONDS,
                 given=self._credentials.get_secret_value().encode(),
                 on_line=lambda line: log.info("%s", line),
             )
-            answer = _answer_of(finished, reference)
-            if error := answer.error():
-                raise error
+            answer = read_answer(
+                finished,
+                NodeAnswer,
+                doing="import",
+                thing=str(reference),
+                instead="image_import.on to host",
+            )
+            if answer.failure:
+                raise answer.failure.error()
         except BaseException:
             output.unlink(missing_ok=True)
             raise
@@ -113,36 +98,3 @@ class NodeImporter:
                 advice="The images' folder must be on a file system that the nodes share",
             )
         return answer.tool
-
-
-def _program() -> list[str]:
-    """The Python that runs here, which the nodes see under the same path, and what it runs there."""
-    root = str(Path(__file__).resolve().parents[2])
-    start = (
-        f"import sys; sys.path.append({root!r}); "
-        "from nightbridge.images.node_import import main; sys.exit(main(sys.argv[1:]))"
-    )
-    # Isolated (-I): what the node's environment says about Python is not ours.
-    return [sys.executable, "-I", "-c", start]
-
-
-def _answer_of(finished: Finished, reference: ImageReference) -> NodeAnswer:
-    said = finished.stdout.decode(errors="replace").strip().splitlines()
-    try:
-        return NodeAnswer.model_validate_json(said[-1])
-    except (IndexError, ValidationError):
-        raise _no_answer(finished, reference) from None
-
-
-def _no_answer(finished: Finished, reference: ImageReference) -> NightbridgeError:
-    if finished.code == 0 or finished.code >= _FIRST_KILLED_CODE:
-        return TransientError(
-            f"the import on a compute node was killed (code {finished.code}: {finished.tail or 'it said nothing'})",
-            thing=str(reference),
-            advice="Was its memory or its time too small?",
-        )
-    return PermanentError(
-        f"a compute node could not start the import (code {finished.code}: {finished.tail or 'it said nothing'})",
-        thing=str(reference),
-        advice=f"The nodes must see {sys.executable} under the same path; or set image_import.on to host",
-    )

@@ -82,7 +82,6 @@ class TestWriteOrder:
         assert checkpoint_state(path) == (COMPLETE, "")
 
 
-
 class TestMegatronLM:
     """Megatron-LM on its own writes neither a training state nor a configuration, and its tracker last."""
 

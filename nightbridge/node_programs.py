@@ -1,0 +1,77 @@
+"""Programs of this package on a compute node: how one is started there, and what it has to say at its end.
+
+The nodes see the shared file system, and on it the Python that runs here. How a program gets onto a node is the
+caller's (`slurm.node_command` is how); an answer is the last line of its stdout, as JSON.
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from nightbridge.errors import PermanentError, TransientError
+from nightbridge.processes import Finished
+
+# What a shell and srun say of a program that was killed: 128 and the signal's number.
+_FIRST_KILLED_CODE = 129
+
+_Answer = TypeVar("_Answer", bound=BaseModel)
+
+
+class RunOnNode(Protocol):
+    """Runs a program once on a compute node and waits for its end; the cluster's own failures are raised."""
+
+    def __call__(
+        self,
+        name: str,
+        argv: list[str],
+        *,
+        environment: dict[str, str],
+        timeout: float,
+        given: bytes,
+        on_line: Callable[[str], None],
+    ) -> Finished:
+        """Run `argv` as the job `name`; `given` is its stdin, `on_line` hears each line of its stderr."""
+
+
+def node_program(module: str) -> list[str]:
+    """The command line, without its arguments, of a module of this package that has a `main(arguments) -> int`."""
+    root = str(Path(__file__).resolve().parents[1])
+    start = f"import sys; sys.path.append({root!r}); from {module} import main; sys.exit(main(sys.argv[1:]))"
+    # Isolated (-I): what the node's environment says about Python is not ours.
+    return [sys.executable, "-I", "-c", start]
+
+
+def read_answer(finished: Finished, answer: type[_Answer], *, doing: str, thing: str, instead: str) -> _Answer:
+    """What a program on a node said at its end.
+
+    Args:
+        finished: How it ended.
+        answer: The kind of its answer.
+        doing: What it was to do, as a noun.
+        thing: To what.
+        instead: The setting by which this host does it.
+
+    Raises:
+        TransientError: It was killed before it could say anything.
+        PermanentError: It could not start.
+
+    """
+    said = finished.stdout.decode(errors="replace").strip().splitlines()
+    try:
+        return answer.model_validate_json(said[-1])
+    except (IndexError, ValidationError):
+        how = f"code {finished.code}: {finished.tail or 'it said nothing'}"
+    if finished.code == 0 or finished.code >= _FIRST_KILLED_CODE:
+        raise TransientError(
+            f"the {doing} on a compute node was killed ({how})",
+            thing=thing,
+            advice="It is tried again; if its memory or its time was too small, allow it more with srun_args",
+        )
+    raise PermanentError(
+        f"a compute node could not start the {doing} ({how})",
+        thing=thing,
+        advice=f"The nodes must see {sys.executable} under the same path; or set {instead}",
+    )

@@ -1,0 +1,107 @@
+"""A harvest on a compute node, for sites whose flows run where nothing big may run, such as a login node.
+
+The node runs this package as the flow's host would have, on the same shared file system. A harvest goes on where it
+was, so a job that is cancelled, killed, or left alone by a flow that died costs time and nothing else. How a program
+gets onto a node is the caller's: this module knows no Slurm.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+
+from pydantic import ValidationError
+
+from nightbridge.errors import TransientError
+from nightbridge.files import write_model
+from nightbridge.models import RunRecord, SecretRef
+from nightbridge.node_programs import RunOnNode, node_program, read_answer
+from nightbridge.store.harvest import load_record
+from nightbridge.store.node_harvest import NodeAnswer, NodeSecrets
+from nightbridge.store.objects import ObjectStore
+from nightbridge.store.order import HarvestOrder
+from nightbridge.store.progress import Progress
+
+ORDER_FILE = "harvest-order.json"
+"""The order, in the attempt's folder."""
+
+_VARIABLE = "NIGHTBRIDGE_HARVEST_"
+
+log = logging.getLogger(__name__)
+
+
+def harvest_on_node(
+    order: HarvestOrder,
+    store: ObjectStore,
+    secrets: Mapping[SecretRef, str],
+    run_on_node: RunOnNode,
+    timeout: float,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> RunRecord:
+    """Have a run measured and stored by a job on a compute node; return its record.
+
+    Args:
+        order: What to harvest.
+        store: The opened store of the order, as this host reaches it.
+        secrets: The secrets of the run and of the store with their values, which reach the node through Slurm alone.
+        run_on_node: How a program gets there.
+        timeout: Seconds for waiting in the queue and the harvest together.
+        on_progress: Called in another thread, at intervals.
+
+    Raises:
+        TransientError: The cluster did not let the harvest end, or the store did not answer; calling again goes on.
+        LaunchRefused: The cluster refused the job for good.
+        PermanentError: The store refuses, or a node cannot run this package.
+        DamagedData: The run was committed earlier, and objects of it are missing.
+
+    """
+    there, variables = _for_the_node(order, secrets)
+    path = order.plan.attempt_dir / ORDER_FILE
+    write_model(path, there)
+    given = NodeSecrets(variables=variables, masked=tuple(secrets.values()))
+    finished = run_on_node(
+        f"harvest-{order.run.run_key}-a{order.jobs[-1].attempt}",
+        [*node_program("nightbridge.store.node_harvest"), str(path)],
+        environment={},
+        timeout=timeout,
+        given=given.model_dump_json().encode(),
+        on_line=lambda line: _heard(line, on_progress),
+    )
+    answer = read_answer(
+        finished, NodeAnswer, doing="harvest", thing=order.run.run_key, instead='on = "host" in [harvest]'
+    )
+    if answer.failure:
+        raise answer.failure.error()
+    record = load_record(store, order.prefix)
+    if record is None:
+        raise TransientError(
+            "a compute node harvested the run, and it is not to be seen here",
+            thing=store.url_of(order.prefix),
+            advice="The store must be the same for this host and for the nodes",
+        )
+    return record
+
+
+def _for_the_node(order: HarvestOrder, secrets: Mapping[SecretRef, str]) -> tuple[HarvestOrder, dict[str, str]]:
+    """The order with its store's secrets in the node's environment, and that environment.
+
+    Where the store names no keys, boto3 searches by itself, and must find on the node what it finds here.
+    """
+    keys = {
+        field: SecretRef(source="env", name=f"{_VARIABLE}{field.upper()}")
+        for field in ("access_key", "secret_key")
+        if getattr(order.store, field) is not None
+    }
+    variables = {reference.name: secrets[getattr(order.store, field)] for field, reference in keys.items()}
+    if not keys:
+        variables = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    return order.model_copy(update={"store": order.store.model_copy(update=keys)}), variables
+
+
+def _heard(line: str, on_progress: Callable[[Progress], None] | None) -> None:
+    try:
+        progress = Progress.model_validate_json(line)
+    except ValidationError:
+        log.info("%s", line)
+        return
+    if on_progress is not None:
+        on_progress(progress)
