@@ -31,6 +31,8 @@ class HeteroRun:
 
     @property
     def curves(self) -> Curves:
+        # A job that does not know its flags ends before it writes anything.
+        self.output.mkdir(parents=True, exist_ok=True)
         log = self.output / "log.out"
         log.write_text(self.said, encoding="utf-8")
         return read_curves(sorted((self.output / "tb_logs").glob("*tfevents*")), [log])
