@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 SEEDS ?= 5
 # A machine of usual speed needs less; a slower one leaves the last tests out and says how many.
-TEST_MINUTES ?= 30
+TEST_MINUTES ?= 20
 
 .PHONY: help check install demo test lint soak bench deploy worker night clean
 
