@@ -10,6 +10,7 @@ from rich.console import Console
 
 from nightbridge.config.documents import parse_document
 from nightbridge.config.scenarios import scenario_of
+from nightbridge.launch.points import at_point
 from nightbridge.models import (
     Comparison,
     GitRepo,
@@ -58,7 +59,8 @@ def swept(policy: SweepPolicy | None = None, tp: tuple[int, ...] = (1, 2, 3, 4),
 
 
 def run_at(test: TestDefinition, tp: int, iteration: int = 1) -> RunSpec:
-    return RunSpec(scenario="s", night=NIGHT, test=test, sweep_point={"tp": tp}, iteration=iteration)
+    point = {"tp": tp}
+    return RunSpec(scenario="s", night=NIGHT, test=at_point(test, point), sweep_point=point, iteration=iteration)
 
 
 def verdict_of(
