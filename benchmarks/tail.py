@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from nightbridge.models import GatePolicy
-from nightbridge.outputs.measurements import _tail_slowdown
+from nightbridge.outputs.measurements import tail_slowdown
 from nightbridge.regression.metrics import METRIC_BY_NAME
 
 SLOW_SHARE, SLOW_FACTOR = 0.09, 2.0
@@ -53,7 +53,7 @@ def usable(steps: Sequence[float] | None) -> bool:
 def tail(steps: np.ndarray) -> float | None:
     """The measurement itself, over the steps after the warm-up."""
     dropped = WARMUP if steps.size >= 2 * WARMUP else steps.size // 2
-    return _tail_slowdown(pd.Series(steps[dropped:]))
+    return tail_slowdown(pd.Series(steps[dropped:]))
 
 
 def print_share(name: str, width: float, tests: Sequence[Sequence[tuple[float, float]]]) -> None:

@@ -6,7 +6,8 @@ from typing import Literal
 from prefect.blocks.core import Block
 from pydantic import Field, SecretStr
 
-from nightbridge.models import ImageImport, SecretRef
+from blocks.secrets import secret_reference
+from nightbridge.models import ImageImport
 
 
 class ImageCache(Block):
@@ -46,10 +47,5 @@ class ImageCache(Block):
             srun_args=tuple(self.srun_args),
             cache=Path(self.cache) if self.cache else None,
             temp=Path(self.temp) if self.temp else None,
-            credentials=self._reference() if self.credentials else None,
+            credentials=secret_reference(self, "credentials"),
         )
-
-    def _reference(self) -> SecretRef:
-        if not self._block_document_name:
-            raise ValueError("save the Image Cache block before using its credentials: they are looked up by its name")
-        return SecretRef(source="block", name=f"{self._block_type_slug}/{self._block_document_name}#credentials")

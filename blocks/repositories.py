@@ -3,6 +3,7 @@
 from prefect.blocks.core import Block
 from pydantic import Field, SecretStr
 
+from blocks.secrets import secret_reference
 from nightbridge.models import SecretRef
 
 
@@ -36,10 +37,4 @@ class SourceRepositories(Block):
         Raises:
             ValueError: The block holds credentials and was never saved, so nothing could refer to it.
         """
-        if self.credentials is None:
-            return None
-        if not self._block_document_name:
-            raise ValueError(
-                "save the Source Repositories block before using its credentials: they are looked up there"
-            )
-        return SecretRef(source="block", name=f"{self._block_type_slug}/{self._block_document_name}#credentials")
+        return secret_reference(self, "credentials")

@@ -6,7 +6,8 @@ from typing import Literal
 from prefect.blocks.core import Block
 from pydantic import Field, SecretStr
 
-from nightbridge.models import HarvestPlace, RetentionPolicy, SecretRef, StoreSettings
+from blocks.secrets import secret_reference
+from nightbridge.models import HarvestPlace, RetentionPolicy, StoreSettings
 
 
 class HarvestStore(Block):
@@ -60,8 +61,8 @@ class HarvestStore(Block):
             endpoint_url=self.endpoint_url,
             region=self.region,
             profile=self.profile,
-            access_key=self._reference("access_key_id"),
-            secret_key=self._reference("secret_access_key"),
+            access_key=secret_reference(self, "access_key_id"),
+            secret_key=secret_reference(self, "secret_access_key"),
             ca_bundle=Path(self.ca_bundle) if self.ca_bundle else None,
             path_style=self.path_style,
             role_arn=self.role_arn,
@@ -77,10 +78,3 @@ class HarvestStore(Block):
     def place(self) -> HarvestPlace:
         """Where what goes to this store is harvested."""
         return HarvestPlace(on=self.harvest_on, srun_args=tuple(self.harvest_srun_args))
-
-    def _reference(self, field: str) -> SecretRef | None:
-        if getattr(self, field) is None:
-            return None
-        if not self._block_document_name:
-            raise ValueError("save the Harvest Store block before using its secrets: they are looked up by its name")
-        return SecretRef(source="block", name=f"{self._block_type_slug}/{self._block_document_name}#{field}")

@@ -50,7 +50,7 @@ def nightly_regression(
         PermanentError: The workspace or the store cannot be written.
         TransientError: The store or the Prefect server does not answer.
     """
-    _valid_tests(scenario)
+    _valid_tests(scenario, config.load(Path(scenario)))
     _check_server()
     load_site(system, cluster=cluster, store=store, workspace=_text(workspace))
     state = nightly(
@@ -92,11 +92,16 @@ def run_pipeline(
         InvalidInput: The file is wrong or has several runs, or a named block does not exist; nothing was started.
         TransientError: The Prefect server does not answer.
     """
-    run = test if isinstance(test, RunSpec) else _only_run(test, checked_night(night) if night else new_night())
-    _check_server()
-    site = load_site(system, cluster=cluster, store=store, workspace=_text(workspace))
-    if not isinstance(test, RunSpec) and (limits := node_limits(config.load(Path(test)), site)):
-        run = _only_run(test, run.night, limits)
+    if isinstance(test, RunSpec):
+        _check_server()
+        run, site = test, load_site(system, cluster=cluster, store=store, workspace=_text(workspace))
+    else:
+        written = config.load(Path(test))
+        run = _only_run(test, written, checked_night(night) if night else new_night())
+        _check_server()
+        site = load_site(system, cluster=cluster, store=store, workspace=_text(workspace))
+        if limits := node_limits(written, site):
+            run = _only_run(test, written, run.night, limits)
     verdict: Verdict = result_of(
         pipeline(run, site, AttemptChoice.NEW if new_attempt else AttemptChoice.CURRENT, return_state=True)
     )
@@ -166,17 +171,17 @@ def bisect_regression(
     return result
 
 
-def _valid_tests(file: str | Path, limits: ClusterLimits | None = None) -> Scenario:
-    """The file's tests, of which at least one can run."""
-    scenario = check_scenario(config.load(Path(file)), limits)
+def _valid_tests(file: str | Path, written: Scenario, limits: ClusterLimits | None = None) -> Scenario:
+    """What was written in the file, checked; at least one test of it can run."""
+    scenario = check_scenario(written, limits)
     if scenario.invalid and not scenario.tests:
         violations = [violation for test in scenario.invalid for violation in test.violations]
         raise InvalidInput("no test of it can run", thing=str(file), advice="Mend what follows", violations=violations)
     return scenario
 
 
-def _only_run(file: str | Path, night: str, limits: ClusterLimits | None = None) -> RunSpec:
-    scenario = _valid_tests(file, limits)
+def _only_run(file: str | Path, written: Scenario, night: str, limits: ClusterLimits | None = None) -> RunSpec:
+    scenario = _valid_tests(file, written, limits)
     runs = config.runs(scenario, night, limits)
     count = len(runs) + len(scenario.invalid)
     if count != 1:

@@ -1,12 +1,13 @@
-"""Programs of this package on a compute node: how one is started there, and what it has to say at its end.
+"""Programs of this package on a compute node: how one begins there, and what it has to say at its end.
 
 The nodes see the shared file system, and on it the Python that runs here. How a program gets onto a node is the
 caller's (`slurm.node_command` is how); an answer is the last line of its stdout, as JSON.
 """
 
+import logging
+import signal
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Protocol, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -16,6 +17,7 @@ from nightbridge.processes import Finished
 
 # What a shell and srun say of a program that was killed: 128 and the signal's number.
 _FIRST_KILLED_CODE = 129
+_TERMINATED = 128 + signal.SIGTERM
 
 _Answer = TypeVar("_Answer", bound=BaseModel)
 
@@ -36,12 +38,10 @@ class RunOnNode(Protocol):
         """Run `argv` as the job `name`; `given` is its stdin, `on_line` hears each line of its stderr."""
 
 
-def node_program(module: str) -> list[str]:
-    """The command line, without its arguments, of a module of this package that has a `main(arguments) -> int`."""
-    root = str(Path(__file__).resolve().parents[1])
-    start = f"import sys; sys.path.append({root!r}); from {module} import main; sys.exit(main(sys.argv[1:]))"
-    # Isolated (-I): what the node's environment says about Python is not ours.
-    return [sys.executable, "-I", "-c", start]
+def begin_on_node() -> None:
+    """Set up this process as such a program: what it says goes to stderr, and a cancelled job clears up as it ends."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
 
 
 def read_answer(finished: Finished, answer: type[_Answer], *, doing: str, thing: str, instead: str) -> _Answer:

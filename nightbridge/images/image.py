@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Protocol
 
 from nightbridge.errors import DamagedData, InvalidInput, TransientError
-from nightbridge.files import write_error, write_model
+from nightbridge.files import write_model
 from nightbridge.images.enroot import IMPORT_TIMEOUT_SECONDS, Enroot, find_enroot
 from nightbridge.images.references import ImageReference, parse_reference
-from nightbridge.images.space import OTHER_FOLDERS
+from nightbridge.images.space import named_write_errors
 from nightbridge.images.squashfs import check_squashfs, sha256_of
 from nightbridge.images.standard_tools import StandardTools, find_standard_tools
 from nightbridge.images.work import remove_leftovers
@@ -155,18 +155,14 @@ def _registry_image(reference: ImageReference, digest: str, images: Path, find: 
             started = time.monotonic()
             temporary = images / f".{name}.{uuid.uuid4().hex}.sqsh.tmp"
             try:
-                tool = importer.import_image(reference, temporary)
-                _check_import(temporary, tool, reference)
-                record = _record(temporary, reference=str(reference), digest=digest, tool=tool)
-                held.ensure_held()
-                sidecar.unlink(missing_ok=True)
-                temporary.replace(path)
-                write_model(sidecar, record)
-            except OSError as error:
-                what = f"a file of the import of {reference}"
-                raise write_error(
-                    error, what=what, thing=str(error.filename or images), advice=OTHER_FOLDERS
-                ) from error
+                with named_write_errors(reference, images):
+                    tool = importer.import_image(reference, temporary)
+                    _check_import(temporary, tool, reference)
+                    record = _record(temporary, reference=str(reference), digest=digest, tool=tool)
+                    held.ensure_held()
+                    sidecar.unlink(missing_ok=True)
+                    temporary.replace(path)
+                    write_model(sidecar, record)
             finally:
                 temporary.unlink(missing_ok=True)
             log.info("imported %s: %d MB in %.0f s", reference, record.size >> 20, time.monotonic() - started)

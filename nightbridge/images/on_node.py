@@ -20,7 +20,8 @@ from nightbridge.images.references import ImageReference
 from nightbridge.images.registry import registry_digest
 from nightbridge.images.work import work_name
 from nightbridge.models import ImageImport
-from nightbridge.node_programs import RunOnNode, node_program, read_answer
+from nightbridge.node_programs import RunOnNode, read_answer
+from nightbridge.own_programs import own_program
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ class NodeImporter:
             finished = self._run_on_node(
                 # The folder's own part keeps apart the jobs of several workspaces that import the same image.
                 work_name(output).partition(".")[0] + f"-{str(reference.digest).removeprefix('sha256:')[:_DIGITS]}",
-                [*node_program("nightbridge.images.node_import"), order.model_dump_json()],
+                own_program("nightbridge.images.node_import", [order.model_dump_json()]),
                 environment={name: value for name, value in os.environ.items() if _PASSED_ON.fullmatch(name)},
                 timeout=IMPORT_TIMEOUT_SECONDS,
                 given=self._credentials.get_secret_value().encode(),

@@ -6,14 +6,15 @@ machine learning software, whose layers shrink to a third, rounded up: what was 
 cache with zstd, unpacked as it is, and packed again with lzo, which is faster and packs less.
 """
 
+import contextlib
 import logging
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from nightbridge.errors import NightbridgeError, PermanentError
-from nightbridge.files import check_writable
+from nightbridge.files import check_writable, write_error
 from nightbridge.images.references import ImageReference
 from nightbridge.images.registry import download_size
 from nightbridge.models import Model
@@ -69,6 +70,22 @@ def check_folders(cache: Path, temp: Path, images: Path, *, size: int, reference
         ),
         reference,
     )
+
+
+@contextlib.contextmanager
+def named_write_errors(reference: ImageReference, folder: Path) -> Iterator[None]:
+    """Turn an error of the file system during an import into ours, which names the image and the file, else `folder`.
+
+    Raises:
+        PermanentError: A file could not be written.
+        TransientError: It could not be written now.
+
+    """
+    try:
+        yield
+    except OSError as error:
+        what, thing = f"a file of the import of {reference}", str(error.filename or folder)
+        raise write_error(error, what=what, thing=thing, advice=OTHER_FOLDERS) from error
 
 
 def check_space(needs: Iterable[Need], reference: ImageReference) -> None:

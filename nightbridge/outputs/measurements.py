@@ -86,7 +86,7 @@ def summarise(
         step_time_p05=step_time.p05,
         step_time_p95=step_time.p95,
         step_time_spread=step_time.spread,
-        tail_slowdown=_tail_slowdown(window["step_time"]),
+        tail_slowdown=tail_slowdown(window["step_time"]),
         tflops_per_gpu=tflops.median,
         tflops_per_gpu_p05=tflops.p05,
         tflops_per_gpu_p95=tflops.p95,
@@ -141,7 +141,7 @@ def _statistics(values: "pd.Series[float]") -> _Statistics:
     return _Statistics(median, p05, p95, _NORMAL_SIGMA * deviation / abs(median) if median else None)
 
 
-def _tail_slowdown(values: "pd.Series[float]") -> float | None:
+def tail_slowdown(values: "pd.Series[float]") -> float | None:
     """How slow the last steps are against all; None where the window is too short to have an end of its own."""
     steps = max(_LEAST_TAIL, math.ceil(_TAIL_SHARE * len(values)))
     if len(values) < 3 * steps or len(_finite(values)) < len(values):

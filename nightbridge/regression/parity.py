@@ -199,19 +199,24 @@ def follow(reference: Curve, curve: Curve, policy: ReferencePolicy) -> Following
     last = policy.steps or max((*reference, *curve), default=0)
     wanted = [step for step in sorted(reference.keys() | curve.keys()) if step <= last]
     common = [step for step in wanted if step in reference and step in curve]
-    broken = tuple(step for step in common if not (math.isfinite(reference[step]) and math.isfinite(curve[step])))
-    steps = []
-    for step in common:
-        if step not in broken:
-            values = (np.array([curve[step]]), np.array([reference[step]]))
-            limit = policy.first if step == min(reference) else policy.later
-            difference = float(_relative(*values)[0])
-            steps.append(
-                StepDifference(
-                    step=step, reference=reference[step], value=curve[step], difference=difference, limit=limit
-                )
-            )
-    return Following(steps=tuple(steps), missing=tuple(sorted(set(wanted) - set(common))), not_finite=broken)
+    finite = [step for step in common if math.isfinite(reference[step]) and math.isfinite(curve[step])]
+    first = min(reference, default=None)
+    differences = _relative(np.array([curve[step] for step in finite]), np.array([reference[step] for step in finite]))
+    steps = tuple(
+        StepDifference(
+            step=step,
+            reference=reference[step],
+            value=curve[step],
+            difference=difference,
+            limit=policy.first if step == first else policy.later,
+        )
+        for step, difference in zip(finite, differences.tolist(), strict=True)
+    )
+    return Following(
+        steps=steps,
+        missing=tuple(sorted(set(wanted) - set(common))),
+        not_finite=tuple(sorted(set(common) - set(finite))),
+    )
 
 
 def compare_runs(

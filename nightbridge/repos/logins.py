@@ -14,6 +14,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from nightbridge.netrc_lines import file_in_memory, read_netrc, whole_lines
+from nightbridge.own_programs import own_program
 
 _SETTINGS: ContextVar[tuple[str, ...]] = ContextVar("settings", default=())
 # A server elsewhere gets no password that everybody on the way can read.
@@ -65,9 +66,4 @@ def main(arguments: Sequence[str]) -> int:
 
 def _command(path: Path) -> str:
     """The helper as git's shell runs it."""
-    root = str(Path(__file__).resolve().parents[2])
-    start = (
-        f"import sys; sys.path.append({root!r}); "
-        "from nightbridge.repos.logins import main; sys.exit(main(sys.argv[1:]))"
-    )
-    return "!" + shlex.join([sys.executable, "-I", "-c", start, str(path)])
+    return "!" + shlex.join(own_program("nightbridge.repos.logins", [str(path)]))

@@ -31,6 +31,7 @@ from nightbridge.errors import (
 )
 from nightbridge.files import create_exclusively, write_atomically, write_model
 from nightbridge.models import JobStatus, utc_now
+from nightbridge.own_programs import own_program
 from nightbridge.slurm.attempts import (
     JOB_SCRIPT,
     REFUSAL_FILE,
@@ -70,12 +71,7 @@ _CLOCK_SLACK = timedelta(seconds=5)
 def install_front(attempt_dir: Path) -> Path:
     """Put our `sbatch` into the attempt's `bin` folder, which goes first on the launcher's PATH; return the folder."""
     folder = attempt_dir / "bin"
-    # Isolated (-I): the launcher's PYTHONPATH and the modules in its folder are not ours.
-    root = str(Path(__file__).resolve().parents[2])
-    start = (
-        f"import sys; sys.path.append({root!r}); from nightbridge.slurm.front import main; sys.exit(main(sys.argv[1:]))"
-    )
-    command = shlex.join([sys.executable, "-I", "-c", start])
+    command = shlex.join(own_program("nightbridge.slurm.front"))
     text = f'#!/bin/sh\n{ATTEMPT_VARIABLE}={shlex.quote(str(attempt_dir))} exec {command} "$@"\n'
     _write_program(folder / "sbatch", text)
     return folder

@@ -1,11 +1,11 @@
 """Slurm's commands for the embedded cluster's PATH, and how its processes start Python."""
 
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from nightbridge.files import write_atomically
+from nightbridge.own_programs import own_program
 
 COMMANDS = ("sbatch", "srun", "scontrol", "squeue", "sacct", "scancel", "sinfo")
 
@@ -13,12 +13,9 @@ COMMANDS = ("sbatch", "srun", "scontrol", "squeue", "sacct", "scancel", "sinfo")
 def python_command(module: str, arguments: Sequence[str] = ()) -> list[str]:
     """The command line that calls `main(arguments)` of one of our modules.
 
-    Isolated (`-I`): neither the job's PYTHON* variables nor modules in its folder can get in the way. Without `site`
-    (`-S`): the environment's packages are not needed, and looking for them takes time.
+    Without `site` (`-S`): the environment's packages are not needed, and looking for them takes time.
     """
-    package_parent = str(Path(__file__).resolve().parents[2])
-    start = f"import sys; sys.path.append({package_parent!r}); from {module} import main; sys.exit(main(sys.argv[1:]))"
-    return [sys.executable, "-I", "-S", "-c", start, *arguments]
+    return own_program(module, arguments, python_options=("-S",))
 
 
 def shims_dir(root: Path) -> Path:

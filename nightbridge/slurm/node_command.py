@@ -12,7 +12,6 @@ from nightbridge.errors import NightbridgeError, PermanentError, TransientError
 from nightbridge.models import ClusterSettings
 from nightbridge.processes import Finished, run
 from nightbridge.slurm.command_line import CommandLineCluster
-from nightbridge.slurm.environment import without_slurm
 from nightbridge.slurm.refusals import last_line, refusal_of
 from nightbridge.slurm.states import TERMINAL
 
@@ -20,6 +19,8 @@ log = logging.getLogger(__name__)
 
 ENDING_SECONDS = 180.0
 """How long a cancelled job may take to be gone: Slurm's KillWait, 30 s unless the site changed it, and an epilog."""
+
+_KEPT_VARIABLES = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ", "SLURM_CONF")
 
 # What Slurm says when the job was taken from us, and when there never was one; texts of Slurm 22.05 to 26.05.
 _TAKEN_AWAY = re.compile(
@@ -73,7 +74,6 @@ def run_on_node(
     if program is None:
         raise PermanentError("command not found", thing="srun", advice="Set the cluster's bin_dir")
     _wait_for_end(cluster, _cancel_all(cluster, name), name)
-    ended = False
     try:
         finished = run(
             [program, *_options(settings, name), *options, *argv],
@@ -82,11 +82,10 @@ def run_on_node(
             given=given,
             on_line=on_line,
         )
-        ended = True
-    finally:
-        if not ended:
-            with suppress(NightbridgeError):
-                _cancel_all(cluster, name)
+    except BaseException:
+        with suppress(NightbridgeError):
+            _cancel_all(cluster, name)
+        raise
     if finished.code and (error := _slurms_own(finished, name)):
         raise error
     return finished
@@ -94,9 +93,8 @@ def run_on_node(
 
 def _variables(cluster: CommandLineCluster) -> dict[str, str]:
     """What srun needs; the rest of this process's environment, with its keys and tokens, is no business of the job."""
-    kept = {name: os.environ[name] for name in ("PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ") if name in os.environ}
-    ours = {name: value for name, value in without_slurm(os.environ).items() if name == "SLURM_CONF"}
-    return {"PATH": os.defpath} | kept | ours | cluster.launch_environment()
+    kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
+    return {"PATH": os.defpath} | kept | cluster.launch_environment()
 
 
 def _options(settings: ClusterSettings, name: str) -> list[str]:

@@ -5,9 +5,7 @@ goes to stderr, a line of JSON for each, and so does everything else that is sai
 stdout.
 """
 
-import logging
 import os
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -18,14 +16,13 @@ from pydantic import Field
 from nightbridge.errors import NightbridgeError
 from nightbridge.failures import Failure
 from nightbridge.models import Model
+from nightbridge.node_programs import begin_on_node
 from nightbridge.store.objects import open_store
 from nightbridge.store.order import HarvestOrder, carry_out
 from nightbridge.store.progress import Progress
 
 PROGRESS_INTERVAL = 5.0
 """Seconds between two lines of progress."""
-
-_TERMINATED = 128 + signal.SIGTERM
 
 
 class NodeSecrets(Model):
@@ -45,9 +42,7 @@ class NodeAnswer(Model):
 
 def main(arguments: Sequence[str]) -> int:
     """Carry out the order in the file that is the only argument; return the exit code."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    # A cancelled job's harvest removes its scratch folder; the default would not.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
+    begin_on_node()
     given = NodeSecrets.model_validate_json(sys.stdin.read())
     os.environ.update(given.variables)
     order = HarvestOrder.model_validate_json(Path(arguments[0]).read_bytes())

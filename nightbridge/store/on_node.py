@@ -14,7 +14,8 @@ from pydantic import ValidationError
 from nightbridge.errors import TransientError
 from nightbridge.files import write_model
 from nightbridge.models import RunRecord, SecretRef
-from nightbridge.node_programs import RunOnNode, node_program, read_answer
+from nightbridge.node_programs import RunOnNode, read_answer
+from nightbridge.own_programs import own_program
 from nightbridge.store.harvest import load_record
 from nightbridge.store.node_harvest import NodeAnswer, NodeSecrets
 from nightbridge.store.objects import ObjectStore
@@ -60,7 +61,7 @@ def harvest_on_node(
     given = NodeSecrets(variables=variables, masked=tuple(secrets.values()))
     finished = run_on_node(
         f"harvest-{order.run.run_key}-a{order.jobs[-1].attempt}",
-        [*node_program("nightbridge.store.node_harvest"), str(path)],
+        own_program("nightbridge.store.node_harvest", [str(path)]),
         environment={},
         timeout=timeout,
         given=given.model_dump_json().encode(),
