@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         ClusterLimits,
         NightReport,
         Scenario,
+        SecretRef,
         Site,
         SweepResult,
         TestDefinition,
@@ -150,7 +151,6 @@ def events(
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE.parquet", help="Write the table there.")] = None,
 ) -> None:
     """Read TensorBoard event files into a table, up to the first damage of each."""
-    from nightbridge.files import write_atomically
     from nightbridge.outputs.event_files import metrics_parquet, scalars
 
     if not path.exists():
@@ -160,10 +160,7 @@ def events(
     if not len(table) and not damage:
         raise InvalidInput("no TensorBoard scalars", thing=str(path), advice="Name a folder with events.out.tfevents.*")
     if out is not None:
-        try:
-            write_atomically(out, metrics_parquet(table))
-        except OSError as error:
-            raise InvalidInput(f"cannot be written: {error.strerror or error}", thing=str(out)) from error
+        _write_file(out, metrics_parquet(table))
         _note(f"{len(table)} scalars written to {out}")
         return
     print("\t".join(("tag", "points", "first_step", "last_step", "last_value")))
@@ -395,23 +392,40 @@ def accept(
 def parity(
     run_a: Annotated[str, typer.Argument(metavar="RUN_A", help="The run that is compared with.")],
     run_b: Annotated[str, typer.Argument(metavar="RUN_B", help="The run that is compared.")],
+    gate: Annotated[
+        Literal["numerics", "convergence", "iterations"],
+        typer.Option("--gate", help="What decides: every bit, the course of the loss, or each iteration's loss."),
+    ] = "convergence",
+    first: Annotated[
+        float, typer.Option("--first", min=0, help="Of iterations: how far the first may be off; 0.005 is 0.5 %.")
+    ] = 0.005,
+    later: Annotated[float, typer.Option("--later", min=0, help="How far later ones may be off.")] = 0.015,
+    steps: Annotated[int | None, typer.Option("--steps", min=1, help="The last iteration that counts.")] = None,
+    page: Annotated[
+        Path | None, typer.Option("--page", metavar="FILE.html", help="Draw both runs' curves over each other there.")
+    ] = None,
     as_json: JsonOption = False,
     system: SystemOption = None,
     store: StoreOption = None,
     workspace: WorkspaceOption = None,
 ) -> None:
     """Say whether two stored runs compute the same, or converge alike, step by step."""
-    from nightbridge.regression.stored import parity_stored
+    from nightbridge.models import ReferencePolicy
+    from nightbridge.regression.parity_page import GATE_WORDS
+    from nightbridge.regression.stored import parity_page_stored, parity_stored
 
-    found = parity_stored(_store(_site(system, store=store, workspace=workspace)), run_a, run_b)
+    kept = _store(_site(system, store=store, workspace=workspace))
+    found = parity_stored(kept, run_a, run_b, ReferencePolicy(first=first, later=later, steps=steps))
+    faults = found.faults_of(gate)
+    if page is not None:
+        _write_file(page, parity_page_stored(kept, found, gate).encode())
     if as_json:
-        _print_json(found.model_dump(mode="json"))
+        _print_json({**found.model_dump(mode="json"), "gate": gate, "passed": not faults})
     else:
-        for fault in (*found.faults, *(fault for curve in found.curves for fault in curve.faults)):
+        for fault in faults:
             print(fault)
-        alike = "converge alike" if found.same_convergence else "do not converge alike"
-        print("compute the same, bit for bit" if found.same_numerics else alike)
-    raise typer.Exit(0 if found.same_convergence else 1)
+        print("compute the same, bit for bit" if found.same_numerics else GATE_WORDS[gate][bool(faults)])
+    raise typer.Exit(1 if faults else 0)
 
 
 @app.command()
@@ -486,6 +500,8 @@ def demo(
     os.environ.update(
         PREFECT_HOME=str(home),
         PREFECT_LOGGING_LEVEL="ERROR",
+        # On a slow machine the server meets a locked database, says so at length, and tries again.
+        PREFECT_LOGGING_SERVER_LEVEL="CRITICAL",
         PREFECT_SERVER_ANALYTICS_ENABLED="false",
         DO_NOT_TRACK="1",
     )
@@ -651,11 +667,17 @@ def _store(site: "Site") -> "ObjectStore":
     from nightbridge.store.objects import open_store
 
     settings = site.store_settings
-    if any(reference and reference.source == "block" for reference in (settings.access_key, settings.secret_key)):
-        from flows.api import block_value
+    return open_store(settings, _block_values(settings.access_key, settings.secret_key))
 
-        return open_store(settings, block_value)
-    return open_store(settings)
+
+def _block_values(*secrets: "SecretRef | None") -> "Callable[[str], str] | None":
+    """What reads secrets out of Prefect's blocks; Prefect is started only where one is kept there."""
+    if not any(secret and secret.source == "block" for secret in secrets):
+        return None
+    from flows.api import block_value
+
+    read: Callable[[str], str] = block_value
+    return read
 
 
 # --- what validate finds ---------------------------------------------------------------------------------------------
@@ -670,9 +692,17 @@ def _code_of(site: "Site") -> "Callable[[TestDefinition], Checkout | None]":
     """What checks out the code of a test, for this one call: a branch is asked for anew."""
     from nightbridge.nights import new_night
     from nightbridge.repos.clone import make_code
+    from nightbridge.repos.logins import git_logins
+    from nightbridge.secrets import resolve_secret
 
-    night = new_night()
-    return lambda test: make_code(test, site, night)
+    night, named = new_night(), site.git_credentials
+    lines = resolve_secret(named, _block_values(named)) if named else ""
+
+    def code(test: "TestDefinition") -> "Checkout":
+        with git_logins(lines):
+            return make_code(test, site, night)
+
+    return code
 
 
 def _validation(
@@ -802,6 +832,9 @@ def _print_plan(plan: Mapping[str, Any]) -> None:
     print(plan["command"])
     if plan["sbatch_args"]:
         print(f"# sbatch options: {' '.join(plan['sbatch_args'])}")
+    if plan["batch_script"] is not None:
+        print(f"# {plan['argv'][-1]}:")
+        print(plan["batch_script"])
     _notes(f"{plan['run_key']}: {warning}" for warning in plan["warnings"])
 
 
@@ -822,13 +855,20 @@ def _print_verdicts(verdicts: "Sequence[Verdict]") -> None:
 
 def _write_junit(path: Path, report: "NightReport") -> None:
     """Write a night's verdicts for a CI system; the night itself is over and kept, whatever becomes of this file."""
-    from nightbridge.files import write_atomically
     from nightbridge.models import utc_now
     from nightbridge.regression.junit import junit_xml
 
-    document = junit_xml(report.scenario, report.night, report.verdicts, report=report.report, written_at=utc_now())
+    _write_file(
+        path, junit_xml(report.scenario, report.night, report.verdicts, report=report.report, written_at=utc_now())
+    )
+
+
+def _write_file(path: Path, data: bytes) -> None:
+    """Write what a person asked for, to where they asked for it."""
+    from nightbridge.files import write_atomically
+
     try:
-        write_atomically(path, document)
+        write_atomically(path, data)
     except OSError as error:
         reason = f"cannot be written: {error.strerror or error}"
         raise InvalidInput(reason, thing=str(path), advice="Name a file that can be written") from error

@@ -130,7 +130,7 @@ def loss_chart(metrics: "pd.DataFrame", baseline: "pd.DataFrame | None" = None) 
         metrics: The run's scalar table: columns tag, step, value and superseded.
         baseline: That of the run that it is compared with; dashed, below tonight's.
     """
-    return _steps_chart(metrics, baseline, LOSS_TAG, "loss")
+    return steps_chart(metrics, baseline, LOSS_TAG, "loss")
 
 
 def step_time_chart(metrics: "pd.DataFrame", baseline: "pd.DataFrame | None" = None) -> str:
@@ -138,7 +138,7 @@ def step_time_chart(metrics: "pd.DataFrame", baseline: "pd.DataFrame | None" = N
 
     The first steps take many times as long as the others: the axis ends where the others are, and says so with arrows.
     """
-    return _steps_chart(metrics, baseline, STEP_TIME_TAG, "step time, s", cut=True)
+    return steps_chart(metrics, baseline, STEP_TIME_TAG, "step time, s", cut=True)
 
 
 def spread_chart(tonight: Sequence[float], baseline: Sequence[float]) -> str:
@@ -176,9 +176,18 @@ def step_times(metrics: "pd.DataFrame", first: int | None, last: int | None) -> 
     return found
 
 
-def _steps_chart(
+def steps_chart(
     metrics: "pd.DataFrame", baseline: "pd.DataFrame | None", tag: str, label: str, *, cut: bool = False
 ) -> str:
+    """Draw a quantity of each step of one run; empty when the run has none.
+
+    Args:
+        metrics: The run's scalar table: columns tag, step, value and superseded.
+        baseline: That of another run; dashed, below the first one's.
+        tag: The quantity.
+        label: What it is called, with its unit.
+        cut: End the axis where most values are, and say so with arrows.
+    """
     steps, values = _curve(metrics, tag)
     finite = [(step, value) for step, value in zip(steps, values, strict=True) if math.isfinite(value)]
     if not finite:
@@ -203,6 +212,33 @@ def _steps_chart(
         _label(axes, finite[-1][0], finite[-1][1], finite[-1][1], BLUE)
     axes.set_xlabel("step")
     axes.set_ylabel(label)
+    return _svg(figure)
+
+
+def differences_chart(steps: Sequence[int], differences: Sequence[float], limits: Sequence[float]) -> str:
+    """Draw how far two curves are apart at each iteration; empty without any.
+
+    Args:
+        steps: The iterations, in order.
+        differences: Relative and signed: 0.01 is 1 % above the reference.
+        limits: How far they may be apart there, to either side.
+    """
+    if not steps:
+        return ""
+    figure, axes = _new_figure()
+    bounds = [100 * limit for limit in limits]
+    axes.fill_between(steps, [-bound for bound in bounds], bounds, step="mid", color=BLUE, alpha=0.09, linewidth=0)
+    axes.axhline(0, color=GREY, linewidth=0.8)
+    axes.plot(*_with_gaps(steps, [100 * difference for difference in differences]), color=BLUE, linewidth=1.4)
+    beyond = [
+        (step, 100 * difference)
+        for step, difference, limit in zip(steps, differences, limits, strict=True)
+        if not abs(difference) <= limit and math.isfinite(difference)
+    ]
+    marker, colour, size = POINTS["regressed"]
+    axes.scatter([x for x, _ in beyond], [y for _, y in beyond], marker=marker, color=colour, s=size, zorder=3)
+    axes.set_xlabel("step")
+    axes.set_ylabel("difference, %")
     return _svg(figure)
 
 

@@ -1,13 +1,15 @@
 """Parity: do two runs compute the same numbers, or at least converge alike?
 
 Two curves are aligned by step number, never by position. A step that one of them lacks, or that is not finite, is told
-and can never pass: it is no parity that nobody has seen. Two gates:
+and can never pass: it is no parity that nobody has seen. Three gates:
 
 * *same numerics*: every value is equal to the last bit; for deterministic runs of code that should not change anything.
 * *same convergence*: an exponential moving average, the mean of the tail, and the largest single step may differ by so
   much and not more. Each sees what the others miss: the average a stretch in the middle, the tail a bias that is
   smaller than the noise, the single step a spike. Correlation, cosine and Kolmogorov-Smirnov are not used: the first
   two do not see a level, the last does not see time.
+* *each iteration*: the loss of every single one may differ by so much; for two programs that should compute the same
+  in another order, such as one model on two grids and on one.
 
 The default bands pass 97 % of pairs of real runs whose loss differs by less than 2 % at any step, and flag a loss that
 is 0.5 % higher in the second half (`benchmarks/parity.py`). They are for losses; other tests have other noise, and
@@ -15,8 +17,8 @@ is 0.5 % higher in the second half (`benchmarks/parity.py`). They are for losses
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 Curve = Mapping[int, float]
 """Value by step number."""
+
+ParityGate = Literal["numerics", "convergence", "iterations"]
+"""What two runs have to have in common: every bit, the course of the loss, or the loss of every single iteration."""
 
 LOSS, GRAD_NORM, LEARNING_RATE = "lm loss", "grad-norm", "learning-rate"
 TAGS = (LOSS, GRAD_NORM, LEARNING_RATE)
@@ -50,6 +55,7 @@ class ParityBands(Model):
 
 
 DEFAULT_BANDS = ParityBands()
+DEFAULT_ITERATIONS = ReferencePolicy()
 
 
 class StepDifference(Model):
@@ -121,14 +127,32 @@ class CurveParity(Model):
     faults: tuple[str, ...] = Field((), description="Why the two do not converge alike; empty when they do.")
 
     @property
+    def gaps(self) -> tuple[str, ...]:
+        """What of the curves cannot be compared; empty when both have the same steps, at least one, all finite."""
+        missing = (
+            ("missing in B", self.only_in_a),
+            ("missing in A", self.only_in_b),
+            ("not finite", self.not_finite),
+        )
+        gaps = [f"{self.tag}: {_named(steps)} {what}" for what, steps in missing if steps]
+        return (*gaps, *([] if self.steps else [f"{self.tag}: no step in common"]))
+
+    @property
     def is_complete(self) -> bool:
         """Whether both have the same steps, at least one, all of them finite."""
-        return self.steps > 0 and not (self.only_in_a or self.only_in_b or self.not_finite)
+        return not self.gaps
+
+    @property
+    def unequal(self) -> tuple[str, ...]:
+        """Why the two are not equal to the last bit; empty when they are."""
+        if self.first_difference is None:
+            return self.gaps
+        return (*self.gaps, f"{self.tag}: first differs at step {self.first_difference}")
 
     @property
     def same_numerics(self) -> bool:
         """Whether the two are equal to the last bit."""
-        return self.is_complete and self.first_difference is None
+        return not self.unequal
 
     @property
     def same_convergence(self) -> bool:
@@ -142,19 +166,29 @@ class Parity(Model):
     a: str = Field("", description="What A is called, such as a run key.")
     b: str = ""
     curves: tuple[CurveParity, ...]
+    following: Following = Field(Following(), description="The losses, iteration by iteration.")
     faults: tuple[str, ...] = Field((), description="What keeps the runs from being compared at all.")
 
     @property
     def same_numerics(self) -> bool:
         """Whether all curves are equal to the last bit. The loss must be among them."""
-        return not self.faults and all(curve.same_numerics for curve in self.curves)
+        return not self.faults_of("numerics")
 
     @property
     def same_convergence(self) -> bool:
         """Whether the losses stay within the bands, and no curve of either run is broken off or not finite."""
-        return not self.faults and all(
-            curve.same_convergence if curve.tag == LOSS else curve.is_complete for curve in self.curves
-        )
+        return not self.faults_of("convergence")
+
+    def faults_of(self, gate: ParityGate) -> tuple[str, ...]:
+        """Why the runs do not pass a gate, a line each; empty when they do."""
+        found: dict[ParityGate, Iterable[str]] = {
+            "numerics": (fault for curve in self.curves for fault in curve.unequal),
+            "convergence": (
+                fault for curve in self.curves for fault in (curve.faults if curve.tag == LOSS else curve.gaps)
+            ),
+            "iterations": self.following.faults,
+        }
+        return (*self.faults, *found[gate])
 
 
 def compare_curves(a: Curve, b: Curve, tag: str = LOSS, bands: ParityBands = DEFAULT_BANDS) -> CurveParity:
@@ -226,6 +260,7 @@ def compare_runs(
     names: tuple[str, str] = ("", ""),
     tags: Sequence[str] = TAGS,
     bands: ParityBands = DEFAULT_BANDS,
+    policy: ReferencePolicy = DEFAULT_ITERATIONS,
 ) -> Parity:
     """Compare the curves of two runs.
 
@@ -237,7 +272,8 @@ def compare_runs(
         b: The other run's.
         names: What the two are called.
         tags: What is compared.
-        bands: How far the losses may be apart.
+        bands: How far the losses may be apart and still converge alike.
+        policy: How far they may be apart at single iterations.
     """
     curves = []
     for tag in tags:
@@ -249,7 +285,8 @@ def compare_runs(
         for name, table in zip(names, (a, b), strict=True)
         if not curve_of(table, LOSS)
     )
-    return Parity(a=names[0], b=names[1], curves=tuple(curves), faults=faults)
+    following = follow(curve_of(a, LOSS), curve_of(b, LOSS), policy)
+    return Parity(a=names[0], b=names[1], curves=tuple(curves), following=following, faults=faults)
 
 
 def curve_of(metrics: "pd.DataFrame", tag: str) -> dict[int, float]:
@@ -320,14 +357,9 @@ def _smoothed(values: Array, weight: float) -> Array:
 
 def _faults(found: CurveParity, bands: ParityBands) -> tuple[str, ...]:
     """Why the two do not converge alike. Every test is for being within: what is not a number is not within."""
-    missing = (
-        ("missing in B", found.only_in_a),
-        ("missing in A", found.only_in_b),
-        ("not finite", found.not_finite),
-    )
-    faults = [f"{found.tag}: {_named(steps)} {what}" for what, steps in missing if steps]
+    faults = list(found.gaps)
     if not found.steps:
-        return (*faults, f"{found.tag}: no step in common")
+        return tuple(faults)
     limits = (
         ("a single step", found.largest, bands.single_step, f" at step {found.largest_at}"),
         ("the moving average", found.smoothed, bands.smoothed, f" at step {found.smoothed_at}"),

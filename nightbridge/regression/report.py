@@ -3,10 +3,7 @@
 import contextlib
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache
 from typing import TYPE_CHECKING
-
-import jinja2
 
 from nightbridge.errors import DamagedData
 from nightbridge.models import StoreSettings, SweepResult, Verdict
@@ -15,6 +12,7 @@ from nightbridge.regression.history import HistoryRow, read_recent
 from nightbridge.regression.links import run_links
 from nightbridge.regression.page import STATUS_WORDS, Cell, build_page, cell_of, gravest_first, last_good_run
 from nightbridge.regression.sweep_tables import sweep_section
+from nightbridge.regression.templating import render_page
 from nightbridge.regression.wording import markdown_text
 from nightbridge.store.manifest import read_manifest
 from nightbridge.store.objects import ObjectStore
@@ -102,7 +100,7 @@ def render_report(
     """
     page = build_page(night, scenario, verdicts, rows, curves or {}, notes or {}, baselines, links)
     shown = [sweep_section(sweep) for sweep in sweeps]
-    return _environment().get_template("report.html.j2").render(page=page, sweeps=shown)
+    return render_page("report.html.j2", page=page, sweeps=shown)
 
 
 def markdown_table(verdicts: Iterable[Verdict]) -> str:
@@ -190,14 +188,3 @@ def _read_metrics(store: ObjectStore, key: str) -> "pd.DataFrame | None":
         return pd.read_parquet(io.BytesIO(data), columns=["tag", "step", "value", "superseded"])
     except (pa.ArrowException, ValueError) as error:
         raise DamagedData("not a table of scalars", thing=store.url_of(key), advice="Harvest the run again") from error
-
-
-@cache
-def _environment() -> jinja2.Environment:
-    return jinja2.Environment(
-        loader=jinja2.PackageLoader("nightbridge.regression"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )

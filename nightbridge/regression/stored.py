@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from nightbridge.errors import DamagedData, InvalidInput
-from nightbridge.models import Model, RunRecord, Verdict
+from nightbridge.models import Model, ReferencePolicy, RunRecord, Verdict
 from nightbridge.regression.decisions import read_decisions
 from nightbridge.regression.evidence import Contract, gather_evidence, since_of
 from nightbridge.regression.gate import compare, compare_with
@@ -17,7 +17,7 @@ from nightbridge.store.objects import ObjectStore
 if TYPE_CHECKING:
     import pandas as pd
 
-    from nightbridge.regression.parity import Parity
+    from nightbridge.regression.parity import Parity, ParityGate
 
 
 class TestHistory(Model):
@@ -80,16 +80,30 @@ def compare_stored(
     return compare_with(record, (row_of(other, compare_with(other, ())),))
 
 
-def parity_stored(store: ObjectStore, run_a: str, run_b: str) -> "Parity":
+def parity_stored(store: ObjectStore, run_a: str, run_b: str, policy: ReferencePolicy | None = None) -> "Parity":
     """Compare the curves of two stored runs: B against A.
+
+    Args:
+        store: Where both are.
+        run_a: The reference's run key.
+        run_b: The other one's.
+        policy: How far the losses may be apart at single iterations; the usual limits when None.
 
     Raises:
         PermanentError: One of them is not in the store.
         DamagedData: One of them is not what was committed, or has no scalars.
     """
-    from nightbridge.regression.parity import compare_runs
+    from nightbridge.regression.parity import DEFAULT_ITERATIONS, compare_runs
 
-    return compare_runs(_metrics(store, run_a), _metrics(store, run_b), names=(run_a, run_b))
+    a, b = _metrics(store, run_a), _metrics(store, run_b)
+    return compare_runs(a, b, names=(run_a, run_b), policy=policy or DEFAULT_ITERATIONS)
+
+
+def parity_page_stored(store: ObjectStore, found: "Parity", gate: "ParityGate") -> str:
+    """The page about two stored runs that `parity_stored` has compared. Raises as it does."""
+    from nightbridge.regression.parity_page import parity_html
+
+    return parity_html(found, _metrics(store, found.a), _metrics(store, found.b), gate)
 
 
 def _record(store: ObjectStore, run_key: str) -> RunRecord:

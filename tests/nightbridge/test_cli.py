@@ -146,6 +146,14 @@ def test_render_shows_the_command_line_of_every_run_and_masks_secrets(nightbridg
     assert "export HF_TOKEN=********" in out
 
 
+def test_render_shows_the_batch_script_of_a_workload_without_a_launcher(nightbridge):
+    code, out, _ = nightbridge("render", str(EXAMPLES / "hetero" / "9_nodes.toml"))
+
+    assert code == 0
+    assert "train.sh:\n#!/bin/bash\n#SBATCH --nodes=9\n" in out
+    assert "examples/mimo/pretrain_mimo.py --encoder-tp 1 --encoder-dp 8 --llm-tp 2" in out
+
+
 def test_render_prints_one_json_document(nightbridge):
     code, out, _ = nightbridge("render", "--json", NIGHTLY)
 

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from nightbridge.errors import InvalidInput
+from nightbridge.models import ReferencePolicy
 from nightbridge.regression.parity import (
     CurveParity,
     calibrated_bands,
@@ -163,6 +164,33 @@ class TestRuns:
         assert not found.same_numerics
         assert not found.same_convergence
         assert found.faults == ("a has no lm loss", "b has no lm loss")
+
+    def test_each_gate_says_why_it_is_not_passed(self, loss: dict[int, float]) -> None:
+        other = loss | {5: loss[5] * 1.03}
+
+        found = compare_runs(table(lm_loss=loss), table(lm_loss=other))
+
+        assert found.faults_of("numerics") == ("lm loss: first differs at step 5",)
+        assert found.faults_of("convergence") == ()
+        assert ["at iteration 5, +3.00 % (limit 1.5 %)" in fault for fault in found.faults_of("iterations")] == [True]
+
+    def test_the_first_iteration_has_a_limit_of_its_own(self, loss: dict[int, float]) -> None:
+        other = loss | {1: loss[1] * 1.01}
+        wide, narrow = ReferencePolicy(first=0.02), ReferencePolicy()
+
+        answers = [
+            compare_runs(table(lm_loss=loss), table(lm_loss=other), policy=policy).faults_of("iterations")
+            for policy in (wide, narrow)
+        ]
+
+        assert [bool(faults) for faults in answers] == [False, True]
+
+    def test_iterations_that_nobody_has_seen_never_agree(self, loss: dict[int, float]) -> None:
+        short = {step: value for step, value in loss.items() if step <= 50}
+
+        found = compare_runs(table(lm_loss=loss), table(lm_loss=short))
+
+        assert all(found.faults_of(gate) for gate in ("numerics", "convergence", "iterations"))
 
     def test_what_a_resumed_run_wrote_twice_counts_once(self, loss: dict[int, float]) -> None:
         rows = table(lm_loss=loss)

@@ -1,15 +1,17 @@
 """A person's questions about stored runs, by run key."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from nightbridge import cli
 from nightbridge.errors import DamagedData, InvalidInput, PermanentError
 from nightbridge.models import RunRecord, Summary, VerdictStatus
 from nightbridge.regression.gate import compare
 from nightbridge.regression.history import HistoryRow, add, find_series, history_frame, row_of
-from nightbridge.regression.stored import compare_stored, history_of, parity_stored
+from nightbridge.regression.stored import compare_stored, history_of, parity_page_stored, parity_stored
 from nightbridge.store.directory import DirectoryStore
 
 
@@ -77,6 +79,45 @@ class TestParity:
         assert same.same_numerics
         assert (other.same_numerics, other.same_convergence) == (False, False)
         assert (other.a, other.b) == (a.spec.run_key, c.spec.run_key)
+
+    def test_the_page_names_both_runs(
+        self, store: DirectoryStore, make_record: Callable[..., RunRecord], commit: Callable[..., RunRecord]
+    ) -> None:
+        a, b = commit(store, make_record(night="2026-11-08")), commit(store, make_record(night="2026-11-09"))
+
+        page = parity_page_stored(store, parity_stored(store, a.spec.run_key, b.spec.run_key), "numerics")
+
+        assert f"<code>{b.spec.run_key}</code> against <code>{a.spec.run_key}</code>" in page
+        assert "compute the same, bit for bit" in page
+
+    @pytest.mark.parametrize(
+        ("gate", "code", "said"),
+        [
+            ("numerics", 1, "lm loss: first differs at step 30"),
+            ("convergence", 0, "converge alike"),
+            ("iterations", 1, "at iteration 30, +3.00 % (limit 1.5 %)"),
+        ],
+    )
+    def test_the_exit_code_is_that_of_the_gate_that_was_asked_for(
+        self,
+        store: DirectoryStore,
+        make_record: Callable[..., RunRecord],
+        commit: Callable[..., RunRecord],
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+        gate: str,
+        code: int,
+        said: str,
+    ) -> None:
+        losses = {step: 10.0 - 0.1 * step for step in range(1, 51)}
+        a = commit(store, make_record(night="2026-11-08"), losses)
+        b = commit(store, make_record(night="2026-11-09"), losses | {30: losses[30] * 1.03})
+        runs, page = [a.spec.run_key, b.spec.run_key], tmp_path / "pages" / "parity.html"
+
+        assert cli.run(["parity", *runs, "--gate", gate, "--page", str(page), "--store", store.url]) == code
+
+        assert said in capsys.readouterr().out
+        assert "<svg" in page.read_text()
 
     @pytest.mark.parametrize("damage", [None, b"", b"PAR1"])
     def test_missing_or_damaged_scalars_are_never_alike(

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from nightbridge import cli
 from nightbridge.errors import PermanentError
 from nightbridge.repos.checkouts import check_out
 from nightbridge.repos.logins import git_logins, login_settings, main
@@ -44,6 +45,29 @@ def test_a_private_repository_is_mirrored_and_no_file_holds_the_token(
     assert TOKEN not in repr(settings)
     assert not kept.exists()
     assert [path for path in workspace.rglob("*") if path.is_file() and TOKEN.encode() in path.read_bytes()] == []
+
+
+def test_validate_pinned_reads_the_private_code_with_the_sites_login(
+    private: str, workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    test, site = tmp_path / "private.toml", tmp_path / "site.toml"
+    test.write_text(
+        'name = "private"\ndescription = "a fork"\ntest_template_name = "MegatronBridge"\n'
+        f'[[git_repos]]\nurl = "{private}"\ncommit = "main"\n'
+        '[cmd_args]\ngpu_type = "h100"\nnum_gpus = 8\ncontainer_image = "none"\n'
+        'model_family_name = "llama"\nmodel_recipe_name = "llama3_8b"\n'
+    )
+    site.write_text(f'workspace = "{workspace}"\ngit_credentials = "env:GIT_LOGINS"\n')
+    said = {}
+    for name, lines in (("wrong", LINES.replace(TOKEN, "wrong-token")), ("right", LINES)):
+        monkeypatch.setenv("GIT_LOGINS", lines)
+        cli.run(["validate", "--pinned", str(test), "--system", str(site)])
+        said[name] = "".join(capsys.readouterr())
+
+    assert "refused our credentials" in said["wrong"]
+    assert "refused our credentials" not in said["right"]
+    assert "private.toml: private:" in said["right"]
+    assert TOKEN not in said["right"] + said["wrong"]
 
 
 @pytest.mark.parametrize("lines", ["", LINES.replace(TOKEN, "wrong"), LINES.replace("127.0.0.1", "git.example.org")])
