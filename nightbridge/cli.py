@@ -5,7 +5,6 @@ is imported inside the commands, so that `--help` and `validate` start at once. 
 and what is said to people goes to stderr.
 """
 
-import json
 import os
 import shutil
 import signal
@@ -842,7 +841,10 @@ def _print_plan(plan: Mapping[str, Any]) -> None:
 
 
 def _print_json(document: object) -> None:
-    print(json.dumps(document, indent=2, default=str))
+    """Print JSON that every parser takes: what is infinite or not a number is null, which Python's own would not do."""
+    from pydantic_core import to_json
+
+    print(to_json(document, indent=2, inf_nan_mode="null", fallback=str).decode())
 
 
 def _print_verdicts(verdicts: "Sequence[Verdict]") -> None:

@@ -1,5 +1,6 @@
 """A person's questions about stored runs, by run key."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,22 @@ class TestParity:
 
         assert said in capsys.readouterr().out
         assert "<svg" in page.read_text()
+
+    def test_a_difference_without_end_is_null_in_json(
+        self,
+        store: DirectoryStore,
+        make_record: Callable[..., RunRecord],
+        commit: Callable[..., RunRecord],
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        losses = {step: 10.0 - 0.1 * step for step in range(1, 51)}
+        a = commit(store, make_record(night="2026-11-08"), losses | {30: 0.0})
+        b = commit(store, make_record(night="2026-11-09"), losses)
+
+        code = cli.run(["parity", a.spec.run_key, b.spec.run_key, "--json", "--store", store.url])
+
+        document = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+        assert (code, document["passed"], document["curves"][0]["largest"]) == (1, False, None)
 
     @pytest.mark.parametrize("damage", [None, b"", b"PAR1"])
     def test_missing_or_damaged_scalars_are_never_alike(
