@@ -1,9 +1,14 @@
 """The functions that Python users call; see `flows/__init__.py`."""
 
+import platform
 from pathlib import Path
 
 from prefect.client.orchestration import get_client
-from prefect.settings import PREFECT_API_URL
+from prefect.settings import (
+    PREFECT_API_URL,
+    PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS,
+    temporary_settings,
+)
 
 from blocks import load_site
 from flows.bisect import bisect_flow
@@ -20,6 +25,9 @@ from nightbridge.rules import check_scenario
 from nightbridge.slurm.ledger import AttemptChoice
 from tasks.prepare import node_limits
 from tasks.secrets import block_value
+
+SERVER_START_SECONDS = 300
+"""How long Prefect's own server may take to start."""
 
 __all__ = ["bisect_regression", "block_value", "load_site", "nightly_regression", "run_pipeline"]
 
@@ -190,16 +198,27 @@ def _only_run(file: str | Path, written: Scenario, night: str, limits: ClusterLi
 
 
 def _check_server() -> None:
-    """Tell here that the configured Prefect server is away; further on it would look like a defect of ours."""
-    url = PREFECT_API_URL.value()
-    if url is None:
-        return  # Prefect starts one for this process
-    with get_client(sync_client=True) as client:
-        error = client.api_healthcheck()
-    if error is not None:
+    """Tell here that there is no Prefect server; further on it would look like a defect of ours.
+
+    Where none is configured Prefect starts one for this process, for which a busy machine needs longer than the 20 s
+    that Prefect waits by itself.
+    """
+    url, setting = PREFECT_API_URL.value(), PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS
+    seconds = max(SERVER_START_SECONDS, setting.value())
+    try:
+        with temporary_settings({setting: seconds}), get_client(sync_client=True) as client:
+            problem = client.api_healthcheck()
+    except RuntimeError as error:
+        advice = "Run `prefect server start` and set PREFECT_API_URL to its address, or try again"
         raise TransientError(
-            "the Prefect server does not answer", thing=url, advice="Start it, or unset PREFECT_API_URL to go without"
+            f"Prefect's own server did not start within {seconds} s", thing=platform.node(), advice=advice
         ) from error
+    if problem is not None:
+        raise TransientError(
+            "the Prefect server does not answer",
+            thing=url or platform.node(),
+            advice="Start it, or unset PREFECT_API_URL to go without",
+        ) from problem
 
 
 def _text(path: str | Path | None) -> str | None:

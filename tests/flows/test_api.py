@@ -1,14 +1,20 @@
 """The flow API: what it offers, and what it refuses before anything is started."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from prefect.server.api.server import SubprocessASGIServer
+from prefect.settings import (
+    PREFECT_API_URL,
+    PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS,
+    temporary_settings,
+)
 
 import flows
 from flows import bisect_regression, nightly_regression, run_pipeline
-from nightbridge.errors import InvalidInput
+from nightbridge.errors import InvalidInput, TransientError
 from nightbridge.models import NightReport, Verdict
 from nightbridge.regression.bisect_result import BisectResult
 
@@ -110,3 +116,23 @@ def test_one_pipeline_takes_one_run(folder: Path, num_gpus: int) -> None:
         run_pipeline(write_scenario("one", "two"))
 
     assert not (folder / ".nightbridge").exists()
+
+
+@pytest.fixture
+def _no_server_stays() -> Iterator[None]:
+    yield
+    SubprocessASGIServer().stop()  # there is one for the whole process
+
+
+@pytest.mark.usefixtures("_no_server_stays")
+def test_a_server_of_prefects_own_that_does_not_start_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flows.api.SERVER_START_SECONDS", 0)
+    file = write_test("one")
+
+    with (
+        temporary_settings({PREFECT_API_URL: None, PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS: 1}),
+        pytest.raises(TransientError, match=r"own server did not start within 1 s.*prefect server start"),
+    ):
+        run_pipeline(file)
+
+    assert [path.name for path in folder.iterdir()] == ["one.toml"]
