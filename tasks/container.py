@@ -34,7 +34,7 @@ def _on_this_host(site: Site, credentials: str) -> Importer:
 
 
 def _on_a_node(site: Site, credentials: str) -> Importer:
-    if site.cluster.kind != "slurm":
+    if site.cluster.kind == "local":
         raise InvalidInput(
             "images are to be imported on a compute node, and this cluster has no Slurm",
             thing=site.cluster.name,

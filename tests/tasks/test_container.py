@@ -1,0 +1,31 @@
+"""Where an image is imported."""
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from nightbridge.errors import InvalidInput
+from nightbridge.images.on_node import NodeImporter
+from nightbridge.models import ClusterSettings, ImageImport, Site
+from tasks.container import _importer
+
+KINDS = get_args(ClusterSettings.model_fields["kind"].annotation)
+
+
+def site_of(kind: str, folder: Path) -> Site:
+    return Site(
+        workspace=folder,
+        cluster=ClusterSettings.model_validate({"kind": kind}),
+        image_import=ImageImport(on="node"),
+    )
+
+
+@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"local"}))
+def test_every_kind_of_slurm_has_nodes_to_import_on(kind: str, tmp_path: Path) -> None:
+    assert isinstance(_importer(site_of(kind, tmp_path)), NodeImporter)
+
+
+def test_this_machine_alone_has_none(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r'this cluster has no Slurm.*on = "host"'):
+        _importer(site_of("local", tmp_path))
