@@ -396,9 +396,10 @@ def parity(
         typer.Option("--gate", help="What decides: every bit, the course of the loss, or each iteration's loss."),
     ] = "convergence",
     first: Annotated[
-        float, typer.Option("--first", min=0, help="Of iterations: how far the first may be off; 0.005 is 0.5 %.")
-    ] = 0.005,
-    later: Annotated[float, typer.Option("--later", min=0, help="How far later ones may be off.")] = 0.015,
+        float | None,
+        typer.Option("--first", min=0, help="Of iterations: how far the first may be off; 0.005 is 0.5 %."),
+    ] = None,
+    later: Annotated[float | None, typer.Option("--later", min=0, help="How far later ones may be off.")] = None,
     steps: Annotated[int | None, typer.Option("--steps", min=1, help="The last iteration that counts.")] = None,
     page: Annotated[
         Path | None, typer.Option("--page", metavar="FILE.html", help="Draw both runs' curves over each other there.")
@@ -410,11 +411,13 @@ def parity(
 ) -> None:
     """Say whether two stored runs compute the same, or converge alike, step by step."""
     from nightbridge.models import ReferencePolicy
-    from nightbridge.regression.parity_page import GATE_WORDS
+    from nightbridge.regression.parity import GATE_WORDS
     from nightbridge.regression.stored import parity_page_stored, parity_stored
 
     kept = _store(_site(system, store=store, workspace=workspace))
-    found = parity_stored(kept, run_a, run_b, ReferencePolicy(first=first, later=later, steps=steps))
+    given = {"first": first, "later": later, "steps": steps}
+    policy = ReferencePolicy().model_copy(update={name: limit for name, limit in given.items() if limit is not None})
+    found = parity_stored(kept, run_a, run_b, policy)
     faults = found.faults_of(gate)
     if page is not None:
         _write_file(page, parity_page_stored(kept, found, gate).encode())

@@ -37,6 +37,13 @@ Curve = Mapping[int, float]
 ParityGate = Literal["numerics", "convergence", "iterations"]
 """What two runs have to have in common: every bit, the course of the loss, or the loss of every single iteration."""
 
+GATE_WORDS: dict[ParityGate, tuple[str, str]] = {
+    "numerics": ("compute the same, bit for bit", "do not compute the same"),
+    "convergence": ("converge alike", "do not converge alike"),
+    "iterations": ("agree at every iteration", "do not agree at every iteration"),
+}
+"""What is said of two runs that pass a gate, and of two that do not."""
+
 LOSS, GRAD_NORM, LEARNING_RATE = "lm loss", "grad-norm", "learning-rate"
 TAGS = (LOSS, GRAD_NORM, LEARNING_RATE)
 
@@ -280,12 +287,9 @@ def compare_runs(
         left, right = curve_of(a, tag), curve_of(b, tag)
         if left or right or tag == LOSS:
             curves.append(compare_curves(left, right, tag, bands))
-    faults = tuple(
-        f"{name or 'a run'} has no {LOSS}"
-        for name, table in zip(names, (a, b), strict=True)
-        if not curve_of(table, LOSS)
-    )
-    following = follow(curve_of(a, LOSS), curve_of(b, LOSS), policy)
+    losses = curve_of(a, LOSS), curve_of(b, LOSS)
+    faults = tuple(f"{name or 'a run'} has no {LOSS}" for name, loss in zip(names, losses, strict=True) if not loss)
+    following = follow(*losses, policy)
     return Parity(a=names[0], b=names[1], curves=tuple(curves), following=following, faults=faults)
 
 

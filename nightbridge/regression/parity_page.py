@@ -3,18 +3,11 @@
 from typing import TYPE_CHECKING, NamedTuple
 
 from nightbridge.regression.charts import differences_chart, steps_chart
-from nightbridge.regression.parity import GRAD_NORM, LEARNING_RATE, LOSS, CurveParity, Parity, ParityGate
+from nightbridge.regression.parity import GATE_WORDS, GRAD_NORM, LEARNING_RATE, LOSS, CurveParity, Parity, ParityGate
 from nightbridge.regression.templating import render_page
 
 if TYPE_CHECKING:
     import pandas as pd
-
-GATE_WORDS: dict[ParityGate, tuple[str, str]] = {
-    "numerics": ("compute the same, bit for bit", "do not compute the same"),
-    "convergence": ("converge alike", "do not converge alike"),
-    "iterations": ("agree at every iteration", "do not agree at every iteration"),
-}
-"""What is said of two runs that pass a gate, and of two that do not."""
 
 LABELS = {LOSS: "loss", GRAD_NORM: "grad norm", LEARNING_RATE: "learning rate"}
 

@@ -184,14 +184,22 @@ def store(tmp_path: Path) -> DirectoryStore:
     return DirectoryStore(StoreSettings(url=f"file://{tmp_path}/store"))
 
 
+def scalar_table(**curves: Mapping[int, float]) -> pd.DataFrame:
+    """Scalars as `metrics.parquet` has them; `lm_loss` stands for `lm loss`, `grad_norm` for `grad-norm`."""
+    names = {"lm_loss": "lm loss", "grad_norm": "grad-norm", "learning_rate": "learning-rate"}
+    rows = [
+        (names[name], step, value, False) for name, curve in curves.items() for step, value in sorted(curve.items())
+    ]
+    return pd.DataFrame(rows, columns=["tag", "step", "value", "superseded"])
+
+
 def commit_run(
     store: DirectoryStore, record: RunRecord, losses: Mapping[int, float] | None = None, attempt: int = 1
 ) -> RunRecord:
     """Store a run as the harvest does: record and scalars, then the manifest."""
     losses = {step: 10.0 - 0.1 * step for step in range(1, 51)} if losses is None else losses
-    rows = [("lm loss", step, loss, False) for step, loss in losses.items()]
     table = io.BytesIO()
-    pd.DataFrame(rows, columns=["tag", "step", "value", "superseded"]).to_parquet(table, index=False)
+    scalar_table(lm_loss=losses).to_parquet(table, index=False)
     files = []
     for path, data in (("record.json", record.model_dump_json().encode()), ("metrics.parquet", table.getvalue())):
         store.put(f"{record.prefix}/{path}", data)

@@ -16,6 +16,7 @@ from nightbridge.regression.parity import (
     compare_runs,
     curve_of,
 )
+from tests.nightbridge.regression.conftest import scalar_table as table
 
 STEPS = range(1, 101)
 
@@ -23,15 +24,6 @@ STEPS = range(1, 101)
 @pytest.fixture
 def loss() -> dict[int, float]:
     return {step: 7 + 4 * math.exp(-step / 20) for step in STEPS}
-
-
-def table(**curves: dict[int, float]) -> pd.DataFrame:
-    """Scalars as `metrics.parquet` has them; `lm_loss` stands for `lm loss`, `grad_norm` for `grad-norm`."""
-    names = {"lm_loss": "lm loss", "grad_norm": "grad-norm", "learning_rate": "learning-rate"}
-    rows = [
-        (names[name], step, value, False) for name, curve in curves.items() for step, value in sorted(curve.items())
-    ]
-    return pd.DataFrame(rows, columns=["tag", "step", "value", "superseded"])
 
 
 class TestSameNumerics:

@@ -1,7 +1,6 @@
 """Two runs laid over each other, as a page."""
 
 import re
-from collections.abc import Mapping
 
 import pandas as pd
 import pytest
@@ -9,18 +8,9 @@ import pytest
 from nightbridge.regression.charts import differences_chart
 from nightbridge.regression.parity import ParityGate, compare_runs
 from nightbridge.regression.parity_page import parity_html
+from tests.nightbridge.regression.conftest import scalar_table as table
 
 LOSS = {step: 10.0 - 0.1 * step for step in range(1, 51)}
-
-
-def table(**curves: Mapping[int, float]) -> pd.DataFrame:
-    rows = [
-        (tag, step, value, False)
-        for name, curve in curves.items()
-        for tag in [{"lm_loss": "lm loss", "grad_norm": "grad-norm"}[name]]
-        for step, value in curve.items()
-    ]
-    return pd.DataFrame(rows, columns=["tag", "step", "value", "superseded"])
 
 
 def page(a: pd.DataFrame, b: pd.DataFrame, gate: ParityGate = "convergence") -> str:
