@@ -397,9 +397,11 @@ def parity(
     ] = "convergence",
     first: Annotated[
         float | None,
-        typer.Option("--first", min=0, help="Of iterations: how far the first may be off; 0.005 is 0.5 %."),
+        typer.Option("--first", min=0, help="How far the first iteration may be off; as reference_rules has it."),
     ] = None,
-    later: Annotated[float | None, typer.Option("--later", min=0, help="How far later ones may be off.")] = None,
+    later: Annotated[
+        float | None, typer.Option("--later", min=0, help="How far later ones may be off; the same.")
+    ] = None,
     steps: Annotated[int | None, typer.Option("--steps", min=1, help="The last iteration that counts.")] = None,
     page: Annotated[
         Path | None, typer.Option("--page", metavar="FILE.html", help="Draw both runs' curves over each other there.")
