@@ -4,7 +4,7 @@
                                    [--tallies FILE.jsonl]
 
 Nights are simulated. Every night is one run of 50 steps whose 40 steady steps are drawn from a real run's residuals (in
-blocks of 5, so that their autocorrelation stays); its median and its 5th percentile are known. FILE is a list of
+blocks of 5, so that their autocorrelation stays); its `STATISTICS` are known. FILE is a list of
 objects with `it`: seconds per step of a real run. Without it, synthetic residuals with the same spread, autocorrelation
 and spikes are used. On top of that, four kinds of nights:
 
@@ -20,7 +20,7 @@ What is printed, for each method:
                 night over all steps; share of the found whose start was named within one night
 
 with 95 % intervals: exact (Poisson) for rates, Wilson for shares, bootstrap for medians. A change that is found counts
-once. Re-runs: a night that is suspicious is run twice more, one of a noisy test up to four times more, and the median
+once. Re-runs: a night that is suspicious is run twice more, one of a noisy test up to six times more, and the median
 counts; "runs a night" is what that costs. Re-runs share the night's drift and node set. "quiet runs" leaves out the
 sources whose own 40-step median wobbles by more than 1 %: there 3 % is about as small as the noise. The other methods
 see the median. Our detection looks back 100 nights, and knows the node set of each night.
@@ -66,7 +66,8 @@ LOOK_BACK = 100
 SAME_CHANGE = 7
 STEADY_STEPS = 40
 BLOCK = 5
-RUNS_A_NIGHT = 5
+RUNS_A_NIGHT = 7
+STATISTICS = ("median", "5th percentile", "mean of the middle half")
 QUIET = 0.01
 
 KINDS = ("gaussian", "bad nodes", "node sets", "drift")
@@ -83,7 +84,7 @@ SPIKES = (0.0, 0.0, 0.0, 0.0, 0.0, 0.02, 0.04, 0.08, 0.12, 0.2, 0.3)
 class Nights(NamedTuple):
     """One simulated series: what each night's own run and its re-runs measured, and what else is known of it."""
 
-    values: Array  # nights x runs x (median, 5th percentile)
+    values: Array  # nights x runs x STATISTICS
     canary: Array | None
     nodes: list[str] | None
     wobble: float
@@ -143,12 +144,14 @@ def ar1(rng: np.random.Generator, size: int, memory: float, sigma: float) -> Arr
 
 
 def measured_runs(rng: np.random.Generator, residual: Array, shape: tuple[int, ...]) -> Array:
-    """Median and 5th percentile (last axis) of runs that are block bootstraps of one run's residuals."""
+    """`STATISTICS` (last axis) of runs that are block bootstraps of one run's residuals."""
     starts = rng.integers(0, residual.size, (*shape, STEADY_STEPS // BLOCK))
     steps = (starts[..., None] + np.arange(BLOCK)).reshape(*shape, -1) % residual.size
     ordered = np.sort(residual[steps], axis=-1)
-    middle = STEADY_STEPS // 2
-    return np.stack([(ordered[..., middle - 1] + ordered[..., middle]) / 2, ordered[..., 2]], axis=-1)
+    middle, quarter = STEADY_STEPS // 2, STEADY_STEPS // 4
+    median = (ordered[..., middle - 1] + ordered[..., middle]) / 2
+    midmean = ordered[..., quarter : STEADY_STEPS - quarter].mean(axis=-1)
+    return np.stack([median, ordered[..., 2], midmean], axis=-1)
 
 
 def simulate(kind: str, residual: Array, quiet: Array, nights: int, rng: np.random.Generator) -> Nights:
@@ -174,7 +177,7 @@ def simulate(kind: str, residual: Array, quiet: Array, nights: int, rng: np.rand
 
 def adjusted(series: Nights, values: Array, first: int, last: int) -> Sequence[float | None]:
     """Nights first..last as the detection sees them: the steadier statistic, canary and node effects taken out."""
-    parts = {"median": values[first : last + 1, 0].tolist(), "5th percentile": values[first : last + 1, 1].tolist()}
+    parts = {name: values[first : last + 1, at].tolist() for at, name in enumerate(STATISTICS)}
     part: Sequence[float | None] = parts[steadiest(parts)]
     if series.canary is not None:
         return remove_canary(part, series.canary[first : last + 1].tolist())

@@ -731,6 +731,9 @@ class Summary(Model):
     step_time: float | None = Field(None, description="Median over the steady window, seconds.")
     step_time_p05: float | None = None
     step_time_p95: float | None = None
+    step_time_midmean: float | None = Field(
+        None, description="Mean of the middle half of the steady window, seconds: steadier where steps have two speeds."
+    )
     step_time_spread: float | None = Field(
         None, description="1.4826 * median absolute deviation / median: the relative sigma, spikes aside."
     )

@@ -85,6 +85,7 @@ def summarise(
         step_time=step_time.median,
         step_time_p05=step_time.p05,
         step_time_p95=step_time.p95,
+        step_time_midmean=step_time.midmean,
         step_time_spread=step_time.spread,
         tail_slowdown=tail_slowdown(window["step_time"]),
         tflops_per_gpu=tflops.median,
@@ -129,16 +130,19 @@ class _Statistics(NamedTuple):
     median: float | None = None
     p05: float | None = None
     p95: float | None = None
+    midmean: float | None = None
     spread: float | None = None
 
 
 def _statistics(values: "pd.Series[float]") -> _Statistics:
-    """Quantiles (linear between neighbours); none without values, or when one of them is not a finite number."""
+    """Quantiles (linear between neighbours) and so on; none without values, or when one is not a finite number."""
     if not len(values) or len(_finite(values)) < len(values):
         return _Statistics()
     p05, median, p95 = (float(values.quantile(quantile)) for quantile in (0.05, 0.5, 0.95))
     deviation = float((values - median).abs().median())
-    return _Statistics(median, p05, p95, _NORMAL_SIGMA * deviation / abs(median) if median else None)
+    quarter = len(values) // 4
+    midmean = float(values.sort_values().iloc[quarter : len(values) - quarter].mean())
+    return _Statistics(median, p05, p95, midmean, _NORMAL_SIGMA * deviation / abs(median) if median else None)
 
 
 def tail_slowdown(values: "pd.Series[float]") -> float | None:

@@ -251,7 +251,7 @@ def reruns_needed(
     least_change: float = 0.01,
     noise_wanted: float = 0.013,
     usual: int = 2,
-    most: int = 4,
+    most: int = 6,
 ) -> int:
     """How often a night should be run again before anything is said about it.
 

@@ -383,7 +383,7 @@ def _with_standing(
     standing = _standing(metric, series, tonight.gate)
     value = steady[-1]
     if standing is None or value is None or is_back(metric, standing, steady[-1] or 0.0, band.noise or 0.0):
-        return finding._replace(reruns=max(finding.reruns, _for_noise(metric, tonight, past, steady)))
+        return finding._replace(reruns=max(finding.reruns, _for_noise(metric, statistic, tonight, past, series)))
     if statistic != metric.attribute:
         # The level was found in another statistic; the numbers that people know are those of the metric itself.
         levels = _levels(steady, standing)
@@ -437,17 +437,24 @@ def _levels(steady: Sequence[float | None], standing: Standing) -> tuple[float, 
     return statistics.median(before or [standing.before]), statistics.median(after or [standing.after])
 
 
-def _for_noise(metric: Metric, tonight: _Tonight, past: Sequence[Night | None], steady: Sequence[float | None]) -> int:
-    """Further runs that the test for changes of level wants: of a night far from the others, and of a noisy test."""
+def _for_noise(
+    metric: Metric, field: str, tonight: _Tonight, past: Sequence[Night | None], steady: Sequence[float | None]
+) -> int:
+    """Further runs that the test for changes of level wants: of a night far from the others, and of a noisy test.
+
+    Both are asked of the statistic that the test for changes of level looks at, `field` of the summary.
+    """
     if metric.name != "step_time" or not tonight.gate.confirm:
         return 0
     from nightbridge.regression.changepoints import reruns_needed
 
-    own = measured(metric, tonight.record.summary)
-    median = night_value(tonight.nights[-1], metric)
+    own = measured(metric._replace(attribute=field), tonight.record.summary)
+    median = night_value(tonight.nights[-1], metric, field)
     explained = _ratio(median, steady[-1])
     singles = [
-        None if night is None else _times(run_value(night.own, metric), _ratio(night_value(night, metric), value))
+        None
+        if night is None
+        else _times(run_value(night.own, metric, field), _ratio(night_value(night, metric, field), value))
         for night, value in zip(past, steady[:-1], strict=True)
     ]
     first = _times(own, explained)
@@ -456,7 +463,7 @@ def _for_noise(metric: Metric, tonight: _Tonight, past: Sequence[Night | None], 
         steady[:-1],
         singles,
         usual=tonight.gate.confirm,
-        most=2 * tonight.gate.confirm,
+        most=3 * tonight.gate.confirm,
     )
 
 

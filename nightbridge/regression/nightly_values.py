@@ -18,7 +18,7 @@ from nightbridge.regression.metrics import COMPLETE_OUTCOMES, Metric, measured
 NO_VALUE = frozenset({VerdictStatus.FAILED, VerdictStatus.SHORT, VerdictStatus.CANCELLED, VerdictStatus.INFRASTRUCTURE})
 
 # By metric, the other fields of `Summary` that measure the same.
-OTHER_STATISTICS: Mapping[str, tuple[str, ...]] = {"step_time": ("step_time_p05",)}
+OTHER_STATISTICS: Mapping[str, tuple[str, ...]] = {"step_time": ("step_time_p05", "step_time_midmean")}
 
 
 class Night(NamedTuple):

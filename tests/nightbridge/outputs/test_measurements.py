@@ -39,6 +39,7 @@ class TestFromTensorboard:
         assert summary.step_time == pytest.approx(np.median(window), rel=1e-6)
         assert summary.step_time_p05 == pytest.approx(np.quantile(window, 0.05), rel=1e-6)
         assert summary.step_time_p95 == pytest.approx(np.quantile(window, 0.95), rel=1e-6)
+        assert summary.step_time_midmean == pytest.approx(np.sort(window)[10:30].mean(), rel=1e-6)
         assert summary.tflops_per_gpu == pytest.approx(669.5)
         assert summary.peak_memory == pytest.approx(43.0)
         assert summary.final_loss == pytest.approx(3.0 / math.sqrt(50), rel=1e-6)

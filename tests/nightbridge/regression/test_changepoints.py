@@ -264,12 +264,12 @@ class TestReruns:
         noisy, noisier = noise(60, 2, 0.02).tolist(), noise(60, 2, 0.06).tolist()
 
         assert 1 <= reruns_needed(1.0, noisy, noisy) <= 3
-        assert reruns_needed(1.0, noisier, noisier) == 4
+        assert reruns_needed(1.0, noisier, noisier) == 6
 
     def test_how_noisy_a_run_is_does_not_depend_on_how_often_nights_were_run_again(self) -> None:
         calmed, single = noise(60, 3, 0.01).tolist(), noise(60, 2, 0.06).tolist()
 
-        assert reruns_needed(1.0, calmed, single) == 4
+        assert reruns_needed(1.0, calmed, single) == 6
 
     def test_the_first_nights_ask_for_nothing(self) -> None:
         assert reruns_needed(2.0, [1.0] * 4, [1.0] * 4) == 0
