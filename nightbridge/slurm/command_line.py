@@ -45,6 +45,10 @@ _ALLOWED_ACCOUNTS = re.compile(r"\bAllowAccounts=(\S+)")
 # `limits` and `qos` imply it (slurm.conf(5)).
 _NEEDS_ASSOCIATION = re.compile(r"^AccountingStorageEnforce\s*=.*\b(associations|limits|qos|all)\b", re.MULTILINE)
 _EXIT_CODE = re.compile(r"\bExitCode=(\d+):(\d+)")
+_ABOUT_NODES = re.compile(r"configuration (is )?not available")
+_NODES_AT_WORK = frozenset({"idle", "mixed", "allocated", "completing"})
+# What sinfo puts behind a state, power saving and planned work. A node that does not answer has a `*` and is not there.
+_NODE_FLAGS = "~#!%@-+"
 _ACCEPTED = re.compile(r"^(?:Submitted batch job )?(\d+)(?:;\S+)?\s*$", re.MULTILINE)
 _ASSOCIATIONS = ("sacctmgr", "--noheader", "--parsable2", "show", "associations")
 _SQUEUE = ("--noheader", "--all", "--states=all", f"--format={SQUEUE_FORMAT}")
@@ -159,6 +163,9 @@ class CommandLineCluster:
     def trial(self, name: str, options: Sequence[str]) -> LaunchRefused | None:
         """Why sbatch would refuse a job with these options for good; None when it would not, or did not say.
 
+        `--test-only` calls a job impossible for which a node is drained or down tonight, though sbatch itself takes it
+        and lets it wait (Slurm 22.05). So what it says of nodes counts only where all of them are there.
+
         Args:
             name: The job, for the message.
             options: As for `submit`. No job is made.
@@ -169,7 +176,9 @@ class CommandLineCluster:
             answer = self._run(argv, environment=self._environment(), timeout=QUERY_TIMEOUT)
         except StatusUnknown:
             return None
-        return None if answer.returncode == 0 else known_refusal_of(answer.stderr, name)
+        if answer.returncode == 0 or (_ABOUT_NODES.search(answer.stderr) and not self._all_nodes_are_there()):
+            return None
+        return known_refusal_of(answer.stderr, name)
 
     def has_pyxis(self) -> bool:
         """Whether srun knows pyxis' options."""
@@ -190,6 +199,10 @@ class CommandLineCluster:
             return row
         found = _EXIT_CODE.search(self._ask(("scontrol", "--oneliner", "show", "job", str(row.job_id))) or "")
         return row if found is None else row.model_copy(update={"exit_code": int(found[1]), "signal": int(found[2])})
+
+    def _all_nodes_are_there(self) -> bool:
+        states = (self._ask(("sinfo", "--noheader", "--all", "--format=%T")) or "").split()
+        return bool(states) and all(state.rstrip(_NODE_FLAGS) in _NODES_AT_WORK for state in states)
 
     def _environment(self) -> dict[str, str]:
         return without_slurm(os.environ) | self.launch_environment()

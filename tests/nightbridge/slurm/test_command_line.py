@@ -391,6 +391,19 @@ def test_a_trial_tells_only_what_a_person_has_to_change(
     assert (refusal is not None) == known
 
 
+@pytest.mark.parametrize(
+    ("states", "believed"),
+    [("idle mixed~ allocated", True), ("idle drained", False), ("down*", False), ("idle*", False), ("", False)],
+)
+def test_what_a_trial_says_of_nodes_counts_only_where_all_of_them_are_there(
+    states: str, believed: bool, fake: Callable[..., CommandLineCluster]
+) -> None:
+    message = "allocation failure: Requested node configuration is not available"
+    cluster = fake(sbatch=f"echo '{message}' >&2; exit 1", sinfo=f"printf '%s\\n' {states}")
+
+    assert (cluster.trial("job", ("--nodes=2",)) is not None) == believed
+
+
 def test_a_trial_submits_nothing_and_is_silent_about_what_slurm_would_take(
     fake: Callable[..., CommandLineCluster],
 ) -> None:
