@@ -105,7 +105,9 @@ def _files(folder: Path, bridge_url: str) -> tuple[Path, Path]:
     site.write_text(f'workspace = "{folder / "workspace"}"\nenvironments = "{environments}"\n')
     text = (ROOT / "conf/practice/llama_small.toml").read_text(encoding="utf-8")
     text = text.replace(".nightbridge/practice", str(Path(bridge_url).parent))
-    text = text.replace('name = "llama_small"', f'name = "{TEST}"').replace("save_interval = 20", "save_interval = 40")
+    text = text.replace('\nname = "llama_small"', f'\nname = "{TEST}"').replace(
+        "save_interval = 20", "save_interval = 40"
+    )
     test = folder / "month.toml"
     test.write_text(f'{text}\n[harvest]\ncheckpoint = "none"\n', encoding="utf-8")
     return site, test
