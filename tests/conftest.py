@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Iterator
@@ -22,6 +23,10 @@ from nightbridge.repos.environments import prepare_base
 from tests.real.prefect_server import PrefectServer, start_prefect
 from tests.real.s3_servers import S3Server, ceph_missing_reason, ministack_missing_reason, start_ceph, start_ministack
 from tests.real.slurm_daemons import SlurmDaemons, missing_reason, start_slurm
+
+# A shell starts what runs in the background with SIGINT ignored, and every process of the tests would inherit that:
+# none could be interrupted. A signal that has a handler here has its default in them.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A slow machine is no error of the code under test; what must be quick has a benchmark.
 settings.register_profile("any-machine", deadline=None)
