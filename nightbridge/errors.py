@@ -32,7 +32,7 @@ class NightbridgeError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         # Prefect pickles exceptions between processes; keyword-only arguments need a hand.
-        return (_rebuild, (type(self), self.what, self.thing, self.advice))
+        return (_rebuild, (type(self), self.what, self.thing, self.advice), vars(self))
 
     def __str__(self) -> str:
         head = f"{self.thing}: {self.what}" if self.thing else self.what
@@ -70,15 +70,8 @@ class InvalidInput(PermanentError):
         super().__init__(what, thing=thing, advice=advice)
         self.violations = tuple(violations)
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild_invalid, (self.what, self.thing, self.advice, self.violations))
-
     def __str__(self) -> str:
         return "\n".join((super().__str__(), *(f"  {violation}" for violation in self.violations)))
-
-
-def _rebuild_invalid(what: str, thing: str, advice: str, violations: tuple[str, ...]) -> InvalidInput:
-    return InvalidInput(what, thing=thing, advice=advice, violations=violations)
 
 
 class LaunchRefused(PermanentError):

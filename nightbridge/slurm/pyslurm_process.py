@@ -31,17 +31,16 @@ class PyslurmFault(NightbridgeError):
     """What pyslurm raised.
 
     Args:
+        what: Slurm's own text for it, or the exception.
+        thing: The library.
+        advice: None is known here; who asked knows.
         errno: Slurm's error number; None for what is no answer of Slurm, such as a wrong type.
-        message: Slurm's own text for it, or the exception.
 
     """
 
-    def __init__(self, errno: int | None, message: str) -> None:
-        super().__init__(message, thing="pyslurm")
+    def __init__(self, what: str, *, thing: str = "pyslurm", advice: str = "", errno: int | None = None) -> None:
+        super().__init__(what, thing=thing, advice=advice)
         self.errno = errno
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (PyslurmFault, (self.errno, self.what))
 
 
 def helper_command(python: Path | None = None) -> tuple[str, ...]:
@@ -100,7 +99,7 @@ class PyslurmProcess:
             answer = self._receive(timeout)
         error = answer.get("error")
         if error is not None:
-            raise PyslurmFault(error["errno"] if error["kind"] == "rpc" else None, error["message"])
+            raise PyslurmFault(error["message"], errno=error["errno"] if error["kind"] == "rpc" else None)
         return answer["result"]
 
     def close(self) -> None:
