@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 import boto3
 import boto3.exceptions
@@ -77,7 +77,8 @@ def object_options(settings: StoreSettings) -> dict[str, str]:
     if settings.kms_key_id:
         options["SSEKMSKeyId"] = settings.kms_key_id
     if settings.tags:
-        options["Tagging"] = urlencode(settings.tags)
+        # Not `+` for a blank: Ceph keeps it as it is.
+        options["Tagging"] = urlencode(settings.tags, quote_via=quote)
     return options
 
 

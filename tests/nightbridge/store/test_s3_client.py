@@ -53,7 +53,7 @@ def makes_an_object(request: Request) -> bool:
             {"encryption": "aws:kms", "kms_key_id": "arn:aws:kms:eu:1:key/k"},
             {"encryption": "aws:kms", "kms_key_id": "arn:aws:kms:eu:1:key/k"},
         ),
-        ({"tags": {"team": "llm & co", "tier": "keep"}}, {"tags": "team=llm+%26+co&tier=keep"}),
+        ({"tags": {"team": "llm & co", "tier": "keep"}}, {"tags": "team=llm%20%26%20co&tier=keep"}),
         ({}, {}),
     ],
     ids=["AES256", "KMS", "tags", "nothing"],
