@@ -10,19 +10,44 @@ from nightbridge.models import NightReport, Verdict, VerdictStatus
 from nightbridge.regression.bisect_result import BisectResult
 
 
+class BadEnd(Exception):
+    """What a run that did its work and ended badly raises for who asks Prefect for its result.
+
+    Prefect wants an exception with a Failed state: with anything else a worker's log, and `state.result()`, end in a
+    TypeError about it instead of the verdict.
+
+    Args:
+        message: The verdict, or the tests that ended badly.
+        returned: What the flow returned.
+
+    """
+
+    def __init__(self, message: str, returned: Verdict | NightReport) -> None:
+        super().__init__(message, returned)
+        self.message = message
+        self.returned = returned
+
+    def __str__(self) -> str:
+        return self.message
+
+
 def state_of_verdict(verdict: Verdict) -> State[Any]:
     """Completed for passed, improved and no baseline, Failed for the rest; named after the verdict."""
-    kind = Completed if verdict.exit_code == 0 else Failed
-    return kind(name=_title(verdict.status), message="; ".join(verdict.reasons) or None, data=verdict)
+    name, message = _title(verdict.status), "; ".join(verdict.reasons)
+    if verdict.exit_code == 0:
+        return Completed(name=name, message=message or None, data=verdict)
+    end = BadEnd(f"{verdict.test_id}: {verdict.status}: {message}", verdict)
+    return Failed(name=name, message=message or None, data=end)
 
 
 def state_of_night(report: NightReport) -> State[Any]:
     """Completed when every verdict is good, else Failed; named after the worst, with the tests it befell."""
     worst = next(v for v in report.verdicts if v.exit_code == report.exit_code)
     bad = [f"{verdict.test_id}: {verdict.status}" for verdict in report.verdicts if verdict.exit_code]
-    kind = Failed if bad else Completed
-    message = ", ".join(bad) or f"{len(report.verdicts)} test(s) passed"
-    return kind(name=_title(worst.status) if bad else "Passed", message=message, data=report)
+    if not bad:
+        return Completed(name="Passed", message=f"{len(report.verdicts)} test(s) passed", data=report)
+    message = ", ".join(bad)
+    return Failed(name=_title(worst.status), message=message, data=BadEnd(message, report))
 
 
 def state_of_error(error: NightbridgeError) -> State[Any]:
@@ -41,6 +66,8 @@ def result_of(state: State[Any]) -> Any:
         Exception: What the flow died of, when it did not choose its end.
     """
     returned = state.result(raise_on_failure=False)
+    if isinstance(returned, BadEnd):
+        return returned.returned
     return returned if isinstance(returned, Verdict | NightReport | BisectResult) else state.result()
 
 

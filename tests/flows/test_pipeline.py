@@ -11,7 +11,7 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName, Tas
 from prefect.client.schemas.objects import FlowRun, StateType, TaskRun
 
 from flows import nightly_regression, run_pipeline
-from flows.states import result_of
+from flows.states import BadEnd, result_of
 from nightbridge import config
 from nightbridge.models import NightReport, Outcome, RunRecord, Verdict, VerdictStatus
 from nightbridge.practice.repositories import (
@@ -214,6 +214,13 @@ def test_a_verdict_can_be_read_back_from_prefects_server(mixed: Mixed, test_id: 
     verdict = mixed.verdict(test_id)
 
     assert result_of(flow_run_named(verdict.run_key).state) == verdict
+
+
+def test_who_asks_prefect_for_the_result_of_a_bad_night_is_told_what_was_bad(mixed: Mixed) -> None:
+    with pytest.raises(BadEnd, match="crash: failed") as told:
+        flow_run_named("mixed n1").state.result()
+
+    assert told.value.returned == mixed.report
 
 
 def test_a_report_can_be_read_back_from_prefects_server(mixed: Mixed) -> None:

@@ -11,6 +11,7 @@ from prefect.flow_engine import run_flow
 from prefect.states import AwaitingRetry
 
 from flows.nightly import nightly
+from flows.states import result_of
 from nightbridge.models import VerdictStatus
 from nightbridge.practice.repositories import PracticeRepositories, commit_behaviour
 from tests.flows.practice_night import Entry, write_scenario, write_site
@@ -39,7 +40,7 @@ def test_a_retried_night_opens_new_attempts_for_what_failed_and_for_nothing_else
 
     state = retry(first.state_details.flow_run_id, parameters)
 
-    report = state.data.result
+    report = result_of(state)
     assert [verdict.test_id for verdict in report.verdicts] == ["t0", "t1", "t2"]
     assert [verdict.status for verdict in report.verdicts] == [
         VerdictStatus.NO_BASELINE,
