@@ -114,6 +114,8 @@ def level_start(decisions: Sequence[Decision], metric: str) -> str:
 def is_left_out(decisions: Sequence[Decision], metric: str, night: str) -> bool:
     """Whether a night of a metric counts for nothing: before the present level, or at a fault that was repaired."""
     forced = in_force(decisions, metric)
+    if not forced:
+        return False
     if night < level_start(forced, metric):
         return True
     return any(one.kind == "fixed" and one.since <= night <= one.night for one in forced)

@@ -253,7 +253,7 @@ def _is_asked(metric: Metric, test: TestDefinition, value: float | None, earlier
 
 def _examine(metric: Metric, tonight: _Tonight) -> Finding | None:
     """What is to say about one metric; None where it is none of this test's."""
-    nights, decisions = tonight.nights, tonight.evidence.decisions
+    nights, decisions = tonight.nights, in_force(tonight.evidence.decisions, metric.name)
     past = [
         None if night.own.resumed or is_left_out(decisions, metric.name, night.own.night) else night
         for night in nights[:-1]
