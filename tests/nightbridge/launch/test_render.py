@@ -7,101 +7,12 @@ every version of the launcher, so one command line holds for all; what a version
 
 import difflib
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from nightbridge.config.documents import parse_document
-from nightbridge.config.scenarios import load, runs, scenario_of
 from nightbridge.launch.flags import FLAGS
-from nightbridge.launch.plan import placeholder_plan
-from nightbridge.models import ClusterSettings, Site
-
-VERSIONS = ("v0.3.0", "v0.4.0", "v0.5.0", "v0.6.0", "main")
-SITE = Site(
-    cluster=ClusterSettings(
-        kind="slurm", name="c", account="acct", partition="batch", gpus_per_node=8, containers="pyxis"
-    )
-)
-
-TEST = """
-name = "megatron_bridge_qwen_30b"
-description = "Megatron-Bridge run via CloudAI SlurmSystem for Qwen3 30B A3B"
-test_template_name = "MegatronBridge"
-
-[[git_repos]]
-url = "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git"
-commit = "VERSION"
-mount_as = "/opt/Megatron-Bridge"
-
-[cmd_args]
-gpu_type = "gb200"
-gpus_per_node = 8
-num_gpus = 8
-container_image = "nvcr.io#nvidia/nemo:26.02.00"
-model_family_name = "qwen"
-model_recipe_name = "qwen3_30b_a3b"
-task = "pretrain"
-domain = "llm"
-compute_dtype = "fp8_mx"
-"""
-SCENARIO = """
-name = "megatron_bridge_qwen_30b"
-
-[[Tests]]
-id = "megatron_bridge_qwen_30b"
-test_name = "megatron_bridge_qwen_30b"
-num_nodes = "2"
-"""
-TEST_IN_SCENARIO = """
-name = "megatron-bridge-test"
-
-[[Tests]]
-id = "mbridge.1"
-num_nodes = 2
-time_limit = "00:30:00"
-name = "megatron_bridge_qwen_30b"
-description = "Megatron-Bridge run via CloudAI SlurmSystem for Qwen3 30B A3B"
-test_template_name = "MegatronBridge"
-
-[[Tests.git_repos]]
-url = "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git"
-commit = "VERSION"
-mount_as = "/opt/Megatron-Bridge"
-
-[Tests.cmd_args]
-container_image = "nvcr.io#nvidia/nemo:26.02.01"
-model_family_name = "qwen"
-model_recipe_name = "qwen3_30b_a3b"
-gpu_type = "gb200"
-gpus_per_node = 8
-num_gpus = 8
-task = "pretrain"
-domain = "llm"
-compute_dtype = "fp8_mx"
-"""
-MORE_FIELDS = (
-    TEST
-    + """
-hf_token = "env:HF_TOKEN"
-wandb_key = "env:WANDB_API_KEY"
-wandb_project_name = "nightly"
-log_dir = "/logs"
-cuda_graph_impl = "transformer_engine"
-cuda_graph_scope = "[moe_router,moe_preprocess]"
-tp = 2
-vp = 1
-moe_a2a_overlap = false
-recompute_modules = "core_attn,mlp"
-dataset_paths = ["/data/a", "/data/b"]
-profiling_ranks = "0,4"
-
-[extra_env_vars]
-NCCL_DEBUG = "WARN"
-LIST = "a,b=c"
-"""
-)
+from tests.nightbridge.launch.examples import VERSIONS, argv_of
 
 MOUNT = "{bridge}:/opt/Megatron-Bridge"
 CONFIG = ("--save_config_filepath", "/nemo_run/configs/ConfigContainer.yaml")
@@ -198,19 +109,6 @@ DEVIATIONS = (
 )
 
 
-def ours(example: str, version: str, folder: Path) -> tuple[str, ...]:
-    """The argv of the only run of an example, behind interpreter and launcher."""
-    if example == "test":
-        (folder / "test.toml").write_text(TEST.replace("VERSION", version))
-        (folder / "scenario.toml").write_text(SCENARIO)
-        scenario = load(folder / "scenario.toml")
-    else:
-        text = {"test in scenario": TEST_IN_SCENARIO, "more fields": MORE_FIELDS}[example]
-        scenario = scenario_of(parse_document(text.replace("VERSION", version), folder / "example.toml"))
-    (run,) = runs(scenario, "2026-11-21")
-    return placeholder_plan(run, SITE).argv[2:]
-
-
 def cloudais(example: str, version: str) -> tuple[str, ...]:
     known = {
         "bridge": f"/placeholder/checkouts/Megatron-Bridge/{version}",
@@ -233,10 +131,8 @@ def by_flag(words: Sequence[str]) -> list[tuple[str, ...]]:
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("example", CLOUDAI)
-def test_the_command_line_is_cloudais_but_for_the_deviations_of_the_table(
-    example: str, version: str, tmp_path: Path
-) -> None:
-    theirs, made = by_flag(cloudais(example, version)), by_flag(ours(example, version, tmp_path))
+def test_the_command_line_is_cloudais_but_for_the_deviations_of_the_table(example: str, version: str) -> None:
+    theirs, made = by_flag(cloudais(example, version)), by_flag(argv_of(example, version))
 
     taken, added = [], []
     for change, a, b, c, d in difflib.SequenceMatcher(None, theirs, made, autojunk=False).get_opcodes():
@@ -250,9 +146,9 @@ def test_the_command_line_is_cloudais_but_for_the_deviations_of_the_table(
 
 
 @pytest.mark.parametrize("deviation", DEVIATIONS, ids=lambda row: " ".join(row.ours or row.cloudai))
-def test_every_deviation_of_the_table_is_one(deviation: Deviation, tmp_path: Path) -> None:
+def test_every_deviation_of_the_table_is_one(deviation: Deviation) -> None:
     for version in deviation.versions:
-        theirs, made = by_flag(cloudais("more fields", version)), by_flag(ours("more fields", version, tmp_path))
+        theirs, made = by_flag(cloudais("more fields", version)), by_flag(argv_of("more fields", version))
 
         assert not deviation.cloudai or (deviation.cloudai in theirs and deviation.cloudai not in made)
         assert not deviation.ours or (deviation.ours in made and deviation.ours not in theirs)
@@ -272,12 +168,10 @@ END = ("--save_interval", "50", *CONFIG, *OVERRIDES)
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize(("example", "limit"), [("test", ()), ("test in scenario", ("-t", "00:30:00"))])
-def test_the_published_examples_are_written_out_whole(
-    example: str, limit: tuple[str, ...], version: str, tmp_path: Path
-) -> None:
+def test_the_published_examples_are_written_out_whole(example: str, limit: tuple[str, ...], version: str) -> None:
     bridge, image = f"/placeholder/checkouts/Megatron-Bridge/{version}", "/placeholder/images/image.sqsh"
     expected = (*BEGIN, *limit, *PUBLISHED, *PACKAGER[version], *END)
 
-    assert ours(example, version, tmp_path) == tuple(
+    assert argv_of(example, version) == tuple(
         word.replace("{bridge}", bridge).replace("{image}", image) for word in expected
     )
