@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 
 from nightbridge.models import TestDefinition
 
@@ -48,7 +49,11 @@ def parameters_of(test: TestDefinition) -> float | None:
     """The model's parameters, by the recipe's name; None where it does not say them or the test changes the model."""
     if any(test.cmd_args.get(field) for field in _RESHAPING):
         return None
-    recipe = str(test.cmd_args.get("model_recipe_name", "")).lower()
+    return _parameters_named(str(test.cmd_args.get("model_recipe_name", "")).lower())
+
+
+@lru_cache(maxsize=256)
+def _parameters_named(recipe: str) -> float | None:
     if recipe in _NAMED:
         return _NAMED[recipe]
     found = _COUNT.search(recipe)
@@ -59,9 +64,3 @@ def bytes_per_parameter(test: TestDefinition) -> int:
     """What is kept of a parameter: its bf16 value, the optimiser's own in fp32, and the optimiser's moments."""
     moments = _MOMENTS.get(str(test.cmd_args.get("optimizer_type")), max(_MOMENTS.values()))
     return _WEIGHT_BYTES + _MAIN_WEIGHT_BYTES + moments * _MOMENT_BYTES
-
-
-def checkpoint_bytes(test: TestDefinition) -> int | None:
-    """The likely size of one checkpoint; None where nobody can say."""
-    parameters = parameters_of(test)
-    return None if parameters is None else int(parameters * bytes_per_parameter(test))

@@ -7,6 +7,9 @@ from nightbridge.launch.flags import FORMATS, TEST_FLAGS, KnownFlags, words_of
 from nightbridge.launch.safety import danger_in, danger_in_variable
 from nightbridge.models import TestDefinition
 
+_NUMBERS = (bool, int, float)
+"""Written in characters that are safe."""
+
 
 def unknown_flags(test: TestDefinition, known: KnownFlags) -> Iterator[tuple[str, str]]:
     """Fields whose flag that launcher does not have, each with the reason."""
@@ -35,6 +38,8 @@ def wrong_choices(test: TestDefinition, known: KnownFlags) -> Iterator[tuple[str
 def unsafe_values(test: TestDefinition) -> Iterator[tuple[str, str]]:
     """Texts that would not reach the job as they are written, each with the reason."""
     for field, value in test.cmd_args.items():
+        if isinstance(value, _NUMBERS):
+            continue
         for word in words_of(TEST_FLAGS[field], value):
             if reason := danger_in(word):
                 yield f"cmd_args.{field}", f"{word!r} {reason}"

@@ -1,6 +1,7 @@
 """Slurm's time limits: the forms sbatch(1) takes, and CloudAI's `30m`."""
 
 import re
+from functools import lru_cache
 
 from nightbridge.errors import InvalidInput
 
@@ -9,6 +10,7 @@ _WITH_UNIT = re.compile(r"^(\d{1,6})([smhd])$")
 _CLOCK = re.compile(r"^(?:(\d{1,5})-)?(\d{1,6})(?::(\d{1,2}))?(?::(\d{1,2}))?$")
 
 
+@lru_cache(maxsize=256)
 def seconds_of(text: str) -> int:
     """Return the seconds of a time limit.
 

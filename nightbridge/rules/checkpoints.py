@@ -2,13 +2,7 @@
 
 from collections.abc import Iterator
 
-from nightbridge.launch.checkpoints import (
-    bytes_per_parameter,
-    checkpoint_bytes,
-    parameters_of,
-    resumed_from,
-    trains_adapters,
-)
+from nightbridge.launch.checkpoints import bytes_per_parameter, parameters_of, resumed_from, trains_adapters
 from nightbridge.models import HarvestPolicy
 from nightbridge.rules.facts import Facts
 from nightbridge.rules.rule import Rule
@@ -21,15 +15,15 @@ def _size(facts: Facts) -> Iterator[str]:
     harvest, recipe = facts.test.harvest, facts.args.get("model_recipe_name")
     if harvest.checkpoint == "none" or trains_adapters(facts.test):
         return
-    size, limit = checkpoint_bytes(facts.test), harvest.max_checkpoint_bytes
-    if size is None:
+    parameters, each, limit = parameters_of(facts.test), bytes_per_parameter(facts.test), harvest.max_checkpoint_bytes
+    if parameters is None:
         if limit == _DEFAULT_LIMIT:
             yield f"nobody can say how large a checkpoint of {recipe} is, as it is written here; {_CHOICES}"
-    elif size > limit:
+    elif (size := parameters * each) > limit:
         yield (
-            f"a checkpoint of {recipe} takes about {size / 1e9:,.0f} GB ({(parameters_of(facts.test) or 0) / 1e9:g} "
-            f"billion parameters of {bytes_per_parameter(facts.test)} bytes with the optimiser's state), more than "
-            f"harvest.max_checkpoint_bytes, {limit / 1e9:,.0f} GB; {_CHOICES}"
+            f"a checkpoint of {recipe} takes about {size / 1e9:,.0f} GB ({parameters / 1e9:g} billion parameters of "
+            f"{each} bytes with the optimiser's state), more than harvest.max_checkpoint_bytes, "
+            f"{limit / 1e9:,.0f} GB; {_CHOICES}"
         )
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
-from nightbridge.launch.flags import KnownFlags, known_in
+from nightbridge.launch.flags import KnownFlags, items_of, known_in
 from nightbridge.launch.parser_source import known_flags
 from nightbridge.launch.plan import launcher_version
 from nightbridge.launch.resources import gpus_per_node, nodes_for, num_gpus
@@ -16,6 +16,8 @@ from nightbridge.models import Checkout, ClusterLimits, RunSpec, TestDefinition
 _pinned = lru_cache(maxsize=16)(known_flags)
 _released = lru_cache(maxsize=16)(known_in)
 
+NO_GRAPHS = ("none", "null")
+"""Spellings of `cuda_graph_impl` with which the launcher captures nothing."""
 
 _AVAILABLE = {
     (limits, checkout): frozenset({"nothing", *("limits",) * limits, *("checkout",) * checkout})
@@ -39,7 +41,7 @@ class Facts:
     limits: ClusterLimits | None = None
     checkout: Checkout | None = None
 
-    # Every rule asks for these two, so they are kept: a property would be called eighty times a run.
+    # Many rules ask for these, so they are kept: a property would be called eighty times a run.
     @cached_property
     def test(self) -> TestDefinition:
         """The run's test."""
@@ -71,7 +73,7 @@ class Facts:
             return launcher_version(self.known)
         return version_for_pin(self.test.megatron_bridge.commit)
 
-    @property
+    @cached_property
     def gpus(self) -> int:
         """GPUs of the run."""
         return num_gpus(self.test)
@@ -81,6 +83,20 @@ class Facts:
         """Nodes of the run, as the launch plan counts them; None where nobody knows the GPUs of a node."""
         per_node = gpus_per_node(self.test, self.version, limits=self.limits)
         return nodes_for(self.gpus, per_node) if per_node else None
+
+    @cached_property
+    def graph_implementation(self) -> str | None:
+        """How CUDA graphs are made, in lower case; None where the recipe says."""
+        value = self.args.get("cuda_graph_impl")
+        return str(value).strip().lower() if value else None
+
+    @cached_property
+    def graph_scopes(self) -> tuple[str, ...]:
+        """The parts of a layer that are captured, in lower case: those that are written and used."""
+        value = self.args.get("cuda_graph_scope")
+        if not value or self.graph_implementation in NO_GRAPHS:
+            return ()
+        return tuple([item.lower() for item in items_of(value)])
 
     def integer(self, field: str) -> int | None:
         """A positive whole number of `[cmd_args]`; None where it is not written, or nonsense that has its own rule."""

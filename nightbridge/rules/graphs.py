@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from nightbridge.launch.flags import items_of
 from nightbridge.rules.cloudai import DEEPSEEK_STAGES
-from nightbridge.rules.facts import Facts
+from nightbridge.rules.facts import NO_GRAPHS, Facts
 from nightbridge.rules.rule import Rule
 
 _RECOMPUTED_INSIDE: Mapping[str, frozenset[str]] = {
@@ -23,22 +23,8 @@ _NOT_OVERLAPPED = ("full_iteration", "mlp", "moe")
 _SHIPPED_STAGES = frozenset({(2, 8), (8, 4)})
 
 
-def _implementation(facts: Facts) -> str | None:
-    """The implementation that is written; None where the recipe says."""
-    value = facts.args.get("cuda_graph_impl")
-    return str(value).strip().lower() if value else None
-
-
 def _graphs_on(facts: Facts) -> bool:
-    return _implementation(facts) not in (None, "none", "null")
-
-
-def _scopes(facts: Facts) -> tuple[str, ...]:
-    """The scopes that are written and used."""
-    if _implementation(facts) in ("none", "null"):
-        return ()
-    value = facts.args.get("cuda_graph_scope")
-    return tuple(item.lower() for item in items_of(value)) if value else ()
+    return facts.graph_implementation not in (None, *NO_GRAPHS)
 
 
 def _modules(facts: Facts) -> frozenset[str]:
@@ -49,7 +35,7 @@ def _modules(facts: Facts) -> frozenset[str]:
 def _fsdp_graphs(facts: Facts) -> Iterator[str]:
     if facts.args.get("use_megatron_fsdp") and _graphs_on(facts):
         yield (
-            f"use_megatron_fsdp and cuda_graph_impl = {_implementation(facts)!r} exclude each other; "
+            f"use_megatron_fsdp and cuda_graph_impl = {facts.graph_implementation!r} exclude each other; "
             'switch FSDP off or write cuda_graph_impl = "none"'
         )
 
@@ -58,8 +44,8 @@ def _offload_graphs(facts: Facts) -> Iterator[str]:
     layers = facts.integer("activation_offload_layers")
     if layers and _graphs_on(facts):
         yield (
-            f"activation_offload_layers {layers} and cuda_graph_impl = {_implementation(facts)!r} exclude each other, "
-            'whatever the scope; remove one or write cuda_graph_impl = "none"'
+            f"activation_offload_layers {layers} and cuda_graph_impl = {facts.graph_implementation!r} exclude each "
+            'other, whatever the scope; remove one or write cuda_graph_impl = "none"'
         )
 
 
@@ -70,30 +56,30 @@ def _offload_pipeline(facts: Facts) -> Iterator[str]:
 
 
 def _graph_scope(facts: Facts) -> Iterator[str]:
-    scopes = _scopes(facts)
+    scopes = facts.graph_scopes
     if "full_iteration" not in scopes:
         return
     if len(scopes) > 1:
         yield f"cuda_graph_scope {', '.join(scopes)}: full_iteration stands alone; remove it or the others"
-    if _implementation(facts) == "transformer_engine":
+    if facts.graph_implementation == "transformer_engine":
         yield 'cuda_graph_scope full_iteration is not for transformer_engine; write cuda_graph_impl = "local"'
 
 
 def _graph_moe_router(facts: Facts) -> Iterator[str]:
-    if {"moe", "moe_router"} <= set(_scopes(facts)):
+    if {"moe", "moe_router"} <= set(facts.graph_scopes):
         yield "cuda_graph_scope holds moe and moe_router, and moe contains the router; keep one of them"
 
 
 def _graph_moe_preprocess(facts: Facts) -> Iterator[str]:
-    scopes = _scopes(facts)
+    scopes = facts.graph_scopes
     # The local implementation adds the other one of the pair itself.
-    if "moe_preprocess" in scopes and "moe_router" not in scopes and _implementation(facts) != "local":
+    if "moe_preprocess" in scopes and "moe_router" not in scopes and facts.graph_implementation != "local":
         yield "cuda_graph_scope moe_preprocess needs moe_router beside it; add moe_router"
 
 
 def _graph_recompute(facts: Facts) -> Iterator[str]:
-    captured = [scope for scope in ("moe", "moe_router") if scope in _scopes(facts)]
-    if captured and "moe" in _modules(facts) and _implementation(facts) != "local":
+    captured = [scope for scope in ("moe", "moe_router") if scope in facts.graph_scopes]
+    if captured and "moe" in _modules(facts) and facts.graph_implementation != "local":
         yield (
             f"recompute_modules moe would be recomputed around the captured {', '.join(captured)}; "
             "remove moe from recompute_modules or from cuda_graph_scope"
@@ -101,7 +87,7 @@ def _graph_recompute(facts: Facts) -> Iterator[str]:
 
 
 def _graph_recompute_dropout(facts: Facts) -> Iterator[str]:
-    scopes, modules = _scopes(facts), _modules(facts)
+    scopes, modules = facts.graph_scopes, _modules(facts)
     for scope, inside in _RECOMPUTED_INSIDE.items():
         if scope in scopes and (both := sorted(inside & modules)):
             yield (
@@ -113,8 +99,8 @@ def _graph_recompute_dropout(facts: Facts) -> Iterator[str]:
 def _overlap_graphs(facts: Facts) -> Iterator[str]:
     if not facts.args.get("moe_a2a_overlap"):
         return
-    captured = [scope for scope in _scopes(facts) if scope in _NOT_OVERLAPPED]
-    if _implementation(facts) == "local" or captured:
+    captured = [scope for scope in facts.graph_scopes if scope in _NOT_OVERLAPPED]
+    if facts.graph_implementation == "local" or captured:
         what = f"captures {', '.join(captured)}" if captured else "is local"
         yield (
             f"moe_a2a_overlap is on and the CUDA graph {what}; switch the overlap off, or capture "

@@ -49,16 +49,19 @@ def _image_needed(facts: Facts) -> Iterator[str]:
 def _token(facts: Facts) -> Iterator[str]:
     if "HF_TOKEN" in facts.test.secrets or facts.args.get("offline"):
         return
-    reasons = {
-        f"task = {facts.args.get('task')!r}": facts.args.get("task") in _TUNING,
-        "tokenizer_type = 'HuggingFaceTokenizer'": facts.args.get("tokenizer_type") == "HuggingFaceTokenizer",
-        "use_recipes = true": bool(facts.args.get("use_recipes")),
-    }
-    for reason in (reason for reason, applies in reasons.items() if applies):
-        yield (
-            f"cmd_args.{reason} fetches from the Hugging Face Hub, and no token is given; "
-            'write hf_token = "env:HF_TOKEN", or offline = true with a filled cache'
-        )
+    if facts.args.get("task") in _TUNING:
+        yield _fetches(f"task = {facts.args['task']!r}")
+    if facts.args.get("tokenizer_type") == "HuggingFaceTokenizer":
+        yield _fetches("tokenizer_type = 'HuggingFaceTokenizer'")
+    if facts.args.get("use_recipes"):
+        yield _fetches("use_recipes = true")
+
+
+def _fetches(reason: str) -> str:
+    return (
+        f"cmd_args.{reason} fetches from the Hugging Face Hub, and no token is given; "
+        'write hf_token = "env:HF_TOKEN", or offline = true with a filled cache'
+    )
 
 
 def _partition(facts: Facts) -> Iterator[str]:
