@@ -113,15 +113,16 @@ def _implementation(args: Mapping[str, Any]) -> str:
 
 
 def _names(value: Any) -> list[str]:
-    """The names in a list, or in a text such as `"[attn, mlp]"`, in lower case."""
-    texts = value if isinstance(value, list | tuple) else [] if value is None else [value]
-    names: list[str] = []
-    for text in texts:
-        plain = str(text).strip().strip("\"'")
-        if plain.startswith("[") and plain.endswith("]"):
-            plain = plain[1:-1]
-        names.extend(part.strip().strip("\"'").lower() for part in plain.split(",") if part.strip())
-    return [name for name in names if name]
+    """The names in a list, or in a text such as `"[attn, mlp]"`, in lower case.
+
+    Quotes with nothing between them are a name in a text, and none in a list.
+    """
+    if isinstance(value, list | tuple):
+        return [name for text in value for name in _names(str(text)) if name]
+    plain = str(value or "").strip().strip("\"'")
+    if plain.startswith("[") and plain.endswith("]"):
+        plain = plain[1:-1]
+    return [part.strip().strip("\"'").lower() for part in plain.split(",") if part.strip()]
 
 
 def _scopes(args: Mapping[str, Any]) -> list[str]:
@@ -141,7 +142,7 @@ def _offloaded(args: Mapping[str, Any]) -> int:
 
 def _gpus_divide(args: Mapping[str, Any]) -> str | None:
     size = _model_parallel(args)
-    if size > 0 and _gpus(args) % size == 0:
+    if _gpus(args) % size == 0:
         return None
     return f"num_gpus {_gpus(args)} is not a multiple of tp * pp * cp = {size}; change one of them"
 
