@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 
 from nightbridge.config.documents import Layered
 from nightbridge.config.findings import Findings, unknown_key
@@ -261,13 +261,12 @@ def _number(value: object) -> float:
     return number
 
 
+_BOOLEAN = TypeAdapter(bool)
+"""pydantic's own reading, as CloudAI has it: also 1 and 0, "yes" and "no", "on" and "off"."""
+
+
 def _boolean(value: object) -> bool:
-    words = {"true": True, "false": False}
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, str) and value.strip().lower() in words:
-        return words[value.strip().lower()]
-    raise ValueError
+    return _BOOLEAN.validate_python(value.strip() if isinstance(value, str) else value)
 
 
 def _texts(value: object) -> str | list[str]:
@@ -276,7 +275,7 @@ def _texts(value: object) -> str | list[str]:
 
 def _integers(value: object) -> list[int]:
     if isinstance(value, str):
-        return [_integer(item) for item in value.split(",")]
+        return [_integer(item) for item in value.split(",")] if value.strip() else []
     return [_integer(item) for item in value] if isinstance(value, list) else [_integer(value)]
 
 

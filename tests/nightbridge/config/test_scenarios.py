@@ -138,7 +138,11 @@ def test_all_violations_of_a_test_are_told_at_once(write):
         ('num_gpus = "16"', "num_gpus", 16),
         ("seq_length = 4096.0", "seq_length", 4096),
         ('enable_vboost = "True"', "enable_vboost", True),
+        ("enable_vboost = 1", "enable_vboost", True),
+        ('enable_vboost = "off"', "enable_vboost", False),
+        ("moe_a2a_overlap = 0", "moe_a2a_overlap", False),
         ('profiling_ranks = "0,4"', "profiling_ranks", [0, 4]),
+        ('profiling_ranks = ""', "profiling_ranks", []),
         ('vp = "None"', "vp", "None"),
     ],
 )
