@@ -78,11 +78,15 @@ class Facts:
         """GPUs of the run."""
         return num_gpus(self.test)
 
+    @cached_property
+    def gpus_per_node(self) -> int | None:
+        """GPUs of a node, which is also how many tasks the launcher starts on each; None where nobody knows."""
+        return gpus_per_node(self.test, self.version, limits=self.limits)
+
     @property
     def nodes(self) -> int | None:
         """Nodes of the run, as the launch plan counts them; None where nobody knows the GPUs of a node."""
-        per_node = gpus_per_node(self.test, self.version, limits=self.limits)
-        return nodes_for(self.gpus, per_node) if per_node else None
+        return nodes_for(self.gpus, self.gpus_per_node) if self.gpus_per_node else None
 
     @cached_property
     def graph_implementation(self) -> str | None:

@@ -120,6 +120,15 @@ def _time_allowed(facts: Facts) -> Iterator[str]:
         yield f"{said} {clock(seconds)} is longer than the partition allows, {clock(longest)}; write a shorter one"
 
 
+def _nodes_filled(facts: Facts) -> Iterator[str]:
+    per_node, nodes = facts.gpus_per_node, facts.nodes
+    if facts.test.has_launcher and per_node and nodes and facts.gpus % per_node:
+        yield (
+            f"num_gpus {facts.gpus} do not fill nodes of {per_node} GPUs: the launcher starts {per_node} tasks on each "
+            f"of {nodes}, so {nodes * per_node} GPUs train; write num_gpus = {nodes * per_node}, or gpus_per_node"
+        )
+
+
 def _nodes_allowed(facts: Facts) -> Iterator[str]:
     most = facts.limits.max_nodes if facts.limits else None
     if most is not None and facts.nodes is not None and facts.nodes > most:
@@ -128,6 +137,8 @@ def _nodes_allowed(facts: Facts) -> Iterator[str]:
             "use fewer GPUs or another partition"
         )
 
+
+_NODES = ("cmd_args.num_gpus", "cmd_args.gpus_per_node", "cmd_args.gpu_type")
 
 RULES = (
     Rule("container-named", "error", ("cmd_args.container_image",), _image_named),
@@ -146,11 +157,6 @@ RULES = (
     Rule("mount-syntax", "error", ("extra_container_mounts",), _mounts),
     Rule("time-limit-syntax", "error", ("time_limit",), _time_limit),
     Rule("time-limit-allowed", "error", ("time_limit",), _time_allowed, needs="limits"),
-    Rule(
-        "nodes-allowed",
-        "error",
-        ("cmd_args.num_gpus", "cmd_args.gpus_per_node", "cmd_args.gpu_type"),
-        _nodes_allowed,
-        needs="limits",
-    ),
+    Rule("nodes-filled", "warning", _NODES, _nodes_filled),
+    Rule("nodes-allowed", "error", _NODES, _nodes_allowed, needs="limits"),
 )

@@ -137,6 +137,8 @@ BREAKS = [
     ("checkpoint-size", {"num_layers": 4}, {}, "nobody can say how large a checkpoint of llama3_8b is"),
     ("checkpoint-interval", {}, {"harvest": HarvestPolicy(checkpoint="all")}, "write cmd_args.save_interval"),
     ("resumes", {"load_dir": "/old"}, {}, "it is no baseline for others"),
+    ("nodes-filled", {"num_gpus": 12}, {}, "tasks on each of 2, so 16 GPUs train; write num_gpus = 16"),
+    ("nodes-filled", {"num_gpus": 7}, {}, "8 tasks on each of 1, so 8 GPUs train"),
     ("mount-syntax", {}, {"extra_container_mounts": ("/a",)}, "HOST_PATH:/CONTAINER_PATH"),
     ("mount-syntax", {}, {"extra_container_mounts": ("/a:b",)}, "HOST_PATH:/CONTAINER_PATH"),
     ("time-limit-syntax", {}, {"time_limit": "soon"}, "HH:MM:SS"),
@@ -205,6 +207,8 @@ def test_what_breaks_a_rule_is_told_with_the_way_out(rule, args, fields, told):
         ("batch-divides", {"mb": 1, "gb": 16, "tp": 1, "pp": 1, "cp": 1}, {}),
         ("batch-divides", {"gb": 5}, {}),
         ("mount-syntax", {}, {"extra_container_mounts": ("/a:/b:ro", "./x:/y")}),
+        ("nodes-filled", {"num_gpus": 2, "gpus_per_node": 2}, {}),
+        ("nodes-filled", {"num_gpus": 7, "gpu_type": "none we know"}, {}),
         ("profiling-window", {"max_steps": 5}, {}),
         ("qwen3-tokenizer", {"model_family_name": "qwen", "model_recipe_name": "qwen3_30b_a3b"}, {}),
         (
