@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Iterator
 
 from nightbridge.launch.flags import FORMATS, TEST_FLAGS, KnownFlags, words_of
-from nightbridge.launch.safety import danger_in, danger_in_variable
+from nightbridge.launch.safety import danger_in, danger_in_escaped, danger_in_variable
 from nightbridge.models import TestDefinition
 
 _NUMBERS = (bool, int, float)
@@ -40,11 +40,13 @@ def unsafe_values(test: TestDefinition) -> Iterator[tuple[str, str]]:
     for field, value in test.cmd_args.items():
         if isinstance(value, _NUMBERS):
             continue
-        for word in words_of(TEST_FLAGS[field], value):
-            if reason := danger_in(word):
+        flag = TEST_FLAGS[field]
+        danger = danger_in_escaped if flag.format == "escaped" else danger_in
+        for word in words_of(flag, value):
+            if reason := danger(word):
                 yield f"cmd_args.{field}", f"{word!r} {reason}"
     for key, text in test.extra_cmd_args.items():
-        if reason := danger_in(key) or danger_in(text):
+        if reason := danger_in(key) or danger_in_escaped(text):
             yield f"extra_cmd_args.{key}", f"{_override(key, text)!r} {reason}"
     for mount in test.extra_container_mounts:
         if reason := danger_in(mount) or ("contains a comma: mounts are separated by it" if "," in mount else None):

@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from nightbridge.launch.safety import escaped
 from nightbridge.launch.versions import Version
 
 Kind = Literal["text", "integer", "number", "boolean", "texts", "integers", "integer_or_none", "text_or_none"]
-Format = Literal["value", "true_false", "presence", "comma", "space", "pairs", "virtual_pipeline", "unsent"]
+Format = Literal["value", "true_false", "presence", "comma", "space", "pairs", "virtual_pipeline", "escaped", "unsent"]
 Choices = tuple[str, ...] | None
 KnownFlags = Mapping[str, Choices]
 """Every option string of one parser, long and short, with the values it allows (None: any)."""
@@ -89,7 +90,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag("hidden_size", "--hidden_size", "integer"),
     Flag("num_layers", "--num_layers", "integer"),
     Flag("num_moe_experts", "--num_moe_experts", "integer", first=V0_6_0),
-    Flag("pipeline_model_parallel_layout", "--pipeline_model_parallel_layout"),
+    Flag("pipeline_model_parallel_layout", "--pipeline_model_parallel_layout", format="escaped"),
     Flag("first_k_dense_replace", "--first_k_dense_replace", "integer"),
     Flag("enable_nsys", "-en", "boolean", "presence"),
     Flag("export_nsys_sqlite", "--export_nsys_sqlite", "boolean", "presence", first=V0_5_0),
@@ -307,6 +308,11 @@ def _virtual_pipeline(option: str, value: Any) -> tuple[str, ...]:
     return (option, "None" if value in (1, "None") else text_of(value))
 
 
+def _escaped(option: str, value: Any) -> tuple[str, ...]:
+    # Such as Et*4|(t*4|)*14tmL, which only the job reads.
+    return _value(option, escaped(text_of(value)))
+
+
 def _unsent(option: str, value: Any) -> tuple[str, ...]:
     return ()
 
@@ -319,6 +325,7 @@ FORMATS: Mapping[Format, Callable[[str, Any], tuple[str, ...]]] = {
     "space": _space,
     "pairs": _pairs,
     "virtual_pipeline": _virtual_pipeline,
+    "escaped": _escaped,
     "unsent": _unsent,
 }
 

@@ -1,7 +1,7 @@
 """RunSpec, Checkout and Image to the `LaunchPlan`: exactly what will be started."""
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from nightbridge.launch.hetero import hetero_plan
 from nightbridge.launch.outputs import JOB_FOLDER, output_arguments, output_dir, overrides
 from nightbridge.launch.parser_source import known_flags
 from nightbridge.launch.resources import gpus_per_node, nodes_for, num_gpus, time_limit_seconds
-from nightbridge.launch.safety import danger_in, danger_in_variable, expands
+from nightbridge.launch.safety import danger_in, danger_in_escaped, danger_in_variable, escaped, expands
 from nightbridge.launch.site_options import site_options
 from nightbridge.launch.time_limits import clock
 from nightbridge.launch.versions import Version, version_for_pin
@@ -150,8 +150,10 @@ def _plan(
     }
     words = list(_words(values, known))
     hydra = [f"{key}={value}" if value else key for key, value in overrides(spec, folder).items()]
-    argv = (str(checkout.environment.python), str(bridge / LAUNCHER), *words, *hydra)
-    _check_words(argv, set(values.get("custom_bash_cmds", ())))
+    launcher = (str(checkout.environment.python), str(bridge / LAUNCHER))
+    _check_words((*launcher[1:], *words), {*values.get("custom_bash_cmds", ()), *_carried_words(values)}, danger_in)
+    _check_words(hydra, set(), danger_in_escaped)
+    argv = (*launcher, *words, *map(escaped, hydra))
     _check_workspace(image, attempt_dir)
     return LaunchPlan(
         run_key=spec.run_key,
@@ -214,9 +216,15 @@ def _variables(test: TestDefinition, cluster: ClusterSettings, known: KnownFlags
     return fields
 
 
-def _check_words(argv: tuple[str, ...], commands: set[str]) -> None:
+def _carried_words(values: Mapping[str, Any]) -> Iterator[str]:
+    for flag in FLAGS:
+        if flag.format == "escaped" and flag.field in values:
+            yield from written(flag, values[flag.field])
+
+
+def _check_words(words: Iterable[str], known_good: set[str], danger: Callable[[str], str | None]) -> None:
     """The paths of this site go the same way as the test's values."""
-    problems = [f"{word!r} {reason}" for word in argv[1:] if word not in commands and (reason := danger_in(word))]
+    problems = [f"{word!r} {reason}" for word in words if word not in known_good and (reason := danger(word))]
     if problems:
         raise InvalidInput(
             "a path or setting would not survive the launcher's batch script",

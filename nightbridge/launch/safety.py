@@ -2,13 +2,15 @@
 
 The launcher hands its argv to NeMo-Run, which writes it into a batch script without quoting anything and HTML-escapes
 quotes (seen with NeMo-Run 0.11.1). So a space splits a word, `;` or `&` starts another command, and a quote arrives as
-`&#39;`. Such values are refused here, with the reason, before anything is started.
+`&#39;`. Such values are refused here, with the reason, before anything is started. Words that only the job reads, and
+not the launcher itself, may hold some of these characters: a backslash carries them through the one shell on the way.
 """
 
 import re
 from functools import lru_cache
 
 _SAFE = re.compile(r"[A-Za-z0-9_@%+=:,./\[\]~#-]*")
+_CARRIED = re.compile(r"[;|()!*?{}]")
 _VARIABLE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -32,6 +34,16 @@ def danger_in(text: str) -> str | None:
     return (
         f"contains {next(character for character in text if not _SAFE.fullmatch(character))!r}, which is not passed on"
     )
+
+
+def escaped(text: str) -> str:
+    """A word for the job as the launcher must be given it: the job's shell takes the backslashes away."""
+    return _CARRIED.sub(r"\\\g<0>", text)
+
+
+def danger_in_escaped(text: str) -> str | None:
+    """Say why a word cannot be passed on even with backslashes; None when it can."""
+    return danger_in(_CARRIED.sub("", text))
 
 
 def danger_in_variable(name: str, value: str) -> str | None:

@@ -88,6 +88,7 @@ cuda_graph_impl = "transformer_engine"
 cuda_graph_scope = "[moe_router,moe_preprocess]"
 tp = 2
 vp = 1
+pipeline_model_parallel_layout = "Et|t*46L"
 moe_a2a_overlap = false
 recompute_modules = "core_attn,mlp"
 dataset_paths = ["/data/a", "/data/b"]
@@ -127,6 +128,7 @@ VALUES: dict[str, object] = {
     "additional_slurm_params": "comment=x",
     "custom_srun_args": ["--label"],
     "gres": "gpu:8",
+    "pipeline_model_parallel_layout": "Et*4|(t*4|)*14tmL",
     **{field: f"/tmp/nightbridge-dry-run/{field}" for field in ("nemo_home", "pretrained_checkpoint", "save_dir")},
     **{field: f"/tmp/nightbridge-dry-run/{field}" for field in ("load_dir", "wandb_save_dir", "save_config_filepath")},
 }
@@ -143,10 +145,16 @@ def _sample(flag: Flag, version: Version) -> object:
     return list(choices[:2]) if flag.kind == "texts" else choices[0]
 
 
+OVERRIDE = """
+[extra_cmd_args]
+"logger.tags" = "{a:1,b:(2)}"
+"""
+
+
 def _every_flag(version: Version) -> str:
     fields = [flag for flag in FLAGS if flag.source == "test" and flag.exists_in(version) and flag.field not in ALONE]
     args = "\n".join(f"{flag.field} = {toml_value(_sample(flag, version))}" for flag in fields)
-    return _ours(f'{args}\n[extra_env_vars]\nNCCL_DEBUG = "WARN"\nPYTHONPATH = "/opt/x:${{PYTHONPATH}}"')
+    return _ours(f'{args}\n[extra_env_vars]\nNCCL_DEBUG = "WARN"\nPYTHONPATH = "/opt/x:${{PYTHONPATH}}"{OVERRIDE}')
 
 
 LIBRARY_RECIPE = """

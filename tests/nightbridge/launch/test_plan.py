@@ -1,5 +1,6 @@
 """The launch plan: the argv, and everything that is refused before a launcher starts."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from nightbridge.errors import InvalidInput
 from nightbridge.launch.flags import known_in
 from nightbridge.launch.parser_source import PARSER
 from nightbridge.launch.plan import make_plan, placeholder_plan, shell_command
+from nightbridge.launch.safety import danger_in_escaped, escaped
 from nightbridge.launch.versions import Version
 from nightbridge.models import (
     Checkout,
@@ -165,6 +167,26 @@ def test_a_slurm_cluster_without_an_account_is_told(plan):
     assert any("no account" in warning for warning in made.warnings)
 
 
+def test_what_only_the_job_reads_gets_backslashes_for_its_shell(plan):
+    overrides = {"model.x": "{a:[1,2],b:(c|d)*}"}
+
+    made = plan(spec({"pipeline_model_parallel_layout": "Et*4|(t*4|)*14tmL"}, extra_cmd_args=overrides))
+
+    assert after(made, "--pipeline_model_parallel_layout") == r"Et\*4\|\(t\*4\|\)\*14tmL"
+    assert made.argv[-1] == r"model.x=\{a:[1,2],b:\(c\|d\)\*\}"
+    said = subprocess.run(["bash", "-c", f"printf '%s\\n' {' '.join(made.argv[-3:])}"], capture_output=True, text=True)
+    assert said.stdout.splitlines()[-1] == "model.x={a:[1,2],b:(c|d)*}"
+
+
+def test_every_character_that_is_carried_arrives_through_a_shell():
+    text = "".join(chr(code) for code in range(33, 127) if not danger_in_escaped(chr(code)))
+
+    said = subprocess.run(["bash", "-c", f"printf %s x{escaped(text)}"], capture_output=True, text=True)
+
+    assert {*"|()*;!?{}"} < {*text}
+    assert said.stdout == f"x{text}"
+
+
 # --- resources -------------------------------------------------------------------------------------------------------
 
 
@@ -261,11 +283,13 @@ def test_the_persons_own_overrides_win_and_come_last(plan):
         ({"cuda_graph_scope": "attn,mpl"}, {}, "cmd_args.cuda_graph_scope: 'mpl' is none of"),
         ({"save_dir": "/ckpt/save dir"}, {}, "white space"),
         ({"tokenizer_model": "it's"}, {}, "HTML-escaped"),
-        ({"pipeline_model_parallel_layout": "Et|(tt|)*30mL"}, {}, "a shell character"),
+        ({"save_dir": "/ckpt|x"}, {}, "a shell character"),
+        ({"pipeline_model_parallel_layout": "Et|(t t|)*30mL"}, {}, "white space"),
         ({"tokenizer_model": "/x/*"}, {}, "a shell pattern"),
         ({"tokenizer_model": "$HOME/x"}, {}, "contains $"),
         ({"tokenizer_model": "\u00e9"}, {}, "which is not passed on"),
-        ({}, {"extra_cmd_args": {"a.b": "c;d"}}, "extra_cmd_args.a.b: 'a.b=c;d' contains a shell character"),
+        ({}, {"extra_cmd_args": {"a.b": "c`d"}}, "extra_cmd_args.a.b: 'a.b=c`d' contains a shell character"),
+        ({}, {"extra_cmd_args": {"a;b": "c"}}, "contains a shell character"),
         ({}, {"extra_env_vars": {"A": "a b;c"}}, "extra_env_vars.A: 'a b;c' contains white space"),
         ({}, {"extra_env_vars": {"A-B": "1"}}, "is not the name of an environment variable"),
         ({}, {"extra_env_vars": {"A": "$(id)"}}, "extra_env_vars.A"),

@@ -39,7 +39,8 @@ CLOUDAI = {
         *("-a", "acct", "-p", "batch", "-g", "gb200", "-l", "/logs", "-i", "{image}", "-c", "fp8_mx"),
         *("--task", "pretrain", "-hf", "TOKEN", "-wdk", "KEY", "-wdp", "nightly", "-ng", "8", "-gn", "8", "-cm", MOUNT),
         *("-cb", "export LIST=a,b=c", "-cb", "export NCCL_DEBUG=WARN", "--domain", "llm", "-m", "qwen"),
-        *("-mr", "qwen3_30b_a3b", "--cuda_graph_impl", "transformer_engine"),
+        *("-mr", "qwen3_30b_a3b", "--pipeline_model_parallel_layout", "Et|t*46L"),
+        *("--cuda_graph_impl", "transformer_engine"),
         *("--cuda_graph_scope", "moe_router,moe_preprocess", "-tp", "2", "-vp", "None", "--moe_a2a_overlap", "false"),
         *("--recompute_modules", '"core_attn,mlp"', "--detach", "false", *CONFIG),
         *("--dataset_paths", "/data/a", "/data/b", "--profiling_ranks", "0,4", *GRES, *OVERRIDES),
@@ -86,6 +87,12 @@ DEVIATIONS = (
         ("--recompute_modules", "core_attn,mlp"),
         VERSIONS,
         "NeMo-Run escapes quotes for HTML, so literal ones would be part of the names",
+    ),
+    Deviation(
+        ("--pipeline_model_parallel_layout", "Et|t*46L"),
+        ("--pipeline_model_parallel_layout", r"Et\|t\*46L"),
+        VERSIONS,
+        "NeMo-Run quotes nothing, so the job's shell would take | and * for its own",
     ),
     Deviation(
         ("--detach", "false"),

@@ -12,6 +12,7 @@ import pytest
 
 from nightbridge.launch.flags import CHOICES, FLAGS, choices_of
 from nightbridge.launch.parser_source import known_flags
+from nightbridge.launch.safety import escaped
 from nightbridge.launch.versions import HEAD
 from nightbridge.models import CheckpointState, ClusterSettings, JobState
 from nightbridge.outputs.checkpoints import find_checkpoints
@@ -153,7 +154,8 @@ def test_a_submitted_job_trains_and_leaves_no_token_behind(
         "-i", "none", "-hf", "hf_secret", "--wandb_key=wandb_secret", "-cb", "export MARK=made-it",
         "--additional_slurm_params", "comment=practice", "--save_dir", str(output / "checkpoints"),
         "--save_interval", "10", "--save_config_filepath", str(output / "configs/ConfigContainer.yaml"),
-        f"logger.tensorboard_dir={output / 'tb_logs'}", "env_vars={A: 'x y'}",
+        "--pipeline_model_parallel_layout", escaped("Et*2|(t|)*2tL"),
+        f"logger.tensorboard_dir={output / 'tb_logs'}", escaped("env_vars={A:(x)}"),
         **cluster.launch_environment(),
     )  # fmt: skip
     (job_id,) = {int(number) for number in re.findall(r"Job id: (\d+)", said)}
@@ -165,7 +167,9 @@ def test_a_submitted_job_trains_and_leaves_no_token_behind(
     assert (reading.last_iteration, reading.training_done) == (20, True)
     assert [found.state for found in find_checkpoints(output / "checkpoints")] == [CheckpointState.COMPLETE] * 2
     assert list((output / "tb_logs").glob("events.out.tfevents.*"))
-    assert "A: x y" in (output / "configs/ConfigContainer.yaml").read_text()
+    config = (output / "configs/ConfigContainer.yaml").read_text()
+    assert "pipeline_model_parallel_layout: Et*2|(t|)*2tL" in config
+    assert "A:(x)" in config
     holders = [
         path for path in tmp_path.rglob("*") if path.is_file() and re.search(rb"(hf|wandb)_secret\b", path.read_bytes())
     ]

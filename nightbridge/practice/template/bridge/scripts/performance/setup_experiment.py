@@ -77,7 +77,7 @@ def submit(args, argv):
     script = run.Script(
         path=str(BOOTSTRAP),
         entrypoint="python3" if image else sys.executable,
-        args=[shlex.quote(word) for word in forwarded(argv)],
+        args=forwarded(argv),  # unquoted, as Megatron-Bridge does
     )
     name = experiment_name(args)
     logger.info("Submitting %s: %s", name, " ".join(script.to_command(with_entrypoint=True)))
