@@ -456,6 +456,17 @@ class TestDefinition(Model):
         return self.test_template_name != HETERO_MIMO
 
     @property
+    def max_steps(self) -> int | None:
+        """Iterations that a run must reach; None when the configuration leaves it to the recipe.
+
+        Of a schedule in samples, which takes precedence, it is the samples over the global batch, rounded up.
+        """
+        if not self.has_launcher and self.cmd_args.get("train_samples"):
+            return -(-int(self.cmd_args["train_samples"]) // int(self.cmd_args["gb"]))
+        steps = self.cmd_args.get("max_steps")
+        return int(steps) if steps is not None else None
+
+    @property
     def megatron_bridge(self) -> GitRepo:
         """The repository that holds the launcher, or the program: the first whose URL or mount point says so."""
         for repo in self.git_repos:
@@ -518,15 +529,8 @@ class RunSpec(Model):
 
     @property
     def max_steps(self) -> int | None:
-        """Iterations that the run must reach; None when the configuration leaves it to the recipe.
-
-        Of a schedule in samples, which takes precedence, it is the samples over the global batch, rounded up.
-        """
-        arguments = self.test.cmd_args
-        if not self.test.has_launcher and arguments.get("train_samples"):
-            return -(-int(arguments["train_samples"]) // int(arguments["gb"]))
-        steps = arguments.get("max_steps")
-        return int(steps) if steps is not None else None
+        """Iterations that the run must reach (`TestDefinition.max_steps`)."""
+        return self.test.max_steps
 
 
 # --- what the stages produce -----------------------------------------------------------------------------------------

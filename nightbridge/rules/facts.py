@@ -1,7 +1,6 @@
 """What a rule can look at: one run, the version it is pinned to, and what is known of launcher and cluster."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -10,7 +9,7 @@ from nightbridge.launch.parser_source import known_flags
 from nightbridge.launch.plan import launcher_version
 from nightbridge.launch.resources import gpus_per_node, nodes_for, num_gpus
 from nightbridge.launch.versions import HEAD, Version, version_for_pin
-from nightbridge.models import Checkout, ClusterLimits, RunSpec, TestDefinition
+from nightbridge.models import Checkout, ClusterLimits, TestDefinition
 
 # A sweep asks for every point, and the parser of a commit never changes.
 _pinned = lru_cache(maxsize=16)(known_flags)
@@ -26,43 +25,31 @@ _AVAILABLE = {
 }
 
 
-@dataclass(frozen=True)
 class Facts:
     """One run as the rules see it.
 
     Attributes:
-        spec: The run.
+        test: The run's test, with nothing left to choose.
         limits: What the cluster allows; None while nobody has asked.
         checkout: The pinned code; None before it is fetched.
+        args: What stands in the test's `[cmd_args]`.
+        available: Which of the things that rules need (`Rule.needs`) are there.
 
     """
 
-    spec: RunSpec
-    limits: ClusterLimits | None = None
-    checkout: Checkout | None = None
-
-    # Many rules ask for these, so they are kept: a property would be called eighty times a run.
-    @cached_property
-    def test(self) -> TestDefinition:
-        """The run's test."""
-        return self.spec.test
-
-    @cached_property
-    def args(self) -> Mapping[str, Any]:
-        """What stands in `[cmd_args]`."""
-        return self.spec.test.cmd_args
-
-    @property
-    def available(self) -> frozenset[str]:
-        """Which of the things that rules need (`Rule.needs`) are there."""
-        return _AVAILABLE[self.limits is not None, self.checkout is not None]
+    def __init__(
+        self, test: TestDefinition, limits: ClusterLimits | None = None, checkout: Checkout | None = None
+    ) -> None:
+        self.test, self.limits, self.checkout = test, limits, checkout
+        self.args: Mapping[str, Any] = test.cmd_args
+        self.available: frozenset[str] = _AVAILABLE[limits is not None, checkout is not None]
 
     @cached_property
     def known(self) -> KnownFlags:
         """The launcher's flags: the pinned commit's own, or the table's for the version it seems to be."""
         if self.checkout is not None:
             return _pinned(self.checkout.megatron_bridge.path)
-        return _released(version_for_pin(self.test.megatron_bridge.commit))
+        return _released(self.version)
 
     @cached_property
     def version(self) -> Version:

@@ -10,7 +10,7 @@ from nightbridge.launch.grids import GPUS_PER_NODE, Grid, grids_of, micro_batche
 from nightbridge.launch.hetero import hetero_plan, taken_options
 from nightbridge.launch.resources import gpus_per_node
 from nightbridge.launch.versions import HEAD
-from nightbridge.models import ClusterLimits, Image, Site
+from nightbridge.models import ClusterLimits, Image, RunSpec, Site
 from nightbridge.rules.checkpoints import resumes
 from nightbridge.rules.facts import Facts
 from nightbridge.rules.rule import Rule
@@ -85,7 +85,7 @@ def _both_lengths(facts: Facts) -> Iterator[str]:
     if facts.args.get("max_steps") and facts.args.get("train_samples"):
         yield (
             f"cmd_args.train_samples {facts.args['train_samples']} takes precedence over max_steps "
-            f"{facts.args['max_steps']}, which is not passed on: {facts.spec.max_steps} iterations"
+            f"{facts.args['max_steps']}, which is not passed on: {facts.test.max_steps} iterations"
         )
 
 
@@ -150,9 +150,8 @@ def _grid_flags(facts: Facts) -> Iterator[str]:
     limits = facts.limits or ClusterLimits()
     place = facts.checkout.megatron_bridge.path
     try:
-        hetero_plan(
-            facts.spec, facts.checkout.megatron_bridge, Image(kind="none"), limits, Site(), 1, place / "attempt"
-        )
+        run = RunSpec(scenario="validate", night="validate", test=facts.test)
+        hetero_plan(run, facts.checkout.megatron_bridge, Image(kind="none"), limits, Site(), 1, place / "attempt")
     except InvalidInput as error:
         yield str(error)
 

@@ -19,7 +19,7 @@ def _window(facts: Facts) -> Iterator[str]:
         return
     start = facts.args.get("profiling_start_step", _DEFAULT_START)
     stop = facts.args.get("profiling_stop_step", _DEFAULT_STOP)
-    steps = facts.spec.max_steps or RECIPE_STEPS
+    steps = facts.test.max_steps or RECIPE_STEPS
     if not 0 <= start < stop <= steps:
         yield (
             f"the profiling window {start} to {stop} is not inside the run's {steps} steps; "

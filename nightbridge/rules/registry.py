@@ -53,8 +53,6 @@ The rules of the launcher and the site hold in both: no verdict of another tool 
 HETERO_RULES: tuple[Rule, ...] = (*places.RULES, *hetero.RULES)
 """The rules of a heterogeneous-parallel test: the site's, and its own."""
 
-_NIGHT = "validate"
-
 
 def rules_of(test: TestDefinition) -> tuple[Rule, ...]:
     """The rules that a test is checked by."""
@@ -82,9 +80,7 @@ def check(
         InvalidInput: The checkout holds no launcher that can be read.
 
     """
-    facts = Facts(spec, limits, checkout)
-    rules = _holding(spec.test.compat, spec.test.has_launcher, facts.version, facts.available)
-    return tuple([rule.violation(message) for rule in rules for message in rule.check(facts)])
+    return _check_one(spec.test, limits, checkout)
 
 
 def errors_of(violations: Iterable[Violation]) -> tuple[Violation, ...]:
@@ -125,7 +121,9 @@ def points_of(test: TestDefinition, limits: ClusterLimits | None = None) -> Iter
 
 
 def _check_one(test: TestDefinition, limits: ClusterLimits | None, checkout: Checkout | None) -> tuple[Violation, ...]:
-    return check(RunSpec(scenario=_NIGHT, night=_NIGHT, test=test), limits, checkout)
+    facts = Facts(test, limits, checkout)
+    rules = _holding(test.compat, test.has_launcher, facts.version, facts.available)
+    return tuple([rule.violation(message) for rule in rules for message in rule.check(facts)])
 
 
 def _skipped(rule: Rule, expansion: Expansion, severity: Severity) -> Iterator[Violation]:

@@ -29,7 +29,7 @@ def _returns_early(facts: Facts) -> Iterator[str]:
 
 
 def _steps(facts: Facts) -> Iterator[str]:
-    if facts.spec.max_steps is None and facts.args.get("use_recipes"):
+    if facts.test.max_steps is None and facts.args.get("use_recipes"):
         yield "cmd_args.use_recipes = true needs max_steps: the library recipe would train to its own end; write it"
 
 

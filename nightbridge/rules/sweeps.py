@@ -13,7 +13,7 @@ from itertools import islice, repeat
 from typing import Any
 
 from nightbridge.launch.points import at_point
-from nightbridge.models import Checkout, ClusterLimits, RunSpec, SweepAxis, TestDefinition
+from nightbridge.models import Checkout, ClusterLimits, SweepAxis, TestDefinition
 from nightbridge.rules.facts import Facts
 from nightbridge.rules.rule import Rule
 
@@ -25,7 +25,6 @@ MOST_OUTCOMES = 2_000_000
 
 _ANSWERS_KEPT = 100_000
 _TRIES_PER_POINT, _LEAST_TRIES = 1_000, 10_000
-_SWEEP = "sweep"
 
 Point = Mapping[str, Any]
 
@@ -187,7 +186,7 @@ class Grid:
 
     def _facts(self, point: Point, test: TestDefinition | None = None) -> Facts:
         concrete = at_point(test or self._test, point, self._base.version if point else None, self._limits)
-        return Facts(RunSpec(scenario=_SWEEP, night=_SWEEP, test=concrete), self._limits, self._checkout)
+        return Facts(concrete, self._limits, self._checkout)
 
     def _place(self, rule: Rule) -> None:
         """Ask the rule at the last axis that it depends on."""

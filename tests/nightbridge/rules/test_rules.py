@@ -265,7 +265,7 @@ def test_nodes_are_counted_as_the_launch_plan_counts_them(settings_say, test_say
     site = Site(cluster=ClusterSettings(kind="slurm", gpus_per_node=settings_say))
     run = RunSpec(scenario="s", night="n", test=make_test({"gpus_per_node": test_says}))
 
-    assert Facts(run, limits).nodes == placeholder_plan(run, site, limits).nodes == nodes
+    assert Facts(run.test, limits).nodes == placeholder_plan(run, site, limits).nodes == nodes
 
 
 def test_the_local_cluster_pretends_two_gpus_and_believes_what_a_test_says(tmp_path):
@@ -273,7 +273,7 @@ def test_the_local_cluster_pretends_two_gpus_and_believes_what_a_test_says(tmp_p
     run = RunSpec(scenario="s", night="n", test=make_test({"gpus_per_node": 8, "container_image": "none"}))
 
     assert limits.gpus_per_node == 2
-    assert Facts(run, limits).nodes == placeholder_plan(run, Site(), limits).nodes == 2
+    assert Facts(run.test, limits).nodes == placeholder_plan(run, Site(), limits).nodes == 2
 
 
 def test_limits_that_nobody_knows_forbid_nothing():
