@@ -5,7 +5,6 @@ import logging
 import os
 import shutil
 import time
-import uuid
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -18,7 +17,7 @@ from nightbridge.images.references import ImageReference, parse_reference
 from nightbridge.images.space import named_write_errors
 from nightbridge.images.squashfs import check_squashfs, sha256_of
 from nightbridge.images.standard_tools import StandardTools, find_standard_tools
-from nightbridge.images.work import remove_leftovers
+from nightbridge.images.work import remove_leftovers, unfinished
 from nightbridge.leases import lease
 from nightbridge.models import Image, ImageImport, Model, RunSpec, Site, utc_now
 from nightbridge.once import decide_once
@@ -153,18 +152,14 @@ def _registry_image(reference: ImageReference, digest: str, images: Path, find: 
             remove_leftovers(images, name, importer.work_folders)
             log.info("importing %s with %s", reference, importer.tool)
             started = time.monotonic()
-            temporary = images / f".{name}.{uuid.uuid4().hex}.sqsh.tmp"
-            try:
-                with named_write_errors(reference, images):
-                    tool = importer.import_image(reference, temporary)
-                    _check_import(temporary, tool, reference)
-                    record = _record(temporary, reference=str(reference), digest=digest, tool=tool)
-                    held.ensure_held()
-                    sidecar.unlink(missing_ok=True)
-                    temporary.replace(path)
-                    write_model(sidecar, record)
-            finally:
-                temporary.unlink(missing_ok=True)
+            with named_write_errors(reference, images), unfinished(images, name) as made:
+                tool = importer.import_image(reference, made)
+                _check_import(made, tool, reference)
+                record = _record(made, reference=str(reference), digest=digest, tool=tool)
+                held.ensure_held()
+                sidecar.unlink(missing_ok=True)
+                made.replace(path)
+                write_model(sidecar, record)
             log.info("imported %s: %d MB in %.0f s", reference, record.size >> 20, time.monotonic() - started)
         # When it was last wanted: what `prune` goes by.
         os.utime(sidecar)

@@ -15,13 +15,13 @@ from nightbridge.failures import Failure
 from nightbridge.images.image import find_importer
 from nightbridge.images.references import ImageReference
 from nightbridge.images.space import named_write_errors
-from nightbridge.images.work import remove_leftovers
+from nightbridge.images.work import remove_work_folders
 from nightbridge.models import ImageImport, Model
 from nightbridge.node_programs import begin_on_node
 
 
 class NodeOrder(Model):
-    """What is to be imported; the digest of the reference is known."""
+    """What is to be imported, into which file (see `unfinished`); the digest of the reference is known."""
 
     reference: ImageReference
     output: Path
@@ -42,7 +42,7 @@ def carry_out(order: NodeOrder, credentials: str) -> NodeAnswer:
         with named_write_errors(order.reference, order.output.parent):
             importer = find_importer(order.settings, credentials)
             name = str(order.reference.digest).removeprefix("sha256:")
-            remove_leftovers(order.output.parent, name, importer.work_folders)
+            remove_work_folders(order.output.parent.parent, name, importer.work_folders)
             return NodeAnswer(tool=f"{importer.import_image(order.reference, order.output)} on {node}")
     except NightbridgeError as error:
         failure = Failure.of(error)

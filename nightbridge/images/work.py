@@ -1,10 +1,15 @@
-"""Folders in which an import works: found again and removed when the import was killed."""
+"""Folders in which an import works: found again and removed when the import was killed.
+
+The unfinished image has a folder of its own too. The programs of a killed import go on for a while, on this machine or
+on another one; when their folders are gone, they fail instead of leaving an image that nobody asked for.
+"""
 
 import hashlib
 import os
 import shutil
 import tempfile
 import time
+import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -12,11 +17,23 @@ from pathlib import Path
 from nightbridge.images.rootfs import open_to_owner
 
 _PATIENCE_SECONDS = 3.0
+_SUFFIX = ".sqsh.tmp"
+
+
+@contextmanager
+def unfinished(images: Path, name: str) -> Iterator[Path]:
+    """The path, in a fresh folder beside the images, at which the image `name` is made; removed at the end."""
+    folder = images / f".{name}.{uuid.uuid4().hex}{_SUFFIX}"
+    folder.mkdir(parents=True)
+    try:
+        yield folder / "image.sqsh"
+    finally:
+        remove_tree(folder)
 
 
 @contextmanager
 def work_folder(output: Path, base: Path) -> Iterator[Path]:
-    """A fresh folder in `base` for the import of the file `output`, removed at the end of the block."""
+    """A fresh folder in `base` for the import of the file `output` (see `unfinished`), removed at the end."""
     folder = base / work_name(output)
     folder.mkdir(parents=True, mode=0o700)
     try:
@@ -41,11 +58,18 @@ def cache_folder(configured: Path | None) -> Path:
 
 def remove_leftovers(images: Path, name: str, bases: Iterable[Path]) -> None:
     """Remove what killed imports of an image left beside the images and in `bases`. Only its lease's holder may."""
-    # A half-made image, and a sidecar whose writer was killed; a lease's own files may be another process's.
-    for leftover in (*images.glob(f".{name}.*.sqsh.tmp"), *images.glob(f".{name}.json.*.tmp")):
+    for folder in images.glob(f".{name}.*{_SUFFIX}"):
+        remove_tree(folder)
+    # A sidecar whose writer was killed; a lease's own files may be another process's.
+    for leftover in images.glob(f".{name}.json.*.tmp"):
         leftover.unlink(missing_ok=True)
+    remove_work_folders(images, name, bases)
+
+
+def remove_work_folders(images: Path, name: str, bases: Iterable[Path]) -> None:
+    """Remove what killed imports of an image left in `bases` alone: on the machine where they worked."""
     for base in bases:
-        for leftover in base.glob(f"{_prefix(images, f'.{name}.')}*.sqsh.tmp"):
+        for leftover in base.glob(f"{_prefix(images, f'.{name}.')}*{_SUFFIX}"):
             remove_tree(leftover)
 
 
@@ -63,8 +87,8 @@ def remove_tree(folder: Path) -> None:
 
 
 def work_name(output: Path) -> str:
-    """The name of the folder in which the import of a file works."""
-    return _prefix(output.parent, output.name)
+    """The name of the folder in which the import of a file (see `unfinished`) works."""
+    return _prefix(output.parent.parent, output.parent.name)
 
 
 def _prefix(images: Path, name: str) -> str:

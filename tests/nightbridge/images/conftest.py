@@ -61,7 +61,17 @@ slow) sleep 0.3 ;;
 esac
 case $command in
 digest) cat $here/digest ;;
-import) echo "[INFO] Creating squashfs filesystem..." >&2; cp $here/image "$output" ;;
+import)
+    work=${ENROOT_TEMP_PATH:-/tmp}/enroot.$$
+    mkdir "$work"
+    echo "[INFO] Creating squashfs filesystem..." >&2
+    # Longer than one moment, so that a kill can find it half made.
+    for piece in $(seq 0 $(($(cat $here/pieces) - 1))); do
+        dd if=$here/image of="$output" bs=$(cat $here/piece-size) skip=$piece seek=$piece count=1 conv=notrunc status=none
+        [ "$piece" = 0 ] || sleep 0.05
+    done
+    rmdir "$work"
+    ;;
 esac
 """
 
@@ -87,8 +97,11 @@ class ScriptedEnroot:
     def set_digest(self, digest: str) -> None:
         (self.folder / "digest").write_text(f"{digest}\n")
 
-    def set_image(self, content: bytes) -> None:
+    def set_image(self, content: bytes, pieces: int = 1) -> None:
+        """What an import writes, in so many pieces with a pause between them."""
         (self.folder / "image").write_bytes(content)
+        (self.folder / "pieces").write_text(str(pieces))
+        (self.folder / "piece-size").write_text(str(-(-len(content) // pieces)))
 
     def fail_once(self, fault: str, command: str = "import") -> None:
         (self.folder / f"fault.{command}").write_text(fault)
@@ -117,6 +130,18 @@ def enroot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedEnroot:
     # The registries that these tests name are never asked: this is at once a proxy that nobody answers.
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:1")
     return made
+
+
+@pytest.fixture
+def real_enroot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The enroot that is installed here, with folders of its own; it asks registries without encryption, and once."""
+    if shutil.which("enroot") is None:
+        pytest.skip("enroot is not installed (it is in no Debian package)")
+    for name in ("CACHE", "DATA", "TEMP", "RUNTIME", "CONFIG"):
+        monkeypatch.setenv(f"ENROOT_{name}_PATH", str(tmp_path / "enroot" / name.lower()))
+        (tmp_path / "enroot" / name.lower()).mkdir(parents=True)
+    monkeypatch.setenv("ENROOT_ALLOW_HTTP", "y")
+    monkeypatch.setenv("ENROOT_TRANSFER_RETRIES", "0")
 
 
 @pytest.fixture
@@ -150,6 +175,7 @@ def path_without_enroot(tmp_path_factory: pytest.TempPathFactory) -> str:
     if shutil.which("enroot") is None:
         return os.environ["PATH"]
     programs = tmp_path_factory.mktemp("programs")
+    programs.chmod(0o755)  # a test becomes another user
     for folder in os.environ["PATH"].split(":"):
         for program in Path(folder).glob("*"):
             if program.name != "enroot" and not (programs / program.name).exists():

@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +16,9 @@ NEMO = parse_reference("nvcr.io/nvidia/nemo:26.02.00")
 
 
 @pytest.fixture(params=["scripted", "real"])
-def any_enroot(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Enroot:
+def any_enroot(request: pytest.FixtureRequest) -> Enroot:
     """The scripted enroot, then the real one."""
-    if request.param == "real":
-        if shutil.which("enroot") is None:
-            pytest.skip("enroot is not installed (it is in no Debian package)")
-        for name in ("CACHE", "DATA", "TEMP", "RUNTIME", "CONFIG"):
-            monkeypatch.setenv(f"ENROOT_{name}_PATH", str(tmp_path / name.lower()))
-            (tmp_path / name.lower()).mkdir()
-        monkeypatch.setenv("ENROOT_ALLOW_HTTP", "y")
-        monkeypatch.setenv("ENROOT_TRANSFER_RETRIES", "0")
-    else:
-        request.getfixturevalue("enroot")
+    request.getfixturevalue("real_enroot" if request.param == "real" else "enroot")
     return find_enroot()
 
 

@@ -3,11 +3,8 @@
 import contextlib
 import json
 import os
-import random
 import shutil
-import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +22,6 @@ from nightbridge.images.squashfs import check_squashfs, sha256_of
 from nightbridge.images.standard_tools import StandardTools, explained, find_standard_tools
 from nightbridge.models import GitRepo, ImageImport, RunSpec, Site, TestDefinition
 from nightbridge.processes import Finished
-from tests.conftest import SEEDS
 from tests.real.registry import (
     DEMO_CONFIG,
     PASSWORD,
@@ -37,12 +33,9 @@ from tests.real.registry import (
     write_layout,
 )
 from tests.real.s3_proxy import LOST, Answer, Proxy, Request, proxy_to
-
-RECORDED = json.loads(Path(__file__).with_name("recorded_enroot_import.json").read_text())
-"""What enroot 4.1.2 made of the same image: everything but the text of /etc/rc and /etc/rc.local."""
+from tests.real.squashfs import RECORDED, content, listing
 
 NOBODY = 65534
-TEXT_OF_THEIR_OWN = ("/etc/rc", "/etc/rc.local")
 
 pytestmark = pytest.mark.usefixtures("demo_image")
 
@@ -57,23 +50,6 @@ def run_spec(image: str) -> RunSpec:
     repo = GitRepo(url="https://git.example.org/x.git")
     test = TestDefinition(id="t", name="t", cmd_args={"container_image": image}, git_repos=(repo,), nemo_run_repo=repo)
     return RunSpec(scenario="s", night="2026-11-21", test=test)
-
-
-def listing(path: Path) -> list[str]:
-    """Mode, owner, size and path of everything in an image; no size of folders and of texts that may differ."""
-    done = subprocess.run(["unsquashfs", "-lln", str(path)], check=True, capture_output=True, text=True)
-    lines = []
-    for line in done.stdout.splitlines():
-        if "squashfs-root" in line:
-            mode, owner, size, _date, _time, name = line.split(maxsplit=5)
-            name = name.removeprefix("squashfs-root")
-            lines.append(f"{mode} {owner} {'-' if mode[0] == 'd' or name in TEXT_OF_THEIR_OWN else size} {name}")
-    return lines
-
-
-def content(path: Path, name: str) -> str:
-    done = subprocess.run(["unsquashfs", "-cat", str(path), name], check=True, capture_output=True, text=True)
-    return done.stdout
 
 
 @pytest.fixture
@@ -109,16 +85,8 @@ def test_the_image_is_the_one_that_enroot_made(reference: ImageReference, tmp_pa
     assert list((tmp_path / "work").iterdir()) == []
 
 
-def test_a_real_enroot_makes_the_same(
-    reference: ImageReference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if shutil.which("enroot") is None:
-        pytest.skip("enroot is not installed (it is in no Debian package)")
-    for name in ("CACHE", "DATA", "TEMP", "RUNTIME", "CONFIG"):
-        monkeypatch.setenv(f"ENROOT_{name}_PATH", str(tmp_path / name.lower()))
-        (tmp_path / name.lower()).mkdir()
-    monkeypatch.setenv("ENROOT_ALLOW_HTTP", "y")
-
+@pytest.mark.usefixtures("real_enroot")
+def test_a_real_enroot_makes_the_same(reference: ImageReference, tmp_path: Path) -> None:
     find_enroot().import_image(reference, tmp_path / "enroot.sqsh")
     tools().import_image(reference, tmp_path / "tools.sqsh")
 
@@ -433,54 +401,3 @@ def test_credentials_of_the_site_open_a_private_registry_and_leave_no_trace(tmp_
     shown = PASSWORD.encode()
     ours = [path for path in tmp_path.rglob("*") if path.is_file() and "private" not in path.parts]
     assert [path for path in ours if shown in path.read_bytes()] == []
-
-
-# --- many at once, and killed ----------------------------------------------------------------------------------------
-
-PULL = """
-import sys
-from nightbridge.images.image import pull_image
-from nightbridge.models import RunSpec, Site
-image = pull_image(RunSpec.model_validate_json(sys.argv[1]), Site.model_validate_json(sys.argv[2]))
-print(image.model_dump_json())
-"""
-
-
-def start_pull(spec: RunSpec, site: Site) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", PULL, spec.model_dump_json(), site.model_dump_json()]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-
-
-@pytest.mark.usefixtures("without_enroot")
-def test_twenty_processes_make_one_import(proxy: Proxy, demo_image: Any, tmp_path: Path) -> None:
-    site = Site(workspace=tmp_path / "workspace")
-    spec = run_spec(f"{proxy.endpoint_url.removeprefix('http://')}/{demo_image.name}:1")
-
-    processes = [start_pull(spec, site) for _ in range(20)]
-    answers = [process.communicate()[0] for process in processes]
-
-    assert [process.returncode for process in processes] == [0] * 20
-    assert len(set(answers)) == 1
-    assert proxy.count("HEAD") == 1
-    fetched = [request.path for request in proxy.requests if is_layer(request)]
-    assert sorted(fetched) == sorted(set(fetched))
-    assert len(fetched) == 3  # the configuration and two layers
-    assert len(list(site.images_dir.iterdir())) == 2
-
-
-@pytest.mark.random_kill
-@pytest.mark.usefixtures("without_enroot")
-@pytest.mark.parametrize("seed", SEEDS)
-def test_killed_at_any_moment_the_next_one_succeeds(demo_image: Any, tmp_path: Path, seed: int) -> None:
-    site = Site(workspace=tmp_path / "workspace")
-    spec = run_spec(f"{demo_image.registry.host}/{demo_image.name}:1")
-    process = start_pull(spec, site)
-    time.sleep(random.Random(seed).uniform(0.2, 1.2))
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-
-    image = pull_image(spec, site)
-
-    assert image.path is not None
-    assert listing(image.path) == RECORDED["listing"]
-    assert len(list(site.images_dir.iterdir())) == 2
