@@ -50,6 +50,7 @@ def run(
     on_line: Callable[[str], None] | None = None,
     given: bytes = b"",
     progress: Progress | None = None,
+    umask: int = -1,
 ) -> Finished:
     """Run a program without a terminal.
 
@@ -61,6 +62,7 @@ def run(
         on_line: Called with each line of its stderr as it comes.
         given: Its whole standard input, at most what a pipe holds (64 KiB).
         progress: When it counts as stuck, and is killed with its children.
+        umask: The permissions that its files do not get; ours when -1.
 
     Raises:
         PermanentError: There is no such program.
@@ -79,6 +81,7 @@ def run(
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
+            umask=umask,
         )
     except FileNotFoundError as error:
         if cwd is not None and not cwd.is_dir():

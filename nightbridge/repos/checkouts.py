@@ -9,9 +9,10 @@ import logging
 import os
 import re
 import shutil
-import stat
+import tempfile
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 from nightbridge.errors import DamagedData
@@ -55,7 +56,7 @@ def check_out(
     with lease(folder.with_name(f"{folder.name}.lease")) as held:
         _remove_leftovers(folder)
         if folder.exists():
-            changes = find_changes(folder, commit, timeout=mirror.timeout)
+            changes = _find_changes_once(folder, commit, timeout=mirror.timeout)
             if changes:
                 log.warning("%s: made again, because somebody changed it: %s", folder, "; ".join(changes[:5]))
                 held.ensure_held()
@@ -151,9 +152,7 @@ def _make(mirror: Mirror, commit: str, folder: Path, workspace: Path, with_submo
     clone_at(mirror, commit, folder)
     if with_submodules:
         add_submodules(folder, mirror, workspace)
-    _make_files_read_only(folder)
-    _note_times(folder, timeout=mirror.timeout)
-    changes = find_changes(folder, commit, timeout=mirror.timeout)
+    changes = _find_changes_once(folder, commit, timeout=mirror.timeout)
     if changes:
         raise DamagedData(
             f"a fresh checkout differs from its commit: {'; '.join(changes[:5])}",
@@ -170,29 +169,39 @@ def _is_lfs_pointer(path: Path) -> bool:
         return False
 
 
-def _make_files_read_only(folder: Path) -> None:
-    """Take the write permission from files, so that a program that would change one fails, and says so.
+def _find_changes_once(folder: Path, commit: str, *, timeout: float) -> list[str]:
+    """As `find_changes`; where nothing is changed, the next look need not read the same files again.
 
-    Folders stay writable: NeMo-Run's packager puts a short-lived archive there. git records no write permission.
+    git counts times in whole seconds: of a file that was written in the same second as the index (of which a checkout
+    writes thousands) it cannot tell by the times whether it was changed afterwards, so it reads it, each time. Now it
+    has been read, after that second: a later change has a later time. So the index may be said to be as new as this.
+    Only the holder of the checkout's lease may.
     """
-    for parent, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if name != ".git"]
-        for name in files:
-            path = os.path.join(parent, name)
-            mode = os.lstat(path).st_mode
-            if stat.S_ISREG(mode):
-                os.chmod(path, stat.S_IMODE(mode) & ~0o222)
+    now = _time_of_file_system(folder)
+    changes = find_changes(folder, commit, timeout=timeout)
+    if not changes:
+        for index in _indexes(folder, timeout=timeout):
+            if int(index.stat().st_mtime) < int(now):
+                os.utime(index, (now, now))
+    return changes
 
 
-def _note_times(folder: Path, *, timeout: float) -> None:
-    """Let git compare every file once more and note its times, which the loss of the write permission has changed.
+def _indexes(folder: Path, *, timeout: float) -> Iterator[Path]:
+    """The index files of a checkout and of its submodules."""
+    index = folder / ".git" / "index"
+    if index.exists():
+        yield index
+        for path in pinned_commits(folder, timeout=timeout):
+            yield from _indexes(folder / path, timeout=timeout)
 
-    Otherwise each later look for changes would have to read every file again.
-    """
-    attempt("update-index", "-q", "--refresh", timeout=timeout, folder=folder)
-    for path in pinned_commits(folder, timeout=timeout):
-        if (folder / path / ".git").exists():
-            _note_times(folder / path, timeout=timeout)
+
+def _time_of_file_system(folder: Path) -> float:
+    """Unix time as the file system sees it, by which it dates files; 0 for what is no checkout."""
+    try:
+        with tempfile.TemporaryFile(dir=folder / ".git") as stream:
+            return os.fstat(stream.fileno()).st_mtime
+    except OSError:
+        return 0.0
 
 
 def _set_aside(folder: Path) -> None:

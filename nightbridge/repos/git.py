@@ -137,7 +137,7 @@ _MEANINGS = (
 )
 
 
-def git(*arguments: str | Path, timeout: float, folder: Path | None = None, thing: str = "") -> str:
+def git(*arguments: str | Path, timeout: float, folder: Path | None = None, thing: str = "", umask: int = -1) -> str:
     """Run git and return its output without the last line end.
 
     Args:
@@ -145,6 +145,7 @@ def git(*arguments: str | Path, timeout: float, folder: Path | None = None, thin
         timeout: Longest time it may take, seconds.
         folder: The repository, bare or not; the current folder when unset.
         thing: What an error is about; the folder when empty.
+        umask: The permissions that files do not get; ours when -1.
 
     Raises:
         InvalidInput: No such ref or repository.
@@ -152,13 +153,13 @@ def git(*arguments: str | Path, timeout: float, folder: Path | None = None, thin
         TransientError: Network, lock contention, time limit.
 
     """
-    finished = attempt(*arguments, timeout=timeout, folder=folder)
+    finished = attempt(*arguments, timeout=timeout, folder=folder, umask=umask)
     if finished.code:
         raise explained(finished, thing or str(folder or ""), arguments)
     return finished.stdout.decode(errors="surrogateescape").rstrip("\n")
 
 
-def attempt(*arguments: str | Path, timeout: float, folder: Path | None = None) -> Finished:
+def attempt(*arguments: str | Path, timeout: float, folder: Path | None = None, umask: int = -1) -> Finished:
     """Run git and return how it ended, for questions whose answer may be no."""
     argv: list[str | Path] = ["git"]
     for setting in (*_SETTINGS, *login_settings()):
@@ -168,7 +169,7 @@ def attempt(*arguments: str | Path, timeout: float, folder: Path | None = None) 
         argv += ["-C", folder]
         # A damaged repository must not be mistaken for the one that the workspace happens to lie in.
         variables["GIT_CEILING_DIRECTORIES"] = str(folder.absolute().parent)
-    return run([*argv, *arguments], environment=variables, timeout=timeout)
+    return run([*argv, *arguments], environment=variables, timeout=timeout, umask=umask)
 
 
 def environment() -> dict[str, str]:

@@ -4,17 +4,19 @@ import os
 import shutil
 import subprocess
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nightbridge.errors import InvalidInput
+from nightbridge.errors import InvalidInput, PermanentError
 from nightbridge.models import PinnedRepository
 from nightbridge.repos.checkouts import check_out, find_changes
 from nightbridge.repos.mirrors import Mirror
 
 TIMEOUT = 60.0
+NOBODY = 65534
 
 
 @pytest.fixture
@@ -158,6 +160,99 @@ def test_files_are_read_only(checkout: PinnedRepository) -> None:
 
     assert len(files) == 2
     assert all(path.stat().st_mode & 0o222 == 0 for path in files)
+
+
+def test_files_are_as_readable_as_the_sites_umask_says(mirror: Mirror, workspace: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        path = check_out(mirror, "main", mirror.resolve("main"), workspace).path
+    finally:
+        os.umask(before)
+
+    modes = {name: (path / name).stat().st_mode & 0o777 for name in ("README.md", "scripts/run.sh", "scripts")}
+    assert modes == {"README.md": 0o440, "scripts/run.sh": 0o550, "scripts": 0o750}
+
+
+def test_a_user_without_root_makes_the_same(origin: Any, tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user; every other test runs without root here")
+    origin.commit("Deep", {"one/two/three/deep.txt": "deep\n"})
+    for parent in (tmp_path, *list(tmp_path.parents)[:3]):
+        parent.chmod(parent.stat().st_mode | 0o011)
+    home = tmp_path / "nobody"
+    home.mkdir()
+    os.chown(home, NOBODY, NOBODY)
+    (home / ".gitconfig").write_text('[safe]\n\tdirectory = "*"\n')
+
+    # A fork, because another user may not be able to read the Python that runs this.
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+            os.chdir(home)
+            os.environ["HOME"] = str(home)
+            mirror = Mirror(origin.url, home, timeout=TIMEOUT)
+            path = check_out(mirror, "main", mirror.resolve("main"), home).path
+            (path / "one" / "two" / "archive").touch()
+            git(path, "-c", "user.name=x", "-c", "user.email=x@x", "commit", "--allow-empty", "-qm", "x")
+            with pytest.raises(PermissionError):
+                (path / "README.md").write_text("changed")
+            code = 0
+        except BaseException as error:
+            (home / "error").write_text(repr(error))
+        os._exit(code)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, (home / "error").read_text()
+
+
+def at_the_next_second() -> None:
+    time.sleep(1.05 - time.time() % 1)
+
+
+@pytest.mark.parametrize("looks", [0, 1])
+def test_a_change_that_keeps_size_and_time_is_found_at_once_and_later(
+    mirror: Mirror, checkout: PinnedRepository, workspace: Path, looks: int
+) -> None:
+    readme = checkout.path / "README.md"
+    before = readme.stat()
+    for _ in range(looks):
+        at_the_next_second()
+        check_out(mirror, "main", checkout.commit, workspace)
+
+    with readme.open("r+b") as stream:  # as root may
+        stream.write(b"TWO\n")
+    os.utime(readme, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    assert find_changes(checkout.path, checkout.commit) == ["changed: README.md"]
+
+
+def test_a_later_look_for_changes_reads_no_file_again(
+    mirror: Mirror, checkout: PinnedRepository, workspace: Path
+) -> None:
+    at_the_next_second()
+    check_out(mirror, "main", checkout.commit, workspace)
+
+    # git reads a file again whose time is not before its index's, in whole seconds.
+    times = [int(path.stat().st_mtime) for path in checkout.path.rglob("*") if ".git" not in path.parts]
+    assert max(times) < int((checkout.path / ".git" / "index").stat().st_mtime)
+
+
+def test_a_commit_with_a_path_that_leads_outside_is_refused(origin: Any, mirror: Mirror, workspace: Path) -> None:
+    tree = origin.git("rev-parse", "HEAD^{tree}")
+    evil = subprocess.run(
+        ["git", "-C", str(origin.path), "hash-object", "-t", "tree", "--literally", "-w", "--stdin"],
+        input=b"40000 ..\0" + bytes.fromhex(tree), check=True, capture_output=True,
+    ).stdout.decode().strip()  # fmt: skip
+    origin.git("update-ref", "refs/heads/evil", origin.git("commit-tree", evil, "-m", "evil"))
+    commit = mirror.resolve("evil")
+
+    with pytest.raises(PermanentError):
+        check_out(mirror, "evil", commit, workspace)
+
+    assert sorted(path.name for path in (workspace / "checkouts" / "Megatron-Bridge").iterdir()) == []
 
 
 def test_a_half_made_checkout_of_a_killed_process_is_removed(mirror: Mirror, workspace: Path) -> None:
