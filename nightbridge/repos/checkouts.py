@@ -13,6 +13,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from nightbridge.errors import DamagedData
@@ -21,7 +22,7 @@ from nightbridge.models import PinnedRepository
 from nightbridge.repos.git import attempt, git
 from nightbridge.repos.local_clones import clone_at
 from nightbridge.repos.mirrors import Mirror
-from nightbridge.repos.submodules import add_submodules, pinned_commits
+from nightbridge.repos.submodules import clone_with_submodules, pinned_commits
 from nightbridge.repos.urls import masked
 
 log = logging.getLogger(__name__)
@@ -67,12 +68,12 @@ def check_out(
 
             def make() -> None:
                 mirror.resolve(commit)
-                _make(mirror, commit, temporary, workspace, with_submodules)
+                _make(mirror, commit, temporary / "tree", workspace, with_submodules)
 
             try:
                 mirror.repaired(make)
                 held.ensure_held()
-                temporary.rename(folder)
+                (temporary / "tree").rename(folder)
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)
             log.info("%s at %s checked out in %.1f s", mirror.name, commit[:12], time.monotonic() - started)
@@ -104,7 +105,7 @@ def find_lfs_pointers(folder: Path, *, timeout: float = 600.0) -> list[str]:
     listing = git("ls-files", "-z", "--", ":(attr:filter=lfs)", timeout=timeout, folder=folder)
     found = [path for path in listing.split("\0") if path and _is_lfs_pointer(folder / path)]
     for path in pinned_commits(folder, timeout=timeout):
-        if (folder / path / ".git").exists():
+        if _is_checked_out(folder / path):
             found += [f"{path}/{inner}" for inner in find_lfs_pointers(folder / path, timeout=timeout)]
     return found
 
@@ -124,21 +125,31 @@ def find_changes(folder: Path, commit: str, *, timeout: float = 600.0) -> list[s
         return [f"it is no whole git checkout: {head.tail}"]
     found = head.stdout.decode().strip()
     changes = [] if found == commit else [f"it is at commit {found}"]
-    status = attempt(
-        "status", "--porcelain=v1", "-z", "--untracked-files=all", "--ignored=matching", "--no-renames",
-        "--ignore-submodules=dirty",
-        timeout=timeout, folder=folder,
-    )  # fmt: skip
+    inner = {
+        path: pin for path, pin in pinned_commits(folder, timeout=timeout).items() if _is_checked_out(folder / path)
+    }
+    with ThreadPoolExecutor(max_workers=len(inner) + 1) as pool:
+        found_inside = {
+            path: pool.submit(find_changes, folder / path, pin, timeout=timeout) for path, pin in inner.items()
+        }
+        status = attempt(
+            "status", "--porcelain=v1", "-z", "--untracked-files=all", "--ignored=matching", "--no-renames",
+            "--ignore-submodules=dirty",
+            timeout=timeout, folder=folder,
+        )  # fmt: skip
     if status.code:
         return [*changes, f"git status fails: {status.tail}"]
     for entry in status.stdout.decode(errors="replace").split("\0"):
         state, path = entry[:2], entry[3:]
         if path and not (state in _ADDED and _HARMLESS.search(path)):
             changes.append(f"{_STATES.get(state, 'changed')}: {path}")
-    for path, pinned in pinned_commits(folder, timeout=timeout).items():
-        if (folder / path / ".git").exists():
-            changes += [f"{path}: {change}" for change in find_changes(folder / path, pinned, timeout=timeout)]
+    for path, found_there in found_inside.items():
+        changes += [f"{path}: {change}" for change in found_there.result()]
     return changes
+
+
+def _is_checked_out(folder: Path) -> bool:
+    return (folder / ".git").exists()
 
 
 _ADDED = ("??", "!!")
@@ -149,10 +160,11 @@ _HARMLESS = re.compile(r"(^|/)__pycache__/|^temp_extract_[0-9a-f-]{36}/")
 
 def _make(mirror: Mirror, commit: str, folder: Path, workspace: Path, with_submodules: bool) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
-    clone_at(mirror, commit, folder)
     if with_submodules:
-        add_submodules(folder, mirror, workspace)
-    changes = _find_changes_once(folder, commit, timeout=mirror.timeout)
+        clone_with_submodules(mirror, commit, folder, workspace)
+    else:
+        clone_at(mirror, commit, folder)
+    changes = _find_changes_once(folder, commit, read_all=True, timeout=mirror.timeout)
     if changes:
         raise DamagedData(
             f"a fresh checkout differs from its commit: {'; '.join(changes[:5])}",
@@ -169,20 +181,31 @@ def _is_lfs_pointer(path: Path) -> bool:
         return False
 
 
-def _find_changes_once(folder: Path, commit: str, *, timeout: float) -> list[str]:
+def _find_changes_once(folder: Path, commit: str, *, read_all: bool = False, timeout: float) -> list[str]:
     """As `find_changes`; where nothing is changed, the next look need not read the same files again.
 
     git counts times in whole seconds: of a file that was written in the same second as the index (of which a checkout
     writes thousands) it cannot tell by the times whether it was changed afterwards, so it reads it, each time. Now it
     has been read, after that second: a later change has a later time. So the index may be said to be as new as this.
     Only the holder of the checkout's lease may.
+
+    Args:
+        folder: The checkout.
+        commit: Its commit.
+        read_all: Whether git compares every file with its commit, not only those whose times it cannot trust.
+        timeout: Longest time one git command may take, seconds.
+
     """
     now = _time_of_file_system(folder)
+    written = {index: index.stat().st_mtime for index in _indexes(folder, timeout=timeout)}
+    if read_all:
+        for index in written:
+            os.utime(index, (1, 1))  # older than all files
     changes = find_changes(folder, commit, timeout=timeout)
     if not changes:
-        for index in _indexes(folder, timeout=timeout):
-            if int(index.stat().st_mtime) < int(now):
-                os.utime(index, (now, now))
+        for index, time_written in written.items():
+            newest = now if int(time_written) < int(now) else time_written
+            os.utime(index, (newest, newest))
     return changes
 
 

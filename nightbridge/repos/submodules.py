@@ -1,6 +1,9 @@
 """Submodules of a checkout, at the commits that its tree pins, each from a mirror of its own."""
 
 import re
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from functools import partial
 from pathlib import Path
 
@@ -19,12 +22,16 @@ class Submodule(Model):
     commit: str
 
 
-def add_submodules(tree: Path, mirror: Mirror, workspace: Path) -> None:
-    """Check out every submodule of a checkout, and theirs.
+def clone_with_submodules(mirror: Mirror, commit: str, folder: Path, workspace: Path) -> None:
+    """Make `folder` anew as a clone of a mirror with a commit checked out, every submodule in its place, and theirs.
+
+    All repositories are checked out side by side. A submodule is made beside `folder` (as `<folder>.<number>`) and
+    moved into it: git wants no one else to write into the tree that it makes.
 
     Args:
-        tree: The checkout.
-        mirror: The mirror that it was made from; relative addresses are relative to this repository.
+        mirror: The mirror; relative addresses of submodules are relative to its repository.
+        commit: Full commit, which the mirror has.
+        folder: Where the tree is made.
         workspace: Where mirrors are kept.
 
     Raises:
@@ -33,36 +40,52 @@ def add_submodules(tree: Path, mirror: Mirror, workspace: Path) -> None:
         TransientError: It cannot be reached.
 
     """
-    timeout = mirror.timeout
-    for submodule in find_submodules(tree, mirror.url, timeout=timeout):
-        source = Mirror(submodule.url, workspace, timeout=timeout)
-        inner = tree / submodule.path
-        source.repaired(partial(_check_out, source, submodule.commit, inner))
-        git("config", f"submodule.{submodule.name}.active", "true", timeout=timeout, folder=tree)
-        add_submodules(inner, source, workspace)
+    with ThreadPoolExecutor() as pool:
+
+        def begin(action: Callable[[], None]) -> "Future[None]":
+            return pool.submit(copy_context().run, action)  # a context holds the site's logins
+
+        own = begin(partial(clone_at, mirror, commit, folder))
+        made = []
+        for number, submodule in enumerate(find_submodules(mirror, commit)):
+            source = Mirror(submodule.url, workspace, timeout=mirror.timeout)
+            aside = folder.with_name(f"{folder.name}.{number}")
+            action = partial(_check_out, source, submodule.commit, aside, workspace)
+            made.append((submodule, aside, begin(partial(source.repaired, action))))
+        own.result()
+        for submodule, aside, ended in made:
+            ended.result()
+            aside.rename(folder / submodule.path)
+            git("config", f"submodule.{submodule.name}.active", "true", timeout=mirror.timeout, folder=folder)
 
 
-def _check_out(source: Mirror, commit: str, folder: Path) -> None:
+def _check_out(source: Mirror, commit: str, folder: Path, workspace: Path) -> None:
     source.resolve(commit)
     # A repository of its own in the submodule's folder: what `git submodule update` makes in many more steps.
-    clone_at(source, commit, folder)
+    clone_with_submodules(source, commit, folder, workspace)
 
 
-def find_submodules(tree: Path, url: str, *, timeout: float) -> list[Submodule]:
-    """The submodules that the checkout `tree` of the repository `url` pins."""
-    if not (tree / ".gitmodules").is_file():
+def find_submodules(mirror: Mirror, commit: str) -> list[Submodule]:
+    """The submodules that a commit of a mirror pins."""
+    pinned = _pinned_commits(mirror.path, commit, timeout=mirror.timeout)
+    if not pinned:
         return []
     settings: dict[str, dict[str, str]] = {}
-    listing = git("config", "--file", ".gitmodules", "--null", "--list", timeout=timeout, folder=tree)
+    listing = git(
+        "config", "--blob", f"{commit}:.gitmodules", "--null", "--list",
+        timeout=mirror.timeout, folder=mirror.path, thing=mirror.url,
+    )  # fmt: skip
     for entry in listing.split("\0"):
         key, _, value = entry.partition("\n")
         match = re.fullmatch(r"submodule\.(?P<name>.+)\.(?P<key>path|url)", key, re.DOTALL)
         if match:
             settings.setdefault(match["name"], {})[match["key"]] = value
-    pinned = pinned_commits(tree, timeout=timeout)
     return [
         Submodule(
-            name=name, path=found["path"], url=absolute_submodule_url(found["url"], url), commit=pinned[found["path"]]
+            name=name,
+            path=found["path"],
+            url=absolute_submodule_url(found["url"], mirror.url),
+            commit=pinned[found["path"]],
         )
         for name, found in settings.items()
         if found.get("path") in pinned and "url" in found
@@ -84,12 +107,16 @@ def absolute_submodule_url(url: str, parent: str) -> str:
 
 def pinned_commits(tree: Path, *, timeout: float) -> dict[str, str]:
     """The commits that the tree of a checkout pins for its submodules, by folder, checked out or not."""
-    if not (tree / ".gitmodules").is_file():
-        return {}
-    listing = git("ls-tree", "-r", "-z", "HEAD", timeout=timeout, folder=tree)
-    commits = {}
+    return _pinned_commits(tree, "HEAD", timeout=timeout) if (tree / ".gitmodules").is_file() else {}
+
+
+def _pinned_commits(repository: Path, commit: str, *, timeout: float) -> dict[str, str]:
+    """The commits that a commit pins, by folder; empty where it names no addresses for them."""
+    commits, named = {}, False
+    listing = git("ls-tree", "-r", "-z", commit, timeout=timeout, folder=repository)
     for entry in listing.split("\0"):
         facts, _, path = entry.partition("\t")
+        named = named or path == ".gitmodules"
         if facts.startswith("160000 commit "):
             commits[path] = facts.split()[2]
-    return commits
+    return commits if named else {}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nightbridge.errors import InvalidInput, PermanentError
+from nightbridge.errors import DamagedData, InvalidInput, PermanentError
 from nightbridge.models import PinnedRepository
 from nightbridge.repos.checkouts import check_out, find_changes
 from nightbridge.repos.mirrors import Mirror
@@ -238,6 +238,22 @@ def test_a_later_look_for_changes_reads_no_file_again(
     # git reads a file again whose time is not before its index's, in whole seconds.
     times = [int(path.stat().st_mtime) for path in checkout.path.rglob("*") if ".git" not in path.parts]
     assert max(times) < int((checkout.path / ".git" / "index").stat().st_mtime)
+
+
+def test_a_filter_that_changes_files_is_found_out_however_slow_the_checkout_is(
+    origin: Any, mirror: Mirror, workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    origin.commit("Filtered", {".gitattributes": "*.md filter=shout\n*.slow filter=slow\n", "z.slow": "slow\n"})
+    settings = tmp_path / "gitconfig"
+    settings.write_text(
+        '[filter "shout"]\n\tsmudge = tr a-z A-Z\n\tclean = cat\n'
+        # README.md is written first, and is older than the index by more than a second.
+        '[filter "slow"]\n\tsmudge = "sleep 2; cat"\n\tclean = cat\n'
+    )
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(settings))
+
+    with pytest.raises(DamagedData, match=r"differs from its commit: changed: README\.md"):
+        check_out(mirror, "main", mirror.resolve("main"), workspace)
 
 
 def test_a_commit_with_a_path_that_leads_outside_is_refused(origin: Any, mirror: Mirror, workspace: Path) -> None:

@@ -1,6 +1,6 @@
 """A site's own secret opens a private repository on a real git server, and stands nowhere afterwards."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,22 @@ def test_a_private_repository_is_mirrored_and_no_file_holds_the_token(
     assert TOKEN not in repr(settings)
     assert not kept.exists()
     assert [path for path in workspace.rglob("*") if path.is_file() and TOKEN.encode() in path.read_bytes()] == []
+
+
+def test_a_private_submodule_is_opened_by_the_same_login(
+    private: str, origin: Any, make_origin: Callable[[str], Any], workspace: Path, tmp_path: Path
+) -> None:
+    lm = make_origin("Megatron-LM")
+    lm.commit("Core", {"core.py": "x = 1\n"})
+    (tmp_path / "served" / "Megatron-LM").symlink_to(lm.path / ".git")
+    origin.git("submodule", "--quiet", "add", "../Megatron-LM", "3rdparty/Megatron-LM")
+    origin.commit("Add Megatron-LM", {})
+
+    with git_logins(LINES):
+        mirror = Mirror(private, workspace, timeout=600)
+        made = check_out(mirror, "main", mirror.resolve("main"), workspace, with_submodules=True)
+
+    assert (made.path / "3rdparty" / "Megatron-LM" / "core.py").read_text() == "x = 1\n"
 
 
 def test_validate_pinned_reads_the_private_code_with_the_sites_login(
