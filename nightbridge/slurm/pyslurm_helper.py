@@ -21,6 +21,8 @@ from typing import Any
 
 SHORTER_RANGE = (7006, 7007)
 """Accounting's "result too large" and "query too wide" (slurm_errno.h)."""
+NO_VALUES = (None, 0, 0xFFFFFFFE)
+"""What a job that has no such number has: NO_VAL of slurm.h is handed on as it is for rows of accounting."""
 
 
 def _text(value: Any) -> str:
@@ -34,7 +36,7 @@ def _number(value: Any) -> int | None:
 
 def _wanted(job: Any, ids: set[int] | None, name: str | None, uid: int | None) -> bool:
     # Tasks of an array and later components of a heterogeneous job are parts of a job.
-    if job.array_task_id is not None or job.heterogeneous_offset:
+    if job.array_task_id is not None or job.heterogeneous_offset not in NO_VALUES:
         return False
     if ids is not None:
         return job.id in ids
@@ -52,7 +54,7 @@ def _row(job: Any, nodes: Any) -> dict[str, Any]:
         "submitted": _number(job.submit_time),
         "started": _number(job.start_time),
         "ended": _number(job.end_time),
-        "nodes": _text(nodes),
+        "nodes": "" if nodes == "None assigned" else _text(nodes),
     }
 
 

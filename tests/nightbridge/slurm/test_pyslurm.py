@@ -214,6 +214,20 @@ def test_a_job_is_found_by_its_exact_name_and_user_after_slurmctld_forgot_it(scr
     assert [(job.job_id, job.state, job.exit_code) for job in found.jobs] == [(7, JobState.FAILED, 3)]
 
 
+def test_a_job_cancelled_while_it_was_pending_has_had_no_node(scripted: Scripted) -> None:
+    scripted.script(past=[row(state="CANCELLED", cancelled_by="alice", end_time=1_790_000_060)])
+
+    (job,) = scripted.cluster.find(NAME).jobs
+
+    assert (job.state, job.cancelled_by, job.nodes, job.started_at) == (JobState.CANCELLED, "alice", "", None)
+
+
+def test_components_of_a_heterogeneous_job_are_no_jobs(scripted: Scripted) -> None:
+    scripted.script(past=[row(heterogeneous_offset=0), row(id=8, heterogeneous_offset=1)])
+
+    assert [job.job_id for job in scripted.cluster.find(NAME).jobs] == [7]
+
+
 @pytest.mark.parametrize("failure", [[-1, "Failed to get Jobs from slurmdbd"], [None, "unsupported operand"]])
 def test_without_accounting_a_lookup_is_incomplete_and_states_still_come(
     failure: list[Any], scripted: Scripted

@@ -21,9 +21,11 @@ UNLIMITED = "UNLIMITED"
 _SCRIPT = Path(os.environ["PYSLURM_SCRIPT"])
 _NOTHING = {
     "exit_code": 0, "exit_code_signal": 0, "submit_time": None, "start_time": None, "end_time": None, "user_id": 0,
-    "state_reason": "None", "allocated_nodes": None, "nodelist": None, "array_task_id": None,
-    "heterogeneous_offset": None, "cancelled_by": None,
+    "state_reason": "None", "allocated_nodes": None, "array_task_id": None,
+    "heterogeneous_offset": None,
 }  # fmt: skip
+# Accounting's rows, as the real one showed them on Slurm 25.11.5: a plain job has NO_VAL as its offset.
+_NOTHING_PAST = _NOTHING | {"heterogeneous_offset": 0xFFFFFFFE, "nodelist": "None assigned", "cancelled_by": None}
 
 
 class RPCError(Exception):
@@ -133,8 +135,8 @@ class Job:
         _did(cancel=self.id)
 
 
-def _jobs(rows):
-    return {row["id"]: SimpleNamespace(**_NOTHING | row) for row in rows}
+def _jobs(rows, nothing=_NOTHING):
+    return {row["id"]: SimpleNamespace(**nothing | row) for row in rows}
 
 
 class Jobs:
@@ -148,7 +150,7 @@ def _past(chosen):
     # A site that forbids long ranges.
     if chosen.get("start_time", time.time()) < script.get("earliest", 0):
         raise RPCError(7007, "Time range exceeds the site's limit")
-    return _jobs(script.get("past", ()))
+    return _jobs(script.get("past", ()), _NOTHING_PAST)
 
 
 db = SimpleNamespace(
