@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from prefect.logging import get_run_logger
 
-from nightbridge.errors import InvalidInput
+from nightbridge.errors import InvalidInput, TransientError
 from nightbridge.models import Checkout, Image, Job, LaunchPlan, RunRecord, RunSpec, SecretRef, Site
 from nightbridge.repos.clone import verify_unchanged
 from nightbridge.secrets import resolve_secret
@@ -20,11 +20,14 @@ from tasks.secrets import block_value
 from tasks.stage import stage
 
 
-@stage("harvest")
+@stage("harvest", waits_for=(TransientError,))
 def harvest(
     run: RunSpec, checkout: Checkout, image: Image, plan: LaunchPlan, jobs: tuple[Job, ...], site: Site
 ) -> RunRecord:
-    """Measure the run and keep it, from here or from where the site wants it."""
+    """Measure the run and keep it, from here or from where the site wants it.
+
+    A store that is away, or whose credentials have expired, is waited for: the job is over and what it left stays.
+    """
     order = HarvestOrder(
         run=run,
         checkout=checkout,

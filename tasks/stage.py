@@ -13,6 +13,7 @@ from prefect.tasks import exponential_backoff
 
 from nightbridge.errors import InvalidInput, NightbridgeError, TransientError
 from tasks.interrupt import raise_if_interrupted
+from tasks.waiting import wait_out
 
 RETRIES = 5
 FIRST_DELAY_SECONDS = 10.0
@@ -77,14 +78,23 @@ def stage_key(context: TaskRunContext, parameters: dict[str, Any]) -> str:
     return f"{context.task_run.flow_run_id}-{context.task.name}-{getattr(subject, 'run_key', 'night')}-a{attempt}"
 
 
-def stage(name: str, *, retries: int = RETRIES) -> Callable[[Callable[..., Any]], Task[..., Any]]:
-    """Make a function a stage: persisted as JSON, retried with backoff and jitter for transient errors only."""
+def stage(
+    name: str, *, retries: int = RETRIES, waits_for: tuple[type[TransientError], ...] = ()
+) -> Callable[[Callable[..., Any]], Task[..., Any]]:
+    """Make a function a stage: persisted as JSON, retried with backoff and jitter for transient errors only.
+
+    Args:
+        name: The stage's name.
+        retries: How often it is tried again.
+        waits_for: Errors that may last for hours and are waited out in each try (see `waiting`).
+
+    """
 
     def decorate(function: Callable[..., Any]) -> Task[..., Any]:
         @functools.wraps(function)
         def unless_interrupted(*arguments: Any, **named: Any) -> Any:
             raise_if_interrupted()
-            return function(*arguments, **named)
+            return wait_out(lambda: function(*arguments, **named), waits_for, first_delay=first_delay())
 
         return Task(
             unless_interrupted,

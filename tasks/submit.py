@@ -2,17 +2,20 @@
 
 from prefect.logging import get_run_logger
 
+from nightbridge.errors import StatusUnknown
 from nightbridge.models import Job, LaunchPlan, Site
 from nightbridge.slurm.attempts import read_attempt
-from nightbridge.slurm.cluster import open_cluster
+from nightbridge.slurm.cluster import JobNotAccepted, open_cluster
 from nightbridge.slurm.submission import submit_attempt
 from tasks.secrets import resolve_all, variables_of
 from tasks.stage import stage
 
 
-@stage("submit")
+@stage("submit", waits_for=(JobNotAccepted, StatusUnknown))
 def submit(plan: LaunchPlan, site: Site, options: tuple[str, ...] = ()) -> Job:
     """Submit the attempt through the upstream launcher, or find the job that it already has.
+
+    A controller that is away and a limit that is reached are waited for, hours if it must be.
 
     Args:
         plan: What is started.

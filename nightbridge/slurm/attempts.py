@@ -20,9 +20,10 @@ from typing import Literal, TypeVar
 
 from pydantic import Field, ValidationError
 
-from nightbridge.errors import DamagedData, LaunchRefused, PermanentError, TransientError
+from nightbridge.errors import DamagedData, LaunchRefused, PermanentError, StatusUnknown, TransientError
 from nightbridge.files import create_exclusively, write_model
 from nightbridge.models import ClusterSettings, Model, RunKey, utc_now
+from nightbridge.slurm.cluster import JobNotAccepted
 from nightbridge.slurm.script import CLAIM, EXIT_CODE
 
 ATTEMPT_FILE = "attempt.json"
@@ -32,6 +33,7 @@ CANCELLATION_FILE = "cancellation.json"
 JOB_SCRIPT = "job.sh"
 
 _M = TypeVar("_M", bound=Model)
+_Kind = Literal["not_accepted", "unknown", "transient", "permanent"]
 
 _ATTEMPT_FOLDER = re.compile(r"a([1-9]\d*)")
 _INTENT_FILE = re.compile(r"intent(?:-([1-9]\d*))?\.json")
@@ -82,7 +84,7 @@ class Submission(Model):
 class Refusal(Model):
     """Why the front did not submit."""
 
-    kind: Literal["transient", "permanent"]
+    kind: _Kind
     what: str
     thing: str = ""
     advice: str = ""
@@ -91,13 +93,21 @@ class Refusal(Model):
     @classmethod
     def of(cls, error: TransientError | PermanentError) -> "Refusal":
         """The record of an error."""
-        kind: Literal["transient", "permanent"] = "transient" if isinstance(error, TransientError) else "permanent"
+        kind = next((kind for kind, made in _REFUSALS.items() if isinstance(error, made)), "permanent")
         return cls(kind=kind, what=error.what, thing=error.thing, advice=error.advice, at=utc_now())
 
     def error(self) -> TransientError | LaunchRefused:
         """The error of a record."""
-        error = TransientError if self.kind == "transient" else LaunchRefused
-        return error(self.what, thing=self.thing, advice=self.advice)
+        return _REFUSALS[self.kind](self.what, thing=self.thing, advice=self.advice)
+
+
+# The first class that fits.
+_REFUSALS: dict[_Kind, type[TransientError] | type[LaunchRefused]] = {
+    "not_accepted": JobNotAccepted,
+    "unknown": StatusUnknown,
+    "transient": TransientError,
+    "permanent": LaunchRefused,
+}
 
 
 class Cancellation(Model):

@@ -37,6 +37,8 @@ _PORTS = range(20_000, 32_000)
 _DAEMON_VARIABLE = "NIGHTBRIDGE_TEST_DAEMON"
 """Names the daemon in its environment, which slurmstepd inherits from slurmd."""
 _SEARCH_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin:/sbin"
+COMMANDS = Path(shutil.which("sbatch", path=_SEARCH_PATH) or "/usr/bin/sbatch").parent
+"""The folder of Slurm's commands: another Slurm that stands first on PATH is tested instead of the system's."""
 
 
 def missing_reason() -> str | None:

@@ -33,7 +33,7 @@ from nightbridge.slurm.attempts import (
 from nightbridge.slurm.command_line import CommandLineCluster
 from nightbridge.slurm.submission import submit_attempt
 from tests.conftest import SEEDS, need
-from tests.real.slurm_daemons import SlurmDaemons, missing_reason, start_slurm
+from tests.real.slurm_daemons import COMMANDS, SlurmDaemons, missing_reason, start_slurm
 
 pytestmark = [pytest.mark.slurm, pytest.mark.random_kill, pytest.mark.timeout(7200)]
 
@@ -81,8 +81,8 @@ def tools(workspace: Path) -> Path:
     folder = workspace / "tools"
     folder.mkdir()
     for name in ("squeue", "sacct", "scancel", "scontrol"):
-        (folder / name).symlink_to(f"/usr/bin/{name}")
-    (folder / "sbatch").write_text('#!/bin/sh\nsleep 0.3; /usr/bin/sbatch "$@"; code=$?; sleep 0.3; exit $code\n')
+        (folder / name).symlink_to(COMMANDS / name)
+    (folder / "sbatch").write_text(f'#!/bin/sh\nsleep 0.3; {COMMANDS}/sbatch "$@"; code=$?; sleep 0.3; exit $code\n')
     (folder / "sbatch").chmod(0o755)
     return folder
 

@@ -25,10 +25,11 @@ from nightbridge.slurm.attempts import (
     read_intents,
     read_submission,
 )
+from nightbridge.slurm.cluster import JobNotAccepted
 from nightbridge.slurm.command_line import CommandLineCluster
 from nightbridge.slurm.front import experiment_dir_of, install_front
 from nightbridge.slurm.submission import submit_attempt
-from tests.real.slurm_daemons import SlurmDaemons
+from tests.real.slurm_daemons import COMMANDS, SlurmDaemons
 
 pytestmark = pytest.mark.slurm
 
@@ -103,7 +104,7 @@ def with_tools(attempt: AttemptContext, **scripts: str) -> tuple[AttemptContext,
             (tools / name).write_text(f"#!/bin/sh\n{scripts[name]}\n")
             (tools / name).chmod(0o755)
         else:
-            (tools / name).symlink_to(f"/usr/bin/{name}")
+            (tools / name).symlink_to(COMMANDS / name)
     changed = attempt.model_copy(update={"cluster": attempt.cluster.model_copy(update={"bin_dir": tools})})
     write_model(attempt.attempt_dir / "attempt.json", changed)
     return changed, CommandLineCluster(changed.cluster)
@@ -208,6 +209,21 @@ def test_what_slurm_refuses_of_the_launchers_own_reaches_the_caller_and_leaves_n
     assert jobs_named(cluster, attempt.name) == []
 
 
+def test_a_limit_that_is_reached_is_a_reason_to_wait_and_leaves_nothing_to_wait_for(
+    plan: Callable[..., LaunchPlan], attempt: AttemptContext
+) -> None:
+    limit = "sbatch: error: QOSMaxSubmitJobPerUserLimit"
+    reached, cluster = with_tools(attempt, sbatch=f'test "$1" = --test-only && exit 0; echo "{limit}" >&2; exit 1')
+
+    with pytest.raises(JobNotAccepted, match="submit limit"):
+        submit_attempt(plan(), reached, cluster, {})
+
+    assert read_intents(attempt.attempt_dir) == []
+    write_model(attempt.attempt_dir / "attempt.json", attempt)
+    job = submit_attempt(plan(), attempt, CommandLineCluster(attempt.cluster), {})
+    assert jobs_named(cluster, attempt.name) == [job.job_id]
+
+
 def test_a_launcher_that_fails_before_sbatch_is_a_permanent_error_with_its_last_words(
     plan: Callable[..., LaunchPlan], attempt: AttemptContext, cluster: CommandLineCluster
 ) -> None:
@@ -255,7 +271,7 @@ def test_an_sbatch_that_times_out_after_the_job_was_accepted_leads_to_one_job(
     plan: Callable[..., LaunchPlan], attempt: AttemptContext
 ) -> None:
     message = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
-    attempt, cluster = with_tools(attempt, sbatch=f'/usr/bin/sbatch "$@" > /dev/null; echo "{message}" >&2; exit 1')
+    attempt, cluster = with_tools(attempt, sbatch=f'{COMMANDS}/sbatch "$@" > /dev/null; echo "{message}" >&2; exit 1')
 
     with pytest.raises(TransientError, match="may have been accepted"):
         submit_attempt(plan(), attempt, cluster, {})
@@ -309,7 +325,7 @@ def test_an_earlier_intent_younger_than_the_horizon_forbids_another(
     assert result.stdout == ""
     assert "may have submitted this attempt" in result.stderr
     assert result.stderr.count("\n") == 1
-    assert json.loads((attempt.attempt_dir / "refusal.json").read_text())["kind"] == "transient"
+    assert json.loads((attempt.attempt_dir / "refusal.json").read_text())["kind"] == "unknown"
     assert jobs_named(cluster, attempt.name) == []
 
 
@@ -327,7 +343,7 @@ def test_an_earlier_intent_older_than_the_horizon_is_replaced(
 
 def test_of_many_fronts_at_once_one_submits(attempt: AttemptContext, script: Path) -> None:
     # A slow answer, so that all of them have looked before the first one submits.
-    attempt, cluster = with_tools(attempt, sacct='/usr/bin/sacct "$@"; sleep 1.5')
+    attempt, cluster = with_tools(attempt, sacct=f'{COMMANDS}/sacct "$@"; sleep 1.5')
     front = install_front(attempt.attempt_dir) / "sbatch"
 
     racers = [
