@@ -205,8 +205,8 @@ _TRACEBACK = "Traceback (most recent call last)"
 _RANK_PREFIX = re.compile(r"^\s*(?:\[rank\d+\]:\s?|\[?\d+\]?:\s)")
 _NAMED_RANK = re.compile(r"^\s*\[rank\d+\]: ")
 _EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Timeout|Failure|Unavailable)\b")
-# slurmstepd adds its node's name where several slurmds run on one machine.
-_SCHEDULER_ERROR = re.compile(r"(?:slurmstepd(?:-[\w.-]+)?|srun): error: .*")
+# slurmstepd adds its node's name where several slurmds run on one machine; since Slurm 25.11 it gives the time instead.
+_SCHEDULER_ERROR = re.compile(r"(?:(?:slurmstepd(?:-[\w.-]+)?|srun):|^\[\d{4}-\d\d-\d\dT[\d:.]+\]) error: .*")
 _CONSEQUENCES = re.compile(
     r"DistBackendError|DistNetworkError|ChildFailedError|BrokenPipeError|ConnectionResetError|KeyboardInterrupt"
 )

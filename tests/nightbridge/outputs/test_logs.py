@@ -285,6 +285,10 @@ class TestErrors:
         )
         assert read(text).last_error.startswith("slurmstepd: error: Detected 1 oom_kill")
 
+    def test_a_newer_slurmstepd_gives_the_time_in_place_of_its_name(self, read):
+        line = "[2026-11-22T08:02:36.924] error: Exceeded job memory limit"
+        assert read(f"{line}\n").last_error == line
+
 
 class TestMatching:
     """Rank 0's lines carry no iteration: order and step time must do."""
