@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
 
 import google_crc32c
 
@@ -22,7 +22,11 @@ from nightbridge.errors import DamagedData
 from nightbridge.outputs.event_wire import EventDecoder, MalformedRecord, plain_scalar_tag
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
+    from numpy.typing import NDArray
+
+    from nightbridge.outputs.event_blocks import PlainScalars
 
 _HEADER_SIZE = 12
 _FOOTER_SIZE = 4
@@ -66,13 +70,19 @@ class EventFile:
     bytes_ok: int = 0
     bytes_total: int = 0
     skipped: dict[str, int] = field(default_factory=dict)
-    tags: list[str] = field(default_factory=list, repr=False)
+    names: list[str] = field(default_factory=list, repr=False)
+    tag_numbers: "array[int]" = field(default_factory=lambda: array("i"), repr=False)
     steps: "array[int]" = field(default_factory=lambda: array("q"), repr=False)
     wall_times: "array[float]" = field(default_factory=lambda: array("d"), repr=False)
     values: "array[float]" = field(default_factory=lambda: array("d"), repr=False)
 
     def __len__(self) -> int:
-        return len(self.tags)
+        return len(self.tag_numbers)
+
+    @property
+    def tags(self) -> list[str]:
+        """The tag of each row, as written: its name is `names` at its number."""
+        return [self.names[number] for number in self.tag_numbers]
 
     @property
     def rows(self) -> Iterator[Row]:
@@ -164,25 +174,42 @@ class Columns:
     """Collects the rows of one file. What it knows of the file's tags stays when they are taken."""
 
     def __init__(self) -> None:
-        self.tags: list[str] = []
+        self.names: list[str] = []
+        self.tag_numbers = array("i")
         self.steps = array("q")
         self.wall_times = array("d")
         self.values = array("d")
         self.skipped: Counter[str] = Counter()
         self._decoder = EventDecoder()
-        self._plain_tags: dict[bytes, str] = {}
+        self._numbers: dict[str, int] = {}
+        self._plain_tags: dict[bytes, int] = {}
 
     def add(self, record: bytes) -> None:
         """Add the scalars of one record, by the short way where its bytes allow it."""
         if not self._add_plain(record):
             self._add_any(record)
 
+    def add_plain(self, rows: "PlainScalars") -> None:
+        """Add a run of rows whose tags are numbers of `names`."""
+        self.tag_numbers.frombytes(rows.tags.tobytes())
+        self.steps.frombytes(rows.steps.tobytes())
+        self.wall_times.frombytes(rows.wall_times.tobytes())
+        self.values.frombytes(rows.values.tobytes())
+
     def take(self) -> list[Row]:
         """The rows that were collected, which are forgotten then."""
-        rows = list(map(Row, self.tags, self.steps, self.wall_times, self.values))
-        for column in (self.tags, self.steps, self.wall_times, self.values):
+        tags = (self.names[number] for number in self.tag_numbers)
+        rows = list(map(Row, tags, self.steps, self.wall_times, self.values))
+        for column in (self.tag_numbers, self.steps, self.wall_times, self.values):
             del column[:]
         return rows
+
+    def number_of(self, tag: str) -> int:
+        """The number of a tag in `names`, which gets it when it is new."""
+        number = self._numbers.setdefault(tag, len(self.names))
+        if number == len(self.names):
+            self.names.append(tag)
+        return number
 
     def _add_plain(self, record: bytes) -> bool:
         # Wall time (key 0x09), then step (key 0x10) of up to four bytes.
@@ -199,13 +226,13 @@ class Columns:
             if shift > 21:
                 return False
         template = record[position:-4]
-        tag = self._plain_tags.get(template)
-        if tag is None:
+        number = self._plain_tags.get(template)
+        if number is None:
             tag = plain_scalar_tag(template)
             if tag is None:
                 return False
-            self._plain_tags[template] = tag
-        self.tags.append(tag)
+            number = self._plain_tags[template] = self.number_of(tag)
+        self.tag_numbers.append(number)
         self.steps.append(step)
         self.wall_times.append(_unpack_double(record, 1)[0])
         self.values.append(_unpack_float(record, len(record) - 4)[0])
@@ -219,7 +246,7 @@ class Columns:
             return
         self.skipped.update(event.skipped)
         for scalar in event.scalars:
-            self.tags.append(scalar.tag)
+            self.tag_numbers.append(self.number_of(scalar.tag))
             self.steps.append(event.step)
             self.wall_times.append(event.wall_time)
             self.values.append(scalar.value)
@@ -243,8 +270,7 @@ def read_event_file(path: Path) -> EventFile:
         with path.open("rb", buffering=_BLOCK) as stream:
             total = os.fstat(stream.fileno()).st_size
             try:
-                for offset, record in records(stream, total):
-                    columns.add(record)
+                for offset in _read_on(stream, total, columns):
                     bytes_ok = offset
                 bytes_ok = total
             except RecordsEnd as stop:
@@ -259,11 +285,42 @@ def read_event_file(path: Path) -> EventFile:
         bytes_ok=bytes_ok,
         bytes_total=total,
         skipped=dict(columns.skipped),
-        tags=columns.tags,
+        names=columns.names,
+        tag_numbers=columns.tag_numbers,
         steps=columns.steps,
         wall_times=columns.wall_times,
         values=columns.values,
     )
+
+
+def _read_on(stream: BinaryIO, total: int, columns: Columns) -> Iterator[int]:
+    """Add all records of a file of `total` bytes, in blocks where that is possible; yields the offsets reached.
+
+    Raises:
+        RecordsEnd: The walk ended at a record that is cut off or damaged.
+
+    """
+    # Imports numpy, which a look at a running job's files does not need.
+    from nightbridge.outputs.event_blocks import BLOCK, BlockReader
+
+    reader, offset = BlockReader(columns.number_of), 0
+    while offset < total:
+        stream.seek(offset)
+        block = reader.read(stream.read(min(BLOCK, total - offset)))
+        for piece in block.pieces:
+            if isinstance(piece, bytes):
+                columns.add(piece)
+            else:
+                columns.add_plain(piece)
+        offset += block.size
+        if not block.size:
+            stream.seek(offset)
+            found = next(records(stream, total, offset), None)
+            if found is None:
+                return
+            offset, record = found
+            columns.add(record)
+        yield offset
 
 
 # --- many files ------------------------------------------------------------------------------------------------------
@@ -324,27 +381,44 @@ def scalars(source: Path | Sequence[Path]) -> "tuple[pd.DataFrame, list[str]]":
 
 
 def _table(files: Sequence[EventFile]) -> "pd.DataFrame":
+    import numpy as np
     import pandas as pd
 
-    names = {tag: canonical_tag(tag) for file in files for tag in set(file.tags)}
-    frames = [
-        pd.DataFrame(
-            {
-                "tag": pd.Series(file.tags, dtype="str").map(names),
-                "step": pd.Series(file.steps, dtype="int64"),
-                "wall_time": pd.Series(file.wall_times, dtype="float64"),
-                "value": pd.Series(file.values, dtype="float64"),
-                "file": pd.Series([file.path.name] * len(file), dtype="str"),
-            }
-        )
-        for file in files
-        if len(file)
-    ]
-    if not frames:
+    if not any(map(len, files)):
         return empty_table()
-    table = pd.concat(frames, ignore_index=True).dropna(subset=["tag"])
-    table["tag"] = table["tag"].astype("str")
-    return mark_superseded(table)
+    # Numbers for tags and files as long as possible: a million strings take more room and time than all else.
+    tags = list(dict.fromkeys(tag for file in files for name in file.names if (tag := canonical_tag(name)) is not None))
+    # One file's columns are used as they lie there: no copy of them.
+    columns = {
+        "tag": _joined([_tag_numbers(file, tags) for file in files]),
+        "step": _joined([np.frombuffer(file.steps, dtype=np.int64) for file in files]),
+        "wall_time": _joined([np.frombuffer(file.wall_times, dtype=np.float64) for file in files]),
+        "value": _joined([np.frombuffer(file.values, dtype=np.float64) for file in files]),
+        "file": np.repeat(np.arange(len(files), dtype=np.int32), [len(file) for file in files]),
+    }
+    table = pd.DataFrame(columns, copy=False)
+    if (table["tag"] < 0).any():
+        table = table[table["tag"] >= 0]
+    table = mark_superseded(table)
+    for column, words in (("tag", tags), ("file", [file.path.name for file in files])):
+        table[column] = pd.Series(words, dtype="str").take(table[column].to_numpy()).array
+    return table
+
+
+def _tag_numbers(file: EventFile, tags: Sequence[str]) -> "NDArray[np.int32]":
+    """For each row of a file the number of its canonical tag in `tags`, -1 where it has none."""
+    import numpy as np
+
+    number_of = {tag: number for number, tag in enumerate(tags)}
+    canonical = [-1 if (tag := canonical_tag(name)) is None else number_of[tag] for name in file.names]
+    numbers: NDArray[np.int32] = np.array(canonical, dtype=np.int32)[np.frombuffer(file.tag_numbers, dtype=np.int32)]
+    return numbers
+
+
+def _joined(parts: "Sequence[NDArray[Any]]") -> "NDArray[Any]":
+    import numpy as np
+
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def empty_table() -> "pd.DataFrame":

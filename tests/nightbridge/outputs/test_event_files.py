@@ -19,6 +19,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tensorboard.util.tensor_util import make_tensor_proto
 
 from nightbridge.errors import DamagedData
+from nightbridge.outputs import event_blocks
 from nightbridge.outputs.event_files import (
     COLUMNS,
     canonical_tag,
@@ -27,6 +28,7 @@ from nightbridge.outputs.event_files import (
     read_event_file,
     scalars,
 )
+from nightbridge.outputs.event_tail import EventFileTail
 from nightbridge.outputs.event_wire import EventDecoder, MalformedRecord
 
 
@@ -281,6 +283,47 @@ class TestDamage:
     def test_random_records_raise_only_malformed_record(self, record):
         with contextlib.suppress(MalformedRecord):
             EventDecoder().decode(record)
+
+
+class TestBlocks:
+    """Whole files are read in blocks; record by record, as a running job's are, must give the same."""
+
+    def _mixed(self, event_file):
+        builder = event_file()
+        for step in (1, 127, 128, 20_000, 2**21, 2**28 - 1, 2**28, 2**40, -1):
+            builder.scalar("lm loss", step, step / 3).scalar("a tag that is longer than others" * 5, step, math.nan)
+            builder.value(step, Summary.Value(tag="h", histo=HistogramProto(min=0, max=1, bucket=[1.0] * (step % 90))))
+            builder.value(step, Summary.Value(tag="t", tensor=make_tensor_proto(2.5, dtype=np.float32)))
+        return builder.write()
+
+    def _one_by_one(self, path, content):
+        path.write_bytes(content)
+        tail = EventFileTail(path)
+        return tail.new_rows(), tail.damage
+
+    @pytest.mark.parametrize("size", [1, 60, 61, 100, 4096, 1 << 20])
+    def test_blocks_of_any_size_give_the_rows_that_single_records_give(self, event_file, monkeypatch, size):
+        path = self._mixed(event_file)
+        rows, _ = self._one_by_one(path, path.read_bytes())
+        monkeypatch.setattr(event_blocks, "BLOCK", size)
+        file = read_event_file(path)
+        assert file.status == "complete"
+        assert repr(list(file.rows)) == repr(rows)  # NaN is not equal to itself
+        assert len(rows) == 27
+        assert file.skipped == {"histogram": 9}
+
+    @pytest.mark.parametrize("size", [100, 1 << 20])
+    def test_damage_anywhere_leaves_the_rows_that_single_records_leave(self, event_file, monkeypatch, size):
+        path = self._mixed(event_file)
+        whole = path.read_bytes()
+        monkeypatch.setattr(event_blocks, "BLOCK", size)
+        for position in range(0, len(whole), 7):
+            damaged = bytearray(whole)
+            damaged[position] ^= 4
+            rows, damage = self._one_by_one(path, bytes(damaged))
+            file = read_event_file(path)
+            assert (file.status, repr(list(file.rows))) == ("corrupt", repr(rows)), position
+            assert f"at byte {file.damage_offset} (" in damage
 
 
 class TestTable:
