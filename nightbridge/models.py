@@ -699,7 +699,13 @@ class StoredFile(Model):
 
     path: str = Field(description="Relative to the attempt's prefix, with `/`.")
     size: int
-    sha256: str
+    sha256: str = Field(description="Lower-case hex.")
+    part_size: int = Field(
+        0,
+        ge=0,
+        description="Above 0: `sha256` is that of the SHA-256s of the file's parts of so many bytes, as S3 makes its "
+        "composite checksums. 0: it is that of the file.",
+    )
     etag: str = Field("", description="What S3 calls these bytes; checked where S3 does not record the sha256.")
     mtime_ns: int = 0
     kind: Literal["checkpoint", "tensorboard", "log", "config", "summary", "metrics", "other"]

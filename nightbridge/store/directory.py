@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import hashlib
 import os
 import re
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 from nightbridge.errors import InvalidInput, NightbridgeError, PermanentError, TransientError
 from nightbridge.files import create_exclusively, flush_folder, write_atomically
 from nightbridge.models import StoreSettings
+from nightbridge.store.checksum import sha256_of_file
 from nightbridge.store.keys import checked_folder, checked_key, write_read_delete
 from nightbridge.store.objects import ObjectInfo
 from nightbridge.store.source import FileSource
@@ -97,7 +97,7 @@ class DirectoryStore:
                         copy.write(chunk)
                     copy.flush()
                     os.fsync(copy.fileno())
-                if _sha256_of(temporary) != source.sha256:
+                if sha256_of_file(temporary) != source.sha256:
                     raise PermanentError(
                         "the disk does not return what was written", thing=str(target), advice="Check the disk"
                     )
@@ -158,12 +158,14 @@ class DirectoryStore:
             finally:
                 temporary.unlink(missing_ok=True)
 
-    def stat(self, key: str) -> ObjectInfo | None:
+    def stat(self, key: str, part_size: int = 0) -> ObjectInfo | None:
         """Size and computed checksum of an object; None when there is none."""
         path = self._path(key)
         with _store_errors(path):
             try:
-                return ObjectInfo(key=key, size=path.stat().st_size, sha256=_sha256_of(path))
+                return ObjectInfo(
+                    key=key, size=path.stat().st_size, sha256=sha256_of_file(path, part_size), part_size=part_size
+                )
             except _NOT_FOUND:
                 return None
 
@@ -223,11 +225,6 @@ def _chunks(source: FileSource) -> Iterator[memoryview]:
     buffer = bytearray(CHUNK)
     while count := source.read_into(buffer):
         yield memoryview(buffer)[:count]
-
-
-def _sha256_of(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 @contextlib.contextmanager

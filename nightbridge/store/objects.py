@@ -13,6 +13,8 @@ from nightbridge.store.source import FileSource
 class ObjectInfo(Model):
     """One object. `sha256` is the checksum recorded with it, None where the store does not say.
 
+    `part_size` tells how that was made, as in `StoredFile`.
+
     `etag` is what S3 calls the object's bytes: the MD5 of one sent at once, the MD5 of its parts' MD5s of one sent in
     parts, and something else where the bucket encrypts with keys of KMS. Empty where the store has no such thing.
     `modified` is when it was written; only a listing tells it.
@@ -21,6 +23,7 @@ class ObjectInfo(Model):
     key: str
     size: int
     sha256: str | None = None
+    part_size: int = 0
     etag: str = ""
     modified: datetime | None = None
 
@@ -79,8 +82,11 @@ class ObjectStore(Protocol):
 
         """
 
-    def stat(self, key: str) -> ObjectInfo | None:
-        """Size and recorded checksum of an object; None when there is none."""
+    def stat(self, key: str, part_size: int = 0) -> ObjectInfo | None:
+        """Size and checksum of an object; None when there is none.
+
+        A store that computes checksums makes it of parts of `part_size` bytes; one that records them says what it has.
+        """
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """All objects under a prefix, in key order, with their times and without checksums: `stat` has them.

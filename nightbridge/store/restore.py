@@ -1,12 +1,12 @@
 """A stored run, checked and brought back: what `nightbridge verify` and `nightbridge fetch` do."""
 
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
 from nightbridge.errors import DamagedData, PermanentError
 from nightbridge.files import write_atomically
 from nightbridge.models import StoredFile
+from nightbridge.store.checksum import sha256_of_file
 from nightbridge.store.keys import checked_key
 from nightbridge.store.manifest import MANIFEST, Manifest, read_manifest
 from nightbridge.store.objects import ObjectStore
@@ -72,7 +72,7 @@ def fetch_run(
 
 
 def _problem(store: ObjectStore, prefix: str, file: StoredFile) -> str:
-    found = store.stat(f"{prefix}/{file.path}")
+    found = store.stat(f"{prefix}/{file.path}", file.part_size)
     if found is None:
         return f"{file.path}: missing"
     if found.size != file.size:
@@ -85,19 +85,12 @@ def _problem(store: ObjectStore, prefix: str, file: StoredFile) -> str:
 
 
 def _fetch(store: ObjectStore, prefix: str, file: StoredFile, path: Path) -> None:
-    if _sha256_of(path) == file.sha256:
+    if path.is_file() and sha256_of_file(path, file.part_size) == file.sha256:
         return
     key = f"{prefix}/{file.path}"
     store.get_file(key, path)
-    if _sha256_of(path) != file.sha256:
+    if sha256_of_file(path, file.part_size) != file.sha256:
         path.unlink()
         raise DamagedData(
             "is not what the manifest says", thing=store.url_of(key), advice="It was changed or damaged in the store"
         )
-
-
-def _sha256_of(path: Path) -> str | None:
-    if not path.is_file():
-        return None
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

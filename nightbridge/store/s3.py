@@ -18,7 +18,7 @@ from nightbridge.store.keys import checked_folder, checked_key, sha256_hex, writ
 from nightbridge.store.objects import ObjectInfo
 from nightbridge.store.s3_client import make_client, object_options
 from nightbridge.store.s3_errors import LOCAL_ERRORS, error_code, http_status, s3_errors, translate
-from nightbridge.store.s3_upload import SHA256_METADATA, Uploader, etag_of, plain_etag
+from nightbridge.store.s3_upload import SHA256_METADATA, Uploader, has_bytes_of, plain_etag, recorded_checksum
 from nightbridge.store.source import FileSource
 
 WRITER_METADATA = "writer"
@@ -34,7 +34,8 @@ class _Conflict(TransientError):
 class S3Store:
     """Objects under a prefix of one bucket. Safe for many threads.
 
-    An object records its SHA-256 in its metadata, unless it was sent in parts: then its ETag tells its bytes.
+    An object records its SHA-256 in its metadata. That of one sent in parts the server records if it can; if not, its
+    ETag tells its bytes.
     """
 
     def __init__(self, settings: StoreSettings, block_value: Callable[[str], str] | None = None) -> None:
@@ -89,17 +90,15 @@ class S3Store:
         """
         with source:
             etag = self._uploader.send(self.bucket, self._key(key), self.url_of(key), source)
-            return ObjectInfo(key=key, size=source.size, sha256=source.sha256, etag=etag)
+            return _sent(key, source, etag)
 
     def holds(self, key: str, source: FileSource) -> ObjectInfo | None:
         """Compare a file with the checksum recorded with an object, or with its ETag where there is none."""
-        found = self.stat(key)
+        found = self._head(key)
         with source:
-            if found is None or found.size != source.size:
+            if found is None or not has_bytes_of(found, source):
                 return None
-            etag = etag_of(source)
-            same = found.sha256 == source.sha256 if found.sha256 else found.etag == etag
-            return found.model_copy(update={"sha256": source.sha256}) if same else None
+            return _sent(key, source, plain_etag(found))
 
     def remove_leftovers(self, prefix: str) -> None:
         """Abort every unfinished upload below a prefix: its parts cost room and nobody sees them."""
@@ -143,16 +142,15 @@ class S3Store:
         finally:
             temporary.unlink(missing_ok=True)
 
-    def stat(self, key: str) -> ObjectInfo | None:
-        """Size and recorded checksum of an object; None when there is none."""
+    def stat(self, key: str, part_size: int = 0) -> ObjectInfo | None:
+        """Size and recorded checksum of an object, made as it was recorded; None when there is none."""
+        del part_size
         found = self._head(key)
         if found is None:
             return None
+        sha256, made_of = recorded_checksum(found)
         return ObjectInfo(
-            key=key,
-            size=found["ContentLength"],
-            sha256=found["Metadata"].get(SHA256_METADATA),
-            etag=plain_etag(found),
+            key=key, size=found["ContentLength"], sha256=sha256, part_size=made_of, etag=plain_etag(found)
         )
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
@@ -205,7 +203,9 @@ class S3Store:
 
     def _head(self, key: str) -> dict[str, Any] | None:
         try:
-            found: dict[str, Any] = self._client.head_object(Bucket=self.bucket, Key=self._key(key))
+            found: dict[str, Any] = self._client.head_object(
+                Bucket=self.bucket, Key=self._key(key), ChecksumMode="ENABLED"
+            )
         except aws.ClientError as error:
             missing = http_status(error) == 404
             if missing and self._bucket_seen:
@@ -242,6 +242,10 @@ class S3Store:
                 thing=self.url_of(key),
                 advice="The object was changed or damaged in the store",
             )
+
+
+def _sent(key: str, source: FileSource, etag: str) -> ObjectInfo:
+    return ObjectInfo(key=key, size=source.size, sha256=source.sha256, part_size=source.digest.part_size, etag=etag)
 
 
 def _body(opened: dict[str, Any], thing: str) -> Iterator[bytes]:

@@ -15,6 +15,7 @@ from nightbridge.errors import InvalidInput
 from nightbridge.models import SecretRef, StoreSettings
 from nightbridge.secrets import resolve_secret
 from nightbridge.store.parallel import WORKERS
+from nightbridge.store.s3_signing import sign_with_known_checksums
 from nightbridge.store.s3_upload import REQUESTS
 
 _CONFIG: dict[str, Any] = {
@@ -64,9 +65,11 @@ def make_client(settings: StoreSettings, block_value: Callable[[str], str] | Non
             session = _with_role(session, settings.role_arn, place)
         addressing = "path" if settings.path_style else "virtual"
         config = Config(**_CONFIG, s3={"addressing_style": addressing, "payload_signing_enabled": True})
-        return session.client("s3", **place, config=config)
+        client = session.client("s3", **place, config=config)
     except (aws.BotoCoreError, boto3.exceptions.Boto3Error, ValueError) as error:
         raise InvalidInput(str(error), thing=settings.url, advice="Correct the store's settings") from error
+    sign_with_known_checksums(client)
+    return client
 
 
 def object_options(settings: StoreSettings) -> dict[str, str]:
@@ -77,7 +80,7 @@ def object_options(settings: StoreSettings) -> dict[str, str]:
     if settings.kms_key_id:
         options["SSEKMSKeyId"] = settings.kms_key_id
     if settings.tags:
-        # Not `+` for a blank: Ceph keeps it as it is.
+        # Ceph takes the plus sign of a form for what it is.
         options["Tagging"] = urlencode(settings.tags, quote_via=quote)
     return options
 

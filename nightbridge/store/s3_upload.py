@@ -1,11 +1,14 @@
 """Files into a bucket: small ones with one request, large ones in parts, many of both at once in bounded memory.
 
-Every file is read once. A part lies in memory from its reading to its answer, so that it can be sent again without
-being read again; all parts together stay below `MEMORY`. An interrupted upload stays in the bucket and goes on: a part
-that is there is known by its MD5, which S3 calls its ETag, and is not sent again. (Where ETags are something else, as
-with keys of KMS, parts are sent again.) The server checks each request against the SHA-256 that signs it.
+Every file is read once, and the SHA-256 of each part is made once, while it is read. It signs the part's request, so
+that every server which checks signatures checks it; it is the checksum that S3 keeps with the part; and the checksum of
+the whole is made of it (`checksum`). A part lies in memory from its reading to its answer, so that it can be sent again
+without being read again; all parts together stay below `MEMORY`. An interrupted upload stays in the bucket and goes on:
+a part that is there is known by the SHA-256 that the server keeps, or by its MD5, which S3 calls its ETag, where the
+server keeps none. Only where there is neither (keys of KMS on such a server) are parts sent again.
 """
 
+import base64
 import hashlib
 import threading
 from collections.abc import Iterator, Mapping
@@ -15,10 +18,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
+from urllib.parse import parse_qsl
 
 from botocore import exceptions as aws
 
-from nightbridge.errors import DamagedData, TransientError
+from nightbridge.errors import DamagedData, NightbridgeError, TransientError
 from nightbridge.store.s3_errors import error_code, http_status, s3_errors
 from nightbridge.store.source import FileSource
 
@@ -37,10 +41,13 @@ MEMORY = 12 * PART_SIZE
 TRIES = 3
 """How often an upload begins again because another process has ended it."""
 
+_ALGORITHM = "SHA256"
+_EMPTY_MD5 = hashlib.md5(usedforsecurity=False).hexdigest()
+
 SHA256_METADATA = "sha256"
 """User metadata (`x-amz-meta-sha256`) with the checksum of an object that was sent with one request.
 
-That of a file sent in parts is not known when its upload is created; its ETag tells its bytes.
+That of a file sent in parts is not known when its upload is created; the server makes it of the parts' or does not.
 """
 
 # What servers answer that cannot list uploads, or users that may not: then nothing is resumed, and all else works.
@@ -65,9 +72,20 @@ class _Place:
 
 
 @dataclass(frozen=True)
+class _Upload:
+    """An upload under way. `checksums`: None where it goes on and nobody knows whether the server keeps SHA-256s."""
+
+    id: str
+    checksums: bool | None
+
+
+@dataclass(frozen=True)
 class _Part:
+    """A part at the server; `sha256` (base64) where the server keeps it."""
+
     size: int
     etag: str
+    sha256: str | None = None
 
 
 class Uploader:
@@ -100,11 +118,9 @@ class Uploader:
             try:
                 return self._send_parts(place, source)
             except _UploadGone:
-                source.rewind()
-                etag = self._etag_of(place)
-                if etag is not None and etag == etag_of(source):
-                    return etag
-                source.rewind()
+                found = self._head(place)
+                if found is not None and has_bytes_of(found, source):
+                    return plain_etag(found)
         raise TransientError("another process ends every upload of it", thing=thing, advice="Harvest it only once")
 
     def abort_all(self, bucket: str, folder: str, thing: str) -> None:
@@ -118,26 +134,36 @@ class Uploader:
             source.read_into(body)
             with s3_errors(place.thing):
                 answer = self._client.put_object(
-                    **place.request, Body=body, Metadata={SHA256_METADATA: source.sha256}, **self._options
+                    **place.request,
+                    Body=body,
+                    ChecksumSHA256=_base64(bytes.fromhex(source.sha256)),
+                    Metadata={SHA256_METADATA: source.sha256},
+                    **self._options,
                 )
         return plain_etag(answer)
 
     def _send_parts(self, place: _Place, source: FileSource) -> str:
+        source.rewind(part_size(source.size))
         upload, there = self._resume_or_create(place)
         sent: dict[int, Future[_Part]] = {}
         try:
             parts = self._read_and_send(place, upload, source, there, sent)
         except DamagedData:
             wait_for(sent.values())
-            self._abort(place, upload)
+            self._abort(place, upload.id)
             raise
         finally:
             # Their memory must be free, and none may still be under way, whatever happened.
             wait_for(sent.values())
-        return self._complete(place, upload, parts)
+        return self._complete(place, upload, source, parts)
 
     def _read_and_send(
-        self, place: _Place, upload: str, source: FileSource, there: dict[int, _Part], sent: dict[int, Future[_Part]]
+        self,
+        place: _Place,
+        upload: _Upload,
+        source: FileSource,
+        there: dict[int, _Part],
+        sent: dict[int, Future[_Part]],
     ) -> dict[int, _Part]:
         size, read = part_size(source.size), 0
         kept: dict[int, _Part] = {}
@@ -151,52 +177,74 @@ class Uploader:
             try:
                 filled = source.read_into(buffer)
                 read += filled
-                if number in there and there[number] == _Part(filled, _md5(buffer, filled)):
+                sha256 = _base64(source.digest.all_parts()[-1])
+                if number in there and _is_part(there[number], buffer, filled, sha256):
                     kept[number] = there[number]
                     self._buffers.give(buffer)
                     continue
             except BaseException:
                 self._buffers.give(buffer)
                 raise
-            sent[number] = self._senders.submit(self._send_part, place, upload, number, buffer, filled)
+            sent[number] = self._senders.submit(self._send_part, place, upload, number, buffer, filled, sha256)
         return kept | {number: part.result() for number, part in sent.items()}
 
-    def _send_part(self, place: _Place, upload: str, number: int, buffer: bytearray, filled: int) -> _Part:
+    def _send_part(
+        self, place: _Place, upload: _Upload, number: int, buffer: bytearray, filled: int, sha256: str
+    ) -> _Part:
         try:
             body = buffer if filled == len(buffer) else buffer[:filled]
+            # Amazon refuses a checksum with a part of an upload that was created without one.
+            known = {} if upload.checksums is None else {"ChecksumSHA256": sha256}
             with s3_errors(place.thing), _gone_uploads():
-                answer = self._client.upload_part(**place.request, UploadId=upload, PartNumber=number, Body=body)
-            return _Part(filled, plain_etag(answer))
+                answer = self._client.upload_part(
+                    **place.request, UploadId=upload.id, PartNumber=number, Body=body, **known
+                )
+            return _Part(filled, plain_etag(answer), sha256)
         finally:
             self._buffers.give(buffer)
 
-    def _complete(self, place: _Place, upload: str, parts: dict[int, _Part]) -> str:
+    def _complete(self, place: _Place, upload: _Upload, source: FileSource, parts: dict[int, _Part]) -> str:
         listed = [{"PartNumber": number, "ETag": f'"{parts[number].etag}"'} for number in sorted(parts)]
+        if upload.checksums:
+            digests = map(_base64, source.digest.all_parts())
+            listed = [{**part, "ChecksumSHA256": sha256} for part, sha256 in zip(listed, digests, strict=True)]
         expected = _etag_of_parts([parts[number].etag for number in sorted(parts)])
         try:
             with s3_errors(place.thing), _gone_uploads():
                 answer = self._client.complete_multipart_upload(
-                    **place.request, UploadId=upload, MultipartUpload={"Parts": listed}
+                    **place.request, UploadId=upload.id, MultipartUpload={"Parts": listed}
                 )
         except _UploadGone:
             # The answer to our own first try may have been lost and boto3 have asked again: then the object is there.
-            if expected is None or self._etag_of(place) != expected:
+            answer = self._head(place)
+            if answer is None or answer["ContentLength"] != source.size:
                 raise
-            return expected
+            if recorded_checksum(answer) != (source.sha256, source.digest.part_size) and plain_etag(answer) != expected:
+                raise
+        if "Tagging" in self._options:
+            # Ceph and others do not give an object the tags that its upload was created with.
+            tags = [{"Key": name, "Value": value} for name, value in parse_qsl(self._options["Tagging"])]
+            with s3_errors(place.thing):
+                self._client.put_object_tagging(**place.request, Tagging={"TagSet": tags})
         # Ceph's answer has no ETag.
-        return plain_etag(answer) or expected or self._etag_of(place) or ""
+        return plain_etag(answer) or expected or plain_etag(self._head(place) or {})
 
-    def _resume_or_create(self, place: _Place) -> tuple[str, dict[int, _Part]]:
+    def _resume_or_create(self, place: _Place) -> tuple[_Upload, dict[int, _Part]]:
         """The upload to go on with, and the parts it has. Of several, the one begun last is taken."""
         with s3_errors(place.thing):
             found = [each for each in self._unfinished(place.bucket, place.key) if each["Key"] == place.key]
             for unfinished in sorted(found, key=lambda each: each["Initiated"], reverse=True):
                 try:
                     with _gone_uploads():
-                        return str(unfinished["UploadId"]), self._parts_of(place, unfinished["UploadId"])
+                        there = self._parts_of(place, unfinished["UploadId"])
                 except _UploadGone:
                     continue
-            return str(self._client.create_multipart_upload(**place.request, **self._options)["UploadId"]), {}
+                keeps = unfinished.get("ChecksumAlgorithm") == _ALGORITHM or any(part.sha256 for part in there.values())
+                return _Upload(unfinished["UploadId"], keeps or None), there
+            created = self._client.create_multipart_upload(
+                **place.request, ChecksumAlgorithm=_ALGORITHM, **self._options
+            )
+            return _Upload(created["UploadId"], created.get("ChecksumAlgorithm") == _ALGORITHM), {}
 
     def _unfinished(self, bucket: str, prefix: str) -> list[dict[str, Any]]:
         pages = self._client.get_paginator("list_multipart_uploads").paginate(Bucket=bucket, Prefix=prefix)
@@ -210,19 +258,20 @@ class Uploader:
     def _parts_of(self, place: _Place, upload: str) -> dict[int, _Part]:
         pages = self._client.get_paginator("list_parts").paginate(**place.request, UploadId=upload)
         return {
-            part["PartNumber"]: _Part(part["Size"], plain_etag(part))
+            part["PartNumber"]: _Part(part["Size"], plain_etag(part), part.get("ChecksumSHA256"))
             for page in pages
             for part in page.get("Parts", ())
         }
 
-    def _etag_of(self, place: _Place) -> str | None:
+    def _head(self, place: _Place) -> dict[str, Any] | None:
         try:
             with s3_errors(place.thing):
-                return plain_etag(self._client.head_object(**place.request))
-        except Exception as error:
+                found: dict[str, Any] = self._client.head_object(**place.request, ChecksumMode="ENABLED")
+        except NightbridgeError as error:
             if isinstance(error.__cause__, aws.ClientError) and http_status(error.__cause__) == 404:
                 return None
             raise
+        return found
 
     def _abort(self, place: _Place, upload: str) -> None:
         try:
@@ -272,18 +321,46 @@ def part_size(size: int) -> int:
     return max(PART_SIZE, -(-smallest >> 20) << 20)
 
 
-def etag_of(source: FileSource) -> str | None:
-    """Read a source to its end and return the ETag that an upload of it gets, in parts if it is large."""
-    buffer = bytearray(min(part_size(source.size), source.size))
-    parts = []
+def has_bytes_of(answer: Mapping[str, Any], source: FileSource) -> bool:
+    """Read a source to its end and compare it with an object: with its SHA-256, or its ETag where none is recorded.
+
+    Args:
+        answer: What the server answered to HEAD with `ChecksumMode`.
+        source: An opened source; its checksum is made as the object's is, or as an upload makes it.
+
+    """
+    if answer["ContentLength"] != source.size:
+        return False
+    sha256, made_of = recorded_checksum(answer)
+    usual = part_size(source.size) if source.size > PART_SIZE else 0
+    source.rewind(usual if sha256 is None else made_of)
+    buffer = bytearray(min(usual or PART_SIZE, source.size))
+    etags = []
     while filled := source.read_into(buffer):
-        parts.append(_md5(buffer, filled))
-    if source.size <= PART_SIZE:
-        return parts[0] if parts else hashlib.md5(usedforsecurity=False).hexdigest()
-    return _etag_of_parts(parts)
+        if sha256 is None:
+            etags.append(_md5(buffer, filled))
+    if sha256 is not None:
+        return source.sha256 == sha256
+    return plain_etag(answer) == (_etag_of_parts(etags) if usual else "".join(etags) or _EMPTY_MD5)
 
 
-def plain_etag(answer: dict[str, Any]) -> str:
+def recorded_checksum(answer: Mapping[str, Any]) -> tuple[str | None, int]:
+    """The SHA-256 that is recorded with an object (lower-case hex), and the bytes of the parts that it is made of.
+
+    Args:
+        answer: What the server answered to HEAD with `ChecksumMode`.
+
+    """
+    if SHA256_METADATA in answer["Metadata"]:
+        return answer["Metadata"][SHA256_METADATA], 0
+    digest, _, parts = str(answer.get("ChecksumSHA256", "")).partition("-")
+    size = part_size(answer["ContentLength"])
+    if not digest or (parts and parts != str(-(-answer["ContentLength"] // size))):
+        return None, 0  # not recorded, or sent in parts of another size by somebody else
+    return base64.b64decode(digest).hex(), size if parts else 0
+
+
+def plain_etag(answer: Mapping[str, Any]) -> str:
     """The ETag of an answer without its quotes."""
     return str(answer.get("ETag", "")).strip('"')
 
@@ -298,6 +375,16 @@ def _etag_of_parts(etags: list[str]) -> str | None:
 
 def _md5(buffer: bytearray, filled: int) -> str:
     return hashlib.md5(memoryview(buffer)[:filled], usedforsecurity=False).hexdigest()
+
+
+def _base64(digest: bytes) -> str:
+    return base64.b64encode(digest).decode()
+
+
+def _is_part(there: _Part, buffer: bytearray, filled: int, sha256: str) -> bool:
+    if there.size != filled:
+        return False
+    return there.sha256 == sha256 if there.sha256 else there.etag == _md5(buffer, filled)
 
 
 @contextmanager

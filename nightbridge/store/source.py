@@ -1,6 +1,5 @@
 """A file on its way into a store: read once, front to back, its checksum made of the very bytes that are sent."""
 
-import hashlib
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -8,6 +7,7 @@ from types import TracebackType
 from typing import NamedTuple
 
 from nightbridge.errors import DamagedData
+from nightbridge.store.checksum import FileDigest
 from nightbridge.store.redaction import SecretFinder
 
 
@@ -71,12 +71,15 @@ class FileSource:
     def sha256(self) -> str:
         """The checksum, lower-case hex, of what has been read since the beginning: all of it."""
         assert self._read == self.size, "asked for before the end"
-        return self._digest.hexdigest()
+        return self.digest.hexdigest()
 
-    def rewind(self) -> None:
-        """Begin again: what an interrupted upload does whose parts are gone."""
+    def rewind(self, part_size: int = 0) -> None:
+        """Begin again, as an interrupted upload does whose parts are gone.
+
+        `part_size` is the one of `FileDigest`: how the checksum is made.
+        """
         self._stream.seek(0)
-        self._digest = hashlib.sha256()
+        self.digest = FileDigest(part_size)
         self._finder = SecretFinder(self._secrets)
         self._read = 0
         if not self.size:
@@ -94,7 +97,7 @@ class FileSource:
             if not count:
                 raise self._changed()
             filled += count
-        self._digest.update(view[:filled])
+        self.digest.update(view[:filled])
         self._finder.feed(buffer, filled)
         if self._finder.found:
             raise DamagedData("holds the value of a secret, and a binary file is never altered", thing=str(self.path))

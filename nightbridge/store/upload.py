@@ -196,6 +196,7 @@ class _Sender:
             path=task.file.path,
             size=found.size,
             sha256=found.sha256,
+            part_size=found.part_size,
             etag=found.etag,
             mtime_ns=task.stamp.mtime_ns,
             kind=task.file.kind,

@@ -1,5 +1,6 @@
 """Verify and fetch: every object of the manifest is there and whole, or it is said which is not."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,24 @@ def test_an_object_that_was_sent_in_parts_and_replaced_is_found(store: ObjectSto
     assert [problem.split(": ")[0] for problem in verify_run(store, prefix)] == [path]
     with pytest.raises(DamagedData, match="not what the manifest says"):
         fetch_run(store, prefix, tmp_path / "back")
+
+
+@pytest.mark.s3
+def test_a_run_that_was_copied_from_a_bucket_to_a_folder_is_checked_there(
+    settings_of: Callable[[str], StoreSettings], directory: ObjectStore, tmp_path: Path
+) -> None:
+    bucket = open_store(settings_of("ceph"))
+    prefix = make_run(tmp_path / "large", shard_size=3 << 20).harvest(bucket).prefix
+    for found in bucket.list(prefix):
+        directory.put(found.key, bucket.get(found.key) or b"")
+    assert verify_run(directory, prefix) == []
+
+    key = f"{prefix}/checkpoints/iter_0000040/__0_0.distcp"
+    data = bytearray(directory.get(key) or b"")
+    data[-1] ^= 1
+    directory.put(key, bytes(data))
+
+    assert [problem.split(": ")[0] for problem in verify_run(directory, prefix)] == [key.removeprefix(f"{prefix}/")]
 
 
 def test_a_manifest_cannot_write_outside_the_destination(directory: ObjectStore, left: LeftRun, tmp_path: Path) -> None:

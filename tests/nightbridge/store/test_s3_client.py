@@ -40,7 +40,7 @@ def write_every_way(store: S3Store, folder: Path) -> None:
 
 
 def makes_an_object(request: Request) -> bool:
-    return (request.method == "PUT" and "partNumber" not in request.path) or (
+    return (request.method == "PUT" and "partNumber" not in request.path and "?tagging" not in request.path) or (
         request.method == "POST" and request.path.endswith("?uploads")
     )
 

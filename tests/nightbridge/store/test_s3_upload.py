@@ -1,5 +1,6 @@
 """Large files into a bucket, on real servers: in bounded memory, each byte once, also after an interruption."""
 
+import hashlib
 import random
 import re
 import subprocess
@@ -10,11 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import botocore.auth
 import pytest
 
 from nightbridge.errors import NightbridgeError, PermanentError, TransientError
 from nightbridge.models import StoreSettings
-from nightbridge.store import s3_client
+from nightbridge.store import s3_client, s3_upload
 from nightbridge.store.s3 import S3Store
 from nightbridge.store.s3_upload import MOST_PARTS, PART_SIZE, part_size
 from nightbridge.store.source import FileSource
@@ -102,6 +104,53 @@ def test_an_interrupted_upload_goes_on_and_sends_no_part_again(
         assert set(parts_sent(proxy)) == {1, 2, 3, 4, 5, 6} - there
     assert store.get("c/shard") == shard.read_bytes()
     assert unfinished(server, store) == []
+
+
+def test_where_etags_are_no_md5s_the_kept_checksums_tell_which_parts_are_there(
+    ministack: S3Server, settings_of: Any, shard: Path, impatient: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # With a key of KMS an ETag is not the MD5 of what was sent: here nothing that was read has the MD5 it had before.
+    settings = settings_of("ministack").model_copy(update={"encryption": "aws:kms", "kms_key_id": "a-key"})
+    monkeypatch.setattr(s3_upload, "_md5", lambda buffer, filled: "0" * 32)
+    with proxy_to(ministack.endpoint_url) as proxy:
+        proxy.before = refuse_part(4, s3_error(400, "ExpiredToken"))
+        with pytest.raises(TransientError, match="credentials have expired"):
+            behind(proxy, settings).put_file("c/shard", FileSource(shard))
+        arrived = set(parts_sent(proxy)) - {4}
+        proxy.before = lambda _: None
+        proxy.requests.clear()
+
+        sent = behind(proxy, settings).put_file("c/shard", FileSource(shard))
+
+        assert {1, 2, 3} <= arrived
+        assert set(parts_sent(proxy)) == {1, 2, 3, 4, 5, 6} - arrived
+    store = S3Store(settings)
+    assert store.get("c/shard") == shard.read_bytes()
+    found = store.stat("c/shard")
+    assert found is not None
+    assert (found.sha256, found.part_size) == (sent.sha256, PART_SIZE)
+
+
+def test_every_byte_is_hashed_once_and_the_signature_carries_that_checksum(
+    server: S3Server, settings: StoreSettings, shard: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed: list[int] = []
+    botocores = botocore.auth.S3SigV4Auth.payload
+
+    def count(auth: Any, request: Any) -> Any:
+        hashed.append(len(request.body or b""))
+        return botocores(auth, request)
+
+    monkeypatch.setattr(botocore.auth.S3SigV4Auth, "payload", count)
+    with proxy_to(server.endpoint_url) as proxy:
+        behind(proxy, settings).put_file("c/shard", FileSource(shard))
+        behind(proxy, settings).put_file("c/small", FileSource(Path(__file__)))
+        data = shard.read_bytes()
+        for request in proxy.requests:
+            if number := part_of(request):
+                part = data[(number - 1) * PART_SIZE : number * PART_SIZE]
+                assert request.headers["x-amz-content-sha256"] == hashlib.sha256(part).hexdigest()
+    assert sum(hashed) < 10_000  # what is listed when an upload is completed, and no byte of a file
 
 
 def test_parts_of_a_file_that_has_changed_since_are_sent_again(
