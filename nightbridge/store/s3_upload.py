@@ -51,7 +51,8 @@ That of a file sent in parts is not known when its upload is created; the server
 """
 
 # What servers answer that cannot list uploads, or users that may not: then nothing is resumed, and all else works.
-_CANNOT_LIST = frozenset({"AccessDenied", "MethodNotAllowed", "NotImplemented", "403", "405", "501"})
+# NoSuchUpload is what rclone answers about a bucket without any.
+_CANNOT_LIST = frozenset({"AccessDenied", "MethodNotAllowed", "NotImplemented", "NoSuchUpload", "403", "405", "501"})
 
 
 class _UploadGone(Exception):

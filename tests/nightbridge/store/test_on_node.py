@@ -1,6 +1,7 @@
 """Harvests by a job on a compute node of a real Slurm."""
 
 import functools
+import shutil
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,13 @@ def test_a_node_stores_what_this_host_would_have_stored(
     # Neither the order nor anything else of the attempt holds the token, but for what the job itself wrote.
     written = {path for path in left.plan.attempt_dir.rglob("*") if path.is_file() and TOKEN in _text(path)}
     assert written == {left.output.logs[0], left.output.config_container, left.plan.attempt_dir / "job.sh"}
+
+
+def test_of_a_committed_run_nothing_is_read_here_again(left: LeftRun, tmp_path: Path) -> None:
+    here = StoreSettings(url=f"file://{tmp_path}/here")
+    record = carry_out(order_of(left, here), open_store(here), [TOKEN])
+    shutil.rmtree(left.plan.attempt_dir)
+    assert carry_out(order_of(left, here), open_store(here), [TOKEN]) == record
 
 
 @pytest.mark.s3

@@ -1,5 +1,6 @@
 """The S3 store where it differs from a directory: credentials, certificates, errors, lost answers."""
 
+import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -174,6 +175,18 @@ def test_a_server_that_ignores_the_condition_is_refused(ministack: S3Server) -> 
         proxy.before = lambda request: Answer(200) if request.method == "PUT" else None
         with pytest.raises(PermanentError, match="ignores `If-None-Match"):
             store.check_writable()
+
+
+def test_a_server_that_takes_damaged_bytes_is_refused(ceph: S3Server, ceph_settings: StoreSettings) -> None:
+    S3Store(ceph_settings).check_writable()
+    S3Store(changed(ceph_settings, endpoint_url=ceph.https_url, ca_bundle=ceph.ca_bundle)).check_writable()
+    with proxy_to(ceph.endpoint_url) as proxy:
+        store = S3Store(changed(ceph_settings, endpoint_url=proxy.endpoint_url))
+        told = hashlib.sha256(b"sent").hexdigest()
+        proxy.before = lambda request: Answer(200) if request.headers.get("x-amz-content-sha256") == told else None
+        with pytest.raises(PermanentError, match="damage on the way is not noticed"):
+            store.check_writable()
+    assert list(S3Store(ceph_settings).list("")) == []
 
 
 def test_an_upload_survives_a_busy_server_and_a_lost_part(
