@@ -9,7 +9,7 @@ import enum
 import hashlib
 import re
 from datetime import UTC, datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
@@ -266,6 +266,19 @@ class ClusterLimits(Model):
 # --- what the person asked for ---------------------------------------------------------------------------------------
 
 
+def _checked_repository_path(text: str) -> str:
+    path = PurePosixPath(text)
+    if not text or path.is_absolute() or ".." in path.parts:
+        raise PydanticCustomError("repository_path", "must be a path inside the repository, without ..")
+    return str(path)
+
+
+RepositoryPath = Annotated[str, AfterValidator(_checked_repository_path)]
+
+MOUNT_POINT = "/opt/Megatron-Bridge"
+"""Where Megatron-Bridge lies in NVIDIA's images."""
+
+
 class GitRepo(Model):
     """A repository and the ref to pin, as a test file names it (CloudAI's `git_repos` entry)."""
 
@@ -273,6 +286,14 @@ class GitRepo(Model):
     commit: str = Field("main", description="Branch, tag, or full or abbreviated commit.")
     init_submodules: bool = False
     mount_as: str | None = None
+    launcher: RepositoryPath | None = Field(
+        None, description="Where the launcher lies in it: that makes it Megatron-Bridge's repository, whatever its URL."
+    )
+
+    @property
+    def is_megatron_bridge(self) -> bool:
+        """Whether URL or mount point say so, as CloudAI finds it."""
+        return "megatron-bridge" in self.url.lower() or (self.mount_as or "").rstrip("/") == MOUNT_POINT
 
 
 def _checked_checkpoint_policy(text: str) -> str:
@@ -468,11 +489,11 @@ class TestDefinition(Model):
 
     @property
     def megatron_bridge(self) -> GitRepo:
-        """The repository that holds the launcher, or the program: the first whose URL or mount point says so."""
-        for repo in self.git_repos:
-            if "megatron-bridge" in repo.url.lower() or (repo.mount_as or "").rstrip("/") == "/opt/Megatron-Bridge":
-                return repo
-        return self.git_repos[0]
+        """The repository of the launcher, or the program: the first that says so, else by its URL or mount point."""
+        return next(
+            (repo for repo in self.git_repos if repo.launcher is not None),
+            next((repo for repo in self.git_repos if repo.is_megatron_bridge), self.git_repos[0]),
+        )
 
 
 class InvalidTest(Model):

@@ -16,6 +16,7 @@ from nightbridge.launch.resources import gpus_per_node
 from nightbridge.launch.versions import version_for_pin
 from nightbridge.models import (
     HETERO_MIMO,
+    MOUNT_POINT,
     Dependency,
     GatePolicy,
     GitRepo,
@@ -28,7 +29,6 @@ from nightbridge.models import (
 NEMO_RUN = GitRepo(url="https://github.com/NVIDIA-NeMo/Run.git", commit="main")
 """CloudAI's default for `nemo_run_repo`."""
 
-MOUNT_POINT = "/opt/Megatron-Bridge"
 
 _NOT_PINNED = f"is not written; {NEMO_RUN.url} at {NEMO_RUN.commit} is not pinned"
 _NO_LAUNCHER = "has no effect: this workload has no launcher"
@@ -108,12 +108,12 @@ def define_test(
 
 
 def _check_bridge(table: TestTable, findings: Findings) -> None:
-    for repo in table.git_repos:
-        if "megatron-bridge" in repo.url.lower() or (repo.mount_as or "").rstrip("/") == MOUNT_POINT:
-            return
+    if any(repo.launcher is not None or repo.is_megatron_bridge for repo in table.git_repos):
+        return
     findings.problem(
         ("git_repos",),
-        f"names no Megatron-Bridge: a url that contains Megatron-Bridge, or mount_as = {MOUNT_POINT!r}, and its commit",
+        f"names no Megatron-Bridge: a url that contains Megatron-Bridge, mount_as = {MOUNT_POINT!r}, or launcher with "
+        "the path of its setup_experiment.py, and its commit",
     )
 
 

@@ -10,12 +10,21 @@ from pathlib import Path
 
 from nightbridge.errors import InvalidInput
 from nightbridge.launch.flags import Choices
+from nightbridge.models import TestDefinition
 
-PARSER = Path("scripts/performance/argument_parser.py")
-"""Where Megatron-Bridge keeps the parser of its performance scripts, in every release since v0.3."""
+LAUNCHER = Path("scripts/performance/setup_experiment.py")
+"""Where Megatron-Bridge keeps its launcher, in every release since v0.3; its parser lies beside it."""
+
+_PARSER_NAME = "argument_parser.py"
+PARSER = LAUNCHER.with_name(_PARSER_NAME)
 
 
-def known_flags(checkout: Path) -> dict[str, Choices]:
+def launcher_of(test: TestDefinition) -> Path:
+    """The launcher's place in its repository: where the test says, else where Megatron-Bridge has it."""
+    return Path(test.megatron_bridge.launcher or LAUNCHER)
+
+
+def known_flags(checkout: Path, launcher: Path = LAUNCHER) -> dict[str, Choices]:
     """Return every option string of the checkout's launcher with the values it allows (None: any).
 
     Choices are found where they are written as a list, as the keys of a table of the module, and where the option's
@@ -26,12 +35,12 @@ def known_flags(checkout: Path) -> dict[str, Choices]:
 
     """
     try:
-        return flags_in(checkout / PARSER)
+        return flags_in(checkout / launcher.with_name(_PARSER_NAME))
     except OSError as error:
         raise InvalidInput(
-            f"the pinned commit has no launcher at {PARSER}",
+            f"the pinned commit has no launcher at {launcher.with_name(_PARSER_NAME)}",
             thing=str(checkout),
-            advice="Pin a Megatron-Bridge commit from v0.3.0 on",
+            advice="Pin a Megatron-Bridge commit from v0.3.0 on, or say in git_repos where its launcher lies",
         ) from error
 
 

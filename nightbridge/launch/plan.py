@@ -10,7 +10,7 @@ from nightbridge.launch.checks import unknown_flags, unsafe_values, wrong_choice
 from nightbridge.launch.flags import FLAGS, V0_3_0, KnownFlags, known_in, written
 from nightbridge.launch.hetero import hetero_plan
 from nightbridge.launch.outputs import JOB_FOLDER, output_arguments, output_dir, overrides
-from nightbridge.launch.parser_source import known_flags
+from nightbridge.launch.parser_source import known_flags, launcher_of
 from nightbridge.launch.resources import gpus_per_node, nodes_for, num_gpus, time_limit_seconds
 from nightbridge.launch.safety import danger_in, danger_in_escaped, danger_in_variable, escaped, expands
 from nightbridge.launch.site_options import site_options
@@ -29,8 +29,6 @@ from nightbridge.models import (
     Site,
     TestDefinition,
 )
-
-LAUNCHER = Path("scripts/performance/setup_experiment.py")
 
 NO_ACCOUNT = "nightbridge"
 """NeMo-Run insists on an account; the local cluster has none, and Slurm without enforced accounts takes any."""
@@ -60,7 +58,7 @@ def make_plan(
     """
     if not spec.test.has_launcher:
         return hetero_plan(spec, checkout.megatron_bridge, image, limits, site, attempt, attempt_dir.absolute())
-    known = known_flags(checkout.megatron_bridge.path)
+    known = known_flags(checkout.megatron_bridge.path, launcher_of(spec.test))
     return _plan(spec, checkout, image, limits, site, attempt, attempt_dir.absolute(), known)
 
 
@@ -150,7 +148,7 @@ def _plan(
     }
     words = list(_words(values, known))
     hydra = [f"{key}={value}" if value else key for key, value in overrides(spec, folder).items()]
-    launcher = (str(checkout.environment.python), str(bridge / LAUNCHER))
+    launcher = (str(checkout.environment.python), str(bridge / launcher_of(test)))
     _check_words((*launcher[1:], *words), {*values.get("custom_bash_cmds", ()), *_carried_words(values)}, danger_in)
     _check_words(hydra, set(), danger_in_escaped)
     argv = (*launcher, *words, *map(escaped, hydra))

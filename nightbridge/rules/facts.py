@@ -5,7 +5,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from nightbridge.launch.flags import KnownFlags, items_of, known_in
-from nightbridge.launch.parser_source import known_flags
+from nightbridge.launch.parser_source import known_flags, launcher_of
 from nightbridge.launch.plan import launcher_version
 from nightbridge.launch.resources import gpus_per_node, nodes_for, num_gpus
 from nightbridge.launch.versions import HEAD, Version, version_for_pin
@@ -48,7 +48,7 @@ class Facts:
     def known(self) -> KnownFlags:
         """The launcher's flags: the pinned commit's own, or the table's for the version it seems to be."""
         if self.checkout is not None:
-            return _pinned(self.checkout.megatron_bridge.path)
+            return _pinned(self.checkout.megatron_bridge.path, launcher_of(self.test))
         return _released(self.version)
 
     @cached_property

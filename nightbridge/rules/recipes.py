@@ -6,6 +6,7 @@ from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 
+from nightbridge.launch.parser_source import launcher_of
 from nightbridge.rules.facts import Facts
 from nightbridge.rules.rule import Rule
 
@@ -28,9 +29,9 @@ _FIELDS = tuple(
 
 
 @lru_cache(maxsize=16)
-def perf_recipe_names(checkout: Path) -> tuple[str, ...]:
-    """The names of all flat performance recipes of a checkout; none where it has no folder of them."""
-    files = sorted((checkout / PERF_RECIPES).rglob("*.py"))
+def perf_recipe_names(root: Path) -> tuple[str, ...]:
+    """The names of all flat performance recipes below Megatron-Bridge's root; none where it has no folder of them."""
+    files = sorted((root / PERF_RECIPES).rglob("*.py"))
     return tuple(
         name for path in files for name in _DEFINED.findall(path.read_text(encoding="utf-8", errors="replace"))
     )
@@ -41,7 +42,7 @@ def _wanted(facts: Facts) -> tuple[str, str, tuple[str, ...]] | None:
     recipe, gpu = facts.args.get("model_recipe_name"), facts.args.get("gpu_type")
     if facts.checkout is None or facts.args.get("use_recipes") or not recipe or not gpu:
         return None
-    names = perf_recipe_names(facts.checkout.megatron_bridge.path)
+    names = perf_recipe_names(facts.checkout.megatron_bridge.path / launcher_of(facts.test).parent.parent.parent)
     if not names:
         return None
     dtype = str(facts.args.get("compute_dtype") or _DEFAULT_DTYPE).lower().replace("_", "")

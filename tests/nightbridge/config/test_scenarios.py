@@ -100,6 +100,7 @@ def test_an_unknown_key_is_told_with_its_line_and_the_nearest_known_one(write):
         (TEST + '[harvest]\ncheckpoint = "some"\n', "harvest.checkpoint"),
         (TEST.replace('"MegatronBridge"', '"NcclTest"'), "test_template_name"),
         (TEST.replace("Megatron-Bridge.git", "Other.git"), "git_repos: names no Megatron-Bridge"),
+        (TEST.replace('commit = "v0.4.2"', 'commit = "v0.4.2"\nlauncher = "../x.py"'), "launcher: must be a path inside"),
         (TEST + "time_limit = 1\n", "cmd_args.time_limit: must be text"),
         (TEST + "tp = []\n", "cmd_args.tp: is an empty list, a sweep over nothing"),
         (TEST + 'tp = [1, "two"]\n', "cmd_args.tp: must be a whole number, or a list of such to sweep over, not 'two'"),
@@ -314,6 +315,17 @@ def test_the_user_of_ssh_is_no_secret(write, address):
         .megatron_bridge.url
         == address
     )
+
+
+def test_a_repository_of_any_name_that_says_where_the_launcher_lies_is_megatron_bridge(write):
+    folded = TEST.replace("NVIDIA-NeMo/Megatron-Bridge.git", "NVIDIA/Megatron-LM.git").replace(
+        'commit = "v0.4.2"', 'commit = "main"\nlauncher = "bridge/scripts/performance/setup_experiment.py"', 1
+    )
+
+    (test,) = config.load(write(folded)).tests
+
+    assert test.megatron_bridge.url.endswith("Megatron-LM.git")
+    assert test.megatron_bridge.launcher == "bridge/scripts/performance/setup_experiment.py"
 
 
 def test_an_empty_token_means_the_one_in_the_environment(write):

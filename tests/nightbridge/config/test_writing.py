@@ -76,7 +76,14 @@ def test_a_scenario_keeps_its_tests_their_order_and_what_they_wait_for():
     canary = {
         **BASE,
         "canary": True,
-        "git_repos": [{"url": "https://x/Megatron-Bridge", "commit": "a" * 40, "mount_as": "/opt/Megatron-Bridge"}],
+        "git_repos": [
+            {
+                "url": "https://x/Megatron-Bridge",
+                "commit": "a" * 40,
+                "mount_as": "/opt/Megatron-Bridge",
+                "launcher": "a/b.py",
+            }
+        ],
     }
     second = {**BASE, "dependencies": [{"type": "start_post_success", "id": "z"}]}
     scenario = of({"name": "s", "Tests": [{**canary, "id": "z"}, {**second, "id": "a"}]})

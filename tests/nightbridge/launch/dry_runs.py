@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from datetime import UTC, date, datetime
 from pathlib import Path
 
-from nightbridge.launch.plan import LAUNCHER
+from nightbridge.launch.parser_source import LAUNCHER
 from nightbridge.models import Model
 from tests.nightbridge.launch.examples import EXAMPLES, VERSIONS, argv_of
 

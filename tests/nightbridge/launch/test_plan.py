@@ -65,12 +65,14 @@ def without(run, *fields):
 def plan(tmp_path):
     """Plan a run against a checkout whose parser has the flags of the run's version."""
 
-    def _plan(run, *, image=None, cluster=SLURM, limits=None, attempt=1, attempt_dir=tmp_path / "runs/k/a1"):
+    def _plan(
+        run, *, image=None, cluster=SLURM, limits=None, attempt=1, attempt_dir=tmp_path / "runs/k/a1", parser=PARSER
+    ):
         bridge = tmp_path / "bridge"
         version = Version(*(int(part) for part in run.test.megatron_bridge.commit[1:].split(".")))
         lines = [f"parser.add_argument({name!r}, choices={choices!r})" for name, choices in known_in(version).items()]
-        (bridge / PARSER).parent.mkdir(parents=True, exist_ok=True)
-        (bridge / PARSER).write_text("\n".join(lines))
+        (bridge / parser).parent.mkdir(parents=True, exist_ok=True)
+        (bridge / parser).write_text("\n".join(lines))
         pinned = PinnedRepository(url="u", ref="r", commit="0" * 40, path=bridge)
         environment = LauncherEnvironment(python=Path("/envs/x/bin/python"), digest="d")
         checkout = Checkout(megatron_bridge=pinned, nemo_run=pinned, environment=environment)
@@ -185,6 +187,17 @@ def test_every_character_that_is_carried_arrives_through_a_shell():
 
     assert {*"|()*;!?{}"} < {*text}
     assert said.stdout == f"x{text}"
+
+
+def test_the_launcher_may_lie_elsewhere_in_another_repository(plan, tmp_path):
+    folded = GitRepo(url="https://x/Megatron-LM", commit="v0.4.2", launcher="bridge/scripts/performance/launch.py")
+    run = spec()
+    run = run.model_copy(update={"test": run.test.model_copy(update={"git_repos": (*run.test.git_repos, folded)})})
+
+    made = plan(run, parser="bridge/scripts/performance/argument_parser.py")
+
+    assert made.argv[1] == f"{tmp_path}/bridge/bridge/scripts/performance/launch.py"
+    assert "-cm" not in made.argv  # it has no mount_as, so the image's own copy is used
 
 
 # --- resources -------------------------------------------------------------------------------------------------------
