@@ -46,7 +46,7 @@ def unsafe_values(test: TestDefinition) -> Iterator[tuple[str, str]]:
             if reason := danger(word):
                 yield f"cmd_args.{field}", f"{word!r} {reason}"
     for key, text in test.extra_cmd_args.items():
-        if reason := danger_in(key) or danger_in_escaped(text):
+        if reason := danger_in(key.removeprefix("~")) or danger_in_escaped(text):
             yield f"extra_cmd_args.{key}", f"{_override(key, text)!r} {reason}"
     for mount in test.extra_container_mounts:
         if reason := danger_in(mount) or ("contains a comma: mounts are separated by it" if "," in mount else None):

@@ -10,7 +10,8 @@ import re
 from functools import lru_cache
 
 _SAFE = re.compile(r"[A-Za-z0-9_@%+=:,./\[\]~#-]*")
-_CARRIED = re.compile(r"[;|()!*?{}]")
+_HOME = re.compile(r"(?:^|[=:])~")
+_CARRIED = re.compile(r"[;|()!*?{}~#]")
 _VARIABLE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -26,6 +27,10 @@ _REASONS = (
 @lru_cache(maxsize=4096)
 def danger_in(text: str) -> str | None:
     """Say why a word cannot be passed to the launcher; None when it can."""
+    if text.startswith("#"):
+        return "begins with #: the batch script would leave out everything from there on"
+    if _HOME.search(text):
+        return "begins with ~, or has it behind = or :, where the batch script would put a home folder; write its path"
     if _SAFE.fullmatch(text):
         return None
     for characters, reason in _REASONS:
@@ -50,7 +55,7 @@ def danger_in_variable(name: str, value: str) -> str | None:
     """Say why an environment variable cannot be passed on; `${NAME}` in a value is expanded in the job and is fine."""
     if not _VARIABLE_NAME.fullmatch(name):
         return "is not the name of an environment variable"
-    return danger_in(_VARIABLE.sub("", value))
+    return danger_in(f"{name}={_VARIABLE.sub('', value)}")
 
 
 def expands(value: str) -> bool:

@@ -4,12 +4,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from nightbridge.errors import InvalidInput
 from nightbridge.launch.flags import known_in
 from nightbridge.launch.parser_source import PARSER
 from nightbridge.launch.plan import make_plan, placeholder_plan, shell_command
-from nightbridge.launch.safety import danger_in_escaped, escaped
+from nightbridge.launch.safety import danger_in, danger_in_escaped, escaped
 from nightbridge.launch.versions import Version
 from nightbridge.models import (
     Checkout,
@@ -170,11 +172,12 @@ def test_a_slurm_cluster_without_an_account_is_told(plan):
 
 
 def test_what_only_the_job_reads_gets_backslashes_for_its_shell(plan):
-    overrides = {"model.x": "{a:[1,2],b:(c|d)*}"}
+    overrides = {"~logger.y": "", "model.x": "{a:[1,2],b:(c|d)*}"}
 
     made = plan(spec({"pipeline_model_parallel_layout": "Et*4|(t*4|)*14tmL"}, extra_cmd_args=overrides))
 
     assert after(made, "--pipeline_model_parallel_layout") == r"Et\*4\|\(t\*4\|\)\*14tmL"
+    assert made.argv[-2] == r"\~logger.y"
     assert made.argv[-1] == r"model.x=\{a:[1,2],b:\(c\|d\)\*\}"
     said = subprocess.run(["bash", "-c", f"printf '%s\\n' {' '.join(made.argv[-3:])}"], capture_output=True, text=True)
     assert said.stdout.splitlines()[-1] == "model.x={a:[1,2],b:(c|d)*}"
@@ -187,6 +190,16 @@ def test_every_character_that_is_carried_arrives_through_a_shell():
 
     assert {*"|()*;!?{}"} < {*text}
     assert said.stdout == f"x{text}"
+
+
+@given(st.text("a1_@%+=:,./[]~#-", min_size=1))
+@settings(max_examples=50)
+def test_what_is_called_safe_arrives_through_a_shell_as_it_is(text):
+    assume(danger_in(text) is None)
+
+    said = subprocess.run(["bash", "-c", f"printf '%s,' {text} end"], cwd="/", capture_output=True, text=True)
+
+    assert said.stdout == f"{text},end,"
 
 
 def test_the_launcher_may_lie_elsewhere_in_another_repository(plan, tmp_path):
@@ -281,7 +294,7 @@ def test_the_persons_own_overrides_win_and_come_last(plan):
     made = plan(spec(extra_cmd_args={"logger.tensorboard_dir": "/nemo_run/tb", "model.x": "[0,3]", "~model.y": ""}))
 
     overrides = made.argv[made.argv.index("--save_config_filepath") + 2 :]
-    assert overrides == (*TENSORBOARD[1:], "logger.tensorboard_dir=/nemo_run/tb", "model.x=[0,3]", "~model.y")
+    assert overrides == (*TENSORBOARD[1:], "logger.tensorboard_dir=/nemo_run/tb", "model.x=[0,3]", r"\~model.y")
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------
@@ -299,6 +312,9 @@ def test_the_persons_own_overrides_win_and_come_last(plan):
         ({"save_dir": "/ckpt|x"}, {}, "a shell character"),
         ({"pipeline_model_parallel_layout": "Et|(t t|)*30mL"}, {}, "white space"),
         ({"tokenizer_model": "/x/*"}, {}, "a shell pattern"),
+        ({"wandb_experiment_name": "#1"}, {}, "begins with #"),
+        ({"tokenizer_model": "~/x"}, {}, "begins with ~"),
+        ({}, {"extra_env_vars": {"A": "~/x"}}, "behind ="),
         ({"tokenizer_model": "$HOME/x"}, {}, "contains $"),
         ({"tokenizer_model": "\u00e9"}, {}, "which is not passed on"),
         ({}, {"extra_cmd_args": {"a.b": "c`d"}}, "extra_cmd_args.a.b: 'a.b=c`d' contains a shell character"),
