@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from nightbridge.errors import InvalidInput
 from nightbridge.launch.resources import time_limit_seconds
-from nightbridge.launch.time_limits import clock
+from nightbridge.launch.time_limits import clock, is_read_differently_by_sbatch
 from nightbridge.rules.facts import Facts
 from nightbridge.rules.rule import Rule
 
@@ -109,6 +109,15 @@ def _time_limit(facts: Facts) -> Iterator[str]:
         yield f"time_limit: {error}"
 
 
+def _time_ambiguous(facts: Facts) -> Iterator[str]:
+    written = facts.test.time_limit
+    if written and is_read_differently_by_sbatch(written):
+        yield (
+            f"time_limit {written!r} is read as hours and minutes, as CloudAI reads it, and sbatch itself would read "
+            "minutes and seconds; write HH:MM:SS"
+        )
+
+
 def _time_allowed(facts: Facts) -> Iterator[str]:
     longest = facts.limits.max_time_seconds if facts.limits else None
     try:
@@ -156,6 +165,7 @@ RULES = (
     Rule("container-runtime", "error", ("cmd_args.container_image",), _runtime, needs="limits"),
     Rule("mount-syntax", "error", ("extra_container_mounts",), _mounts),
     Rule("time-limit-syntax", "error", ("time_limit",), _time_limit),
+    Rule("time-limit-ambiguous", "warning", ("time_limit",), _time_ambiguous),
     Rule("time-limit-allowed", "error", ("time_limit",), _time_allowed, needs="limits"),
     Rule("nodes-filled", "warning", _NODES, _nodes_filled),
     Rule("nodes-allowed", "error", _NODES, _nodes_allowed, needs="limits"),

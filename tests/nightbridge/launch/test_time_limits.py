@@ -1,4 +1,4 @@
-"""Slurm's time limits."""
+"""Time limits of tests."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from nightbridge.launch.time_limits import clock, seconds_of
     ("text", "seconds"),
     [
         ("30", 1800),
-        ("30:15", 1815),
+        ("30:15", 108900),
         ("01:30:00", 5400),
         ("1-2", 93600),
         ("1-02:30", 95400),
@@ -19,10 +19,12 @@ from nightbridge.launch.time_limits import clock, seconds_of
         ("2h", 7200),
         ("90s", 90),
         ("1d", 86400),
+        ("2H", 7200),
+        ("1w", 604800),
         (" 00:30:00 ", 1800),
     ],
 )
-def test_every_form_of_sbatch_and_the_units_are_read(text, seconds):
+def test_every_form_of_cloudai_and_of_sbatch_is_read(text, seconds):
     assert seconds_of(text) == seconds
 
 

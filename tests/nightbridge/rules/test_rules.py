@@ -142,6 +142,7 @@ BREAKS = [
     ("mount-syntax", {}, {"extra_container_mounts": ("/a",)}, "HOST_PATH:/CONTAINER_PATH"),
     ("mount-syntax", {}, {"extra_container_mounts": ("/a:b",)}, "HOST_PATH:/CONTAINER_PATH"),
     ("time-limit-syntax", {}, {"time_limit": "soon"}, "HH:MM:SS"),
+    ("time-limit-ambiguous", {}, {"time_limit": "01:30"}, "is read as hours and minutes"),
     ("one-profiler", {"enable_nsys": True, "pytorch_profiler": True}, {}, "switch one off"),
     ("profiling-window", {"enable_nsys": True, "profiling_start_step": 12, "profiling_stop_step": 11}, {}, "12 to 11"),
     ("profiling-window", {"pytorch_profiler": True, "max_steps": 10}, {}, "10 to 11 is not inside the run's 10 steps"),
@@ -209,6 +210,7 @@ def test_what_breaks_a_rule_is_told_with_the_way_out(rule, args, fields, told):
         ("mount-syntax", {}, {"extra_container_mounts": ("/a:/b:ro", "./x:/y")}),
         ("nodes-filled", {"num_gpus": 2, "gpus_per_node": 2}, {}),
         ("nodes-filled", {"num_gpus": 7, "gpu_type": "none we know"}, {}),
+        ("time-limit-ambiguous", {}, {"time_limit": "1-02:30"}),
         ("profiling-window", {"max_steps": 5}, {}),
         ("qwen3-tokenizer", {"model_family_name": "qwen", "model_recipe_name": "qwen3_30b_a3b"}, {}),
         (
