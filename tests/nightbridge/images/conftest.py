@@ -46,6 +46,7 @@ blob-429) echo "curl: (22) The requested URL returned error: 429" >&2; exit 22 ;
 curl-*) echo "curl: (${fault#curl-}) it failed" >&2; exit ${fault#curl-} ;;
 silent-*) exit ${fault#silent-} ;;
 stalled) echo "curl: (28) Operation timed out after 4000 milliseconds" >&2; exit 1 ;;
+truncated) echo "curl: (18) transfer closed with 10 bytes remaining to read" >&2; exit 18 ;;
 corrupted) echo "pigz: skipping: <stdin>: corrupted -- incomplete deflate data" >&2; exit 1 ;;
 checksum) echo "Checksum mismatch: 0123" >&2; exit 1 ;;
 exists) echo "[ERROR] File already exists: $output" >&2; exit 1 ;;

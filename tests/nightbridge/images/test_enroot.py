@@ -1,4 +1,4 @@
-"""What enroot's exit codes and messages mean. Where a real enroot is installed, it is asked the same."""
+"""What enroot's exit codes and messages mean, beside the table of failures; what it is told, and what it is never shown."""
 
 import hashlib
 import os
@@ -36,8 +36,7 @@ def test_a_registry_that_nobody_answers_is_transient_and_leaves_nothing(any_enro
 
 @pytest.mark.parametrize(
     "fault",
-    ["429", "500", "503", "blob-429", "curl-7", "curl-18", "curl-22", "curl-28", "silent-7", "silent-22", "stalled",
-     "corrupted", "checksum", "killed", "exists", "concurrent"],
+    ["curl-7", "curl-18", "curl-22", "curl-28", "silent-7", "silent-22", "checksum", "exists", "concurrent"],
 )  # fmt: skip
 def test_what_may_pass_is_transient_and_leaves_nothing(enroot: Any, tmp_path: Path, fault: str) -> None:
     enroot.fail_once(fault)
@@ -54,12 +53,8 @@ def test_what_may_pass_is_transient_and_leaves_nothing(enroot: Any, tmp_path: Pa
 @pytest.mark.parametrize(
     ("fault", "kind", "advice"),
     [
-        ("400", PermanentError, "skopeo copy --format v2s2"),
         ("401", PermanentError, r"machine nvcr\.io login \$oauthtoken password"),
-        ("403", PermanentError, r"machine nvcr\.io login"),
         ("404", InvalidInput, "Check name and tag"),
-        ("disk", PermanentError, "ENROOT_CACHE_PATH"),
-        ("cache-disk", PermanentError, "ENROOT_CACHE_PATH"),
         ("no-tool", PermanentError, "Install what it names"),
         ("silent-3", PermanentError, "failed with code 3"),
     ],
