@@ -125,6 +125,14 @@ _MEANINGS = (
         advice="",
     ),
     _Meaning(
+        # What came, not what lies here: a damaged object of the mirror is "corrupt".
+        pattern=r"(?s)^(?!.*\bis corrupt\b).*(inflate.*unpack-objects failed|final sha1 did not match"
+        r"|pack is corrupted \(SHA1 mismatch\))",
+        kind=TransientError,
+        what="the objects arrived damaged",
+        advice="",
+    ),
+    _Meaning(
         pattern=r"early EOF|unexpected disconnect|hung up|RPC failed|fetch-pack: invalid index-pack|index-pack died"
         r"|returned error: (408|429|5\d\d)|Could not resolve host|[Cc]onnection (refused|reset|timed out|closed)"
         r"|[Ff]ailed to connect|Network is unreachable|No route to host|[Oo]peration (too slow|timed out)"

@@ -42,7 +42,7 @@ def s3_error(status: int, code: str) -> Answer:
 class Proxy:
     """`before` answers instead of the server, `after` instead of the answer that the server gave; None leaves it be.
 
-    `damage` changes the body on its way to the server.
+    `damage` changes the body on its way to the server, `change` the server's answer on its way back.
     """
 
     endpoint_url: str = ""
@@ -50,6 +50,7 @@ class Proxy:
     before: Callable[[Request], Answer | None] = lambda _: None
     after: Callable[[Request], Answer | None] = lambda _: None
     damage: Callable[[Request, bytes], bytes] = lambda _, body: body
+    change: Callable[[Request, bytes], bytes] = lambda _, body: body
 
     def count(self, method: str) -> int:
         return sum(request.method == method for request in self.requests)
@@ -79,7 +80,7 @@ def proxy_to(endpoint_url: str) -> Iterator[Proxy]:
                 )
                 response = connection.getresponse()
                 headers = response.getheaders()
-                answer = proxy.after(request) or Answer(response.status, response.read())
+                answer = proxy.after(request) or Answer(response.status, proxy.change(request, response.read()))
                 connection.close()
             if answer is LOST:
                 self.close_connection = True
