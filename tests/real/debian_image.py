@@ -9,6 +9,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import tarfile
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,8 +60,15 @@ def debian_layout(folder: Path) -> Path:
 
 
 def insert(layout: Path, source: Path, target: str) -> None:
-    """Add a folder to the image of a layout, as one more layer."""
-    _run("umoci", "insert", "--image", f"{layout}:image", str(source), target)
+    """Add a folder to the image of a layout, as one more layer.
+
+    The archive is not umoci's own: `umoci insert` 0.4.7 leaves it without its end, which GNU tar, and so enroot, refuses.
+    """
+    archive = layout.with_name(f"{layout.name}.tar")
+    with tarfile.open(archive, "w", format=tarfile.PAX_FORMAT) as layer:
+        layer.add(source, arcname=target.strip("/") or ".")
+    _run("umoci", "raw", "add-layer", "--image", f"{layout}:image", str(archive))
+    archive.unlink()
 
 
 def configure(layout: Path, *environment: str) -> None:
