@@ -51,7 +51,8 @@ test: lint
 
 soak: install
 	$(BIN)/python tests/real/packages.py
-	NIGHTBRIDGE_SEEDS=200 $(BIN)/pytest -m random_kill --timeout 7200
+	NIGHTBRIDGE_SEEDS=500 $(BIN)/pytest -s tests/nightbridge/slurm/test_soak.py
+	NIGHTBRIDGE_SEEDS=200 $(BIN)/pytest -m random_kill --timeout 7200 --ignore tests/nightbridge/slurm/test_soak.py
 
 bench: install
 	$(BIN)/python benchmarks/startup.py

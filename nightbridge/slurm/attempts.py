@@ -24,9 +24,9 @@ from nightbridge.errors import DamagedData, LaunchRefused, PermanentError, Statu
 from nightbridge.files import create_exclusively, write_model
 from nightbridge.models import ClusterSettings, Model, RunKey, utc_now
 from nightbridge.slurm.cluster import JobNotAccepted
-from nightbridge.slurm.script import CLAIM, EXIT_CODE
+from nightbridge.slurm.script import ATTEMPT_RECORD, CLAIM, EXIT_CODE
 
-ATTEMPT_FILE = "attempt.json"
+ATTEMPT_FILE = ATTEMPT_RECORD
 SUBMISSION_FILE = "submission.json"
 REFUSAL_FILE = "refusal.json"
 CANCELLATION_FILE = "cancellation.json"

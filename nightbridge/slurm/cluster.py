@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from nightbridge.errors import TransientError
+from nightbridge.errors import LaunchRefused, TransientError
 from nightbridge.models import ClusterLimits, ClusterSettings, JobStatus, Model
 
 log = logging.getLogger(__name__)
@@ -48,6 +48,12 @@ class Cluster(Protocol):
         """Submit `script` under the job name `name` with further sbatch options; return the numeric job id.
 
         The job gets this process's environment, without SLURM_* and SBATCH_* variables.
+        """
+
+    def trial(self, name: str, options: Sequence[str]) -> LaunchRefused | None:
+        """Why a job with these sbatch options would be refused for good; None where it would not, or nobody can say.
+
+        No job is made.
         """
 
     def find(self, name: str) -> Lookup:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from nightbridge.errors import PermanentError, StatusUnknown, TransientError
+from nightbridge.errors import LaunchRefused, PermanentError, StatusUnknown, TransientError
 from nightbridge.models import ClusterLimits, ClusterSettings, JobState, JobStatus
 from nightbridge.slurm.cluster import Lookup
 from nightbridge.slurm.local_jobs import (
@@ -71,6 +71,10 @@ class LocalCluster:
                 environment=os.environ,
                 directory=Path.cwd(),
             )
+
+    def trial(self, name: str, options: Sequence[str]) -> LaunchRefused | None:
+        """None: what it refuses it refuses at once, and it takes every size."""
+        return None
 
     def find(self, name: str) -> Lookup:
         """Find every job of this user and name; always complete."""

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from nightbridge.errors import LaunchRefused
 
+ATTEMPT_RECORD = "attempt.json"
+"""File that every attempt's folder has before anything is submitted from it."""
 CLAIM = "claim"
 """File of the attempt that holds the id of the job which may run, and nothing else."""
 EXIT_CODE = "exit_code"
@@ -43,7 +45,8 @@ if [ "${%(inner)s:-}" != "${SLURM_JOB_ID:-none}" ]; then
     set +e +u +x +v
     nb_attempt=%(attempt)s
     nb_node=${SLURMD_NODENAME:-$(uname -n)}
-    if [ ! -d "$nb_attempt" ]; then
+    # Since 23.02 slurmstepd makes the folders of a job's output file: only the record tells that this is the workspace.
+    if [ ! -e "$nb_attempt/%(record)s" ]; then
         echo "workspace not visible on $nb_node: $nb_attempt" >&2
         exit %(not_visible)d
     fi
@@ -120,6 +123,7 @@ def wrap_script(text: str, attempt_dir: Path) -> str:
         "attempt": shlex.quote(str(attempt_dir)),
         "interpreter": interpreter,
         "inner": _INNER,
+        "record": ATTEMPT_RECORD,
         "claim": CLAIM,
         "exit_code": EXIT_CODE,
         "not_visible": NOT_VISIBLE,

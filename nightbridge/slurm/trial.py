@@ -6,22 +6,19 @@ from nightbridge.errors import LaunchRefused
 from nightbridge.models import LaunchPlan
 from nightbridge.slurm.attempts import AttemptContext
 from nightbridge.slurm.cluster import Cluster
-from nightbridge.slurm.command_line import CommandLineCluster
 
 
 def refuse_early(plan: LaunchPlan, context: AttemptContext, cluster: Cluster) -> None:
     """Raise what sbatch would refuse for good: the size, the time or the place of a job.
 
-    Only Slurm's commands can be asked. What may pass, and what no one has heard of, is left to the submission itself. A
-    dependency is left out: it says when the job starts, not whether it may. What the launcher adds by itself is not
-    known yet, so sbatch may still refuse the job.
+    What may pass, and what no one has heard of, is left to the submission itself. A dependency is left out: it says
+    when the job starts, not whether it may. What the launcher adds by itself is not known yet, so sbatch may still
+    refuse the job.
 
     Raises:
         LaunchRefused: sbatch would refuse it; the launcher was not started.
 
     """
-    if not isinstance(cluster, CommandLineCluster):
-        return
     refusal = cluster.trial(context.name, tuple(_options(plan, context)))
     if refusal is not None:
         raise LaunchRefused(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nightbridge.errors import LaunchRefused
-from nightbridge.slurm.script import ALREADY_CLAIMED, NOT_VISIBLE, wrap_script
+from nightbridge.slurm.script import ALREADY_CLAIMED, ATTEMPT_RECORD, NOT_VISIBLE, wrap_script
 
 SHELLS = [
     shell for shell in ("/bin/bash", "/bin/sh", "/bin/bash -l", "/usr/bin/env bash") if Path(shell.split()[0]).exists()
@@ -21,6 +21,7 @@ SHELLS = [
 def attempt(tmp_path: Path) -> Path:
     folder = tmp_path / "an attempt"
     folder.mkdir()
+    (folder / ATTEMPT_RECORD).touch()
     return folder
 
 
@@ -74,7 +75,7 @@ def test_the_exit_code_is_left_however_the_script_ends(shell: str, body: str, co
     assert result.returncode == code
     assert (attempt / "exit_code").read_text() == f"{code}\n"
     assert (attempt / "claim").read_text() == "7\n"
-    assert sorted(path.name for path in attempt.iterdir()) == ["claim", "exit_code"]
+    assert sorted(path.name for path in attempt.iterdir()) == [ATTEMPT_RECORD, "claim", "exit_code"]
 
 
 def test_the_script_sees_what_it_saw_before(attempt: Path) -> None:
@@ -136,8 +137,12 @@ def test_of_many_jobs_at_once_one_runs(attempt: Path) -> None:
     assert (attempt.parent / "ran").read_text() == (attempt / "claim").read_text()
 
 
-def test_a_node_that_does_not_see_the_workspace_is_named(attempt: Path) -> None:
+@pytest.mark.parametrize("left", ["nothing", "the folders of the output file"])
+def test_a_node_that_does_not_see_the_workspace_is_named(left: str, attempt: Path) -> None:
+    """slurmstepd makes the folders of an output file, on a node's own disk where the workspace is not mounted."""
     shutil.rmtree(attempt)
+    if left != "nothing":
+        (attempt / "nemorun/experiments").mkdir(parents=True)
 
     result = run("#!/bin/bash\necho never\n", attempt, SLURMD_NODENAME="node17")
 
