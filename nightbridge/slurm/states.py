@@ -69,6 +69,7 @@ _LONG: dict[str, JobState] = {
     **{state.value: state for state in JobState if state is not JobState.UNHEARD},
     "RESV_DEL_HOLD": JobState.PENDING,
     "REQUEUE_FED": JobState.REQUEUED,
+    "EXPEDITING": JobState.REQUEUED,  # since 25.11: requeued at once, ahead of others
 }
 
 _FIRST_WORD = re.compile(r"^\s*([A-Za-z_]+)(\+?)")
@@ -97,8 +98,8 @@ def parse_cancelled_by(text: str) -> str:
     return found[1] if found else ""
 
 
-# Reasons that no waiting clears, with what a person can do. Held jobs and nodes that are not available are left out on
-# purpose: a person releases them, a reservation ends.
+# Reasons that no waiting clears, with what a person can do (job_state_reason.c of Slurm 22.05 to 25.11). Held jobs and
+# nodes that are not available are left out on purpose: a person releases them, a reservation ends.
 HOPELESS_REASONS: dict[str, str] = {
     "PartitionConfig": "Ask for no more nodes than the partition has.",
     "PartitionNodeLimit": "Ask for a number of nodes that the partition allows.",
@@ -116,8 +117,11 @@ HOPELESS_REASONS: dict[str, str] = {
     "QOSTimeLimit": "Ask for less time: the QOS allows less.",
     "QOSResourceLimit": "The QOS never allows this size.",
     "ReservationDeleted": "The reservation is gone; set another one.",
-    "InvalidReservation": "Set a reservation that exists and that you may use.",
+    "ReservationInvalid": "Set a reservation that exists and that you may use.",
+    "MaxMemPerLimit": "Ask for less memory: the partition allows less for a node or a CPU.",
 }
+# What one job or one of its nodes asks for is above, or below, what an account or a QOS allows: CPUs, memory, GPUs ...
+_SIZE_OF_JOB = re.compile(r"(Assoc|QOS)(Max\w+Per(Job|Node)(Limit)?|Min\w+)")
 
 
 def hopeless_advice(reason: str) -> str | None:
@@ -127,4 +131,8 @@ def hopeless_advice(reason: str) -> str | None:
         reason: As squeue writes it, with or without parentheses and details (`(PartitionConfig)`).
 
     """
-    return HOPELESS_REASONS.get(reason.strip().lstrip("(").rstrip(")").split(",")[0].strip())
+    word = reason.strip().lstrip("(").rstrip(")").split(",")[0].strip()
+    if found := _SIZE_OF_JOB.fullmatch(word):
+        whose = "your account's" if found[1] == "Assoc" else "the QOS's"
+        return HOPELESS_REASONS.get(word) or f"Change the job's size: {whose} limit {word} does not allow it."
+    return HOPELESS_REASONS.get(word)

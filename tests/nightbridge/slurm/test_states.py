@@ -27,6 +27,7 @@ def test_every_full_word_is_itself(state: JobState) -> None:
         ("PD", JobState.PENDING),
         ("RESV_DEL_HOLD", JobState.PENDING),
         ("REQUEUE_FED", JobState.REQUEUED),
+        ("EXPEDITING", JobState.REQUEUED),
     ],
 )
 def test_truncated_decorated_and_short_words_are_understood(text: str, state: JobState) -> None:
@@ -48,8 +49,23 @@ def test_who_cancelled_a_job_is_read_from_sacct() -> None:
     assert parse_cancelled_by("CANCELLED") == ""
 
 
-def test_only_reasons_that_no_waiting_clears_are_hopeless() -> None:
-    assert hopeless_advice("(PartitionConfig)") is not None
-    assert hopeless_advice("BadConstraints") is not None
-    assert hopeless_advice("Resources") is None
-    assert hopeless_advice("(ReqNodeNotAvail, Reserved for maintenance)") is None
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "(PartitionConfig)", "BadConstraints", "ReservationInvalid", "QOSMaxGRESPerJob", "AssocMaxGRESPerNode",
+        "QOSMaxMemoryPerJob", "AssocMaxCpuPerJobLimit", "QOSMinGRES", "QOSMinCpuNotSatisfied", "MaxMemPerLimit",
+    ],
+)  # fmt: skip
+def test_a_reason_that_no_waiting_clears_has_advice(reason: str) -> None:
+    assert hopeless_advice(reason) is not None
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "Resources", "(ReqNodeNotAvail, Reserved for maintenance)", "JobHeldUser", "QOSMaxGRESPerUser",
+        "QOSMaxJobsPerUserLimit", "AssocGrpGRES", "MaxGRESPerAccount", "Licenses", "PartitionDown", "",
+    ],
+)  # fmt: skip
+def test_a_reason_that_may_clear_is_waited_for(reason: str) -> None:
+    assert hopeless_advice(reason) is None
