@@ -39,7 +39,7 @@ def _naming_the_quota(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno == errno.EDQUOT:
-            raise _quota_error(path) from error
+            raise quota_error(path) from error
         raise
 
 
@@ -55,13 +55,18 @@ def _write_beside(path: Path, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _quota_error(path: Path) -> TransientError:
-    """Whose quota it may be: of the user who writes, or of whom the folder belongs to."""
+def used_up_quota(path: Path) -> str:
+    """Whose quota it may be that a write to `path` met: of the user who writes, or of whom the folder belongs to."""
     folder = next((parent for parent in path.parents if parent.is_dir()), path.parent)
     status = folder.stat()
     user, owner = _user_name(os.geteuid()), _user_name(status.st_uid)
+    return f"the disk quota of {user} is used up ({folder} belongs to {owner}, group {_group_name(status.st_gid)})"
+
+
+def quota_error(path: Path) -> TransientError:
+    """The error of a write to `path` that met a quota (EDQUOT)."""
     return TransientError(
-        f"the disk quota of {user} is used up ({folder} belongs to {owner}, group {_group_name(status.st_gid)})",
+        used_up_quota(path),
         thing=str(path),
         advice="Free space there or have the quota raised (`quota -s`); what was done so far is kept",
     )

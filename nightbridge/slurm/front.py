@@ -10,6 +10,7 @@ Exit codes: 0 with an id on stdout; 75 (EX_TEMPFAIL) for what may work later; 1 
 
 import contextlib
 import dataclasses
+import errno
 import os
 import shlex
 import shutil
@@ -29,7 +30,7 @@ from nightbridge.errors import (
     StatusUnknown,
     TransientError,
 )
-from nightbridge.files import create_exclusively, write_atomically, write_model
+from nightbridge.files import create_exclusively, quota_error, write_atomically, write_model
 from nightbridge.models import JobStatus, utc_now
 from nightbridge.own_programs import own_program
 from nightbridge.slurm.attempts import (
@@ -85,11 +86,18 @@ def _write_program(path: Path, text: str) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    subprocess.run(
+    written = subprocess.run(
         ["/bin/sh", "-c", 'cat > "$1" && chmod 755 "$1" && mv -f "$1" "$2"', "sh", str(temporary), str(path)],
         input=text.encode(),
-        check=True,
+        capture_output=True,
+        check=False,
     )
+    if written.returncode:
+        temporary.unlink(missing_ok=True)
+        said = written.stderr.decode(errors="replace").strip()
+        if os.strerror(errno.EDQUOT) in said:
+            raise quota_error(path)
+        raise TransientError(f"cannot be written: {said}", thing=str(path), advice="It is tried again")
 
 
 def submit_once(context: AttemptContext, cluster: Cluster, script: Path, options: Sequence[str]) -> Submission:

@@ -2,8 +2,10 @@
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
+from nightbridge.files import used_up_quota
 from nightbridge.models import Job, JobState, JobStatus, Model, Outcome
 from nightbridge.slurm.attempts import Cancellation, read_cancellation, read_claim
 from nightbridge.slurm.script import ALREADY_CLAIMED, GUARD_CODES
@@ -11,6 +13,8 @@ from nightbridge.slurm.states import LOST, TERMINAL, hopeless_advice
 
 # The last two are slurmstepd's, for a site without cgroups, where Slurm itself calls the job FAILED.
 _OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|oom[-_ ]?kill|exceeded (job )?memory limit", re.IGNORECASE)
+# As Python, Rust and the C library write EDQUOT, with the path that Python names.
+_QUOTA = re.compile(r"[Dd]isk quota exceeded(?:[^'\"]*['\"](?P<path>/[^'\"]+)['\"])?")
 # slurmstepd's signal when it cannot open the batch script's output file: the script was never started.
 _NO_OUTPUT_FILE = 53
 _NOT_LAUNCHED = frozenset({"joblaunchfailure", "launchfailed"})
@@ -42,6 +46,7 @@ class _Case(NamedTuple):
     exit_file: int | None
     evidence: RunEvidence
     claimed: bool
+    attempt_dir: Path
     cancellation: Cancellation | None = None
 
     @property
@@ -108,7 +113,11 @@ class _Case(NamedTuple):
             said += f" ({self.status.reason})"
         if self.script_code:
             said += f", exit code {self.script_code}"
-        return f"{said}: {self.evidence.last_error}" if self.evidence.last_error else said
+        if self.evidence.last_error:
+            said += f": {self.evidence.last_error}"
+        if quota := _QUOTA.search(self.evidence.last_error):
+            said += f" ({used_up_quota(Path(quota['path'] or self.attempt_dir / 'log'))})"
+        return said
 
 
 class _Rule(NamedTuple):
@@ -253,6 +262,7 @@ def classify(job: Job, evidence: RunEvidence) -> Job:
         job.exit_file_code,
         evidence,
         read_claim(job.attempt_dir) == job.job_id,
+        job.attempt_dir,
         cancellation if cancellation is not None and cancellation.job_id == job.job_id else None,
     )
     rule = next(rule for rule in _RULES if rule.applies(case))

@@ -134,13 +134,18 @@ class _Launcher:
             ) from error
 
     def _copy(self, output: IO[str]) -> None:
-        with (self._plan.attempt_dir / _LAUNCHER_LOG).open("a", encoding="utf-8") as log:
-            log.write(f"--- {utc_now().isoformat(timespec='seconds')} {self._masked(' '.join(self._plan.argv))}\n")
-            for line in output:
-                masked = self._masked(line)
-                log.write(masked)
-                log.flush()
-                self._last_lines.append(masked)
+        began = f"--- {utc_now().isoformat(timespec='seconds')} {self._masked(' '.join(self._plan.argv))}\n"
+        try:
+            with (self._plan.attempt_dir / _LAUNCHER_LOG).open("a", encoding="utf-8") as log:
+                log.write(began)
+                for line in output:
+                    self._last_lines.append(self._masked(line))
+                    log.write(self._last_lines[-1])
+                    log.flush()
+        except OSError as error:
+            # The launcher would hang at a full pipe: it is read on, without a log.
+            self._last_lines.append(f"the log cannot be written: {error.strerror}\n")
+            self._last_lines.extend(self._masked(line) for line in output)
 
     def _masked(self, text: str) -> str:
         return mask_secrets(text, self._secrets)

@@ -21,8 +21,9 @@ SHORTEST_INTERVAL = 1.0
 """Seconds between two questions just after a change, and when the exit file says that the end is near."""
 SILENT_GRACE = 60.0
 """Seconds that Slurm may know nothing of a job whose exit file is there, before the file alone ends it."""
-DETAIL_GRACE = 30.0
-"""Seconds to wait after a terminal state for what accounting learns later: the exit code, and who cancelled it."""
+DETAIL_GRACE = 90.0
+"""Seconds to wait after a terminal state for what accounting learns later: the exit code, and who cancelled it.
+slurmdbd can be a minute behind."""
 HOPELESS_GRACE = 120.0
 """Seconds for which a job may be pending for a reason that never clears before it is cancelled."""
 LOST_GRACE = 1800.0

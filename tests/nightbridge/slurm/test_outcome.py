@@ -1,5 +1,7 @@
 """What became of a job: Slurm's word, the exit file and the run's own evidence, in every combination that matters."""
 
+import os
+import pwd
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -107,6 +109,18 @@ def test_nothing_but_slurms_completed_and_all_steps_is_a_success(state: JobState
         for run in (ALL, SOME, evidence(losses_finite=False)):
             succeeded = classify(ended(tmp_path, state, exit_file=exit_file), run).outcome is Outcome.SUCCEEDED
             assert succeeded == (state is JobState.COMPLETED and exit_file in (None, 0) and run is ALL)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_quota_that_ended_a_run_is_named_with_path_and_owner(named: bool, tmp_path: Path) -> None:
+    path = tmp_path / "checkpoints" / "iter_0000050" / "weights.distcp"
+    error = f"OSError: [Errno 122] Disk quota exceeded: '{path}'" if named else "write error: Disk quota exceeded"
+
+    judged = classify(ended(tmp_path, JobState.FAILED, exit_file=1), evidence(20, last_error=error))
+
+    assert judged.outcome is Outcome.PROGRAM_ERROR
+    owner = pwd.getpwuid(os.geteuid()).pw_name
+    assert f"{error} (the disk quota of {owner} is used up ({tmp_path} belongs to {owner}" in judged.outcome_reason
 
 
 def test_without_an_expected_number_of_steps_the_programs_own_word_counts(tmp_path: Path) -> None:

@@ -424,6 +424,33 @@ def test_fronts_that_many_threads_install_at_once_can_be_run(workspace: Path, se
         assert {error for error in pool.map(install_and_ask, range(40)) if error} == set()
 
 
+def test_a_quota_that_stops_the_front_is_named(
+    attempt: AttemptContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = tmp_path / "cat"
+    full.write_text("#!/bin/sh\necho 'cat: write error: Disk quota exceeded' >&2\nexit 1\n")
+    full.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+
+    with pytest.raises(TransientError, match=r"the disk quota of \w+ is used up") as error:
+        install_front(attempt.attempt_dir)
+
+    assert error.value.thing == str(attempt.attempt_dir / "bin" / "sbatch")
+    assert list((attempt.attempt_dir / "bin").iterdir()) == []
+
+
+def test_a_launcher_whose_log_cannot_be_written_goes_on(
+    plan: Callable[..., LaunchPlan], attempt: AttemptContext, cluster: CommandLineCluster
+) -> None:
+    (attempt.attempt_dir / "launcher.log").symlink_to("/dev/full")
+    # More than a pipe holds.
+    launcher = f"head -c 300000 /dev/zero | tr '\\0' '\\n'\n{LAUNCHER}"
+
+    job = submit_attempt(plan(launcher=launcher), attempt, cluster, {}, timeout=120)
+
+    assert jobs_named(cluster, attempt.name) == [job.job_id]
+
+
 def test_an_experiment_folder_is_known_by_its_script() -> None:
     assert experiment_dir_of(Path("/e/train_1/train_sbatch.sh")) == Path("/e/train_1/train")
     assert experiment_dir_of(Path("/own/job.sh")) == Path("/own")
