@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterator
+from functools import lru_cache
 
 from nightbridge.launch.flags import FORMATS, TEST_FLAGS, KnownFlags, words_of
 from nightbridge.launch.safety import danger_in, danger_in_escaped, danger_in_variable
@@ -38,13 +39,9 @@ def wrong_choices(test: TestDefinition, known: KnownFlags) -> Iterator[tuple[str
 def unsafe_values(test: TestDefinition) -> Iterator[tuple[str, str]]:
     """Texts that would not reach the job as they are written, each with the reason."""
     for field, value in test.cmd_args.items():
-        if isinstance(value, _NUMBERS):
-            continue
-        flag = TEST_FLAGS[field]
-        danger = danger_in_escaped if flag.format == "escaped" else danger_in
-        for word in words_of(flag, value):
-            if reason := danger(word):
-                yield f"cmd_args.{field}", f"{word!r} {reason}"
+        if not isinstance(value, _NUMBERS):
+            for word, danger in _unsafe_words(field, tuple(value) if isinstance(value, list) else value):
+                yield f"cmd_args.{field}", f"{word!r} {danger}"
     for key, text in test.extra_cmd_args.items():
         if reason := danger_in(key.removeprefix("~")) or danger_in_escaped(text):
             yield f"extra_cmd_args.{key}", f"{_override(key, text)!r} {reason}"
@@ -54,6 +51,13 @@ def unsafe_values(test: TestDefinition) -> Iterator[tuple[str, str]]:
     for name, text in test.extra_env_vars.items():
         if reason := danger_in_variable(name, text):
             yield f"extra_env_vars.{name}", f"{text!r} {reason}"
+
+
+@lru_cache(maxsize=4096)
+def _unsafe_words(field: str, value: str | tuple[object, ...]) -> tuple[tuple[str, str], ...]:
+    flag = TEST_FLAGS[field]
+    danger = danger_in_escaped if flag.format == "escaped" else danger_in
+    return tuple((word, reason) for word in words_of(flag, value) if (reason := danger(word)))
 
 
 def _override(key: str, value: str) -> str:

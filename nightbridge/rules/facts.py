@@ -15,6 +15,9 @@ from nightbridge.models import Checkout, ClusterLimits, TestDefinition
 _pinned = lru_cache(maxsize=16)(known_flags)
 _released = lru_cache(maxsize=16)(known_in)
 
+PARALLEL = ("tp", "pp", "cp")
+"""The sizes whose product is one copy of a model."""
+
 NO_GRAPHS = ("none", "null")
 """Spellings of `cuda_graph_impl` with which the launcher captures nothing."""
 
@@ -74,6 +77,11 @@ class Facts:
     def nodes(self) -> int | None:
         """Nodes of the run, as the launch plan counts them; None where nobody knows the GPUs of a node."""
         return nodes_for(self.gpus, self.gpus_per_node) if self.gpus_per_node else None
+
+    @cached_property
+    def parallel_sizes(self) -> Mapping[str, int]:
+        """Those of tp, pp and cp that are written."""
+        return {field: size for field in PARALLEL if (size := self.integer(field)) is not None}
 
     @cached_property
     def graph_implementation(self) -> str | None:

@@ -1,12 +1,11 @@
 """Parallel sizes and batch sizes against the number of GPUs. A size that nobody wrote is the recipe's and unknown."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from nightbridge.rules.facts import Facts
+from nightbridge.rules.facts import PARALLEL, Facts
 from nightbridge.rules.rule import Rule
 
-_PARALLEL = ("tp", "pp", "cp")
 _POSITIVE = (
     *("num_gpus", "gpus_per_node", "tp", "pp", "cp", "vp", "ep", "et", "mb", "gb", "seq_length", "max_steps"),
     *("hidden_size", "num_layers", "num_moe_experts", "save_interval", "vocab_size"),
@@ -20,16 +19,12 @@ def _positive(facts: Facts) -> Iterator[str]:
             yield f"cmd_args.{field} = {value} must be at least 1; remove it to leave it to the recipe"
 
 
-def _written(facts: Facts) -> dict[str, int]:
-    return {field: size for field in _PARALLEL if (size := facts.integer(field)) is not None}
-
-
-def _shown(sizes: dict[str, int]) -> str:
+def _shown(sizes: Mapping[str, int]) -> str:
     return " * ".join(f"{field} {size}" for field, size in sizes.items())
 
 
 def _gpus_divide(facts: Facts) -> Iterator[str]:
-    sizes = _written(facts)
+    sizes = facts.parallel_sizes
     product = math.prod(sizes.values())
     if facts.gpus > 0 and facts.gpus % product:
         yield (
@@ -48,11 +43,11 @@ def _expert_sizes_divide(facts: Facts) -> Iterator[str]:
 
 
 def _batch_divides(facts: Facts) -> Iterator[str]:
-    micro, total, sizes = facts.integer("mb"), facts.integer("gb"), _written(facts)
+    micro, total, sizes = facts.integer("mb"), facts.integer("gb"), facts.parallel_sizes
     if micro is None or total is None:
         return
     product = math.prod(sizes.values())
-    if len(sizes) == len(_PARALLEL) and facts.gpus > 0 and facts.gpus % product == 0:
+    if len(sizes) == len(PARALLEL) and facts.gpus > 0 and facts.gpus % product == 0:
         parallel = facts.gpus // product
         reason = f"mb {micro} * data parallel size {parallel} (num_gpus {facts.gpus} / ({_shown(sizes)}))"
     else:
