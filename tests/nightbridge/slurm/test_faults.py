@@ -147,6 +147,15 @@ def run(attempt: AttemptContext, cluster: CommandLineCluster) -> Iterator[Run]:
     run.close()
 
 
+@pytest.fixture
+def other(workspace: Path, settings: ClusterSettings, cluster: CommandLineCluster, run_key: str) -> Iterator[Run]:
+    """Another one, of a run and a workspace of its own, watched as patiently as by default."""
+    run = Run(open_attempt(workspace / "other", f"{run_key}-other", settings), cluster)
+    run.watcher = Watcher(cluster)
+    yield run
+    run.close()
+
+
 @pytest.fixture(scope="module", autouse=True)
 def limited(slurm_cluster: SlurmDaemons) -> Iterator[Run]:
     """A job with the shortest time limit that Slurm knows, one minute: it runs through the other tests' faults."""
@@ -170,7 +179,8 @@ def wait_until(true: Callable[[], object], timeout: float = 240.0) -> None:
 
 def until_submitted(run: Run, body: str, *options: str) -> Job:
     """The submit stage as its task runs it: again after each error that may pass."""
-    for _ in range(60):
+    end = time.monotonic() + 240
+    while time.monotonic() < end:
         with contextlib.suppress(TransientError):
             return run.submit(body, *options)
         time.sleep(0.5)
@@ -192,30 +202,27 @@ def down(daemons: SlurmDaemons, name: str, number: signal.Signals = signal.SIGKI
 # --- the daemons -----------------------------------------------------------------------------------------------------
 
 
-def test_slurmctld_away_while_watching_ends_nothing(run: Run, slurm_cluster: SlurmDaemons) -> None:
-    """Away when the job ends: slurmstepd tells it after the outage, and until then Slurm calls the job running."""
+def test_slurmctld_away_for_half_a_minute_ends_nothing_and_doubles_nothing(
+    run: Run, other: Run, slurm_cluster: SlurmDaemons
+) -> None:
+    """A job ends meanwhile, and slurmstepd tells so after the outage; another one is submitted all the time."""
     job = run.start("sleep 2; exit 3")
 
-    with down(slurm_cluster, "slurmctld", signal.SIGTERM):
+    with ThreadPoolExecutor(1) as pool, down(slurm_cluster, "slurmctld", signal.SIGTERM):
+        with pytest.raises(TransientError):
+            other.submit("true")
+        submitting = pool.submit(until_submitted, other, "true")
         wait_until(lambda: read_exit_code(job.attempt_dir) == 3)
-        time.sleep(4)
+        time.sleep(30)
+        assert not submitting.done()
+    submitted = submitting.result(timeout=250)
+    other.follow(submitted)
     ended = run.ended()
 
     assert run.jobs() == [job.job_id]
     assert (ended.outcome, ended.exit_file_code) == (Outcome.PROGRAM_ERROR, 3)
-
-
-def test_slurmctld_away_while_submitting_leads_to_one_job_when_it_is_back(
-    run: Run, slurm_cluster: SlurmDaemons
-) -> None:
-    with down(slurm_cluster, "slurmctld", signal.SIGTERM), pytest.raises(TransientError):
-        run.submit("true")
-
-    job = until_submitted(run, "true")
-    run.follow(job)
-
-    assert run.ended(50).outcome is Outcome.SUCCEEDED
-    assert run.jobs() == [job.job_id]
+    assert other.ended(50).outcome is Outcome.SUCCEEDED
+    assert other.jobs() == [submitted.job_id]
 
 
 def test_slurmctld_restarted_between_submission_and_record_leads_to_one_job(
@@ -233,33 +240,46 @@ def test_slurmctld_restarted_between_submission_and_record_leads_to_one_job(
     assert run.jobs() == [job.job_id]
 
 
-def test_a_job_whose_whole_life_accounting_missed_and_slurmctld_forgot_ends_by_its_exit_file(
-    run: Run, slurm_cluster: SlurmDaemons
+def test_accounting_a_minute_behind_and_a_slurmctld_that_forgets_in_seconds(
+    run: Run, other: Run, slurm_cluster: SlurmDaemons
 ) -> None:
+    """Of a job's whole life only its exit file tells; what became of one that left none is told a minute later."""
+    cancelled = other.start("sleep 1000")
     with down(slurm_cluster, "slurmdbd"):
+        behind_until = time.monotonic() + 60
+        other.cluster.cancel(cancelled.job_id)
         # The lookup before a submission needs accounting; a job that is already in Slurm does not.
         script = run.attempt.attempt_dir / "job.sh"
         script.write_text(wrap_script(f"#!/bin/bash\n#SBATCH -o {run.attempt.attempt_dir}/out\ntrue\n", script.parent))
         run.cluster.submit(run.attempt.name, script, ["--mem=100"])
         job = run.recorded()
         wait_until(lambda: read_exit_code(job.attempt_dir) == 0)
-        wait_until(lambda: not run.cluster.states([job.job_id]))
+        wait_until(lambda: not run.cluster.states([job.job_id, cancelled.job_id]))
         run.follow(job)
         ended = run.ended(50)
+        time.sleep(max(0, behind_until - time.monotonic()))
+    told = other.ended()
 
     assert (ended.outcome, ended.exit_file_code) == (Outcome.SUCCEEDED, 0)
     assert ended.status is not None
     assert "exit file" in ended.status.reason
     wait_until(lambda: run.jobs() == [job.job_id])
+    assert told.status is not None
+    assert (told.status.state, told.status.cancelled_by, told.outcome) == (JobState.CANCELLED, "0", Outcome.CANCELLED)
+    assert other.jobs() == [cancelled.job_id]
 
 
 # --- the nodes -------------------------------------------------------------------------------------------------------
 
 
-def test_a_node_that_dies_under_the_job_is_infrastructure(run: Run, slurm_cluster: SlurmDaemons) -> None:
+@pytest.mark.parametrize("lost", ["the node", "slurmd alone"])
+def test_a_node_that_dies_under_the_job_is_infrastructure(lost: str, run: Run, slurm_cluster: SlurmDaemons) -> None:
     job = run.start("sleep 100", "--nodelist=node2")
 
-    slurm_cluster.lose_node("node2")
+    if lost == "the node":
+        slurm_cluster.lose_node("node2")
+    else:  # the script runs on for a while, and nobody hears of it
+        slurm_cluster.kill_daemon("node2")
     try:
         ended = run.ended()
     finally:
@@ -357,7 +377,8 @@ def test_a_preempted_job_is_infrastructure(run: Run, slurm_cluster: SlurmDaemons
 
 
 def test_a_job_that_can_never_start_is_cancelled_with_the_advice(run: Run) -> None:
-    job = run.submit("true", "--nodes=3")
+    # In the launcher's own script: what the plan says is asked of Slurm before the launcher runs.
+    job = run.submit("#SBATCH --nodes=3\ntrue")
     run.follow(job)
 
     ended = run.ended(0)
