@@ -268,6 +268,27 @@ def test_an_interrupted_harvest_goes_on_and_sends_nothing_twice(ceph: S3Server, 
         assert verify_run(store, record.prefix) == []
 
 
+@pytest.mark.s3
+def test_a_bucket_that_may_only_be_read_is_told_and_the_run_stays_uncommitted(ceph: S3Server, left: LeftRun) -> None:
+    ceph.make_bucket("read-only")
+    statement = {
+        "Effect": "Deny",
+        "Principal": "*",
+        "Action": "s3:PutObject",
+        "Resource": "arn:aws:s3:::read-only/*",
+    }
+    policy = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
+    ceph.client().put_bucket_policy(Bucket="read-only", Policy=policy)
+    store = open_store(ceph.store_settings("read-only"))
+    for call in (store.check_writable, lambda: left.harvest(store)):
+        with pytest.raises(PermanentError, match=r"access denied.*may list, read, write"):
+            call()
+    assert list(store.list("")) == []
+
+    ceph.client().delete_bucket_policy(Bucket="read-only")
+    assert verify_run(store, left.harvest(store).prefix) == []
+
+
 def test_two_harvesters_of_one_run_end_with_one_truth(store: ObjectStore, left: LeftRun) -> None:
     with ThreadPoolExecutor(4) as pool:
         records = list(pool.map(lambda _: left.harvest(store), range(4)))
