@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 
 CHANGED_TREES_KEPT_SECONDS = 7 * 24 * 3600
 
+_PATIENCE_SECONDS = 10.0
+
 # How every pointer file begins (git-lfs' specification).
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
@@ -238,8 +240,13 @@ def _changed_prefix(folder: Path) -> str:
 
 def _remove_leftovers(folder: Path) -> None:
     """Remove what a killed process left half made, and changed trees that are old."""
+    patience = time.monotonic() + _PATIENCE_SECONDS
     for temporary in folder.parent.glob(f".{folder.name}.*.tmp"):
         shutil.rmtree(temporary, ignore_errors=True)
+        # The killed process's git, which may live a little longer, still makes files there.
+        while temporary.exists() and time.monotonic() < patience:
+            time.sleep(0.05)
+            shutil.rmtree(temporary, ignore_errors=True)
     for changed in folder.parent.glob(f"{_changed_prefix(folder)}*"):
         if time.time() - changed.stat().st_ctime > CHANGED_TREES_KEPT_SECONDS:
             shutil.rmtree(changed, ignore_errors=True)
