@@ -98,6 +98,13 @@ class Drawing(NamedTuple):
     caption: str
 
 
+class NewCommits(NamedTuple):
+    """What a repository got since the night before: hash and subject, newest first."""
+
+    name: str
+    lines: tuple[str, ...]
+
+
 class Section(NamedTuple):
     """One test of the night."""
 
@@ -122,6 +129,7 @@ class Section(NamedTuple):
     facts: tuple[tuple[str, str], ...]
     kept_at: str
     links: tuple[tuple[str, str], ...]
+    commits: tuple[NewCommits, ...]
 
 
 class Page(NamedTuple):
@@ -147,6 +155,7 @@ def build_page(
     notes: Mapping[str, Sequence[str]],
     baselines: "Mapping[str, pd.DataFrame | None] | None" = None,
     links: Mapping[str, Sequence[tuple[str, str]]] | None = None,
+    commits: Mapping[str, Sequence[NewCommits]] | None = None,
 ) -> Page:
     """Everything that the template needs; the mappings are by run key."""
     verdicts = gravest_first(verdicts)
@@ -158,6 +167,7 @@ def build_page(
             notes.get(verdict.run_key, ()),
             (baselines or {}).get(verdict.run_key),
             (links or {}).get(verdict.run_key, ()),
+            (commits or {}).get(verdict.run_key, ()),
         )
         for verdict in verdicts
     )
@@ -252,6 +262,7 @@ def _section(
     notes: Sequence[str],
     baseline: "pd.DataFrame | None",
     links: Sequence[tuple[str, str]],
+    commits: Sequence[NewCommits],
 ) -> Section:
     rows = sorted((row for row in rows if row.night <= verdict.night), key=lambda row: (row.night, row.harvested_at))
     tonight = next((row for row in rows if row.run_key == verdict.run_key), None)
@@ -286,6 +297,7 @@ def _section(
         facts=_facts(verdict, tonight),
         kept_at=f"{verdict.store_url}/{verdict.prefix}" if verdict.prefix else "",
         links=tuple(links),
+        commits=tuple(commits),
     )
 
 

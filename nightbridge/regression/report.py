@@ -5,15 +5,26 @@ import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from pydantic import ValidationError
+
 from nightbridge.errors import DamagedData
-from nightbridge.models import StoreSettings, SweepResult, Verdict
+from nightbridge.models import RunRecord, StoreSettings, SweepResult, Verdict
 from nightbridge.regression.gate import METRICS
 from nightbridge.regression.history import HistoryRow, read_recent
 from nightbridge.regression.links import run_links
-from nightbridge.regression.page import STATUS_WORDS, Cell, build_page, cell_of, gravest_first, last_good_run
+from nightbridge.regression.page import (
+    STATUS_WORDS,
+    Cell,
+    NewCommits,
+    build_page,
+    cell_of,
+    gravest_first,
+    last_good_run,
+)
 from nightbridge.regression.sweep_tables import sweep_section
 from nightbridge.regression.templating import render_page
 from nightbridge.regression.wording import markdown_text
+from nightbridge.store.harvest import RECORD
 from nightbridge.store.manifest import read_manifest
 from nightbridge.store.objects import ObjectStore
 
@@ -54,6 +65,7 @@ def night_report_html(
     curves: dict[str, pd.DataFrame | None] = {}
     baselines: dict[str, pd.DataFrame | None] = {}
     links: dict[str, Sequence[tuple[str, str]]] = {}
+    commits: dict[str, Sequence[NewCommits]] = {}
     notes: dict[str, list[str]] = {}
     for verdict in verdicts:
         damage = notes.setdefault(verdict.run_key, [])
@@ -63,6 +75,8 @@ def night_report_html(
         if verdict.prefix:
             with _noted(damage):
                 curves[verdict.run_key] = _read_metrics(store, f"{verdict.prefix}/metrics.parquet")
+            with _noted(damage):
+                commits[verdict.run_key] = _new_commits(store, f"{verdict.prefix}/{RECORD}")
         if verdict.prefix and settings:
             with _noted(damage):
                 manifest = read_manifest(store, verdict.prefix)
@@ -71,7 +85,7 @@ def night_report_html(
         if good and good.prefix and verdict.prefix:
             with _noted(damage):
                 baselines[verdict.run_key] = _read_metrics(store, f"{good.prefix}/metrics.parquet")
-    return render_report(night, scenario, verdicts, rows, curves, notes, sweeps, baselines, links)
+    return render_report(night, scenario, verdicts, rows, curves, notes, sweeps, baselines, links, commits)
 
 
 def render_report(
@@ -84,6 +98,7 @@ def render_report(
     sweeps: Sequence[SweepResult] = (),
     baselines: "Mapping[str, pd.DataFrame | None] | None" = None,
     links: Mapping[str, Sequence[tuple[str, str]]] | None = None,
+    commits: Mapping[str, Sequence[NewCommits]] | None = None,
 ) -> str:
     """Render one self-contained HTML page: no script, nothing loaded from anywhere.
 
@@ -97,8 +112,9 @@ def render_report(
         sweeps: What became of the night's swept tests.
         baselines: By run key, the scalars of the last good run, which tonight's curves are laid over.
         links: By run key, names and web addresses of what the store has of the run.
+        commits: By run key, what each repository got since the night before.
     """
-    page = build_page(night, scenario, verdicts, rows, curves or {}, notes or {}, baselines, links)
+    page = build_page(night, scenario, verdicts, rows, curves or {}, notes or {}, baselines, links, commits)
     shown = [sweep_section(sweep) for sweep in sweeps]
     return render_page("report.html.j2", page=page, sweeps=shown)
 
@@ -175,6 +191,18 @@ def _noted(notes: list[str]) -> Iterator[None]:
         yield
     except DamagedData as error:
         notes.append(str(error))
+
+
+def _new_commits(store: ObjectStore, key: str) -> tuple[NewCommits, ...]:
+    data = store.get(key)
+    if data is None:
+        return ()
+    try:
+        checkout = RunRecord.model_validate_json(data).checkout
+    except ValidationError as error:
+        raise DamagedData("not the record of a run", thing=store.url_of(key), advice="Harvest the run again") from error
+    named = (("Megatron-Bridge", checkout.megatron_bridge), ("NeMo-Run", checkout.nemo_run))
+    return tuple(NewCommits(name, pin.commits_since) for name, pin in named if pin and pin.commits_since)
 
 
 def _read_metrics(store: ObjectStore, key: str) -> "pd.DataFrame | None":

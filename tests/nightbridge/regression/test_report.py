@@ -405,6 +405,31 @@ def test_history_and_curves_come_from_the_store(store: DirectoryStore, nights: N
     assert "Dashed: the last good night" not in html
 
 
+def test_a_good_night_tells_the_commits_since_the_one_before(
+    store: DirectoryStore, nights: Nights, make_record: Records
+) -> None:
+    verdict, _ = nights([1.0, 1.0])
+    record = make_record()
+    came = record.checkout.megatron_bridge.model_copy(update={"commits_since": ("0a1b2c3 Fuse <the> optimiser",)})
+    checkout = record.checkout.model_copy(update={"megatron_bridge": came})
+    store.put(
+        f"{verdict.prefix}/record.json", record.model_copy(update={"checkout": checkout}).model_dump_json().encode()
+    )
+
+    text = Page(night_report_html(store, "nightly", "2026-11-21", [verdict], cluster="dgx")).text
+
+    assert "Megatron-Bridge: what came since the night before 0a1b2c3 Fuse <the> optimiser" in text
+
+
+def test_a_damaged_record_is_named_on_the_page(store: DirectoryStore, nights: Nights) -> None:
+    verdict, _ = nights([1.0])
+    store.put(f"{verdict.prefix}/record.json", b"{}")
+
+    text = Page(night_report_html(store, "nightly", "2026-11-21", [verdict], cluster="dgx")).text
+
+    assert "not the record of a run" in text
+
+
 def test_tonights_curves_are_laid_over_those_of_the_last_good_night(store: DirectoryStore, nights: Nights) -> None:
     verdict, rows = nights([1.0, 1.0, 1.08])
     for row in rows:
