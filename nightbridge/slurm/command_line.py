@@ -172,13 +172,19 @@ class CommandLineCluster:
 
         """
         argv = ("sbatch", "--test-only", "--no-requeue", "--output=/dev/null", *options, "--wrap=true")
+        said = self._refusal_of(argv)
+        if _ABOUT_NODES.search(said):
+            # Asked again, of nodes that all are there: they may have come back just now.
+            said = self._refusal_of(argv) if self._all_nodes_are_there() else ""
+        return known_refusal_of(said, name)
+
+    def _refusal_of(self, argv: Sequence[str]) -> str:
+        """What a command writes when it refuses; empty when it does not, or does not answer."""
         try:
             answer = self._run(argv, environment=self._environment(), timeout=QUERY_TIMEOUT)
         except StatusUnknown:
-            return None
-        if answer.returncode == 0 or (_ABOUT_NODES.search(answer.stderr) and not self._all_nodes_are_there()):
-            return None
-        return known_refusal_of(answer.stderr, name)
+            return ""
+        return answer.stderr if answer.returncode else ""
 
     def has_pyxis(self) -> bool:
         """Whether srun knows pyxis' options."""

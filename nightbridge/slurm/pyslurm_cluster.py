@@ -242,6 +242,8 @@ def helper_of(settings: ClusterSettings) -> PyslurmProcess:
 
 def trouble_with_pyslurm(settings: ClusterSettings, process: PyslurmProcess | None = None) -> str | None:
     """Why pyslurm does not work with this Slurm; None when it does, tried on slurmctld itself."""
+    if settings.slurm_conf is not None and not settings.slurm_conf.exists():
+        return f"{settings.slurm_conf} is not there"  # Slurm's library would wait a minute for it
     helper = process or helper_of(settings)
     try:
         helper.call("probe", QUERY_TIMEOUT)

@@ -154,11 +154,14 @@ def test_a_token_travels_as_a_reference_and_lets_the_libraries_go_online(plan):
 
 
 def test_options_of_cluster_and_test_reach_sbatch(plan):
-    cluster = SLURM.model_copy(update={"qos": "high", "reservation": "r1", "extra_sbatch_args": ("--comment=x",)})
+    limits = {"qos": "high", "reservation": "r1", "segment": 4, "exclusive": True}
+    cluster = SLURM.model_copy(update={**limits, "extra_sbatch_args": ("--comment=x",)})
 
     made = plan(spec(sbatch_args=("--nodelist=n1",)), cluster=cluster)
 
-    assert made.sbatch_args == ("--qos=high", "--reservation=r1", "--comment=x", "--nodelist=n1")
+    assert made.sbatch_args == (
+        "--qos=high", "--reservation=r1", "--segment=4", "--exclusive", "--comment=x", "--nodelist=n1"
+    )  # fmt: skip
 
 
 def test_a_cluster_without_accounts_gets_a_name_that_nemo_run_accepts(plan):

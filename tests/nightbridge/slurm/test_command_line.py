@@ -404,6 +404,15 @@ def test_what_a_trial_says_of_nodes_counts_only_where_all_of_them_are_there(
     assert (cluster.trial("job", ("--nodes=2",)) is not None) == believed
 
 
+def test_nodes_that_came_back_while_the_trial_was_judged_refuse_nothing(
+    fake: Callable[..., CommandLineCluster], tmp_path: Path
+) -> None:
+    message = "allocation failure: Requested node configuration is not available"
+    once = f"test -e {tmp_path}/back && exit 0; touch {tmp_path}/back; echo '{message}' >&2; exit 1"
+
+    assert fake(sbatch=once, sinfo="echo idle").trial("job", ("--nodes=2",)) is None
+
+
 def test_a_trial_submits_nothing_and_is_silent_about_what_slurm_would_take(
     fake: Callable[..., CommandLineCluster],
 ) -> None:

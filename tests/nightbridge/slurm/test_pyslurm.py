@@ -340,6 +340,13 @@ def test_auto_takes_the_commands_where_pyslurm_is_missing_and_says_so(
     assert "No module named 'pyslurm'" in caplog.text
 
 
+def test_a_slurm_conf_that_is_not_there_is_a_reason_at_once(scripted: Scripted) -> None:
+    scripted.script(late=["partitions"])
+    settings = scripted.cluster.settings.model_copy(update={"slurm_conf": scripted.folder / "gone.conf"})
+
+    assert trouble_with_pyslurm(settings, scripted.process) == f"{scripted.folder}/gone.conf is not there"
+
+
 def test_an_import_that_ends_the_process_is_a_reason_and_not_our_end(scripted: Scripted) -> None:
     process = PyslurmProcess(scripted.process._command, {**scripted.process._environment, "SLURM_CONF": ""})
 
