@@ -43,6 +43,9 @@ class SlurmCluster(Block):
     max_jobs_per_account: int | None = Field(
         None, description="Jobs of ours that one account has there at once; any when empty."
     )
+    max_attempts: int = Field(
+        3, description="Attempts of a run that the cluster itself may fail before it is given up."
+    )
     slots: int = Field(2, description="Embedded cluster only: how many jobs run at once.")
     accounting_horizon: float = Field(120.0, description="Seconds for which an intent to submit forbids another one.")
     poll_interval: float = Field(15.0, description="Longest interval between two questions to Slurm, in seconds.")
@@ -72,6 +75,7 @@ class SlurmCluster(Block):
             pyslurm_python=Path(self.pyslurm_python) if self.pyslurm_python else None,
             max_jobs=self.max_jobs,
             max_jobs_per_account=self.max_jobs_per_account,
+            max_attempts=self.max_attempts,
             slots=self.slots,
             accounting_horizon=self.accounting_horizon,
             poll_interval=self.poll_interval,

@@ -120,6 +120,9 @@ class ClusterSettings(Model):
     max_jobs_per_account: int | None = Field(
         None, ge=1, description="Jobs of ours that one account has here at once; any when unset."
     )
+    max_attempts: int = Field(
+        3, ge=1, description="Attempts of a run that the cluster itself may fail (a lost node) before it is given up."
+    )
     slots: int = Field(2, ge=1, description="Local cluster only: how many jobs run at once.")
     root: Path | None = Field(
         None, description="Local cluster only: where it keeps jobs; `<workspace>/cluster` when unset."

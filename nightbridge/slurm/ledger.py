@@ -20,7 +20,6 @@ from nightbridge.slurm.states import TERMINAL
 log = logging.getLogger(__name__)
 
 ENDED_FILE = "ended.json"
-MOST_INFRASTRUCTURE_FAILURES = 3
 GOOD_OUTCOMES = (Outcome.SUCCEEDED, Outcome.TEARDOWN)
 
 
@@ -100,7 +99,7 @@ def may_try_again(run: RunSpec, site: Site) -> bool:
     """Whether the newest attempt failed for the cluster's reasons, and not too often before."""
     jobs = ended_jobs(run, site)
     failures = sum(job.outcome is Outcome.INFRASTRUCTURE for job in jobs)
-    return bool(jobs) and jobs[-1].outcome is Outcome.INFRASTRUCTURE and failures < MOST_INFRASTRUCTURE_FAILURES
+    return bool(jobs) and jobs[-1].outcome is Outcome.INFRASTRUCTURE and failures < site.cluster.max_attempts
 
 
 def jobs_of(attempt: AttemptContext, cluster: Cluster) -> tuple[JobStatus, ...]:

@@ -13,14 +13,14 @@ from prefect.client.schemas.objects import FlowRun, StateType, TaskRun
 from flows import nightly_regression, run_pipeline
 from flows.states import BadEnd, result_of
 from nightbridge import config
-from nightbridge.models import NightReport, Outcome, RunRecord, Verdict, VerdictStatus
+from nightbridge.models import ClusterSettings, NightReport, Outcome, RunRecord, Verdict, VerdictStatus
 from nightbridge.practice.repositories import (
     PracticeRepositories,
     commit_behaviour,
     make_practice_repositories,
     move_main,
 )
-from nightbridge.slurm.ledger import MOST_INFRASTRUCTURE_FAILURES, attempts_of
+from nightbridge.slurm.ledger import attempts_of
 from nightbridge.store.manifest import Manifest
 from tests.flows.practice_night import Entry, write_scenario, write_site
 from tests.real.prefect_harness import prefect_in_this_process
@@ -136,7 +136,7 @@ def test_a_test_that_could_not_run_leaves_no_attempt_and_no_stored_run(mixed: Mi
 
 def test_a_failure_of_the_cluster_opens_new_attempts_up_to_the_limit_and_all_are_kept(mixed: Mixed) -> None:
     flaky = mixed.verdict("flaky")
-    last = MOST_INFRASTRUCTURE_FAILURES
+    last = ClusterSettings().max_attempts
 
     record = RunRecord.model_validate_json((mixed.store / flaky.prefix / "record.json").read_bytes())
 
@@ -246,7 +246,7 @@ def test_the_stages_are_tasks_in_their_order(mixed: Mixed) -> None:
 def test_every_attempt_is_validated_submitted_and_watched_anew_and_harvested_once(mixed: Mixed) -> None:
     tasks = task_runs_of(flow_run_named(mixed.verdict("flaky").run_key))
 
-    again = ["validate", "submit", "watch"] * MOST_INFRASTRUCTURE_FAILURES
+    again = ["validate", "submit", "watch"] * ClusterSettings().max_attempts
     assert [task.name for task in tasks] == [*STAGES[:3], *again, *STAGES[-2:]]
 
 

@@ -22,7 +22,7 @@ from prefect.settings import PREFECT_API_URL
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from flows import nightly_regression
-from nightbridge.models import NightReport, RunRecord, Verdict, VerdictStatus
+from nightbridge.models import ClusterSettings, NightReport, RunRecord, Verdict, VerdictStatus
 from nightbridge.practice.repositories import (
     PracticeRepositories,
     commit_behaviour,
@@ -30,7 +30,6 @@ from nightbridge.practice.repositories import (
     move_main,
 )
 from nightbridge.slurm.attempts import read_submission
-from nightbridge.slurm.ledger import MOST_INFRASTRUCTURE_FAILURES
 from nightbridge.store.manifest import Manifest
 from tests.conftest import BUCKET
 from tests.flows.practice_night import NIGHTBRIDGE, Entry, nightbridge, write_scenario, write_site
@@ -483,7 +482,7 @@ def test_a_workspace_that_the_nodes_do_not_see_is_said_so_by_name(place: Place) 
     (verdict,) = report["verdicts"]
     assert (verdict["status"], code) == ("infrastructure", 4)
     assert "workspace not visible on node1" in "; ".join(verdict["reasons"])
-    assert len(submitted) == MOST_INFRASTRUCTURE_FAILURES
+    assert len(submitted) == ClusterSettings().max_attempts
 
 
 def run_unseen(place: Place, pid: int, job_id: str) -> str:
