@@ -48,6 +48,9 @@ def parse_sacct(text: str) -> list[JobStatus]:
         _, state, submitted, started, ended, nodes, reason, exit_code, name = fields
         parsed = parse_state(state)
         code, _, signal = exit_code.partition(":")
+        # Accounting that has heard of a job's state and not of its end calls its exit code 0:0 (Slurm 22.05).
+        ended_at = _parse_time(ended)
+        is_over = parsed in TERMINAL and ended_at is not None
         assigned = "" if nodes == "None assigned" else nodes
         rows.append(
             JobStatus(
@@ -55,11 +58,11 @@ def parse_sacct(text: str) -> list[JobStatus]:
                 name=name,
                 state=parsed,
                 reason="" if reason == "None" else reason,
-                exit_code=int(code) if code.isdigit() and parsed in TERMINAL else None,
-                signal=int(signal) if signal.isdigit() and parsed in TERMINAL else None,
+                exit_code=int(code) if code.isdigit() and is_over else None,
+                signal=int(signal) if signal.isdigit() and is_over else None,
                 submitted_at=_parse_time(submitted),
                 started_at=_parse_time(started) if assigned else None,
-                ended_at=_parse_time(ended),
+                ended_at=ended_at,
                 nodes=assigned,
                 cancelled_by=parse_cancelled_by(state),
             )

@@ -451,6 +451,12 @@ def test_of_a_requeued_job_the_last_submission_counts() -> None:
     assert newest(rows)[7].state is JobState.COMPLETED
 
 
+def test_an_exit_code_is_believed_once_accounting_knows_when_the_job_ended() -> None:
+    (row,) = parse_sacct("9|FAILED|2026-11-22T22:26:58|2026-11-22T22:26:59|Unknown|node[1-2]|None|0:0|run-a1\n")
+
+    assert (row.state, row.exit_code, row.signal) == (JobState.FAILED, None, None)
+
+
 def test_banners_array_tasks_and_short_lines_are_no_jobs() -> None:
     text = "Welcome|to|the|cluster\n7_3|RUNNING|2026-11-20T22:00:00|N/A|N/A|||task\n12+0|RUNNING|N/A|N/A|N/A|n1|None|het|leader\n"
 
