@@ -47,7 +47,7 @@ lint: install
 
 test: lint
 	$(BIN)/python tests/real/packages.py
-	NIGHTBRIDGE_SEEDS=$(SEEDS) NIGHTBRIDGE_TEST_MINUTES=$(TEST_MINUTES) $(BIN)/pytest --reruns 1
+	NIGHTBRIDGE_SEEDS=$(SEEDS) NIGHTBRIDGE_TEST_MINUTES=$(TEST_MINUTES) $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --reruns 1
 
 soak: install
 	$(BIN)/python tests/real/packages.py
