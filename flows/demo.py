@@ -30,7 +30,6 @@ class DemoNight(Model):
 
 NIGHTS = (
     DemoNight(subject="Describe the recipes' defaults"),
-    DemoNight(subject="Check the sequence length earlier"),
     DemoNight(subject="Name the timers after what they time"),
     DemoNight(subject="Log the learning rate with more digits"),
     DemoNight(subject="Synchronise after every gradient bucket", step_time_factor=1.085),
