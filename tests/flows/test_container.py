@@ -42,10 +42,11 @@ COMMANDS = ("sbatch", "squeue", "sacct", "scancel", "scontrol", "sinfo")
 TENSORBOARD = ("tensorboard", "google", "absl", "packaging", "six.py", "werkzeug", "markupsafe")
 
 STEPS = 20
-# Python runs it before anything else, in this image alone.
+# Python runs it before anything else, in this image alone. One write for the whole line: an unbuffered print makes two,
+# and srun may put another rank's line between them.
 GREETING = """
 import os, sys
-print(f"{os.environ['FROM_THE_IMAGE']} from {sys.executable} below {os.stat('/').st_ino}", flush=True)
+os.write(1, f"{os.environ['FROM_THE_IMAGE']} from {sys.executable} below {os.stat('/').st_ino}\\n".encode())
 """
 
 
