@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
 
@@ -718,19 +719,21 @@ class Job(Model):
         return f"{self.run_key}-a{self.attempt}"
 
 
-class StoredFile(Model):
+# Slots, since a run may have 100,000 of them: a model takes ten times the memory.
+@dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class StoredFile:
     """One object of a run in the store."""
 
     path: str = Field(description="Relative to the attempt's prefix, with `/`.")
     size: int
     sha256: str = Field(description="Lower-case hex.")
     part_size: int = Field(
-        0,
+        default=0,
         ge=0,
         description="Above 0: `sha256` is that of the SHA-256s of the file's parts of so many bytes, as S3 makes its "
         "composite checksums. 0: it is that of the file.",
     )
-    etag: str = Field("", description="What S3 calls these bytes; checked where S3 does not record the sha256.")
+    etag: str = Field(default="", description="What S3 calls these bytes; checked where S3 does not record the sha256.")
     mtime_ns: int = 0
     kind: Literal["checkpoint", "tensorboard", "log", "config", "summary", "metrics", "other"]
 

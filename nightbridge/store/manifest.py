@@ -5,6 +5,7 @@ from typing import Literal
 
 import pydantic
 from pydantic import Field
+from pydantic_core import to_json
 
 from nightbridge.errors import DamagedData
 from nightbridge.models import Job, Model, StoredFile
@@ -72,5 +73,5 @@ def read_manifest(store: ObjectStore, prefix: str) -> Manifest | None:
 
 def commit_manifest(store: ObjectStore, manifest: Manifest) -> bool:
     """Write the manifest unless there is one; return whether this call committed the run."""
-    data = manifest.model_dump_json(indent=2).encode() + b"\n"
+    data = to_json(manifest, indent=2) + b"\n"
     return store.put_if_absent(f"{manifest.prefix}/{MANIFEST}", data)

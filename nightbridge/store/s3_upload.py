@@ -12,11 +12,10 @@ import base64
 import hashlib
 import threading
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -103,6 +102,7 @@ class Uploader:
         self._options = dict(options or {})
         self._buffers = _Buffers(MEMORY)
         self._senders = ThreadPoolExecutor(REQUESTS, thread_name_prefix="nightbridge-s3")
+        self._files = _Count()
 
     def send(self, bucket: str, key: str, thing: str, source: FileSource) -> str:
         """Send an opened source; returns the object's ETag.
@@ -148,7 +148,8 @@ class Uploader:
         upload, there = self._resume_or_create(place)
         sent: dict[int, Future[_Part]] = {}
         try:
-            parts = self._read_and_send(place, upload, source, there, sent)
+            with self._files.one_more():
+                parts = self._read_and_send(place, upload, source, there, sent)
         except DamagedData:
             wait_for(sent.values())
             self._abort(place, upload.id)
@@ -166,14 +167,17 @@ class Uploader:
         there: dict[int, _Part],
         sent: dict[int, Future[_Part]],
     ) -> dict[int, _Part]:
-        size, read = part_size(source.size), 0
+        size, read, number = part_size(source.size), 0, 0
         kept: dict[int, _Part] = {}
-        for number in count(1):
-            if read == source.size:
-                break
-            failed = next((part for part in sent.values() if part.done() and part.exception()), None)
-            if failed is not None:
-                break
+        under_way: set[Future[_Part]] = set()
+        while read < source.size:
+            number += 1
+            # Every file under way gets its share. Of many, each has its parts arrive in order, one after the other: a
+            # server that writes a file as it comes (rclone) need not keep any back.
+            if len(under_way) >= max(1, REQUESTS // self._files.value):
+                done, under_way = wait_for(under_way, return_when=FIRST_COMPLETED)
+                if any(part.exception() for part in done):
+                    break
             buffer = self._buffers.take(size)
             try:
                 filled = source.read_into(buffer)
@@ -187,6 +191,7 @@ class Uploader:
                 self._buffers.give(buffer)
                 raise
             sent[number] = self._senders.submit(self._send_part, place, upload, number, buffer, filled, sha256)
+            under_way.add(sent[number])
         return kept | {number: part.result() for number, part in sent.items()}
 
     def _send_part(
@@ -280,6 +285,24 @@ class Uploader:
                 self._client.abort_multipart_upload(**place.request, UploadId=upload)
         except _UploadGone:
             return
+
+
+class _Count:
+    """How many threads are in a block."""
+
+    def __init__(self) -> None:
+        self.value = 0
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def one_more(self) -> Iterator[None]:
+        with self._lock:
+            self.value += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.value -= 1
 
 
 class _Buffers:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from nightbridge.errors import DamagedData, InvalidInput, TransientError
+from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.models import Model, StoredFile
 from nightbridge.store.keys import checked_key
 from nightbridge.store.manifest import LeftOut
@@ -27,7 +27,8 @@ TEXT_KINDS = frozenset({"log", "config", "summary"})
 Kind = Literal["checkpoint", "tensorboard", "log", "config", "summary", "metrics", "other"]
 
 
-class LocalFile(Model):
+@dataclass(frozen=True, slots=True)
+class LocalFile:
     """A file to store: where it lies, and where it goes relative to the run's prefix."""
 
     source: Path
@@ -55,19 +56,18 @@ class Uploaded(Model):
     masks: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Task:
-    """A file to send, its unit, what it was when the upload began (None: it cannot be read), and room for a copy."""
+    """A file to send, its unit, and what it was when the upload began (None: it cannot be read)."""
 
     number: int
     file: LocalFile
     unit: str
     stamp: Stamp | None
     reason: str
-    copy: Path
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Sent:
     stored: StoredFile
     masks: int = 0
@@ -103,26 +103,20 @@ def upload(
         PermanentError: The store refuses.
 
     """
-    tasks = [_task(number, unit, file, scratch) for number, (unit, file) in enumerate(_files(units))]
+    tasks = [_task(number, unit, file) for number, (unit, file) in enumerate(_files(units))]
     meter = Meter("sending", [task.stamp.size if task.stamp else 0 for task in tasks], on_progress)
-    sender = _Sender(store, prefix, tuple(secrets), meter)
+    sender = _Sender(store, prefix, tuple(secrets), scratch, meter)
     results = in_parallel(sender.send, tasks, meter)
     outcome = {task.file.path: result for task, result in zip(tasks, results, strict=True)}
     left_out = _first_failures(units, outcome)
     kept = [
         result for task in tasks if task.unit not in left_out and isinstance(result := outcome[task.file.path], _Sent)
     ]
-    there = {found.key: found.size for found in store.list(prefix)}
     for unit in units:
         if unit.path in left_out:  # sent now or by an earlier try, before it turned out not to be whole
-            for key in {f"{prefix}/{file.path}" for file in unit.files} & there.keys():
-                store.delete(key)
-    for each in kept:
-        if there.get(f"{prefix}/{each.stored.path}") != each.stored.size:
-            raise TransientError(
-                f"the store does not hold the {each.stored.size} bytes sent",
-                thing=store.url_of(f"{prefix}/{each.stored.path}"),
-            )
+            for file in unit.files:
+                if isinstance(outcome[file.path], _Sent) or sender.had(file):
+                    store.delete(f"{prefix}/{file.path}")
     store.remove_leftovers(prefix)
     return Uploaded(
         files=tuple(sorted((each.stored for each in kept), key=lambda file: file.path)),
@@ -135,7 +129,7 @@ def _files(units: Iterable[Unit]) -> Iterator[tuple[Unit, LocalFile]]:
     return ((unit, file) for unit in units for file in unit.files)
 
 
-def _task(number: int, unit: Unit, file: LocalFile, scratch: Path) -> _Task:
+def _task(number: int, unit: Unit, file: LocalFile) -> _Task:
     stamp, reason = None, ""
     try:
         checked_key(file.path)
@@ -148,16 +142,20 @@ def _task(number: int, unit: Unit, file: LocalFile, scratch: Path) -> _Task:
         reason = error.what
     except OSError as error:
         reason = f"cannot be read: {error.strerror}"
-    return _Task(number, file, unit=unit.path, stamp=stamp, reason=reason, copy=scratch / str(number))
+    return _Task(number, file, unit=unit.path, stamp=stamp, reason=reason)
 
 
 class _Sender:
     """Sends the files of one upload. State: what an earlier try left in the store, and the units that are not whole."""
 
-    def __init__(self, store: ObjectStore, prefix: str, secrets: Sequence[str], meter: Meter) -> None:
-        self._store, self._prefix, self._secrets, self._meter = store, prefix, secrets, meter
-        self._there = {found.key: found.size for found in store.list(prefix)}
+    def __init__(self, store: ObjectStore, prefix: str, secrets: Sequence[str], scratch: Path, meter: Meter) -> None:
+        self._store, self._prefix, self._secrets, self._scratch, self._meter = store, prefix, secrets, scratch, meter
+        self._there = {found.key for found in store.list(prefix)}
         self._broken: set[str] = set()
+
+    def had(self, file: LocalFile) -> bool:
+        """Whether an earlier try had sent a file under this name."""
+        return self._key(file) in self._there
 
     def send(self, task: _Task) -> _Result:
         """Send one file; nothing is read of a unit that has turned out not to be whole."""
@@ -174,18 +172,19 @@ class _Sender:
         try:
             if task.file.kind not in TEXT_KINDS:
                 return self._send(task, FileSource(task.file.source, task.stamp, self._secrets), masks=0)
-            masks = copy_masked(task.file.source, task.copy, self._secrets).secrets
+            masked = self._scratch / str(task.number)
+            masks = copy_masked(task.file.source, masked, self._secrets).secrets
             try:
-                return self._send(task, FileSource(task.copy), masks)
+                return self._send(task, FileSource(masked), masks)
             finally:
-                task.copy.unlink()
+                masked.unlink()
         except DamagedData as error:
             return LeftOut(path=task.file.path, reason=error.what)
         except OSError as error:
             return LeftOut(path=task.file.path, reason=f"cannot be read: {error.strerror}")
 
     def _send(self, task: _Task, source: FileSource, masks: int) -> _Sent:
-        key = f"{self._prefix}/{task.file.path}"
+        key = self._key(task.file)
         source.on_read = functools.partial(self._meter.moved, task.number)
         found = self._store.holds(key, source) if key in self._there else None
         if found is None:
@@ -202,6 +201,9 @@ class _Sender:
             kind=task.file.kind,
         )
         return _Sent(stored, masks)
+
+    def _key(self, file: LocalFile) -> str:
+        return f"{self._prefix}/{file.path}"
 
 
 def _first_failures(units: Iterable[Unit], outcome: dict[str, _Result]) -> dict[str, LeftOut]:

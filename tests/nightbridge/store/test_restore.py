@@ -1,5 +1,6 @@
 """Verify and fetch: every object of the manifest is there and whole, or it is said which is not."""
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -113,7 +114,7 @@ def test_a_manifest_cannot_write_outside_the_destination(directory: ObjectStore,
     prefix = left.harvest(directory).prefix
     manifest = read_manifest(directory, prefix)
     assert manifest is not None
-    evil = manifest.model_copy(update={"files": (manifest.files[0].model_copy(update={"path": "../../evil"}),)})
+    evil = manifest.model_copy(update={"files": (dataclasses.replace(manifest.files[0], path="../../evil"),)})
     directory.put(f"{prefix}/manifest.json", evil.model_dump_json().encode())
     with pytest.raises(InvalidInput, match="not a usable object key"):
         fetch_run(directory, prefix, tmp_path / "deep/back")
