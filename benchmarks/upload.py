@@ -53,12 +53,13 @@ import sys, tempfile
 from pathlib import Path
 from nightbridge.models import StoreSettings
 from nightbridge.store.objects import open_store
-from nightbridge.store.upload import Unit, upload
+from nightbridge.store.upload import LocalFile, Unit, upload
 store = open_store(StoreSettings(url=f"s3://{sys.argv[4]}", endpoint_url=sys.argv[3], region="us-east-1"))
-units = [Unit.of(path, path.name, "checkpoint") for path in sorted(Path(sys.argv[1]).iterdir())]
+files = tuple(LocalFile(path, path.name, "checkpoint") for path in sorted(Path(sys.argv[1]).iterdir()))
 with tempfile.TemporaryDirectory() as scratch:
-    sent = upload(store, sys.argv[2], units, ["a secret that is looked for"], Path(scratch))
-assert len(sent.files) == len(units)
+    unit = Unit(path="iter_0000050", files=files)
+    sent = upload(store, sys.argv[2], [unit], ["a secret that is looked for"], Path(scratch))
+assert len(sent.files) == len(files)
 """
 
 HARVEST = """

@@ -107,16 +107,14 @@ def upload(
     meter = Meter("sending", [task.stamp.size if task.stamp else 0 for task in tasks], on_progress)
     sender = _Sender(store, prefix, tuple(secrets), scratch, meter)
     results = in_parallel(sender.send, tasks, meter)
-    outcome = {task.file.path: result for task, result in zip(tasks, results, strict=True)}
-    left_out = _first_failures(units, outcome)
-    kept = [
-        result for task in tasks if task.unit not in left_out and isinstance(result := outcome[task.file.path], _Sent)
-    ]
-    for unit in units:
-        if unit.path in left_out:  # sent now or by an earlier try, before it turned out not to be whole
-            for file in unit.files:
-                if isinstance(outcome[file.path], _Sent) or sender.had(file):
-                    store.delete(f"{prefix}/{file.path}")
+    left_out = _first_failures(zip(tasks, results, strict=True))
+    kept: list[_Sent] = []
+    for task, result in zip(tasks, results, strict=True):
+        if task.unit not in left_out and isinstance(result, _Sent):
+            kept.append(result)
+        elif isinstance(result, _Sent) or sender.had(task.file):
+            # Sent now or by an earlier try, before its unit turned out not to be whole.
+            store.delete(f"{prefix}/{task.file.path}")
     store.remove_leftovers(prefix)
     return Uploaded(
         files=tuple(sorted((each.stored for each in kept), key=lambda file: file.path)),
@@ -206,14 +204,11 @@ class _Sender:
         return f"{self._prefix}/{file.path}"
 
 
-def _first_failures(units: Iterable[Unit], outcome: dict[str, _Result]) -> dict[str, LeftOut]:
+def _first_failures(outcome: Iterable[tuple[_Task, _Result]]) -> dict[str, LeftOut]:
     """The units that are not whole, by path, each with the reason of its first bad file."""
     failures: dict[str, LeftOut] = {}
-    for unit in units:
-        for file in unit.files:
-            result = outcome[file.path]
-            if isinstance(result, LeftOut):
-                reason = result.reason if file.path == unit.path else f"{file.path}: {result.reason}"
-                failures[unit.path] = LeftOut(path=unit.path, reason=reason)
-                break
+    for task, result in outcome:
+        if isinstance(result, LeftOut) and task.unit not in failures:
+            reason = result.reason if task.file.path == task.unit else f"{task.file.path}: {result.reason}"
+            failures[task.unit] = LeftOut(path=task.unit, reason=reason)
     return failures
