@@ -167,17 +167,18 @@ class Uploader:
         there: dict[int, _Part],
         sent: dict[int, Future[_Part]],
     ) -> dict[int, _Part]:
-        size, read, number = part_size(source.size), 0, 0
+        size, read, number, failed = part_size(source.size), 0, 0, False
         kept: dict[int, _Part] = {}
         under_way: set[Future[_Part]] = set()
         while read < source.size:
             number += 1
             # Every file under way gets its share. Of many, each has its parts arrive in order, one after the other: a
             # server that writes a file as it comes (rclone) need not keep any back.
-            if len(under_way) >= max(1, REQUESTS // self._files.value):
+            while len(under_way) >= max(1, REQUESTS // self._files.value):
                 done, under_way = wait_for(under_way, return_when=FIRST_COMPLETED)
-                if any(part.exception() for part in done):
-                    break
+                failed = failed or any(part.exception() for part in done)
+            if failed:
+                break
             buffer = self._buffers.take(size)
             try:
                 filled = source.read_into(buffer)
