@@ -1,5 +1,6 @@
 """Final states of flow runs: their type and name say what the night was, so that a bad night is never green."""
 
+import logging
 from typing import Any
 
 from prefect.client.schemas.objects import State
@@ -29,6 +30,23 @@ class BadEnd(Exception):
 
     def __str__(self) -> str:
         return self.message
+
+
+class _OwnWords(logging.Filter):
+    """Lets an error of ours speak for itself where Prefect says "unexpected exception" and adds a traceback.
+
+    Prefect does so at the end of every flow run of a deployment that did not end in Completed, whoever chose that end.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, BadEnd | NightbridgeError):
+            record.msg, record.args, record.exc_info = str(error), (), None
+        return True
+
+
+for _logger in ("prefect.flow_runs", "prefect.engine"):
+    logging.getLogger(_logger).addFilter(_OwnWords())
 
 
 def state_of_verdict(verdict: Verdict) -> State[Any]:
