@@ -63,7 +63,7 @@ def nightly_regression(
     load_site(system, cluster=cluster, store=store, workspace=_text(workspace))
     state = nightly(
         str(scenario),
-        night=checked_night(night) if night else new_night(),
+        night=new_night() if night is None else checked_night(night),
         system=system,
         cluster=cluster,
         store=store,
@@ -105,7 +105,7 @@ def run_pipeline(
         run, site = test, load_site(system, cluster=cluster, store=store, workspace=_text(workspace))
     else:
         written = config.load(Path(test))
-        run = _only_run(test, written, checked_night(night) if night else new_night())
+        run = _only_run(test, written, new_night() if night is None else checked_night(night))
         _check_server()
         site = load_site(system, cluster=cluster, store=store, workspace=_text(workspace))
         if limits := node_limits(written, site):

@@ -198,7 +198,7 @@ def run_scenario(
     if junit is not None and not junit.absolute().parent.is_dir():
         # Told before the night begins, not after it.
         raise InvalidInput("its folder does not exist", thing=str(junit), advice="Make it, or name another file")
-    tonight = checked_night(night) if night else new_night()
+    tonight = new_night() if night is None else checked_night(night)
     runs = config.runs(check_scenario(config.load(file)), tonight)
     _note(f"night {tonight}")
     from flows import nightly_regression
@@ -263,15 +263,18 @@ def status(
 
 
 @app.command()
-def logs(run_key: RunKeyArgument, workspace: WorkspaceOption = None) -> None:
+def logs(run_key: RunKeyArgument, system: SystemOption = None, workspace: WorkspaceOption = None) -> None:
     """Print the log of a run's newest job, or the launcher's where no job has written one."""
     from nightbridge.slurm.attempts import read_submission
 
-    attempt = _attempts(run_key, _site(workspace=workspace))[-1]
+    attempt = _attempts(run_key, _site(system, workspace=workspace))[-1]
     submission = read_submission(attempt.attempt_dir)
     written = sorted(submission.experiment_dir.glob("log*.out")) if submission else []
     launcher = attempt.attempt_dir / "launcher.log"
-    for path in written or ([launcher] if launcher.exists() else []):
+    found = written or ([launcher] if launcher.exists() else [])
+    if not found:
+        _note(f"{attempt.name} has no log yet")
+    for path in found:
         _note(f"==> {path}")
         with path.open("rb") as stream:
             shutil.copyfileobj(stream, sys.stdout.buffer)
@@ -942,6 +945,8 @@ def run(arguments: list[str]) -> int:
     except BrokenPipeError:
         sys.stdout = None  # nobody reads any more, and nothing may be flushed at exit
         return 0
+    except OSError as error:
+        return _failed(_refused_by_the_system(error), EXIT_INTERNAL)
     except (KeyboardInterrupt, typer.Abort):
         result = EXIT_INTERRUPTED
     except _Terminated:
@@ -953,11 +958,18 @@ def run(arguments: list[str]) -> int:
     return result if isinstance(result, int) else 0
 
 
+def _refused_by_the_system(error: OSError) -> str:
+    """A file or folder of the person's that this machine does not let us read or write."""
+    reason = error.strerror or f"{type(error).__name__}: {error}"
+    advice = "Check the path, and this user's rights to it"
+    return f"{error.filename}: {reason}. {advice}" if error.filename else reason
+
+
 def _usage_or_defect(error: Exception) -> int:
     """Typer's own errors have a message for the person; anything else is a defect of ours, told in one line."""
     if hasattr(error, "format_message"):
-        message = error.format_message()
-        return _failed(f"{message} See nightbridge --help." if message else "no command given", EXIT_INVALID)
+        message = error.format_message().rstrip(".")
+        return _failed(f"{message}. See nightbridge --help." if message else "no command given", EXIT_INVALID)
     return _failed(f"internal error: {type(error).__name__}: {error}", EXIT_INTERNAL)
 
 

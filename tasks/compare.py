@@ -11,7 +11,7 @@ from nightbridge.regression.history import add, compact, read_recent, row_of
 from nightbridge.regression.report import markdown_table
 from nightbridge.regression.suspects import find_suspects
 from nightbridge.repos.ranges import commits_between
-from nightbridge.store.find import last_attempt
+from nightbridge.store.find import committed_attempts
 from nightbridge.store.harvest import load_record
 from nightbridge.store.objects import ObjectStore, open_store
 from tasks.secrets import block_value
@@ -28,7 +28,8 @@ def compare(record: RunRecord, site: Site) -> Verdict:
 def confirm(run: RunSpec, site: Site, attempt: int) -> Verdict:
     """Judge a stored run again, now that its night has further runs; `attempt` is how many were asked for."""
     store = open_store(site.store_settings, block_value)
-    record = load_record(store, last_attempt(store, run.run_key))
+    attempts = committed_attempts(store, run.run_key)
+    record = load_record(store, attempts[-1]) if attempts else None
     if record is None:
         raise DamagedData("no record", thing=run.run_key, advice="Harvest the run again")
     return _judge(record, store, site)

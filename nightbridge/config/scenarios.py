@@ -33,9 +33,13 @@ def load(path: Path, *, tests_dirs: Sequence[Path] = (), overrides: Mapping[str,
         overrides: A table laid over every test, as a scenario's entry is; lists are replaced whole.
 
     Raises:
-        InvalidInput: The file cannot be read, is neither a test nor a scenario, or the scenario itself is wrong.
+        InvalidInput: The file cannot be read, is neither a test nor a scenario, or the scenario itself is wrong; or a
+            folder is not there.
 
     """
+    for folder in tests_dirs:
+        if not Path(folder).is_dir():
+            raise InvalidInput("no such folder", thing=str(folder), advice="Name one that holds test files")
     return scenario_of(read_document(Path(path)), tests_dirs=tests_dirs, overrides=overrides)
 
 

@@ -69,7 +69,7 @@ def compare_stored(
         contract: What the site owes each test; of no account against one other run.
 
     Raises:
-        PermanentError: One of them is not in the store.
+        InvalidInput: One of them is not in the store.
         DamagedData: One of them is not what was committed.
     """
     record = _record(store, run_key)
@@ -90,7 +90,7 @@ def parity_stored(store: ObjectStore, run_a: str, run_b: str, policy: ReferenceP
         policy: How far the losses may be apart at single iterations; the usual limits when None.
 
     Raises:
-        PermanentError: One of them is not in the store.
+        InvalidInput: One of them is not in the store.
         DamagedData: One of them is not what was committed, or has no scalars.
     """
     from nightbridge.regression.parity import DEFAULT_ITERATIONS, compare_runs

@@ -2,7 +2,7 @@
 
 import re
 
-from nightbridge.errors import PermanentError
+from nightbridge.errors import InvalidInput
 from nightbridge.store.manifest import MANIFEST
 from nightbridge.store.objects import ObjectStore
 
@@ -30,12 +30,12 @@ def last_attempt(store: ObjectStore, run_key: str) -> str:
     """The prefix of the attempt that counts.
 
     Raises:
-        PermanentError: No attempt of that run has been committed.
+        InvalidInput: No attempt of that run has been committed, so the key that a person gave is wrong, or the store.
 
     """
     attempts = committed_attempts(store, run_key)
     if not attempts:
-        raise PermanentError(
+        raise InvalidInput(
             "no committed run of this key in the store", thing=f"{run_key} in {store.url}", advice="Check key and store"
         )
     return attempts[-1]

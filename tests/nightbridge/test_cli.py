@@ -11,7 +11,8 @@ import pytest
 
 from nightbridge import cli
 from nightbridge.errors import PermanentError, TransientError
-from nightbridge.models import NightReport, Verdict, VerdictStatus
+from nightbridge.models import ClusterSettings, NightReport, Verdict, VerdictStatus
+from nightbridge.slurm.attempts import open_attempt
 
 EXAMPLES = Path(__file__).parents[2] / "conf" / "examples"
 NIGHTLY, TEST = str(EXAMPLES / "nightly.toml"), str(EXAMPLES / "llama3_8b.toml")
@@ -79,6 +80,13 @@ def test_validate_checks_rules_as_well_as_keys(nightbridge, broken):
     assert code == 2
     assert "error [gpus-divide]" in out
     assert "error [sizes-positive]" in out
+
+
+def test_a_folder_of_tests_that_is_not_there_is_told(nightbridge):
+    code, out, _ = nightbridge("validate", TEST, "--tests-dir", "nowhere")
+
+    assert code == 2
+    assert "nowhere: no such folder" in out
 
 
 def test_validate_prints_one_json_document_and_nothing_else(nightbridge, broken):
@@ -235,14 +243,45 @@ def test_events_of_a_missing_folder_say_so(nightbridge):
     assert (code, "nowhere: no such file or folder" in err) == (2, True)
 
 
-@pytest.mark.parametrize("command", [["verify"], ["fetch", "dest"]])
+@pytest.mark.parametrize("command", [["verify"], ["fetch", "dest"], ["compare"], ["accept", "--why", "known"]])
 def test_a_run_that_was_never_stored_is_named(nightbridge, tmp_path, command):
     key = "test-2026-11-21-0123456789"
 
     code, _, err = nightbridge(command[0], key, *command[1:], "--workspace", str(tmp_path / "ws"))
 
-    assert code == 4
+    assert code == 2
     assert key in err
+
+
+@pytest.mark.parametrize("command", [["demo"], ["demo", "--prepare"]])
+def test_a_workspace_in_the_place_of_a_file_is_told_in_one_line(nightbridge, tmp_path, command):
+    file = tmp_path / "file"
+    file.write_text("kept")
+
+    code, out, err = nightbridge(*command, "--workspace", str(file))
+
+    assert (code, out) == (4, "")
+    assert err == (f"nightbridge: {file}/demo-prefect: Not a directory. Check the path, and this user's rights to it\n")
+    assert file.read_text() == "kept"
+
+
+def test_an_empty_night_is_refused_and_not_a_new_one(nightbridge):
+    code, _, err = nightbridge("run", TEST, "--night", "")
+
+    assert code == 2
+    assert "not a night id" in err
+
+
+def test_a_run_without_a_log_says_so(nightbridge, tmp_path):
+    workspace = tmp_path / "ws"
+    site = tmp_path / "site.toml"
+    site.write_text(f'workspace = "{workspace}"\n')
+    attempt = open_attempt(workspace, "test-2026-11-21-0123456789", ClusterSettings())
+
+    code, out, err = nightbridge("logs", attempt.run_key, "--system", str(site))
+
+    assert (code, out) == (0, "")
+    assert err == f"{attempt.name} has no log yet\n"
 
 
 # --- how a command ends ----------------------------------------------------------------------------------------------
@@ -255,6 +294,7 @@ def test_a_run_that_was_never_stored_is_named(nightbridge, tmp_path, command):
         (TransientError("nobody answers", thing="slurm"), 4, "nightbridge: slurm: nobody answers"),
         (KeyboardInterrupt(), 130, "interrupted"),
         (ValueError("defect"), 4, "internal error: ValueError: defect"),
+        (PermissionError(13, "Permission denied", "/x"), 4, "nightbridge: /x: Permission denied. Check the path"),
     ],
 )
 def test_every_error_is_one_message_and_an_exit_code(nightbridge, monkeypatch, error, code, told):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nightbridge.errors import PermanentError
+from nightbridge.errors import InvalidInput
 from nightbridge.models import StoreSettings
 from nightbridge.store.find import committed_attempts, last_attempt
 from nightbridge.store.objects import open_store
@@ -28,7 +28,7 @@ def test_an_attempt_without_a_manifest_is_not_there(store):
     store.put(f"{FOLDER}/a1/summary.json", b"{}")
     store.put(f"{FOLDER}/a2/logs/manifest.json", b"{}")
 
-    with pytest.raises(PermanentError, match=KEY):
+    with pytest.raises(InvalidInput, match=KEY):
         last_attempt(store, KEY)
 
 
@@ -40,5 +40,5 @@ def test_the_run_of_another_key_is_not_found(store):
 
 @pytest.mark.parametrize("key", ["x", "", "../../etc", "a-b", "UPPER/slash"])
 def test_a_text_that_is_no_run_key_finds_nothing(store, key):
-    with pytest.raises(PermanentError):
+    with pytest.raises(InvalidInput):
         last_attempt(store, key)
