@@ -21,7 +21,7 @@ re-runs and bisect points (`repeat`) are no part of it, nor is a run that went o
 """
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from nightbridge.errors import InvalidInput, NightbridgeError
@@ -230,6 +230,11 @@ def _nights(record: RunRecord, history: Sequence[HistoryRow]) -> tuple[Night, ..
     """The nights that count, oldest first, tonight last: its own run, and its confirming re-runs."""
     own = row_of(record, None)
     past = sorted((row for row in history if row.night < own.night), key=lambda row: (row.night, row.harvested_at))
+    return (*nights_of(past[first_that_counts(past) :]), Night(own, (own, *repeats_of(own, history))))
+
+
+def repeats_of(own: HistoryRow, history: Iterable[HistoryRow]) -> list[HistoryRow]:
+    """The runs that confirm a night's own run, in their order; none of a run that is one of them itself."""
     repeats = [
         row
         for row in history
@@ -238,8 +243,7 @@ def _nights(record: RunRecord, history: Sequence[HistoryRow]) -> tuple[Night, ..
         and (row.scenario, row.iteration) == (own.scenario, own.iteration)
         and pins_of(row) == pins_of(own)
     ]
-    repeats.sort(key=lambda row: row.repeat)
-    return (*nights_of(past[first_that_counts(past) :]), Night(own, (own, *repeats)))
+    return sorted(repeats, key=lambda row: row.repeat)
 
 
 # --- one metric ------------------------------------------------------------------------------------------------------

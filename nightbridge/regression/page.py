@@ -14,7 +14,14 @@ from nightbridge.regression.charts import (
     step_time_chart,
     step_times,
 )
-from nightbridge.regression.gate import GOOD_VERDICTS, METRIC_BY_NAME, METRICS, OUTCOME_WORDS, good_runs_before
+from nightbridge.regression.gate import (
+    GOOD_VERDICTS,
+    METRIC_BY_NAME,
+    METRICS,
+    OUTCOME_WORDS,
+    good_runs_before,
+    repeats_of,
+)
 from nightbridge.regression.history import HistoryRow, Pin
 from nightbridge.regression.since import Since, changes_since, compare_link
 from nightbridge.regression.wording import format_change, format_percent, format_point, format_value
@@ -271,6 +278,8 @@ def _section(
     nights_svg, nights_caption = _nights(verdict, rows)
     loss_svg = loss_chart(curve, baseline) if curve is not None else ""
     overlaid = f" Dashed: the last good night, {last_good.night}." if last_good and baseline is not None else ""
+    runs = 1 + len(repeats_of(tonight, rows)) if tonight else 1
+    whose = "tonight" if runs == 1 else f"of the first of tonight's {runs} runs"
     return Section(
         anchor=verdict.run_key,
         title=verdict.test_id,
@@ -287,14 +296,14 @@ def _section(
         nights_svg=nights_svg,
         nights_caption=nights_caption,
         loss_svg=loss_svg,
-        loss_caption=f"Loss of every step tonight.{overlaid}" if loss_svg else "",
-        step_charts=_step_charts(curve, tonight, baseline, last_good, overlaid),
+        loss_caption=f"Loss of every step {whose}.{overlaid}" if loss_svg else "",
+        step_charts=_step_charts(curve, tonight, baseline, last_good, whose, overlaid),
         pins=_pins(tonight, last_good),
         last_good=last_good.night if last_good else "",
         first_bad=first_bad.night if first_bad else "",
         suspects=tuple(pin for pin in _pins(first_bad, last_good) if pin.changed),
         since=changes_since(verdict.suspects) if verdict.suspects else None,
-        facts=_facts(verdict, tonight),
+        facts=_facts(verdict, tonight, runs),
         kept_at=f"{verdict.store_url}/{verdict.prefix}" if verdict.prefix else "",
         links=tuple(links),
         commits=tuple(commits),
@@ -354,6 +363,7 @@ def _step_charts(
     tonight: HistoryRow | None,
     baseline: "pd.DataFrame | None",
     last_good: HistoryRow | None,
+    whose: str,
     overlaid: str,
 ) -> tuple[Drawing, ...]:
     """The time of every step, and how the steady ones are distributed."""
@@ -365,7 +375,7 @@ def _step_charts(
         Drawing(
             "Time of every step",
             step_time_chart(curve, baseline),
-            f"Time of every step tonight; an arrow is a step that took longer than the axis shows.{overlaid}",
+            f"Time of every step {whose}; an arrow is a step that took longer than the axis shows.{overlaid}",
         ),
         Drawing(
             "Distribution of step times",
@@ -433,8 +443,8 @@ def _image(row: HistoryRow) -> str:
     return f"{row.image} ({digest})" if row.image else digest
 
 
-def _facts(verdict: Verdict, row: HistoryRow | None) -> tuple[tuple[str, str], ...]:
-    """What a person asks next, as name and value; unknown things are left out."""
+def _facts(verdict: Verdict, row: HistoryRow | None, runs: int) -> tuple[tuple[str, str], ...]:
+    """What a person asks next, as name and value; unknown things are left out. `runs` is how many tonight had."""
     facts = [("Job", str(verdict.job_id) if verdict.job_id is not None else "")]
     if row:
         outcome = OUTCOME_WORDS[row.outcome]
@@ -444,9 +454,10 @@ def _facts(verdict: Verdict, row: HistoryRow | None) -> tuple[tuple[str, str], .
             ("Outcome", f"{outcome} ({row.outcome_reason})" if row.outcome_reason else outcome),
             *_summary_facts(row.summary),
         ]
-    if verdict.baseline_runs:
-        runs = len(verdict.baseline_runs)
-        facts.append(("Baseline", f"median of {runs} good runs" if runs > 1 else "the last good run"))
+    if runs > 1:
+        facts.append(("Compared", f"median of tonight's {runs} runs"))
+    if good := len(verdict.baseline_runs):
+        facts.append(("Baseline", f"median of {good} good runs" if good > 1 else "the last good run"))
     return tuple((name, value) for name, value in facts if value)
 
 

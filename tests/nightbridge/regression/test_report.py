@@ -445,6 +445,23 @@ def test_tonights_curves_are_laid_over_those_of_the_last_good_night(store: Direc
     }
 
 
+def test_a_confirmed_night_says_that_its_values_are_a_median_and_its_curves_the_first_runs(
+    store: DirectoryStore, nights: Nights, make_record: Records, summary_of: Summaries
+) -> None:
+    verdict, rows = nights([1.0, 1.0, 1.08])
+    tonight = {"test_id": "llama3-8b", "commit": f"{21:040x}", "subject": "Change of night 21"}
+    again = [make_record(summary_of([1.09] * 50), "2026-11-21", repeat=number, **tonight) for number in (1, 2)]
+    for row in (*rows, *(row_of(record, None) for record in again)):
+        add(store, row)
+    store.put(f"{verdict.prefix}/metrics.parquet", metrics_parquet(loss_table()))
+
+    text = Page(night_report_html(store, "nightly", "2026-11-21", [verdict], cluster="dgx")).text
+
+    assert "Compared median of tonight's 3 runs" in text
+    assert "Loss of every step of the first of tonight's 3 runs." in text
+    assert "Time of every step of the first of tonight's 3 runs;" in text
+
+
 def test_what_is_kept_can_be_opened_from_the_page(
     store: DirectoryStore, make_record: Records, commit: Callable[..., RunRecord]
 ) -> None:
