@@ -27,11 +27,12 @@ check:
 
 install: check $(VENV)/.installed
 
+# uv believes in the certificates of this machine, as Debian's pip does: an organisation may have some of its own.
 $(VENV)/.installed: requirements.lock pyproject.toml nightbridge/repos/launcher.lock
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing the locked requirements into $(VENV)"
 	@$(PIP) install --quiet "$$(grep '^uv==' requirements.lock)"
-	@$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --requirement requirements.lock
+	@$(BIN)/uv pip install --quiet --system-certs --compile-bytecode --python $(BIN)/python --requirement requirements.lock
 	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .
 	@$(BIN)/nightbridge demo --prepare
 	@touch $@

@@ -1,0 +1,69 @@
+"""What the README's commands need is there, or is named in one line with the way out."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+OLD = """[ "$1" = --version ] && echo Python 3.9.1
+[ "$1" = --version ]
+"""
+WITHOUT_VENV = """case "$2" in *ensurepip*) exit 1 ;; esac
+"""
+
+
+@pytest.fixture
+def check(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs `make check` on a machine that has nothing but a shell and the given programs."""
+
+    def run(*programs: str, python: str = "") -> subprocess.CompletedProcess[str]:
+        for program in ("sh", *programs):
+            (tmp_path / program).symlink_to(str(shutil.which(program)))
+        if python:
+            (tmp_path / "python3").write_text(f"#!{tmp_path}/sh\n{python}")
+            (tmp_path / "python3").chmod(0o755)
+        return subprocess.run(
+            [str(shutil.which("make")), "--no-print-directory", "check"],
+            env={**os.environ, "PATH": str(tmp_path), "MAKEFLAGS": ""},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("programs", "python", "told"),
+    [
+        ((), "", "git is missing: install it, on Debian or Ubuntu with: apt-get install git"),
+        (("git",), "", "python3 is missing: install Python 3.11 to 3.13, or name one with PYTHON=..."),
+        (("git",), OLD, "Python 3.9.1 is not between 3.11 and 3.13: name another one with PYTHON=..."),
+        (
+            ("git",),
+            WITHOUT_VENV,
+            "Python's venv is missing: install it, on Debian or Ubuntu with: apt-get install python3-venv",
+        ),
+    ],
+)
+def test_what_is_missing_is_named_in_one_line(
+    check: Callable[..., subprocess.CompletedProcess[str]], programs: tuple[str, ...], python: str, told: str
+) -> None:
+    refused = check(*programs, python=python)
+
+    assert refused.returncode != 0
+    lines = [line for line in refused.stderr.splitlines() if not line.startswith("make: ***")]
+    assert (refused.stdout, lines) == ("", [told])
+
+
+def test_a_machine_that_has_all_of_it_is_not_bothered(check: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    accepted = check("git", python=f'exec {sys.executable} "$@"')
+
+    assert (accepted.returncode, accepted.stdout, accepted.stderr) == (0, "", "")
