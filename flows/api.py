@@ -16,8 +16,9 @@ from flows.nightly import nightly
 from flows.pipeline import pipeline
 from flows.states import result_of
 from nightbridge import config
+from nightbridge.config.sites import plain_site
 from nightbridge.errors import InvalidInput, TransientError
-from nightbridge.models import ClusterLimits, NightReport, RunSpec, Scenario, Verdict
+from nightbridge.models import ClusterLimits, NightReport, RunSpec, Scenario, Site, Verdict
 from nightbridge.nights import checked_night, new_night
 from nightbridge.regression.bisect_plan import Repository
 from nightbridge.regression.bisect_result import BisectResult
@@ -59,11 +60,11 @@ def nightly_regression(
         TransientError: The store or the Prefect server does not answer.
     """
     _valid_tests(scenario, config.load(Path(scenario)))
-    _check_server()
-    load_site(system, cluster=cluster, store=store, workspace=_text(workspace))
+    tonight = new_night() if night is None else checked_night(night)
+    _reach_site(system, cluster, store, workspace)
     state = nightly(
         str(scenario),
-        night=new_night() if night is None else checked_night(night),
+        night=tonight,
         system=system,
         cluster=cluster,
         store=store,
@@ -101,13 +102,11 @@ def run_pipeline(
         TransientError: The Prefect server does not answer.
     """
     if isinstance(test, RunSpec):
-        _check_server()
-        run, site = test, load_site(system, cluster=cluster, store=store, workspace=_text(workspace))
+        run, site = test, _reach_site(system, cluster, store, workspace)
     else:
         written = config.load(Path(test))
         run = _only_run(test, written, new_night() if night is None else checked_night(night))
-        _check_server()
-        site = load_site(system, cluster=cluster, store=store, workspace=_text(workspace))
+        site = _reach_site(system, cluster, store, workspace)
         if limits := node_limits(written, site):
             run = _only_run(test, written, run.night, limits)
     verdict: Verdict = result_of(
@@ -158,7 +157,7 @@ def bisect_regression(
         raise InvalidInput(
             "out of range", thing="confidence, most_runs or at_once", advice="Give 0.5 to 1, and at least one run"
         )
-    _check_server()
+    _reach_site(system, cluster, store, workspace)
     state = bisect_flow(
         test_id,
         metric=metric,
@@ -195,6 +194,13 @@ def _only_run(file: str | Path, written: Scenario, night: str, limits: ClusterLi
     if count != 1:
         raise InvalidInput(f"holds {count} runs, not one", thing=str(file), advice="Use nightly_regression for several")
     return runs[0]
+
+
+def _reach_site(system: str | None, cluster: str | None, store: str | None, workspace: str | Path | None) -> Site:
+    """The site, once a Prefect server answers; a file that is wrong is told without starting one."""
+    plain_site(system, cluster=cluster, store=store, workspace=_text(workspace))
+    _check_server()
+    return load_site(system, cluster=cluster, store=store, workspace=_text(workspace))
 
 
 def _check_server() -> None:

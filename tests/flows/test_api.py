@@ -73,6 +73,13 @@ def test_a_file_that_is_not_there_is_refused(folder: Path, call: Callable[..., o
     assert list(folder.iterdir()) == []
 
 
+@pytest.fixture
+def _no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asking for a Prefect server, which takes seconds to start, is a failure."""
+    monkeypatch.setattr("flows.api.get_client", lambda **_: pytest.fail("a Prefect server was asked for"))
+
+
+@pytest.mark.usefixtures("_no_server")
 @pytest.mark.parametrize("call", [nightly_regression, run_pipeline])
 def test_a_night_id_that_cannot_be_one_is_refused(folder: Path, call: Callable[..., object]) -> None:
     file = write_test("good")
@@ -83,6 +90,7 @@ def test_a_night_id_that_cannot_be_one_is_refused(folder: Path, call: Callable[.
     assert [path.name for path in folder.iterdir()] == ["good.toml"]
 
 
+@pytest.mark.usefixtures("_no_server")
 @pytest.mark.parametrize("call", [nightly_regression, run_pipeline])
 def test_a_site_file_that_is_not_there_is_refused(folder: Path, call: Callable[..., object]) -> None:
     file = write_test("good")
@@ -119,12 +127,13 @@ def test_one_pipeline_takes_one_run(folder: Path, num_gpus: int) -> None:
 
 
 @pytest.fixture
-def _no_server_stays() -> Iterator[None]:
-    yield
+def _no_server_of_others() -> Iterator[None]:
     SubprocessASGIServer().stop()  # there is one for the whole process
+    yield
+    SubprocessASGIServer().stop()
 
 
-@pytest.mark.usefixtures("_no_server_stays")
+@pytest.mark.usefixtures("_no_server_of_others")
 def test_a_server_of_prefects_own_that_does_not_start_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flows.api.SERVER_START_SECONDS", 0)
     file = write_test("one")
