@@ -132,9 +132,16 @@ def _time_allowed(facts: Facts) -> Iterator[str]:
 def _nodes_filled(facts: Facts) -> Iterator[str]:
     per_node, nodes = facts.gpus_per_node, facts.nodes
     if facts.test.has_launcher and per_node and nodes and facts.gpus % per_node:
+        nobody_said = facts.limits is None and not facts.args.get("gpus_per_node")
+        guess = (
+            f" (as {facts.args.get('gpu_type')} nodes usually have; the cluster may say otherwise)"
+            if nobody_said
+            else ""
+        )
         yield (
-            f"num_gpus {facts.gpus} do not fill nodes of {per_node} GPUs: the launcher starts {per_node} tasks on each "
-            f"of {nodes}, so {nodes * per_node} GPUs train; write num_gpus = {nodes * per_node}, or gpus_per_node"
+            f"num_gpus {facts.gpus} do not fill nodes of {per_node} GPUs{guess}: the launcher starts {per_node} tasks "
+            f"on each of {nodes}, so {nodes * per_node} GPUs train; write num_gpus = {nodes * per_node}, or "
+            "gpus_per_node"
         )
 
 
