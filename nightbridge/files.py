@@ -8,13 +8,15 @@ import pwd
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from nightbridge.errors import PermanentError, TransientError
+from nightbridge.errors import DamagedData, PermanentError, TransientError
 
 if TYPE_CHECKING:
     # The embedded cluster's commands write files and start too often to pay for pydantic's import.
     from pydantic import BaseModel
+
+_M = TypeVar("_M", bound="BaseModel")
 
 # What a shared file system answers while its server is away.
 _PASSING = frozenset({errno.EAGAIN, errno.EIO, errno.ESTALE, errno.ETIMEDOUT})
@@ -89,6 +91,27 @@ def _group_name(gid: int) -> str:
 def write_model(path: Path, model: "BaseModel") -> None:
     """Write a model as indented JSON, atomically."""
     write_atomically(path, model.model_dump_json(indent=2).encode() + b"\n")
+
+
+def read_model(path: Path, kind: type[_M], *, what: str, advice: str) -> _M | None:
+    """Read a model that was written as JSON; None where there is no such file.
+
+    Args:
+        path: The file.
+        kind: The model.
+        what: What is said of a file that holds something else.
+        advice: What the person can do about that.
+
+    Raises:
+        DamagedData: The file does not hold such a model.
+
+    """
+    try:
+        return kind.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise DamagedData(what, thing=str(path), advice=advice) from error
 
 
 def create_exclusively(path: Path, data: bytes) -> bool:

@@ -4,8 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from nightbridge.errors import DamagedData
-from nightbridge.files import create_exclusively
+from nightbridge.files import create_exclusively, read_model
 from nightbridge.leases import lease
 from nightbridge.models import Model
 
@@ -38,13 +37,9 @@ def decide_once(path: Path, kind: type[M], decide: Callable[[], M]) -> M:
 
 
 def _read(path: Path, kind: type[M]) -> M | None:
-    try:
-        return kind.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise DamagedData(
-            "this record of a decision cannot be read",
-            thing=str(path),
-            advice="Remove it if nothing that depends on it was started; it is decided again",
-        ) from error
+    return read_model(
+        path,
+        kind,
+        what="this record of a decision cannot be read",
+        advice="Remove it if nothing that depends on it was started; it is decided again",
+    )

@@ -18,10 +18,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from nightbridge.errors import DamagedData, LaunchRefused, PermanentError, StatusUnknown, TransientError
-from nightbridge.files import create_exclusively, write_model
+from nightbridge.files import create_exclusively, read_model, write_model
 from nightbridge.models import ClusterSettings, Model, RunKey, utc_now
 from nightbridge.slurm.cluster import JobNotAccepted
 from nightbridge.slurm.script import ATTEMPT_RECORD, CLAIM, EXIT_CODE
@@ -290,11 +290,6 @@ def _read_number(path: Path) -> int | None:
 
 
 def _read(kind: type[_M], path: Path) -> _M | None:
-    try:
-        return kind.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except ValidationError as error:
-        raise DamagedData(
-            f"cannot be read as {kind.__name__}", thing=str(path), advice="It was changed by hand; open a new attempt"
-        ) from error
+    return read_model(
+        path, kind, what=f"cannot be read as {kind.__name__}", advice="It was changed by hand; open a new attempt"
+    )

@@ -8,10 +8,7 @@ import enum
 import logging
 from pathlib import Path
 
-from pydantic import ValidationError
-
-from nightbridge.errors import DamagedData
-from nightbridge.files import write_model
+from nightbridge.files import read_model, write_model
 from nightbridge.models import Job, JobStatus, Outcome, RunSpec, Site
 from nightbridge.slurm.attempts import ATTEMPT_FILE, AttemptContext, current_attempt, open_attempt, read_attempt
 from nightbridge.slurm.cluster import Cluster
@@ -48,15 +45,9 @@ def read_ended(attempt_dir: Path) -> Job | None:
         DamagedData: The record cannot be read.
 
     """
-    record = attempt_dir / ENDED_FILE
-    try:
-        return Job.model_validate_json(record.read_bytes())
-    except FileNotFoundError:
-        return None
-    except ValidationError as error:
-        raise DamagedData(
-            "cannot be read", thing=str(record), advice="Remove it; the job is looked up again"
-        ) from error
+    return read_model(
+        attempt_dir / ENDED_FILE, Job, what="cannot be read", advice="Remove it; the job is looked up again"
+    )
 
 
 def ended_jobs(run: RunSpec, site: Site) -> tuple[Job, ...]:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from nightbridge.errors import TransientError
-from nightbridge.files import create_exclusively, write_atomically, write_model
+from nightbridge.errors import DamagedData, TransientError
+from nightbridge.files import create_exclusively, read_model, write_atomically, write_model
 from nightbridge.models import GitRepo
 
 MIB = 1 << 20
@@ -135,3 +135,20 @@ def test_a_file_that_is_there_is_not_touched(tmp_path: Path) -> None:
     assert not create_exclusively(tmp_path / "file", b"second")
     assert (tmp_path / "file").read_text() == "first"
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_model_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    written = GitRepo(url="https://example.org/Run.git", commit="main")
+    write_model(tmp_path / "repository.json", written)
+
+    assert read_model(tmp_path / "repository.json", GitRepo, what="", advice="") == written
+    assert read_model(tmp_path / "nothing.json", GitRepo, what="", advice="") is None
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"url": 1}', b"\xff\xfe"])
+def test_a_file_that_holds_no_such_model_is_damaged(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "repository.json"
+    path.write_bytes(content)
+
+    with pytest.raises(DamagedData, match=r"repository\.json: cannot be read\. Remove it"):
+        read_model(path, GitRepo, what="cannot be read", advice="Remove it")
