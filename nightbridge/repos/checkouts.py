@@ -28,6 +28,8 @@ from nightbridge.repos.urls import masked
 log = logging.getLogger(__name__)
 
 CHANGED_TREES_KEPT_SECONDS = 7 * 24 * 3600
+WITH_SUBMODULES = "+submodules"
+"""How the folder of a checkout ends that has its submodules; any other's have to be empty."""
 
 _PATIENCE_SECONDS = 10.0
 
@@ -55,7 +57,7 @@ def check_out(
 
     """
     mirror.resolve(commit)
-    folder = workspace.absolute() / "checkouts" / mirror.name / (commit + ("+submodules" if with_submodules else ""))
+    folder = workspace.absolute() / "checkouts" / mirror.name / (commit + (WITH_SUBMODULES if with_submodules else ""))
     with lease(folder.with_name(f"{folder.name}.lease")) as held:
         _remove_leftovers(folder)
         if folder.exists():
@@ -70,12 +72,12 @@ def check_out(
 
             def make() -> None:
                 mirror.resolve(commit)
-                _make(mirror, commit, temporary / "tree", workspace, with_submodules)
+                _make(mirror, commit, temporary / folder.name, workspace, with_submodules)
 
             try:
                 mirror.repaired(make)
                 held.ensure_held()
-                (temporary / "tree").rename(folder)
+                (temporary / folder.name).rename(folder)
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)
             log.info("%s at %s checked out in %.1f s", mirror.name, commit[:12], time.monotonic() - started)
@@ -122,17 +124,20 @@ def find_changes(folder: Path, commit: str, *, timeout: float = 600.0) -> list[s
         TransientError: git did not answer in time.
 
     """
+    return _find_changes(folder, commit, folder.name.endswith(WITH_SUBMODULES), timeout)
+
+
+def _find_changes(folder: Path, commit: str, with_submodules: bool, timeout: float) -> list[str]:
     head = attempt("rev-parse", "HEAD", timeout=timeout, folder=folder)
     if head.code:
         return [f"it is no whole git checkout: {head.tail}"]
     found = head.stdout.decode().strip()
     changes = [] if found == commit else [f"it is at commit {found}"]
-    inner = {
-        path: pin for path, pin in pinned_commits(folder, timeout=timeout).items() if _is_checked_out(folder / path)
-    }
+    submodules = pinned_commits(folder, timeout=timeout)
+    inner = submodules if with_submodules else {}
     with ThreadPoolExecutor(max_workers=len(inner) + 1) as pool:
         found_inside = {
-            path: pool.submit(find_changes, folder / path, pin, timeout=timeout) for path, pin in inner.items()
+            path: pool.submit(_find_changes, folder / path, pin, True, timeout) for path, pin in inner.items()
         }
         status = attempt(
             "status", "--porcelain=v1", "-z", "--untracked-files=all", "--ignored=matching", "--no-renames",
@@ -147,7 +152,12 @@ def find_changes(folder: Path, commit: str, *, timeout: float = 600.0) -> list[s
             changes.append(f"{_STATES.get(state, 'changed')}: {path}")
     for path, found_there in found_inside.items():
         changes += [f"{path}: {change}" for change in found_there.result()]
-    return changes
+    # What lies in the folder of a submodule that is not checked out is nothing to git.
+    return changes + [f"added: {path}" for path in submodules if path not in inner and _holds_files(folder / path)]
+
+
+def _holds_files(folder: Path) -> bool:
+    return folder.is_dir() and any(folder.iterdir())
 
 
 def _is_checked_out(folder: Path) -> bool:

@@ -1,5 +1,6 @@
 """Submodules are checked out at the commits that the tree pins, when they are asked for."""
 
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -76,6 +77,51 @@ def test_a_change_inside_one_is_found_out(mirror: Mirror, workspace: Path) -> No
     (inner / "third" / "deep" / "new.txt").write_text("")
 
     assert find_changes(made.path, commit) == ["3rdparty/Megatron-LM: third/deep: added: new.txt"]
+
+
+def _lose_repository(inner: Path) -> None:
+    shutil.rmtree(inner / ".git")
+
+
+def _empty(inner: Path) -> None:
+    shutil.rmtree(inner)
+    inner.mkdir()
+
+
+@pytest.mark.parametrize("change", [_lose_repository, _empty, shutil.rmtree])
+def test_one_that_lost_its_files_or_its_repository_is_found_out_and_made_again(
+    mirror: Mirror, workspace: Path, change: Callable[[Path], None]
+) -> None:
+    commit = mirror.resolve("main")
+    made = check_out(mirror, "main", commit, workspace, with_submodules=True)
+    change(made.path / "3rdparty" / "Megatron-LM")
+
+    assert "3rdparty/Megatron-LM: it is no whole git checkout" in "; ".join(find_changes(made.path, commit))
+    again = check_out(mirror, "main", commit, workspace, with_submodules=True)
+
+    assert find_changes(again.path, commit) == []
+    assert (again.path / "3rdparty" / "Megatron-LM" / "core.py").read_text() == "x = 1\n"
+
+
+def _write_file(inner: Path) -> None:
+    (inner / "core.py").write_text("x = 2\n")
+
+
+def _check_out_by_hand(inner: Path) -> None:
+    command = ["git", "-c", "protocol.file.allow=always", "submodule", "--quiet", "update", "--init"]
+    subprocess.run(command, cwd=inner.parents[1], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("change", [_write_file, _check_out_by_hand])
+def test_what_somebody_puts_into_the_folder_of_one_that_was_not_asked_for_is_found_out(
+    mirror: Mirror, workspace: Path, change: Callable[[Path], None]
+) -> None:
+    commit = mirror.resolve("main")
+    made = check_out(mirror, "main", commit, workspace)
+
+    change(made.path / "3rdparty" / "Megatron-LM")
+
+    assert find_changes(made.path, commit) == ["added: 3rdparty/Megatron-LM"]
 
 
 def test_one_that_is_not_there_is_named(family: Any, mirror: Mirror, workspace: Path) -> None:
