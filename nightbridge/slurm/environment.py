@@ -24,8 +24,9 @@ _SLURM_KEPT = frozenset({"SLURM_CONF"})
 _OWN_PREFIXES = ("PREFECT_", "AWS_", "NIGHTBRIDGE_")
 _OWN_NAMES = frozenset({"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "VIRTUAL_ENV_PROMPT", "__PYVENV_LAUNCHER__"})
 
-# What the submit stage adds for the launcher alone, and the front takes away again before it submits.
-LAUNCHER_ONLY = frozenset({"NIGHTBRIDGE_ATTEMPT", "COLUMNS", "PYTHONDONTWRITEBYTECODE"})
+# What the submit stage adds for the launcher alone, and the front takes away again before it submits. (Not
+# PYTHONDONTWRITEBYTECODE: a job that has the checkout mounted must not write into it either.)
+LAUNCHER_ONLY = frozenset({"NIGHTBRIDGE_ATTEMPT", "COLUMNS"})
 
 
 def without_slurm(environ: Mapping[str, str]) -> dict[str, str]:

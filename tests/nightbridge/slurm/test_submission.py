@@ -180,6 +180,7 @@ def test_the_job_gets_the_launchers_environment_without_what_was_for_the_launche
 
     assert environment["MINE"] == "yes"
     assert environment["HF_TOKEN"] == "t"
+    assert environment["PYTHONDONTWRITEBYTECODE"] == "1"  # the checkout is mounted into jobs
     assert environment["SLURM_JOB_NAME"] == attempt.name
     assert str(attempt.attempt_dir / "bin") not in environment["PATH"]
     ours = {"PREFECT_API_KEY", "NIGHTBRIDGE_ATTEMPT", "COLUMNS", "NIGHTBRIDGE_SCRIPT", "SITE_S3_SECRET"}
