@@ -16,12 +16,12 @@ from nightbridge.regression.bisect_result import (
     stored_points,
 )
 from nightbridge.regression.stored import history_of
-from nightbridge.repos.ranges import commits_between
 from nightbridge.slurm.cluster import open_cluster
 from nightbridge.slurm.ledger import attempts_of, cancel_jobs, read_ended
 from nightbridge.slurm.room import free_places
 from nightbridge.store.harvest import load_record
 from nightbridge.store.objects import ObjectStore, open_store
+from tasks.repositories import commits_between
 from tasks.secrets import block_value
 from tasks.stage import stage
 

@@ -4,17 +4,14 @@ from prefect.logging import get_run_logger
 
 from nightbridge.models import Checkout, RunSpec, Site
 from nightbridge.repos.clone import make_checkout
-from nightbridge.repos.logins import git_logins
-from nightbridge.secrets import resolve_secret
-from tasks.secrets import block_value
+from tasks.repositories import site_logins
 from tasks.stage import stage
 
 
 @stage("clone")
 def clone(run: RunSpec, site: Site) -> Checkout:
     """Pin Megatron-Bridge and NeMo-Run for this night and make their checkouts."""
-    named = site.git_credentials
-    with git_logins(resolve_secret(named, block_value) if named else ""):
+    with site_logins(site):
         checkout = make_checkout(run, site)
     log = get_run_logger()
     for repository in checkout.repositories:

@@ -10,10 +10,10 @@ from nightbridge.regression.gate import compare as compare_with_history
 from nightbridge.regression.history import add, compact, read_recent, row_of
 from nightbridge.regression.report import markdown_table
 from nightbridge.regression.suspects import find_suspects
-from nightbridge.repos.ranges import commits_between
 from nightbridge.store.find import committed_attempts
 from nightbridge.store.harvest import load_record
 from nightbridge.store.objects import ObjectStore, open_store
+from tasks.repositories import commits_between
 from tasks.secrets import block_value
 from tasks.stage import stage
 
