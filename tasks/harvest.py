@@ -35,7 +35,7 @@ def harvest(
         plan=plan,
         jobs=jobs,
         store=site.store_settings,
-        tainted=tuple(verify_unchanged(checkout)),
+        tainted=tuple(verify_unchanged(checkout, jobs[-1].submitted_at)),
     )
     references = (*plan.secret_environment.values(), site.store_settings.access_key, site.store_settings.secret_key)
     secrets = {found: resolve_secret(found, block_value) for found in references if found}

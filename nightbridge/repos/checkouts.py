@@ -14,6 +14,8 @@ import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 from nightbridge.errors import DamagedData
@@ -125,6 +127,19 @@ def find_changes(folder: Path, commit: str, *, timeout: float = 600.0) -> list[s
 
     """
     return _find_changes(folder, commit, folder.name.endswith(WITH_SUBMODULES), timeout)
+
+
+def find_replaced(folder: Path, since: datetime) -> list[str]:
+    """When a checkout was found changed after `since` and made again, one line each; most often there is none.
+
+    A job that began before then used the changed tree, whatever stands there now.
+    """
+    times = []
+    for path in _changed_trees(folder):
+        with suppress(FileNotFoundError):  # an old one, just removed
+            # The time of the rename; that of the content may be any.
+            times.append(datetime.fromtimestamp(path.stat().st_ctime, UTC))
+    return [f"found changed at {time:%Y-%m-%d %H:%M:%S} UTC, and made again" for time in sorted(times) if time > since]
 
 
 def _find_changes(folder: Path, commit: str, with_submodules: bool, timeout: float) -> list[str]:
@@ -241,11 +256,11 @@ def _time_of_file_system(folder: Path) -> float:
 
 def _set_aside(folder: Path) -> None:
     """Move a changed tree away. Not removed at once: a live launcher or job may still read it, and a person may ask."""
-    folder.rename(folder.with_name(f"{_changed_prefix(folder)}{uuid.uuid4().hex}"))
+    folder.rename(folder.with_name(f"changed-{folder.name}.{uuid.uuid4().hex}"))
 
 
-def _changed_prefix(folder: Path) -> str:
-    return f"changed-{folder.name}."
+def _changed_trees(folder: Path) -> Iterator[Path]:
+    return folder.parent.glob(f"changed-{folder.name}.*")
 
 
 def _remove_leftovers(folder: Path) -> None:
@@ -257,6 +272,6 @@ def _remove_leftovers(folder: Path) -> None:
         while temporary.exists() and time.monotonic() < patience:
             time.sleep(0.05)
             shutil.rmtree(temporary, ignore_errors=True)
-    for changed in folder.parent.glob(f"{_changed_prefix(folder)}*"):
+    for changed in _changed_trees(folder):
         if time.time() - changed.stat().st_ctime > CHANGED_TREES_KEPT_SECONDS:
             shutil.rmtree(changed, ignore_errors=True)

@@ -1,10 +1,11 @@
 """The clone stage: both repositories at the night's commits, and the launcher's environment."""
 
 import logging
+from datetime import datetime
 from pathlib import Path
 
 from nightbridge.models import Checkout, GitRepo, PinnedRepository, RunSpec, Site, TestDefinition
-from nightbridge.repos.checkouts import check_out, find_changes
+from nightbridge.repos.checkouts import check_out, find_changes, find_replaced
 from nightbridge.repos.environments import make_environment
 from nightbridge.repos.mirrors import Mirror
 from nightbridge.repos.pins import pinned
@@ -45,10 +46,14 @@ def make_code(test: TestDefinition, site: Site, night: str) -> Checkout:
     return Checkout(megatron_bridge=_pinned_checkout(test.megatron_bridge, night, workspace, site.git_timeout))
 
 
-def verify_unchanged(checkout: Checkout) -> list[str]:
+def verify_unchanged(checkout: Checkout, since: datetime) -> list[str]:
     """What in the two trees is no longer as their commits say, one line each; empty when nothing changed.
 
     Asked after a run: a changed tree means that nobody knows which code ran.
+
+    Args:
+        checkout: The trees.
+        since: When the run began to use them. A tree that was found changed and made again after that counts as well.
 
     Raises:
         TransientError: git did not answer in time.
@@ -57,7 +62,10 @@ def verify_unchanged(checkout: Checkout) -> list[str]:
     return [
         f"{repository.url}: {change}"
         for repository in checkout.repositories
-        for change in find_changes(repository.path, repository.commit)
+        for change in (
+            *find_replaced(repository.path, since),
+            *find_changes(repository.path, repository.commit),
+        )
     ]
 
 

@@ -73,7 +73,7 @@ def test_the_job_is_untouched_and_the_harvest_waits_and_says_for_what(
     answer: Answer, said: str, tmp_path: Path, ministack: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What was left behind is made up, so there is no checkout to compare.
-    monkeypatch.setattr("tasks.harvest.verify_unchanged", lambda checkout: [])
+    monkeypatch.setattr("tasks.harvest.verify_unchanged", lambda checkout, since: [])
     # Both keys are masked in what is kept, and the server's own is an ordinary word; it takes any.
     monkeypatch.setenv(ministack.access_variable, "access-key-of-the-night")
     monkeypatch.setenv(DELAY_VARIABLE, "0.2")

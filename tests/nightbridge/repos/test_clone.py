@@ -1,14 +1,24 @@
 """The clone stage gives every run of a night the same two commits and the launcher's environment."""
 
+import os
 import shutil
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nightbridge.errors import InvalidInput
-from nightbridge.models import Checkout, GitRepo, LauncherEnvironment, RunSpec, Site, TestDefinition
+from nightbridge.models import (
+    Checkout,
+    GitRepo,
+    LauncherEnvironment,
+    PinnedRepository,
+    RunSpec,
+    Site,
+    TestDefinition,
+)
 from nightbridge.repos.checkouts import check_out
 from nightbridge.repos.clone import make_checkout, verify_unchanged
 from nightbridge.repos.mirrors import Mirror
@@ -30,6 +40,10 @@ def run_origin(make_origin: Callable[[str], Any], request: pytest.FixtureRequest
     made = make_origin("Run")
     made.commit(request.node.name, {"pyproject.toml": THIN_RUN, "thin_run/__init__.py": "import nemo_run\n"})
     return made
+
+
+BEFORE = datetime(2026, 11, 21, tzinfo=UTC)
+"""Before anything of these tests was made."""
 
 
 def run_spec(
@@ -66,7 +80,7 @@ def test_all_runs_of_a_night_share_commits_trees_and_environment(
     assert first.megatron_bridge.commit != moved == next_night.megatron_bridge.commit
     assert next_night.environment == first.environment
     assert first.environment.nemo_run_version == "0.11.1"
-    assert verify_unchanged(first) == []
+    assert verify_unchanged(first, BEFORE) == []
     assert Checkout.model_validate_json(first.model_dump_json()) == first
 
 
@@ -81,20 +95,37 @@ def test_an_unknown_commit_is_said_before_anything_is_installed(origin: Any, run
 
 
 def test_what_a_run_changed_in_a_tree_is_said(origin: Any, run_origin: Any, workspace: Path, tmp_path: Path) -> None:
-    trees = []
-    for repository in (origin, run_origin):
-        mirror = Mirror(repository.url, workspace, timeout=60)
-        trees.append(check_out(mirror, "main", mirror.resolve("main"), workspace))
+    trees = [main_of(repository, workspace) for repository in (origin, run_origin)]
     environment = LauncherEnvironment(python=tmp_path / "python", digest="0")
     checkout = Checkout(megatron_bridge=trees[0], nemo_run=trees[1], environment=environment)
-    assert verify_unchanged(checkout) == []
+    assert verify_unchanged(checkout, BEFORE) == []
 
     (trees[0].path / "scripts" / "run.sh").unlink()
     shutil.rmtree(trees[1].path)
 
-    bridge, run = verify_unchanged(checkout)
+    bridge, run = verify_unchanged(checkout, BEFORE)
     assert bridge == f"{origin.path}: deleted: scripts/run.sh"
     assert run.startswith(f"{run_origin.path}: it is no whole git checkout")
+
+
+def main_of(origin: Any, workspace: Path) -> PinnedRepository:
+    mirror = Mirror(origin.url, workspace, timeout=60)
+    return check_out(mirror, "main", mirror.resolve("main"), workspace)
+
+
+def test_a_tree_that_another_run_found_changed_and_made_again_is_said_to_those_who_had_begun(
+    origin: Any, workspace: Path
+) -> None:
+    checkout = Checkout(megatron_bridge=main_of(origin, workspace))
+    began = datetime.now(UTC)
+    (checkout.megatron_bridge.path / "new.py").touch()
+    os.utime(checkout.megatron_bridge.path, (0, 0))
+
+    main_of(origin, workspace)  # as the next run of the night does
+
+    (said,) = verify_unchanged(checkout, began)
+    assert said.startswith(f"{origin.path}: found changed at 20")
+    assert verify_unchanged(checkout, datetime.now(UTC)) == []
 
 
 @pytest.mark.launcher
