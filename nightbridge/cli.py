@@ -599,10 +599,10 @@ def prune(
     site = _site(system, store=store, workspace=workspace)
     policy = Policy(days=days, keep=keep, max_bytes=None if max_gb is None else int(max_gb * 1e9))
     checkouts = find_old_checkouts(site.workspace, policy)
-    images = find_old_images(site.workspace, site.images_dir, policy)
+    images = find_old_images(site.workspace, site.images_dir, policy, site.image_import)
     if yes:
         checkouts = remove_checkouts(site.workspace, checkouts)
-        images = remove_images(site.workspace, images)
+        images = remove_images(site.workspace, site.images_dir, images)
     limits = {"days": store_days, "nights": store_nights, "max_gb": store_gb}
     runs = _prune_store(site, {name: limit for name, limit in limits.items() if limit is not None}, yes)
     removals = [*checkouts, *images]

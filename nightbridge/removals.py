@@ -1,7 +1,8 @@
 """What `prune` may remove: which things are old, and which are still needed by a job that may be running."""
 
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -77,10 +78,35 @@ def choose(candidates: Sequence[Candidate], policy: Policy, used_by_jobs: str, *
             (policy.max_bytes is not None and kept_bytes > policy.max_bytes, "the newer ones fill the allowed size"),
         )
         reason = next((text for holds, text in reasons if holds), None)
-        if reason and age > NEVER_YOUNGER_THAN_SECONDS and str(candidate.path) not in used_by_jobs:
+        if reason and age > NEVER_YOUNGER_THAN_SECONDS and not is_named(candidate.path, used_by_jobs):
             chosen.append(candidate.removal(reason))
             kept_bytes -= candidate.size
     return chosen[::-1]
+
+
+def is_named(path: Path, used_by_jobs: str) -> bool:
+    """Whether live jobs name an image or a checkout: by its digest or commit alone.
+
+    The folders above may have been spelt in another way, such as through a link.
+    """
+    return path.name in used_by_jobs
+
+
+def old_leftovers(folders: Iterable[Path], reason: str) -> list[Removal]:
+    """What nobody works in any more of the folders in which something is made: no work takes a day."""
+    candidates = [Candidate(path=folder, size=size_of(folder), last_used=folder.stat().st_mtime) for folder in folders]
+    latest = time.time() - NEVER_YOUNGER_THAN_SECONDS
+    return [candidate.removal(reason) for candidate in candidates if candidate.last_used < latest]
+
+
+def size_of(folder: Path) -> int:
+    """Bytes that removing a folder frees; files with a further name elsewhere are not among them."""
+    total = 0
+    for parent, _, files in os.walk(folder):
+        for name in files:
+            status = os.lstat(os.path.join(parent, name))
+            total += status.st_blocks * 512 if status.st_nlink == 1 else 0
+    return total
 
 
 def text_of_live_jobs(workspace: Path) -> str:

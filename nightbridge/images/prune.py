@@ -5,19 +5,36 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from nightbridge.images.work import layers_folder, remove_tree, temporary_folder, unfinished_work
 from nightbridge.leases import lease
-from nightbridge.removals import Candidate, Policy, Removal, choose, text_of_live_jobs
+from nightbridge.models import ImageImport
+from nightbridge.removals import (
+    Candidate,
+    Policy,
+    Removal,
+    choose,
+    is_named,
+    old_leftovers,
+    text_of_live_jobs,
+)
 
 _IMAGE = re.compile(r"[0-9a-f]{64}\.sqsh")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
-def find_old_images(workspace: Path, images: Path, policy: Policy) -> list[Removal]:
+def find_old_images(
+    workspace: Path, images: Path, policy: Policy, settings: ImageImport | None = None
+) -> list[Removal]:
     """The imported images that `policy` does not keep; nothing is removed.
+
+    What killed imports left, here and where imports of this machine work, is among them: the next import of the same
+    digest removes it too, but most digests are never asked for again.
 
     Args:
         workspace: Whose jobs may use them.
         images: Where images are kept.
         policy: How much is kept.
+        settings: Folders of imports.
 
     """
     candidates = [
@@ -25,11 +42,23 @@ def find_old_images(workspace: Path, images: Path, policy: Policy) -> list[Remov
         for path in images.absolute().glob("*.sqsh")
         if _IMAGE.fullmatch(path.name)
     ]
-    return choose(candidates, policy, text_of_live_jobs(workspace), now=time.time())
+    settings = settings or ImageImport()
+    bases = (temporary_folder(settings.temp), layers_folder(settings.cache))
+    return [
+        *choose(candidates, policy, text_of_live_jobs(workspace), now=time.time()),
+        *old_leftovers(unfinished_work(images.absolute(), bases), "left by an import that was killed"),
+    ]
 
 
-def remove_images(workspace: Path, removals: Sequence[Removal]) -> list[Removal]:
-    """Remove images, each under its lease; return those that are gone. One that was wanted meanwhile stays.
+def remove_images(workspace: Path, images: Path, removals: Sequence[Removal]) -> list[Removal]:
+    """Remove images and what killed imports left, each under the lease of its digest; return those that are gone.
+
+    One that was wanted meanwhile stays.
+
+    Args:
+        workspace: Whose jobs may use them.
+        images: Where images are kept.
+        removals: What `find_old_images` has found.
 
     Raises:
         TransientError: Somebody else holds an image's lease for too long.
@@ -38,15 +67,24 @@ def remove_images(workspace: Path, removals: Sequence[Removal]) -> list[Removal]
     removed = []
     for removal in removals:
         path = removal.path
-        with lease(path.with_name(f".{path.stem}.lease")):
+        with lease(images.absolute() / f".{_digest(path)}.lease"):
             wanted_again = path.exists() and removal.wanted_since(_last_used(path))
-            if not path.exists() or wanted_again or str(path) in text_of_live_jobs(workspace):
+            if not path.exists() or wanted_again or is_named(path, text_of_live_jobs(workspace)):
                 continue
-            # The sidecar first: a file without one is not trusted by anybody.
-            path.with_suffix(".json").unlink(missing_ok=True)
-            path.unlink()
+            if path.is_dir():
+                remove_tree(path)
+            else:
+                # The sidecar first: a file without one is not trusted by anybody.
+                path.with_suffix(".json").unlink(missing_ok=True)
+                path.unlink()
         removed.append(removal)
     return removed
+
+
+def _digest(path: Path) -> str:
+    """The digest of an image, or of the one that an import was to make in a folder."""
+    found = _DIGEST.search(path.name)
+    return found[0] if found else path.name
 
 
 def _last_used(path: Path) -> float:

@@ -26,7 +26,7 @@ from nightbridge.images.references import ImageReference
 from nightbridge.images.registry import http_is_allowed, registry_digest
 from nightbridge.images.rootfs import ImageConfig, open_to_owner, write_start_files
 from nightbridge.images.space import check_folders, known_size
-from nightbridge.images.work import cache_folder, remove_tree, temporary_folder, work_folder
+from nightbridge.images.work import layers_folder, remove_tree, temporary_folder, work_folder
 from nightbridge.models import ImageImport, Model
 from nightbridge.netrc_lines import Login, file_in_memory
 from nightbridge.processes import Finished, Progress, Stalled, run
@@ -67,8 +67,7 @@ class StandardTools(Model):
 
     @property
     def _layers(self) -> Path:
-        """Where layers are kept, beside enroot's own, which are packed in another way."""
-        return cache_folder(self.settings.cache) / "nightbridge"
+        return layers_folder(self.settings.cache)
 
     def digest(self, reference: ImageReference) -> str:
         """The digest that a reference means now; see `registry_digest`."""

@@ -56,6 +56,17 @@ def cache_folder(configured: Path | None) -> Path:
     return configured or Path(os.environ.get("ENROOT_CACHE_PATH") or home / "enroot")
 
 
+def layers_folder(configured: Path | None) -> Path:
+    """Where the standard tools keep layers, beside enroot's own, which are packed in another way."""
+    return cache_folder(configured) / "nightbridge"
+
+
+def unfinished_work(images: Path, bases: Iterable[Path]) -> list[Path]:
+    """The folders, beside the images and in `bases`, in which imports work or were killed at work."""
+    here = list(images.glob(f".*{_SUFFIX}"))
+    return here + [folder for base in bases for folder in base.glob(f"{_prefix(images, '.')}*{_SUFFIX}")]
+
+
 def remove_leftovers(images: Path, name: str, bases: Iterable[Path]) -> None:
     """Remove what killed imports of an image left beside the images and in `bases`. Only its lease's holder may."""
     for folder in images.glob(f".{name}.*{_SUFFIX}"):

@@ -129,6 +129,16 @@ def find_changes(folder: Path, commit: str, *, timeout: float = 600.0) -> list[s
     return _find_changes(folder, commit, folder.name.endswith(WITH_SUBMODULES), timeout)
 
 
+def unfinished(repository: Path) -> list[Path]:
+    """The folders in which check-outs of a repository, a folder of `checkouts`, work or were killed at work."""
+    return [path for path in repository.glob(".*.tmp") if path.is_dir()]
+
+
+def old_changed_trees(repository: Path) -> list[Path]:
+    """The trees of a repository that were found changed and made again so long ago that nobody asks any more."""
+    return [tree for tree in repository.glob("changed-*") if _is_old(tree)]
+
+
 def find_replaced(folder: Path, since: datetime) -> list[str]:
     """When a checkout was found changed after `since` and made again, one line each; most often there is none.
 
@@ -273,5 +283,9 @@ def _remove_leftovers(folder: Path) -> None:
             time.sleep(0.05)
             shutil.rmtree(temporary, ignore_errors=True)
     for changed in _changed_trees(folder):
-        if time.time() - changed.stat().st_ctime > CHANGED_TREES_KEPT_SECONDS:
+        if _is_old(changed):
             shutil.rmtree(changed, ignore_errors=True)
+
+
+def _is_old(changed: Path) -> bool:
+    return time.time() - changed.stat().st_ctime > CHANGED_TREES_KEPT_SECONDS

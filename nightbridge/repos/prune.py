@@ -1,6 +1,5 @@
 """Old checkouts: which ones nobody needs any more, and their removal."""
 
-import os
 import re
 import shutil
 import time
@@ -9,22 +8,38 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nightbridge.leases import lease
-from nightbridge.removals import Candidate, Policy, Removal, choose, text_of_live_jobs
+from nightbridge.removals import (
+    Candidate,
+    Policy,
+    Removal,
+    choose,
+    old_leftovers,
+    size_of,
+    text_of_live_jobs,
+)
+from nightbridge.repos.checkouts import old_changed_trees, unfinished
 
 _CHECKOUT = re.compile(r"[0-9a-f]{40}(\+submodules)?")
 
 
 def find_old_checkouts(workspace: Path, policy: Policy) -> list[Removal]:
-    """The checkouts that `policy` does not keep, counted per repository; nothing is removed."""
+    """The checkouts that `policy` does not keep, counted per repository; nothing is removed.
+
+    Changed trees that are old, and what killed check-outs left, are among them: the next check-out of the same commit
+    removes these too, but most commits are never asked for again.
+    """
     used = text_of_live_jobs(workspace)
     found = []
     for repository in sorted((workspace.absolute() / "checkouts").glob("*")):
         candidates = [
-            Candidate(path=path, size=_size(path), last_used=path.stat().st_mtime)
+            Candidate(path=path, size=size_of(path), last_used=path.stat().st_mtime)
             for path in repository.glob("*")
             if _CHECKOUT.fullmatch(path.name)
         ]
         found += choose(candidates, policy, used, now=time.time())
+        changed = [tree for tree in old_changed_trees(repository) if _checkout(tree) not in used]
+        found += old_leftovers(changed, "somebody changed it, and it was made again")
+        found += old_leftovers(unfinished(repository), "left by a check-out that was killed")
     return found
 
 
@@ -38,23 +53,20 @@ def remove_checkouts(workspace: Path, removals: Sequence[Removal]) -> list[Remov
     removed = []
     for removal in removals:
         folder = removal.path
-        with lease(folder.with_name(f"{folder.name}.lease")):
+        checkout = _checkout(folder)
+        with lease(folder.with_name(f"{checkout}.lease")):
             wanted_again = folder.exists() and removal.wanted_since(folder.stat().st_mtime)
-            if not folder.exists() or wanted_again or str(folder) in text_of_live_jobs(workspace):
+            if not folder.exists() or wanted_again or checkout in text_of_live_jobs(workspace):
                 continue
-            # The name of a leftover: if this is killed, whoever checks the commit out again clears the rest away.
-            aside = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.tmp")
+            # The name of a leftover: if this is killed, the next one, or a check-out of the commit, removes the rest.
+            aside = folder.with_name(f".{checkout}.{uuid.uuid4().hex}.tmp")
             folder.rename(aside)
         shutil.rmtree(aside, ignore_errors=True)
         removed.append(removal)
     return removed
 
 
-def _size(folder: Path) -> int:
-    """Bytes that removing a checkout frees; object files that the mirror shares are not among them."""
-    total = 0
-    for parent, _, files in os.walk(folder):
-        for name in files:
-            status = os.lstat(os.path.join(parent, name))
-            total += status.st_blocks * 512 if status.st_nlink == 1 else 0
-    return total
+def _checkout(folder: Path) -> str:
+    """The name of the checkout that a folder is, was, or was to become."""
+    found = _CHECKOUT.search(folder.name)
+    return found[0] if found else folder.name

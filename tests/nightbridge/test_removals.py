@@ -10,6 +10,8 @@ import pytest
 
 from nightbridge.cli import run
 from nightbridge.images.prune import find_old_images, remove_images
+from nightbridge.images.work import unfinished, work_name
+from nightbridge.models import ImageImport
 from nightbridge.removals import DAY_SECONDS, Candidate, Policy, choose
 from nightbridge.repos.prune import find_old_checkouts, remove_checkouts
 
@@ -118,6 +120,14 @@ def test_a_checkout_that_a_live_job_names_stays_until_the_job_has_ended(place: P
     assert [removal.path for removal in find_old_checkouts(place.workspace, Policy())] == [old]
 
 
+def test_a_job_that_names_the_workspace_in_another_way_holds_its_things_as_well(place: Place) -> None:
+    checkout, image = place.checkout("a", 40), place.image("b", 40)
+    place.attempt(f"srun --container-image /mnt/other/images/{image.name} python /mnt/other/{checkout.name}/code.py\n")
+
+    assert find_old_checkouts(place.workspace, Policy()) == []
+    assert find_old_images(place.workspace, place.images, Policy()) == []
+
+
 def test_a_job_that_never_left_its_end_holds_things_for_two_weeks(place: Place) -> None:
     old = place.checkout("a", 40)
     attempt = place.attempt(f"python {old}/code.py\n")
@@ -146,10 +156,60 @@ def test_old_images_go_with_their_sidecars_and_what_people_brought_stays(place: 
 
     found = find_old_images(place.workspace, place.images, Policy())
     assert [removal.path for removal in found] == [old]
-    assert remove_images(place.workspace, found) == found
+    assert remove_images(place.workspace, place.images, found) == found
 
     left = {path.name for path in place.images.iterdir()}
     assert left == {f"{path.stem}{suffix}" for path in (new, used) for suffix in (".sqsh", ".json")} | {"nemo.sqsh"}
+
+
+def test_what_killed_check_outs_left_goes_and_what_may_still_be_at_work_stays(place: Place) -> None:
+    new = place.checkout("a", 3)
+    dead, at_work = (new.with_name(f".{digit * 40}.{digit * 32}.tmp") for digit in "bc")
+    for folder, days in ((dead, 1.1), (at_work, 0.1)):
+        (folder / "tree").mkdir(parents=True)
+        place.age(folder, days)
+
+    found = find_old_checkouts(place.workspace, Policy())
+
+    assert [(removal.path, removal.reason) for removal in found] == [(dead, "left by a check-out that was killed")]
+    assert remove_checkouts(place.workspace, found) == found
+    assert sorted(new.parent.iterdir()) == sorted([new, at_work])
+
+
+def test_a_changed_tree_goes_when_nobody_asks_any_more(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    new, used = place.checkout("a", 3), place.checkout("b", 3)
+    changed = [folder.rename(folder.with_name(f"changed-{folder.name}.{'c' * 32}")) for folder in (new, used)]
+    place.attempt(f"python {used}/code.py\n")  # began before the tree was set aside
+    assert find_old_checkouts(place.workspace, Policy()) == []
+
+    monkeypatch.setattr("nightbridge.repos.checkouts.CHANGED_TREES_KEPT_SECONDS", -1.0)
+    found = find_old_checkouts(place.workspace, Policy())
+
+    assert [removal.path for removal in found] == [changed[0]]
+    assert remove_checkouts(place.workspace, found) == found
+    assert list(new.parent.iterdir()) == [changed[1]]
+
+
+def test_what_killed_imports_left_goes_here_and_where_they_worked(place: Place) -> None:
+    settings = ImageImport(temp=place.workspace / "temp", cache=place.workspace / "cache")
+    dead, at_work = [], []
+    for digit, days, folders in (("d", 1.1, dead), ("e", 0.1, at_work)):
+        with unfinished(place.images, digit * 64) as output:
+            work = [settings.temp / work_name(output), settings.cache / "nightbridge" / work_name(output)]
+        folders += [output.parent, *work]
+        for folder in folders:
+            (folder / "rootfs").mkdir(parents=True)
+            (folder / "rootfs").chmod(0o500)
+            place.age(folder, days)
+    (settings.temp / "somebody-else").mkdir()
+
+    found = find_old_images(place.workspace, place.images, Policy(), settings)
+
+    assert sorted(removal.path for removal in found) == sorted(dead)
+    assert {removal.reason for removal in found} == {"left by an import that was killed"}
+    assert remove_images(place.workspace, place.images, found) == found
+    assert not any(folder.exists() for folder in dead)
+    assert all(folder.exists() for folder in (*at_work, settings.temp / "somebody-else"))
 
 
 def test_an_image_that_is_wanted_between_listing_and_removal_stays(place: Place) -> None:
@@ -157,7 +217,7 @@ def test_an_image_that_is_wanted_between_listing_and_removal_stays(place: Place)
     found = find_old_images(place.workspace, place.images, Policy())
     os.utime(old.with_suffix(".json"))
 
-    assert remove_images(place.workspace, found) == []
+    assert remove_images(place.workspace, place.images, found) == []
     assert old.exists()
 
 
