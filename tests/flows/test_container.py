@@ -105,12 +105,28 @@ def commands(slurm_cluster: SlurmDaemons, tmp_path_factory: pytest.TempPathFacto
     if plugin and shutil.which("enroot"):
         link_commands(folder, ("srun", *COMMANDS))
         (slurm_cluster.folder / "plugstack.conf").write_text(f"required {plugin}\n")
+        with slurm_cluster.slurm_conf.open("a") as stream:
+            # Where PMIx keeps a folder of each step's name: these nodes are one machine.
+            stream.write(f"TmpFS={folder}/%n\n")
         for node in NODES:  # slurmd reads its plugins when it starts
             slurm_cluster.kill_daemon(node)
-            slurm_cluster.start_daemon(node)
+            slurm_cluster.start_daemon(node, programs=enroot_of_node(folder / node))
     else:
         link_commands(folder, COMMANDS)
         write_front(folder)
+    return folder
+
+
+def enroot_of_node(folder: Path) -> Path:
+    """A folder with an enroot whose containers are a node's own: pyxis gives those of one step the same name.
+
+    pyxis lets a job's variables that name folders of enroot not through, but looks for enroot on slurmd's PATH.
+    """
+    folder.mkdir()
+    program = folder / "enroot"
+    own = " ".join(f"ENROOT_{name}_PATH={folder / name.lower()}" for name in ("DATA", "RUNTIME", "CACHE", "TEMP"))
+    program.write_text(f'#!/bin/sh\nexport {own}\nmkdir -p {folder / "temp"}\nexec {shutil.which("enroot")} "$@"\n')
+    program.chmod(0o755)
     return folder
 
 

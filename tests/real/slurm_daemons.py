@@ -121,15 +121,16 @@ class SlurmDaemons:
             self.start_daemon(name)
         _wait_for("the nodes", lambda: self.command("sinfo", "-h", "-o", "%T %D").stdout.strip() == "idle 2")
 
-    def start_daemon(self, name: str) -> None:
-        """Start one daemon (again); it may need a moment to answer."""
+    def start_daemon(self, name: str, *, programs: Path | None = None) -> None:
+        """Start one daemon (again), with a folder first on its PATH; it may need a moment to answer."""
         argv = self._argv[name]
         path = shutil.which(argv[0], path=_SEARCH_PATH)
         assert path is not None, f"{argv[0]} is not installed"
         with (self.folder / f"{name}.out").open("ab") as output:
             self._processes[name] = subprocess.Popen(
                 [path, *argv[1:]],
-                env=self.environment() | {_DAEMON_VARIABLE: name},
+                env=self.environment()
+                | {_DAEMON_VARIABLE: name, "PATH": f"{programs}:{_SEARCH_PATH}" if programs else _SEARCH_PATH},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
