@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nightbridge.errors import InvalidInput
+from nightbridge.errors import InvalidInput, PermanentError
 from nightbridge.models import (
     Checkout,
     GitRepo,
@@ -92,6 +92,19 @@ def test_an_unknown_commit_is_said_before_anything_is_installed(origin: Any, run
 
     assert not site.environments_dir.exists()
     assert not (workspace / "checkouts").exists()
+
+
+def test_the_environment_is_installed_from_the_sites_wheels_alone(
+    origin: Any, run_origin: Any, workspace: Path, tmp_path: Path
+) -> None:
+    empty = tmp_path / "wheels"
+    empty.mkdir()
+    site = Site(workspace=workspace, wheels=empty)
+
+    with pytest.raises(PermanentError, match=r"pip could not install it: .*No matching distribution"):
+        make_checkout(run_spec(origin, run_origin), site)
+
+    assert list(site.environments_dir.iterdir()) == []
 
 
 def test_what_a_run_changed_in_a_tree_is_said(origin: Any, run_origin: Any, workspace: Path, tmp_path: Path) -> None:
