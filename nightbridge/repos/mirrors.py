@@ -1,6 +1,7 @@
 """One bare mirror per repository address, fetched incrementally: refs are resolved and checkouts made from it."""
 
 import difflib
+import hashlib
 import logging
 import re
 import shutil
@@ -156,7 +157,8 @@ class Mirror:
         return commit
 
     def _resolve_full_name(self, ref: str, held: Lease) -> str:
-        kept = f"{_OTHER_REFS}/{ref}"
+        # Flat, because a name that another one has become a folder of (`release`, `release/26.02`) would be in its way.
+        kept = f"{_OTHER_REFS}/{hashlib.sha256(ref.encode()).hexdigest()[:16]}"
         self._fetch(held, *_BRANCHES_AND_TAGS, f"+{ref}:{kept}", about=ref)
         commit = self._peel(kept)
         if commit is None:

@@ -79,6 +79,15 @@ def test_a_deleted_branch_is_gone_and_its_name_may_become_a_folder(origin: Any, 
         mirror.resolve("fix")
 
 
+def test_a_full_name_that_became_a_folder_is_resolved(origin: Any, mirror: Mirror) -> None:
+    origin.git("branch", "release")
+    mirror.resolve("refs/heads/release")
+    origin.git("branch", "--delete", "release")
+    origin.git("branch", "release/26.02")
+
+    assert mirror.resolve("refs/heads/release/26.02") == origin.git("rev-parse", "main")
+
+
 def test_a_full_commit_that_is_there_needs_no_repository(origin: Any, mirror: Mirror) -> None:
     commit = mirror.resolve("main")
     away(origin)
