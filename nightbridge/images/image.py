@@ -17,6 +17,7 @@ from nightbridge.images.references import ImageReference, parse_reference
 from nightbridge.images.space import named_write_errors
 from nightbridge.images.squashfs import check_squashfs, sha256_of
 from nightbridge.images.standard_tools import StandardTools, find_standard_tools
+from nightbridge.images.users import note_user
 from nightbridge.images.work import remove_leftovers, unfinished
 from nightbridge.leases import lease
 from nightbridge.models import Image, ImageImport, Model, RunSpec, Site, utc_now
@@ -103,6 +104,8 @@ def pull_image(spec: RunSpec, site: Site, importer: Callable[[], Importer] | Non
             ImagePin,
             lambda: ImagePin(reference=str(reference), digest=find().digest(reference), resolved_at=utc_now()),
         ).digest
+    with named_write_errors(reference, images):
+        note_user(images, site.workspace)
     return _registry_image(reference.model_copy(update={"digest": digest}), digest, images, find)
 
 

@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from nightbridge.images.users import noted_users
 from nightbridge.images.work import layers_folder, remove_tree, temporary_folder, unfinished_work
 from nightbridge.leases import lease
 from nightbridge.models import ImageImport
@@ -31,10 +32,13 @@ def find_old_images(
     digest removes it too, but most digests are never asked for again.
 
     Args:
-        workspace: Whose jobs may use them.
+        workspace: Whose jobs may use them, besides those of others that share the folder.
         images: Where images are kept.
         policy: How much is kept.
         settings: Folders of imports.
+
+    Raises:
+        PermanentError: Nobody knows whose jobs use the images.
 
     """
     candidates = [
@@ -45,7 +49,7 @@ def find_old_images(
     settings = settings or ImageImport()
     bases = (temporary_folder(settings.temp), layers_folder(settings.cache))
     return [
-        *choose(candidates, policy, text_of_live_jobs(workspace), now=time.time()),
+        *choose(candidates, policy, _text_of_live_jobs(images, workspace), now=time.time()),
         *old_leftovers(unfinished_work(images.absolute(), bases), "left by an import that was killed"),
     ]
 
@@ -56,11 +60,12 @@ def remove_images(workspace: Path, images: Path, removals: Sequence[Removal]) ->
     One that was wanted meanwhile stays.
 
     Args:
-        workspace: Whose jobs may use them.
+        workspace: Whose jobs may use them, besides those of others that share the folder.
         images: Where images are kept.
         removals: What `find_old_images` has found.
 
     Raises:
+        PermanentError: Nobody knows whose jobs use the images.
         TransientError: Somebody else holds an image's lease for too long.
 
     """
@@ -69,7 +74,7 @@ def remove_images(workspace: Path, images: Path, removals: Sequence[Removal]) ->
         path = removal.path
         with lease(images.absolute() / f".{_digest(path)}.lease"):
             wanted_again = path.exists() and removal.wanted_since(_last_used(path))
-            if not path.exists() or wanted_again or is_named(path, text_of_live_jobs(workspace)):
+            if not path.exists() or wanted_again or is_named(path, _text_of_live_jobs(images, workspace)):
                 continue
             if path.is_dir():
                 remove_tree(path)
@@ -79,6 +84,11 @@ def remove_images(workspace: Path, images: Path, removals: Sequence[Removal]) ->
                 path.unlink()
         removed.append(removal)
     return removed
+
+
+def _text_of_live_jobs(images: Path, workspace: Path) -> str:
+    users = {workspace.absolute(), *noted_users(images.absolute())}
+    return "\n".join(text_of_live_jobs(user) for user in sorted(users))
 
 
 def _digest(path: Path) -> str:

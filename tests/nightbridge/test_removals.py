@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from nightbridge.cli import run
+from nightbridge.errors import PermanentError
 from nightbridge.images.prune import find_old_images, remove_images
+from nightbridge.images.users import note_user
 from nightbridge.images.work import unfinished, work_name
 from nightbridge.models import ImageImport
 from nightbridge.removals import DAY_SECONDS, Candidate, Policy, choose
@@ -210,6 +212,31 @@ def test_what_killed_imports_left_goes_here_and_where_they_worked(place: Place) 
     assert remove_images(place.workspace, place.images, found) == found
     assert not any(folder.exists() for folder in dead)
     assert all(folder.exists() for folder in (*at_work, settings.temp / "somebody-else"))
+
+
+def test_an_image_that_a_job_of_another_workspace_uses_stays(place: Place, tmp_path: Path) -> None:
+    shared = Place(tmp_path / "other")
+    shared.images = place.images
+    old, used = place.image("a", 40), place.image("b", 50)
+    for user in (place, shared):
+        note_user(place.images, user.workspace)
+    attempt = shared.attempt(f"srun --container-image {used} true\n")
+
+    assert [removal.path for removal in find_old_images(place.workspace, place.images, Policy())] == [old]
+    (attempt / "exit_code").write_text("0\n")
+    found = find_old_images(place.workspace, place.images, Policy())
+    assert [removal.path for removal in found] == [used, old]
+    (attempt / "exit_code").unlink()
+    assert [removal.path for removal in remove_images(place.workspace, place.images, found)] == [old]
+
+
+def test_nothing_goes_while_nobody_knows_what_another_workspace_uses(place: Place) -> None:
+    place.image("a", 40)
+    (place.images / ".workspaces").mkdir()
+    (place.images / ".workspaces" / "0123.json").write_text("{")
+
+    with pytest.raises(PermanentError, match=r"\.workspaces: which workspaces use these images cannot be read"):
+        find_old_images(place.workspace, place.images, Policy())
 
 
 def test_an_image_that_is_wanted_between_listing_and_removal_stays(place: Place) -> None:

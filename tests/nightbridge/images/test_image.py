@@ -11,6 +11,7 @@ import pytest
 from nightbridge.errors import DamagedData, InvalidInput, PermanentError, TransientError
 from nightbridge.images.image import pull_image
 from nightbridge.images.squashfs import sha256_of
+from nightbridge.images.users import noted_users
 from nightbridge.images.work import unfinished, work_folder
 from nightbridge.models import GitRepo, Image, RunSpec, Site, TestDefinition
 
@@ -109,6 +110,18 @@ def test_it_is_imported_once_and_later_needs_no_enroot(site: Site, enroot: Any) 
     enroot.program.unlink()
 
     assert pull_image(run_spec(NEMO), site) == first
+
+
+def test_a_folder_of_images_outside_the_workspace_knows_who_uses_it(site: Site, enroot: Any, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+
+    for name in ("a", "b", "a"):
+        pull_image(run_spec(NEMO), Site(workspace=tmp_path / name, images=shared))
+    pull_image(run_spec(NEMO), site)
+
+    assert len(enroot.calls("import")) == 2
+    assert noted_users(shared) == {tmp_path / "a", tmp_path / "b"}
+    assert noted_users(site.images_dir) == set()
 
 
 def test_a_moved_tag_is_seen_the_next_night_and_not_within_one(site: Site, enroot: Any) -> None:
