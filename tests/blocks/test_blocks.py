@@ -11,6 +11,8 @@ import blocks
 from blocks import HarvestStore, Site, SlurmCluster, load_site
 from nightbridge.errors import InvalidInput
 from nightbridge.models import ImageImport, SecretRef
+from nightbridge.practice.repositories import PracticeRepositories
+from tests.real.git_server import served_over_http
 from tests.real.prefect_server import PrefectServer
 
 BLOCKS = [getattr(blocks, name) for name in blocks.__all__ if isinstance(getattr(blocks, name), type)]
@@ -118,6 +120,38 @@ def test_a_saved_image_cache_refers_to_its_credentials_and_the_stage_finds_them(
     settings = ImageImport.model_validate_json(done.stdout)
     assert (settings.temp, settings.on) == (Path("/local"), "node")
     assert settings.credentials == SecretRef(source="block", name="nightbridge-image-cache/images#credentials")
+
+
+def test_saved_repositories_refer_to_their_credentials_and_git_logs_in_with_them(
+    prefect_server: PrefectServer, repositories: PracticeRepositories, tmp_path: Path
+) -> None:
+    script = tmp_path / "save.py"
+    script.write_text(
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from blocks import Site, SourceRepositories\n"
+        "from nightbridge.repos.mirrors import resolve\n"
+        "from tasks.repositories import site_logins\n"
+        "lines = 'machine 127.0.0.1 login reader password planted-token'\n"
+        "SourceRepositories(credentials=lines).save('code', overwrite=True)\n"
+        "site = Site(workspace=sys.argv[2], repositories=SourceRepositories.load('code')).settings()\n"
+        "assert 'planted-token' not in site.model_dump_json(), site\n"
+        "with site_logins(site):\n"
+        "    print(resolve(sys.argv[1], 'main', site.workspace, timeout=60))\n"
+    )
+    folder = Path(repositories.bridge_url)
+
+    with served_over_http(folder.parent, ("reader", "planted-token")) as server:
+        done = subprocess.run(
+            [sys.executable, script, f"{server.url}/{folder.name}", tmp_path / "workspace"],
+            env=prefect_server.environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == repositories.sha("main")
+    kept = [path for path in (tmp_path / "workspace").rglob("*") if path.is_file()]
+    assert kept
+    assert not [path for path in kept if b"planted-token" in path.read_bytes()]
 
 
 def test_an_unknown_block_is_named_with_the_way_out(prefect_server: PrefectServer, tmp_path: Path) -> None:
