@@ -1,7 +1,7 @@
 """Submodules of a checkout, at the commits that its tree pins, each from a mirror of its own."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
@@ -68,27 +68,9 @@ def _check_out(source: Mirror, commit: str, folder: Path, workspace: Path) -> No
 def find_submodules(mirror: Mirror, commit: str) -> list[Submodule]:
     """The submodules that a commit of a mirror pins."""
     pinned = _pinned_commits(mirror.path, commit, timeout=mirror.timeout)
-    if not pinned:
-        return []
-    settings: dict[str, dict[str, str]] = {}
-    listing = git(
-        "config", "--blob", f"{commit}:.gitmodules", "--null", "--list",
-        timeout=mirror.timeout, folder=mirror.path, thing=mirror.url,
-    )  # fmt: skip
-    for entry in listing.split("\0"):
-        key, _, value = entry.partition("\n")
-        match = re.fullmatch(r"submodule\.(?P<name>.+)\.(?P<key>path|url)", key, re.DOTALL)
-        if match:
-            settings.setdefault(match["name"], {})[match["key"]] = value
     return [
-        Submodule(
-            name=name,
-            path=found["path"],
-            url=absolute_submodule_url(found["url"], mirror.url),
-            commit=pinned[found["path"]],
-        )
-        for name, found in settings.items()
-        if found.get("path") in pinned and "url" in found
+        Submodule(name=name, path=path, url=absolute_submodule_url(url, mirror.url), commit=pinned[path])
+        for path, (name, url) in _addresses(mirror.path, commit, pinned, timeout=mirror.timeout).items()
     ]
 
 
@@ -107,7 +89,10 @@ def absolute_submodule_url(url: str, parent: str) -> str:
 
 def pinned_commits(tree: Path, *, timeout: float) -> dict[str, str]:
     """The commits that the tree of a checkout pins for its submodules, by folder, checked out or not."""
-    return _pinned_commits(tree, "HEAD", timeout=timeout) if (tree / ".gitmodules").is_file() else {}
+    if not (tree / ".gitmodules").is_file():
+        return {}
+    pinned = _pinned_commits(tree, "HEAD", timeout=timeout)
+    return {path: pinned[path] for path in _addresses(tree, "HEAD", pinned, timeout=timeout)}
 
 
 def _pinned_commits(repository: Path, commit: str, *, timeout: float) -> dict[str, str]:
@@ -120,3 +105,21 @@ def _pinned_commits(repository: Path, commit: str, *, timeout: float) -> dict[st
         if facts.startswith("160000 commit "):
             commits[path] = facts.split()[2]
     return commits if named else {}
+
+
+def _addresses(repository: Path, commit: str, pinned: Collection[str], *, timeout: float) -> dict[str, tuple[str, str]]:
+    """Name and address of those folders that have one in a commit's `.gitmodules`; git passes over the others too."""
+    if not pinned:
+        return {}
+    settings: dict[str, dict[str, str]] = {}
+    listing = git("config", "--blob", f"{commit}:.gitmodules", "--null", "--list", timeout=timeout, folder=repository)
+    for entry in listing.split("\0"):
+        key, _, value = entry.partition("\n")
+        match = re.fullmatch(r"submodule\.(?P<name>.+)\.(?P<key>path|url)", key, re.DOTALL)
+        if match:
+            settings.setdefault(match["name"], {})[match["key"]] = value
+    return {
+        found["path"]: (name, found["url"])
+        for name, found in settings.items()
+        if found.get("path") in pinned and "url" in found
+    }

@@ -79,6 +79,18 @@ def test_a_change_inside_one_is_found_out(mirror: Mirror, workspace: Path) -> No
     assert find_changes(made.path, commit) == ["3rdparty/Megatron-LM: third/deep: added: new.txt"]
 
 
+def test_a_pinned_commit_without_an_address_is_left_out(family: Any, mirror: Mirror, workspace: Path) -> None:
+    stray = family.git("rev-parse", "HEAD")
+    family.git("update-index", "--add", "--cacheinfo", f"160000,{stray},stray")
+    family.git("commit", "--quiet", "--message", "Stray")
+
+    made = check_out(mirror, "main", mirror.resolve("main"), workspace, with_submodules=True)
+
+    assert list((made.path / "stray").iterdir()) == []
+    assert (made.path / "3rdparty" / "Megatron-LM" / "core.py").read_text() == "x = 1\n"
+    assert find_changes(made.path, made.commit) == []
+
+
 def _lose_repository(inner: Path) -> None:
     shutil.rmtree(inner / ".git")
 
