@@ -1,7 +1,7 @@
 """The harvest of a run: everything it left goes to the store, checked, and counts only once its manifest is there.
 
 Doing it again is always safe. A committed run is checked and its record returned; an interrupted one goes on where it
-was; two harvesters of one run end with the record of the one whose manifest came first.
+was; of two harvesters of one run the second waits, and ends with the record of the first.
 """
 
 import contextlib
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import pydantic
 
 from nightbridge.errors import DamagedData, PermanentError
+from nightbridge.leases import lease
 from nightbridge.models import (
     Checkout,
     Checkpoint,
@@ -51,6 +52,9 @@ if TYPE_CHECKING:
 RECORD = "record.json"
 SUMMARY = "summary.json"
 METRICS = "metrics.parquet"
+
+LEASE = "harvest.lease"
+"""The lease of whoever harvests an attempt, in its folder."""
 
 SCRATCH_AGE = 6 * 3600.0
 """Seconds without a change after which another host's scratch folder belongs to a harvest that died."""
@@ -118,62 +122,65 @@ def harvest(
         earlier: What the attempts before the last one left; their logs and curves are stored beside the run's.
 
     Raises:
-        TransientError: The store did not answer; calling again goes on from here.
+        TransientError: The store did not answer, or another harvest of the run is under way and takes long; calling
+            again goes on from here.
         PermanentError: The store refuses, or there is no room for masked copies.
         DamagedData: The run was committed earlier, and objects of it are missing.
 
     """
     job = jobs[-1]
     prefix = run_prefix(spec, job.attempt)
-    committed = committed_run(store, prefix)
-    if committed is not None:
-        return committed
-
     values = tuple(secrets)
-    with _scratch(plan.attempt_dir) as scratch:
+    # Two at once would write over each other's objects, and what one then commits would be partly the other's.
+    with _scratch(plan.attempt_dir) as scratch, lease(plan.attempt_dir / LEASE) as held:
+        committed = committed_run(store, prefix)
+        if committed is not None:
+            return committed
+
         units, left_out = files_to_store(output, spec.test.harvest.checkpoint, earlier)
         masked_copies = scratch / "masked"
         with _needing_room(scratch):
             units += _measurement_units(scratch, summary, metrics)
             masked_copies.mkdir()
         uploaded = upload(store, prefix, units, values, masked_copies, on_progress)
-    left_out += uploaded.left_out
-    for each in left_out:
-        _log.warning("not stored: %s", each)
+        left_out += uploaded.left_out
+        for each in left_out:
+            _log.warning("not stored: %s", each)
 
-    record = RunRecord(
-        spec=spec,
-        checkout=checkout,
-        image=image,
-        plan=plan,
-        jobs=tuple(jobs),
-        store_url=store.url,
-        prefix=prefix,
-        series=series_id(spec, job.cluster),
-        summary=summary,
-        checkpoints=tuple(
-            _as_stored(checkpoint, stored_path(output, checkpoint), left_out) for checkpoint in output.checkpoints
-        ),
-        left_out=tuple(str(each) for each in left_out),
-        tainted=tuple(tainted),
-        facts=read_facts(output, job, (repository.commit for repository in checkout.repositories)),
-        harvested_at=utc_now(),
-    )
-    record, stored_record = _put_record(store, record, values)
-    manifest = Manifest(
-        run_key=spec.run_key,
-        attempt=job.attempt,
-        prefix=prefix,
-        files=tuple(sorted((*uploaded.files, stored_record), key=lambda file: file.path)),
-        left_out=left_out,
-        masks=uploaded.masks,
-        pins=_pins(checkout, image),
-        job=record.job,
-        versions={"nightbridge": version("nightbridge"), "python": platform.python_version()},
-        committed_at=utc_now(),
-    )
-    if commit_manifest(store, manifest):
-        return record
+        record = RunRecord(
+            spec=spec,
+            checkout=checkout,
+            image=image,
+            plan=plan,
+            jobs=tuple(jobs),
+            store_url=store.url,
+            prefix=prefix,
+            series=series_id(spec, job.cluster),
+            summary=summary,
+            checkpoints=tuple(
+                _as_stored(checkpoint, stored_path(output, checkpoint), left_out) for checkpoint in output.checkpoints
+            ),
+            left_out=tuple(str(each) for each in left_out),
+            tainted=tuple(tainted),
+            facts=read_facts(output, job, (repository.commit for repository in checkout.repositories)),
+            harvested_at=utc_now(),
+        )
+        held.ensure_held()
+        record, stored_record = _put_record(store, record, values)
+        manifest = Manifest(
+            run_key=spec.run_key,
+            attempt=job.attempt,
+            prefix=prefix,
+            files=tuple(sorted((*uploaded.files, stored_record), key=lambda file: file.path)),
+            left_out=left_out,
+            masks=uploaded.masks,
+            pins=_pins(checkout, image),
+            job=record.job,
+            versions={"nightbridge": version("nightbridge"), "python": platform.python_version()},
+            committed_at=utc_now(),
+        )
+        if commit_manifest(store, manifest):
+            return record
     first = read_manifest(store, prefix)
     if first is None:
         raise DamagedData("the manifest vanished while it was committed", thing=store.url_of(prefix))
@@ -209,29 +216,17 @@ def _committed_record(store: ObjectStore, manifest: Manifest) -> RunRecord:
 
 
 def _put_record(store: ObjectStore, record: RunRecord, secrets: Sequence[str]) -> tuple[RunRecord, StoredFile]:
-    """Store the record, or adopt the one that another harvester of the same data has stored a moment earlier."""
-    key = f"{record.prefix}/{RECORD}"
+    """Store the record without secrets; returns it as it is stored."""
     data = mask_secrets(record.model_dump_json(indent=2), secrets).encode() + b"\n"
-    ours = _parse_record(data)
-    if ours is None:
+    key = f"{record.prefix}/{RECORD}"
+    try:
+        masked = RunRecord.model_validate_json(data)
+    except pydantic.ValidationError as error:
         raise PermanentError(
             "a secret's value is an ordinary word of the record", thing=key, advice="Use a longer secret"
-        )
-    if not store.put_if_absent(key, data):
-        there = store.get(key) or b""
-        theirs = _parse_record(there)
-        if theirs is not None and theirs.model_copy(update={"harvested_at": ours.harvested_at}) == ours:
-            ours, data = theirs, there
-        else:
-            store.put(key, data)
-    return ours, StoredFile(path=RECORD, size=len(data), sha256=sha256_hex(data), kind="summary")
-
-
-def _parse_record(data: bytes) -> RunRecord | None:
-    try:
-        return RunRecord.model_validate_json(data)
-    except pydantic.ValidationError:
-        return None
+        ) from error
+    store.put(key, data)
+    return masked, StoredFile(path=RECORD, size=len(data), sha256=sha256_hex(data), kind="summary")
 
 
 def _measurement_units(scratch: Path, summary: Summary, metrics: "pandas.DataFrame") -> tuple[Unit, ...]:

@@ -5,6 +5,7 @@ import random
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ import pandas as pd
 import pytest
 
 from nightbridge.errors import DamagedData, PermanentError
-from nightbridge.models import CheckpointState, StoreSettings
+from nightbridge.models import CheckpointState, RunRecord, StoreSettings
 from nightbridge.secrets import MASK
 from nightbridge.store.harvest import load_record, run_prefix
 from nightbridge.store.manifest import read_manifest
@@ -294,6 +295,26 @@ def test_two_harvesters_of_one_run_end_with_one_truth(store: ObjectStore, left: 
         records = list(pool.map(lambda _: left.harvest(store), range(4)))
     assert all(record == records[0] for record in records)
     assert load_record(store, records[0].prefix) == records[0]
+    assert verify_run(store, records[0].prefix) == []
+
+
+def test_of_two_harvesters_that_saw_different_things_one_is_the_truth(store: ObjectStore, left: LeftRun) -> None:
+    """One has begun to store its files when another begins, which learned something else about the job."""
+    learned = left.jobs[0].model_copy(update={"outcome_reason": "what accounting said a moment later"})
+    other = LeftRun(
+        **{**vars(left), "jobs": (learned,), "summary": left.summary.model_copy(update={"queue_time": 7.0})}
+    )
+    records: list[RunRecord] = []
+    second = threading.Thread(target=lambda: records.append(other.harvest(store)))
+
+    def let_the_other_begin() -> None:
+        second.start()
+        second.join(3)
+
+    records.append(left.harvest(Meddler(store, "summary.json", let_the_other_begin)))  # type: ignore[arg-type]
+    second.join()
+
+    assert records[0] == records[1] == load_record(store, records[0].prefix)
     assert verify_run(store, records[0].prefix) == []
 
 
