@@ -22,6 +22,9 @@ from nightbridge.models import Checkpoint, CheckpointState
 from nightbridge.outputs.metadata_pickle import read_storage_entries
 
 TRACKER = "latest_checkpointed_iteration.txt"
+LOADER_STATES = "energon"
+"""The folder beside the checkpoints in whose `iter_*` directories the data loader's ranks keep where they stood."""
+
 _ITERATION = re.compile(r"iter_(\d{7,})")
 _SHARD_SUFFIX = ".distcp"
 _NAMES_SHOWN = 3

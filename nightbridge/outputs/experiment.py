@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nightbridge.models import Checkpoint, Job, Model
-from nightbridge.outputs.checkpoints import find_checkpoints
+from nightbridge.outputs.checkpoints import LOADER_STATES, find_checkpoints
 from nightbridge.outputs.curves import read_curves
 from nightbridge.outputs.logs import read_logs
 from nightbridge.slurm.outcome import RunEvidence
@@ -113,7 +113,7 @@ class _Tree:
                 folders.clear()
                 continue
             self._seen.add(parent.resolve())
-            if any(_CHECKPOINT.fullmatch(name) for name in folders):
+            if parent.name != LOADER_STATES and any(_CHECKPOINT.fullmatch(name) for name in folders):
                 self.save_dirs.append(parent)
             for name in sorted(folders):
                 if (parent / name).is_symlink():

@@ -5,7 +5,8 @@ configs/       ConfigContainer.yaml, repo_status.json                    masked 
 attempt/       what nightbridge wrote about the attempt (job.sh, ...)    masked text
 tensorboard/   event files                                               as they are
 profiles/      what profilers left                                       as they are
-checkpoints/   iter_0000050/..., and the trackers that name it           as they are
+checkpoints/   iter_0000050/..., and beside it the trackers that name    as they are
+               it, and energon/iter_0000050/... (its data loader's)
 earlier/       a1/..., of each earlier attempt, but for its checkpoints  likewise
 """
 
@@ -14,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from nightbridge.models import Checkpoint, CheckpointState
-from nightbridge.outputs.checkpoints import TRACKER, tracked_iteration
+from nightbridge.outputs.checkpoints import LOADER_STATES, TRACKER, tracked_iteration
 from nightbridge.outputs.experiment import RunOutput
 from nightbridge.store.manifest import LeftOut
 from nightbridge.store.upload import LocalFile, Unit
@@ -88,7 +89,7 @@ def _checkpoint_units(output: RunOutput, policy: str) -> tuple[list[Unit], list[
         for checkpoint in chosen(complete, policy):
             path = stored_path(output, checkpoint)
             try:
-                units.append(Unit(path=path, files=(*_files_of(checkpoint, path), *_trackers_of(checkpoint, path))))
+                units.append(Unit(path=path, files=tuple(_files_of(checkpoint, path))))
             except (OSError, _LinkOut) as error:
                 left_out.append(LeftOut(path=path, reason=str(error)))
     return units, left_out
@@ -109,17 +110,26 @@ class _LinkOut(Exception):
 
 
 def _files_of(checkpoint: Checkpoint, stored: str) -> Iterator[LocalFile]:
-    root = checkpoint.path.resolve()
+    yield from _files_below(checkpoint.path, stored)
+    yield from _trackers_of(checkpoint, stored)
+    save_dir = checkpoint.path.parent
+    loader = save_dir / LOADER_STATES / checkpoint.path.name
+    if loader.is_dir():
+        if not loader.resolve().is_relative_to(save_dir.resolve()):
+            raise _LinkOut(f"{loader.relative_to(save_dir)} is a link out of the checkpoints' folder")
+        yield from _files_below(loader, f"{Path(stored).parent}/{LOADER_STATES}/{loader.name}")
 
+
+def _files_below(root: Path, stored: str) -> Iterator[LocalFile]:
     def stop(error: OSError) -> None:
         raise error
 
-    for folder, folders, names in os.walk(checkpoint.path, onerror=stop):
+    for folder, folders, names in os.walk(root, onerror=stop):
         folders.sort()
         for name in (*folders, *sorted(names)):
             path = Path(folder, name)
-            inside = path.relative_to(checkpoint.path).as_posix()
-            if path.is_symlink() and not path.resolve().is_relative_to(root):
+            inside = path.relative_to(root).as_posix()
+            if path.is_symlink() and not path.resolve().is_relative_to(root.resolve()):
                 raise _LinkOut(f"{inside} is a link out of the checkpoint")
             if name in names:
                 yield LocalFile(source=path, path=f"{stored}/{inside}", kind="checkpoint")

@@ -89,6 +89,12 @@ class TestReadRun:
         assert len(output.notes) == 3
         assert all("link out of" in note for note in output.notes)
 
+    def test_where_a_data_loader_stood_is_no_checkpoint_of_its_own(self, run_folder, write_checkpoint):
+        save_dir = run_folder.job_dir / "checkpoints"
+        write_checkpoint(save_dir, iteration=10)
+        run_folder.write("checkpoints/energon/iter_0000010/train_dataloader_dprank000.pt", "state")
+        assert [found.path for found in read_run(run_folder.job, None).checkpoints] == [save_dir / "iter_0000010"]
+
     def test_output_inside_the_job_folder_is_found_once(self, run_folder):
         run_folder.curves(range(1, 2))
         assert len(read_run(run_folder.job, run_folder.job_dir / "tb_logs").event_files) == 1

@@ -161,6 +161,31 @@ def test_trackers_are_stored_only_with_the_checkpoint_that_they_name(directory: 
     assert not [path for path in stored if "latest" in path]
 
 
+def test_where_the_data_loader_stood_is_stored_with_its_checkpoint(directory: ObjectStore, left: LeftRun) -> None:
+    for iteration in (20, 40, 60):
+        folder = left.job_dir / f"checkpoints/energon/iter_{iteration:07d}"
+        folder.mkdir(parents=True)
+        (folder / "train_dataloader_dprank000.pt").write_bytes(b"%d" % iteration)
+
+    stored = objects(directory, left.harvest(directory).prefix)
+
+    states = {path: data for path, data in stored.items() if "energon" in path}
+    assert states == {"checkpoints/energon/iter_0000040/train_dataloader_dprank000.pt": b"40"}
+
+
+def test_a_data_loaders_folder_that_is_a_link_out_of_the_run_leaves_the_checkpoint_out(
+    directory: ObjectStore, left: LeftRun, tmp_path: Path
+) -> None:
+    (tmp_path / "foreign/iter_0000040").mkdir(parents=True)
+    (tmp_path / "foreign/iter_0000040/passwords").write_bytes(b"foreign")
+    (left.job_dir / "checkpoints/energon").symlink_to(tmp_path / "foreign")
+
+    record = left.harvest(directory)
+
+    assert any("is a link out of the checkpoints' folder" in line for line in record.left_out)
+    assert b"foreign" not in objects(directory, record.prefix).values()
+
+
 def test_a_secret_inside_a_shard_leaves_its_whole_checkpoint_out(store: ObjectStore, left: LeftRun) -> None:
     shard = left.job_dir / "checkpoints/iter_0000040/__2_0.distcp"
     shard.write_bytes(b"\x00" * (1 << 20) + TOKEN.encode() + b"\x00" * 10)
