@@ -5,6 +5,7 @@ was; of two harvesters of one run the second waits, and ends with the record of 
 """
 
 import contextlib
+import json
 import logging
 import os
 import platform
@@ -37,11 +38,11 @@ from nightbridge.models import (
 from nightbridge.outputs.experiment import RunOutput
 from nightbridge.outputs.facts import read_facts
 from nightbridge.regression.series import series_id
-from nightbridge.secrets import mask_secrets
 from nightbridge.store.keys import sha256_hex
 from nightbridge.store.manifest import LeftOut, Manifest, commit_manifest, read_manifest
 from nightbridge.store.objects import ObjectStore
 from nightbridge.store.progress import Progress
+from nightbridge.store.redaction import mask_text
 from nightbridge.store.restore import missing_objects
 from nightbridge.store.selection import files_to_store, stored_path
 from nightbridge.store.upload import Unit, upload
@@ -217,7 +218,8 @@ def _committed_record(store: ObjectStore, manifest: Manifest) -> RunRecord:
 
 def _put_record(store: ObjectStore, record: RunRecord, secrets: Sequence[str]) -> tuple[RunRecord, StoredFile]:
     """Store the record without secrets; returns it as it is stored."""
-    data = mask_secrets(record.model_dump_json(indent=2), secrets).encode() + b"\n"
+    spelled = {spelling for value in secrets for spelling in (value, json.dumps(value, ensure_ascii=False)[1:-1])}
+    data = mask_text(record.model_dump_json(indent=2), spelled).encode() + b"\n"
     key = f"{record.prefix}/{RECORD}"
     try:
         masked = RunRecord.model_validate_json(data)

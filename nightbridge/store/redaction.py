@@ -44,8 +44,7 @@ def copy_masked(source: Path, target: Path, secrets: Iterable[str]) -> Digest:
         PermanentError: The target cannot be written.
 
     """
-    # Values first: a shape that ends in the middle of a value would leave the rest of it.
-    maskers = [*_value_maskers(_values(secrets)), _Masker(find_shapes, LONGEST_SHAPE)]
+    maskers = _maskers(secrets)
     digest, size = hashlib.sha256(), 0
     with source.open("rb") as reader, _Target(target) as writer:
         last = False
@@ -58,6 +57,14 @@ def copy_masked(source: Path, target: Path, secrets: Iterable[str]) -> Digest:
             size += len(output)
             writer.write(output)
     return Digest(size=size, sha256=digest.hexdigest(), secrets=sum(masker.found for masker in maskers))
+
+
+def mask_text(text: str, secrets: Iterable[str]) -> str:
+    """A text with everything masked that `copy_masked` masks in a file."""
+    data = text.encode("utf-8", "surrogateescape")
+    for masker in _maskers(secrets):
+        data = masker.mask(data, last=True)
+    return data.decode("utf-8", "surrogateescape")
 
 
 class _Masker:
@@ -93,9 +100,14 @@ class _Masker:
         return b"".join(pieces)
 
 
-def _value_maskers(values: list[bytes]) -> list[_Masker]:
+def _maskers(secrets: Iterable[str]) -> list[_Masker]:
+    shapes = _Masker(find_shapes, LONGEST_SHAPE)
+    values = _values(secrets)
+    if not values:
+        return [shapes]
     pattern = re.compile(b"|".join(re.escape(value) for value in values))
-    return [_Masker(pattern.finditer, len(values[0]))] if values else []
+    # Values first: a shape that ends in the middle of a value would leave the rest of it.
+    return [_Masker(pattern.finditer, len(values[0])), shapes]
 
 
 class SecretFinder:

@@ -106,6 +106,29 @@ def test_a_planted_token_is_in_no_object_and_nothing_else_of_the_text_changes(
     assert manifest.masks == 42
 
 
+@pytest.mark.parametrize(
+    ("secret", "known"),
+    [
+        ("hf_" + "AbCdEfGhIjKlMnOpQrStUvWxYz01234567", False),
+        ("nvapi-" + "Ab_9-" * 12 + "wxyz", False),
+        ('quoted " and \\ back', True),
+        ("line\nbreak", True),
+        ("größe!", True),
+    ],
+)
+def test_what_a_job_said_at_its_end_is_masked_as_its_log_is(
+    directory: ObjectStore, left: LeftRun, secret: str, known: bool
+) -> None:
+    job = left.jobs[0].model_copy(update={"outcome_reason": f"OSError: token {secret} refused"})
+    record = LeftRun(**{**vars(left), "jobs": (job,)}).harvest(directory, secrets=(TOKEN, *[secret] * known))
+
+    assert record.job.outcome_reason == f"OSError: token {MASK} refused"
+    assert load_record(directory, record.prefix) == record
+    manifest = read_manifest(directory, record.prefix)
+    assert manifest is not None
+    assert manifest.job.outcome_reason == record.job.outcome_reason
+
+
 def test_the_record_and_the_measurements_come_back(store: ObjectStore, left: LeftRun, tmp_path: Path) -> None:
     record = left.harvest(store)
 

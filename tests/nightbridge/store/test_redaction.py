@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from nightbridge.errors import PermanentError
 from nightbridge.secrets import MASK, mask_secrets
 from nightbridge.store import redaction
-from nightbridge.store.redaction import SecretFinder, copy_masked
+from nightbridge.store.redaction import SecretFinder, copy_masked, mask_text
 from nightbridge.store.secret_shapes import LONGEST_SHAPE, find_shapes
 
 SECRETS = ["hf_0123456789abcdef", "hf_0123456789abcdef-longer", "line\nbreak", "größe!"]
@@ -46,6 +46,13 @@ def test_a_file_is_masked_as_a_whole_text_would_be(
     text = "".join(parts)
     result = masked(tmp_path_factory.mktemp("masked"), text.encode(), secrets).decode()
     assert result == whole(mask_secrets(text, secrets).encode()).decode()
+
+
+@given(parts=st.lists(st.sampled_from([*SECRETS, "hf_" + "Ab1" * 11, "key=", " ", "\n", "x"])))
+def test_a_text_in_memory_is_masked_as_a_file_is(tmp_path_factory: pytest.TempPathFactory, parts: list[str]) -> None:
+    text = "".join(parts)
+    in_a_file = masked(tmp_path_factory.mktemp("masked"), text.encode(), SECRETS)
+    assert mask_text(text, SECRETS).encode() == in_a_file
 
 
 def test_values_too_short_to_be_secrets_are_left(tmp_path: Path) -> None:
