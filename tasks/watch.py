@@ -15,6 +15,7 @@ from nightbridge.slurm.cluster import open_cluster
 from nightbridge.slurm.ledger import record_ended
 from nightbridge.slurm.outcome import classify
 from nightbridge.slurm.watcher import Watcher
+from nightbridge.store.redaction import mask_text
 from tasks.interrupt import interrupt_stages, raise_if_interrupted
 from tasks.progress import ProgressArtifact
 from tasks.secrets import resolve_all
@@ -78,6 +79,10 @@ class _Shown:
         self._status = ended.status
         self._safely(lambda: self._show(self._follower.last_look()))
 
+    def masked(self, text: str) -> str:
+        """A text of the run's, as it may be kept and told."""
+        return mask_text(text, self._values or ())
+
     def _look_up(self, secrets: Mapping[str, SecretRef]) -> None:
         self._values = list(resolve_all(secrets).values())
 
@@ -124,6 +129,7 @@ def watch(job: Job, plan: LaunchPlan, site: Site) -> Job:
     shown.last_look(ended)
     left = read_run(ended, plan.output_dir, plan.checkpoint_dir)
     ended = classify(ended, evidence(left, plan.max_steps))
+    ended = ended.model_copy(update={"outcome_reason": shown.masked(ended.outcome_reason)})
     record_ended(ended)
     log.info("job %d: %s %s", job.job_id, ended.outcome, ended.outcome_reason)
     return ended

@@ -12,7 +12,7 @@ from nightbridge.outputs.experiment import event_folders, logs_so_far
 from nightbridge.outputs.logs import parse_steps
 from nightbridge.outputs.tags import OTHER_TAGS
 from nightbridge.outputs.tail import LogTail
-from nightbridge.secrets import mask_secrets
+from nightbridge.store.redaction import mask_text
 
 LOOK_INTERVAL = 10.0
 """Seconds between two looks at a job's log."""
@@ -77,7 +77,7 @@ class RunFollower:
 
     Args:
         job: The job.
-        secrets: Values that no line may show.
+        secrets: Values that no line may show; what has a secret's shape is not shown either.
         output_dir: The host folder that a run without a container writes to, as in `read_run`.
         total: Iterations of the whole run, where they are known before a log says them.
 
@@ -139,7 +139,7 @@ class RunFollower:
         shown = lines[-MOST_LINES:]
         return LogNews(
             # Masked before it is cut: half of a secret is one, too.
-            lines=tuple(mask_secrets(line, self._secrets)[:_LONGEST_SHOWN].rstrip() for line in shown),
+            lines=tuple(mask_text(line, self._secrets)[:_LONGEST_SHOWN].rstrip() for line in shown),
             left_out=len(lines) - len(shown),
             source=next((path for path, new in reversed(found) if new), None),
             progress=self._progress(),

@@ -1,0 +1,64 @@
+"""What the watch stage says about a job's end, on the embedded cluster."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prefect import flow
+from prefect.client.orchestration import get_client
+
+from nightbridge.models import Job, LaunchPlan, Outcome, SecretRef, Site, utc_now
+from nightbridge.secrets import MASK
+from nightbridge.slurm.cluster import open_cluster
+from nightbridge.slurm.ledger import read_ended
+from tasks.watch import watch
+from tests.real.prefect_harness import prefect_in_this_process
+
+KNOWN = "a known value"
+SHAPED = "hf_" + "AbCdEfGhIjKlMnOpQrStUvWxYz01234567"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _server() -> Iterator[None]:
+    with prefect_in_this_process():
+        yield
+
+
+def told() -> str:
+    with get_client(sync_client=True) as client:
+        return "\n".join(log["message"] for log in client.request("POST", "/logs/filter", json={}).json())
+
+
+def test_the_error_that_ended_a_job_is_kept_and_told_without_secrets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KNOWN_SECRET", KNOWN)
+    site = Site(workspace=tmp_path)
+    attempt_dir = tmp_path / "runs" / "watched" / "a1"
+    attempt_dir.mkdir(parents=True)
+    script = attempt_dir / "job.sh"
+    script.write_text(
+        "#!/bin/bash\n#SBATCH --output=/dev/null\n"
+        f"echo '[rank0]: OSError: {KNOWN} and {SHAPED} refused' > {attempt_dir}/log-x_${{SLURM_JOB_ID}}_0.out\nexit 1\n"
+    )
+    job = Job(
+        run_key="watched", attempt=1, job_id=open_cluster(site.cluster, tmp_path).submit("watched-a1", script, []),
+        cluster="local", attempt_dir=attempt_dir, script=script, experiment_dir=attempt_dir, submitted_at=utc_now(),
+    )  # fmt: skip
+    plan = LaunchPlan(
+        run_key="watched", attempt=1, attempt_dir=attempt_dir, argv=("true",), cwd=attempt_dir, nodes=1,
+        tasks_per_node=1, secret_environment={"TOKEN": SecretRef(source="env", name="KNOWN_SECRET")},
+    )  # fmt: skip
+
+    @flow
+    def night() -> Job:
+        ended: Job = watch(job, plan, site)
+        return ended
+
+    ended = night()
+
+    assert ended.outcome is Outcome.PROGRAM_ERROR
+    assert f"OSError: {MASK} and {MASK} refused" in ended.outcome_reason
+    assert read_ended(attempt_dir) == ended
+    assert KNOWN not in told()
+    assert SHAPED not in told()
