@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
@@ -150,12 +151,16 @@ def events(
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE.parquet", help="Write the table there.")] = None,
 ) -> None:
     """Read TensorBoard event files into a table, up to the first damage of each."""
-    from nightbridge.outputs.event_files import metrics_parquet, scalars
+    from nightbridge.outputs.event_files import metrics_parquet, read_event_files, scalar_table
 
     if not path.exists():
         raise InvalidInput("no such file or folder", thing=str(path), advice="Name an event file or its folder")
-    table, damage = scalars(path)
+    files, damage = read_event_files(path)
+    table = scalar_table(files)
     _notes(damage)
+    others = sum((Counter(file.skipped) for file in files), Counter[str]())
+    if others:
+        _note(f"no scalars, left out: {', '.join(f'{count} {kind}' for kind, count in sorted(others.items()))}")
     if not len(table) and not damage:
         raise InvalidInput("no TensorBoard scalars", thing=str(path), advice="Name a folder with events.out.tfevents.*")
     if out is not None:

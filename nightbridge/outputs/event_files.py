@@ -354,16 +354,14 @@ def _age(file: EventFile) -> tuple[int, float, str]:
     return (file_time(file.path), file.wall_times[0] if len(file) else 0.0, file.path.name)
 
 
-def scalars(source: Path | Sequence[Path]) -> "tuple[pd.DataFrame, list[str]]":
-    """Read all scalars of a run into one tidy table.
+def read_event_files(source: Path | Sequence[Path]) -> tuple[list[EventFile], list[str]]:
+    """Read all event files of a run.
 
     Args:
-        source: A folder to search, one event file, or a list of event files. A missing folder gives an empty table.
+        source: A folder to search, one event file, or a list of event files. A missing folder has none.
 
     Returns:
-        The table with `COLUMNS`, in the order of writing: tag (canonical), step, wall_time (seconds since 1970), value
-        (NaN and infinities kept), file (its name), superseded (True where a later row has the same tag and step, as
-        after a restart). And one line per damaged file.
+        The files that can be read, in the order of writing, and one line per damaged file.
 
     """
     if isinstance(source, Path):
@@ -376,11 +374,21 @@ def scalars(source: Path | Sequence[Path]) -> "tuple[pd.DataFrame, list[str]]":
         except DamagedData as error:
             damage.append(str(error))
     files.sort(key=_age)
-    damage += [file.damage for file in files if file.damage]
-    return _table(files), damage
+    return files, damage + [file.damage for file in files if file.damage]
 
 
-def _table(files: Sequence[EventFile]) -> "pd.DataFrame":
+def scalars(source: Path | Sequence[Path]) -> "tuple[pd.DataFrame, list[str]]":
+    """Read all scalars of a run into one tidy table: `scalar_table` of `read_event_files`, and the damage."""
+    files, damage = read_event_files(source)
+    return scalar_table(files), damage
+
+
+def scalar_table(files: Sequence[EventFile]) -> "pd.DataFrame":
+    """The scalars of files in the order of writing, as one table with `COLUMNS`.
+
+    tag (canonical), step, wall_time (seconds since 1970), value (NaN and infinities kept), file (its name), superseded
+    (True where a later row has the same tag and step, as after a restart).
+    """
     import numpy as np
     import pandas as pd
 

@@ -212,6 +212,23 @@ def test_events_prints_one_line_for_each_tag(nightbridge, event_folder):
     assert out.splitlines()[1] == "lm loss\t3\t1\t3\t3.33333"
 
 
+def test_events_counts_what_is_no_scalar(nightbridge, event_folder):
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    writer = EventFileWriter(event_folder)
+    values = [Summary.Value(tag="weights", histo=HistogramProto()), Summary.Value(tag="seen", image=Summary.Image())]
+    for value in (*values, values[0]):
+        writer.add_event(Event(summary=Summary(value=[value])))
+    writer.close()
+
+    code, out, err = nightbridge("events", event_folder)
+
+    assert (code, len(out.splitlines())) == (0, 2)
+    assert "no scalars, left out: 2 histogram, 1 image" in err
+
+
 def test_events_writes_the_table_as_parquet(nightbridge, event_folder, tmp_path):
     import pandas as pd
 
