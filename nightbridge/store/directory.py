@@ -118,9 +118,9 @@ class DirectoryStore:
                 pass
             return found if found.sha256 == source.sha256 else None
 
-    def remove_leftovers(self, prefix: str) -> None:
+    def remove_leftovers(self, prefix: str, begun_before: datetime | None = None) -> None:
         """Remove what uploads that died have left: `INCOMING` is one for the whole store, so only by age."""
-        del prefix
+        del prefix, begun_before
         self._remove_leftovers()
 
     def get(self, key: str) -> bytes | None:

@@ -64,8 +64,8 @@ class ObjectStore(Protocol):
 
         """
 
-    def remove_leftovers(self, prefix: str) -> None:
-        """Remove what interrupted uploads have left below a prefix. Called when all of it is there.
+    def remove_leftovers(self, prefix: str, begun_before: datetime | None = None) -> None:
+        """Remove what interrupted uploads have left below a prefix: of those begun before a time, or of all.
 
         An upload that is under way there at this moment begins again.
         """

@@ -121,7 +121,8 @@ def remove_runs(
 ) -> list[RunRemoval]:
     """Remove stored runs, the manifests of each before all else; return those that are gone.
 
-    One that was written to, or accepted by a person, since it was chosen stays.
+    One that was written to, or accepted by a person, since it was chosen stays. What uploads left that were interrupted
+    long ago, and that no listing shows, goes as well.
     """
     decisions = _decisions(store)
     removed = []
@@ -132,6 +133,7 @@ def remove_runs(
             _remove(store, removal.run.prefix, [each.key for each in found])
             removed.append(removal)
         meter.done(number)
+    store.remove_leftovers("runs", datetime.now(UTC) - LEFTOVER_AGE)
     return removed
 
 
@@ -140,6 +142,7 @@ def _remove(store: ObjectStore, prefix: str, keys: Sequence[str]) -> None:
     for key in manifests:
         store.delete(key)
     in_parallel(store.delete, sorted(set(keys) - set(manifests)))
+    store.remove_leftovers(prefix)
 
 
 def _beyond_limits(runs: Sequence[StoredRun], policy: RetentionPolicy, now: datetime) -> dict[str, str]:

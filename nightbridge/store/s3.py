@@ -5,6 +5,7 @@ import hashlib
 import os
 import uuid
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -102,9 +103,10 @@ class S3Store:
                 return None
             return _sent(key, source, plain_etag(found))
 
-    def remove_leftovers(self, prefix: str) -> None:
-        """Abort every unfinished upload below a prefix: its parts cost room and nobody sees them."""
-        self._uploader.abort_all(self.bucket, self.prefix + checked_folder(prefix), self.url_of(prefix))
+    def remove_leftovers(self, prefix: str, begun_before: datetime | None = None) -> None:
+        """Abort the unfinished uploads below a prefix: their parts cost room and nobody sees them."""
+        folder = self.prefix + checked_folder(prefix)
+        self._uploader.abort_all(self.bucket, folder, self.url_of(prefix), begun_before)
 
     def get(self, key: str) -> bytes | None:
         """Read an object and check its recorded checksum; None when there is none."""

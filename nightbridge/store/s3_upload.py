@@ -16,6 +16,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -124,11 +125,12 @@ class Uploader:
                     return plain_etag(found)
         raise TransientError("another process ends every upload of it", thing=thing, advice="Harvest it only once")
 
-    def abort_all(self, bucket: str, folder: str, thing: str) -> None:
-        """Abort every unfinished upload below a folder."""
+    def abort_all(self, bucket: str, folder: str, thing: str, begun_before: datetime | None = None) -> None:
+        """Abort the unfinished uploads below a folder: those begun before a time, or all."""
         with s3_errors(thing):
             for upload in self._unfinished(bucket, folder):
-                self._abort(_Place(bucket, upload["Key"], thing), upload["UploadId"])
+                if begun_before is None or upload["Initiated"] < begun_before:
+                    self._abort(_Place(bucket, upload["Key"], thing), upload["UploadId"])
 
     def _send_whole(self, place: _Place, source: FileSource) -> str:
         with self._buffers.lend(source.size) as body:

@@ -1,6 +1,7 @@
 """Which stored runs go and which stay, and that a removal leaves nothing that could be taken for a run."""
 
 import json
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,7 +14,9 @@ from nightbridge.models import RetentionPolicy, StoreSettings, Verdict, VerdictS
 from nightbridge.store.objects import ObjectStore, open_store
 from nightbridge.store.restore import verify_run
 from nightbridge.store.retention import StoredRun, choose_runs, find_old_runs, remove_runs
+from nightbridge.store.s3 import S3Store
 from tests.nightbridge.store.left_run import make_run
+from tests.real.s3_servers import S3Server
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
@@ -174,6 +177,33 @@ def test_a_harvest_that_is_under_way_is_not_taken_for_a_leftover(store: ObjectSt
     store.put("runs/llama/n1/llama-n1-0123456789/a1/checkpoints/iter_0000010/__0_0.distcp", b"half")
     assert find_old_runs(later(store, 6), RetentionPolicy(nights=1)) == []
     assert len(find_old_runs(later(store, 8), RetentionPolicy(nights=1))) == 1
+
+
+@pytest.mark.s3
+def test_parts_of_interrupted_uploads_go_with_their_run_and_others_in_time(
+    settings_of: Callable[[str], StoreSettings], ceph: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = S3Store(settings_of("ceph"))
+    prefix = make_run(tmp_path / "w", shard_size=1000).harvest(store).prefix
+    of_the_run, of_nobody, of_tonight = f"{prefix}/checkpoints/a", "runs/x/n1/x-n1/a1/b", "runs/x/n2/x-n2/a1/c"
+
+    def begin(key: str) -> None:
+        ceph.client().create_multipart_upload(Bucket=store.bucket, Key=store.prefix + key)
+
+    def unfinished() -> set[str]:
+        found = ceph.client().list_multipart_uploads(Bucket=store.bucket, Prefix=store.prefix)
+        return {upload["Key"].removeprefix(store.prefix) for upload in found.get("Uploads", ())}
+
+    for key in (of_the_run, of_nobody):
+        begin(key)
+    remove_runs(later(store, 31), find_old_runs(later(store, 31), MONTH))
+    assert unfinished() == {of_nobody}
+
+    monkeypatch.setattr("nightbridge.store.retention.LEFTOVER_AGE", timedelta(seconds=4))
+    time.sleep(5)
+    begin(of_tonight)
+    remove_runs(store, [])
+    assert unfinished() == {of_tonight}
 
 
 def test_a_run_that_was_accepted_or_written_to_since_it_was_chosen_stays(store: ObjectStore, tmp_path: Path) -> None:
