@@ -40,13 +40,14 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass
 class S3Server:
-    """A running server. `https_url` and `ca_bundle` only where it was asked for."""
+    """A running server. `https_url`, `ca_bundle` and `ceph_conf` are Ceph's."""
 
     endpoint_url: str
     access_key: str
     secret_key: str
     https_url: str | None = None
     ca_bundle: Path | None = None
+    ceph_conf: Path | None = None
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -75,6 +76,15 @@ class S3Server:
     def make_bucket(self, name: str) -> None:
         """Create a bucket."""
         self.client().create_bucket(Bucket=name)
+
+    def fill_bucket_at(self, name: str, size: int) -> None:
+        """Let a bucket of Ceph take `size` bytes and no more."""
+        assert self.ceph_conf is not None
+        for command in (("set", f"--max-size={size}"), ("enable",)):
+            subprocess.run(
+                ["radosgw-admin", "quota", *command, "--quota-scope=bucket", f"--bucket={name}"],
+                env={**os.environ, "CEPH_CONF": str(self.ceph_conf)}, check=True, capture_output=True, timeout=120,
+            )  # fmt: skip
 
     def store_settings(self, bucket: str, prefix: str = "", *, endpoint_url: str | None = None) -> StoreSettings:
         """Settings of a store in this server's bucket, with the keys in environment variables."""
@@ -138,6 +148,7 @@ def start_ceph(folder: Path) -> S3Server:
         "testsecret",
         https_url=f"https://127.0.0.1:{https_port}",
         ca_bundle=certificate,
+        ceph_conf=conf,
     )
 
     def tool(*command: str) -> None:

@@ -338,6 +338,23 @@ def test_a_bucket_that_may_only_be_read_is_told_and_the_run_stays_uncommitted(ce
     assert verify_run(store, left.harvest(store).prefix) == []
 
 
+@pytest.mark.s3
+@pytest.mark.parametrize("shard_size", [100_000, 9_000_000], ids=["whole files", "parts"])
+def test_a_bucket_that_is_full_is_told_and_the_harvest_goes_on_once_there_is_room(
+    ceph: S3Server, tmp_path: Path, shard_size: int
+) -> None:
+    bucket = f"full-{shard_size}"
+    ceph.make_bucket(bucket)
+    ceph.fill_bucket_at(bucket, 4 * shard_size)
+    left, store = make_run(tmp_path / "w", shard_size=shard_size), open_store(ceph.store_settings(bucket))
+    with pytest.raises(PermanentError, match=r"quota exceeded.*Free space in the store or raise its quota"):
+        left.harvest(store)
+    assert load_record(store, run_prefix(left.spec, 1)) is None
+
+    ceph.fill_bucket_at(bucket, 20 * shard_size)
+    assert verify_run(store, left.harvest(store).prefix) == []
+
+
 def test_two_harvesters_of_one_run_end_with_one_truth(store: ObjectStore, left: LeftRun) -> None:
     with ThreadPoolExecutor(4) as pool:
         records = list(pool.map(lambda _: left.harvest(store), range(4)))
