@@ -907,6 +907,7 @@ class Verdict(Model):
     reasons: tuple[str, ...] = ()
     comparisons: tuple[Comparison, ...] = ()
     baseline_runs: tuple[str, ...] = Field((), description="Run keys of the runs compared with.")
+    reference_run: str | None = Field(None, description="Run key of the run that its test names as reference.")
     job_id: int | None = None
     store_url: str = ""
     prefix: str = ""

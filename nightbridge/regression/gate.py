@@ -124,13 +124,14 @@ class Evidence(NamedTuple):
 class GoldenAnswer(NamedTuple):
     """What the rules of golden values say: whether the data are whole, whether they are as good, and why not.
 
-    `values`: what the golden run measured, by metric and in its unit.
+    `values`: what the golden run measured, by metric and in its unit. `run_key`: that of a stored run that was asked.
     """
 
     whole: bool
     as_good: bool
     reasons: tuple[str, ...] = ()
     values: Mapping[MetricName, float] = {}
+    run_key: str | None = None
 
 
 class Finding(NamedTuple):
@@ -522,6 +523,7 @@ def _verdict(
         reasons=reasons,
         comparisons=tuple(_beside_golden(finding.comparison, tonight) for finding in findings),
         baseline_runs=tuple(row.run_key for row in baseline),
+        reference_run=tonight.evidence.golden.run_key if tonight and tonight.evidence.golden else None,
         job_id=record.job.job_id,
         store_url=record.store_url,
         prefix=record.prefix,

@@ -45,6 +45,7 @@ def reference_answer(store: ObjectStore, record: RunRecord) -> GoldenAnswer | No
         whole=found.is_complete,
         as_good=not found.beyond,
         reasons=tuple(f"reference {run_key}: {fault}" for fault in found.faults),
+        run_key=run_key,
     )
 
 
@@ -104,4 +105,5 @@ def joined(one: GoldenAnswer | None, other: GoldenAnswer | None) -> GoldenAnswer
         as_good=one.as_good and other.as_good,
         reasons=(*one.reasons, *other.reasons),
         values={**other.values, **one.values},
+        run_key=one.run_key or other.run_key,
     )

@@ -91,7 +91,8 @@ def choose_runs(
     """Choose the committed runs that go, each with the reason.
 
     What a run that stays was compared with stays as well, and so does what the next night will be compared with: the
-    newest good runs of every series. That is not carried on: what such a run was itself compared with may go.
+    newest good runs of every series, and the run that a test names as its reference. That is not carried on: what such
+    a run was itself compared with may go.
 
     Args:
         runs: Every committed run, with its verdict.
@@ -106,6 +107,7 @@ def choose_runs(
     kept = [run for run in runs if run.run_key not in reasons]
     referred = {key for run in kept if run.verdict for key in run.verdict.baseline_runs}
     referred |= _next_baselines(runs)
+    referred |= {run.verdict.reference_run for run in runs if run.verdict and run.verdict.reference_run}
     return [
         (run, reasons[run.run_key])
         for run in runs

@@ -114,6 +114,15 @@ def test_what_cannot_be_compared_never_passes(
     assert said in " ".join(verdict.reasons)
 
 
+def test_the_verdict_names_the_reference_so_that_it_is_not_removed(
+    judge: Judge, reference: Callable[..., RunRecord]
+) -> None:
+    run_key = reference().spec.run_key
+    assert judge(REFERENCE, run_key).reference_run == run_key
+    assert judge(REFERENCE, "recipe").reference_run == run_key
+    assert judge(REFERENCE, "nobody").reference_run is None
+
+
 def test_a_reference_that_nobody_knows_never_passes(judge: Judge) -> None:
     verdict = judge(REFERENCE, "recipe")
 

@@ -86,6 +86,15 @@ def test_what_the_verdict_of_a_run_that_stays_refers_to_stays_and_what_that_refe
     assert gone(runs, RetentionPolicy(days=30)) == {"older"}
 
 
+def test_the_run_that_a_test_names_as_its_reference_stays() -> None:
+    runs = [
+        stored("reference", 90, test="recipe"),
+        stored("other", 91, test="recipe"),
+        stored("tonight", 2, test="hetero", reference_run="reference"),
+    ]
+    assert gone(runs, RetentionPolicy(days=30)) == {"other"}
+
+
 def test_the_good_runs_that_the_next_night_is_compared_with_stay_whatever_their_age() -> None:
     runs = [stored(f"n{age}", age, status=VerdictStatus.PASSED) for age in range(100, 112)]
     assert gone(runs, RetentionPolicy(days=30, nights=1, max_gb=0)) == {f"n{age}" for age in range(107, 112)}
