@@ -42,7 +42,8 @@ def s3_error(status: int, code: str) -> Answer:
 class Proxy:
     """`before` answers instead of the server, `after` instead of the answer that the server gave; None leaves it be.
 
-    `damage` changes the body on its way to the server, `change` the server's answer on its way back.
+    `damage` changes the body on its way to the server, `change` the server's answer on its way back, and `cut` says
+    after how many bytes of it the connection breaks.
     """
 
     endpoint_url: str = ""
@@ -51,6 +52,7 @@ class Proxy:
     after: Callable[[Request], Answer | None] = lambda _: None
     damage: Callable[[Request, bytes], bytes] = lambda _, body: body
     change: Callable[[Request, bytes], bytes] = lambda _, body: body
+    cut: Callable[[Request], int | None] = lambda _: None
 
     def count(self, method: str) -> int:
         return sum(request.method == method for request in self.requests)
@@ -93,7 +95,9 @@ def proxy_to(endpoint_url: str) -> Iterator[Proxy]:
             self.send_header("Content-Length", length if self.command == "HEAD" and length else str(len(answer.body)))
             self.end_headers()
             if self.command != "HEAD":
-                self.wfile.write(answer.body)
+                kept = proxy.cut(request)
+                self.wfile.write(answer.body[:kept])
+                self.close_connection = self.close_connection or kept is not None
 
         do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = handle_any
 

@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from nightbridge.errors import DamagedData, InvalidInput, PermanentError
+from nightbridge.errors import DamagedData, InvalidInput, PermanentError, TransientError
 from nightbridge.models import StoreSettings
 from nightbridge.store.manifest import read_manifest
 from nightbridge.store.objects import ObjectStore, open_store
 from nightbridge.store.restore import fetch_run, verify_run
 from nightbridge.store.source import FileSource
 from tests.nightbridge.store.left_run import LeftRun, make_run
+from tests.real.s3_proxy import proxy_to
+from tests.real.s3_servers import S3Server
 
 
 @pytest.fixture
@@ -90,6 +92,47 @@ def test_an_object_that_was_sent_in_parts_and_replaced_is_found(store: ObjectSto
     assert [problem.split(": ")[0] for problem in verify_run(store, prefix)] == [path]
     with pytest.raises(DamagedData, match="not what the manifest says"):
         fetch_run(store, prefix, tmp_path / "back")
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize("name", ["__0_0.distcp", "__1_0.distcp"], ids=["sent in parts", "sent at once"])
+def test_a_download_that_breaks_off_is_transient_and_fetching_again_goes_on(
+    ceph: S3Server, settings_of: Callable[[str], StoreSettings], tmp_path: Path, name: str
+) -> None:
+    settings = settings_of("ceph")
+    prefix = make_run(tmp_path / "large", shard_size=3 << 20).harvest(open_store(settings)).prefix
+    with proxy_to(ceph.endpoint_url) as proxy:
+        behind = open_store(settings.model_copy(update={"endpoint_url": proxy.endpoint_url}))
+        proxy.cut = lambda request: 2 << 20 if request.path.endswith(f"iter_0000040/{name}") else None
+        with pytest.raises(TransientError, match="the connection broke"):
+            fetch_run(behind, prefix, tmp_path / "back")
+        assert not list((tmp_path / "back").rglob(f"*{name}*"))
+        there = {path.name for path in (tmp_path / "back").rglob("*.distcp")}
+        proxy.cut = lambda _: None
+        proxy.requests.clear()
+
+        fetch_run(behind, prefix, tmp_path / "back")
+
+        again = {request.path.rpartition("/")[2] for request in proxy.requests}
+    assert there
+    assert there.isdisjoint(again)
+    shard = f"checkpoints/iter_0000040/{name}"
+    assert (tmp_path / "back" / shard).read_bytes() == open_store(settings).get(f"{prefix}/{shard}")
+
+
+@pytest.mark.s3
+def test_bytes_that_are_damaged_on_their_way_back_are_never_kept(
+    ceph: S3Server, settings_of: Callable[[str], StoreSettings], tmp_path: Path
+) -> None:
+    settings = settings_of("ceph")
+    prefix = make_run(tmp_path / "large", shard_size=3 << 20).harvest(open_store(settings)).prefix
+    with proxy_to(ceph.endpoint_url) as proxy:
+        behind = open_store(settings.model_copy(update={"endpoint_url": proxy.endpoint_url}))
+        proxy.change = lambda request, body: body[:-1] + b"?" if request.path.endswith(".distcp") else body
+        with pytest.raises(DamagedData):
+            fetch_run(behind, prefix, tmp_path / "back")
+    assert not list((tmp_path / "back").rglob("*distcp*"))
+    assert not (tmp_path / "back/manifest.json").exists()
 
 
 @pytest.mark.s3
