@@ -7,12 +7,9 @@ was; of two harvesters of one run the second waits, and ends with the record of 
 import contextlib
 import json
 import logging
-import os
 import platform
 import shutil
-import socket
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -57,8 +54,8 @@ METRICS = "metrics.parquet"
 LEASE = "harvest.lease"
 """The lease of whoever harvests an attempt, in its folder."""
 
-SCRATCH_AGE = 6 * 3600.0
-"""Seconds without a change after which another host's scratch folder belongs to a harvest that died."""
+SCRATCH = ".harvest-"
+"""How the name of a harvest's own folder begins, in the attempt's."""
 
 _log = logging.getLogger(__name__)
 
@@ -133,7 +130,7 @@ def harvest(
     prefix = run_prefix(spec, job.attempt)
     values = tuple(secrets)
     # Two at once would write over each other's objects, and what one then commits would be partly the other's.
-    with _scratch(plan.attempt_dir) as scratch, lease(plan.attempt_dir / LEASE) as held:
+    with lease(plan.attempt_dir / LEASE) as held, _scratch(plan.attempt_dir) as scratch:
         committed = committed_run(store, prefix)
         if committed is not None:
             return committed
@@ -256,15 +253,14 @@ def _pins(checkout: Checkout, image: Image) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _scratch(attempt_dir: Path) -> Iterator[Path]:
-    # Beside the run, where there is room for copies of its logs; /tmp of a login node may be small.
-    own_host = f".harvest-{socket.gethostname()}-"
+    """A folder beside the run, where there is room for copies of its logs; /tmp of a login node may be small.
+
+    For who holds the lease: any other such folder was left by a harvest that died.
+    """
     with _needing_room(attempt_dir):
-        for folder in attempt_dir.glob(".harvest-*"):
-            if _is_abandoned(folder, own_host):
-                shutil.rmtree(folder, ignore_errors=True)
-        scratch = tempfile.TemporaryDirectory(
-            prefix=f"{own_host}{os.getpid()}-", dir=attempt_dir, ignore_cleanup_errors=True
-        )
+        for left in attempt_dir.glob(f"{SCRATCH}*"):
+            shutil.rmtree(left, ignore_errors=True)
+        scratch = tempfile.TemporaryDirectory(prefix=SCRATCH, dir=attempt_dir, ignore_cleanup_errors=True)
     with scratch as path:
         yield Path(path)
 
@@ -279,10 +275,3 @@ def _needing_room(folder: Path) -> Iterator[None]:
             thing=str(folder),
             advice="Free space there, or make it writable",
         ) from error
-
-
-def _is_abandoned(folder: Path, own_host: str) -> bool:
-    if folder.name.startswith(own_host):
-        pid = folder.name.removeprefix(own_host).partition("-")[0]
-        return not Path("/proc", pid).exists()
-    return folder.stat().st_mtime < time.time() - SCRATCH_AGE

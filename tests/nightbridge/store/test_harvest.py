@@ -1,6 +1,8 @@
 """The harvest on every kind of store: complete and verified, or not there at all."""
 
+import errno
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -486,7 +488,28 @@ def test_a_record_that_was_changed_in_the_store_is_damage(directory: ObjectStore
         load_record(directory, record.prefix)
 
 
-def test_an_attempt_folder_without_room_is_named(directory: ObjectStore, left: LeftRun, tmp_path: Path) -> None:
-    plan = left.plan.model_copy(update={"attempt_dir": tmp_path / "gone"})
-    with pytest.raises(PermanentError, match=r"gone: no room for masked copies"):
+def test_an_attempt_folder_that_cannot_be_written_is_named(
+    directory: ObjectStore, left: LeftRun, tmp_path: Path
+) -> None:
+    (tmp_path / "a file").touch()
+    plan = left.plan.model_copy(update={"attempt_dir": tmp_path / "a file"})
+    with pytest.raises(PermanentError, match=r"a file: cannot be written: .*Check the folder"):
         LeftRun(**{**vars(left), "plan": plan}).harvest(directory)
+
+
+def test_an_attempt_folder_without_room_is_named(
+    directory: ObjectStore, left: LeftRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(pd.DataFrame, "to_parquet", full)
+    with pytest.raises(PermanentError, match=r"no room for masked copies and measurements: No space left"):
+        left.harvest(directory)
+    assert list(left.plan.attempt_dir.glob(".harvest-*")) == []
+
+
+def test_what_a_harvest_left_that_died_on_another_machine_is_removed(directory: ObjectStore, left: LeftRun) -> None:
+    (left.plan.attempt_dir / ".harvest-node7-4711-x").mkdir()
+    left.harvest(directory)
+    assert list(left.plan.attempt_dir.glob("*harvest*")) == []
