@@ -76,15 +76,16 @@ def load_record(store: ObjectStore, prefix: str) -> RunRecord | None:
     return None if manifest is None else _committed_record(store, manifest)
 
 
-def committed_run(store: ObjectStore, prefix: str) -> RunRecord | None:
-    """The record of a committed run whose objects are all there by a listing; None when it was never committed.
+def committed_run(store: ObjectStore, prefix: str, job: Job) -> RunRecord | None:
+    """The record of a job's committed run whose objects are all there by a listing; None when it was never committed.
 
     Raises:
+        PermanentError: What was committed there is another job's.
         DamagedData: The run was committed, and objects of it are missing.
 
     """
     manifest = read_manifest(store, prefix)
-    return None if manifest is None else _confirm(store, manifest)
+    return None if manifest is None else _confirm(store, manifest, job)
 
 
 def harvest(
@@ -122,7 +123,7 @@ def harvest(
     Raises:
         TransientError: The store did not answer, or another harvest of the run is under way and takes long; calling
             again goes on from here.
-        PermanentError: The store refuses, or there is no room for masked copies.
+        PermanentError: The store refuses, or has another job's run there, or there is no room for masked copies.
         DamagedData: The run was committed earlier, and objects of it are missing.
 
     """
@@ -131,7 +132,7 @@ def harvest(
     values = tuple(secrets)
     # Two at once would write over each other's objects, and what one then commits would be partly the other's.
     with lease(plan.attempt_dir / LEASE) as held, _scratch(plan.attempt_dir) as scratch:
-        committed = committed_run(store, prefix)
+        committed = committed_run(store, prefix, job)
         if committed is not None:
             return committed
 
@@ -182,10 +183,18 @@ def harvest(
     first = read_manifest(store, prefix)
     if first is None:
         raise DamagedData("the manifest vanished while it was committed", thing=store.url_of(prefix))
-    return _confirm(store, first)
+    return _confirm(store, first, job)
 
 
-def _confirm(store: ObjectStore, manifest: Manifest) -> RunRecord:
+def _confirm(store: ObjectStore, manifest: Manifest, job: Job) -> RunRecord:
+    there = manifest.job
+    if (there.cluster, there.job_id) != (job.cluster, job.job_id):
+        raise PermanentError(
+            f"the store has another run of this key: that of job {there.job_id} of {there.cluster},"
+            f" not of job {job.job_id} of {job.cluster}",
+            thing=store.url_of(manifest.prefix),
+            advice="Give each cluster a store of its own, such as a prefix in the store's URL, or the night another id",
+        )
     problems = missing_objects(store, manifest)
     if problems:
         raise DamagedData(

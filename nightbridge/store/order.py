@@ -45,11 +45,11 @@ def carry_out(
 
     Raises:
         TransientError: The store did not answer.
-        PermanentError: The store refuses, or there is no room for masked copies.
+        PermanentError: The store refuses, or has another job's run there, or there is no room for masked copies.
         DamagedData: The run was committed earlier, and objects of it are missing.
 
     """
-    committed = committed_run(store, order.prefix)
+    committed = committed_run(store, order.prefix, order.jobs[-1])
     if committed is not None:
         return committed
     left = read_run(order.jobs[-1], order.plan.output_dir, order.plan.checkpoint_dir)

@@ -385,6 +385,22 @@ def test_of_two_harvesters_that_saw_different_things_one_is_the_truth(store: Obj
     assert verify_run(store, records[0].prefix) == []
 
 
+@pytest.mark.parametrize("other", [{"cluster": "ada"}, {"job_id": 4712}])
+def test_another_jobs_run_under_the_same_key_is_never_taken_for_ones_own(
+    directory: ObjectStore, left: LeftRun, tmp_path: Path, other: dict[str, object]
+) -> None:
+    """As where two clusters run one scenario in the same night into one store."""
+    first = left.harvest(directory)
+    theirs = make_run(tmp_path / "their workspace", shard_size=1000)
+    job = theirs.jobs[0].model_copy(update=other)
+
+    with pytest.raises(PermanentError, match=r"job 4711 of local.*Give each cluster a store of its own"):
+        LeftRun(**{**vars(theirs), "jobs": (job,)}).harvest(directory)
+
+    assert load_record(directory, first.prefix) == first
+    assert verify_run(directory, first.prefix) == []
+
+
 def test_a_committed_run_whose_objects_are_gone_is_damage_not_success(store: ObjectStore, left: LeftRun) -> None:
     record = left.harvest(store)
     store.delete(f"{record.prefix}/checkpoints/iter_0000040/__1_0.distcp")
