@@ -376,7 +376,7 @@ def test_of_two_harvesters_that_saw_different_things_one_is_the_truth(store: Obj
 
     def let_the_other_begin() -> None:
         second.start()
-        second.join(3)
+        second.join(1)
 
     records.append(left.harvest(Meddler(store, "summary.json", let_the_other_begin)))  # type: ignore[arg-type]
     second.join()
