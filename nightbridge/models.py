@@ -753,7 +753,7 @@ class Checkpoint(Model):
     iteration: int
     state: CheckpointState
     reason: str = Field("", description="Why it is not complete.")
-    size: int = 0
+    size: int = Field(0, description="Bytes of its regular files when it was judged.")
 
 
 class Summary(Model):

@@ -44,8 +44,9 @@ def find_checkpoints(save_dir: Path) -> tuple[Checkpoint, ...]:
     for name in entries:
         if match := _ITERATION.fullmatch(name):
             path = save_dir / name
+            # Before it is judged: of one that is found complete after that, every file was there to be counted.
+            size = checkpoint_size(path)
             state, reason = checkpoint_state(path)
-            size = _size(path)
             if path.is_dir():
                 found.append(Checkpoint(path=path, iteration=int(match[1]), state=state, reason=reason, size=size))
     return tuple(sorted(found, key=lambda checkpoint: checkpoint.iteration))
@@ -57,6 +58,20 @@ def tracked_iteration(save_dir: Path) -> int | None:
         return int((save_dir / TRACKER).read_text(encoding="ascii", errors="replace").strip())
     except (OSError, ValueError):
         return None
+
+
+def checkpoint_size(path: Path) -> int:
+    """Bytes of all regular files below a directory; what vanishes meanwhile counts nothing."""
+    total = 0
+    for parent, _, names in os.walk(path):
+        for name in names:
+            try:
+                status = os.lstat(os.path.join(parent, name))
+            except FileNotFoundError:
+                continue
+            if stat.S_ISREG(status.st_mode):
+                total += status.st_size
+    return total
 
 
 def checkpoint_state(path: Path) -> tuple[CheckpointState, str]:
@@ -232,17 +247,3 @@ def _shard_problem(path: Path, name: str, size: int) -> str:
 def _some(lines: list[str]) -> str:
     more = len(lines) - _NAMES_SHOWN
     return "; ".join(lines[:_NAMES_SHOWN]) + (f"; and {more} more" if more > 0 else "")
-
-
-def _size(path: Path) -> int:
-    """Bytes of all regular files below a directory; what vanishes meanwhile counts nothing."""
-    total = 0
-    for parent, _, names in os.walk(path):
-        for name in names:
-            try:
-                status = os.lstat(os.path.join(parent, name))
-            except FileNotFoundError:
-                continue
-            if stat.S_ISREG(status.st_mode):
-                total += status.st_size
-    return total

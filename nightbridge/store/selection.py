@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from nightbridge.models import Checkpoint, CheckpointState
-from nightbridge.outputs.checkpoints import LOADER_STATES, TRACKER, tracked_iteration
+from nightbridge.outputs.checkpoints import LOADER_STATES, TRACKER, checkpoint_size, tracked_iteration
 from nightbridge.outputs.experiment import RunOutput
 from nightbridge.store.manifest import LeftOut
 from nightbridge.store.upload import LocalFile, Unit
@@ -90,7 +90,7 @@ def _checkpoint_units(output: RunOutput, policy: str) -> tuple[list[Unit], list[
             path = stored_path(output, checkpoint)
             try:
                 units.append(Unit(path=path, files=tuple(_files_of(checkpoint, path))))
-            except (OSError, _LinkOut) as error:
+            except (OSError, _NotAsJudged) as error:
                 left_out.append(LeftOut(path=path, reason=str(error)))
     return units, left_out
 
@@ -105,18 +105,21 @@ def chosen(complete: Sequence[Checkpoint], policy: str) -> Sequence[Checkpoint]:
     return complete[::-1][::step][::-1] if step else ()
 
 
-class _LinkOut(Exception):
-    """A link leads out of the checkpoint: what it points to is not part of it."""
+class _NotAsJudged(Exception):
+    """A checkpoint cannot be stored whole: a link leads out of it, or it is not any more what was judged."""
 
 
 def _files_of(checkpoint: Checkpoint, stored: str) -> Iterator[LocalFile]:
     yield from _files_below(checkpoint.path, stored)
+    # What is all there after it was listed was there when it was listed.
+    if checkpoint_size(checkpoint.path) != checkpoint.size:
+        raise _NotAsJudged("its files were deleted or changed since it was found complete")
     yield from _trackers_of(checkpoint, stored)
     save_dir = checkpoint.path.parent
     loader = save_dir / LOADER_STATES / checkpoint.path.name
     if loader.is_dir():
         if not loader.resolve().is_relative_to(save_dir.resolve()):
-            raise _LinkOut(f"{loader.relative_to(save_dir)} is a link out of the checkpoints' folder")
+            raise _NotAsJudged(f"{loader.relative_to(save_dir)} is a link out of the checkpoints' folder")
         yield from _files_below(loader, f"{Path(stored).parent}/{LOADER_STATES}/{loader.name}")
 
 
@@ -130,7 +133,7 @@ def _files_below(root: Path, stored: str) -> Iterator[LocalFile]:
             path = Path(folder, name)
             inside = path.relative_to(root).as_posix()
             if path.is_symlink() and not path.resolve().is_relative_to(root.resolve()):
-                raise _LinkOut(f"{inside} is a link out of the checkpoint")
+                raise _NotAsJudged(f"{inside} is a link out of the checkpoint")
             if name in names:
                 yield LocalFile(source=path, path=f"{stored}/{inside}", kind="checkpoint")
 

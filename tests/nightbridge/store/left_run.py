@@ -30,6 +30,7 @@ from nightbridge.models import (
     Summary,
     TestDefinition,
 )
+from nightbridge.outputs.checkpoints import checkpoint_size
 from nightbridge.outputs.experiment import RunOutput
 from nightbridge.store.harvest import harvest
 from nightbridge.store.objects import ObjectStore, open_store
@@ -111,7 +112,11 @@ def make_run(folder: Path, policy: str = "last", shard_size: int = 3 * MIB) -> L
             config_container=config,
             checkpoints=tuple(
                 Checkpoint(
-                    path=save_dir / f"iter_{n:07d}", iteration=n, state=state, reason="" if n < 60 else "no shard"
+                    path=save_dir / f"iter_{n:07d}",
+                    iteration=n,
+                    state=state,
+                    reason="" if n < 60 else "no shard",
+                    size=checkpoint_size(save_dir / f"iter_{n:07d}"),
                 )
                 for n, state in states.items()
             ),

@@ -213,7 +213,7 @@ def test_a_data_loaders_folder_that_is_a_link_out_of_the_run_leaves_the_checkpoi
 
 def test_a_secret_inside_a_shard_leaves_its_whole_checkpoint_out(store: ObjectStore, left: LeftRun) -> None:
     shard = left.job_dir / "checkpoints/iter_0000040/__2_0.distcp"
-    shard.write_bytes(b"\x00" * (1 << 20) + TOKEN.encode() + b"\x00" * 10)
+    shard.write_bytes((TOKEN.encode() + b"\x00" * 10).rjust(shard.stat().st_size, b"\x00"))
 
     record = left.harvest(store)
 
@@ -263,6 +263,24 @@ def test_a_checkpoint_that_is_altered_or_deleted_while_it_is_sent_is_no_error_of
     assert not [key for key in objects(store) if "iter_" in key]
     assert any("iter_0000040" in line for line in record.left_out)
     assert verify_run(store, record.prefix) == []
+
+
+@pytest.mark.parametrize("gone", ["*", "__0_0.distcp", "run_config.yaml", ".metadata"])
+def test_an_older_checkpoint_that_most_recent_k_is_deleting_costs_only_itself(
+    directory: ObjectStore, tmp_path: Path, gone: str
+) -> None:
+    """It goes file by file, after it was found complete and before it is sent."""
+    left = make_run(tmp_path / "w", "all", shard_size=1000)
+    for file in (left.job_dir / "checkpoints/iter_0000020").glob(gone):
+        shutil.rmtree(file) if file.is_dir() else file.unlink()
+
+    record = left.harvest(directory)
+
+    stored = objects(directory, record.prefix)
+    assert {path.split("/")[1] for path in stored if "/iter_" in path} == {"iter_0000040"}
+    states = {checkpoint.iteration: checkpoint.state for checkpoint in record.checkpoints}
+    assert (states[20], states[40]) == (CheckpointState.DAMAGED, CheckpointState.COMPLETE)
+    assert verify_run(directory, record.prefix) == []
 
 
 @pytest.mark.parametrize("target", ["/etc/hostname", "../../../../.."])
