@@ -17,7 +17,7 @@ import pandas as pd
 import pytest
 
 from nightbridge.errors import DamagedData, PermanentError
-from nightbridge.models import CheckpointState, RunRecord, StoreSettings
+from nightbridge.models import CheckpointState, Outcome, RunRecord, StoreSettings
 from nightbridge.secrets import MASK
 from nightbridge.store.harvest import load_record, run_prefix
 from nightbridge.store.manifest import read_manifest
@@ -171,6 +171,18 @@ def test_checkpoints_are_stored_by_policy_and_never_an_incomplete_one(
     record = make_run(tmp_path / "w", policy, shard_size=1000).harvest(directory)
     stored = {path.split("/")[1] for path in objects(directory, record.prefix) if path.startswith("checkpoints/iter")}
     assert stored == iterations
+
+
+@pytest.mark.parametrize("outcome", list(Outcome))
+def test_logs_and_curves_are_kept_whatever_became_of_the_job_and_whatever_is_kept_of_its_checkpoints(
+    directory: ObjectStore, tmp_path: Path, outcome: Outcome
+) -> None:
+    left = make_run(tmp_path / "w", "none", shard_size=1000)
+    job = left.jobs[0].model_copy(update={"outcome": outcome})
+    record = LeftRun(**{**vars(left), "jobs": (job,)}).harvest(directory)
+    kinds = {path.split("/")[0] for path in objects(directory, record.prefix)}
+    assert kinds >= {"logs", "tensorboard", "configs", "attempt", "metrics.parquet", "summary.json"}
+    assert "checkpoints" not in kinds
 
 
 def test_an_incomplete_checkpoint_is_left_out_and_said_so(directory: ObjectStore, left: LeftRun) -> None:
