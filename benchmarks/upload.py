@@ -74,6 +74,7 @@ for file in Path(sys.argv[1]).iterdir():
     there = left.output.checkpoints[1].path / file.name
     there.unlink(missing_ok=True)
     os.link(file, there)
+left = make_run(folder, shard_size=1000)  # the checkpoint as it is with them
 open_run = lambda: open_store(StoreSettings(url=f"s3://{sys.argv[4]}/{sys.argv[2]}", endpoint_url=sys.argv[3]))
 for which in ("first", "second"):
     began = time.perf_counter()
