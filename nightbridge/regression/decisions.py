@@ -20,6 +20,7 @@ from pydantic import AwareDatetime, Field, ValidationError
 
 from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.models import MetricName, Model
+from nightbridge.regression.metrics import METRIC_BY_NAME
 from nightbridge.store.objects import ObjectStore
 
 ROOT = "decisions"
@@ -55,7 +56,7 @@ class Decision(Model):
     @property
     def text(self) -> str:
         """One line for people."""
-        about = ", ".join(name.replace("_", " ") for name in self.metrics) or "the level"
+        about = ", ".join(METRIC_BY_NAME[name].label for name in self.metrics) or "the level"
         return f"{about} since {self.since} {KIND_WORDS[self.kind]} by {self.who} on {self.when:%Y-%m-%d}: {self.why}"
 
 

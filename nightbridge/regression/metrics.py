@@ -35,6 +35,11 @@ class Metric(NamedTuple):
         value: float = getattr(gate, self.name)
         return value
 
+    @property
+    def heading(self) -> str:
+        """Its name and unit above a column of a terminal's table: a word a line, the numbers need the 80 columns."""
+        return "\n".join([*self.label.split(), self.unit.replace("/GPU", "\n/GPU")]).rstrip()
+
     def worse(self, change: float) -> bool:
         """Whether a change with this sign is for the worse."""
         return change > 0 if self.lower_is_better else change < 0

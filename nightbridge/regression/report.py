@@ -146,8 +146,7 @@ def verdict_table(verdicts: Iterable[Verdict]) -> "Table":
     table.add_column("test", overflow="fold")
     table.add_column("verdict", no_wrap=True)
     for metric in METRICS:
-        heading = [*metric.label.split(), metric.unit.replace("/GPU", "\n/GPU")]
-        table.add_column("\n".join(heading).rstrip(), justify="right", no_wrap=True)
+        table.add_column(metric.heading, justify="right", no_wrap=True)
     for verdict in gravest_first(verdicts):
         words = STATUS_WORDS[verdict.status]
         cells = _cells(verdict)

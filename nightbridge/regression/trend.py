@@ -99,9 +99,7 @@ def trend_table(found: Sequence[Trend], rows: Sequence[HistoryRow]) -> "Table":
     table.add_column("verdict", no_wrap=True)
     shown = [trend for trend in found if any(trend.metric == metric.name for metric in METRICS)]
     for trend in shown:
-        # One word a line, as in the table of verdicts: the numbers need the width of 80 columns.
-        heading = [*trend.metric.split("_"), trend.unit.replace("/GPU", "\n/GPU")]
-        table.add_column("\n".join(heading).rstrip(), justify="right", no_wrap=True)
+        table.add_column(METRIC_BY_NAME[trend.metric].heading, justify="right", no_wrap=True)
     table.add_column("commit", no_wrap=True)
     for place, night in list(enumerate(nights_of(rows)))[-MOST_NIGHTS_SHOWN:]:
         cells = []

@@ -53,6 +53,12 @@ def test_a_decision_is_kept_with_who_when_and_why(store: DirectoryStore) -> None
     assert made.text == ("the level since 2026-11-04 accepted as the new baseline by ann on 2026-12-01: new image")
 
 
+def test_a_decision_about_some_metrics_names_them_as_tables_do() -> None:
+    made = decision("fixed", "n1", "n2", metrics=("tflops_per_gpu", "step_time"))
+
+    assert made.text.startswith("throughput, step time since n1 ")
+
+
 def test_a_decision_without_a_reason_is_none(store: DirectoryStore) -> None:
     with pytest.raises(InvalidInput, match="who and why"):
         record_decision(store, decision("baseline", "n1", "n2").model_copy(update={"why": " "}))

@@ -164,6 +164,7 @@ def test_the_table_shows_the_last_nights_and_marks_where_a_level_begins(slowed: 
     console.print(trend_table(trends(slowed), slowed))
 
     text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "throughput" in text
     assert night(59) in text
     assert night(10) not in text
     (marked,) = (line for line in text.splitlines() if "◆" in line)
