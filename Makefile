@@ -17,7 +17,7 @@ help:
 	@echo "make bench    the benchmarks of the README"
 	@echo "make deploy   blocks, deployments and automations to the Prefect server"
 	@echo "make worker   a worker that runs what is due"
-	@echo "make night    start tonight's run by hand (NIGHT=ID names it)"
+	@echo "make night    start a night by hand: a new one, or NIGHT=ID"
 
 check:
 	@command -v git >/dev/null || { echo "git is missing: install it, on Debian or Ubuntu with: apt-get install git" >&2; exit 1; }

@@ -523,7 +523,7 @@ def demo(
         repositories = nights.prepare(folder)
         _note(f"launcher environment and practice repositories are ready: {repositories.bridge_url}")
         return
-    _note(f"{len(nights.NIGHTS)} nights of two tests, about ten seconds each")
+    _note(f"{len(nights.NIGHTS)} nights of two tests, about a minute in all")
 
     def tell(night: "nights.DemoNight", report: "NightReport") -> None:
         _note(f"night {report.night}: {night.subject}")
