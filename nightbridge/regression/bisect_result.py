@@ -6,7 +6,7 @@ from nightbridge.models import Model, RunRecord, Verdict, VerdictStatus
 from nightbridge.regression.bisect import Answer, Measured, answer, medians, next_places
 from nightbridge.regression.bisect_plan import REPOSITORIES, RUNS_OF_A_POINT, BisectPlan, metric_named, point_run
 from nightbridge.regression.metrics import measured
-from nightbridge.regression.wording import format_change, format_value
+from nightbridge.regression.wording import format_change, format_count, format_value
 from nightbridge.repos.ranges import RangeCommit
 from nightbridge.store.harvest import load_record
 from nightbridge.store.objects import ObjectStore
@@ -136,7 +136,7 @@ def result_lines(result: BisectResult) -> tuple[str, ...]:
     plan = result.plan
     metric = metric_named(plan.metric)
     change = (plan.levels.bad - plan.levels.good) / abs(plan.levels.good)
-    searched = f"{len(plan.commits)} commits of {REPOSITORIES[plan.repository]}"
+    searched = f"{format_count(len(plan.commits), 'commit')} of {REPOSITORIES[plan.repository]}"
     lines = [
         f"bisect {plan.bisect_id}: {metric.label} of {plan.test_id} {format_change(change)} since {plan.since}, "
         f"{searched}, {plan.good[:12]}..{plan.bad[:12]}",
@@ -144,10 +144,10 @@ def result_lines(result: BisectResult) -> tuple[str, ...]:
     ]
     for place, (runs, value) in medians(_measured(result.points)).items():
         name = "good end" if place == 0 else f"commit {place}"
-        counted = f"{runs} run{'s' * (runs != 1)}"
+        counted = format_count(runs, "run")
         lines.append(f"  {name} {plan.commit_at(place)[:12]}: {format_value(value, plan.unit)}, {counted}")
     lines += [f"  commit {place} {plan.commit_at(place)[:12]}: does not run, skipped" for place in result.skipped]
-    lines.append(f"{len(result.points)} runs, {result.gpu_hours:.2f} GPU-hours")
+    lines.append(f"{format_count(len(result.points), 'run')}, {result.gpu_hours:.2f} GPU-hours")
     return tuple(lines)
 
 

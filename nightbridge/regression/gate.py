@@ -64,7 +64,7 @@ from nightbridge.regression.nightly_values import (
 from nightbridge.regression.nodes import suspects_among
 from nightbridge.regression.rows import HistoryRow, row_of
 from nightbridge.regression.standing import Standing, is_back, standing_regression
-from nightbridge.regression.wording import format_change, format_percent, format_value
+from nightbridge.regression.wording import format_change, format_count, format_percent, format_value
 
 # The verdict on a run whose job ended like this, whatever it measured. None: its numbers decide.
 OUTCOME_FAULTS: dict[Outcome | None, VerdictStatus | None] = {
@@ -575,7 +575,7 @@ def _missing_steps(record: RunRecord, baseline: Sequence[HistoryRow]) -> tuple[s
 def _wrong_data(summary: Summary) -> tuple[str, ...]:
     """What is wrong with what the run measured, apart from its length."""
     steps = summary.non_finite_steps
-    non_finite = (f"{steps} step{'s' * (steps != 1)} without a finite loss or gradient norm",) if steps else ()
+    non_finite = (f"{format_count(steps, 'step')} without a finite loss or gradient norm",) if steps else ()
     return non_finite + tuple(f"damaged data: {damage}" for damage in summary.damage)
 
 

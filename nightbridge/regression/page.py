@@ -24,7 +24,7 @@ from nightbridge.regression.gate import (
 )
 from nightbridge.regression.history import HistoryRow, Pin
 from nightbridge.regression.since import Since, changes_since, compare_link
-from nightbridge.regression.wording import format_change, format_percent, format_point, format_value
+from nightbridge.regression.wording import format_change, format_count, format_percent, format_point, format_value
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -207,7 +207,7 @@ def headline_of(verdicts: Sequence[Verdict]) -> tuple[str, str]:
         for status, words in STATUS_WORDS.items()
         if (count := sum(verdict.status is status for verdict in verdicts))
     ]
-    tests = f"{len(verdicts)} test{'s' * (len(verdicts) != 1)}"
+    tests = format_count(len(verdicts), "test")
     subline = f"{tests}: {', '.join(counts)}." if verdicts else "No test ran."
     if not verdicts:
         return "Nothing ran tonight.", subline

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from nightbridge.models import RangeCommit, RepositoryChange, Suspects, ValueChange
+from nightbridge.regression.wording import format_count
 
 OPEN_COMMITS = 12
 """So many commits are shown at once; more are folded, and printed all the same."""
@@ -68,7 +69,7 @@ def _repository_lines(change: RepositoryChange) -> RepositoryLines:
         before=change.before[:10],
         after=change.after[:10],
         link=compare_link(change.url, change.before, change.after),
-        heading=f"{count} commit{'s' * (count != 1)}" if count else "another commit",
+        heading=format_count(count, "commit") if count else "another commit",
         is_open=count <= OPEN_COMMITS,
         commits=tuple(_commit_line(change.url, commit) for commit in change.commits),
         note=change.note,

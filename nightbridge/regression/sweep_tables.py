@@ -7,7 +7,7 @@ from nightbridge.models import SkippedPart, SweepPoint, SweepResult
 from nightbridge.regression.charts import ChosenPoint, choice_chart
 from nightbridge.regression.metrics import METRIC_BY_NAME
 from nightbridge.regression.page import STATUS_WORDS
-from nightbridge.regression.wording import format_choice, format_point, format_value, markdown_text
+from nightbridge.regression.wording import format_choice, format_count, format_point, format_value, markdown_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -42,7 +42,7 @@ class SweepSection(NamedTuple):
 
 def best_line(result: SweepResult) -> str:
     """The best point in one sentence, and how many others there are."""
-    counts = f"{_counted(len(result.points), 'point')} run, {result.skipped_points:,} skipped"
+    counts = f"{format_count(len(result.points), 'point')} run, {result.skipped_points:,} skipped"
     if result.best is None:
         return f"no point of the sweep has a {METRIC_BY_NAME[result.metric].label} to compare ({counts})"
     value = format_value(result.best.value, result.unit)
@@ -155,7 +155,3 @@ def _skipped_row(part: SkippedPart) -> SweepRow:
 def _value_heading(result: SweepResult) -> str:
     label = METRIC_BY_NAME[result.metric].label
     return f"{label}, {result.unit}" if result.unit else label
-
-
-def _counted(count: int, thing: str) -> str:
-    return f"{count:,} {thing}{'s' * (count != 1)}"

@@ -30,6 +30,11 @@ def format_value(value: float | None, unit: str = "") -> str:
     return f"{number} {unit}".rstrip()
 
 
+def format_count(count: int, thing: str) -> str:
+    """So many of a thing, `1 run` or `12 runs`."""
+    return f"{count:,} {thing}{'s' * (count != 1)}"
+
+
 def format_point(point: Mapping[str, Any]) -> str:
     """A point of a sweep, `tp = 2, cuda_graph_scope = attn mlp`; variables without the name of their table."""
     return ", ".join(f"{name.rpartition('.')[2]} = {format_choice(value)}" for name, value in point.items())

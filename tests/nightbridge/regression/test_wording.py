@@ -2,7 +2,7 @@
 
 import pytest
 
-from nightbridge.regression.wording import format_change, format_percent, format_point, format_value
+from nightbridge.regression.wording import format_change, format_count, format_percent, format_point, format_value
 
 
 @pytest.mark.parametrize(
@@ -35,6 +35,11 @@ def test_a_change_has_a_sign(change: float | None, text: str) -> None:
 )
 def test_a_value_has_four_digits_and_its_unit(value: float | None, unit: str, text: str) -> None:
     assert format_value(value, unit) == text
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 runs"), (1, "1 run"), (2, "2 runs"), (1800, "1,800 runs")])
+def test_one_thing_is_not_told_as_many(count: int, text: str) -> None:
+    assert format_count(count, "run") == text
 
 
 @pytest.mark.parametrize(("share", "text"), [(0.05, "5 %"), (0.025, "2.5 %"), (1.5, "150 %")])
