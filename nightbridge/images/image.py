@@ -104,9 +104,7 @@ def pull_image(spec: RunSpec, site: Site, importer: Callable[[], Importer] | Non
             ImagePin,
             lambda: ImagePin(reference=str(reference), digest=find().digest(reference), resolved_at=utc_now()),
         ).digest
-    with named_write_errors(reference, images):
-        note_user(images, site.workspace)
-    return _registry_image(reference.model_copy(update={"digest": digest}), digest, images, find)
+    return _registry_image(reference.model_copy(update={"digest": digest}), digest, images, site.workspace, find)
 
 
 def find_importer(settings: ImageImport | None = None, credentials: str = "") -> Enroot | StandardTools:
@@ -144,11 +142,15 @@ def _local_image(written: str, images: Path) -> Image:
     return _image(written, path, record)
 
 
-def _registry_image(reference: ImageReference, digest: str, images: Path, find: Callable[[], Importer]) -> Image:
+def _registry_image(
+    reference: ImageReference, digest: str, images: Path, workspace: Path, find: Callable[[], Importer]
+) -> Image:
     name = digest.removeprefix("sha256:")
     path = images / f"{name}.sqsh"
     sidecar = path.with_suffix(".json")
     with lease(images / f".{name}.lease", timeout=IMPORT_TIMEOUT_SECONDS) as held:
+        with named_write_errors(reference, images):
+            note_user(images, workspace)
         record = _valid_record(sidecar, path)
         if record is None:
             importer = find()

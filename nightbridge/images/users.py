@@ -7,7 +7,8 @@ from nightbridge.errors import PermanentError
 from nightbridge.files import write_model
 from nightbridge.models import Model
 
-_FOLDER = ".workspaces"
+# Beside the images, where everybody who shares them can write.
+_PREFIX = ".workspace-"
 
 
 class User(Model):
@@ -19,7 +20,7 @@ class User(Model):
 def note_user(images: Path, workspace: Path) -> None:
     """Leave word in a folder of images that a workspace uses it; the workspace's own folder needs none."""
     user = User(workspace=workspace.absolute())
-    path = images / _FOLDER / f"{hashlib.sha256(str(user.workspace).encode()).hexdigest()[:16]}.json"
+    path = images / f"{_PREFIX}{hashlib.sha256(str(user.workspace).encode()).hexdigest()[:16]}.json"
     if not images.is_relative_to(user.workspace) and not path.exists():
         write_model(path, user)
 
@@ -32,11 +33,11 @@ def noted_users(images: Path) -> set[Path]:
 
     """
     try:
-        notes = (images / _FOLDER).glob("*.json")
+        notes = images.glob(f"{_PREFIX}*.json")
         return {User.model_validate_json(path.read_bytes()).workspace for path in notes}
     except (OSError, ValueError) as error:
         raise PermanentError(
             f"which workspaces use these images cannot be read: {error}",
-            thing=str(images / _FOLDER),
-            advice="Remove the file there that cannot be read; the workspace's next pull writes it again",
+            thing=str(images),
+            advice=f"Remove the {_PREFIX}*.json there that cannot be read; that workspace's next pull writes it again",
         ) from error

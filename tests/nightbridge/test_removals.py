@@ -232,10 +232,9 @@ def test_an_image_that_a_job_of_another_workspace_uses_stays(place: Place, tmp_p
 
 def test_nothing_goes_while_nobody_knows_what_another_workspace_uses(place: Place) -> None:
     place.image("a", 40)
-    (place.images / ".workspaces").mkdir()
-    (place.images / ".workspaces" / "0123.json").write_text("{")
+    (place.images / ".workspace-0123.json").write_text("{")
 
-    with pytest.raises(PermanentError, match=r"\.workspaces: which workspaces use these images cannot be read"):
+    with pytest.raises(PermanentError, match=r"images: which workspaces use these images cannot be read"):
         find_old_images(place.workspace, place.images, Policy())
 
 
