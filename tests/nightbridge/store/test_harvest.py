@@ -447,11 +447,12 @@ def test_killed_at_any_moment_a_harvest_leaves_no_manifest_over_missing_data_and
 ) -> None:
     settings = settings_of(kind)
     left, prefix = make_run(tmp_path / "w"), run_prefix(make_run(tmp_path / "w").spec, 1)
-    started = time.monotonic()
-    left.harvest(open_store(settings_of(kind)) if kind != "directory" else open_store(settings))
-    usual = time.monotonic() - started
-    if kind == "directory":
-        shutil.rmtree(tmp_path / "the store")
+    for _ in range(2):  # the first finds a cold server and takes longer than those that will be killed
+        started = time.monotonic()
+        left.harvest(open_store(settings_of(kind)))
+        usual = time.monotonic() - started
+        if kind == "directory":
+            shutil.rmtree(tmp_path / "the store")
     committed = going_on = 0
     for seed in SEEDS:
         settings = settings.model_copy(update={"url": f"{settings.url}/{seed}"})
