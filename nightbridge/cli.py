@@ -625,6 +625,33 @@ def prune(
     _note(f"removed {total}" if yes else f"would remove {total}; --yes removes them")
 
 
+@app.command()
+def doctor(
+    as_json: JsonOption = False,
+    system: SystemOption = None,
+    cluster: ClusterOption = None,
+    store: StoreOption = None,
+    workspace: WorkspaceOption = None,
+) -> None:
+    """Try each thing that a night needs here: workspace, git, launcher environment, containers, cluster, store.
+
+    Nothing is submitted, and nothing that is written stays. Exits with 4 when something is not as a night needs it.
+    """
+    from nightbridge.doctor import examine
+
+    site = _site(system, cluster, store, workspace)
+    findings = []
+    for finding in examine(site, lambda: _store(site)):
+        findings.append(finding)
+        if not as_json:
+            advice = f". {finding.advice}" if finding.advice else ""
+            print(f"{'✓' if finding.healthy else '✗'} {finding.subject:22}{finding.what}{advice}", flush=True)
+    healthy = all(finding.healthy for finding in findings)
+    if as_json:
+        _print_json({"healthy": healthy, "findings": [finding.model_dump(mode="json") for finding in findings]})
+    raise typer.Exit(0 if healthy else EXIT_INTERNAL)
+
+
 def _prune_store(site: "Site", limits: Mapping[str, float], yes: bool) -> "list[RunRemoval]":
     """The stored runs beyond the limits: those that were removed, or those that would be."""
     from nightbridge.models import RetentionPolicy

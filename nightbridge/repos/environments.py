@@ -139,6 +139,11 @@ def prepare_base(envs_dir: Path, *, lock: Path = LAUNCHER_LOCK, wheels: Path | N
     return base
 
 
+def is_base_ready(envs_dir: Path, *, lock: Path = LAUNCHER_LOCK) -> bool:
+    """Whether the locked requirements are installed, so that a run need not."""
+    return _is_usable(envs_dir.absolute() / f"base-{_base_hash(lock)}")
+
+
 def make_environment(
     nemo_run: PinnedRepository, envs_dir: Path, *, lock: Path = LAUNCHER_LOCK, wheels: Path | None = None
 ) -> LauncherEnvironment:
