@@ -108,8 +108,9 @@ def _files(folder: Path, bridge_url: str) -> tuple[Path, Path]:
     text = text.replace('\nname = "llama_small"', f'\nname = "{TEST}"').replace(
         "save_interval = 20", "save_interval = 40"
     )
+    text = text.replace("[harvest]", '[harvest]\ncheckpoint = "none"')
     test = folder / "month.toml"
-    test.write_text(f'{text}\n[harvest]\ncheckpoint = "none"\n', encoding="utf-8")
+    test.write_text(text, encoding="utf-8")
     return site, test
 
 

@@ -32,7 +32,6 @@ CHANGES: Mapping[int, Mapping[str, Any]] = {0: {"crash_at": 2}, 1: {"crash_at": 
 """What some of the bad night's four commits do. The crash is gone with the commit after it."""
 COMMITS, CRASH, SLOW = 4, 0, 2
 FEW_STEPS = {"max_steps": 14, "save_interval": 14}
-KEEP_NOTHING = '\n[harvest]\ncheckpoint = "none"\n'
 PATIENCE = 850.0
 
 
@@ -61,8 +60,8 @@ def searched(
     site = str(write_site(folder / "site.toml", workspace=folder / "workspace", environments=environments_dir))
     repositories = make_practice_repositories(folder / "practice")
     scenario = write_scenario(folder / "conf", repositories, "one", Entry(id=TEST, cmd_args=FEW_STEPS))
-    with (scenario.parent / "llama_small.toml").open("a") as sample:
-        sample.write(KEEP_NOTHING)
+    sample = scenario.parent / "llama_small.toml"
+    sample.write_text(sample.read_text().replace("[harvest]", '[harvest]\ncheckpoint = "none"'))
     in_this_process = {PREFECT_API_URL: prefect_server.api_url, PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}
     with temporary_settings(in_this_process):
         run_pipeline(scenario, night="n1", system=site)
