@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -147,6 +148,17 @@ def ministack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     server.make_bucket(BUCKET)
     yield server
     server.stop()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def events_of_this_server() -> None:
+    """Prefect has one sender of events in a process, bound to the server it first spoke to.
+
+    A file's own server would never hear of its task runs where the file before it used another one.
+    """
+    worker = sys.modules.get("prefect.events.worker")
+    if worker is not None:
+        worker.EventsWorker.drain_all(timeout=10.0, at_exit=False)
 
 
 @pytest.fixture(scope="session")
