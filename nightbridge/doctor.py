@@ -60,8 +60,7 @@ def examine(site: Site, open_site_store: Callable[[], ObjectStore]) -> Iterator[
         try:
             yield Finding(subject=subject, healthy=True, what=look())
         except NightbridgeError as error:
-            what = f"{error.thing}: {error.what}" if error.thing else error.what
-            yield Finding(subject=subject, healthy=False, what=what, advice=error.advice)
+            yield Finding(subject=subject, healthy=False, what=error.happened, advice=error.advice)
 
 
 def _workspace(site: Site) -> str:

@@ -34,9 +34,13 @@ class NightbridgeError(Exception):
         # Prefect pickles exceptions between processes; keyword-only arguments need a hand.
         return (_rebuild, (type(self), self.what, self.thing, self.advice), vars(self))
 
+    @property
+    def happened(self) -> str:
+        """What happened to which thing, without the advice."""
+        return f"{self.thing}: {self.what}" if self.thing else self.what
+
     def __str__(self) -> str:
-        head = f"{self.thing}: {self.what}" if self.thing else self.what
-        return f"{head}. {self.advice}" if self.advice else head
+        return f"{self.happened}. {self.advice}" if self.advice else self.happened
 
 
 def _rebuild(kind: type[NightbridgeError], what: str, thing: str, advice: str) -> NightbridgeError:

@@ -249,7 +249,7 @@ class _Library:
             try:
                 document = read_document(_shown(path))
             except InvalidInput as error:
-                self._unread.append(f"{error.thing}: {error.what}")
+                self._unread.append(error.happened)
                 continue
             name = document.table.get("name")
             if isinstance(name, str) and "Tests" not in document.table and "cmd_args" in document.table:
