@@ -11,11 +11,11 @@ from nightbridge.errors import StatusUnknown
 from nightbridge.models import Job, JobState, JobStatus, LaunchPlan, SecretRef, Site
 from nightbridge.outputs.experiment import evidence, read_run
 from nightbridge.outputs.following import LOOK_INTERVAL, LogNews, RunFollower
+from nightbridge.redaction import mask_text
 from nightbridge.slurm.cluster import open_cluster
 from nightbridge.slurm.ledger import record_ended
 from nightbridge.slurm.outcome import classify
 from nightbridge.slurm.watcher import Watcher
-from nightbridge.store.redaction import mask_text
 from tasks.interrupt import interrupt_stages, raise_if_interrupted
 from tasks.progress import ProgressArtifact
 from tasks.secrets import resolve_all

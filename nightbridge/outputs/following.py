@@ -12,7 +12,7 @@ from nightbridge.outputs.experiment import event_folders, logs_so_far
 from nightbridge.outputs.logs import parse_steps
 from nightbridge.outputs.tags import OTHER_TAGS
 from nightbridge.outputs.tail import LogTail
-from nightbridge.store.redaction import mask_text
+from nightbridge.redaction import mask_text
 
 LOOK_INTERVAL = 10.0
 """Seconds between two looks at a job's log."""

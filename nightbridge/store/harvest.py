@@ -34,12 +34,12 @@ from nightbridge.models import (
 )
 from nightbridge.outputs.experiment import RunOutput
 from nightbridge.outputs.facts import read_facts
+from nightbridge.redaction import mask_text
 from nightbridge.regression.series import series_id
 from nightbridge.store.keys import sha256_hex
 from nightbridge.store.manifest import LeftOut, Manifest, commit_manifest, read_manifest
 from nightbridge.store.objects import ObjectStore
 from nightbridge.store.progress import Progress
-from nightbridge.store.redaction import mask_text
 from nightbridge.store.restore import missing_objects
 from nightbridge.store.selection import files_to_store, stored_path
 from nightbridge.store.upload import Unit, upload

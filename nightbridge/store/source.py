@@ -7,8 +7,8 @@ from types import TracebackType
 from typing import NamedTuple
 
 from nightbridge.errors import DamagedData
+from nightbridge.redaction import SecretFinder
 from nightbridge.store.checksum import FileDigest
-from nightbridge.store.redaction import SecretFinder
 
 
 class Stamp(NamedTuple):

@@ -13,12 +13,12 @@ from typing import Literal
 
 from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.models import Model, StoredFile
+from nightbridge.redaction import copy_masked
 from nightbridge.store.keys import checked_key
 from nightbridge.store.manifest import LeftOut
 from nightbridge.store.objects import ObjectStore
 from nightbridge.store.parallel import in_parallel
 from nightbridge.store.progress import Meter, Progress
-from nightbridge.store.redaction import copy_masked
 from nightbridge.store.source import FileSource, Stamp
 
 TEXT_KINDS = frozenset({"log", "config", "summary"})

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from nightbridge.errors import PermanentError
 from nightbridge.models import Model
+from nightbridge.secret_shapes import LEFT_CONTEXT, LONGEST_SHAPE, find_shapes
 from nightbridge.secrets import MASK, mask_secrets
-from nightbridge.store.secret_shapes import LEFT_CONTEXT, LONGEST_SHAPE, find_shapes
 
 CHUNK = 1 << 20
 

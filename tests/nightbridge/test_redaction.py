@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nightbridge import redaction
 from nightbridge.errors import PermanentError
+from nightbridge.redaction import SecretFinder, copy_masked, mask_text
+from nightbridge.secret_shapes import LONGEST_SHAPE, find_shapes
 from nightbridge.secrets import MASK, mask_secrets
-from nightbridge.store import redaction
-from nightbridge.store.redaction import SecretFinder, copy_masked, mask_text
-from nightbridge.store.secret_shapes import LONGEST_SHAPE, find_shapes
 
 SECRETS = ["hf_0123456789abcdef", "hf_0123456789abcdef-longer", "line\nbreak", "größe!"]
 
