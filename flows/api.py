@@ -19,7 +19,7 @@ from nightbridge import config
 from nightbridge.config.sites import plain_site
 from nightbridge.errors import InvalidInput, TransientError
 from nightbridge.models import ClusterLimits, NightReport, RunSpec, Scenario, Site, Verdict
-from nightbridge.nights import checked_night, new_night
+from nightbridge.nights.ids import checked_night, new_night
 from nightbridge.regression.bisect_plan import Repository
 from nightbridge.regression.bisect_result import BisectResult
 from nightbridge.rules import check_scenario

@@ -14,7 +14,7 @@ from prefect.events.actions import ChangeFlowRunState
 from prefect.events.schemas.automations import EventTrigger, Posture
 from prefect.events.schemas.events import ResourceSpecification
 
-from nightbridge.nights import checked_night, new_night
+from nightbridge.nights.ids import checked_night, new_night
 
 AUTOMATION = "nightbridge: crash flow runs without a heartbeat"
 DEPLOYMENT = "nightly-regression/nightly"

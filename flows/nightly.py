@@ -19,7 +19,6 @@ from flows.states import result_of, state_of_error, state_of_night
 from nightbridge import config
 from nightbridge.errors import NightbridgeError
 from nightbridge.models import NightReport, RunSpec, Scenario, Site, Verdict
-from nightbridge.nights import night_of
 from nightbridge.regression.gate import verdict_for_error, verdict_for_invalid
 from nightbridge.regression.series import series_id
 from nightbridge.regression.sweeps import sweep_results
@@ -42,7 +41,7 @@ MOST_RUNS_AT_ONCE = 64
 def cancel_jobs(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
     """Cancel the jobs of a cancelled night. Prefect runs this in another process, so they are found by their names."""
     given = flow_run.parameters
-    night = given.get("night") or night_of(flow_run.expected_start_time, given.get("timezone") or "UTC")
+    night = given["night"]
     site = load_site(
         given.get("system"), cluster=given.get("cluster"), store=given.get("store"), workspace=given.get("workspace")
     )
@@ -66,7 +65,6 @@ def _flow_run_name() -> str:
 def nightly(
     scenario: str,
     night: str | None = None,
-    timezone: str = "UTC",
     system: str | None = None,
     cluster: str | None = None,
     store: str | None = None,
@@ -78,7 +76,6 @@ def nightly(
     Args:
         scenario: Path of a scenario or test file.
         night: Night id; the same id finds everything again. Default: the scheduled date, or a new one by hand.
-        timezone: Time zone in which the scheduled date is taken.
         system: Name of a Site block, or path of a site file.
         cluster: `local`, `slurm`, or the name of a Slurm Cluster block.
         store: `file://` or `s3://` URL, or the name of a Harvest Store block.
@@ -93,7 +90,7 @@ def nightly(
         for warning in tests.warnings:
             get_run_logger().warning("%s", warning)
         show_violations(tests)
-        night = fix_night(night, timezone)
+        night = fix_night(night).night
         check_place(site)
         runs = config.runs(tests, night, limits)
         verdicts = _verdicts(tests, runs, night, site, new_attempt)

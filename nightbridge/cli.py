@@ -197,7 +197,7 @@ def run_scenario(
     The exit code says what the night was: 0 good, 1 regressed, 2 invalid, 3 failed, 4 infrastructure.
     """
     from nightbridge import config
-    from nightbridge.nights import checked_night, new_night
+    from nightbridge.nights.ids import checked_night, new_night
     from nightbridge.rules import check_scenario
 
     if junit is not None and not junit.absolute().parent.is_dir():
@@ -729,7 +729,7 @@ def _no_code(test: "TestDefinition") -> "Checkout | None":
 
 def _code_of(site: "Site") -> "Callable[[TestDefinition], Checkout | None]":
     """What checks out the code of a test, for this one call: a branch is asked for anew."""
-    from nightbridge.nights import new_night
+    from nightbridge.nights.ids import new_night
     from nightbridge.repos.clone import make_code
     from nightbridge.repos.logins import git_logins
     from nightbridge.secrets import resolve_secret

@@ -1,20 +1,77 @@
 """Which night a flow run belongs to: decided at its first start, the same after every retry."""
 
-from prefect.logging import get_run_logger
-from prefect.runtime import deployment, flow_run
+from collections.abc import Sequence
+from datetime import datetime, time
+from zoneinfo import ZoneInfo
 
-from nightbridge.nights import checked_night, new_night, night_of
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import DeploymentSchedule, FlowRun
+from prefect.context import FlowRunContext
+from prefect.logging import get_run_logger
+from prefect.server.schemas import schedules as server_schedules
+from prefect.utilities.asyncutils import run_coro_as_sync
+
+from nightbridge.models import Model
+from nightbridge.nights.ids import checked_night, new_night, night_of_slot
 from tasks.stage import stage
 
 
+class ChosenNight(Model):
+    """A night id, and what the schedule has to do with it."""
+
+    night: str
+    slot: datetime | None = None
+    later_slot_due: bool = False
+
+
 @stage("night")
-def fix_night(night: str | None, timezone: str) -> str:
-    """Return the asked night, else the scheduled start's date for a deployment's run, else a new night."""
+def fix_night(night: str | None) -> ChosenNight:
+    """Return the night that was asked for, else the one of the schedule's slot, else a new one."""
+    chosen = _choose(night)
+    get_run_logger().info("night %s", chosen.night)
+    return chosen
+
+
+def _choose(night: str | None) -> ChosenNight:
     if night:
-        decided = checked_night(night)
-    elif deployment.id:
-        decided = night_of(flow_run.scheduled_start_time, timezone)
-    else:
-        decided = new_night()
-    get_run_logger().info("night %s", decided)
-    return decided
+        return ChosenNight(night=checked_night(night))
+    flow_run = _this_flow_run()
+    if flow_run is None or not flow_run.auto_scheduled or flow_run.deployment_id is None:
+        return ChosenNight(night=new_night(flow_run.expected_start_time if flow_run else None))
+    with get_client(sync_client=True) as client:
+        schedules = client.read_deployment(flow_run.deployment_id).schedules
+    return night_of_schedule(flow_run, schedules, datetime.now(ZoneInfo("UTC")))
+
+
+def night_of_schedule(flow_run: FlowRun, schedules: Sequence[DeploymentSchedule], now: datetime) -> ChosenNight:
+    """The night of a scheduled flow run, from its deployment's schedules; each slot counts in its schedule's zone."""
+    own = [schedule for schedule in schedules if flow_run.created_by and schedule.id == flow_run.created_by.id]
+    expected = flow_run.expected_start_time
+    assert expected is not None  # scheduled flow runs have one
+    # A deployment that was made again since has new schedules: then the first of them says the zone.
+    zone = _zone([*own, *schedules][0]) if schedules else ZoneInfo("UTC")
+    slot = expected.astimezone(zone)
+    first_of_the_day = [
+        found
+        for schedule in schedules
+        for found in _slots(schedule, datetime.combine(slot.date(), time(), _zone(schedule)), slot)[:1]
+        if found.date() == slot.date()
+    ]
+    later = any(found > slot for schedule in own for found in _slots(schedule, slot, now))
+    return ChosenNight(night=night_of_slot(slot, first_of_the_day), slot=slot, later_slot_due=later)
+
+
+def _slots(schedule: DeploymentSchedule, start: datetime, end: datetime) -> list[datetime]:
+    """The first few times at which a schedule wants a run, from `start` to `end`, in the schedule's own zone."""
+    kind = getattr(server_schedules, type(schedule.schedule).__name__)
+    dates = run_coro_as_sync(kind(**schedule.schedule.model_dump()).get_dates(n=3, start=start, end=end))
+    return [date.astimezone(_zone(schedule)) for date in dates or []]
+
+
+def _zone(schedule: DeploymentSchedule) -> ZoneInfo:
+    return ZoneInfo(getattr(schedule.schedule, "timezone", None) or "UTC")
+
+
+def _this_flow_run() -> FlowRun | None:
+    context = FlowRunContext.get()
+    return context.flow_run if context else None

@@ -1,0 +1,221 @@
+"""What is kept of a night: when it began, with which runs, and how it ended.
+
+    <workspace>/nights/<flow run id>.json            NightPlan: every run and the site, for a restart and a cancellation
+    <store>/nights/<night>/<scenario>/begun.json     NightStart: when, why then, and which runs
+    <store>/nights/<night>/<scenario>/ended.json     NightEnd: every verdict, and where the report is
+
+The plan lies where the flow run can find it without reading the scenario or the site file again: either may have been
+edited, broken or removed while the night went on.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import ConfigDict, Field, ValidationError
+
+from nightbridge.errors import DamagedData
+from nightbridge.files import read_model, write_model
+from nightbridge.models import (
+    EXIT_CODES,
+    Model,
+    NightId,
+    NightReport,
+    RunSpec,
+    Scenario,
+    Site,
+    Verdict,
+    VerdictStatus,
+    slug,
+    utc_now,
+)
+from nightbridge.store.objects import ObjectStore
+
+LATE = timedelta(minutes=30)
+"""A scheduled night that begins later after its slot than this says so."""
+
+_M = TypeVar("_M", bound="StoredModel")
+
+_RECORD = re.compile(r"nights/([^/]+)/([^/]+)/(begun|ended)\.json")
+
+
+class StoredModel(Model):
+    """A model to which later releases may add fields: an older release ignores those that it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    schema_version: int = 1
+
+
+class NightTest(StoredModel):
+    """A run of a night, in short."""
+
+    test_id: str
+    run_key: str
+
+
+class NightStart(StoredModel):
+    """That a night has begun: written before its first run is started."""
+
+    night: NightId
+    scenario: str = Field(description="The scenario's name.")
+    cluster: str
+    workspace: Path
+    begun_at: datetime
+    slot: datetime | None = Field(None, description="When the schedule wanted it to begin; none for a night by hand.")
+    flow_run: str = Field("", description="Id of the Prefect flow run that began it last.")
+    deployment: str = Field("", description="Name of the flow run's deployment; empty without one.")
+    tests: tuple[NightTest, ...] = ()
+    invalid: tuple[str, ...] = Field((), description="Ids of the tests that cannot run.")
+
+    @property
+    def late_by(self) -> timedelta | None:
+        """How long after its slot it began, where that was longer than `LATE`."""
+        late = self.begun_at - self.slot if self.slot else timedelta()
+        return late if late > LATE else None
+
+
+class NightPlan(StoredModel):
+    """Everything that a night runs, as it was fixed when it began."""
+
+    start: NightStart
+    scenario: Scenario
+    runs: tuple[RunSpec, ...]
+    site: Site
+
+
+class NightVerdict(StoredModel):
+    """A verdict of a night, in short."""
+
+    test_id: str
+    run_key: str
+    status: VerdictStatus
+    job_id: int | None = None
+    prefix: str = ""
+
+
+class NightEnd(StoredModel):
+    """How a night ended: written together with its report."""
+
+    night: NightId
+    scenario: str
+    ended_at: datetime
+    exit_code: int
+    verdicts: tuple[NightVerdict, ...]
+    report: str = ""
+
+    @property
+    def title(self) -> str:
+        """The night's worst verdict, as states and tables show it."""
+        bad = (verdict.status for verdict in self.verdicts if EXIT_CODES[verdict.status] == self.exit_code)
+        return next(bad, VerdictStatus.PASSED).value if self.exit_code else VerdictStatus.PASSED.value
+
+
+class Night(StoredModel):
+    """What the store knows of a night."""
+
+    start: NightStart
+    end: NightEnd | None = None
+
+
+def plan_path(workspace: Path, flow_run: str) -> Path:
+    """Where the plan of a flow run's night is kept."""
+    return workspace / "nights" / f"{flow_run}.json"
+
+
+def write_plan(plan: NightPlan) -> Path:
+    """Keep a night's plan in its workspace, and return its path."""
+    path = plan_path(plan.site.workspace, plan.start.flow_run)
+    write_model(path, plan)
+    return path
+
+
+def read_plan(path: Path) -> NightPlan | None:
+    """Read a night's plan; None where there is none.
+
+    Raises:
+        DamagedData: The file does not hold one.
+    """
+    return read_model(path, NightPlan, what="not the plan of a night", advice="Remove it; the night is planned anew")
+
+
+def record_start(store: ObjectStore, start: NightStart) -> None:
+    """Say in the store that a night has begun; a later flow run of the same night replaces what an earlier one said."""
+    store.put(f"{_folder(start.night, start.scenario)}/begun.json", start.model_dump_json(indent=2).encode())
+
+
+def record_end(store: ObjectStore, report: NightReport) -> NightEnd:
+    """Say in the store how a night ended."""
+    end = NightEnd(
+        night=report.night,
+        scenario=report.scenario,
+        ended_at=utc_now(),
+        exit_code=report.exit_code,
+        verdicts=tuple(_in_short(verdict) for verdict in report.verdicts),
+        report=report.report,
+    )
+    store.put(f"{_folder(end.night, end.scenario)}/ended.json", end.model_dump_json(indent=2).encode())
+    return end
+
+
+def read_start(store: ObjectStore, night: str, scenario: str) -> NightStart | None:
+    """The beginning of a night; None when it has not begun."""
+    return _read(store, f"{_folder(night, scenario)}/begun.json", NightStart)
+
+
+def read_end(store: ObjectStore, night: str, scenario: str) -> NightEnd | None:
+    """The end of a night; None while it has none."""
+    return _read(store, f"{_folder(night, scenario)}/ended.json", NightEnd)
+
+
+def find_nights(store: ObjectStore, *, limit: int | None = None, night: str | None = None) -> list[Night]:
+    """The nights in the store, the newest id first.
+
+    Args:
+        store: Where they are.
+        limit: How many ids at most; all when None. A night with several scenarios counts once.
+        night: Only this one.
+
+    Raises:
+        DamagedData: A record cannot be read.
+    """
+    folders = {
+        (match[1], match[2]): None
+        for item in store.list(f"nights/{night}/" if night else "nights/")
+        if (match := _RECORD.fullmatch(item.key))
+    }
+    chosen = sorted({found for found, _ in folders}, reverse=True)[:limit]
+    return list(_read_nights(store, [key for key in sorted(folders, reverse=True) if key[0] in chosen]))
+
+
+def _read_nights(store: ObjectStore, folders: Sequence[tuple[str, str]]) -> Iterator[Night]:
+    for night, scenario in folders:
+        start = _read(store, f"nights/{night}/{scenario}/begun.json", NightStart)
+        if start is not None:
+            yield Night(start=start, end=_read(store, f"nights/{night}/{scenario}/ended.json", NightEnd))
+
+
+def _read(store: ObjectStore, key: str, kind: type[_M]) -> _M | None:
+    data = store.get(key)
+    if data is None:
+        return None
+    try:
+        return kind.model_validate_json(data)
+    except ValidationError as error:
+        raise DamagedData("not the record of a night", thing=store.url_of(key), advice="Remove it") from error
+
+
+def _folder(night: str, scenario: str) -> str:
+    return f"nights/{night}/{slug(scenario)}"
+
+
+def _in_short(verdict: Verdict) -> NightVerdict:
+    return NightVerdict(
+        test_id=verdict.test_id,
+        run_key=verdict.run_key,
+        status=verdict.status,
+        job_id=verdict.job_id,
+        prefix=verdict.prefix or "",
+    )
