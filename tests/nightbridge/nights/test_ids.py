@@ -8,7 +8,6 @@ import pytest
 from nightbridge.errors import InvalidInput
 from nightbridge.nights.ids import checked_night, new_night, night_of_slot
 
-
 BERLIN = ZoneInfo("Europe/Berlin")
 
 
