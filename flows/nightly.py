@@ -5,50 +5,58 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from prefect import flow
+from prefect import flow, tags
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.flows import Flow
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
+from prefect.states import Completed
 
 from blocks import load_site
-from flows.confirm import confirmed, repeat_of
+from flows.confirm import confirmed
 from flows.pipeline import pipeline
 from flows.starts import side_by_side
 from flows.states import result_of, state_of_error, state_of_night
-from nightbridge import config
-from nightbridge.errors import NightbridgeError
-from nightbridge.models import NightReport, RunSpec, Scenario, Site, Verdict
+from nightbridge.errors import InvalidInput, NightbridgeError
+from nightbridge.models import NightReport, RunSpec, Site, Verdict
+from nightbridge.nights.ids import new_night
+from nightbridge.nights.liveness import alive
+from nightbridge.nights.records import NightPlan
 from nightbridge.regression.gate import verdict_for_error, verdict_for_invalid
 from nightbridge.regression.series import series_id
 from nightbridge.regression.sweeps import sweep_results
-from nightbridge.rules import check_scenario
 from nightbridge.slurm.ledger import AttemptChoice
-from tasks.cancel import cancel_run
-from tasks.compare import confirm
+from tasks.cancel import cancel_night, record_cancelled
+from tasks.compare import confirm, stored_verdict
 from tasks.dependencies import run_is_over, runs_begin
+from tasks.events import night_event
 from tasks.interrupt import allow_stages
+from tasks.logs import run_log
+from tasks.mirror import insist, send_events
 from tasks.night import fix_night
-from tasks.prepare import check_place, node_limits
+from tasks.plan import CatchUp, NightSkipped, check_catch_up, make_plan, plan_of, plan_of_this_run
 from tasks.report import report
-from tasks.validate import show_violations
 from tasks.watch import stop_watching
+
+TAG = "nightbridge"
+"""Tag of every flow run of ours, by which automations know them."""
 
 # Runs of one night that are followed at once; each is a thread that mostly waits.
 MOST_RUNS_AT_ONCE = 64
 
 
 def cancel_jobs(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
-    """Cancel the jobs of a cancelled night. Prefect runs this in another process, so they are found by their names."""
-    given = flow_run.parameters
-    night = given["night"]
-    site = load_site(
-        given.get("system"), cluster=given.get("cluster"), store=given.get("store"), workspace=given.get("workspace")
-    )
-    tests = config.load(Path(given["scenario"]))
-    for run in config.runs(tests, night, node_limits(tests, site)):
-        for number in range(2 * run.test.gate.confirm + 1):
-            cancel_run(repeat_of(run, number), site)
+    """Cancel the jobs of a cancelled night, by the plan that it made. Prefect runs this in another process."""
+    plan = plan_of(flow_run) or plan_of(flow_run, _workspace_of(flow_run))
+    for step in (cancel_night, record_cancelled, _tell_cancelled) if plan else ():
+        try:
+            step(plan)
+        except NightbridgeError as error:  # the other steps are due all the same
+            run_log().error("%s", error)
+
+
+def _tell_cancelled(plan: NightPlan) -> None:
+    send_events([night_event(plan.start.scenario, plan.start.night, "cancelled", cluster=plan.start.cluster)])
 
 
 def _flow_run_name() -> str:
@@ -70,44 +78,73 @@ def nightly(
     store: str | None = None,
     workspace: str | None = None,
     new_attempt: bool = False,
+    catch_up: CatchUp = "last",
 ) -> State[NightReport]:
     """Run every test of a scenario, compare each with its history, and write the report.
 
     Args:
         scenario: Path of a scenario or test file.
-        night: Night id; the same id finds everything again. Default: the scheduled date, or a new one by hand.
+        night: Night id; the same id finds everything again. Default: the schedule's slot, or a new one by hand.
         system: Name of a Site block, or path of a site file.
         cluster: `local`, `slurm`, or the name of a Slurm Cluster block.
         store: `file://` or `s3://` URL, or the name of a Harvest Store block.
         workspace: Folder that the compute nodes see under the same path.
         new_attempt: Open a new attempt for runs whose last one ended.
+        catch_up: Which scheduled nights are run later when they could not begin in time: `last`, `all` or `none`.
     """
     try:
-        site = load_site(system, cluster=cluster, store=store, workspace=workspace)
-        written = config.load(Path(scenario))
-        limits = node_limits(written, site)
-        tests = check_scenario(written, limits)
-        for warning in tests.warnings:
-            get_run_logger().warning("%s", warning)
-        show_violations(tests)
-        night = fix_night(night).night
-        check_place(site)
-        runs = config.runs(tests, night, limits)
-        verdicts = _verdicts(tests, runs, night, site, new_attempt)
-        return state_of_night(report(tests.name, night, verdicts, site, sweep_results(tests, runs, verdicts, limits)))
+        plan = plan_of_this_run() or _new_plan(scenario, night, catch_up, system, cluster, store, workspace)
+    except NightSkipped as skipped:
+        return Completed(name="Skipped", message=str(skipped))
     except NightbridgeError as error:
         # Without a place for its report a night has none, only a message.
         get_run_logger().error("%s", error)
         return state_of_error(error)
+    with alive(plan.site.workspace, plan.start.flow_run), tags(TAG):
+        return state_of_night(_run(plan, _asked_attempt(new_attempt)))
 
 
-def _verdicts(
-    tests: Scenario, runs: Sequence[RunSpec], night: str, site: Site, new_attempt: bool
-) -> tuple[Verdict, ...]:
+def _new_plan(
+    scenario: str,
+    night: str | None,
+    catch_up: CatchUp,
+    system: str | None,
+    cluster: str | None,
+    store: str | None,
+    workspace: str | None,
+) -> NightPlan:
+    """Choose the night and plan it; whatever keeps it from beginning is told as its end."""
+    name, decided, on = Path(scenario).stem, night or new_night(), ""
+    try:
+        chosen = fix_night(night)
+        decided = chosen.night
+        check_catch_up(chosen, catch_up)
+        site = load_site(system, cluster=cluster, store=store, workspace=workspace)
+        on = site.cluster.name
+        return make_plan(scenario, chosen, site)
+    except NightSkipped as skipped:
+        send_events([night_event(name, decided, "skipped", cluster=on, message=str(skipped))])
+        raise
+    except NightbridgeError as error:
+        end = "invalid" if isinstance(error, InvalidInput) else "infrastructure"
+        send_events([night_event(name, decided, end, cluster=on, message=str(error))])
+        raise
+
+
+def _run(plan: NightPlan, attempt: AttemptChoice) -> NightReport:
+    """Run everything that can run, and write the report, from what the store holds where a run could not say itself."""
+    verdicts = _verdicts(plan, attempt)
+    sweeps = sweep_results(plan.scenario, plan.runs, verdicts, plan.limits)
+    written: NightReport = report(plan.start, verdicts, plan.site, sweeps)
+    return written
+
+
+def _verdicts(plan: NightPlan, attempt: AttemptChoice) -> tuple[Verdict, ...]:
     """Run everything that can run, side by side; every test has a verdict."""
     allow_stages()
-    verdicts = [verdict_for_invalid(test, tests.name, night) for test in tests.invalid]
-    one_run = partial(_verdict_of, site=site, attempt=_asked_attempt(new_attempt))
+    runs, start = plan.runs, plan.start
+    verdicts = [verdict_for_invalid(test, start.scenario, start.night) for test in plan.scenario.invalid]
+    one_run = partial(_verdict_of, site=plan.site, attempt=attempt)
     runs_begin(run.run_key for run in runs)
 
     def run_all(some: Sequence[RunSpec]) -> list[Verdict]:
@@ -116,7 +153,7 @@ def _verdicts(
     ahead = [run for run in runs if _comes_first(run, runs)]
     others = [run for run in runs if run not in ahead]
     first = [*run_all(ahead), *run_all(others)]
-    verdicts += confirmed([*ahead, *others], first, run_all, partial(_judge_again, site=site))
+    verdicts += confirmed([*ahead, *others], first, run_all, partial(_judge_again, site=plan.site))
     return tuple(verdicts)
 
 
@@ -130,7 +167,7 @@ def _judge_again(run: RunSpec, asked: int, site: Site) -> Verdict:
     """The verdict on a run that was run again; one that cannot be given is a verdict, too."""
     try:
         verdict: Verdict = confirm(run, site, asked)
-    except NightbridgeError as error:
+    except Exception as error:
         get_run_logger().error("%s: %s", run.run_key, error)
         return verdict_for_error(run, error, series_id(run, site.cluster.name))
     return verdict
@@ -144,13 +181,41 @@ def _asked_attempt(new_attempt: bool) -> AttemptChoice:
 
 def _verdict_of(run: RunSpec, site: Site, attempt: AttemptChoice) -> Verdict:
     """Run one pipeline; whatever becomes of it is a verdict, so that one failing run never stops the others."""
+    subflow = _Subflow(run, site, attempt)
     try:
-        state = pipeline(run, site, attempt, return_state=True)
-    finally:
-        run_is_over(run.run_key)
-    try:
-        verdict: Verdict = result_of(state)
+        return insist(f"the flow run of {run.run_key}", subflow.verdict)
     except Exception as error:
         get_run_logger().error("%s: %s", run.run_key, error)
-        return verdict_for_error(run, error, series_id(run, site.cluster.name))
-    return verdict
+        return stored_verdict(run, site) or verdict_for_error(run, error, series_id(run, site.cluster.name))
+    finally:
+        run_is_over(run.run_key)
+
+
+class _Subflow:
+    """The subflow of one run, begun anew when Prefect's server did not answer while it was made or ended.
+
+    A further try finds what the one before it has done; it must not open another attempt.
+    """
+
+    def __init__(self, run: RunSpec, site: Site, attempt: AttemptChoice) -> None:
+        self._run = run
+        self._site = site
+        self._attempt = attempt
+
+    def verdict(self) -> Verdict:
+        """Run it once and return its verdict."""
+        while True:
+            attempt, self._attempt = self._attempt, AttemptChoice.CURRENT
+            verdict: Verdict = result_of(pipeline(self._run, self._site, attempt, return_state=True))
+            # Prefect finds subflows of a retried flow run again by counting them, and a try more shifts the count.
+            if verdict.run_key == self._run.run_key:
+                return verdict
+
+
+def _workspace_of(flow_run: FlowRun) -> Path | None:
+    """The workspace that a flow run's parameters name; None where they name none that can be read now."""
+    given = {name: flow_run.parameters.get(name) for name in ("system", "cluster", "store", "workspace")}
+    try:
+        return load_site(given.pop("system"), **given).workspace
+    except NightbridgeError:
+        return None

@@ -6,7 +6,6 @@ from prefect import flow
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.flows import Flow
 from prefect.logging import get_run_logger
-from prefect.runtime import flow_run
 
 from flows.starts import tell_begun
 from flows.states import state_of_verdict
@@ -46,14 +45,12 @@ def pipeline(run: RunSpec, site: Site, attempt: AttemptChoice = AttemptChoice.CU
     Args:
         run: The concrete configuration.
         site: Where it runs and where its results are kept.
-        attempt: Which attempt to go on with; on a retry of this flow run it is a new one after a failure.
+        attempt: Which attempt to go on with.
     """
     tell_begun()
     try:
         prepare(run, site)
-        verdict = compare(
-            _run_and_harvest(run, site, AttemptChoice.AFTER_FAILURE if flow_run.run_count > 1 else attempt), site
-        )
+        verdict = compare(_run_and_harvest(run, site, attempt), site)
     except NightbridgeError as error:
         get_run_logger().error("%s", error)
         verdict = verdict_for_error(run, error, series_id(run, site.cluster.name))

@@ -62,10 +62,11 @@ def state_of_night(report: NightReport) -> State[Any]:
     """Completed when every verdict is good, else Failed; named after the worst, with the tests it befell."""
     worst = next(v for v in report.verdicts if v.exit_code == report.exit_code)
     bad = [f"{verdict.test_id}: {verdict.status}" for verdict in report.verdicts if verdict.exit_code]
+    again = " (found again)" if report.found_again else ""
     if not bad:
-        return Completed(name="Passed", message=f"{len(report.verdicts)} test(s) passed", data=report)
+        return Completed(name=f"Passed{again}", message=f"{len(report.verdicts)} test(s) passed", data=report)
     message = ", ".join(bad)
-    return Failed(name=_title(worst.status), message=message, data=BadEnd(message, report))
+    return Failed(name=f"{_title(worst.status)}{again}", message=message, data=BadEnd(message, report))
 
 
 def state_of_error(error: NightbridgeError) -> State[Any]:

@@ -79,7 +79,7 @@ class Lease:
             self.path.unlink(missing_ok=True)
 
     def _is_ours(self) -> bool:
-        found = _read(self.path)
+        found = read_holder(self.path)
         return found is not None and found.token == self._holder.token
 
     def _beat(self) -> None:
@@ -122,7 +122,7 @@ def _acquire(path: Path, ttl: float, timeout: float) -> Lease:
     pause = FIRST_PAUSE_SECONDS
     said = False
     while True:
-        me = _this_process()
+        me = this_process()
         try:
             if not path.exists() and create_exclusively(path, me.model_dump_json().encode()):
                 return Lease(path, me, ttl)
@@ -160,7 +160,7 @@ class _Watch:
             # Opened, because NFS promises fresh attributes only to those who open a file.
             with self._path.open("rb") as stream:
                 mtime = os.fstat(stream.fileno()).st_mtime_ns
-                self.holder = _parse(stream.read())
+                self.holder = parse_holder(stream.read())
         except FileNotFoundError:
             self._seen = None
             return False
@@ -168,7 +168,7 @@ class _Watch:
         state = (self.holder.token if self.holder else "", mtime)
         if state != self._seen:
             self._seen, self._seen_at = state, now
-        if self.holder and _is_dead(self.holder):
+        if self.holder and lives(self.holder) is False:
             return True
         return now - self._seen_at > self._ttl
 
@@ -176,7 +176,7 @@ class _Watch:
 def _break(path: Path, holder: Holder | None, ttl: float) -> None:
     """Remove a dead holder's lease, and nobody else's: one waiter at a time does it, and looks again first."""
     guard = path.with_name(f"{path.name}.break")
-    me = _this_process()
+    me = this_process()
     if not create_exclusively(guard, me.model_dump_json().encode()):
         _clear_dead_guard(guard, ttl)
         time.sleep(FIRST_PAUSE_SECONDS)
@@ -185,7 +185,7 @@ def _break(path: Path, holder: Holder | None, ttl: float) -> None:
         tombstone = path.with_name(f".{path.name}.{uuid.uuid4().hex}.broken")
         with suppress(FileNotFoundError):
             path.rename(tombstone)
-            found = _read(tombstone)
+            found = read_holder(tombstone)
             if (found.token if found else "") != (holder.token if holder else ""):
                 # Released and taken again between the last look and now: give it back.
                 with suppress(FileExistsError):
@@ -199,30 +199,33 @@ def _break(path: Path, holder: Holder | None, ttl: float) -> None:
 
 def _clear_dead_guard(guard: Path, ttl: float) -> None:
     """Remove the guard of a process that died while it broke a lease; holding one takes milliseconds."""
-    holder = _read(guard)
+    holder = read_holder(guard)
     try:
         age = time.time() - guard.stat().st_mtime
     except FileNotFoundError:
         return
-    if (holder and _is_dead(holder)) or age > 10 * ttl:
+    if (holder and lives(holder) is False) or age > 10 * ttl:
         guard.unlink(missing_ok=True)
 
 
-def _read(path: Path) -> Holder | None:
+def read_holder(path: Path) -> Holder | None:
+    """Who holds the lease at `path`; None where there is no such file, or not the file of a lease."""
     try:
-        return _parse(path.read_bytes())
+        return parse_holder(path.read_bytes())
     except FileNotFoundError:
         return None
 
 
-def _parse(data: bytes) -> Holder | None:
+def parse_holder(data: bytes) -> Holder | None:
+    """The content of a lease file; None for anything else."""
     try:
         return Holder.model_validate_json(data)
     except ValidationError:
         return None
 
 
-def _this_process() -> Holder:
+def this_process() -> Holder:
+    """Describe this process as the content of a lease file; each call makes a token of its own."""
     pid = os.getpid()
     return Holder(
         token=uuid.uuid4().hex,
@@ -234,18 +237,18 @@ def _this_process() -> Holder:
     )
 
 
-def _is_dead(holder: Holder) -> bool:
-    """Whether the holder is certainly dead. Only a process of the same process table can be asked about."""
+def lives(holder: Holder) -> bool | None:
+    """Whether the holder's process is there; None where only its signs can tell: in another process table."""
     if holder.host != socket.gethostname() or holder.process_space != _process_space():
-        return False
+        return None
     try:
         os.kill(holder.pid, 0)
     except ProcessLookupError:
-        return True
-    except PermissionError:
         return False
+    except PermissionError:
+        return None
     # A living process of this number is another one if it started at another time.
-    return bool(holder.process_started) and _process_started(holder.pid) != holder.process_started
+    return not holder.process_started or _process_started(holder.pid) == holder.process_started
 
 
 def _process_space() -> str:

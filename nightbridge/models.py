@@ -984,6 +984,8 @@ class NightReport(Model):
     verdicts: tuple[Verdict, ...]
     report: str = Field("", description="Where the HTML report is kept.")
     sweeps: tuple[SweepResult, ...] = Field((), description="One for each swept test, in the scenario's order.")
+    note: str = Field("", description="What a person should know about the night as a whole, such as that it ran late.")
+    found_again: bool = Field(False, description="Whether an earlier flow run of this night had every verdict already.")
 
     @property
     def exit_code(self) -> int:

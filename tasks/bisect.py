@@ -21,6 +21,7 @@ from nightbridge.slurm.ledger import attempts_of, cancel_jobs, read_ended
 from nightbridge.slurm.room import free_places
 from nightbridge.store.harvest import load_record
 from nightbridge.store.objects import ObjectStore, open_store
+from tasks.mirror import show
 from tasks.repositories import commits_between
 from tasks.secrets import block_value
 from tasks.stage import stage
@@ -86,10 +87,13 @@ def keep_result(plan: BisectPlan, points: tuple[Point, ...], site: Site) -> Bise
     result = evaluate(plan, points)
     store.put(f"bisects/{plan.bisect_id}/result.json", result.model_dump_json(indent=2).encode() + b"\n")
     lines = result_lines(result)
-    create_markdown_artifact(
-        "```\n" + "\n".join(lines).replace("```", "'''") + "\n```\n",
-        key=f"bisect-{plan.bisect_id}",
-        description=f"Bisect of {plan.test_id}",
+    show(
+        "the bisect's answer",
+        lambda: create_markdown_artifact(
+            "```\n" + "\n".join(lines).replace("```", "'''") + "\n```\n",
+            key=f"bisect-{plan.bisect_id}",
+            description=f"Bisect of {plan.test_id}",
+        ),
     )
     for line in lines:
         get_run_logger().info("%s", line)

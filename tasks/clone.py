@@ -4,11 +4,12 @@ from prefect.logging import get_run_logger
 
 from nightbridge.models import Checkout, RunSpec, Site
 from nightbridge.repos.clone import make_checkout
+from tasks.mirror import PrefectAway
 from tasks.repositories import site_logins
 from tasks.stage import stage
 
 
-@stage("clone")
+@stage("clone", waits_for=(PrefectAway,))
 def clone(run: RunSpec, site: Site) -> Checkout:
     """Pin Megatron-Bridge and NeMo-Run for this night and make their checkouts."""
     with site_logins(site):

@@ -2,8 +2,9 @@
 
 from prefect.artifacts import create_markdown_artifact
 from prefect.logging import get_run_logger
+from pydantic import ValidationError
 
-from nightbridge.errors import DamagedData, NightbridgeError
+from nightbridge.errors import DamagedData, NightbridgeError, TransientError
 from nightbridge.models import RunRecord, RunSpec, Site, Verdict
 from nightbridge.regression.evidence import gather_evidence, since_of
 from nightbridge.regression.gate import compare as compare_with_history
@@ -13,18 +14,20 @@ from nightbridge.regression.suspects import find_suspects
 from nightbridge.store.find import committed_attempts
 from nightbridge.store.harvest import load_record
 from nightbridge.store.objects import ObjectStore, open_store
+from tasks.logs import run_log
+from tasks.mirror import show
 from tasks.repositories import commits_between
 from tasks.secrets import block_value
-from tasks.stage import stage
+from tasks.stage import never_reused, stage
 
 
-@stage("compare")
+@stage("compare", waits_for=(TransientError,))
 def compare(record: RunRecord, site: Site) -> Verdict:
     """Judge the run, then make it part of the history that later runs are judged by."""
     return _judge(record, open_store(site.store_settings, block_value), site)
 
 
-@stage("confirm")
+@stage("confirm", waits_for=(TransientError,), key=never_reused)
 def confirm(run: RunSpec, site: Site, attempt: int) -> Verdict:
     """Judge a stored run again, now that its night has further runs; `attempt` is how many were asked for."""
     store = open_store(site.store_settings, block_value)
@@ -33,6 +36,17 @@ def confirm(run: RunSpec, site: Site, attempt: int) -> Verdict:
     if record is None:
         raise DamagedData("no record", thing=run.run_key, advice="Harvest the run again")
     return _judge(record, store, site)
+
+
+def stored_verdict(run: RunSpec, site: Site) -> Verdict | None:
+    """The verdict that a run of this night already has; None without one, or where it cannot be read."""
+    key = f"runs/{run.test_slug}/{run.night}/{run.run_key}/verdict.json"
+    try:
+        data = open_store(site.store_settings, block_value).get(key)
+        return Verdict.model_validate_json(data) if data else None
+    except (NightbridgeError, ValidationError) as error:
+        run_log().warning("the stored verdict of %s cannot be read: %s", run.run_key, error)
+        return None
 
 
 def _judge(record: RunRecord, store: ObjectStore, site: Site) -> Verdict:
@@ -46,8 +60,12 @@ def _judge(record: RunRecord, store: ObjectStore, site: Site) -> Verdict:
     verdict = verdict.model_copy(update={"suspects": suspects})
     add(store, row)
     store.put(f"{record.prefix.rsplit('/', 1)[0]}/verdict.json", verdict.model_dump_json(indent=2).encode())
-    create_markdown_artifact(
-        markdown_table((verdict,)), key=record.spec.test_slug, description=f"Verdict of {record.spec.test.id}"
+    test = record.spec.test.id
+    show(
+        f"the verdict of {test}",
+        lambda: create_markdown_artifact(
+            markdown_table((verdict,)), key=record.spec.test_slug, description=f"Verdict of {test}"
+        ),
     )
     get_run_logger().info("%s: %s %s", record.spec.test.id, verdict.status, "; ".join(verdict.reasons))
     _tidy(store, cluster, series)

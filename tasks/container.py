@@ -11,11 +11,12 @@ from nightbridge.images.on_node import NodeImporter
 from nightbridge.models import Image, RunSpec, Site
 from nightbridge.secrets import resolve_secret
 from nightbridge.slurm.node_command import run_on_node
+from tasks.mirror import PrefectAway
 from tasks.secrets import block_value
 from tasks.stage import stage
 
 
-@stage("container")
+@stage("container", waits_for=(PrefectAway,))
 def container(run: RunSpec, site: Site) -> Image:
     """Pull and verify the run's container image."""
     image = pull_image(run, site, lambda: _importer(site))

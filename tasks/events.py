@@ -1,20 +1,25 @@
-"""Events, which automations react to: one `nightbridge.verdict` for each verdict of a night that has its report."""
+"""Events, which automations react to.
 
-from collections.abc import Iterable
+One `nightbridge.verdict` for each verdict of a night that has its report, and one `nightbridge.night` for each end of a
+night: with a report, invalid, for want of infrastructure, cancelled or skipped.
+"""
+
 from uuid import NAMESPACE_URL, uuid5
 
-from prefect.events import emit_event
+from prefect.events import Event, Resource
 
-from nightbridge.models import Verdict, slug
+from nightbridge.models import NightReport, Verdict, slug
+from tasks.mirror import send_events
 
 VERDICT_EVENT = "nightbridge.verdict"
+NIGHT_EVENT = "nightbridge.night"
 
 MOST_LETTERS = 2000
 """Of the reasons in an event; the report has all of them. An event of more than 1.5 MB is refused by Prefect."""
 
 
-def emit_verdicts(scenario: str, night: str, verdicts: Iterable[Verdict], report: str, cluster: str) -> None:
-    """Tell Prefect each verdict of a night.
+def verdict_event(scenario: str, night: str, verdict: Verdict, report: str, cluster: str) -> Event:
+    """The event of one verdict.
 
     An automation is triggered by the event's name and by the labels of its resource, such as
     `nightbridge.verdict = regressed`; what it sends on is in the payload. A night that is reported again with the same
@@ -23,33 +28,80 @@ def emit_verdicts(scenario: str, night: str, verdicts: Iterable[Verdict], report
     Args:
         scenario: The scenario's name.
         night: Night id.
-        verdicts: The final ones, after every confirming re-run.
+        verdict: The final one, after every confirming re-run.
         report: Where the night's report is.
         cluster: Name of the cluster.
     """
-    for verdict in verdicts:
-        emit_event(
-            event=VERDICT_EVENT,
-            id=uuid5(NAMESPACE_URL, f"{VERDICT_EVENT}/{verdict.run_key}/{verdict.prefix}/{verdict.status.value}"),
-            # One resource for each test, whatever the night: automations may ask for "three times in a week".
-            resource={
+    return Event(
+        event=VERDICT_EVENT,
+        id=uuid5(NAMESPACE_URL, f"{VERDICT_EVENT}/{verdict.run_key}/{verdict.prefix}/{verdict.status.value}"),
+        # One resource for each test, whatever the night: automations may ask for "three times in a week".
+        resource=Resource(
+            {
                 "prefect.resource.id": f"nightbridge.test.{slug(verdict.test_id)}",
                 "prefect.resource.name": verdict.test_id,
                 "nightbridge.verdict": verdict.status.value,
                 "nightbridge.scenario": scenario,
                 "nightbridge.cluster": cluster,
-            },
-            payload={
-                "verdict": verdict.status.value,
-                "exit_code": verdict.exit_code,
-                "test_id": verdict.test_id,
-                "run_key": verdict.run_key,
-                "night": night,
-                "scenario": scenario,
-                "cluster": cluster,
-                "reasons": "\n".join(verdict.reasons)[:MOST_LETTERS],
-                "link": f"{report}#{verdict.run_key}",
-                "kept_at": f"{verdict.store_url}/{verdict.prefix}" if verdict.prefix else "",
-                "job_id": verdict.job_id,
-            },
-        )
+            }
+        ),
+        payload={
+            "verdict": verdict.status.value,
+            "exit_code": verdict.exit_code,
+            "test_id": verdict.test_id,
+            "run_key": verdict.run_key,
+            "night": night,
+            "scenario": scenario,
+            "cluster": cluster,
+            "reasons": "\n".join(verdict.reasons)[:MOST_LETTERS],
+            "link": f"{report}#{verdict.run_key}",
+            "kept_at": f"{verdict.store_url}/{verdict.prefix}" if verdict.prefix else "",
+            "job_id": verdict.job_id,
+        },
+    )
+
+
+def night_event(
+    scenario: str, night: str, end: str, *, cluster: str = "", message: str = "", report: str = ""
+) -> Event:
+    """The event of a night's end; the same end told again is the same event.
+
+    Args:
+        scenario: The scenario's name.
+        night: Night id.
+        end: `passed`, the gravest verdict, `invalid`, `infrastructure`, `cancelled` or `skipped`.
+        cluster: Name of the cluster; empty where it was not known yet.
+        message: What a person should read first.
+        report: Where the night's report is; empty without one.
+    """
+    return Event(
+        event=NIGHT_EVENT,
+        id=uuid5(NAMESPACE_URL, f"{NIGHT_EVENT}/{cluster}/{scenario}/{night}/{end}"),
+        resource=Resource(
+            {
+                "prefect.resource.id": f"nightbridge.scenario.{slug(scenario)}",
+                "prefect.resource.name": scenario,
+                "nightbridge.night": night,
+                "nightbridge.end": end,
+                "nightbridge.cluster": cluster,
+            }
+        ),
+        payload={
+            "scenario": scenario,
+            "night": night,
+            "end": end,
+            "cluster": cluster,
+            "message": message[:MOST_LETTERS],
+            "report": report,
+        },
+    )
+
+
+def send_report_events(report: NightReport, end: str, cluster: str) -> None:
+    """Tell Prefect each verdict of a night that has its report, and how the night ended."""
+    bad = ", ".join(f"{verdict.test_id}: {verdict.status}" for verdict in report.verdicts if verdict.exit_code)
+    events = [
+        verdict_event(report.scenario, report.night, verdict, report.report, cluster) for verdict in report.verdicts
+    ]
+    of_the_night = night_event(report.scenario, report.night, end, cluster=cluster, message=bad, report=report.report)
+    send_events([*events, of_the_night])

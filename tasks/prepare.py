@@ -1,6 +1,7 @@
 """Before the first stage: everything that can be checked without a checkout, so that nothing is fetched in vain."""
 
 from nightbridge.config.scenarios import sweeps_nodes
+from nightbridge.errors import TransientError
 from nightbridge.models import ClusterLimits, RunSpec, Scenario, Site
 from nightbridge.rules import check
 from nightbridge.slurm.cluster import open_cluster
@@ -11,14 +12,14 @@ from tasks.stage import stage
 from tasks.validate import refuse_errors
 
 
-@stage("prepare")
+@stage("prepare", waits_for=(TransientError,))
 def prepare(run: RunSpec, site: Site) -> None:
     """Check the run's configuration by every rule that needs no checkout, and its place."""
     _check_place(site)
     refuse_errors(run, check(run, open_cluster(site.cluster, site.workspace).limits()))
 
 
-@stage("place")
+@stage("place", waits_for=(TransientError,))
 def check_place(site: Site) -> None:
     """Check what every run of a night needs, and its report: that the workspace and the store can be written."""
     _check_place(site)

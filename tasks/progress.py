@@ -5,6 +5,7 @@ from uuid import UUID
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.logging import get_run_logger
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from nightbridge.store.progress import Progress
 
@@ -19,11 +20,12 @@ class ProgressArtifact:
         self._id: UUID | None = None
 
     def show(self, percent: float, description: str) -> None:
-        """Show this state, 0 to 100 percent."""
-        if self._id is None:
-            self._id = create_progress_artifact(percent, description=description)
-        else:
-            update_progress_artifact(self._id, percent, description=description)
+        """Show this state, 0 to 100 percent; what the server does not take at once is out of date soon anyway."""
+        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
+            if self._id is None:
+                self._id = create_progress_artifact(percent, description=description)
+            else:
+                update_progress_artifact(self._id, percent, description=description)
 
 
 class ShownProgress:

@@ -1,4 +1,4 @@
-"""Report: the page that people open in the morning, and what became of the night's sweeps."""
+"""Report: the page that people open in the morning, what became of the night's sweeps, and the record of its end."""
 
 import json
 from collections.abc import Sequence
@@ -6,23 +6,28 @@ from collections.abc import Sequence
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from prefect.logging import get_run_logger
 
+from nightbridge.errors import TransientError
 from nightbridge.models import NightReport, Site, SweepResult, Verdict, slug, utc_now
+from nightbridge.nights.records import NightStart, read_end, record_end, was_reported
 from nightbridge.regression.junit import junit_xml
-from nightbridge.regression.report import markdown_table, night_report_html
+from nightbridge.regression.report import markdown_table, night_note, night_report_html
 from nightbridge.regression.sweep_tables import best_line, sweep_markdown
 from nightbridge.store.objects import ObjectStore, open_store
-from tasks.events import emit_verdicts
+from tasks.events import send_report_events
+from tasks.mirror import show
 from tasks.secrets import block_value
-from tasks.stage import stage
+from tasks.stage import never_reused, stage
 
 
-@stage("report")
+@stage("report", waits_for=(TransientError,), key=never_reused)
 def report(
-    scenario: str, night: str, verdicts: tuple[Verdict, ...], site: Site, sweeps: tuple[SweepResult, ...] = ()
+    start: NightStart, verdicts: tuple[Verdict, ...], site: Site, sweeps: tuple[SweepResult, ...] = ()
 ) -> NightReport:
-    """Write the night's report to the store, and show it in the Prefect UI."""
+    """Write the night's report to the store, record how the night ended, and show both in the Prefect UI."""
     store = open_store(site.store_settings, block_value)
+    scenario, night = start.scenario, start.night
     _keep_sweeps(store, scenario, night, sweeps)
+    note = night_note(store, start, verdicts)
     page = night_report_html(
         store,
         scenario,
@@ -31,26 +36,50 @@ def report(
         cluster=site.cluster.name,
         sweeps=sweeps,
         settings=site.store_settings,
+        note=note,
     )
     key = f"reports/{night}/{scenario}.html"
     store.put(key, page.encode())
     document = junit_xml(scenario, night, verdicts, report=store.url_of(key), written_at=utc_now())
     store.put(f"reports/{night}/{scenario}.junit.xml", document)
-    create_markdown_artifact(markdown_table(verdicts), key="nightly-verdicts", description=f"{scenario}, night {night}")
-    create_link_artifact(store.url_of(key), key="nightly-report", link_text=f"{scenario}, night {night}")
-    get_run_logger().info("report: %s", store.url_of(key))
-    emit_verdicts(scenario, night, verdicts, store.url_of(key), site.cluster.name)
-    return NightReport(scenario=scenario, night=night, verdicts=verdicts, report=store.url_of(key), sweeps=sweeps)
+    written = NightReport(
+        scenario=scenario,
+        night=night,
+        verdicts=verdicts,
+        report=store.url_of(key),
+        sweeps=sweeps,
+        note=note,
+        found_again=was_reported(read_end(store, night, scenario), verdicts),
+    )
+    end = record_end(store, written)
+    _show(written, sweeps)
+    if note:
+        get_run_logger().warning("%s", note)
+    get_run_logger().info("report: %s", written.report)
+    send_report_events(written, end.title, site.cluster.name)
+    return written
+
+
+def _show(written: NightReport, sweeps: Sequence[SweepResult]) -> None:
+    title = f"{written.scenario}, night {written.night}"
+    table = markdown_table(written.verdicts)
+    show("the verdicts", lambda: create_markdown_artifact(table, key="nightly-verdicts", description=title))
+    show("the report", lambda: create_link_artifact(written.report, key="nightly-report", link_text=title))
+    for sweep in sweeps:
+        _show_sweep(sweep)
+
+
+def _show_sweep(sweep: SweepResult) -> None:
+    table, key = sweep_markdown(sweep), f"sweep-{slug(sweep.test_id)}"
+    show(
+        f"the sweep {sweep.test_id}",
+        lambda: create_markdown_artifact(table, key=key, description=f"Sweep {sweep.test_id}"),
+    )
+    get_run_logger().info("%s: %s", sweep.test_id, best_line(sweep))
 
 
 def _keep_sweeps(store: ObjectStore, scenario: str, night: str, sweeps: Sequence[SweepResult]) -> None:
-    """Keep the points of all sweeps as JSON beside the report, and show them."""
-    if not sweeps:
-        return
-    document = json.dumps([sweep.model_dump(mode="json") for sweep in sweeps], indent=2)
-    store.put(f"reports/{night}/{scenario}-sweeps.json", document.encode())
-    for sweep in sweeps:
-        create_markdown_artifact(
-            sweep_markdown(sweep), key=f"sweep-{slug(sweep.test_id)}", description=f"Sweep {sweep.test_id}"
-        )
-        get_run_logger().info("%s: %s", sweep.test_id, best_line(sweep))
+    """Keep the points of all sweeps as JSON beside the report."""
+    if sweeps:
+        document = json.dumps([sweep.model_dump(mode="json") for sweep in sweeps], indent=2)
+        store.put(f"reports/{night}/{scenario}-sweeps.json", document.encode())

@@ -9,6 +9,7 @@ from pydantic import SecretStr
 from nightbridge.errors import InvalidInput
 from nightbridge.models import SecretRef
 from nightbridge.secrets import resolve_secret
+from tasks.mirror import away_is_transient
 
 
 def block_value(name: str) -> str:
@@ -16,10 +17,12 @@ def block_value(name: str) -> str:
 
     Raises:
         InvalidInput: There is no such block or field.
+        PrefectAway: Prefect's server does not answer.
     """
     document, _, field = name.partition("#")
     try:
-        value = getattr(Block.load(document), field) if field else Secret.load(name).get()
+        with away_is_transient(f"block {document}"):
+            value = getattr(Block.load(document), field) if field else Secret.load(name).get()
     except (ValueError, AttributeError) as error:
         raise InvalidInput("no such Prefect block", thing=name, advice="Make it in the Prefect UI") from error
     return value.get_secret_value() if isinstance(value, SecretStr) else str(value)

@@ -78,8 +78,16 @@ def stage_key(context: TaskRunContext, parameters: dict[str, Any]) -> str:
     return f"{context.task_run.flow_run_id}-{context.task.name}-{getattr(subject, 'run_key', 'night')}-a{attempt}"
 
 
+def never_reused(context: TaskRunContext, parameters: dict[str, Any]) -> None:
+    """Key of a stage that says what is so now: a retried night asks it again."""
+
+
 def stage(
-    name: str, *, retries: int = RETRIES, waits_for: tuple[type[TransientError], ...] = ()
+    name: str,
+    *,
+    retries: int = RETRIES,
+    waits_for: tuple[type[TransientError], ...] = (),
+    key: Callable[[TaskRunContext, dict[str, Any]], str | None] = stage_key,
 ) -> Callable[[Callable[..., Any]], Task[..., Any]]:
     """Make a function a stage: persisted as JSON, retried with backoff and jitter for transient errors only.
 
@@ -87,6 +95,7 @@ def stage(
         name: The stage's name.
         retries: How often it is tried again.
         waits_for: Errors that may last for hours and are waited out in each try (see `waiting`).
+        key: Under which key its result is found again after a restart.
 
     """
 
@@ -106,7 +115,7 @@ def stage(
             retry_condition_fn=is_transient,
             persist_result=True,
             result_serializer="json",
-            cache_key_fn=stage_key,
+            cache_key_fn=key,
         )
 
     return decorate

@@ -7,11 +7,12 @@ from nightbridge.models import Job, LaunchPlan, Site
 from nightbridge.slurm.attempts import read_attempt
 from nightbridge.slurm.cluster import JobNotAccepted, open_cluster
 from nightbridge.slurm.submission import submit_attempt
+from tasks.mirror import PrefectAway
 from tasks.secrets import resolve_all, variables_of
 from tasks.stage import stage
 
 
-@stage("submit", waits_for=(JobNotAccepted, StatusUnknown))
+@stage("submit", waits_for=(JobNotAccepted, StatusUnknown, PrefectAway))
 def submit(plan: LaunchPlan, site: Site, options: tuple[str, ...] = ()) -> Job:
     """Submit the attempt through the upstream launcher, or find the job that it already has.
 

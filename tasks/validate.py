@@ -6,13 +6,14 @@ from pathlib import Path
 from prefect.artifacts import create_table_artifact
 from prefect.logging import get_run_logger
 
-from nightbridge.errors import InvalidInput
+from nightbridge.errors import InvalidInput, TransientError
 from nightbridge.launch.plan import make_plan
 from nightbridge.models import Checkout, Image, LaunchPlan, RunSpec, Scenario, Site
 from nightbridge.rules import Violation, check, errors_of
 from nightbridge.slurm.cluster import open_cluster
 from nightbridge.slurm.failed_nodes import without_failed_nodes
 from nightbridge.slurm.ledger import ended_jobs
+from tasks.mirror import show
 from tasks.stage import stage
 
 
@@ -25,10 +26,11 @@ def show_violations(scenario: Scenario) -> None:
     ]
     rows += [{"test": "", "severity": "warning", "what": warning} for warning in scenario.warnings]
     if rows:
-        create_table_artifact(rows, key="violations", description=f"{scenario.name}: {len(rows)} violations")
+        description = f"{scenario.name}: {len(rows)} violations"
+        show("the violations", lambda: create_table_artifact(rows, key="violations", description=description))
 
 
-@stage("validate")
+@stage("validate", waits_for=(TransientError,))
 def validate(run: RunSpec, checkout: Checkout, image: Image, site: Site, attempt: int, attempt_dir: Path) -> LaunchPlan:
     """Check the run, and plan its launch."""
     limits = open_cluster(site.cluster, site.workspace).limits()
@@ -46,10 +48,13 @@ def validate(run: RunSpec, checkout: Checkout, image: Image, site: Site, attempt
 
 def _show(run: RunSpec, violations: Sequence[Violation]) -> None:
     if violations:
-        create_table_artifact(
-            [violation.model_dump(mode="json") for violation in violations],
-            key=f"{run.test_slug}-violations",
-            description=f"What {run.test.id} breaks, against the pinned code and the cluster's limits",
+        show(
+            f"what {run.test.id} breaks",
+            lambda: create_table_artifact(
+                [violation.model_dump(mode="json") for violation in violations],
+                key=f"{run.test_slug}-violations",
+                description=f"What {run.test.id} breaks, against the pinned code and the cluster's limits",
+            ),
         )
 
 

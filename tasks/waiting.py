@@ -8,10 +8,9 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from prefect.logging import get_run_logger
-
 from nightbridge.errors import TransientError
 from tasks.interrupt import raise_if_interrupted
+from tasks.logs import run_log
 
 R = TypeVar("R")
 
@@ -49,7 +48,7 @@ def wait_out(
                 raise
             # One that stays is said once, and not for every try of a night.
             if str(error) != told:
-                get_run_logger().warning("waiting, and trying again: %s", error)
+                run_log().warning("waiting, and trying again: %s", error)
             told = str(error)
         _sleep(delay)
         delay = min(2 * delay, LONGEST_DELAY * first_delay)

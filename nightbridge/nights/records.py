@@ -9,7 +9,7 @@ edited, broken or removed while the night went on.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TypeVar
@@ -20,6 +20,7 @@ from nightbridge.errors import DamagedData
 from nightbridge.files import read_model, write_model
 from nightbridge.models import (
     EXIT_CODES,
+    ClusterLimits,
     Model,
     NightId,
     NightReport,
@@ -84,6 +85,7 @@ class NightPlan(StoredModel):
     scenario: Scenario
     runs: tuple[RunSpec, ...]
     site: Site
+    limits: ClusterLimits | None = Field(None, description="What the cluster said of itself, where a sweep needed it.")
 
 
 class NightVerdict(StoredModel):
@@ -105,10 +107,13 @@ class NightEnd(StoredModel):
     exit_code: int
     verdicts: tuple[NightVerdict, ...]
     report: str = ""
+    cancelled: bool = Field(False, description="Whether a person cancelled it before it had its report.")
 
     @property
     def title(self) -> str:
-        """The night's worst verdict, as states and tables show it."""
+        """The night's worst verdict, as states and tables show it; `cancelled` for one that a person cancelled."""
+        if self.cancelled:
+            return VerdictStatus.CANCELLED.value
         bad = (verdict.status for verdict in self.verdicts if EXIT_CODES[verdict.status] == self.exit_code)
         return next(bad, VerdictStatus.PASSED).value if self.exit_code else VerdictStatus.PASSED.value
 
@@ -146,8 +151,8 @@ def record_start(store: ObjectStore, start: NightStart) -> None:
     store.put(f"{_folder(start.night, start.scenario)}/begun.json", start.model_dump_json(indent=2).encode())
 
 
-def record_end(store: ObjectStore, report: NightReport) -> NightEnd:
-    """Say in the store how a night ended."""
+def record_end(store: ObjectStore, report: NightReport, *, cancelled: bool = False) -> NightEnd:
+    """Say in the store how a night ended: with its report, or cancelled by a person."""
     end = NightEnd(
         night=report.night,
         scenario=report.scenario,
@@ -155,9 +160,18 @@ def record_end(store: ObjectStore, report: NightReport) -> NightEnd:
         exit_code=report.exit_code,
         verdicts=tuple(_in_short(verdict) for verdict in report.verdicts),
         report=report.report,
+        cancelled=cancelled,
     )
     store.put(f"{_folder(end.night, end.scenario)}/ended.json", end.model_dump_json(indent=2).encode())
     return end
+
+
+def was_reported(earlier: NightEnd | None, verdicts: Iterable[Verdict]) -> bool:
+    """Whether the night had ended before with these very jobs, so that nothing was run anew."""
+    if earlier is None or earlier.cancelled:
+        return False
+    jobs = {(verdict.run_key, verdict.job_id, verdict.prefix) for verdict in earlier.verdicts}
+    return jobs == {(verdict.run_key, verdict.job_id, verdict.prefix) for verdict in map(_in_short, verdicts)}
 
 
 def read_start(store: ObjectStore, night: str, scenario: str) -> NightStart | None:

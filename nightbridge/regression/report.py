@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from nightbridge.errors import DamagedData
 from nightbridge.models import RunRecord, StoreSettings, SweepResult, Verdict
+from nightbridge.nights.records import NightStart
 from nightbridge.regression.gate import METRICS
 from nightbridge.regression.history import HistoryRow, read_recent
 from nightbridge.regression.links import run_links
@@ -23,8 +24,8 @@ from nightbridge.regression.page import (
 )
 from nightbridge.regression.sweep_tables import sweep_section
 from nightbridge.regression.templating import render_page
-from nightbridge.regression.wording import markdown_text
-from nightbridge.store.harvest import RECORD
+from nightbridge.regression.wording import format_duration, markdown_text
+from nightbridge.store.harvest import RECORD, load_record
 from nightbridge.store.manifest import read_manifest
 from nightbridge.store.objects import ObjectStore
 
@@ -44,6 +45,7 @@ def night_report_html(
     cluster: str,
     sweeps: Sequence[SweepResult] = (),
     settings: StoreSettings | None = None,
+    note: str = "",
 ) -> str:
     """Gather the histories and tonight's curves from the store, and render the night's report.
 
@@ -57,6 +59,7 @@ def night_report_html(
         cluster: Name of the cluster.
         sweeps: What became of the night's swept tests.
         settings: The store's, which say by what address a browser reaches its objects; without them there are no links.
+        note: What a person should know about the night as a whole.
 
     Raises:
         TransientError: The store did not answer.
@@ -85,7 +88,26 @@ def night_report_html(
         if good and good.prefix and verdict.prefix:
             with _noted(damage):
                 baselines[verdict.run_key] = _read_metrics(store, f"{good.prefix}/metrics.parquet")
-    return render_report(night, scenario, verdicts, rows, curves, notes, sweeps, baselines, links, commits)
+    return render_report(night, scenario, verdicts, rows, curves, notes, sweeps, baselines, links, commits, note)
+
+
+def night_note(store: ObjectStore, start: NightStart, verdicts: Iterable[Verdict]) -> str:
+    """What the report says of a night that began late: how late, and which code ran; empty for one in time.
+
+    Raises:
+        TransientError: The store did not answer.
+    """
+    if start.late_by is None or start.slot is None:
+        return ""
+    code: dict[str, None] = {}
+    for verdict in verdicts:
+        with contextlib.suppress(DamagedData):  # what is damaged is named on the page of its test
+            record = load_record(store, verdict.prefix) if verdict.prefix else None
+            for repository in record.checkout.repositories if record else ():
+                name = repository.url.rstrip("/").rpartition("/")[2].removesuffix(".git")
+                code[f"{name} {repository.commit[:8]}"] = None
+    ran = f"; it ran {', '.join(code)}" if code else ""
+    return f"This night began {format_duration(start.late_by)} after its slot, {start.slot:%Y-%m-%d %H:%M %z}{ran}."
 
 
 def render_report(
@@ -99,6 +121,7 @@ def render_report(
     baselines: "Mapping[str, pd.DataFrame | None] | None" = None,
     links: Mapping[str, Sequence[tuple[str, str]]] | None = None,
     commits: Mapping[str, Sequence[NewCommits]] | None = None,
+    note: str = "",
 ) -> str:
     """Render one self-contained HTML page: no script, nothing loaded from anywhere.
 
@@ -113,10 +136,11 @@ def render_report(
         baselines: By run key, the scalars of the last good run, which tonight's curves are laid over.
         links: By run key, names and web addresses of what the store has of the run.
         commits: By run key, what each repository got since the night before.
+        note: What a person should know about the night as a whole.
     """
     page = build_page(night, scenario, verdicts, rows, curves or {}, notes or {}, baselines, links, commits)
     shown = [sweep_section(sweep) for sweep in sweeps]
-    return render_page("report.html.j2", page=page, sweeps=shown)
+    return render_page("report.html.j2", page=page, sweeps=shown, note=note)
 
 
 def markdown_table(verdicts: Iterable[Verdict]) -> str:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 # Below this a change is rounding, and a sign in front of it would only mislead.
@@ -50,3 +51,12 @@ def format_choice(value: object) -> str:
 def markdown_text(text: str) -> str:
     """A text from outside in one line of Markdown, in which none of its characters has a meaning."""
     return re.sub(r"([\\`*_{}\[\]<>|#])", r"\\\1", " ".join(text.split()))
+
+
+def format_duration(duration: timedelta) -> str:
+    """A duration as a person says it: `8 h 12 min`, `45 min`, `30 s`."""
+    seconds = round(duration.total_seconds())
+    if seconds < 60:
+        return f"{seconds} s"
+    hours, minutes = divmod(seconds // 60, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"

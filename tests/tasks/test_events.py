@@ -1,15 +1,10 @@
 """What automations are told of a night."""
 
-from collections.abc import Iterator
-
 import pytest
 from prefect.events import Event
-from prefect.events.clients import AssertingEventsClient
-from prefect.events.worker import EventsWorker
-from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from nightbridge.models import Verdict, VerdictStatus
-from tasks.events import MOST_LETTERS, emit_verdicts
+from nightbridge.models import NightReport, Verdict, VerdictStatus
+from tasks.events import MOST_LETTERS, night_event, send_report_events
 
 REPORT = "s3://bucket/nightly/reports/2026-11-21/nightly.html"
 
@@ -28,25 +23,27 @@ def verdict_of(test_id: str, status: VerdictStatus, *reasons: str) -> Verdict:
     )
 
 
+def report_of(*verdicts: Verdict) -> NightReport:
+    return NightReport(scenario="nightly", night="2026-11-21", verdicts=verdicts, report=REPORT)
+
+
 class Sent:
-    """Runs the worker that sends events, and what it sent."""
+    """What is sent of a night."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
 
     def of(self, *verdicts: Verdict) -> list[Event]:
-        emit_verdicts("nightly", "2026-11-21", verdicts, REPORT, "dgx")
-        EventsWorker.instance().drain()
-        client = AssertingEventsClient.last
-        return [] if client is None else client.pop_events()
+        self.events.clear()
+        send_report_events(report_of(*verdicts), "regressed", "dgx")
+        return [event for event in self.events if event.event == "nightbridge.verdict"]
 
 
 @pytest.fixture
-def sent() -> Iterator[Sent]:
-    AssertingEventsClient.reset()
-    EventsWorker.set_client_override(AssertingEventsClient)
-    # No server is asked for anything; without an address the worker would start one.
-    with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
-        yield Sent()
-    EventsWorker._client_override = None
-    AssertingEventsClient.reset()
+def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
+    sent = Sent()
+    monkeypatch.setattr("tasks.events.send_events", sent.events.extend)
+    return sent
 
 
 def test_each_verdict_of_a_night_is_one_event(sent: Sent) -> None:
@@ -87,3 +84,19 @@ def test_reasons_without_end_do_not_make_an_event_that_is_refused(sent: Sent) ->
     (event,) = sent.of(verdict_of("qwen3", VerdictStatus.INVALID, "x" * 3_000_000))
 
     assert len(event.payload["reasons"]) == MOST_LETTERS
+
+
+def test_a_night_has_one_event_of_its_own_that_says_how_it_ended(sent: Sent) -> None:
+    sent.of(verdict_of("llama3-8b", VerdictStatus.PASSED), verdict_of("qwen3", VerdictStatus.REGRESSED))
+
+    (event,) = [event for event in sent.events if event.event == "nightbridge.night"]
+    assert event.resource.id == "nightbridge.scenario.nightly"
+    assert (event.resource["nightbridge.end"], event.resource["nightbridge.night"]) == ("regressed", "2026-11-21")
+    assert event.payload["message"] == "qwen3: regressed"
+    assert event.payload["report"] == REPORT
+
+
+def test_the_same_end_is_the_same_event_and_another_end_another() -> None:
+    ends = [night_event("nightly", "2026-11-21", end, cluster="dgx").id for end in ("passed", "passed", "cancelled")]
+
+    assert ends[0] == ends[1] != ends[2]

@@ -14,7 +14,7 @@ from tasks.waiting import wait_out
 
 @pytest.fixture(autouse=True)
 def logger(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("tasks.waiting.get_run_logger", lambda: logging.getLogger("waiting"))
+    monkeypatch.setattr("tasks.waiting.run_log", lambda: logging.getLogger("waiting"))
     yield
     allow_stages()
 

@@ -1,0 +1,122 @@
+"""Every call of ours to Prefect's API: the domain decides about a night, and Prefect shows it.
+
+What only shows something (`show`) never fails a stage, and never holds one up for long. What a night needs (`insist`),
+such as a subflow or the event that tells how it ended, is waited for as long as a store or a cluster is.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+import httpx
+from prefect.client.orchestration import get_client
+from prefect.context import FlowRunContext
+from prefect.events import Event, RelatedResource
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+
+from nightbridge.errors import TransientError
+from tasks.logs import run_log
+from tasks.stage import first_delay
+from tasks.waiting import wait_out
+
+R = TypeVar("R")
+
+AWAY_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
+"""HTTP statuses of a server, or of a proxy before it, that may answer later; a locked database is a 500 or a 503."""
+
+SHOW_RETRIES = 3
+"""How often Prefect's own client tries again to show something: 2, 4 and 8 seconds apart."""
+
+
+class PrefectAway(TransientError):
+    """Prefect's server does not answer, or not with an answer."""
+
+
+def show(what: str, call: Callable[[], object], *, retries: int = SHOW_RETRIES) -> bool:
+    """Show something in Prefect's UI, if that works; return whether it did.
+
+    Args:
+        what: What is shown, for the log.
+        call: Shows it.
+        retries: How often Prefect's client tries again; what is shown again in a moment needs none.
+    """
+    try:
+        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: retries}):
+            call()
+    except Exception as error:  # whatever it is: the work itself does not depend on it
+        run_log().warning("Prefect does not show %s: %s", what, _reason(error))
+        return False
+    return True
+
+
+def insist(what: str, call: Callable[[], R]) -> R:
+    """Call until Prefect's server has answered; the wait stands in the run's log, and an interruption ends it.
+
+    Args:
+        what: What is asked for, for the log.
+        call: Asks for it; it is called again from the start after a failure, so it must be repeatable.
+
+    Raises:
+        PrefectAway: There was no answer for as long as the patience for stores and clusters lasts.
+    """
+
+    def ask() -> R:
+        with away_is_transient(what):
+            return call()
+
+    return wait_out(ask, (PrefectAway,), first_delay=first_delay())
+
+
+@contextlib.contextmanager
+def away_is_transient(what: str) -> Iterator[None]:
+    """Turn the errors of a server that does not answer into `PrefectAway`.
+
+    Raises:
+        PrefectAway: The same question may be answered later.
+    """
+    try:
+        yield
+    except httpx.HTTPError as error:
+        if not _is_away(error):
+            raise
+        reason = f"Prefect's server does not answer: {_reason(error)}"
+        raise PrefectAway(reason, thing=what, advice="Look at the server's log") from error
+
+
+def _is_away(error: httpx.HTTPError) -> bool:
+    if isinstance(error, httpx.HTTPStatusError):
+        return error.response.status_code in AWAY_STATUS
+    return isinstance(error, httpx.TransportError)
+
+
+def send_events(events: Sequence[Event]) -> None:
+    """Send events and wait until the server has them.
+
+    Prefect's own `emit_event` hands each to a thread that forgets it when the server is away. An event that is sent
+    again under the same id is kept once. The flow run that they come from, if any, becomes a related resource.
+    """
+    related = _this_flow_run()
+    documents = [event.model_copy(update={"related": related}).model_dump(mode="json") for event in events]
+
+    def post() -> None:
+        with get_client(sync_client=True) as client:
+            client.request("POST", "/events", json=documents)
+
+    insist("the night's events", post)
+
+
+def _this_flow_run() -> list[RelatedResource]:
+    context = FlowRunContext.get()
+    flow_run = context.flow_run if context else None
+    if flow_run is None:
+        return []
+    labels = {
+        "prefect.resource.id": f"prefect.flow-run.{flow_run.id}",
+        "prefect.resource.role": "flow-run",
+        "prefect.resource.name": flow_run.name,
+    }
+    return [RelatedResource(labels)]
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
