@@ -233,19 +233,83 @@ def run_scenario(
     raise typer.Exit(report.exit_code)
 
 
+@app.command("nights")
+def list_nights(
+    limit: Annotated[int, typer.Option("--limit", min=1, help="How many nights at most, the newest first.")] = 14,
+    as_json: JsonOption = False,
+    system: SystemOption = None,
+    store: StoreOption = None,
+    workspace: WorkspaceOption = None,
+) -> None:
+    """List the nights in the store: when each began, and how it ended."""
+    from nightbridge.nights.records import find_nights
+    from nightbridge.nights.table import nights_table
+
+    site = _site(system, store=store, workspace=workspace)
+    found = find_nights(_store(site), limit=limit)
+    if as_json:
+        _print_json({"nights": [night.model_dump(mode="json") for night in found]})
+    elif found:
+        _print_table(nights_table(found))
+    else:
+        _note(f"no night in {_store(site).url} yet")
+
+
 @app.command()
 def status(
-    run_key: RunKeyArgument,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NIGHT|RUN_KEY]", help="A night or a run; the newest night when left out.")
+    ] = None,
     as_json: JsonOption = False,
     system: SystemOption = None,
     cluster: ClusterOption = None,
+    store: StoreOption = None,
     workspace: WorkspaceOption = None,
 ) -> None:
-    """Say what the cluster and the run's own files know of every attempt of a run."""
+    """Show where each run of a night is, or what is known of every attempt of one run."""
+    from nightbridge.slurm.ledger import attempts_of
+
+    site = _site(system, cluster, store, workspace)
+    if name is not None and attempts_of(name, site.workspace):
+        _print_run_status(name, site, as_json)
+    else:
+        _print_night_status(name, site, as_json)
+
+
+def _print_night_status(name: str | None, site: "Site", as_json: bool) -> None:
+    from nightbridge.nights.records import find_nights
+    from nightbridge.nights.status import run_statuses
+    from nightbridge.nights.table import night_lines
+    from nightbridge.slurm.cluster import open_cluster
+
+    opened = _store(site)
+    found = find_nights(opened, limit=1, night=name)
+    if not found:
+        raise InvalidInput(
+            "no night and no run of this name" if name else "no night yet",
+            thing=f"{name or opened.url} in {site.workspace}",
+            advice="`nightbridge nights` lists the nights; check --store and --workspace",
+        )
+    cluster = open_cluster(site.cluster, site.workspace)
+    shown = [(night, run_statuses(night.start, opened, cluster)) for night in found]
+    if as_json:
+        _print_json(
+            {
+                "nights": [
+                    {**night.model_dump(mode="json"), "runs": [run.model_dump(mode="json") for run in runs]}
+                    for night, runs in shown
+                ]
+            }
+        )
+        return
+    for night, runs in shown:
+        print("\n".join(night_lines(night, runs)))
+
+
+def _print_run_status(run_key: str, site: "Site", as_json: bool) -> None:
     from nightbridge.slurm.cluster import open_cluster
     from nightbridge.slurm.ledger import jobs_of, read_ended
 
-    site = _site(system, cluster, workspace=workspace)
     opened = open_cluster(site.cluster, site.workspace)
     attempts: list[dict[str, Any]] = []
     for attempt in _attempts(run_key, site):

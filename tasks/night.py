@@ -13,6 +13,7 @@ from prefect.utilities.asyncutils import run_coro_as_sync
 
 from nightbridge.models import Model
 from nightbridge.nights.ids import checked_night, new_night, night_of_slot
+from nightbridge.nights.records import LATE
 from tasks.stage import stage
 
 
@@ -21,6 +22,7 @@ class ChosenNight(Model):
 
     night: str
     slot: datetime | None = None
+    late: bool = False
     later_slot_due: bool = False
 
 
@@ -58,7 +60,9 @@ def night_of_schedule(flow_run: FlowRun, schedules: Sequence[DeploymentSchedule]
         if found.date() == slot.date()
     ]
     later = any(found > slot for schedule in own for found in _slots(schedule, slot, now))
-    return ChosenNight(night=night_of_slot(slot, first_of_the_day), slot=slot, later_slot_due=later)
+    return ChosenNight(
+        night=night_of_slot(slot, first_of_the_day), slot=slot, late=now - slot > LATE, later_slot_due=later
+    )
 
 
 def _slots(schedule: DeploymentSchedule, start: datetime, end: datetime) -> list[datetime]:

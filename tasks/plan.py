@@ -14,7 +14,6 @@ from nightbridge import config
 from nightbridge.errors import TransientError
 from nightbridge.models import Site, utc_now
 from nightbridge.nights.records import (
-    LATE,
     NightPlan,
     NightStart,
     NightTest,
@@ -53,7 +52,7 @@ def check_catch_up(chosen: ChosenNight, policy: CatchUp) -> None:
         return
     if policy == "last" and chosen.later_slot_due:
         raise NightSkipped("a later night is due as well, and only the last missed one is run")
-    if policy == "none" and utc_now() - chosen.slot > LATE:
+    if policy == "none" and chosen.late:
         raise NightSkipped(f"its slot was at {chosen.slot:%H:%M}, and missed nights are not run")
 
 

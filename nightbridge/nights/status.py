@@ -1,0 +1,124 @@
+"""Where each run of a night is: its verdict, else what its files and the cluster say of its newest job."""
+
+import enum
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from pydantic import Field
+
+from nightbridge.errors import StatusUnknown, TransientError
+from nightbridge.models import JobState, JobStatus, Model, Verdict, VerdictStatus, slug
+from nightbridge.nights.records import NightStart
+from nightbridge.slurm.attempts import Submission, read_submission
+from nightbridge.slurm.cluster import Cluster
+from nightbridge.slurm.ledger import attempts_of
+from nightbridge.slurm.states import ACTIVE, TERMINAL
+from nightbridge.store.objects import ObjectStore
+
+
+class RunPhase(enum.StrEnum):
+    """How far a run is."""
+
+    NOT_STARTED = "not started"  # nothing in the workspace says that it began
+    PREPARING = "preparing"  # an attempt is open, and no job of it is recorded
+    WAITING = "waiting"  # its job is in the queue
+    RUNNING = "running"
+    ENDED = "ended"  # its job has ended, and it has no verdict yet
+    UNKNOWN = "unknown"  # the cluster does not answer, or has never heard of the job
+    DONE = "done"  # it has its verdict
+
+
+class RunStatus(Model):
+    """Where one run of a night is."""
+
+    test_id: str
+    run_key: str
+    phase: RunPhase
+    verdict: VerdictStatus | None = None
+    job_id: int | None = None
+    since: datetime | None = Field(None, description="When this phase began, where that is known.")
+    reason: str = Field("", description="Slurm's reason or state, or why nobody knows.")
+
+    def __str__(self) -> str:
+        said = (self.verdict.value if self.verdict else self.phase.value).replace("_", " ")
+        said += f" since {self.since:%Y-%m-%d %H:%M} UTC" if self.since and not self.verdict else ""
+        said += f" ({self.reason})" if self.reason else ""
+        return f"{said}, job {self.job_id}" if self.job_id is not None else said
+
+
+def run_statuses(start: NightStart, store: ObjectStore, cluster: Cluster) -> tuple[RunStatus, ...]:
+    """Where each run of a night is, in the night's order; the cluster is asked one question at most.
+
+    Args:
+        start: The night's beginning.
+        store: Where its verdicts are.
+        cluster: Where its jobs are; one that does not answer makes their runs `UNKNOWN`.
+    """
+    verdicts = {test.run_key: _verdict(store, start.night, test.test_id, test.run_key) for test in start.tests}
+    jobs = {key: _newest_job(key, start.workspace) for key, verdict in verdicts.items() if verdict is None}
+    asked = [job.job_id for job in jobs.values() if isinstance(job, Submission)]
+    known, silence = _ask(cluster, asked)
+    return tuple(
+        _done(test.test_id, test.run_key, verdict)
+        if (verdict := verdicts[test.run_key])
+        else _under_way(test.test_id, test.run_key, jobs[test.run_key], known, silence)
+        for test in start.tests
+    )
+
+
+def _verdict(store: ObjectStore, night: str, test_id: str, run_key: str) -> Verdict | None:
+    test_slug = run_key[: -len(f"-{night}-") - 10]
+    data = store.get(f"runs/{test_slug or slug(test_id)}/{night}/{run_key}/verdict.json")
+    return Verdict.model_validate_json(data) if data else None
+
+
+def _newest_job(run_key: str, workspace: Path) -> Submission | datetime | None:
+    """The newest attempt's job; when it was opened, where no job of it is recorded; None without an attempt."""
+    attempts = attempts_of(run_key, workspace)
+    if not attempts:
+        return None
+    return read_submission(attempts[-1].attempt_dir) or attempts[-1].opened_at
+
+
+def _ask(cluster: Cluster, job_ids: Sequence[int]) -> tuple[Mapping[int, JobStatus], str]:
+    """What the cluster says of the jobs, and why it says nothing where it does not."""
+    if not job_ids:
+        return {}, ""
+    try:
+        return cluster.states(job_ids), ""
+    except (StatusUnknown, TransientError) as error:
+        return {}, f"the cluster does not answer: {error}"
+
+
+def _done(test_id: str, run_key: str, verdict: Verdict) -> RunStatus:
+    return RunStatus(
+        test_id=test_id, run_key=run_key, phase=RunPhase.DONE, verdict=verdict.status, job_id=verdict.job_id
+    )
+
+
+def _under_way(
+    test_id: str, run_key: str, job: Submission | datetime | None, known: Mapping[int, JobStatus], silence: str
+) -> RunStatus:
+    named = {"test_id": test_id, "run_key": run_key}
+    if job is None:
+        return RunStatus(**named, phase=RunPhase.NOT_STARTED)
+    if isinstance(job, datetime):
+        return RunStatus(**named, phase=RunPhase.PREPARING, since=job)
+    status = known.get(job.job_id)
+    if status is None:
+        reason = silence or "the cluster does not know the job"
+        return RunStatus(**named, phase=RunPhase.UNKNOWN, job_id=job.job_id, reason=reason)
+    phase, since = _phase(status, job)
+    reason = status.reason if phase is RunPhase.WAITING else status.state.value
+    return RunStatus(**named, phase=phase, job_id=job.job_id, since=since, reason=reason)
+
+
+def _phase(status: JobStatus, job: Submission) -> tuple[RunPhase, datetime | None]:
+    if status.state in TERMINAL:
+        return RunPhase.ENDED, status.ended_at
+    if status.state in ACTIVE:
+        return RunPhase.RUNNING, status.started_at
+    if status.state is JobState.UNHEARD:
+        return RunPhase.UNKNOWN, None
+    return RunPhase.WAITING, status.submitted_at or job.submitted_at

@@ -1,0 +1,121 @@
+"""What is kept of a night, and read back by whoever asks later."""
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from nightbridge.errors import DamagedData
+from nightbridge.models import NightReport, Scenario, Site, StoreSettings, Verdict, VerdictStatus, utc_now
+from nightbridge.nights.records import (
+    NightPlan,
+    NightStart,
+    NightTest,
+    find_nights,
+    plan_path,
+    read_end,
+    read_plan,
+    record_end,
+    record_start,
+    was_reported,
+    write_plan,
+)
+from nightbridge.store.objects import ObjectStore, open_store
+
+RUN_KEY = "llama-2026-11-21-0123456789"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ObjectStore:
+    return open_store(StoreSettings(url=f"file://{tmp_path}/store"))
+
+
+def start_of(night: str, scenario: str = "nightly", workspace: Path = Path("/lustre/nb"), **more: object) -> NightStart:
+    return NightStart(
+        night=night,
+        scenario=scenario,
+        cluster="dgx",
+        workspace=workspace,
+        begun_at=utc_now(),
+        flow_run="f1",
+        tests=(NightTest(test_id="llama", run_key=RUN_KEY),),
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def report_of(status: VerdictStatus, night: str = "2026-11-21", job_id: int = 7) -> NightReport:
+    verdict = Verdict(run_key=RUN_KEY, test_id="llama", night=night, status=status, job_id=job_id)
+    return NightReport(scenario="nightly", night=night, verdicts=(verdict,), report="file:///r.html")
+
+
+def test_nights_are_found_the_newest_first_with_and_without_an_end(store: ObjectStore) -> None:
+    for night in ("2026-11-20", "2026-11-21", "2026-11-21-1300"):
+        record_start(store, start_of(night))
+    record_end(store, report_of(VerdictStatus.REGRESSED))
+
+    found = find_nights(store)
+
+    assert [night.start.night for night in found] == ["2026-11-21-1300", "2026-11-21", "2026-11-20"]
+    assert [night.end.title if night.end else None for night in found] == [None, "regressed", None]
+    assert [night.start.night for night in find_nights(store, limit=1)] == ["2026-11-21-1300"]
+
+
+def test_scenarios_of_one_night_are_kept_apart(store: ObjectStore) -> None:
+    record_start(store, start_of("2026-11-21", "large"))
+    record_start(store, start_of("2026-11-21", "small"))
+
+    assert {night.start.scenario for night in find_nights(store, night="2026-11-21")} == {"large", "small"}
+
+
+def test_a_night_says_that_it_began_late_only_when_it_did() -> None:
+    in_time, late = (start_of("n", slot=utc_now() - timedelta(minutes=minutes)) for minutes in (5, 90))
+
+    assert in_time.late_by is None
+    assert late.late_by is not None
+    assert round(late.late_by.total_seconds() / 60) == 90
+    assert start_of("n").late_by is None
+
+
+def test_a_night_is_found_again_when_it_had_ended_with_these_very_jobs(store: ObjectStore) -> None:
+    first = report_of(VerdictStatus.PASSED)
+    assert not was_reported(read_end(store, first.night, first.scenario), first.verdicts)
+
+    end = record_end(store, first)
+
+    assert was_reported(end, first.verdicts)
+    assert not was_reported(end, report_of(VerdictStatus.PASSED, job_id=8).verdicts)
+
+
+def test_a_cancelled_night_says_so_and_is_never_found_again(store: ObjectStore) -> None:
+    end = record_end(store, report_of(VerdictStatus.CANCELLED), cancelled=True)
+
+    assert end.title == "cancelled"
+    assert not was_reported(end, report_of(VerdictStatus.CANCELLED).verdicts)
+
+
+def test_the_plan_is_read_back_whole(tmp_path: Path) -> None:
+    site = Site(workspace=tmp_path)
+    plan = NightPlan(start=start_of("n", workspace=tmp_path), scenario=Scenario(name="s", tests=()), runs=(), site=site)
+
+    path = write_plan(plan)
+
+    assert path == plan_path(tmp_path, "f1")
+    assert read_plan(path) == plan
+    assert read_plan(plan_path(tmp_path, "f2")) is None
+
+
+def test_a_newer_releases_record_is_read_without_what_this_one_does_not_know(store: ObjectStore) -> None:
+    start = start_of("2026-11-21")
+    newer = start.model_dump_json().replace('"schema_version":1', '"schema_version":2,"moon_phase":"full"', 1)
+    store.put("nights/2026-11-21/nightly/begun.json", newer.encode())
+
+    (night,) = find_nights(store)
+
+    assert night.start.tests == start.tests
+
+
+def test_a_damaged_record_is_named(store: ObjectStore) -> None:
+    store.put("nights/2026-11-21/nightly/begun.json", b"{")
+
+    with pytest.raises(DamagedData, match=r"begun.json: not the record of a night"):
+        find_nights(store)

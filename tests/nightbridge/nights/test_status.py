@@ -1,0 +1,125 @@
+"""Where each run of a night is, asked of a real embedded cluster."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from nightbridge.errors import StatusUnknown
+from nightbridge.files import write_model
+from nightbridge.models import ClusterSettings, JobStatus, StoreSettings, Verdict, VerdictStatus, utc_now
+from nightbridge.nights.records import NightStart, NightTest
+from nightbridge.nights.status import RunPhase, RunStatus, run_statuses
+from nightbridge.slurm.attempts import SUBMISSION_FILE, Submission, open_attempt
+from nightbridge.slurm.local import LocalCluster
+from nightbridge.store.objects import ObjectStore, open_store
+
+RUN_KEY = "llama-2026-11-21-0123456789"
+
+
+class Silent(LocalCluster):
+    """A cluster that does not answer."""
+
+    def states(self, job_ids: object) -> dict[int, JobStatus]:
+        raise StatusUnknown("slurmctld is away", thing="dgx")
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
+    cluster = LocalCluster(ClusterSettings(slots=1), tmp_path / "cluster")
+    yield cluster
+    for job_id in cluster.states(range(1, 4)):
+        cluster.cancel(job_id)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ObjectStore:
+    return open_store(StoreSettings(url=f"file://{tmp_path}/store"))
+
+
+def submit(cluster: LocalCluster, workspace: Path, run_key: str, body: str) -> None:
+    attempt = open_attempt(workspace, run_key, cluster.settings)
+    script = attempt.attempt_dir / "job.sh"
+    script.write_text(f"#!/bin/bash\n{body}\n")
+    job_id = cluster.submit(attempt.name, script, ["--output=/dev/null"])
+    submission = Submission(
+        job_id=job_id,
+        name=attempt.name,
+        cluster="local",
+        script=script,
+        launcher_script=script,
+        experiment_dir=attempt.attempt_dir,
+        submitted_at=utc_now(),
+    )
+    write_model(attempt.attempt_dir / SUBMISSION_FILE, submission)
+
+
+def status_of(workspace: Path, store: ObjectStore, cluster: LocalCluster) -> RunStatus:
+    start = NightStart(
+        night="2026-11-21",
+        scenario="nightly",
+        cluster="local",
+        workspace=workspace,
+        begun_at=utc_now(),
+        tests=(NightTest(test_id="llama", run_key=RUN_KEY),),
+    )
+    (status,) = run_statuses(start, store, cluster)
+    return status
+
+
+def until(call: Callable[[], RunStatus], phase: RunPhase) -> RunStatus:
+    deadline = time.monotonic() + 60
+    while (status := call()).phase is not phase:
+        assert time.monotonic() < deadline, status
+        time.sleep(0.1)
+    return status
+
+
+def test_a_run_is_followed_from_its_attempt_to_the_end_of_its_job(
+    tmp_path: Path, store: ObjectStore, cluster: LocalCluster
+) -> None:
+    def now() -> RunStatus:
+        return status_of(tmp_path, store, cluster)
+
+    assert now().phase is RunPhase.NOT_STARTED
+    open_attempt(tmp_path, RUN_KEY, cluster.settings)
+    assert now().phase is RunPhase.PREPARING
+    submit(cluster, tmp_path, RUN_KEY, f"until [ -e {tmp_path}/go ]; do sleep 0.1; done")
+    running = until(now, RunPhase.RUNNING)
+    assert str(running).startswith("running since ")
+    assert str(running).endswith("(RUNNING), job 1")
+    (tmp_path / "go").touch()
+    assert until(now, RunPhase.ENDED).reason == "COMPLETED"
+
+
+def test_a_job_in_the_queue_says_why_it_waits(tmp_path: Path, store: ObjectStore, cluster: LocalCluster) -> None:
+    submit(cluster, tmp_path, "other-2026-11-21-0123456789", "sleep 600")
+    submit(cluster, tmp_path, RUN_KEY, "sleep 600")
+
+    waiting = until(lambda: status_of(tmp_path, store, cluster), RunPhase.WAITING)
+
+    assert waiting.reason
+    assert waiting.since is not None
+
+
+def test_a_cluster_that_does_not_answer_is_not_taken_for_no_job(
+    tmp_path: Path, store: ObjectStore, cluster: LocalCluster
+) -> None:
+    submit(cluster, tmp_path, RUN_KEY, "true")
+
+    status = status_of(tmp_path, store, Silent(cluster.settings, tmp_path / "cluster"))
+
+    assert status.phase is RunPhase.UNKNOWN
+    assert "slurmctld is away" in status.reason
+
+
+def test_a_run_with_a_verdict_is_done_whatever_the_cluster_says(
+    tmp_path: Path, store: ObjectStore, cluster: LocalCluster
+) -> None:
+    verdict = Verdict(run_key=RUN_KEY, test_id="llama", night="2026-11-21", status=VerdictStatus.NO_BASELINE, job_id=7)
+    store.put(f"runs/llama/2026-11-21/{RUN_KEY}/verdict.json", verdict.model_dump_json().encode())
+
+    status = status_of(tmp_path, store, Silent(cluster.settings, tmp_path / "cluster"))
+
+    assert str(status) == "no baseline, job 7"

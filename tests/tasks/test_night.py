@@ -1,0 +1,112 @@
+"""Which night a scheduled flow run belongs to, by the schedules of its deployment."""
+
+from datetime import UTC, datetime
+from uuid import UUID, uuid4
+from zoneinfo import ZoneInfo
+
+import pytest
+from prefect.client.schemas.objects import CreatedBy, DeploymentSchedule, FlowRun
+from prefect.client.schemas.schedules import CronSchedule
+
+from nightbridge.nights.ids import checked_night
+from tasks.night import ChosenNight, night_of_schedule
+from tasks.plan import NightSkipped, check_catch_up
+
+BERLIN = "Europe/Berlin"
+
+
+def schedule(cron: str, timezone: str = BERLIN) -> DeploymentSchedule:
+    return DeploymentSchedule(id=uuid4(), schedule=CronSchedule(cron=cron, timezone=timezone), active=True)
+
+
+def flow_run(slot: datetime, by: UUID) -> FlowRun:
+    created_by = CreatedBy(id=by, type="SCHEDULE")
+    return FlowRun(flow_id=uuid4(), expected_start_time=slot, auto_scheduled=True, created_by=created_by)
+
+
+def night(slot: datetime, *schedules: DeploymentSchedule, now: datetime | None = None) -> ChosenNight:
+    """The night of a run that the first schedule made."""
+    return night_of_schedule(flow_run(slot, schedules[0].id), schedules, now or slot)
+
+
+@pytest.mark.parametrize(
+    ("slot", "expected"),
+    [
+        (datetime(2026, 11, 21, 0, 0, tzinfo=UTC), "2026-11-21"),  # 01:00 in Berlin
+        # Both days of the year on which the clocks are changed, and the days after them.
+        (datetime(2027, 3, 28, 0, 0, tzinfo=UTC), "2027-03-28"),
+        (datetime(2027, 3, 28, 23, 0, tzinfo=UTC), "2027-03-29"),
+        (datetime(2027, 10, 30, 23, 0, tzinfo=UTC), "2027-10-31"),
+        (datetime(2027, 11, 1, 0, 0, tzinfo=UTC), "2027-11-01"),
+    ],
+)
+def test_a_nightly_schedule_gives_each_night_its_own_date(slot: datetime, expected: str) -> None:
+    assert night(slot, schedule("0 1 * * *")).night == expected
+
+
+def test_further_slots_of_a_day_have_their_time_in_the_id() -> None:
+    twice = schedule("0 1,13 * * *")
+
+    first, second = (night(datetime(2026, 11, 21, hour, tzinfo=UTC), twice) for hour in (0, 12))
+
+    assert (first.night, second.night) == ("2026-11-21", "2026-11-21-1300")
+
+
+def test_two_schedules_of_one_deployment_share_the_day() -> None:
+    morning, noon = schedule("0 1 * * *"), schedule("0 12 * * *", "America/New_York")
+
+    assert night(datetime(2026, 11, 21, 0, tzinfo=UTC), morning, noon).night == "2026-11-21"
+    assert night(datetime(2026, 11, 21, 17, tzinfo=UTC), noon, morning).night == "2026-11-21-1200"
+
+
+def test_a_slot_every_minute_gives_each_minute_a_night() -> None:
+    every_minute = schedule("* * * * *")
+    slots = [datetime(2026, 11, 21, 22, minute, tzinfo=UTC) for minute in (59, 58)]
+    slots += [datetime(2026, 11, 20, 23, 0, tzinfo=UTC), datetime(2026, 11, 20, 23, 1, tzinfo=UTC)]
+
+    nights = [night(slot, every_minute).night for slot in slots]
+
+    assert nights == ["2026-11-21-2359", "2026-11-21-2358", "2026-11-21", "2026-11-21-0001"]
+    assert all(checked_night(found) for found in nights)
+
+
+def test_a_deployment_made_again_since_still_gives_the_date_in_its_zone() -> None:
+    made_again = schedule("0 1 * * *")
+
+    chosen = night_of_schedule(flow_run(datetime(2026, 11, 21, tzinfo=UTC), uuid4()), [made_again], datetime.now(UTC))
+
+    assert (chosen.night, chosen.slot) == ("2026-11-21", datetime(2026, 11, 21, 1, tzinfo=ZoneInfo(BERLIN)))
+
+
+# --- nights that could not begin in time -----------------------------------------------------------------------------
+
+FRIDAY = datetime(2026, 11, 20, 0, tzinfo=UTC)
+MONDAY_MORNING = datetime(2026, 11, 23, 7, tzinfo=UTC)
+
+
+def test_of_a_missed_weekend_only_the_last_night_is_run() -> None:
+    daily = schedule("0 1 * * *")
+    slots = [FRIDAY.replace(day=day) for day in (21, 22, 23)]
+
+    due = [night(slot, daily, now=MONDAY_MORNING) for slot in slots]
+
+    assert [chosen.later_slot_due for chosen in due] == [True, True, False]
+    for chosen in due[:2]:
+        with pytest.raises(NightSkipped, match="a later night is due as well"):
+            check_catch_up(chosen, "last")
+    check_catch_up(due[2], "last")
+    for chosen in due:
+        check_catch_up(chosen, "all")
+        with pytest.raises(NightSkipped, match="missed nights are not run"):
+            check_catch_up(chosen, "none")
+
+
+def test_a_night_in_time_is_run_by_every_policy() -> None:
+    chosen = night(datetime.now(UTC).replace(second=0, microsecond=0), schedule("* * * * *"), now=datetime.now(UTC))
+    for policy in ("last", "all", "none"):
+        check_catch_up(chosen.model_copy(update={"later_slot_due": False}), policy)
+
+
+def test_a_night_by_hand_is_never_let_go() -> None:
+    for policy in ("last", "all", "none"):
+        check_catch_up(ChosenNight(night="by-hand"), policy)
