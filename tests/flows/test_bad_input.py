@@ -279,7 +279,16 @@ def test_a_night_id_that_cannot_be_one(place: Place) -> None:
     assert message.startswith("nightbridge: 21/11/2026: not a night id. Use up to 40 lower-case letters, digits")
 
 
-@pytest.mark.parametrize("command", ["status", "logs", "cancel"])
+def test_a_night_or_run_that_was_never_started(place: Place) -> None:
+    key = "llama-small-2026-11-21-0123456789"
+
+    message = the_message(place.nightbridge("status", key, "--workspace", place.workspace), INVALID)
+
+    assert message.startswith(f"nightbridge: {key} in {place.workspace}: no night and no run of this name. ")
+    assert not place.workspace.exists()
+
+
+@pytest.mark.parametrize("command", ["logs", "cancel"])
 def test_a_run_that_was_never_started(place: Place, command: str) -> None:
     key = "llama-small-2026-11-21-0123456789"
 
