@@ -50,7 +50,7 @@ _DAEMONS = frozenset({"slurm_cluster", "ceph", "ministack", "prefect_server", "l
 
 def _parts_needed(item: pytest.Item) -> int:
     """How many other parts a test needs: 0 none, 1 real daemons or many tries, 2 all of them."""
-    if item.path.parent.name == "flows":
+    if item.path.parent.name in ("flows", "nights"):
         return 2
     needs_daemons = any(item.get_closest_marker(name) for name in ("slurm", "s3", "launcher", "random_kill"))
     return int(needs_daemons or not _DAEMONS.isdisjoint(getattr(item, "fixturenames", ())))

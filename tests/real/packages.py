@@ -27,6 +27,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Ceph's S3 gateway": ("ceph-mon", "ceph-osd", "ceph-common", "radosgw", "uuid-runtime", "openssl"),
     "the container registry": ("docker-registry", "skopeo", "umoci", "squashfs-tools"),
     "the container image": ("debootstrap",),
+    "PostgreSQL": ("postgresql",),
+    "the clock": ("faketime", "libfaketime"),
 }
 ASKED = os.environ.get("NIGHTBRIDGE_TEST_INSTALL") == "1"
 POLICY = Path("/usr/sbin/policy-rc.d")

@@ -1,0 +1,125 @@
+"""The product: what `make deploy` and `make worker` set up runs a night by the clock, from its cron line to its verdict.
+
+Nothing is passed to these nights, neither an id nor a file: the schedule starts them, as it does at one in the morning.
+"""
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from tests.conftest import need
+from tests.nights.installation import Installation, clone, read_json, wait_for
+from tests.real.postgres import postgres_missing_reason, start_postgres
+from tests.real.prefect_server import PrefectServer
+
+pytestmark = pytest.mark.launcher
+
+TESTS = {"llama-small", "deepseek-small"}
+"""Of `conf/practice/nightly.toml`."""
+ZONE = ZoneInfo("Europe/Berlin")
+"""Of the schedule in `prefect.yaml`."""
+
+
+@pytest.fixture(scope="module")
+def deployed(
+    tmp_path_factory: pytest.TempPathFactory, environments_dir: Path
+) -> Iterator[dict[str, Future[Installation]]]:
+    """An installation on each database whose first two scheduled nights are over.
+
+    They wait for the clock at the same time.
+    """
+    with ExitStack() as stack, ThreadPoolExecutor() as threads:
+        databases = {"SQLite": tmp_path_factory.mktemp("sqlite")}
+        database_url = None
+        if postgres_missing_reason() is None:
+            databases["PostgreSQL"] = tmp_path_factory.mktemp("postgres")
+            postgres = start_postgres()
+            stack.callback(postgres.remove)
+            database_url = postgres.make_database("prefect")
+        urls = {"SQLite": None, "PostgreSQL": database_url}
+        yield {
+            name: threads.submit(run_two_nights, folder, environments_dir, urls[name], stack)
+            for name, folder in databases.items()
+        }
+
+
+def run_two_nights(folder: Path, environments: Path, database_url: str | None, stack: ExitStack) -> Installation:
+    """Install and deploy, start the worker, and wait."""
+    server = PrefectServer(folder / "server", database_url=database_url)
+    stack.callback(server.stop)
+    server.start()
+    installed = Installation(clone(folder / "nightbridge", environments), server)
+    installed.make("deploy")
+    stack.callback(installed.start_worker().stop)
+    wait_for("two ended nights", lambda: sum(is_over(run) for run in installed.scheduled_runs()) >= 2)
+    return installed
+
+
+@pytest.fixture(params=["SQLite", "PostgreSQL"])
+def two_nights(request: pytest.FixtureRequest, deployed: dict[str, Future[Installation]]) -> Installation:
+    if request.param == "PostgreSQL":
+        need(postgres_missing_reason())
+    return deployed[request.param].result()
+
+
+def is_over(run: dict[str, Any]) -> bool:
+    return run["state_type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+
+
+def test_two_slots_of_the_schedule_are_two_nights_that_end_in_a_verdict(two_nights: Installation) -> None:
+    runs = two_nights.scheduled_runs()[:2]
+
+    assert [(run["state_type"], run["state_name"]) for run in runs] == [("COMPLETED", "Passed")] * 2
+    assert first_nights(two_nights) == [slot_night(run) for run in runs]
+
+
+def test_each_night_has_jobs_of_its_own_and_every_test_a_verdict_in_the_store(two_nights: Installation) -> None:
+    first, second = first_nights(two_nights)
+
+    # The second one has the first to compare with, which a run that was only found again would not have.
+    for night, status in ((first, "no_baseline"), (second, "passed")):
+        verdicts = [read_json(path) for path in two_nights.stored(f"runs/*/{night}/*/verdict.json")]
+        assert {verdict["test_id"]: verdict["status"] for verdict in verdicts} == dict.fromkeys(TESTS, status)
+        own_jobs = [job.name for job in two_nights.jobs() if night_of_job(job.name) == night]
+        assert sorted(own_jobs) == sorted(f"{verdict['run_key']}-a1" for verdict in verdicts)
+
+
+def test_each_night_has_a_report(two_nights: Installation) -> None:
+    for night in first_nights(two_nights):
+        (page,) = two_nights.stored(f"reports/{night}/*.html")
+        assert all(test in page.read_text() for test in TESTS)
+
+
+def test_each_verdict_is_an_event_in_prefect(two_nights: Installation) -> None:
+    nights = first_nights(two_nights)
+
+    def told_of() -> list[tuple[str, str]]:
+        payloads = [event["payload"] for event in two_nights.events("nightbridge.verdict")]
+        return sorted((told["night"], told["test_id"]) for told in payloads if told["night"] in nights)
+
+    # Prefect's server writes events to its database every few seconds.
+    assert wait_for("event of every verdict", lambda: told_of() if len(told_of()) >= 4 else []) == sorted(
+        (night, test) for night in nights for test in TESTS
+    )
+
+
+def first_nights(installed: Installation) -> list[str]:
+    """The first two nights in the store."""
+    return sorted(path.name for path in installed.stored("reports/*"))[:2]
+
+
+def night_of_job(name: str) -> str:
+    """The night in a job's name, which ends in a hash and the attempt."""
+    return "-".join(name.split("-")[2:-2])
+
+
+def slot_night(run: dict[str, Any]) -> str:
+    """The id of the night that a flow run's slot stands for: at midnight a day's first one."""
+    slot = datetime.fromisoformat(run["expected_start_time"]).astimezone(ZONE)
+    return slot.strftime("%Y-%m-%d" if slot.strftime("%H%M") == "0000" else "%Y-%m-%d-%H%M")
