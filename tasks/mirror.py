@@ -10,9 +10,8 @@ from typing import TypeVar
 
 import httpx
 from prefect.client.orchestration import get_client
-from prefect.context import FlowRunContext
+from prefect.context import FlowRunContext, SettingsContext, get_settings_context
 from prefect.events import Event, RelatedResource
-from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from nightbridge.errors import TransientError
 from tasks.logs import run_log
@@ -41,12 +40,25 @@ def show(what: str, call: Callable[[], object], *, retries: int = SHOW_RETRIES) 
         retries: How often Prefect's client tries again; what is shown again in a moment needs none.
     """
     try:
-        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: retries}):
+        with client_retries(retries):
             call()
     except Exception as error:  # whatever it is: the work itself does not depend on it
         run_log().warning("Prefect does not show %s: %s", what, _reason(error))
         return False
     return True
+
+
+@contextlib.contextmanager
+def client_retries(count: int) -> Iterator[None]:
+    """Let Prefect's own clients try so often again within the block.
+
+    As `temporary_settings`, without validating all settings anew: that takes longer than to show a job's progress.
+    """
+    context = get_settings_context()
+    client = context.settings.client.model_copy(update={"max_retries": count})
+    settings = context.settings.model_copy(update={"client": client})
+    with SettingsContext(profile=context.profile, settings=settings):
+        yield
 
 
 def insist(what: str, call: Callable[[], R]) -> R:

@@ -5,9 +5,9 @@ from uuid import UUID
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.logging import get_run_logger
-from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from nightbridge.store.progress import Progress
+from tasks.mirror import client_retries
 
 LOG_INTERVAL, ARTIFACT_INTERVAL = 30.0, 5.0
 """Seconds between two lines of the log, and between two states of the artifact."""
@@ -21,7 +21,7 @@ class ProgressArtifact:
 
     def show(self, percent: float, description: str) -> None:
         """Show this state, 0 to 100 percent; what the server does not take at once is out of date soon anyway."""
-        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
+        with client_retries(0):
             if self._id is None:
                 self._id = create_progress_artifact(percent, description=description)
             else:
