@@ -3,6 +3,7 @@
 import platform
 from pathlib import Path
 
+from prefect import tags
 from prefect.client.orchestration import get_client
 from prefect.settings import (
     PREFECT_API_URL,
@@ -14,7 +15,7 @@ from blocks import load_site
 from flows.bisect import bisect_flow
 from flows.nightly import nightly
 from flows.pipeline import pipeline
-from flows.states import result_of
+from flows.states import TAG, result_of
 from nightbridge import config
 from nightbridge.config.sites import plain_site
 from nightbridge.errors import InvalidInput, TransientError
@@ -62,16 +63,17 @@ def nightly_regression(
     _valid_tests(scenario, config.load(Path(scenario)))
     tonight = new_night() if night is None else checked_night(night)
     _reach_site(system, cluster, store, workspace)
-    state = nightly(
-        str(scenario),
-        night=tonight,
-        system=system,
-        cluster=cluster,
-        store=store,
-        workspace=_text(workspace),
-        new_attempt=new_attempt,
-        return_state=True,
-    )
+    with tags(TAG):
+        state = nightly(
+            str(scenario),
+            night=tonight,
+            system=system,
+            cluster=cluster,
+            store=store,
+            workspace=_text(workspace),
+            new_attempt=new_attempt,
+            return_state=True,
+        )
     report: NightReport = result_of(state)
     return report
 
@@ -109,9 +111,9 @@ def run_pipeline(
         site = _reach_site(system, cluster, store, workspace)
         if limits := node_limits(written, site):
             run = _only_run(test, written, run.night, limits)
-    verdict: Verdict = result_of(
-        pipeline(run, site, AttemptChoice.NEW if new_attempt else AttemptChoice.CURRENT, return_state=True)
-    )
+    attempt = AttemptChoice.NEW if new_attempt else AttemptChoice.CURRENT
+    with tags(TAG):
+        verdict: Verdict = result_of(pipeline(run, site, attempt, return_state=True))
     return verdict
 
 
@@ -158,22 +160,23 @@ def bisect_regression(
             "out of range", thing="confidence, most_runs or at_once", advice="Give 0.5 to 1, and at least one run"
         )
     _reach_site(system, cluster, store, workspace)
-    state = bisect_flow(
-        test_id,
-        metric=metric,
-        repository=repository,
-        good=good,
-        bad=bad,
-        bisect_id=bisect_id,
-        confidence=confidence,
-        most_runs=most_runs,
-        at_once=at_once,
-        system=system,
-        cluster=cluster,
-        store=store,
-        workspace=_text(workspace),
-        return_state=True,
-    )
+    with tags(TAG):
+        state = bisect_flow(
+            test_id,
+            metric=metric,
+            repository=repository,
+            good=good,
+            bad=bad,
+            bisect_id=bisect_id,
+            confidence=confidence,
+            most_runs=most_runs,
+            at_once=at_once,
+            system=system,
+            cluster=cluster,
+            store=store,
+            workspace=_text(workspace),
+            return_state=True,
+        )
     result: BisectResult = result_of(state)
     return result
 

@@ -16,7 +16,7 @@ from blocks import load_site
 from flows.confirm import confirmed
 from flows.pipeline import pipeline
 from flows.starts import side_by_side
-from flows.states import result_of, state_of_error, state_of_night
+from flows.states import TAG, result_of, state_of_error, state_of_night
 from nightbridge.errors import InvalidInput, NightbridgeError
 from nightbridge.models import NightReport, RunSpec, Site, Verdict
 from nightbridge.nights.ids import new_night
@@ -37,9 +37,6 @@ from tasks.night import fix_night
 from tasks.plan import CatchUp, NightSkipped, check_catch_up, make_plan, plan_of, plan_of_this_run
 from tasks.report import report
 from tasks.watch import stop_watching
-
-TAG = "nightbridge"
-"""Tag of every flow run of ours, by which automations know them."""
 
 # Runs of one night that are followed at once; each is a thread that mostly waits.
 MOST_RUNS_AT_ONCE = 64

@@ -10,6 +10,9 @@ from nightbridge.errors import InvalidInput, NightbridgeError
 from nightbridge.models import NightReport, Verdict, VerdictStatus
 from nightbridge.regression.bisect_result import BisectResult
 
+TAG = "nightbridge"
+"""Tag of every flow run of ours, by which automations know them."""
+
 
 class BadEnd(Exception):
     """What a run that did its work and ended badly raises for who asks Prefect for its result.

@@ -24,7 +24,7 @@ from nightbridge.nights.records import (
 )
 from nightbridge.rules import check_scenario
 from nightbridge.store.objects import open_store
-from tasks.mirror import show
+from tasks.mirror import insist
 from tasks.night import ChosenNight
 from tasks.prepare import check_place, node_limits
 from tasks.secrets import block_value
@@ -84,8 +84,7 @@ def make_plan(scenario: str, chosen: ChosenNight, site: Site) -> NightPlan:
         invalid=tuple(test.id for test in tests.invalid),
     )
     plan = NightPlan(start=start, scenario=tests, runs=runs, site=site, limits=limits)
-    path = write_plan(plan)
-    _label(path)
+    _label(write_plan(plan), f"{Path(scenario).stem} {chosen.night}")
     keep_start(start, site)
     return plan
 
@@ -120,8 +119,8 @@ def plan_of(flow_run: FlowRun, workspace: Path | None = None) -> NightPlan | Non
     return read_plan(plan_path(workspace, str(flow_run.id))) if workspace else None
 
 
-def _label(path: Path) -> None:
-    """Say on the flow run where its plan is, so that it is found without scenario and site file."""
+def _label(path: Path, name: str) -> None:
+    """Name the flow run after its night, and say on it where the plan is: it is found without any file of a person's."""
     context = FlowRunContext.get()
     flow_run = context.flow_run if context else None
     if flow_run is None:
@@ -131,8 +130,9 @@ def _label(path: Path) -> None:
     def update() -> None:
         with get_client(sync_client=True) as client:
             client.update_flow_run_labels(flow_run.id, labels=dict(labels))
+            client.set_flow_run_name(flow_run.id, name)
 
-    show("where the night's plan is", update)
+    insist("the flow run's label", update)
 
 
 def _this_flow_run() -> str:
