@@ -1,0 +1,55 @@
+"""One night of a cluster at a time: a second fence behind the limit of the work queue.
+
+Prefect's server counts a queue's free places when a worker asks for work, not when it takes it: on PostgreSQL, two
+workers that ask at the same moment are each given a night.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from prefect.client.orchestration import get_client
+from prefect.context import FlowRunContext
+
+from nightbridge.leases import lease, read_holder
+from nightbridge.models import Site, slug
+from tasks.logs import run_log
+from tasks.mirror import insist
+
+LONGEST_NIGHT_SECONDS = 48 * 3600.0
+"""How long a night waits for its turn."""
+
+SILENCE_SECONDS = 600.0
+"""How long a workspace may be away before the turn of the night that runs is given to the next one."""
+
+
+@contextmanager
+def own_turn(site: Site) -> Iterator[None]:
+    """Run the block while no other night of the cluster runs, if this night comes from a queue for one at a time.
+
+    A person who gives the queue another limit wants several. Nights without a queue wait for nobody.
+
+    Raises:
+        TransientError: Another night held the turn all the time.
+        PermanentError: The workspace cannot be written.
+    """
+    if not _one_at_a_time():
+        yield
+        return
+    path = site.workspace / "nights" / f"{slug(site.cluster.name)}.turn"
+    if holder := read_holder(path):
+        run_log().info("waiting until the night before this one is over: %s", holder)
+    with lease(path, ttl=SILENCE_SECONDS, timeout=LONGEST_NIGHT_SECONDS):
+        yield
+
+
+def _one_at_a_time() -> bool:
+    context = FlowRunContext.get()
+    queue = context.flow_run.work_queue_id if context and context.flow_run else None
+    if queue is None:
+        return False
+
+    def limit() -> int | None:
+        with get_client(sync_client=True) as client:
+            return client.read_work_queue(queue).concurrency_limit
+
+    return insist("the limit of the work queue", limit) == 1
