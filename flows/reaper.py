@@ -1,0 +1,232 @@
+"""The reaper: finds flow runs whose process is gone, says so to Prefect, and starts their nights again.
+
+A process that is killed together with its worker says nothing: its flow run would stay Running for ever, and under a
+concurrency limit no later night would start. Heartbeats cannot tell it from a living one whose server was away, so the
+reaper asks the night's own sign of life in the workspace (`nightbridge.nights.liveness`). It runs on a schedule and
+decides anew each time from what it finds: nothing is lost with a server that restarts or a reaper that is killed.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from prefect import flow
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterEndTime,
+    FlowRunFilterParentFlowRunId,
+    FlowRunFilterParentTaskRunId,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+    FlowRunFilterTags,
+)
+from prefect.client.schemas.objects import TERMINAL_STATES, FlowRun, State, StateType
+from prefect.events.filters import EventFilter, EventNameFilter, EventOccurredFilter, EventResourceFilter
+from prefect.logging import get_run_logger
+from prefect.settings import get_current_settings
+from prefect.states import Crashed, Scheduled
+
+from blocks import load_site
+from flows.nightly import nightly
+from flows.states import RESUMING, TAG
+from nightbridge.errors import NightbridgeError
+from nightbridge.models import Model
+from nightbridge.nights.liveness import SILENCE_SECONDS, LastSign, last_sign
+from tasks.plan import PLAN_LABEL
+
+MOST_RESUMES = 3
+RESUME_WITHIN = timedelta(hours=24)
+"""A night that crashed longer ago stays as it is: the next one has been there since."""
+
+_STARTED = [StateType.PENDING, StateType.RUNNING]
+_UNFINISHED = [kind for kind in StateType if kind not in TERMINAL_STATES]
+
+
+class Patience(Model):
+    """How long the reaper waits before it believes something, in seconds."""
+
+    silence: float
+    start_up: float
+    no_heartbeat: float
+    second_look: float
+    last_word: float
+
+
+class Gone(Model):
+    """A flow run whose process is gone, and how that is known."""
+
+    run: FlowRun
+    message: str
+    by_file: bool
+
+
+@flow(name="reaper")
+def reaper(
+    silence: float = SILENCE_SECONDS,
+    start_up: float = 600,
+    no_heartbeat: float = 3600,
+    second_look: float = 60,
+    last_word: float = 60,
+) -> None:
+    """Crash the flow runs whose process is gone, and start crashed nights again.
+
+    Args:
+        silence: Seconds after which a process of another host is dead that has not refreshed its sign of life.
+        start_up: Seconds after which a flow run that a worker took and never started is dead.
+        no_heartbeat: Seconds without a heartbeat after which a flow run without a sign of life in a workspace is dead.
+        second_look: Seconds from the first look to the second: who is dead in both is dead.
+        last_word: Seconds that a worker has to finish reporting a crash, before the night is started again.
+    """
+    patience = Patience(
+        silence=silence, start_up=start_up, no_heartbeat=no_heartbeat, second_look=second_look, last_word=last_word
+    )
+    with get_client(sync_client=True) as client:
+        crashed = _reported_as_crashed(client, patience)
+        for run in crashed:
+            _bury_children(client, run.id, "The flow run that started it crashed")
+            _resume(client, run)
+        for one in _gone_in_both_looks(client, patience):
+            _bury(client, one)
+            _resume(client, one.run)
+
+
+def _gone_in_both_looks(client: SyncPrefectClient, patience: Patience) -> Iterator[Gone]:
+    """Look twice: a worker that lives reports the end of its own process, and the living have time to say so.
+
+    They could not while the file system, or the server that takes heartbeats, was away until a moment ago.
+    """
+    first = _gone(client, patience)
+    heartbeat = get_current_settings().flows.heartbeat_frequency or 0
+    pauses = {True: patience.second_look, False: max(patience.second_look, 2 * heartbeat)}
+    for by_file, pause in pauses.items():
+        suspects = {one.run.id for one in first if one.by_file is by_file}
+        if suspects:
+            get_run_logger().info("%d flow run(s) seem to have no process: looking again in %g s", len(suspects), pause)
+            time.sleep(pause)
+            yield from (one for one in _gone(client, patience) if one.run.id in suspects)
+
+
+def _gone(client: SyncPrefectClient, patience: Patience) -> list[Gone]:
+    runs = client.read_flow_runs(flow_run_filter=_ours(state=_in_states(_STARTED)))
+    return [found for run in runs if (found := _if_gone(client, run, patience))]
+
+
+def _if_gone(client: SyncPrefectClient, run: FlowRun, patience: Patience) -> Gone | None:
+    now = datetime.now(UTC)
+    assert run.state is not None  # it was found by its state
+    age = (now - run.state.timestamp).total_seconds()
+    sign = _sign_of(run)
+    if sign and sign.is_of_the_living(patience.silence):
+        return None
+    if sign and sign.silent_for < age:
+        return _gone_by_file(run, sign, now)
+    # No sign, or one from before the flow run was started again: its process has not come as far, or has ended it.
+    if run.state.is_pending():
+        overdue = age > patience.start_up
+    else:
+        overdue = age > patience.no_heartbeat and not _has_heartbeat(client, run, now, patience.no_heartbeat)
+    if not overdue:
+        return None
+    message = f"The flow's process is gone: no sign of life since {run.state.timestamp:%Y-%m-%d %H:%M:%S} UTC"
+    return Gone(run=run, message=message, by_file=False)
+
+
+def _gone_by_file(run: FlowRun, sign: LastSign, now: datetime) -> Gone:
+    who = f"host {sign.holder.host}, process {sign.holder.pid}, " if sign.holder else ""
+    at = now - timedelta(seconds=sign.silent_for)
+    message = f"The flow's process is gone: {who}last sign of life {at:%Y-%m-%d %H:%M:%S} UTC"
+    return Gone(run=run, message=message, by_file=True)
+
+
+def _sign_of(run: FlowRun) -> LastSign | None:
+    try:
+        workspace = _workspace_of(run)
+        return last_sign(workspace, str(run.id)) if workspace else None
+    except NightbridgeError as error:
+        get_run_logger().warning("%s: its sign of life cannot be read: %s", run.name, error)
+        return None
+
+
+def _workspace_of(run: FlowRun) -> Path | None:
+    """The workspace that a night recorded, else the one that its parameters name; None where nothing does."""
+    given = run.parameters
+    if plan := run.labels.get(PLAN_LABEL):
+        return Path(str(plan)).parents[1]
+    if isinstance(site := given.get("site"), dict) and "workspace" in site:
+        return Path(site["workspace"])
+    if "scenario" not in given:
+        return None
+    named = {name: given.get(name) for name in ("cluster", "store", "workspace")}
+    return load_site(given.get("system"), **named).workspace
+
+
+def _has_heartbeat(client: SyncPrefectClient, run: FlowRun, now: datetime, seconds: float) -> bool:
+    wanted = EventFilter(
+        event=EventNameFilter(name=["prefect.flow-run.heartbeat"]),
+        resource=EventResourceFilter(id=[f"prefect.flow-run.{run.id}"]),
+        occurred=EventOccurredFilter(since=now - timedelta(seconds=seconds)),
+    )
+    return client.read_events(filter=wanted, limit=1).total > 0
+
+
+def _reported_as_crashed(client: SyncPrefectClient, patience: Patience) -> list[FlowRun]:
+    """The flow runs that crashed of late, by what their workers say, and whose process does not live after all.
+
+    A worker reports a crash twice, some seconds apart: the second report would end a flow run started in between.
+    """
+    now = datetime.now(UTC)
+    times = FlowRunFilterEndTime(after_=now - RESUME_WITHIN, before_=now - timedelta(seconds=patience.last_word))
+    runs = client.read_flow_runs(flow_run_filter=_ours(state=_in_states([StateType.CRASHED]), end_time=times))
+    return [run for run in runs if not ((sign := _sign_of(run)) and sign.is_of_the_living(patience.silence))]
+
+
+def _resume(client: SyncPrefectClient, run: FlowRun) -> None:
+    """Start a crashed night again, some times, unless a person wanted its end."""
+    if run.deployment_id is None or client.read_flow(run.flow_id).name != nightly.name:
+        return
+    states = sorted(client.read_flow_run_states(run.id), key=lambda state: state.timestamp)
+    times = 1 + sum(state.name == RESUMING for state in states)
+    if times > MOST_RESUMES or _asked_to_end(states):
+        return
+    message = f"Its process was gone; it goes on by itself, {times} of at most {MOST_RESUMES} times"
+    client.set_flow_run_state(run.id, Scheduled(name=RESUMING, message=message))
+    get_run_logger().warning("%s (%s): started again. %s", run.name, run.id, message)
+
+
+def _asked_to_end(states: Sequence[State[Any]]) -> bool:
+    """Whether a person cancelled the flow run since it was last started."""
+    ends = [state.type for state in states if state.type in (*_STARTED, StateType.CANCELLING, StateType.CANCELLED)]
+    return bool(ends) and ends[-1] not in _STARTED
+
+
+def _bury(client: SyncPrefectClient, gone: Gone) -> None:
+    _bury_children(client, gone.run.id, gone.message)
+    client.set_flow_run_state(gone.run.id, Crashed(message=gone.message))
+    get_run_logger().warning("%s (%s): crashed. %s", gone.run.name, gone.run.id, gone.message)
+
+
+def _bury_children(client: SyncPrefectClient, flow_run: UUID, message: str) -> None:
+    children = FlowRunFilter(
+        parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[flow_run]), state=_in_states(_UNFINISHED)
+    )
+    while found := client.read_flow_runs(flow_run_filter=children):
+        for child in found:
+            _bury_children(client, child.id, message)
+            client.set_flow_run_state(child.id, Crashed(message=message), force=True)
+
+
+def _ours(**conditions: Any) -> FlowRunFilter:
+    """The flow runs of nightbridge that no other flow run started."""
+    return FlowRunFilter(
+        tags=FlowRunFilterTags(all_=[TAG]),
+        parent_task_run_id=FlowRunFilterParentTaskRunId(is_null_=True),
+        **conditions,
+    )
+
+
+def _in_states(kinds: list[StateType]) -> FlowRunFilterState:
+    return FlowRunFilterState(type=FlowRunFilterStateType(any_=kinds))

@@ -1,0 +1,317 @@
+"""The dead are found and go on by themselves, the living are left alone: on a real server with real workers."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from prefect import flow
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.events import Event
+from prefect.events.filters import EventFilter, EventNameFilter, EventResourceFilter
+from prefect.settings import (
+    PREFECT_API_URL,
+    PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
+    PREFECT_LOGGING_TO_API_ENABLED,
+    temporary_settings,
+)
+from prefect.states import AwaitingRetry, Cancelled, Cancelling, Crashed, Failed, Pending, Running, Scheduled
+
+from flows.reaper import reaper
+from nightbridge.files import write_model
+from nightbridge.leases import this_process
+from nightbridge.nights.liveness import alive, alive_path, last_sign
+from tests.real.prefect_server import PrefectServer, start_prefect
+
+ROOT = Path(__file__).parents[2]
+QUICK = {"silence": 2.0, "start_up": 0.0, "no_heartbeat": 3600.0, "second_look": 1.0, "last_word": 5.0}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]:
+    """A server of its own: a worker would run what other tests leave scheduled."""
+    started = start_prefect(tmp_path_factory.mktemp("reaper-server"))
+    settings = {
+        PREFECT_API_URL: started.api_url,
+        PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None,
+        PREFECT_LOGGING_TO_API_ENABLED: False,
+    }
+    with temporary_settings(settings):
+        started.prefect("work-pool", "create", "nightbridge", "--type", "process")
+        subprocess.run([sys.executable, "-m", "flows.deploy", "prepare"], env=started.environment, cwd=ROOT, check=True)
+        for name, tags in (("one", ["nightbridge"]), ("two", ["nightbridge"]), ("others", [])):
+            deploy(name, "tests/flows/sleeping_night.py:sleeping_night", work_queue_name="nights", tags=tags)
+        deploy("reaper", "flows/reaper.py:reaper")
+        yield started
+    started.stop()
+
+
+def deploy(name: str, entrypoint: str, **options: Any) -> None:
+    source: Any = flow.from_source(source=str(ROOT), entrypoint=entrypoint)
+    source.deploy(name, work_pool_name="nightbridge", print_next_steps=False, ignore_warnings=True, **options)
+
+
+@pytest.fixture
+def client(server: PrefectServer) -> Iterator[SyncPrefectClient]:
+    with get_client(sync_client=True) as made:
+        yield made
+
+
+@contextmanager
+def worker(server: PrefectServer, log: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """A worker with its flow processes in a process group of its own; all of them are gone afterwards."""
+    environment = {**server.environment, "PREFECT_WORKER_QUERY_SECONDS": "1", "PREFECT_WORKER_PREFETCH_SECONDS": "0"}
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            [Path(sys.executable).with_name("prefect"), "worker", "start", "--pool", "nightbridge"],
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def started(client: SyncPrefectClient, deployment: str, workspace: Path, seconds: float) -> UUID:
+    found = client.read_deployment_by_name(f"nightly-regression/{deployment}")
+    parameters = {"scenario": "sleeping.toml", "workspace": str(workspace), "seconds": seconds}
+    return client.create_flow_run_from_deployment(found.id, parameters=parameters).id
+
+
+def state_name(client: SyncPrefectClient, flow_run: UUID) -> str:
+    state = client.read_flow_run(flow_run).state
+    assert state is not None
+    return state.name
+
+
+def state_names(client: SyncPrefectClient, flow_run: UUID) -> list[str]:
+    states = sorted(client.read_flow_run_states(flow_run), key=lambda state: state.timestamp)
+    return [state.name for state in states]
+
+
+def children(client: SyncPrefectClient, flow_run: UUID) -> list[FlowRun]:
+    wanted = FlowRunFilter(parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[flow_run]))
+    return client.read_flow_runs(flow_run_filter=wanted)
+
+
+def eventually(happened: Callable[[], object], seconds: float = 120.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.2)
+
+
+def process_of(workspace: Path, flow_run: UUID) -> int:
+    eventually(lambda: last_sign(workspace, str(flow_run)))
+    sign = last_sign(workspace, str(flow_run))
+    assert sign is not None
+    assert sign.holder is not None
+    return sign.holder.pid
+
+
+def made(client: SyncPrefectClient, workspace: Path, *states: State[Any], deployment: str = "one") -> UUID:
+    """A flow run that no worker runs, in the last of these states."""
+    found = client.read_deployment_by_name(f"nightly-regression/{deployment}")
+    parameters = {"scenario": "sleeping.toml", "workspace": str(workspace), "seconds": 0.0}
+    run = client.create_flow_run_from_deployment(found.id, parameters=parameters, state=Pending())
+    for state in states:
+        client.set_flow_run_state(run.id, state, force=True)
+    return run.id
+
+
+def emit_heartbeat(client: SyncPrefectClient, flow_run: UUID) -> None:
+    event = Event(event="prefect.flow-run.heartbeat", resource={"prefect.resource.id": f"prefect.flow-run.{flow_run}"})
+    client.request("POST", "/events", json=[event.model_dump(mode="json")])
+    wanted = EventFilter(
+        resource=EventResourceFilter(id=[f"prefect.flow-run.{flow_run}"]), event=EventNameFilter(name=[event.event])
+    )
+    eventually(lambda: client.read_events(filter=wanted, limit=1).total)
+
+
+def sign_of_another_host(workspace: Path, flow_run: UUID, *, seconds_ago: float) -> None:
+    path = alive_path(workspace, str(flow_run))
+    write_model(path, this_process().model_copy(update={"host": "node7", "pid": 4711}))
+    beat = time.time() - seconds_ago
+    os.utime(path, (beat, beat))
+
+
+def reap(**changes: float) -> None:
+    """Run the reaper with no patience at all where none is asked for."""
+    reaper(**{"silence": 2.0, "start_up": 0.0, "no_heartbeat": 0.0, "second_look": 0.1, "last_word": 0.0, **changes})
+
+
+def test_a_living_night_is_left_alone_whatever_prefect_knows_of_it(client: SyncPrefectClient, tmp_path: Path) -> None:
+    night = made(client, tmp_path, Running())
+
+    with alive(tmp_path, str(night)):
+        reap()
+
+    assert state_name(client, night) == "Running"
+
+
+def test_a_living_night_that_somebody_called_crashed_is_not_started_twice(
+    client: SyncPrefectClient, tmp_path: Path
+) -> None:
+    night = made(client, tmp_path, Running(), Crashed())
+
+    with alive(tmp_path, str(night)):
+        reap()
+
+    assert state_name(client, night) == "Crashed"
+
+
+def test_a_night_of_a_host_that_fell_silent_crashed_and_goes_on(client: SyncPrefectClient, tmp_path: Path) -> None:
+    night = made(client, tmp_path, Running())
+    time.sleep(0.6)
+    sign_of_another_host(tmp_path, night, seconds_ago=0.5)
+
+    reap(silence=0.2)
+
+    *_, crashed, resuming = sorted(client.read_flow_run_states(night), key=lambda state: state.timestamp)
+    assert "The flow's process is gone: host node7, process 4711, last sign of life 2" in str(crashed.message)
+    assert (crashed.name, resuming.name) == ("Crashed", "Resuming")
+    assert resuming.message == "Its process was gone; it goes on by itself, 1 of at most 3 times"
+
+
+def test_a_night_that_was_started_again_has_time_to_say_that_it_lives(
+    client: SyncPrefectClient, tmp_path: Path
+) -> None:
+    night = made(client, tmp_path, Running())
+    sign_of_another_host(tmp_path, night, seconds_ago=3600)
+
+    reap(no_heartbeat=3600)
+
+    assert state_name(client, night) == "Running"
+
+
+def test_a_night_without_a_sign_is_judged_by_its_heartbeats(client: SyncPrefectClient, tmp_path: Path) -> None:
+    silent, beating = made(client, tmp_path, Running()), made(client, tmp_path, Running())
+    time.sleep(4.0)
+    emit_heartbeat(client, beating)
+    time.sleep(4.0)
+
+    reap(no_heartbeat=8.0, second_look=0.0)
+
+    assert (state_name(client, silent), state_name(client, beating)) == ("Resuming", "Running")
+
+
+def test_a_night_that_a_worker_took_and_never_started_is_taken_again(client: SyncPrefectClient, tmp_path: Path) -> None:
+    night = made(client, tmp_path)
+
+    reap(start_up=3600)
+    assert state_name(client, night) == "Pending"
+    reap()
+    assert state_name(client, night) == "Resuming"
+
+
+def test_flow_runs_of_others_are_left_alone(client: SyncPrefectClient, tmp_path: Path) -> None:
+    theirs = made(client, tmp_path, Running(), deployment="others")
+
+    reap()
+
+    assert state_name(client, theirs) == "Running"
+
+
+@pytest.mark.parametrize(
+    ("states", "goes_on"),
+    [
+        ((Running(), Crashed()), True),
+        ((Running(), Failed()), False),
+        ((Running(), Cancelling(), Cancelled()), False),
+        ((Running(), Cancelling(), Crashed()), False),
+        ((Running(), Cancelling(), Cancelled(), AwaitingRetry(), Running(), Crashed()), True),
+        ((Running(), *(Crashed(), Scheduled(name="Resuming"), Running()) * 2, Crashed()), True),
+        ((Running(), *(Crashed(), Scheduled(name="Resuming"), Running()) * 3, Crashed()), False),
+    ],
+    ids=lambda given: "-".join(state.name for state in given) if isinstance(given, tuple) else str(given),
+)
+def test_a_night_goes_on_by_itself_after_crashes_only_and_three_times_at_most(
+    client: SyncPrefectClient, tmp_path: Path, states: tuple[State[Any], ...], goes_on: bool
+) -> None:
+    night = made(client, tmp_path, *states)
+
+    reap()
+
+    assert state_name(client, night) == ("Resuming" if goes_on else states[-1].name)
+
+
+def test_nights_of_two_deployments_and_two_workers_run_one_after_another(
+    server: PrefectServer, client: SyncPrefectClient, tmp_path: Path
+) -> None:
+    with worker(server, tmp_path / "a.log"), worker(server, tmp_path / "b.log"):
+        nights = [started(client, name, tmp_path, 1.0) for name in ("one", "two")]
+        eventually(lambda: all(state_name(client, night) == "Completed" for night in nights))
+
+    assert_one_after_another(tmp_path)
+
+
+def test_nights_that_two_workers_were_given_at_once_run_one_after_another(
+    server: PrefectServer, client: SyncPrefectClient, tmp_path: Path
+) -> None:
+    # Prefect's server does that on PostgreSQL when workers ask within some milliseconds.
+    nights = [started(client, name, tmp_path, 2.0) for name in ("one", "two")]
+    command = [Path(sys.executable).with_name("prefect"), "flow-run", "execute"]
+    processes = [subprocess.Popen([*command, str(night)], env=server.environment, cwd=tmp_path) for night in nights]
+
+    assert [process.wait(120) for process in processes] == [0, 0]
+    assert_one_after_another(tmp_path)
+
+
+def assert_one_after_another(workspace: Path) -> None:
+    lines = (workspace / "diary.txt").read_text().splitlines()
+    assert len(lines) > 2
+    assert [line.replace(" begins", " ends") for line in lines[::2]] == lines[1::2]
+
+
+def test_a_night_whose_process_and_worker_were_killed_goes_on_with_another_worker(
+    server: PrefectServer, client: SyncPrefectClient, tmp_path: Path
+) -> None:
+    with worker(server, tmp_path / "a.log") as first:
+        night = started(client, "one", tmp_path, 600.0)
+        process = process_of(tmp_path, night)
+        eventually(lambda: children(client, night))
+        first.kill()
+        os.kill(process, signal.SIGKILL)
+    waiting = started(client, "two", tmp_path, 0.0)
+    with worker(server, tmp_path / "b.log"):
+        # The reaper has a queue of its own: the dead night takes the place that the waiting one needs.
+        found = client.read_deployment_by_name("reaper/reaper")
+        client.create_flow_run_from_deployment(found.id, parameters=QUICK)
+        eventually(lambda: {state_name(client, run) for run in (night, waiting)} == {"Completed"})
+
+    states = sorted(client.read_flow_run_states(night), key=lambda state: state.timestamp)
+    crashed = next(state for state in states if state.name == "Crashed")
+    assert f"process {process}, last sign of life" in str(crashed.message)
+    assert states[states.index(crashed) + 1].name == "Resuming"
+    assert sorted(str(run.state_name) for run in children(client, night)) == ["Completed", "Crashed"]
+
+
+def test_a_night_whose_worker_reported_the_crash_goes_on_once_the_report_is_complete(
+    server: PrefectServer, client: SyncPrefectClient, tmp_path: Path
+) -> None:
+    with worker(server, tmp_path / "a.log"):
+        night = started(client, "one", tmp_path, 600.0)
+        os.kill(process_of(tmp_path, night), signal.SIGKILL)
+        eventually(lambda: state_name(client, night) == "Crashed")
+        reaper(**QUICK)
+        assert state_name(client, night) == "Crashed"
+        time.sleep(QUICK["last_word"])
+        reaper(**QUICK)
+        eventually(lambda: state_name(client, night) == "Completed")
+
+    names = state_names(client, night)
+    assert [name for name in names if name in ("Crashed", "Resuming")] == ["Crashed", "Resuming"]
+    assert {run.state_name for run in children(client, night)} == {"Crashed", "Completed"}
