@@ -8,16 +8,17 @@ SEEDS ?= 5
 # A machine of usual speed needs less; a slower one leaves the last tests out and says how many.
 TEST_MINUTES ?= 20
 
-.PHONY: help check install demo test lint soak bench deploy worker night clean
+.PHONY: help check install demo test lint soak bench server deploy worker night clean
 
 help:
 	@echo "make demo     the whole pipeline on this machine, from nothing"
 	@echo "make test     style, types, layers and all tests, on real parts where they can be installed"
 	@echo "make soak     the long counts"
 	@echo "make bench    the benchmarks of the README"
-	@echo "make deploy   blocks, deployments and automations to the Prefect server"
+	@echo "make server   a Prefect server with the settings of prefect.toml"
+	@echo "make deploy   work pool, queues, blocks and deployments to the Prefect server"
 	@echo "make worker   a worker that runs what is due"
-	@echo "make night    start a night by hand: a new one, or NIGHT=ID"
+	@echo "make night    start a night by hand: a new one, or NIGHT=ID, which goes on where it had ended"
 
 check:
 	@command -v git >/dev/null || { echo "git is missing: install it, on Debian or Ubuntu with: apt-get install git" >&2; exit 1; }
@@ -61,12 +62,20 @@ bench: install
 	PYTHONPATH=. $(BIN)/python benchmarks/clone.py
 	PYTHONPATH=. $(BIN)/python benchmarks/polling.py 200 60
 
+server: install
+	$(BIN)/prefect server start
+
 deploy: install
 	$(BIN)/prefect block register -m blocks
 	$(BIN)/prefect work-pool create nightbridge --type process --overwrite
+	$(BIN)/python -m flows.deploy prepare
 	$(BIN)/prefect --no-prompt deploy --all
-	$(BIN)/python -m flows.deploy automation
 
+# A worker gives up when twelve of its requests in a row have failed, and ends the flows that it runs. With Prefect's 5
+# further tries of each (2, 4, 8 ... s apart) that was after 22 minutes without the server, with 10 it is after hours. It
+# notices the server's return after at most as long as the server was away, and at most 17 minutes.
+worker: export PREFECT_CLIENT_MAX_RETRIES ?= 10
+worker: export PREFECT_CLIENT_RETRY_EXTRA_CODES ?= 500,504
 worker: install
 	$(BIN)/prefect worker start --pool nightbridge
 

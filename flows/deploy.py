@@ -1,73 +1,147 @@
-"""What a deployment needs on the Prefect server besides `prefect deploy`: the zombie automation, and a night by hand.
+"""What the deployments need on the Prefect server besides `prefect deploy`, and a night by hand.
 
-python -m flows.deploy automation      create or update the automation against zombie flow runs
-python -m flows.deploy night [ID]      start the nightly deployment for one night, once
+python -m flows.deploy prepare         make the work queues; remove what older releases left
+python -m flows.deploy night [ID]      start the nightly deployment for one night, or go on with it
 """
 
+import re
 import sys
-from datetime import timedelta
+from collections.abc import Iterable
+from pathlib import Path
+from uuid import UUID
 
-from prefect.automations import Automation
-from prefect.client.schemas.objects import StateType
+import yaml
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterIdempotencyKey
+from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.client.schemas.responses import DeploymentResponse
 from prefect.deployments import run_deployment
-from prefect.events.actions import ChangeFlowRunState
-from prefect.events.schemas.automations import EventTrigger, Posture
-from prefect.events.schemas.events import ResourceSpecification
+from prefect.exceptions import ObjectNotFound
+from prefect.states import AwaitingRetry
 
+from blocks import load_site
+from nightbridge.errors import NightbridgeError
 from nightbridge.nights.ids import checked_night, new_night
+from nightbridge.nights.records import find_nights
+from nightbridge.store.objects import open_store
+from tasks.secrets import block_value
 
-AUTOMATION = "nightbridge: crash flow runs without a heartbeat"
 DEPLOYMENT = "nightly-regression/nightly"
-# Three heartbeats of the default 180 s (PREFECT_FLOWS_HEARTBEAT_FREQUENCY).
-SILENCE = timedelta(seconds=540)
+PREFECT_YAML = Path(__file__).parents[1] / "prefect.yaml"
+
+FORMER_AUTOMATIONS = ("nightbridge: crash flow runs without a heartbeat",)
+"""It crashed everybody's flow runs, and the living after an outage of the server; `flows.reaper` took its place."""
 
 
-def create_zombie_automation() -> None:
-    """Create or update the automation: a flow run that stops sending heartbeats becomes Crashed.
+def prepare() -> list[str]:
+    """Make the work queues that `prefect.yaml` names, one flow run at a time, and remove what older releases left.
 
-    Without it a killed flow process stays Running for ever, and under a concurrency limit of 1 no later night starts.
-    The Slurm job lives on; the next run of the same night finds it.
+    `prefect deploy` would make them without a limit. One that is there keeps the limit that it has.
+
+    Returns:
+        What there is now, a line each.
     """
-    wanted = Automation(
-        name=AUTOMATION,
-        description="A flow process that died says nothing. This says it.",
-        trigger=EventTrigger(
-            after={"prefect.flow-run.heartbeat"},
-            expect={"prefect.flow-run.*"},
-            match=ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]}),
-            for_each={"prefect.resource.id"},
-            posture=Posture.Proactive,
-            threshold=1,
-            within=SILENCE,
-        ),
-        actions=[ChangeFlowRunState(state=StateType.CRASHED, message="No heartbeat: the flow's process is gone.")],
-    )
+    with get_client(sync_client=True) as client:
+        for name in FORMER_AUTOMATIONS:
+            for automation in client.read_automations_by_name(name):
+                client.delete_automation(automation.id)
+        return [_make_queue(client, pool, queue) for pool, queue in _queues()]
+
+
+def _queues() -> list[tuple[str, str]]:
+    deployments = yaml.safe_load(PREFECT_YAML.read_text(encoding="utf-8"))["deployments"]
+    places = [deployment["work_pool"] for deployment in deployments]
+    return sorted({(place["name"], place["work_queue_name"]) for place in places if "work_queue_name" in place})
+
+
+def _make_queue(client: SyncPrefectClient, pool: str, name: str) -> str:
     try:
-        existing = Automation.read(name=AUTOMATION)
-    except ValueError:
-        wanted.create()
-        return
-    wanted.id = existing.id
-    wanted.update()
+        queue = client.read_work_queue_by_name(name, work_pool_name=pool)
+    except ObjectNotFound:
+        queue = client.create_work_queue(name, work_pool_name=pool, concurrency_limit=1)
+    return f"work queue {name} of {pool}: {queue.concurrency_limit or 'any number of'} flow run(s) at a time"
 
 
 def start_night(night: str) -> str:
-    """Start the nightly deployment for a night and return the flow run's id; asked twice, it is the same run."""
+    """Start the nightly deployment for a night, or go on with its flow run where that has ended.
+
+    A night that is over and passed is left alone: whoever wants it again starts another flow run of the deployment.
+
+    Returns:
+        What was done, with the flow run's id.
+    """
+    with get_client(sync_client=True) as client:
+        deployment = client.read_deployment_by_name(DEPLOYMENT)
+        known = _flow_run_of(client, deployment, night)
+        if known is None:
+            return _started(night)
+        assert known.state is not None
+        what = f"night {night}: flow run {known.id}"
+        if not known.state.is_final():
+            return f"{what}, still {_in_words(known.state.name)}"
+        if known.state.is_completed():
+            return f"{what}, {_in_words(known.state.name)} before; {_again(night)}"
+        client.set_flow_run_state(known.id, AwaitingRetry(message="`make night`"))
+        return f"{what}, {_ENDS[known.state.type]} before; goes on"
+
+
+_ENDS = {StateType.CRASHED: "crashed", StateType.FAILED: "failed", StateType.CANCELLED: "cancelled"}
+
+
+def _in_words(state: str) -> str:
+    """`AwaitingRetry` as `awaiting retry`."""
+    return re.sub(r"\B(?=[A-Z])", " ", state).lower()
+
+
+def _again(night: str) -> str:
+    return f"to run it again: .venv/bin/prefect deployment run {DEPLOYMENT} -p night={night}"
+
+
+def _started(night: str) -> str:
+    # The key makes one flow run of two calls at the same moment.
     flow_run = run_deployment(
-        DEPLOYMENT, parameters={"night": checked_night(night)}, idempotency_key=f"night-{night}", timeout=0
+        DEPLOYMENT, parameters={"night": night}, idempotency_key=f"night-{night}", timeout=0, as_subflow=False
     )
-    return str(flow_run.id)
+    return f"night {night}: flow run {flow_run.id}, started"
+
+
+def _flow_run_of(client: SyncPrefectClient, deployment: DeploymentResponse, night: str) -> FlowRun | None:
+    """The deployment's flow run of a night: the one that began it last, be it the schedule's, else the one by hand."""
+    by_hand = FlowRunFilter(idempotency_key=FlowRunFilterIdempotencyKey(any_=[f"night-{night}"]))
+    found = [*_read(client, _recorded(deployment, night)), *client.read_flow_runs(flow_run_filter=by_hand)]
+    own = [run for run in found if run.deployment_id == deployment.id]
+    return next((run for run in own if run.state and not run.state.is_final()), own[0] if own else None)
+
+
+def _recorded(deployment: DeploymentResponse, night: str) -> list[UUID]:
+    """The flow runs that began a night, as the store has them."""
+    given = deployment.parameters
+    try:
+        site = load_site(given.get("system"), **{name: given.get(name) for name in ("cluster", "store", "workspace")})
+        nights = find_nights(open_store(site.store_settings, block_value), night=night)
+    except NightbridgeError as error:
+        print(f"nights by the schedule are not looked for: {error}", file=sys.stderr)
+        return []
+    return [UUID(found.start.flow_run) for found in nights if found.start.flow_run]
+
+
+def _read(client: SyncPrefectClient, flow_runs: Iterable[UUID]) -> list[FlowRun]:
+    found = []
+    for flow_run in flow_runs:
+        try:
+            found.append(client.read_flow_run(flow_run))
+        except ObjectNotFound:  # old flow runs are removed from Prefect's database, nights stay in the store
+            continue
+    return found
 
 
 def main(arguments: list[str]) -> int:
     """Run one of the two commands; return the exit code."""
     match arguments:
-        case ["automation"]:
-            create_zombie_automation()
-            print(f"automation: {AUTOMATION}")
+        case ["prepare"]:
+            print("\n".join(prepare()))
         case ["night", *rest] if len(rest) <= 1:
-            night = rest[0] if rest else new_night()
-            print(f"night {night}: flow run {start_night(night)}")
+            print(start_night(checked_night(rest[0]) if rest else new_night()))
         case _:
             print(__doc__, file=sys.stderr)
             return 2

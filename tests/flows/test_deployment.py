@@ -1,23 +1,74 @@
-"""The nightly deployment, on a real Prefect server."""
+"""The deployments, and a night by hand, on a real Prefect server."""
 
 import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
+from prefect.automations import Automation
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.objects import State, StateType
+from prefect.events.actions import ChangeFlowRunState
+from prefect.events.schemas.automations import EventTrigger, Posture
+from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Cancelled, Crashed, Failed, Running
 
+from flows.deploy import prepare, start_night
+from nightbridge.models import StoreSettings, utc_now
+from nightbridge.nights.records import NightStart, record_start
+from nightbridge.store.objects import open_store
 from tests.real.prefect_server import PrefectServer
 
 ROOT = Path(__file__).parents[2]
+NIGHTLY = "nightly-regression/nightly"
+FORMER_AUTOMATION = "nightbridge: crash flow runs without a heartbeat"
 
 
 @pytest.fixture(scope="module")
 def deployed(prefect_server: PrefectServer) -> PrefectServer:
+    """What `make deploy` leaves on a server that an older release was deployed to."""
     prefect_server.prefect("work-pool", "create", "nightbridge", "--type", "process", "--overwrite")
+    with temporary_settings({PREFECT_API_URL: prefect_server.api_url}):
+        former_automation().create()
+        prepare()
+    prefect_server.prefect("--no-prompt", "deploy", "--name", "nightly", "--concurrency-limit", "1", cwd=ROOT)
     prefect_server.prefect("--no-prompt", "deploy", "--all", cwd=ROOT)
     return prefect_server
+
+
+@pytest.fixture
+def client(deployed: PrefectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SyncPrefectClient]:
+    """For calls in this process, in a folder of the test's own, which holds the default site's workspace."""
+    monkeypatch.chdir(tmp_path)
+    with temporary_settings({PREFECT_API_URL: deployed.api_url}), get_client(sync_client=True) as made:
+        yield made
+
+
+def former_automation() -> Automation:
+    trigger = EventTrigger(expect={"prefect.flow-run.*"}, posture=Posture.Proactive, threshold=1, within=540)
+    return Automation(name=FORMER_AUTOMATION, trigger=trigger, actions=[ChangeFlowRunState(state=StateType.CRASHED)])
+
+
+def flows_deploy(server: PrefectServer, folder: Path, *arguments: str) -> str:
+    """Run one of the commands that `make` runs."""
+    command = [sys.executable, "-m", "flows.deploy", *arguments]
+    done = subprocess.run(command, env=server.environment, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.strip()
+
+
+def new_night() -> str:
+    """A night that no other test has."""
+    return f"2026-11-21-{uuid4().hex[:6]}"
+
+
+def flow_run_in(printed: str) -> str:
+    return printed.split("flow run ")[1].split(",")[0]
 
 
 def test_a_cron_deployment_really_gets_scheduled_runs(deployed: PrefectServer) -> None:
@@ -31,34 +82,113 @@ def test_a_cron_deployment_really_gets_scheduled_runs(deployed: PrefectServer) -
     assert runs, "no scheduled run within ten minutes"
 
 
-def test_the_deployment_runs_one_night_at_a_time_and_queues_the_next(deployed: PrefectServer) -> None:
-    shown = json.loads(deployed.prefect("deployment", "inspect", "nightly-regression/nightly", "-o", "json"))
+def test_the_nights_of_a_cluster_share_a_queue_that_lets_one_run_at_a_time(client: SyncPrefectClient) -> None:
+    nightly = client.read_deployment_by_name(NIGHTLY)
+    queue = client.read_work_queue_by_name("nights", work_pool_name="nightbridge")
 
-    assert shown["concurrency_options"]["collision_strategy"] == "ENQUEUE"
-    assert shown["global_concurrency_limit"]["limit"] == 1
-    assert shown["schedules"][0]["schedule"]["cron"] == "0 1 * * *"
-    assert shown["schedules"][0]["schedule"]["timezone"] == shown["parameters"]["timezone"]
+    assert (nightly.work_queue_name, queue.concurrency_limit) == ("nights", 1)
+    # A limit of the deployment itself, which older releases had, ends a night whose server was away.
+    assert nightly.global_concurrency_limit is None
 
 
-def test_a_night_asked_for_twice_is_one_flow_run(deployed: PrefectServer) -> None:
-    printed = [
-        subprocess.run(
-            [sys.executable, "-m", "flows.deploy", "night", "2026-11-21"],
-            env=deployed.environment,
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for _ in range(2)
-    ]
+def test_the_reaper_waits_for_no_night_and_does_not_pile_up(client: SyncPrefectClient) -> None:
+    reaper = client.read_deployment_by_name("reaper/reaper")
 
-    assert "night 2026-11-21: flow run" in printed[0]
-    assert printed[0] == printed[1]
+    assert reaper.work_queue_name == "default"
+    assert reaper.concurrency_options is not None
+    assert reaper.concurrency_options.collision_strategy == "CANCEL_NEW"
+
+
+def test_deploying_again_keeps_the_limit_that_a_person_gave_the_queue(
+    client: SyncPrefectClient,
+) -> None:
+    queue = client.read_work_queue_by_name("nights", work_pool_name="nightbridge")
+    client.update_work_queue(queue.id, concurrency_limit=2)
+
+    assert prepare() == ["work queue nights of nightbridge: 2 flow run(s) at a time"]
+    assert client.read_work_queue_by_name("nights", work_pool_name="nightbridge").concurrency_limit == 2
+    client.update_work_queue(queue.id, concurrency_limit=1)
+
+
+def test_the_automation_that_crashed_the_living_is_removed(client: SyncPrefectClient) -> None:
+    assert client.read_automations_by_name(FORMER_AUTOMATION) == []
+
+
+def test_a_night_asked_for_twice_is_one_flow_run(
+    deployed: PrefectServer, client: SyncPrefectClient, tmp_path: Path
+) -> None:
+    night = new_night()
+
+    with ThreadPoolExecutor(2) as both:
+        at_once = list(both.map(lambda _: flows_deploy(deployed, tmp_path, "night", night), range(2)))
+    later = start_night(night)
+
+    assert len({flow_run_in(printed) for printed in [*at_once, later]}) == 1
+    assert at_once[0].startswith(f"night {night}: flow run ")
+    assert later.endswith(", still scheduled")
+
+
+@pytest.mark.parametrize(
+    ("end", "said"), [(Crashed(), "crashed"), (Failed(name="Regressed"), "failed"), (Cancelled(), "cancelled")]
+)
+def test_a_night_that_ended_badly_goes_on_as_the_same_flow_run(
+    client: SyncPrefectClient, tmp_path: Path, end: State[None], said: str
+) -> None:
+    night = new_night()
+    flow_run = flow_run_in(start_night(night))
+    for state in (Running(), end):
+        client.set_flow_run_state(flow_run, state, force=True)
+
+    printed = start_night(night)
+
+    assert printed == f"night {night}: flow run {flow_run}, {said} before; goes on"
+    assert client.read_flow_run(flow_run).state_name == "AwaitingRetry"
+    assert start_night(night).endswith(", still awaiting retry")
+
+
+def test_a_night_that_passed_is_left_alone_and_how_to_run_it_again_is_said(
+    client: SyncPrefectClient, tmp_path: Path
+) -> None:
+    night = new_night()
+    flow_run = flow_run_in(start_night(night))
+    client.set_flow_run_state(flow_run, State(type=StateType.COMPLETED, name="Passed"), force=True)
+
+    printed = start_night(night)
+
+    assert f"flow run {flow_run}, passed before; to run it again: " in printed
+    assert printed.endswith(f"prefect deployment run {NIGHTLY} -p night={night}")
+    assert client.read_flow_run(flow_run).state_name == "Passed"
+
+
+def test_a_night_that_the_schedule_began_goes_on_as_its_own_flow_run(client: SyncPrefectClient, tmp_path: Path) -> None:
+    night = new_night()
+    nightly = client.read_deployment_by_name(NIGHTLY)
+    flow_run = client.create_flow_run_from_deployment(nightly.id, state=Running()).id
+    client.set_flow_run_state(flow_run, Crashed(), force=True)
+    keep_start(tmp_path / ".nightbridge", night, str(flow_run))
+
+    printed = start_night(night)
+
+    assert printed == f"night {night}: flow run {flow_run}, crashed before; goes on"
+
+
+def test_a_night_whose_flow_run_prefect_has_forgotten_is_started(client: SyncPrefectClient, tmp_path: Path) -> None:
+    night = new_night()
+    keep_start(tmp_path / ".nightbridge", night, str(uuid4()))
+
+    assert start_night(night).endswith(", started")
+
+
+def keep_start(workspace: Path, night: str, flow_run: str) -> None:
+    """Record in the store of the default site that a flow run began a night."""
+    start = NightStart(
+        night=night, scenario="nightly", cluster="local", workspace=workspace, begun_at=utc_now(), flow_run=flow_run
+    )
+    record_start(open_store(StoreSettings(url=f"file://{workspace}/store")), start)
 
 
 def test_a_night_that_ends_badly_is_told_in_its_log_without_a_traceback(deployed: PrefectServer) -> None:
-    started = deployed.prefect("deployment", "run", "nightly-regression/nightly", "-p", "scenario=nowhere.toml")
+    started = deployed.prefect("deployment", "run", NIGHTLY, "-p", "scenario=nowhere.toml")
     flow_run = started.split("UUID: ")[1].split()[0]
 
     executed = subprocess.run(
@@ -73,16 +203,3 @@ def test_a_night_that_ends_badly_is_told_in_its_log_without_a_traceback(deployed
 
     assert "nowhere.toml: no such file. Check the path" in log
     assert "Traceback" not in log + executed.stdout + executed.stderr
-
-
-def test_the_zombie_automation_is_made_once_and_updated_after(deployed: PrefectServer) -> None:
-    for _ in range(2):
-        subprocess.run(
-            [sys.executable, "-m", "flows.deploy", "automation"], env=deployed.environment, cwd=ROOT, check=True
-        )
-
-    (automation,) = json.loads(deployed.prefect("automation", "inspect", "--json", "--name", AUTOMATION_NAME))
-    assert automation["actions"][0]["state"] == "CRASHED"
-
-
-AUTOMATION_NAME = "nightbridge: crash flow runs without a heartbeat"
