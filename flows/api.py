@@ -1,24 +1,18 @@
 """The functions that Python users call; see `flows/__init__.py`."""
 
-import platform
 from pathlib import Path
 
 from prefect import tags
-from prefect.client.orchestration import get_client
-from prefect.settings import (
-    PREFECT_API_URL,
-    PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS,
-    temporary_settings,
-)
 
 from blocks import load_site
 from flows.bisect import bisect_flow
 from flows.nightly import nightly
 from flows.pipeline import pipeline
+from flows.server import reach_server
 from flows.states import TAG, result_of
 from nightbridge import config
 from nightbridge.config.sites import plain_site
-from nightbridge.errors import InvalidInput, TransientError
+from nightbridge.errors import InvalidInput
 from nightbridge.models import ClusterLimits, NightReport, RunSpec, Scenario, Site, Verdict
 from nightbridge.nights.ids import checked_night, new_night
 from nightbridge.regression.bisect_plan import Repository
@@ -27,9 +21,6 @@ from nightbridge.rules import check_scenario
 from nightbridge.slurm.ledger import AttemptChoice
 from tasks.prepare import node_limits
 from tasks.secrets import block_value
-
-SERVER_START_SECONDS = 300
-"""How long Prefect's own server may take to start."""
 
 __all__ = ["bisect_regression", "block_value", "load_site", "nightly_regression", "run_pipeline"]
 
@@ -202,32 +193,8 @@ def _only_run(file: str | Path, written: Scenario, night: str, limits: ClusterLi
 def _reach_site(system: str | None, cluster: str | None, store: str | None, workspace: str | Path | None) -> Site:
     """The site, once a Prefect server answers; a file that is wrong is told without starting one."""
     plain_site(system, cluster=cluster, store=store, workspace=_text(workspace))
-    _check_server()
+    reach_server()
     return load_site(system, cluster=cluster, store=store, workspace=_text(workspace))
-
-
-def _check_server() -> None:
-    """Tell here that there is no Prefect server; further on it would look like a defect of ours.
-
-    Where none is configured Prefect starts one for this process, for which a busy machine needs longer than the 20 s
-    that Prefect waits by itself.
-    """
-    url, setting = PREFECT_API_URL.value(), PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS
-    seconds = max(SERVER_START_SECONDS, setting.value())
-    try:
-        with temporary_settings({setting: seconds}), get_client(sync_client=True) as client:
-            problem = client.api_healthcheck()
-    except RuntimeError as error:
-        advice = "Run `prefect server start` and set PREFECT_API_URL to its address, or try again"
-        raise TransientError(
-            f"Prefect's own server did not start within {seconds} s", thing=platform.node(), advice=advice
-        ) from error
-    if problem is not None:
-        raise TransientError(
-            "the Prefect server does not answer",
-            thing=url or platform.node(),
-            advice="Start it, or unset PREFECT_API_URL to go without",
-        ) from problem
 
 
 def _text(path: str | Path | None) -> str | None:

@@ -578,8 +578,6 @@ def demo(
         PREFECT_LOGGING_LEVEL="ERROR",
         # On a slow machine the server meets a locked database, says so at length, and tries again.
         PREFECT_LOGGING_SERVER_LEVEL="CRITICAL",
-        PREFECT_SERVER_ANALYTICS_ENABLED="false",
-        DO_NOT_TRACK="1",
     )
     from flows import demo as nights
 
@@ -741,7 +739,9 @@ def _site(
     plain = plain_site(system, cluster=cluster, store=store, workspace=workspace)
     if plain is None:
         from flows.api import load_site
+        from flows.server import reach_server
 
+        reach_server()
         found: Site = load_site(system, cluster=cluster, store=store, workspace=workspace)
         return found
     site, warnings = plain
@@ -778,7 +778,9 @@ def _block_values(*secrets: "SecretRef | None") -> "Callable[[str], str] | None"
     if not any(secret and secret.source == "block" for secret in secrets):
         return None
     from flows.api import block_value
+    from flows.server import reach_server
 
+    reach_server()
     read: Callable[[str], str] = block_value
     return read
 
@@ -1032,6 +1034,8 @@ def _terminate(_number: int, _frame: object) -> NoReturn:
 
 def run(arguments: list[str]) -> int:
     """Run one command and return its exit code."""
+    # Prefect reads its settings once, when it is imported: its telemetry, and that of its server, stays off.
+    os.environ.update(PREFECT_SERVER_ANALYTICS_ENABLED="false", DO_NOT_TRACK="1")
     try:
         result = app(args=arguments, standalone_mode=False)
     except InvalidInput as error:

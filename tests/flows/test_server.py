@@ -1,0 +1,161 @@
+"""The server of this process, where none is configured: it ends with the process, however that ends."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from prefect.client.orchestration import get_client
+from prefect.server.api.server import SubprocessASGIServer
+from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_EPHEMERAL_ENABLED, temporary_settings
+
+from flows.embedded_server import EmbeddedServer
+from flows.server import reach_server
+from nightbridge import cli
+from nightbridge.errors import InvalidInput, TransientError
+from tests.real.prefect_server import free_port
+
+MOMENT = 10.0
+"""Seconds within which nothing is left of a process that was killed."""
+
+STARTS_ONE = """
+import json, time
+from flows.server import reach_server
+from prefect.server.api.server import SubprocessASGIServer
+reach_server()
+server = SubprocessASGIServer()
+print(json.dumps({"pid": server.server_process.pid, "url": server.api_url}), flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _no_server_of_others() -> Iterator[None]:
+    SubprocessASGIServer().stop()  # there is one for the whole process
+    with temporary_settings({PREFECT_API_URL: None}):
+        yield
+    SubprocessASGIServer().stop()
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """Settings of a person who has configured nothing, telemetry included."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "DO_NOT_TRACK"))}
+    return {**kept, "PREFECT_HOME": str(tmp_path / "prefect")}
+
+
+def start(script: str, environment: dict[str, str]) -> "subprocess.Popen[str]":
+    return subprocess.Popen([sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True)
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(true: Callable[[], object], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def test_it_ends_with_a_process_that_is_killed_and_hears_no_signal_of_its_terminal(environment: dict[str, str]) -> None:
+    process = start(STARTS_ONE, environment)
+    assert process.stdout is not None
+    server = json.loads(process.stdout.readline())["pid"]
+    told = dict(entry.split("=", 1) for entry in Path(f"/proc/{server}/environ").read_text().split("\0") if entry)
+    group = os.getpgid(server)
+
+    process.kill()
+    process.wait()
+
+    wait_until(lambda: not alive(server), MOMENT)
+    assert group == server
+    assert (told["PREFECT_SERVER_ANALYTICS_ENABLED"], told["DO_NOT_TRACK"]) == ("false", "1")
+
+
+def test_it_ends_with_a_process_that_is_killed_while_it_starts(environment: dict[str, str]) -> None:
+    process = start(STARTS_ONE, environment)
+    wait_until(lambda: children(process.pid), 120)
+    (server,) = children(process.pid)
+
+    process.kill()
+    process.wait()
+
+    wait_until(lambda: not alive(server), MOMENT)
+
+
+def test_prefect_uses_it_wherever_it_needs_one() -> None:
+    reach_server()
+
+    own = SubprocessASGIServer()
+    with get_client(sync_client=True) as client:
+        assert isinstance(own, EmbeddedServer)
+        assert str(client.api_url).rstrip("/") == own.api_url.rstrip("/")
+
+
+def test_one_that_is_already_running_stays() -> None:
+    prefects_own = SubprocessASGIServer()
+
+    assert EmbeddedServer() is prefects_own
+
+
+def test_one_that_cannot_start_is_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The parents of a database's folder are made, but not where a file stands in their place.
+    (tmp_path / "file").write_text("no folder")
+    database = f"sqlite+aiosqlite:///{tmp_path}/file/prefect.db"
+    monkeypatch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", database)
+    begun = time.monotonic()
+
+    with pytest.raises(TransientError, match="own server ended with code 3 while it was starting"):
+        reach_server()
+
+    assert time.monotonic() - begun < 120
+    assert not SubprocessASGIServer().running
+
+
+def test_where_none_is_configured_and_none_is_allowed_the_person_is_told() -> None:
+    with (
+        temporary_settings({PREFECT_SERVER_EPHEMERAL_ENABLED: False}),
+        pytest.raises(InvalidInput, match=r"PREFECT_SERVER_EPHEMERAL_ENABLED forbids one.*Set PREFECT_API_URL"),
+    ):
+        reach_server()
+
+
+def test_who_has_a_server_elsewhere_needs_not_wait_for_the_imports_of_one(environment: dict[str, str]) -> None:
+    script = """
+import sys
+from flows.server import reach_server
+from nightbridge.errors import TransientError
+try:
+    reach_server()
+except TransientError as error:
+    print(error)
+print("prefect.server.api.server" in sys.modules)
+"""
+    process = start(script, {**environment, "PREFECT_API_URL": f"http://127.0.0.1:{free_port()}/api"})
+
+    told, imported = process.communicate(timeout=120)[0].splitlines()
+
+    assert "the Prefect server does not answer" in told
+    assert imported == "False"
+
+
+def test_every_command_keeps_prefects_telemetry_at_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DO_NOT_TRACK", raising=False)
+    monkeypatch.setenv("PREFECT_SERVER_ANALYTICS_ENABLED", "true")
+
+    cli.run(["--help"])
+
+    assert (os.environ["DO_NOT_TRACK"], os.environ["PREFECT_SERVER_ANALYTICS_ENABLED"]) == ("1", "false")
