@@ -30,7 +30,6 @@ from tasks.bisect import (
     room_for,
 )
 from tasks.interrupt import allow_stages
-from tasks.watch import stop_watching
 
 MOST_AT_ONCE = 8
 """Points that are run at once where the cluster has room: more divide the range hardly any faster."""
@@ -104,7 +103,7 @@ def _search(plan: BisectPlan, base: RunRecord, site: Site, at_once: int | None) 
         for place, number in chosen:
             get_run_logger().info("commit %d of %d, run %d", place, len(plan.commits), number)
         one_point = partial(_run_point, plan=plan, base=base, site=site)
-        points += side_by_side(one_point, chosen, most=len(chosen), on_interrupt=stop_watching)
+        points += side_by_side(one_point, chosen, most=len(chosen))
     return keep_result(plan, tuple(points), site)
 
 

@@ -8,12 +8,19 @@ until the one before it has begun.
 import contextvars
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import contextmanager
+from functools import partial
+from queue import Empty, SimpleQueue
 from typing import TypeVar
+
+from flows.leaving import leave_together
+from tasks.interrupt import raise_if_interrupted
 
 A = TypeVar("A")
 R = TypeVar("R")
+
+_LOOK_AGAIN = 1.0
 
 _begun: contextvars.ContextVar[threading.Event | None] = contextvars.ContextVar("begun", default=None)
 
@@ -24,36 +31,63 @@ def tell_begun() -> None:
         event.set()
 
 
-def side_by_side(
-    call: Callable[[A], R], arguments: Sequence[A], *, most: int, on_interrupt: Callable[[], None]
-) -> list[R]:
+def side_by_side(call: Callable[[A], R], arguments: Sequence[A], *, most: int) -> list[R]:
     """Call a function that runs a subflow for each argument in threads; return the results in the arguments' order.
+
+    When the calling thread is interrupted, or one of the calls raises, the others end, too. What has not ended after
+    `GRACE_SECONDS` is left behind, and no subflow stays Running: its state is set from here.
 
     Args:
         call: Runs one subflow, in this flow run's context, so that it becomes a subflow of this one.
         arguments: One for each call.
         most: How many go on at once.
-        on_interrupt: Called when this thread is interrupted; has to make the others end, since it waits for them.
     """
     begun = [threading.Event() for _ in arguments]
 
     def one(number: int, argument: A) -> R:
-        if number:
-            begun[number - 1].wait()
+        while number and not begun[number - 1].wait(_LOOK_AGAIN):
+            raise_if_interrupted()
+        raise_if_interrupted()
         with _telling(begun[number]):
             return call(argument)
 
-    with ThreadPoolExecutor(max(1, min(len(arguments), most))) as threads:
-        going = [
-            threads.submit(contextvars.copy_context().run, one, number, argument)
-            for number, argument in enumerate(arguments)
-        ]
+    results: list[Future[R]] = [Future() for _ in arguments]
+    waiting: SimpleQueue[tuple[Future[R], Callable[[], R]]] = SimpleQueue()
+    for number, argument in enumerate(arguments):
+        waiting.put((results[number], partial(contextvars.copy_context().run, one, number, argument)))
+    try:
+        for _ in range(min(len(arguments), most)):
+            # Not those of a pool, for which Python would wait before the process ends.
+            threading.Thread(target=_work_off, args=(waiting,), name="subflow", daemon=True).start()
+        _wait_for(results)
+    except BaseException as error:
+        leave_together(error, results)
+        raise
+    return [result.result() for result in results]
+
+
+def _work_off(waiting: "SimpleQueue[tuple[Future[R], Callable[[], R]]]") -> None:
+    while True:
         try:
-            return [result.result() for result in going]
-        except BaseException:
-            threads.shutdown(wait=False, cancel_futures=True)
-            on_interrupt()
-            raise
+            result, call = waiting.get_nowait()
+        except Empty:
+            return
+        if not result.set_running_or_notify_cancel():
+            continue
+        try:
+            result.set_result(call())
+        except BaseException as error:  # also what ends a flow run: the waiting thread raises it again
+            result.set_exception(error)
+
+
+def _wait_for(results: Sequence[Future[R]]) -> None:
+    """Wait until all have ended, or raise the error of the first that fails, or what interrupts this flow run."""
+    going = set(results)
+    while going:
+        ended, going = wait(going, timeout=_LOOK_AGAIN, return_when=FIRST_EXCEPTION)
+        for result in ended:
+            result.result()
+        raise_if_interrupted()
 
 
 @contextmanager

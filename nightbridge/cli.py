@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
+from nightbridge.endings import end_after_signals
 from nightbridge.errors import InvalidInput, NightbridgeError
 
 if TYPE_CHECKING:
@@ -1025,6 +1026,7 @@ def main() -> NoReturn:
     """Run the command line; every error becomes one message on stderr and an exit code of DESIGN.md."""
     # Prefect calls this handler again after its own; without one the process would die before it says anything.
     signal.signal(signal.SIGTERM, _terminate)
+    end_after_signals()
     sys.exit(run(sys.argv[1:]))
 
 

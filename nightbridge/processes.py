@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from nightbridge.errors import PermanentError, TransientError
+from nightbridge.guard import GUARD
 from nightbridge.models import Model
 
 TAIL_LINES = 12
@@ -101,7 +102,7 @@ def run(
     timer.daemon = True
     ended, stalled = threading.Event(), threading.Event()
     watcher = threading.Thread(target=_watch, args=(process, progress, ended, stalled), daemon=True)
-    with process:
+    with GUARD.over(process), process:
         try:
             timer.start()
             reader.start()

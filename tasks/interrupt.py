@@ -1,28 +1,57 @@
-"""Interruption of a process whose runs go on in threads: only the main thread is told, and the others have to end too.
+"""The end of a flow run before its time: only one thread is told, and the others of its subflows have to end too.
 
-Slurm jobs are no part of it: they go on, and the next run of the same night finds them.
+A person's Ctrl-C, SIGTERM, a cancellation and a suspension all come here, and each thread ends with what its flow run
+ended with, because Prefect makes the state of a run out of it. Slurm jobs are no part of it: they go on, and the next
+run of the same night finds them, unless a person cancelled them.
 """
 
-import threading
+import contextvars
+from typing import NoReturn
 
-_interrupted = threading.Event()
+from prefect.context import FlowRunContext
+from prefect.exceptions import Pause, TerminationSignal
 
 
-def interrupt_stages() -> None:
-    """From now on no stage of this process begins."""
-    _interrupted.set()
+class _Interruption:
+    """What ended a flow run; the threads of its subflows share it with their contexts."""
+
+    cause: BaseException | None = None
+
+
+_interruption: contextvars.ContextVar[_Interruption | None] = contextvars.ContextVar("interruption", default=None)
 
 
 def allow_stages() -> None:
-    """Let stages begin again: a new night in the same process."""
-    _interrupted.clear()
+    """Begin a flow run whose threads are interrupted together; what befell an earlier one of this process is over."""
+    _interruption.set(_Interruption())
+
+
+def interrupt_stages(cause: BaseException) -> None:
+    """From now on no stage of this flow run begins, and those that wait end."""
+    if (interruption := _interruption.get()) is not None:
+        interruption.cause = cause
 
 
 def raise_if_interrupted() -> None:
-    """End the calling thread's run.
+    """End the calling thread's run if its flow run has been interrupted or suspended.
 
     Raises:
         KeyboardInterrupt: The process is ending. Prefect takes it for a crash and tries nothing again.
+        TerminationSignal: The same, by SIGTERM; Prefect knows whether that was a person's cancellation.
+        Pause: A person has suspended the flow run: what is being waited for is found again when it is resumed.
     """
-    if _interrupted.is_set():
-        raise KeyboardInterrupt("the process was interrupted; jobs that were submitted go on")
+    if context := FlowRunContext.get():
+        context.flow_run_suspension_request.raise_if_requested()
+    interruption = _interruption.get()
+    if interruption is not None and interruption.cause is not None:
+        _raise_again(interruption.cause)
+
+
+def _raise_again(cause: BaseException) -> NoReturn:
+    match cause:
+        case TerminationSignal():
+            raise TerminationSignal(signal=cause.signal)
+        case Pause():
+            raise Pause(state=cause.state)
+        case _:
+            raise KeyboardInterrupt("the process was interrupted; jobs that were submitted go on")

@@ -35,7 +35,7 @@ def wait_out(
 
     Raises:
         TransientError: The last one, after the patience.
-        KeyboardInterrupt: The process is ending.
+        KeyboardInterrupt: The process is ending; or what else ends the flow run (see `interrupt`).
 
     """
     over = time.monotonic() + patience * first_delay
@@ -50,6 +50,10 @@ def wait_out(
             if str(error) != told:
                 run_log().warning("waiting, and trying again: %s", error)
             told = str(error)
+        except Exception:
+            # What an interruption has broken off, such as a program that was killed, failed for no other reason.
+            raise_if_interrupted()
+            raise
         _sleep(delay)
         delay = min(2 * delay, LONGEST_DELAY * first_delay)
 

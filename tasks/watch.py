@@ -7,7 +7,6 @@ from pathlib import Path
 
 from prefect.logging import get_run_logger
 
-from nightbridge.errors import StatusUnknown
 from nightbridge.models import Job, JobState, JobStatus, LaunchPlan, SecretRef, Site
 from nightbridge.outputs.experiment import evidence, read_run
 from nightbridge.outputs.following import LOOK_INTERVAL, LogNews, RunFollower
@@ -16,7 +15,7 @@ from nightbridge.slurm.cluster import open_cluster
 from nightbridge.slurm.ledger import record_ended
 from nightbridge.slurm.outcome import classify
 from nightbridge.slurm.watcher import Watcher
-from tasks.interrupt import interrupt_stages, raise_if_interrupted
+from tasks.interrupt import raise_if_interrupted
 from tasks.progress import ProgressArtifact
 from tasks.secrets import resolve_all
 from tasks.stage import stage
@@ -33,15 +32,6 @@ def watcher_of(site: Site) -> Watcher:
         if key not in _watchers:
             _watchers[key] = Watcher(open_cluster(site.cluster, site.workspace))
         return _watchers[key]
-
-
-def stop_watching() -> None:
-    """Stop all watchers of this process, and begin no further stage, so that its threads end. The jobs go on."""
-    interrupt_stages()
-    with _watchers_lock:
-        for watcher in _watchers.values():
-            watcher.stop()
-        _watchers.clear()
 
 
 class _Shown:
@@ -121,11 +111,12 @@ def watch(job: Job, plan: LaunchPlan, site: Site) -> Job:
     log = get_run_logger()
 
     shown = _Shown(job, plan)
-    try:
-        ended = watcher_of(site).follow(job, on_change=shown.change, on_wait=shown.look)
-    except StatusUnknown:
+
+    def wait() -> None:
         raise_if_interrupted()
-        raise
+        shown.look()
+
+    ended = watcher_of(site).follow(job, on_change=shown.change, on_wait=wait)
     shown.last_look(ended)
     left = read_run(ended, plan.output_dir, plan.checkpoint_dir)
     ended = classify(ended, evidence(left, plan.max_steps))

@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -118,6 +119,13 @@ def repositories(session_repositories: PracticeRepositories) -> Iterator[Practic
     move_main(session_repositories, session_repositories.sha("main"))
     yield session_repositories
     move_main(session_repositories, session_repositories.sha("main"))
+
+
+@pytest.fixture
+def silent_remote() -> Iterator[str]:
+    """A git server that takes calls and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield f"git://127.0.0.1:{listening.getsockname()[1]}"
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from typing import IO
 
 from nightbridge.errors import PermanentError, TransientError
 from nightbridge.files import write_atomically, write_model
+from nightbridge.guard import GUARD
 from nightbridge.models import LAUNCHER_HOME, Job, LaunchPlan, utc_now
 from nightbridge.secrets import mask_secrets
 from nightbridge.slurm.attempts import (
@@ -98,15 +99,16 @@ class _Launcher:
         """Run it to its end; return its exit code, None when it ran into the time limit and was killed."""
         process = self._start()
         reader = threading.Thread(target=self._copy, args=(process.stdout,), daemon=True)
-        reader.start()
-        try:
-            return process.wait(timeout=timeout)
-        except subprocess.TimeoutExpired:
-            return None
-        finally:
-            _end_group(process)
-            # Not for ever: what left the launcher's session may hold its output open.
-            reader.join(timeout=_KILL_WAIT)
+        with GUARD.over(process):
+            reader.start()
+            try:
+                return process.wait(timeout=timeout)
+            except subprocess.TimeoutExpired:
+                return None
+            finally:
+                _end_group(process)
+                # Not for ever: what left the launcher's session may hold its output open.
+                reader.join(timeout=_KILL_WAIT)
 
     def last_words(self) -> str:
         """The last line that says something: an error's rather than what follows it."""

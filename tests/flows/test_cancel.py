@@ -1,75 +1,164 @@
-"""Cancelling a night in the Prefect UI: in the worker's process, by name, the Slurm jobs end."""
+"""What a person does to a running night in Prefect's UI: cancel it, suspend it, resume it."""
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 from nightbridge.models import ClusterSettings
 from nightbridge.practice.repositories import PracticeRepositories, commit_behaviour
 from nightbridge.slurm.local import LocalCluster
-from tests.flows.practice_night import Entry, write_scenario, write_site
+from nightbridge.slurm.local_jobs import all_jobs
+from tests.flows.practice_night import Entry, set_remote, write_scenario, write_site
 from tests.real.prefect_server import PrefectServer
 
+pytestmark = pytest.mark.launcher
+
 ROOT = Path(__file__).parents[2]
-POOL = "cancel-pool"
+POOL = "person-pool"
+PATIENCE = 300.0
 
 
-@pytest.fixture
-def worker(prefect_server: PrefectServer) -> Iterator[PrefectServer]:
-    """A server with a worker that polls often."""
+@dataclass
+class Night:
+    """A night of two tests that a worker runs, seen and steered through Prefect's API as the UI does it."""
+
+    folder: Path
+    server: PrefectServer
+    flow_run: str = ""
+
+    @property
+    def workspace(self) -> Path:
+        return self.folder / "workspace"
+
+    @property
+    def cluster(self) -> LocalCluster:
+        return LocalCluster(ClusterSettings(), self.workspace / "cluster")
+
+    def ask(self, path: str, **document: Any) -> Any:
+        return httpx.post(f"{self.server.api_url}/{path}", json=document, timeout=60).raise_for_status().json()
+
+    def start(self) -> None:
+        """Start it by hand, as a Quick run does."""
+        given = {"scenario": str(self.folder / "conf/two.toml"), "system": str(self.folder / "site.toml")}
+        deployment = httpx.get(f"{self.server.api_url}/deployments/name/nightly-regression/person").json()["id"]
+        path = f"deployments/{deployment}/create_flow_run"
+        self.flow_run = self.ask(path, parameters={**given, "night": "n1"})["id"]
+
+    def set_state(self, kind: str) -> None:
+        self.ask(f"flow_runs/{self.flow_run}/set_state", state={"type": kind})
+
+    def state(self) -> str:
+        return httpx.get(f"{self.server.api_url}/flow_runs/{self.flow_run}").json()["state"]["name"]
+
+    def subflows(self) -> dict[str, str]:
+        """The states of the runs' flow runs, by name."""
+        found = self.ask("flow_runs/filter", flow_runs={"parent_flow_run_id": {"any_": [self.flow_run]}})
+        return {flow_run["name"]: flow_run["state"]["name"] for flow_run in found}
+
+    def jobs(self) -> list[str]:
+        jobs = [job.job_id for job in all_jobs(self.cluster.root)]
+        return [str(status.state) for status in self.cluster.states(jobs).values()]
+
+    def processes(self) -> list[str]:
+        """The processes of this night's flow run, and what they have started."""
+        return [str(pid) for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if self._is_ours(pid)]
+
+    def _is_ours(self, pid: int) -> bool:
+        try:
+            words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        except OSError:
+            return False
+        ours = f"PREFECT__FLOW_RUN_ID={self.flow_run}".encode() in words
+        return ours and not any(word.startswith(b"SLURM_JOB_ID=") for word in words)
+
+    def wait_until(self, true: Callable[[], object], seconds: float = PATIENCE) -> float:
+        """Wait until something is true; return the seconds that it took."""
+        begun = time.monotonic()
+        while not true():
+            told = f"{self.state()} {self.subflows()} {self.jobs()}"
+            assert time.monotonic() < begun + seconds, f"it did not happen in time: {told}"
+            time.sleep(0.1)
+        return time.monotonic() - begun
+
+
+@pytest.fixture(scope="module")
+def worker(prefect_server: PrefectServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]:
+    """A server with the night's deployment and a worker that polls often."""
     prefect_server.prefect("work-pool", "create", POOL, "--type", "process", "--overwrite")
-    process = subprocess.Popen(
-        [Path(sys.executable).with_name("prefect"), "worker", "start", "--pool", POOL],
-        env={**prefect_server.environment, "PREFECT_WORKER_QUERY_SECONDS": "1"},
-        cwd=ROOT,
-        start_new_session=True,
-    )
+    deploy = ["--no-prompt", "deploy", "flows/nightly.py:nightly", "--name", "person", "--pool", POOL]
+    prefect_server.prefect(*deploy, cwd=ROOT)
+    log = tmp_path_factory.mktemp("worker") / "worker.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [Path(sys.executable).with_name("prefect"), "worker", "start", "--pool", POOL],
+            env={**prefect_server.environment, "PREFECT_WORKER_QUERY_SECONDS": "1", "NIGHTBRIDGE_RETRY_DELAY": "60"},
+            cwd=ROOT,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
     yield prefect_server
     os.killpg(process.pid, signal.SIGTERM)
     process.wait(60)
+    print(log.read_text()[-20000:])
 
 
-@pytest.mark.launcher
-def test_cancelling_the_flow_run_cancels_its_jobs(
+@pytest.fixture
+def night(
     worker: PrefectServer, repositories: PracticeRepositories, environments_dir: Path, tmp_path: Path
-) -> None:
-    commit_behaviour(repositories, "Wait for every rank", slow_wall=5.0)
+) -> Iterator[Night]:
+    commit_behaviour(repositories, "Take long for each step", slow_wall=2.0)
     entries = (Entry(id="dense"), Entry(id="experts", sample="deepseek_small"))
-    scenario = write_scenario(tmp_path / "conf", repositories, "two", *entries)
-    site = write_site(tmp_path / "site.toml", workspace=tmp_path / "workspace", environments=environments_dir)
-    deploy = ["--no-prompt", "deploy", "flows/nightly.py:nightly", "--name", "cancel", "--pool", POOL]
-    worker.prefect(*deploy, cwd=ROOT)
-    parameters = [f"{name}={value}" for name, value in (("scenario", scenario), ("system", site), ("night", "n1"))]
-    started = worker.prefect(
-        "deployment", "run", "nightly-regression/cancel", *(word for pair in parameters for word in ("-p", pair))
-    )
-    flow_run = started.split("UUID: ")[1].split()[0]
-    cluster = LocalCluster(ClusterSettings(), tmp_path / "workspace" / "cluster")
-    wait_until(lambda: set(states(cluster)) == {"RUNNING"} and len(states(cluster)) == 2, 600)
-
-    worker.prefect("flow-run", "cancel", flow_run)
-
-    wait_until(lambda: states(cluster) == ["CANCELLED", "CANCELLED"], 600)
-    wait_until(lambda: state_of(worker, flow_run) == "CANCELLED", 600)
+    write_scenario(tmp_path / "conf", repositories, "two", *entries)
+    write_site(tmp_path / "site.toml", workspace=tmp_path / "workspace", environments=environments_dir)
+    made = Night(tmp_path, worker)
+    yield made
+    made.set_state("CANCELLING")
+    for job in all_jobs(made.cluster.root):
+        made.cluster.cancel(job.job_id)
 
 
-def states(cluster: LocalCluster) -> list[str]:
-    return [str(status.state) for status in cluster.states([1, 2]).values()]
+# --- moments ---------------------------------------------------------------------------------------------------------
 
 
-def state_of(server: PrefectServer, flow_run: str) -> str:
-    return json.loads(server.prefect("flow-run", "inspect", flow_run, "-o", "json"))["state"]["type"]
+def clone(night: Night) -> None:
+    night.wait_until(lambda: len(night.subflows()) == 2 and set(night.subflows().values()) == {"Running"})
 
 
-def wait_until(true: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.5)
+def launcher(night: Night) -> None:
+    night.wait_until(lambda: len(list(night.workspace.glob("runs/*/a1/launcher.log"))) == 2)
+
+
+def watch(night: Night) -> None:
+    night.wait_until(lambda: night.jobs() == ["RUNNING", "RUNNING"])
+
+
+MOMENTS = {"clone": clone, "launcher": launcher, "watch": watch}
+
+
+@pytest.mark.parametrize("moment", list(MOMENTS))
+def test_a_cancelled_night_and_its_runs_are_cancelled_within_seconds(
+    night: Night, silent_remote: str, moment: str
+) -> None:
+    if moment == "clone":
+        set_remote(night.folder / "conf", silent_remote)
+    night.start()
+    MOMENTS[moment](night)
+
+    night.set_state("CANCELLING")
+
+    runs = night.wait_until(lambda: set(night.subflows().values()) == {"Cancelled"})
+    seconds = runs + night.wait_until(lambda: night.state() == "Cancelled")
+    print(f"{moment}: runs Cancelled after {runs:.1f} s, the night after {seconds:.1f} s, jobs {night.jobs()}")
+    night.wait_until(lambda: set(night.jobs()) <= {"CANCELLED"}, 10)
+    night.wait_until(lambda: not night.processes(), 10)
+    assert set(night.subflows().values()) == {"Cancelled"}

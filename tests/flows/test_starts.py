@@ -1,15 +1,19 @@
 """Subflows side by side: in order, in this flow run's context, and ended together."""
 
+import os
 import threading
 import time
 
 import pytest
 
 from flows.starts import side_by_side, tell_begun
+from nightbridge.processes import run
+from tasks.interrupt import allow_stages, raise_if_interrupted
 
 
-def nothing() -> None:
-    return None
+@pytest.fixture(autouse=True)
+def _new_flow_run() -> None:
+    allow_stages()
 
 
 def test_results_come_in_the_arguments_order_whoever_ends_first() -> None:
@@ -18,7 +22,7 @@ def test_results_come_in_the_arguments_order_whoever_ends_first() -> None:
         time.sleep(delay)
         return delay
 
-    assert side_by_side(call, [0.2, 0.0, 0.1], most=3, on_interrupt=nothing) == [0.2, 0.0, 0.1]
+    assert side_by_side(call, [0.2, 0.0, 0.1], most=3) == [0.2, 0.0, 0.1]
 
 
 def test_each_call_begins_only_after_the_one_before_it_has_begun() -> None:
@@ -29,7 +33,7 @@ def test_each_call_begins_only_after_the_one_before_it_has_begun() -> None:
         begun.append(number)
         tell_begun()
 
-    side_by_side(call, range(4), most=4, on_interrupt=nothing)
+    side_by_side(call, range(4), most=4)
 
     assert begun == [0, 1, 2, 3]
 
@@ -41,24 +45,57 @@ def test_they_go_on_at_the_same_time() -> None:
         tell_begun()
         meeting.wait()
 
-    side_by_side(call, range(3), most=3, on_interrupt=nothing)
+    side_by_side(call, range(3), most=3)
 
 
 def test_a_call_that_never_says_that_it_has_begun_holds_nobody_up_when_it_ends() -> None:
-    assert side_by_side(lambda number: number, [1, 2], most=2, on_interrupt=nothing) == [1, 2]
+    assert side_by_side(lambda number: number, [1, 2], most=2) == [1, 2]
 
 
-def test_an_interrupted_caller_makes_the_others_end_and_starts_no_further_one() -> None:
-    ended, started = threading.Event(), []
+def test_when_one_is_interrupted_the_others_end_and_no_further_one_starts() -> None:
+    started = []
 
     def call(number: int) -> None:
         started.append(number)
         tell_begun()
         if number == 0:
             raise KeyboardInterrupt
-        assert ended.wait(60)
+        while True:
+            raise_if_interrupted()
+            time.sleep(0.05)
 
     with pytest.raises(KeyboardInterrupt):
-        side_by_side(call, range(20), most=2, on_interrupt=ended.set)
+        side_by_side(call, range(20), most=2)
 
     assert len(started) < 20
+
+
+def test_one_that_hears_nothing_is_left_behind_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flows.leaving.GRACE_SECONDS", 0.5)
+    for_ever, begun = threading.Event(), time.monotonic()
+
+    def call(number: int) -> None:
+        tell_begun()
+        if number == 1:
+            raise KeyboardInterrupt
+        for_ever.wait(120)
+
+    with pytest.raises(KeyboardInterrupt):
+        side_by_side(call, range(2), most=2)
+
+    assert time.monotonic() - begun < 60
+    for_ever.set()
+
+
+def test_programs_that_the_others_wait_for_are_ended() -> None:
+    def call(number: int) -> None:
+        tell_begun()
+        if number == 1:
+            raise KeyboardInterrupt
+        run(["sleep", "120"], environment=os.environ, timeout=600)
+
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        side_by_side(call, range(2), most=2)
+
+    assert time.monotonic() - begun < 60

@@ -1,0 +1,191 @@
+"""`nightbridge run` ends when it is told to, in seconds, at any moment; a server and programs of its own end with it."""
+
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from nightbridge.models import ClusterSettings
+from nightbridge.practice.repositories import PracticeRepositories, commit_behaviour
+from nightbridge.slurm.local import LocalCluster
+from nightbridge.slurm.local_jobs import all_jobs
+from nightbridge.slurm.states import TERMINAL
+from tests.flows.practice_night import NIGHTBRIDGE, Entry, set_remote, write_scenario, write_site
+
+pytestmark = pytest.mark.launcher
+
+PROMPT = 10.0
+"""Seconds within which the process, or everything that a killed one had started, is gone."""
+PATIENCE = 100.0
+MARK = "NIGHTBRIDGE_TEST_MARK"
+
+
+@dataclass
+class Run:
+    """A `nightbridge run` of two tests with a Prefect server of its own, as a person starts it in a terminal."""
+
+    folder: Path
+    process: "subprocess.Popen[str]"
+    mark: str
+    ended: int | None = None
+
+    @property
+    def cluster(self) -> LocalCluster:
+        return LocalCluster(ClusterSettings(), self.folder / "workspace" / "cluster")
+
+    def job_states(self) -> list[str]:
+        jobs = [job.job_id for job in all_jobs(self.cluster.root)]
+        return [str(status.state) for status in self.cluster.states(jobs).values()]
+
+    def processes(self) -> dict[int, str]:
+        """Every process that this one has started, by its environment, with its command line; none of a job."""
+        found = {}
+        for folder in Path("/proc").iterdir():
+            if folder.name.isdigit() and self._is_ours(folder):
+                found[int(folder.name)] = (folder / "cmdline").read_text().replace("\0", " ")
+        return found
+
+    def flow_runs(self) -> dict[str, str]:
+        """The state of every flow run in Prefect's database, by name."""
+        with sqlite3.connect(f"file:{self.folder / 'prefect' / 'prefect.db'}?mode=ro", uri=True) as database:
+            return dict(database.execute("select name, state_type from flow_run"))
+
+    def wait_until(self, true: Callable[[], object], seconds: float = PATIENCE) -> None:
+        deadline = time.monotonic() + seconds
+        while not true():
+            assert self.process.poll() in (None, self.ended), self.process.communicate()
+            assert time.monotonic() < deadline, f"it did not happen in time: {self.processes()}"
+            time.sleep(0.05)
+
+    def _is_ours(self, folder: Path) -> bool:
+        try:
+            words = (folder / "environ").read_bytes().split(b"\0")
+            return f"{MARK}={self.mark}".encode() in words and not any(w.startswith(b"SLURM_JOB_ID=") for w in words)
+        except OSError:
+            return False
+
+
+@pytest.fixture(scope="module")
+def prefect_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home with a database whose migrations have been run, which takes longer than anything else here."""
+    home = tmp_path_factory.mktemp("prefect")
+    script = "from flows.server import reach_server; reach_server()"
+    environment = {**os.environ, "PREFECT_HOME": str(home)}
+    subprocess.run([NIGHTBRIDGE.with_name("python"), "-c", script], env=environment, check=True)
+    return home
+
+
+@pytest.fixture
+def start(
+    tmp_path: Path, repositories: PracticeRepositories, environments_dir: Path, prefect_home: Path
+) -> Iterator[Callable[[], Run]]:
+    commit_behaviour(repositories, "Take a little longer for each step", slow_wall=0.4)
+    scenario = write_scenario(tmp_path / "conf", repositories, "two", Entry(id="a"), Entry(id="b"))
+    site = write_site(tmp_path / "site.toml", workspace=tmp_path / "workspace", environments=environments_dir)
+    shutil.copytree(prefect_home, tmp_path / "prefect")
+    mark = uuid.uuid4().hex
+    runs: list[Run] = []
+
+    def started() -> Run:
+        process = subprocess.Popen(
+            [NIGHTBRIDGE, "run", scenario, "--system", site, "--night", "n1"],
+            env={**os.environ, "PREFECT_HOME": str(tmp_path / "prefect"), MARK: mark, "NIGHTBRIDGE_RETRY_DELAY": "60"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            process_group=0,
+        )
+        runs.append(Run(tmp_path, process, mark))
+        return runs[-1]
+
+    yield started
+    for run in runs:
+        run.process.kill()
+        run.process.communicate()
+        run.ended = run.process.returncode
+        for job in all_jobs(run.cluster.root):
+            run.cluster.cancel(job.job_id)
+        run.wait_until(lambda run=run: all(state in TERMINAL for state in run.job_states()))
+
+
+# --- moments ---------------------------------------------------------------------------------------------------------
+
+
+def imports(run: Run) -> None:
+    time.sleep(0.7)
+
+
+def server_start(run: Run) -> None:
+    run.wait_until(lambda: any("server_process" in command for command in run.processes().values()))
+
+
+def clone(run: Run) -> None:
+    run.wait_until(
+        lambda: any(
+            "fetch" in command or "clone" in command or "ls-remote" in command for command in run.processes().values()
+        )
+    )
+
+
+def launcher(run: Run) -> None:
+    run.wait_until(lambda: len(list((run.folder / "workspace").glob("runs/*/a1/launcher.log"))) == 2)
+
+
+def watch(run: Run) -> None:
+    run.wait_until(lambda: run.job_states() == ["RUNNING", "RUNNING"])
+
+
+MOMENTS = {"imports": imports, "server_start": server_start, "clone": clone, "launcher": launcher, "watch": watch}
+
+
+def stop_at(moment: str, run: Run, number: signal.Signals) -> tuple[int, str, float]:
+    """Signal the run's process group at this moment; return exit code, stderr and the seconds that it took."""
+    MOMENTS[moment](run)
+    begun = time.monotonic()
+    os.killpg(run.process.pid, number)
+    _, err = run.process.communicate(timeout=PATIENCE)
+    run.ended = run.process.returncode
+    return run.process.returncode, err, time.monotonic() - begun
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("moment", list(MOMENTS))
+def test_told_to_end_it_ends_within_seconds_and_no_flow_run_stays_running(
+    start: Callable[[], Run], tmp_path: Path, silent_remote: str, moment: str, number: signal.Signals
+) -> None:
+    if moment == "clone":
+        set_remote(tmp_path / "conf", silent_remote)
+    run = start()
+
+    code, err, seconds = stop_at(moment, run, number)
+
+    print(f"{moment} {number.name}: {seconds:.1f} s, {code}, {run.flow_runs()}")
+    print(err)
+    assert code == 128 + number
+    assert "Traceback" not in err
+    assert seconds < PROMPT
+    assert set(run.flow_runs().values()) <= {"CRASHED"}
+    run.wait_until(lambda: not run.processes(), PROMPT)
+    assert set(run.job_states()) <= {"RUNNING", "PENDING", "COMPLETED"}
+
+
+@pytest.mark.parametrize("moment", list(MOMENTS))
+def test_killed_it_leaves_nothing_behind_but_the_job(
+    start: Callable[[], Run], tmp_path: Path, silent_remote: str, moment: str
+) -> None:
+    if moment == "clone":
+        set_remote(tmp_path / "conf", silent_remote)
+    run = start()
+
+    stop_at(moment, run, signal.SIGKILL)
+
+    run.wait_until(lambda: not run.processes(), PROMPT)
+    assert set(run.job_states()) <= {"RUNNING", "PENDING", "COMPLETED"}
