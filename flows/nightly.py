@@ -36,7 +36,7 @@ from tasks.mirror import insist, send_events
 from tasks.night import fix_night
 from tasks.plan import CatchUp, NightSkipped, check_catch_up, make_plan, plan_of, plan_of_this_run
 from tasks.report import report
-from tasks.watch import stop_watching
+from tasks.restarts import this_start
 
 # Runs of one night that are followed at once; each is a thread that mostly waits.
 MOST_RUNS_AT_ONCE = 64
@@ -145,7 +145,7 @@ def _verdicts(plan: NightPlan, attempt: AttemptChoice) -> tuple[Verdict, ...]:
     runs_begin(run.run_key for run in runs)
 
     def run_all(some: Sequence[RunSpec]) -> list[Verdict]:
-        return side_by_side(one_run, some, most=MOST_RUNS_AT_ONCE, on_interrupt=stop_watching)
+        return side_by_side(one_run, some, most=MOST_RUNS_AT_ONCE)
 
     ahead = [run for run in runs if _comes_first(run, runs)]
     others = [run for run in runs if run not in ahead]
@@ -171,9 +171,9 @@ def _judge_again(run: RunSpec, asked: int, site: Site) -> Verdict:
 
 
 def _asked_attempt(new_attempt: bool) -> AttemptChoice:
-    if flow_run.run_count > 1:  # a person retries the night: the new attempt once asked for has been opened
-        return AttemptChoice.AFTER_FAILURE
-    return AttemptChoice.NEW if new_attempt else AttemptChoice.CURRENT
+    first = AttemptChoice.NEW if new_attempt else AttemptChoice.CURRENT
+    # After the first start, the new attempt that was asked for has been opened.
+    return {"first": first, "retry": AttemptChoice.AFTER_FAILURE, "resumption": AttemptChoice.CURRENT}[this_start()]
 
 
 def _verdict_of(run: RunSpec, site: Site, attempt: AttemptChoice) -> Verdict:

@@ -98,9 +98,7 @@ def keep_start(start: NightStart, site: Site) -> None:
 def plan_of_this_run() -> NightPlan | None:
     """The plan that an earlier process of this flow run has made; None at its first start."""
     context = FlowRunContext.get()
-    if context is None or context.flow_run is None or context.flow_run.run_count <= 1:
-        return None
-    plan = plan_of(context.flow_run)
+    plan = plan_of(context.flow_run) if context and context.flow_run else None
     if plan is not None:
         get_run_logger().info("night %s: going by the plan of its first start", plan.start.night)
     return plan

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,13 @@ class Night:
 
     def set_state(self, kind: str) -> None:
         self.ask(f"flow_runs/{self.flow_run}/set_state", state={"type": kind})
+
+    def suspend(self) -> None:
+        """Suspend it as the UI's Pause does."""
+        until = datetime.now(UTC) + timedelta(hours=1)
+        details = {"pause_reschedule": True, "pause_timeout": until.isoformat()}
+        state = {"type": "PAUSED", "name": "Suspended", "state_details": details}
+        self.ask(f"flow_runs/{self.flow_run}/set_state", state=state, force=True)
 
     def state(self) -> str:
         return httpx.get(f"{self.server.api_url}/flow_runs/{self.flow_run}").json()["state"]["name"]
@@ -162,3 +170,41 @@ def test_a_cancelled_night_and_its_runs_are_cancelled_within_seconds(
     night.wait_until(lambda: set(night.jobs()) <= {"CANCELLED"}, 10)
     night.wait_until(lambda: not night.processes(), 10)
     assert set(night.subflows().values()) == {"Cancelled"}
+
+
+def test_a_terminated_night_is_crashed_and_its_jobs_go_on(night: Night) -> None:
+    night.start()
+    watch(night)
+
+    for pid in night.processes():
+        os.kill(int(pid), signal.SIGTERM)
+
+    seconds = night.wait_until(lambda: {*night.subflows().values(), night.state()} == {"Crashed"})
+    print(f"terminated: Crashed after {seconds:.1f} s")
+    night.wait_until(lambda: not night.processes(), 10)
+    assert night.jobs() == ["RUNNING", "RUNNING"]
+
+
+@pytest.mark.parametrize("moment", list(MOMENTS))
+def test_a_suspended_night_frees_its_process_and_goes_on_with_the_same_jobs(
+    night: Night, silent_remote: str, moment: str
+) -> None:
+    if moment == "clone":
+        set_remote(night.folder / "conf", silent_remote)
+    night.start()
+    MOMENTS[moment](night)
+
+    night.suspend()
+
+    seconds = night.wait_until(lambda: not night.processes())
+    print(f"{moment}: no process after {seconds:.1f} s; {night.subflows()}, jobs {night.jobs()}")
+    assert night.state() == "Suspended"
+    assert set(night.subflows().values()) == {"Suspended"}
+    night.ask(f"flow_runs/{night.flow_run}/resume")
+
+    night.wait_until(lambda: list(night.subflows().values()) == ["Running", "Running"])
+    if moment == "clone":  # it goes by its plan, so its remote stays silent
+        return
+    watch(night)
+    assert [path.name for path in night.workspace.glob("runs/*/*") if path.is_dir()] == ["a1", "a1"]
+    assert list(night.subflows().values()) == ["Running", "Running"]
