@@ -7,6 +7,7 @@ from typing import Any
 
 from prefect import flow, tags
 from prefect.client.schemas.objects import FlowRun, State
+from prefect.events import Event
 from prefect.flows import Flow
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
@@ -37,6 +38,7 @@ from tasks.night import fix_night
 from tasks.plan import CatchUp, NightSkipped, check_catch_up, make_plan, plan_of, plan_of_this_run
 from tasks.report import report
 from tasks.restarts import this_start
+from tasks.turn import own_turn
 
 # Runs of one night that are followed at once; each is a thread that mostly waits.
 MOST_RUNS_AT_ONCE = 64
@@ -53,7 +55,12 @@ def cancel_jobs(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> N
 
 
 def _tell_cancelled(plan: NightPlan) -> None:
-    send_events([night_event(plan.start.scenario, plan.start.night, "cancelled", cluster=plan.start.cluster)])
+    send_events([_end_of(plan, "cancelled")])
+
+
+def _end_of(plan: NightPlan, end: str, message: str = "") -> Event:
+    start = plan.start
+    return night_event(start.scenario, start.night, end, cluster=start.cluster, message=message)
 
 
 def _flow_run_name() -> str:
@@ -97,8 +104,13 @@ def nightly(
         # Without a place for its report a night has none, only a message.
         get_run_logger().error("%s", error)
         return state_of_error(error)
-    with alive(plan.site.workspace, plan.start.flow_run), tags(TAG):
-        return state_of_night(_run(plan, _asked_attempt(new_attempt)))
+    try:
+        with alive(plan.site.workspace, plan.start.flow_run), tags(TAG), own_turn(plan.site):
+            return state_of_night(_run(plan, _asked_attempt(new_attempt)))
+    except NightbridgeError as error:
+        get_run_logger().error("%s", error)
+        send_events([_end_of(plan, "infrastructure", str(error))])
+        return state_of_error(error)
 
 
 def _new_plan(

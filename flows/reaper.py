@@ -32,11 +32,12 @@ from prefect.states import Crashed, Scheduled
 
 from blocks import load_site
 from flows.nightly import nightly
-from flows.states import RESUMING, TAG
+from flows.states import TAG
 from nightbridge.errors import NightbridgeError
 from nightbridge.models import Model
 from nightbridge.nights.liveness import SILENCE_SECONDS, LastSign, last_sign
 from tasks.plan import PLAN_LABEL
+from tasks.restarts import RESUMING
 
 MOST_RESUMES = 3
 RESUME_WITHIN = timedelta(hours=24)

@@ -13,9 +13,6 @@ from nightbridge.regression.bisect_result import BisectResult
 TAG = "nightbridge"
 """Tag of every flow run of ours, by which automations know them."""
 
-RESUMING = "Resuming"
-"""Name of the state in which a crashed night waits to go on by itself; a person's retry is `AwaitingRetry`."""
-
 
 class BadEnd(Exception):
     """What a run that did its work and ended badly raises for who asks Prefect for its result.

@@ -118,7 +118,7 @@ def plan_of(flow_run: FlowRun, workspace: Path | None = None) -> NightPlan | Non
 
 
 def _label(path: Path, name: str) -> None:
-    """Name the flow run after its night, and say on it where the plan is: no file of a person's is needed to find it."""
+    """Name the flow run after its night, and say on it where the plan is: no other file is needed to find it."""
     context = FlowRunContext.get()
     flow_run = context.flow_run if context else None
     if flow_run is None:

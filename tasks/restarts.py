@@ -11,7 +11,11 @@ from tasks.mirror import insist
 
 Start = Literal["first", "retry", "resumption"]
 """`first`; `retry`: it had ended, and a person asked for it again; `resumption`: it had not ended, but was suspended,
-or given back by its worker."""
+given back by its worker, or had crashed and goes on by itself."""
+
+RESUMING = "Resuming"
+"""Name of the state of a flow run that goes on without a person's retry: Prefect's own after a suspension, the reaper's
+after a crash."""
 
 _ON_THE_WAY = frozenset({StateType.SCHEDULED, StateType.PENDING})
 
@@ -39,11 +43,13 @@ def this_start() -> Start:
 
 def start_after(states: Sequence[State]) -> Start:
     """Why a flow run has started that has had these states; its present one, Running, is the last."""
-    types = [state.type for state in sorted(states, key=lambda state: state.timestamp)]
-    while types and types[-1] is StateType.RUNNING:
-        types.pop()
-    while types and types[-1] in _ON_THE_WAY:
-        types.pop()
-    if not types:
+    ordered = sorted(states, key=lambda state: state.timestamp)
+    on_the_way: set[str | None] = set()
+    while ordered and ordered[-1].type is StateType.RUNNING:
+        ordered.pop()
+    while ordered and ordered[-1].type in _ON_THE_WAY:
+        on_the_way.add(ordered.pop().name)
+    if not ordered:
         return "first"
-    return "retry" if types[-1] in TERMINAL_STATES else "resumption"
+    by_itself = RESUMING in on_the_way or ordered[-1].type not in TERMINAL_STATES
+    return "resumption" if by_itself else "retry"

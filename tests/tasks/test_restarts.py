@@ -31,6 +31,8 @@ def history(names: str) -> list[State]:
         (f"{FIRST} Passed AwaitingRetry Pending Running", "retry"),
         (f"{FIRST} Suspended Resuming Pending Running", "resumption"),
         (f"{FIRST} AwaitingRetry Pending Running", "resumption"),
+        (f"{FIRST} Crashed Resuming Late Pending Running", "resumption"),
+        (f"{FIRST} Crashed Resuming Pending Running Failed AwaitingRetry Pending Running", "retry"),
         (f"{FIRST} Failed AwaitingRetry Pending Running Suspended Resuming Pending Running", "resumption"),
         (f"{FIRST} Suspended Resuming Pending Running Crashed AwaitingRetry Pending Running", "retry"),
     ],
