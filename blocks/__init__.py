@@ -6,8 +6,17 @@ Register all of them with `prefect block register -m blocks`.
 
 from blocks.cluster import SlurmCluster
 from blocks.images import ImageCache
+from blocks.notifications import Notifications
 from blocks.repositories import SourceRepositories
 from blocks.site import Site, load_site
 from blocks.store import HarvestStore
 
-__all__ = ["HarvestStore", "ImageCache", "Site", "SlurmCluster", "SourceRepositories", "load_site"]
+__all__ = [
+    "HarvestStore",
+    "ImageCache",
+    "Notifications",
+    "Site",
+    "SlurmCluster",
+    "SourceRepositories",
+    "load_site",
+]

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from blocks.cluster import SlurmCluster
 from blocks.images import ImageCache
+from blocks.notifications import Notifications
 from blocks.repositories import SourceRepositories
 from blocks.store import HarvestStore
 from nightbridge import models
@@ -40,6 +41,7 @@ class Site(Block):
     store: HarvestStore | None = Field(None, description="The store; a folder of the workspace when empty.")
     images: ImageCache | None = Field(None, description="The image cache; a folder of the workspace when empty.")
     repositories: SourceRepositories | None = Field(None, description="Settings for git and launcher environments.")
+    notifications: Notifications | None = Field(None, description="Who is told what matters; nobody when empty.")
 
     def settings(self) -> models.Site:
         """Build the settings that the domain works with."""
@@ -56,6 +58,7 @@ class Site(Block):
             environments=Path(repositories.environments) if repositories.environments else None,
             git_timeout=repositories.git_timeout,
             git_credentials=repositories.credentials_reference(),
+            notify=self.notifications.settings() if self.notifications else models.NotifySettings(),
         )
 
 

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
@@ -212,6 +212,43 @@ class HarvestPlace(Model):
     timeout: float = Field(86_400.0, gt=0, description="Seconds on a node, waiting in the queue included.")
 
 
+def _checked_address(text: str) -> str:
+    if not text or not text.isprintable() or any(character in " ,;<>" for character in text):
+        raise PydanticCustomError("mail_address", "must be one address, as name@example.org")
+    return text
+
+
+MailAddress = Annotated[str, AfterValidator(_checked_address)]
+
+
+class NotifySettings(Model):
+    """Whom nightbridge tells what a person has to know, and how: by mail, by a webhook, or both."""
+
+    smtp_host: str | None = Field(None, description="Host that takes mail; no mail when unset.")
+    smtp_port: int | None = Field(
+        None, ge=1, le=65535, description="Its port; when unset 587 with starttls, 465 with tls, 25 with none."
+    )
+    smtp_security: Literal["none", "starttls", "tls"] = Field(
+        "starttls", description="starttls begins in the clear and then encrypts, tls is encrypted from the start."
+    )
+    smtp_user: str | None = Field(None, description="User to log in as; no login when unset.")
+    smtp_password: SecretRef | None = Field(None, description="Where the user's password is found.")
+    ca_bundle: Path | None = Field(None, description="Certificate authorities to trust; the system's when unset.")
+    mail_from: MailAddress | None = Field(None, description="Sender; nightbridge@ this host when unset.")
+    mail_to: tuple[MailAddress, ...] = Field((), description="Everybody who gets the mail.")
+    webhook: SecretRef | None = Field(
+        None, description="Where the URL of a webhook is found, which is a secret for Slack, Mattermost and Teams."
+    )
+
+    @model_validator(mode="after")
+    def _mail_is_whole(self) -> "NotifySettings":
+        if (self.smtp_host is None) != (not self.mail_to):
+            raise PydanticCustomError("mail", "mail needs both smtp_host and mail_to")
+        if (self.smtp_user is None) != (self.smtp_password is None):
+            raise PydanticCustomError("smtp_login", "a login needs both smtp_user and smtp_password")
+        return self
+
+
 class Site(Model):
     """Everything a run needs to know about the place it runs in. Built from blocks, a system file or options."""
 
@@ -233,6 +270,7 @@ class Site(Model):
     contract: dict[str, dict[MetricName, Limits]] = Field(
         {}, description="What this cluster owes each test: limits by metric, by a pattern of test ids."
     )
+    notify: NotifySettings = NotifySettings()
 
     @property
     def environments_dir(self) -> Path:

@@ -43,7 +43,11 @@ PLAIN_CLUSTERS: Mapping[str, ClusterSettings] = {
 
 _Model = TypeVar("_Model", bound=Model)
 
-_SECRETS: Mapping[str, tuple[str, ...]] = {"store": ("access_key", "secret_key"), "image_import": ("credentials",)}
+_SECRETS: Mapping[str, tuple[str, ...]] = {
+    "store": ("access_key", "secret_key"),
+    "image_import": ("credentials",),
+    "notify": ("smtp_password", "webhook"),
+}
 """The fields of each table that are secrets."""
 
 

@@ -1,0 +1,270 @@
+"""Telling people: one notice by mail (SMTP), by a webhook, or both, as the site's `[notify]` table says.
+
+Nothing secret leaves here: the password goes to the mail server alone, and errors name the webhook by its host, since
+the rest of such a URL is a password.
+"""
+
+import http.client
+import json
+import logging
+import platform
+import smtplib
+import socket
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from email.message import EmailMessage
+from email.utils import formatdate, make_msgid
+from typing import Any
+from urllib.parse import urlsplit
+
+from pydantic import Field
+from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_delay, wait_exponential
+
+from nightbridge.errors import InvalidInput, NightbridgeError, PermanentError, TransientError
+from nightbridge.models import Model, NotifySettings
+from nightbridge.secrets import mask_secrets, resolve_secret
+
+log = logging.getLogger(__name__)
+
+TIMEOUT_SECONDS = 20.0
+"""For each answer of a mail server or a webhook."""
+
+PATIENCE_SECONDS = 60.0
+"""How long what may pass is tried again, for each way."""
+
+_FIRST_DELAY_SECONDS = 1.0
+_LONGEST_DELAY_SECONDS = 15.0
+_PORTS = {"none": 25, "starttls": 587, "tls": 465}
+_PASSING_ANSWERS = frozenset({408, 425, 429})
+
+_BlockValue = Callable[[str], str] | None
+_Try = Callable[[], None]
+
+
+class Notice(Model):
+    """What people are told."""
+
+    subject: str
+    text: str
+    facts: dict[str, Any] = Field({}, description="For programs: they stand beside `text` in a webhook's JSON.")
+
+
+def notify(
+    notice: Notice,
+    settings: NotifySettings,
+    block_value: _BlockValue = None,
+    *,
+    patience: float = PATIENCE_SECONDS,
+) -> tuple[str, ...]:
+    """Send a notice in every way that is set; what fails in one way is still tried in the others.
+
+    Args:
+        notice: What is told.
+        settings: To whom, and how.
+        block_value: Returns the value of a Prefect `Secret` block by name; None where there is no Prefect.
+        patience: Seconds for which each way is tried again while its server does not answer, or says "later".
+
+    Returns:
+        Where it went; nothing where no way is set.
+
+    Raises:
+        InvalidInput: A secret is not where the settings say, or the webhook's is no URL; the rest was sent.
+        PermanentError: A server refused it for good; the rest was sent.
+        TransientError: A server did not take it in time; the rest was sent.
+    """
+    sent: list[str] = []
+    failed: list[NightbridgeError] = []
+    for place, way in _ways(notice, settings, block_value).items():
+        try:
+            _with_patience(way, patience)
+        except NightbridgeError as error:
+            failed.append(error)
+        else:
+            sent.append(place)
+    if failed:
+        first = failed[0]
+        others = "".join(f". {error}" for error in failed[1:])
+        raise type(first)(first.what, thing=first.thing, advice=f"{first.advice}{others}") from first
+    return tuple(sent)
+
+
+def _ways(notice: Notice, settings: NotifySettings, block_value: _BlockValue) -> Mapping[str, _Try]:
+    ways: dict[str, _Try] = {}
+    if settings.smtp_host is not None:
+        message = _mail(notice, settings)
+        ways[f"mail to {', '.join(settings.mail_to)}"] = lambda: _send_mail(message, settings, block_value)
+    if settings.webhook is not None:
+        ways["webhook"] = lambda: _call_webhook(notice, settings, block_value)
+    return ways
+
+
+def _with_patience(way: _Try, patience: float) -> None:
+    for attempt in Retrying(
+        retry=retry_if_exception_type(TransientError),
+        stop=stop_after_delay(patience),
+        wait=wait_exponential(_FIRST_DELAY_SECONDS, max=_LONGEST_DELAY_SECONDS),
+        before_sleep=_say_so,
+        reraise=True,
+    ):
+        with attempt:
+            way()
+
+
+def _say_so(attempt: RetryCallState) -> None:
+    log.warning("trying again: %s", attempt.outcome.exception() if attempt.outcome else "")
+
+
+# --- mail ------------------------------------------------------------------------------------------------------------
+
+
+def _mail(notice: Notice, settings: NotifySettings) -> EmailMessage:
+    """The mail, the same one in every try: whoever gets it twice can tell by its Message-ID."""
+    message = EmailMessage()
+    message["Subject"] = " ".join(notice.subject.split())
+    message["From"] = settings.mail_from or f"nightbridge@{socket.getfqdn() or platform.node()}"
+    message["To"] = ", ".join(settings.mail_to)
+    message["Date"] = formatdate(localtime=True)
+    message["Message-ID"] = make_msgid("nightbridge", domain=platform.node() or None)
+    # Answers of absent people would be nobody's.
+    message["Auto-Submitted"] = "auto-generated"
+    message.set_content(notice.text)
+    return message
+
+
+def _send_mail(message: EmailMessage, settings: NotifySettings, block_value: _BlockValue) -> None:
+    password = resolve_secret(settings.smtp_password, block_value) if settings.smtp_password else ""
+    where = f"{settings.smtp_host}:{_port(settings)}"
+    try:
+        with _connected(settings) as server:
+            if settings.smtp_user is not None:
+                server.login(settings.smtp_user, password)
+            refused = server.send_message(message)
+    except ssl.SSLCertVerificationError as error:
+        raise PermanentError(
+            f"the mail was not sent: {error.verify_message}", thing=where, advice="Set ca_bundle in [notify]"
+        ) from error
+    except UnicodeError:
+        raise InvalidInput(
+            "holds what mail servers do not take: only ASCII", thing="[notify] smtp_user, smtp_password"
+        ) from None
+    except smtplib.SMTPException as error:
+        raise _refused_mail(error, where, password) from error
+    except OSError as error:
+        raise TransientError(
+            f"the mail was not sent: {error.strerror or error or 'no answer'}",
+            thing=where,
+            advice="Check smtp_host, smtp_port and smtp_security in [notify]",
+        ) from error
+    if refused:
+        raise PermanentError(
+            f"the mail was sent, but not to {', '.join(refused)}: refused",
+            thing=where,
+            advice="Correct mail_to in [notify]",
+        )
+
+
+def _connected(settings: NotifySettings) -> smtplib.SMTP:
+    host, port = str(settings.smtp_host), _port(settings)
+    if settings.smtp_security == "tls":
+        return smtplib.SMTP_SSL(host, port, timeout=TIMEOUT_SECONDS, context=_trust(settings))
+    server = smtplib.SMTP(host, port, timeout=TIMEOUT_SECONDS)
+    if settings.smtp_security == "starttls":
+        try:
+            server.starttls(context=_trust(settings))
+        except BaseException:
+            server.close()
+            raise
+    return server
+
+
+def _port(settings: NotifySettings) -> int:
+    return settings.smtp_port or _PORTS[settings.smtp_security]
+
+
+def _refused_mail(error: smtplib.SMTPException, where: str, password: str) -> NightbridgeError:
+    """A 4xx answer is one to come back after; so is a connection that breaks."""
+    codes = [code for code, _ in error.recipients.values()] if isinstance(error, smtplib.SMTPRecipientsRefused) else []
+    codes += [error.smtp_code] if isinstance(error, smtplib.SMTPResponseException) else []
+    passing = isinstance(error, smtplib.SMTPServerDisconnected) or any(400 <= code < 500 for code in codes)
+    kind = TransientError if passing else PermanentError
+    return kind(
+        f"the mail was not sent: {mask_secrets(_words_of(error), [password])}",
+        thing=where,
+        advice="Check smtp_security, smtp_user, smtp_password, mail_from and mail_to in [notify]",
+    )
+
+
+def _words_of(error: smtplib.SMTPException) -> str:
+    """What the mail server said."""
+    if isinstance(error, smtplib.SMTPRecipientsRefused):
+        return "; ".join(f"{who}: {code} {_text(said)}" for who, (code, said) in error.recipients.items())
+    if isinstance(error, smtplib.SMTPResponseException):
+        return f"{error.smtp_code} {_text(error.smtp_error)}"
+    return str(error)
+
+
+def _text(said: bytes | str) -> str:
+    return " ".join((said.decode(errors="replace") if isinstance(said, bytes) else said).split())
+
+
+# --- webhook ---------------------------------------------------------------------------------------------------------
+
+
+def _call_webhook(notice: Notice, settings: NotifySettings, block_value: _BlockValue) -> None:
+    assert settings.webhook is not None
+    url = resolve_secret(settings.webhook, block_value).strip()
+    host = _host_of(url)
+    request = urllib.request.Request(
+        url,
+        data=json.dumps({"text": notice.text, **notice.facts}).encode(),
+        headers={"Content-Type": "application/json", "User-Agent": "nightbridge"},
+    )
+    try:
+        urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS, context=_trust(settings)).close()
+    except urllib.error.HTTPError as error:
+        error.close()
+        passing = error.code in _PASSING_ANSWERS or error.code >= 500
+        raise (TransientError if passing else PermanentError)(
+            f"the webhook answered {error.code} {error.reason}",
+            thing=host,
+            advice="Check the URL that [notify] webhook names",
+        ) from None
+    except (OSError, http.client.HTTPException) as error:
+        # Not chained: what the library says of a URL may hold all of it.
+        reason = mask_secrets(str(getattr(error, "reason", error)), [url, urlsplit(url).path])
+        raise TransientError(
+            f"the webhook does not answer: {reason}", thing=host, advice="Check the URL that [notify] webhook names"
+        ) from None
+
+
+def _host_of(url: str) -> str:
+    """The part of a webhook's URL that may be shown.
+
+    Raises:
+        InvalidInput: It is no URL of a web server.
+    """
+    try:
+        parts = urlsplit(url)
+        if parts.scheme in ("http", "https") and parts.hostname and url.isprintable() and " " not in url:
+            return f"{parts.hostname}:{parts.port}" if parts.port else parts.hostname
+    except ValueError:
+        pass
+    raise InvalidInput("not a URL", thing="[notify] webhook", advice="Name a secret that begins with https://")
+
+
+def _trust(settings: NotifySettings) -> ssl.SSLContext:
+    """Whose certificates count.
+
+    Raises:
+        InvalidInput: The file cannot be read.
+    """
+    try:
+        return ssl.create_default_context(cafile=settings.ca_bundle)
+    except OSError as error:
+        raise InvalidInput(
+            f"cannot be read as certificates: {error.strerror or error}",
+            thing=str(settings.ca_bundle),
+            advice="Correct ca_bundle in [notify]",
+        ) from error
