@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         TestDefinition,
         Verdict,
     )
+    from nightbridge.notify import Notice
     from nightbridge.slurm.attempts import AttemptContext
     from nightbridge.store.objects import ObjectStore
     from nightbridge.store.progress import Progress
@@ -686,6 +687,64 @@ def prune(
     size = sum(removal.size for removal in removals) + sum(old.run.size for old in runs)
     total = f"{len(removals)} checkouts and images and {len(runs)} stored runs, {size / 1e9:.1f} GB"
     _note(f"removed {total}" if yes else f"would remove {total}; --yes removes them")
+
+
+@app.command()
+def watchdog(
+    by: Annotated[str, typer.Option("--by", metavar="HH:MM", help="When every verdict has to be there.")],
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[FILE...]", help="Scenarios to expect; all that had a scheduled night lately when left out."
+        ),
+    ] = None,
+    timezone: Annotated[
+        str | None, typer.Option("--timezone", metavar="TZ", help="Zone of --by; this machine's own when left out.")
+    ] = None,
+    days: Annotated[int, typer.Option("--days", min=1, help="How far back nights say which ones to expect.")] = 7,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing when every verdict is there.")] = False,
+    send_test: Annotated[
+        bool, typer.Option("--send-test", help="Only send a test notice, as [notify] of the site says.")
+    ] = False,
+    as_json: JsonOption = False,
+    system: SystemOption = None,
+    cluster: ClusterOption = None,
+    store: StoreOption = None,
+    workspace: WorkspaceOption = None,
+) -> None:
+    """Say which test has no verdict by a time of the morning, and why; alarm by mail and webhook ([notify]).
+
+    It reads the store and asks Slurm, and needs no Prefect server. Each scenario's nights of the 24 hours before --by
+    count: today's --by, or yesterday's when that is more than five minutes ahead. A bad verdict is listed and is no
+    alarm. Exit code 0 when every verdict is there, 4 when one is missing or cannot be looked up or told, 2 for invalid
+    input.
+    """
+    from nightbridge.nights.prefect_api import configured_server
+    from nightbridge.nights.watchdog import look, notice_of, question, trial_notice, watch_lines
+
+    asked = question(by, timezone=timezone, files=files or (), days=days)
+    site = _site(system, cluster, store, workspace)
+    if send_test:
+        if not _send(trial_notice(), site):
+            raise InvalidInput("tells nobody", thing=system or "the site", advice="Give it a [notify] table")
+        return
+    watch = look(asked, site, lambda: _store(site), configured_server())
+    if as_json:
+        _print_json({**watch.model_dump(mode="json"), "exit_code": watch.exit_code})
+    elif watch.exit_code or not quiet:
+        print("\n".join(watch_lines(watch)))
+    if watch.exit_code and not _send(notice_of(watch), site):
+        _note("nobody was told: the site has no [notify]")
+    raise typer.Exit(watch.exit_code)
+
+
+def _send(notice: "Notice", site: "Site") -> bool:
+    """Tell people in every way that the site has; return whether it has any."""
+    from nightbridge.notify import notify
+
+    sent = notify(notice, site.notify, _block_values(site.notify.smtp_password, site.notify.webhook))
+    _notes(f"sent: {way}" for way in sent)
+    return bool(sent)
 
 
 @app.command()

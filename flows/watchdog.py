@@ -1,0 +1,74 @@
+"""The watchdog as a deployment: a flow run that fails when a test has no verdict by a time of the morning.
+
+It cannot say that its own worker or server is away. `nightbridge watchdog` from cron or a systemd timer can, best on
+another machine than the worker's.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from prefect import flow
+from prefect.client.schemas.objects import State
+from prefect.logging import get_run_logger
+from prefect.states import Completed, Failed
+
+from blocks import load_site
+from flows.states import state_of_error
+from nightbridge.errors import NightbridgeError
+from nightbridge.models import Site
+from nightbridge.nights.watchdog import DAYS, VerdictsMissing, Watch, question, summary, watch_lines
+from tasks.watchdog import alarm, look_for_verdicts, send_event
+
+
+@flow(name="watchdog", flow_run_name="watchdog by {by}")
+def watchdog(
+    by: str = "08:00",
+    timezone: str | None = None,
+    scenarios: list[str] | None = None,
+    days: int = DAYS,
+    system: str | None = None,
+    cluster: str | None = None,
+    store: str | None = None,
+    workspace: str | None = None,
+) -> State[Watch]:
+    """Say which test has no verdict by a time of the morning, and why.
+
+    Args:
+        by: When every verdict has to be there, local time as 08:00.
+        timezone: Zone of it, as Europe/Berlin; that of the worker's machine when empty.
+        scenarios: Scenario files to expect; all that had a scheduled night lately when empty.
+        days: How far back nights say which ones to expect.
+        system: Name of a Site block, or path of a site file.
+        cluster: `local`, `slurm`, or the name of a Slurm Cluster block.
+        store: `file://` or `s3://` URL, or the name of a Harvest Store block.
+        workspace: Folder that the compute nodes see under the same path.
+    """
+    try:
+        asked = question(by, timezone=timezone, files=map(Path, scenarios or ()), days=days)
+        site = load_site(system, cluster=cluster, store=store, workspace=workspace)
+    except NightbridgeError as error:
+        get_run_logger().error("%s", error)
+        return state_of_error(error)
+    watch = look_for_verdicts(asked, site)
+    lines = "\n".join(watch_lines(watch))
+    get_run_logger().info("%s", lines)
+    untold = _alarm(watch, site) if watch.exit_code else ""
+    send_event(watch)
+    return _state(watch, "\n".join(filter(None, (lines, untold))))
+
+
+def _alarm(watch: Watch, site: Site) -> str:
+    """Tell people; return why that was not possible, where it was not."""
+    try:
+        for way in alarm(watch, site):
+            get_run_logger().info("sent: %s", way)
+    except NightbridgeError as error:
+        get_run_logger().error("%s", error)
+        return f"not told: {error}"
+    return ""
+
+
+def _state(watch: Watch, message: str) -> State[Any]:
+    if not watch.exit_code:
+        return Completed(name="VerdictsThere", message=message, data=watch)
+    return Failed(name="VerdictsMissing", message=message, data=VerdictsMissing(summary(watch)))

@@ -1,0 +1,191 @@
+"""Which nights should have their verdicts by a time of the morning.
+
+A scenario's slots of the last days say which ones to expect: a night that never began has left nothing of its own. Each
+slot is expected again at the same time of the next day, so a watchdog over a schedule that leaves days out is to run on
+the mornings after its nights.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import date, datetime, time, timedelta
+from typing import NamedTuple
+from zoneinfo import ZoneInfo
+
+from nightbridge.errors import DamagedData
+from nightbridge.models import Model, slug
+from nightbridge.nights.records import Night, NightStart, read_end, read_start
+from nightbridge.store.objects import ObjectStore
+
+EARLY = timedelta(minutes=5)
+"""Who asks so shortly before the hour means this morning: clocks of schedulers and hosts are not the same."""
+
+_BEGUN = re.compile(r"nights/([^/]+)/([^/]+)/begun\.json")
+
+
+class Expected(Model):
+    """A scenario that a person named, so that a night of it is due whatever the store says."""
+
+    file: str
+    tests: tuple[str, ...]
+
+
+class DueNight(Model):
+    """A night that should have its verdicts. Of one that has not begun earlier nights, or the file, say the rest."""
+
+    scenario: str
+    night: Night | None
+    slot: datetime | None = None
+    tests: tuple[str, ...] = ()
+    deployment: str = ""
+    file: str = ""
+
+
+class Morning(NamedTuple):
+    """The day of nights that ends with a deadline, in the person's zone: the machine's own where `zone` is None."""
+
+    deadline: datetime
+    zone: ZoneInfo | None
+
+    def clock(self, moment: datetime) -> str:
+        """A time for people: `02:10`, with its date where that is not the morning's."""
+        local = moment.astimezone(self.zone)
+        return f"{local:%H:%M}" if local.date() == self.deadline.date() else f"{local:%Y-%m-%d %H:%M}"
+
+    def days_before(self, days: int) -> datetime:
+        """The same time of day, so many days earlier."""
+        return at(self.deadline.date() - timedelta(days=days), self.deadline.time(), self.zone)
+
+
+def at(day: date, clock: time, zone: ZoneInfo | None) -> datetime:
+    """A local time of a day."""
+    moment = datetime.combine(day, clock, zone)
+    return moment if zone else moment.astimezone()
+
+
+def morning_of(by: time, zone: ZoneInfo | None, now: datetime) -> Morning:
+    """The newest morning whose hour has come: today's, else yesterday's."""
+    today = now.astimezone(zone).date()
+    deadline = at(today, by, zone)
+    return Morning(deadline if deadline <= now + EARLY else at(today - timedelta(days=1), by, zone), zone)
+
+
+def recent_nights(store: ObjectStore, since: datetime) -> tuple[list[Night], list[str]]:
+    """The nights whose beginning was recorded after a time, and the records that cannot be read.
+
+    Raises:
+        TransientError: The store does not answer.
+        PermanentError: The store cannot be read.
+    """
+    found = [
+        (match[1], match[2])
+        for item in store.list("nights/")
+        if (match := _BEGUN.fullmatch(item.key)) and (item.modified is None or item.modified >= since)
+    ]
+    nights: list[Night] = []
+    damaged: list[str] = []
+    for night, scenario in found:
+        try:
+            start = read_start(store, night, scenario)
+            if start is not None:
+                nights.append(Night(start=start, end=read_end(store, night, scenario)))
+        except DamagedData as error:
+            damaged.append(str(error))
+    return nights, damaged
+
+
+def due_nights(
+    nights: Sequence[Night], morning: Morning, days: int, expected: Mapping[str, Expected] | None
+) -> list[DueNight]:
+    """The nights that should have their verdicts by the deadline, by scenario and slot.
+
+    Args:
+        nights: What the store has.
+        morning: Until when; what belongs to the 24 hours before counts.
+        days: How far back nights say which slots to expect.
+        expected: By their names, the scenarios to look at; None for every one that had a scheduled night in those days.
+    """
+    scheduled = [night for night in nights if night.start.slot and night.start.slot > morning.days_before(days)]
+    scenarios = {night.start.scenario for night in scheduled} if expected is None else expected
+    return [
+        due
+        for scenario in sorted(scenarios)
+        for due in _due_of(
+            scenario,
+            [night for night in nights if slug(night.start.scenario) == slug(scenario)],
+            morning,
+            days,
+            expected[scenario] if expected else None,
+        )
+    ]
+
+
+def _due_of(
+    scenario: str, nights: Sequence[Night], morning: Morning, days: int, named: Expected | None
+) -> list[DueNight]:
+    """The due nights of one scenario: the scheduled ones that began, and one for each slot without a night.
+
+    A night by hand stands in for a slot that it began after. With no slot at all to go by, as where something else than
+    Prefect starts the nights, the newest one is due.
+    """
+    tonight = [night for night in nights if _is_between(_moment(night), morning.days_before(1), morning.deadline)]
+    begun = [night for night in tonight if night.start.slot]
+    by_hand = sorted((night for night in tonight if not night.start.slot), key=_moment)
+    earlier = _newest_day(nights, morning, days)
+    slots = [_moved(slot, number, morning) for number, slots in earlier[:1] for slot in slots]
+    stand_ins: list[Night] = []
+    missing: list[datetime | None] = []
+    for slot in _without_night(slots, [night.start.slot for night in begun if night.start.slot]):
+        later = next((night for night in by_hand if night.start.begun_at >= slot and night not in stand_ins), None)
+        if later is None:
+            missing.append(slot)
+        else:
+            stand_ins.append(later)
+    if not (begun or slots):
+        stand_ins, missing = by_hand[-1:], [] if by_hand else [None]
+    last = max((night for night in nights if _moment(night) <= morning.days_before(1)), key=_moment, default=None)
+    return [
+        *(DueNight(scenario=scenario, night=night) for night in sorted((*begun, *stand_ins), key=_moment)),
+        *(_not_begun(scenario, slot, named, last.start if last else None) for slot in missing),
+    ]
+
+
+def _not_begun(scenario: str, slot: datetime | None, named: Expected | None, last: NightStart | None) -> DueNight:
+    known = [*(test.test_id for test in last.tests), *last.invalid] if last else []
+    return DueNight(
+        scenario=scenario,
+        night=None,
+        slot=slot,
+        tests=named.tests if named else tuple(dict.fromkeys(known)),
+        deployment=last.deployment if last else "",
+        file=named.file if named else "",
+    )
+
+
+def _newest_day(nights: Iterable[Night], morning: Morning, days: int) -> list[tuple[int, list[datetime]]]:
+    """How many days ago there were scheduled nights, and their slots; the newest such day first."""
+    slots = sorted(night.start.slot for night in nights if night.start.slot)
+    by_day = (
+        (number, [s for s in slots if _is_between(s, morning.days_before(number + 1), morning.days_before(number))])
+        for number in range(1, days + 1)
+    )
+    return [(number, found) for number, found in by_day if found]
+
+
+def _without_night(expected: Sequence[datetime], begun: Sequence[datetime]) -> list[datetime]:
+    """The expected slots without a night. A night at another time is one whose schedule was changed since."""
+    unmet = [slot for slot in expected if slot not in begun]
+    moved = [slot for slot in begun if slot not in expected]
+    return unmet[len(moved) :]
+
+
+def _moved(slot: datetime, days: int, morning: Morning) -> datetime:
+    local = slot.astimezone(morning.zone)
+    return at(local.date() + timedelta(days=days), local.time(), morning.zone)
+
+
+def _moment(night: Night) -> datetime:
+    return night.start.slot or night.start.begun_at
+
+
+def _is_between(moment: datetime, after: datetime, until: datetime) -> bool:
+    return after < moment <= until
