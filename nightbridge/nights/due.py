@@ -1,13 +1,14 @@
 """Which nights should have their verdicts by a time of the morning.
 
-A scenario's slots of the last days say which ones to expect: a night that never began has left nothing of its own. Each
-slot is expected again at the same time of the next day, so a watchdog over a schedule that leaves days out is to run on
-the mornings after its nights.
+A scenario's slots of the last days say which ones to expect, since a night that never began has left nothing behind.
+Each is expected again at the same time of the next day: where a schedule leaves days out, the watchdog is to run on the
+mornings after its nights.
 """
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
+from functools import partial
 from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
@@ -127,11 +128,10 @@ def _due_of(
     A night by hand stands in for a slot that it began after. With no slot at all to go by, as where something else than
     Prefect starts the nights, the newest one is due.
     """
-    tonight = [night for night in nights if _is_between(_moment(night), morning.days_before(1), morning.deadline)]
+    tonight = [night for night in nights if _is_of_day(morning, 0, _moment(night))]
     begun = [night for night in tonight if night.start.slot]
     by_hand = sorted((night for night in tonight if not night.start.slot), key=_moment)
-    earlier = _newest_day(nights, morning, days)
-    slots = [_moved(slot, number, morning) for number, slots in earlier[:1] for slot in slots]
+    slots = _expected_slots(nights, morning, days)
     stand_ins: list[Night] = []
     missing: list[datetime | None] = []
     for slot in _without_night(slots, [night.start.slot for night in begun if night.start.slot]):
@@ -161,14 +161,15 @@ def _not_begun(scenario: str, slot: datetime | None, named: Expected | None, las
     )
 
 
-def _newest_day(nights: Iterable[Night], morning: Morning, days: int) -> list[tuple[int, list[datetime]]]:
-    """How many days ago there were scheduled nights, and their slots; the newest such day first."""
+def _expected_slots(nights: Iterable[Night], morning: Morning, days: int) -> list[datetime]:
+    """The slots of the newest of those days that had the most, at the same times of this one.
+
+    The most, since a slot that is missed every day would be expected only once otherwise.
+    """
     slots = sorted(night.start.slot for night in nights if night.start.slot)
-    by_day = (
-        (number, [s for s in slots if _is_between(s, morning.days_before(number + 1), morning.days_before(number))])
-        for number in range(1, days + 1)
-    )
-    return [(number, found) for number, found in by_day if found]
+    by_day = [(number, list(filter(partial(_is_of_day, morning, number), slots))) for number in range(1, days + 1)]
+    number, fullest = max(by_day, key=lambda day: len(day[1]))
+    return [_moved(slot, number, morning) for slot in fullest]
 
 
 def _without_night(expected: Sequence[datetime], begun: Sequence[datetime]) -> list[datetime]:
@@ -187,5 +188,6 @@ def _moment(night: Night) -> datetime:
     return night.start.slot or night.start.begun_at
 
 
-def _is_between(moment: datetime, after: datetime, until: datetime) -> bool:
-    return after < moment <= until
+def _is_of_day(morning: Morning, number: int, moment: datetime) -> bool:
+    """Whether a time belongs to the 24 hours that ended so many days before the deadline."""
+    return morning.days_before(number + 1) < moment <= morning.days_before(number)

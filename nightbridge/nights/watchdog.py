@@ -179,9 +179,7 @@ def summary(watch: Watch) -> str:
     said = []
     if watch.missing:
         where = ", ".join(night.title for night in watch.nights if night.missing)
-        said.append(
-            f"{len(watch.missing)} {'verdict is' if len(watch.missing) == 1 else 'verdicts are'} missing: {where}"
-        )
+        said.append(f"{format_count(len(watch.missing), 'verdict')} missing: {where}")
     said += [f"no report: {night.title}" for night in watch.nights if night.no_report]
     if watch.troubles or watch.invalid:
         said.append("not everything could be looked at")
