@@ -15,8 +15,8 @@ from nightbridge.errors import InvalidInput, PermanentError, TransientError
 from nightbridge.models import NotifySettings, SecretRef
 from nightbridge.notify import Notice, notify
 from tests.real.notify_servers import MailServer, Webhook, mail_server, webhook_server
-from tests.real.prefect_server import free_port
 from tests.real.s3_servers import make_certificate
+from tests.real.slurm_daemons import free_ports
 
 NOTICE = Notice(
     subject="nightbridge: 1 verdict is missing",
@@ -158,7 +158,7 @@ class TestMail:
     def test_a_server_that_is_away_is_waited_for(
         self, at_short_intervals: None, caplog: pytest.LogCaptureFixture
     ) -> None:
-        away = MailServer(port=free_port())
+        away = MailServer(port=free_ports(1)[0])
 
         began = time.monotonic()
         with pytest.raises(TransientError, match=rf"127\.0\.0\.1:{away.port}: .*Connection refused.*smtp_port"):
@@ -170,7 +170,7 @@ class TestMail:
     def test_a_server_that_comes_back_within_the_patience_gets_it(
         self, at_short_intervals: None, caplog: pytest.LogCaptureFixture
     ) -> None:
-        port = free_port()
+        port = free_ports(1)[0]
 
         with ThreadPoolExecutor(1) as pool:
             sending = pool.submit(notify, NOTICE, in_the_clear(MailServer(port=port)))
@@ -215,7 +215,7 @@ class TestWebhook:
         caplog.set_level(logging.DEBUG)
 
         with pytest.raises(TransientError, match=r"the webhook does not answer: .*Connection refused") as raised:
-            notify(NOTICE, calling(f"http://127.0.0.1:{free_port()}{HOOK_PATH}", monkeypatch), patience=0.3)
+            notify(NOTICE, calling(f"http://127.0.0.1:{free_ports(1)[0]}{HOOK_PATH}", monkeypatch), patience=0.3)
         assert "planted-token" not in str(raised.value) + caplog.text
         assert "trying again" in caplog.text
 
@@ -227,7 +227,7 @@ class TestWebhook:
 
 
 def test_what_fails_in_one_way_is_still_sent_in_the_other(hook: Webhook, monkeypatch: pytest.MonkeyPatch) -> None:
-    away = in_the_clear(MailServer(port=free_port()))
+    away = in_the_clear(MailServer(port=free_ports(1)[0]))
     both = away.model_copy(update={"webhook": calling(hook.url, monkeypatch).webhook})
 
     with pytest.raises(TransientError, match="the mail was not sent"):
@@ -236,7 +236,7 @@ def test_what_fails_in_one_way_is_still_sent_in_the_other(hook: Webhook, monkeyp
 
 
 def test_every_way_that_failed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    away = in_the_clear(MailServer(port=free_port()))
+    away = in_the_clear(MailServer(port=free_ports(1)[0]))
     both = away.model_copy(update={"webhook": calling("not-a-url", monkeypatch).webhook})
 
     with pytest.raises(TransientError, match=r"the mail was not sent.*not a URL"):
