@@ -733,9 +733,17 @@ def watchdog(
         _print_json({**watch.model_dump(mode="json"), "exit_code": watch.exit_code})
     elif watch.exit_code or not quiet:
         print("\n".join(watch_lines(watch)))
-    if watch.exit_code and not _send(notice_of(watch), site):
-        _note("nobody was told: the site has no [notify]")
-    raise typer.Exit(watch.exit_code)
+    raise typer.Exit(_alarm(notice_of(watch), site, watch.exit_code) if watch.exit_code else 0)
+
+
+def _alarm(notice: "Notice", site: "Site", code: int) -> int:
+    """Tell people what was seen; return the exit code, which an alarm that reaches nobody makes no milder."""
+    try:
+        if not _send(notice, site):
+            _note("nobody was told: the site has no [notify]")
+    except NightbridgeError as error:
+        return _failed(error, EXIT_INTERNAL)
+    return code
 
 
 def _send(notice: "Notice", site: "Site") -> bool:
