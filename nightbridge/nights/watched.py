@@ -86,8 +86,8 @@ class Watcher:
     # --- a night that has left nothing
 
     def _not_begun(self, due: DueNight) -> WatchedNight:
-        slot = due.slot or self._morning.deadline
-        title = f"{due.scenario}, the night of {self._morning.clock(slot)}"
+        when = f"of {self._local(due.slot)}" if due.slot else f"before {self._local(self._morning.deadline)}"
+        title = f"{due.scenario}, the night {when}"
         cause, why = self._why_not_begun(due)
         missing = (
             MissingVerdict(scenario=due.scenario, night="", test_id=test, cause=cause, why=why, since=due.slot)
@@ -96,6 +96,9 @@ class Watcher:
         return WatchedNight(
             scenario=due.scenario, night="", title=title, missing=tuple(missing), no_report="" if due.tests else why
         )
+
+    def _local(self, moment: datetime) -> str:
+        return f"{moment.astimezone(self._morning.zone):%Y-%m-%d %H:%M}"
 
     def _why_not_begun(self, due: DueNight) -> tuple[Cause, str]:
         if self._server is None or not (due.deployment or due.file):

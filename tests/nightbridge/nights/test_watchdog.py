@@ -371,7 +371,7 @@ class TestANightThatHasNotBegun:
         assert [missing.test_id for missing in watch.missing] == ["llama", "vlm", "broken"]
         assert {missing.cause for missing in watch.missing} == {Cause.NOT_STARTED}
         assert list(watch_lines(watch)) == [
-            "practice nightly, the night of 01:00: 3 of 3 verdicts missing",
+            f"practice nightly, the night of {NIGHT} 01:00: 3 of 3 verdicts missing",
             "  llama, vlm, broken: not started",
         ]
 
@@ -379,11 +379,13 @@ class TestANightThatHasNotBegun:
         file = Path(__file__).parents[3] / "conf" / "examples" / "nightly.toml"
         site = Site(workspace=tmp_path)
 
-        watch = look(question("08:00", files=[file]), site, lambda: open_store(site.store_settings), now=NOW)
+        asked = question("08:00", timezone="Europe/Berlin", files=[file])
+        watch = look(asked, site, lambda: open_store(site.store_settings), now=NOW)
 
         assert watch.exit_code == 4
         assert len(watch.missing) == 3
         assert {missing.why for missing in watch.missing} == {"not started"}
+        assert watch.nights[0].title.endswith(f", the night before {NIGHT} 08:00")
 
 
 class TestWhatCannotBeLookedAt:
