@@ -19,8 +19,6 @@ from nightbridge.slurm.cluster import Cluster, open_cluster
 from nightbridge.slurm.ledger import attempts_of, jobs_of
 from nightbridge.store.objects import ObjectStore
 
-_GONE = "the night's process is gone"
-
 
 class MissingVerdict(Model):
     """A run that has no verdict; a whole test where its night has not begun."""
@@ -119,7 +117,7 @@ class Watcher:
             *(GivenVerdict(test_id=test, status=VerdictStatus.INVALID) for test in start.invalid),
         ]
         missing = tuple(self._missing(start, run, alive) for run in runs if run.verdict is None)
-        report = "it is being written" if alive else _GONE
+        report = "it is being written" if alive else _PROCESS[alive]
         return WatchedNight(
             scenario=start.scenario,
             night=start.night,
@@ -129,12 +127,15 @@ class Watcher:
             no_report="" if missing else f"every verdict is stored, and there is no report: {report}",
         )
 
-    def _is_alive(self, start: NightStart) -> bool:
+    def _is_alive(self, start: NightStart) -> bool | None:
+        """Whether the night's process lives; None where nobody can say."""
+        if not start.workspace.is_dir():
+            return None
         try:
             return bool(is_alive(start.workspace, start.flow_run))
         except TransientError as error:
             self.troubles.append(str(error))
-            return False
+            return None
 
     def _runs(self, start: NightStart) -> Sequence[RunStatus]:
         """Where each run is; what cannot be looked at is unknown, with the reason."""
@@ -155,11 +156,12 @@ class Watcher:
             settings = plan.site.cluster if plan else settings
         return open_cluster(settings, start.workspace)
 
-    def _missing(self, start: NightStart, run: RunStatus, alive: bool) -> MissingVerdict:
+    def _missing(self, start: NightStart, run: RunStatus, alive: bool | None) -> MissingVerdict:
         if run.job_id is None and not start.workspace.is_dir():
             cause, words = Cause.UNKNOWN, f"unknown: {start.workspace} cannot be seen from this machine"
         else:
-            cause, words = _WORDS[run.phase, alive]
+            cause, words = _WORDS[run.phase, bool(alive)]
+            cause = Cause.UNKNOWN if cause is Cause.CRASHED and alive is None else cause
         return MissingVerdict(
             scenario=start.scenario,
             night=start.night,
@@ -171,6 +173,8 @@ class Watcher:
                 at=f" at {self._morning.clock(run.since)}" if run.since else "",
                 job=run.job_id,
                 reason=run.reason or "no reason is given",
+                cause=cause.value,
+                process=_PROCESS[alive],
                 also=self._also(start, run) if run.phase is RunPhase.PREPARING else "",
             ),
             since=run.since,
@@ -204,23 +208,27 @@ class _Asked:
             raise StatusUnknown(error.what, thing=error.thing, advice=error.advice) from error
 
 
-_UNFOLLOWED = f"; nobody follows it, {_GONE}"
+_PROCESS: Mapping[bool | None, str] = {
+    True: "",
+    False: "the night's process is gone",
+    None: "nobody can say whether the night's process lives",
+}
 
 _WORDS: Mapping[tuple[RunPhase, bool], tuple[Cause, str]] = {
     (RunPhase.NOT_STARTED, True): (Cause.IN_PROGRESS, "in progress: it has no job yet"),
-    (RunPhase.NOT_STARTED, False): (Cause.CRASHED, f"crashed: {_GONE}, and had begun nothing of it"),
+    (RunPhase.NOT_STARTED, False): (Cause.CRASHED, "{cause}: nothing of it was begun, and {process}"),
     (RunPhase.PREPARING, True): (Cause.IN_PROGRESS, "in progress{since}: it has no job yet{also}"),
-    (RunPhase.PREPARING, False): (Cause.CRASHED, f"crashed: {_GONE}, and has recorded no job{{also}}"),
+    (RunPhase.PREPARING, False): (Cause.CRASHED, "{cause}: no job of it is recorded, and {process}{also}"),
     (RunPhase.WAITING, True): (Cause.WAITING, "waiting{since} ({reason}), job {job}"),
-    (RunPhase.WAITING, False): (Cause.WAITING, f"waiting{{since}} ({{reason}}), job {{job}}{_UNFOLLOWED}"),
+    (RunPhase.WAITING, False): (Cause.WAITING, "waiting{since} ({reason}), job {job}; {process}"),
     (RunPhase.RUNNING, True): (Cause.RUNNING, "running{since}, job {job}"),
-    (RunPhase.RUNNING, False): (Cause.RUNNING, f"running{{since}}, job {{job}}{_UNFOLLOWED}"),
+    (RunPhase.RUNNING, False): (Cause.RUNNING, "running{since}, job {job}; {process}"),
     (RunPhase.ENDED, True): (Cause.IN_PROGRESS, "in progress: job {job} ended{at} ({reason}) and is being judged"),
-    (RunPhase.ENDED, False): (Cause.CRASHED, f"crashed: job {{job}} ended{{at}} ({{reason}}), and {_GONE}"),
+    (RunPhase.ENDED, False): (Cause.CRASHED, "{cause}: job {job} ended{at} ({reason}), and {process}"),
     (RunPhase.UNKNOWN, True): (Cause.UNKNOWN, "unknown: {reason}"),
-    (RunPhase.UNKNOWN, False): (Cause.UNKNOWN, f"unknown: {{reason}}; {_GONE}"),
+    (RunPhase.UNKNOWN, False): (Cause.UNKNOWN, "unknown: {reason}; {process}"),
 }
-"""Cause and words, by how far the run is and whether the night's process lives."""
+"""Cause and words, by how far the run is and whether the night's process is known to live."""
 
 
 def _ended(start: NightStart, end: NightEnd) -> WatchedNight:

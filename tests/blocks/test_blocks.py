@@ -13,6 +13,7 @@ from nightbridge.errors import InvalidInput
 from nightbridge.models import ImageImport, SecretRef
 from nightbridge.practice.repositories import PracticeRepositories
 from tests.real.git_server import served_over_http
+from tests.real.notify_servers import webhook_server
 from tests.real.prefect_server import PrefectServer
 
 BLOCKS = [getattr(blocks, name) for name in blocks.__all__ if isinstance(getattr(blocks, name), type)]
@@ -120,6 +121,32 @@ def test_a_saved_image_cache_refers_to_its_credentials_and_the_stage_finds_them(
     settings = ImageImport.model_validate_json(done.stdout)
     assert (settings.temp, settings.on) == (Path("/local"), "node")
     assert settings.credentials == SecretRef(source="block", name="nightbridge-image-cache/images#credentials")
+
+
+def test_saved_notifications_refer_to_their_secrets_and_a_notice_is_sent_with_them(
+    prefect_server: PrefectServer, tmp_path: Path
+) -> None:
+    script = tmp_path / "save.py"
+    script.write_text(
+        "import sys\n"
+        "from blocks import Notifications, Site\n"
+        "from nightbridge.notify import Notice, notify\n"
+        "from tasks.secrets import block_value\n"
+        "Notifications(webhook=sys.argv[1], mail_to=[]).save('people', overwrite=True)\n"
+        "site = Site(notifications=Notifications.load('people')).settings()\n"
+        "assert 'planted-token' not in site.model_dump_json(), site\n"
+        "print(notify(Notice(subject='s', text='t'), site.notify, block_value))\n"
+    )
+
+    with webhook_server("/planted-token") as hook:
+        done = subprocess.run(
+            [sys.executable, script, hook.url],
+            env=prefect_server.environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "('webhook',)\n"
+    assert hook.received == [b'{"text": "t"}']
 
 
 def test_saved_repositories_refer_to_their_credentials_and_git_logs_in_with_them(

@@ -258,8 +258,8 @@ class TestWhyAVerdictIsMissing:
         wait_for_state(place.cluster, running, "RUNNING")
         waiting = place.submit("llama", "true")
 
-        assert place.missing("vlm").why.endswith(f"job {running}; nobody follows it, {GONE}")
-        assert place.missing("llama").why.endswith(f"(Resources), job {waiting}; nobody follows it, {GONE}")
+        assert place.missing("vlm").why.endswith(f"job {running}; {GONE}")
+        assert place.missing("llama").why.endswith(f"(Resources), job {waiting}; {GONE}")
 
     @pytest.mark.usefixtures("killed")
     def test_crashed_after_its_job_had_ended(self, place: Place) -> None:
@@ -287,7 +287,7 @@ class TestWhyAVerdictIsMissing:
     def test_crashed_before_anything_of_it_began(self, place: Place) -> None:
         missing = place.missing()
 
-        assert (missing.cause, missing.why) == (Cause.CRASHED, f"crashed: {GONE}, and had begun nothing of it")
+        assert (missing.cause, missing.why) == (Cause.CRASHED, f"crashed: nothing of it was begun, and {GONE}")
 
     @pytest.mark.usefixtures("living")
     def test_in_progress_before_its_job(self, place: Place) -> None:
@@ -315,10 +315,29 @@ class TestWhyAVerdictIsMissing:
         missing = place.missing()
 
         assert missing.cause is Cause.CRASHED
-        assert missing.why == f"crashed: {GONE}, and has recorded no job; Slurm has job {job} of its name, RUNNING"
+        assert missing.why == f"crashed: no job of it is recorded, and {GONE}; Slurm has job {job} of its name, RUNNING"
 
     def test_a_process_that_never_said_that_it_lives_counts_as_gone(self, place: Place) -> None:
-        assert place.missing().why == f"crashed: {GONE}, and had begun nothing of it"
+        assert place.missing().why == f"crashed: nothing of it was begun, and {GONE}"
+
+    @pytest.mark.usefixtures("living")
+    def test_a_workspace_that_does_not_say_whether_the_process_lives_is_told(self, place: Place) -> None:
+        wait_for_end(place.cluster, place.submit("llama", "true"))
+        running = place.submit("vlm", "sleep 600")
+        wait_for_state(place.cluster, running, "RUNNING")
+        nights = place.site.workspace / "nights"
+        nights.rename(nights.with_name("moved"))
+        nights.touch()  # neither a folder nor nothing: what a broken mount looks like
+
+        watch = place.look()
+        nights.unlink()
+        nights.with_name("moved").rename(nights)
+
+        ended, going = watch.missing
+        assert ended.cause is Cause.UNKNOWN
+        assert ended.why.endswith("(COMPLETED), and nobody can say whether the night's process lives")
+        assert going.cause is Cause.RUNNING
+        assert any(str(nights) in trouble for trouble in watch.troubles)
 
     def test_a_workspace_that_cannot_be_seen_from_here(self, place: Place) -> None:
         away = place.start.model_copy(update={"workspace": Path("/lustre/away")})

@@ -1,0 +1,127 @@
+"""The watchdog as a deployment: a flow run that fails when a test has no verdict, on a real Prefect server."""
+
+import json
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nightbridge.models import NightReport, Site, Verdict, VerdictStatus, utc_now
+from nightbridge.nights.records import NightStart, NightTest, record_end, record_start
+from nightbridge.store.objects import open_store
+from tests.real.notify_servers import webhook_server
+from tests.real.prefect_server import PrefectServer
+
+ROOT = Path(__file__).parents[2]
+RUN_KEY = "llama-2026-11-21-0123456789"
+
+
+@pytest.fixture(scope="module")
+def deployed(prefect_server: PrefectServer) -> PrefectServer:
+    prefect_server.prefect("work-pool", "create", "nightbridge", "--type", "process", "--overwrite")
+    prefect_server.prefect("--no-prompt", "deploy", "--name", "watchdog", cwd=ROOT)
+    return prefect_server
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    """A site on which a night by schedule began an hour ago."""
+    site = Site(workspace=tmp_path)
+    begun = utc_now() - timedelta(hours=1)
+    tests = (NightTest(test_id="llama", run_key=RUN_KEY),)
+    start = NightStart(
+        night="2026-11-21",
+        scenario="practice",
+        cluster="local",
+        workspace=tmp_path,
+        begun_at=begun,
+        slot=begun,
+        tests=tests,
+    )
+    record_start(open_store(site.store_settings), start)
+    return site
+
+
+def run_watchdog(server: PrefectServer, **parameters: Any) -> dict[str, Any]:
+    """Run the deployment as a worker does, and return its flow run."""
+    given = {"by": f"{utc_now():%H:%M}", "timezone": "UTC", **parameters}
+    options = [word for name, value in given.items() for word in ("-p", f"{name}={json.dumps(value)}")]
+    started = server.prefect("deployment", "run", "watchdog/watchdog", *options)
+    flow_run = started.split("UUID: ")[1].split()[0]
+    done = subprocess.run(
+        [Path(sys.executable).with_name("prefect"), "flow-run", "execute", flow_run],
+        env=server.environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "Traceback" not in done.stdout + done.stderr + server.prefect("flow-run", "logs", flow_run)
+    found: dict[str, Any] = server.ask("GET", f"flow_runs/{flow_run}")
+    return found
+
+
+def event_of(server: PrefectServer, flow_run: dict[str, Any]) -> dict[str, Any]:
+    """The event that a flow run of the watchdog has left."""
+    wanted = {"filter": {"event": {"name": ["nightbridge.watchdog"]}}, "limit": 50}
+    resource = f"prefect.flow-run.{flow_run['id']}"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for event in server.ask("POST", "events/filter", wanted)["events"]:
+            if any(related["prefect.resource.id"] == resource for related in event["related"]):
+                return dict(event)
+        time.sleep(0.2)
+    raise AssertionError("no event")
+
+
+def test_it_looks_every_morning_at_eight(deployed: PrefectServer) -> None:
+    shown = json.loads(deployed.prefect("deployment", "inspect", "watchdog/watchdog", "-o", "json"))
+
+    (schedule,) = shown["schedules"]
+    assert (schedule["schedule"]["cron"], schedule["schedule"]["timezone"]) == ("0 8 * * *", "Europe/Berlin")
+    assert shown["parameters"] == {"by": "08:00", "timezone": "Europe/Berlin"}
+    assert shown["work_queue_name"] == "default"
+
+
+def test_a_missing_verdict_fails_the_flow_run_and_is_told(deployed: PrefectServer, site: Site, tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    with webhook_server() as hook:
+        file = tmp_path / "site.toml"
+        # The password is nowhere, so the mail cannot be sent.
+        file.write_text(
+            f'workspace = "{tmp_path}"\n[notify]\nwebhook = "{hook.url}"\nsmtp_host = "127.0.0.1"\n'
+            'smtp_user = "nightly"\nsmtp_password = "env:NOWHERE"\nmail_to = ["night@example.org"]\n'
+        )
+        flow_run = run_watchdog(deployed, system=str(file))
+
+    assert (flow_run["state_type"], flow_run["state_name"]) == ("FAILED", "VerdictsMissing")
+    assert "llama: crashed: the night's process is gone" in flow_run["state"]["message"]
+    assert "not told: NOWHERE: secret not found in env" in flow_run["state"]["message"]
+    event = event_of(deployed, flow_run)
+    assert event["resource"]["nightbridge.watchdog"] == "missing"
+    assert [missing["test_id"] for missing in event["payload"]["missing"]] == ["llama"]
+    assert json.loads(hook.received[0])["missing"] == event["payload"]["missing"]
+
+
+def test_a_night_with_every_verdict_completes_it(deployed: PrefectServer, site: Site, tmp_path: Path) -> None:
+    verdict = Verdict(run_key=RUN_KEY, test_id="llama", night="2026-11-21", status=VerdictStatus.REGRESSED)
+    record_end(
+        open_store(site.store_settings), NightReport(scenario="practice", night="2026-11-21", verdicts=(verdict,))
+    )
+
+    flow_run = run_watchdog(deployed, workspace=str(tmp_path))
+
+    assert (flow_run["state_type"], flow_run["state_name"]) == ("COMPLETED", "VerdictsThere")
+    assert "bad verdicts: llama regressed" in flow_run["state"]["message"]
+    assert event_of(deployed, flow_run)["resource"]["nightbridge.watchdog"] == "complete"
+
+
+def test_what_it_cannot_read_is_invalid(deployed: PrefectServer) -> None:
+    flow_run = run_watchdog(deployed, timezone="Berlin")
+
+    assert (flow_run["state_type"], flow_run["state_name"]) == ("FAILED", "Invalid")
+    assert "Berlin: no such time zone" in flow_run["state"]["message"]
