@@ -42,10 +42,14 @@ class DueNight(Model):
 
 
 class Morning(NamedTuple):
-    """The day of nights that ends with a deadline, in the person's zone: the machine's own where `zone` is None."""
+    """The day of nights that ends with a deadline, in the person's zone: the machine's own where `zone` is None.
+
+    `asked_at` is when the watchdog looks; a night by hand that was begun meanwhile counts, too.
+    """
 
     deadline: datetime
     zone: ZoneInfo | None
+    asked_at: datetime
 
     def clock(self, moment: datetime) -> str:
         """A time for people: `02:10`, with its date where that is not the morning's."""
@@ -67,7 +71,7 @@ def morning_of(by: time, zone: ZoneInfo | None, now: datetime) -> Morning:
     """The newest morning whose hour has come: today's, else yesterday's."""
     today = now.astimezone(zone).date()
     deadline = at(today, by, zone)
-    return Morning(deadline if deadline <= now + EARLY else at(today - timedelta(days=1), by, zone), zone)
+    return Morning(deadline if deadline <= now + EARLY else at(today - timedelta(days=1), by, zone), zone, now)
 
 
 def recent_nights(store: ObjectStore, since: datetime) -> tuple[list[Night], list[str]]:
@@ -128,9 +132,9 @@ def _due_of(
     A night by hand stands in for a slot that it began after. With no slot at all to go by, as where something else than
     Prefect starts the nights, the newest one is due.
     """
-    tonight = [night for night in nights if _is_of_day(morning, 0, _moment(night))]
-    begun = [night for night in tonight if night.start.slot]
-    by_hand = sorted((night for night in tonight if not night.start.slot), key=_moment)
+    begun = [night for night in nights if night.start.slot and _is_of_day(morning, 0, night.start.slot)]
+    recent = [night for night in nights if morning.days_before(1) < night.start.begun_at <= morning.asked_at]
+    by_hand = sorted((night for night in recent if not night.start.slot), key=_moment)
     slots = _expected_slots(nights, morning, days)
     stand_ins: list[Night] = []
     missing: list[datetime | None] = []

@@ -13,7 +13,8 @@ from nightbridge.nights.records import Night, NightStart, NightTest, record_star
 from nightbridge.store.objects import ObjectStore, open_store
 
 BERLIN = ZoneInfo("Europe/Berlin")
-MORNING = Morning(datetime(2026, 11, 22, 8, tzinfo=BERLIN), BERLIN)
+EIGHT = datetime(2026, 11, 22, 8, tzinfo=BERLIN)
+MORNING = Morning(EIGHT, BERLIN, EIGHT + timedelta(minutes=30))
 
 
 def at(day: int, hour: int, minute: int = 0) -> datetime:
@@ -88,7 +89,7 @@ class TestMorning:
         assert found == now
 
     def test_days_before_are_days_of_the_calendar(self) -> None:
-        after = Morning(datetime(2027, 3, 28, 8, tzinfo=BERLIN), BERLIN)  # clocks were set forward at 2
+        after = morning_of(time(8), BERLIN, datetime(2027, 3, 28, 8, tzinfo=BERLIN))  # clocks were set forward at 2
 
         assert after.days_before(1) == datetime(2027, 3, 27, 8, tzinfo=BERLIN)
         assert (after.deadline.astimezone(UTC) - after.days_before(1).astimezone(UTC)) == timedelta(hours=23)
@@ -132,7 +133,7 @@ class TestDue:
         assert shown(due(night(at(20, 22)), night(at(21, 22)))) == ["2026-11-21-2200"]
 
     def test_a_slot_is_at_the_same_local_time_after_clocks_were_set(self) -> None:
-        morning = Morning(datetime(2027, 3, 28, 8, tzinfo=BERLIN), BERLIN)
+        morning = morning_of(time(8), BERLIN, datetime(2027, 3, 28, 8, tzinfo=BERLIN))
 
         (missing,) = due_nights([night(datetime(2027, 3, 27, 4, tzinfo=BERLIN))], morning, 7, None)
 
@@ -147,6 +148,10 @@ class TestDue:
 class TestNightsByHand:
     def test_stand_in_for_a_slot_that_they_began_after(self) -> None:
         assert shown(due(night(at(21, 1)), by_hand(at(22, 6)))) == ["2026-11-22-0600"]
+
+    def test_stand_in_for_it_when_they_began_after_the_deadline_and_before_the_look(self) -> None:
+        assert shown(due(night(at(21, 1)), by_hand(at(22, 8, 20)))) == ["2026-11-22-0820"]
+        assert shown(due(night(at(21, 1)), by_hand(at(22, 8, 40)))) == ["missing 01:00"]
 
     def test_of_the_day_before_do_not(self) -> None:
         assert shown(due(night(at(21, 1)), by_hand(at(21, 14)))) == ["missing 01:00"]
@@ -211,7 +216,7 @@ def test_nights_that_are_read_back_have_the_slots_of_the_zone_they_are_asked_in(
     today = datetime.now(BERLIN).date()
     yesterday = datetime.combine(today - timedelta(days=1), time(1), BERLIN)
     record_start(store, night(yesterday).start)
-    morning = Morning(datetime.combine(today, time(8), BERLIN), BERLIN)
+    morning = morning_of(time(8), BERLIN, datetime.combine(today, time(8), BERLIN))
 
     nights, _ = recent_nights(store, morning.days_before(8))
     (missing,) = due_nights(nights, morning, 7, None)
