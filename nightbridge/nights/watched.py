@@ -158,7 +158,7 @@ class Watcher:
 
     def _missing(self, start: NightStart, run: RunStatus, alive: bool | None) -> MissingVerdict:
         if run.job_id is None and not start.workspace.is_dir():
-            cause, words = Cause.UNKNOWN, f"unknown: {start.workspace} cannot be seen from this machine"
+            cause, words = Cause.UNKNOWN, "unknown: {workspace} cannot be seen from this machine"
         else:
             cause, words = _WORDS[run.phase, bool(alive)]
             cause = Cause.UNKNOWN if cause is Cause.CRASHED and alive is None else cause
@@ -174,6 +174,7 @@ class Watcher:
                 job=run.job_id,
                 reason=run.reason or "no reason is given",
                 cause=cause.value,
+                workspace=start.workspace,
                 process=_PROCESS[alive],
                 also=self._also(start, run) if run.phase is RunPhase.PREPARING else "",
             ),

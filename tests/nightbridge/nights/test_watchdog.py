@@ -340,13 +340,13 @@ class TestWhyAVerdictIsMissing:
         assert any(str(nights) in trouble for trouble in watch.troubles)
 
     def test_a_workspace_that_cannot_be_seen_from_here(self, place: Place) -> None:
-        away = place.start.model_copy(update={"workspace": Path("/lustre/away")})
+        away = place.start.model_copy(update={"workspace": Path("/lustre/{away}")})
         record_start(place.store, away)
 
         missing = place.missing()
 
         assert missing.cause is Cause.UNKNOWN
-        assert missing.why == "unknown: /lustre/away cannot be seen from this machine"
+        assert missing.why == "unknown: /lustre/{away} cannot be seen from this machine"
 
     @pytest.mark.usefixtures("living")
     def test_a_night_on_another_cluster_than_the_sites_is_asked_where_it_was_planned(self, place: Place) -> None:
