@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
+from nightbridge import __version__
 from nightbridge.endings import end_after_signals
 from nightbridge.errors import InvalidInput, NightbridgeError
 
@@ -45,11 +46,26 @@ EXIT_TERMINATED = 128 + signal.SIGTERM
 
 app = typer.Typer(
     name="nightbridge",
-    help="Nightly regression runs of Megatron-Bridge: from a TOML file to a verdict.",
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"nightbridge {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[  # is_eager: answered before anything else of the command line is looked at
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Nightly regression runs of Megatron-Bridge: from a TOML file to a verdict."""
+
 
 # --- options that commands share -------------------------------------------------------------------------------------
 

@@ -1,6 +1,8 @@
 """The command line: what it prints where, how it ends, and how little it imports."""
 
+import importlib.metadata
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -53,6 +55,29 @@ def broken(tmp_path):
         return str(path)
 
     return _write
+
+
+# --- the program itself ----------------------------------------------------------------------------------------------
+
+
+def test_version_is_the_installed_one(nightbridge):
+    assert nightbridge("--version") == (0, f"nightbridge {importlib.metadata.version('nightbridge')}\n", "")
+
+
+@pytest.mark.parametrize("command", [(), ("validate",), ("accept",)])
+def test_h_is_short_for_help(nightbridge, command):
+    assert nightbridge(*command, "-h") == nightbridge(*command, "--help")
+
+
+def test_a_shell_completes_commands_and_their_options():
+    def completions(words, index):
+        request = {"_NIGHTBRIDGE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(index)}
+        program = Path(sys.executable).with_name("nightbridge")
+        finished = subprocess.run([program], env=os.environ | request, capture_output=True, text=True, check=True)
+        return finished.stdout.split()
+
+    assert completions("nightbridge hist", 1) == ["history"]
+    assert completions("nightbridge validate --pin", 2) == ["--pinned"]
 
 
 # --- validate --------------------------------------------------------------------------------------------------------
