@@ -8,11 +8,15 @@ SEEDS ?= 5
 # A machine of usual speed needs less; a slower one leaves the last tests out and says how many.
 TEST_MINUTES ?= 20
 
-.PHONY: help check install demo test lint soak bench server deploy worker night clean
+# The one command that resolves versions. What stands in a lock file already keeps its version; UPGRADE=--upgrade moves all.
+LOCK = $(BIN)/uv pip compile --quiet --system-certs --universal --python-version 3.11 --generate-hashes --no-annotate --no-header $(UPGRADE)
+
+.PHONY: help require install lock demo test lint soak bench server deploy worker night clean
 
 help:
 	@echo "make demo     the whole pipeline on this machine, from nothing"
 	@echo "make test     style, types, layers and all tests, on real parts where they can be installed"
+	@echo "make lock     resolve the lock files again, after a change of pyproject.toml or launcher.in"
 	@echo "make soak     the long counts"
 	@echo "make bench    the benchmarks of the README"
 	@echo "make server   a Prefect server with the settings of prefect.toml"
@@ -20,23 +24,31 @@ help:
 	@echo "make worker   a worker that runs what is due"
 	@echo "make night    start a night by hand: a new one, or NIGHT=ID, which goes on where it had ended"
 
-check:
+require:
 	@command -v git >/dev/null || { echo "git is missing: install it, on Debian or Ubuntu with: apt-get install git" >&2; exit 1; }
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is missing: install Python 3.11 to 3.13, or name one with PYTHON=..." >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || { echo "$$($(PYTHON) --version) is not between 3.11 and 3.13: name another one with PYTHON=..." >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "Python's venv is missing: install it, on Debian or Ubuntu with: apt-get install python3-venv" >&2; exit 1; }
 
-install: check $(VENV)/.installed
+install: require $(VENV)/.installed
 
-# uv believes in the certificates of this machine, as Debian's pip does: an organisation may have some of its own.
-$(VENV)/.installed: requirements.lock pyproject.toml nightbridge/repos/launcher.lock
+# pip installs uv, which installs the rest in a fifth of the time. The part of the lock file that is uv's carries its hashes.
+$(BIN)/uv: | require
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@sed -n '/^uv==/,/[^\\]$$/p' requirements.lock > $(VENV)/uv.lock
+	@$(PIP) install --quiet --require-hashes --requirement $(VENV)/uv.lock
+
+# uv uses the certificates of this machine, as Debian's pip does: an organisation may have some of its own.
+$(VENV)/.installed: requirements.lock pyproject.toml nightbridge/repos/launcher.lock | $(BIN)/uv
 	@echo "installing the locked requirements into $(VENV)"
-	@$(PIP) install --quiet "$$(grep '^uv==' requirements.lock)"
-	@$(BIN)/uv pip install --quiet --system-certs --compile-bytecode --python $(BIN)/python --requirement requirements.lock
+	@$(BIN)/uv pip install --quiet --system-certs --compile-bytecode --python $(BIN)/python --require-hashes --requirement requirements.lock
 	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .
 	@$(BIN)/nightbridge demo --prepare
 	@touch $@
+
+lock: $(BIN)/uv
+	$(LOCK) --extra dev --output-file requirements.lock pyproject.toml
+	$(LOCK) --output-file nightbridge/repos/launcher.lock nightbridge/repos/launcher.in
 
 demo: install
 	@$(BIN)/nightbridge demo

@@ -1,9 +1,11 @@
-"""What the README's commands need is there, or is named in one line with the way out."""
+"""What the README's commands need is there, or is named in one line with the way out; what they install is pinned."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,8 +21,8 @@ WITHOUT_VENV = """case "$2" in *ensurepip*) exit 1 ;; esac
 
 
 @pytest.fixture
-def check(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs `make check` on a machine that has nothing but a shell and the given programs."""
+def require(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs `make require` on a machine that has nothing but a shell and the given programs."""
 
     def run(*programs: str, python: str = "") -> subprocess.CompletedProcess[str]:
         for program in ("sh", *programs):
@@ -29,7 +31,7 @@ def check(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
             (tmp_path / "python3").write_text(f"#!{tmp_path}/sh\n{python}")
             (tmp_path / "python3").chmod(0o755)
         return subprocess.run(
-            [str(shutil.which("make")), "--no-print-directory", "check"],
+            [str(shutil.which("make")), "--no-print-directory", "require"],
             # Not a make below the one that runs the tests: that would say so in its messages.
             env={name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
             | {"PATH": str(tmp_path)},
@@ -56,16 +58,37 @@ def check(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     ],
 )
 def test_what_is_missing_is_named_in_one_line(
-    check: Callable[..., subprocess.CompletedProcess[str]], programs: tuple[str, ...], python: str, told: str
+    require: Callable[..., subprocess.CompletedProcess[str]], programs: tuple[str, ...], python: str, told: str
 ) -> None:
-    refused = check(*programs, python=python)
+    refused = require(*programs, python=python)
 
     assert refused.returncode != 0
     lines = [line for line in refused.stderr.splitlines() if not line.startswith("make: ***")]
     assert (refused.stdout, lines) == ("", [told])
 
 
-def test_a_machine_that_has_all_of_it_is_not_bothered(check: Callable[..., subprocess.CompletedProcess[str]]) -> None:
-    accepted = check("git", python=f'exec {sys.executable} "$@"')
+def test_a_machine_that_has_all_of_it_is_not_bothered(require: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    accepted = require("git", python=f'exec {sys.executable} "$@"')
 
     assert (accepted.returncode, accepted.stdout, accepted.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("path", ["requirements.lock", "nightbridge/repos/launcher.lock"])
+def test_a_lock_file_pins_each_file_by_its_hash_and_names_no_index(path: str) -> None:
+    entries = (ROOT / path).read_text().replace(" \\\n", " ").splitlines()
+
+    assert entries
+    assert [
+        entry for entry in entries if not re.fullmatch(r"[\w.-]+==\S+( ; [^#]+?)?( +--hash=sha256:\w{64})+", entry)
+    ] == []
+
+
+def test_all_that_the_project_asks_for_is_locked() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = [
+        re.split(r"[<>=\[ ;]", requirement)[0]
+        for requirement in (*project["dependencies"], *project["optional-dependencies"]["dev"])
+    ]
+    locked = set(re.findall(r"^([\w.-]+)==", (ROOT / "requirements.lock").read_text(), re.MULTILINE))
+
+    assert [name for name in names if name not in locked] == []

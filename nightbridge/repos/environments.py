@@ -59,6 +59,7 @@ _TRANSIENT_PIP = re.compile(
     r"|(429|50[0234]) (Client|Server) Error"
 )
 _PIP_ADVICE = (
+    (r"DO NOT MATCH THE HASHES", "The package index or the wheel folder holds another file than was locked"),
     (r"No space left on device|Disk quota exceeded", "Free some space where launcher environments are kept"),
     (
         r"No matching distribution|Could not find a version",
@@ -104,13 +105,13 @@ def prepare_base(envs_dir: Path, *, lock: Path = LAUNCHER_LOCK, wheels: Path | N
 
     Args:
         envs_dir: Where launcher environments are kept.
-        lock: Pinned requirements.
+        lock: Pinned requirements, each with its hashes.
         wheels: Folder in which all of them lie, for a site without network; pip's own configuration says where packages
             come from when it is unset.
 
     Raises:
         InvalidInput: There is no such folder of wheels.
-        PermanentError: A requirement cannot be installed here.
+        PermanentError: A requirement cannot be installed here, or its file has another hash than the lock file says.
         TransientError: The package index cannot be reached, or somebody else has been installing for too long.
 
     """
@@ -128,8 +129,8 @@ def prepare_base(envs_dir: Path, *, lock: Path = LAUNCHER_LOCK, wheels: Path | N
         started = time.monotonic()
         try:
             venv.create(folder, with_pip=True, symlinks=True)
-            # The lock file is complete, so nothing is left for pip to find out.
-            _pip(folder, *sources, "--no-deps", "--requirement", lock)
+            # The lock file is complete, so nothing is left for pip to resolve; what is not in it is not installed.
+            _pip(folder, *sources, "--no-deps", "--require-hashes", "--requirement", lock)
             held.ensure_held()
             _point(base, folder)
         except BaseException:
@@ -288,7 +289,7 @@ def _sources(wheels: Path | None) -> list[str | Path]:
         raise InvalidInput(
             "no such folder of wheels",
             thing=str(wheels),
-            advice="Fill it with `pip download --requirement launcher.lock --dest FOLDER` where there is a network",
+            advice="Where there is a network: `pip download --no-deps --requirement launcher.lock --dest FOLDER`",
         )
     return ["--no-index", "--find-links", wheels.absolute()]
 

@@ -3,6 +3,7 @@
 The bases here are tiny and come from a wheel folder, as on a site without network; the last tests use the real one.
 """
 
+import hashlib
 import json
 import random
 import shutil
@@ -63,6 +64,17 @@ def write_wheel(folder: Path, name: str, version: str, module: str, source: str)
         wheel.writestr(f"{info}/RECORD", "")
 
 
+def locked(wheels: Path, *requirements: str) -> str:
+    """Lines of a lock file, with the hashes of the wheels that are there and a wrong one for those that are not."""
+    lines = []
+    for requirement in requirements:
+        name, version = requirement.split("==")
+        wheel = wheels / f"{name.replace('-', '_')}-{version}-py3-none-any.whl"
+        digest = hashlib.sha256(wheel.read_bytes() if wheel.exists() else b"").hexdigest()
+        lines.append(f"{requirement} \\\n    --hash=sha256:{digest}\n")
+    return "".join(lines)
+
+
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheels")
@@ -84,7 +96,7 @@ def lock(tmp_path: Path, wheels: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
     path = tmp_path / "tiny.lock"
-    path.write_text("helper==1.0\nnemo-run==0.11.1\n")
+    path.write_text(locked(wheels, "helper==1.0", "nemo-run==0.11.1"))
     return path
 
 
@@ -127,9 +139,9 @@ def test_the_base_holds_the_locked_requirements_and_is_installed_once(
     assert prepare_base(envs, lock=lock) == base
 
 
-def test_another_lock_file_makes_another_base(envs: Path, lock: Path) -> None:
+def test_another_lock_file_makes_another_base(envs: Path, lock: Path, wheels: Path) -> None:
     base = prepare_base(envs, lock=lock)
-    lock.write_text("helper==1.0\n")
+    lock.write_text(locked(wheels, "helper==1.0"))
 
     assert prepare_base(envs, lock=lock) != base
 
@@ -158,10 +170,27 @@ def test_a_base_whose_interpreter_is_gone_is_made_again(tmp_path: Path, envs: Pa
     assert says(prepare_base(tmp_path / "envs", lock=lock), "print(1)") == "1"
 
 
-def test_a_requirement_that_is_nowhere_is_named_and_nothing_is_left(tmp_path: Path, lock: Path) -> None:
-    lock.write_text("helper==2.0\n")
+def test_a_requirement_that_is_nowhere_is_named_and_nothing_is_left(tmp_path: Path, lock: Path, wheels: Path) -> None:
+    lock.write_text(locked(wheels, "helper==2.0"))
 
     with pytest.raises(PermanentError, match=r"helper==2\.0.*PIP_FIND_LINKS"):
+        prepare_base(tmp_path / "envs", lock=lock)
+
+    assert list((tmp_path / "envs").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (f"helper==1.0 --hash=sha256:{'0' * 64}\n", "DO NOT MATCH THE HASHES.*holds another file"),
+        ("helper==1.0\n", "hashes are required"),
+    ],
+    ids=["another file under the same name", "no hash"],
+)
+def test_what_is_not_the_locked_file_is_not_installed(tmp_path: Path, lock: Path, content: str, reason: str) -> None:
+    lock.write_text(content)
+
+    with pytest.raises(PermanentError, match=f"(?is){reason}"):
         prepare_base(tmp_path / "envs", lock=lock)
 
     assert list((tmp_path / "envs").iterdir()) == []
@@ -185,7 +214,7 @@ def test_an_index_that_nobody_answers_is_transient(tmp_path: Path, lock: Path, m
     monkeypatch.delenv("PIP_NO_INDEX")
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:1/simple")
     monkeypatch.setenv("PIP_RETRIES", "1")
-    lock.write_text("missing-here==1.0\n")
+    lock.write_text(locked(tmp_path, "missing-here==1.0"))
 
     with pytest.raises(TransientError, match="pip could not install it"):
         prepare_base(tmp_path / "envs", lock=lock)
