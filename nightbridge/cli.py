@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         Verdict,
     )
     from nightbridge.notify import Notice
+    from nightbridge.rules.catalogue import RuleEntry
     from nightbridge.slurm.attempts import AttemptContext
     from nightbridge.store.objects import ObjectStore
     from nightbridge.store.progress import Progress
@@ -161,6 +162,28 @@ def render(
         for document in shown:
             _print_plan(document)
     raise typer.Exit(EXIT_INVALID if scenario.invalid else 0)
+
+
+@app.command()
+def rules(
+    rule_id: Annotated[
+        str | None, typer.Argument(metavar="[ID]", help="One rule in full; a list of all when left out.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List every validation rule with its severity, versions, reason and source."""
+    from nightbridge.rules.catalogue import find_rule, rule_entries
+
+    entries = rule_entries() if rule_id is None else (find_rule(rule_id),)
+    if as_json:
+        _print_json({"rules": [entry.model_dump(mode="json") for entry in entries]})
+    elif rule_id is None:
+        _print_table(_rules_table(entries))
+        _note("`nightbridge rules ID` shows the fields, versions and source of one")
+    else:
+        for name, value in entries[0].model_dump().items():
+            shown = value if isinstance(value, str) else ", ".join(value)
+            print(f"{name.replace('_', ' '):12}{shown or '-'}")
 
 
 @app.command()
@@ -1010,6 +1033,17 @@ def _findings_table(findings: Iterable[Mapping[str, Any]]) -> "Table":
         # What stands in a file is Text, never rich's markup.
         style = "bold red" if finding["severity"] == "error" else "yellow"
         table.add_row(Text(finding["severity"], style), Text(finding["rule"]), Text(finding["message"]))
+    return table
+
+
+def _rules_table(entries: "Iterable[RuleEntry]") -> "Table":
+    from rich import box
+    from rich.table import Table
+
+    table = Table("rule", "severity", "reason", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.columns[0].no_wrap = True
+    for entry in entries:
+        table.add_row(entry.id, entry.severity, entry.reason)
     return table
 
 

@@ -5,13 +5,14 @@ from collections.abc import Iterator
 from nightbridge.launch.checkpoints import bytes_per_parameter, parameters_of, resumed_from, trains_adapters
 from nightbridge.models import HarvestPolicy
 from nightbridge.rules.facts import Facts
-from nightbridge.rules.rule import Rule
+from nightbridge.rules.rule import Rule, from_source
 
 _CHOICES = 'write harvest.checkpoint = "none", or in harvest.max_checkpoint_bytes how large it may be'
 _DEFAULT_LIMIT = HarvestPolicy().max_checkpoint_bytes
 
 
 def _size(facts: Facts) -> Iterator[str]:
+    """A checkpoint with optimiser state is 14 bytes or more for each parameter, and every night stores one."""
     harvest, recipe = facts.test.harvest, facts.args.get("model_recipe_name")
     if harvest.checkpoint == "none" or trains_adapters(facts.test):
         return
@@ -28,6 +29,7 @@ def _size(facts: Facts) -> Iterator[str]:
 
 
 def _interval(facts: Facts) -> Iterator[str]:
+    """A policy for several checkpoints means nothing where only one is written."""
     kept = facts.test.harvest.checkpoint
     if kept not in ("none", "last") and not facts.args.get("save_interval"):
         yield (
@@ -37,7 +39,7 @@ def _interval(facts: Facts) -> Iterator[str]:
 
 
 def resumes(facts: Facts) -> Iterator[str]:
-    """Tell a run that goes on from a checkpoint, whatever the workload: it is kept out of baselines."""
+    """A run that continues from a checkpoint trains other steps than one that starts anew; it is no baseline."""
     if path := resumed_from(facts.test):
         yield (
             f"the run goes on from {path}, where another one ended, so it is no baseline for others; "
@@ -46,15 +48,18 @@ def resumes(facts: Facts) -> Iterator[str]:
 
 
 RULES = (
-    Rule(
-        "checkpoint-size",
-        "warning",
-        (
-            *("cmd_args.model_recipe_name", "cmd_args.task", "cmd_args.optimizer_type", "cmd_args.hidden_size"),
-            *("cmd_args.num_layers", "cmd_args.num_moe_experts", "cmd_args.first_k_dense_replace"),
+    *from_source(
+        "nightbridge: what a night stores and compares",
+        Rule(
+            "checkpoint-size",
+            "warning",
+            (
+                *("cmd_args.model_recipe_name", "cmd_args.task", "cmd_args.optimizer_type", "cmd_args.hidden_size"),
+                *("cmd_args.num_layers", "cmd_args.num_moe_experts", "cmd_args.first_k_dense_replace"),
+            ),
+            _size,
         ),
-        _size,
+        Rule("checkpoint-interval", "warning", ("cmd_args.save_interval",), _interval),
+        Rule("resumes", "warning", ("cmd_args.load_dir", "extra_cmd_args"), resumes),
     ),
-    Rule("checkpoint-interval", "warning", ("cmd_args.save_interval",), _interval),
-    Rule("resumes", "warning", ("cmd_args.load_dir", "extra_cmd_args"), resumes),
 )

@@ -276,7 +276,14 @@ def _constraint(number: int, name: str, broken: Callable[[Mapping[str, Any]], st
         if (message := broken(facts.args)) is not None:
             yield f"{message} (constraint {number} of CloudAI)"
 
-    rule = Rule(f"cloudai-{number:02}-{name}", "error", tuple(f"cmd_args.{field}" for field in fields), check)
+    rule = Rule(
+        f"cloudai-{number:02}-{name}",
+        "error",
+        tuple(f"cmd_args.{field}" for field in fields),
+        check,
+        source=f"CloudAI: constraint {number} of its Megatron-Bridge workload",
+        why=f"CloudAI refuses it. Corrected in the normal profile: {', '.join(CORRECTED[number])}.",
+    )
     return Constraint(number, rule, broken)
 
 

@@ -1,6 +1,7 @@
 """What Megatron-Bridge's own check of a configuration lets through: the job fails on the cluster, or misleads there."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from nightbridge.config.containers import Container, data_parallel_size
 from nightbridge.rules.container_rule import (
@@ -15,6 +16,7 @@ from nightbridge.rules.container_rule import (
 
 
 def _train_batch(facts: ContainerFacts) -> Iterator[str]:
+    """The micro-batch calculator fails on it, when training starts."""
     total = facts.container.integer("train.global_batch_size")
     micro = facts.container.integer("train.micro_batch_size")
     parallel = data_parallel_size(facts.container, facts.world_size)
@@ -26,6 +28,7 @@ def _train_batch(facts: ContainerFacts) -> Iterator[str]:
 
 
 def _layers(c: Container) -> Iterator[str]:
+    """Megatron-Core fails on it, when the model is built."""
     layers, stages = c.integer("model.num_layers"), c.size("pipeline_model_parallel_size")
     virtual = c.size("virtual_pipeline_model_parallel_size")
     uneven = (
@@ -41,6 +44,7 @@ def _layers(c: Container) -> Iterator[str]:
 
 
 def _heads(c: Container) -> Iterator[str]:
+    """Tensor parallelism splits attention by heads."""
     tensor = c.size("tensor_model_parallel_size")
     for name in ("num_attention_heads", "num_query_groups"):
         heads = c.integer(f"model.{name}")
@@ -49,6 +53,7 @@ def _heads(c: Container) -> Iterator[str]:
 
 
 def _experts(c: Container) -> Iterator[str]:
+    """Expert parallelism gives each rank the same whole number of experts."""
     experts, parallel = c.integer("model.num_moe_experts"), c.size("expert_model_parallel_size")
     if parallel > 1 and not experts:
         yield f"model.expert_model_parallel_size {parallel} needs a model with experts; write 1"
@@ -57,6 +62,7 @@ def _experts(c: Container) -> Iterator[str]:
 
 
 def _pipeline_type(c: Container) -> Iterator[str]:
+    """The stages of a pipeline cannot exchange activations of an unknown type."""
     # A recipe of mixed precision that is only named sets the type when the job starts.
     named = isinstance(c.value("mixed_precision"), str)
     known = named or dtype_of(c, "model.pipeline_dtype") or dtype_of(c, "mixed_precision.pipeline_dtype")
@@ -65,6 +71,7 @@ def _pipeline_type(c: Container) -> Iterator[str]:
 
 
 def _recompute(c: Container) -> Iterator[str]:
+    """Megatron-Core fails on it, when the model is built."""
     granularity, method = c.value("model.recompute_granularity"), c.value("model.recompute_method")
     layers = c.value("model.recompute_num_layers")
     if granularity is None:
@@ -82,6 +89,7 @@ def _recompute(c: Container) -> Iterator[str]:
 
 
 def _captured(c: Container) -> Iterator[str]:
+    """Megatron-Core fails on it, when graphs are captured."""
     if c.value("model.cuda_graph_impl") != "transformer_engine":
         return
     modules = set(captured_modules(c))
@@ -92,16 +100,19 @@ def _captured(c: Container) -> Iterator[str]:
 
 
 def _sequence_parallel(c: Container) -> Iterator[str]:
+    """It silently does nothing, and a comparison would be of two equal runs."""
     if c.is_on("model.sequence_parallel") and c.size("tensor_model_parallel_size") == 1:
         yield "model.sequence_parallel does nothing with tensor_model_parallel_size 1; switch it off"
 
 
 def _no_training(c: Container) -> Iterator[str]:
+    """The job succeeds without a step."""
     if c.integer("train.train_iters") == 0:
         yield "train.train_iters is 0: the run would end at once; write how many"
 
 
 def _intervals(c: Container) -> Iterator[str]:
+    """It fails at the first save, or in the first worker of the loader."""
     interval = c.integer("checkpoint.save_interval")
     if interval is not None and interval < 1:
         yield f"checkpoint.save_interval {interval} must be at least 1; write null to save none"
@@ -111,6 +122,7 @@ def _intervals(c: Container) -> Iterator[str]:
 
 
 def _long_warmup(c: Container) -> Iterator[str]:
+    """Megatron-Bridge cuts the warm-up with a warning that nobody reads."""
     unit = "samples" if c.value("train.train_samples") is not None else "iters"
     warmup = c.integer(f"scheduler.lr_warmup_{unit}") or 0
     decay = (
@@ -120,17 +132,22 @@ def _long_warmup(c: Container) -> Iterator[str]:
         yield f"the warm-up of {warmup} {unit} is as long as the decay of {decay}, and is cut; shorten it"
 
 
-MISSED: tuple[ContainerRule, ...] = (
-    ContainerRule("container-train-batch", ("train", *SIZES), _train_batch),
-    ContainerRule("container-layers", ("model.num_layers", SIZES[1]), of(_layers)),
-    ContainerRule("container-heads", ("model.num_attention_heads", SIZES[0]), of(_heads)),
-    ContainerRule("container-experts", ("model.num_moe_experts", "model.expert_model_parallel_size"), of(_experts)),
-    ContainerRule("container-pipeline-type", ("model.pipeline_dtype", SIZES[1]), of(_pipeline_type)),
-    ContainerRule("container-recompute", ("model.recompute_granularity", "model.recompute_method"), of(_recompute)),
-    ContainerRule("container-captured", ("model.cuda_graph_modules", "model.cuda_graph_impl"), of(_captured)),
-    ContainerRule("container-sequence-parallel", ("model.sequence_parallel", SIZES[0]), of(_sequence_parallel)),
-    ContainerRule("container-no-training", ("train.train_iters",), of(_no_training)),
-    ContainerRule("container-intervals", ("checkpoint.save_interval", "dataset.num_workers"), of(_intervals)),
-    ContainerRule("container-long-warmup", SCHEDULE, of(_long_warmup), "warning"),
+_SOURCE = "Megatron-Core: found by running what validate() lets through"
+
+MISSED: tuple[ContainerRule, ...] = tuple(
+    replace(rule, source=_SOURCE)
+    for rule in (
+        ContainerRule("container-train-batch", ("train", *SIZES), _train_batch),
+        ContainerRule("container-layers", ("model.num_layers", SIZES[1]), of(_layers)),
+        ContainerRule("container-heads", ("model.num_attention_heads", SIZES[0]), of(_heads)),
+        ContainerRule("container-experts", ("model.num_moe_experts", "model.expert_model_parallel_size"), of(_experts)),
+        ContainerRule("container-pipeline-type", ("model.pipeline_dtype", SIZES[1]), of(_pipeline_type)),
+        ContainerRule("container-recompute", ("model.recompute_granularity", "model.recompute_method"), of(_recompute)),
+        ContainerRule("container-captured", ("model.cuda_graph_modules", "model.cuda_graph_impl"), of(_captured)),
+        ContainerRule("container-sequence-parallel", ("model.sequence_parallel", SIZES[0]), of(_sequence_parallel)),
+        ContainerRule("container-no-training", ("train.train_iters",), of(_no_training)),
+        ContainerRule("container-intervals", ("checkpoint.save_interval", "dataset.num_workers"), of(_intervals)),
+        ContainerRule("container-long-warmup", SCHEDULE, of(_long_warmup), "warning"),
+    )
 )
 """What Megatron-Bridge's `validate()` lets through, and fails or misleads only on the cluster."""

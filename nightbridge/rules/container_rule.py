@@ -1,5 +1,7 @@
 """A rule of ConfigContainers, and what several of them ask of one."""
 
+import functools
+import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -28,8 +30,9 @@ class ContainerRule:
     Attributes:
         id: Its name, stable.
         fields: Dotted paths that it reads.
-        check: Yields a message for each way in which a configuration breaks it.
+        check: Yields a message for each way in which a configuration breaks it; its docstring is the reason.
         severity: What breaking it means.
+        source: Whose code or documentation the rule follows.
 
     """
 
@@ -37,11 +40,22 @@ class ContainerRule:
     fields: tuple[str, ...]
     check: Callable[[ContainerFacts], Iterable[str]]
     severity: Severity = "error"
+    source: str = "Megatron-Bridge: ConfigContainer.validate() and finalize()"
+
+    @property
+    def reason(self) -> str:
+        """Why the rule exists, in one sentence."""
+        return inspect.getdoc(self.check) or ""
 
 
 def of(check: Check) -> Callable[[ContainerFacts], Iterable[str]]:
     """A check that needs nothing but the file."""
-    return lambda facts: check(facts.container)
+
+    @functools.wraps(check)
+    def of_container(facts: ContainerFacts) -> Iterable[str]:
+        return check(facts.container)
+
+    return of_container
 
 
 def captured_modules(c: Container) -> tuple[str, ...]:

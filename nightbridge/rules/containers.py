@@ -52,6 +52,7 @@ def check_container(container: Container, world_size: int | None = None) -> tupl
 
 
 def _world_divides(facts: ContainerFacts) -> Iterator[str]:
+    """Training and evaluation both divide the GPUs into model-parallel groups."""
     size = model_parallel_size(facts.container)
     if facts.world_size is not None and facts.world_size % size:
         yield f"{facts.world_size} GPUs are not a multiple of TP * PP * CP = {size}; change one of them"
@@ -64,6 +65,7 @@ def _world_divides(facts: ContainerFacts) -> Iterator[str]:
 
 
 def _eval_batch(facts: ContainerFacts) -> Iterator[str]:
+    """Every data-parallel replica evaluates the same whole number of micro batches."""
     container = facts.container
     total = container.integer("validation.eval_global_batch_size") or container.integer("train.global_batch_size")
     micro = container.integer("validation.eval_micro_batch_size") or container.integer("train.micro_batch_size")
@@ -88,12 +90,14 @@ def _eval_data_parallel(facts: ContainerFacts) -> int | None:
 
 
 def _context_length(c: Container) -> Iterator[str]:
+    """Context parallelism cuts a sequence into two pieces for each rank, to balance causal attention."""
     context, length = c.size("context_parallel_size"), c.integer("model.seq_length")
     if context > 1 and length and length % (2 * context):
         yield f"model.seq_length {length} is not a multiple of 2 * context_parallel_size = {2 * context}; change one"
 
 
 def _context_loss(c: Container) -> Iterator[str]:
+    """Ranks see different numbers of tokens, and an average of averages weighs them wrongly."""
     if c.size("context_parallel_size") <= 1 or c.kind("dataset") not in _SFT:
         return
     if not c.is_on("model.calculate_per_token_loss"):
@@ -103,6 +107,7 @@ def _context_loss(c: Container) -> Iterator[str]:
 
 
 def _context_communication(c: Container) -> Iterator[str]:
+    """Communication is chosen for each layer, and a hierarchy must cover the ranks exactly."""
     kinds, sizes = c.value("model.cp_comm_type"), c.value("model.hierarchical_context_parallel_sizes")
     context, layers = c.size("context_parallel_size"), c.integer("model.num_layers")
     if context > 1 and isinstance(kinds, list) and len(kinds) != layers:
@@ -123,12 +128,14 @@ def _context_communication(c: Container) -> Iterator[str]:
 
 
 def _sequence_lengths(c: Container) -> Iterator[str]:
+    """The model would be built for other sequences than the data set yields."""
     model, data = c.integer("model.seq_length"), c.integer("dataset.seq_length")
     if c.kind("dataset") in {*_SFT, "GPTDatasetConfig"} and model != data:
         yield f"model.seq_length {model} and dataset.seq_length {data} differ; write the same"
 
 
 def _collate_padding(c: Container) -> Iterator[str]:
+    """Batches are padded to this multiple, so that every rank gets equal parts."""
     length = c.integer("dataset.seq_length")
     if c.kind("dataset") not in _COLLATED or not length:
         return
@@ -145,6 +152,7 @@ def _collate_padding(c: Container) -> Iterator[str]:
 
 
 def _one_duration(c: Container) -> Iterator[str]:
+    """Training has exactly one end: iterations, samples or epochs."""
     iterations, samples = c.integer("train.train_iters"), c.integer("train.train_samples")
     epochs, batch = c.value("train.num_epochs"), c.integer("train.global_batch_size")
     if iterations is None and samples is None and epochs is None:
@@ -163,6 +171,7 @@ def _one_duration(c: Container) -> Iterator[str]:
 
 
 def _epochs(c: Container) -> Iterator[str]:
+    """Epochs are counted for finite fine-tuning data sets only."""
     if c.value("train.num_epochs") is None:
         return
     if c.kind("dataset") != "GPTSFTDatasetConfig":
@@ -172,6 +181,7 @@ def _epochs(c: Container) -> Iterator[str]:
 
 
 def _schedule_mode(c: Container) -> Iterator[str]:
+    """A schedule counts iterations or samples, as training does."""
     by_samples = c.value("train.train_samples") is not None
     foreign: Mapping[str, bool] = (
         {
@@ -195,6 +205,7 @@ def _schedule_mode(c: Container) -> Iterator[str]:
 
 
 def _schedule_mixed(c: Container) -> Iterator[str]:
+    """A schedule counts iterations or samples, not both."""
     iterations, samples = (_counted_in(c, unit) for unit in ("iters", "samples"))
     if iterations and samples:
         yield f"scheduler counts iterations and samples: {', '.join(iterations + samples)}; keep those of one kind"
@@ -209,6 +220,7 @@ def _counted_in(c: Container, unit: str) -> list[str]:
 
 
 def _weight_decay(c: Container) -> Iterator[str]:
+    """The scheduler raises the weight decay from a start to an end and cannot lower it."""
     start, end = c.number("scheduler.start_weight_decay"), c.number("scheduler.end_weight_decay")
     if start is None:
         return
@@ -220,6 +232,7 @@ def _weight_decay(c: Container) -> Iterator[str]:
 
 
 def _schedule_length(c: Container) -> Iterator[str]:
+    """A schedule that ends before training, or has no length, leaves the last steps without a learning rate."""
     longest, iterations = c.integer("scheduler.max_steps"), c.integer("train.train_iters")
     if longest is not None and longest <= 0:
         yield f"scheduler.max_steps {longest} must be positive"
@@ -231,6 +244,7 @@ def _schedule_length(c: Container) -> Iterator[str]:
 
 
 def _schedule_override(c: Container) -> Iterator[str]:
+    """The scheduler's state comes from the configuration or from the checkpoint."""
     if c.is_on("scheduler.override_opt_param_scheduler") and c.is_on("scheduler.use_checkpoint_opt_param_scheduler"):
         yield "scheduler takes its values from the checkpoint and overrides them; switch one off"
 
@@ -239,6 +253,7 @@ def _schedule_override(c: Container) -> Iterator[str]:
 
 
 def _packing(c: Container) -> Iterator[str]:
+    """Offline and in-batch packing exclude each other, and each needs its own micro batch."""
     offline, in_batch = c.is_on("dataset.enable_offline_packing"), c.is_on("dataset.enable_in_batch_packing")
     specs, micro = c.value("dataset.offline_packing_specs"), c.integer("train.micro_batch_size") or 1
     if offline and in_batch:
@@ -257,6 +272,7 @@ def _packing(c: Container) -> Iterator[str]:
 
 
 def _padded_packing(c: Container) -> Iterator[str]:
+    """A captured graph needs inputs of one shape, so packed sequences must be padded to it."""
     if c.value("dataset.offline_packing_specs") is None:
         return
     padded = c.is_on("dataset.pad_to_max_length") or c.is_on("dataset.dataset_kwargs.pad_to_max_length")
@@ -273,6 +289,7 @@ def _padded_packing(c: Container) -> Iterator[str]:
 
 
 def _energon(c: Container) -> Iterator[str]:
+    """Energon packs sequences in the loader, which the rest of the configuration must match."""
     if c.kind("dataset") != "EnergonDatasetConfig":
         return
     micro = c.integer("train.micro_batch_size")
@@ -319,12 +336,14 @@ def _fsdp(c: Container) -> bool:
 
 
 def _two_precisions(c: Container) -> Iterator[str]:
+    """A model computes in one half-precision type."""
     for section in ("model", "optimizer"):
         if c.is_on(f"{section}.bf16") and c.is_on(f"{section}.fp16"):
             yield f"{section}.bf16 and {section}.fp16 are both on; keep one"
 
 
 def _aware_precision(c: Container) -> Iterator[str]:
+    """The precision-aware optimizer keeps its states in types that must match the model's."""
     if not c.is_on("optimizer.use_precision_aware_optimizer"):
         return
     ours = [kind for kind in ("bf16", "fp16") if c.is_on(f"model.{kind}")]
@@ -340,12 +359,14 @@ def _aware_precision(c: Container) -> Iterator[str]:
 
 
 def _mxfp8_gather(c: Container) -> Iterator[str]:
+    """Gathering MXFP8 parameters reuses the gradient buffer."""
     gathers = c.is_on("mixed_precision.fp8_param_gather") and c.value("mixed_precision.fp8_recipe") == "mxfp8"
     if gathers and not _fsdp(c) and not c.is_on("mixed_precision.reuse_grad_buf_for_mxfp8_param_ag"):
         yield "mixed_precision.fp8_param_gather with mxfp8 needs reuse_grad_buf_for_mxfp8_param_ag = true"
 
 
 def _deterministic(c: Container) -> Iterator[str]:
+    """These kernels and NCCL algorithms sum in an order that varies between runs."""
     if not c.is_on("model.deterministic_mode"):
         return
     if c.is_on("model.cross_entropy_loss_fusion"):
@@ -356,11 +377,13 @@ def _deterministic(c: Container) -> Iterator[str]:
 
 
 def _graph_nan_check(c: Container) -> Iterator[str]:
+    """The check reads the loss on the host at every step, which a captured iteration forbids."""
     if _captures_iteration(c) and c.is_on("rerun_state_machine.check_for_nan_in_loss"):
         yield "a full_iteration CUDA graph needs rerun_state_machine.check_for_nan_in_loss = false"
 
 
 def _graph_offload(c: Container) -> Iterator[str]:
+    """Transformer Engine's offloading and other graph implementations exclude each other."""
     if c.is_on("model.cpu_offloading") and _captures(c):
         yield 'model.cpu_offloading excludes CUDA graphs; write model.cuda_graph_impl = "none" or switch it off'
     if (
@@ -371,6 +394,7 @@ def _graph_offload(c: Container) -> Iterator[str]:
 
 
 def _quantised(c: Container) -> Iterator[str]:
+    """ModelOpt wraps the layers, which fused gradients and non-persistent checkpoints do not know."""
     if not c.is_on("model.restore_modelopt_state"):
         return
     if c.is_on("model.gradient_accumulation_fusion"):
@@ -380,11 +404,13 @@ def _quantised(c: Container) -> Iterator[str]:
 
 
 def _fsdp_choice(c: Container) -> Iterator[str]:
+    """Both shard the same parameters."""
     if c.is_on("dist.use_megatron_fsdp") and c.is_on("dist.use_torch_fsdp2"):
         yield "dist.use_megatron_fsdp and dist.use_torch_fsdp2 exclude each other; keep one"
 
 
 def _fsdp_first(c: Container) -> Iterator[str]:
+    """Megatron FSDP has a checkpoint format and communication settings of its own."""
     if not _fsdp(c) or c.integer("ddp.megatron_fsdp_version") == 2:
         return
     saves = c.value("checkpoint.save") is not None or c.value("checkpoint.load") is not None
@@ -405,6 +431,7 @@ def _fsdp_first(c: Container) -> Iterator[str]:
 
 
 def _fsdp_second(c: Container) -> Iterator[str]:
+    """The second version of Megatron FSDP shards data-parallel bf16 training only, so far."""
     if not _fsdp(c) or c.integer("ddp.megatron_fsdp_version") != 2:
         return
     sizes = (*("tensor_model_parallel_size", "pipeline_model_parallel_size"), "context_parallel_size")
@@ -443,6 +470,7 @@ def _fsdp_second(c: Container) -> Iterator[str]:
 
 
 def _checkpoint_format(c: Container) -> Iterator[str]:
+    """Each checkpoint format is written by one kind of sharding."""
     form = c.value("checkpoint.ckpt_format")
     used = c.value("checkpoint.save") is not None or c.value("checkpoint.load") is not None
     if used and form == "fsdp_dtensor" and (not _fsdp(c) or c.is_on("dist.use_torch_fsdp2")):
@@ -453,6 +481,7 @@ def _checkpoint_format(c: Container) -> Iterator[str]:
 
 
 def _asynchronous(c: Container) -> Iterator[str]:
+    """Asynchronous saves are made by a persistent worker, for distributed formats only."""
     if not c.is_on("checkpoint.async_save"):
         return
     if c.value("checkpoint.ckpt_format") not in _DISTRIBUTED_FORMATS:
@@ -464,6 +493,7 @@ def _asynchronous(c: Container) -> Iterator[str]:
 
 
 def _checkpoint_loading(c: Container) -> Iterator[str]:
+    """Contradictory instructions about what is loaded from a checkpoint, and from where."""
     if c.is_on("checkpoint.load_main_params_from_ckpt") and c.is_on("checkpoint.load_optim"):
         yield "checkpoint.load_main_params_from_ckpt needs load_optim = false"
     if c.value("checkpoint.ckpt_step") is not None and c.value("checkpoint.load") is None:
@@ -476,6 +506,7 @@ def _checkpoint_loading(c: Container) -> Iterator[str]:
 
 
 def _export(c: Container) -> Iterator[str]:
+    """The export needs the model's Hugging Face configuration and whole, global weights."""
     if not c.is_on("checkpoint.also_save_hf_checkpoint"):
         return
     if c.value("checkpoint.ckpt_format") == "fsdp_dtensor":
@@ -487,11 +518,13 @@ def _export(c: Container) -> Iterator[str]:
 
 
 def _process_groups(c: Container) -> Iterator[str]:
+    """Gloo groups are made by the global registry that decentralised groups replace."""
     if c.is_on("dist.use_decentralized_pg") and c.is_on("dist.use_gloo_process_groups"):
         yield "dist.use_decentralized_pg excludes dist.use_gloo_process_groups; switch one off"
 
 
 def _profilers(c: Container) -> Iterator[str]:
+    """Two profilers slow each other down; a window that ends before it starts profiles nothing."""
     if c.value("profiling") is None:
         return
     if c.is_on("profiling.use_pytorch_profiler") and c.is_on("profiling.use_nsys_profiler"):
@@ -502,12 +535,14 @@ def _profilers(c: Container) -> Iterator[str]:
 
 
 def _loggers(c: Container) -> Iterator[str]:
+    """The logging service files a run under a project and a name."""
     for name, needed in (("mlflow_experiment", "mlflow_run_name"), ("comet_project", "comet_experiment_name")):
         if c.value(f"logger.{name}") and not c.value(f"logger.{needed}"):
             yield f"logger.{name} needs logger.{needed}; write it"
 
 
 def _stragglers(c: Container) -> Iterator[str]:
+    """Straggler detection needs something to compare, and a threshold between 0 and 1."""
     if not c.is_on("nvrx_straggler.enabled"):
         return
     if not (c.is_on("nvrx_straggler.calc_relative_gpu_perf") or c.is_on("nvrx_straggler.calc_individual_gpu_perf")):
@@ -522,6 +557,7 @@ def _stragglers(c: Container) -> Iterator[str]:
 
 
 def _data_switches(c: Container) -> Iterator[str]:
+    """The data set treats an unset switch as an error, since each choice changes the loss."""
     if c.kind("dataset") not in ("GPTDatasetConfig", "GPTFIMDatasetConfig", "MockGPTDatasetConfig"):
         return
     dataset = c.value("dataset")

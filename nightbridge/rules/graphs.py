@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from nightbridge.launch.flags import items_of
 from nightbridge.rules.cloudai import DEEPSEEK_STAGES
 from nightbridge.rules.facts import NO_GRAPHS, Facts
-from nightbridge.rules.rule import Rule
+from nightbridge.rules.rule import Rule, from_source
 
 _RECOMPUTED_INSIDE: Mapping[str, frozenset[str]] = {
     "attn": frozenset({"core_attn"}),
@@ -33,6 +33,7 @@ def _modules(facts: Facts) -> frozenset[str]:
 
 
 def _fsdp_graphs(facts: Facts) -> Iterator[str]:
+    """FSDP gathers and frees parameters at every step, and a captured graph keeps fixed addresses."""
     if facts.args.get("use_megatron_fsdp") and _graphs_on(facts):
         yield (
             f"use_megatron_fsdp and cuda_graph_impl = {facts.graph_implementation!r} exclude each other; "
@@ -41,6 +42,7 @@ def _fsdp_graphs(facts: Facts) -> Iterator[str]:
 
 
 def _offload_graphs(facts: Facts) -> Iterator[str]:
+    """Offloading copies activations to the host on other streams, which a captured graph cannot replay."""
     layers = facts.integer("activation_offload_layers")
     if layers and _graphs_on(facts):
         yield (
@@ -50,12 +52,14 @@ def _offload_graphs(facts: Facts) -> Iterator[str]:
 
 
 def _offload_pipeline(facts: Facts) -> Iterator[str]:
+    """Offloading of activations is implemented for a single pipeline stage."""
     layers, stages = facts.integer("activation_offload_layers"), facts.integer("pp")
     if layers and stages and stages > 1:
         yield f"activation_offload_layers {layers} needs pp 1, not {stages}; remove it or use pp = 1"
 
 
 def _graph_scope(facts: Facts) -> Iterator[str]:
+    """A graph of the full iteration contains every other one, and Transformer Engine captures layers only."""
     scopes = facts.graph_scopes
     if "full_iteration" not in scopes:
         return
@@ -66,11 +70,13 @@ def _graph_scope(facts: Facts) -> Iterator[str]:
 
 
 def _graph_moe_router(facts: Facts) -> Iterator[str]:
+    """The graph of moe contains its router, which cannot be captured twice."""
     if {"moe", "moe_router"} <= set(facts.graph_scopes):
         yield "cuda_graph_scope holds moe and moe_router, and moe contains the router; keep one of them"
 
 
 def _graph_moe_preprocess(facts: Facts) -> Iterator[str]:
+    """Preprocessing consumes the router's output, so both are captured, or neither."""
     scopes = facts.graph_scopes
     # The local implementation adds the other one of the pair itself.
     if "moe_preprocess" in scopes and "moe_router" not in scopes and facts.graph_implementation != "local":
@@ -78,6 +84,7 @@ def _graph_moe_preprocess(facts: Facts) -> Iterator[str]:
 
 
 def _graph_recompute(facts: Facts) -> Iterator[str]:
+    """Recomputing the expert layer runs it again outside the graph that captured part of it."""
     captured = [scope for scope in ("moe", "moe_router") if scope in facts.graph_scopes]
     if captured and "moe" in _modules(facts) and facts.graph_implementation != "local":
         yield (
@@ -87,6 +94,7 @@ def _graph_recompute(facts: Facts) -> Iterator[str]:
 
 
 def _graph_recompute_dropout(facts: Facts) -> Iterator[str]:
+    """What is recomputed inside a graph must repeat exactly, which dropout and jitter prevent."""
     scopes, modules = facts.graph_scopes, _modules(facts)
     for scope, inside in _RECOMPUTED_INSIDE.items():
         if scope in scopes and (both := sorted(inside & modules)):
@@ -97,6 +105,7 @@ def _graph_recompute_dropout(facts: Facts) -> Iterator[str]:
 
 
 def _overlap_graphs(facts: Facts) -> Iterator[str]:
+    """The overlap splits the expert layer into parts that run on two streams, so no graph may hold it whole."""
     if not facts.args.get("moe_a2a_overlap"):
         return
     captured = [scope for scope in facts.graph_scopes if scope in _NOT_OVERLAPPED]
@@ -109,6 +118,7 @@ def _overlap_graphs(facts: Facts) -> Iterator[str]:
 
 
 def _overlap_needs(facts: Facts) -> Iterator[str]:
+    """The overlap hides the all-to-all of one micro batch behind the compute of another one."""
     if not facts.args.get("moe_a2a_overlap"):
         return
     if facts.integer("ep") == 1:
@@ -123,6 +133,7 @@ def _overlap_needs(facts: Facts) -> Iterator[str]:
 
 
 def _deepseek_layout(facts: Facts) -> Iterator[str]:
+    """61 layers divide into few pipelines, and the recipe refuses all others."""
     args = facts.args
     if args.get("model_recipe_name") != "deepseek_v3" or args.get("pipeline_model_parallel_layout"):
         return
@@ -143,25 +154,31 @@ def _cmd(*fields: str) -> tuple[str, ...]:
 _GRAPH = ("cuda_graph_impl", "cuda_graph_scope")
 
 RULES = (
-    Rule("fsdp-graphs", "error", _cmd("use_megatron_fsdp", "cuda_graph_impl"), _fsdp_graphs),
-    Rule("offload-graphs", "error", _cmd("activation_offload_layers", "cuda_graph_impl"), _offload_graphs),
-    Rule("offload-pipeline", "error", _cmd("activation_offload_layers", "pp"), _offload_pipeline),
-    Rule("graph-scope", "error", _cmd(*_GRAPH), _graph_scope),
-    Rule("graph-moe-router", "error", _cmd(*_GRAPH), _graph_moe_router),
-    Rule("graph-moe-preprocess", "error", _cmd(*_GRAPH), _graph_moe_preprocess),
-    Rule("graph-recompute", "error", _cmd(*_GRAPH, "recompute_modules"), _graph_recompute),
-    Rule("graph-recompute-dropout", "warning", _cmd(*_GRAPH, "recompute_modules"), _graph_recompute_dropout),
-    Rule("overlap-graphs", "error", _cmd("moe_a2a_overlap", *_GRAPH), _overlap_graphs),
-    Rule(
-        "overlap-needs",
-        "error",
-        _cmd("moe_a2a_overlap", "ep", "pp", "vp", "recompute_num_layers", "recompute_modules"),
-        _overlap_needs,
+    *from_source(
+        "Megatron-Core: TransformerConfig",
+        Rule("fsdp-graphs", "error", _cmd("use_megatron_fsdp", "cuda_graph_impl"), _fsdp_graphs),
+        Rule("offload-graphs", "error", _cmd("activation_offload_layers", "cuda_graph_impl"), _offload_graphs),
+        Rule("offload-pipeline", "error", _cmd("activation_offload_layers", "pp"), _offload_pipeline),
+        Rule("graph-scope", "error", _cmd(*_GRAPH), _graph_scope),
+        Rule("graph-moe-router", "error", _cmd(*_GRAPH), _graph_moe_router),
+        Rule("graph-moe-preprocess", "error", _cmd(*_GRAPH), _graph_moe_preprocess),
+        Rule("graph-recompute", "error", _cmd(*_GRAPH, "recompute_modules"), _graph_recompute),
+        Rule("graph-recompute-dropout", "warning", _cmd(*_GRAPH, "recompute_modules"), _graph_recompute_dropout),
+        Rule("overlap-graphs", "error", _cmd("moe_a2a_overlap", *_GRAPH), _overlap_graphs),
+        Rule(
+            "overlap-needs",
+            "error",
+            _cmd("moe_a2a_overlap", "ep", "pp", "vp", "recompute_num_layers", "recompute_modules"),
+            _overlap_needs,
+        ),
     ),
-    Rule(
-        "deepseek-layout",
-        "error",
-        _cmd("model_recipe_name", "pipeline_model_parallel_layout", "pp", "vp"),
-        _deepseek_layout,
+    *from_source(
+        "Megatron-Bridge: the recipe of DeepSeek-V3",
+        Rule(
+            "deepseek-layout",
+            "error",
+            _cmd("model_recipe_name", "pipeline_model_parallel_layout", "pp", "vp"),
+            _deepseek_layout,
+        ),
     ),
 )

@@ -13,7 +13,7 @@ from nightbridge.launch.versions import HEAD
 from nightbridge.models import ClusterLimits, Image, RunSpec, Site
 from nightbridge.rules.checkpoints import resumes
 from nightbridge.rules.facts import Facts
-from nightbridge.rules.rule import Rule
+from nightbridge.rules.rule import Rule, from_source
 
 _GRIDS = ("cmd_args.encoder", "cmd_args.language_model")
 
@@ -24,6 +24,7 @@ def _named_grids(facts: Facts) -> tuple[tuple[str, Grid], ...]:
 
 
 def _fills_nodes(facts: Facts) -> Iterator[str]:
+    """Each grid owns whole nodes, and both are started by one srun."""
     per_node = gpus_per_node(facts.test, HEAD, limits=facts.limits) or GPUS_PER_NODE
     total = grids_of(facts.test).ranks
     for name, grid in _named_grids(facts):
@@ -38,6 +39,7 @@ def _fills_nodes(facts: Facts) -> Iterator[str]:
 
 
 def _lanes(facts: Facts) -> Iterator[str]:
+    """Every encoder replica feeds the same whole number of language-model replicas."""
     grids = grids_of(facts.test)
     if grids.language_model.dp % grids.encoder.dp:
         yield (
@@ -47,6 +49,7 @@ def _lanes(facts: Facts) -> Iterator[str]:
 
 
 def _experts(facts: Facts) -> Iterator[str]:
+    """The expert grid covers the same GPUs, and each rank holds the same whole number of experts."""
     for name, grid in _named_grids(facts):
         if grid.ranks % grid.expert_block:
             yield (
@@ -60,6 +63,7 @@ def _experts(facts: Facts) -> Iterator[str]:
 
 
 def _whole_micro_batches(facts: Facts) -> Iterator[str]:
+    """A step is a whole number of micro batches for each replica of the language model."""
     count = micro_batches(facts.test)
     if count is not None and not count.is_integer():
         dp, mb = grids_of(facts.test).language_model.dp, facts.args.get("mb", 1)
@@ -70,18 +74,21 @@ def _whole_micro_batches(facts: Facts) -> Iterator[str]:
 
 
 def _context_parallel(facts: Facts) -> Iterator[str]:
+    """No published program implements context parallelism across the two grids."""
     for name, grid in _named_grids(facts):
         if grid.cp > 1:
             yield f"cmd_args.{name}.cp is {grid.cp}, and every program published so far refuses more than 1"
 
 
 def _length(facts: Facts) -> Iterator[str]:
+    """Megatron-LM needs an end of training, in iterations or samples."""
     steps, samples = facts.args.get("max_steps"), facts.args.get("train_samples")
     if not steps and not samples:
         yield "neither cmd_args.train_samples nor max_steps is written: the program would not know when to end"
 
 
 def _both_lengths(facts: Facts) -> Iterator[str]:
+    """Megatron-LM takes one of the two lengths; samples win."""
     if facts.args.get("max_steps") and facts.args.get("train_samples"):
         yield (
             f"cmd_args.train_samples {facts.args['train_samples']} takes precedence over max_steps "
@@ -90,6 +97,7 @@ def _both_lengths(facts: Facts) -> Iterator[str]:
 
 
 def _schedule(facts: Facts) -> Iterator[str]:
+    """Megatron-LM refuses a schedule that mixes samples and iterations, and a WSD schedule with a part missing."""
     args = facts.args
     written = [name for name in ("lr_wsd_decay_samples", "lr_wsd_decay_style") if args.get(name)]
     if len(written) == 1:
@@ -108,6 +116,7 @@ def _schedule(facts: Facts) -> Iterator[str]:
 
 
 def _schedule_order(facts: Facts) -> Iterator[str]:
+    """A warm-up that outlasts the decay leaves no step at the learning rate that was asked for."""
     total = facts.integer("train_samples")
     warmup, decay = facts.args.get("lr_warmup_samples") or 0, facts.integer("lr_decay_samples") or total
     wsd = facts.integer("lr_wsd_decay_samples") or 0
@@ -120,6 +129,7 @@ def _schedule_order(facts: Facts) -> Iterator[str]:
 
 
 def _frozen(facts: Facts) -> Iterator[str]:
+    """With every part frozen no parameter has a gradient."""
     if facts.args.get("training_stage") == "stage1" and facts.args.get("freeze_projection"):
         yield (
             "cmd_args.training_stage = 'stage1' trains the projector alone, and freeze_projection freezes it: "
@@ -128,6 +138,7 @@ def _frozen(facts: Facts) -> Iterator[str]:
 
 
 def _resolution(facts: Facts) -> Iterator[str]:
+    """Tiles and dynamic resolution are two ways to cut an image, and the bounds must be in order."""
     args = facts.args
     low, high = args.get("dynamic_resolution_min_patches"), args.get("dynamic_resolution_max_patches")
     if low and high and low > high:
@@ -139,12 +150,13 @@ def _resolution(facts: Facts) -> Iterator[str]:
 
 
 def _extra(facts: Facts) -> Iterator[str]:
+    """An option given twice is decided by its position on the command line."""
     for key in taken_options(facts.test):
         yield f"extra_cmd_args.{key} is decided by [cmd_args]; write it there"
 
 
 def _grid_flags(facts: Facts) -> Iterator[str]:
-    """Plan it against the pinned program, whose parser says which axes it has."""
+    """The pinned program's own parser decides which axes a grid has."""
     if facts.checkout is None:
         return
     limits = facts.limits or ClusterLimits()
@@ -157,41 +169,50 @@ def _grid_flags(facts: Facts) -> Iterator[str]:
 
 
 RULES = (
-    Rule("grid-fills-nodes", "error", (*_GRIDS, "cmd_args.gpus_per_node"), _fills_nodes),
-    Rule("lanes-per-encoder", "error", _GRIDS, _lanes),
-    Rule("grid-experts", "error", (*_GRIDS, "cmd_args.num_moe_experts"), _experts),
-    Rule("grid-micro-batches", "error", (*_GRIDS, "cmd_args.gb", "cmd_args.mb"), _whole_micro_batches),
-    Rule("grid-context-parallel", "warning", _GRIDS, _context_parallel),
-    Rule("grid-flag-exists", "error", (*_GRIDS, "cmd_args.program"), _grid_flags, needs="checkout"),
-    Rule("training-length", "error", ("cmd_args.max_steps", "cmd_args.train_samples"), _length),
-    Rule("samples-precede", "warning", ("cmd_args.max_steps", "cmd_args.train_samples"), _both_lengths),
-    Rule(
-        "sample-schedule",
-        "error",
-        (
-            "cmd_args.lr_decay_style",
-            "cmd_args.lr_wsd_decay_samples",
-            "cmd_args.lr_wsd_decay_style",
-            "cmd_args.lr_warmup_samples",
-            "cmd_args.lr_decay_samples",
-            "cmd_args.warmup_iters",
-            "cmd_args.train_samples",
+    *from_source(
+        "Megatron-LM: examples/mimo",
+        Rule("grid-fills-nodes", "error", (*_GRIDS, "cmd_args.gpus_per_node"), _fills_nodes),
+        Rule("lanes-per-encoder", "error", _GRIDS, _lanes),
+        Rule("grid-experts", "error", (*_GRIDS, "cmd_args.num_moe_experts"), _experts),
+        Rule("grid-micro-batches", "error", (*_GRIDS, "cmd_args.gb", "cmd_args.mb"), _whole_micro_batches),
+        Rule("grid-context-parallel", "warning", _GRIDS, _context_parallel),
+        Rule("grid-flag-exists", "error", (*_GRIDS, "cmd_args.program"), _grid_flags, needs="checkout"),
+        Rule("nothing-trained", "error", ("cmd_args.training_stage", "cmd_args.freeze_projection"), _frozen),
+        Rule(
+            "image-resolution",
+            "error",
+            ("cmd_args.dynamic_resolution", "cmd_args.dynamic_resolution_min_patches", "cmd_args.num_image_tiles"),
+            _resolution,
         ),
-        _schedule,
     ),
-    Rule(
-        "sample-schedule-order",
-        "error",
-        ("cmd_args.lr_warmup_samples", "cmd_args.lr_decay_samples", "cmd_args.lr_wsd_decay_samples"),
-        _schedule_order,
+    *from_source(
+        "Megatron-LM: its arguments and learning-rate schedule",
+        Rule("training-length", "error", ("cmd_args.max_steps", "cmd_args.train_samples"), _length),
+        Rule("samples-precede", "warning", ("cmd_args.max_steps", "cmd_args.train_samples"), _both_lengths),
+        Rule(
+            "sample-schedule",
+            "error",
+            (
+                "cmd_args.lr_decay_style",
+                "cmd_args.lr_wsd_decay_samples",
+                "cmd_args.lr_wsd_decay_style",
+                "cmd_args.lr_warmup_samples",
+                "cmd_args.lr_decay_samples",
+                "cmd_args.warmup_iters",
+                "cmd_args.train_samples",
+            ),
+            _schedule,
+        ),
+        Rule(
+            "sample-schedule-order",
+            "error",
+            ("cmd_args.lr_warmup_samples", "cmd_args.lr_decay_samples", "cmd_args.lr_wsd_decay_samples"),
+            _schedule_order,
+        ),
+        Rule("flag-once", "error", ("extra_cmd_args",), _extra),
     ),
-    Rule("nothing-trained", "error", ("cmd_args.training_stage", "cmd_args.freeze_projection"), _frozen),
-    Rule(
-        "image-resolution",
-        "error",
-        ("cmd_args.dynamic_resolution", "cmd_args.dynamic_resolution_min_patches", "cmd_args.num_image_tiles"),
-        _resolution,
+    *from_source(
+        "nightbridge: what a night stores and compares",
+        Rule("resumes", "warning", ("cmd_args.load_dir", "cmd_args.finetune", "extra_cmd_args"), resumes),
     ),
-    Rule("flag-once", "error", ("extra_cmd_args",), _extra),
-    Rule("resumes", "warning", ("cmd_args.load_dir", "cmd_args.finetune", "extra_cmd_args"), resumes),
 )

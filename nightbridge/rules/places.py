@@ -7,7 +7,7 @@ from nightbridge.errors import InvalidInput
 from nightbridge.launch.resources import time_limit_seconds
 from nightbridge.launch.time_limits import clock, is_read_differently_by_sbatch
 from nightbridge.rules.facts import Facts
-from nightbridge.rules.rule import Rule
+from nightbridge.rules.rule import Rule, from_source
 
 _UPSTREAM = re.compile(r"github\.com[:/]+NVIDIA(?:-NeMo)?/", re.IGNORECASE)
 # The grammar of github.com/distribution/reference, with enroot's `USER@` and `REGISTRY#`; a slash means the same.
@@ -20,6 +20,7 @@ _MOUNT = re.compile(r"[^:]+:/[^:]*(?::[a-z0-9+_.=-]+)?")
 
 
 def _image_named(facts: Facts) -> Iterator[str]:
+    """A moving default image makes every night incomparable with the one before."""
     if not facts.args.get("container_image"):
         yield (
             "cmd_args.container_image is not written: the launcher would take the moving tag nemo:dev, another image "
@@ -28,6 +29,7 @@ def _image_named(facts: Facts) -> Iterator[str]:
 
 
 def _image_grammar(facts: Facts) -> Iterator[str]:
+    """A mistyped reference is found by the registry minutes later, or names an image of Docker Hub."""
     image = str(facts.args.get("container_image") or "none")
     if image.startswith(("/", ".")) or image == "none" or _IMAGE.fullmatch(image):
         return
@@ -38,6 +40,7 @@ def _image_grammar(facts: Facts) -> Iterator[str]:
 
 
 def _image_needed(facts: Facts) -> Iterator[str]:
+    """NVIDIA's launchers always start jobs in a container and fail without one."""
     url = facts.test.megatron_bridge.url
     if facts.test.has_launcher and facts.args.get("container_image") == "none" and _UPSTREAM.search(url):
         yield (
@@ -47,6 +50,7 @@ def _image_needed(facts: Facts) -> Iterator[str]:
 
 
 def _token(facts: Facts) -> Iterator[str]:
+    """Without a token the Hub refuses gated models and limits the rate of others, hours into the queue."""
     if "HF_TOKEN" in facts.test.secrets or facts.args.get("offline"):
         return
     if facts.args.get("task") in _TUNING:
@@ -65,18 +69,21 @@ def _fetches(reason: str) -> str:
 
 
 def _partition(facts: Facts) -> Iterator[str]:
+    """Slurm would refuse the job."""
     limits = facts.limits
     if limits is not None and limits.partition and limits.partitions and limits.partition not in limits.partitions:
         yield f"the cluster has no partition {limits.partition!r}; it has {', '.join(limits.partitions)}"
 
 
 def _account(facts: Facts) -> Iterator[str]:
+    """Slurm would refuse the job, or hold it for ever."""
     limits = facts.limits
     if limits is not None and limits.accounts and limits.account and limits.account not in limits.accounts:
         yield f"account {limits.account!r} may not submit here; these may: {', '.join(limits.accounts)}"
 
 
 def _resources(facts: Facts) -> Iterator[str]:
+    """Slurm would refuse a generic resource that no node of the partition has."""
     asked, known = facts.args.get("gres"), facts.limits.gres if facts.limits else None
     if not asked or known is None:
         return
@@ -88,6 +95,7 @@ def _resources(facts: Facts) -> Iterator[str]:
 
 
 def _runtime(facts: Facts) -> Iterator[str]:
+    """Without pyxis srun does not know the options that start a container."""
     image = facts.args.get("container_image")
     if facts.limits is not None and image and image != "none" and not facts.limits.has_pyxis:
         yield (
@@ -97,12 +105,14 @@ def _runtime(facts: Facts) -> Iterator[str]:
 
 
 def _mounts(facts: Facts) -> Iterator[str]:
+    """Pyxis refuses other forms when the job starts."""
     for mount in facts.test.extra_container_mounts:
         if not _MOUNT.fullmatch(mount):
             yield f"extra_container_mounts: {mount!r} is not HOST_PATH:/CONTAINER_PATH[:flags]; write it so"
 
 
 def _time_limit(facts: Facts) -> Iterator[str]:
+    """Slurm would refuse the job."""
     try:
         time_limit_seconds(facts.test)
     except InvalidInput as error:
@@ -110,6 +120,7 @@ def _time_limit(facts: Facts) -> Iterator[str]:
 
 
 def _time_ambiguous(facts: Facts) -> Iterator[str]:
+    """CloudAI and sbatch read two numbers with a colon differently: 30:00 is 30 hours or 30 minutes."""
     written = facts.test.time_limit
     if written and is_read_differently_by_sbatch(written):
         yield (
@@ -119,6 +130,7 @@ def _time_ambiguous(facts: Facts) -> Iterator[str]:
 
 
 def _time_allowed(facts: Facts) -> Iterator[str]:
+    """Slurm would refuse the job, or leave it pending with PartitionTimeLimit."""
     longest = facts.limits.max_time_seconds if facts.limits else None
     try:
         seconds = time_limit_seconds(facts.test)
@@ -130,6 +142,7 @@ def _time_allowed(facts: Facts) -> Iterator[str]:
 
 
 def _nodes_filled(facts: Facts) -> Iterator[str]:
+    """The launcher starts one task for each GPU of a node, so more GPUs train than were asked for."""
     per_node, nodes = facts.gpus_per_node, facts.nodes
     if facts.test.has_launcher and per_node and nodes and facts.gpus % per_node:
         nobody_said = facts.limits is None and not facts.args.get("gpus_per_node")
@@ -146,6 +159,7 @@ def _nodes_filled(facts: Facts) -> Iterator[str]:
 
 
 def _nodes_allowed(facts: Facts) -> Iterator[str]:
+    """The job would be pending for ever with PartitionNodeLimit."""
     most = facts.limits.max_nodes if facts.limits else None
     if most is not None and facts.nodes is not None and facts.nodes > most:
         yield (
@@ -157,23 +171,38 @@ def _nodes_allowed(facts: Facts) -> Iterator[str]:
 _NODES = ("cmd_args.num_gpus", "cmd_args.gpus_per_node", "cmd_args.gpu_type")
 
 RULES = (
-    Rule("container-named", "error", ("cmd_args.container_image",), _image_named),
-    Rule("image-reference", "error", ("cmd_args.container_image",), _image_grammar),
-    Rule("container-needed", "error", ("cmd_args.container_image", "git_repos"), _image_needed),
-    Rule(
-        "hub-token",
-        "warning",
-        tuple(f"cmd_args.{field}" for field in ("task", "tokenizer_type", "use_recipes", "offline")),
-        _token,
+    *from_source(
+        "Megatron-Bridge: scripts/performance, its launcher and its executor",
+        Rule("container-named", "error", ("cmd_args.container_image",), _image_named),
+        Rule("container-needed", "error", ("cmd_args.container_image", "git_repos"), _image_needed),
+        Rule("nodes-filled", "warning", _NODES, _nodes_filled),
     ),
-    Rule("partition-exists", "error", (), _partition, needs="limits"),
-    Rule("account-allowed", "error", (), _account, needs="limits"),
-    Rule("resources-exist", "error", ("cmd_args.gres",), _resources, needs="limits"),
-    Rule("container-runtime", "error", ("cmd_args.container_image",), _runtime, needs="limits"),
-    Rule("mount-syntax", "error", ("extra_container_mounts",), _mounts),
-    Rule("time-limit-syntax", "error", ("time_limit",), _time_limit),
-    Rule("time-limit-ambiguous", "warning", ("time_limit",), _time_ambiguous),
-    Rule("time-limit-allowed", "error", ("time_limit",), _time_allowed, needs="limits"),
-    Rule("nodes-filled", "warning", _NODES, _nodes_filled),
-    Rule("nodes-allowed", "error", _NODES, _nodes_allowed, needs="limits"),
+    *from_source(
+        "Hugging Face Hub",
+        Rule(
+            "hub-token",
+            "warning",
+            tuple(f"cmd_args.{field}" for field in ("task", "tokenizer_type", "use_recipes", "offline")),
+            _token,
+        ),
+    ),
+    *from_source(
+        "enroot: the grammar of docker:// references",
+        Rule("image-reference", "error", ("cmd_args.container_image",), _image_grammar),
+    ),
+    *from_source(
+        "pyxis: its options of srun",
+        Rule("container-runtime", "error", ("cmd_args.container_image",), _runtime, needs="limits"),
+        Rule("mount-syntax", "error", ("extra_container_mounts",), _mounts),
+    ),
+    *from_source(
+        "Slurm: the limits of partition and account",
+        Rule("partition-exists", "error", (), _partition, needs="limits"),
+        Rule("account-allowed", "error", (), _account, needs="limits"),
+        Rule("resources-exist", "error", ("cmd_args.gres",), _resources, needs="limits"),
+        Rule("time-limit-syntax", "error", ("time_limit",), _time_limit),
+        Rule("time-limit-ambiguous", "warning", ("time_limit",), _time_ambiguous),
+        Rule("time-limit-allowed", "error", ("time_limit",), _time_allowed, needs="limits"),
+        Rule("nodes-allowed", "error", _NODES, _nodes_allowed, needs="limits"),
+    ),
 )

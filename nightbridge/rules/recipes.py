@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nightbridge.launch.parser_source import launcher_of
 from nightbridge.rules.facts import Facts
-from nightbridge.rules.rule import Rule
+from nightbridge.rules.rule import Rule, from_source
 
 PERF_RECIPES = Path("src/megatron/bridge/perf_recipes")
 """Where Megatron-Bridge keeps its flat performance recipes, one function each; older versions have no such folder."""
@@ -54,6 +54,7 @@ def _wanted(facts: Facts) -> tuple[str, str, tuple[str, ...]] | None:
 
 
 def _exists(facts: Facts) -> Iterator[str]:
+    """The launcher looks the recipe up by name when the job starts, after the wait in the queue."""
     wanted = _wanted(facts)
     if wanted is None:
         return
@@ -69,6 +70,7 @@ def _exists(facts: Facts) -> Iterator[str]:
 
 
 def _for_these_gpus(facts: Facts) -> Iterator[str]:
+    """A recipe tuned for another number of GPUs runs with sizes that nobody chose for this one."""
     wanted = _wanted(facts)
     if wanted is None:
         return
@@ -88,6 +90,9 @@ def _size_of(name: str) -> str:
 
 
 RULES = (
-    Rule("recipe-exists", "error", _FIELDS, _exists, needs="checkout"),
-    Rule("recipe-gpus", "warning", _FIELDS, _for_these_gpus, needs="checkout"),
+    *from_source(
+        "Megatron-Bridge: src/megatron/bridge/perf_recipes at the pinned commit",
+        Rule("recipe-exists", "error", _FIELDS, _exists, needs="checkout"),
+        Rule("recipe-gpus", "warning", _FIELDS, _for_these_gpus, needs="checkout"),
+    ),
 )

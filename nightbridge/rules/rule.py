@@ -1,7 +1,8 @@
 """A rule and what it finds."""
 
+import inspect
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from nightbridge.launch.versions import HEAD, Version
@@ -18,7 +19,7 @@ class Violation(Model):
     """One rule broken by one run.
 
     Attributes:
-        rule: The rule's id; `nightbridge` documents it under that name.
+        rule: The rule's id; `nightbridge rules ID` describes it.
         severity: An error keeps the run from starting, a warning does not.
         fields: The fields that the rule looked at.
         message: What is wrong, with the values, and the way out.
@@ -42,11 +43,13 @@ class Rule:
         id: Its name, stable: people look it up and scripts match it.
         severity: What breaking it means.
         fields: The fields that it reads; it has nothing to say where none of them changed.
-        check: Yields a message for each way in which a run breaks it.
+        check: Yields a message for each way in which a run breaks it; its docstring is the reason for the rule.
         needs: What must be known before it can be checked.
         first: First version of Megatron-Bridge for which it holds.
         last: Last version for which it holds.
         alone: Whether it looks at every value by itself, so that no combination of values is worth asking it.
+        source: Whose code or documentation the rule follows.
+        why: The reason, where the check has no docstring of its own.
 
     """
 
@@ -58,6 +61,13 @@ class Rule:
     first: Version = OLDEST
     last: Version = HEAD
     alone: bool = False
+    source: str = ""
+    why: str = ""
+
+    @property
+    def reason(self) -> str:
+        """Why the rule exists, in one sentence."""
+        return self.why or inspect.getdoc(self.check) or ""
 
     def applies(self, facts: Facts) -> bool:
         """Whether what it needs is known and the run's version is in its range."""
@@ -70,3 +80,8 @@ class Rule:
     def violation(self, message: str) -> Violation:
         """What the rule found, with the name under which people look it up."""
         return Violation(rule=self.id, severity=self.severity, fields=self.fields, message=message)
+
+
+def from_source(source: str, *rules: Rule) -> tuple[Rule, ...]:
+    """The rules, each with the source that they share."""
+    return tuple(replace(rule, source=source) for rule in rules)

@@ -3,6 +3,7 @@
 import importlib.metadata
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from nightbridge import cli
 from nightbridge.errors import PermanentError, TransientError
 from nightbridge.models import ClusterSettings, NightReport, Verdict, VerdictStatus
+from nightbridge.rules import PROFILES, containers
 from nightbridge.slurm.attempts import open_attempt
 
 EXAMPLES = Path(__file__).parents[2] / "conf" / "examples"
@@ -166,6 +168,42 @@ def test_validate_takes_the_configuration_that_a_run_has_dumped(nightbridge, tmp
     rules = {finding["rule"] for finding in json.loads(found)["files"][0]["tests"][0]["findings"]}
     assert rules == {"container-eval-batch", "container-train-batch", "container-no-training"}
     assert "'train.iters=0' names no key" in told
+
+
+# --- rules -----------------------------------------------------------------------------------------------------------
+
+
+def test_rules_lists_every_rule_that_validate_may_name(nightbridge):
+    code, out, _ = nightbridge("rules", "--json")
+
+    listed = {rule["id"] for rule in json.loads(out)["rules"]}
+    assert code == 0
+    assert {rule.id for profile in PROFILES.values() for rule in profile} <= listed
+    assert {rule.id for rule in (*containers.RULES, *containers.MISSED)} <= listed
+    assert {"configuration", "pinned-code", "sweep-size"} <= listed
+
+
+def test_every_rule_has_a_reason_and_a_source(nightbridge):
+    rules = json.loads(nightbridge("rules", "--json")[1])["rules"]
+
+    assert [rule["id"] for rule in rules if not (rule["reason"].endswith(".") and rule["source"])] == []
+
+
+def test_rules_shows_one_rule_in_full(nightbridge):
+    code, out, _ = nightbridge("rules", "qwen3-tokenizer")
+    listing = nightbridge("rules")[1]
+
+    assert code == 0
+    assert re.search(r"severity +error\n", out)
+    assert re.search(r"versions +from v0\.4\.0\n", out)
+    assert re.search(r"source +Megatron-Bridge", out)
+    assert "qwen3-tokenizer" in listing
+
+
+def test_a_rule_that_does_not_exist_is_refused_with_the_next_best(nightbridge):
+    code, _, told = nightbridge("rules", "gpu-divides")
+
+    assert (code, told) == (2, "nightbridge: gpu-divides: no such rule. Did you mean gpus-divide?\n")
 
 
 # --- render ----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,141 @@
+"""Every rule in one list: what `nightbridge rules` and the reference show."""
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+
+from nightbridge.errors import InvalidInput
+from nightbridge.launch.versions import HEAD
+from nightbridge.models import Model
+from nightbridge.rules import cloudai, container_missed, containers, registry
+from nightbridge.rules.rule import OLDEST, Need, Rule, Severity
+from nightbridge.rules.sweeps import MOST_RUNS
+
+_NEEDS: Mapping[Need, str] = {
+    "nothing": "",
+    "limits": "the cluster's limits: --cluster or --system",
+    "checkout": "the pinned code: --pinned",
+}
+
+
+class RuleEntry(Model):
+    """One rule, as people look it up.
+
+    Attributes:
+        id: Its stable name.
+        severity: What breaking it means.
+        applies_to: The files that it checks.
+        versions: Versions of Megatron-Bridge for which it holds; empty for all.
+        needs: What must be known besides the file before it can be checked; empty for nothing.
+        fields: The fields that it reads.
+        reason: Why it exists.
+        source: Whose code or documentation it follows.
+
+    """
+
+    id: str
+    severity: Severity
+    applies_to: tuple[str, ...]
+    versions: str = ""
+    needs: str = ""
+    fields: tuple[str, ...] = ()
+    reason: str
+    source: str
+
+
+_READING = (
+    RuleEntry(
+        id="configuration",
+        severity="error",
+        applies_to=("every file",),
+        reason="A key or value that cannot be read would be ignored, or mean something else than was written.",
+        source="nightbridge: the tables of the configuration reference",
+    ),
+    RuleEntry(
+        id="pinned-code",
+        severity="error",
+        applies_to=("tests",),
+        needs=_NEEDS["checkout"],
+        fields=("git_repos", "nemo_run_repo"),
+        reason="A pin that its repository does not have fails every night.",
+        source="nightbridge: the repositories of the test",
+    ),
+    RuleEntry(
+        id="sweep-size",
+        severity="error",
+        applies_to=("tests",),
+        reason="A sweep grows with the product of its lists, and a night has an end.",
+        source=f"nightbridge: at most {MOST_RUNS} runs of a test in a night",
+    ),
+)
+"""What is found while files are read, besides the rules proper."""
+
+
+def rule_entries() -> tuple[RuleEntry, ...]:
+    """Every rule of every profile, each once."""
+    profiles: dict[str, Iterable[Rule]] = {
+        "tests": registry.RULES,
+        'tests with compat = "cloudai"': cloudai.RULES,
+        "heterogeneous tests": registry.HETERO_RULES,
+    }
+    merged: dict[str, RuleEntry] = {}
+    for entry in (*_READING, *_test_rules(profiles), *_container_rules()):
+        known = merged.get(entry.id)
+        merged[entry.id] = (
+            entry
+            if known is None
+            else known.model_copy(
+                update={
+                    "applies_to": (*known.applies_to, *entry.applies_to),
+                    "fields": tuple(dict.fromkeys((*known.fields, *entry.fields))),
+                }
+            )
+        )
+    return tuple(merged.values())
+
+
+def find_rule(rule_id: str) -> RuleEntry:
+    """The rule of this id.
+
+    Raises:
+        InvalidInput: There is none.
+
+    """
+    entries = {entry.id: entry for entry in rule_entries()}
+    if rule_id not in entries:
+        close = difflib.get_close_matches(rule_id, entries, n=1)
+        advice = f"Did you mean {close[0]}?" if close else "`nightbridge rules` lists all of them"
+        raise InvalidInput("no such rule", thing=rule_id, advice=advice)
+    return entries[rule_id]
+
+
+def _test_rules(profiles: Mapping[str, Iterable[Rule]]) -> Iterator[RuleEntry]:
+    for profile, rules in profiles.items():
+        for rule in rules:
+            yield RuleEntry(
+                id=rule.id,
+                severity=rule.severity,
+                applies_to=(profile,),
+                versions=_versions(rule),
+                needs=_NEEDS[rule.needs],
+                fields=rule.fields,
+                reason=rule.reason,
+                source=rule.source,
+            )
+
+
+def _container_rules() -> Iterator[RuleEntry]:
+    for rule in (*containers.RULES, *container_missed.MISSED):
+        yield RuleEntry(
+            id=rule.id,
+            severity=rule.severity,
+            applies_to=("ConfigContainer.yaml",),
+            fields=rule.fields,
+            reason=rule.reason,
+            source=rule.source,
+        )
+
+
+def _versions(rule: Rule) -> str:
+    if rule.last != HEAD:
+        return f"up to {rule.last}" if rule.first == OLDEST else f"{rule.first} to {rule.last}"
+    return "" if rule.first == OLDEST else f"from {rule.first}"
