@@ -11,10 +11,14 @@ TEST_MINUTES ?= 20
 # The one command that resolves versions. What stands in a lock file already keeps its version; UPGRADE=--upgrade moves all.
 LOCK = $(BIN)/uv pip compile --quiet --system-certs --universal --python-version 3.11 --generate-hashes --no-annotate --no-header $(UPGRADE)
 
-.PHONY: help require install lock demo test lint soak bench server deploy worker night clean
+# The marks of tests that need a part besides Python: see pyproject.toml.
+PARTS := slurm or s3 or registry or prefect or embedded or launcher or random_kill
+
+.PHONY: help require install lock demo check test lint soak bench server deploy worker night clean
 
 help:
 	@echo "make demo     the whole pipeline on this machine, from nothing"
+	@echo "make check    style, types, layers, and the tests that need Python only: before every commit"
 	@echo "make test     style, types, layers and all tests, on real parts where they can be installed"
 	@echo "make lock     resolve the lock files again, after a change of pyproject.toml or launcher.in"
 	@echo "make soak     the long counts"
@@ -58,6 +62,9 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+check: lint
+	$(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder -m "not ($(PARTS))"
 
 test: lint
 	$(BIN)/python tests/real/packages.py

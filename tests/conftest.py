@@ -46,19 +46,43 @@ MINUTES = float(os.environ.get("NIGHTBRIDGE_TEST_MINUTES", "inf"))
 
 _STARTED = time.monotonic()
 
-_DAEMONS = frozenset({"slurm_cluster", "ceph", "ministack", "prefect_server", "launcher_python", "environments_dir"})
+_MARK_OF_FIXTURE = {
+    "slurm_cluster": "slurm",
+    "ceph": "s3",
+    "ministack": "s3",
+    "prefect_server": "prefect",
+    "launcher_python": "launcher",
+    "environments_dir": "launcher",
+    "demo_image": "registry",
+}
+"""Fixtures that start a part, and the mark of the tests that use one."""
+
+_MARK_OF_IMPORT = {"prefect_in_this_process": "prefect", "LocalCluster": "embedded"}
+"""The same for what a test module starts itself."""
+
+_PARTS = frozenset({*_MARK_OF_FIXTURE.values(), *_MARK_OF_IMPORT.values(), "random_kill"})
+
+_NIGHTS = frozenset({"flows", "nights"})
+"""Folders of tests that run whole flows."""
+
+
+def _parts_of(item: pytest.Item) -> set[str]:
+    """The marks of all parts that a test needs besides Python."""
+    fixtures, module = getattr(item, "fixturenames", ()), vars(getattr(item, "module", object))
+    found = {mark.name for mark in item.iter_markers() if mark.name in _PARTS}
+    found |= {mark for name, mark in _MARK_OF_FIXTURE.items() if name in fixtures}
+    found |= {mark for name, mark in _MARK_OF_IMPORT.items() if name in module}
+    return found | ({"prefect"} if item.path.parent.name in _NIGHTS else set())
 
 
 def _parts_needed(item: pytest.Item) -> int:
     """How many other parts a test needs: 0 none, 1 real daemons or many tries, 2 all of them."""
-    if item.path.parent.name in ("flows", "nights"):
-        return 2
-    needs_daemons = any(item.get_closest_marker(name) for name in ("slurm", "s3", "launcher", "random_kill"))
-    return int(needs_daemons or not _DAEMONS.isdisjoint(getattr(item, "fixturenames", ())))
+    return 2 if item.path.parent.name in _NIGHTS else int(bool(_parts_of(item)))
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Parts alone first, then parts on real daemons, whole nights last.
+    """Mark each test with the parts it needs; parts alone first, then parts on real daemons, whole nights last.
 
     So where the time does not suffice for all, as much as possible has been tested.
 
@@ -67,6 +91,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     items.sort(key=_parts_needed)
     for item in items:
+        for mark in _parts_of(item):
+            item.add_marker(mark)
         if item.get_closest_marker("random_kill"):
             item.add_marker(pytest.mark.flaky(reruns=0))
 

@@ -53,8 +53,10 @@ def trouble(slurm_settings: ClusterSettings) -> str | None:
 
 
 @pytest.fixture(
-    params=[pytest.param(kind, marks=() if kind == "local" else pytest.mark.slurm) for kind in _KINDS]
-    or ["local", pytest.param("slurm", marks=pytest.mark.slurm), pytest.param("pyslurm", marks=pytest.mark.slurm)]
+    params=[
+        pytest.param(kind, marks=pytest.mark.embedded if kind == "local" else pytest.mark.slurm)
+        for kind in _KINDS or ("local", "slurm", "pyslurm")
+    ]
 )
 def cluster(request: pytest.FixtureRequest, workspace: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     """Each implementation, its launcher's environment in place, and a caller that is itself a job."""
