@@ -14,15 +14,16 @@ LOCK = $(BIN)/uv pip compile --quiet --system-certs --universal --python-version
 # The marks of tests that need a part besides Python: see pyproject.toml.
 PARTS := slurm or s3 or registry or prefect or embedded or launcher or random_kill
 
-.PHONY: help require install lock demo check test lint soak bench server deploy worker night clean
+.PHONY: help require install lock demo check test docs lint soak bench server deploy worker night clean
 
 help:
 	@echo "make demo     the whole pipeline on this machine, from nothing"
 	@echo "make check    style, types, layers, and the tests that need Python only: before every commit"
 	@echo "make test     style, types, layers and all tests, on real parts where they can be installed"
 	@echo "make lock     resolve the lock files again, after a change of pyproject.toml or launcher.in"
+	@echo "make docs     the documentation as a site in site/, with every warning as an error"
 	@echo "make soak     the long counts"
-	@echo "make bench    the benchmarks of the README"
+	@echo "make bench    the short benchmarks of docs/benchmarks.md"
 	@echo "make server   a Prefect server with the settings of prefect.toml"
 	@echo "make deploy   work pool, queues, blocks and deployments to the Prefect server"
 	@echo "make worker   a worker that runs what is due"
@@ -69,6 +70,10 @@ check: lint
 test: lint
 	$(BIN)/python tests/real/packages.py
 	NIGHTBRIDGE_SEEDS=$(SEEDS) NIGHTBRIDGE_TEST_MINUTES=$(TEST_MINUTES) $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --reruns 1
+
+# The theme's own advertisement would be a warning among ours.
+docs: install
+	PYTHONPATH=. DO_NOT_TRACK=1 NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 soak: install
 	$(BIN)/python tests/real/packages.py

@@ -162,7 +162,7 @@ class RetentionPolicy(Model):
 class StoreSettings(Model):
     """Where harvested runs, histories and reports are kept. `url`: `file:///dir` or `s3://bucket/prefix`."""
 
-    url: str
+    url: str = Field(description="`file:///DIRECTORY` or `s3://BUCKET/PREFIX`.")
     endpoint_url: str | None = Field(None, description="S3 endpoint; AWS when unset.")
     region: str | None = Field(None, description="S3 region.")
     profile: str | None = Field(None, description="Profile of the AWS configuration files.")
@@ -252,8 +252,8 @@ class NotifySettings(Model):
 class Site(Model):
     """Everything a run needs to know about the place it runs in. Built from blocks, a system file or options."""
 
-    workspace: Path = Path(".nightbridge")
-    cluster: ClusterSettings = ClusterSettings()
+    workspace: Path = Field(Path(".nightbridge"), description="Folder that the compute nodes see under the same path.")
+    cluster: ClusterSettings = Field(ClusterSettings(), description="The cluster; this machine when unset.")
     store: StoreSettings | None = Field(None, description="Default: `file://<workspace>/store`.")
     environments: Path | None = Field(None, description="Launcher environments; default `<workspace>/envs`.")
     images: Path | None = Field(None, description="Container images; default `<workspace>/images`.")
@@ -324,10 +324,10 @@ MOUNT_POINT = "/opt/Megatron-Bridge"
 class GitRepo(Model):
     """A repository and the ref to pin, as a test file names it (CloudAI's `git_repos` entry)."""
 
-    url: str
+    url: str = Field(description="Address, without credentials.")
     commit: str = Field("main", description="Branch, tag, or full or abbreviated commit.")
-    init_submodules: bool = False
-    mount_as: str | None = None
+    init_submodules: bool = Field(False, description="Check out submodules as well.")
+    mount_as: str | None = Field(None, description="Where the checkout is mounted in the container.")
     launcher: RepositoryPath | None = Field(
         None, description="Where the launcher lies in it: that makes it Megatron-Bridge's repository, whatever its URL."
     )

@@ -33,8 +33,8 @@ _WEIGHT_TOLERANCE = 1e-6
 class TrainingReport(Model):
     """CloudAI's `[training_report]`."""
 
-    exclude_start_steps: int = Field(5, ge=0)
-    exclude_post_profiling_steps: int = Field(2, ge=0)
+    exclude_start_steps: int = Field(5, ge=0, description="Becomes `gate.warmup_steps`, unless that is written.")
+    exclude_post_profiling_steps: int = Field(2, ge=0, description="Has no effect: steps after a profile count.")
 
 
 class DrawnParameter(Model):
@@ -47,12 +47,14 @@ class DrawnParameter(Model):
 class AgentFields(Model):
     """What CloudAI asks of whoever chooses the points of a sweep."""
 
-    agent: str = GRID_SEARCH
-    agent_steps: int = Field(1, ge=1)
-    agent_metrics: tuple[str, ...] = ()
-    agent_reward_function: RewardKind | None = None
-    agent_config: dict[str, Any] | None = None
-    env_params: dict[str, DrawnParameter] = Field(default={})
+    agent: str = Field(GRID_SEARCH, description="CloudAI's agent; `grid_search` runs every point.")
+    agent_steps: int = Field(1, ge=1, description="Points that another agent draws; use `sweep.points`.")
+    agent_metrics: tuple[str, ...] = Field((), description="CloudAI's name of `sweep.metric`.")
+    agent_reward_function: RewardKind | None = Field(None, description="CloudAI's name of `sweep.reward`.")
+    agent_config: dict[str, Any] | None = Field(None, description="Settings of CloudAI's agent, such as its seed.")
+    env_params: dict[str, DrawnParameter] = Field(
+        default={}, description="Keys of `[cmd_args]` of whose list each point draws one value (CloudAI)."
+    )
 
 
 def sbatch_options(written: str | Sequence[str], path: KeyPath, findings: Findings) -> tuple[str, ...]:

@@ -44,8 +44,10 @@ ENTRY_KEYS = frozenset({"id", "test_name"})
 class DependencyTable(Model):
     """An entry of `[[Tests.dependencies]]`."""
 
-    type: Literal["start_post_comp", "start_post_init", "start_post_success", "end_post_comp"]
-    id: Text
+    type: Literal["start_post_comp", "start_post_init", "start_post_success", "end_post_comp"] = Field(
+        description="Start after the other test ended, started, or succeeded. `end_post_comp` has no effect."
+    )
+    id: Text = Field(description="Id of the other test.")
 
 
 class TestTable(AgentFields):
@@ -53,29 +55,35 @@ class TestTable(AgentFields):
 
     __test__ = False  # not a pytest class
 
-    name: Text
-    description: str = ""
-    test_template_name: Literal["MegatronBridge", "HeteroMIMO"]
-    cmd_args: dict[str, Any]
-    extra_env_vars: dict[str, str | tuple[str, ...]] = Field(default={})
-    extra_cmd_args: dict[str, str] = Field(default={})
-    extra_container_mounts: tuple[str, ...] = ()
-    git_repos: tuple[GitRepo, ...] = Field(min_length=1)
-    nemo_run_repo: GitRepo | None = None
-    time_limit: str | None = None
-    iterations: int = Field(1, ge=1, le=10_000)
-    nodes: tuple[str, ...] = ()
-    exclude_nodes: tuple[str, ...] = ()
-    harvest: HarvestPolicy = HarvestPolicy()
-    gate: GatePolicy = GatePolicy()
-    canary: bool = False
-    compat: Compat = "none"
-    sweep: SweepPolicy = SweepPolicy()
-    dependencies: tuple[DependencyTable, ...] = ()
-    dse_excluded_args: tuple[str, ...] = ()
-    num_nodes: int | str | tuple[int, ...] | None = None
-    extra_srun_args: str | tuple[str, ...] = ()
-    training_report: TrainingReport | None = None
+    name: Text = Field(description="Name of the test.")
+    description: str = Field("", description="What it is for; shown in reports.")
+    test_template_name: Literal["MegatronBridge", "HeteroMIMO"] = Field(description="The workload.")
+    cmd_args: dict[str, Any] = Field(description="Arguments of the launcher or program; see below.")
+    extra_env_vars: dict[str, str | tuple[str, ...]] = Field(
+        default={}, description="Environment variables of the job. A list is a sweep; `env:NAME` names a secret."
+    )
+    extra_cmd_args: dict[str, str] = Field(
+        default={}, description="Overrides of the recipe (Hydra's `key=value`), or further options."
+    )
+    extra_container_mounts: tuple[str, ...] = Field((), description="Mounts, each `HOST_PATH:/CONTAINER_PATH[:flags]`.")
+    git_repos: tuple[GitRepo, ...] = Field(min_length=1, description="Repositories to pin; one is Megatron-Bridge.")
+    nemo_run_repo: GitRepo | None = Field(None, description="NeMo-Run; `main` of the official repository when unset.")
+    time_limit: str | None = Field(None, description="`HH:MM:SS`; the launcher's own limit when unset.")
+    iterations: int = Field(1, ge=1, le=10_000, description="How often the test runs each night.")
+    nodes: tuple[str, ...] = Field((), description="Hosts to run on, as in `host-[01-03]`.")
+    exclude_nodes: tuple[str, ...] = Field((), description="Hosts not to run on.")
+    harvest: HarvestPolicy = Field(HarvestPolicy(), description="What is stored of a run.")
+    gate: GatePolicy = Field(GatePolicy(), description="When a result is a regression.")
+    canary: bool = Field(False, description="Tell the cluster's drift from the code's; needs full commits as pins.")
+    compat: Compat = Field("none", description="`cloudai` checks by CloudAI's own constraints.")
+    sweep: SweepPolicy = Field(SweepPolicy(), description="How lists are expanded.")
+    dependencies: tuple[DependencyTable, ...] = Field((), description="Tests of the scenario to wait for.")
+    dse_excluded_args: tuple[str, ...] = Field((), description="Keys whose list is one value and no sweep (CloudAI).")
+    num_nodes: int | str | tuple[int, ...] | None = Field(
+        None, description="A list sweeps over the number of nodes; a single number has no effect."
+    )
+    extra_srun_args: str | tuple[str, ...] = Field((), description="Further options of the job, as `--name=value`.")
+    training_report: TrainingReport | None = Field(None, description="Steps that statistics leave out (CloudAI).")
 
 
 _MESSAGES: Mapping[str, str] = {
