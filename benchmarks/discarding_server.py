@@ -64,7 +64,7 @@ class _Handler(BaseHTTPRequestHandler):
         size = left = int(self.headers.get("Content-Length", 0))
         buffer = memoryview(bytearray(1 << 20))
         while left:
-            count = self.rfile.readinto(buffer[: min(left, len(buffer))])  # type: ignore[attr-defined]
+            count = self.rfile.readinto(buffer[: min(left, len(buffer))])
             left -= count
             if not count:
                 break

@@ -83,7 +83,8 @@ def second_half(share: float) -> Callable[[Array], Array]:
 
 def lag(loss: Array) -> Array:
     at = np.arange(loss.size)
-    return np.interp(0.9 * at, at, loss)
+    stretched: Array = np.interp(0.9 * at, at, loss)
+    return stretched
 
 
 def drift(loss: Array) -> Array:

@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def usable(steps: Sequence[float] | None) -> bool:
-    return bool(steps) and all(isinstance(step, int | float) and step > 0 for step in steps)
+    return steps is not None and len(steps) > 0 and all(isinstance(step, int | float) and step > 0 for step in steps)
 
 
 def tail(steps: np.ndarray) -> float | None:

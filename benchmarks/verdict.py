@@ -13,7 +13,6 @@ import argparse
 import multiprocessing
 import resource
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -231,4 +230,4 @@ def record_of(number: int, place: int, summary: Summary) -> RunRecord:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -2,7 +2,7 @@
 
 import logging
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from prefect.blocks.core import Block
 from pydantic import Field
@@ -103,7 +103,8 @@ def _site_with_blocks(system: str | None, cluster: str | None, store: str | None
 
 def _load(kind: type[B], name: str | None, otherwise: str) -> B:
     try:
-        return kind.load(str(name))
+        # A coroutine only within a running event loop, which none of the callers has.
+        return cast(B, kind.load(str(name)))
     except ValueError as error:
         title = kind._block_type_name
         raise InvalidInput(

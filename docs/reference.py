@@ -8,6 +8,7 @@ import textwrap
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import typer
@@ -134,7 +135,7 @@ _PLAIN: Mapping[Any, str] = {
     int: "whole number",
     float: "number",
     bool: "true or false",
-    models.Path: "path",
+    Path: "path",
     Any: "any value",
     models.SecretRef: "secret",
 }
@@ -189,7 +190,7 @@ def _flag_row(flag: Flag) -> Cells:
 
 def command_line() -> Iterator[str]:
     """Every command with its arguments and options."""
-    program = typer.main.get_command(cli.app)
+    program: Any = typer.main.get_command(cli.app)
     context = program.make_context("nightbridge", ["--help"], resilient_parsing=True)
     yield "# Command line\n"
     yield "`nightbridge --install-completion` sets up completion for the current shell. With `--json` a command prints"
