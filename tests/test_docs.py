@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import typer
+import yaml
 
 from nightbridge import cli
 from nightbridge.models import ClusterSettings, RunRecord, StoreSettings, utc_now
@@ -107,6 +108,19 @@ def test_every_command_exists_with_its_options(page: str, command: str) -> None:
 
     if words and words[0] in _CHECKS:
         _CHECKS[words[0]](words[1:])
+
+
+def test_the_workflow_and_the_hooks_run_commands_that_exist() -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))
+    steps = [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
+    entries = [hook["entry"].split()[0] for repository in hooks["repos"] for hook in repository["hooks"]]
+
+    targets = [words[1:] for step in steps if (words := _words(step))[0] == "make"]
+    assert targets
+    for target in targets:
+        _check_make([*target])
+    assert [entry for entry in entries if not Path(sys.executable).with_name(Path(entry).name).exists()] == []
 
 
 @pytest.mark.parametrize(
