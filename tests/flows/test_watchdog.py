@@ -99,7 +99,7 @@ def test_a_missing_verdict_fails_the_flow_run_and_is_told(deployed: PrefectServe
         flow_run = run_watchdog(deployed, system=str(file))
 
     assert (flow_run["state_type"], flow_run["state_name"]) == ("FAILED", "VerdictsMissing")
-    assert "llama: crashed: the night's process is gone" in flow_run["state"]["message"]
+    assert "llama: crashed: nothing of it was begun, and the night's process is gone" in flow_run["state"]["message"]
     assert "not told: NOWHERE: secret not found in env" in flow_run["state"]["message"]
     event = event_of(deployed, flow_run)
     assert event["resource"]["nightbridge.watchdog"] == "missing"

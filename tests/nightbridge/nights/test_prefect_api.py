@@ -3,6 +3,7 @@
 import json
 import socket
 import time
+import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_fixed
 
 from nightbridge.nights.causes import Cause
 from nightbridge.nights.prefect_api import FLOW, PrefectServer, WhyNot, configured_server, why_not_begun
@@ -42,6 +44,8 @@ class Deployed:
             },
         )["id"]
 
+    # On a busy machine SQLite is locked for longer than Prefect's server waits for it, and the answer is a 503.
+    @retry(retry=retry_if_exception_type(urllib.error.HTTPError), stop=stop_after_attempt(5), wait=wait_fixed(1))
     def call(self, path: str, body: Mapping[str, Any], method: str = "POST") -> Any:
         request = urllib.request.Request(
             f"{self.api_url}{path}",
