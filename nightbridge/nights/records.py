@@ -147,7 +147,13 @@ def read_plan(path: Path) -> NightPlan | None:
 
 
 def record_start(store: ObjectStore, start: NightStart) -> None:
-    """Say in the store that a night has begun; a later flow run of the same night replaces what an earlier one said."""
+    """Say in the store that a night has begun.
+
+    A later flow run of the same night replaces what an earlier one said, but for the slot of the schedule.
+    """
+    earlier = read_start(store, start.night, start.scenario) if start.slot is None else None
+    if earlier is not None:
+        start = start.model_copy(update={"slot": earlier.slot})
     store.put(f"{_folder(start.night, start.scenario)}/begun.json", start.model_dump_json(indent=2).encode())
 
 

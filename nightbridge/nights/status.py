@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
-from nightbridge.errors import StatusUnknown, TransientError
+from nightbridge.errors import DamagedData, NightbridgeError
 from nightbridge.models import JobState, JobStatus, Model, Verdict, VerdictStatus, slug
 from nightbridge.nights.records import NightStart
 from nightbridge.slurm.attempts import Submission, read_submission
@@ -54,6 +54,9 @@ def run_statuses(start: NightStart, store: ObjectStore, cluster: Cluster) -> tup
         start: The night's beginning.
         store: Where its verdicts are.
         cluster: Where its jobs are; one that does not answer makes their runs `UNKNOWN`.
+
+    Raises:
+        DamagedData: A stored verdict cannot be read.
     """
     verdicts = {test.run_key: _verdict(store, start.night, test.test_id, test.run_key) for test in start.tests}
     jobs = {key: _newest_job(key, start.workspace) for key, verdict in verdicts.items() if verdict is None}
@@ -69,8 +72,12 @@ def run_statuses(start: NightStart, store: ObjectStore, cluster: Cluster) -> tup
 
 def _verdict(store: ObjectStore, night: str, test_id: str, run_key: str) -> Verdict | None:
     test_slug = run_key[: -len(f"-{night}-") - 10]
-    data = store.get(f"runs/{test_slug or slug(test_id)}/{night}/{run_key}/verdict.json")
-    return Verdict.model_validate_json(data) if data else None
+    key = f"runs/{test_slug or slug(test_id)}/{night}/{run_key}/verdict.json"
+    data = store.get(key)
+    try:
+        return Verdict.model_validate_json(data) if data else None
+    except ValidationError as error:
+        raise DamagedData("not a verdict", thing=store.url_of(key), advice="Run the night again") from error
 
 
 def _newest_job(run_key: str, workspace: Path) -> Submission | datetime | None:
@@ -87,7 +94,7 @@ def _ask(cluster: Cluster, job_ids: Sequence[int]) -> tuple[Mapping[int, JobStat
         return {}, ""
     try:
         return cluster.states(job_ids), ""
-    except (StatusUnknown, TransientError) as error:
+    except NightbridgeError as error:
         return {}, f"the cluster does not answer: {error}"
 
 

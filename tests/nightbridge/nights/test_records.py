@@ -119,3 +119,13 @@ def test_a_damaged_record_is_named(store: ObjectStore) -> None:
 
     with pytest.raises(DamagedData, match=r"begun.json: not the record of a night"):
         find_nights(store)
+
+
+def test_a_night_that_is_run_again_by_hand_keeps_the_slot_of_the_schedule(store: ObjectStore) -> None:
+    slot = utc_now()
+    record_start(store, start_of("2026-11-21", slot=slot))
+
+    record_start(store, start_of("2026-11-21"))
+
+    (night,) = find_nights(store)
+    assert night.start.slot == slot
