@@ -16,7 +16,7 @@ from prefect.client.schemas.objects import State, StateType
 from prefect.events.actions import ChangeFlowRunState
 from prefect.events.schemas.automations import EventTrigger, Posture
 from prefect.settings import PREFECT_API_URL, temporary_settings
-from prefect.states import Cancelled, Crashed, Failed, Running
+from prefect.states import Cancelled, Crashed, Failed, Pending, Running, Suspended
 
 from flows.deploy import prepare, start_night
 from nightbridge.models import StoreSettings, utc_now
@@ -203,3 +203,20 @@ def test_a_night_that_ends_badly_is_told_in_its_log_without_a_traceback(deployed
 
     assert "nowhere.toml: no such file. Check the path" in log
     assert "Traceback" not in log + executed.stdout + executed.stderr
+
+
+@pytest.mark.parametrize(
+    ("state", "free"), [(Pending(), False), (Running(), False), (Crashed(), True), (Suspended(), True)], ids=str
+)
+def test_the_place_in_the_queue_is_free_again_when_a_night_crashed_or_is_suspended(
+    deployed: PrefectServer, client: SyncPrefectClient, state: State[None], free: bool
+) -> None:
+    nightly = client.read_deployment_by_name(NIGHTLY)
+    first, waiting = (client.create_flow_run_from_deployment(nightly.id).id for _ in range(2))
+    client.set_flow_run_state(first, state, force=True)
+
+    offered = deployed.ask("POST", "work_pools/nightbridge/get_scheduled_flow_runs", {"work_queue_names": ["nights"]})
+
+    for flow_run in (first, waiting):
+        client.set_flow_run_state(flow_run, Cancelled(), force=True)
+    assert bool(offered) is free
