@@ -321,7 +321,7 @@ def _print_night_status(name: str | None, site: "Site", as_json: bool) -> None:
     from nightbridge.nights.records import find_nights
     from nightbridge.nights.status import run_statuses
     from nightbridge.nights.table import night_lines
-    from nightbridge.slurm.cluster import open_cluster
+    from nightbridge.slurm.factory import open_cluster
 
     opened = _store(site)
     found = find_nights(opened, limit=1, night=name)
@@ -348,7 +348,7 @@ def _print_night_status(name: str | None, site: "Site", as_json: bool) -> None:
 
 
 def _print_run_status(run_key: str, site: "Site", as_json: bool) -> None:
-    from nightbridge.slurm.cluster import open_cluster
+    from nightbridge.slurm.factory import open_cluster
     from nightbridge.slurm.ledger import jobs_of, read_ended
 
     opened = open_cluster(site.cluster, site.workspace)
@@ -398,7 +398,7 @@ def cancel(
     workspace: WorkspaceOption = None,
 ) -> None:
     """Cancel the live jobs of a run."""
-    from nightbridge.slurm.cluster import open_cluster
+    from nightbridge.slurm.factory import open_cluster
     from nightbridge.slurm.ledger import cancel_jobs
 
     site = _site(system, cluster, workspace=workspace)
@@ -868,7 +868,7 @@ def _attempts(run_key: str, site: "Site") -> "tuple[AttemptContext, ...]":
 
 
 def _limits(site: "Site") -> "ClusterLimits":
-    from nightbridge.slurm.cluster import open_cluster
+    from nightbridge.slurm.factory import open_cluster
 
     return open_cluster(site.cluster, site.workspace).limits()
 

@@ -7,8 +7,8 @@ from nightbridge.images.image import find_importer
 from nightbridge.models import Model, Site
 from nightbridge.repos.environments import is_base_ready
 from nightbridge.repos.git import git
-from nightbridge.slurm.cluster import open_cluster
 from nightbridge.slurm.command_line import CommandLineCluster
+from nightbridge.slurm.factory import open_cluster
 from nightbridge.slurm.local import LocalCluster
 from nightbridge.slurm.pyslurm_cluster import PyslurmCluster
 from nightbridge.store.objects import ObjectStore

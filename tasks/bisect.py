@@ -16,7 +16,7 @@ from nightbridge.regression.bisect_result import (
     stored_points,
 )
 from nightbridge.regression.stored import history_of
-from nightbridge.slurm.cluster import open_cluster
+from nightbridge.slurm.factory import open_cluster
 from nightbridge.slurm.ledger import attempts_of, cancel_jobs, read_ended
 from nightbridge.slurm.room import free_places
 from nightbridge.store.harvest import load_record

@@ -7,7 +7,7 @@ import logging
 
 from nightbridge.models import NightReport, RunSpec, Site, Verdict, VerdictStatus
 from nightbridge.nights.records import NightPlan, record_end
-from nightbridge.slurm.cluster import open_cluster
+from nightbridge.slurm.factory import open_cluster
 from nightbridge.slurm.ledger import cancel_jobs
 from nightbridge.store.objects import open_store
 from tasks.compare import stored_verdict

@@ -4,7 +4,7 @@ from nightbridge.config.scenarios import sweeps_nodes
 from nightbridge.errors import TransientError
 from nightbridge.models import ClusterLimits, RunSpec, Scenario, Site
 from nightbridge.rules import check
-from nightbridge.slurm.cluster import open_cluster
+from nightbridge.slurm.factory import open_cluster
 from nightbridge.store.objects import open_store
 from nightbridge.workspace import check_workspace
 from tasks.secrets import block_value

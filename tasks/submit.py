@@ -5,7 +5,8 @@ from prefect.logging import get_run_logger
 from nightbridge.errors import StatusUnknown
 from nightbridge.models import Job, LaunchPlan, Site
 from nightbridge.slurm.attempts import read_attempt
-from nightbridge.slurm.cluster import JobNotAccepted, open_cluster
+from nightbridge.slurm.factory import open_cluster
+from nightbridge.slurm.protocol import JobNotAccepted
 from nightbridge.slurm.submission import submit_attempt
 from tasks.mirror import PrefectAway
 from tasks.secrets import resolve_all, variables_of

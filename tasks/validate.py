@@ -10,7 +10,7 @@ from nightbridge.errors import InvalidInput, TransientError
 from nightbridge.launch.plan import make_plan
 from nightbridge.models import Checkout, Image, LaunchPlan, RunSpec, Scenario, Site
 from nightbridge.rules import Violation, check, errors_of
-from nightbridge.slurm.cluster import open_cluster
+from nightbridge.slurm.factory import open_cluster
 from nightbridge.slurm.failed_nodes import without_failed_nodes
 from nightbridge.slurm.ledger import ended_jobs
 from tasks.mirror import show

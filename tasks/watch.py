@@ -11,7 +11,7 @@ from nightbridge.models import Job, JobState, JobStatus, LaunchPlan, SecretRef, 
 from nightbridge.outputs.experiment import evidence, read_run
 from nightbridge.outputs.following import LOOK_INTERVAL, LogNews, RunFollower
 from nightbridge.redaction import mask_text
-from nightbridge.slurm.cluster import open_cluster
+from nightbridge.slurm.factory import open_cluster
 from nightbridge.slurm.ledger import record_ended
 from nightbridge.slurm.outcome import classify
 from nightbridge.slurm.watcher import Watcher

@@ -11,8 +11,8 @@ from nightbridge.errors import DamagedData, NightbridgeError
 from nightbridge.models import JobState, JobStatus, Model, Verdict, VerdictStatus, slug
 from nightbridge.nights.records import NightStart
 from nightbridge.slurm.attempts import Submission, read_submission
-from nightbridge.slurm.cluster import Cluster
 from nightbridge.slurm.ledger import attempts_of
+from nightbridge.slurm.protocol import Cluster
 from nightbridge.slurm.states import ACTIVE, TERMINAL
 from nightbridge.store.objects import ObjectStore
 

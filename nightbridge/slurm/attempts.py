@@ -23,7 +23,7 @@ from pydantic import Field
 from nightbridge.errors import DamagedData, LaunchRefused, PermanentError, StatusUnknown, TransientError
 from nightbridge.files import create_exclusively, read_model, write_model
 from nightbridge.models import ClusterSettings, Model, RunKey, utc_now
-from nightbridge.slurm.cluster import JobNotAccepted
+from nightbridge.slurm.protocol import JobNotAccepted
 from nightbridge.slurm.script import ATTEMPT_RECORD, CLAIM, EXIT_CODE
 
 ATTEMPT_FILE = ATTEMPT_RECORD

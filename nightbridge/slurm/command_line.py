@@ -14,7 +14,6 @@ from pathlib import Path
 
 from nightbridge.errors import InvalidInput, LaunchRefused, PermanentError, StatusUnknown, TransientError
 from nightbridge.models import ClusterLimits, ClusterSettings, JobStatus
-from nightbridge.slurm.cluster import Lookup
 from nightbridge.slurm.environment import without_slurm
 from nightbridge.slurm.listings import (
     SACCT_FORMAT,
@@ -23,6 +22,7 @@ from nightbridge.slurm.listings import (
     parse_squeue,
     parse_time_limit,
 )
+from nightbridge.slurm.protocol import Lookup
 from nightbridge.slurm.refusals import known_refusal_of, last_line, refusal_of
 from nightbridge.slurm.sources import lookup_of, statuses_of
 from nightbridge.slurm.states import TERMINAL

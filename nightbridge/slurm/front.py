@@ -49,9 +49,10 @@ from nightbridge.slurm.attempts import (
     read_submission,
     withdraw_intent,
 )
-from nightbridge.slurm.cluster import Cluster, JobNotAccepted, open_cluster
 from nightbridge.slurm.environment import LAUNCHER_ONLY, without_folder
+from nightbridge.slurm.factory import open_cluster
 from nightbridge.slurm.local_options import SBATCH, split_options
+from nightbridge.slurm.protocol import Cluster, JobNotAccepted
 from nightbridge.slurm.script import wrap_script
 
 TEMPORARY_FAILURE = 75

@@ -11,7 +11,7 @@ from pathlib import Path
 from nightbridge.files import read_model, write_model
 from nightbridge.models import Job, JobStatus, Outcome, RunSpec, Site
 from nightbridge.slurm.attempts import ATTEMPT_FILE, AttemptContext, current_attempt, open_attempt, read_attempt
-from nightbridge.slurm.cluster import Cluster
+from nightbridge.slurm.protocol import Cluster
 from nightbridge.slurm.states import TERMINAL
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from nightbridge.errors import LaunchRefused, PermanentError, StatusUnknown, TransientError
 from nightbridge.models import ClusterLimits, ClusterSettings, JobState, JobStatus
-from nightbridge.slurm.cluster import Lookup
 from nightbridge.slurm.local_jobs import (
     ROOT_VARIABLE,
     LocalClusterConfig,
@@ -23,6 +22,7 @@ from nightbridge.slurm.local_jobs import (
 from nightbridge.slurm.local_listings import reason
 from nightbridge.slurm.local_shims import shims_dir, write_shims
 from nightbridge.slurm.local_submit import submit, user_name
+from nightbridge.slurm.protocol import Lookup
 
 _PERMANENT = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP})
 

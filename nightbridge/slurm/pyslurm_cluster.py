@@ -15,9 +15,9 @@ from typing import Any
 
 from nightbridge.errors import LaunchRefused, PermanentError, StatusUnknown, TransientError
 from nightbridge.models import ClusterLimits, ClusterSettings, JobStatus
-from nightbridge.slurm.cluster import Lookup
 from nightbridge.slurm.command_line import QUERY_TIMEOUT, SUBMIT_TIMEOUT, CommandLineCluster
 from nightbridge.slurm.environment import without_slurm
+from nightbridge.slurm.protocol import Lookup
 from nightbridge.slurm.pyslurm_options import Inexpressible, job_attributes, submit_environment
 from nightbridge.slurm.pyslurm_process import PyslurmFault, PyslurmProcess, helper_command
 from nightbridge.slurm.refusals import refusal_of

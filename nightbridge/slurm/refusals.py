@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from nightbridge.errors import LaunchRefused, PermanentError, StatusUnknown, TransientError
-from nightbridge.slurm.cluster import JobNotAccepted
+from nightbridge.slurm.protocol import JobNotAccepted
 
 
 class Refusal(NamedTuple):

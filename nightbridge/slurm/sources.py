@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 
 from nightbridge.models import JobStatus
-from nightbridge.slurm.cluster import Lookup
 from nightbridge.slurm.listings import merge, newest, without_false_cancellation
+from nightbridge.slurm.protocol import Lookup
 from nightbridge.slurm.states import TERMINAL
 
 Rows = Sequence[JobStatus]

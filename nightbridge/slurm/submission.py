@@ -22,10 +22,10 @@ from nightbridge.slurm.attempts import (
     read_refusal,
     read_submission,
 )
-from nightbridge.slurm.cluster import Cluster
 from nightbridge.slurm.environment import launcher_base
 from nightbridge.slurm.failed_nodes import merged_options
 from nightbridge.slurm.front import ATTEMPT_VARIABLE, find_submission, install_front
+from nightbridge.slurm.protocol import Cluster
 from nightbridge.slurm.trial import refuse_early
 
 LAUNCHER_TIMEOUT = 1800.0

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from nightbridge.errors import LaunchRefused
 from nightbridge.models import LaunchPlan
 from nightbridge.slurm.attempts import AttemptContext
-from nightbridge.slurm.cluster import Cluster
+from nightbridge.slurm.protocol import Cluster
 
 
 def refuse_early(plan: LaunchPlan, context: AttemptContext, cluster: Cluster) -> None:

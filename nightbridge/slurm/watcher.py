@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 from nightbridge.errors import NightbridgeError, PermanentError, StatusUnknown, TransientError
 from nightbridge.models import Job, JobState, JobStatus, utc_now
 from nightbridge.slurm.attempts import read_claim, read_exit_code, record_cancellation
-from nightbridge.slurm.cluster import Cluster
 from nightbridge.slurm.listings import without_false_cancellation
 from nightbridge.slurm.policies import broken_policy
+from nightbridge.slurm.protocol import Cluster
 from nightbridge.slurm.script import ALREADY_CLAIMED
 from nightbridge.slurm.states import LOST, TERMINAL
 

@@ -23,7 +23,8 @@ from nightbridge.practice.repositories import make_practice_repositories
 from nightbridge.repos.clone import make_checkout
 from nightbridge.rules import check, errors_of
 from nightbridge.slurm.attempts import current_attempt
-from nightbridge.slurm.cluster import Cluster, open_cluster
+from nightbridge.slurm.factory import open_cluster
+from nightbridge.slurm.protocol import Cluster
 from nightbridge.slurm.states import TERMINAL
 from nightbridge.slurm.submission import submit_attempt
 from tests.conftest import need

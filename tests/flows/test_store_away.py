@@ -11,7 +11,7 @@ from prefect.client.orchestration import get_client
 
 from nightbridge.models import Job, JobState, LaunchPlan, RunRecord, Site, utc_now
 from nightbridge.slurm.attempts import read_cancellation
-from nightbridge.slurm.cluster import open_cluster
+from nightbridge.slurm.factory import open_cluster
 from nightbridge.store.harvest import load_record
 from nightbridge.store.objects import open_store
 from tasks.harvest import harvest

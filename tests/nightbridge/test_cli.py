@@ -130,13 +130,13 @@ def test_validate_prints_one_json_document_and_nothing_else(nightbridge, broken)
 
 def test_validate_asks_the_cluster_only_when_one_is_named(nightbridge, monkeypatch):
     from nightbridge.models import ClusterLimits
-    from nightbridge.slurm import cluster
+    from nightbridge.slurm import factory
 
     class Opened:
         def limits(self):
             return ClusterLimits(has_pyxis=True, max_nodes=1)
 
-    monkeypatch.setattr(cluster, "open_cluster", lambda settings, workspace: Opened())
+    monkeypatch.setattr(factory, "open_cluster", lambda settings, workspace: Opened())
 
     without, _, _ = nightbridge("validate", NIGHTLY)
     code, out, _ = nightbridge("validate", NIGHTLY, "--cluster", "slurm")

@@ -22,7 +22,7 @@ from nightbridge.models import (
 )
 from nightbridge.rules import RULES, check, check_scenario, check_test, errors_of
 from nightbridge.rules.facts import Facts
-from nightbridge.slurm.cluster import open_cluster
+from nightbridge.slurm.factory import open_cluster
 
 ARGS = {
     "gpu_type": "h100",

@@ -17,9 +17,9 @@ from nightbridge.errors import (
     TransientError,
 )
 from nightbridge.models import ClusterSettings, JobState, JobStatus
-from nightbridge.slurm.cluster import JobNotAccepted
 from nightbridge.slurm.command_line import CommandLineCluster
 from nightbridge.slurm.listings import merge, newest, parse_sacct, parse_squeue, parse_time_limit
+from nightbridge.slurm.protocol import JobNotAccepted
 from nightbridge.slurm.refusals import refusal_of
 from nightbridge.slurm.states import TERMINAL
 from tests.real.slurm_daemons import SlurmDaemons

@@ -19,7 +19,8 @@ import pytest
 
 from nightbridge.errors import LaunchRefused, PermanentError
 from nightbridge.models import ClusterSettings, JobState
-from nightbridge.slurm.cluster import Cluster, Lookup, open_cluster
+from nightbridge.slurm.factory import open_cluster
+from nightbridge.slurm.protocol import Cluster, Lookup
 from nightbridge.slurm.pyslurm_cluster import trouble_with_pyslurm
 from nightbridge.slurm.states import TERMINAL
 

@@ -10,8 +10,9 @@ import pytest
 
 from nightbridge.errors import InvalidInput, LaunchRefused, PermanentError
 from nightbridge.models import ClusterSettings, JobState
-from nightbridge.slurm.cluster import Cluster, open_cluster
+from nightbridge.slurm.factory import open_cluster
 from nightbridge.slurm.local import LocalCluster
+from nightbridge.slurm.protocol import Cluster
 from nightbridge.slurm.states import TERMINAL
 from tests.nightbridge.slurm.local_cluster import (
     is_running,

@@ -11,8 +11,9 @@ import pytest
 
 from nightbridge.errors import LaunchRefused, PermanentError, StatusUnknown, TransientError
 from nightbridge.models import ClusterSettings, JobState
-from nightbridge.slurm.cluster import JobNotAccepted, open_cluster
 from nightbridge.slurm.command_line import CommandLineCluster
+from nightbridge.slurm.factory import open_cluster
+from nightbridge.slurm.protocol import JobNotAccepted
 from nightbridge.slurm.pyslurm_cluster import PyslurmCluster, trouble_with_pyslurm
 from nightbridge.slurm.pyslurm_options import Inexpressible, job_attributes
 from nightbridge.slurm.pyslurm_process import PyslurmProcess, helper_command
@@ -336,7 +337,7 @@ def test_auto_takes_the_commands_where_pyslurm_is_missing_and_says_so(
         opened = open_cluster(settings, tmp_path)
 
     assert isinstance(opened, CommandLineCluster)
-    assert "site: asked through Slurm's commands" in caplog.text
+    assert "site: using Slurm's commands" in caplog.text
     assert "No module named 'pyslurm'" in caplog.text
 
 

@@ -48,7 +48,7 @@ sbatch --requeue --parsable "$exp/train_sbatch.sh"
 """
 STAGE = """
 import sys; from pathlib import Path; from nightbridge.models import LaunchPlan
-from nightbridge.slurm.attempts import read_attempt; from nightbridge.slurm.cluster import open_cluster
+from nightbridge.slurm.attempts import read_attempt; from nightbridge.slurm.factory import open_cluster
 from nightbridge.slurm.submission import submit_attempt
 plan = LaunchPlan.model_validate_json(Path(sys.argv[1]).read_bytes()); context = read_attempt(plan.attempt_dir)
 submit_attempt(plan, context, open_cluster(context.cluster, context.workspace), {})

@@ -25,9 +25,9 @@ from nightbridge.slurm.attempts import (
     read_intents,
     read_submission,
 )
-from nightbridge.slurm.cluster import JobNotAccepted
 from nightbridge.slurm.command_line import CommandLineCluster
 from nightbridge.slurm.front import experiment_dir_of, install_front
+from nightbridge.slurm.protocol import JobNotAccepted
 from nightbridge.slurm.submission import submit_attempt
 from tests.real.slurm_daemons import COMMANDS, SlurmDaemons
 

@@ -1,18 +1,11 @@
-"""The one interface to a cluster.
+"""The one interface to a cluster; `factory` opens an implementation of it."""
 
-Implementations: `local` (this machine), `command_line` (Slurm's own tools) and `pyslurm_cluster` (its Python binding).
-"""
-
-import functools
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 from nightbridge.errors import LaunchRefused, TransientError
 from nightbridge.models import ClusterLimits, ClusterSettings, JobStatus, Model
-
-log = logging.getLogger(__name__)
 
 
 class JobNotAccepted(TransientError):
@@ -75,32 +68,3 @@ class Cluster(Protocol):
 
     def launch_environment(self) -> dict[str, str]:
         """Variables that a launcher needs to reach this cluster; squeue, sacct, srun, scontrol are on its PATH."""
-
-
-def open_cluster(settings: ClusterSettings, workspace: Path) -> Cluster:
-    """Open the cluster that the settings describe."""
-    # Imported here: each implementation imports this module for the protocol.
-    from nightbridge.slurm.command_line import CommandLineCluster
-    from nightbridge.slurm.local import LocalCluster
-
-    if settings.kind == "local":
-        return LocalCluster(settings, settings.root or workspace / "cluster")
-    if settings.kind == "slurm" or (settings.kind == "auto" and not _pyslurm_works(settings.model_dump_json())):
-        return CommandLineCluster(settings)
-    from nightbridge.slurm.pyslurm_cluster import PyslurmCluster
-
-    return PyslurmCluster(settings)
-
-
-@functools.cache
-def _pyslurm_works(settings_json: str) -> bool:
-    """Whether pyslurm works with this Slurm; tried, and said, once in a process."""
-    from nightbridge.slurm.pyslurm_cluster import helper_of, trouble_with_pyslurm
-
-    settings = ClusterSettings.model_validate_json(settings_json)
-    trouble = trouble_with_pyslurm(settings)
-    if trouble is None:
-        log.info("%s: asked through pyslurm %s, which works here", settings.name, helper_of(settings).version)
-    else:
-        log.info("%s: asked through Slurm's commands: %s", settings.name, trouble)
-    return trouble is None
