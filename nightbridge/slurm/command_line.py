@@ -14,13 +14,13 @@ from pathlib import Path
 
 from nightbridge.errors import InvalidInput, LaunchRefused, PermanentError, StatusUnknown, TransientError
 from nightbridge.models import ClusterLimits, ClusterSettings, JobStatus
+from nightbridge.sbatch_options import parse_time_limit
 from nightbridge.slurm.environment import without_slurm
 from nightbridge.slurm.listings import (
     SACCT_FORMAT,
     SQUEUE_FORMAT,
     parse_sacct,
     parse_squeue,
-    parse_time_limit,
 )
 from nightbridge.slurm.protocol import Lookup
 from nightbridge.slurm.refusals import known_refusal_of, last_line, refusal_of

@@ -9,7 +9,6 @@ Exit codes: 0 with an id on stdout; 75 (EX_TEMPFAIL) for what may work later; 1 
 """
 
 import contextlib
-import dataclasses
 import errno
 import os
 import shlex
@@ -33,6 +32,7 @@ from nightbridge.errors import (
 from nightbridge.files import create_exclusively, quota_error, write_atomically, write_model
 from nightbridge.models import JobStatus, utc_now
 from nightbridge.own_programs import own_program
+from nightbridge.sbatch_options import SBATCH, split_options
 from nightbridge.slurm.attempts import (
     JOB_SCRIPT,
     REFUSAL_FILE,
@@ -51,7 +51,6 @@ from nightbridge.slurm.attempts import (
 )
 from nightbridge.slurm.environment import LAUNCHER_ONLY, without_folder
 from nightbridge.slurm.factory import open_cluster
-from nightbridge.slurm.local_options import SBATCH, split_options
 from nightbridge.slurm.protocol import Cluster, JobNotAccepted
 from nightbridge.slurm.script import wrap_script
 
@@ -220,7 +219,7 @@ def _restore_environment(attempt_dir: Path) -> None:
 
 
 def _read_arguments(arguments: Sequence[str], cluster: Cluster) -> tuple[list[str], Path]:
-    options, rest = split_options(arguments, dataclasses.replace(SBATCH, refused={}))
+    options, rest = split_options(arguments, SBATCH)
     if not _INFORMATION.isdisjoint(options):
         _become_sbatch(arguments, cluster)
     if not rest or "wrap" in options or "array" in options:

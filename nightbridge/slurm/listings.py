@@ -103,16 +103,3 @@ def _parse_time(text: str) -> datetime | None:
         return datetime.fromisoformat(text.strip()).replace(tzinfo=UTC)
     except ValueError:  # Unknown, None, N/A
         return None
-
-
-def parse_time_limit(text: str) -> int | None:
-    """Seconds of a Slurm time limit (`1-00:00:00`, `08:00:00`, `30:00`, `30`); None for `infinite` and what is none."""
-    found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text.strip())
-    if found is None:
-        return None
-    days, first, second, third = (int(part) if part is not None else None for part in found.groups())
-    if days is not None:  # days-hours[:minutes[:seconds]]
-        return ((days * 24 + (first or 0)) * 60 + (second or 0)) * 60 + (third or 0)
-    if third is not None:
-        return ((first or 0) * 60 + (second or 0)) * 60 + third
-    return (first or 0) * 60 + (second or 0)

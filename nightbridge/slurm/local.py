@@ -1,4 +1,4 @@
-"""The embedded cluster: runs batch scripts on this machine, unchanged, behind the same interface as Slurm."""
+"""The embedded cluster as a `Cluster`."""
 
 import errno
 import os
@@ -7,25 +7,23 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from nightbridge.errors import LaunchRefused, PermanentError, StatusUnknown, TransientError
-from nightbridge.models import ClusterLimits, ClusterSettings, JobState, JobStatus
-from nightbridge.slurm.local_jobs import (
-    ROOT_VARIABLE,
+from nightbridge.embedded.jobs import (
     LocalClusterConfig,
     LocalJob,
     all_jobs,
+    inspect,
     job_dir,
-    look_at,
+    reason,
     request_cancel,
     write_config,
 )
-from nightbridge.slurm.local_listings import reason
-from nightbridge.slurm.local_shims import shims_dir, write_shims
-from nightbridge.slurm.local_submit import submit, user_name
+from nightbridge.embedded.shims import path_with_shims, write_shims
+from nightbridge.embedded.submit import submit, user_name
+from nightbridge.errors import LaunchRefused, PermanentError, StatusUnknown, TransientError
+from nightbridge.models import ClusterLimits, ClusterSettings, JobState, JobStatus
 from nightbridge.slurm.protocol import Lookup
 
 _PERMANENT = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP})
-
 
 PRETENDED_GPUS_PER_NODE = 2
 """Two ranks a node are enough to tell the first from the last, and as many as a laptop runs at once."""
@@ -34,7 +32,7 @@ PRETENDED_GPUS_PER_NODE = 2
 class LocalCluster:
     """A `Cluster` on this machine. It pretends to have as many nodes as a job asks for; all of them are this machine.
 
-    All state is in files under `root` (see `local_jobs`), so that any process can ask, and a job outlives whoever
+    All state is in files under `root` (see `jobs`), so that any process can query, and a job outlives whoever
     submitted it. Opening it writes nothing; the folder appears with the first job.
 
     Args:
@@ -64,13 +62,8 @@ class LocalCluster:
         """
         with _clear_errors(TransientError, str(self.root)):
             write_config(self.root, self.config)
-            return submit(
-                self.root,
-                script,
-                [*options, f"--job-name={name}"],
-                environment=os.environ,
-                directory=Path.cwd(),
-            )
+            words = [*options, f"--job-name={name}"]
+            return submit(self.root, script, words, environment=os.environ, directory=Path.cwd())
 
     def trial(self, name: str, options: Sequence[str]) -> LaunchRefused | None:
         """None: what it refuses it refuses at once, and it takes every size."""
@@ -79,28 +72,24 @@ class LocalCluster:
     def find(self, name: str) -> Lookup:
         """Find every job of this user and name; always complete."""
         with _clear_errors(StatusUnknown, str(self.root)):
-            found = [
-                self._status(job)
-                for job in all_jobs(self.root)
-                if job.request.name == name and job.request.uid == os.getuid()
-            ]
-        return Lookup(jobs=tuple(found), complete=True)
+            mine = [job for job in all_jobs(self.root) if job.request.uid == os.getuid()]
+            return Lookup(jobs=tuple(_status(job) for job in mine if job.request.name == name), complete=True)
 
     def states(self, job_ids: Sequence[int]) -> dict[int, JobStatus]:
         """The status of each of these jobs that exists."""
         with _clear_errors(StatusUnknown, str(self.root)):
-            jobs = (look_at(job_dir(self.root, job_id)) for job_id in job_ids)
-            return {job.job_id: self._status(job) for job in jobs if job is not None}
+            jobs = (inspect(job_dir(self.root, job_id)) for job_id in job_ids)
+            return {job.job_id: _status(job) for job in jobs if job is not None}
 
     def cancel(self, job_id: int) -> None:
-        """Ask the job's runner to end it, with everything it started. Returns at once; the state tells when it is done.
+        """Request from the job's runner to end it, with everything it started. Returns at once; see the job's state.
 
         Raises:
             PermanentError: There is no such job.
 
         """
         with _clear_errors(TransientError, str(self.root)):
-            job = look_at(job_dir(self.root, job_id))
+            job = inspect(job_dir(self.root, job_id))
             if job is None:
                 raise PermanentError("no such job", thing=f"job {job_id}")
             if job.end is None:
@@ -116,29 +105,28 @@ class LocalCluster:
         )
 
     def launch_environment(self) -> dict[str, str]:
-        """PATH with this cluster's sbatch, srun, squeue, sacct, scancel, scontrol and sinfo first, and where it is."""
+        """PATH with this cluster's commands first."""
         with _clear_errors(TransientError, str(self.root)):
             write_config(self.root, self.config)
             write_shims(self.root)
-        path = os.pathsep.join((str(shims_dir(self.root)), os.environ.get("PATH", os.defpath)))
-        return {"PATH": path, ROOT_VARIABLE: str(self.root)}
+        return {"PATH": path_with_shims(self.root)}
 
-    def _status(self, job: LocalJob) -> JobStatus:
-        end = job.end
-        why = reason(self.root, job)
-        return JobStatus(
-            job_id=job.job_id,
-            name=job.request.name,
-            state=JobState(job.state),
-            reason="" if why == "None" else why,
-            exit_code=end.exit_code if end is not None else None,
-            signal=end.signal if end is not None else None,
-            submitted_at=_utc(job.request.submitted_at),
-            started_at=_utc(job.started_at),
-            ended_at=_utc(end.ended_at) if end is not None else None,
-            nodes=job.nodes,
-            cancelled_by=end.cancelled_by if end is not None else "",
-        )
+
+def _status(job: LocalJob) -> JobStatus:
+    end = job.end
+    return JobStatus(
+        job_id=job.job_id,
+        name=job.request.name,
+        state=JobState(job.state),
+        reason=reason(job),
+        exit_code=end.exit_code if end is not None else None,
+        signal=end.signal if end is not None else None,
+        submitted_at=_utc(job.request.submitted_at),
+        started_at=_utc(job.started_at),
+        ended_at=_utc(end.ended_at) if end is not None else None,
+        nodes=job.nodes,
+        cancelled_by=end.cancelled_by if end is not None else "",
+    )
 
 
 def _utc(seconds: float | None) -> datetime | None:
@@ -147,7 +135,7 @@ def _utc(seconds: float | None) -> datetime | None:
 
 @contextmanager
 def _clear_errors(transient: Callable[..., TransientError], thing: str) -> Iterator[None]:
-    """Turn what the file system says into our errors."""
+    """Turn errors of the file system into ours."""
     try:
         yield
     except OSError as error:

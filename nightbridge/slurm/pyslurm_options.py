@@ -4,7 +4,6 @@ pyslurm's own reading of #SBATCH lines drops or misreads many of them, so they a
 said by name, and such a job is submitted by sbatch itself: a job must not differ from what its script asks for.
 """
 
-import dataclasses
 import os
 import re
 import socket
@@ -12,8 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nightbridge.errors import InvalidInput
-from nightbridge.slurm.listings import parse_time_limit
-from nightbridge.slurm.local_options import SBATCH, parse_early_signal, script_options, split_options
+from nightbridge.sbatch_options import SBATCH, parse_early_signal, parse_time_limit, script_options, split_options
 from nightbridge.slurm.refusals import refusal_of
 
 
@@ -125,7 +123,6 @@ _ATTRIBUTES: Mapping[str, tuple[str, Callable[[str, str], object]]] = {
     "wckey": ("wckey", _text),
 }
 _MEANINGLESS = frozenset({"parsable", "quiet", "verbose", "requeue"})
-_SCRIPT_AND_LINE = dataclasses.replace(SBATCH, refused={})
 
 
 def job_attributes(name: str, script: str, options: Sequence[str], folder: str) -> dict[str, Any]:
@@ -184,7 +181,7 @@ def _options(script: str) -> dict[str, str]:
 
 def _options_of(words: Sequence[str]) -> dict[str, str]:
     try:
-        options, rest = split_options(words, _SCRIPT_AND_LINE)
+        options, rest = split_options(words, SBATCH)
     except (InvalidInput, ValueError) as error:
         # sbatch says it in its own words, or knows the option after all.
         raise Inexpressible(str(error)) from error

@@ -14,13 +14,13 @@ import pytest
 from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
 from flows import bisect_regression, run_pipeline
+from nightbridge.embedded.jobs import all_jobs
 from nightbridge.models import ClusterSettings, StoreSettings, VerdictStatus
 from nightbridge.practice.repositories import commit_many, make_practice_repositories
 from nightbridge.regression.bisect_result import BisectResult, result_lines
 from nightbridge.regression.history import find_series, read_history
 from nightbridge.regression.trend import nights_of
 from nightbridge.slurm.local import LocalCluster
-from nightbridge.slurm.local_jobs import all_jobs
 from nightbridge.store.directory import DirectoryStore
 from tests.flows.practice_night import NIGHTBRIDGE, Entry, write_scenario, write_site
 from tests.real.prefect_server import PrefectServer

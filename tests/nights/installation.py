@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from nightbridge.embedded.jobs import all_jobs
 from nightbridge.models import ClusterSettings, JobStatus
 from nightbridge.practice.repositories import make_practice_repositories
 from nightbridge.repos.environments import prepare_base
 from nightbridge.slurm.local import LocalCluster
-from nightbridge.slurm.local_jobs import all_jobs
 from tests.real.prefect_server import PrefectServer
 
 ROOT = Path(__file__).parents[2]

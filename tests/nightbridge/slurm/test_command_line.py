@@ -18,7 +18,7 @@ from nightbridge.errors import (
 )
 from nightbridge.models import ClusterSettings, JobState, JobStatus
 from nightbridge.slurm.command_line import CommandLineCluster
-from nightbridge.slurm.listings import merge, newest, parse_sacct, parse_squeue, parse_time_limit
+from nightbridge.slurm.listings import merge, newest, parse_sacct, parse_squeue
 from nightbridge.slurm.protocol import JobNotAccepted
 from nightbridge.slurm.refusals import refusal_of
 from nightbridge.slurm.states import TERMINAL
@@ -424,22 +424,6 @@ def test_a_trial_submits_nothing_and_is_silent_about_what_slurm_would_take(
 
 
 # --- texts -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        ("30", 1800),
-        ("30:15", 1815),
-        ("08:00:00", 28_800),
-        ("1-00:00:00", 86_400),
-        ("2-12", 216_000),
-        ("infinite", None),
-        ("", None),
-    ],
-)
-def test_time_limits_are_read_as_slurm_writes_them(text: str, seconds: int | None) -> None:
-    assert parse_time_limit(text) == seconds
 
 
 def test_of_a_requeued_job_the_last_submission_counts() -> None:

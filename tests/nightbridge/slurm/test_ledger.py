@@ -21,7 +21,7 @@ from nightbridge.slurm.ledger import (
     record_ended,
 )
 from nightbridge.slurm.local import LocalCluster
-from tests.nightbridge.slurm.local_cluster import KILL_WAIT, wait_for_end, wait_for_state, write_script
+from tests.nightbridge.embedded.local_cluster import KILL_WAIT, wait_for_end, wait_for_state, write_script
 
 CURRENT, AFTER_FAILURE, NEW = AttemptChoice.CURRENT, AttemptChoice.AFTER_FAILURE, AttemptChoice.NEW
 

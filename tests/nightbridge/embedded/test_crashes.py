@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from nightbridge.embedded.jobs import job_dir
+from nightbridge.embedded.processes import identify, is_gone
 from nightbridge.models import JobState
 from nightbridge.slurm.local import LocalCluster
-from nightbridge.slurm.local_jobs import job_dir
-from nightbridge.slurm.local_processes import identify, is_gone
 from tests.conftest import SEEDS
-from tests.nightbridge.slurm.local_cluster import (
+from tests.nightbridge.embedded.local_cluster import (
     is_running,
     local_cluster,
     processes_of,
@@ -33,7 +33,7 @@ SUBMITTER = """
 import sys
 from pathlib import Path
 from nightbridge.models import ClusterSettings
-from nightbridge.slurm import local_submit
+from nightbridge.embedded import submit as local_submit
 from nightbridge.slurm.local import LocalCluster
 import os, signal
 
@@ -214,7 +214,7 @@ def test_a_runner_that_is_told_to_stop_ends_its_job_and_says_so(cluster: LocalCl
     os.kill(runner_pid(cluster, job_id), signal.SIGTERM)
 
     ended = wait_for_end(cluster, job_id)
-    assert (ended.state, ended.reason) == (JobState.NODE_FAIL, "the runner was told to stop")
+    assert (ended.state, ended.reason) == (JobState.NODE_FAIL, "the runner was stopped")
 
 
 def test_a_process_is_known_by_when_it_started_not_by_its_number() -> None:
@@ -229,10 +229,13 @@ def test_a_process_is_known_by_when_it_started_not_by_its_number() -> None:
 
 
 def test_a_zombie_is_gone() -> None:
-    child = subprocess.Popen(["true"])
+    child = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
     identity = identify(child.pid)
     assert identity is not None
+    assert not is_gone(identity)
+    assert child.stdin is not None
 
+    child.stdin.close()
     wait_until("the child's end", lambda: not is_running(child.pid))
 
     assert is_gone(identity)

@@ -1,12 +1,11 @@
 """Submission to the embedded cluster: register a job, with its runner, in one atomic step.
 
 The runner is started first, beside a folder under a temporary name, and waits. The folder, complete, is then renamed to
-the job's id: that is the registration, and only the submitter can do it. When the submitter says so, or dies, the
+the job's id: that is the registration, and only the submitter can do it. When the submitter is done, or dies, the
 runner looks at what its folder is called now. So a crash at any moment leaves either no job, or one that is
 found and runs. The environment passes from process to process and is never written down.
 """
 
-import contextlib
 import os
 import pwd
 import select
@@ -18,51 +17,26 @@ import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from nightbridge.embedded.jobs import JOB_VARIABLE, JobRequest, job_dir, job_ids, jobs_dir, write_record
+from nightbridge.embedded.options import SBATCH, exported, parse_count, parse_dependencies, parse_time
+from nightbridge.embedded.shims import python_command, write_shims
 from nightbridge.errors import LaunchRefused, TransientError
 from nightbridge.files import flush_folder, write_atomically
-from nightbridge.slurm.local_jobs import (
-    JOB_VARIABLE,
-    JobRequest,
-    job_dir,
-    job_ids,
-    jobs_dir,
-    write_fact,
-)
-from nightbridge.slurm.local_options import (
-    SBATCH,
-    exported,
-    parse_count,
-    parse_dependencies,
-    parse_early_signal,
-    parse_time,
-    script_options,
-    split_options,
-)
-from nightbridge.slurm.local_shims import python_command, write_shims
+from nightbridge.sbatch_options import script_options, split_options
 
 START_PATIENCE = 60.0
 """Seconds that a runner may take to start."""
 
-_LEFT_OVER_AFTER = 3600.0
 _READY = b"ready"
 
 
-def submit(
-    root: Path,
-    script: Path,
-    options: Sequence[str],
-    *,
-    arguments: Sequence[str] = (),
-    environment: Mapping[str, str],
-    directory: Path,
-) -> int:
+def submit(root: Path, script: Path, options: Sequence[str], *, environment: Mapping[str, str], directory: Path) -> int:
     """Submit a batch script; return the job's id once the job is registered for good.
 
     Args:
         root: The cluster's folder.
         script: The batch script. A copy of it is run.
         options: sbatch options; they win over the script's #SBATCH lines.
-        arguments: The script's own arguments.
         environment: The submitter's environment. The job gets it without SLURM_* and SBATCH_*.
         directory: Where it is submitted from: relative paths start here, and the job runs here.
 
@@ -73,15 +47,16 @@ def submit(
 
     """
     text = _read_script(script)
-    wishes, rest = split_options(options, SBATCH)
-    if rest:
-        raise LaunchRefused("not an sbatch option", thing=rest[0])
-    in_script, rest = split_options(script_options(text), SBATCH)
-    if rest:
-        raise LaunchRefused("not an #SBATCH option", thing=rest[0], advice="The embedded cluster runs no hetjob")
-    wishes = in_script | wishes
-    request = _make_request(script, wishes, arguments, directory)
-    _check_dependencies(root, request)
+    given, rest = split_options(options, SBATCH)
+    in_script, rest_of_script = split_options(script_options(text), SBATCH)
+    if rest + rest_of_script:
+        advice = "The embedded cluster runs no hetjob"
+        raise LaunchRefused("not an sbatch option", thing=(rest + rest_of_script)[0], advice=advice)
+    wishes = in_script | given
+    request = _make_request(script, wishes, directory)
+    for kind, number in request.dependencies:
+        if not job_dir(root, number).exists():
+            raise LaunchRefused("job dependency problem: no such job", thing=f"{kind}:{number}")
     write_shims(root)
     # A job that was submitted from a job belongs to itself, not to the other.
     own = {name: value for name, value in environment.items() if not _is_of_another_job(name)}
@@ -99,29 +74,20 @@ def _read_script(script: Path) -> str:
         text = script.read_bytes().decode(errors="surrogateescape")
     except OSError as error:
         raise LaunchRefused(f"unable to open file: {error.strerror}", thing=str(script)) from error
-    if not stat.S_ISREG(mode) or not text:
-        raise LaunchRefused("batch script is empty or not a file", thing=str(script))
-    if not text.startswith("#!"):
-        raise LaunchRefused(
-            "this does not look like a batch script",
-            thing=str(script),
-            advice="The first line must start with #! followed by the path to an interpreter, for instance #!/bin/sh",
-        )
-    if "\0" in text:
-        raise LaunchRefused("batch script contains NULL characters", thing=str(script))
-    if "\r\n" in text:
-        raise LaunchRefused(
-            "batch script contains DOS line breaks (\\r\\n) instead of expected UNIX line breaks (\\n)",
-            thing=str(script),
-        )
+    problems = {
+        "batch script is empty or not a file": not stat.S_ISREG(mode) or not text,
+        "this does not look like a batch script: its first line must be #! and an interpreter": text[:2] != "#!",
+        "batch script contains NULL characters": "\0" in text,
+        "batch script contains DOS line breaks (\\r\\n) instead of expected UNIX line breaks (\\n)": "\r\n" in text,
+    }
+    if found := next((problem for problem, there in problems.items() if there), None):
+        raise LaunchRefused(found, thing=str(script))
     return text
 
 
-def _make_request(script: Path, wishes: Mapping[str, str], arguments: Sequence[str], directory: Path) -> JobRequest:
+def _make_request(script: Path, wishes: Mapping[str, str], directory: Path) -> JobRequest:
     work_dir = directory / wishes.get("chdir", "")
     nodes, tasks, tasks_per_node = _count_tasks(wishes)
-    if "signal" in wishes:
-        parse_early_signal(wishes["signal"])  # refused now, not when it is due
     return JobRequest(
         name=wishes.get("job-name") or script.name,
         user=user_name(),
@@ -138,9 +104,7 @@ def _make_request(script: Path, wishes: Mapping[str, str], arguments: Sequence[s
         time_limit=parse_time(wishes["time"]) if "time" in wishes else None,
         partition=wishes.get("partition", "local"),
         account=wishes.get("account", ""),
-        signal=wishes.get("signal", ""),
         dependencies=parse_dependencies(wishes["dependency"]) if wishes.get("dependency") else (),
-        arguments=tuple(arguments),
     )
 
 
@@ -157,12 +121,6 @@ def _count_tasks(wishes: Mapping[str, str]) -> tuple[int, int, int]:
     return nodes, nodes * per_node, per_node
 
 
-def _check_dependencies(root: Path, request: JobRequest) -> None:
-    for kind, number in request.dependencies:
-        if kind != "singleton" and not job_dir(root, number).exists():
-            raise LaunchRefused("job dependency problem: no such job", thing=f"{kind}:{number}")
-
-
 def user_name() -> str:
     """The current user's name; the number where the system knows no name."""
     try:
@@ -176,17 +134,16 @@ def user_name() -> str:
 
 def _register(root: Path, request: JobRequest, text: str, environment: Mapping[str, str]) -> int:
     jobs_dir(root).mkdir(parents=True, exist_ok=True)
-    _remove_left_overs(root)
     folder = jobs_dir(root) / f".new-{uuid.uuid4().hex}"
     folder.mkdir()
-    write_fact(folder / "job.json", request)
+    write_record(folder / "job.json", request)
     write_atomically(folder / "script", text.encode(errors="surrogateescape"))
     (folder / "script").chmod(0o700)
     with (folder / "runner.log").open("wb") as log:
         # The first process of the runner is gone at once; it leaves the runner behind as nobody's child, so that a
         # submitter that lives on has no zombies.
         runner = subprocess.Popen(
-            python_command("nightbridge.slurm.local_runner", [str(folder)]),
+            python_command("nightbridge.embedded.runner", [str(folder)]),
             env=dict(environment),
             cwd=folder,
             stdin=subprocess.PIPE,
@@ -228,11 +185,3 @@ def _claim_id(root: Path, folder: Path) -> int:
             job_id += 1
     flush_folder(jobs_dir(root))
     return job_id
-
-
-def _remove_left_overs(root: Path) -> None:
-    """Remove what submitters left that died before there was a job."""
-    for folder in jobs_dir(root).glob(".new-*"):
-        with contextlib.suppress(FileNotFoundError):
-            if time.time() - folder.stat().st_mtime > _LEFT_OVER_AFTER:
-                shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Processes of this machine: who they are, which belong together, how they start and end. Linux only (/proc).
+"""Processes of this machine: their identity, their trees, how they start and end. Linux only (/proc).
 
 Standard library only: srun starts through here many times a night, and must start fast.
 """
@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 # linux/prctl.h
 _PR_SET_PDEATHSIG = 1
@@ -41,7 +42,6 @@ class ProcessEntry:
     pid: int
     state: str
     parent: int
-    group: int
     session: int
     start_ticks: int
 
@@ -51,31 +51,30 @@ class ProcessEntry:
         return self.state not in "ZX"
 
 
+class ChildEnd(NamedTuple):
+    """How a child ended: exit code and signal, one of which is 0."""
+
+    pid: int
+    code: int
+    signal: int
+
+
 def boot_id() -> str:
     """The kernel's name for the current boot."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
 def identify(pid: int) -> ProcessIdentity | None:
-    """Who the process is; None when there is no such process."""
+    """Who the process is; None when no such process runs."""
     entry = read_entry(pid)
-    if entry is None:
+    if entry is None or not entry.is_running:
         return None
     return ProcessIdentity(host=socket.gethostname(), boot_id=boot_id(), pid=pid, start_ticks=entry.start_ticks)
 
 
 def is_gone(identity: ProcessIdentity) -> bool:
-    """Whether the process has certainly ended. A process of another host is never certain: nobody here can look."""
-    if identity.host != socket.gethostname():
-        return False
-    return not _is_running(identity)
-
-
-def _is_running(identity: ProcessIdentity) -> bool:
-    if identity.boot_id != boot_id():
-        return False
-    entry = read_entry(identity.pid)
-    return entry is not None and entry.start_ticks == identity.start_ticks and entry.is_running
+    """Whether the process has certainly ended. A process of another host is never certain: it cannot be seen here."""
+    return identity.host == socket.gethostname() and identify(identity.pid) != identity
 
 
 def read_entry(pid: int) -> ProcessEntry | None:
@@ -90,7 +89,6 @@ def read_entry(pid: int) -> ProcessEntry | None:
         pid=pid,
         state=fields[0],
         parent=int(fields[1]),
-        group=int(fields[2]),
         session=int(fields[3]),
         start_ticks=int(fields[19]),
     )
@@ -116,21 +114,6 @@ def descendants(ancestor: int, *, without: Iterable[int] = ()) -> set[int]:
                 found.add(child)
                 waiting.append(child)
     return found
-
-
-def session_members(leader: ProcessIdentity) -> set[int]:
-    """Pids of the running processes of the session that `leader` started, whether or not it still runs.
-
-    The kernel gives no process the number of a session that has members, so the number alone is enough once the leader
-    has ended; a running leader has to be the same process.
-    """
-    if leader.host != socket.gethostname() or leader.boot_id != boot_id():
-        return set()
-    running = running_processes()
-    holder = running.get(leader.pid)
-    if holder is not None and holder.start_ticks != leader.start_ticks:
-        return set()
-    return {entry.pid for entry in running.values() if entry.session == leader.pid}
 
 
 def processes_with_variable(name: str, value: str) -> set[int]:
@@ -179,28 +162,23 @@ def kill_until_gone(find: Callable[[], set[int]], *, patience: float) -> bool:
     return True
 
 
-def collect_children() -> dict[int, int]:
-    """Collect every child that has ended; wait status by pid. Only for a program whose children are all its own."""
-    ended: dict[int, int] = {}
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return ended
-        if pid == 0:
-            return ended
-        ended[pid] = status
+def ended_child(pid: int = 0, *, collect: bool) -> ChildEnd | None:
+    """A child that has ended, of all children or this one; None when there is none.
 
+    Args:
+        pid: This child; any child for 0.
+        collect: Whether it is collected. Else its number, which is also its session's, is given to no other process.
 
-def peek_status(pid: int) -> tuple[int, int] | None:
-    """Exit code and signal of a child that has ended, None while it runs.
-
-    It stays uncollected, so its number, which is also its session's, is given to nobody else.
     """
-    found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    try:
+        flags = os.WEXITED | os.WNOHANG | (0 if collect else os.WNOWAIT)
+        found = os.waitid(os.P_PID if pid else os.P_ALL, pid, flags)
+    except ChildProcessError:
+        return None
     if found is None:
         return None
-    return (found.si_status, 0) if found.si_code == os.CLD_EXITED else (0, found.si_status)
+    code, number = (found.si_status, 0) if found.si_code == os.CLD_EXITED else (0, found.si_status)
+    return ChildEnd(found.si_pid, code, number)
 
 
 def adopt_orphans() -> None:
@@ -223,12 +201,11 @@ def start_session(
     stdin: int,
     stdout: int,
     stderr: int,
-    signal_at_parents_death: int = 0,
 ) -> int:
     """Start a program in a session of its own, which also is its process group; return its pid.
 
-    Only for single-threaded programs: it forks. A program that cannot be started says so on `stderr` and exits with
-    `COULD_NOT_START`. `signal_at_parents_death` is sent to it when this process dies, 0 for none.
+    Only for single-threaded programs: it forks. The kernel kills the program when this process dies. One that cannot
+    be started says so on `stderr` and exits with `COULD_NOT_START`.
     """
     parent = os.getpid()
     # Blocked until the child has left our handlers behind: a signal in between would be lost.
@@ -239,9 +216,9 @@ def start_session(
         return pid
     try:
         os.setsid()
-        _prctl(_PR_SET_PDEATHSIG, signal_at_parents_death)
-        if signal_at_parents_death and os.getppid() != parent:
-            os._exit(COULD_NOT_START)  # the parent died before the kernel knew of the wish
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(COULD_NOT_START)  # the parent died before the kernel knew of the request
         _reset_signals()
         for source, target in ((stdin, 0), (stdout, 1), (stderr, 2)):
             os.dup2(source, target)
@@ -258,8 +235,3 @@ def _reset_signals() -> None:
     for name in ("HUP", "INT", "QUIT", "PIPE", "TERM", "USR1", "USR2", "CHLD"):
         signal.signal(signal.Signals[f"SIG{name}"], signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-
-
-def split_wait_status(status: int) -> tuple[int, int]:
-    """Split a wait status into exit code and signal, one of which is 0."""
-    return (0, os.WTERMSIG(status)) if os.WIFSIGNALED(status) else (os.WEXITSTATUS(status), 0)

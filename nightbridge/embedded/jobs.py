@@ -1,21 +1,20 @@
-"""The embedded cluster's state: a folder for each job, every fact a file that is written once.
+"""The embedded cluster's state: a folder for each job, every record a file that is written once.
 
     <root>/cluster.json           how many jobs run at once, how long a job may take to end
     <root>/bin/                   sbatch, srun, squeue... for PATH
     <root>/schedule.lock          locked while a job takes a slot
     <root>/jobs/<id>/             appears in one piece, by a rename, when the job is submitted
-        job.json                  what was asked; never the environment, which may hold secrets
+        job.json                  the request; never the environment, which may hold secrets
         runner.json               the process that runs the job
         script                    the batch script as submitted
         started.json              it has a slot
-        session.json              the session of its processes
-        cancel.json               somebody wants it to end
+        cancel.json               a request to end it
         ending                    why it is being ended, while its processes have time to do so
         end.json                  how it ended
-        runner.log                what the runner itself had to say
-        steps/<n>/srun.json       the srun process of a step
+        runner.log                the runner's own output
+        steps/<n>/                one for each step
 
-Any process can ask: whoever finds a runner dead without an end records NODE_FAIL, after it has killed what was left.
+Any process can query: whoever finds a runner dead without an end records NODE_FAIL, after it has killed what was left.
 Standard library only, as everything that srun imports: it starts many times a night, and must start fast.
 """
 
@@ -25,29 +24,20 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nightbridge.errors import PermanentError
+from nightbridge.embedded.names import node_expression, node_names
+from nightbridge.embedded.processes import ProcessIdentity, is_gone, kill_until_gone, processes_with_variable
 from nightbridge.files import create_exclusively, write_atomically
-from nightbridge.slurm.local_names import node_expression
-from nightbridge.slurm.local_processes import (
-    ProcessIdentity,
-    is_gone,
-    kill_until_gone,
-    processes_with_variable,
-    session_members,
-)
 
-ROOT_VARIABLE = "NIGHTBRIDGE_LOCAL_CLUSTER"
-"""Environment variable that tells the commands where the cluster's state is."""
 JOB_VARIABLE = "NIGHTBRIDGE_LOCAL_JOB"
 """Environment variable that marks every process of a job; its value is the job's folder."""
 
 KILL_PATIENCE = 10.0
-"""Seconds for which killing what is left of a job is tried. A process in the kernel's hands can take that long."""
+"""Seconds for which killing what is left of a job or step is tried. The kernel can hold a process that long."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +51,7 @@ class LocalClusterConfig:
 
 @dataclass(frozen=True)
 class JobRequest:
-    """What was asked of sbatch. Times are seconds since the epoch, limits seconds, patterns not filled in."""
+    """What was requested of sbatch. Times are seconds since the epoch, limits seconds, patterns not filled in."""
 
     name: str
     user: str
@@ -78,14 +68,12 @@ class JobRequest:
     time_limit: float | None
     partition: str
     account: str
-    signal: str
     dependencies: tuple[tuple[str, int], ...]
-    arguments: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class JobEnd:
-    """How a job ended. Exit code and signal are the script's; None when it never ran or nobody saw its end."""
+    """How a job ended. Exit code and signal are the script's; None when it never ran or its end was not seen."""
 
     state: str
     ended_at: float
@@ -108,6 +96,11 @@ class LocalJob:
     started_at: float | None
 
     @property
+    def root(self) -> Path:
+        """The folder of its cluster."""
+        return self.folder.parents[1]
+
+    @property
     def state(self) -> str:
         """Slurm's name of its state."""
         if self.end is not None:
@@ -119,7 +112,7 @@ class LocalJob:
     @property
     def nodes(self) -> str:
         """The node expression of its nodes; empty before it has any."""
-        return node_expression(self.request.nodes) if self.started_at is not None else ""
+        return node_expression(node_names(self.request.nodes)) if self.started_at is not None else ""
 
 
 # --- one job ---------------------------------------------------------------------------------------------------------
@@ -135,50 +128,46 @@ def job_dir(root: Path, job_id: int) -> Path:
     return jobs_dir(root) / str(job_id)
 
 
-def write_fact(path: Path, fact: Any) -> bool:
-    """Write a dataclass as JSON, once; return whether this call wrote it. Parts of it are never seen."""
-    return create_exclusively(path, json.dumps(dataclasses.asdict(fact), indent=2).encode() + b"\n")
+def write_record(path: Path, record: Any) -> bool:
+    """Write a dataclass as JSON, once; return whether this call wrote it. A reader sees all of it or nothing."""
+    return create_exclusively(path, json.dumps(dataclasses.asdict(record), indent=2).encode() + b"\n")
 
 
-def read_fact(path: Path) -> dict[str, Any] | None:
-    """Read a fact; None when it has not been written."""
+def read_record(path: Path) -> dict[str, Any] | None:
+    """Read a record; None when it has not been written."""
     try:
-        fact = json.loads(path.read_bytes())
+        record = json.loads(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return None
-    assert isinstance(fact, dict)
-    return fact
-
-
-def read_identity(path: Path) -> ProcessIdentity | None:
-    """Read the process that a file names; None when there is no such file."""
-    fact = read_fact(path)
-    return ProcessIdentity(**fact) if fact is not None else None
+    assert isinstance(record, dict)
+    return record
 
 
 def read_job(folder: Path) -> LocalJob | None:
     """Read a job's folder as it is; None when there is no such job."""
-    asked = read_fact(folder / "job.json")
-    runner = read_identity(folder / "runner.json")
-    if asked is None or runner is None:
+    request = read_record(folder / "job.json")
+    runner = read_record(folder / "runner.json")
+    if request is None or runner is None:
         return None
     # The end first: what comes before it in a job's life is then there for sure.
-    end = read_fact(folder / "end.json")
+    end = read_record(folder / "end.json")
     is_ending = (folder / "ending").exists()
-    started = read_fact(folder / "started.json")
-    dependencies = tuple((str(kind), int(number)) for kind, number in asked.pop("dependencies"))
+    started = read_record(folder / "started.json")
+    dependencies = tuple((str(kind), int(number)) for kind, number in request.pop("dependencies"))
+    known = {field.name for field in dataclasses.fields(JobRequest)}
+    kept = {name: value for name, value in request.items() if name in known}
     return LocalJob(
         job_id=int(folder.name),
         folder=folder,
-        request=JobRequest(**asked | {"dependencies": dependencies, "arguments": tuple(asked["arguments"])}),
-        runner=runner,
+        request=JobRequest(**kept, dependencies=dependencies),
+        runner=ProcessIdentity(**runner),
         end=JobEnd(**end) if end is not None else None,
         is_ending=is_ending,
         started_at=float(started["at"]) if started is not None else None,
     )
 
 
-def look_at(folder: Path) -> LocalJob | None:
+def inspect(folder: Path) -> LocalJob | None:
     """Read a job, and record NODE_FAIL if its runner died without recording an end; None when there is no such job."""
     job = read_job(folder)
     if job is None or job.end is not None or not is_gone(job.runner):
@@ -190,16 +179,13 @@ def look_at(folder: Path) -> LocalJob | None:
 
 
 def _record_node_failure(job: LocalJob) -> None:
-    # First the kill: once the failure is known, somebody may start the next attempt in the same place.
-    session = read_identity(job.folder / "session.json")
-
+    # First the kill: once the failure is known, the next attempt may start in the same place.
     def left() -> set[int]:
-        members = session_members(session) if session is not None else set()
-        members |= processes_with_variable(JOB_VARIABLE, str(job.folder))
-        return members - {os.getpid()}  # the job itself may ask, through one of the commands
+        # Without this process: the job itself may query, through one of the commands.
+        return processes_with_variable(JOB_VARIABLE, str(job.folder)) - {os.getpid()}
 
     reason = "the runner died" if kill_until_gone(left, patience=KILL_PATIENCE) else "the runner died; processes remain"
-    write_fact(job.folder / "end.json", JobEnd(state="NODE_FAIL", ended_at=time.time(), reason=reason))
+    write_record(job.folder / "end.json", JobEnd(state="NODE_FAIL", ended_at=time.time(), reason=reason))
 
 
 # --- all jobs --------------------------------------------------------------------------------------------------------
@@ -215,9 +201,9 @@ def job_ids(root: Path) -> list[int]:
 
 
 def all_jobs(root: Path, *, known: Collection[int] = ()) -> Iterator[LocalJob]:
-    """Look at every job except those `known`, oldest first."""
+    """Inspect every job except those `known`, oldest first."""
     for job_id in job_ids(root):
-        if job_id not in known and (job := look_at(job_dir(root, job_id))) is not None:
+        if job_id not in known and (job := inspect(job_dir(root, job_id))) is not None:
             yield job
 
 
@@ -226,81 +212,56 @@ def ended_ids(root: Path) -> set[int]:
     return {job_id for job_id in job_ids(root) if (job_dir(root, job_id) / "end.json").exists()}
 
 
-def live_jobs(root: Path) -> Iterator[LocalJob]:
-    """Look at every job that has not ended, oldest first."""
-    return (job for job in all_jobs(root, known=ended_ids(root)) if job.end is None)
-
-
 def request_cancel(job: LocalJob, by: str) -> None:
-    """Ask a job's runner to end it. Only the first request counts."""
+    """Request a job's end from its runner. Only the first request counts."""
     create_exclusively(job.folder / "cancel.json", json.dumps({"by": by, "at": time.time()}).encode() + b"\n")
 
 
 def cancel_requested_by(folder: Path) -> str | None:
-    """Who wants the job to end; None when nobody does."""
-    fact = read_fact(folder / "cancel.json")
-    return str(fact["by"]) if fact is not None else None
+    """Who requested the job's end; None without a request."""
+    record = read_record(folder / "cancel.json")
+    return str(record["by"]) if record is not None else None
 
 
-def dependency_state(root: Path, job: LocalJob) -> str:
+def dependency_state(job: LocalJob) -> str:
     """Whether a job's dependencies let it start: `ready`, `waiting`, or `never`."""
-    states = {_one_dependency(root, job, kind, number) for kind, number in job.request.dependencies}
+    states = {_one_dependency(job.root, kind, number) for kind, number in job.request.dependencies}
     return next((state for state in ("never", "waiting") if state in states), "ready")
 
 
-def _one_dependency(root: Path, job: LocalJob, kind: str, number: int) -> str:
-    if kind == "singleton":
-        return "waiting" if any(_is_rival(other, job) for other in live_jobs(root)) else "ready"
-    other = look_at(job_dir(root, number))
-    if other is None:  # its folder was removed: nobody can say any more how it ended
-        return "ready" if kind in {"after", "afterany"} else "never"
+def _one_dependency(root: Path, kind: str, number: int) -> str:
+    other = inspect(job_dir(root, number))
+    if other is None:  # its folder was removed: how it ended is unknown
+        return "never" if kind == "afterok" else "ready"
     if kind == "after" and other.started_at is not None:
         return "ready"
     if other.end is None:
         return "waiting"
-    succeeded = other.end.state == "COMPLETED"
-    return "ready" if {"afterok": succeeded, "afternotok": not succeeded}.get(kind, True) else "never"
+    return "never" if kind == "afterok" and other.end.state != "COMPLETED" else "ready"
 
 
-def _is_rival(other: LocalJob, job: LocalJob) -> bool:
-    same = (other.request.name, other.request.uid) == (job.request.name, job.request.uid)
-    return same and other.job_id < job.job_id
-
-
-def pending_reason(root: Path, job: LocalJob) -> str:
-    """Why a job waits, in squeue's words."""
-    reasons = {"waiting": "Dependency", "never": "DependencyNeverSatisfied"}
-    return reasons.get(dependency_state(root, job), "Resources")
+def reason(job: LocalJob) -> str:
+    """Why a job waits, or how it ended, in squeue's words; empty for neither."""
+    if job.end is not None:
+        return job.end.reason
+    if job.started_at is not None:
+        return ""
+    return {"waiting": "Dependency", "never": "DependencyNeverSatisfied"}.get(dependency_state(job), "Resources")
 
 
 # --- the cluster -----------------------------------------------------------------------------------------------------
 
 
 def read_config(root: Path) -> LocalClusterConfig:
-    """The cluster's configuration; the defaults before anybody has opened it."""
-    fact = read_fact(root / "cluster.json")
-    return LocalClusterConfig(**fact) if fact is not None else LocalClusterConfig()
+    """The cluster's configuration; the defaults before it was first opened."""
+    record = read_record(root / "cluster.json")
+    return LocalClusterConfig(**record) if record is not None else LocalClusterConfig()
 
 
 def write_config(root: Path, config: LocalClusterConfig) -> None:
     """Set the cluster's configuration; the last one counts, for waiting jobs too."""
-    if read_fact(root / "cluster.json") != dataclasses.asdict(config):
+    if read_record(root / "cluster.json") != dataclasses.asdict(config):
         write_atomically(root / "cluster.json", json.dumps(dataclasses.asdict(config), indent=2).encode() + b"\n")
-
-
-def root_of(environment: Mapping[str, str]) -> Path:
-    """Where the environment says that the cluster is.
-
-    Raises:
-        PermanentError: It does not say.
-
-    """
-    value = environment.get(ROOT_VARIABLE, "")
-    if not value:
-        raise PermanentError(
-            "no cluster", thing=ROOT_VARIABLE, advice="Use the variables that LocalCluster.launch_environment() returns"
-        )
-    return Path(value)
 
 
 @contextlib.contextmanager

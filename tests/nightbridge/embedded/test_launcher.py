@@ -9,7 +9,7 @@ import pytest
 
 from nightbridge.models import JobState
 from nightbridge.slurm.local import LocalCluster
-from tests.nightbridge.slurm.local_cluster import local_cluster, wait_for_end
+from tests.nightbridge.embedded.local_cluster import local_cluster, wait_for_end
 
 LAUNCHER = """
 import os

@@ -14,7 +14,7 @@ from nightbridge.slurm.factory import open_cluster
 from nightbridge.slurm.local import LocalCluster
 from nightbridge.slurm.protocol import Cluster
 from nightbridge.slurm.states import TERMINAL
-from tests.nightbridge.slurm.local_cluster import (
+from tests.nightbridge.embedded.local_cluster import (
     is_running,
     local_cluster,
     status,
@@ -174,7 +174,7 @@ def test_the_environment_is_never_written_down(
 ) -> None:
     monkeypatch.setenv("TOKEN_OF_MINE", "hidden-value-4711")
 
-    wait_for_end(cluster, run(cluster, tmp_path, "srun -n2 true; squeue"))
+    wait_for_end(cluster, run(cluster, tmp_path, "srun -n2 true; scontrol show hostnames"))
 
     files = [path for path in cluster.root.rglob("*") if path.is_file()]
     assert len(files) > 5
@@ -190,6 +190,8 @@ def test_the_environment_is_never_written_down(
         ("#!/bin/bash\n#SBATCH --nodes=many\n", "--nodes"),
         ("#!/bin/bash\n#SBATCH --time=soon\n", "--time"),
         ("#!/bin/bash\n#SBATCH --array=1-3\n", "no job arrays"),
+        ("#!/bin/bash\n#SBATCH --signal=USR1@60\n", "no signal before the time limit"),
+        ("#!/bin/bash\n#SBATCH --dependency=singleton\n", "job dependency problem"),
         ("#!/bin/bash\n#SBATCH --frobnicate\n", "unrecognized option '--frobnicate'"),
         ("#!/bin/bash\n#SBATCH hetjob\n", "hetjob"),
         ("#!/bin/bash\n#SBATCH --dependency=afterok:99\n", "no such job"),
@@ -282,14 +284,6 @@ def test_a_dependency_is_waited_for_and_holds_up_nobody_else(cluster: LocalClust
     assert status(cluster, after_ok).reason == "DependencyNeverSatisfied"
 
 
-def test_singletons_of_one_name_run_one_after_the_other(cluster: LocalCluster, tmp_path: Path) -> None:
-    body = f"mkdir {tmp_path}/alone || exit 1; sleep 0.2; rmdir {tmp_path}/alone"
-
-    ids = [run(cluster, tmp_path, body, "--dependency=singleton") for _ in range(3)]
-
-    assert {wait_for_end(cluster, job_id).state for job_id in ids} == {JobState.COMPLETED}
-
-
 # --- being ended -----------------------------------------------------------------------------------------------------
 
 
@@ -371,16 +365,6 @@ def test_a_job_that_submits_another_does_not_take_it_along(cluster: LocalCluster
     assert (tmp_path / f"slurm-{job_id}.out").read_text() == f"{inner}\n"
     assert wait_for_end(cluster, inner).state is JobState.COMPLETED
     assert (tmp_path / f"slurm-{inner}.out").read_text() == f"{inner}\n"
-
-
-def test_a_signal_before_the_time_limit_reaches_the_tasks(cluster: LocalCluster, tmp_path: Path) -> None:
-    task = "trap 'echo told; exit 0' USR1; echo up; while :; do sleep 0.05; done"
-    options = ("--time=0:30", "--signal=USR1@29", "--ntasks=2")
-
-    job_id = run(cluster, tmp_path, f'srun bash -c "{task}"', *options)
-
-    assert wait_for_end(cluster, job_id).state is JobState.COMPLETED
-    assert (tmp_path / f"slurm-{job_id}.out").read_text().count("told") == 2
 
 
 def test_a_removed_folder_ends_the_job(cluster: LocalCluster, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Slurm's commands for the embedded cluster's PATH, and how its processes start Python."""
 
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,7 +8,9 @@ from pathlib import Path
 from nightbridge.files import write_atomically
 from nightbridge.own_programs import own_program
 
-COMMANDS = ("sbatch", "srun", "scontrol", "squeue", "sacct", "scancel", "sinfo")
+SERVED = ("sbatch", "srun", "scontrol", "squeue", "sacct")
+REFUSED = ("salloc", "sattach", "sbcast", "scancel", "sinfo", "sstat")
+"""Commands that name the alternative: a real Slurm's, later on the PATH, would act on other jobs of that number."""
 
 
 def python_command(module: str, arguments: Sequence[str] = ()) -> list[str]:
@@ -18,17 +21,17 @@ def python_command(module: str, arguments: Sequence[str] = ()) -> list[str]:
     return own_program(module, arguments, python_options=("-S",))
 
 
-def shims_dir(root: Path) -> Path:
-    """The folder that comes first on the PATH of jobs and launchers."""
-    return root / "bin"
+def path_with_shims(root: Path) -> str:
+    """The PATH of this process with a cluster's commands first."""
+    return os.pathsep.join((str(root / "bin"), os.environ.get("PATH", os.defpath)))
 
 
 def write_shims(root: Path) -> None:
-    """Write the commands as tiny shell scripts that start this Python; nothing is done where they are there already."""
-    for command in COMMANDS:
-        words = python_command("nightbridge.slurm.local_commands", [command])
+    """Write the commands as small shell scripts that start this Python, where they are not there yet."""
+    for command in (*SERVED, *REFUSED):
+        words = python_command("nightbridge.embedded.commands", [str(root), command])
         text = f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'
-        path = shims_dir(root) / command
+        path = root / "bin" / command
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             write_atomically(path, text.encode())
         if path.stat().st_mode & 0o111 != 0o111:

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from nightbridge.embedded.jobs import all_jobs
 from nightbridge.models import ClusterSettings, JobStatus
 from nightbridge.slurm.local import LocalCluster
-from nightbridge.slurm.local_jobs import all_jobs
 from nightbridge.slurm.states import TERMINAL
 
 PATIENCE = 300.0

@@ -1,0 +1,1 @@
+"""The embedded cluster: runs batch scripts on this machine, unchanged, behind the same interface as Slurm."""

@@ -1,0 +1,114 @@
+"""Slurm's commands on the embedded cluster, in the forms that batch scripts and NeMo-Run 0.11 call; no others.
+
+A person at a shell has `nightbridge status` and `nightbridge cancel`. Standard library only; what one command alone
+needs is imported when it runs, because srun starts often.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from nightbridge.embedded.jobs import inspect, job_dir
+from nightbridge.embedded.names import expand_expression
+from nightbridge.embedded.options import SBATCH
+from nightbridge.errors import InvalidInput, NightbridgeError
+from nightbridge.sbatch_options import split_options
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a command; return its exit code. First comes the cluster's folder, then the command's name."""
+    root, name, *words = arguments
+    try:
+        if name not in _COMMANDS:
+            raise _unknown_form(name, words)
+        return _COMMANDS[name](Path(root), words)
+    except NightbridgeError as error:
+        sys.stderr.write(f"{name}: error: {error}\n")
+    except OSError as error:
+        sys.stderr.write(f"{name}: error: {error.strerror}: {error.filename}\n")
+    return 1
+
+
+def _sbatch(root: Path, words: list[str]) -> int:
+    from nightbridge.embedded.submit import submit
+
+    options, rest = split_options(words, SBATCH)
+    if len(rest) != 1:
+        raise InvalidInput("not one batch script", thing="sbatch", advice="Name a script file, without arguments")
+    job_id = submit(root, Path(rest[0]), words[:-1], environment=os.environ, directory=Path.cwd())
+    print(job_id if "parsable" in options else f"Submitted batch job {job_id}")
+    return 0
+
+
+def _srun(root: Path, words: list[str]) -> int:
+    from nightbridge.embedded.srun import main as srun
+
+    return srun(words)
+
+
+def _squeue(root: Path, words: list[str]) -> int:
+    """NeMo-Run's question whether a job still waits: `squeue --start --noheader -j ID -o '%i|%S|%T'`."""
+    match words:
+        case ["--start", "--noheader", "-j", job_id, "-o", "%i|%S|%T"] if job_id.isdigit():
+            job = inspect(job_dir(root, int(job_id)))
+        case _:
+            raise _unknown_form("squeue", words)
+    if job is None:
+        sys.stderr.write("slurm_load_jobs error: Invalid job id specified\n")
+        return 1
+    if job.state == "PENDING":
+        print(f"{job_id}|N/A|PENDING")
+    return 0
+
+
+def _sacct(root: Path, words: list[str]) -> int:
+    """NeMo-Run's question how a job is: `sacct --parsable2 -j ID`."""
+    match words:
+        case ["--parsable2", "-j", job_id] if job_id.isdigit():
+            job = inspect(job_dir(root, int(job_id)))
+        case _:
+            raise _unknown_form("sacct", words)
+    print("JobID|JobName|Partition|Account|AllocCPUS|State|ExitCode")
+    if job is not None:
+        request, end = job.request, job.end
+        state = {"COMPLETING": "RUNNING", "CANCELLED": f"CANCELLED by {request.uid}"}.get(job.state, job.state)
+        code = f"{end.exit_code or 0}:{end.signal or 0}" if end is not None else "0:0"
+        cells = (job.job_id, request.name, request.partition, request.account, request.tasks, state, code)
+        print("|".join(str(cell) for cell in cells))
+    return 0
+
+
+def _scontrol(root: Path, words: list[str]) -> int:
+    """Batch scripts' question for the names of their nodes: `scontrol show hostnames LIST`."""
+    match words:
+        case ["show", "hostnames", expression]:
+            pass
+        case ["show", "hostnames"] if "SLURM_JOB_NODELIST" in os.environ:
+            expression = os.environ["SLURM_JOB_NODELIST"]
+        case ["requeue", *_]:
+            raise InvalidInput("no requeue on the embedded cluster", thing="scontrol", advice="Submit another attempt")
+        case _:
+            raise _unknown_form("scontrol", words)
+    try:
+        print("\n".join(expand_expression(expression)))
+    except ValueError as error:
+        raise InvalidInput(str(error), thing="scontrol") from error
+    return 0
+
+
+def _unknown_form(command: str, words: Sequence[str]) -> InvalidInput:
+    return InvalidInput(
+        "not possible on the embedded cluster",
+        thing=" ".join([command, *words]),
+        advice="See its jobs with `nightbridge status`, end them with `nightbridge cancel`",
+    )
+
+
+_COMMANDS: dict[str, Callable[[Path, list[str]], int]] = {
+    "sbatch": _sbatch,
+    "srun": _srun,
+    "squeue": _squeue,
+    "sacct": _sacct,
+    "scontrol": _scontrol,
+}

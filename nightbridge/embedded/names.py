@@ -1,0 +1,83 @@
+"""Names of the simulated nodes, the places of tasks on them, and file name patterns, as Slurm writes them."""
+
+import itertools
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+
+_RANGE = re.compile(r"([\w.-]+)\[(\d+)-(\d+)\]")
+_NAMES = re.compile(r"[\w.-]+(,[\w.-]+)*")
+_PATTERN = re.compile(r"%(\d*)([%A-Za-z])")
+
+
+def node_names(count: int) -> list[str]:
+    """The simulated nodes of a job of `count` nodes: node1, node2... All are this machine."""
+    return [f"node{number}" for number in range(1, count + 1)]
+
+
+def node_expression(nodes: Sequence[str]) -> str:
+    """Nodes as Slurm abbreviates them: `node1`, `node[1-4]`; others than the first ones as `node2,node4`."""
+    is_first = len(nodes) > 1 and list(nodes) == node_names(len(nodes))
+    return f"node[1-{len(nodes)}]" if is_first else ",".join(nodes)
+
+
+def expand_expression(expression: str) -> list[str]:
+    """Expand a node expression as this cluster writes them: `node[1-3]`, `node2`, `node1,node3`.
+
+    Raises:
+        ValueError: It is none.
+
+    """
+    if found := _RANGE.fullmatch(expression):
+        return [f"{found[1]}{number}" for number in range(int(found[2]), int(found[3]) + 1)]
+    if not _NAMES.fullmatch(expression):
+        raise ValueError(f"not a list of nodes, such as node[1-3] or node1,node3: {expression}")
+    return expression.split(",")
+
+
+def spread_evenly(tasks: int, nodes: int) -> list[int]:
+    """Tasks of each node when they are spread as evenly as possible, the first nodes having one more."""
+    return [tasks // nodes + (node < tasks % nodes) for node in range(nodes)]
+
+
+def tasks_expression(counts: Iterable[int]) -> str:
+    """Tasks of each node as Slurm abbreviates them: `2(x3),1`."""
+    runs = [(count, len(list(same))) for count, same in itertools.groupby(counts)]
+    return ",".join(f"{count}(x{length})" if length > 1 else str(count) for count, length in runs)
+
+
+def places_of(counts: Sequence[int]) -> list[tuple[int, int]]:
+    """Node and local number of every task, filled node by node (srun's block distribution)."""
+    return [(node, local) for node, count in enumerate(counts) for local in range(count)]
+
+
+def place_variables(nodes: Sequence[str], counts: Sequence[int], task: int) -> dict[str, object]:
+    """What Slurm says to a script or a task about its place among `counts` tasks on each of `nodes`."""
+    node, local = places_of(counts)[task]
+    return {
+        "SLURMD_NODENAME": nodes[node], "SLURM_NODEID": node, "SLURM_LOCALID": local, "SLURM_PROCID": task,
+        "SLURM_NNODES": len(nodes), "SLURM_NODELIST": node_expression(nodes),
+        "SLURM_NPROCS": sum(counts), "SLURM_NTASKS": sum(counts), "SLURM_TASKS_PER_NODE": tasks_expression(counts),
+    }  # fmt: skip
+
+
+def farewell(what: str, state: str) -> bytes:
+    """The line that Slurm leaves in a log that it ends; people and tools look for `DUE TO TIME LIMIT`."""
+    why = {"TIMEOUT": " DUE TO TIME LIMIT", "NODE_FAIL": " DUE TO NODE FAILURE"}.get(state, "")
+    return f"slurmstepd: error: *** {what} CANCELLED AT {time.strftime('%Y-%m-%dT%H:%M:%S')}{why} ***\n".encode()
+
+
+def fill_pattern(pattern: str, values: Mapping[str, object]) -> str:
+    """Fill in a file name pattern (sbatch(1), "filename pattern"): `log-%x-%4t.out`; an unknown letter stays as it is.
+
+    Args:
+        pattern: The name. `%4t` pads a number with zeros to four digits.
+        values: By letter: j job id, x job name, t task, n node, N node name, u user, s step...
+
+    """
+
+    def value(found: re.Match[str]) -> str:
+        text = str(values.get(found[2], "%" if found[2] == "%" else found[0]))
+        return text.zfill(int(found[1] or 0)) if text.isdigit() else text
+
+    return _PATTERN.sub(value, pattern)

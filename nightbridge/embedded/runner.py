@@ -1,0 +1,252 @@
+"""The process that runs one job of the embedded cluster, from its registration to its recorded end.
+
+It is started by `submit` with the job's environment as its own, leaves the submitter's session, and adopts every
+orphan of the job, so that nothing a job starts can leave its tree.
+"""
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+from nightbridge.embedded import jobs, processes
+from nightbridge.embedded.names import (
+    farewell,
+    fill_pattern,
+    node_expression,
+    node_names,
+    place_variables,
+    spread_evenly,
+)
+from nightbridge.embedded.shims import path_with_shims
+from nightbridge.files import write_atomically
+
+POLL_INTERVAL = 0.1
+"""Seconds between two looks at the queue, the time limit, and requests to end the job."""
+
+_STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+_AWAITED = _STOP_SIGNALS | {signal.SIGCHLD}
+
+
+def main(arguments: list[str]) -> int:
+    """Run the job of a folder: the whole life of the runner."""
+    os.chdir(arguments[0])
+    if os.fork():
+        os._exit(0)  # the submitter waits for this one only
+    os.setsid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a submitter that ignores its children hands that down
+    signal.pthread_sigmask(signal.SIG_SETMASK, _AWAITED)
+    processes.adopt_orphans()
+    folder = _wait_for_registration()
+    if folder is None:
+        return 0
+    job = jobs.read_job(folder)
+    assert job is not None
+    try:
+        end = _wait_for_turn(job) or _JobRun(job, jobs.read_config(job.root)).to_its_end()
+        if _is_registered(job):
+            jobs.write_record(job.folder / "end.json", end)
+    except BaseException:  # shown in runner.log; what it was makes no difference to the job's processes
+        _kill_tree(job)
+        raise
+    return 0
+
+
+def _wait_for_registration() -> Path | None:
+    """Record this process, wait until the submitter has registered the job or died; return the job's folder, if any."""
+    me = processes.identify(os.getpid())
+    assert me is not None
+    jobs.write_record(Path("runner.json").absolute(), me)
+    os.write(1, b"ready\n")
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 1)
+    os.read(0, 1)  # the submitter never writes: it closes, or dies
+    os.dup2(null, 0)
+    os.close(null)
+    # The kernel knows what the folder is called now.
+    folder = Path(os.getcwd())
+    if folder.name.isdigit():
+        return folder
+    shutil.rmtree(folder, ignore_errors=True)
+    return None
+
+
+# --- waiting for a slot ----------------------------------------------------------------------------------------------
+
+
+def _wait_for_turn(job: jobs.LocalJob) -> jobs.JobEnd | None:
+    """Wait for the job's dependencies and a slot, and take it; return the end of a job that gets none."""
+    ended = jobs.ended_ids(job.root)
+    caught = None
+    while (end := _interruption(job, caught)) is None:
+        with jobs.schedule_lock(job.root):
+            if _is_its_turn(job, ended):
+                write_atomically(job.folder / "started.json", json.dumps({"at": time.time()}).encode() + b"\n")
+                return None
+        caught = signal.sigtimedwait(_STOP_SIGNALS, POLL_INTERVAL)
+    return end
+
+
+def _is_registered(job: jobs.LocalJob) -> bool:
+    """Whether the job's folder is still there. A job whose folder was removed ends without a trace."""
+    return (job.folder / "job.json").exists()
+
+
+def _interruption(job: jobs.LocalJob, caught: signal.struct_siginfo | None) -> jobs.JobEnd | None:
+    """How a job ends that is stopped from outside; None while it is not."""
+    if caught is not None and caught.si_signo in _STOP_SIGNALS:
+        return jobs.JobEnd("NODE_FAIL", time.time(), reason="the runner was stopped")
+    if not _is_registered(job):
+        return jobs.JobEnd("CANCELLED", time.time(), reason="its folder was removed")
+    if (by := jobs.cancel_requested_by(job.folder)) is not None:
+        return jobs.JobEnd("CANCELLED", time.time(), cancelled_by=by)
+    return None
+
+
+def _is_its_turn(job: jobs.LocalJob, ended: set[int]) -> bool:
+    """Whether a slot is free after every older job that could start has got one. `ended` is kept between calls."""
+    ahead = 0
+    for other in jobs.all_jobs(job.root, known=ended):
+        if other.end is not None:
+            ended.add(other.job_id)
+        elif other.started_at is not None or (other.job_id < job.job_id and jobs.dependency_state(other) == "ready"):
+            ahead += 1
+    return ahead < jobs.read_config(job.root).slots and jobs.dependency_state(job) == "ready"
+
+
+# --- running ---------------------------------------------------------------------------------------------------------
+
+
+class _JobRun:
+    """A job that has its slot: its script, its logs, and the clock."""
+
+    def __init__(self, job: jobs.LocalJob, config: jobs.LocalClusterConfig) -> None:
+        self.job = job
+        self.config = config
+        self.began = time.monotonic()
+        self.script_pid = 0
+        self.script_end: processes.ChildEnd | None = None
+        self.stop: jobs.JobEnd | None = None  # before the script ends by itself
+        self.kill_at = 0.0
+        self.stderr = -1
+
+    def to_its_end(self) -> jobs.JobEnd:
+        """Run the script until it, or the job, has ended and no process is left."""
+        try:
+            self._start_script()
+        except OSError as error:
+            reason = f"cannot open the job's output or folder: {error.strerror}: {error.filename}"
+            return jobs.JobEnd(state="FAILED", ended_at=time.time(), exit_code=1, signal=0, reason=reason)
+        while not self._is_over():
+            caught = signal.sigtimedwait(_AWAITED, POLL_INTERVAL)
+            self._collect()
+            if self.stop is None and self.script_end is None:
+                self._watch(caught)
+        self._collect()
+        _kill_tree(self.job)
+        self._collect()
+        return self._end()
+
+    def _is_over(self) -> bool:
+        if self.stop is None:
+            return self.script_end is not None
+        if time.monotonic() > self.kill_at:
+            return True
+        # On cancel and time limit, what the script started may use the same grace, for instance for a checkpoint.
+        return self.script_end is not None and not _tree(self.job)
+
+    def _start_script(self) -> None:
+        request, folder = self.job.request, self.job.folder
+        environment = job_environment(self.job, self.config)
+        os.chdir(request.directory)
+        stdout = _open_log(self.job, request.output)
+        self.stderr = _open_log(self.job, request.error) if request.error else os.dup(stdout)
+        stdin = os.open(os.devnull, os.O_RDONLY)
+        script = folder / "script"
+        self.script_pid = processes.start_session(
+            # The interpreter is named to the kernel: executing the file itself fails on file systems mounted noexec.
+            [*_interpreter(script), str(script)],
+            environment=environment,
+            directory=request.directory,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=self.stderr,
+        )
+        os.close(stdin)
+        os.close(stdout)
+
+    def _collect(self) -> None:
+        while (child := processes.ended_child(collect=True)) is not None:
+            if child.pid == self.script_pid:
+                self.script_end = child
+
+    def _watch(self, caught: signal.struct_siginfo | None) -> None:
+        """Look for a reason to end the job, and begin to."""
+        limit = self.job.request.time_limit
+        self.stop = _interruption(self.job, caught)
+        if self.stop is None and limit is not None and time.monotonic() - self.began >= limit:
+            self.stop = jobs.JobEnd("TIMEOUT", time.time(), reason="TimeLimit")
+        if self.stop is None:
+            return
+        self.kill_at = time.monotonic() + self.config.kill_wait
+        if _is_registered(self.job):
+            write_atomically(self.job.folder / "ending", self.stop.state.encode())
+        os.write(self.stderr, farewell(f"JOB {self.job.job_id} ON node1", self.stop.state))
+        for number in (signal.SIGCONT, signal.SIGTERM):
+            processes.signal_group(self.script_pid, number)
+
+    def _end(self) -> jobs.JobEnd:
+        script = self.script_end
+        end = self.stop or jobs.JobEnd("COMPLETED", time.time())
+        if self.stop is None and script is not None and (script.code or script.signal):
+            end = jobs.JobEnd("FAILED", time.time(), reason="NonZeroExitCode" if script.code else "RaisedSignal")
+        if script is not None:
+            end = dataclasses.replace(end, exit_code=script.code, signal=script.signal)
+        return dataclasses.replace(end, ended_at=time.time())
+
+
+def _tree(job: jobs.LocalJob) -> set[int]:
+    """Every process of the job. A job that this one submitted has a runner of its own, and is not of it."""
+    live = (other for other in jobs.all_jobs(job.root, known=jobs.ended_ids(job.root)) if other.end is None)
+    others = {other.runner.pid for other in live if other.job_id != job.job_id}
+    return processes.descendants(os.getpid(), without=others)
+
+
+def _kill_tree(job: jobs.LocalJob) -> None:
+    processes.kill_until_gone(lambda: _tree(job), patience=jobs.KILL_PATIENCE)
+
+
+def _interpreter(script: Path) -> list[str]:
+    """Interpreter and its one optional argument from the first line, as execve(2) reads it."""
+    with script.open("rb") as stream:
+        words = stream.readline().decode(errors="surrogateescape")[2:].split(maxsplit=1)
+    return [word.strip() for word in words] or ["/bin/sh"]
+
+
+def _open_log(job: jobs.LocalJob, pattern: str) -> int:
+    """Open an output file of the job, relative to its folder. Always appending: the runner writes there as well."""
+    request = job.request
+    values = {"j": job.job_id, "A": job.job_id, "J": job.job_id, "x": request.name, "u": request.user}
+    name = fill_pattern(pattern, values | {"N": "node1", "n": 0, "t": 0, "s": "batch"})
+    mode = 0 if request.append else os.O_TRUNC
+    return os.open(Path(request.directory) / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | mode, 0o666)
+
+
+def job_environment(job: jobs.LocalJob, config: jobs.LocalClusterConfig) -> dict[str, str]:
+    """The script's environment: the submitter's, and what Slurm tells a job (sbatch(1), "OUTPUT ENVIRONMENT")."""
+    request = job.request
+    nodes = node_names(request.nodes)
+    added: dict[str, object] = place_variables(nodes, spread_evenly(request.tasks, request.nodes), task=0) | {
+        "SLURM_CLUSTER_NAME": config.name, "SLURM_CPUS_ON_NODE": os.cpu_count() or 1,
+        "SLURM_JOBID": job.job_id, "SLURM_JOB_ID": job.job_id, "SLURM_JOB_NAME": request.name,
+        "SLURM_JOB_ACCOUNT": request.account, "SLURM_JOB_PARTITION": request.partition, "SLURM_JOB_QOS": "normal",
+        "SLURM_JOB_UID": request.uid, "SLURM_JOB_USER": request.user,
+        "SLURM_JOB_NODELIST": node_expression(nodes), "SLURM_JOB_NUM_NODES": request.nodes,
+        "SLURM_NTASKS_PER_NODE": request.tasks_per_node,
+        "SLURM_SUBMIT_DIR": request.submit_dir, "SLURM_SUBMIT_HOST": os.uname().nodename,
+        jobs.JOB_VARIABLE: job.folder, "PATH": path_with_shims(job.root),
+    }  # fmt: skip
+    return dict(os.environ) | {name: str(value) for name, value in added.items()}

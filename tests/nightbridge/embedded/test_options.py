@@ -1,0 +1,100 @@
+"""What the embedded cluster makes of sbatch's and srun's options, node expressions and file name patterns."""
+
+import pytest
+
+from nightbridge.embedded.names import expand_expression, fill_pattern, node_expression, node_names, tasks_expression
+from nightbridge.embedded.options import SBATCH, exported, parse_dependencies, parse_time
+from nightbridge.errors import InvalidInput
+from nightbridge.sbatch_options import split_options
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--account practice --partition=batch --mem=0 --exclusive --gres=gpu:8 --gpus-per-node=8 --segment=4",
+        "--mail-type=FAIL --requeue --parsable --qos=high --reservation=night --comment=x --network=sharp -v",
+    ],
+)
+def test_what_cannot_matter_on_one_machine_is_accepted(words: str) -> None:
+    assert split_options(words.split(), SBATCH)[1] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--hold"], "--hold is not possible here"),
+        (["--array=1-3"], "no job arrays"),
+        (["--begin=16:00"], "--begin is not possible here"),
+        (["--signal=USR1@60"], "no signal before the time limit"),
+    ],
+)
+def test_what_would_change_the_jobs_meaning_is_refused_by_name(words: list[str], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        split_options(words, SBATCH)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("30", 1800),
+        ("30:15", 1815),
+        ("08:00:00", 28800),
+        ("1-0", 86400),
+        ("1-02:30", 95400),
+        ("1-02:30:10", 95410),
+        ("UNLIMITED", None),
+        ("0", None),
+    ],
+)
+def test_time_limits_are_read_as_slurm_reads_them(text: str, seconds: float | None) -> None:
+    assert parse_time(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "soon", "1:2:3:4", "-5", "1-"])
+def test_a_wrong_time_limit_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInput, match="time"):
+        parse_time(text)
+
+
+def test_dependencies() -> None:
+    assert parse_dependencies("afterok:1:2,afterany:3,after:4") == (
+        ("afterok", 1),
+        ("afterok", 2),
+        ("afterany", 3),
+        ("after", 4),
+    )
+    for wrong in ("afterok", "afterok:x", "afterok:1?afterany:2", "aftercorr:1", "singleton", "afternotok:1"):
+        with pytest.raises(InvalidInput, match="dependency"):
+            parse_dependencies(wrong)
+
+
+@pytest.mark.parametrize("count", [1, 2, 12])
+def test_node_expressions_expand_and_contract(count: int) -> None:
+    assert expand_expression(node_expression(node_names(count))) == node_names(count)
+
+
+def test_nodes_that_are_not_the_first_ones_are_listed() -> None:
+    assert node_expression(["node2", "node4"]) == "node2,node4"
+    assert expand_expression("node2,node4") == ["node2", "node4"]
+    assert expand_expression("node[2-4]") == ["node2", "node3", "node4"]
+    for wrong in ("node[1", "node[a-b]", "node1]", "node[1-2,4]", ""):
+        with pytest.raises(ValueError, match="not a list of nodes"):
+            expand_expression(wrong)
+
+
+def test_tasks_of_nodes_contract() -> None:
+    assert tasks_expression([2, 2, 2, 1]) == "2(x3),1"
+
+
+def test_file_name_patterns() -> None:
+    values = {"j": 12, "x": "run", "t": 3}
+
+    assert fill_pattern("log-%x_%j_%4t%%_%Q.out", values) == "log-run_12_0003%_%Q.out"
+
+
+def test_export_none_keeps_slurms_variables() -> None:
+    environment = {"SLURM_JOB_ID": "1", "HOME": "/h", "SECRET": "s", "A": "1"}
+
+    assert exported(environment, "NONE") == {"SLURM_JOB_ID": "1", "HOME": "/h"}
+    assert exported(environment, "A,B=2") == {"SLURM_JOB_ID": "1", "HOME": "/h", "A": "1", "B": "2"}
+    assert exported(environment, "") == environment
