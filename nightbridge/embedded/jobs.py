@@ -115,9 +115,6 @@ class LocalJob:
         return node_expression(node_names(self.request.nodes)) if self.started_at is not None else ""
 
 
-# --- one job ---------------------------------------------------------------------------------------------------------
-
-
 def jobs_dir(root: Path) -> Path:
     """Where the jobs' folders are."""
     return root / "jobs"
@@ -188,9 +185,6 @@ def _record_node_failure(job: LocalJob) -> None:
     write_record(job.folder / "end.json", JobEnd(state="NODE_FAIL", ended_at=time.time(), reason=reason))
 
 
-# --- all jobs --------------------------------------------------------------------------------------------------------
-
-
 def job_ids(root: Path) -> list[int]:
     """The ids of every job there ever was, oldest first."""
     try:
@@ -247,9 +241,6 @@ def reason(job: LocalJob) -> str:
     if job.started_at is not None:
         return ""
     return {"waiting": "Dependency", "never": "DependencyNeverSatisfied"}.get(dependency_state(job), "Resources")
-
-
-# --- the cluster -----------------------------------------------------------------------------------------------------
 
 
 def read_config(root: Path) -> LocalClusterConfig:

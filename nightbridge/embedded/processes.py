@@ -3,12 +3,13 @@
 Standard library only: srun starts through here many times a night, and must start fast.
 """
 
+import contextlib
 import ctypes
 import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -47,7 +48,7 @@ class ProcessEntry:
 
     @property
     def is_running(self) -> bool:
-        """Whether it still runs: a zombie is an exit code that nobody has collected."""
+        """Whether it still runs: a zombie is an exit code that is not collected yet."""
         return self.state not in "ZX"
 
 
@@ -59,17 +60,13 @@ class ChildEnd(NamedTuple):
     signal: int
 
 
-def boot_id() -> str:
-    """The kernel's name for the current boot."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-
-
 def identify(pid: int) -> ProcessIdentity | None:
     """Who the process is; None when no such process runs."""
     entry = read_entry(pid)
     if entry is None or not entry.is_running:
         return None
-    return ProcessIdentity(host=socket.gethostname(), boot_id=boot_id(), pid=pid, start_ticks=entry.start_ticks)
+    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return ProcessIdentity(socket.gethostname(), boot_id, pid, entry.start_ticks)
 
 
 def is_gone(identity: ProcessIdentity) -> bool:
@@ -85,13 +82,8 @@ def read_entry(pid: int) -> ProcessEntry | None:
         return None
     # The command's name stands in parentheses and may hold spaces and parentheses itself.
     fields = text[text.rindex(")") + 2 :].split()
-    return ProcessEntry(
-        pid=pid,
-        state=fields[0],
-        parent=int(fields[1]),
-        session=int(fields[3]),
-        start_ticks=int(fields[19]),
-    )
+    parent, session, start_ticks = (int(fields[index]) for index in (1, 3, 19))
+    return ProcessEntry(pid, fields[0], parent, session, start_ticks)
 
 
 def running_processes() -> dict[int, ProcessEntry]:
@@ -100,20 +92,14 @@ def running_processes() -> dict[int, ProcessEntry]:
     return {entry.pid: entry for entry in entries if entry is not None and entry.is_running}
 
 
-def descendants(ancestor: int, *, without: Iterable[int] = ()) -> set[int]:
+def descendants(ancestor: int, *, without: Collection[int] = ()) -> set[int]:
     """Pids of all running children, grandchildren... of a process, leaving out the trees under `without`."""
-    left_out = set(without)
-    children: dict[int, list[int]] = {}
-    for entry in running_processes().values():
-        children.setdefault(entry.parent, []).append(entry.pid)
-    found: set[int] = set()
-    waiting = [ancestor]
-    while waiting:
-        for child in children.get(waiting.pop(), []):
-            if child not in left_out and child not in found:
-                found.add(child)
-                waiting.append(child)
-    return found
+    parents = {entry.pid: entry.parent for entry in running_processes().values() if entry.pid not in without}
+    found, before = {ancestor}, 0
+    while len(found) > before:
+        before = len(found)
+        found |= {pid for pid, parent in parents.items() if parent in found}
+    return found - {ancestor}
 
 
 def processes_with_variable(name: str, value: str) -> set[int]:
@@ -121,21 +107,16 @@ def processes_with_variable(name: str, value: str) -> set[int]:
     wanted = f"{name}={value}".encode()
     found = set()
     for pid in running_processes():
-        try:
-            environment = Path(f"/proc/{pid}/environ").read_bytes()
-        except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue
-        if wanted in environment.split(b"\0"):
-            found.add(pid)
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+            if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                found.add(pid)
     return found
 
 
 def send_signal(pid: int, number: int) -> None:
     """Send a signal to one process; one that has ended is no error."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
-    except ProcessLookupError:
-        return
 
 
 def signal_group(leader: int, number: int) -> None:
@@ -149,8 +130,8 @@ def signal_group(leader: int, number: int) -> None:
 def kill_until_gone(find: Callable[[], set[int]], *, patience: float) -> bool:
     """Kill what `find` returns until it returns nothing; return whether that was reached within `patience` seconds.
 
-    Asked again and again, because a process may fork between being found and being killed. Nothing is collected: the
-    caller's children may be somebody else's business.
+    Repeated, because a process may fork between being found and being killed. Nothing is collected: the caller's
+    children may be another's business.
     """
     deadline = time.monotonic() + patience
     while members := find():
@@ -162,19 +143,20 @@ def kill_until_gone(find: Callable[[], set[int]], *, patience: float) -> bool:
     return True
 
 
-def ended_child(pid: int = 0, *, collect: bool) -> ChildEnd | None:
-    """A child that has ended, of all children or this one; None when there is none.
-
-    Args:
-        pid: This child; any child for 0.
-        collect: Whether it is collected. Else its number, which is also its session's, is given to no other process.
-
-    """
+def collect_child() -> ChildEnd | None:
+    """Collect any child that has ended; None when there is none."""
     try:
-        flags = os.WEXITED | os.WNOHANG | (0 if collect else os.WNOWAIT)
-        found = os.waitid(os.P_PID if pid else os.P_ALL, pid, flags)
+        return _child_end(os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG))
     except ChildProcessError:
         return None
+
+
+def ended_child(pid: int) -> ChildEnd | None:
+    """How a child ended; None while it runs. It stays uncollected: its number, also its session's, stays its own."""
+    return _child_end(os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT))
+
+
+def _child_end(found: os.waitid_result | None) -> ChildEnd | None:
     if found is None:
         return None
     code, number = (found.si_status, 0) if found.si_code == os.CLD_EXITED else (0, found.si_status)
@@ -194,18 +176,19 @@ def _prctl(option: int, value: int) -> None:
 
 
 def start_session(
-    argv: Sequence[str],
-    *,
-    environment: Mapping[str, str],
-    directory: str,
-    stdin: int,
-    stdout: int,
-    stderr: int,
+    argv: Sequence[str], environment: Mapping[str, str], directory: str, streams: tuple[int, int, int]
 ) -> int:
     """Start a program in a session of its own, which also is its process group; return its pid.
 
     Only for single-threaded programs: it forks. The kernel kills the program when this process dies. One that cannot
-    be started says so on `stderr` and exits with `COULD_NOT_START`.
+    be started reports that on its standard error and exits with `COULD_NOT_START`.
+
+    Args:
+        argv: The program and its arguments.
+        environment: All of its environment.
+        directory: Its working directory.
+        streams: Its standard input, output and error.
+
     """
     parent = os.getpid()
     # Blocked until the child has left our handlers behind: a signal in between would be lost.
@@ -219,8 +202,11 @@ def start_session(
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(COULD_NOT_START)  # the parent died before the kernel knew of the request
-        _reset_signals()
-        for source, target in ((stdin, 0), (stdout, 1), (stderr, 2)):
+        # Python ignores SIGPIPE, and ignored and blocked signals pass through exec: a job expects none of either.
+        for name in ("HUP", "INT", "QUIT", "PIPE", "TERM", "USR1", "USR2", "CHLD"):
+            signal.signal(signal.Signals[f"SIG{name}"], signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        for target, source in enumerate(streams):
             os.dup2(source, target)
         os.chdir(directory)
         os.execvpe(argv[0], list(argv), dict(environment))
@@ -228,10 +214,3 @@ def start_session(
         os.write(2, f"slurmstepd: error: execve(): {argv[0]}: {error.strerror}\n".encode())
     finally:
         os._exit(COULD_NOT_START)
-
-
-def _reset_signals() -> None:
-    # Python ignores SIGPIPE, and ignored and blocked signals pass through exec: a job expects none of either.
-    for name in ("HUP", "INT", "QUIT", "PIPE", "TERM", "USR1", "USR2", "CHLD"):
-        signal.signal(signal.Signals[f"SIG{name}"], signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())

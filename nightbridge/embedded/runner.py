@@ -12,15 +12,7 @@ import signal
 import time
 from pathlib import Path
 
-from nightbridge.embedded import jobs, processes
-from nightbridge.embedded.names import (
-    farewell,
-    fill_pattern,
-    node_expression,
-    node_names,
-    place_variables,
-    spread_evenly,
-)
+from nightbridge.embedded import jobs, names, processes
 from nightbridge.embedded.shims import path_with_shims
 from nightbridge.files import write_atomically
 
@@ -74,9 +66,6 @@ def _wait_for_registration() -> Path | None:
     return None
 
 
-# --- waiting for a slot ----------------------------------------------------------------------------------------------
-
-
 def _wait_for_turn(job: jobs.LocalJob) -> jobs.JobEnd | None:
     """Wait for the job's dependencies and a slot, and take it; return the end of a job that gets none."""
     ended = jobs.ended_ids(job.root)
@@ -115,9 +104,6 @@ def _is_its_turn(job: jobs.LocalJob, ended: set[int]) -> bool:
         elif other.started_at is not None or (other.job_id < job.job_id and jobs.dependency_state(other) == "ready"):
             ahead += 1
     return ahead < jobs.read_config(job.root).slots and jobs.dependency_state(job) == "ready"
-
-
-# --- running ---------------------------------------------------------------------------------------------------------
 
 
 class _JobRun:
@@ -159,27 +145,20 @@ class _JobRun:
         return self.script_end is not None and not _tree(self.job)
 
     def _start_script(self) -> None:
-        request, folder = self.job.request, self.job.folder
+        request, script = self.job.request, self.job.folder / "script"
         environment = job_environment(self.job, self.config)
         os.chdir(request.directory)
         stdout = _open_log(self.job, request.output)
         self.stderr = _open_log(self.job, request.error) if request.error else os.dup(stdout)
         stdin = os.open(os.devnull, os.O_RDONLY)
-        script = folder / "script"
-        self.script_pid = processes.start_session(
-            # The interpreter is named to the kernel: executing the file itself fails on file systems mounted noexec.
-            [*_interpreter(script), str(script)],
-            environment=environment,
-            directory=request.directory,
-            stdin=stdin,
-            stdout=stdout,
-            stderr=self.stderr,
-        )
+        # The interpreter is named to the kernel: executing the file itself fails on file systems mounted noexec.
+        argv = [*_interpreter(script), str(script)]
+        self.script_pid = processes.start_session(argv, environment, request.directory, (stdin, stdout, self.stderr))
         os.close(stdin)
         os.close(stdout)
 
     def _collect(self) -> None:
-        while (child := processes.ended_child(collect=True)) is not None:
+        while (child := processes.collect_child()) is not None:
             if child.pid == self.script_pid:
                 self.script_end = child
 
@@ -194,18 +173,17 @@ class _JobRun:
         self.kill_at = time.monotonic() + self.config.kill_wait
         if _is_registered(self.job):
             write_atomically(self.job.folder / "ending", self.stop.state.encode())
-        os.write(self.stderr, farewell(f"JOB {self.job.job_id} ON node1", self.stop.state))
+        os.write(self.stderr, names.farewell(f"JOB {self.job.job_id} ON node1", self.stop.state))
         for number in (signal.SIGCONT, signal.SIGTERM):
             processes.signal_group(self.script_pid, number)
 
     def _end(self) -> jobs.JobEnd:
         script = self.script_end
-        end = self.stop or jobs.JobEnd("COMPLETED", time.time())
-        if self.stop is None and script is not None and (script.code or script.signal):
-            end = jobs.JobEnd("FAILED", time.time(), reason="NonZeroExitCode" if script.code else "RaisedSignal")
-        if script is not None:
-            end = dataclasses.replace(end, exit_code=script.code, signal=script.signal)
-        return dataclasses.replace(end, ended_at=time.time())
+        code, number = (script.code, script.signal) if script is not None else (None, None)
+        if self.stop is not None:
+            return dataclasses.replace(self.stop, ended_at=time.time(), exit_code=code, signal=number)
+        failure = "NonZeroExitCode" if code else "RaisedSignal" if number else ""
+        return jobs.JobEnd("FAILED" if failure else "COMPLETED", time.time(), code, number, failure)
 
 
 def _tree(job: jobs.LocalJob) -> set[int]:
@@ -230,7 +208,7 @@ def _open_log(job: jobs.LocalJob, pattern: str) -> int:
     """Open an output file of the job, relative to its folder. Always appending: the runner writes there as well."""
     request = job.request
     values = {"j": job.job_id, "A": job.job_id, "J": job.job_id, "x": request.name, "u": request.user}
-    name = fill_pattern(pattern, values | {"N": "node1", "n": 0, "t": 0, "s": "batch"})
+    name = names.fill_pattern(pattern, values | {"N": "node1", "n": 0, "t": 0, "s": "batch"})
     mode = 0 if request.append else os.O_TRUNC
     return os.open(Path(request.directory) / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | mode, 0o666)
 
@@ -238,13 +216,13 @@ def _open_log(job: jobs.LocalJob, pattern: str) -> int:
 def job_environment(job: jobs.LocalJob, config: jobs.LocalClusterConfig) -> dict[str, str]:
     """The script's environment: the submitter's, and what Slurm tells a job (sbatch(1), "OUTPUT ENVIRONMENT")."""
     request = job.request
-    nodes = node_names(request.nodes)
-    added: dict[str, object] = place_variables(nodes, spread_evenly(request.tasks, request.nodes), task=0) | {
+    nodes, counts = names.node_names(request.nodes), names.spread_evenly(request.tasks, request.nodes)
+    added: dict[str, object] = names.place_variables(nodes, counts, task=0) | {
         "SLURM_CLUSTER_NAME": config.name, "SLURM_CPUS_ON_NODE": os.cpu_count() or 1,
         "SLURM_JOBID": job.job_id, "SLURM_JOB_ID": job.job_id, "SLURM_JOB_NAME": request.name,
         "SLURM_JOB_ACCOUNT": request.account, "SLURM_JOB_PARTITION": request.partition, "SLURM_JOB_QOS": "normal",
         "SLURM_JOB_UID": request.uid, "SLURM_JOB_USER": request.user,
-        "SLURM_JOB_NODELIST": node_expression(nodes), "SLURM_JOB_NUM_NODES": request.nodes,
+        "SLURM_JOB_NODELIST": names.node_expression(nodes), "SLURM_JOB_NUM_NODES": request.nodes,
         "SLURM_NTASKS_PER_NODE": request.tasks_per_node,
         "SLURM_SUBMIT_DIR": request.submit_dir, "SLURM_SUBMIT_HOST": os.uname().nodename,
         jobs.JOB_VARIABLE: job.folder, "PATH": path_with_shims(job.root),

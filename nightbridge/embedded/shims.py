@@ -8,9 +8,9 @@ from pathlib import Path
 from nightbridge.files import write_atomically
 from nightbridge.own_programs import own_program
 
-SERVED = ("sbatch", "srun", "scontrol", "squeue", "sacct")
-REFUSED = ("salloc", "sattach", "sbcast", "scancel", "sinfo", "sstat")
-"""Commands that name the alternative: a real Slurm's, later on the PATH, would act on other jobs of that number."""
+_SERVED = ("sbatch", "srun", "scontrol", "squeue", "sacct")
+# These name the alternative: a real Slurm's, later on the PATH, would act on other jobs of that number.
+_REFUSED = ("salloc", "sattach", "sbcast", "scancel", "sinfo", "sstat")
 
 
 def python_command(module: str, arguments: Sequence[str] = ()) -> list[str]:
@@ -28,7 +28,7 @@ def path_with_shims(root: Path) -> str:
 
 def write_shims(root: Path) -> None:
     """Write the commands as small shell scripts that start this Python, where they are not there yet."""
-    for command in (*SERVED, *REFUSED):
+    for command in (*_SERVED, *_REFUSED):
         words = python_command("nightbridge.embedded.commands", [str(root), command])
         text = f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'
         path = root / "bin" / command

@@ -19,6 +19,8 @@ from nightbridge.errors import InvalidInput, PermanentError
 from nightbridge.sbatch_options import split_options
 
 _POLL_INTERVAL = 0.1
+_LONGEST_LINE = 65536
+"""Bytes of a line that are kept together."""
 _DRAIN_SECONDS = 2.0
 """How long to wait for the last output, once every task has ended: a process that left its session may hold a pipe."""
 _ENDING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
@@ -39,6 +41,7 @@ class _StepRun:
     def __init__(self, step: Step) -> None:
         self.step = step
         self.files: dict[str, int] = {}
+        self.errors: set[int] = set()  # where the tasks' errors go
         self.pipes: list[tuple[int, int, bytes]] = []  # from a task, to a file, with a label
         self.running: dict[int, int] = {}  # pid -> task
         self.sessions: set[int] = set()  # of all tasks, ended ones too
@@ -75,32 +78,23 @@ class _StepRun:
     def _members(self) -> set[int]:
         return {entry.pid for entry in processes.running_processes().values() if entry.session in self.sessions}
 
-    # --- tasks and their output --------------------------------------------------------------------------------------
-
     def _start_tasks(self) -> None:
         step, null = self.step, os.open(os.devnull, os.O_RDONLY)
         for task in range(len(step.places)):
-            # Without --error, errors go where the output goes (srun(1)).
-            name = step.file_name("output", task)
-            error_name = step.file_name("error", task) if "error" in step.options else name
-            stdout = self._new_pipe(self._open(name, 1), task)
-            stderr = stdout if error_name == name is not None else self._new_pipe(self._open(error_name, 2), task)
-            pid = processes.start_session(
-                step.argv,
-                environment=step.task_environment(task),
-                directory=step.directory,
-                stdin=0 if len(step.places) == 1 else null,
-                stdout=stdout,
-                stderr=stderr,
-            )
+            output, error = self._open("output", task, 1), self._open("error", task, 2)
+            self.errors.add(error)
+            stdout = self._new_pipe(output, task)
+            stderr = stdout if output == error else self._new_pipe(error, task)
+            streams = (0 if len(step.places) == 1 else null, stdout, stderr)
+            pid = processes.start_session(step.argv, step.task_environment(task), step.directory, streams)
             for descriptor in {stdout, stderr}:
                 os.close(descriptor)
             self.running[pid] = task
             self.sessions.add(pid)
 
-    def _open(self, name: str | None, standard: int) -> int:
-        """A file that all tasks which name it share; srun's own output without a name."""
-        if name is None:
+    def _open(self, option: str, task: int, standard: int) -> int:
+        """The file that an option names for a task, shared by all tasks that name it; srun's own output without."""
+        if (name := self.step.file_name(option, task)) is None:
             return standard
         if name not in self.files:
             mode = 0 if self.step.options.get("open-mode", "truncate").startswith("a") else os.O_TRUNC
@@ -119,7 +113,7 @@ class _StepRun:
         """Copy a task's output in whole lines. A target that fails is reported once; the task must not block."""
         writable = True
         with open(reading, "rb") as pipe:
-            for line in pipe:
+            for line in iter(lambda: pipe.readline(_LONGEST_LINE), b""):
                 try:
                     if writable:
                         self._write(target, label + line)
@@ -136,8 +130,6 @@ class _StepRun:
         with contextlib.suppress(OSError):
             self._write(2, text.encode())
 
-    # --- the end -----------------------------------------------------------------------------------------------------
-
     def _forward(self, number: int) -> None:
         for pid in self.running:
             processes.signal_group(pid, number)
@@ -146,10 +138,10 @@ class _StepRun:
 
     def _collect(self) -> None:
         for pid, task in list(self.running.items()):
-            if (ended := processes.ended_child(pid, collect=False)) is None:
+            if (ended := processes.ended_child(pid)) is None:
                 continue
             del self.running[pid]
-            code, number = ended.code, ended.signal
+            _, code, number = ended
             self.codes.append(128 + number if number else code)
             self.first_exit_at = self.first_exit_at or time.monotonic()
             if code or number:
@@ -173,7 +165,7 @@ class _StepRun:
         self.kill_at = time.monotonic() + self.step.kill_wait
         ending = self.step.job.folder / "ending"
         line = farewell(f"STEP {self.step.name} ON {self.step.nodes[0]}", ending.read_text() if ending.exists() else "")
-        for target in {target for _, target, _ in self.pipes} - {1}:
+        for target in self.errors:
             with contextlib.suppress(OSError):
                 self._write(target, line)
 

@@ -39,7 +39,8 @@ class Step:
 
     def file_name(self, option: str, task: int) -> str | None:
         """The file that `--output` or `--error` names for a task; None for srun's own output."""
-        pattern = self.options.get(option)
+        # Without --error, errors go where the output goes (srun(1)).
+        pattern = self.options.get(option, self.options.get("output"))
         if pattern in (None, "all", "none"):
             return os.devnull if pattern == "none" else None
         node = self.places[task][0]
@@ -116,9 +117,8 @@ def _choose_nodes(options: Mapping[str, str], job: LocalJob) -> list[str]:
 
 def _spread_tasks(options: Mapping[str, str], nodes: int, environment: Mapping[str, str]) -> list[int]:
     """Tasks of each node: --ntasks, else --ntasks-per-node, else as the job says."""
-    limit = parse_count(
-        options.get("ntasks-per-node") or environment.get("SLURM_NTASKS_PER_NODE", "1"), "ntasks-per-node"
-    )
+    wish = options.get("ntasks-per-node") or environment.get("SLURM_NTASKS_PER_NODE", "1")
+    limit = parse_count(wish, "ntasks-per-node")
     if "ntasks" not in options:
         return [limit] * nodes
     tasks = parse_count(options["ntasks"], "ntasks")

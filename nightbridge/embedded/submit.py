@@ -27,8 +27,6 @@ from nightbridge.sbatch_options import script_options, split_options
 START_PATIENCE = 60.0
 """Seconds that a runner may take to start."""
 
-_READY = b"ready"
-
 
 def submit(root: Path, script: Path, options: Sequence[str], *, environment: Mapping[str, str], directory: Path) -> int:
     """Submit a batch script; return the job's id once the job is registered for good.
@@ -59,12 +57,9 @@ def submit(root: Path, script: Path, options: Sequence[str], *, environment: Map
             raise LaunchRefused("job dependency problem: no such job", thing=f"{kind}:{number}")
     write_shims(root)
     # A job that was submitted from a job belongs to itself, not to the other.
-    own = {name: value for name, value in environment.items() if not _is_of_another_job(name)}
+    foreign = ("SLURM_", "SLURMD_", "SBATCH_", JOB_VARIABLE)
+    own = {name: value for name, value in environment.items() if not name.startswith(foreign)}
     return _register(root, request, text, exported(own, wishes.get("export", "")))
-
-
-def _is_of_another_job(name: str) -> bool:
-    return name.startswith(("SLURM_", "SLURMD_", "SBATCH_")) or name == JOB_VARIABLE
 
 
 def _read_script(script: Path) -> str:
@@ -86,7 +81,6 @@ def _read_script(script: Path) -> str:
 
 
 def _make_request(script: Path, wishes: Mapping[str, str], directory: Path) -> JobRequest:
-    work_dir = directory / wishes.get("chdir", "")
     nodes, tasks, tasks_per_node = _count_tasks(wishes)
     return JobRequest(
         name=wishes.get("job-name") or script.name,
@@ -94,7 +88,7 @@ def _make_request(script: Path, wishes: Mapping[str, str], directory: Path) -> J
         uid=os.getuid(),
         submitted_at=time.time(),
         submit_dir=str(directory),
-        directory=str(work_dir),
+        directory=str(directory / wishes.get("chdir", "")),
         output=wishes.get("output", "slurm-%j.out"),
         error=wishes.get("error"),
         append=wishes.get("open-mode", "truncate").startswith("a"),
@@ -110,14 +104,10 @@ def _make_request(script: Path, wishes: Mapping[str, str], directory: Path) -> J
 
 def _count_tasks(wishes: Mapping[str, str]) -> tuple[int, int, int]:
     """Nodes, tasks, and tasks on the fullest node."""
-    counts = {
-        name: parse_count(wishes[name], name) for name in ("nodes", "ntasks", "ntasks-per-node") if name in wishes
-    }
-    nodes = counts.get("nodes", 1)
-    if "ntasks" in counts:
-        # With both given, --ntasks-per-node is only an upper bound (sbatch(1)).
-        return nodes, counts["ntasks"], -(-counts["ntasks"] // nodes)
-    per_node = counts.get("ntasks-per-node", 1)
+    given = {name: parse_count(wishes[name], name) for name in ("nodes", "ntasks", "ntasks-per-node") if name in wishes}
+    nodes, per_node = given.get("nodes", 1), given.get("ntasks-per-node", 1)
+    if "ntasks" in given:  # with both, --ntasks-per-node is only an upper bound (sbatch(1))
+        return nodes, given["ntasks"], -(-given["ntasks"] // nodes)
     return nodes, nodes * per_node, per_node
 
 
@@ -127,9 +117,6 @@ def user_name() -> str:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
         return str(os.getuid())
-
-
-# --- registration ----------------------------------------------------------------------------------------------------
 
 
 def _register(root: Path, request: JobRequest, text: str, environment: Mapping[str, str]) -> int:
@@ -142,14 +129,9 @@ def _register(root: Path, request: JobRequest, text: str, environment: Mapping[s
     with (folder / "runner.log").open("wb") as log:
         # The first process of the runner is gone at once; it leaves the runner behind as nobody's child, so that a
         # submitter that lives on has no zombies.
+        pipe, argv = subprocess.PIPE, python_command("nightbridge.embedded.runner", [str(folder)])
         runner = subprocess.Popen(
-            python_command("nightbridge.embedded.runner", [str(folder)]),
-            env=dict(environment),
-            cwd=folder,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            start_new_session=True,
+            argv, env=dict(environment), cwd=folder, stdin=pipe, stdout=pipe, stderr=log, start_new_session=True
         )
     with runner:
         _wait_until_ready(runner, folder)
@@ -161,12 +143,11 @@ def _wait_until_ready(runner: subprocess.Popen[bytes], folder: Path) -> None:
     assert runner.stdout is not None
     readable, _, _ = select.select([runner.stdout], [], [], START_PATIENCE)
     answer = runner.stdout.read() if readable else b""
-    if answer.strip() != _READY:
+    if answer.strip() != b"ready":
         log = (folder / "runner.log").read_text(errors="replace").strip().splitlines()
         shutil.rmtree(folder, ignore_errors=True)
-        raise TransientError(
-            "the job's runner did not start", thing=log[-1] if log else "no answer", advice="Try again"
-        )
+        said = log[-1] if log else "no answer"
+        raise TransientError("the job's runner did not start", thing=said, advice="Try again")
 
 
 def _claim_id(root: Path, folder: Path) -> int:
@@ -179,9 +160,8 @@ def _claim_id(root: Path, folder: Path) -> int:
             break
         except OSError as error:
             if not job_dir(root, job_id).exists():
-                raise TransientError(
-                    f"cannot register the job: {error.strerror}", thing=str(folder), advice="Try again"
-                ) from error
+                what = f"cannot register the job: {error.strerror}"
+                raise TransientError(what, thing=str(folder), advice="Try again") from error
             job_id += 1
     flush_folder(jobs_dir(root))
     return job_id

@@ -7,16 +7,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from nightbridge.embedded.jobs import (
-    LocalClusterConfig,
-    LocalJob,
-    all_jobs,
-    inspect,
-    job_dir,
-    reason,
-    request_cancel,
-    write_config,
-)
+from nightbridge.embedded import jobs
 from nightbridge.embedded.shims import path_with_shims, write_shims
 from nightbridge.embedded.submit import submit, user_name
 from nightbridge.errors import LaunchRefused, PermanentError, StatusUnknown, TransientError
@@ -45,7 +36,7 @@ class LocalCluster:
     def __init__(self, settings: ClusterSettings, root: Path, *, kill_wait: float = 5.0) -> None:
         self.settings = settings
         self.root = root.absolute()
-        self.config = LocalClusterConfig(name=settings.name, slots=settings.slots, kill_wait=kill_wait)
+        self.config = jobs.LocalClusterConfig(name=settings.name, slots=settings.slots, kill_wait=kill_wait)
 
     @property
     def accounting_horizon(self) -> float:
@@ -61,7 +52,7 @@ class LocalCluster:
 
         """
         with _clear_errors(TransientError, str(self.root)):
-            write_config(self.root, self.config)
+            jobs.write_config(self.root, self.config)
             words = [*options, f"--job-name={name}"]
             return submit(self.root, script, words, environment=os.environ, directory=Path.cwd())
 
@@ -72,14 +63,14 @@ class LocalCluster:
     def find(self, name: str) -> Lookup:
         """Find every job of this user and name; always complete."""
         with _clear_errors(StatusUnknown, str(self.root)):
-            mine = [job for job in all_jobs(self.root) if job.request.uid == os.getuid()]
+            mine = [job for job in jobs.all_jobs(self.root) if job.request.uid == os.getuid()]
             return Lookup(jobs=tuple(_status(job) for job in mine if job.request.name == name), complete=True)
 
     def states(self, job_ids: Sequence[int]) -> dict[int, JobStatus]:
         """The status of each of these jobs that exists."""
         with _clear_errors(StatusUnknown, str(self.root)):
-            jobs = (inspect(job_dir(self.root, job_id)) for job_id in job_ids)
-            return {job.job_id: _status(job) for job in jobs if job is not None}
+            found = (jobs.inspect(jobs.job_dir(self.root, job_id)) for job_id in job_ids)
+            return {job.job_id: _status(job) for job in found if job is not None}
 
     def cancel(self, job_id: int) -> None:
         """Request from the job's runner to end it, with everything it started. Returns at once; see the job's state.
@@ -89,11 +80,11 @@ class LocalCluster:
 
         """
         with _clear_errors(TransientError, str(self.root)):
-            job = inspect(job_dir(self.root, job_id))
+            job = jobs.inspect(jobs.job_dir(self.root, job_id))
             if job is None:
                 raise PermanentError("no such job", thing=f"job {job_id}")
             if job.end is None:
-                request_cancel(job, user_name())
+                jobs.request_cancel(job, user_name())
 
     def limits(self) -> ClusterLimits:
         """No limit on nodes or time is known, and no containers."""
@@ -107,18 +98,18 @@ class LocalCluster:
     def launch_environment(self) -> dict[str, str]:
         """PATH with this cluster's commands first."""
         with _clear_errors(TransientError, str(self.root)):
-            write_config(self.root, self.config)
+            jobs.write_config(self.root, self.config)
             write_shims(self.root)
         return {"PATH": path_with_shims(self.root)}
 
 
-def _status(job: LocalJob) -> JobStatus:
+def _status(job: jobs.LocalJob) -> JobStatus:
     end = job.end
     return JobStatus(
         job_id=job.job_id,
         name=job.request.name,
         state=JobState(job.state),
-        reason=reason(job),
+        reason=jobs.reason(job),
         exit_code=end.exit_code if end is not None else None,
         signal=end.signal if end is not None else None,
         submitted_at=_utc(job.request.submitted_at),
