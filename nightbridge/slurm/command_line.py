@@ -24,7 +24,7 @@ from nightbridge.slurm.listings import (
 )
 from nightbridge.slurm.protocol import Lookup
 from nightbridge.slurm.refusals import known_refusal_of, last_line, refusal_of
-from nightbridge.slurm.sources import lookup_of, statuses_of
+from nightbridge.slurm.sources import SHORTER_RANGES, lookup_of, statuses_of
 from nightbridge.slurm.states import TERMINAL
 
 QUERY_TIMEOUT = 60.0
@@ -54,7 +54,7 @@ _ASSOCIATIONS = ("sacctmgr", "--noheader", "--parsable2", "show", "associations"
 _SQUEUE = ("--noheader", "--all", "--states=all", f"--format={SQUEUE_FORMAT}")
 _SACCT = ("--noheader", "--allocations", "--parsable2", f"--format={SACCT_FORMAT}")
 # A night crosses midnight and sacct begins at the last one by itself. Sites can forbid long ranges (MaxQueryTimeRange).
-_SACCT_STARTS = ("2000-01-01", "now-90days", "now-30days", "now-7days", "now-1days")
+_SACCT_STARTS = ("2000-01-01", *(f"now-{days}days" for days in SHORTER_RANGES))
 
 
 class CommandLineCluster:
@@ -102,12 +102,8 @@ class CommandLineCluster:
         ids = ",".join(str(job_id) for job_id in sorted(set(job_ids)))
         live = self._ask(("squeue", *_SQUEUE, f"--jobs={ids}"))
         past = self._ask(("sacct", *_SACCT, f"--jobs={ids}"))
-        if live is None and past is None:
-            raise StatusUnknown(
-                "neither squeue nor sacct answered", thing=self.settings.name, advice="They are asked again"
-            )
-        merged = statuses_of(_rows(parse_squeue, live), _rows(parse_sacct, past), self._with_exit_code)
-        return {job_id: merged[job_id] for job_id in job_ids if job_id in merged}
+        rows = _rows(parse_squeue, live), _rows(parse_sacct, past)
+        return statuses_of(self.settings.name, job_ids, *rows, self._with_exit_code)
 
     def cancel(self, job_id: int) -> None:
         """Cancel a job. scancel's own exit code proves nothing; what it writes does.

@@ -21,7 +21,7 @@ from nightbridge.slurm.protocol import Lookup
 from nightbridge.slurm.pyslurm_options import Inexpressible, job_attributes, submit_environment
 from nightbridge.slurm.pyslurm_process import PyslurmFault, PyslurmProcess, helper_command
 from nightbridge.slurm.refusals import refusal_of
-from nightbridge.slurm.sources import lookup_of, statuses_of
+from nightbridge.slurm.sources import SHORTER_RANGES, lookup_of, statuses_of
 from nightbridge.slurm.states import ACTIVE, TERMINAL, parse_state
 
 log = logging.getLogger(__name__)
@@ -45,8 +45,6 @@ _TEXTS: Mapping[int, str] = {
 """sbatch's words for numbers that come without any."""
 
 _DAY = 86_400
-_RANGES = (90, 30, 7, 1)
-"""Days to go back where a site forbids long ranges in accounting."""
 
 
 class PyslurmCluster:
@@ -116,7 +114,7 @@ class PyslurmCluster:
         """
         uid = os.getuid()
         now = int(time.time())
-        starts = (1, *(now - days * _DAY for days in _RANGES))
+        starts = (1, *(now - days * _DAY for days in SHORTER_RANGES))
         return lookup_of(
             name,
             self._rows("live", name=name, uid=uid),
@@ -128,13 +126,7 @@ class PyslurmCluster:
         if not job_ids:
             return {}
         ids = sorted(set(job_ids))
-        live, past = self._rows("live", ids=ids), self._rows("past", ids=ids)
-        if live is None and past is None:
-            raise StatusUnknown(
-                "neither slurmctld nor slurmdbd answered", thing=self.settings.name, advice="They are asked again"
-            )
-        merged = statuses_of(live, past)
-        return {job_id: merged[job_id] for job_id in job_ids if job_id in merged}
+        return statuses_of(self.settings.name, job_ids, self._rows("live", ids=ids), self._rows("past", ids=ids))
 
     def cancel(self, job_id: int) -> None:
         """Cancel a job; one that has ended is no error.

@@ -2,12 +2,16 @@
 
 from collections.abc import Callable, Sequence
 
+from nightbridge.errors import StatusUnknown
 from nightbridge.models import JobStatus
 from nightbridge.slurm.listings import merge, newest, without_false_cancellation
 from nightbridge.slurm.protocol import Lookup
 from nightbridge.slurm.states import TERMINAL
 
 Rows = Sequence[JobStatus]
+
+SHORTER_RANGES = (90, 30, 7, 1)
+"""Days to go back where a site forbids long ranges in accounting."""
 
 
 def lookup_of(name: str, live: Rows | None, past: Rows | None) -> Lookup:
@@ -20,17 +24,34 @@ def lookup_of(name: str, live: Rows | None, past: Rows | None) -> Lookup:
 
 
 def statuses_of(
-    live: Rows | None, past: Rows | None, finished: Callable[[JobStatus], JobStatus] = lambda row: row
+    cluster: str,
+    job_ids: Sequence[int],
+    live: Rows | None,
+    past: Rows | None,
+    finished: Callable[[JobStatus], JobStatus] = lambda row: row,
 ) -> dict[int, JobStatus]:
-    """The status of each job by its id, from the sources that answered.
+    """The status of each of these jobs that is known, by its id, from the sources that answered.
 
     Args:
+        cluster: Its name, for the message.
+        job_ids: The jobs.
         live: What slurmctld knows.
         past: What accounting knows.
         finished: Adds to a row what only slurmctld can still tell, as long as it answers.
 
+    Raises:
+        StatusUnknown: Neither answered.
+
     """
-    ended = newest(past or ())
+    if live is None and past is None:
+        raise StatusUnknown("neither slurmctld nor slurmdbd answered", thing=cluster, advice="They are asked again")
+    merged = _merged(live, newest(past or ()), finished)
+    return {job_id: merged[job_id] for job_id in job_ids if job_id in merged}
+
+
+def _merged(
+    live: Rows | None, ended: dict[int, JobStatus], finished: Callable[[JobStatus], JobStatus]
+) -> dict[int, JobStatus]:
     if live is None:
         return ended
     # slurmctld answered and does not know the job: a row that still calls it live is accounting's delay.
