@@ -16,9 +16,9 @@ from nightbridge.regression.bisect_result import (
     stored_points,
 )
 from nightbridge.regression.stored import history_of
+from nightbridge.slurm.capacity import available_slots
 from nightbridge.slurm.factory import open_cluster
 from nightbridge.slurm.ledger import attempts_of, cancel_jobs, read_ended
-from nightbridge.slurm.room import free_places
 from nightbridge.store.harvest import load_record
 from nightbridge.store.objects import ObjectStore, open_store
 from tasks.mirror import show
@@ -77,7 +77,7 @@ def read_point(plan: BisectPlan, place: int, number: int, verdict: Verdict, site
 
 def room_for(base: RunRecord, site: Site, most: int) -> int:
     """How many points to run at once: as many as the cluster would start now."""
-    return max(1, min(most, free_places(site.cluster, base.plan.nodes)))
+    return max(1, min(most, available_slots(site.cluster, base.plan.nodes)))
 
 
 @stage("bisect-result")

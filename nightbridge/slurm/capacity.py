@@ -11,7 +11,7 @@ from nightbridge.slurm.environment import without_slurm
 TIMEOUT = 30.0
 
 
-def free_places(settings: ClusterSettings, nodes: int) -> int:
+def available_slots(settings: ClusterSettings, nodes: int) -> int:
     """Jobs of so many nodes that would start now; at least 1, also where the cluster does not say.
 
     On Slurm the idle nodes of the partition are counted (sinfo); on this machine the slots.
