@@ -24,8 +24,8 @@ from nightbridge.slurm.listings import (
 )
 from nightbridge.slurm.protocol import Lookup
 from nightbridge.slurm.refusals import known_refusal_of, last_line, refusal_of
-from nightbridge.slurm.sources import SHORTER_RANGES, lookup_of, statuses_of
 from nightbridge.slurm.states import TERMINAL
+from nightbridge.slurm.status_merge import SHORTER_RANGES, lookup_of, statuses_of
 
 QUERY_TIMEOUT = 60.0
 """Seconds for one question. Slurm's clients give up by themselves after a few times MessageTimeout (10 s)."""
