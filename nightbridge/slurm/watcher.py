@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from nightbridge.errors import NightbridgeError, PermanentError, StatusUnknown, TransientError
 from nightbridge.models import Job, JobState, JobStatus, utc_now
 from nightbridge.slurm.attempts import read_claim, read_exit_code, record_cancellation
+from nightbridge.slurm.cancel_policy import due_cancellation
 from nightbridge.slurm.listings import without_false_cancellation
-from nightbridge.slurm.policies import broken_policy
 from nightbridge.slurm.protocol import Cluster
 from nightbridge.slurm.script import ALREADY_CLAIMED
 from nightbridge.slurm.states import LOST, TERMINAL
@@ -296,7 +296,7 @@ class Watcher:
                 if watched.status is not None and watched.silent_since is None
             ]
         for job, status, seconds in heard:
-            cancellation = broken_policy(
+            cancellation = due_cancellation(
                 status, self._cluster.settings, reason_seconds=seconds, grace=self._hopeless_grace, now=utc_now()
             )
             if cancellation is None:

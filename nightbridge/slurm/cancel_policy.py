@@ -13,7 +13,7 @@ _WAITING = frozenset({JobState.PENDING, JobState.REQUEUED, JobState.REQUEUE_HOLD
 _RUNNING = frozenset({JobState.RUNNING, JobState.SUSPENDED, JobState.STOPPED})
 
 
-def broken_policy(
+def due_cancellation(
     status: JobStatus, settings: ClusterSettings, *, reason_seconds: float, grace: float, now: datetime
 ) -> Cancellation | None:
     """Say why a job should be cancelled; None while it should not.
