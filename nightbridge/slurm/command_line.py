@@ -156,7 +156,7 @@ class CommandLineCluster:
             has_pyxis=self.has_pyxis(),
         )
 
-    def trial(self, name: str, options: Sequence[str]) -> LaunchRefused | None:
+    def test_only(self, name: str, options: Sequence[str]) -> LaunchRefused | None:
         """Why sbatch would refuse a job with these options for good; None when it would not, or did not say.
 
         `--test-only` calls a job impossible for which a node is drained or down tonight, though sbatch itself takes it

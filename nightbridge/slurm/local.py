@@ -56,7 +56,7 @@ class LocalCluster:
             words = [*options, f"--job-name={name}"]
             return submit(self.root, script, words, environment=os.environ, directory=Path.cwd())
 
-    def trial(self, name: str, options: Sequence[str]) -> LaunchRefused | None:
+    def test_only(self, name: str, options: Sequence[str]) -> LaunchRefused | None:
         """None: what it refuses it refuses at once, and it takes every size."""
         return None
 

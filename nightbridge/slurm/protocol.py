@@ -43,7 +43,7 @@ class Cluster(Protocol):
         The job gets this process's environment, without SLURM_* and SBATCH_* variables.
         """
 
-    def trial(self, name: str, options: Sequence[str]) -> LaunchRefused | None:
+    def test_only(self, name: str, options: Sequence[str]) -> LaunchRefused | None:
         """Why a job with these sbatch options would be refused for good; None where it would not, or nobody can say.
 
         No job is made.

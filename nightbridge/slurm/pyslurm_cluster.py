@@ -99,10 +99,10 @@ class PyslurmCluster:
                 raise LaunchRefused(f"pyslurm refused the job: {fault.what}", thing=name) from fault
             raise refusal_of(f"Batch job submission failed: {_words(fault)}", name) from fault
 
-    def trial(self, name: str, options: Sequence[str]) -> LaunchRefused | None:
+    def test_only(self, name: str, options: Sequence[str]) -> LaunchRefused | None:
         """Why Slurm would refuse a job with these options for good, asked of sbatch: pyslurm has no such question."""
         try:
-            return self._commands.trial(name, options)
+            return self._commands.test_only(name, options)
         except PermanentError as error:
             self._tell(f"whether Slurm would take a job is not asked: {error}")
             return None

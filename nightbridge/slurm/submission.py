@@ -15,6 +15,7 @@ from nightbridge.files import write_atomically, write_model
 from nightbridge.guard import GUARD
 from nightbridge.models import LAUNCHER_HOME, Job, LaunchPlan, utc_now
 from nightbridge.secrets import mask_secrets
+from nightbridge.slurm import preflight
 from nightbridge.slurm.attempts import (
     ATTEMPT_FILE,
     AttemptContext,
@@ -26,7 +27,6 @@ from nightbridge.slurm.environment import launcher_base
 from nightbridge.slurm.failed_nodes import merged_options
 from nightbridge.slurm.front import ATTEMPT_VARIABLE, find_submission, install_front
 from nightbridge.slurm.protocol import Cluster
-from nightbridge.slurm.trial import refuse_early
 
 LAUNCHER_TIMEOUT = 1800.0
 """Seconds for the launcher: it packages the repository, which is slow on a shared file system, and calls sbatch."""
@@ -63,7 +63,7 @@ def submit_attempt(
     """
     if submission := find_submission(context, cluster):
         return _job_of(context, submission)
-    refuse_early(plan, context, cluster)
+    preflight.check(plan, context, cluster)
     _record_options(plan, context)
     if plan.batch_script is not None:
         write_atomically(Path(plan.argv[-1]), plan.batch_script.encode())

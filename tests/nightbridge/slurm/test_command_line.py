@@ -386,7 +386,7 @@ def test_a_site_without_a_default_partition_asks_for_one() -> None:
 def test_a_trial_tells_only_what_a_person_has_to_change(
     message: str, known: bool, fake: Callable[..., CommandLineCluster]
 ) -> None:
-    refusal = fake(sbatch=f"echo '{message}' >&2; exit 1").trial("job", ("--nodes=2",))
+    refusal = fake(sbatch=f"echo '{message}' >&2; exit 1").test_only("job", ("--nodes=2",))
 
     assert (refusal is not None) == known
 
@@ -401,7 +401,7 @@ def test_what_a_trial_says_of_nodes_counts_only_where_all_of_them_are_there(
     message = "allocation failure: Requested node configuration is not available"
     cluster = fake(sbatch=f"echo '{message}' >&2; exit 1", sinfo=f"printf '%s\\n' {states}")
 
-    assert (cluster.trial("job", ("--nodes=2",)) is not None) == believed
+    assert (cluster.test_only("job", ("--nodes=2",)) is not None) == believed
 
 
 def test_nodes_that_came_back_while_the_trial_was_judged_refuse_nothing(
@@ -410,7 +410,7 @@ def test_nodes_that_came_back_while_the_trial_was_judged_refuse_nothing(
     message = "allocation failure: Requested node configuration is not available"
     once = f"test -e {tmp_path}/back && exit 0; touch {tmp_path}/back; echo '{message}' >&2; exit 1"
 
-    assert fake(sbatch=once, sinfo="echo idle").trial("job", ("--nodes=2",)) is None
+    assert fake(sbatch=once, sinfo="echo idle").test_only("job", ("--nodes=2",)) is None
 
 
 def test_a_trial_submits_nothing_and_is_silent_about_what_slurm_would_take(
@@ -420,7 +420,7 @@ def test_a_trial_submits_nothing_and_is_silent_about_what_slurm_would_take(
         sbatch='case "$*" in --test-only*--nodes=2*--wrap=true) echo "Job 1 to start" >&2;; *) exit 1;; esac'
     )
 
-    assert cluster.trial("job", ("--nodes=2",)) is None
+    assert cluster.test_only("job", ("--nodes=2",)) is None
 
 
 # --- texts -----------------------------------------------------------------------------------------------------------

@@ -224,8 +224,8 @@ def test_what_slurm_refuses_for_good_is_refused_with_advice(
 
 
 def test_a_trial_tells_what_would_be_refused_and_makes_no_job(cluster: Cluster, run_key: str) -> None:
-    assert cluster.trial(run_key, ["--nodes=2", "--time=5"]) is None
-    refusal = cluster.trial(run_key, ["--nodes=9999"])
+    assert cluster.test_only(run_key, ["--nodes=2", "--time=5"]) is None
+    refusal = cluster.test_only(run_key, ["--nodes=9999"])
 
     assert (refusal is None) == (cluster.settings.kind == "local")
     assert cluster.find(run_key).jobs == ()

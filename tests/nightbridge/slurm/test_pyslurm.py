@@ -183,14 +183,14 @@ def test_a_helper_that_dies_or_hangs_leaves_open_whether_there_is_a_job_and_is_s
 def test_what_slurm_would_refuse_is_asked_of_sbatch(scripted: Scripted) -> None:
     scripted.command("sbatch", "echo 'sbatch: error: invalid partition specified: nope' >&2; exit 1")
 
-    refusal = scripted.cluster.trial(NAME, ["--partition=nope"])
+    refusal = scripted.cluster.test_only(NAME, ["--partition=nope"])
 
     assert refusal is not None
     assert "no such partition" in refusal.what
     (scripted.folder / "sbatch").unlink()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", str(scripted.folder))
-        assert scripted.cluster.trial(NAME, []) is None
+        assert scripted.cluster.test_only(NAME, []) is None
 
 
 # --- asking ----------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from nightbridge.slurm.attempts import AttemptContext
 from nightbridge.slurm.protocol import Cluster
 
 
-def refuse_early(plan: LaunchPlan, context: AttemptContext, cluster: Cluster) -> None:
+def check(plan: LaunchPlan, context: AttemptContext, cluster: Cluster) -> None:
     """Raise what sbatch would refuse for good: the size, the time or the place of a job.
 
     What may pass, and what no one has heard of, is left to the submission itself. A dependency is left out: it says
@@ -19,7 +19,7 @@ def refuse_early(plan: LaunchPlan, context: AttemptContext, cluster: Cluster) ->
         LaunchRefused: sbatch would refuse it; the launcher was not started.
 
     """
-    refusal = cluster.trial(context.name, tuple(_options(plan, context)))
+    refusal = cluster.test_only(context.name, tuple(_options(plan, context)))
     if refusal is not None:
         raise LaunchRefused(
             f"{refusal.what}; the launcher was not started", thing=refusal.thing, advice=refusal.advice
