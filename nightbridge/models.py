@@ -662,7 +662,7 @@ class LaunchPlan(Model):
     batch_script: str | None = Field(
         None, description="Text of the script that `argv` submits, for a workload that has no launcher to write one."
     )
-    sbatch_args: tuple[str, ...] = Field((), description="Options our sbatch front adds before the script.")
+    sbatch_args: tuple[str, ...] = Field((), description="Options our sbatch shim adds before the script.")
     nodes: int = Field(ge=1)
     tasks_per_node: int = Field(ge=1)
     time_limit_seconds: int | None = None

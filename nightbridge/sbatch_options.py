@@ -1,6 +1,6 @@
 """sbatch's options: which exist, and how a command line and a script's #SBATCH lines are parsed (Slurm 25.05).
 
-Shared by everything that reads a launcher's options: the sbatch front, pyslurm and the embedded cluster. Standard
+Shared by everything that reads a launcher's options: the sbatch shim, pyslurm and the embedded cluster. Standard
 library only: the embedded cluster's srun starts many times a night and must start fast.
 """
 

@@ -1,4 +1,4 @@
-"""Slurm: the `Cluster` protocol and its implementations, job states, the sbatch front, submission and the watcher.
+"""Slurm: the `Cluster` protocol and its implementations, job states, the sbatch shim, submission and the watcher.
 
 Nothing here knows what a checkpoint or an event file is; what a run left behind comes in as `RunEvidence`.
 """

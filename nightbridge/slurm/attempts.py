@@ -4,7 +4,7 @@ attempt.json      opened, before anything else                       `AttemptCon
 intent.json       about to submit; later intents intent-2.json, ...  `Intent`
 job.sh            the script as submitted
 submission.json   submitted: the job's id                            `Submission`
-refusal.json      why the front did not submit, the last time        `Refusal`
+refusal.json      why the shim did not submit, the last time        `Refusal`
 cancellation.json why the watcher cancelled the job                  `Cancellation`
 claim, exit_code  left by the job itself (see `script`)
 """
@@ -40,7 +40,7 @@ _INTENT_FILE = re.compile(r"intent(?:-([1-9]\d*))?\.json")
 
 
 class AttemptContext(Model):
-    """What the front needs to know to submit, whoever started it."""
+    """What the shim needs to know to submit, whoever started it."""
 
     run_key: RunKey
     attempt: int = Field(ge=1)
@@ -82,7 +82,7 @@ class Submission(Model):
 
 
 class Refusal(Model):
-    """Why the front did not submit."""
+    """Why the shim did not submit."""
 
     kind: _Kind
     what: str
@@ -213,7 +213,7 @@ def read_submission(attempt_dir: Path) -> Submission | None:
 
 
 def read_refusal(attempt_dir: Path, *, since: datetime) -> Refusal | None:
-    """Why the front refused at or after `since`, None when it did not."""
+    """Why the shim refused at or after `since`, None when it did not."""
     refusal = _read(Refusal, attempt_dir / REFUSAL_FILE)
     return refusal if refusal is not None and refusal.at >= since else None
 

@@ -24,7 +24,7 @@ _SLURM_KEPT = frozenset({"SLURM_CONF"})
 _OWN_PREFIXES = ("PREFECT_", "AWS_", "NIGHTBRIDGE_")
 _OWN_NAMES = frozenset({"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "VIRTUAL_ENV_PROMPT", "__PYVENV_LAUNCHER__"})
 
-# What the submit stage adds for the launcher alone, and the front takes away again before it submits. (Not
+# What the submit stage adds for the launcher alone, and the shim takes away again before it submits. (Not
 # PYTHONDONTWRITEBYTECODE: a job that has the checkout mounted must not write into it either.)
 LAUNCHER_ONLY = frozenset({"NIGHTBRIDGE_ATTEMPT", "COLUMNS"})
 

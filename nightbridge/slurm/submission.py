@@ -1,4 +1,4 @@
-"""Submitting an attempt through the upstream launcher, with our `sbatch` first on its PATH. See `front`."""
+"""Submitting an attempt through the upstream launcher, with our `sbatch` first on its PATH. See `sbatch_shim`."""
 
 import contextlib
 import os
@@ -25,8 +25,8 @@ from nightbridge.slurm.attempts import (
 )
 from nightbridge.slurm.environment import launcher_base
 from nightbridge.slurm.failed_nodes import merged_options
-from nightbridge.slurm.front import ATTEMPT_VARIABLE, find_submission, install_front
 from nightbridge.slurm.protocol import Cluster
+from nightbridge.slurm.sbatch_shim import ATTEMPT_VARIABLE, find_submission, install_shim
 
 LAUNCHER_TIMEOUT = 1800.0
 """Seconds for the launcher: it packages the repository, which is slow on a shared file system, and calls sbatch."""
@@ -162,9 +162,9 @@ def _environment(
 ) -> dict[str, str]:
     inherited = {name: value for name, value in launcher_base(os.environ).items() if name not in withheld}
     environment = inherited | plan.environment | dict(secrets) | cluster.launch_environment()
-    front = install_front(context.attempt_dir)
+    shim = install_shim(context.attempt_dir)
     return environment | {
-        "PATH": f"{front}{os.pathsep}{environment.get('PATH', os.defpath)}",
+        "PATH": f"{shim}{os.pathsep}{environment.get('PATH', os.defpath)}",
         "NEMORUN_HOME": str(context.attempt_dir / LAUNCHER_HOME),
         ATTEMPT_VARIABLE: str(context.attempt_dir),
         # Rich wraps its lines at 80 columns where there is no terminal.
@@ -175,7 +175,7 @@ def _environment(
 
 
 def _record_options(plan: LaunchPlan, context: AttemptContext) -> None:
-    """Leave the plan's sbatch options where the front finds them."""
+    """Leave the plan's sbatch options where the shim finds them."""
     options = merged_options((*context.sbatch_options, *plan.sbatch_args))
     if options != context.sbatch_options:
         write_model(context.attempt_dir / ATTEMPT_FILE, context.model_copy(update={"sbatch_options": options}))
@@ -197,7 +197,7 @@ def _job_of(context: AttemptContext, submission: Submission) -> Job:
 def _end_group(process: "subprocess.Popen[str]") -> None:
     """End whatever is left of the launcher's session: with SIGTERM, and after a while with SIGKILL.
 
-    A front that dies here while it submits has left its intent, so the next try looks its job up.
+    A shim that dies here while it submits has left its intent, so the next try looks its job up.
     """
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError, PermissionError):

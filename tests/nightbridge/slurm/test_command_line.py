@@ -466,7 +466,7 @@ def test_slurmctld_decides_the_state_and_accounting_adds_what_it_knows() -> None
 
 
 def test_the_module_needs_no_heavy_imports() -> None:
-    code = "import sys, nightbridge.slurm.front; print([m for m in ('pandas', 'numpy', 'boto3', 'prefect', 'pyarrow') if m in sys.modules])"
+    code = "import sys, nightbridge.slurm.sbatch_shim; print([m for m in ('pandas', 'numpy', 'boto3', 'prefect', 'pyarrow') if m in sys.modules])"
 
     import sys
 

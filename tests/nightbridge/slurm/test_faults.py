@@ -23,8 +23,8 @@ from nightbridge.models import ClusterSettings, Job, JobState, JobStatus, Launch
 from nightbridge.outputs.experiment import evidence, read_run
 from nightbridge.slurm.attempts import AttemptContext, open_attempt, read_exit_code
 from nightbridge.slurm.command_line import CommandLineCluster
-from nightbridge.slurm.front import find_submission
 from nightbridge.slurm.outcome import RunEvidence, classify
+from nightbridge.slurm.sbatch_shim import find_submission
 from nightbridge.slurm.script import wrap_script
 from nightbridge.slurm.submission import submit_attempt
 from nightbridge.slurm.watcher import Watcher

@@ -116,7 +116,7 @@ def test_killed_at_random_moments_every_attempt_has_one_job(
 
 
 def kill_and_restart(seed: int, attempt: AttemptContext) -> Killed:
-    """Kill the stage up to three times, mostly with its launcher and front; then let it end."""
+    """Kill the stage up to three times, mostly with its launcher and shim; then let it end."""
     dice = random.Random(seed)
     cluster = CommandLineCluster(attempt.cluster)
     ran = attempt.attempt_dir / "ran"
@@ -161,13 +161,13 @@ def kill_and_restart(seed: int, attempt: AttemptContext) -> Killed:
 
 
 def wait_for_intent(attempt: AttemptContext, stage: "subprocess.Popen[bytes]") -> None:
-    """Until the front is about to submit: from here to its record every moment matters."""
+    """Until the shim is about to submit: from here to its record every moment matters."""
     while newest_intent(attempt.attempt_dir) == 0 and stage.poll() is None:
         time.sleep(0.02)
 
 
 def kill_all_of(attempt: AttemptContext) -> None:
-    """Kill the launcher and the front: whatever has the attempt in its environment or on its command line."""
+    """Kill the launcher and the shim: whatever has the attempt in its environment or on its command line."""
     needle = str(attempt.attempt_dir).encode()
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""An attempt gets exactly one job: the front, and the submit stage around the launcher, on real daemons."""
+"""An attempt gets exactly one job: the shim, and the submit stage around the launcher, on real daemons."""
 
 import json
 import os
@@ -26,8 +26,8 @@ from nightbridge.slurm.attempts import (
     read_submission,
 )
 from nightbridge.slurm.command_line import CommandLineCluster
-from nightbridge.slurm.front import experiment_dir_of, install_front
 from nightbridge.slurm.protocol import JobNotAccepted
+from nightbridge.slurm.sbatch_shim import experiment_dir_of, install_shim
 from nightbridge.slurm.submission import submit_attempt
 from tests.real.slurm_daemons import COMMANDS, SlurmDaemons
 
@@ -76,9 +76,9 @@ def plan(attempt: AttemptContext) -> Callable[..., LaunchPlan]:
 
 
 def sbatch(attempt: AttemptContext, script: Path, *options: str) -> "subprocess.CompletedProcess[str]":
-    front = install_front(attempt.attempt_dir) / "sbatch"
+    shim = install_shim(attempt.attempt_dir) / "sbatch"
     return subprocess.run(
-        [str(front), "--requeue", "--parsable", *options, str(script)],
+        [str(shim), "--requeue", "--parsable", *options, str(script)],
         capture_output=True,
         text=True,
         timeout=300,
@@ -285,7 +285,7 @@ def test_an_sbatch_that_times_out_after_the_job_was_accepted_leads_to_one_job(
     assert len(read_intents(attempt.attempt_dir)) == 1
 
 
-# --- the front -------------------------------------------------------------------------------------------------------
+# --- the shim -------------------------------------------------------------------------------------------------------
 
 
 def test_the_front_prints_the_numeric_id_alone_and_the_same_one_again(attempt: AttemptContext, script: Path) -> None:
@@ -345,11 +345,11 @@ def test_an_earlier_intent_older_than_the_horizon_is_replaced(
 def test_of_many_fronts_at_once_one_submits(attempt: AttemptContext, script: Path) -> None:
     # A slow answer, so that all of them have looked before the first one submits.
     attempt, cluster = with_tools(attempt, sacct=f'{COMMANDS}/sacct "$@"; sleep 1.5')
-    front = install_front(attempt.attempt_dir) / "sbatch"
+    shim = install_shim(attempt.attempt_dir) / "sbatch"
 
     racers = [
         subprocess.Popen(
-            [str(front), "--parsable", str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [str(shim), "--parsable", str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         for _ in range(6)
     ]
@@ -395,9 +395,9 @@ def test_a_second_job_of_an_attempt_ends_at_once(
 
 
 def test_a_question_that_submits_nothing_reaches_the_real_sbatch(attempt: AttemptContext) -> None:
-    front = install_front(attempt.attempt_dir) / "sbatch"
+    shim = install_shim(attempt.attempt_dir) / "sbatch"
 
-    result = subprocess.run([str(front), "--version"], capture_output=True, text=True, check=True)
+    result = subprocess.run([str(shim), "--version"], capture_output=True, text=True, check=True)
 
     assert result.stdout.startswith("slurm")
 
@@ -407,19 +407,19 @@ def test_the_front_starts_fast(attempt: AttemptContext, script: Path) -> None:
 
     began = time.perf_counter()
     sbatch(attempt, script)
-    front = time.perf_counter() - began
+    shim = time.perf_counter() - began
     began = time.perf_counter()
     subprocess.run([sys.executable, "-c", "import prefect.flows"], check=True)
 
-    assert front < time.perf_counter() - began
+    assert shim < time.perf_counter() - began
 
 
 def test_fronts_that_many_threads_install_at_once_can_be_run(workspace: Path, settings: ClusterSettings) -> None:
     """A file that a process writes itself is busy for as long as a command that another thread starts holds it open."""
 
     def install_and_ask(number: int) -> str:
-        front = install_front(open_attempt(workspace, f"run-{number}", settings).attempt_dir) / "sbatch"
-        return subprocess.run([str(front), "--version"], capture_output=True, text=True, check=False).stderr
+        shim = install_shim(open_attempt(workspace, f"run-{number}", settings).attempt_dir) / "sbatch"
+        return subprocess.run([str(shim), "--version"], capture_output=True, text=True, check=False).stderr
 
     with ThreadPoolExecutor(16) as pool:
         assert {error for error in pool.map(install_and_ask, range(40)) if error} == set()
@@ -434,7 +434,7 @@ def test_a_quota_that_stops_the_front_is_named(
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
 
     with pytest.raises(TransientError, match=r"the disk quota of \w+ is used up") as error:
-        install_front(attempt.attempt_dir)
+        install_shim(attempt.attempt_dir)
 
     assert error.value.thing == str(attempt.attempt_dir / "bin" / "sbatch")
     assert list((attempt.attempt_dir / "bin").iterdir()) == []

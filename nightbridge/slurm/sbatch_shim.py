@@ -1,6 +1,6 @@
 """What stands as `sbatch` on the launcher's PATH, so that an attempt has exactly one job.
 
-The launcher calls `sbatch --requeue --parsable SCRIPT`. The front looks the attempt's job up, declares its intent,
+The launcher calls `sbatch --requeue --parsable SCRIPT`. The shim looks the attempt's job up, declares its intent,
 submits a guarded copy of the script under the attempt's name, records the job, and prints its numeric id alone. It
 prints the same id again when it is called again.
 
@@ -59,7 +59,7 @@ PERMANENT_FAILURE = 1
 
 ATTEMPT_VARIABLE = "NIGHTBRIDGE_ATTEMPT"
 
-# sbatch options that the front decides itself. A requeue behind our back would overwrite the job's evidence; the job's
+# sbatch options that the shim decides itself. A requeue behind our back would overwrite the job's evidence; the job's
 # name is the attempt's.
 _OWN_OPTIONS = frozenset({"requeue", "no-requeue", "parsable", "job-name", "quiet", "verbose"})
 _INFORMATION = frozenset({"help", "version", "usage", "test-only"})
@@ -69,10 +69,10 @@ _STALLED_AFTER = timedelta(minutes=10)
 _CLOCK_SLACK = timedelta(seconds=5)
 
 
-def install_front(attempt_dir: Path) -> Path:
+def install_shim(attempt_dir: Path) -> Path:
     """Put our `sbatch` into the attempt's `bin` folder, which goes first on the launcher's PATH; return the folder."""
     folder = attempt_dir / "bin"
-    command = shlex.join(own_program("nightbridge.slurm.front"))
+    command = shlex.join(own_program("nightbridge.slurm.sbatch_shim"))
     text = f'#!/bin/sh\n{ATTEMPT_VARIABLE}={shlex.quote(str(attempt_dir))} exec {command} "$@"\n'
     _write_program(folder / "sbatch", text)
     return folder
@@ -107,7 +107,7 @@ def submit_once(context: AttemptContext, cluster: Cluster, script: Path, options
         context: The attempt.
         cluster: Where it is submitted.
         script: The launcher's batch script.
-        options: The launcher's sbatch options, without those that the front decides.
+        options: The launcher's sbatch options, without those that the shim decides.
 
     Raises:
         TransientError: It is not certain that there is no job, or the cluster takes none now.
