@@ -678,7 +678,7 @@ class LaunchPlan(Model):
 
 
 class JobState(enum.StrEnum):
-    """Slurm's job states (squeue(1), sacct(1)), and UNHEARD for one that no one has heard of."""
+    """Slurm's job states (squeue(1), sacct(1)), and UNKNOWN for a job that neither squeue nor sacct lists."""
 
     PENDING = "PENDING"
     CONFIGURING = "CONFIGURING"
@@ -702,7 +702,12 @@ class JobState(enum.StrEnum):
     OUT_OF_MEMORY = "OUT_OF_MEMORY"
     PREEMPTED = "PREEMPTED"
     REVOKED = "REVOKED"
-    UNHEARD = "UNHEARD"
+    UNKNOWN = "UNKNOWN"
+
+    @classmethod
+    def _missing_(cls, value: object) -> "JobState | None":
+        # The name that records of 0.1 have.
+        return cls.UNKNOWN if value == "UNHEARD" else None
 
 
 class JobStatus(Model):

@@ -91,7 +91,7 @@ class _Shown:
 
     def _description(self, news: LogNews) -> str:
         status = self._status
-        said = f"job {self._job.job_id} is {status.state if status else JobState.UNHEARD}"
+        said = f"job {self._job.job_id} is {status.state if status else JobState.UNKNOWN}"
         if status is not None and status.reason:
             said += f" ({status.reason})"
         return f"{said}: {news.progress}" if news.progress else said

@@ -126,6 +126,6 @@ def _phase(status: JobStatus, job: Submission) -> tuple[RunPhase, datetime | Non
         return RunPhase.ENDED, status.ended_at
     if status.state in ACTIVE:
         return RunPhase.RUNNING, status.started_at
-    if status.state is JobState.UNHEARD:
+    if status.state is JobState.UNKNOWN:
         return RunPhase.UNKNOWN, None
     return RunPhase.WAITING, status.submitted_at or job.submitted_at

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from nightbridge.models import ClusterLimits, Job, JobState, LaunchPlan, Outcome
 
 # Slurm took these jobs away from nodes that are well.
-_NOT_THE_NODES = frozenset({JobState.PREEMPTED, JobState.REVOKED, JobState.UNHEARD})
+_NOT_THE_NODES = frozenset({JobState.PREEMPTED, JobState.REVOKED, JobState.UNKNOWN})
 # What srun and slurmstepd write when they lose one node of several.
 _NODE_FAILURE = re.compile(r"[Nn]ode failure on ([\w.-]+)")
 _GROUP = re.compile(r"([^,\[\]]+)(?:\[([^\]]*)\]([^,\[\]]*))?")

@@ -51,7 +51,7 @@ class _Case(NamedTuple):
 
     @property
     def state(self) -> JobState:
-        return self.status.state if self.status is not None else JobState.UNHEARD
+        return self.status.state if self.status is not None else JobState.UNKNOWN
 
     @property
     def script_code(self) -> int | None:

@@ -66,7 +66,7 @@ _SHORT: dict[str, JobState] = {
 }
 
 _LONG: dict[str, JobState] = {
-    **{state.value: state for state in JobState if state is not JobState.UNHEARD},
+    **{state.value: state for state in JobState if state is not JobState.UNKNOWN},
     "RESV_DEL_HOLD": JobState.PENDING,
     "REQUEUE_FED": JobState.REQUEUED,
     "EXPEDITING": JobState.REQUEUED,  # since 25.11: requeued at once, ahead of others
@@ -80,16 +80,16 @@ def parse_state(text: str) -> JobState:
     """Read a state as Slurm writes it: `COMPLETED`, `OUT_OF_ME+`, `CANCELLED by 1000`, `CANCELLED+`, `CD`.
 
     A truncated word (`+` at its end) counts when exactly one state begins with it. What no one has heard of is
-    `JobState.UNHEARD`, which never ends a job.
+    `JobState.UNKNOWN`, which never ends a job.
     """
     found = _FIRST_WORD.match(text)
     if found is None:
-        return JobState.UNHEARD
+        return JobState.UNKNOWN
     word, truncated = found[1].upper(), bool(found[2])
     if state := _LONG.get(word) or _SHORT.get(word):
         return state
     candidates = {state for name, state in _LONG.items() if name.startswith(word)} if truncated else set()
-    return candidates.pop() if len(candidates) == 1 else JobState.UNHEARD
+    return candidates.pop() if len(candidates) == 1 else JobState.UNKNOWN
 
 
 def parse_cancelled_by(text: str) -> str:

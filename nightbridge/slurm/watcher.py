@@ -59,7 +59,7 @@ class _Watched:
             self.changed_at = now
         self.status = status
         self.heard_at = now
-        if status.state is JobState.UNHEARD:
+        if status.state is JobState.UNKNOWN:
             # A word that tells nothing does not keep the exit file from ending the job.
             self.silence()
         else:
@@ -140,7 +140,7 @@ class Watcher:
         """Block until the job has ended; return it with `status` and `exit_file_code`.
 
         A terminal state from Slurm ends a job; so does its exit file when Slurm knows nothing of it for a while, and so
-        does Slurm's certain ignorance of it (state UNHEARD, reason `lost: ...`). What the cluster's policies end is
+        does Slurm's certain ignorance of it (state UNKNOWN, reason `lost: ...`). What the cluster's policies end is
         cancelled. A job that ended because another job of its attempt had claimed the folder hands over to that one.
 
         Args:
@@ -384,14 +384,14 @@ class Watcher:
 
 def _status_of_lost(watched: _Watched) -> JobStatus:
     """A status that claims no end, with what Slurm last said of nodes and times."""
-    known = watched.status or JobStatus(job_id=watched.job.job_id, name=watched.job.name, state=JobState.UNHEARD)
+    known = watched.status or JobStatus(job_id=watched.job.job_id, name=watched.job.name, state=JobState.UNKNOWN)
     since = f"{watched.silent_since:%Y-%m-%d %H:%M:%S} UTC"
-    return known.model_copy(update={"state": JobState.UNHEARD, "reason": f"{LOST}: unknown to Slurm since {since}"})
+    return known.model_copy(update={"state": JobState.UNKNOWN, "reason": f"{LOST}: unknown to Slurm since {since}"})
 
 
 def _status_from_file(watched: _Watched, code: int) -> JobStatus:
     """The status that the exit file amounts to, with what Slurm last said of nodes and times."""
-    known = watched.status or JobStatus(job_id=watched.job.job_id, name=watched.job.name, state=JobState.UNHEARD)
+    known = watched.status or JobStatus(job_id=watched.job.job_id, name=watched.job.name, state=JobState.UNKNOWN)
     return known.model_copy(
         update={
             "state": JobState.COMPLETED if code == 0 else JobState.FAILED,

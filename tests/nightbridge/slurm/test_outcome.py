@@ -56,7 +56,7 @@ ALL, SOME = evidence(), evidence(20)
         (JobState.COMPLETED, 0, ALL, Outcome.SUCCEEDED),
         (JobState.COMPLETED, None, ALL, Outcome.SUCCEEDED),
         (None, 0, ALL, Outcome.SUCCEEDED),
-        (JobState.UNHEARD, 0, ALL, Outcome.SUCCEEDED),
+        (JobState.UNKNOWN, 0, ALL, Outcome.SUCCEEDED),
         (JobState.COMPLETED, 0, SOME, Outcome.SHORT),
         (JobState.COMPLETED, 0, evidence(0), Outcome.SHORT),
         (JobState.COMPLETED, 0, evidence(losses_finite=False), Outcome.PROGRAM_ERROR),
@@ -91,7 +91,7 @@ ALL, SOME = evidence(), evidence(20)
         (JobState.CANCELLED, 0, ALL, Outcome.TEARDOWN),
         (JobState.CANCELLED, 0, SOME, Outcome.CANCELLED),
         (None, None, SOME, Outcome.INFRASTRUCTURE),
-        (JobState.UNHEARD, None, ALL, Outcome.INFRASTRUCTURE),
+        (JobState.UNKNOWN, None, ALL, Outcome.INFRASTRUCTURE),
     ],
 )
 def test_the_outcome_of(

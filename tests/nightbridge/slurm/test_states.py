@@ -2,11 +2,11 @@
 
 import pytest
 
-from nightbridge.models import JobState
+from nightbridge.models import JobState, JobStatus
 from nightbridge.slurm.states import ACTIVE, TERMINAL, hopeless_advice, parse_cancelled_by, parse_state
 
 
-@pytest.mark.parametrize("state", [state for state in JobState if state is not JobState.UNHEARD])
+@pytest.mark.parametrize("state", [state for state in JobState if state is not JobState.UNKNOWN])
 def test_every_full_word_is_itself(state: JobState) -> None:
     assert parse_state(state.value) is state
 
@@ -36,7 +36,7 @@ def test_truncated_decorated_and_short_words_are_understood(text: str, state: Jo
 
 @pytest.mark.parametrize("text", ["", "TELEPORTED", "COMP+", "42", "COMPLET"])
 def test_what_no_one_has_heard_of_never_ends_a_job(text: str) -> None:
-    assert parse_state(text) is JobState.UNHEARD
+    assert parse_state(text) is JobState.UNKNOWN
     assert parse_state(text) not in TERMINAL
 
 
@@ -69,3 +69,12 @@ def test_a_reason_that_no_waiting_clears_has_advice(reason: str) -> None:
 )  # fmt: skip
 def test_a_reason_that_may_clear_is_waited_for(reason: str) -> None:
     assert hopeless_advice(reason) is None
+
+
+def test_a_stored_state_is_read_under_its_old_name() -> None:
+    stored = '{"job_id": 1, "state": "UNHEARD"}'
+
+    assert JobStatus.model_validate_json(stored).state is JobState.UNKNOWN
+    assert JobStatus.model_validate({"job_id": 1, "state": "UNHEARD"}).state is JobState.UNKNOWN
+    with pytest.raises(ValueError, match="state"):
+        JobStatus.model_validate({"job_id": 1, "state": "TELEPORTED"})

@@ -187,7 +187,7 @@ def test_an_exit_file_alone_does_not_end_a_job_that_slurm_calls_live(
 def test_a_state_that_no_one_has_heard_of_ends_nothing(
     told: ToldCluster, following: Callable[..., "Future[Job]"], tmp_path: Path
 ) -> None:
-    told.say(1, JobState.UNHEARD)
+    told.say(1, JobState.UNKNOWN)
 
     end = following(make_job(tmp_path))
 
@@ -218,7 +218,7 @@ def test_what_accounting_still_calls_live_is_not_ours_when_slurm_gave_its_id_awa
     job = following(make_job(tmp_path)).result(timeout=60)
 
     assert job.status is not None
-    assert (job.status.state, job.exit_file_code) == (JobState.UNHEARD, None)
+    assert (job.status.state, job.exit_file_code) == (JobState.UNKNOWN, None)
     assert job.status.reason.startswith("lost: unknown to Slurm since")
 
 
@@ -237,7 +237,7 @@ def test_a_job_that_all_sources_certainly_do_not_know_is_lost_and_no_other(
     job = end.result(timeout=60)
 
     assert job.status is not None
-    assert (job.status.state, job.status.nodes) == (JobState.UNHEARD, "node1")
+    assert (job.status.state, job.status.nodes) == (JobState.UNKNOWN, "node1")
 
 
 def test_a_job_that_can_never_start_is_cancelled_after_a_grace_with_the_advice(
