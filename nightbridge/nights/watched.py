@@ -15,8 +15,9 @@ from nightbridge.nights.prefect_api import PrefectServer, why_not_begun
 from nightbridge.nights.records import NightEnd, NightStart, plan_path, read_plan
 from nightbridge.nights.status import RunPhase, RunStatus, run_statuses
 from nightbridge.slurm.attempts import read_refusal
-from nightbridge.slurm.cluster import Cluster, open_cluster
+from nightbridge.slurm.factory import open_cluster
 from nightbridge.slurm.ledger import attempts_of, jobs_of
+from nightbridge.slurm.protocol import Cluster
 from nightbridge.store.objects import ObjectStore
 
 

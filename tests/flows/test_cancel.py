@@ -14,10 +14,10 @@ from typing import Any
 import httpx
 import pytest
 
+from nightbridge.embedded.jobs import all_jobs
 from nightbridge.models import ClusterSettings
 from nightbridge.practice.repositories import PracticeRepositories, commit_behaviour
 from nightbridge.slurm.local import LocalCluster
-from nightbridge.slurm.local_jobs import all_jobs
 from tests.flows.practice_night import Entry, set_remote, write_scenario, write_site
 from tests.real.prefect_server import PrefectServer
 

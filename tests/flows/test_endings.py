@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from nightbridge.embedded.jobs import all_jobs
 from nightbridge.models import ClusterSettings
 from nightbridge.practice.repositories import PracticeRepositories, commit_behaviour
 from nightbridge.slurm.local import LocalCluster
-from nightbridge.slurm.local_jobs import all_jobs
 from nightbridge.slurm.states import TERMINAL
 from tests.flows.practice_night import NIGHTBRIDGE, Entry, set_remote, write_scenario, write_site
 

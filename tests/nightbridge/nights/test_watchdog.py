@@ -33,9 +33,10 @@ from nightbridge.nights.records import NightStart, NightTest, record_end, record
 from nightbridge.nights.watchdog import Watch, look, notice_of, question, summary, watch_lines
 from nightbridge.nights.watched import MissingVerdict, WatchedNight
 from nightbridge.slurm.attempts import REFUSAL_FILE, SUBMISSION_FILE, Refusal, Submission, open_attempt
-from nightbridge.slurm.cluster import Cluster, open_cluster
+from nightbridge.slurm.factory import open_cluster
+from nightbridge.slurm.protocol import Cluster
 from nightbridge.store.objects import ObjectStore, open_store
-from tests.nightbridge.slurm.local_cluster import local_cluster, wait_for_end, wait_for_state, wait_until
+from tests.nightbridge.embedded.local_cluster import local_cluster, wait_for_end, wait_for_state, wait_until
 from tests.real.slurm_daemons import SlurmDaemons, free_ports
 
 BERLIN = ZoneInfo("Europe/Berlin")
