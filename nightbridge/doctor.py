@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from nightbridge.errors import NightbridgeError, PermanentError
-from nightbridge.images.image import find_importer
+from nightbridge.images.enroot import find_enroot
 from nightbridge.models import Model, Site
 from nightbridge.repos.environments import is_base_ready
 from nightbridge.repos.git import git
@@ -78,7 +78,7 @@ def _containers(site: Site) -> str:
         return 'the cluster has none: tests need container_image = "none"'
     if site.image_import.on == "node":
         return "images are imported on a compute node, with its enroot"
-    return f"images are imported by {find_importer(site.image_import).tool}"
+    return f"images are imported by {find_enroot(site.image_import).tool}"
 
 
 def _cluster(site: Site) -> str:

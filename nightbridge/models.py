@@ -183,7 +183,7 @@ class StoreSettings(Model):
 
 
 class ImageImport(Model):
-    """How container images are imported, whatever tool does it."""
+    """How container images are imported."""
 
     on: Literal["host", "node"] = Field(
         "host", description="Where imports run: on the host of the flow, or through srun on a compute node."

@@ -5,10 +5,9 @@ import os
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO
 
 from nightbridge.errors import PermanentError, TransientError
 from nightbridge.guard import GUARD
@@ -31,17 +30,6 @@ class Finished(Model):
         return " | ".join(lines[-TAIL_LINES:])
 
 
-class Stalled(TransientError):
-    """A program was alive and got nowhere; it was killed."""
-
-
-class Progress(NamedTuple):
-    """What shows that a program gets on: a number that changes at least every `patience` seconds."""
-
-    measure: Callable[[], int]
-    patience: float
-
-
 def run(
     argv: Sequence[str | Path],
     *,
@@ -50,7 +38,6 @@ def run(
     cwd: Path | None = None,
     on_line: Callable[[str], None] | None = None,
     given: bytes = b"",
-    progress: Progress | None = None,
     umask: int = -1,
 ) -> Finished:
     """Run a program without a terminal.
@@ -62,12 +49,10 @@ def run(
         cwd: Where it runs.
         on_line: Called with each line of its stderr as it comes.
         given: Its whole standard input, at most what a pipe holds (64 KiB).
-        progress: When it counts as stuck, and is killed with its children.
         umask: The permissions that its files do not get; ours when -1.
 
     Raises:
         PermanentError: There is no such program.
-        Stalled: It got nowhere for too long.
         TransientError: It ran into the time limit.
 
     """
@@ -100,14 +85,10 @@ def run(
 
     timer = threading.Timer(timeout, expire)
     timer.daemon = True
-    ended, stalled = threading.Event(), threading.Event()
-    watcher = threading.Thread(target=_watch, args=(process, progress, ended, stalled), daemon=True)
     with GUARD.over(process), process:
         try:
             timer.start()
             reader.start()
-            if progress:
-                watcher.start()
             if process.stdin is not None:
                 with contextlib.suppress(BrokenPipeError):
                     process.stdin.write(given)
@@ -120,28 +101,9 @@ def run(
             raise
         finally:
             timer.cancel()
-            ended.set()
-    if stalled.is_set() and progress:
-        raise Stalled(f"{name} got nowhere for {progress.patience:.0f} s", advice="It was killed and is tried again")
     if expired.is_set():
         raise TransientError(f"{name} did not end within {timeout:.0f} s", advice="It was killed and is tried again")
     return Finished(code=code, stdout=stdout, stderr="\n".join(lines))
-
-
-def _watch(
-    process: "subprocess.Popen[bytes]", progress: Progress | None, ended: threading.Event, stalled: threading.Event
-) -> None:
-    """Kill a program whose measure has not changed for as long as there is patience."""
-    assert progress is not None
-    last, changed_at = progress.measure(), time.monotonic()
-    while not ended.wait(min(1.0, progress.patience / 4)):
-        now = progress.measure()
-        if now != last:
-            last, changed_at = now, time.monotonic()
-        elif time.monotonic() - changed_at > progress.patience:
-            stalled.set()
-            _kill_group(process)
-            return
 
 
 def _read_lines(stream: IO[bytes], lines: list[str], on_line: Callable[[str], None] | None) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from prefect.logging import get_run_logger
 
 from nightbridge.errors import InvalidInput
-from nightbridge.images.image import Importer, find_importer, pull_image
+from nightbridge.images.enroot import find_enroot
+from nightbridge.images.image import Importer, pull_image
 from nightbridge.images.on_node import NodeImporter
 from nightbridge.models import Image, RunSpec, Site
 from nightbridge.secrets import resolve_secret
@@ -31,7 +32,7 @@ def _importer(site: Site) -> Importer:
 
 
 def _on_this_host(site: Site, credentials: str) -> Importer:
-    return find_importer(site.image_import, credentials)
+    return find_enroot(site.image_import, credentials)
 
 
 def _on_a_node(site: Site, credentials: str) -> Importer:

@@ -14,8 +14,7 @@ from nightbridge.images.logins import enroot_config
 from nightbridge.images.meanings import LOGIN, Meaning, error_meant
 from nightbridge.images.references import ImageReference
 from nightbridge.images.registry import registry_digest
-from nightbridge.images.space import check_folders, known_size
-from nightbridge.images.work import cache_folder, temporary_folder, work_folder
+from nightbridge.images.work import cache_folder, check_folders, temporary_folder, work_folder
 from nightbridge.models import ImageImport, Model
 from nightbridge.processes import Finished, run
 
@@ -88,13 +87,12 @@ class Enroot(Model):
 
         Raises:
             InvalidInput: There is no such image.
-            PermanentError: The registry refuses us, a disk is or would be full, or enroot lacks a tool.
+            PermanentError: The registry refuses us, a disk is full, or enroot lacks a tool.
             TransientError: The registry cannot be reached or is busy, a layer arrived damaged, or enroot was killed.
 
         """
         temp = temporary_folder(self.settings.temp)
-        size = known_size(reference, self.credentials.get_secret_value())
-        check_folders(cache_folder(self.settings.cache), temp, output.parent, size=size, reference=reference)
+        check_folders(cache_folder(self.settings.cache), temp)
         try:
             # A killed enroot leaves its folder behind; in one of ours it is found again.
             with work_folder(output, temp) as folder, enroot_config(self.credentials.get_secret_value()) as config:
@@ -132,8 +130,8 @@ def find_enroot(settings: ImageImport | None = None, credentials: str = "") -> E
         raise PermanentError(
             "enroot is not installed here",
             thing="enroot",
-            advice="Install it, or Debian's skopeo, umoci and squashfs-tools; "
-            'or set container_image to the path of a .sqsh file or to "none"',
+            advice='Install it, import where it is installed (on = "host" or "node" in [image_import], or import_on of '
+            'the Image Cache), or set container_image to the path of a .sqsh file or to "none"',
         )
     finished = run([program, "version"], environment=os.environ, timeout=DIGEST_TIMEOUT_SECONDS)
     version = finished.stdout.decode(errors="replace").strip()

@@ -3,7 +3,6 @@
 import hashlib
 import logging
 import os
-import shutil
 import time
 from collections.abc import Callable
 from datetime import datetime
@@ -12,15 +11,13 @@ from typing import Protocol
 
 from nightbridge.errors import DamagedData, InvalidInput, TransientError
 from nightbridge.files import write_model
-from nightbridge.images.enroot import IMPORT_TIMEOUT_SECONDS, Enroot, find_enroot
+from nightbridge.images.enroot import IMPORT_TIMEOUT_SECONDS, find_enroot
 from nightbridge.images.references import ImageReference, parse_reference
-from nightbridge.images.space import named_write_errors
 from nightbridge.images.squashfs import check_squashfs, sha256_of
-from nightbridge.images.standard_tools import StandardTools, find_standard_tools
 from nightbridge.images.users import note_user
-from nightbridge.images.work import remove_leftovers, unfinished
+from nightbridge.images.work import named_write_errors, remove_leftovers, unfinished
 from nightbridge.leases import lease
-from nightbridge.models import Image, ImageImport, Model, RunSpec, Site, utc_now
+from nightbridge.models import Image, Model, RunSpec, Site, utc_now
 from nightbridge.once import decide_once
 
 log = logging.getLogger(__name__)
@@ -49,7 +46,7 @@ class ImagePin(Model):
 
 
 class Importer(Protocol):
-    """What makes a .sqsh file of an image in a registry: enroot, or the standard tools."""
+    """What makes a .sqsh file of an image in a registry: enroot here, or on a compute node."""
 
     @property
     def tool(self) -> str:
@@ -70,18 +67,17 @@ def pull_image(spec: RunSpec, site: Site, importer: Callable[[], Importer] | Non
     """Return the image that a run asks for with `container_image`.
 
     `none` is the declared absence of a container. The path of a .sqsh file is checked and used where it lies. A
-    reference is resolved to a digest once per night and imported once per digest, to `<images>/<digest>.sqsh`: with
-    enroot, or where there is none with skopeo, umoci and mksquashfs.
+    reference is resolved to a digest once per night and imported once per digest, to `<images>/<digest>.sqsh`.
 
     Args:
         spec: The run.
         site: Where images are kept.
-        importer: Finds what imports; asked only when something must be. What is on this machine when unset.
+        importer: Finds what imports; called only when there is something to import. This machine's enroot when unset.
 
     Raises:
         InvalidInput: No image is named, or there is no such file or image.
         DamagedData: The file is no whole squashfs image.
-        PermanentError: No tool that can import is here, the registry refuses us, or a disk is full.
+        PermanentError: enroot is not installed, the registry refuses us, or a disk is full.
         TransientError: The registry cannot be reached, or somebody else has been importing for too long.
 
     """
@@ -95,7 +91,7 @@ def pull_image(spec: RunSpec, site: Site, importer: Callable[[], Importer] | Non
     images = site.images_dir.absolute()
     if _is_path(written):
         return _local_image(written, images)
-    find = importer or (lambda: find_importer(site.image_import))
+    find = importer or (lambda: find_enroot(site.image_import))
     reference = parse_reference(written)
     digest = reference.digest
     if digest is None:
@@ -105,22 +101,6 @@ def pull_image(spec: RunSpec, site: Site, importer: Callable[[], Importer] | Non
             lambda: ImagePin(reference=str(reference), digest=find().digest(reference), resolved_at=utc_now()),
         ).digest
     return _registry_image(reference.model_copy(update={"digest": digest}), digest, images, site.workspace, find)
-
-
-def find_importer(settings: ImageImport | None = None, credentials: str = "") -> Enroot | StandardTools:
-    """Find what can import images here: enroot, else the standard tools.
-
-    Args:
-        settings: Folders of imports.
-        credentials: Logins as lines of netrc(5).
-
-    Raises:
-        PermanentError: Neither is installed; the message says what can be.
-
-    """
-    if shutil.which("enroot") is None and (tools := find_standard_tools(settings, credentials)) is not None:
-        return tools
-    return find_enroot(settings, credentials)
 
 
 def _is_path(text: str) -> bool:

@@ -1,4 +1,4 @@
-"""Logins of registries: a secret of ours, enroot's `.credentials`, else the files of docker, podman and skopeo.
+"""Logins of registries: a secret of ours, enroot's `.credentials`, else the files of docker and podman.
 
 A secret has the lines of enroot's own file, which are those of netrc(5); it is handed on in memory alone.
 """

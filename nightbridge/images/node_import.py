@@ -1,4 +1,4 @@
-"""The part of an import on a compute node that runs there: the import itself, with what the node has for it.
+"""The part of an import on a compute node that runs there: the import itself, with the node's enroot.
 
 It is given an order as JSON and logins on stdin, and prints its answer as one line of JSON. Everything else that it
 says goes to stderr.
@@ -12,10 +12,9 @@ from pathlib import Path
 
 from nightbridge.errors import NightbridgeError
 from nightbridge.failures import Failure
-from nightbridge.images.image import find_importer
+from nightbridge.images.enroot import find_enroot
 from nightbridge.images.references import ImageReference
-from nightbridge.images.space import named_write_errors
-from nightbridge.images.work import remove_work_folders
+from nightbridge.images.work import named_write_errors, remove_work_folders
 from nightbridge.models import ImageImport, Model
 from nightbridge.node_programs import begin_on_node
 
@@ -40,7 +39,7 @@ def carry_out(order: NodeOrder, credentials: str) -> NodeAnswer:
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     try:
         with named_write_errors(order.reference, order.output.parent):
-            importer = find_importer(order.settings, credentials)
+            importer = find_enroot(order.settings, credentials)
             name = str(order.reference.digest).removeprefix("sha256:")
             remove_work_folders(order.output.parent.parent, name, importer.work_folders)
             return NodeAnswer(tool=f"{importer.import_image(order.reference, order.output)} on {node}")

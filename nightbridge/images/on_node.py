@@ -1,7 +1,7 @@
-"""Import on a compute node, for sites whose login nodes have neither enroot nor the room.
+"""Import on a compute node, for sites whose login nodes lack enroot or the room.
 
 The tag is resolved here, by the registry's own API. The import is one job that runs this package on the node: the same
-code as on this machine, with the tools, the folders and the space that the node has. It leaves its file on the shared
+code as on this machine, with the enroot, the folders and the space that the node has. It leaves its file on the shared
 file system, where it is checked like any other. How a program gets onto a node is the caller's: this package knows no
 Slurm.
 """
@@ -27,12 +27,9 @@ log = logging.getLogger(__name__)
 
 # The digits of a digest that a job's name shows: enough to tell the images of one folder apart.
 _DIGITS = 16
-# enroot's own variables, those by which it and the standard tools find proxies and certificates, and the folders of a
-# user in which they look for logins.
-_PASSED_ON = re.compile(
-    r"ENROOT_\w+|(https?|no|all)_proxy|SSL_CERT_\w+|SOURCE_DATE_EPOCH|XDG_\w+_HOME|REGISTRY_AUTH_FILE|DOCKER_CONFIG",
-    re.IGNORECASE,
-)
+# enroot's own variables, those by which curl and mksquashfs, which it runs, find proxies, certificates and the time of
+# files, and the folders of a user in which it looks for logins and layers.
+_PASSED_ON = re.compile(r"ENROOT_\w+|(https?|no|all)_proxy|SSL_CERT_\w+|SOURCE_DATE_EPOCH|XDG_\w+_HOME", re.IGNORECASE)
 
 
 class NodeImporter:
@@ -65,7 +62,7 @@ class NodeImporter:
         Raises:
             InvalidInput: There is no such image.
             LaunchRefused: The cluster refused the job for good.
-            PermanentError: The registry refuses us, a disk is or would be full, or the node has no tool or no Python.
+            PermanentError: The registry refuses us, a disk is full, or the node has no enroot or no Python.
             TransientError: The registry cannot be reached or is busy, or the cluster did not let the import end.
 
         """

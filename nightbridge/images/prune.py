@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nightbridge.images.users import noted_users
-from nightbridge.images.work import layers_folder, remove_tree, temporary_folder, unfinished_work
+from nightbridge.images.work import remove_tree, temporary_folder, unfinished_work
 from nightbridge.leases import lease
 from nightbridge.models import ImageImport
 from nightbridge.removals import (
@@ -46,8 +46,7 @@ def find_old_images(
         for path in images.absolute().glob("*.sqsh")
         if _IMAGE.fullmatch(path.name)
     ]
-    settings = settings or ImageImport()
-    bases = (temporary_folder(settings.temp), layers_folder(settings.cache))
+    bases = (temporary_folder((settings or ImageImport()).temp),)
     return [
         *choose(candidates, policy, _text_of_live_jobs(images, workspace), now=time.time()),
         *old_leftovers(unfinished_work(images.absolute(), bases), "left by an import that was killed"),

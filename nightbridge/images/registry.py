@@ -1,6 +1,6 @@
-"""A registry's own HTTP API (OCI distribution specification): what a tag means now, and how large an image is.
+"""A registry's own HTTP API (OCI distribution specification): what a tag means now.
 
-Logins are the ones that the import tools use (see `logins`). They go to the registry and to the token server that it
+Logins are the ones that enroot uses (see `logins`). They go to the registry and to the token server that it
 names, never through a redirect to a third place.
 """
 
@@ -10,7 +10,6 @@ import http.client
 import json
 import logging
 import os
-import platform
 import re
 import ssl
 import time
@@ -19,8 +18,6 @@ import urllib.parse
 import urllib.request
 from collections.abc import Mapping
 from email.message import Message
-
-from pydantic import BaseModel, Field, ValidationError
 
 from nightbridge.errors import DamagedData, InvalidInput, NightbridgeError, PermanentError, TransientError
 from nightbridge.images.logins import DOCKER_HUB, find_login, login_advice
@@ -39,28 +36,6 @@ _TIMEOUT_SECONDS = 60.0
 # A registry that says when to come back is asked so often; one that does not is left to the stage's own retries.
 _TRIES = 4
 _LONGEST_PAUSE_SECONDS = 60.0
-
-# What a registry calls this machine (OCI image specification, after Go's GOARCH).
-_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
-
-
-class _Platform(BaseModel):
-    architecture: str = ""
-    os: str = ""
-
-
-class _Descriptor(BaseModel):
-    digest: str
-    size: int = 0
-    platform: _Platform = _Platform()
-
-
-class _Manifest(BaseModel):
-    """A manifest, or the list of those of several platforms; registries add fields of their own."""
-
-    config: _Descriptor | None = None
-    layers: list[_Descriptor] = []
-    manifests: list[_Descriptor] = Field([], description="One for each platform; empty in a manifest itself.")
 
 
 def http_is_allowed() -> bool:
@@ -90,34 +65,6 @@ def registry_digest(reference: ImageReference, credentials: str = "") -> str:
     if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
         raise DamagedData(f"the registry gave no digest that we know ({digest[:80]!r})", thing=str(reference))
     return digest
-
-
-def download_size(reference: ImageReference, credentials: str = "") -> int:
-    """Bytes of an image's configuration and layers as the registry sends them, for this kind of machine.
-
-    Raises:
-        InvalidInput: There is no such image, or none for this kind of machine.
-        PermanentError: The registry refuses us.
-        TransientError: The registry cannot be reached, or is busy.
-        DamagedData: Its manifest cannot be read.
-
-    """
-    manifest = _read_manifest(reference, credentials)
-    if manifest.manifests:
-        here = _Platform(architecture=_ARCHITECTURES.get(platform.machine(), platform.machine()), os="linux")
-        digest = next((one.digest for one in manifest.manifests if one.platform == here), None)
-        if digest is None:
-            raise InvalidInput("there is no such image for this kind of machine", thing=str(reference))
-        manifest = _read_manifest(reference.model_copy(update={"digest": digest}), credentials)
-    return sum(blob.size for blob in (*manifest.layers, *((manifest.config,) if manifest.config else ())))
-
-
-def _read_manifest(reference: ImageReference, credentials: str) -> _Manifest:
-    with _ask_for_manifest(reference, "GET", credentials) as answer:
-        try:
-            return _Manifest.model_validate_json(answer.read())
-        except (ValidationError, http.client.HTTPException, OSError) as error:
-            raise DamagedData("the registry's manifest cannot be read", thing=str(reference)) from error
 
 
 def _ask_for_manifest(reference: ImageReference, method: str, credentials: str) -> http.client.HTTPResponse:

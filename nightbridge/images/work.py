@@ -14,7 +14,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from nightbridge.images.rootfs import open_to_owner
+from nightbridge.files import check_writable, write_error
+from nightbridge.images.references import ImageReference
+
+OTHER_FOLDERS = "Check it, or set the Image Cache's cache and temp (ENROOT_CACHE_PATH, ENROOT_TEMP_PATH) to other disks"
+"""The advice for a folder of imports that cannot be written."""
 
 _PATIENCE_SECONDS = 3.0
 _SUFFIX = ".sqsh.tmp"
@@ -56,9 +60,36 @@ def cache_folder(configured: Path | None) -> Path:
     return configured or Path(os.environ.get("ENROOT_CACHE_PATH") or home / "enroot")
 
 
-def layers_folder(configured: Path | None) -> Path:
-    """Where the standard tools keep layers, beside enroot's own, which are packed in another way."""
-    return cache_folder(configured) / "nightbridge"
+def check_folders(cache: Path, temp: Path) -> None:
+    """Raise unless an import can write into its folders.
+
+    Args:
+        cache: Where fetched layers are kept.
+        temp: Where the image is unpacked.
+
+    Raises:
+        PermanentError: A folder cannot be written.
+        TransientError: A folder cannot be written now.
+
+    """
+    for folder, what in ((cache, "the cache of images"), (temp, "the folder in which images are unpacked")):
+        check_writable(folder, what=what, advice=OTHER_FOLDERS)
+
+
+@contextmanager
+def named_write_errors(reference: ImageReference, folder: Path) -> Iterator[None]:
+    """Turn an error of the file system during an import into ours, which names the image and the file, else `folder`.
+
+    Raises:
+        PermanentError: A file could not be written.
+        TransientError: It could not be written now.
+
+    """
+    try:
+        yield
+    except OSError as error:
+        what, thing = f"a file of the import of {reference}", str(error.filename or folder)
+        raise write_error(error, what=what, thing=thing, advice=OTHER_FOLDERS) from error
 
 
 def unfinished_work(images: Path, bases: Iterable[Path]) -> list[Path]:
@@ -89,12 +120,22 @@ def remove_tree(folder: Path) -> None:
     patience = time.monotonic() + _PATIENCE_SECONDS
     while folder.exists():
         with suppress(OSError):
-            open_to_owner(folder)
+            _let_owner_in(folder)
         shutil.rmtree(folder, ignore_errors=True)
         if time.monotonic() > patience:
             return
         if folder.exists():
             time.sleep(0.1)
+
+
+def _let_owner_in(folder: Path) -> None:
+    """Give the owner all rights to every folder below: an image may have some that only root could empty."""
+    folder.chmod(0o700)
+    for parent, folders, _ in os.walk(folder):
+        for name in folders:
+            path = Path(parent) / name
+            if not path.is_symlink():
+                path.chmod(0o700)
 
 
 def work_name(output: Path) -> str:

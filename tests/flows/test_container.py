@@ -1,7 +1,7 @@
 """A run on the real Slurm runs inside the image that the pipeline pulled from a real registry.
 
-The image is made of Debian packages. Containers are started by the real pyxis where it is installed, with the enroot
-that it needs; elsewhere by a test's own front of srun, which takes the same options.
+The image is made of Debian packages. It is pulled by the real enroot, and its containers are started by the real pyxis,
+where they are installed; elsewhere by a test's own fronts of enroot and srun, which take the same options.
 """
 
 import re
@@ -35,7 +35,7 @@ from tests.real.slurm_daemons import NODES, SlurmDaemons
 
 pytestmark = [pytest.mark.slurm, pytest.mark.launcher, pytest.mark.timeout(1800)]
 
-FRONT = Path(__file__).parents[1] / "real" / "pyxis_srun.sh"
+REAL = Path(__file__).parents[1] / "real"
 PYXIS = [Path(folder) / "spank_pyxis.so" for folder in ("/usr/lib/x86_64-linux-gnu/slurm", "/usr/lib/slurm",
          "/usr/local/lib/slurm", "/usr/lib64/slurm")]  # fmt: skip
 COMMANDS = ("sbatch", "squeue", "sacct", "scancel", "scontrol", "sinfo")
@@ -68,12 +68,20 @@ class Ran:
 def debian_layout(environments_dir: Path) -> Path:
     """An image of Debian packages, made once and kept between test runs."""
     folder = environments_dir / "debian-image"
-    need(missing_reason() or debian_image.missing_reason(folder))
+    need(missing_reason() or missing_enroot() or debian_image.missing_reason(folder))
     try:
         return debian_image.debian_layout(folder)
     except subprocess.CalledProcessError as error:  # such as package servers that are out of reach
         need(f"the image of Debian packages could not be made: {error.output[-300:]}")
         raise
+
+
+def missing_enroot() -> str | None:
+    """Why no image can be pulled here; None when one can."""
+    if shutil.which("enroot"):
+        return None
+    missing = [tool for tool in ("umoci", "mksquashfs", "unsquashfs") if shutil.which(tool) is None]
+    return f"not installed: enroot, or for its front {', '.join(missing)}" if missing else None
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +145,7 @@ def link_commands(folder: Path, names: Sequence[str]) -> None:
 
 
 def write_front(folder: Path) -> None:
-    (folder / "srun").write_text(FRONT.read_text().replace("@SRUN@", str(shutil.which("srun"))))
+    (folder / "srun").write_text((REAL / "pyxis_srun.sh").read_text().replace("@SRUN@", str(shutil.which("srun"))))
     (folder / "srun").chmod(0o755)
 
 
@@ -183,6 +191,10 @@ def pull_and_run(name: str, site: Site) -> Ran:
     (spec,) = runs(load(scenario), "2026-11-21")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ENROOT_ALLOW_HTTP", "y")
+        if shutil.which("enroot") is None:
+            (folder / "programs").mkdir()
+            (folder / "programs" / "enroot").symlink_to(REAL / "enroot_front.sh")
+            patch.setenv("PATH", str(folder / "programs"), prepend=":")
         # Nobody keeps this image: packing it is what takes longest.
         patch.setenv("ENROOT_SQUASH_OPTIONS", "-noI -noD -noF -noX -exit-on-error")
         image = pull_image(spec, site)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nightbridge.errors import PermanentError, TransientError
-from nightbridge.processes import Progress, Stalled, run
+from nightbridge.processes import run
 
 
 def test_output_and_exit_code_come_back_and_lines_are_heard_as_they_come() -> None:
@@ -62,14 +62,3 @@ def test_what_it_is_given_is_its_whole_input() -> None:
     finished = run(["cat"], environment=os.environ, timeout=60, given=b"a secret\n")
 
     assert finished.stdout == b"a secret\n"
-
-
-def test_one_that_gets_nowhere_is_killed_and_one_that_gets_on_is_not(tmp_path: Path) -> None:
-    def size() -> int:
-        return sum(path.stat().st_size for path in tmp_path.iterdir())
-
-    with pytest.raises(Stalled, match="got nowhere for 1 s"):
-        run(["sleep", "60"], environment=os.environ, timeout=60, progress=Progress(size, 1.0))
-
-    writes = f"for i in 1 2 3 4 5 6; do sleep 0.5; echo $i >> {tmp_path}/written; done"
-    assert run(["sh", "-c", writes], environment=os.environ, timeout=60, progress=Progress(size, 2.5)).code == 0

@@ -22,7 +22,7 @@ USER, PASSWORD = "tester", "a-test-password"
 # The same password by bcrypt, the one format that docker-registry reads.
 HASHED_PASSWORD = "$2b$04$bm2bAOeujbWzQBCDQB0DFOhPpx3Qtx6tm87trKv6HH.PO0aGW9fIu"
 
-TOOLS = ("docker-registry", "skopeo", "umoci", "mksquashfs", "unsquashfs")
+TOOLS = ("docker-registry", "skopeo")
 
 LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
 CONFIG = "application/vnd.oci.image.config.v1+json"
@@ -103,10 +103,10 @@ def tar_of(members: Sequence[tuple[tarfile.TarInfo, bytes]]) -> bytes:
     return stream.getvalue()
 
 
-def member(name: str, kind: bytes = tarfile.REGTYPE, *, mode: int = 0o644, link: str = "") -> tarfile.TarInfo:
+def member(name: str, kind: bytes = tarfile.REGTYPE, *, mode: int = 0o644) -> tarfile.TarInfo:
     """One entry of a layer."""
     made = tarfile.TarInfo(name)
-    made.type, made.mode, made.linkname, made.mtime = kind, mode, link, 1_700_000_000
+    made.type, made.mode, made.mtime = kind, mode, 1_700_000_000
     return made
 
 
@@ -142,42 +142,16 @@ def write_layout(folder: Path, layers: Sequence[bytes], config: Mapping[str, Any
     return folder
 
 
-DEMO_CONFIG: Mapping[str, Any] = {
-    "Env": ["PATH=/usr/local/bin:/usr/bin:/bin", 'GREETING=it\'s a "fine" $day', "EMPTY="],
-    "Entrypoint": ["/entry.sh", "two words", "it's"],
-    "Cmd": ["--default", "a b"],
-    "WorkingDir": "/workdir/here",
-    "Labels": {"maker": "one\ntwo"},
-    "Volumes": {"/data": {}},
-}
+DEMO_CONFIG: Mapping[str, Any] = {"Env": ["PATH=/usr/local/bin:/usr/bin:/bin"], "Cmd": ["/bin/sh"]}
 
 
 def demo_layers() -> list[bytes]:
-    """Two layers with what an import can get wrong: whiteouts, links, modes, devices, folders that nobody may read."""
-    folder, symlink, hardlink = tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE
+    """Two layers: the second one changes a file of the first, and brings half a megabyte."""
     first = [
-        (member("etc", folder, mode=0o755), b""),
         (member("etc/hostname", mode=0o600), b"demo\n"),
-        (member("etc/environment"), b"FROM_THE_LAYER=1\n"),
-        (member("usr/bin/tool", mode=0o4755), b"#!/bin/sh\n"),
-        (member("bin", symlink, mode=0o777, link="usr/bin"), b""),
-        (member("usr/bin/same", hardlink, mode=0o4755, link="usr/bin/tool"), b""),
-        (member("entry.sh", mode=0o755), b"#!/bin/sh\n"),
-        (member("gone/file"), b"gone\n"),
-        (member("kept/old"), b"old\n"),
         (member("kept/changed"), b"first\n"),
-        (member("opaque/old"), b"old\n"),
-        (member("closed", folder, mode=0o500), b""),
+        (member("closed", tarfile.DIRTYPE, mode=0o500), b""),
         (member("closed/file", mode=0o400), b"closed\n"),
-        (member("dev", folder, mode=0o755), b""),
-        (member("dev/file"), b"left out\n"),
     ]
-    second = [
-        (member(".wh.gone"), b""),
-        (member("kept/.wh.old"), b""),
-        (member("kept/changed"), b"second\n"),
-        (member("opaque/.wh..wh..opq"), b""),
-        (member("opaque/new"), b"new\n"),
-        (member("weights"), bytes(range(256)) * 2000),
-    ]
+    second = [(member("kept/changed"), b"second\n"), (member("weights"), bytes(range(256)) * 2000)]
     return [tar_of(first), tar_of(second)]

@@ -1,7 +1,6 @@
 """A scripted enroot that behaves as enroot 4.1.2 was seen to, and a real squashfs image for it to make."""
 
 import base64
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -170,27 +169,9 @@ def demo_image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoImage]:
     registry.stop()
 
 
-@pytest.fixture(scope="session")
-def path_without_enroot(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A PATH with everything but enroot, which some machines have in the same folder as all the rest."""
-    if shutil.which("enroot") is None:
-        return os.environ["PATH"]
-    programs = tmp_path_factory.mktemp("programs")
-    programs.chmod(0o755)  # a test becomes another user
-    for folder in os.environ["PATH"].split(":"):
-        for program in Path(folder).glob("*"):
-            if program.name != "enroot" and not (programs / program.name).exists():
-                (programs / program.name).symlink_to(program)
-    return str(programs)
-
-
 @pytest.fixture
-def without_enroot(path_without_enroot: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the standard tools are here, the registry is asked without encryption, and nobody left a login."""
-    monkeypatch.setenv("PATH", path_without_enroot)
+def registry_without_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The registry is asked without encryption, and this user has no login for it."""
     monkeypatch.setenv("ENROOT_ALLOW_HTTP", "y")
-    monkeypatch.setenv("ENROOT_TRANSFER_RETRIES", "0")
-    monkeypatch.setenv("ENROOT_TEMP_PATH", str(tmp_path / "work"))
-    monkeypatch.setenv("ENROOT_CACHE_PATH", str(tmp_path / "cache"))
     monkeypatch.setenv("ENROOT_CONFIG_PATH", str(tmp_path / "config"))
     monkeypatch.setenv("REGISTRY_AUTH_FILE", str(tmp_path / "auth.json"))

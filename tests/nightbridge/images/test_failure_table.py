@@ -15,7 +15,6 @@ from typing import Any, Protocol
 import pytest
 
 from nightbridge.errors import InvalidInput, NightbridgeError, PermanentError, TransientError
-from nightbridge.images import enroot as enroot_module
 from nightbridge.images.enroot import find_enroot
 from nightbridge.images.references import ImageReference, parse_reference
 from nightbridge.images.squashfs import check_squashfs
@@ -86,8 +85,6 @@ class Real:
         return Answer(503)
 
     def _fill(self, fault: str) -> None:
-        """The space check finds enough, and another import comes in between."""
-        self._monkeypatch.setattr(enroot_module, "known_size", lambda *_: 0)
         noise = write_layout(self._folder / "noise", [tar_of([(member("noise"), os.urandom(3 << 20))])], DEMO_CONFIG)
         self._image.registry.push(noise, "team/noise:1")
         self.reference = self.reference.model_copy(update={"name": "team/noise"})

@@ -1,4 +1,4 @@
-"""Import on a compute node of a real Slurm: by a scripted enroot that the node finds on its PATH, or the real tools."""
+"""Import on a compute node of a real Slurm: by a scripted enroot that the node finds on its PATH."""
 
 import functools
 import hashlib
@@ -85,14 +85,6 @@ def test_the_image_is_made_there_checked_here_and_the_sidecar_says_where(
     assert list((site.workspace.parent / "temp").iterdir()) == []
 
 
-def test_a_node_without_enroot_uses_the_standard_tools(site: Site, demo_image: Any, without_enroot: None) -> None:
-    image = pull(site, f"{demo_image.registry.host}/{demo_image.name}:1")
-
-    assert image.digest == demo_image.digest
-    assert image.path is not None
-    assert json.loads(image.path.with_suffix(".json").read_text())["tool"].startswith("skopeo ")
-
-
 @pytest.mark.parametrize(
     ("fault", "kind", "message"),
     [
@@ -114,7 +106,7 @@ def test_its_failures_mean_the_same_as_on_this_host(
     assert nothing_is_left(site)
 
 
-def test_a_node_without_any_tool_and_a_partition_that_is_not_there_are_told(
+def test_a_node_without_enroot_and_a_partition_that_is_not_there_are_told(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commands = tmp_path / "commands"

@@ -14,7 +14,7 @@ import pytest
 from nightbridge.errors import DamagedData, InvalidInput, PermanentError, TransientError
 from nightbridge.images.logins import DOCKER_HUB, find_login
 from nightbridge.images.references import ImageReference, parse_reference
-from nightbridge.images.registry import download_size, registry_digest
+from nightbridge.images.registry import registry_digest
 from tests.conftest import need
 from tests.real.registry import (
     DEMO_CONFIG,
@@ -28,7 +28,7 @@ from tests.real.registry import (
 )
 from tests.real.s3_proxy import LOST, Answer, proxy_to
 
-pytestmark = pytest.mark.usefixtures("without_enroot")
+pytestmark = pytest.mark.usefixtures("registry_without_login")
 
 
 def test_a_tag_and_a_digest_mean_the_manifest_that_was_pushed(demo_image: Any) -> None:
@@ -68,39 +68,6 @@ def test_a_fault_on_the_way_is_understood(
 def test_a_registry_that_nobody_answers_is_transient() -> None:
     with pytest.raises(TransientError, match=r"127\.0\.0\.1:1 could not be reached"):
         registry_digest(ImageReference(registry="127.0.0.1:1", name="x"))
-
-
-def test_the_size_of_an_image_is_that_of_its_configuration_and_layers(demo_image: Any) -> None:
-    reference = parse_reference(f"{demo_image.registry.host}/{demo_image.name}:1")
-    blobs = demo_image.layout / "blobs" / "sha256"
-    manifest = json.loads((demo_image.layout / "index.json").read_text())["manifests"][0]["digest"][7:]
-
-    # The registry's manifest is of another format and size, and no part of what is counted.
-    assert download_size(reference) == sum(path.stat().st_size for path in blobs.iterdir() if path.name != manifest)
-
-
-def test_of_an_image_for_several_kinds_of_machine_the_one_for_this_kind_counts(token_registry: str) -> None:
-    def entry(architecture: str, letter: str) -> dict[str, object]:
-        return {
-            "digest": f"sha256:{letter * 64}",
-            "size": 1,
-            "platform": {"architecture": architecture, "os": "linux"},
-        }
-
-    TokenRegistry.manifests = {
-        "1": {"manifests": [entry("s390x", "a"), entry("amd64", "b"), entry("arm64", "c")]},
-        f"sha256:{'b' * 64}": {"config": {"digest": "x", "size": 5}, "layers": [{"digest": "y", "size": 70}]},
-        f"sha256:{'c' * 64}": {"config": {"digest": "x", "size": 5}, "layers": [{"digest": "z", "size": 70}]},
-    }
-    image = ImageReference(registry=token_registry, name="x", tag="1")
-
-    assert download_size(image) == 75
-    TokenRegistry.manifests["1"] = {"manifests": [entry("s390x", "a")]}
-    with pytest.raises(InvalidInput, match="for this kind of machine"):
-        download_size(image)
-    TokenRegistry.manifests["1"] = {"layers": "many"}
-    with pytest.raises(DamagedData, match="manifest cannot be read"):
-        download_size(image)
 
 
 # --- logins ----------------------------------------------------------------------------------------------------------
@@ -188,7 +155,6 @@ class TokenRegistry(http.server.BaseHTTPRequestHandler):
     pauses: ClassVar[list[str]] = []
     digest: str | None = None
     seen: ClassVar[list[tuple[str, str]]] = []
-    manifests: ClassVar[dict[str, Any]] = {}
 
     def do_GET(self) -> None:
         authorization = self.headers.get("Authorization", "")
@@ -202,9 +168,7 @@ class TokenRegistry(http.server.BaseHTTPRequestHandler):
             challenge = f'Bearer realm="{realm}",service="registry",scope="repository:x:pull"'
             self._answer(401, b"", **{"WWW-Authenticate": challenge})
         else:
-            known = self.manifests.get(self.path.rpartition("/")[2])
-            body = json.dumps(known).encode() if known else MANIFEST
-            self._answer(200, body, **({"Docker-Content-Digest": self.digest} if self.digest else {}))
+            self._answer(200, MANIFEST, **({"Docker-Content-Digest": self.digest} if self.digest else {}))
 
     do_HEAD = do_GET
 
@@ -223,7 +187,7 @@ class TokenRegistry(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def token_registry() -> Iterator[str]:
-    TokenRegistry.pauses, TokenRegistry.seen, TokenRegistry.digest, TokenRegistry.manifests = [], [], None, {}
+    TokenRegistry.pauses, TokenRegistry.seen, TokenRegistry.digest = [], [], None
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), TokenRegistry)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()

@@ -1,8 +1,10 @@
-"""Whether there is room is asked of each file system once, for all that is going to be written there."""
+"""A folder that an import cannot write in is named before anything is fetched."""
 
+import contextlib
 import errno
-import re
-import shutil
+import os
+import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,43 +12,16 @@ import pytest
 
 from nightbridge.errors import PermanentError, TransientError
 from nightbridge.images.image import pull_image
-from nightbridge.images.references import parse_reference
-from nightbridge.images.space import Need, check_folders, check_space
+from nightbridge.images.work import check_folders, remove_tree
 from nightbridge.models import GitRepo, ImageImport, RunSpec, Site, TestDefinition
 
-NEMO = parse_reference("nvcr.io/nvidia/nemo:26.02.00")
-
-
-def test_the_folder_what_it_needs_and_what_is_free_are_named(tmp_path: Path) -> None:
-    folder = tmp_path / "not" / "there" / "yet"
-
-    with pytest.raises(PermanentError) as caught:
-        check_space([Need(folder=folder, size=10**18)], NEMO)
-
-    found = re.search(
-        r"too little space in (\S+): the import needs ([\d,]+) bytes, and ([\d,]+) are free", str(caught.value)
-    )
-    assert found is not None
-    assert found[1] == str(folder)
-    assert found[2] == "1,000,000,000,000,000,000"
-    assert 0 < int(found[3].replace(",", "")) < shutil.disk_usage(tmp_path).total
-    assert "ENROOT_TEMP_PATH" in str(caught.value)
-
-
-def test_folders_of_one_file_system_share_its_space(tmp_path: Path) -> None:
-    part = int(shutil.disk_usage(tmp_path).free * 0.7)
-    cache, temp = Need(folder=tmp_path / "cache", size=part), Need(folder=tmp_path / "temp", size=part)
-
-    check_space([cache], NEMO)
-    check_space([temp], NEMO)
-    with pytest.raises(PermanentError, match=r"cache and .*temp: the import needs"):
-        check_space([cache, temp], NEMO)
+NOBODY = 65534
 
 
 @pytest.fixture
 def spec() -> RunSpec:
     repo = GitRepo(url="https://git.example.org/x.git")
-    cmd_args = {"container_image": str(NEMO)}
+    cmd_args = {"container_image": "nvcr.io/nvidia/nemo:26.02.00"}
     test = TestDefinition(id="t", name="t", cmd_args=cmd_args, git_repos=(repo,), nemo_run_repo=repo)
     return RunSpec(scenario="s", night="2026-11-21", test=test)
 
@@ -83,4 +58,38 @@ def test_a_shared_file_system_that_is_away_for_a_moment_is_transient(
     monkeypatch.setattr("nightbridge.files.write_atomically", away)
 
     with pytest.raises(TransientError, match="cannot be written: Stale file handle"):
-        check_folders(tmp_path, tmp_path, tmp_path, size=0, reference=NEMO)
+        check_folders(tmp_path, tmp_path)
+
+
+@contextlib.contextmanager
+def another_user(folder: Path) -> Iterator[None]:
+    """Go on as a user without root's rights, to whom everything in a folder belongs; nothing where we have none."""
+    if os.geteuid() != 0:
+        yield
+        return
+    for parent in (folder, *list(folder.parents)[:3]):
+        parent.chmod(parent.stat().st_mode | 0o011)
+    for path in (folder, *folder.rglob("*")):
+        os.lchown(path, NOBODY, NOBODY)
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def test_what_an_image_closes_to_its_owner_is_removed_and_its_links_are_not_followed(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir(mode=0o500)
+    closed = tmp_path / "rootfs" / "closed"
+    (closed / "inner").mkdir(parents=True)
+    (closed / "inner" / "file").touch()
+    (tmp_path / "rootfs" / "link").symlink_to(outside)
+    (closed / "inner").chmod(0o000)
+    closed.chmod(0o000)
+
+    with another_user(tmp_path):
+        remove_tree(tmp_path / "rootfs")
+
+    assert not (tmp_path / "rootfs").exists()
+    assert stat.S_IMODE(outside.stat().st_mode) == 0o500
