@@ -9,9 +9,9 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
+from nightbridge.error_patterns import ErrorPattern, classify
 from nightbridge.errors import DamagedData, InvalidInput, NightbridgeError, PermanentError, TransientError
-from nightbridge.images.logins import enroot_config
-from nightbridge.images.meanings import LOGIN, Meaning, error_meant
+from nightbridge.images.logins import enroot_config, login_advice
 from nightbridge.images.references import ImageReference
 from nightbridge.images.registry import registry_digest
 from nightbridge.images.work import cache_folder, check_folders, temporary_folder, work_folder
@@ -72,7 +72,7 @@ class Enroot(Model):
             )
         found = re.search(r"(?:sha256:)?([0-9a-f]{64})", finished.stdout.decode(errors="replace"))
         if finished.code or not found:
-            raise explained(finished, reference)
+            raise classify_failure(finished, reference)
         return f"sha256:{found[1]}"
 
     @property
@@ -103,7 +103,7 @@ class Enroot(Model):
                     on_line=lambda line: log.info("enroot: %s", line) if line.startswith("[INFO]") else None,
                 )
             if finished.code:
-                raise explained(finished, reference)
+                raise classify_failure(finished, reference)
         except BaseException:
             output.unlink(missing_ok=True)
             raise
@@ -142,14 +142,14 @@ def find_enroot(settings: ImageImport | None = None, credentials: str = "") -> E
 
 # Read from the top. A status of the registry says more than curl's exit code that follows from it; a full disk shows
 # itself as a failed write of curl or zstd.
-_MEANINGS = (
-    Meaning(
+_ERRORS = (
+    ErrorPattern(
         pattern=r"Invalid image reference|curl: \(3\)",
         kind=InvalidInput,
         what="enroot cannot read this reference",
         advice="Write REGISTRY/IMAGE:TAG",
     ),
-    Meaning(
+    ErrorPattern(
         pattern=r"No space left on device|Disk quota exceeded|Failed to write to output filesystem"
         r"|zstd: error 70|curl: \(23\)",
         kind=PermanentError,
@@ -157,46 +157,46 @@ _MEANINGS = (
         advice="Free some space for images, or set the Image Cache's cache and temp (ENROOT_CACHE_PATH, "
         "ENROOT_TEMP_PATH) to larger disks",
     ),
-    Meaning(
+    ErrorPattern(
         pattern=r"returned error(?: code)?: (408|429|5\d\d)",
         kind=TransientError,
         what="the registry is busy or out of order",
     ),
-    Meaning(
+    ErrorPattern(
         pattern=r"returned error(?: code)?: 40[13]",
         kind=PermanentError,
         what="the registry refused our credentials",
-        advice=LOGIN,
+        advice="{login}",
     ),
-    Meaning(
+    ErrorPattern(
         pattern=r"returned error(?: code)?: 404",
         kind=InvalidInput,
         what="the registry has no such image",
         advice="Check name and tag; a private image may say the same to those who are not logged in",
     ),
-    Meaning(
+    ErrorPattern(
         pattern=r"returned error(?: code)?: 400",
         kind=PermanentError,
         what="the registry cannot give this image to enroot",
         advice="enroot needs Docker's manifest format: push the image again with `skopeo copy --format v2s2`",
     ),
-    Meaning(
+    ErrorPattern(
         pattern=r"corrupted|Checksum mismatch|invalid compressed data|unexpected end of file",
         kind=TransientError,
         what="a layer arrived damaged",
     ),
-    Meaning(
+    ErrorPattern(
         pattern=r"curl: \((5|6|7|16|18|22|28|35|52|55|56|92)\)",
         kind=TransientError,
         what="the registry could not be reached, or the transfer broke off",
     ),
-    Meaning(
+    ErrorPattern(
         pattern=r"[Cc]ommand not found|[Cc]ould not find (a )?(command|program)",
         kind=PermanentError,
         what="enroot lacks a program that it needs",
         advice="Install what it names on this machine",
     ),
-    Meaning(
+    ErrorPattern(
         pattern=r"File already exists|will not overwrite",
         kind=TransientError,
         what="another import wrote the same file",
@@ -209,17 +209,15 @@ _TRANSIENT_CODES = {7, 18, 22, 28}
 _KILLED_CODES = {137, 143}
 
 
-def explained(finished: Finished, reference: ImageReference) -> NightbridgeError:
+def classify_failure(finished: Finished, reference: ImageReference) -> NightbridgeError:
     """The error that a failed enroot stands for."""
-    if error := error_meant(_MEANINGS, finished.stderr, finished.tail, reference):
-        return error
     thing = str(reference)
+    if known := classify(finished.stderr, _ERRORS):
+        return known.error(thing, finished.tail, login=login_advice(reference))
     if finished.code in _TRANSIENT_CODES:
         return TransientError(f"the transfer failed with curl's code {finished.code} ({finished.tail})", thing=thing)
     if finished.code < 0 or finished.code in _KILLED_CODES:
-        return TransientError(
-            f"enroot was killed (code {finished.code})", thing=thing, advice="Was the memory too small?"
-        )
+        return TransientError(f"enroot was killed (code {finished.code}), possibly out of memory", thing=thing)
     if finished.code == 0:
         return DamagedData("enroot gave no digest", thing=thing)
-    return PermanentError(f"enroot failed with code {finished.code}: {finished.tail or 'it said nothing'}", thing=thing)
+    return PermanentError(f"enroot failed with code {finished.code}: {finished.tail or 'no output'}", thing=thing)

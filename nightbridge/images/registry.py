@@ -11,14 +11,14 @@ import json
 import logging
 import os
 import re
-import ssl
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from email.message import Message
 
+from nightbridge.error_patterns import ErrorPattern, classify
 from nightbridge.errors import DamagedData, InvalidInput, NightbridgeError, PermanentError, TransientError
 from nightbridge.images.logins import DOCKER_HUB, find_login, login_advice
 from nightbridge.images.references import ImageReference
@@ -151,30 +151,40 @@ def _basic(login: Login) -> str:
     return "Basic " + base64.b64encode(":".join(login).encode()).decode()
 
 
+# Statuses of the answers, as `HTTP 404 Not Found`.
+_REFUSALS = (
+    ErrorPattern(r"HTTP 40[13]\b", PermanentError, "the registry refused our credentials", "{login}"),
+    ErrorPattern(
+        r"HTTP 404\b",
+        InvalidInput,
+        "the registry has no such image",
+        "Check name and tag; a private image may say the same to those who are not logged in",
+    ),
+    ErrorPattern(r"HTTP (408|429|5\d\d)\b", TransientError, "the registry is busy or out of order"),
+    ErrorPattern("", PermanentError, "the registry refused the request"),
+)
+# Errors of the way there, as Python's ssl and socket modules word them.
+_FAULTS = (
+    ErrorPattern(
+        r"CERTIFICATE_VERIFY_FAILED",
+        PermanentError,
+        "the registry's certificate is not trusted here",
+        "Install the site's certificate authority, or set SSL_CERT_FILE",
+    ),
+    ErrorPattern("", TransientError, "the registry could not be reached"),
+)
+
+
 def _refusal(error: urllib.error.HTTPError, reference: ImageReference) -> NightbridgeError:
-    thing, said = str(reference), f"HTTP {error.code} {error.reason}"
-    if error.code in (401, 403):
-        return PermanentError(
-            f"the registry refused our credentials ({said})", thing=thing, advice=login_advice(reference)
-        )
-    if error.code == 404:
-        return InvalidInput(
-            f"the registry has no such image ({said})",
-            thing=thing,
-            advice="Check name and tag; a private image may say the same to those who are not logged in",
-        )
-    if error.code in (408, 429) or error.code >= 500:
-        return TransientError(f"the registry is busy or out of order ({said})", thing=thing)
-    return PermanentError(f"the registry refused the question ({said})", thing=thing)
+    return _classified(f"HTTP {error.code} {error.reason}", _REFUSALS, reference)
 
 
 def _no_answer(error: Exception, url: str, reference: ImageReference) -> NightbridgeError:
     host = urllib.parse.urlsplit(url).netloc
-    reason = getattr(error, "reason", None) or error
-    if isinstance(reason, ssl.SSLCertVerificationError):
-        return PermanentError(
-            f"the certificate of {host} is not trusted here ({reason.verify_message})",
-            thing=str(reference),
-            advice="Install the site's certificate authority, or set SSL_CERT_FILE",
-        )
-    return TransientError(f"{host} could not be reached ({reason})", thing=str(reference))
+    return _classified(f"{host}: {getattr(error, 'reason', None) or error}", _FAULTS, reference)
+
+
+def _classified(said: str, patterns: Sequence[ErrorPattern], reference: ImageReference) -> NightbridgeError:
+    known = classify(said, patterns)
+    assert known is not None  # the last pattern of each table occurs in everything
+    return known.error(str(reference), said, login=login_advice(reference))

@@ -23,6 +23,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
+from nightbridge.error_patterns import ErrorPattern, classify
 from nightbridge.errors import DamagedData, InvalidInput, NightbridgeError, PermanentError, TransientError
 from nightbridge.files import write_model
 from nightbridge.leases import lease
@@ -53,21 +54,48 @@ _FOREIGN_VARIABLES = {
 }
 
 # pip says that it found no version also when it reached no index; the reason stands above that, so this comes first.
-_TRANSIENT_PIP = re.compile(
-    r"NewConnectionError|ConnectTimeout|ReadTimeout|Read timed out|Connection(Error|ResetError| refused| reset| broken)"
-    r"|Temporary failure in name resolution|Name or service not known|Max retries exceeded|IncompleteRead|ProtocolError"
-    r"|(429|50[0234]) (Client|Server) Error"
-)
-_PIP_ADVICE = (
-    (r"DO NOT MATCH THE HASHES", "The package index or the wheel folder holds another file than was locked"),
-    (r"No space left on device|Disk quota exceeded", "Free some space where launcher environments are kept"),
-    (
+_NOT_INSTALLED = "pip could not install it"
+_PIP_ERRORS = (
+    ErrorPattern(
+        r"NewConnectionError|ConnectTimeout|ReadTimeout|Read timed out|Connection(Error|ResetError| refused| reset"
+        r"| broken)|Temporary failure in name resolution|Name or service not known|Max retries exceeded|IncompleteRead"
+        r"|ProtocolError|(429|50[0234]) (Client|Server) Error",
+        TransientError,
+        _NOT_INSTALLED,
+    ),
+    ErrorPattern(
+        r"DO NOT MATCH THE HASHES",
+        PermanentError,
+        _NOT_INSTALLED,
+        "The package index or the wheel folder holds another file than was locked",
+    ),
+    ErrorPattern(
+        r"No space left on device|Disk quota exceeded",
+        PermanentError,
+        _NOT_INSTALLED,
+        "Free some space where launcher environments are kept",
+    ),
+    ErrorPattern(
         r"No matching distribution|Could not find a version",
+        PermanentError,
+        _NOT_INSTALLED,
         "Check pip's package index, or the wheel folder of the site (PIP_FIND_LINKS)",
     ),
-    (r"BackendUnavailable|Cannot import '[\w.]+'", "This commit needs a build back end that launcher.in does not have"),
-    (r"requires a different Python|Requires-Python", "Use a Python that this NeMo-Run supports"),
+    ErrorPattern(
+        r"BackendUnavailable|Cannot import '[\w.]+'",
+        PermanentError,
+        _NOT_INSTALLED,
+        "This commit needs a build back end that launcher.in does not have",
+    ),
+    ErrorPattern(
+        r"requires a different Python|Requires-Python",
+        PermanentError,
+        _NOT_INSTALLED,
+        "Use a Python that this NeMo-Run supports",
+    ),
+    ErrorPattern("", PermanentError, _NOT_INSTALLED),
 )
+_PIP_KILLED = ErrorPattern("", TransientError, "pip was killed")
 
 _CHECK = """
 import importlib.metadata, json, nemo_run
@@ -304,7 +332,7 @@ def _pip(environment: Path, *arguments: str | Path) -> None:
         timeout=INSTALL_TIMEOUT_SECONDS,
     )  # fmt: skip
     if finished.code:
-        raise _explained(finished, arguments)
+        raise _classify_failure(finished, arguments)
 
 
 def _environment() -> dict[str, str]:
@@ -312,13 +340,10 @@ def _environment() -> dict[str, str]:
     return kept | {"PIP_USER": "0", "LC_ALL": "C.UTF-8"}
 
 
-def _explained(finished: Finished, arguments: Sequence[str | Path]) -> NightbridgeError:
-    said = masked(_without_warnings(finished.tail))
-    thing = str(arguments[-1])
-    if _TRANSIENT_PIP.search(finished.stderr) or finished.code < 0:
-        return TransientError(f"pip could not install it: {said}", thing=thing)
-    advice = next((advice for pattern, advice in _PIP_ADVICE if re.search(pattern, finished.stderr)), "")
-    return PermanentError(f"pip could not install it: {said}", thing=thing, advice=advice)
+def _classify_failure(finished: Finished, arguments: Sequence[str | Path]) -> NightbridgeError:
+    known = _PIP_KILLED if finished.code < 0 else classify(finished.stderr, _PIP_ERRORS)
+    assert known is not None  # the last pattern occurs in everything
+    return known.error(str(arguments[-1]), masked(_without_warnings(finished.tail)))
 
 
 def _without_warnings(tail: str) -> str:

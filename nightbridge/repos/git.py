@@ -1,12 +1,11 @@
 """The one place that runs git, and that knows what its messages mean."""
 
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from nightbridge.error_patterns import ErrorPattern, classify
 from nightbridge.errors import InvalidInput, NightbridgeError, PermanentError, TransientError
-from nightbridge.models import Model
 from nightbridge.processes import Finished, run
 from nightbridge.repos.logins import login_settings
 from nightbridge.repos.urls import masked
@@ -46,24 +45,15 @@ _FOREIGN_VARIABLES = {
 }
 
 
-class _Meaning(Model):
-    """What a message of git means: the kind of error, in our words, and what to do."""
-
-    pattern: str
-    kind: type[NightbridgeError]
-    what: str
-    advice: str
-
-
 # Read from the top: a refused login ends with the same "Could not read from remote repository" as a lost connection.
-_MEANINGS = (
-    _Meaning(
+_ERRORS = (
+    ErrorPattern(
         pattern=r"couldn't find remote ref|not our ref|unadvertised object|no such remote ref",
         kind=InvalidInput,
         what="the repository has no such ref",
         advice="Check its spelling, and that it was pushed",
     ),
-    _Meaning(
+    ErrorPattern(
         pattern=r"Authentication failed|could not read (Username|Password)|terminal prompts disabled"
         r"|Permission denied \(|returned error: 40[13]|Invalid username or (password|token)|[Aa]ccess denied"
         r"|HTTP Basic: Access",
@@ -72,19 +62,19 @@ _MEANINGS = (
         advice="Check that git on this machine can read it: `git ls-remote URL` must work without a question; or name "
         "a secret with logins as git_credentials",
     ),
-    _Meaning(
+    ErrorPattern(
         pattern=r"Host key verification failed",
         kind=PermanentError,
         what="the host's ssh key is not known here",
         advice="Add it to ~/.ssh/known_hosts",
     ),
-    _Meaning(
+    ErrorPattern(
         pattern=r"dubious ownership",
         kind=PermanentError,
         what="git does not trust a repository of another user",
         advice="Run `git config --global --add safe.directory FOLDER`, or use a workspace of your own",
     ),
-    _Meaning(
+    ErrorPattern(
         pattern=r"[Rr]epository not found|does not appear to be a git repository"
         r"|repository '[^']*' (does not exist|not found)"
         r"|returned error: 404|not found: did you run git update-server-info|no such repository",
@@ -92,47 +82,45 @@ _MEANINGS = (
         what="no such repository",
         advice="Check its address; a private repository says the same to those who may not read it",
     ),
-    _Meaning(
+    ErrorPattern(
         pattern=r"SSL certificate problem|certificate verif(y|ication) failed",
         kind=PermanentError,
         what="the server's certificate is not trusted here",
         advice="Check GIT_SSL_CAINFO, or install the site's certificate authority",
     ),
-    _Meaning(
+    ErrorPattern(
         pattern=r"No space left on device|[Dd]isk quota exceeded",
         kind=PermanentError,
         what="the disk is full",
         advice="Free some space in the workspace",
     ),
-    _Meaning(
+    ErrorPattern(
         pattern=r"[Uu]nable to find remote helper|Unsupported protocol|URL using bad/illegal format"
         r"|transport '[^']*' not allowed|Port number",
         kind=InvalidInput,
         what="git cannot use this address",
         advice="Give an https://, ssh:// or file:// URL, or a folder",
     ),
-    _Meaning(
+    ErrorPattern(
         pattern=r"repository corruption on the remote side|packfile .* cannot be accessed"
         r"|object file .* is (empty|corrupt)",
         kind=PermanentError,
         what="the repository is damaged or incomplete",
         advice="Run `git fsck` in it, or clone it again from where it came",
     ),
-    _Meaning(
+    ErrorPattern(
         pattern=r"Unable to create '[^']*\.lock'|cannot lock ref|[Cc]ould not lock|Another git process",
         kind=TransientError,
         what="another git process holds a lock",
-        advice="",
     ),
-    _Meaning(
+    ErrorPattern(
         # What came, not what lies here: a damaged object of the mirror is "corrupt".
         pattern=r"(?s)^(?!.*\bis corrupt\b).*(inflate.*unpack-objects failed|final sha1 did not match"
         r"|pack is corrupted \(SHA1 mismatch\))",
         kind=TransientError,
         what="the objects arrived damaged",
-        advice="",
     ),
-    _Meaning(
+    ErrorPattern(
         pattern=r"early EOF|unexpected disconnect|hung up|RPC failed|fetch-pack: invalid index-pack|index-pack died"
         r"|returned error: (408|429|5\d\d)|Could not resolve host|[Cc]onnection (refused|reset|timed out|closed)"
         r"|[Ff]ailed to connect|Network is unreachable|No route to host|[Oo]peration (too slow|timed out)"
@@ -140,7 +128,6 @@ _MEANINGS = (
         r"|Could not read from remote repository|Temporary failure|Stale file handle",
         kind=TransientError,
         what="the repository could not be reached, or the transfer broke off",
-        advice="",
     ),
 )
 
@@ -163,7 +150,7 @@ def git(*arguments: str | Path, timeout: float, folder: Path | None = None, thin
     """
     finished = attempt(*arguments, timeout=timeout, folder=folder, umask=umask)
     if finished.code:
-        raise explained(finished, thing or str(folder or ""), arguments)
+        raise classify_failure(finished, thing or str(folder or ""), arguments)
     return finished.stdout.decode(errors="surrogateescape").rstrip("\n")
 
 
@@ -186,17 +173,16 @@ def environment() -> dict[str, str]:
     return kept | _ENVIRONMENT
 
 
-def explained(finished: Finished, thing: str, arguments: Sequence[str | Path] = ()) -> NightbridgeError:
+def classify_failure(finished: Finished, thing: str, arguments: Sequence[str | Path] = ()) -> NightbridgeError:
     """The error that a failed git command stands for. Its message carries git's own last words, without credentials."""
     said = masked(finished.tail)
-    for meaning in _MEANINGS:
-        if re.search(meaning.pattern, finished.stderr):
-            return meaning.kind(f"{meaning.what} ({said})", thing=masked(thing), advice=meaning.advice)
+    if known := classify(finished.stderr, _ERRORS):
+        return known.error(masked(thing), said)
     if finished.code < 0:
         return TransientError(f"git was killed by signal {-finished.code}", thing=masked(thing))
     command = next((str(argument) for argument in arguments if not str(argument).startswith("-")), "")
     return PermanentError(
-        f"git {command} failed with code {finished.code}: {said or 'it said nothing'}".replace("git  ", "git "),
+        f"git {command} failed with code {finished.code}: {said or 'no output'}".replace("git  ", "git "),
         thing=masked(thing),
         advice="Run the same command by hand to see more",
     )

@@ -49,7 +49,7 @@ def test_an_image_that_is_not_there_is_invalid_input(demo_image: Any) -> None:
         (Answer(429), TransientError, "busy or out of order"),
         (Answer(503), TransientError, "busy or out of order"),
         (LOST, TransientError, "could not be reached"),
-        (Answer(400), PermanentError, "refused the question"),
+        (Answer(400), PermanentError, "refused the request"),
         (Answer(401), PermanentError, "asks for a login that we do not know"),
         (Answer(403), PermanentError, r"machine 127\.0\.0\.1:\d+ login USER password"),
     ],
@@ -66,7 +66,7 @@ def test_a_fault_on_the_way_is_understood(
 
 
 def test_a_registry_that_nobody_answers_is_transient() -> None:
-    with pytest.raises(TransientError, match=r"127\.0\.0\.1:1 could not be reached"):
+    with pytest.raises(TransientError, match=r"could not be reached \(127\.0\.0\.1:1: "):
         registry_digest(ImageReference(registry="127.0.0.1:1", name="x"))
 
 

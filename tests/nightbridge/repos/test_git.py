@@ -10,7 +10,7 @@ import pytest
 
 from nightbridge.errors import InvalidInput, PermanentError, TransientError
 from nightbridge.processes import Finished
-from nightbridge.repos.git import explained, git
+from nightbridge.repos.git import classify_failure, git
 
 URL = "https://git.example.org/team/Run.git"
 
@@ -50,7 +50,7 @@ TRANSIENT = [
 
 @pytest.mark.parametrize(("stderr", "what"), PERMANENT.items())
 def test_what_a_person_must_change_is_permanent_and_says_what_to_check(stderr: str, what: str) -> None:
-    error = explained(Finished(code=128, stdout=b"", stderr=stderr), URL)
+    error = classify_failure(Finished(code=128, stdout=b"", stderr=stderr), URL)
 
     assert isinstance(error, PermanentError)
     assert what in str(error)
@@ -60,18 +60,22 @@ def test_what_a_person_must_change_is_permanent_and_says_what_to_check(stderr: s
 
 @pytest.mark.parametrize("stderr", TRANSIENT)
 def test_what_may_pass_is_transient(stderr: str) -> None:
-    assert isinstance(explained(Finished(code=128, stdout=b"", stderr=stderr), URL), TransientError)
+    assert isinstance(classify_failure(Finished(code=128, stdout=b"", stderr=stderr), URL), TransientError)
 
 
 def test_a_killed_git_is_transient_and_an_unknown_failure_is_not() -> None:
-    assert isinstance(explained(Finished(code=-9, stdout=b"", stderr=""), URL), TransientError)
-    assert isinstance(explained(Finished(code=1, stdout=b"", stderr="fatal: odd"), URL, ("fetch",)), PermanentError)
+    assert isinstance(classify_failure(Finished(code=-9, stdout=b"", stderr=""), URL), TransientError)
+    assert isinstance(
+        classify_failure(Finished(code=1, stdout=b"", stderr="fatal: odd"), URL, ("fetch",)), PermanentError
+    )
 
 
 def test_no_message_shows_a_password() -> None:
     stderr = "fatal: unable to access 'https://me:hunter22@git.example.org/Run.git/': Could not resolve host"
 
-    error = explained(Finished(code=128, stdout=b"", stderr=stderr), "https://me:hunter22@git.example.org/Run.git")
+    error = classify_failure(
+        Finished(code=128, stdout=b"", stderr=stderr), "https://me:hunter22@git.example.org/Run.git"
+    )
 
     assert "hunter22" not in str(error)
 
@@ -145,6 +149,6 @@ def test_git_is_told_nothing_by_a_surrounding_hook(tmp_path: Path, monkeypatch: 
 
 
 def test_an_invalid_ref_error_is_invalid_input() -> None:
-    error = explained(Finished(code=128, stdout=b"", stderr="fatal: couldn't find remote ref x"), URL)
+    error = classify_failure(Finished(code=128, stdout=b"", stderr="fatal: couldn't find remote ref x"), URL)
 
     assert isinstance(error, InvalidInput)
