@@ -14,7 +14,7 @@ from nightbridge.errors import DamagedData, InvalidInput, NightbridgeError, Perm
 from nightbridge.images.logins import enroot_config, login_advice
 from nightbridge.images.references import ImageReference
 from nightbridge.images.registry import registry_digest
-from nightbridge.images.work import cache_folder, check_folders, temporary_folder, work_folder
+from nightbridge.images.scratch_dirs import cache_folder, check_folders, scratch_dir, temporary_folder
 from nightbridge.models import ImageImport, Model
 from nightbridge.processes import Finished, run
 
@@ -76,7 +76,7 @@ class Enroot(Model):
         return f"sha256:{found[1]}"
 
     @property
-    def work_folders(self) -> tuple[Path, ...]:
+    def scratch_parents(self) -> tuple[Path, ...]:
         """Where an import works that must be cleared after a killed one."""
         return (temporary_folder(self.settings.temp),)
 
@@ -95,7 +95,7 @@ class Enroot(Model):
         check_folders(cache_folder(self.settings.cache), temp)
         try:
             # A killed enroot leaves its folder behind; in one of ours it is found again.
-            with work_folder(output, temp) as folder, enroot_config(self.credentials.get_secret_value()) as config:
+            with scratch_dir(output, temp) as folder, enroot_config(self.credentials.get_secret_value()) as config:
                 finished = run(
                     [self.program, "import", "--output", output, reference.uri(self.major)],
                     environment={**self._environment(), **config, "ENROOT_TEMP_PATH": str(folder)},

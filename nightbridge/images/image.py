@@ -13,9 +13,9 @@ from nightbridge.errors import DamagedData, InvalidInput, TransientError
 from nightbridge.files import write_model
 from nightbridge.images.enroot import IMPORT_TIMEOUT_SECONDS, find_enroot
 from nightbridge.images.references import ImageReference, parse_reference
+from nightbridge.images.scratch_dirs import named_write_errors, remove_leftovers, unfinished
 from nightbridge.images.squashfs import check_squashfs, sha256_of
-from nightbridge.images.users import note_user
-from nightbridge.images.work import named_write_errors, remove_leftovers, unfinished
+from nightbridge.images.workspace_refs import add_workspace_ref
 from nightbridge.leases import lease
 from nightbridge.models import Image, Model, RunSpec, Site, utc_now
 from nightbridge.once import decide_once
@@ -53,7 +53,7 @@ class Importer(Protocol):
         """Its name, for logs."""
 
     @property
-    def work_folders(self) -> tuple[Path, ...]:
+    def scratch_parents(self) -> tuple[Path, ...]:
         """Where a killed import leaves its work on this machine."""
 
     def digest(self, reference: ImageReference) -> str:
@@ -130,11 +130,11 @@ def _registry_image(
     sidecar = path.with_suffix(".json")
     with lease(images / f".{name}.lease", timeout=IMPORT_TIMEOUT_SECONDS) as held:
         with named_write_errors(reference, images):
-            note_user(images, workspace)
+            add_workspace_ref(images, workspace)
         record = _valid_record(sidecar, path)
         if record is None:
             importer = find()
-            remove_leftovers(images, name, importer.work_folders)
+            remove_leftovers(images, name, importer.scratch_parents)
             log.info("importing %s with %s", reference, importer.tool)
             started = time.monotonic()
             with named_write_errors(reference, images), unfinished(images, name) as made:

@@ -14,7 +14,7 @@ from nightbridge.errors import NightbridgeError
 from nightbridge.failures import Failure
 from nightbridge.images.enroot import find_enroot
 from nightbridge.images.references import ImageReference
-from nightbridge.images.work import named_write_errors, remove_work_folders
+from nightbridge.images.scratch_dirs import named_write_errors, remove_scratch_dirs
 from nightbridge.models import ImageImport, Model
 from nightbridge.node_programs import begin_on_node
 
@@ -41,7 +41,7 @@ def carry_out(order: NodeOrder, credentials: str) -> NodeAnswer:
         with named_write_errors(order.reference, order.output.parent):
             importer = find_enroot(order.settings, credentials)
             name = str(order.reference.digest).removeprefix("sha256:")
-            remove_work_folders(order.output.parent.parent, name, importer.work_folders)
+            remove_scratch_dirs(order.output.parent.parent, name, importer.scratch_parents)
             return NodeAnswer(tool=f"{importer.import_image(order.reference, order.output)} on {node}")
     except NightbridgeError as error:
         failure = Failure.of(error)

@@ -18,7 +18,7 @@ from nightbridge.images.enroot import IMPORT_TIMEOUT_SECONDS
 from nightbridge.images.node_import import NodeAnswer, NodeOrder
 from nightbridge.images.references import ImageReference
 from nightbridge.images.registry import registry_digest
-from nightbridge.images.work import work_name
+from nightbridge.images.scratch_dirs import scratch_name
 from nightbridge.models import ImageImport
 from nightbridge.node_programs import RunOnNode, read_answer
 from nightbridge.own_programs import own_program
@@ -43,7 +43,7 @@ class NodeImporter:
     """
 
     tool = "a job on a compute node"
-    work_folders: tuple[Path, ...] = ()
+    scratch_parents: tuple[Path, ...] = ()
 
     def __init__(self, run_on_node: RunOnNode, settings: ImageImport, credentials: str = "") -> None:
         self._run_on_node = run_on_node
@@ -70,7 +70,7 @@ class NodeImporter:
         try:
             finished = self._run_on_node(
                 # The folder's own part keeps apart the jobs of several workspaces that import the same image.
-                work_name(output).partition(".")[0] + f"-{str(reference.digest).removeprefix('sha256:')[:_DIGITS]}",
+                scratch_name(output).partition(".")[0] + f"-{str(reference.digest).removeprefix('sha256:')[:_DIGITS]}",
                 own_program("nightbridge.images.node_import", [order.model_dump_json()]),
                 environment={name: value for name, value in os.environ.items() if _PASSED_ON.fullmatch(name)},
                 timeout=IMPORT_TIMEOUT_SECONDS,

@@ -5,8 +5,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from nightbridge.images.users import noted_users
-from nightbridge.images.work import remove_tree, temporary_folder, unfinished_work
+from nightbridge.images.scratch_dirs import leftover_scratch_dirs, remove_tree, temporary_folder
+from nightbridge.images.workspace_refs import workspace_refs
 from nightbridge.leases import lease
 from nightbridge.models import ImageImport
 from nightbridge.removals import (
@@ -49,7 +49,7 @@ def find_old_images(
     bases = (temporary_folder((settings or ImageImport()).temp),)
     return [
         *choose(candidates, policy, _text_of_live_jobs(images, workspace), now=time.time()),
-        *old_leftovers(unfinished_work(images.absolute(), bases), "left by an import that was killed"),
+        *old_leftovers(leftover_scratch_dirs(images.absolute(), bases), "left by an import that was killed"),
     ]
 
 
@@ -86,7 +86,7 @@ def remove_images(workspace: Path, images: Path, removals: Sequence[Removal]) ->
 
 
 def _text_of_live_jobs(images: Path, workspace: Path) -> str:
-    users = {workspace.absolute(), *noted_users(images.absolute())}
+    users = {workspace.absolute(), *workspace_refs(images.absolute())}
     return "\n".join(text_of_live_jobs(user) for user in sorted(users))
 
 

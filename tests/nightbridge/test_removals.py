@@ -11,8 +11,8 @@ import pytest
 from nightbridge.cli import run
 from nightbridge.errors import PermanentError
 from nightbridge.images.prune import find_old_images, remove_images
-from nightbridge.images.users import note_user
-from nightbridge.images.work import unfinished, work_name
+from nightbridge.images.scratch_dirs import scratch_name, unfinished
+from nightbridge.images.workspace_refs import add_workspace_ref
 from nightbridge.models import ImageImport
 from nightbridge.removals import DAY_SECONDS, Candidate, Policy, choose
 from nightbridge.repos.prune import find_old_checkouts, remove_checkouts
@@ -193,11 +193,11 @@ def test_a_changed_tree_goes_when_nobody_asks_any_more(place: Place, monkeypatch
 
 
 def test_what_killed_imports_left_goes_here_and_where_they_worked(place: Place) -> None:
-    settings = ImageImport(temp=place.workspace / "temp", cache=place.workspace / "cache")
+    settings = ImageImport(temp=place.workspace / "temp")
     dead, at_work = [], []
     for digit, days, folders in (("d", 1.1, dead), ("e", 0.1, at_work)):
         with unfinished(place.images, digit * 64) as output:
-            work = [settings.temp / work_name(output), settings.cache / "nightbridge" / work_name(output)]
+            work = [settings.temp / scratch_name(output), settings.cache / "nightbridge" / scratch_name(output)]
         folders += [output.parent, *work]
         for folder in folders:
             (folder / "rootfs").mkdir(parents=True)
@@ -219,7 +219,7 @@ def test_an_image_that_a_job_of_another_workspace_uses_stays(place: Place, tmp_p
     shared.images = place.images
     old, used = place.image("a", 40), place.image("b", 50)
     for user in (place, shared):
-        note_user(place.images, user.workspace)
+        add_workspace_ref(place.images, user.workspace)
     attempt = shared.attempt(f"srun --container-image {used} true\n")
 
     assert [removal.path for removal in find_old_images(place.workspace, place.images, Policy())] == [old]
@@ -234,7 +234,7 @@ def test_nothing_goes_while_nobody_knows_what_another_workspace_uses(place: Plac
     place.image("a", 40)
     (place.images / ".workspace-0123.json").write_text("{")
 
-    with pytest.raises(PermanentError, match=r"images: which workspaces use these images cannot be read"):
+    with pytest.raises(PermanentError, match=r"images: cannot read which workspaces use these images"):
         find_old_images(place.workspace, place.images, Policy())
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from nightbridge.errors import DamagedData, InvalidInput, PermanentError, TransientError
 from nightbridge.images.image import pull_image
+from nightbridge.images.scratch_dirs import scratch_dir, unfinished
 from nightbridge.images.squashfs import sha256_of
-from nightbridge.images.users import noted_users
-from nightbridge.images.work import unfinished, work_folder
+from nightbridge.images.workspace_refs import workspace_refs
 from nightbridge.models import GitRepo, Image, RunSpec, Site, TestDefinition
 
 NEMO = "nvcr.io/nvidia/nemo:26.02.00"
@@ -120,8 +120,8 @@ def test_a_folder_of_images_outside_the_workspace_knows_who_uses_it(site: Site, 
     pull_image(run_spec(NEMO), site)
 
     assert len(enroot.calls("import")) == 2
-    assert noted_users(shared) == {tmp_path / "a", tmp_path / "b"}
-    assert noted_users(site.images_dir) == set()
+    assert workspace_refs(shared) == {tmp_path / "a", tmp_path / "b"}
+    assert workspace_refs(site.images_dir) == set()
 
 
 def test_a_moved_tag_is_seen_the_next_night_and_not_within_one(site: Site, enroot: Any) -> None:
@@ -207,7 +207,7 @@ def test_what_a_killed_import_left_elsewhere_is_removed_by_the_next_one(
 ) -> None:
     work = tmp_path / "work"
     monkeypatch.setenv("ENROOT_TEMP_PATH", str(work))
-    with unfinished(site.images_dir, HEX) as output, work_folder(output, work) as folder:
+    with unfinished(site.images_dir, HEX) as output, scratch_dir(output, work) as folder:
         for left in (output.parent, folder):
             shutil.copytree(left, tmp_path / "left" / left.relative_to(tmp_path))
     shutil.copytree(tmp_path / "left", tmp_path, dirs_exist_ok=True)

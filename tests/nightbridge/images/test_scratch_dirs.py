@@ -12,7 +12,7 @@ import pytest
 
 from nightbridge.errors import PermanentError, TransientError
 from nightbridge.images.image import pull_image
-from nightbridge.images.work import check_folders, remove_tree
+from nightbridge.images.scratch_dirs import check_folders, remove_tree
 from nightbridge.models import GitRepo, ImageImport, RunSpec, Site, TestDefinition
 
 NOBODY = 65534

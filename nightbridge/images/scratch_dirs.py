@@ -1,7 +1,7 @@
-"""Folders in which an import works: found again and removed when the import was killed.
+"""Scratch folders of imports, named so that those of a killed import are found and removed.
 
-The unfinished image has a folder of its own too. The programs of a killed import go on for a while, on this machine or
-on another one; when their folders are gone, they fail instead of leaving an image that nobody asked for.
+The unfinished image has a folder of its own too. The programs of a killed import run for a while longer, on this
+machine or on another; once their folders are gone they fail, instead of leaving an orphaned image.
 """
 
 import hashlib
@@ -36,9 +36,9 @@ def unfinished(images: Path, name: str) -> Iterator[Path]:
 
 
 @contextmanager
-def work_folder(output: Path, base: Path) -> Iterator[Path]:
+def scratch_dir(output: Path, base: Path) -> Iterator[Path]:
     """A fresh folder in `base` for the import of the file `output` (see `unfinished`), removed at the end."""
-    folder = base / work_name(output)
+    folder = base / scratch_name(output)
     folder.mkdir(parents=True, mode=0o700)
     try:
         yield folder
@@ -92,7 +92,7 @@ def named_write_errors(reference: ImageReference, folder: Path) -> Iterator[None
         raise write_error(error, what=what, thing=thing, advice=OTHER_FOLDERS) from error
 
 
-def unfinished_work(images: Path, bases: Iterable[Path]) -> list[Path]:
+def leftover_scratch_dirs(images: Path, bases: Iterable[Path]) -> list[Path]:
     """The folders, beside the images and in `bases`, in which imports work or were killed at work."""
     here = list(images.glob(f".*{_SUFFIX}"))
     return here + [folder for base in bases for folder in base.glob(f"{_prefix(images, '.')}*{_SUFFIX}")]
@@ -105,10 +105,10 @@ def remove_leftovers(images: Path, name: str, bases: Iterable[Path]) -> None:
     # A sidecar whose writer was killed; a lease's own files may be another process's.
     for leftover in images.glob(f".{name}.json.*.tmp"):
         leftover.unlink(missing_ok=True)
-    remove_work_folders(images, name, bases)
+    remove_scratch_dirs(images, name, bases)
 
 
-def remove_work_folders(images: Path, name: str, bases: Iterable[Path]) -> None:
+def remove_scratch_dirs(images: Path, name: str, bases: Iterable[Path]) -> None:
     """Remove what killed imports of an image left in `bases` alone: on the machine where they worked."""
     for base in bases:
         for leftover in base.glob(f"{_prefix(images, f'.{name}.')}*{_SUFFIX}"):
@@ -138,7 +138,7 @@ def _let_owner_in(folder: Path) -> None:
                 path.chmod(0o700)
 
 
-def work_name(output: Path) -> str:
+def scratch_name(output: Path) -> str:
     """The name of the folder in which the import of a file (see `unfinished`) works."""
     return _prefix(output.parent.parent, output.parent.name)
 
