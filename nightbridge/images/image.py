@@ -16,9 +16,8 @@ from nightbridge.images.references import ImageReference, parse_reference
 from nightbridge.images.scratch_dirs import named_write_errors, remove_leftovers, unfinished
 from nightbridge.images.squashfs import check_squashfs, sha256_of
 from nightbridge.images.workspace_refs import add_workspace_ref
-from nightbridge.leases import lease
+from nightbridge.locking import get_or_create, lease
 from nightbridge.models import Image, Model, RunSpec, Site, utc_now
-from nightbridge.once import decide_once
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +94,7 @@ def pull_image(spec: RunSpec, site: Site, importer: Callable[[], Importer] | Non
     reference = parse_reference(written)
     digest = reference.digest
     if digest is None:
-        digest = decide_once(
+        digest = get_or_create(
             site.workspace.absolute() / "nights" / spec.night / "images" / f"{reference.identity}.json",
             ImagePin,
             lambda: ImagePin(reference=str(reference), digest=find().digest(reference), resolved_at=utc_now()),

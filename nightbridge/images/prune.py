@@ -7,7 +7,7 @@ from pathlib import Path
 
 from nightbridge.images.scratch_dirs import leftover_scratch_dirs, remove_tree, temporary_folder
 from nightbridge.images.workspace_refs import workspace_refs
-from nightbridge.leases import lease
+from nightbridge.locking import lease
 from nightbridge.models import ImageImport
 from nightbridge.removals import (
     Candidate,

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from nightbridge.errors import NightbridgeError, TransientError
 from nightbridge.files import write_model
-from nightbridge.leases import Holder, lives, parse_holder, read_holder, this_process
+from nightbridge.locking import Holder, lives, parse_holder, read_holder, this_process
 from nightbridge.models import Model
 
 log = logging.getLogger(__name__)

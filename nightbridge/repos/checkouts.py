@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from nightbridge.errors import DamagedData
-from nightbridge.leases import lease
+from nightbridge.locking import lease
 from nightbridge.models import PinnedRepository
 from nightbridge.repos.git import attempt, git
 from nightbridge.repos.local_clones import clone_at

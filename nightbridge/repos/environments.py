@@ -26,7 +26,7 @@ from typing import Literal
 from nightbridge.error_patterns import ErrorPattern, classify
 from nightbridge.errors import DamagedData, InvalidInput, NightbridgeError, PermanentError, TransientError
 from nightbridge.files import write_model
-from nightbridge.leases import lease
+from nightbridge.locking import lease
 from nightbridge.models import LauncherEnvironment, Model, PinnedRepository, utc_now
 from nightbridge.processes import Finished, run
 from nightbridge.repos.git import git

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from nightbridge.errors import InvalidInput, PermanentError
-from nightbridge.leases import Lease, lease
+from nightbridge.locking import Lease, lease
 from nightbridge.models import Model
 from nightbridge.repos.git import attempt, git
 from nightbridge.repos.urls import absolute_url, masked, repository_name, url_hash

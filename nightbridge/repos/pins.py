@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pydantic import Field
 
+from nightbridge.locking import get_or_create
 from nightbridge.models import Model, utc_now
-from nightbridge.once import decide_once
 from nightbridge.repos.mirrors import Mirror
 from nightbridge.repos.urls import masked
 
@@ -43,7 +43,7 @@ def pinned(mirror: Mirror, ref: str, night: str, workspace: Path) -> Pin:
     """
     identity = hashlib.sha256(f"{mirror.url}\n{ref}".encode()).hexdigest()[:16]
     path = workspace.absolute() / "nights" / night / "pins" / f"{mirror.name}-{identity}.json"
-    return decide_once(
+    return get_or_create(
         path,
         Pin,
         lambda: Pin(

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from nightbridge.leases import lease
+from nightbridge.locking import lease
 from nightbridge.removals import (
     Candidate,
     Policy,

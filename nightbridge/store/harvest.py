@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import pydantic
 
 from nightbridge.errors import DamagedData, PermanentError
-from nightbridge.leases import lease
+from nightbridge.locking import lease
 from nightbridge.models import (
     Checkout,
     Checkpoint,

@@ -14,7 +14,7 @@ import pytest
 
 from nightbridge.errors import TransientError
 from nightbridge.files import write_model
-from nightbridge.leases import this_process
+from nightbridge.locking import this_process
 from nightbridge.nights.liveness import alive, alive_path, is_alive, last_sign
 
 RUN = "0b5e8a4e-8a53-4b5f-9a46-0d1c6d3f3a11"

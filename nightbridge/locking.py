@@ -1,4 +1,4 @@
-"""Leases: locks that work on shared file systems and outlive nobody.
+"""Locks that work on shared file systems and outlive no process, and values that one process makes for all.
 
 A lease is a file, created atomically, that says who holds it. A thread of the holder refreshes its modification time.
 A lease is broken when its holder is known to be dead (same machine, no such process), or when it was not refreshed for
@@ -14,18 +14,21 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import ValidationError
 
 from nightbridge.errors import NightbridgeError, PermanentError, TransientError
-from nightbridge.files import create_exclusively
+from nightbridge.files import create_exclusively, read_model
 from nightbridge.models import Model, utc_now
 
 log = logging.getLogger(__name__)
+
+M = TypeVar("M", bound=Model)
 
 BEATS_PER_TTL = 4
 FIRST_PAUSE_SECONDS = 0.02
@@ -114,6 +117,40 @@ def lease(path: Path, *, ttl: float = 60.0, timeout: float = 3600.0) -> Iterator
         yield held
     finally:
         held.release()
+
+
+def get_or_create(path: Path, kind: type[M], create: Callable[[], M]) -> M:
+    """Return the value stored at `path`; if there is none, call `create` and store its result while all others wait.
+
+    Args:
+        path: The file that stores the value. It is created whole and never changed.
+        kind: The value's model.
+        create: Makes the value. What it raises is raised here, and nothing is stored.
+
+    Raises:
+        DamagedData: The file cannot be read.
+        TransientError: Another process held the lock for too long.
+
+    """
+    if (found := _read_value(path, kind)) is not None:
+        return found
+    with lease(path.with_suffix(".lease")):
+        if (found := _read_value(path, kind)) is not None:
+            return found
+        made = create()
+        if create_exclusively(path, made.model_dump_json(indent=2).encode() + b"\n"):
+            return made
+        # Our lease was broken meanwhile; the first value holds.
+        return _read_value(path, kind) or made
+
+
+def _read_value(path: Path, kind: type[M]) -> M | None:
+    return read_model(
+        path,
+        kind,
+        what="cannot read this stored value",
+        advice="If nothing that depends on it was started, remove the file; it is then created again",
+    )
 
 
 def _acquire(path: Path, ttl: float, timeout: float) -> Lease:

@@ -1,4 +1,4 @@
-"""A lease has one holder at a time, outlives no dead one, and says who holds it."""
+"""A lease has one holder at a time, outlives no dead one, and says who holds it; a value is made once for all."""
 
 import json
 import random
@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from nightbridge.errors import PermanentError, TransientError
+from nightbridge.errors import DamagedData, PermanentError, TransientError
 from nightbridge.files import create_exclusively
-from nightbridge.leases import lease
+from nightbridge.locking import get_or_create, lease
+from nightbridge.models import Model
 from tests.conftest import SEEDS
 
 
@@ -22,7 +23,7 @@ def holder_process(path: Path, script: str) -> "subprocess.Popen[str]":
     program = f"""
 import os, sys, time
 from pathlib import Path
-from nightbridge.leases import lease
+from nightbridge.locking import lease
 with lease(Path({str(path)!r}), ttl=60) as held:
     print("held", flush=True)
     {script}
@@ -178,7 +179,7 @@ def test_whatever_is_killed_never_two_hold_it_and_the_others_go_on(tmp_path: Pat
     program = f"""
 import os, time
 from pathlib import Path
-from nightbridge.leases import lease
+from nightbridge.locking import lease
 journal = os.open({str(journal)!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 for _ in range(10):
     with lease(Path({str(tmp_path / "thing.lease")!r}), ttl=60, timeout=60):
@@ -207,3 +208,50 @@ for _ in range(10):
             inside = None
     with lease(tmp_path / "thing.lease", timeout=60):
         pass
+
+
+# --- values that one process makes for all ----------------------------------------------------------------------------
+
+
+class Choice(Model):
+    number: int
+
+
+def test_many_callers_at_once_get_the_value_of_one(tmp_path: Path) -> None:
+    called: list[int] = []
+    answers: list[int] = []
+
+    def ask(number: int) -> None:
+        def create() -> Choice:
+            called.append(number)
+            time.sleep(0.1)
+            return Choice(number=number)
+
+        answers.append(get_or_create(tmp_path / "choice.json", Choice, create).number)
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(called) == 1
+    assert answers == called * 8
+
+
+def test_a_value_whose_creation_fails_is_not_stored(tmp_path: Path) -> None:
+    def fail() -> Choice:
+        raise ValueError("boom")
+
+    with pytest.raises(ValueError, match="boom"):
+        get_or_create(tmp_path / "choice.json", Choice, fail)
+
+    assert get_or_create(tmp_path / "choice.json", Choice, lambda: Choice(number=7)).number == 7
+
+
+def test_an_unreadable_value_is_damage_and_not_created_again(tmp_path: Path) -> None:
+    path = tmp_path / "choice.json"
+    path.write_text("{")
+
+    with pytest.raises(DamagedData, match=str(path)):
+        get_or_create(path, Choice, lambda: Choice(number=1))
