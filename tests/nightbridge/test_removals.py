@@ -197,8 +197,7 @@ def test_what_killed_imports_left_goes_here_and_where_they_worked(place: Place) 
     dead, at_work = [], []
     for digit, days, folders in (("d", 1.1, dead), ("e", 0.1, at_work)):
         with unfinished(place.images, digit * 64) as output:
-            work = [settings.temp / scratch_name(output), settings.cache / "nightbridge" / scratch_name(output)]
-        folders += [output.parent, *work]
+            folders += [output.parent, settings.temp / scratch_name(output)]
         for folder in folders:
             (folder / "rootfs").mkdir(parents=True)
             (folder / "rootfs").chmod(0o500)
