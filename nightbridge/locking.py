@@ -32,7 +32,7 @@ M = TypeVar("M", bound=Model)
 
 BEATS_PER_TTL = 4
 FIRST_PAUSE_SECONDS = 0.02
-LONGEST_PAUSE_SECONDS = 1.0
+MAX_PAUSE_SECONDS = 1.0
 SAY_SO_AFTER_SECONDS = 2.0
 
 _UNWRITABLE = {errno.EEXIST, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENOSPC, errno.EDQUOT}
@@ -179,7 +179,7 @@ def _acquire(path: Path, ttl: float, timeout: float) -> Lease:
             log.info("%s: waiting for %s", path, watch.holder)
             said = True
         time.sleep(min(pause * random.uniform(0.5, 1.0), max(timeout - waited, 0.001)))
-        pause = min(pause * 1.5, LONGEST_PAUSE_SECONDS)
+        pause = min(pause * 1.5, MAX_PAUSE_SECONDS)
 
 
 class _Watch:

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from nightbridge.errors import PermanentError
 from nightbridge.models import Model
-from nightbridge.secret_shapes import LEFT_CONTEXT, LONGEST_SHAPE, find_shapes
+from nightbridge.secret_shapes import LEFT_CONTEXT, MAX_SHAPE_BYTES, find_shapes
 from nightbridge.secrets import MASK, mask_secrets
 
 CHUNK = 1 << 20
 
-SHORTEST_IN_BINARY = 8
+MIN_BYTES_IN_BINARY = 8
 """Bytes of the shortest value looked for in binary files: shorter ones occur in gigabytes of weights by chance."""
 
 
@@ -101,7 +101,7 @@ class _Masker:
 
 
 def _maskers(secrets: Iterable[str]) -> list[_Masker]:
-    shapes = _Masker(find_shapes, LONGEST_SHAPE)
+    shapes = _Masker(find_shapes, MAX_SHAPE_BYTES)
     values = _values(secrets)
     if not values:
         return [shapes]
@@ -114,7 +114,7 @@ class SecretFinder:
     """Looks for secret values in a binary file that is fed to it in pieces; `found` counts the values seen so far."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
-        self._values = [value for value in _values(secrets) if len(value) >= SHORTEST_IN_BINARY]
+        self._values = [value for value in _values(secrets) if len(value) >= MIN_BYTES_IN_BINARY]
         self._overlap = max((len(value) for value in self._values), default=1) - 1
         self._tail = b""
         self._seen = set[bytes]()

@@ -18,7 +18,7 @@ DAY_SECONDS = 24 * 3600.0
 # Between a pull and the job's own files lies the rest of a stage, and perhaps its retries.
 NEVER_YOUNGER_THAN_SECONDS = DAY_SECONDS
 # A job whose node failed never writes its exit code, and a run that nobody watches has no end on record.
-_LONGEST_LIFE_SECONDS = 14 * DAY_SECONDS
+_MAX_LIFE_SECONDS = 14 * DAY_SECONDS
 # Where the launcher and the job name what they use: NeMo-Run copies the code, but its scripts name the checkout.
 _FILES_THAT_NAME = (JOB_SCRIPT, "launcher.log", "intent*.json", "nemorun/experiments/*/*/*/scripts/*.sh")
 
@@ -118,7 +118,7 @@ def text_of_live_jobs(workspace: Path) -> str:
     for attempt in (workspace.absolute() / "runs").glob(f"*/a*/{ATTEMPT_FILE}"):
         folder = attempt.parent
         ended = (folder / EXIT_CODE).exists() or (folder / ENDED_FILE).exists()
-        if ended or time.time() - attempt.stat().st_mtime > _LONGEST_LIFE_SECONDS:
+        if ended or time.time() - attempt.stat().st_mtime > _MAX_LIFE_SECONDS:
             continue
         for pattern in _FILES_THAT_NAME:
             texts += [path.read_text(encoding="utf-8", errors="replace") for path in folder.glob(pattern)]

@@ -8,10 +8,10 @@ list, and a value only when it has letters and digits.
 import re
 from collections.abc import Iterator
 
-_LONGEST_NAME = 96
-_LONGEST_VALUE = 4096
+_MAX_NAME = 96
+_MAX_VALUE = 4096
 
-LONGEST_SHAPE = _LONGEST_NAME + _LONGEST_VALUE
+MAX_SHAPE_BYTES = _MAX_NAME + _MAX_VALUE
 """The most bytes of a match."""
 
 LEFT_CONTEXT = 13

@@ -25,7 +25,7 @@ METRICS: Mapping[str, MetricName] = {
 """CloudAI's metrics of this workload, and ours."""
 
 _SEED = "random_seed"
-_MOST_POINTS = 1000
+_MAX_POINTS = 1000
 _WEIGHT_TOLERANCE = 1e-6
 """How far the weights of a drawn parameter may be from 1 in sum, as in CloudAI."""
 
@@ -100,7 +100,7 @@ def sweep_of(sweep: SweepPolicy, agent: AgentFields, findings: Findings) -> Swee
     """What `[sweep]` says, and CloudAI's agent fields where it does not say."""
     said: dict[str, Any] = {}
     if agent.agent != GRID_SEARCH:
-        said |= {"method": "random", "points": min(agent.agent_steps, _MOST_POINTS)}
+        said |= {"method": "random", "points": min(agent.agent_steps, _MAX_POINTS)}
         findings.warn(
             ("agent",),
             f"{agent.agent!r} would choose each point by the results before it; here {said['points']} points "

@@ -35,7 +35,7 @@ _MANIFEST_TYPES = (
 _TIMEOUT_SECONDS = 60.0
 # A registry that says when to come back is asked so often; one that does not is left to the stage's own retries.
 _TRIES = 4
-_LONGEST_PAUSE_SECONDS = 60.0
+_MAX_PAUSE_SECONDS = 60.0
 
 
 def http_is_allowed() -> bool:
@@ -116,7 +116,7 @@ def _ask_again(
 def _asked_to_wait(error: urllib.error.HTTPError) -> float | None:
     """Seconds from `Retry-After`; None where the server did not say, or said more than we wait."""
     said = error.headers.get("Retry-After", "") if error.code in (429, 503) else ""
-    return float(said) if said.isdecimal() and float(said) <= _LONGEST_PAUSE_SECONDS else None
+    return float(said) if said.isdecimal() and float(said) <= _MAX_PAUSE_SECONDS else None
 
 
 def _authorization(headers: Message, registry: str, reference: ImageReference, credentials: str) -> str:

@@ -36,9 +36,9 @@ LINES: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = (
 )
 """Texts of a log, and the names of the facts that their groups hold."""
 
-_MOST_BYTES = 1 << 22
+_MAX_BYTES = 1 << 22
 """Of a log: all this is said before the first step."""
-_MOST_LETTERS = 80
+_MAX_LETTERS = 80
 
 
 def read_facts(output: RunOutput, job: Job, pinned: Iterable[str] = ()) -> dict[str, str]:
@@ -56,7 +56,7 @@ def read_facts(output: RunOutput, job: Job, pinned: Iterable[str] = ()) -> dict[
         _of_repositories(output.repo_status, frozenset(pinned)),
     )
     for name, value in (fact for source in sources for fact in source):
-        found.setdefault(name, value[:_MOST_LETTERS])
+        found.setdefault(name, value[:_MAX_LETTERS])
     return dict(sorted(found.items()))
 
 
@@ -88,6 +88,6 @@ def _of_repositories(path: Path | None, pinned: frozenset[str]) -> Iterator[tupl
 def _head(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            return file.read(_MOST_BYTES).decode(errors="replace")
+            return file.read(_MAX_BYTES).decode(errors="replace")
     except OSError:
         return ""

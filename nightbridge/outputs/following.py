@@ -16,10 +16,10 @@ from nightbridge.redaction import mask_text
 
 LOOK_INTERVAL = 10.0
 """Seconds between two looks at a job's log."""
-MOST_LINES = 20
+MAX_LINES = 20
 """Lines that one look shows, the last ones; what else is new is counted. With `LOOK_INTERVAL` that is two a second."""
 
-_LONGEST_SHOWN = 500
+_MAX_LINE_LENGTH = 500
 _STEPS_OF_MEDIAN = 10
 
 
@@ -125,8 +125,8 @@ class RunFollower:
         rest = self._news([(tail.path, tail.last_line()) for tail in self._tails.values()])
         shown = (*news.lines, *rest.lines)
         return LogNews(
-            lines=shown[-MOST_LINES:],
-            left_out=news.left_out + rest.left_out + max(0, len(shown) - MOST_LINES),
+            lines=shown[-MAX_LINES:],
+            left_out=news.left_out + rest.left_out + max(0, len(shown) - MAX_LINES),
             source=rest.source or news.source,
             progress=rest.progress,
             damage=rest.damage,
@@ -136,10 +136,10 @@ class RunFollower:
         lines = [line for _, new in found for line in new if line.strip("\0 \t")]
         for line in lines:
             self._see(line)
-        shown = lines[-MOST_LINES:]
+        shown = lines[-MAX_LINES:]
         return LogNews(
             # Masked before it is cut: half of a secret is one, too.
-            lines=tuple(mask_text(line, self._secrets)[:_LONGEST_SHOWN].rstrip() for line in shown),
+            lines=tuple(mask_text(line, self._secrets)[:_MAX_LINE_LENGTH].rstrip() for line in shown),
             left_out=len(lines) - len(shown),
             source=next((path for path, new in reversed(found) if new), None),
             progress=self._progress(),

@@ -17,7 +17,7 @@ from typing import BinaryIO, NamedTuple
 from nightbridge.models import Model
 
 _BLOCK = 1 << 20
-_LONGEST_LINE = 1 << 20
+_MAX_LINE_BYTES = 1 << 20
 
 FLAKY_MARKERS = (
     "The server socket has failed to listen on any local network address.",
@@ -123,7 +123,7 @@ def text_lines(stream: BinaryIO) -> Iterator[str]:
     while block := stream.read(_BLOCK):
         lines = (rest + block).replace(b"\r", b"\n").split(b"\n")
         rest = lines.pop()
-        if len(rest) > _LONGEST_LINE:
+        if len(rest) > _MAX_LINE_BYTES:
             lines.append(rest)
             rest = b""
         yield from map(clean_line, lines)

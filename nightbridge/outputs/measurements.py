@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _NORMAL_SIGMA = 1.4826
 """The standard deviation of a normal distribution in units of its median absolute deviation."""
 
-_TAIL_SHARE, _LEAST_TAIL = 0.05, 3
+_TAIL_SHARE, _MIN_TAIL = 0.05, 3
 """The last steps are this share of the steady window, and at least so many: one slow step among them is no news."""
 
 _BATCH_SIZE_TAG = "batch-size"
@@ -147,7 +147,7 @@ def _statistics(values: "pd.Series[float]") -> _Statistics:
 
 def tail_slowdown(values: "pd.Series[float]") -> float | None:
     """How slow the last steps are against all; None where the window is too short to have an end of its own."""
-    steps = max(_LEAST_TAIL, math.ceil(_TAIL_SHARE * len(values)))
+    steps = max(_MIN_TAIL, math.ceil(_TAIL_SHARE * len(values)))
     if len(values) < 3 * steps or len(_finite(values)) < len(values):
         return None
     median = float(values.median())

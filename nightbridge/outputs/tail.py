@@ -6,10 +6,10 @@ from typing import BinaryIO
 
 from nightbridge.outputs.logs import clean_line
 
-MOST_BYTES = 256 << 10
+MAX_BYTES = 256 << 10
 """Bytes read at one look, at the first one too: of a log of a gigabyte its end alone is read."""
 
-_LONGEST_LINE = 64 << 10
+_MAX_LINE_BYTES = 64 << 10
 
 
 class LogTail:
@@ -24,7 +24,7 @@ class LogTail:
 
     """
 
-    def __init__(self, path: Path, *, most: int = MOST_BYTES) -> None:
+    def __init__(self, path: Path, *, most: int = MAX_BYTES) -> None:
         self.path = path
         self.left_out = 0
         self._most = most
@@ -51,7 +51,7 @@ class LogTail:
             # Its beginning was left out, and a secret may have been cut in two there.
             del lines[0]
             self._in_cut_line = False
-        if len(self._rest) > _LONGEST_LINE:
+        if len(self._rest) > _MAX_LINE_BYTES:
             self._rest, self._in_cut_line = b"", True
         return [clean_line(line) for line in lines]
 

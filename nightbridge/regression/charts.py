@@ -23,9 +23,9 @@ BLUE, VERMILLION, INK, GREY, FAINT = "#0072b2", "#d55e00", "#1d2733", "#66717d",
 WIDTH, HEIGHT = 4.7, 2.5
 SPARKLINE_SIZE = (1.5, 0.35)
 
-MOST_NIGHTS = 60
-MOST_NIGHT_LABELS = 5
-MOST_CHOICE_LABELS, MOST_CHOICE_LETTERS = 8, 12
+MAX_NIGHTS = 60
+MAX_NIGHT_LABELS = 5
+MAX_CHOICE_LABELS, MAX_CHOICE_LETTERS = 8, 12
 
 LOSS_TAG, STEP_TIME_TAG = "lm loss", "iteration-time"
 
@@ -69,7 +69,7 @@ def nights_chart(points: Sequence[NightPoint], label: str, baseline: float | Non
         baseline: What tonight is compared with; a line, with a band of `threshold` (relative) around it.
         threshold: Half the width of the band.
     """
-    points = points[-MOST_NIGHTS:]
+    points = points[-MAX_NIGHTS:]
     figure, axes = _new_figure()
     if baseline is not None:
         margin = threshold * abs(baseline)
@@ -280,8 +280,8 @@ def choice_chart(points: Sequence[ChosenPoint], choices: Sequence[str], axis: st
     for best in (point for point in points if point.is_best):
         axes.scatter([best.place], [best.value], marker="*", color=VERMILLION, s=110, edgecolor="white", zorder=4)
         _label(axes, best.place, best.value, best.value, VERMILLION)
-    shown = range(0, len(choices), math.ceil(len(choices) / MOST_CHOICE_LABELS))
-    axes.set_xticks(list(shown), [_plain(choices[place][:MOST_CHOICE_LETTERS]) for place in shown])
+    shown = range(0, len(choices), math.ceil(len(choices) / MAX_CHOICE_LABELS))
+    axes.set_xticks(list(shown), [_plain(choices[place][:MAX_CHOICE_LETTERS]) for place in shown])
     axes.set_xlim(-0.5, len(choices) - 0.5)
     axes.set_xlabel(_plain(axis))
     axes.set_ylabel(label)
@@ -336,7 +336,7 @@ def _label(axes: "Axes", x: float, y: float, value: float, colour: str) -> None:
 
 def _label_nights(axes: "Axes", nights: Sequence[str]) -> None:
     """Label a few nights, tonight always among them. The year is in the page's title."""
-    stride = math.ceil(len(nights) / MOST_NIGHT_LABELS)
+    stride = math.ceil(len(nights) / MAX_NIGHT_LABELS)
     shown = range(len(nights) - 1, -1, -stride)
     axes.set_xticks(list(shown), [re.sub(r"^\d{4}-(\d\d-\d\d)", r"\1", nights[x])[:12] for x in shown])
 

@@ -21,7 +21,7 @@ from nightbridge.store.objects import ObjectStore
 
 CONTAINER = "configs/ConfigContainer.yaml"
 
-MOST_LETTERS = 200
+MAX_LETTERS = 200
 """Of one value; a longer one is cut."""
 
 Side = tuple[HistoryRow, RunRecord | None]
@@ -134,7 +134,7 @@ def _plain_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[
 
 def _text(value: Any) -> str:
     text = "" if value is None else str(value)
-    return text if len(text) <= MOST_LETTERS else f"{text[:MOST_LETTERS]}…"
+    return text if len(text) <= MAX_LETTERS else f"{text[:MAX_LETTERS]}…"
 
 
 def _neutral(value: Any, record: RunRecord) -> str:

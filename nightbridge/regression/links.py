@@ -5,7 +5,7 @@ from urllib.parse import quote, urlsplit
 from nightbridge.models import StoreSettings
 from nightbridge.store.manifest import MANIFEST, Manifest
 
-MOST_LINKS = 20
+MAX_LINKS = 20
 FIRST = ("record.json", "summary.json", "metrics.parquet")
 """What people open most often comes first."""
 
@@ -36,6 +36,6 @@ def run_links(settings: StoreSettings, manifest: Manifest) -> tuple[tuple[str, s
     """Path and address of a stored run's objects, checkpoints left out; none where there are no addresses."""
     paths = [file.path for file in manifest.files if file.kind != "checkpoint"]
     paths.sort(key=lambda path: (FIRST.index(path) if path in FIRST else len(FIRST), path))
-    shown = [*paths[:MOST_LINKS], MANIFEST]
+    shown = [*paths[:MAX_LINKS], MANIFEST]
     links = ((path, object_link(settings, f"{manifest.prefix}/{path}")) for path in shown)
     return tuple((path, link) for path, link in links if link)

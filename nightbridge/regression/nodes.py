@@ -9,9 +9,9 @@ from nightbridge.regression.metrics import METRIC_BY_NAME, Metric
 from nightbridge.regression.nightly_values import Night, night_value, pins_of, run_value
 
 # Nights with a node, and without it, that its effect takes.
-LEAST_NIGHTS = 4
-MOST_P_VALUE = 1e-3
-LEAST_EFFECT = 0.01
+MIN_NIGHTS = 4
+MAX_P_VALUE = 1e-3
+MIN_EFFECT = 0.01
 
 _BRACKETS = re.compile(r"\[([^\]]*)\]")
 
@@ -50,7 +50,7 @@ def node_effects(nights: Sequence[Night], metric: Metric) -> tuple[NodeEffect, .
     """The nodes with which a metric is another, the worst first.
 
     Each night's value is compared with the median of the nights around it, so that changes of the code, which move all
-    nodes alike, do not count. Welch's t-test, and at least `LEAST_NIGHTS` nights with and without the node.
+    nodes alike, do not count. Welch's t-test, and at least `MIN_NIGHTS` nights with and without the node.
     """
     values = [night_value(night, metric) for night in nights]
     known = [(node_names(night.own.nodes), value) for night, value in zip(nights, values, strict=True) if value]
@@ -59,11 +59,11 @@ def node_effects(nights: Sequence[Night], metric: Metric) -> tuple[NodeEffect, .
     for node in sorted({node for names, _value in known for node in names}):
         with_it = [ratio for (names, _value), ratio in zip(known, ratios, strict=True) if node in names]
         without = [ratio for (names, _value), ratio in zip(known, ratios, strict=True) if node not in names]
-        if min(len(with_it), len(without)) < LEAST_NIGHTS:
+        if min(len(with_it), len(without)) < MIN_NIGHTS:
             continue
         change = statistics.median(with_it) - statistics.median(without)
         p_value = _welch(with_it, without)
-        if metric.worse(change) and abs(change) >= LEAST_EFFECT and p_value <= MOST_P_VALUE:
+        if metric.worse(change) and abs(change) >= MIN_EFFECT and p_value <= MAX_P_VALUE:
             found.append(NodeEffect(node=node, nights=len(with_it), change=change, p_value=p_value))
     return tuple(sorted(found, key=lambda effect: effect.p_value))
 
@@ -102,7 +102,7 @@ def _only_in_worse(tonight: Night, metric: Metric) -> tuple[str, ...]:
         return ()
     values = [value for _run, value in runs]
     middle = (min(values) + max(values)) / 2
-    if max(values) / min(values) - 1 < 2 * LEAST_EFFECT:
+    if max(values) / min(values) - 1 < 2 * MIN_EFFECT:
         return ()
     worse = [set(node_names(run.nodes)) for run, value in runs if value > middle]
     better = [set(node_names(run.nodes)) for run, value in runs if value <= middle]

@@ -48,7 +48,7 @@ LOSS, GRAD_NORM, LEARNING_RATE = "lm loss", "grad-norm", "learning-rate"
 TAGS = (LOSS, GRAD_NORM, LEARNING_RATE)
 
 # A few steps are named, the rest counted.
-MOST_STEPS_NAMED = 5
+MAX_STEPS_NAMED = 5
 
 
 class ParityBands(Model):
@@ -384,6 +384,6 @@ def _difference(step: StepDifference) -> str:
 
 
 def _named(steps: Sequence[int]) -> str:
-    shown = ", ".join(str(step) for step in steps[:MOST_STEPS_NAMED])
-    more = f" and {len(steps) - MOST_STEPS_NAMED} more" if len(steps) > MOST_STEPS_NAMED else ""
+    shown = ", ".join(str(step) for step in steps[:MAX_STEPS_NAMED])
+    more = f" and {len(steps) - MAX_STEPS_NAMED} more" if len(steps) > MAX_STEPS_NAMED else ""
     return f"step{'s' * (len(steps) > 1)} {shown}{more}"

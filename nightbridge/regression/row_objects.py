@@ -44,7 +44,7 @@ COMPACT_AT = 16
 SUPERSEDED_FOR = timedelta(days=1)
 """Age of a generation at which the one before it is removed."""
 
-MOST_READINGS = 20
+MAX_READINGS = 20
 """Objects can only vanish under a reader when a compaction ends, and there is one in many nights."""
 
 _GENERATION = re.compile(rf"{COMPACTED}/(\d{{8}})\.parquet")
@@ -127,7 +127,7 @@ def read_objects(store: ObjectStore, folder: str) -> SeriesObjects:
         TransientError: Objects vanish faster than they can be read.
     """
     known: dict[str, bytes] = {}
-    for _ in range(MOST_READINGS):
+    for _ in range(MAX_READINGS):
         # In this order: see the module's docstring.
         small = small_objects(folder, store.list(folder))
         generations = list_generations(store, folder)

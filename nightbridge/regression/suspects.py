@@ -28,7 +28,7 @@ ASKED = frozenset(
 )
 """Verdicts after which a person asks what has changed."""
 
-MOST_COMMITS = 200
+MAX_COMMITS = 200
 """Commits that a verdict names; the newest, since bisect knows the others."""
 
 CommitsBetween = Callable[[str, str, str], Sequence[RangeCommit]]
@@ -147,6 +147,6 @@ def _repository_change(name: str, old: Pin, new: Pin, commits_between: CommitsBe
         commits = tuple(reversed(commits_between(new.url, old.commit, new.commit)))
     except NightbridgeError as error:
         return change.model_copy(update={"note": " ".join(str(error).split())})
-    more = len(commits) - MOST_COMMITS
+    more = len(commits) - MAX_COMMITS
     note = f"and {more} older commits" if more > 0 else ""
-    return change.model_copy(update={"commits": commits[:MOST_COMMITS], "note": note})
+    return change.model_copy(update={"commits": commits[:MAX_COMMITS], "note": note})

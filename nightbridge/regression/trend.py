@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from nightbridge.regression.changepoints import ChangePointPolicy
 
-MOST_NIGHTS_SHOWN = 28
-MOST_COMMITS_SHOWN = 20
+MAX_NIGHTS_SHOWN = 28
+MAX_COMMITS_SHOWN = 20
 
 
 class Suspects(Model):
@@ -101,7 +101,7 @@ def trend_table(found: Sequence[Trend], rows: Sequence[HistoryRow]) -> "Table":
     for trend in shown:
         table.add_column(METRIC_BY_NAME[trend.metric].heading, justify="right", no_wrap=True)
     table.add_column("commit", no_wrap=True)
-    for place, night in list(enumerate(nights_of(rows)))[-MOST_NIGHTS_SHOWN:]:
+    for place, night in list(enumerate(nights_of(rows)))[-MAX_NIGHTS_SHOWN:]:
         cells = []
         for trend in shown:
             begins = any(change.night == night.own.night for change in trend.changes)
@@ -125,8 +125,8 @@ def trend_lines(found: Sequence[Trend]) -> tuple[str, ...]:
         )
         for suspect in change.suspects:
             lines.append(f"  {suspect.name}: {suspect.before} → {suspect.after}")
-            lines += [f"    {_commit_line(commit)}" for commit in suspect.commits[:MOST_COMMITS_SHOWN]]
-            more = len(suspect.commits) - MOST_COMMITS_SHOWN
+            lines += [f"    {_commit_line(commit)}" for commit in suspect.commits[:MAX_COMMITS_SHOWN]]
+            more = len(suspect.commits) - MAX_COMMITS_SHOWN
             lines += [f"    and {more} older ones"] if more > 0 else []
             lines += [f"    {suspect.note}"] if suspect.note else []
         if not change.suspects:

@@ -10,7 +10,7 @@ from nightbridge.repos.git import attempt, git
 from nightbridge.repos.mirrors import Mirror
 from nightbridge.repos.urls import masked
 
-MOST_COMMITS = 20000
+MAX_COMMITS = 20000
 """More than any branch gets between two nights; a longer range is a mistake of the person who named the ends."""
 
 # Unit and record separators: neither stands in a subject or a name.
@@ -38,7 +38,7 @@ def commits_in_range(mirror: Mirror, good: str, bad: str) -> tuple[RangeCommit, 
             advice="Name a good commit that is one",
         )
     text = git(
-        "log", "--first-parent", "--reverse", f"--max-count={MOST_COMMITS}", f"--format={_FORMAT}", f"{good}..{bad}",
+        "log", "--first-parent", "--reverse", f"--max-count={MAX_COMMITS}", f"--format={_FORMAT}", f"{good}..{bad}",
         timeout=mirror.timeout, folder=mirror.path, thing=mirror.url,
     )  # fmt: skip
     return tuple(_commit(record) for record in text.split("\x1e") if record.strip())

@@ -23,8 +23,8 @@ from nightbridge.rules import (
 from nightbridge.rules.facts import Facts
 from nightbridge.rules.rule import Rule, Severity, Violation
 from nightbridge.rules.sweeps import (
-    MOST_OUTCOMES,
-    MOST_RUNS,
+    MAX_OUTCOMES,
+    MAX_RUNS,
     Expansion,
     Grid,
     Point,
@@ -99,7 +99,7 @@ def check_test(
     if not test.axes and not test.drawn:
         return _check_one(test, limits, checkout)
     grid = grid_of(test, limits, checkout)
-    expansion = expansion_of(grid, MOST_OUTCOMES)
+    expansion = expansion_of(grid, MAX_OUTCOMES)
     first = next(iter(chosen_points(test, grid)), None)
     severity: Severity = "error" if first is None else "warning"
     skipped = chain.from_iterable(_skipped(rule, expansion, severity) for rule in rules_of(test))
@@ -154,14 +154,14 @@ def _walked(expansion: Expansion) -> str:
 
 
 def _too_many(test: TestDefinition, expansion: Expansion) -> Iterator[Violation]:
-    if test.sweep.method == "grid" and (expansion.valid > MOST_RUNS or expansion.walked < expansion.points):
+    if test.sweep.method == "grid" and (expansion.valid > MAX_RUNS or expansion.walked < expansion.points):
         yield Violation(
             rule="sweep-size",
             severity="error",
             fields=tuple(axis.field for axis in test.axes),
             message=(
                 f"{expansion.valid} of {_walked(expansion)} of the sweep are valid, and a night runs at most "
-                f'{MOST_RUNS} of a test; write fewer values, or [sweep] method = "random" and points'
+                f'{MAX_RUNS} of a test; write fewer values, or [sweep] method = "random" and points'
             ),
         )
 

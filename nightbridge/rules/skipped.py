@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from nightbridge.models import SkippedPart, TestDefinition
-from nightbridge.rules.sweeps import MOST_OUTCOMES, Cut, Grid, drawn_points
+from nightbridge.rules.sweeps import MAX_OUTCOMES, Cut, Grid, drawn_points
 
-MOST_LISTED = 200
+MAX_LISTED = 200
 """Parts that are listed one by one: more is no table that anybody reads."""
 
 
@@ -16,7 +16,7 @@ class SkippedParts:
     """What a sweep leaves out.
 
     Attributes:
-        parts: The first `MOST_LISTED` of them, in the order of the grid.
+        parts: The first `MAX_LISTED` of them, in the order of the grid.
         points: How many points all of them have, the unlisted ones too.
         note: What is not told here; empty where everything is.
 
@@ -40,17 +40,17 @@ def skipped_parts(test: TestDefinition, grid: Grid) -> SkippedParts:
     """
     listed: list[SkippedPart] = []
     points = walked = parts = 0
-    for outcome in islice(grid.outcomes(), MOST_OUTCOMES if test.axes else 0):
+    for outcome in islice(grid.outcomes(), MAX_OUTCOMES if test.axes else 0):
         walked += outcome.points if isinstance(outcome, Cut) else 1
         if isinstance(outcome, Cut):
             points += outcome.points
             parts += max(len(outcome.values), 1)
-            if len(listed) < MOST_LISTED:
+            if len(listed) < MAX_LISTED:
                 listed += (_part(grid, cut) for cut in _by_value(outcome))
     for part in _refused_draws(test, grid):
         points, parts = points + 1, parts + 1
         listed.append(part)
-    listed = listed[:MOST_LISTED]
+    listed = listed[:MAX_LISTED]
     told = (
         f"{parts - len(listed):,} further parts are not listed" if parts > len(listed) else "",
         f"of {grid.size:,} points only {walked:,} were looked at" if test.axes and walked < grid.size else "",

@@ -17,14 +17,14 @@ from nightbridge.models import Checkout, ClusterLimits, SweepAxis, TestDefinitio
 from nightbridge.rules.facts import Facts
 from nightbridge.rules.rule import Rule
 
-MOST_RUNS = 1000
+MAX_RUNS = 1000
 """Points of one test that are run in one night; more than these are a mistake rather than a wish."""
 
-MOST_OUTCOMES = 2_000_000
+MAX_OUTCOMES = 2_000_000
 """Points and cuts that are looked at before a grid is called too large for a night; a few seconds of work."""
 
 _ANSWERS_KEPT = 100_000
-_TRIES_PER_POINT, _LEAST_TRIES = 1_000, 10_000
+_TRIES_PER_POINT, _MIN_TRIES = 1_000, 10_000
 
 Point = Mapping[str, Any]
 
@@ -159,7 +159,7 @@ class Grid:
         dice = random.Random(seed)
         tried: set[int] = set()
         found: dict[int, Point] = {}
-        for _ in range(_LEAST_TRIES + _TRIES_PER_POINT * count):
+        for _ in range(_MIN_TRIES + _TRIES_PER_POINT * count):
             if len(found) == count or len(tried) == self.size:
                 break
             index = dice.randrange(self.size)
@@ -273,7 +273,7 @@ def expansion_of(grid: Grid, most: int | None = None) -> Expansion:
 
 
 def chosen_points(test: TestDefinition, grid: Grid) -> Iterator[Point]:
-    """The valid points that the test's `[sweep]` asks for, at most `MOST_RUNS`; one empty point without a sweep."""
+    """The valid points that the test's `[sweep]` asks for, at most `MAX_RUNS`; one empty point without a sweep."""
     if not test.drawn:
         return _chosen_of_grid(test, grid)
     return (point for point in drawn_points(test, grid) if grid.first_refusal(point) is None)
@@ -305,8 +305,8 @@ def draw(test: TestDefinition, trial: int) -> dict[str, Any]:
 def _chosen_of_grid(test: TestDefinition, grid: Grid) -> Iterator[Point]:
     if test.sweep.method == "random" and test.axes:
         return iter(grid.drawn(test.sweep.points, test.sweep.seed))
-    outcomes = islice(grid.outcomes(), MOST_OUTCOMES)
-    return islice((outcome for outcome in outcomes if not isinstance(outcome, Cut)), MOST_RUNS)
+    outcomes = islice(grid.outcomes(), MAX_OUTCOMES)
+    return islice((outcome for outcome in outcomes if not isinstance(outcome, Cut)), MAX_RUNS)
 
 
 def _reads(rule: Rule, axis: SweepAxis, axes: Sequence[SweepAxis]) -> bool:

@@ -29,14 +29,14 @@ from nightbridge.store.source import FileSource
 PART_SIZE = 8 << 20
 """Bytes of a part, and of the largest file sent with one request."""
 
-MOST_PARTS = 10_000
+MAX_PARTS = 10_000
 """S3's limit; a file with more parts of `PART_SIZE` gets larger ones."""
 
 REQUESTS = 8
 """Parts sent at once."""
 
 MEMORY = 12 * PART_SIZE
-"""Bytes of all parts in memory at any time. One part of a file larger than `MOST_PARTS` of these fits as well."""
+"""Bytes of all parts in memory at any time. One part of a file larger than `MAX_PARTS` of these fits as well."""
 
 TRIES = 3
 """How often an upload begins again because another process has ended it."""
@@ -344,7 +344,7 @@ class _Buffers:
 
 def part_size(size: int) -> int:
     """Bytes of each part but the last of a file of `size` bytes: a whole number of MiB."""
-    smallest = -(-size // MOST_PARTS)
+    smallest = -(-size // MAX_PARTS)
     return max(PART_SIZE, -(-smallest >> 20) << 20)
 
 

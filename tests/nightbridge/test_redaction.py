@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from nightbridge import redaction
 from nightbridge.errors import PermanentError
 from nightbridge.redaction import SecretFinder, copy_masked, mask_text
-from nightbridge.secret_shapes import LONGEST_SHAPE, find_shapes
+from nightbridge.secret_shapes import MAX_SHAPE_BYTES, find_shapes
 from nightbridge.secrets import MASK, mask_secrets
 
 SECRETS = ["hf_0123456789abcdef", "hf_0123456789abcdef-longer", "line\nbreak", "größe!"]
@@ -155,12 +155,12 @@ def test_what_only_resembles_a_secret_is_left(tmp_path: Path, text: bytes) -> No
     [b"x " + HF, b"wandb-api-key: " + WANDB, b"pad_token: " + WANDB, b"max-token=" + WANDB, b"token: " + WANDB + b".w"],
 )
 def test_a_split_anywhere_changes_nothing(text: bytes) -> None:
-    filler = b"\n" * (LONGEST_SHAPE + 100)
+    filler = b"\n" * (MAX_SHAPE_BYTES + 100)
     data = filler + text + filler
     expected = whole(data)
     decided_inside = 0
-    for split in range(len(filler) + LONGEST_SHAPE - 20, len(filler) + LONGEST_SHAPE + len(text) + 20):
-        masker = redaction._Masker(find_shapes, LONGEST_SHAPE)
+    for split in range(len(filler) + MAX_SHAPE_BYTES - 20, len(filler) + MAX_SHAPE_BYTES + len(text) + 20):
+        masker = redaction._Masker(find_shapes, MAX_SHAPE_BYTES)
         first = masker.mask(data[:split], last=False)
         decided_inside += len(filler) < len(first) < len(filler) + len(text)
         assert first + masker.mask(data[split:], last=False) + masker.mask(b"", last=True) == expected

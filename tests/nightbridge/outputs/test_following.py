@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from nightbridge.outputs.following import MOST_LINES, Progress, RunFollower
+from nightbridge.outputs.following import MAX_LINES, Progress, RunFollower
 
 
 def step(iteration, seconds=0.5, total=50):
@@ -22,8 +22,8 @@ def test_new_lines_are_shown_once_and_the_last_of_many(run_folder):
     log.write_text(log.read_text() + "".join(f"{number}\n" for number in range(100)))
     third = follower.look()
     assert (first.lines, second.lines) == (("one", "two"), ())
-    assert (len(third.lines), third.lines[-1], third.left_out) == (MOST_LINES, "99", 100 - MOST_LINES)
-    assert str(third).startswith(f"... {100 - MOST_LINES} more lines in {log}\n")
+    assert (len(third.lines), third.lines[-1], third.left_out) == (MAX_LINES, "99", 100 - MAX_LINES)
+    assert str(third).startswith(f"... {100 - MAX_LINES} more lines in {log}\n")
 
 
 def test_no_secret_is_shown_not_even_one_that_is_cut_or_has_several_lines(run_folder):

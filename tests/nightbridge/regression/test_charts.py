@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from nightbridge.regression.charts import (
-    MOST_NIGHTS,
+    MAX_NIGHTS,
     NightPoint,
     PointKind,
     loss_chart,
@@ -40,7 +40,7 @@ def test_nights_are_labelled_and_tonights_value_is_written() -> None:
     assert {"11-01", "11-02", "11-03", "1.234", "step time, s", "night"} <= set(texts(drawing))
 
 
-@pytest.mark.parametrize("count", [1, 5, 6, 23, MOST_NIGHTS + 40])
+@pytest.mark.parametrize("count", [1, 5, 6, 23, MAX_NIGHTS + 40])
 def test_however_many_nights_there_are_a_few_are_labelled_and_tonight_is(count: int) -> None:
     points = [NightPoint(f"n{night}", 1.0, 0.9, 1.1, "good") for night in range(count)]
 

@@ -14,7 +14,7 @@ from nightbridge.practice.repositories import PracticeRepositories, commit_behav
 from nightbridge.regression.differences import differences
 from nightbridge.regression.gate import compare
 from nightbridge.regression.history import HistoryRow, row_of
-from nightbridge.regression.suspects import MOST_COMMITS, find_suspects, suspect_nights, with_commits
+from nightbridge.regression.suspects import MAX_COMMITS, find_suspects, suspect_nights, with_commits
 from nightbridge.regression.trend import trend_lines, trends
 from nightbridge.repos.ranges import commits_between, known_commits_between
 from nightbridge.store.directory import DirectoryStore
@@ -136,14 +136,14 @@ class TestCommits:
         assert "the branch was rewritten" in found.repositories[0].note
 
     def test_of_very_many_the_newest_are_named(self, store: DirectoryStore, nights: Nights) -> None:
-        many = [commit_of(number) for number in range(MOST_COMMITS + 7)]
+        many = [commit_of(number) for number in range(MAX_COMMITS + 7)]
         verdict, rows = nights([1.0, 1.0, 1.2])
 
         found = find_suspects(store, verdict, rows, lambda *_ends: many)
 
         assert found is not None
         (change,) = found.repositories
-        assert (len(change.commits), change.commits[0]) == (MOST_COMMITS, many[-1])
+        assert (len(change.commits), change.commits[0]) == (MAX_COMMITS, many[-1])
         assert change.note == "and 7 older commits"
 
     def test_another_repository_has_no_range(self, store: DirectoryStore, nights: Nights) -> None:

@@ -2,7 +2,7 @@
 
 from nightbridge.models import SweepAxis, SweepPolicy
 from nightbridge.rules import grid_of
-from nightbridge.rules.skipped import MOST_LISTED, skipped_parts
+from nightbridge.rules.skipped import MAX_LISTED, skipped_parts
 from tests.nightbridge.rules.test_sweeps import every_point, is_valid, swept
 
 
@@ -42,14 +42,14 @@ def test_a_whole_branch_is_one_part_with_the_number_of_its_points():
 
 
 def test_more_parts_than_are_listed_are_told():
-    found = skipped(swept(tp=[1, *range(17, 17 + MOST_LISTED + 5)]))
+    found = skipped(swept(tp=[1, *range(17, 17 + MAX_LISTED + 5)]))
 
-    assert (len(found.parts), found.points) == (MOST_LISTED, MOST_LISTED + 5)
+    assert (len(found.parts), found.points) == (MAX_LISTED, MAX_LISTED + 5)
     assert found.note == "5 further parts are not listed"
 
 
 def test_a_grid_that_is_not_walked_to_its_end_is_told(monkeypatch):
-    monkeypatch.setattr("nightbridge.rules.skipped.MOST_OUTCOMES", 3)
+    monkeypatch.setattr("nightbridge.rules.skipped.MAX_OUTCOMES", 3)
 
     assert skipped(swept(seq_length=[1, 2, 3, 4, 5])).note == "of 5 points only 3 were looked at"
 

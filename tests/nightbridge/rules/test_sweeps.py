@@ -20,7 +20,7 @@ from nightbridge.rules import (
     registry,
 )
 from nightbridge.rules.facts import Facts
-from nightbridge.rules.sweeps import MOST_RUNS, Cut
+from nightbridge.rules.sweeps import MAX_RUNS, Cut
 from tests.nightbridge.rules.test_rules import BREAKS
 from tests.nightbridge.rules.test_rules import make_test as rules_test
 
@@ -213,14 +213,14 @@ def test_a_sweep_without_a_valid_point_is_invalid():
 
 
 def test_a_sweep_that_no_night_could_run_is_refused():
-    (violation,) = errors_of(check_test(swept(gb=range(1, MOST_RUNS + 2))))
+    (violation,) = errors_of(check_test(swept(gb=range(1, MAX_RUNS + 2))))
 
     assert violation.rule == "sweep-size"
-    assert f"{MOST_RUNS + 1} of {MOST_RUNS + 1} points" in violation.message
+    assert f"{MAX_RUNS + 1} of {MAX_RUNS + 1} points" in violation.message
 
 
 def test_a_grid_that_nobody_could_walk_is_refused_in_time_and_drawn_from(monkeypatch):
-    monkeypatch.setattr(registry, "MOST_OUTCOMES", 500)
+    monkeypatch.setattr(registry, "MAX_OUTCOMES", 500)
     axes = {"tp": [1, 3], **{name: range(1, 1001) for name in ("gb", "seq_length", "max_steps")}}
 
     (violation,) = errors_of(check_test(swept(**axes)))

@@ -18,7 +18,7 @@ from nightbridge.errors import NightbridgeError, PermanentError, TransientError
 from nightbridge.models import StoreSettings
 from nightbridge.store import s3_client, s3_upload
 from nightbridge.store.s3 import S3Store
-from nightbridge.store.s3_upload import MOST_PARTS, PART_SIZE, part_size
+from nightbridge.store.s3_upload import MAX_PARTS, PART_SIZE, part_size
 from nightbridge.store.source import FileSource
 from nightbridge.store.upload import Unit, upload
 from tests.real.s3_proxy import LOST, Answer, Proxy, Request, proxy_to, s3_error
@@ -333,8 +333,8 @@ def test_no_connection_is_made_to_another_host(
         assert proxy.requests
 
 
-@pytest.mark.parametrize("size", [PART_SIZE + 1, 50 << 30, MOST_PARTS * PART_SIZE, MOST_PARTS * PART_SIZE + 1, 5 << 40])
+@pytest.mark.parametrize("size", [PART_SIZE + 1, 50 << 30, MAX_PARTS * PART_SIZE, MAX_PARTS * PART_SIZE + 1, 5 << 40])
 def test_every_size_fits_into_the_parts_that_s3_allows(size: int) -> None:
-    assert -(-size // part_size(size)) <= MOST_PARTS
-    assert PART_SIZE <= part_size(size) < size / MOST_PARTS + PART_SIZE
+    assert -(-size // part_size(size)) <= MAX_PARTS
+    assert PART_SIZE <= part_size(size) < size / MAX_PARTS + PART_SIZE
     assert part_size(size) % MIB == 0
