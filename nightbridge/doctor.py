@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from nightbridge.errors import NightbridgeError, PermanentError
+from nightbridge.files import check_workspace
 from nightbridge.images.enroot import find_enroot
 from nightbridge.models import Model, Site
 from nightbridge.repos.environments import is_base_ready
@@ -12,7 +13,6 @@ from nightbridge.slurm.factory import open_cluster
 from nightbridge.slurm.local import LocalCluster
 from nightbridge.slurm.pyslurm_cluster import PyslurmCluster
 from nightbridge.store.objects import ObjectStore
-from nightbridge.workspace import check_workspace
 
 _GIT_TIMEOUT_SECONDS = 10.0
 _ASKED_THROUGH: dict[type, str] = {

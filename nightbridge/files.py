@@ -163,6 +163,20 @@ def check_writable(folder: Path, *, what: str, advice: str) -> None:
         raise write_error(error, what=what, thing=str(folder), advice=advice) from error
 
 
+def check_workspace(workspace: Path) -> None:
+    """Make the workspace if it is not there, and check that files can be written in it.
+
+    Raises:
+        PermanentError: They cannot.
+        TransientError: They cannot now.
+    """
+    check_writable(
+        workspace,
+        what="the workspace",
+        advice="Choose another folder with --workspace, or get write access to this one",
+    )
+
+
 def write_error(error: OSError, *, what: str, thing: str, advice: str) -> PermanentError | TransientError:
     """The error of ours for a file or folder that could not be written."""
     kind = TransientError if error.errno in _PASSING else PermanentError

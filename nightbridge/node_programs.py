@@ -12,12 +12,25 @@ from typing import Protocol, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from nightbridge.errors import PermanentError, TransientError
+from nightbridge.errors import (
+    DamagedData,
+    InvalidInput,
+    LaunchRefused,
+    NightbridgeError,
+    PermanentError,
+    TransientError,
+)
+from nightbridge.models import Model
 from nightbridge.processes import Finished
+from nightbridge.secrets import mask_secrets
 
 # What a shell and srun say of a program that was killed: 128 and the signal's number.
 _FIRST_KILLED_CODE = 129
 _TERMINATED = 128 + signal.SIGTERM
+
+_KINDS: dict[str, type[NightbridgeError]] = {
+    kind.__name__: kind for kind in (TransientError, PermanentError, InvalidInput, LaunchRefused, DamagedData)
+}
 
 _Answer = TypeVar("_Answer", bound=BaseModel)
 
@@ -36,6 +49,26 @@ class RunOnNode(Protocol):
         on_line: Callable[[str], None],
     ) -> Finished:
         """Run `argv` as the job `name`; `given` is its stdin, `on_line` hears each line of its stderr."""
+
+
+class Failure(Model):
+    """An error that crosses from one process to another. `kind` is the name of its class, or of the nearest known."""
+
+    kind: str
+    what: str
+    thing: str = ""
+    advice: str = ""
+
+    @classmethod
+    def of(cls, error: NightbridgeError, secrets: tuple[str, ...] = ()) -> "Failure":
+        """The data of an error, without the values of secrets."""
+        kind = next(parent.__name__ for parent in type(error).__mro__ if parent.__name__ in _KINDS)
+        what, thing, advice = (mask_secrets(text, secrets) for text in (error.what, error.thing, error.advice))
+        return cls(kind=kind, what=what, thing=thing, advice=advice)
+
+    def error(self) -> NightbridgeError:
+        """The error of the data."""
+        return _KINDS[self.kind](self.what, thing=self.thing, advice=self.advice)
 
 
 def begin_on_node() -> None:

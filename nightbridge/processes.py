@@ -1,4 +1,4 @@
-"""Programs of others: run to their end or their time limit, never left behind, their output line by line."""
+"""Child processes: run to their end or their time limit, never left behind, their output line by line."""
 
 import contextlib
 import os
@@ -6,17 +6,18 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from nightbridge.errors import PermanentError, TransientError
 from nightbridge.guard import GUARD
-from nightbridge.models import Model
 
 TAIL_LINES = 12
 
 
-class Finished(Model):
+@dataclass(frozen=True)
+class Finished:
     """How a program ended. `code` is negative for a signal, as in `subprocess`."""
 
     code: int

@@ -2,20 +2,32 @@
 
 A `SecretRef` is all that models hold. The domain resolves environment variables and TOML keys; blocks are Prefect's, so
 the tasks layer passes a function for them.
+
+Logins are lines of netrc(5), the one format that curl, enroot and people share. A program is given them in a file that
+exists in memory, through this process's `/proc/PID/fd`: no other user can open it, and it ends with the process.
 """
 
+import netrc
 import os
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from nightbridge.errors import InvalidInput
-from nightbridge.models import SecretRef
+from nightbridge.errors import InvalidInput, PermanentError
+
+if TYPE_CHECKING:
+    # git's credential helper reads logins, and starts too often to pay for pydantic's import.
+    from nightbridge.models import SecretRef
 
 MASK = "********"
 
+Login = tuple[str, str]
+"""User and password. Never logged, never part of a model."""
 
-def resolve_secret(ref: SecretRef, block_value: Callable[[str], str] | None = None) -> str:
+
+def resolve_secret(ref: "SecretRef", block_value: Callable[[str], str] | None = None) -> str:
     """Return the secret's value.
 
     Args:
@@ -37,6 +49,42 @@ def mask_secrets(text: str, values: Iterable[str]) -> str:
     for value in sorted({value for value in values if len(value) >= 4}, key=len, reverse=True):
         text = text.replace(value, MASK)
     return text
+
+
+@contextmanager
+def file_in_memory(content: str) -> Iterator[Path]:
+    """A file that this user's processes can read under the given path, and that no disk ever holds."""
+    descriptor = os.memfd_create("login")
+    try:
+        os.write(descriptor, content.encode())
+        yield Path(f"/proc/{os.getpid()}/fd/{descriptor}")
+    finally:
+        os.close(descriptor)
+
+
+def whole_lines(text: str) -> str:
+    """The same lines, the last one ended as well."""
+    return text.rstrip("\n") + "\n"
+
+
+def read_netrc(path: Path, name: str) -> Mapping[str, Login]:
+    """The logins of a file by host; `name` is what it is called in messages.
+
+    Raises:
+        PermanentError: They cannot be read.
+
+    """
+    try:
+        hosts = netrc.netrc(path).hosts
+    except (netrc.NetrcParseError, OSError, UnicodeDecodeError) as error:
+        # The parser's own message shows the word that it stumbled over, which may be the password.
+        where = f" at line {error.lineno}" if isinstance(error, netrc.NetrcParseError) else ""
+        raise PermanentError(
+            f"these logins cannot be read{where}",
+            thing=name,
+            advice="Each is a line `machine HOST login USER password PASSWORD` (netrc(5))",
+        ) from None
+    return {host: (user, password) for host, (user, _, password) in hosts.items()}
 
 
 def _from_environment(name: str, _: Callable[[str], str] | None) -> str:

@@ -2,11 +2,11 @@
 
 from nightbridge.config.scenarios import sweeps_nodes
 from nightbridge.errors import TransientError
+from nightbridge.files import check_workspace
 from nightbridge.models import ClusterLimits, RunSpec, Scenario, Site
 from nightbridge.rules import check
 from nightbridge.slurm.factory import open_cluster
 from nightbridge.store.objects import open_store
-from nightbridge.workspace import check_workspace
 from tasks.secrets import block_value
 from tasks.stage import stage
 from tasks.validate import refuse_errors

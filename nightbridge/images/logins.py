@@ -14,7 +14,7 @@ from pathlib import Path
 
 from nightbridge.errors import PermanentError
 from nightbridge.images.references import ImageReference
-from nightbridge.netrc_lines import Login, file_in_memory, read_netrc, whole_lines
+from nightbridge.secrets import Login, file_in_memory, read_netrc, whole_lines
 
 DOCKER_HUB = "registry-1.docker.io"
 _DOCKER_HUB_LOGINS = ("auth.docker.io", "docker.io", "https://index.docker.io/v1/")

@@ -11,12 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nightbridge.errors import NightbridgeError
-from nightbridge.failures import Failure
 from nightbridge.images.enroot import find_enroot
 from nightbridge.images.references import ImageReference
 from nightbridge.images.scratch_dirs import named_write_errors, remove_scratch_dirs
 from nightbridge.models import ImageImport, Model
-from nightbridge.node_programs import begin_on_node
+from nightbridge.node_programs import Failure, begin_on_node
 
 
 class NodeOrder(Model):

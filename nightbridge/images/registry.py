@@ -22,7 +22,7 @@ from nightbridge.error_patterns import ErrorPattern, classify
 from nightbridge.errors import DamagedData, InvalidInput, NightbridgeError, PermanentError, TransientError
 from nightbridge.images.logins import DOCKER_HUB, find_login, login_advice
 from nightbridge.images.references import ImageReference
-from nightbridge.netrc_lines import Login
+from nightbridge.secrets import Login
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from contextvars import ContextVar
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from nightbridge.netrc_lines import file_in_memory, read_netrc, whole_lines
 from nightbridge.own_programs import own_program
+from nightbridge.secrets import file_in_memory, read_netrc, whole_lines
 
 _SETTINGS: ContextVar[tuple[str, ...]] = ContextVar("settings", default=())
 # A server elsewhere gets no password that everybody on the way can read.

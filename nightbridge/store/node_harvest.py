@@ -14,9 +14,8 @@ from pathlib import Path
 from pydantic import Field
 
 from nightbridge.errors import NightbridgeError
-from nightbridge.failures import Failure
 from nightbridge.models import Model
-from nightbridge.node_programs import begin_on_node
+from nightbridge.node_programs import Failure, begin_on_node
 from nightbridge.store.objects import open_store
 from nightbridge.store.order import HarvestOrder, carry_out
 from nightbridge.store.progress import Progress

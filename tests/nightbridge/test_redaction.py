@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from nightbridge import redaction
 from nightbridge.errors import PermanentError
-from nightbridge.redaction import SecretFinder, copy_masked, mask_text
-from nightbridge.secret_shapes import MAX_SHAPE_BYTES, find_shapes
+from nightbridge.redaction import MAX_SHAPE_BYTES, SecretFinder, copy_masked, find_shapes, mask_text
 from nightbridge.secrets import MASK, mask_secrets
 
 SECRETS = ["hf_0123456789abcdef", "hf_0123456789abcdef-longer", "line\nbreak", "größe!"]
