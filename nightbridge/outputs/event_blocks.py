@@ -5,14 +5,13 @@ compared and numbers taken out by numpy, for all records of a block together. Th
 what was written ends a block: what is wrong with it is for the reader of single records to say.
 """
 
-import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import google_crc32c
 import numpy as np
 
-from nightbridge.outputs.event_wire import plain_scalar_tag
+from nightbridge.outputs.event_wire import FOOTER_SIZE, HEADER_SIZE, plain_scalar_tag, record_length
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
 BLOCK = 1 << 20
 """Bytes read at once. A record that is larger is read by itself."""
 
-_HEADER_SIZE = 12
-_FOOTER_SIZE = 4
 _SMALLEST_PLAIN = 20
 _VALUE_SIZE = 4
 _STEP_AT = 10
@@ -88,7 +85,7 @@ class BlockReader:
             if other < len(starts):
                 pieces.append(block[starts[other] : ends[other]])
             done = other + 1
-        return Block(int(ends[-1]) + _FOOTER_SIZE, pieces)
+        return Block(int(ends[-1]) + FOOTER_SIZE, pieces)
 
     def _whole_records(self, block: bytes) -> "tuple[NDArray[np.int64], NDArray[np.int64]]":
         """Where the records begin and end whose headers and checksums are right, up to the first other one."""
@@ -98,16 +95,16 @@ class BlockReader:
         checksums: list[int] = []
         position = 0
         while True:
-            start = position + _HEADER_SIZE
+            start = position + HEADER_SIZE
             header = block[position:start]
             length = lengths.get(header)
             if length is None:
-                length = _checked_length(header)
+                length = record_length(header)
                 if length is None:
                     break
                 lengths[header] = length
             end = start + length
-            position = end + _FOOTER_SIZE
+            position = end + FOOTER_SIZE
             if position > size:
                 break
             checksums.append(checksum_of(block[start:end]))
@@ -115,7 +112,7 @@ class BlockReader:
             ends.append(end)
         where, crc = np.array(ends, dtype=np.int64), np.array(checksums, dtype=np.uint32)
         masked = ((crc >> np.uint32(15)) | (crc << np.uint32(17))) + np.uint32(0xA282EAD8)
-        written = _gather(np.frombuffer(block, dtype=np.uint8), where, _FOOTER_SIZE).view("<u4")
+        written = _gather(np.frombuffer(block, dtype=np.uint8), where, FOOTER_SIZE).view("<u4")
         wrong = np.flatnonzero(masked != written)
         whole = int(wrong[0]) if len(wrong) else len(where)
         return np.array(starts[:whole], dtype=np.int64), where[:whole]
@@ -130,16 +127,6 @@ class BlockReader:
             return -1
         self._templates[template] = self._number_of(tag)
         return self._templates[template]
-
-
-def _checked_length(header: bytes) -> int | None:
-    if len(header) < _HEADER_SIZE:
-        return None
-    length: int
-    length, checksum = struct.unpack("<QI", header)
-    crc: int = google_crc32c.value(header[:8])
-    masked = (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
-    return length if checksum == masked else None
 
 
 def _gather(content: "NDArray[np.uint8]", where: "NDArray[np.int64]", size: int) -> "NDArray[np.uint8]":

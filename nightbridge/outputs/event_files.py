@@ -8,7 +8,6 @@ damage is, why, and how much was saved. Records after the damage are not guessed
 import io
 import os
 import re
-import struct
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -16,10 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
 
-import google_crc32c
-
 from nightbridge.errors import DamagedData
-from nightbridge.outputs.event_wire import EventDecoder, MalformedRecord, plain_scalar_tag
+from nightbridge.outputs.event_wire import (
+    FOOTER_SIZE,
+    HEADER_SIZE,
+    EventDecoder,
+    MalformedRecord,
+    masked_crc,
+    record_length,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,8 +32,6 @@ if TYPE_CHECKING:
 
     from nightbridge.outputs.event_blocks import PlainScalars
 
-_HEADER_SIZE = 12
-_FOOTER_SIZE = 4
 _BLOCK = 1 << 20
 
 COLUMNS = ("tag", "step", "wall_time", "value", "file", "superseded")
@@ -111,11 +113,6 @@ class RecordsEnd(Exception):
         self.reason = reason
 
 
-def _masked_crc(data: bytes) -> int:
-    crc: int = google_crc32c.value(data)
-    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
-
-
 def _only_zeros_from(stream: BinaryIO, offset: int) -> bool:
     stream.seek(offset)
     while block := stream.read(_BLOCK):
@@ -124,48 +121,41 @@ def _only_zeros_from(stream: BinaryIO, offset: int) -> bool:
     return True
 
 
-def records(stream: BinaryIO, total: int, offset: int = 0) -> Iterator[tuple[int, bytes]]:
-    """Walk over the records of a stream that stands at `offset`, up to `total` bytes: (offset after it, record).
+def _next_record(stream: BinaryIO, total: int, offset: int) -> bytes | None:
+    """The record of a stream that stands at `offset`; None where only zeros follow.
 
     Raises:
-        RecordsEnd: The walk ended at a record that is cut off or damaged.
+        RecordsEnd: The record is cut off or damaged.
 
     """
-    # Few lengths occur in a file, and each has one right checksum.
-    known_headers: dict[bytes, int] = {}
-    while offset < total:
-        header = stream.read(_HEADER_SIZE)
-        if len(header) < _HEADER_SIZE:
-            if not header.strip(b"\0"):
-                return
-            raise RecordsEnd("truncated", offset, "the last record's header is cut off")
-        length = known_headers.get(header)
-        if length is None:
-            length, checksum = struct.unpack("<QI", header)
-            if checksum != _masked_crc(header[:8]):
-                _end_at_bad_header(stream, offset)
-                return
-            known_headers[header] = length
-        following = offset + _HEADER_SIZE + length + _FOOTER_SIZE
-        if following > total:
-            raise RecordsEnd("truncated", offset, "the last record is cut off")
-        record = stream.read(length)
-        footer = stream.read(_FOOTER_SIZE)
-        if len(footer) < _FOOTER_SIZE:
-            raise RecordsEnd("truncated", offset, "the file became shorter while it was read")
-        if int.from_bytes(footer, "little") != _masked_crc(record):
-            if _only_zeros_from(stream, following - 1):
-                raise RecordsEnd("truncated", offset, "the last record is cut off and filled up with zeros")
-            raise RecordsEnd("corrupt", offset, "the record's checksum is wrong")
-        offset = following
-        yield offset, record
+    header = stream.read(HEADER_SIZE)
+    if len(header) < HEADER_SIZE:
+        if not header.strip(b"\0"):
+            return None
+        raise RecordsEnd("truncated", offset, "the last record's header is cut off")
+    length = record_length(header)
+    if length is None:
+        _end_at_bad_header(stream, offset)
+        return None
+    following = offset + HEADER_SIZE + length + FOOTER_SIZE
+    if following > total:
+        raise RecordsEnd("truncated", offset, "the last record is cut off")
+    record = stream.read(length)
+    footer = stream.read(FOOTER_SIZE)
+    if len(footer) < FOOTER_SIZE:
+        raise RecordsEnd("truncated", offset, "the file became shorter while it was read")
+    if int.from_bytes(footer, "little") != masked_crc(record):
+        if _only_zeros_from(stream, following - 1):
+            raise RecordsEnd("truncated", offset, "the last record is cut off and filled up with zeros")
+        raise RecordsEnd("corrupt", offset, "the record's checksum is wrong")
+    return record
 
 
 def _end_at_bad_header(stream: BinaryIO, offset: int) -> None:
     """Judge a header whose checksum is wrong: return at a tail of zeros, else raise what it is."""
     if _only_zeros_from(stream, offset):
         return
-    if _only_zeros_from(stream, offset + _HEADER_SIZE - 1):
+    if _only_zeros_from(stream, offset + HEADER_SIZE - 1):
         raise RecordsEnd("truncated", offset, "the last record's header is cut off and filled up with zeros")
     raise RecordsEnd("corrupt", offset, "the checksum of a record's length is wrong")
 
@@ -182,12 +172,20 @@ class Columns:
         self.skipped: Counter[str] = Counter()
         self._decoder = EventDecoder()
         self._numbers: dict[str, int] = {}
-        self._plain_tags: dict[bytes, int] = {}
 
     def add(self, record: bytes) -> None:
-        """Add the scalars of one record, by the short way where its bytes allow it."""
-        if not self._add_plain(record):
-            self._add_any(record)
+        """Add the scalars of one record."""
+        try:
+            event = self._decoder.decode(record)
+        except MalformedRecord:
+            self.skipped["malformed"] += 1
+            return
+        self.skipped.update(event.skipped)
+        for scalar in event.scalars:
+            self.tag_numbers.append(self.number_of(scalar.tag))
+            self.steps.append(event.step)
+            self.wall_times.append(event.wall_time)
+            self.values.append(scalar.value)
 
     def add_plain(self, rows: "PlainScalars") -> None:
         """Add a run of rows whose tags are numbers of `names`."""
@@ -211,50 +209,6 @@ class Columns:
             self.names.append(tag)
         return number
 
-    def _add_plain(self, record: bytes) -> bool:
-        # Wall time (key 0x09), then step (key 0x10) of up to four bytes.
-        if len(record) < 20 or record[0] != 0x09 or record[9] != 0x10:
-            return False
-        step, shift, position = 0, 0, 10
-        while True:
-            byte = record[position]
-            position += 1
-            step |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                break
-            shift += 7
-            if shift > 21:
-                return False
-        template = record[position:-4]
-        number = self._plain_tags.get(template)
-        if number is None:
-            tag = plain_scalar_tag(template)
-            if tag is None:
-                return False
-            number = self._plain_tags[template] = self.number_of(tag)
-        self.tag_numbers.append(number)
-        self.steps.append(step)
-        self.wall_times.append(_unpack_double(record, 1)[0])
-        self.values.append(_unpack_float(record, len(record) - 4)[0])
-        return True
-
-    def _add_any(self, record: bytes) -> None:
-        try:
-            event = self._decoder.decode(record)
-        except MalformedRecord:
-            self.skipped["malformed"] += 1
-            return
-        self.skipped.update(event.skipped)
-        for scalar in event.scalars:
-            self.tag_numbers.append(self.number_of(scalar.tag))
-            self.steps.append(event.step)
-            self.wall_times.append(event.wall_time)
-            self.values.append(scalar.value)
-
-
-_unpack_double = struct.Struct("<d").unpack_from
-_unpack_float = struct.Struct("<f").unpack_from
-
 
 def read_event_file(path: Path) -> EventFile:
     """Read one event file up to its end or its first damage. Damage is part of the answer, not an error.
@@ -270,7 +224,7 @@ def read_event_file(path: Path) -> EventFile:
         with path.open("rb", buffering=_BLOCK) as stream:
             total = os.fstat(stream.fileno()).st_size
             try:
-                for offset in _read_on(stream, total, columns):
+                for offset in read_on(stream, total, columns):
                     bytes_ok = offset
                 bytes_ok = total
             except RecordsEnd as stop:
@@ -293,17 +247,17 @@ def read_event_file(path: Path) -> EventFile:
     )
 
 
-def _read_on(stream: BinaryIO, total: int, columns: Columns) -> Iterator[int]:
-    """Add all records of a file of `total` bytes, in blocks where that is possible; yields the offsets reached.
+def read_on(stream: BinaryIO, total: int, columns: Columns, offset: int = 0) -> Iterator[int]:
+    """Add all records between `offset` and `total` of a file, many at once where possible; yields the offsets reached.
 
     Raises:
         RecordsEnd: The walk ended at a record that is cut off or damaged.
 
     """
-    # Imports numpy, which a look at a running job's files does not need.
+    # Imports numpy, which the start of the command line does not need.
     from nightbridge.outputs.event_blocks import BLOCK, BlockReader
 
-    reader, offset = BlockReader(columns.number_of), 0
+    reader = BlockReader(columns.number_of)
     while offset < total:
         stream.seek(offset)
         block = reader.read(stream.read(min(BLOCK, total - offset)))
@@ -315,11 +269,11 @@ def _read_on(stream: BinaryIO, total: int, columns: Columns) -> Iterator[int]:
         offset += block.size
         if not block.size:
             stream.seek(offset)
-            found = next(records(stream, total, offset), None)
-            if found is None:
+            record = _next_record(stream, total, offset)
+            if record is None:
                 return
-            offset, record = found
             columns.add(record)
+            offset += HEADER_SIZE + len(record) + FOOTER_SIZE
         yield offset
 
 

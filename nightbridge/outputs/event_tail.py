@@ -7,7 +7,7 @@ again at the next look. Only once nobody writes any more is it what `event_files
 import os
 from pathlib import Path
 
-from nightbridge.outputs.event_files import Columns, RecordsEnd, Row, file_time, find_event_files, records
+from nightbridge.outputs.event_files import Columns, RecordsEnd, Row, file_time, find_event_files, read_on
 
 
 class EventFileTail:
@@ -39,10 +39,8 @@ class EventFileTail:
                     self._inode, self._offset, self.damage, self._columns = status.st_ino, 0, "", Columns()
                 if self.damage:
                     return []
-                stream.seek(self._offset)
                 try:
-                    for offset, record in records(stream, status.st_size, self._offset):
-                        self._columns.add(record)
+                    for offset in read_on(stream, status.st_size, self._columns, self._offset):
                         self._offset = offset
                 except RecordsEnd as end:
                     if end.status == "corrupt":

@@ -10,9 +10,33 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import google_crc32c
+
 # Wire types (https://protobuf.dev/programming-guides/encoding/).
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 _FIXED_SIZES = {FIXED64: 8, FIXED32: 4}
+
+
+HEADER_SIZE = 12
+"""Bytes before a record: its length, and the masked checksum of these eight bytes."""
+
+FOOTER_SIZE = 4
+"""Bytes after a record: its masked checksum."""
+
+
+def masked_crc(data: bytes) -> int:
+    """CRC-32C as TFRecords write it."""
+    crc: int = google_crc32c.value(data)
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def record_length(header: bytes) -> int | None:
+    """The length of the record after a header; None where the header is cut off or its checksum is wrong."""
+    if len(header) < HEADER_SIZE:
+        return None
+    length: int
+    length, checksum = struct.unpack("<QI", header)
+    return length if checksum == masked_crc(header[:8]) else None
 
 
 class MalformedRecord(ValueError):
