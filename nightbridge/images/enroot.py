@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 IMPORT_TIMEOUT_SECONDS = 4 * 3600.0
 DIGEST_TIMEOUT_SECONDS = 600.0
 
-# enroot's own defaults wait for ever and never try again (docker.sh). Per transfer, so a large layer needs its time.
+# enroot's own defaults never time out and never retry (docker.sh). Per transfer, so leave time for a large layer.
 DEFAULTS: Mapping[str, str] = {
     "ENROOT_TRANSFER_TIMEOUT": "1800",
     "ENROOT_TRANSFER_RETRIES": "3",
@@ -31,7 +31,7 @@ DEFAULTS: Mapping[str, str] = {
 }
 """Settings of enroot where the site has none."""
 
-# `enroot digest` and `@sha256:` came with this version; before it the registry itself is asked.
+# `enroot digest` and `@sha256:` came with this version; older ones query the registry's own API.
 FIRST_MAJOR_WITH_DIGEST = 4
 
 
@@ -88,7 +88,7 @@ class Enroot(Model):
         Raises:
             InvalidInput: There is no such image.
             PermanentError: The registry refuses us, a disk is full, or enroot lacks a tool.
-            TransientError: The registry cannot be reached or is busy, a layer arrived damaged, or enroot was killed.
+            TransientError: The registry is unreachable or busy, a layer was corrupted, or enroot was killed.
 
         """
         temp = temporary_folder(self.settings.temp)
@@ -136,7 +136,7 @@ def find_enroot(settings: ImageImport | None = None, credentials: str = "") -> E
     finished = run([program, "version"], environment=os.environ, timeout=DIGEST_TIMEOUT_SECONDS)
     version = finished.stdout.decode(errors="replace").strip()
     if finished.code or not re.match(r"\d+\.", version):
-        raise PermanentError(f"enroot does not tell its version: {finished.tail or version}", thing=program)
+        raise PermanentError(f"cannot read enroot's version: {finished.tail or version}", thing=program)
     return Enroot(program=Path(program), version=version, settings=settings or ImageImport(), credentials=credentials)
 
 
@@ -153,14 +153,14 @@ _ERRORS = (
         pattern=r"No space left on device|Disk quota exceeded|Failed to write to output filesystem"
         r"|zstd: error 70|curl: \(23\)",
         kind=PermanentError,
-        what="a disk is full",
-        advice="Free some space for images, or set the Image Cache's cache and temp (ENROOT_CACHE_PATH, "
+        what="no space left on a disk",
+        advice="Free up space for images, or set the Image Cache's cache and temp (ENROOT_CACHE_PATH, "
         "ENROOT_TEMP_PATH) to larger disks",
     ),
     ErrorPattern(
         pattern=r"returned error(?: code)?: (408|429|5\d\d)",
         kind=TransientError,
-        what="the registry is busy or out of order",
+        what="the registry is busy or failing",
     ),
     ErrorPattern(
         pattern=r"returned error(?: code)?: 40[13]",
@@ -172,29 +172,29 @@ _ERRORS = (
         pattern=r"returned error(?: code)?: 404",
         kind=InvalidInput,
         what="the registry has no such image",
-        advice="Check name and tag; a private image may say the same to those who are not logged in",
+        advice="Check name and tag; private images also look missing without a login",
     ),
     ErrorPattern(
         pattern=r"returned error(?: code)?: 400",
         kind=PermanentError,
-        what="the registry cannot give this image to enroot",
-        advice="enroot needs Docker's manifest format: push the image again with `skopeo copy --format v2s2`",
+        what="enroot does not support this image's manifest format",
+        advice="Push the image again in Docker's format with `skopeo copy --format v2s2`",
     ),
     ErrorPattern(
         pattern=r"corrupted|Checksum mismatch|invalid compressed data|unexpected end of file",
         kind=TransientError,
-        what="a layer arrived damaged",
+        what="a layer was corrupted in transit",
     ),
     ErrorPattern(
         pattern=r"curl: \((5|6|7|16|18|22|28|35|52|55|56|92)\)",
         kind=TransientError,
-        what="the registry could not be reached, or the transfer broke off",
+        what="the registry is unreachable, or the transfer was interrupted",
     ),
     ErrorPattern(
         pattern=r"[Cc]ommand not found|[Cc]ould not find (a )?(command|program)",
         kind=PermanentError,
-        what="enroot lacks a program that it needs",
-        advice="Install what it names on this machine",
+        what="enroot is missing a required program",
+        advice="Install the named program on this machine",
     ),
     ErrorPattern(
         pattern=r"File already exists|will not overwrite",
@@ -210,7 +210,7 @@ _KILLED_CODES = {137, 143}
 
 
 def classify_failure(finished: Finished, reference: ImageReference) -> NightbridgeError:
-    """The error that a failed enroot stands for."""
+    """Map a failed enroot command to an error."""
     thing = str(reference)
     if known := classify(finished.stderr, _ERRORS):
         return known.error(thing, finished.tail, login=login_advice(reference))
@@ -219,5 +219,5 @@ def classify_failure(finished: Finished, reference: ImageReference) -> Nightbrid
     if finished.code < 0 or finished.code in _KILLED_CODES:
         return TransientError(f"enroot was killed (code {finished.code}), possibly out of memory", thing=thing)
     if finished.code == 0:
-        return DamagedData("enroot gave no digest", thing=thing)
+        return DamagedData("enroot returned no digest", thing=thing)
     return PermanentError(f"enroot failed with code {finished.code}: {finished.tail or 'no output'}", thing=thing)

@@ -37,7 +37,7 @@ class ImageRecord(Model):
 
 
 class ImagePin(Model):
-    """What a reference meant when the night first asked."""
+    """The digest that a reference resolved to when the night first needed it."""
 
     reference: str
     digest: str
@@ -63,7 +63,7 @@ class Importer(Protocol):
 
 
 def pull_image(spec: RunSpec, site: Site, importer: Callable[[], Importer] | None = None) -> Image:
-    """Return the image that a run asks for with `container_image`.
+    """Return the image that a run names with `container_image`.
 
     `none` is the declared absence of a container. The path of a .sqsh file is checked and used where it lies. A
     reference is resolved to a digest once per night and imported once per digest, to `<images>/<digest>.sqsh`.
@@ -77,7 +77,7 @@ def pull_image(spec: RunSpec, site: Site, importer: Callable[[], Importer] | Non
         InvalidInput: No image is named, or there is no such file or image.
         DamagedData: The file is no whole squashfs image.
         PermanentError: enroot is not installed, the registry refuses us, or a disk is full.
-        TransientError: The registry cannot be reached, or somebody else has been importing for too long.
+        TransientError: The registry is unreachable, or another import of this image took too long.
 
     """
     written = str(spec.test.cmd_args.get("container_image") or "").strip()
@@ -155,7 +155,7 @@ def _check_import(path: Path, tool: str, reference: ImageReference) -> None:
         check_squashfs(path)
     except (DamagedData, FileNotFoundError) as error:
         # The tool said that all was well; another import may well be.
-        raise TransientError(f"{tool} left no whole image: {error}", thing=str(reference)) from error
+        raise TransientError(f"{tool} produced an incomplete image: {error}", thing=str(reference)) from error
 
 
 def _record(path: Path, *, reference: str, digest: str | None, tool: str) -> ImageRecord:

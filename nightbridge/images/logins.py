@@ -20,8 +20,8 @@ DOCKER_HUB = "registry-1.docker.io"
 _DOCKER_HUB_LOGINS = ("auth.docker.io", "docker.io", "https://index.docker.io/v1/")
 
 LOGIN_ADVICE = (
-    "Put a line `machine {registry} login {user} password PASSWORD` into $ENROOT_CONFIG_PATH/.credentials "
-    "(~/.config/enroot/.credentials), or into the secret that the Image Cache names"
+    "Add a line `machine {registry} login {user} password PASSWORD` to $ENROOT_CONFIG_PATH/.credentials "
+    "(~/.config/enroot/.credentials), or to the secret that the Image Cache names"
 )
 
 
@@ -33,7 +33,7 @@ def login_advice(reference: ImageReference) -> str:
 
 
 def find_login(registry: str, *, token_server: str = "", credentials: str = "") -> Login | None:
-    """The login for a registry, as `registry[:port]`; None when nobody left one.
+    """The login for a registry, as `registry[:port]`; None when none is configured.
 
     Args:
         registry: The registry.
@@ -108,5 +108,5 @@ def _docker_logins(path: Path) -> Mapping[str, Login]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, AttributeError, binascii.Error):
-        raise PermanentError("these logins cannot be read", thing=str(path), advice="Log in again") from None
+        raise PermanentError("cannot read these logins", thing=str(path), advice="Log in again") from None
     return logins

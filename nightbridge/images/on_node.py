@@ -91,8 +91,8 @@ class NodeImporter:
             raise
         if not output.exists():
             raise TransientError(
-                "the image that a compute node made is not to be seen here",
+                "the image imported on a compute node is not visible here",
                 thing=str(output),
-                advice="The images' folder must be on a file system that the nodes share",
+                advice="Keep images on a file system shared with the nodes",
             )
         return answer.tool

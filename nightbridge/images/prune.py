@@ -1,4 +1,4 @@
-"""Old images: which ones nobody needs any more, and their removal. Files that people brought themselves stay."""
+"""Finds and removes unused images. Image files that users provided stay."""
 
 import re
 import time
@@ -29,7 +29,7 @@ def find_old_images(
     """The imported images that `policy` does not keep; nothing is removed.
 
     What killed imports left, here and where imports of this machine work, is among them: the next import of the same
-    digest removes it too, but most digests are never asked for again.
+    digest removes it too, but most digests are never imported again.
 
     Args:
         workspace: Whose jobs may use them, besides those of others that share the folder.
@@ -38,7 +38,7 @@ def find_old_images(
         settings: Folders of imports.
 
     Raises:
-        PermanentError: Nobody knows whose jobs use the images.
+        PermanentError: The jobs that use the images are unknown.
 
     """
     candidates = [
@@ -49,7 +49,7 @@ def find_old_images(
     bases = (temporary_folder((settings or ImageImport()).temp),)
     return [
         *choose(candidates, policy, _text_of_live_jobs(images, workspace), now=time.time()),
-        *old_leftovers(leftover_scratch_dirs(images.absolute(), bases), "left by an import that was killed"),
+        *old_leftovers(leftover_scratch_dirs(images.absolute(), bases), "left by an interrupted import"),
     ]
 
 
@@ -64,8 +64,8 @@ def remove_images(workspace: Path, images: Path, removals: Sequence[Removal]) ->
         removals: What `find_old_images` has found.
 
     Raises:
-        PermanentError: Nobody knows whose jobs use the images.
-        TransientError: Somebody else holds an image's lease for too long.
+        PermanentError: The jobs that use the images are unknown.
+        TransientError: Another process holds an image's lease for too long.
 
     """
     removed = []
@@ -78,7 +78,7 @@ def remove_images(workspace: Path, images: Path, removals: Sequence[Removal]) ->
             if path.is_dir():
                 remove_tree(path)
             else:
-                # The sidecar first: a file without one is not trusted by anybody.
+                # The sidecar first: an image without one is never used.
                 path.with_suffix(".json").unlink(missing_ok=True)
                 path.unlink()
         removed.append(removal)

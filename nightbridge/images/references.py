@@ -1,4 +1,4 @@
-"""Image references: the forms that people write, and the ones that each enroot understands."""
+"""Image references: the forms that users write, and those that each enroot version understands."""
 
 import hashlib
 import re
@@ -47,7 +47,7 @@ class ImageReference(Model):
         """The address that `enroot import` takes.
 
         `REGISTRY#IMAGE` is understood by every enroot; `REGISTRY/IMAGE` means Docker Hub to versions before 4. Those
-        know no `@sha256:`, but ask the registry for a tag's manifest in the same way as for a digest's.
+        know no `@sha256:`, but query the registry for a tag's manifest in the same way as for a digest's.
         """
         user = f"{self.user}@" if self.user else ""
         registry = f"{self.registry}#" if self.registry else ""
@@ -80,7 +80,7 @@ def parse_reference(text: str) -> ImageReference:
         raise InvalidInput(
             "a password in an image reference would be shown in process lists and logs",
             thing=name,
-            advice="Put it into enroot's .credentials file",
+            advice="Put it in enroot's .credentials file",
         )
     return ImageReference(
         user=parts["user"],

@@ -33,13 +33,13 @@ _MANIFEST_TYPES = (
     "application/vnd.docker.distribution.manifest.v2+json",
 )
 _TIMEOUT_SECONDS = 60.0
-# A registry that says when to come back is asked so often; one that does not is left to the stage's own retries.
+# Attempts when the registry sends `Retry-After`; without it the stage's own retries apply.
 _TRIES = 4
 _MAX_PAUSE_SECONDS = 60.0
 
 
 def http_is_allowed() -> bool:
-    """Whether registries may be asked without encryption: enroot's own switch, `ENROOT_ALLOW_HTTP`."""
+    """Whether plain HTTP to registries is allowed: enroot's own switch, `ENROOT_ALLOW_HTTP`."""
     return os.environ.get("ENROOT_ALLOW_HTTP", "").lower() in {"1", "y", "yes", "true", "on"}
 
 
@@ -63,7 +63,7 @@ def registry_digest(reference: ImageReference, credentials: str = "") -> str:
         with _ask_for_manifest(reference, "GET", credentials) as manifest:
             digest = f"sha256:{hashlib.sha256(manifest.read()).hexdigest()}"
     if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
-        raise DamagedData(f"the registry gave no digest that we know ({digest[:80]!r})", thing=str(reference))
+        raise DamagedData(f"the registry returned an unsupported digest ({digest[:80]!r})", thing=str(reference))
     return digest
 
 
@@ -95,7 +95,7 @@ def _ask(url: str, headers: Mapping[str, str], *, method: str, reference: ImageR
             pause = _asked_to_wait(error)
             if last_try or pause is None:
                 raise
-            log.info("%s: the registry asks to come back in %.0f s", reference, pause)
+            log.info("%s: rate limited, retrying in %.0f s", reference, pause)
             time.sleep(pause)
         except (OSError, http.client.HTTPException) as error:
             raise _no_answer(error, url, reference) from error
@@ -128,12 +128,12 @@ def _authorization(headers: Message, registry: str, reference: ImageReference, c
     if scheme.lower() == "basic":
         login = find_login(registry, credentials=credentials)
         if login is None:
-            raise PermanentError("the registry asks for a login", thing=str(reference), advice=login_advice(reference))
+            raise PermanentError("the registry requires a login", thing=str(reference), advice=login_advice(reference))
         return _basic(login)
     if scheme.lower() != "bearer" or not realm.startswith(("https://", "http://")):
-        raise PermanentError(f"the registry asks for a login that we do not know ({scheme!r})", thing=str(reference))
+        raise PermanentError(f"the registry requires an unsupported login scheme ({scheme!r})", thing=str(reference))
     if realm.startswith("http://") and not http_is_allowed():
-        raise PermanentError("the registry wants the login sent without encryption", thing=str(reference))
+        raise PermanentError("the registry requires the login to be sent unencrypted", thing=str(reference))
     server = urllib.parse.urlsplit(realm).hostname or ""
     login = find_login(registry, token_server=server, credentials=credentials)
     query = urllib.parse.urlencode({name: fields[name] for name in ("service", "scope") if name in fields})
@@ -143,7 +143,7 @@ def _authorization(headers: Message, registry: str, reference: ImageReference, c
             given = json.loads(answer.read())
             token = given.get("token") or given["access_token"]
         except (ValueError, KeyError, AttributeError) as error:
-            raise TransientError("the registry's token server gave no token", thing=str(reference)) from error
+            raise TransientError("the registry's token server returned no token", thing=str(reference)) from error
     return f"Bearer {token}"
 
 
@@ -158,12 +158,12 @@ _REFUSALS = (
         r"HTTP 404\b",
         InvalidInput,
         "the registry has no such image",
-        "Check name and tag; a private image may say the same to those who are not logged in",
+        "Check name and tag; private images also look missing without a login",
     ),
-    ErrorPattern(r"HTTP (408|429|5\d\d)\b", TransientError, "the registry is busy or out of order"),
+    ErrorPattern(r"HTTP (408|429|5\d\d)\b", TransientError, "the registry is busy or failing"),
     ErrorPattern("", PermanentError, "the registry refused the request"),
 )
-# Errors of the way there, as Python's ssl and socket modules word them.
+# Connection errors, as worded by Python's ssl and socket modules.
 _FAULTS = (
     ErrorPattern(
         r"CERTIFICATE_VERIFY_FAILED",
@@ -171,7 +171,7 @@ _FAULTS = (
         "the registry's certificate is not trusted here",
         "Install the site's certificate authority, or set SSL_CERT_FILE",
     ),
-    ErrorPattern("", TransientError, "the registry could not be reached"),
+    ErrorPattern("", TransientError, "the registry is unreachable"),
 )
 
 

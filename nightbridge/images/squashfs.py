@@ -31,10 +31,10 @@ def check_squashfs(path: Path) -> None:
     if not size:
         raise DamagedData("the image is empty", thing=str(path))
     if len(superblock) < _SUPERBLOCK_BYTES or not superblock.startswith(MAGIC):
-        raise DamagedData("not a squashfs image, or one that was never finished", thing=str(path))
+        raise DamagedData("not a complete squashfs image", thing=str(path))
     (length,) = struct.unpack_from("<Q", superblock, _LENGTH_OFFSET)
     if size < length:
-        raise DamagedData(f"the image is cut off: {size} of {length} bytes", thing=str(path))
+        raise DamagedData(f"the image is truncated: {size} of {length} bytes", thing=str(path))
     program = shutil.which("unsquashfs")
     if program:
         finished = run([program, "-s", path], environment=os.environ, timeout=_UNSQUASHFS_TIMEOUT_SECONDS)

@@ -7,7 +7,7 @@ from nightbridge.errors import PermanentError
 from nightbridge.files import write_model
 from nightbridge.models import Model
 
-# Beside the images, where everybody who shares them can write.
+# Beside the images, where every user of the folder can write.
 _PREFIX = ".workspace-"
 
 

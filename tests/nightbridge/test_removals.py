@@ -207,7 +207,7 @@ def test_what_killed_imports_left_goes_here_and_where_they_worked(place: Place) 
     found = find_old_images(place.workspace, place.images, Policy(), settings)
 
     assert sorted(removal.path for removal in found) == sorted(dead)
-    assert {removal.reason for removal in found} == {"left by an import that was killed"}
+    assert {removal.reason for removal in found} == {"left by an interrupted import"}
     assert remove_images(place.workspace, place.images, found) == found
     assert not any(folder.exists() for folder in dead)
     assert all(folder.exists() for folder in (*at_work, settings.temp / "somebody-else"))

@@ -28,7 +28,7 @@ def test_a_reference_that_enroot_cannot_read_is_invalid_input(any_enroot: Enroot
 
 
 def test_a_registry_that_nobody_answers_is_transient_and_leaves_nothing(any_enroot: Enroot, tmp_path: Path) -> None:
-    with pytest.raises(TransientError, match="could not be reached"):
+    with pytest.raises(TransientError, match="unreachable"):
         any_enroot.import_image(ImageReference(registry="127.0.0.1:1", name="x"), tmp_path / "image.sqsh")
 
     assert not (tmp_path / "image.sqsh").exists()
@@ -55,7 +55,7 @@ def test_what_may_pass_is_transient_and_leaves_nothing(enroot: Any, tmp_path: Pa
     [
         ("401", PermanentError, r"machine nvcr\.io login \$oauthtoken password"),
         ("404", InvalidInput, "Check name and tag"),
-        ("no-tool", PermanentError, "Install what it names"),
+        ("no-tool", PermanentError, "Install the named program"),
         ("silent-3", PermanentError, "failed with code 3"),
     ],
 )
@@ -135,5 +135,5 @@ def test_an_enroot_that_does_not_work_is_named(enroot: Any) -> None:
     enroot.program.write_text("#!/bin/sh\necho broken >&2\nexit 1\n")
     os.chmod(enroot.program, 0o755)
 
-    with pytest.raises(PermanentError, match="does not tell its version: broken"):
+    with pytest.raises(PermanentError, match="cannot read enroot's version: broken"):
         find_enroot()

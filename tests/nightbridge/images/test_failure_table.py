@@ -131,13 +131,13 @@ def enroot_that_fails(
         ("400", PermanentError, "skopeo copy --format v2s2"),
         ("401", PermanentError, r"machine \S+ login \S+ password"),
         ("403", PermanentError, r"machine \S+ login \S+ password"),
-        ("429", TransientError, "busy or out of order"),
-        ("blob-429", TransientError, "busy or out of order"),
-        ("500", TransientError, "busy or out of order"),
-        ("503", TransientError, "busy or out of order"),
-        ("truncated", TransientError, "arrived damaged|broke off"),
-        ("corrupted", TransientError, "arrived damaged"),
-        ("stalled", TransientError, "the transfer broke off"),
+        ("429", TransientError, "busy or failing"),
+        ("blob-429", TransientError, "busy or failing"),
+        ("500", TransientError, "busy or failing"),
+        ("503", TransientError, "busy or failing"),
+        ("truncated", TransientError, "corrupted in transit|interrupted"),
+        ("corrupted", TransientError, "corrupted in transit"),
+        ("stalled", TransientError, "the transfer was interrupted"),
         ("killed", TransientError, "was killed"),
     ],
 )
@@ -168,7 +168,7 @@ def end_fault(enroot: Enroot) -> None:
 def test_a_disk_that_fills_up_is_permanent_and_says_which_settings_help(enroot_that_fails: Enroot, fault: str) -> None:
     enroot_that_fails.fail_once(fault)
 
-    with pytest.raises(PermanentError, match=r"a disk is full.*ENROOT_CACHE_PATH, ENROOT_TEMP_PATH"):
+    with pytest.raises(PermanentError, match=r"no space left on a disk.*ENROOT_CACHE_PATH, ENROOT_TEMP_PATH"):
         find_enroot().import_image(enroot_that_fails.reference, enroot_that_fails.output)
 
     assert not enroot_that_fails.output.exists()

@@ -84,7 +84,7 @@ def test_a_local_file_that_is_missing_or_no_image_is_refused(site: Site, tmp_pat
 
     with pytest.raises(InvalidInput, match=r"missing\.sqsh: no such image file"):
         pull_image(run_spec(str(tmp_path / "missing.sqsh")), site)
-    with pytest.raises(DamagedData, match=r"text\.sqsh: not a squashfs image"):
+    with pytest.raises(DamagedData, match=r"text\.sqsh: not a complete squashfs image"):
         pull_image(run_spec(str(tmp_path / "text.sqsh")), site)
 
 

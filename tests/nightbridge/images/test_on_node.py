@@ -88,9 +88,9 @@ def test_the_image_is_made_there_checked_here_and_the_sidecar_says_where(
 @pytest.mark.parametrize(
     ("fault", "kind", "message"),
     [
-        ("429", TransientError, r"busy or out of order \(.*on node\d"),
+        ("429", TransientError, r"busy or failing \(.*on node\d"),
         ("killed", TransientError, "was killed"),
-        ("cut", TransientError, "left no whole image"),
+        ("cut", TransientError, "produced an incomplete image"),
         ("401", PermanentError, r"login \$oauthtoken"),
         ("404", InvalidInput, "no such image"),
     ],

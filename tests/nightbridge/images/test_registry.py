@@ -46,11 +46,11 @@ def test_an_image_that_is_not_there_is_invalid_input(demo_image: Any) -> None:
 @pytest.mark.parametrize(
     ("answer", "kind", "message"),
     [
-        (Answer(429), TransientError, "busy or out of order"),
-        (Answer(503), TransientError, "busy or out of order"),
-        (LOST, TransientError, "could not be reached"),
+        (Answer(429), TransientError, "busy or failing"),
+        (Answer(503), TransientError, "busy or failing"),
+        (LOST, TransientError, "unreachable"),
         (Answer(400), PermanentError, "refused the request"),
-        (Answer(401), PermanentError, "asks for a login that we do not know"),
+        (Answer(401), PermanentError, "requires an unsupported login scheme"),
         (Answer(403), PermanentError, r"machine 127\.0\.0\.1:\d+ login USER password"),
     ],
 )
@@ -66,7 +66,7 @@ def test_a_fault_on_the_way_is_understood(
 
 
 def test_a_registry_that_nobody_answers_is_transient() -> None:
-    with pytest.raises(TransientError, match=r"could not be reached \(127\.0\.0\.1:1: "):
+    with pytest.raises(TransientError, match=r"unreachable \(127\.0\.0\.1:1: "):
         registry_digest(ImageReference(registry="127.0.0.1:1", name="x"))
 
 
@@ -99,7 +99,7 @@ def test_the_login_of_enroot_or_of_docker_opens_a_private_registry(
     registry, digest = private_registry
     reference = parse_reference(f"{registry.host}/secret:1")
 
-    with pytest.raises(PermanentError, match=r"asks for a login\. Put a line"):
+    with pytest.raises(PermanentError, match=r"requires a login\. Add a line"):
         registry_digest(reference)
     write_docker_login(tmp_path / "auth.json", registry.host, USER, PASSWORD)
     assert registry_digest(reference) == digest
@@ -136,7 +136,7 @@ def test_a_damaged_file_with_logins_is_named_and_not_shown(tmp_path: Path) -> No
     (tmp_path / "config").mkdir()
     (tmp_path / "config" / ".credentials").write_text("machine nvcr.io login me password secret-word another-word\n")
 
-    with pytest.raises(PermanentError, match=r"\.credentials: these logins cannot be read") as caught:
+    with pytest.raises(PermanentError, match=r"\.credentials: cannot read these logins") as caught:
         find_login("nvcr.io")
 
     assert "secret-word" not in str(caught.value)
@@ -217,7 +217,7 @@ def test_a_token_without_encryption_is_not_asked_for_unless_the_site_allows_it(
     reference = ImageReference(registry=token_registry, name="x", tag="1")
     monkeypatch.setattr("nightbridge.images.registry.http_is_allowed", iter([True, False]).__next__)
 
-    with pytest.raises(PermanentError, match="without encryption"):
+    with pytest.raises(PermanentError, match="unencrypted"):
         registry_digest(reference)
 
 
@@ -230,7 +230,7 @@ def test_a_registry_without_the_digest_header_is_asked_for_the_manifest(token_re
 def test_a_digest_of_another_kind_is_refused(token_registry: str) -> None:
     TokenRegistry.digest = "md5:1234"
 
-    with pytest.raises(DamagedData, match="gave no digest that we know"):
+    with pytest.raises(DamagedData, match="returned an unsupported digest"):
         registry_digest(ImageReference(registry=token_registry, name="x", tag="1"))
 
 
@@ -246,5 +246,5 @@ def test_one_that_goes_on_saying_so_or_says_much_later_is_left_to_the_stage(
 ) -> None:
     TokenRegistry.pauses = pauses
 
-    with pytest.raises(TransientError, match=r"busy or out of order .HTTP 429"):
+    with pytest.raises(TransientError, match=r"busy or failing .HTTP 429"):
         registry_digest(ImageReference(registry=token_registry, name="x", tag="1"))

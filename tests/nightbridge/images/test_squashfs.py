@@ -23,10 +23,10 @@ def test_a_whole_image_passes(tmp_path: Path, tiny_image: bytes) -> None:
     ("content", "reason"),
     [
         (lambda image: b"", "empty"),
-        (lambda image: image[:50], "not a squashfs image"),
-        (lambda image: bytes(9000), "not a squashfs image"),
-        (lambda image: bytes(96) + image[96:], "not a squashfs image"),
-        (lambda image: image[:-1], "cut off: 243 of 244 bytes"),
+        (lambda image: image[:50], "not a complete squashfs image"),
+        (lambda image: bytes(9000), "not a complete squashfs image"),
+        (lambda image: bytes(96) + image[96:], "not a complete squashfs image"),
+        (lambda image: image[:-1], "truncated: 243 of 244 bytes"),
     ],
 )
 def test_anything_else_does_not(tmp_path: Path, tiny_image: bytes, content: object, reason: str) -> None:
