@@ -17,8 +17,8 @@ from nightbridge.store.objects import ObjectStore
 _GIT_TIMEOUT_SECONDS = 10.0
 _ASKED_THROUGH: dict[type, str] = {
     LocalCluster: "the embedded cluster of this machine",
-    CommandLineCluster: "asked through Slurm's commands",
-    PyslurmCluster: "asked through pyslurm",
+    CommandLineCluster: "using Slurm's commands",
+    PyslurmCluster: "using pyslurm",
 }
 
 
@@ -86,7 +86,7 @@ def _cluster(site: Site) -> str:
     limits = cluster.limits()
     if site.cluster.containers == "pyxis" and not limits.has_pyxis:
         raise PermanentError(
-            "its srun does not know pyxis, and the settings say that it does",
+            "srun has no pyxis, although the settings say so",
             thing=site.cluster.name,
             advice='Install pyxis, or set containers = "none"',
         )

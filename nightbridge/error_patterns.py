@@ -14,7 +14,7 @@ class ErrorPattern(NamedTuple):
         pattern: Regular expression that occurs in the message.
         kind: The error.
         what: What happened, one clause.
-        advice: What the person can do about it; `{name}` stands for a field that `error` is given.
+        advice: How the user can fix it; `{name}` is filled in from the fields given to `error`.
 
     """
 

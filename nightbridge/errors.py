@@ -1,10 +1,10 @@
-"""The error tree: what happened, to which thing, and what a person can do about it.
+"""The error tree: what happened, to which thing, and how to fix it.
 
     NightbridgeError
-    ├── TransientError          trying the same thing again may work (network, controller down, lock held)
-    │   └── StatusUnknown       nobody answered about a job; it has neither failed nor ended
-    └── PermanentError          trying again gives the same result
-        ├── InvalidInput        what the person wrote is wrong; nothing was started
+    ├── TransientError          a retry may succeed (network, controller down, lock held)
+    │   └── StatusUnknown       no source could report a job's state; it is unknown, not failed
+    └── PermanentError          a retry gives the same result
+        ├── InvalidInput        the user's input is wrong; nothing was started
         ├── LaunchRefused       Slurm or the launcher refused the job for good
         └── DamagedData         something that was written is not what it should be
 
@@ -20,7 +20,7 @@ class NightbridgeError(Exception):
     Args:
         what: What happened, one clause without a final stop.
         thing: The file, repository, job or object that it happened to.
-        advice: What the person can do about it; empty where nothing can be advised.
+        advice: How the user can fix it; empty where nothing can be advised.
 
     """
 
@@ -48,19 +48,19 @@ def _rebuild(kind: type[NightbridgeError], what: str, thing: str, advice: str) -
 
 
 class TransientError(NightbridgeError):
-    """Trying the same thing again may work."""
+    """A retry may succeed."""
 
 
 class StatusUnknown(TransientError):
-    """Nobody answered about a job. Unknown is not failed: ask again."""
+    """No source could report a job's state. Unknown is not failed: query again."""
 
 
 class PermanentError(NightbridgeError):
-    """Trying again gives the same result; a person has to change something."""
+    """A retry gives the same result; the user has to change something."""
 
 
 class InvalidInput(PermanentError):
-    """What the person wrote is wrong: exit code 2, nothing started, nothing left half done.
+    """The user's input is wrong: exit code 2, nothing started, nothing left half done.
 
     Args:
         what: The summary, or the only violation.

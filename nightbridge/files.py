@@ -26,7 +26,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     """Write `data` beside `path`, flush it to disk, then rename it into place; readers never see a part of it.
 
     Raises:
-        TransientError: The disk quota is used up, with whose it is; somebody may free space in time.
+        TransientError: The disk quota is used up; the message names whose it is.
         OSError: Anything else.
 
     """
@@ -70,7 +70,7 @@ def quota_error(path: Path) -> TransientError:
     return TransientError(
         used_up_quota(path),
         thing=str(path),
-        advice="Free space there or have the quota raised (`quota -s`); what was done so far is kept",
+        advice="Free space there or have the quota raised (`quota -s`); progress so far is kept",
     )
 
 
@@ -100,7 +100,7 @@ def read_model(path: Path, kind: type[_M], *, what: str, advice: str) -> _M | No
         path: The file.
         kind: The model.
         what: What is said of a file that holds something else.
-        advice: What the person can do about that.
+        advice: How the user can fix that.
 
     Raises:
         DamagedData: The file does not hold such a model.
@@ -147,8 +147,8 @@ def check_writable(folder: Path, *, what: str, advice: str) -> None:
 
     Args:
         folder: The folder.
-        what: What it is to the person, such as `the workspace`.
-        advice: What the person can do where it cannot be written.
+        what: What the folder is to the user, such as `the workspace`.
+        advice: How the user can fix it where it cannot be written.
 
     Raises:
         PermanentError: They cannot.

@@ -68,11 +68,11 @@ class Lease:
         """Raise unless the lease is still ours: to be called right before something is put in its final place.
 
         Raises:
-            TransientError: Somebody broke the lease, because this process was stopped for longer than its time to live.
+            TransientError: The lease was broken, because this process was stopped for longer than its time to live.
 
         """
         if self._lost or not self._is_ours():
-            raise TransientError("lost the lease while working", thing=str(self.path), advice="It is tried again")
+            raise TransientError("lost the lease while working", thing=str(self.path), advice="Will retry")
 
     def release(self) -> None:
         """Stop refreshing, and remove the file if it is still ours."""
@@ -90,17 +90,17 @@ class Lease:
             try:
                 if not self._is_ours():
                     self._lost = True
-                    log.warning("%s: somebody broke this lease", self.path)
+                    log.warning("%s: another process broke this lease", self.path)
                     return
                 os.utime(self.path)
             except OSError as error:
-                # A shared file system may be away for a moment; the next beat tells whether the lease survived.
+                # A shared file system may be unavailable for a moment; the next beat shows whether the lease survived.
                 log.warning("%s: could not refresh the lease: %s", self.path, error)
 
 
 @contextmanager
 def lease(path: Path, *, ttl: float = 60.0, timeout: float = 3600.0) -> Iterator[Lease]:
-    """Hold the lease at `path` for the length of the block; wait while somebody else does.
+    """Hold the lease at `path` for the length of the block; wait while another process does.
 
     Args:
         path: The lease file. Its folder is made.
@@ -108,7 +108,7 @@ def lease(path: Path, *, ttl: float = 60.0, timeout: float = 3600.0) -> Iterator
         timeout: Longest time to wait for it, seconds.
 
     Raises:
-        TransientError: Somebody else held it all the time; the message names the holder.
+        TransientError: Another process held it until the timeout; the message names it.
         PermanentError: The folder cannot be written.
 
     """
@@ -171,19 +171,19 @@ def _acquire(path: Path, ttl: float, timeout: float) -> Lease:
             raise _cannot_write(path, error) from error
         if waited >= timeout:
             raise TransientError(
-                f"waited {waited:.0f} s for {watch.holder or 'an unknown holder'}",
+                f"locked for {waited:.0f} s by {watch.holder or 'an unknown process'}",
                 thing=str(path),
-                advice="It is tried again; if that process hangs, end it",
+                advice="Will retry; if that process hangs, end it",
             )
         if not said and waited > SAY_SO_AFTER_SECONDS:
-            log.info("%s: waiting for %s", path, watch.holder)
+            log.info("%s: waiting for the lease of %s", path, watch.holder)
             said = True
         time.sleep(min(pause * random.uniform(0.5, 1.0), max(timeout - waited, 0.001)))
         pause = min(pause * 1.5, MAX_PAUSE_SECONDS)
 
 
 class _Watch:
-    """What a waiter has seen of somebody else's lease."""
+    """What a waiter has seen of another process's lease."""
 
     def __init__(self, path: Path, ttl: float) -> None:
         self.holder: Holder | None = None
@@ -211,7 +211,7 @@ class _Watch:
 
 
 def _break(path: Path, holder: Holder | None, ttl: float) -> None:
-    """Remove a dead holder's lease, and nobody else's: one waiter at a time does it, and looks again first."""
+    """Remove a dead holder's lease and no other: one waiter at a time does it, and checks again first."""
     guard = path.with_name(f"{path.name}.break")
     me = this_process()
     if not create_exclusively(guard, me.model_dump_json().encode()):
@@ -228,7 +228,7 @@ def _break(path: Path, holder: Holder | None, ttl: float) -> None:
                 with suppress(FileExistsError):
                     os.link(tombstone, path)
             else:
-                log.info("%s: broke the lease of %s", path, holder or "an unknown holder")
+                log.info("%s: broke the lease of %s", path, holder or "an unknown process")
             tombstone.unlink()
     finally:
         guard.unlink(missing_ok=True)
@@ -299,7 +299,7 @@ def _process_space() -> str:
 def _process_started(pid: int) -> str:
     """Start of a living process in clock ticks since boot, from proc(5)'s stat; empty where there is no /proc.
 
-    A zombie counts as gone: it has ended, only its parent has not asked yet.
+    A zombie counts as gone: it has ended, and its parent has not reaped it yet.
     """
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -312,4 +312,4 @@ def _cannot_write(path: Path, error: OSError) -> NightbridgeError:
     reason = error.strerror or str(error)
     if error.errno in _UNWRITABLE:
         return PermanentError(f"cannot be written: {reason}", thing=str(path.parent), advice="Check the folder")
-    return TransientError(f"cannot be written just now: {reason}", thing=str(path.parent))
+    return TransientError(f"cannot be written at the moment: {reason}", thing=str(path.parent))

@@ -96,12 +96,12 @@ def read_answer(finished: Finished, answer: type[_Answer], *, doing: str, thing:
     try:
         return answer.model_validate_json(said[-1])
     except (IndexError, ValidationError):
-        how = f"code {finished.code}: {finished.tail or 'it said nothing'}"
+        how = f"code {finished.code}: {finished.tail or 'no output'}"
     if finished.code == 0 or finished.code >= _FIRST_KILLED_CODE:
         raise TransientError(
             f"the {doing} on a compute node was killed ({how})",
             thing=thing,
-            advice="It is tried again; if its memory or its time was too small, allow it more with srun_args",
+            advice="Will retry; if it ran out of memory or time, raise the limits with srun_args",
         )
     raise PermanentError(
         f"a compute node could not start the {doing} ({how})",

@@ -1,4 +1,4 @@
-"""Child processes: run to their end or their time limit, never left behind, their output line by line."""
+"""Child processes: run to their end or their time limit, never orphaned, their output line by line."""
 
 import contextlib
 import os
@@ -103,7 +103,7 @@ def run(
         finally:
             timer.cancel()
     if expired.is_set():
-        raise TransientError(f"{name} did not end within {timeout:.0f} s", advice="It was killed and is tried again")
+        raise TransientError(f"{name} did not end within {timeout:.0f} s", advice="It was killed; will retry")
     return Finished(code=code, stdout=stdout, stderr="\n".join(lines))
 
 

@@ -17,7 +17,7 @@ DAY_SECONDS = 24 * 3600.0
 
 # Between a pull and the job's own files lies the rest of a stage, and perhaps its retries.
 NEVER_YOUNGER_THAN_SECONDS = DAY_SECONDS
-# A job whose node failed never writes its exit code, and a run that nobody watches has no end on record.
+# A job whose node failed never writes its exit code, and an unwatched run has no end on record.
 _MAX_LIFE_SECONDS = 14 * DAY_SECONDS
 # Where the launcher and the job name what they use: NeMo-Run copies the code, but its scripts name the checkout.
 _FILES_THAT_NAME = (JOB_SCRIPT, "launcher.log", "intent*.json", "nemorun/experiments/*/*/*/scripts/*.sh")
@@ -26,13 +26,13 @@ _FILES_THAT_NAME = (JOB_SCRIPT, "launcher.log", "intent*.json", "nemorun/experim
 class Policy(Model):
     """How much is kept."""
 
-    days: float = Field(30.0, ge=1, description="What was not wanted for this many days goes.")
-    keep: int = Field(20, ge=1, description="Of the rest the newest so many of a kind stay.")
-    max_bytes: int | None = Field(None, ge=0, description="Images only: the oldest go until the others fit.")
+    days: float = Field(30.0, ge=1, description="Remove what was unused for this many days.")
+    keep: int = Field(20, ge=1, description="Keep at most this many of each kind, the newest.")
+    max_bytes: int | None = Field(None, ge=0, description="Images only: remove the oldest until the rest fits.")
 
 
 class Removal(Model):
-    """Something that nobody needs any more."""
+    """Something unused that can be removed."""
 
     path: Path
     size: int = Field(description="Bytes.")
@@ -40,12 +40,12 @@ class Removal(Model):
     reason: str
 
     def wanted_since(self, last_used: float) -> bool:
-        """Whether somebody wanted it after it was chosen; `last_used` is Unix time, finer than a `datetime`."""
+        """Whether it was used after it was chosen; `last_used` is Unix time, finer than a `datetime`."""
         return last_used - self.last_used.timestamp() > 0.001
 
 
 class Candidate(Model):
-    """Something that could be removed, as far as anybody knows."""
+    """Something that may be removed."""
 
     path: Path
     size: int
@@ -73,7 +73,7 @@ def choose(candidates: Sequence[Candidate], policy: Policy, used_by_jobs: str, *
         age = now - candidate.last_used
         kept_bytes += candidate.size
         reasons = (
-            (age > policy.days * DAY_SECONDS, f"not wanted for {age / DAY_SECONDS:.0f} days"),
+            (age > policy.days * DAY_SECONDS, f"unused for {age / DAY_SECONDS:.0f} days"),
             (place >= policy.keep, f"{policy.keep} newer ones are kept"),
             (policy.max_bytes is not None and kept_bytes > policy.max_bytes, "the newer ones fill the allowed size"),
         )
@@ -93,7 +93,7 @@ def is_named(path: Path, used_by_jobs: str) -> bool:
 
 
 def old_leftovers(folders: Iterable[Path], reason: str) -> list[Removal]:
-    """What nobody works in any more of the folders in which something is made: no work takes a day."""
+    """Leftover work folders: those older than a day, longer than any work takes."""
     candidates = [Candidate(path=folder, size=size_of(folder), last_used=folder.stat().st_mtime) for folder in folders]
     latest = time.time() - NEVER_YOUNGER_THAN_SECONDS
     return [candidate.removal(reason) for candidate in candidates if candidate.last_used < latest]

@@ -3,7 +3,7 @@
 A `SecretRef` is all that models hold. The domain resolves environment variables and TOML keys; blocks are Prefect's, so
 the tasks layer passes a function for them.
 
-Logins are lines of netrc(5), the one format that curl, enroot and people share. A program is given them in a file that
+Logins are lines of netrc(5), the format that curl and enroot use. A program is given them in a file that
 exists in memory, through this process's `/proc/PID/fd`: no other user can open it, and it ends with the process.
 """
 
@@ -80,7 +80,7 @@ def read_netrc(path: Path, name: str) -> Mapping[str, Login]:
         # The parser's own message shows the word that it stumbled over, which may be the password.
         where = f" at line {error.lineno}" if isinstance(error, netrc.NetrcParseError) else ""
         raise PermanentError(
-            f"these logins cannot be read{where}",
+            f"cannot read these logins{where}",
             thing=name,
             advice="Each is a line `machine HOST login USER password PASSWORD` (netrc(5))",
         ) from None
@@ -93,7 +93,7 @@ def _from_environment(name: str, _: Callable[[str], str] | None) -> str:
 
 def _from_block(name: str, block_value: Callable[[str], str] | None) -> str:
     if block_value is None:
-        raise InvalidInput("a Prefect Secret block cannot be read here", thing=name, advice="Run it as a flow")
+        raise InvalidInput("Prefect Secret blocks are available in flows only", thing=name, advice="Run it as a flow")
     return block_value(name)
 
 
@@ -103,7 +103,7 @@ def _from_toml(name: str, _: Callable[[str], str] | None) -> str:
         table: object = tomllib.loads(Path(file).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InvalidInput(
-            "the file that holds this secret cannot be read any more", thing=name, advice="Mend it, or start a new run"
+            "cannot read the file that holds this secret", thing=name, advice="Fix it, or start a new run"
         ) from error
     for part in dotted.split("."):
         if isinstance(table, list) and part.isdecimal() and int(part) < len(table):

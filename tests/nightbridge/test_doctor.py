@@ -55,7 +55,7 @@ def test_a_cluster_that_is_said_to_have_pyxis_and_has_none_is_told(tmp_path: Pat
     found = findings_of(site)
 
     assert found["containers"].what == "images are imported on a compute node, with its enroot"
-    assert "does not know pyxis" in found["cluster"].what
+    assert "has no pyxis" in found["cluster"].what
 
 
 @pytest.mark.slurm
@@ -65,9 +65,7 @@ def test_slurm_says_where_jobs_go(tmp_path: Path, slurm_cluster: SlurmDaemons) -
     finding = findings_of(Site(workspace=tmp_path, cluster=settings))["cluster"]
 
     assert finding.healthy
-    assert (
-        finding.what == "debian: asked through Slurm's commands, partition debug, nodes of one job 2, GPUs of a node 4"
-    )
+    assert finding.what == "debian: using Slurm's commands, partition debug, nodes of one job 2, GPUs of a node 4"
 
 
 def test_a_secret_that_is_not_there_is_the_stores_trouble(tmp_path: Path) -> None:

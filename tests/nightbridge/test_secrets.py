@@ -69,7 +69,9 @@ def test_a_variable_that_is_not_set_or_empty_is_named(monkeypatch: pytest.Monkey
 
 
 def test_a_block_without_prefect_says_how_it_is_read() -> None:
-    with pytest.raises(InvalidInput, match=r"hf-token: a Prefect Secret block cannot be read here\. Run it as a flow"):
+    with pytest.raises(
+        InvalidInput, match=r"hf-token: Prefect Secret blocks are available in flows only\. Run it as a flow"
+    ):
         resolve_secret(SecretRef(source="block", name="hf-token"))
 
 

@@ -93,7 +93,7 @@ def test_without_the_right_login_it_is_refused_with_the_way_out(private: str, wo
 
 
 def test_lines_that_cannot_be_read_are_refused_without_showing_them() -> None:
-    unreadable = pytest.raises(PermanentError, match="the git credentials: these logins cannot be read")
+    unreadable = pytest.raises(PermanentError, match="the git credentials: cannot read these logins")
     with unreadable as caught, git_logins(f"machine x {TOKEN}"):
         pass
 
