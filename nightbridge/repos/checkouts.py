@@ -42,11 +42,11 @@ _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 def check_out(
     mirror: Mirror, ref: str, commit: str, workspace: Path, *, with_submodules: bool = False
 ) -> PinnedRepository:
-    """Return the checkout of a commit; make it when there is none, or when somebody changed the one there is.
+    """Return the checkout of a commit; make it when there is none, or when the existing one was modified.
 
     Args:
         mirror: The mirror of the repository. The commit is fetched when it is missing there.
-        ref: What the person wrote, for the record.
+        ref: The ref as the user wrote it, for the record.
         commit: Full commit.
         workspace: Checkouts are kept under `checkouts/<name>/<commit>`, and with submodules under
             `checkouts/<name>/<commit>+submodules`: the one without must keep its submodules' folders empty.
@@ -65,7 +65,7 @@ def check_out(
         if folder.exists():
             changes = _find_changes_once(folder, commit, timeout=mirror.timeout)
             if changes:
-                log.warning("%s: made again, because somebody changed it: %s", folder, "; ".join(changes[:5]))
+                log.warning("%s: modified since it was checked out, recreating it: %s", folder, "; ".join(changes[:5]))
                 held.ensure_held()
                 _set_aside(folder)
         if not folder.exists():
@@ -88,7 +88,10 @@ def check_out(
     pointers = find_lfs_pointers(folder, timeout=mirror.timeout)
     if pointers:
         log.warning(
-            "%s: %d files are only pointers to Git LFS, such as %s", masked(mirror.url), len(pointers), pointers[0]
+            "%s: %d files are Git LFS pointers without content, such as %s",
+            masked(mirror.url),
+            len(pointers),
+            pointers[0],
         )
     about = mirror.about(commit)
     return PinnedRepository(
@@ -104,7 +107,7 @@ def check_out(
 
 
 def find_lfs_pointers(folder: Path, *, timeout: float = 600.0) -> list[str]:
-    """The files of a checkout, submodules included, whose content lies in Git LFS: a pointer stands in their place.
+    """The files of a checkout, submodules included, whose content lies in Git LFS: only pointers are checked out.
 
     A launcher does not need them, so they are never fetched; who does need one must see that it is not there.
     """
@@ -135,27 +138,27 @@ def unfinished(repository: Path) -> list[Path]:
 
 
 def old_changed_trees(repository: Path) -> list[Path]:
-    """The trees of a repository that were found changed and made again so long ago that nobody asks any more."""
+    """The trees of a repository that were found modified and recreated so long ago that they are no longer needed."""
     return [tree for tree in repository.glob("changed-*") if _is_old(tree)]
 
 
 def find_replaced(folder: Path, since: datetime) -> list[str]:
-    """When a checkout was found changed after `since` and made again, one line each; most often there is none.
+    """When a checkout was found modified after `since` and recreated, one line each; usually none.
 
-    A job that began before then used the changed tree, whatever stands there now.
+    A job that began before then used the modified tree, whatever is there now.
     """
     times = []
     for path in _changed_trees(folder):
         with suppress(FileNotFoundError):  # an old one, just removed
             # The time of the rename; that of the content may be any.
             times.append(datetime.fromtimestamp(path.stat().st_ctime, UTC))
-    return [f"found changed at {time:%Y-%m-%d %H:%M:%S} UTC, and made again" for time in sorted(times) if time > since]
+    return [f"found modified at {time:%Y-%m-%d %H:%M:%S} UTC and recreated" for time in sorted(times) if time > since]
 
 
 def _find_changes(folder: Path, commit: str, with_submodules: bool, timeout: float) -> list[str]:
     head = attempt("rev-parse", "HEAD", timeout=timeout, folder=folder)
     if head.code:
-        return [f"it is no whole git checkout: {head.tail}"]
+        return [f"not a complete git checkout: {head.tail}"]
     found = head.stdout.decode().strip()
     changes = [] if found == commit else [f"it is at commit {found}"]
     submodules = pinned_commits(folder, timeout=timeout)
@@ -206,7 +209,7 @@ def _make(mirror: Mirror, commit: str, folder: Path, workspace: Path, with_submo
         raise DamagedData(
             f"a fresh checkout differs from its commit: {'; '.join(changes[:5])}",
             thing=f"{masked(mirror.url)} at {commit}",
-            advice="Check the git attributes and filters that are configured on this machine",
+            advice="Check the git attributes and filters configured on this machine",
         )
 
 
@@ -222,7 +225,7 @@ def _find_changes_once(folder: Path, commit: str, *, read_all: bool = False, tim
     """As `find_changes`; where nothing is changed, the next look need not read the same files again.
 
     git counts times in whole seconds: of a file that was written in the same second as the index (of which a checkout
-    writes thousands) it cannot tell by the times whether it was changed afterwards, so it reads it, each time. Now it
+    writes thousands) the times do not show whether it was modified afterwards, so it is read each time. Now it
     has been read, after that second: a later change has a later time. So the index may be said to be as new as this.
     Only the holder of the checkout's lease may.
 
@@ -265,7 +268,7 @@ def _time_of_file_system(folder: Path) -> float:
 
 
 def _set_aside(folder: Path) -> None:
-    """Move a changed tree away. Not removed at once: a live launcher or job may still read it, and a person may ask."""
+    """Move a changed tree away. Not removed at once: a live launcher or job may still read it."""
     folder.rename(folder.with_name(f"changed-{folder.name}.{uuid.uuid4().hex}"))
 
 

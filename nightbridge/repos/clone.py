@@ -21,7 +21,7 @@ def make_checkout(spec: RunSpec, site: Site) -> Checkout:
     Raises:
         InvalidInput: A repository or ref does not exist.
         PermanentError: A repository refuses us, or the environment cannot be made.
-        TransientError: A repository or the package index cannot be reached, or somebody else holds a lease too long.
+        TransientError: A repository or the package index is unreachable, or another process holds a lease too long.
 
     """
     workspace = site.workspace.absolute()
@@ -49,11 +49,11 @@ def make_code(test: TestDefinition, site: Site, night: str) -> Checkout:
 def verify_unchanged(checkout: Checkout, since: datetime) -> list[str]:
     """What in the two trees is no longer as their commits say, one line each; empty when nothing changed.
 
-    Asked after a run: a changed tree means that nobody knows which code ran.
+    Called after a run: a modified tree means that the tested code is unknown.
 
     Args:
         checkout: The trees.
-        since: When the run began to use them. A tree that was found changed and made again after that counts as well.
+        since: When the run began to use them. A tree that was found modified and recreated after that counts as well.
 
     Raises:
         TransientError: git did not answer in time.

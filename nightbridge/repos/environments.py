@@ -41,7 +41,7 @@ INSTALL_TIMEOUT_SECONDS = 1800.0
 CHECK_TIMEOUT_SECONDS = 300.0
 RECORD_NAME = "environment.json"
 
-# A person's own Python settings must not reach into the environment.
+# The user's own Python settings must not leak into the environment.
 _FOREIGN_VARIABLES = {
     "PIP_PREFIX",
     "PIP_REQUIRE_VIRTUALENV",
@@ -53,7 +53,7 @@ _FOREIGN_VARIABLES = {
     "VIRTUAL_ENV",
 }
 
-# pip says that it found no version also when it reached no index; the reason stands above that, so this comes first.
+# pip reports no version also when it reached no index; the reason is printed above that, so this comes first.
 _NOT_INSTALLED = "pip could not install it"
 _PIP_ERRORS = (
     ErrorPattern(
@@ -73,7 +73,7 @@ _PIP_ERRORS = (
         r"No space left on device|Disk quota exceeded",
         PermanentError,
         _NOT_INSTALLED,
-        "Free some space where launcher environments are kept",
+        "Free up space where launcher environments are kept",
     ),
     ErrorPattern(
         r"No matching distribution|Could not find a version",
@@ -138,9 +138,9 @@ def prepare_base(envs_dir: Path, *, lock: Path = LAUNCHER_LOCK, wheels: Path | N
             come from when it is unset.
 
     Raises:
-        InvalidInput: There is no such folder of wheels.
+        InvalidInput: There is no such wheel folder.
         PermanentError: A requirement cannot be installed here, or its file has another hash than the lock file says.
-        TransientError: The package index cannot be reached, or somebody else has been installing for too long.
+        TransientError: The package index is unreachable, or another process took too long to install.
 
     """
     base = envs_dir.absolute() / f"base-{_base_hash(lock)}"
@@ -153,7 +153,7 @@ def prepare_base(envs_dir: Path, *, lock: Path = LAUNCHER_LOCK, wheels: Path | N
         _remove_half_built(base)
         folder = base.with_name(f"{base.name}.{uuid.uuid4().hex[:8]}")
         count = len(re.findall(r"^[\w.-]+==", lock.read_text(encoding="utf-8"), re.MULTILINE))
-        log.info("launcher environment: installing %d packages, once for this machine; about a minute", count)
+        log.info("launcher environment: installing %d packages, once per machine; takes about a minute", count)
         started = time.monotonic()
         try:
             venv.create(folder, with_pip=True, symlinks=True)
@@ -185,10 +185,10 @@ def make_environment(
         wheels: Folder that the base is installed from; see `prepare_base`.
 
     Raises:
-        InvalidInput: There is no such folder of wheels.
+        InvalidInput: There is no such wheel folder.
         PermanentError: The checkout's package cannot be installed, or `import nemo_run` fails in the environment.
         DamagedData: `nemo_run` does not come from where it must.
-        TransientError: The package index cannot be reached, or somebody else holds the lease for too long.
+        TransientError: The package index is unreachable, or another process holds the lease for too long.
 
     """
     base = prepare_base(envs_dir, lock=lock, wheels=wheels)
@@ -294,9 +294,9 @@ def _point(link: Path, folder: Path) -> None:
 
 
 def _remove_half_built(base: Path) -> None:
-    """Remove what killed installs left. Only the holder of the lease makes these folders, so nobody uses them."""
+    """Remove what killed installs left. Only the holder of the lease makes these folders, so they are unused."""
     for folder in base.parent.glob(f"{base.name}.*"):
-        log.info("%s: removed, its installation was interrupted", folder)
+        log.info("%s: removed an interrupted installation", folder)
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -315,7 +315,7 @@ def _sources(wheels: Path | None) -> list[str | Path]:
         return []
     if not wheels.is_dir():
         raise InvalidInput(
-            "no such folder of wheels",
+            "no such wheel folder",
             thing=str(wheels),
             advice="Where there is a network: `pip download --no-deps --requirement launcher.lock --dest FOLDER`",
         )

@@ -10,7 +10,7 @@ from nightbridge.processes import Finished, run
 from nightbridge.repos.logins import login_settings
 from nightbridge.repos.urls import masked
 
-# A person's own settings must not change what a commit looks like on disk, run their hooks, or start daemons.
+# The user's own settings must not change what a commit looks like on disk, run their hooks, or start daemons.
 _SETTINGS = (
     "advice.detachedHead=false",
     "core.autocrlf=false",
@@ -59,7 +59,7 @@ _ERRORS = (
         r"|HTTP Basic: Access",
         kind=PermanentError,
         what="the repository refused our credentials",
-        advice="Check that git on this machine can read it: `git ls-remote URL` must work without a question; or name "
+        advice="Check that git on this machine can read it: `git ls-remote URL` must work without a prompt; or name "
         "a secret with logins as git_credentials",
     ),
     ErrorPattern(
@@ -80,7 +80,7 @@ _ERRORS = (
         r"|returned error: 404|not found: did you run git update-server-info|no such repository",
         kind=InvalidInput,
         what="no such repository",
-        advice="Check its address; a private repository says the same to those who may not read it",
+        advice="Check its address; private repositories also look missing without read access",
     ),
     ErrorPattern(
         pattern=r"SSL certificate problem|certificate verif(y|ication) failed",
@@ -91,14 +91,14 @@ _ERRORS = (
     ErrorPattern(
         pattern=r"No space left on device|[Dd]isk quota exceeded",
         kind=PermanentError,
-        what="the disk is full",
-        advice="Free some space in the workspace",
+        what="no space left on the disk",
+        advice="Free up space in the workspace",
     ),
     ErrorPattern(
         pattern=r"[Uu]nable to find remote helper|Unsupported protocol|URL using bad/illegal format"
         r"|transport '[^']*' not allowed|Port number",
         kind=InvalidInput,
-        what="git cannot use this address",
+        what="git does not support this address",
         advice="Give an https://, ssh:// or file:// URL, or a folder",
     ),
     ErrorPattern(
@@ -106,7 +106,7 @@ _ERRORS = (
         r"|object file .* is (empty|corrupt)",
         kind=PermanentError,
         what="the repository is damaged or incomplete",
-        advice="Run `git fsck` in it, or clone it again from where it came",
+        advice="Run `git fsck` in it, or clone it again from its origin",
     ),
     ErrorPattern(
         pattern=r"Unable to create '[^']*\.lock'|cannot lock ref|[Cc]ould not lock|Another git process",
@@ -118,7 +118,7 @@ _ERRORS = (
         pattern=r"(?s)^(?!.*\bis corrupt\b).*(inflate.*unpack-objects failed|final sha1 did not match"
         r"|pack is corrupted \(SHA1 mismatch\))",
         kind=TransientError,
-        what="the objects arrived damaged",
+        what="the objects were corrupted in transit",
     ),
     ErrorPattern(
         pattern=r"early EOF|unexpected disconnect|hung up|RPC failed|fetch-pack: invalid index-pack|index-pack died"
@@ -127,7 +127,7 @@ _ERRORS = (
         r"|SSL_ERROR_SYSCALL|gnutls|GnuTLS|kex_exchange|unable to access|unable to look up|unable to connect"
         r"|Could not read from remote repository|Temporary failure|Stale file handle",
         kind=TransientError,
-        what="the repository could not be reached, or the transfer broke off",
+        what="the repository is unreachable, or the transfer was interrupted",
     ),
 )
 
@@ -144,7 +144,7 @@ def git(*arguments: str | Path, timeout: float, folder: Path | None = None, thin
 
     Raises:
         InvalidInput: No such ref or repository.
-        PermanentError: Credentials refused, disk full, and what git says that nobody foresaw.
+        PermanentError: Credentials refused, disk full, and unknown failures of git.
         TransientError: Network, lock contention, time limit.
 
     """
@@ -174,7 +174,7 @@ def environment() -> dict[str, str]:
 
 
 def classify_failure(finished: Finished, thing: str, arguments: Sequence[str | Path] = ()) -> NightbridgeError:
-    """The error that a failed git command stands for. Its message carries git's own last words, without credentials."""
+    """Map a failed git command to an error. Its message ends with git's last lines, without credentials."""
     said = masked(finished.tail)
     if known := classify(finished.stderr, _ERRORS):
         return known.error(masked(thing), said)
@@ -184,5 +184,5 @@ def classify_failure(finished: Finished, thing: str, arguments: Sequence[str | P
     return PermanentError(
         f"git {command} failed with code {finished.code}: {said or 'no output'}".replace("git  ", "git "),
         thing=masked(thing),
-        advice="Run the same command by hand to see more",
+        advice="Run the same command manually for details",
     )

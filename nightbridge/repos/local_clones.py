@@ -11,14 +11,14 @@ from nightbridge.repos.urls import masked
 
 
 def clone_at(mirror: Mirror, commit: str, folder: Path) -> None:
-    """Make `folder` anew as a clone of a mirror with a commit of it checked out, its files read-only.
+    """Recreate `folder` as a clone of a mirror with a commit of it checked out, its files read-only.
 
     A program that would change a file fails, and says so. Folders stay writable: NeMo-Run's packager puts a short-lived
     archive there. git records no write permission.
 
     Raises:
         PermanentError: The mirror is damaged, or has no such commit.
-        TransientError: Somebody else holds the mirror for too long.
+        TransientError: Another process holds the mirror for too long.
 
     """
     shutil.rmtree(folder, ignore_errors=True)

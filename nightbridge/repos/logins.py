@@ -1,8 +1,8 @@
-"""Logins for git over HTTPS that a site keeps as a secret: told to git when it asks, and written down nowhere.
+"""Logins for git over HTTPS that a site keeps as a secret: given to git on request, and never written to disk.
 
-git asks a credential helper (gitcredentials(7)) only when a server wants a login. Ours is this module, run as a program
-of its own that finds the secret in a file in memory. Neither git's arguments nor its environment, its configuration or
-its addresses ever hold a password.
+git runs a credential helper (gitcredentials(7)) only when a server requires a login. Ours is this module, run as a
+program of its own that reads the secret from a file in memory. Neither git's arguments nor its environment, its
+configuration or its addresses ever hold a password.
 """
 
 import shlex
@@ -17,7 +17,7 @@ from nightbridge.own_programs import own_program
 from nightbridge.secrets import file_in_memory, read_netrc, whole_lines
 
 _SETTINGS: ContextVar[tuple[str, ...]] = ContextVar("settings", default=())
-# A server elsewhere gets no password that everybody on the way can read.
+# No password is sent unencrypted over the network.
 _HERE = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
@@ -46,7 +46,7 @@ def git_logins(lines: str) -> Iterator[None]:
 
 
 def login_settings() -> tuple[str, ...]:
-    """The settings, as `NAME=VALUE`, that make git ask for the logins of the block that we are in."""
+    """The settings, as `NAME=VALUE`, that make git use the logins of the enclosing `git_logins`."""
     return _SETTINGS.get()
 
 

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class Commit(Model):
-    """What people want to know about a commit."""
+    """What reports show of a commit."""
 
     subject: str
     committed_at: datetime
@@ -44,7 +44,7 @@ def resolve(url: str, ref: str, workspace: Path, *, timeout: float) -> str:
     """Return the full commit that `ref` of the repository `url` means now.
 
     Args:
-        url: Repository address, as people write it.
+        url: Repository address, as the user wrote it.
         ref: Branch, tag, full or abbreviated commit, `HEAD`, or a full ref name such as `refs/pull/7/head`.
         workspace: Where mirrors are kept, under `repos/`.
         timeout: Longest time one git command may take, seconds.
@@ -59,10 +59,10 @@ def resolve(url: str, ref: str, workspace: Path, *, timeout: float) -> str:
 
 
 class Mirror:
-    """The bare mirror of one repository. Nothing is fetched before something is asked that needs it.
+    """The bare mirror of one repository. Nothing is fetched before it is needed.
 
     Args:
-        url: Repository address, as people write it.
+        url: Repository address, as the user wrote it.
         workspace: Where mirrors are kept, under `repos/`.
         timeout: Longest time one git command may take, seconds.
 
@@ -92,7 +92,7 @@ class Mirror:
             damage = self.damage()
             if not damage:
                 raise
-        log.warning("%s: mirrored again, because it is damaged: %s", masked(self.url), "; ".join(damage[:5]))
+        log.warning("%s: damaged, mirroring again: %s", masked(self.url), "; ".join(damage[:5]))
         with self.lease() as held:
             self._make(held, _BRANCHES_AND_TAGS)
         return action()
@@ -162,7 +162,7 @@ class Mirror:
         self._fetch(held, *_BRANCHES_AND_TAGS, f"+{ref}:{kept}", about=ref)
         commit = self._peel(kept)
         if commit is None:
-            raise InvalidInput("this ref is no commit", thing=f"{ref} of {masked(self.url)}")
+            raise InvalidInput("this ref does not name a commit", thing=f"{ref} of {masked(self.url)}")
         return commit
 
     def _resolve_short_name(self, ref: str) -> str:
@@ -189,7 +189,7 @@ class Mirror:
         commits = sorted({commit for found in objects if (commit := self._peel(found)) is not None})
         if len(commits) > 1:
             raise InvalidInput(
-                f"{len(commits)} commits begin like this",
+                f"{len(commits)} commits begin with these digits",
                 thing=f"{ref} of {masked(self.url)}",
                 advice=f"Write more digits: {', '.join(commit[:12] for commit in commits[:5])}",
             )
@@ -261,7 +261,7 @@ class Mirror:
         while locks := _lock_files(self.path):
             if time.monotonic() > patience:
                 for path in locks:
-                    log.warning("%s: removed the lock file of a killed git", path)
+                    log.warning("%s: removed the lock file of a killed git process", path)
                     path.unlink(missing_ok=True)
                 return
             time.sleep(0.1)

@@ -14,13 +14,13 @@ from nightbridge.repos.urls import masked
 
 
 class Pin(Model):
-    """What a ref of a repository meant when the night first asked."""
+    """The commit that a ref resolved to when the night first needed it."""
 
     url: str
     ref: str
     commit: str
     resolved_at: datetime
-    previous: str | None = Field(None, description="What it meant the last time that another night asked.")
+    previous: str | None = Field(None, description="The commit that it resolved to in the latest other night.")
 
 
 def pin(mirror: Mirror, ref: str, night: str, workspace: Path) -> str:
@@ -29,7 +29,7 @@ def pin(mirror: Mirror, ref: str, night: str, workspace: Path) -> str:
 
 
 def pinned(mirror: Mirror, ref: str, night: str, workspace: Path) -> Pin:
-    """Return what a ref means for a night; resolve it if this night has not asked before.
+    """Return the commit of a ref for a night; resolve it on the night's first call.
 
     Each pin is a file of its own, `nights/<night>/pins/<name>-<hash>.json`, so that many processes have no common
     file to rewrite.
@@ -60,6 +60,6 @@ def _previous(path: Path) -> str | None:
     """The commit of the newest pin of the same ref that another night has."""
     found = []
     for other in path.parents[2].glob(f"*/pins/{path.name}"):
-        with suppress(OSError, ValueError):  # A damaged pin is told when its own night asks for it.
+        with suppress(OSError, ValueError):  # A damaged pin is reported when its own night reads it.
             found.append(Pin.model_validate_json(other.read_bytes()))
     return max(found, key=lambda pin: pin.resolved_at).commit if found else None

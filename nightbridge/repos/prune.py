@@ -1,4 +1,4 @@
-"""Old checkouts: which ones nobody needs any more, and their removal."""
+"""Finds and removes unused checkouts."""
 
 import re
 import shutil
@@ -26,7 +26,7 @@ def find_old_checkouts(workspace: Path, policy: Policy) -> list[Removal]:
     """The checkouts that `policy` does not keep, counted per repository; nothing is removed.
 
     Changed trees that are old, and what killed check-outs left, are among them: the next check-out of the same commit
-    removes these too, but most commits are never asked for again.
+    removes these too, but most commits are never checked out again.
     """
     used = text_of_live_jobs(workspace)
     found = []
@@ -38,8 +38,8 @@ def find_old_checkouts(workspace: Path, policy: Policy) -> list[Removal]:
         ]
         found += choose(candidates, policy, used, now=time.time())
         changed = [tree for tree in old_changed_trees(repository) if _checkout(tree) not in used]
-        found += old_leftovers(changed, "somebody changed it, and it was made again")
-        found += old_leftovers(unfinished(repository), "left by a check-out that was killed")
+        found += old_leftovers(changed, "modified copy, replaced by a fresh one")
+        found += old_leftovers(unfinished(repository), "left by an interrupted checkout")
     return found
 
 
@@ -47,7 +47,7 @@ def remove_checkouts(workspace: Path, removals: Sequence[Removal]) -> list[Remov
     """Remove checkouts, each under its lease; return those that are gone. One that was wanted meanwhile stays.
 
     Raises:
-        TransientError: Somebody else holds a checkout's lease for too long.
+        TransientError: Another process holds a checkout's lease for too long.
 
     """
     removed = []

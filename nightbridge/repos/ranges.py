@@ -1,4 +1,4 @@
-"""The commits between two pins, as the mirror knows them: what a person suspects, and what bisect searches."""
+"""The commits between two pins, from the mirror: suspects for the report, and the range of a bisect."""
 
 from collections.abc import Callable
 from datetime import datetime
@@ -11,9 +11,9 @@ from nightbridge.repos.mirrors import Mirror
 from nightbridge.repos.urls import masked
 
 MAX_COMMITS = 20000
-"""More than any branch gets between two nights; a longer range is a mistake of the person who named the ends."""
+"""More than any branch gets between two nights; a longer range is most likely a wrong end point."""
 
-# Unit and record separators: neither stands in a subject or a name.
+# Unit and record separators: neither occurs in a subject or a name.
 _FORMAT = "%H%x1f%an%x1f%aI%x1f%s%x1e"
 
 
@@ -33,9 +33,9 @@ def commits_in_range(mirror: Mirror, good: str, bad: str) -> tuple[RangeCommit, 
     related = attempt("merge-base", "--is-ancestor", good, bad, timeout=mirror.timeout, folder=mirror.path)
     if related.code:
         raise InvalidInput(
-            "the branch was rewritten: the good commit is no ancestor of the bad one",
+            "the branch was rewritten: the good commit is not an ancestor of the bad one",
             thing=f"{good[:12]}..{bad[:12]} of {masked(mirror.url)}",
-            advice="Name a good commit that is one",
+            advice="Name a good commit that is an ancestor of the bad one",
         )
     text = git(
         "log", "--first-parent", "--reverse", f"--max-count={MAX_COMMITS}", f"--format={_FORMAT}", f"{good}..{bad}",
@@ -45,7 +45,7 @@ def commits_in_range(mirror: Mirror, good: str, bad: str) -> tuple[RangeCommit, 
 
 
 def commits_between(site: Site) -> Callable[[str, str, str], tuple[RangeCommit, ...]]:
-    """What asks the mirrors of a site for the commits of a repository (its URL) after one commit, up to another.
+    """Return a function that lists the commits of a repository (its URL) after one commit, up to another.
 
     What it returns raises what `commits_in_range` raises, and fetches a commit that the mirror lacks.
     """

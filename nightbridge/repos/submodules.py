@@ -23,7 +23,7 @@ class Submodule(Model):
 
 
 def clone_with_submodules(mirror: Mirror, commit: str, folder: Path, workspace: Path) -> None:
-    """Make `folder` anew as a clone of a mirror with a commit checked out, every submodule in its place, and theirs.
+    """Recreate `folder` as a clone of a mirror with a commit checked out, every submodule in its place, and theirs.
 
     All repositories are checked out side by side. A submodule is made beside `folder` (as `<folder>.<number>`) and
     moved into it: git wants no one else to write into the tree that it makes.

@@ -1,4 +1,4 @@
-"""Repository addresses: what people write, made absolute, and without passwords wherever text leaves us."""
+"""Repository addresses as users write them: made absolute, and without passwords in messages."""
 
 import hashlib
 import re
@@ -27,7 +27,7 @@ def absolute_url(text: str) -> str:
     userinfo = _USERINFO.match(text)
     if userinfo and ":" in userinfo["userinfo"]:
         raise InvalidInput(
-            "a password in a repository address would be shown in process lists and logs",
+            "a password in a repository address would appear in process lists and logs",
             thing=masked(text),
             advice="Remove it and use a git credential helper (git help credentials)",
         )

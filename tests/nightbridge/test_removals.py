@@ -173,7 +173,7 @@ def test_what_killed_check_outs_left_goes_and_what_may_still_be_at_work_stays(pl
 
     found = find_old_checkouts(place.workspace, Policy())
 
-    assert [(removal.path, removal.reason) for removal in found] == [(dead, "left by a check-out that was killed")]
+    assert [(removal.path, removal.reason) for removal in found] == [(dead, "left by an interrupted checkout")]
     assert remove_checkouts(place.workspace, found) == found
     assert sorted(new.parent.iterdir()) == sorted([new, at_work])
 

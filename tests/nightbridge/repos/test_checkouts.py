@@ -1,4 +1,4 @@
-"""A checkout is a whole tree at one commit that many share; one that somebody changed is made again."""
+"""A checkout is a whole tree at one commit that many share; one that was modified is recreated."""
 
 import os
 import shutil
@@ -125,7 +125,7 @@ CHANGES = {
         lambda path: git(path, "-c", "user.name=x", "-c", "user.email=x@x", "commit", "--allow-empty", "-qm", "x"),
         "it is at commit",
     ),
-    "a lost repository": (lambda path: shutil.rmtree(path / ".git"), "it is no whole git checkout"),
+    "a lost repository": (lambda path: shutil.rmtree(path / ".git"), "not a complete git checkout"),
 }
 
 
@@ -330,4 +330,4 @@ def test_pointers_to_git_lfs_are_reported(origin: Any, workspace: Path, caplog: 
     made = check_out(Mirror(origin.url, workspace, timeout=60.0), "main", commit, workspace)
 
     assert made.lfs_pointers == ("a/weights.bin",)
-    assert "1 files are only pointers to Git LFS, such as a/weights.bin" in caplog.text
+    assert "1 files are Git LFS pointers without content, such as a/weights.bin" in caplog.text

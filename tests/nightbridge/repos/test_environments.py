@@ -206,7 +206,7 @@ def test_a_wheel_folder_of_the_site_needs_no_network_and_no_settings_of_pip(
     base = prepare_base(tmp_path / "envs", lock=lock, wheels=wheels)
 
     assert says(base, "import nemo_run; print(nemo_run.__version__)") == "0.11.1"
-    with pytest.raises(InvalidInput, match=r"nowhere: no such folder of wheels.*pip download"):
+    with pytest.raises(InvalidInput, match=r"nowhere: no such wheel folder.*pip download"):
         prepare_base(tmp_path / "other", lock=lock, wheels=tmp_path / "nowhere")
 
 
@@ -354,7 +354,7 @@ def test_many_who_ask_at_once_share_one(
 
     assert len(found) == 4
     assert len(set(found)) == 1
-    assert caplog.text.count("packages, once for this machine") == 1
+    assert caplog.text.count("packages, once per machine") == 1
     assert caplog.text.count(f"NeMo-Run {checkout.commit[:12]} made in") == 1
 
 

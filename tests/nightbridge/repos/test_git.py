@@ -28,8 +28,8 @@ PERMANENT = {
     "fatal: detected dubious ownership in repository at '/srv/x'": "does not trust",
     "fatal: unable to access 'https://x/': SSL certificate problem: self-signed certificate": "certificate",
     "remote: aborting due to possible repository corruption on the remote side.\nfatal: early EOF": "damaged or incomplete",
-    "fatal: write error: No space left on device": "disk is full",
-    "git: 'remote-htps' is not a git command\nfatal: unable to find remote helper for 'htps'": "cannot use this address",
+    "fatal: write error: No space left on device": "no space left",
+    "git: 'remote-htps' is not a git command\nfatal: unable to find remote helper for 'htps'": "does not support this address",
 }
 
 TRANSIENT = [
@@ -107,9 +107,9 @@ def server() -> Iterator[HTTPServer]:
         (401, PermanentError, "refused our credentials"),
         (403, PermanentError, "refused our credentials"),
         (404, InvalidInput, "no such repository"),
-        (429, TransientError, "could not be reached"),
-        (500, TransientError, "could not be reached"),
-        (503, TransientError, "could not be reached"),
+        (429, TransientError, "unreachable"),
+        (500, TransientError, "unreachable"),
+        (503, TransientError, "unreachable"),
     ],
 )
 def test_what_a_real_git_says_of_a_real_servers_answer(
@@ -124,7 +124,7 @@ def test_what_a_real_git_says_of_a_real_servers_answer(
 
 
 def test_a_connection_that_nobody_answers_is_transient(tmp_path: Path) -> None:
-    with pytest.raises(TransientError, match="could not be reached"):
+    with pytest.raises(TransientError, match="unreachable"):
         git("ls-remote", "git://127.0.0.1:1/x.git", timeout=30)
 
 

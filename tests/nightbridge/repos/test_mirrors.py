@@ -152,7 +152,7 @@ def test_an_abbreviation_of_several_commits_is_refused(origin: Any, mirror: Mirr
     origin.git("branch", "one", commits[commit[:4]])
     origin.git("branch", "two", commit)
 
-    with pytest.raises(InvalidInput, match="2 commits begin like this"):
+    with pytest.raises(InvalidInput, match="2 commits begin with these digits"):
         mirror.resolve(commit[:4])
     assert mirror.resolve(commit[:12]) == commit
 
@@ -236,7 +236,7 @@ def test_a_mirror_that_fails_git_fsck_is_made_again(
     assert made.commit == commit
     assert (made.path / "README.md").read_text() == "two\n"
     assert mirror.damage() == []
-    assert "mirrored again, because it is damaged" in caplog.text
+    assert "damaged, mirroring again" in caplog.text
 
 
 def test_the_commits_between_two_are_listed_and_many_are_counted(origin: Any, mirror: Mirror) -> None:

@@ -108,7 +108,7 @@ def test_one_that_lost_its_files_or_its_repository_is_found_out_and_made_again(
     made = check_out(mirror, "main", commit, workspace, with_submodules=True)
     change(made.path / "3rdparty" / "Megatron-LM")
 
-    assert "3rdparty/Megatron-LM: it is no whole git checkout" in "; ".join(find_changes(made.path, commit))
+    assert "3rdparty/Megatron-LM: not a complete git checkout" in "; ".join(find_changes(made.path, commit))
     again = check_out(mirror, "main", commit, workspace, with_submodules=True)
 
     assert find_changes(again.path, commit) == []
