@@ -1,7 +1,7 @@
 """TOML files to models: tests and scenarios to `Scenario` and `RunSpec`, system and site files to `Site`.
 
-What is written is read here, checked for keys and types, and told with file and line. What a value means, and whether
-values go together, is decided in `rules`. Nothing here reaches for the network, the cluster or a checkout.
+Files are read here, keys and types are checked, and problems are reported with file and line. What a value means, and
+whether values go together, is decided in `rules`. Nothing here reaches for the network, the cluster or a checkout.
 """
 
 from nightbridge.config.scenarios import load, runs

@@ -29,7 +29,7 @@ MOVED: Mapping[str, str] = {
     "model_name": "model_family_name",
     "model_size": "model_recipe_name",
 }
-"""Older keys whose value now stands elsewhere; `Arguments` carries each on."""
+"""Older keys whose value has moved; `Arguments` maps each of them."""
 
 # Only these two have been said by CloudAI's own files to differ from the letters that the name begins with.
 _FAMILIES: Mapping[str, str] = {"gpt_oss": "gpt_oss", "qwen3_vl": "qwen_vl"}
@@ -122,7 +122,7 @@ def _moved_text(written: dict[str, Any], key: str, findings: Findings) -> str | 
     if not isinstance(value, str):
         findings.problem((CMD_ARGS, key), "must be text")
         return None
-    findings.warn((CMD_ARGS, key), f"is an older place; write it as {MOVED[key]}")
+    findings.warn((CMD_ARGS, key), f"has moved; write it as {MOVED[key]}")
     return value
 
 
@@ -132,7 +132,7 @@ def _use_current_names(written: dict[str, Any], findings: Findings) -> None:
             value = written.pop(old)
             findings.warn((CMD_ARGS, old), f"is an older spelling of {new}")
             if new in written:
-                findings.problem((CMD_ARGS, old), f"is given beside {new}, which replaced it; keep one")
+                findings.problem((CMD_ARGS, old), f"is set together with {new}, which replaced it; keep one")
             written.setdefault(new, value)
     _use_recipe_name(written, findings)
 
@@ -167,7 +167,7 @@ def _secret(flag: Flag, value: object, path: KeyPath, source: Layered, findings:
         return None  # CloudAI's files say "" for: take the environment's
     ref = reference(value.strip(), source, path)
     if ref is None or not ref.name:
-        findings.problem(path, f"names no place; write env:{flag.secret} or block:NAME")
+        findings.problem(path, f"is not a valid secret reference; write env:{flag.secret} or block:NAME")
     elif ref.source == "toml":
         findings.warn(path, LITERAL)
     return ref
@@ -195,7 +195,7 @@ def _axis(
             findings.problem(path, f"must be {wants}, or a list of such to sweep over, not {_shown(item)}")
             return
         if value in values:
-            findings.warn(path, f"holds {_shown(item)} twice; it is run once")
+            findings.warn(path, f"lists {_shown(item)} twice; it runs once")
         else:
             values.append(value)
     if values:
@@ -209,7 +209,7 @@ def _check_choice(choice: SweepChoice, axes: Sequence[SweepAxis], findings: Find
     for index, field in enumerate(choice.fields):
         path = ("sweep", "fields", index)
         if field not in TEST_FLAGS:
-            findings.problem(path, f"{field!r} is no key of [cmd_args]; {unknown_key(field, TEST_FLAGS)}")
+            findings.problem(path, f"{field!r} is not a key of [cmd_args]; {unknown_key(field, TEST_FLAGS)}")
         elif field not in swept:
             findings.problem(path, f"{field!r} is not a list in [cmd_args]; write its values there")
 

@@ -45,7 +45,7 @@ class DrawnParameter(Model):
 
 
 class AgentFields(Model):
-    """What CloudAI asks of whoever chooses the points of a sweep."""
+    """CloudAI's settings of the agent that chooses the points of a sweep."""
 
     agent: str = Field(GRID_SEARCH, description="CloudAI's agent; `grid_search` runs every point.")
     agent_steps: int = Field(1, ge=1, description="Points that another agent draws; use `sweep.points`.")
@@ -67,7 +67,7 @@ def sbatch_options(written: str | Sequence[str], path: KeyPath, findings: Findin
             shlex.split(written) if isinstance(written, str) else [part for text in written for part in text.split()]
         )
     except ValueError:
-        findings.problem(path, "has a quote that is not closed")
+        findings.problem(path, "has an unclosed quote")
         return ()
     options: list[str] = []
     open_option = False
@@ -79,19 +79,19 @@ def sbatch_options(written: str | Sequence[str], path: KeyPath, findings: Findin
             options[-1] += f"={word}"
             open_option = False
         else:
-            findings.problem(path, f"{word!r} is no option of the form --name or --name=value; write the long one")
+            findings.problem(path, f"{word!r} is not an option of the form --name or --name=value; write the long one")
     return tuple(options)
 
 
 def gate_of(gate: GatePolicy, report: TrainingReport | None, findings: Findings) -> GatePolicy:
-    """The gate, with the warm-up that `[training_report]` asks for where `[gate]` has none of its own."""
+    """The gate, with the warm-up that `[training_report]` sets where `[gate]` has none of its own."""
     if report is None:
         return gate
     if "exclude_post_profiling_steps" in report.model_fields_set:
         path = ("training_report", "exclude_post_profiling_steps")
         findings.warn(path, "has no effect: steps after a profile count; a test that is judged should have no profiler")
     if "warmup_steps" in gate.model_fields_set:
-        findings.warn(("training_report", "exclude_start_steps"), "has no effect: gate.warmup_steps is written, too")
+        findings.warn(("training_report", "exclude_start_steps"), "has no effect: gate.warmup_steps is set as well")
         return gate
     return gate.model_copy(update={"warmup_steps": report.exclude_start_steps})
 
@@ -103,7 +103,7 @@ def sweep_of(sweep: SweepPolicy, agent: AgentFields, findings: Findings) -> Swee
         said |= {"method": "random", "points": min(agent.agent_steps, _MAX_POINTS)}
         findings.warn(
             ("agent",),
-            f"{agent.agent!r} would choose each point by the results before it; here {said['points']} points "
+            f"{agent.agent!r} chooses each point by earlier results; here {said['points']} points "
             "(agent_steps) are drawn at random",
         )
     elif "agent_steps" in agent.model_fields_set:
@@ -134,7 +134,7 @@ def _seed(agent: AgentFields, findings: Findings) -> dict[str, int]:
 def _metric(metrics: Sequence[str], findings: Findings) -> dict[str, MetricName]:
     path = ("agent_metrics", 0)
     if metrics[0] not in METRICS:
-        findings.problem(path, f"{metrics[0]!r} is no metric of this workload; {unknown_key(metrics[0], METRICS)}")
+        findings.problem(path, f"{metrics[0]!r} is not a metric of this workload; {unknown_key(metrics[0], METRICS)}")
         return {}
     for index, metric in enumerate(metrics[1:], 1):
         findings.warn(("agent_metrics", index), f"{metric!r} has no effect: the best point is best in the first metric")
@@ -151,7 +151,9 @@ def split_drawn(
     for name, parameter in parameters.items():
         path = ("env_params", name)
         if name not in by_name:
-            findings.problem(path, "is not a list in [cmd_args], and one value is not drawn; write its values there")
+            findings.problem(
+                path, "is not a list in [cmd_args], and a single value is not sampled; write its values there"
+            )
             continue
         axis = by_name[name]
         if parameter.encoding is not None:

@@ -26,7 +26,7 @@ class Container:
     """One ConfigContainer.
 
     Attributes:
-        path: The file as the person named it.
+        path: The file as the user named it.
         table: What YAML made of it.
 
     """
@@ -110,14 +110,14 @@ def read_container(path: Path) -> Container:
         raise InvalidInput(f"cannot be read: {error.strerror}", thing=str(path), advice="Check the path") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
-        raise InvalidInput(f"not valid YAML: {reason}", thing=str(path), advice="Mend the syntax there") from error
+        raise InvalidInput(f"not valid YAML: {reason}", thing=str(path), advice="Fix the syntax there") from error
     if (
         not isinstance(table, dict)
         or not isinstance(table.get("model"), dict)
         or not isinstance(table.get("train"), dict)
     ):
         raise InvalidInput(
-            "no ConfigContainer: it has no tables model and train",
+            "not a ConfigContainer: it has no tables model and train",
             thing=str(path),
             advice="Name the configs/ConfigContainer.yaml of a run",
         )
@@ -129,7 +129,7 @@ def with_overrides(container: Container, overrides: Sequence[str]) -> Container:
 
     Raises:
         InvalidInput: An override is none of these, or names a key that is not there. Megatron-Bridge refuses such a
-            key as well, and drops it silently where a `+` stands before it, so here both are refused.
+            key as well, and drops it silently where it has a `+`, so here both are refused.
 
     """
     import yaml
@@ -141,25 +141,27 @@ def with_overrides(container: Container, overrides: Sequence[str]) -> Container:
         path = _current_path(table, key.strip().lstrip("+~"))
         removes = key.startswith("~")
         if removes == bool(equals):
-            problems.append(f"{override!r} is none of key=value, +key=value and ~key")
+            problems.append(f"{override!r} is not key=value, +key=value or ~key")
         elif path is None:
-            problems.append(f"{override!r} names no key of the configuration; with a + it would be dropped silently")
+            problems.append(
+                f"{override!r} does not name a key of the configuration; with a + it would be dropped silently"
+            )
         else:
             *parents, last = path.split(".")
             parent = _at(table, ".".join(parents)) if parents else table
             try:
                 parent[last] = None if removes else yaml.safe_load(text)
             except yaml.YAMLError:
-                problems.append(f"{override!r} has a value that cannot be read")
+                problems.append(f"{override!r} has an invalid value")
     if problems:
         raise InvalidInput(
-            "the overrides do not fit", thing=str(container.path), advice="Mend what follows", violations=problems
+            "the overrides are not valid", thing=str(container.path), advice="Fix the following", violations=problems
         )
     return Container(container.path, table)
 
 
 def _current_path(table: Mapping[str, Any], path: str) -> str | None:
-    """Where a key stands in this file: `model.X` has become `model.transformer.X`."""
+    """Where a key is in this file: `model.X` has become `model.transformer.X`."""
     section, _, rest = path.partition(".")
     paths = (path, f"model.transformer.{rest}") if section == "model" else (path,)
     return next((path for path in paths if _at(table, path) is not _MISSING), None)

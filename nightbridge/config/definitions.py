@@ -44,7 +44,7 @@ def define_test(
     Args:
         source: The test's table with everything laid over it.
         test_id: Its id in the scenario.
-        file: The file that a person would open to mend it.
+        file: The file to open to fix it.
         extra_problems: What was already found wrong about it, for instance in its scenario's entry.
 
     Returns:
@@ -68,7 +68,7 @@ def define_test(
             *sbatch_options(table.extra_srun_args, ("extra_srun_args",), findings),
         )
         if table.gate.reference == test_id:
-            findings.problem(("gate", "reference"), "names this very test; name another one, or a stored run")
+            findings.problem(("gate", "reference"), "names this test itself; name another one, or a stored run")
         variables, secrets = _split_secrets(table, arguments, source, findings)
         swept, drawn = split_drawn(arguments.axes, table, findings)
         axes = (*swept, *_variable_axes(table, findings), *_node_axis(table, arguments, findings))
@@ -112,13 +112,13 @@ def _check_bridge(table: TestTable, findings: Findings) -> None:
         return
     findings.problem(
         ("git_repos",),
-        f"names no Megatron-Bridge: a url that contains Megatron-Bridge, mount_as = {MOUNT_POINT!r}, or launcher with "
-        "the path of its setup_experiment.py, and its commit",
+        f"does not name Megatron-Bridge: write a url that contains Megatron-Bridge, mount_as = {MOUNT_POINT!r}, or "
+        "launcher with the path of its setup_experiment.py, and its commit",
     )
 
 
 def _repositories(table: TestTable) -> dict[KeyPath, GitRepo]:
-    """All repositories that a test names, by where they stand in its file."""
+    """All repositories that a test names, by their position in its file."""
     named: dict[KeyPath, GitRepo] = {("git_repos", index): repo for index, repo in enumerate(table.git_repos)}
     if table.nemo_run_repo is not None:
         named["nemo_run_repo",] = table.nemo_run_repo
@@ -131,7 +131,7 @@ def _check_addresses(table: TestTable, findings: Findings) -> None:
         if shows_secret(repo.url):
             findings.problem(
                 (*path, "url"),
-                "holds a user's name or token, which process lists and logs would show; "
+                "contains a user name or token, which process lists and logs would show; "
                 "remove it and use a git credential helper (git help credentials)",
             )
     image = table.cmd_args.get("container_image")
@@ -139,7 +139,7 @@ def _check_addresses(table: TestTable, findings: Findings) -> None:
     if any(isinstance(reference, str) and shows_secret(reference) for reference in images):
         findings.problem(
             ("cmd_args", "container_image"),
-            "holds a password, which process lists and logs would show; put it into enroot's .credentials file",
+            "contains a password, which process lists and logs would show; put it in enroot's .credentials file",
         )
 
 
@@ -151,7 +151,7 @@ def _gate(table: TestTable, file: str, findings: Findings) -> GatePolicy:
         return table.gate
     path = (Path(file).parent / table.gate.golden).absolute()
     if not path.is_file():
-        findings.problem(("gate", "golden"), f"names no file: {path}")
+        findings.problem(("gate", "golden"), f"no such file: {path}")
     return table.gate.model_copy(update={"golden": str(path)})
 
 
@@ -159,7 +159,7 @@ def _check_canary(table: TestTable, findings: Findings) -> None:
     """A canary that moves would hide what it should show."""
     for path, repo in _repositories(table).items():
         if not _FULL_COMMIT.fullmatch(repo.commit):
-            findings.problem((*path, "commit"), "may move, and the pins of a canary never do; write the full commit")
+            findings.problem((*path, "commit"), "may move, and a canary needs fixed pins; write the full commit")
 
 
 def _node_options(table: TestTable, findings: Findings) -> tuple[str, ...]:
@@ -176,7 +176,7 @@ def _node_options(table: TestTable, findings: Findings) -> tuple[str, ...]:
 def _dependencies(table: TestTable, findings: Findings) -> Iterator[Dependency]:
     for index, dependency in enumerate(table.dependencies):
         if dependency.type == "end_post_comp":
-            findings.warn(("dependencies", index), "has no effect: no test is ended because another one has ended")
+            findings.warn(("dependencies", index), "has no effect: a test never ends because another one has ended")
         else:
             yield Dependency(type=dependency.type, id=dependency.id)
 
@@ -188,7 +188,7 @@ def _variable_axes(table: TestTable, findings: Findings) -> Iterator[SweepAxis]:
             continue
         path = ("extra_env_vars", name)
         if SECRET_NAME.search(name) or any(value.startswith(PLACES) for value in values):
-            findings.problem(path, "holds secrets, and they are not swept over; write one")
+            findings.problem(path, "contains secrets, which cannot be swept over; write one")
         elif not values:
             findings.problem(path, "is an empty list, a sweep over nothing; write a value or remove it")
         else:
@@ -205,10 +205,10 @@ def _node_axis(table: TestTable, arguments: Arguments, findings: Findings) -> It
     elif not nodes or min(nodes) < 1:
         findings.problem(path, "must be whole numbers from 1 on, at least one of them")
     elif any(axis.name == "num_gpus" for axis in arguments.axes):
-        findings.problem(path, "is swept over and cmd_args.num_gpus is, too; keep one: the other follows from it")
+        findings.problem(path, "is swept over together with cmd_args.num_gpus; keep one: the other follows from it")
     else:
         if "num_gpus" in arguments.values:
-            findings.warn(path, "is swept over, so it says the GPUs of each point, and cmd_args.num_gpus has no effect")
+            findings.warn(path, "is swept over and sets the GPUs of each point, so cmd_args.num_gpus has no effect")
         yield SweepAxis(field="num_nodes", values=tuple(dict.fromkeys(nodes)))
 
 
@@ -217,7 +217,9 @@ def _check_nodes(test: TestDefinition, findings: Findings) -> None:
     if "num_nodes" not in swept or swept & {"gpu_type", "gpus_per_node"}:
         return
     if gpus_per_node(test, version_for_pin(test.megatron_bridge.commit)) is None:
-        findings.problem(("num_nodes",), "is swept over, and nobody says the GPUs of a node; write gpus_per_node")
+        findings.problem(
+            ("num_nodes",), "is swept over, but the number of GPUs per node is unknown; write gpus_per_node"
+        )
 
 
 def _split_secrets(
@@ -236,7 +238,7 @@ def _split_secrets(
             continue
         ref = reference(value, source, path)
         if ref is None or not ref.name:
-            findings.problem(path, "names no place; write env:NAME or block:NAME")
+            findings.problem(path, "is not a valid secret reference; write env:NAME or block:NAME")
             continue
         if ref.source == "toml":
             findings.warn(path, LITERAL)

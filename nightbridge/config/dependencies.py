@@ -22,7 +22,7 @@ def dependency_problems(document: Document, entries: Sequence[Mapping[str, Any]]
             where = document.where(("Tests", index, "dependencies", number, "id"))
             path = f"{where}: Tests[{index}].dependencies[{number}].id"
             if named not in ids:
-                problems.append(f"{path}: no test is called {named!r}{_hint(named, ids)}")
+                problems.append(f"{path}: no test has the id {named!r}{_hint(named, ids)}")
             else:
                 graph.setdefault(test_id, set()).add(named)
     try:

@@ -1,4 +1,4 @@
-"""TOML files as read: their tables, and where every key of them stands."""
+"""TOML files as read: their tables, and the position of every key."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ class Document:
     """One TOML file.
 
     Attributes:
-        path: The file as the person named it.
+        path: The file as the user named it.
         text: Its text.
         table: What tomllib made of it.
 
@@ -77,7 +77,7 @@ def parse_document(text: str, path: Path) -> Document:
         table = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # besides its own error: huge integers, endless nesting
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise InvalidInput(f"not valid TOML: {reason}", thing=str(path), advice="Mend the syntax there") from error
+        raise InvalidInput(f"not valid TOML: {reason}", thing=str(path), advice="Fix the syntax there") from error
     _check_values(table, path)
     return Document(path, text, table)
 
@@ -94,7 +94,7 @@ def _check_values(table: Table, path: Path) -> None:
         ]
         if any(NUL in text for text in inside if isinstance(text, str)):
             raise InvalidInput(
-                "holds a NUL character (\\u0000), which no path, argument or variable can have",
+                "contains a NUL character (\\u0000), which paths, arguments and variables cannot contain",
                 thing=str(path),
                 advice="Remove it",
             )
@@ -126,7 +126,7 @@ class Layered:
 
     @cached_property
     def table(self) -> dict[str, Any]:
-        """The merged table; it holds only what somebody wrote."""
+        """The merged table; it holds only what was written."""
         merged: dict[str, Any] = {}
         for layer in self.layers:
             merged = merge(merged, layer.table)

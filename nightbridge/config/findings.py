@@ -8,7 +8,7 @@ from nightbridge.config.positions import KeyPath
 
 
 class Findings:
-    """Collects problems and warnings while a test is read, so that all of them are told at once."""
+    """Collects problems and warnings while a test is read, so that all of them are reported at once."""
 
     def __init__(self, source: Layered) -> None:
         self.source = source
@@ -25,7 +25,7 @@ class Findings:
             self.problems.append(line)
 
     def warn(self, path: KeyPath, message: str) -> None:
-        """Note something that the person should know; the test runs."""
+        """Add a warning; the test runs."""
         self.warnings.append(self._line(path, message))
 
     def unknown(self, path: KeyPath, known: Iterable[str]) -> None:

@@ -29,7 +29,7 @@ class GridArguments(Model):
 
 
 class HeteroArguments(Model):
-    """What the training program `examples/mimo` of Megatron-LM is told; a key means here what it means elsewhere.
+    """The arguments of Megatron-LM's training program `examples/mimo`; a key means here what it means elsewhere.
 
     Flags that are not here go into `[extra_cmd_args]`, by their own names.
     """

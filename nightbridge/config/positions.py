@@ -1,4 +1,4 @@
-"""The line on which every key of a TOML file stands.
+"""The line of every key of a TOML file.
 
 `tomllib` keeps no positions. This scan walks a text that tomllib has already accepted, so it only has to know where
 keys, values and headers begin and end. Keys inside an inline table or an array share the line of the key before it.

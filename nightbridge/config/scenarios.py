@@ -25,7 +25,7 @@ def load(path: Path, *, tests_dirs: Sequence[Path] = (), overrides: Mapping[str,
     """Read a test file, or a scenario file with the tests that it names.
 
     A test file is a scenario of one test. A test that is wrong goes to `Scenario.invalid` with everything that is
-    wrong with it; the others stay. Nothing is added that nobody wrote.
+    wrong with it; the others stay. No defaults are added.
 
     Args:
         path: The TOML file.
@@ -80,7 +80,7 @@ def runs(scenario: Scenario, night: str, limits: ClusterLimits | None = None) ->
     Args:
         scenario: The tests.
         night: The night.
-        limits: The cluster, where it is known; asked for if a test `sweeps_nodes`.
+        limits: The cluster, where it is known; queried if a test `sweeps_nodes`.
     """
     made: dict[str, tuple[RunSpec, ...]] = {}
     for test in in_order(scenario.tests):
@@ -114,7 +114,7 @@ def _single_test(document: Document, top: list[Layer]) -> Scenario:
     test, warnings = define_test(source, test_id=test_id, file=str(document.path))
     if isinstance(test, TestDefinition) and test.dependencies:
         where = document.where(("dependencies",))
-        warnings = (*warnings, f"{where}: dependencies: has no effect: the file holds one test alone")
+        warnings = (*warnings, f"{where}: dependencies: has no effect: the file contains a single test")
         test = test.model_copy(update={"dependencies": ()})
     return _assembled(test_id, document, [test], warnings)
 
@@ -163,13 +163,13 @@ def _scenario(document: Document, tests_dirs: Sequence[Path], top: list[Layer]) 
     if problems:
         problems.extend(violation for test in tests if isinstance(test, InvalidTest) for violation in test.violations)
         raise InvalidInput(
-            "the scenario is not valid", thing=str(document.path), advice="Mend what follows", violations=problems
+            "the scenario is not valid", thing=str(document.path), advice="Fix the following", violations=problems
         )
     return _assembled(str(document.table["name"]).strip(), document, tests, warnings)
 
 
 def _scenario_problems(document: Document, entries: Any) -> Iterator[str]:
-    """What is wrong with the scenario as a whole, so that no test of it can be told from another."""
+    """Problems of the scenario as a whole, which make its tests indistinguishable."""
     for key in document.table:
         if key not in SCENARIO_KEYS:
             yield f"{document.where((key,))}: {key}: {unknown_key(key, SCENARIO_KEYS)}"
@@ -186,7 +186,7 @@ def _scenario_problems(document: Document, entries: Any) -> Iterator[str]:
         if not isinstance(test_id, str) or not test_id.strip():
             yield f"{where}: Tests[{index}].id: every test needs an id, as text"
         elif ids[test_id.strip()] > 1:
-            yield f"{where}: Tests[{index}].id: {test_id!r} is given twice"
+            yield f"{where}: Tests[{index}].id: {test_id!r} occurs twice"
 
 
 def _entry_test(
@@ -200,7 +200,7 @@ def _entry_test(
     where = document.where(("Tests", index, "test_name"))
     try:
         if "name" in entry:
-            raise InvalidInput("is given beside name; name a test, or define one here, not both")
+            raise InvalidInput("is set together with name; name a test, or define one here, not both")
         found = library.find(name)
     except InvalidInput as error:
         problem = f"{where}: test_name: {error}"
@@ -210,7 +210,7 @@ def _entry_test(
 
 
 class _Library:
-    """The test files that a scenario can name, read when the first of them is asked for."""
+    """The test files that a scenario can name, read when the first of them is needed."""
 
     def __init__(self, scenario: Path, tests_dirs: Sequence[Path]) -> None:
         self._scenario = scenario
@@ -229,7 +229,7 @@ class _Library:
             documents = tests.get(name.strip(), [])
             if len(documents) > 1:
                 files = " and ".join(str(document.path) for document in documents)
-                raise InvalidInput(f"{name!r} is the name of two tests: {files}", advice="Rename one")
+                raise InvalidInput(f"{name!r} names two tests: {files}", advice="Rename one")
             if documents:
                 return documents[0]
         raise InvalidInput(self._not_found(name))
@@ -238,7 +238,7 @@ class _Library:
         known = [test for tests in self._found or () for test in tests]
         hint = unknown_key(name, known).removeprefix("unknown key").removeprefix("; ")
         folders = ", ".join(str(folder) for group in self._groups for folder in group if folder.is_dir())
-        unread = f" (not readable there: {'; '.join(self._unread)})" if self._unread else ""
+        unread = f" (unreadable: {'; '.join(self._unread)})" if self._unread else ""
         return f"no test named {name!r} in {folders}{unread}; {hint or 'add a folder with --tests-dir'}"
 
     def _read(self, folders: Iterable[Path]) -> dict[str, list[Document]]:
@@ -258,6 +258,6 @@ class _Library:
 
 
 def _shown(path: Path) -> Path:
-    """The path as a person would write it from here."""
+    """The path relative to the current folder, where it is below."""
     here = Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path

@@ -126,7 +126,7 @@ def _report(kind: str, path: KeyPath, message: str, source: Layered, findings: F
         known = set(fields_at(TestTable, path[:-1]))
         findings.unknown(path, known if len(path) > 1 else known | set(IGNORED))
     elif path[0] in _UNIONS:
-        # Where several types are allowed, pydantic tells each of them below the key: one line is enough.
+        # Where several types are allowed, pydantic reports each of them below the key: one line is enough.
         length, wants = _UNIONS[path[0]]
         findings.problem_once(path[:length], wants)
     else:

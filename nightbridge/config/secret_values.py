@@ -19,7 +19,7 @@ PLACES = tuple(prefix for prefix, _place in _PREFIXES)
 SECRET_NAME = re.compile(r"(?:^|_)(?:TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
 """What an environment variable is called that holds a secret."""
 
-LITERAL = "a token is written in this file; better: env:NAME or block:NAME, or only set the variable"
+LITERAL = "the file contains a token; prefer env:NAME or block:NAME, or set only the variable"
 
 # A token is often the user of an https address; ssh's user, and the one before an image's registry, is public.
 _IN_ADDRESS = re.compile(r"https?://[^/@\s]+@|(?:[a-z][a-z0-9+.-]*://)?[^/@#\s]*:[^/@#\s]+@(?!sha256:)", re.IGNORECASE)
@@ -33,7 +33,7 @@ def shows_secret(address: str) -> bool:
 def reference(value: str, source: Layered, path: KeyPath) -> SecretRef | None:
     """Return where the secret is found: `env:NAME`, `block:NAME`, `toml:FILE#KEY`, or the place of the literal itself.
 
-    None for a literal that stands in no file, of which nothing but its value could be kept.
+    None for a literal that is in no file: only its value could be kept.
     """
     for prefix, place in _PREFIXES:
         if value.startswith(prefix):

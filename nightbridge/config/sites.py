@@ -20,13 +20,13 @@ _NOT_PASSED = "has no effect in this version"
 
 CLOUDAI_IGNORED: Mapping[str, str] = {
     "hf_home_path": "has no effect: set HF_HOME in the tests' extra_env_vars",
-    "partitions": "has no effect: the cluster is asked for its partitions",
+    "partitions": "has no effect: partitions are read from the cluster",
     "distribution": _NOT_PASSED,
-    "mpi": "has no effect: the launcher asks for pmix itself",
+    "mpi": "has no effect: the launcher requests pmix itself",
     "ntasks_per_node": "has no effect: the launcher starts one task for each GPU",
     "cache_docker_images_locally": "has no effect: images are always imported, verified and kept",
-    "extra_transient_status_errors": "has no effect: an answer that is missing is always asked for again",
-    "status_retry_pause_seconds": "has no effect: an answer that is missing is always asked for again",
+    "extra_transient_status_errors": "has no effect: failed status queries are always retried",
+    "status_retry_pause_seconds": "has no effect: failed status queries are always retried",
     "container_mount_home": "has no effect: the launcher never mounts the home folder",
     "data_repository": "has no effect: results go to the store",
     "reports": "has no effect: every night has one report",
@@ -74,10 +74,10 @@ def load_site(path: Path, base: Site | None = None) -> tuple[Site, tuple[str, ..
     keys, are written as `env:NAME` or `block:NAME`.
 
     Returns:
-        The site, and what the person should know about the file.
+        The site, and warnings about the file.
 
     Raises:
-        InvalidInput: The file cannot be read or something in it is wrong; every violation is told.
+        InvalidInput: The file cannot be read or something in it is wrong; every violation is reported.
 
     """
     document = read_document(Path(path))
@@ -88,7 +88,7 @@ def load_site(path: Path, base: Site | None = None) -> tuple[Site, tuple[str, ..
     site = _validated(Site, merge(below, read(document, findings)), findings)
     if site is None or findings.problems:
         raise InvalidInput(
-            "the system file is not valid", thing=str(path), advice="Mend what follows", violations=findings.problems
+            "the system file is not valid", thing=str(path), advice="Fix the following", violations=findings.problems
         )
     return site, tuple(findings.warnings)
 
@@ -105,7 +105,7 @@ def plain_site(
         workspace: Folder; wins over the file's.
 
     Returns:
-        The site, and what the person should know about the files.
+        The site, and warnings about the files.
 
     Raises:
         InvalidInput: A file cannot be read or something in it is wrong.
@@ -129,7 +129,7 @@ def plain_site(
 
 
 def _plain_cluster(name: str, own: ClusterSettings) -> ClusterSettings:
-    """The cluster of a plain name; of the site's own Slurm the name says only how it is asked."""
+    """The cluster of a plain name; for the site's own Slurm the name only selects the interface."""
     plain = PLAIN_CLUSTERS[name]
     return plain if "local" in (plain.kind, own.kind) else own.model_copy(update={"kind": plain.kind})
 
@@ -175,7 +175,7 @@ def _plain_variables(variables: Mapping[str, str], findings: Findings) -> dict[s
     for name in variables:
         if SECRET_NAME.search(name):
             findings.problem(
-                ("global_env_vars", name), "holds a secret; write it as env:NAME in the tests' extra_env_vars"
+                ("global_env_vars", name), "contains a secret; write it as env:NAME in the tests' extra_env_vars"
             )
     return dict(variables)
 

@@ -1,6 +1,6 @@
 """A scenario back to TOML: every test written out whole, so that reading it gives the same tests again.
 
-What a file left to others stands here resolved: overrides are laid over, older spellings are the current ones, folders
+Everything is written out resolved: overrides are laid over, older spellings are the current ones, folders
 of tests are not needed. A secret stays the name of its place. What was only warned about is not written.
 """
 

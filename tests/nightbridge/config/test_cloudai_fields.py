@@ -95,7 +95,7 @@ def test_options_of_srun_reach_the_batch_job(load, written, options):
 
 
 def test_a_short_option_of_srun_is_refused_and_not_dropped(load):
-    assert "'-w' is no option of the form --name" in told(load('extra_srun_args = "-w node1"'))
+    assert "'-w' is not an option of the form --name" in told(load('extra_srun_args = "-w node1"'))
 
 
 def test_the_warm_up_of_a_training_report_is_the_gates(load):
@@ -119,7 +119,7 @@ def test_an_agent_that_learns_becomes_points_drawn_at_random_and_that_is_told(lo
     sweep = only(scenario).sweep
     assert (sweep.method, sweep.points, sweep.seed) == ("random", 4, 3)
     assert (sweep.metric, sweep.reward) == ("tflops_per_gpu", "identity")
-    assert any("'bo' would choose each point by the results before it" in warning for warning in scenario.warnings)
+    assert any("'bo' chooses each point by earlier results" in warning for warning in scenario.warnings)
 
 
 def test_our_own_sweep_table_wins_over_an_agent(load):
@@ -129,7 +129,7 @@ def test_our_own_sweep_table_wins_over_an_agent(load):
 
 
 def test_a_metric_that_this_workload_does_not_have_is_refused(load):
-    assert "'tflops-per-gpus' is no metric of this workload; unknown key; did you mean" in told(
+    assert "'tflops-per-gpus' is not a metric of this workload; unknown key; did you mean" in told(
         load('agent_metrics = ["tflops-per-gpus"]', "tp = [1, 2]")
     )
 
@@ -190,4 +190,4 @@ def test_a_secret_among_the_variables_of_a_system_file_is_refused(tmp_path):
     with pytest.raises(InvalidInput) as raised:
         load_site(path)
 
-    assert "global_env_vars.WANDB_API_KEY: holds a secret" in "\n".join(raised.value.violations)
+    assert "global_env_vars.WANDB_API_KEY: contains a secret" in "\n".join(raised.value.violations)

@@ -66,7 +66,7 @@ def test_the_types_that_say_when_a_test_starts_are_kept(load, kind):
 def test_that_a_test_ends_because_of_another_one_is_not_offered_and_said(load):
     scenario = load(("a",), ("b", ("end_post_comp", "a")))
     assert scenario.tests[1].dependencies == ()
-    assert any("no test is ended because another one has ended" in warning for warning in scenario.warnings)
+    assert any("a test never ends because another one has ended" in warning for warning in scenario.warnings)
 
 
 def test_an_unknown_type_makes_the_test_invalid(load):
@@ -78,7 +78,7 @@ def test_an_unknown_type_makes_the_test_invalid(load):
 @pytest.mark.parametrize(
     ("entries", "said"),
     [
-        ([("a", ("start_post_comp", "bb")), ("b",)], "no test is called 'bb'; did you mean 'b'?"),
+        ([("a", ("start_post_comp", "bb")), ("b",)], "no test has the id 'bb'; did you mean 'b'?"),
         ([("a", ("start_post_comp", "a"))], "'a' waits for 'a'"),
         ([("a", ("start_post_comp", "b")), ("b", ("start_post_init", "a"))], "waits for 'a'"),
     ],

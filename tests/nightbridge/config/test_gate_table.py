@@ -68,7 +68,7 @@ timing_threshold = 0.1
 @pytest.mark.parametrize(
     ("tables", "violation"),
     [
-        ('[gate]\ngolden = "nowhere.json"', "names no file"),
+        ('[gate]\ngolden = "nowhere.json"', "no such file"),
         ("[gate]\nlimits.speed = { max = 1 }", "speed"),
         ("[gate]\nstep_tim = 0.1", "step_tim"),
         ("[gate]\nsigmas = 0", "greater than 0"),
@@ -89,7 +89,7 @@ def test_the_pins_of_a_canary_must_not_be_able_to_move(tmp_path: Path) -> None:
 
     assert isinstance(moving, InvalidTest)
     assert len(moving.violations) == 2
-    assert "the pins of a canary never do; write the full commit" in moving.violations[0]
+    assert "a canary needs fixed pins; write the full commit" in moving.violations[0]
     assert isinstance(fixed, TestDefinition)
 
 

@@ -99,24 +99,24 @@ def test_an_unknown_key_is_told_with_its_line_and_the_nearest_known_one(write):
         (TEST + '[gate]\nstep_tme = 0.1\n', "gate.step_tme: unknown key; did you mean 'step_time'?"),
         (TEST + '[harvest]\ncheckpoint = "some"\n', "harvest.checkpoint"),
         (TEST.replace('"MegatronBridge"', '"NcclTest"'), "test_template_name"),
-        (TEST.replace("Megatron-Bridge.git", "Other.git"), "git_repos: names no Megatron-Bridge"),
+        (TEST.replace("Megatron-Bridge.git", "Other.git"), "git_repos: does not name Megatron-Bridge"),
         (TEST.replace('commit = "v0.4.2"', 'commit = "v0.4.2"\nlauncher = "../x.py"'), "launcher: must be a path inside"),
         (TEST + "time_limit = 1\n", "cmd_args.time_limit: must be text"),
         (TEST + "tp = []\n", "cmd_args.tp: is an empty list, a sweep over nothing"),
         (TEST + 'tp = [1, "two"]\n', "cmd_args.tp: must be a whole number, or a list of such to sweep over, not 'two'"),
         ('dse_excluded_args = ["cmd_args.tp"]\n' + TEST + "tp = [1, 2]\n", "dse_excluded_args says that it is no sweep"),
-        (TEST + '[sweep]\nfields = ["tpp"]\n', "sweep.fields[0]: 'tpp' is no key of [cmd_args]"),
+        (TEST + '[sweep]\nfields = ["tpp"]\n', "sweep.fields[0]: 'tpp' is not a key of [cmd_args]"),
         (TEST + '[sweep]\nfields = ["tp"]\n', "sweep.fields[0]: 'tp' is not a list in [cmd_args]"),
         (TEST + '[sweep]\nmethod = "bayes"\n', "sweep.method: input should be 'grid' or 'random'"),
         ("num_nodes = [0]\n" + TEST, "num_nodes: must be whole numbers from 1 on"),
         ("num_nodes = 1.5\n" + TEST, "num_nodes: must be a whole number, or a list"),
-        ("num_nodes = [1, 2]\n" + TEST.replace("num_gpus = 8", "num_gpus = [8, 16]"), "num_nodes: is swept over and"),
-        ("num_nodes = [1, 2]\n" + TEST.replace("h100", "h10"), "nobody says the GPUs of a node"),
+        ("num_nodes = [1, 2]\n" + TEST.replace("num_gpus = 8", "num_gpus = [8, 16]"), "num_nodes: is swept over together"),
+        ("num_nodes = [1, 2]\n" + TEST.replace("h100", "h10"), "the number of GPUs per node is unknown"),
         (TEST + 'tp = "two"\n', "cmd_args.tp: must be a whole number, not 'two'"),
         (TEST + "tp = true\n", "cmd_args.tp: must be a whole number"),
         (TEST + "lr = nan\n", "cmd_args.lr: must be a finite number"),
         (TEST + "[extra_env_vars]\nA = []\n", "extra_env_vars.A: is an empty list"),
-        (TEST + '[extra_env_vars]\nA_TOKEN = ["1", "2"]\n', "extra_env_vars.A_TOKEN: holds secrets"),
+        (TEST + '[extra_env_vars]\nA_TOKEN = ["1", "2"]\n', "extra_env_vars.A_TOKEN: contains secrets"),
         (TEST + "[extra_env_vars]\nA = [1]\n", "extra_env_vars.A: must be text, in quotes"),
         (TEST + "[extra_env_vars]\nA = 1\n", "extra_env_vars.A: must be text, in quotes"),
         (HEAD + BRIDGE, "cmd_args: is required"),
@@ -206,7 +206,7 @@ def test_a_field_without_a_meaning_here_is_never_dropped_silently(write, text, f
 def test_an_older_and_a_newer_spelling_together_are_refused(write):
     told = violations_of(write(TEST + 'wandb_prj_name = "a"\nwandb_project_name = "b"\n'))
 
-    assert "wandb_prj_name: is given beside wandb_project_name" in told
+    assert "wandb_prj_name: is set together with wandb_project_name" in told
 
 
 def test_node_lists_become_options_of_sbatch(write):
@@ -274,7 +274,7 @@ def test_a_secret_in_a_repositorys_address_is_refused_and_not_shown(write, addre
     scenario = config.load(write(text))
 
     (invalid,) = scenario.invalid
-    assert any("git_repos[0].url: holds a user's name or token" in violation for violation in invalid.violations)
+    assert any("git_repos[0].url: contains a user name or token" in violation for violation in invalid.violations)
     assert "verysecret" not in scenario.model_dump_json()
 
 
@@ -285,7 +285,7 @@ def test_a_password_in_an_image_is_refused_and_not_shown(write, image):
     scenario = config.load(write(TEST.replace("nvcr.io#nvidia/nemo:26.04", image)))
 
     (invalid,) = scenario.invalid
-    assert any("cmd_args.container_image: holds a password" in violation for violation in invalid.violations)
+    assert any("cmd_args.container_image: contains a password" in violation for violation in invalid.violations)
     assert "verysecret" not in scenario.model_dump_json()
 
 
@@ -454,7 +454,7 @@ def test_one_name_for_two_tests_is_refused(write):
     write(TEST, "a.toml")
     write(TEST, "tests/b.toml")
 
-    assert "is the name of two tests" in violations_of(write(SCENARIO, "scenario.toml"))
+    assert "names two tests" in violations_of(write(SCENARIO, "scenario.toml"))
 
 
 @pytest.mark.parametrize(
@@ -462,7 +462,7 @@ def test_one_name_for_two_tests_is_refused(write):
     [
         (SCENARIO.replace("name = \"night\"\n", "nam = \"night\"\n"), "nam: unknown key; did you mean 'name'?"),
         (SCENARIO.replace('name = "night"\n', ""), "a scenario needs a name"),
-        (SCENARIO + '[[Tests]]\nid = "one"\ntest_name = "small"\n', "'one' is given twice"),
+        (SCENARIO + '[[Tests]]\nid = "one"\ntest_name = "small"\n', "'one' occurs twice"),
         (SCENARIO.replace('id = "one"\n', ""), "every test needs an id"),
         ('name = "x"\nTests = []\n', "must be one or more [[Tests]] tables"),
         ('name = "x"\nTests = 3\n', "must be one or more [[Tests]] tables"),
@@ -648,7 +648,7 @@ def test_a_value_that_is_written_twice_is_run_once(write):
     scenario = config.load(write(TEST + "tp = [1, 2, 1]\n"))
 
     assert scenario.tests[0].axes[0].values == (1, 2)
-    assert any("holds 1 twice" in warning for warning in scenario.warnings)
+    assert any("lists 1 twice" in warning for warning in scenario.warnings)
 
 
 def test_a_scenarios_entry_can_replace_a_sweep_by_one_value(write):
