@@ -1,6 +1,6 @@
 """Named validation rules: whether the values of a run go together, with the launcher, and with the cluster.
 
-A rule has an id that people can look up, the fields it reads, a severity, the versions it holds for, and messages with
+A rule has an id to look up, the fields it reads, a severity, the versions it holds for, and messages with
 the values and the way out. Keys and types are checked before, in `config`. Rules read models and the flag table only.
 """
 

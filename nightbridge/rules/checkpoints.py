@@ -19,7 +19,7 @@ def _size(facts: Facts) -> Iterator[str]:
     parameters, each, limit = parameters_of(facts.test), bytes_per_parameter(facts.test), harvest.max_checkpoint_bytes
     if parameters is None:
         if limit == _DEFAULT_LIMIT:
-            yield f"nobody can say how large a checkpoint of {recipe} is, as it is written here; {_CHOICES}"
+            yield f"cannot tell the size of a checkpoint of {recipe} from this configuration; {_CHOICES}"
     elif (size := parameters * each) > limit:
         yield (
             f"a checkpoint of {recipe} takes about {size / 1e9:,.0f} GB ({parameters / 1e9:g} billion parameters of "
@@ -39,11 +39,11 @@ def _interval(facts: Facts) -> Iterator[str]:
 
 
 def resumes(facts: Facts) -> Iterator[str]:
-    """A run that continues from a checkpoint trains other steps than one that starts anew; it is no baseline."""
+    """A run that resumes from a checkpoint trains other steps than one that starts from scratch; it is no baseline."""
     if path := resumed_from(facts.test):
         yield (
-            f"the run goes on from {path}, where another one ended, so it is no baseline for others; "
-            "remove cmd_args.load_dir, or the override checkpoint.load, for a run that starts anew"
+            f"the run resumes from {path}, where another one ended, so it cannot be a baseline; "
+            "remove cmd_args.load_dir, or the override checkpoint.load, for a run that starts from scratch"
         )
 
 

@@ -2,7 +2,7 @@
 
 CloudAI numbers its constraints and keeps one answer, yes or no, for all of them. Each is a named rule here; those that
 have turned out too strict or too lax stand corrected in `sizes` and `graphs`, which the normal profile uses.
-`CORRECTED` says which rule stands for which constraint. An unwritten size counts as 1 in this module only.
+`CORRECTED` says which rule covers which constraint. An unwritten size counts as 1 in this module only.
 """
 
 import math
@@ -223,7 +223,7 @@ def _offload_graphs(args: Mapping[str, Any]) -> str | None:
 def _implementation_known(args: Mapping[str, Any]) -> str | None:
     if _implementation(args) in _IMPLEMENTATIONS:
         return None
-    return f"cuda_graph_impl {_implementation(args)!r} is none of none, transformer_engine, local"
+    return f"cuda_graph_impl {_implementation(args)!r} is not none, transformer_engine or local"
 
 
 def _scope_fits(args: Mapping[str, Any]) -> str | None:

@@ -67,7 +67,7 @@ def _pipeline_type(c: Container) -> Iterator[str]:
     named = isinstance(c.value("mixed_precision"), str)
     known = named or dtype_of(c, "model.pipeline_dtype") or dtype_of(c, "mixed_precision.pipeline_dtype")
     if c.size("pipeline_model_parallel_size") > 1 and not known:
-        yield "a pipeline needs the type of what its stages send: write model.pipeline_dtype"
+        yield "a pipeline needs the dtype of the tensors between its stages: write model.pipeline_dtype"
 
 
 def _recompute(c: Container) -> Iterator[str]:
@@ -108,7 +108,7 @@ def _sequence_parallel(c: Container) -> Iterator[str]:
 def _no_training(c: Container) -> Iterator[str]:
     """The job succeeds without a step."""
     if c.integer("train.train_iters") == 0:
-        yield "train.train_iters is 0: the run would end at once; write how many"
+        yield "train.train_iters is 0: the run would end immediately; write a number of iterations"
 
 
 def _intervals(c: Container) -> Iterator[str]:
@@ -129,7 +129,7 @@ def _long_warmup(c: Container) -> Iterator[str]:
         c.integer("scheduler.max_steps") or c.integer(f"scheduler.lr_decay_{unit}") or c.integer(f"train.train_{unit}")
     )
     if decay and warmup >= decay:
-        yield f"the warm-up of {warmup} {unit} is as long as the decay of {decay}, and is cut; shorten it"
+        yield f"the warm-up of {warmup} {unit} is as long as the decay of {decay}, and is truncated; shorten it"
 
 
 _SOURCE = "Megatron-Core: found by running what validate() lets through"

@@ -1,4 +1,4 @@
-"""A rule of ConfigContainers, and what several of them ask of one."""
+"""A rule of ConfigContainers, and the helpers that several rules share."""
 
 import functools
 import inspect
@@ -14,7 +14,7 @@ SCHEDULE = ("train.train_iters", "train.train_samples", "scheduler")
 
 @dataclass(frozen=True, slots=True)
 class ContainerFacts:
-    """A ConfigContainer and the GPUs that it is to run on, where somebody says."""
+    """A ConfigContainer and the GPUs that it is to run on, where known."""
 
     container: Container
     world_size: int | None = None

@@ -124,7 +124,7 @@ def _context_communication(c: Container) -> Iterator[str]:
     if sizes is not None and not numbers:
         yield f"hierarchical_context_parallel_sizes {sizes} must be a list of whole numbers"
     elif sizes is not None and math.prod(sizes) != context:
-        yield f"hierarchical_context_parallel_sizes {sizes} multiply to {math.prod(sizes)}, not to {context}; mend them"
+        yield f"hierarchical_context_parallel_sizes {sizes} multiply to {math.prod(sizes)}, not to {context}; fix them"
 
 
 def _sequence_lengths(c: Container) -> Iterator[str]:
@@ -531,7 +531,10 @@ def _profilers(c: Container) -> Iterator[str]:
         yield "profiling.use_pytorch_profiler and use_nsys_profiler are both on; keep one"
     start, end = c.integer("profiling.profile_step_start") or 0, c.integer("profiling.profile_step_end") or 0
     if not 0 <= start <= end:
-        yield f"profiling from step {start} to {end} is no window; write 0 <= profile_step_start <= profile_step_end"
+        yield (
+            f"profiling from step {start} to {end} is not a valid window; "
+            "write 0 <= profile_step_start <= profile_step_end"
+        )
 
 
 def _loggers(c: Container) -> Iterator[str]:
@@ -546,14 +549,14 @@ def _stragglers(c: Container) -> Iterator[str]:
     if not c.is_on("nvrx_straggler.enabled"):
         return
     if not (c.is_on("nvrx_straggler.calc_relative_gpu_perf") or c.is_on("nvrx_straggler.calc_individual_gpu_perf")):
-        yield "nvrx_straggler compares nothing; switch calc_relative_gpu_perf or calc_individual_gpu_perf on"
+        yield "nvrx_straggler has nothing to compare; switch calc_relative_gpu_perf or calc_individual_gpu_perf on"
     interval = c.number("nvrx_straggler.report_time_interval")
     if interval is not None and interval <= 0:
         yield f"nvrx_straggler.report_time_interval {interval:g} must be positive"
     for name in ("gpu_relative_perf_threshold", "gpu_individual_perf_threshold"):
         threshold = c.number(f"nvrx_straggler.{name}")
         if threshold is not None and not 0 <= threshold <= 1:
-            yield f"nvrx_straggler.{name} {threshold:g} is no share; write 0 to 1"
+            yield f"nvrx_straggler.{name} {threshold:g} is not a share; write 0 to 1"
 
 
 def _data_switches(c: Container) -> Iterator[str]:

@@ -11,7 +11,7 @@ from nightbridge.launch.resources import gpus_per_node, nodes_for, num_gpus
 from nightbridge.launch.versions import HEAD, Version, version_for_pin
 from nightbridge.models import Checkout, ClusterLimits, TestDefinition
 
-# A sweep asks for every point, and the parser of a commit never changes.
+# A sweep needs it for every point, and the parser of a commit never changes.
 _pinned = lru_cache(maxsize=16)(known_flags)
 _released = lru_cache(maxsize=16)(known_in)
 
@@ -33,9 +33,9 @@ class Facts:
 
     Attributes:
         test: The run's test, with nothing left to choose.
-        limits: What the cluster allows; None while nobody has asked.
+        limits: What the cluster allows; None until queried.
         checkout: The pinned code; None before it is fetched.
-        args: What stands in the test's `[cmd_args]`.
+        args: The test's `[cmd_args]`.
         available: Which of the things that rules need (`Rule.needs`) are there.
 
     """
@@ -70,12 +70,12 @@ class Facts:
 
     @cached_property
     def gpus_per_node(self) -> int | None:
-        """GPUs of a node, which is also how many tasks the launcher starts on each; None where nobody knows."""
+        """GPUs of a node, which is also how many tasks the launcher starts on each; None where unknown."""
         return gpus_per_node(self.test, self.version, limits=self.limits)
 
     @property
     def nodes(self) -> int | None:
-        """Nodes of the run, as the launch plan counts them; None where nobody knows the GPUs of a node."""
+        """Nodes of the run, as the launch plan counts them; None where the GPUs of a node are unknown."""
         return nodes_for(self.gpus, self.gpus_per_node) if self.gpus_per_node else None
 
     @cached_property

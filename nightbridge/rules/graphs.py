@@ -64,7 +64,7 @@ def _graph_scope(facts: Facts) -> Iterator[str]:
     if "full_iteration" not in scopes:
         return
     if len(scopes) > 1:
-        yield f"cuda_graph_scope {', '.join(scopes)}: full_iteration stands alone; remove it or the others"
+        yield f"cuda_graph_scope {', '.join(scopes)}: full_iteration excludes all others; remove it or the others"
     if facts.graph_implementation == "transformer_engine":
         yield 'cuda_graph_scope full_iteration is not for transformer_engine; write cuda_graph_impl = "local"'
 

@@ -35,7 +35,7 @@ def _fills_nodes(facts: Facts) -> Iterator[str]:
                 f"change dp so that the product is {grid.nodes * per_node}"
             )
         elif total > per_node and grid.ranks % per_node:
-            yield f"{where} are no whole number of nodes of {per_node}: the other grid would share one; change dp"
+            yield f"{where} do not fill whole nodes of {per_node}: the other grid would share one; change dp"
 
 
 def _lanes(facts: Facts) -> Iterator[str]:
@@ -43,7 +43,7 @@ def _lanes(facts: Facts) -> Iterator[str]:
     grids = grids_of(facts.test)
     if grids.language_model.dp % grids.encoder.dp:
         yield (
-            f"cmd_args.language_model.dp {grids.language_model.dp} is no multiple of encoder.dp {grids.encoder.dp}: "
+            f"cmd_args.language_model.dp {grids.language_model.dp} is not a multiple of encoder.dp {grids.encoder.dp}: "
             f"{grids.lanes_per_encoder:.2f} lanes for each encoder; choose an encoder.dp that divides it"
         )
 
@@ -53,13 +53,13 @@ def _experts(facts: Facts) -> Iterator[str]:
     for name, grid in _named_grids(facts):
         if grid.ranks % grid.expert_block:
             yield (
-                f"cmd_args.{name}: {grid.ranks} GPUs are no multiple of etp {grid.etp} x ep {grid.ep} x pp {grid.pp} = "
-                f"{grid.expert_block}; choose an ep that divides"
+                f"cmd_args.{name}: {grid.ranks} GPUs are not a multiple of etp {grid.etp} x ep {grid.ep} x "
+                f"pp {grid.pp} = {grid.expert_block}; choose an ep that divides"
             )
     experts = facts.integer("num_moe_experts")
     ep = grids_of(facts.test).language_model.ep
     if experts and experts % ep:
-        yield f"cmd_args.num_moe_experts {experts} is no multiple of language_model.ep {ep}; choose one that divides it"
+        yield f"cmd_args.num_moe_experts {experts} is not a multiple of language_model.ep {ep}; choose a divisor"
 
 
 def _whole_micro_batches(facts: Facts) -> Iterator[str]:
@@ -84,7 +84,7 @@ def _length(facts: Facts) -> Iterator[str]:
     """Megatron-LM needs an end of training, in iterations or samples."""
     steps, samples = facts.args.get("max_steps"), facts.args.get("train_samples")
     if not steps and not samples:
-        yield "neither cmd_args.train_samples nor max_steps is written: the program would not know when to end"
+        yield "neither cmd_args.train_samples nor max_steps is written: the program would never end"
 
 
 def _both_lengths(facts: Facts) -> Iterator[str]:

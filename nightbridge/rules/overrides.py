@@ -24,16 +24,16 @@ def _grammar(facts: Facts) -> Iterator[str]:
             continue  # a flag of a newer launcher
         removes = key.startswith("~")
         if not _KEY.fullmatch(key.lstrip("+") if not removes else key[1:]) or key.startswith("+++"):
-            yield f"extra_cmd_args: {key!r} is no override; write a.b, +a.b or ~a.b"
+            yield f"extra_cmd_args: {key!r} is not an override; write a.b, +a.b or ~a.b"
         elif not value and not removes:
-            yield f'extra_cmd_args: {key!r} has no value, and only ~{key} goes without; write one, such as "null"'
+            yield f'extra_cmd_args: {key!r} has no value, which only ~{key} allows; write one, such as "null"'
 
 
 def _appends(facts: Facts) -> Iterator[str]:
     """Hydra's + adds any key, and nothing reads one that is misspelt."""
     for key in facts.test.extra_cmd_args:
         if key.startswith("+"):
-            yield f"extra_cmd_args: {key!r}: with a + before it a misspelt key is dropped silently; check its name"
+            yield f"extra_cmd_args: {key!r}: with a +, a misspelt key is silently dropped; check its name"
 
 
 def _moved(facts: Facts) -> Iterator[str]:

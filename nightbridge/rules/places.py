@@ -23,8 +23,8 @@ def _image_named(facts: Facts) -> Iterator[str]:
     """A moving default image makes every night incomparable with the one before."""
     if not facts.args.get("container_image"):
         yield (
-            "cmd_args.container_image is not written: the launcher would take the moving tag nemo:dev, another image "
-            'every other night; name one, or "none" for a launcher that runs without'
+            "cmd_args.container_image is not written: the launcher would use the moving tag nemo:dev, whose image "
+            'keeps changing; name one, or "none" for a launcher that runs without'
         )
 
 
@@ -34,8 +34,8 @@ def _image_grammar(facts: Facts) -> Iterator[str]:
     if image.startswith(("/", ".")) or image == "none" or _IMAGE.fullmatch(image):
         return
     yield (
-        f"cmd_args.container_image = {image!r} is no image; write REGISTRY/IMAGE:TAG, REGISTRY#IMAGE:TAG, "
-        'the path of a .sqsh file, or "none"'
+        f"cmd_args.container_image = {image!r} is not a valid image reference; write REGISTRY/IMAGE:TAG, "
+        'REGISTRY#IMAGE:TAG, the path of a .sqsh file, or "none"'
     )
 
 
@@ -63,7 +63,7 @@ def _token(facts: Facts) -> Iterator[str]:
 
 def _fetches(reason: str) -> str:
     return (
-        f"cmd_args.{reason} fetches from the Hugging Face Hub, and no token is given; "
+        f"cmd_args.{reason} downloads from the Hugging Face Hub, and no token is set; "
         'write hf_token = "env:HF_TOKEN", or offline = true with a filled cache'
     )
 
@@ -108,7 +108,7 @@ def _mounts(facts: Facts) -> Iterator[str]:
     """Pyxis refuses other forms when the job starts."""
     for mount in facts.test.extra_container_mounts:
         if not _MOUNT.fullmatch(mount):
-            yield f"extra_container_mounts: {mount!r} is not HOST_PATH:/CONTAINER_PATH[:flags]; write it so"
+            yield f"extra_container_mounts: {mount!r} is not of the form HOST_PATH:/CONTAINER_PATH[:flags]"
 
 
 def _time_limit(facts: Facts) -> Iterator[str]:
@@ -135,7 +135,7 @@ def _time_allowed(facts: Facts) -> Iterator[str]:
     try:
         seconds = time_limit_seconds(facts.test)
     except InvalidInput:
-        return  # told by the rule on its syntax
+        return  # reported by the rule on its syntax
     if longest is not None and seconds > longest:
         said = "time_limit" if facts.test.time_limit else "the launcher's own time limit"
         yield f"{said} {clock(seconds)} is longer than the partition allows, {clock(longest)}; write a shorter one"
@@ -145,11 +145,9 @@ def _nodes_filled(facts: Facts) -> Iterator[str]:
     """The launcher starts one task for each GPU of a node, so more GPUs train than were asked for."""
     per_node, nodes = facts.gpus_per_node, facts.nodes
     if facts.test.has_launcher and per_node and nodes and facts.gpus % per_node:
-        nobody_said = facts.limits is None and not facts.args.get("gpus_per_node")
+        unknown = facts.limits is None and not facts.args.get("gpus_per_node")
         guess = (
-            f" (as {facts.args.get('gpu_type')} nodes usually have; the cluster may say otherwise)"
-            if nobody_said
-            else ""
+            f" (as {facts.args.get('gpu_type')} nodes usually have; the cluster may say otherwise)" if unknown else ""
         )
         yield (
             f"num_gpus {facts.gpus} do not fill nodes of {per_node} GPUs{guess}: the launcher starts {per_node} tasks "

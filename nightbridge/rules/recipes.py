@@ -1,4 +1,4 @@
-"""Whether the recipe stands in the pinned code, found by reading it: importing it would need torch and a GPU."""
+"""Whether the recipe exists in the pinned code, found by reading it: importing it would need torch and a GPU."""
 
 import re
 from collections.abc import Iterator

@@ -65,7 +65,7 @@ def _profile(compat: Compat, has_launcher: bool) -> tuple[Rule, ...]:
 
 @lru_cache(maxsize=256)
 def _holding(compat: Compat, has_launcher: bool, version: Version, available: frozenset[str]) -> tuple[Rule, ...]:
-    """The rules of a profile that hold: the same for every run of a night, so asked for once."""
+    """The rules of a profile that hold: the same for every run of a night, so computed once."""
     return tuple(rule for rule in _profile(compat, has_launcher) if rule.holds(version, available))
 
 
@@ -116,7 +116,7 @@ def grid_of(test: TestDefinition, limits: ClusterLimits | None = None, checkout:
 
 
 def points_of(test: TestDefinition, limits: ClusterLimits | None = None) -> Iterator[Point]:
-    """The points of a test that are to be run, in order: those that its `[sweep]` asks for and that break no rule."""
+    """The points of a test that are to be run, in order: those that its `[sweep]` selects and that break no rule."""
     return chosen_points(test, grid_of(test, limits)) if test.axes or test.drawn else iter(({},))
 
 
@@ -129,7 +129,7 @@ def _check_one(test: TestDefinition, limits: ClusterLimits | None, checkout: Che
 def _skipped(rule: Rule, expansion: Expansion, severity: Severity) -> Iterator[Violation]:
     skipped = expansion.skipped.get(rule.id)
     if skipped is not None:
-        message = f"{skipped.points} of {_walked(expansion)} of the sweep are skipped, for instance: {skipped.example}"
+        message = f"{skipped.points} of {_walked(expansion)} of the sweep are skipped, for example: {skipped.example}"
         yield Violation(rule=rule.id, severity=severity, fields=rule.fields, message=message)
 
 
@@ -143,14 +143,14 @@ def _skipped_draws(test: TestDefinition, grid: Grid, severity: Severity) -> Iter
             skipped.setdefault(refusal[0].id, []).append(refusal)
     for refused in skipped.values():
         rule, example = refused[0]
-        message = f"{len(refused)} of {len(refusals)} drawn points are skipped, for instance: {example}"
+        message = f"{len(refused)} of {len(refusals)} sampled points are skipped, for example: {example}"
         yield Violation(rule=rule.id, severity=severity, fields=rule.fields, message=message)
 
 
 def _walked(expansion: Expansion) -> str:
     if expansion.walked == expansion.points:
         return f"{expansion.points} points"
-    return f"the {expansion.walked} points looked at (there are {expansion.points})"
+    return f"the {expansion.walked} points checked (there are {expansion.points})"
 
 
 def _too_many(test: TestDefinition, expansion: Expansion) -> Iterator[Violation]:

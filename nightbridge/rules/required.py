@@ -28,7 +28,7 @@ def _returns_early(facts: Facts) -> Iterator[str]:
     if facts.args.get("dryrun"):
         yield "cmd_args.dryrun = true submits no job; remove it, and use `nightbridge render` to see what would start"
     if facts.args.get("list_config_variants"):
-        yield "cmd_args.list_config_variants = true asks a person; remove it, and name one with config_variant"
+        yield "cmd_args.list_config_variants = true prompts for input; remove it, and name one with config_variant"
 
 
 def _steps(facts: Facts) -> Iterator[str]:

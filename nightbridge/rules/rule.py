@@ -40,7 +40,7 @@ class Rule:
     """A named rule.
 
     Attributes:
-        id: Its name, stable: people look it up and scripts match it.
+        id: Its name, stable: users look it up and scripts match it.
         severity: What breaking it means.
         fields: The fields that it reads; it has nothing to say where none of them changed.
         check: Yields a message for each way in which a run breaks it; its docstring is the reason for the rule.
@@ -78,7 +78,7 @@ class Rule:
         return self.needs in available and self.first <= version <= self.last
 
     def violation(self, message: str) -> Violation:
-        """What the rule found, with the name under which people look it up."""
+        """What the rule found, with the id to look it up."""
         return Violation(rule=self.id, severity=self.severity, fields=self.fields, message=message)
 
 

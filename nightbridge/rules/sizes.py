@@ -1,4 +1,4 @@
-"""Parallel sizes and batch sizes against the number of GPUs. A size that nobody wrote is the recipe's and unknown."""
+"""Parallel sizes and batch sizes against the number of GPUs. An unwritten size is the recipe's and unknown."""
 
 import math
 from collections.abc import Iterator, Mapping

@@ -8,7 +8,7 @@ from nightbridge.models import SkippedPart, TestDefinition
 from nightbridge.rules.sweeps import MAX_OUTCOMES, Cut, Grid, drawn_points
 
 MAX_LISTED = 200
-"""Parts that are listed one by one: more is no table that anybody reads."""
+"""The most parts that are listed one by one, so that the table stays readable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class SkippedParts:
     Attributes:
         parts: The first `MAX_LISTED` of them, in the order of the grid.
         points: How many points all of them have, the unlisted ones too.
-        note: What is not told here; empty where everything is.
+        note: What the list omits; empty where it is complete.
 
     """
 
@@ -30,7 +30,7 @@ class SkippedParts:
 def skipped_parts(test: TestDefinition, grid: Grid) -> SkippedParts:
     """Say which points of a swept test break a rule.
 
-    Points that nobody asked for, because `[sweep]` draws others, are told as well: they say where not to look. A grid
+    Points that `[sweep]` did not draw are listed as well: they say where not to look. A grid
     of any size is walked in constant memory, and at most as far as the rules themselves walk it.
 
     Args:
@@ -51,11 +51,11 @@ def skipped_parts(test: TestDefinition, grid: Grid) -> SkippedParts:
         points, parts = points + 1, parts + 1
         listed.append(part)
     listed = listed[:MAX_LISTED]
-    told = (
-        f"{parts - len(listed):,} further parts are not listed" if parts > len(listed) else "",
-        f"of {grid.size:,} points only {walked:,} were looked at" if test.axes and walked < grid.size else "",
+    notes = (
+        f"{parts - len(listed):,} more parts are not listed" if parts > len(listed) else "",
+        f"of {grid.size:,} points only {walked:,} were checked" if test.axes and walked < grid.size else "",
     )
-    return SkippedParts(tuple(listed), points, "; ".join(text for text in told if text))
+    return SkippedParts(tuple(listed), points, "; ".join(text for text in notes if text))
 
 
 def _by_value(cut: Cut) -> Iterator[Cut]:
@@ -73,7 +73,7 @@ def _part(grid: Grid, cut: Cut) -> SkippedPart:
 
 
 def _refused_draws(test: TestDefinition, grid: Grid) -> Iterator[SkippedPart]:
-    """Drawn points that break a rule: what is drawn is known for whole points only, so they are asked one by one."""
+    """Drawn points that break a rule: draws are known for whole points only, so these are checked one by one."""
     for point in drawn_points(test, grid) if test.drawn else ():
         if (refusal := grid.first_refusal(point)) is not None:
             rule, message = refusal

@@ -1,7 +1,7 @@
 """The points of a swept test: expanded lazily, checked on the way, and cut where a rule breaks.
 
-A rule names the fields that it reads. So it is asked once for each combination of values of *those* fields, as soon as
-the last of them is set, and whatever lies below a combination that it refuses is left out whole and only counted.
+A rule names the fields that it reads. So it is checked once for each combination of values of *those* fields, as soon
+as the last of them is set, and whatever lies below a combination that it refuses is left out whole and only counted.
 Nothing is kept but the answers to such questions, so a grid of any size takes the same memory.
 """
 
@@ -108,7 +108,7 @@ class _Question:
 class Grid:
     """All points of a swept test, and the rules that they have to keep.
 
-    Rules that only warn are not asked. A test without axes is a grid of one point.
+    Rules that only warn are not checked. A test without axes is a grid of one point.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class Grid:
     def drawn(self, count: int, seed: int) -> tuple[Point, ...]:
         """Draw valid points at random, each at most once and all equally likely, in the grid's order.
 
-        Where valid points are rare, fewer are found than asked for.
+        Where valid points are rare, fewer are found than requested.
         """
         dice = random.Random(seed)
         tried: set[int] = set()
@@ -189,7 +189,7 @@ class Grid:
         return Facts(concrete, self._limits, self._checkout)
 
     def _place(self, rule: Rule) -> None:
-        """Ask the rule at the last axis that it depends on."""
+        """Check the rule at the last axis that it depends on."""
         axes = [index for index, axis in enumerate(self._axes) if _reads(rule, axis, self._axes)]
         if rule.alone:
             # Such a rule looks at one value at a time, so every axis has a question of its own.
@@ -273,7 +273,7 @@ def expansion_of(grid: Grid, most: int | None = None) -> Expansion:
 
 
 def chosen_points(test: TestDefinition, grid: Grid) -> Iterator[Point]:
-    """The valid points that the test's `[sweep]` asks for, at most `MAX_RUNS`; one empty point without a sweep."""
+    """The valid points that the test's `[sweep]` selects, at most `MAX_RUNS`; one empty point without a sweep."""
     if not test.drawn:
         return _chosen_of_grid(test, grid)
     return (point for point in drawn_points(test, grid) if grid.first_refusal(point) is None)

@@ -178,7 +178,7 @@ BREAKS = [
     ),
     ("container-process-groups", {"dist.use_decentralized_pg": True}, "switch one off"),
     ("container-profilers", {"profiling.use_pytorch_profiler": True, "profiling.use_nsys_profiler": True}, "keep one"),
-    ("container-profilers", {"profiling.profile_step_end": 5}, "10 to 5 is no window"),
+    ("container-profilers", {"profiling.profile_step_end": 5}, "10 to 5 is not a valid window"),
     ("container-loggers", {"logger.comet_project": "p"}, "needs logger.comet_experiment_name"),
     ("container-world-size", {"dist.eval_context_parallel_size": 3}, "eval_context_parallel_size = 6"),
     ("container-duration", {"train.num_epochs": 0}, "num_epochs 0 must be positive"),
@@ -266,13 +266,13 @@ BREAKS = [
         "use torch_dist",
     ),
     ("container-hf-export", {"checkpoint.also_save_hf_checkpoint": True}, "write one of checkpoint.hf_source_path"),
-    ("container-stragglers", {"nvrx_straggler.enabled": True}, "compares nothing"),
+    ("container-stragglers", {"nvrx_straggler.enabled": True}, "has nothing to compare"),
     (
         "container-stragglers",
         {**STRAGGLERS, "nvrx_straggler.report_time_interval": 0.0},
         "report_time_interval 0 must be positive",
     ),
-    ("container-stragglers", {**STRAGGLERS, "nvrx_straggler.gpu_relative_perf_threshold": 70}, "70 is no share"),
+    ("container-stragglers", {**STRAGGLERS, "nvrx_straggler.gpu_relative_perf_threshold": 70}, "70 is not a share"),
     ("container-data-switches", {"dataset.reset_position_ids": None}, "reset_position_ids must be true or false"),
     ("container-pipeline-type", {"model.transformer.pipeline_model_parallel_size": 2}, "write model.pipeline_dtype"),
     (
@@ -308,10 +308,10 @@ BREAKS = [
         {"model.sequence_parallel": True, "model.transformer.tensor_model_parallel_size": 1},
         "does nothing",
     ),
-    ("container-no-training", {"train.train_iters": 0}, "would end at once"),
+    ("container-no-training", {"train.train_iters": 0}, "would end immediately"),
     ("container-intervals", {"checkpoint.save_interval": 0}, "save_interval 0 must be at least 1"),
     ("container-intervals", {"dataset.num_workers": -1}, "num_workers -1"),
-    ("container-long-warmup", {"scheduler.lr_warmup_iters": 50}, "is cut"),
+    ("container-long-warmup", {"scheduler.lr_warmup_iters": 50}, "is truncated"),
 ]
 
 

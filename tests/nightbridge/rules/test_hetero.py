@@ -59,10 +59,10 @@ def test_there_is_a_sample_of_each_published_topology():
     ("test", "rule", "says"),
     [
         (make_test(encoder={"nodes": 1, "dp": 4}), "grid-fills-nodes", "do not fill its 1 nodes of 8"),
-        (make_test(encoder={"dp": 4}), "grid-fills-nodes", "no whole number of nodes of 8"),
-        (make_test(encoder={"dp": 24}), "lanes-per-encoder", "32 is no multiple of encoder.dp 24"),
-        (make_test(language_model={"ep": 24}), "grid-experts", "64 GPUs are no multiple of etp 1 x ep 24"),
-        (make_test({"num_moe_experts": 100}), "grid-experts", "100 is no multiple of language_model.ep 16"),
+        (make_test(encoder={"dp": 4}), "grid-fills-nodes", "do not fill whole nodes of 8"),
+        (make_test(encoder={"dp": 24}), "lanes-per-encoder", "32 is not a multiple of encoder.dp 24"),
+        (make_test(language_model={"ep": 24}), "grid-experts", "64 GPUs are not a multiple of etp 1 x ep 24"),
+        (make_test({"num_moe_experts": 100}), "grid-experts", "100 is not a multiple of language_model.ep 16"),
         (make_test({"gb": 200}), "grid-micro-batches", "6.25 micro-batches"),
         (make_test(language_model={"cp": 2, "dp": 16}), "grid-context-parallel", "refuses more than 1"),
         (make_test({"max_steps": None}), "training-length", "neither"),
@@ -124,4 +124,4 @@ def test_an_axis_that_the_pinned_program_lacks_is_refused(tmp_path):
 
     found = {violation.rule: violation.message for violation in check(spec, checkout=Checkout(megatron_bridge=code))}
 
-    assert "no flag --llm-pp, so pp = 2 cannot be had" in found["grid-flag-exists"]
+    assert "no flag --llm-pp, so pp = 2 is not possible" in found["grid-flag-exists"]

@@ -99,7 +99,7 @@ BREAKS = [
     ("offload-graphs", {"activation_offload_layers": 4, "cuda_graph_impl": "local"}, {}, "whatever the scope"),
     ("offload-pipeline", {"activation_offload_layers": 4, "pp": 2}, {}, "needs pp 1, not 2"),
     ("graph-scope", {**TE, "cuda_graph_scope": "full_iteration"}, {}, 'cuda_graph_impl = "local"'),
-    ("graph-scope", {"cuda_graph_scope": ["attn", "full_iteration"]}, {}, "stands alone"),
+    ("graph-scope", {"cuda_graph_scope": ["attn", "full_iteration"]}, {}, "excludes all others"),
     ("graph-moe-router", {"cuda_graph_scope": ["moe", "moe_router"]}, {}, "keep one of them"),
     ("graph-moe-preprocess", {**TE, "cuda_graph_scope": ["moe_preprocess"]}, {}, "add moe_router"),
     ("graph-recompute", {**TE, "cuda_graph_scope": "moe_router", "recompute_modules": "moe"}, {}, "remove moe"),
@@ -123,10 +123,15 @@ BREAKS = [
         {"url": "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git"},
         "in a container only; name an image",
     ),
-    ("image-reference", {"container_image": "nvcr.io#nvidia/nemo:26 04"}, {}, "is no image; write REGISTRY/IMAGE:TAG"),
+    (
+        "image-reference",
+        {"container_image": "nvcr.io#nvidia/nemo:26 04"},
+        {},
+        "is not a valid image reference; write REGISTRY/IMAGE:TAG",
+    ),
     ("image-reference", {"container_image": "nvcr.io#Nvidia/NeMo:26.04"}, {}, "REGISTRY#IMAGE:TAG"),
     ("hub-token", {"task": "sft"}, {}, 'hf_token = "env:HF_TOKEN"'),
-    ("hub-token", {"tokenizer_type": "HuggingFaceTokenizer"}, {}, "no token is given"),
+    ("hub-token", {"tokenizer_type": "HuggingFaceTokenizer"}, {}, "no token is set"),
     (
         "checkpoint-size",
         {"model_recipe_name": "llama3_70b"},
@@ -134,9 +139,9 @@ BREAKS = [
         "about 980 GB (70 billion parameters of 14 bytes with the optimiser's state), more than "
         'harvest.max_checkpoint_bytes, 200 GB; write harvest.checkpoint = "none"',
     ),
-    ("checkpoint-size", {"num_layers": 4}, {}, "nobody can say how large a checkpoint of llama3_8b is"),
+    ("checkpoint-size", {"num_layers": 4}, {}, "cannot tell the size of a checkpoint of llama3_8b"),
     ("checkpoint-interval", {}, {"harvest": HarvestPolicy(checkpoint="all")}, "write cmd_args.save_interval"),
-    ("resumes", {"load_dir": "/old"}, {}, "it is no baseline for others"),
+    ("resumes", {"load_dir": "/old"}, {}, "it cannot be a baseline"),
     ("nodes-filled", {"num_gpus": 12}, {}, "tasks on each of 2, so 16 GPUs train; write num_gpus = 16"),
     ("nodes-filled", {"num_gpus": 7}, {}, "8 tasks on each of 1, so 8 GPUs train"),
     ("nodes-filled", {"num_gpus": 7}, {}, "8 GPUs (as h100 nodes usually have; the cluster may say otherwise):"),
@@ -152,10 +157,10 @@ BREAKS = [
     ("choice", {"gpu_type": "h10"}, {}, "did you mean 'h100'?"),
     ("launch-safe", {"save_dir": "a b"}, {}, "white space"),
     ("version-unknown", {}, {"version": "main"}, "names no version"),
-    ("override-grammar", {}, {"extra_cmd_args": {"a b": "1"}}, "'a b' is no override"),
-    ("override-grammar", {}, {"extra_cmd_args": {"+++a": "1"}}, "is no override"),
+    ("override-grammar", {}, {"extra_cmd_args": {"a b": "1"}}, "'a b' is not an override"),
+    ("override-grammar", {}, {"extra_cmd_args": {"+++a": "1"}}, "is not an override"),
     ("override-grammar", {}, {"extra_cmd_args": {"train.iters": ""}}, "has no value"),
-    ("override-appends", {}, {"extra_cmd_args": {"+logger.x": "1"}}, "dropped silently"),
+    ("override-appends", {}, {"extra_cmd_args": {"+logger.x": "1"}}, "silently dropped"),
     (
         "override-moved",
         {},
@@ -309,7 +314,7 @@ def test_the_pinned_parser_decides_over_the_table(tmp_path):
 
     found = {violation.rule: violation.message for violation in check(run, checkout=checkout)}
 
-    assert "'h100' is none of h200" in found["choice"]
+    assert "'h100' is not one of h200" in found["choice"]
     assert "flag -" in found["flag-exists"]
     assert "version-unknown" not in found
 

@@ -45,13 +45,13 @@ def test_more_parts_than_are_listed_are_told():
     found = skipped(swept(tp=[1, *range(17, 17 + MAX_LISTED + 5)]))
 
     assert (len(found.parts), found.points) == (MAX_LISTED, MAX_LISTED + 5)
-    assert found.note == "5 further parts are not listed"
+    assert found.note == "5 more parts are not listed"
 
 
 def test_a_grid_that_is_not_walked_to_its_end_is_told(monkeypatch):
     monkeypatch.setattr("nightbridge.rules.skipped.MAX_OUTCOMES", 3)
 
-    assert skipped(swept(seq_length=[1, 2, 3, 4, 5])).note == "of 5 points only 3 were looked at"
+    assert skipped(swept(seq_length=[1, 2, 3, 4, 5])).note == "of 5 points only 3 were checked"
 
 
 def test_drawn_points_that_break_a_rule_are_told_whole():

@@ -200,7 +200,7 @@ def test_skipped_points_are_warnings_with_an_example_while_others_are_left():
     (skipped,) = check_test(swept(tp=[1, 2, 3], pp=[1, 2]))
 
     assert (skipped.rule, skipped.severity) == ("gpus-divide", "warning")
-    assert skipped.message.startswith("2 of 6 points of the sweep are skipped, for instance: num_gpus 16")
+    assert skipped.message.startswith("2 of 6 points of the sweep are skipped, for example: num_gpus 16")
 
 
 def test_a_sweep_without_a_valid_point_is_invalid():
@@ -226,7 +226,7 @@ def test_a_grid_that_nobody_could_walk_is_refused_in_time_and_drawn_from(monkeyp
     (violation,) = errors_of(check_test(swept(**axes)))
     drawn = check_test(swept(sweep=SweepPolicy(method="random", points=3), **axes))
 
-    assert "499 of the 1000000499 points looked at (there are 2000000000) of the sweep are valid" in violation.message
+    assert "499 of the 1000000499 points checked (there are 2000000000) of the sweep are valid" in violation.message
     assert errors_of(drawn) == ()
 
 
