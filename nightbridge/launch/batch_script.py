@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 RENDEZVOUS = "@RENDEZVOUS@"
-"""Stands in a command for torchrun's options that only a node of the running job knows."""
+"""Placeholder in a command for torchrun's options that only a node of the running job knows."""
 
 _PORT = 29500
 """torchrun's own default; a job has its nodes for itself."""
@@ -23,7 +23,7 @@ _ON_NODE = (
 
 @dataclass(frozen=True)
 class Container:
-    """What pyxis is asked for: a .sqsh and mounts as `HOST:CONTAINER[:flags]`."""
+    """Options of pyxis: a .sqsh and mounts as `HOST:CONTAINER[:flags]`."""
 
     image: str
     mounts: tuple[str, ...]

@@ -29,9 +29,9 @@ _ADAPTERS = frozenset({"lora", "peft"})
 
 
 def resumed_from(test: TestDefinition) -> str:
-    """The checkpoint that a test says it goes on from; empty for a run that starts anew.
+    """The checkpoint that a test resumes from; empty for a run that starts from scratch.
 
-    With `finetune` only the weights are loaded: iterations and optimiser begin anew, so that is no resume.
+    With `finetune` only the weights are loaded: iterations and optimiser start from scratch, so this is not a resume.
     """
     written = {key.lstrip("+"): value for key, value in test.extra_cmd_args.items()}
     anew = written.get(_FINETUNE, "").strip().lower() == "true"

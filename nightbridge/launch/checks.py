@@ -33,7 +33,7 @@ def wrong_choices(test: TestDefinition, known: KnownFlags) -> Iterator[tuple[str
             if word not in allowed and not (field in ("domain",) and word.lower() in allowed):
                 nearest = difflib.get_close_matches(word, allowed, n=1)
                 hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-                yield f"cmd_args.{field}", f"{word!r} is none of {', '.join(allowed)}{hint}"
+                yield f"cmd_args.{field}", f"{word!r} is not one of {', '.join(allowed)}{hint}"
 
 
 def unsafe_values(test: TestDefinition) -> Iterator[tuple[str, str]]:

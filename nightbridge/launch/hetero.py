@@ -58,7 +58,7 @@ class _Program:
 
 @dataclass(frozen=True, slots=True)
 class HeteroFlag:
-    """One key of `[cmd_args]` and how the program is told: `switch` is written where true, `either` also as `--no-`.
+    """One key of `[cmd_args]` and how it is passed on: `switch` is written where true, `either` also as `--no-`.
 
     `standalone`: what the standalone program calls it, where that is something else.
     """
@@ -117,7 +117,7 @@ FLAGS: tuple[HeteroFlag, ...] = (
     HeteroFlag("tokenizer_model", "--tokenizer-model"),
     HeteroFlag("vocab_size", "--vocab-size"),
 )
-"""The keys of `[cmd_args]` that the program is told as they are."""
+"""The keys of `[cmd_args]` that are passed to the program unchanged."""
 
 _ENCODER: Mapping[str, str] = {
     "tp": "--encoder-tp",
@@ -140,7 +140,7 @@ PUBLISHED_GRID_FLAGS: frozenset[str] = frozenset({"--encoder-tp", "--encoder-dp"
 """What the newest published program has; assumed until the code has been fetched."""
 
 _LOGGING = ("--log-timers-to-tensorboard", "--log-memory-to-tensorboard", "--log-throughput")
-"""Megatron-LM writes step time, memory and TFLOP/s to its log and event files only where it is told to."""
+"""Megatron-LM writes step time, memory and TFLOP/s to its log and event files only on request."""
 
 _STANDALONE_LOGGING = ("--log-memory",)
 _TENSORBOARD = "--tensorboard-dir"
@@ -155,7 +155,7 @@ _OWN_OPTIONS = frozenset(
 
 
 def option_of(key: str) -> str:
-    """The option that a key of `[extra_cmd_args]` stands for, which may be written with its dashes or without."""
+    """The option that a key of `[extra_cmd_args]` names, which may be written with its dashes or without."""
     return key if key.startswith("-") else f"--{key}"
 
 
@@ -177,7 +177,7 @@ def hetero_plan(
 
     Raises:
         InvalidInput: The pinned code has no such program, or its program cannot make one of the grids, or has a parser
-            of its own that lacks a flag or a choice; all of these are told.
+            of its own that lacks a flag or a choice; all of these are reported.
 
     """
     test = spec.test
@@ -219,7 +219,7 @@ def hetero_plan(
 def _directives(
     test: TestDefinition, site: Site, limits: ClusterLimits, nodes: int, per_node: int, job: Path
 ) -> Iterator[tuple[str, str]]:
-    """Sbatch's options as the script's own lines; GPUs are asked for where the cluster counts them."""
+    """Sbatch's options as the script's own lines; GPUs are requested where the cluster counts them."""
     yield "nodes", str(nodes)
     yield "ntasks-per-node", "1"
     if limits.gpus_per_node:
@@ -276,8 +276,8 @@ def _command(
 ) -> tuple[str, ...]:
     """The words that each node runs; the batch script adds which node this is and where the first one is."""
     test, known = spec.test, program.options
-    told = tuple(_told(test, _outputs(spec, output), known))
-    _check_known(test, told, known)
+    arguments = tuple(_arguments(test, _outputs(spec, output), known))
+    _check_known(test, arguments, known)
     return (
         *_torchrun(test, image),
         f"--nnodes={nodes}",
@@ -285,7 +285,7 @@ def _command(
         RENDEZVOUS,
         program.path,
         *_grid_words(grids.grids_of(test), _grid_flags(code)),
-        *(word for words in told for word in words),
+        *(word for words in arguments for word in words),
         *((_TENSORBOARD, f"{output}/tb_logs") if known is None or _TENSORBOARD in known else ()),
         *(option for option in _logging(known) if option not in map(option_of, test.extra_cmd_args)),
     )
@@ -336,19 +336,19 @@ def _known_options(program: str, code: PinnedRepository) -> KnownOptions | None:
     return {option: choices for file in files for option, choices in flags_in(file).items()}
 
 
-def _check_known(test: TestDefinition, told: tuple[tuple[str, ...], ...], known: KnownOptions | None) -> None:
+def _check_known(test: TestDefinition, arguments: tuple[tuple[str, ...], ...], known: KnownOptions | None) -> None:
     if known is None:
         return
     problems = []
-    for option, *values in told:
+    for option, *values in arguments:
         choices = known.get(option)
         if option not in known:
             problems.append(f"the pinned program has no flag {option}")
         elif choices is not None and values and values[0] not in choices:
-            problems.append(f"{option} {values[0]!r} is none of {', '.join(choices)}")
+            problems.append(f"{option} {values[0]!r} is not one of {', '.join(choices)}")
     if problems:
         raise InvalidInput(
-            "the pinned program refuses flags of this test",
+            "the pinned program rejects flags of this test",
             thing=test.source or test.id,
             advice="Remove them, or pin a commit that has them",
             violations=problems,
@@ -374,7 +374,7 @@ def _grid_words(of: grids.Grids, known: Mapping[str, Choices] | frozenset[str]) 
                 yield from (option, str(size))
             elif size != 1:
                 raise InvalidInput(
-                    f"the pinned program has no flag {option}, so {axis} = {size} cannot be had",
+                    f"the pinned program has no flag {option}, so {axis} = {size} is not possible",
                     thing=f"cmd_args.{name}.{axis}",
                     advice="Leave it at 1, or pin a commit that has the flag",
                 )
@@ -402,7 +402,9 @@ def _outputs(spec: RunSpec, output: Path) -> dict[str, Any]:
     return fields
 
 
-def _told(test: TestDefinition, outputs: Mapping[str, Any], known: KnownOptions | None) -> Iterator[tuple[str, ...]]:
+def _arguments(
+    test: TestDefinition, outputs: Mapping[str, Any], known: KnownOptions | None
+) -> Iterator[tuple[str, ...]]:
     """What `[cmd_args]` and `[extra_cmd_args]` say: an option each, with its value if it takes one."""
     values = {**test.cmd_args, **outputs}
     for flag in FLAGS:

@@ -34,7 +34,7 @@ NO_ACCOUNT = "nightbridge"
 """NeMo-Run insists on an account; the local cluster has none, and Slurm without enforced accounts takes any."""
 
 PLACEHOLDER = Path("/placeholder")
-"""Stands for every folder that does not exist before the first stages have run."""
+"""Placeholder for every folder that does not exist before the first stages have run."""
 
 # enroot reads these while it creates the container, so they must also stand outside of it.
 _CONTAINER_RUNTIME = ("MELLANOX_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES")
@@ -53,7 +53,7 @@ def make_plan(
 
     Raises:
         InvalidInput: The pinned launcher has no such flag or value, or a value would not survive the batch script;
-            every violation is told.
+            every violation is reported.
 
     """
     if not spec.test.has_launcher:
@@ -115,9 +115,9 @@ def _plan(
     ]
     if problems:
         raise InvalidInput(
-            "the pinned launcher cannot run this test as it is written",
+            "the pinned launcher cannot run this test",
             thing=f"{test.source or test.id} at {test.megatron_bridge.commit}",
-            advice="Mend what follows",
+            advice="Fix the following",
             violations=problems,
         )
     if checkout.environment is None:
@@ -126,7 +126,7 @@ def _plan(
     per_node = gpus_per_node(test, launcher_version(known), site.cluster, limits)
     if per_node is None:
         raise InvalidInput(
-            f"nobody says how many GPUs a node with {test.cmd_args.get('gpu_type')!r} has",
+            f"the number of GPUs per node with {test.cmd_args.get('gpu_type')!r} is unknown",
             thing=test.source or test.id,
             advice="Set gpus_per_node in the cluster's settings",
         )
@@ -178,7 +178,7 @@ def _words(values: Mapping[str, Any], known: KnownFlags) -> Iterator[str]:
         words = written(flag, values[flag.field]) if flag.field in values else ()
         if words and flag.option not in known:
             raise InvalidInput(
-                f"the pinned launcher has no flag {flag.option}, which a run cannot do without",
+                f"the pinned launcher has no flag {flag.option}, which every run needs",
                 thing=flag.field,
                 advice="Pin a Megatron-Bridge commit from v0.3.0 on",
             )
@@ -225,8 +225,8 @@ def _check_words(words: Iterable[str], known_good: set[str], danger: Callable[[s
     problems = [f"{word!r} {reason}" for word in words if word not in known_good and (reason := danger(word))]
     if problems:
         raise InvalidInput(
-            "a path or setting would not survive the launcher's batch script",
-            advice="Choose a workspace and settings of plain characters",
+            "a path or setting would be altered by the launcher's batch script",
+            advice="Use a workspace and settings without special characters",
             violations=problems,
         )
 
@@ -235,7 +235,7 @@ def _check_workspace(image: Image, attempt_dir: Path) -> None:
     """Without a container NeMo-Run replaces "/nemo_run" in its whole batch script, also inside a longer path."""
     if image.kind == "none" and JOB_FOLDER in str(attempt_dir):
         raise InvalidInput(
-            f"the workspace's path holds {JOB_FOLDER}, which NeMo-Run would replace in the batch script",
+            f"the workspace's path contains {JOB_FOLDER}, which NeMo-Run would replace in the batch script",
             thing=str(attempt_dir),
             advice="Choose another workspace",
         )
@@ -249,7 +249,7 @@ def _environment(test: TestDefinition, cluster: ClusterSettings, attempt_dir: Pa
         "NEMORUN_HOME": str(attempt_dir / LAUNCHER_HOME),
         "NIGHTBRIDGE_ATTEMPT": str(attempt_dir),
         "COLUMNS": "400",  # rich wraps what NeMo-Run prints at 80 columns otherwise
-        "PYTHONDONTWRITEBYTECODE": "1",  # the checkout is shared and must stay as it is
+        "PYTHONDONTWRITEBYTECODE": "1",  # the checkout is shared and must stay unmodified
     }
 
 
@@ -266,7 +266,7 @@ def _warnings(test: TestDefinition, cluster: ClusterSettings, image: Image, per_
         f"neither cloned nor mounted, only Megatron-Bridge is: {', '.join(unmounted)}": bool(unmounted),
         "without a container nothing is mounted: extra_container_mounts has no effect": image.kind == "none"
         and bool(test.extra_container_mounts),
-        f"{cluster.name} has no account, so {NO_ACCOUNT!r} is asked for; Slurm may refuse it": (
+        f"{cluster.name} has no account, so {NO_ACCOUNT!r} is used; Slurm may refuse it": (
             cluster.kind != "local" and not cluster.account
         ),
     }
@@ -274,5 +274,5 @@ def _warnings(test: TestDefinition, cluster: ClusterSettings, image: Image, per_
 
 
 def shell_command(plan: LaunchPlan) -> str:
-    """The launcher's command line as a person would type it."""
+    """The launcher's command line as typed in a shell."""
     return shlex.join(plan.argv)

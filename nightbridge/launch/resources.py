@@ -1,4 +1,4 @@
-"""How many GPUs, nodes and seconds a test asks for."""
+"""How many GPUs, nodes and seconds a test needs."""
 
 from nightbridge.launch import grids
 from nightbridge.launch.flags import GPUS_PER_NODE, LAUNCHER_TIME_LIMIT
@@ -13,7 +13,7 @@ _GPUS_PER_NODE_0_3 = 8
 
 
 def num_gpus(test: TestDefinition) -> int:
-    """The GPUs that the launcher is told to use; of two grids, all their ranks."""
+    """The GPUs that the launcher uses; of two grids, all their ranks."""
     if not test.has_launcher:
         return grids.grids_of(test).ranks
     return int(test.cmd_args.get("num_gpus", DEFAULT_NUM_GPUS))
@@ -24,10 +24,10 @@ def gpus_per_node(
 ) -> int | None:
     """GPUs of one node: the cluster's setting, else the test's, else what the cluster says, else the GPU type's.
 
-    CloudAI's launcher flag is the system's, too, whatever stands in `[cmd_args]`. Where only the limits are known they
+    CloudAI's launcher flag is the system's, too, whatever `[cmd_args]` says. Where only the limits are known they
     carry the setting, apart from what the cluster itself says: the local one pretends to have two GPUs.
 
-    None when nobody knows.
+    None when unknown.
     """
     if cluster is not None and cluster.gpus_per_node:
         return cluster.gpus_per_node

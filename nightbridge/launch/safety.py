@@ -16,11 +16,11 @@ _VARIABLE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 _REASONS = (
-    (frozenset(" \t\r\n"), "white space: it would become two words in the batch script"),
-    (frozenset("\"'<>&"), "a quote or one of <>&: it would arrive HTML-escaped"),
-    (frozenset(";|()`\\!"), "a shell character: the batch script would run it"),
-    (frozenset("*?{}"), "a shell pattern: the batch script would expand it"),
-    (frozenset("$"), "$: the batch script would expand it"),
+    (frozenset(" \t\r\n"), "white space, which the batch script would split into two words"),
+    (frozenset("\"'<>&"), "a quote or one of <>&, which would arrive HTML-escaped"),
+    (frozenset(";|()`\\!"), "a shell character, which the batch script would execute"),
+    (frozenset("*?{}"), "a shell pattern, which the batch script would expand"),
+    (frozenset("$"), "$, which the batch script would expand"),
 )
 
 
@@ -28,9 +28,9 @@ _REASONS = (
 def danger_in(text: str) -> str | None:
     """Say why a word cannot be passed to the launcher; None when it can."""
     if text.startswith("#"):
-        return "begins with #: the batch script would leave out everything from there on"
+        return "begins with #: the batch script would drop the rest of the line"
     if _HOME.search(text):
-        return "begins with ~, or has it behind = or :, where the batch script would put a home folder; write its path"
+        return "begins with ~, or has it behind = or :, which the batch script would expand; write the full path"
     if _SAFE.fullmatch(text):
         return None
     for characters, reason in _REASONS:

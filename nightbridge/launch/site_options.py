@@ -1,4 +1,4 @@
-"""The options of sbatch that a cluster's settings ask for, whatever the workload."""
+"""The options of sbatch that a cluster's settings require, whatever the workload."""
 
 from collections.abc import Mapping
 

@@ -30,5 +30,5 @@ def version_of_ref(ref: str) -> Version | None:
 
 
 def version_for_pin(ref: str) -> Version:
-    """Return the version a pin stands for: its own when it says so, else `HEAD`."""
+    """Return the version of a pin: its own when it says so, else `HEAD`."""
     return version_of_ref(ref) or HEAD

@@ -212,7 +212,7 @@ def test_flags_and_choices_that_it_would_refuse_are_told_at_once() -> None:
     said = str(refused.value)
     assert "--bf16" in said
     assert "--use-distributed-optimizer" in said
-    assert "'nemotron' is none of hetero-vlm, nemotron-moe-vlm" in said
+    assert "'nemotron' is not one of hetero-vlm, nemotron-moe-vlm" in said
     assert "--seed" not in said
 
 

@@ -89,7 +89,7 @@ def test_a_checkout_without_a_launcher_is_refused(tmp_path):
 
 
 def test_a_parser_that_is_no_python_is_refused(checkout):
-    with pytest.raises(InvalidInput, match="cannot be read"):
+    with pytest.raises(InvalidInput, match="cannot read the launcher's parser"):
         known_flags(checkout("def ("))
 
 

@@ -307,9 +307,9 @@ def test_the_persons_own_overrides_win_and_come_last(plan):
     ("args", "fields", "told"),
     [
         ({"num_moe_experts": 8}, {}, "cmd_args.num_moe_experts: the launcher has no flag --num_moe_experts; it exists from v0.6.0 on"),
-        ({"task": "peft"}, {}, "cmd_args.task: 'peft' is none of pretrain, sft, lora"),
+        ({"task": "peft"}, {}, "cmd_args.task: 'peft' is not one of pretrain, sft, lora"),
         ({"task": "pretrian"}, {}, "did you mean 'pretrain'?"),
-        ({"cuda_graph_scope": "attn,mpl"}, {}, "cmd_args.cuda_graph_scope: 'mpl' is none of"),
+        ({"cuda_graph_scope": "attn,mpl"}, {}, "cmd_args.cuda_graph_scope: 'mpl' is not one of"),
         ({"save_dir": "/ckpt/save dir"}, {}, "white space"),
         ({"tokenizer_model": "it's"}, {}, "HTML-escaped"),
         ({"save_dir": "/ckpt|x"}, {}, "a shell character"),
@@ -343,7 +343,7 @@ def test_every_refusal_is_told_at_once(plan):
 
 
 def test_a_site_path_that_would_not_survive_is_refused(plan):
-    with pytest.raises(InvalidInput, match="plain characters"):
+    with pytest.raises(InvalidInput, match="without special characters"):
         plan(spec(), cluster=SLURM.model_copy(update={"account": "my account"}))
 
 
