@@ -40,9 +40,9 @@ _PERMANENT_ERRORS: dict[int, tuple[str, str]] = {
     errno.EFBIG: ("file too large for the file system", "Choose another store"),
     errno.ENOTDIR: ("a part of the path is a file, not a directory", "Remove that file, or choose another directory"),
     errno.EEXIST: ("a part of the path is a file, not a directory", "Remove that file, or choose another directory"),
-    errno.EISDIR: ("is a directory, where an object should be", "Remove it, or choose another directory"),
+    errno.EISDIR: ("is a directory instead of an object", "Remove it, or choose another directory"),
     errno.ENAMETOOLONG: ("name too long for the file system", "Use shorter names"),
-    errno.EXDEV: ("crosses into another file system", "Keep the whole store on one file system"),
+    errno.EXDEV: ("crosses a file system boundary", "Keep the whole store on one file system"),
 }
 
 
@@ -99,7 +99,9 @@ class DirectoryStore:
                     os.fsync(copy.fileno())
                 if sha256_of_file(temporary) != source.sha256:
                     raise PermanentError(
-                        "the disk does not return what was written", thing=str(target), advice="Check the disk"
+                        "the disk does not return the bytes that were written",
+                        thing=str(target),
+                        advice="Check the disk",
                     )
                 target.parent.mkdir(parents=True, exist_ok=True)
                 temporary.replace(target)
@@ -185,7 +187,7 @@ class DirectoryStore:
             path.unlink()
 
     def url_of(self, key: str) -> str:
-        """The full URL of a key, for people."""
+        """The full URL of a key, as shown to users."""
         return f"{self.url}/{key}"
 
     def _path(self, key: str) -> Path:
@@ -240,4 +242,4 @@ def _translate(error: OSError, thing: Path) -> NightbridgeError:
     if known:
         what, advice = known
         return PermanentError(what, thing=str(error.filename or thing), advice=advice)
-    return TransientError(f"the file system answered: {error.strerror or error}", thing=str(thing))
+    return TransientError(f"the file system failed: {error.strerror or error}", thing=str(thing))

@@ -30,12 +30,14 @@ def last_attempt(store: ObjectStore, run_key: str) -> str:
     """The prefix of the attempt that counts.
 
     Raises:
-        InvalidInput: No attempt of that run has been committed, so the key that a person gave is wrong, or the store.
+        InvalidInput: No attempt of that run has been committed: the run key or the store is wrong.
 
     """
     attempts = committed_attempts(store, run_key)
     if not attempts:
         raise InvalidInput(
-            "no committed run of this key in the store", thing=f"{run_key} in {store.url}", advice="Check key and store"
+            "no stored run with this run key",
+            thing=f"{run_key} in {store.url}",
+            advice="Check the run key and the store",
         )
     return attempts[-1]

@@ -1,6 +1,6 @@
 """The harvest of a run: everything it left goes to the store, checked, and counts only once its manifest is there.
 
-Doing it again is always safe. A committed run is checked and its record returned; an interrupted one goes on where it
+Repeating it is always safe. A committed run is checked and its record returned; an interrupted one resumes where it
 was; of two harvesters of one run the second waits, and ends with the record of the first.
 """
 
@@ -122,7 +122,7 @@ def harvest(
 
     Raises:
         TransientError: The store did not answer, or another harvest of the run is under way and takes long; calling
-            again goes on from here.
+            again resumes from here.
         PermanentError: The store refuses, or has another job's run there, or there is no room for masked copies.
         DamagedData: The run was committed earlier, and objects of it are missing.
 
@@ -182,7 +182,7 @@ def harvest(
             return record
     first = read_manifest(store, prefix)
     if first is None:
-        raise DamagedData("the manifest vanished while it was committed", thing=store.url_of(prefix))
+        raise DamagedData("the manifest disappeared while it was committed", thing=store.url_of(prefix))
     return _confirm(store, first, job)
 
 
@@ -190,7 +190,7 @@ def _confirm(store: ObjectStore, manifest: Manifest, job: Job) -> RunRecord:
     there = manifest.job
     if (there.cluster, there.job_id) != (job.cluster, job.job_id):
         raise PermanentError(
-            f"the store has another run of this key: that of job {there.job_id} of {there.cluster},"
+            f"the store already has another run with this run key: job {there.job_id} of {there.cluster},"
             f" not of job {job.job_id} of {job.cluster}",
             thing=store.url_of(manifest.prefix),
             advice="Give each cluster a store of its own, such as a prefix in the store's URL, or the night another id",
@@ -198,9 +198,9 @@ def _confirm(store: ObjectStore, manifest: Manifest, job: Job) -> RunRecord:
     problems = missing_objects(store, manifest)
     if problems:
         raise DamagedData(
-            f"committed, but {len(problems)} of its objects are not whole ({problems[0]})",
+            f"committed, but {len(problems)} of its objects are damaged ({problems[0]})",
             thing=store.url_of(manifest.prefix),
-            advice="See `nightbridge verify`; delete its manifest.json to harvest it again",
+            advice="Run `nightbridge verify` for details; delete its manifest.json to harvest it again",
         )
     return _committed_record(store, manifest)
 
@@ -210,7 +210,7 @@ def _committed_record(store: ObjectStore, manifest: Manifest) -> RunRecord:
     data, entry = store.get(key), manifest.file(RECORD)
     if data is None or entry is None or sha256_hex(data) != entry.sha256:
         raise DamagedData(
-            "not the record that was committed", thing=store.url_of(key), advice="See `nightbridge verify`"
+            "not the committed record", thing=store.url_of(key), advice="Run `nightbridge verify` for details"
         )
     try:
         return RunRecord.model_validate_json(data)
@@ -231,7 +231,7 @@ def _put_record(store: ObjectStore, record: RunRecord, secrets: Sequence[str]) -
         masked = RunRecord.model_validate_json(data)
     except pydantic.ValidationError as error:
         raise PermanentError(
-            "a secret's value is an ordinary word of the record", thing=key, advice="Use a longer secret"
+            "a secret's value also occurs as an ordinary word in the record", thing=key, advice="Use a longer secret"
         ) from error
     store.put(key, data)
     return masked, StoredFile(path=RECORD, size=len(data), sha256=sha256_hex(data), kind="summary")
@@ -244,7 +244,7 @@ def _measurement_units(scratch: Path, summary: Summary, metrics: "pandas.DataFra
 
 
 def _as_stored(checkpoint: Checkpoint, path: str, left_out: Iterable[LeftOut]) -> Checkpoint:
-    """A complete checkpoint that could not be stored is no complete checkpoint for anybody who reads the record."""
+    """A complete checkpoint that could not be stored counts as incomplete in the record."""
     reason = next((each.reason for each in left_out if each.path == path), None)
     if reason is None or checkpoint.state is not CheckpointState.COMPLETE:
         return checkpoint
@@ -280,7 +280,7 @@ def _needing_room(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise PermanentError(
-            f"no room for masked copies and measurements: {error.strerror}",
+            f"cannot write masked copies and measurements: {error.strerror}",
             thing=str(folder),
             advice="Free space there, or make it writable",
         ) from error

@@ -50,12 +50,14 @@ def write_read_delete(store: "ObjectStore") -> None:
         store.delete(key)
     if created_again:
         raise PermanentError(
-            "the store ignores `If-None-Match: *`, so a run cannot be committed exactly once",
+            "the store ignores `If-None-Match: *`, which exactly-once commits need",
             thing=store.url,
             advice="Use a server with conditional writes (AWS, Ceph) or a file:// store",
         )
     if not created or read != data:
-        raise PermanentError("the store does not return what was written", thing=where, advice="Check the server")
+        raise PermanentError(
+            "the store does not return the bytes that were written", thing=where, advice="Check the server"
+        )
 
 
 def sha256_hex(data: bytes) -> str:

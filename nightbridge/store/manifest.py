@@ -67,7 +67,7 @@ def read_manifest(store: ObjectStore, prefix: str) -> Manifest | None:
         raise DamagedData(
             f"not a manifest: {error.errors()[0]['msg']}",
             thing=store.url_of(key),
-            advice="It was changed in the store, or written by a newer nightbridge",
+            advice="It was modified in the store, or written by a newer nightbridge",
         ) from error
 
 

@@ -13,11 +13,11 @@ from nightbridge.store.source import FileSource
 class ObjectInfo(Model):
     """One object. `sha256` is the checksum recorded with it, None where the store does not say.
 
-    `part_size` tells how that was made, as in `StoredFile`.
+    `part_size` says how it was computed, as in `StoredFile`.
 
     `etag` is what S3 calls the object's bytes: the MD5 of one sent at once, the MD5 of its parts' MD5s of one sent in
     parts, and something else where the bucket encrypts with keys of KMS. Empty where the store has no such thing.
-    `modified` is when it was written; only a listing tells it.
+    `modified` is when it was written; only listings report it.
     """
 
     key: str
@@ -67,7 +67,7 @@ class ObjectStore(Protocol):
     def remove_leftovers(self, prefix: str, begun_before: datetime | None = None) -> None:
         """Remove what interrupted uploads have left below a prefix: of those begun before a time, or of all.
 
-        An upload that is under way there at this moment begins again.
+        An upload in progress there restarts.
         """
 
     def get(self, key: str) -> bytes | None:
@@ -98,7 +98,7 @@ class ObjectStore(Protocol):
         """Delete an object; a missing one is no error."""
 
     def url_of(self, key: str) -> str:
-        """The full URL of a key, for people."""
+        """The full URL of a key, as shown to users."""
 
 
 def open_store(settings: StoreSettings, block_value: Callable[[str], str] | None = None) -> ObjectStore:

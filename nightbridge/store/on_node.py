@@ -1,6 +1,6 @@
 """A harvest on a compute node, for sites whose flows run where nothing big may run, such as a login node.
 
-The node runs this package as the flow's host would have, on the same shared file system. A harvest goes on where it
+The node runs this package as the flow's host would have, on the same shared file system. A harvest resumes where it
 was, so a job that is cancelled, killed, or left alone by a flow that died costs time and nothing else. How a program
 gets onto a node is the caller's: this module knows no Slurm.
 """
@@ -49,7 +49,7 @@ def harvest_on_node(
         on_progress: Called in another thread, at intervals.
 
     Raises:
-        TransientError: The cluster did not let the harvest end, or the store did not answer; calling again goes on.
+        TransientError: The cluster did not let the harvest end, or the store did not answer; calling again resumes.
         LaunchRefused: The cluster refused the job for good.
         PermanentError: The store refuses, or a node cannot run this package.
         DamagedData: The run was committed earlier, and objects of it are missing.
@@ -75,9 +75,9 @@ def harvest_on_node(
     record = load_record(store, order.prefix)
     if record is None:
         raise TransientError(
-            "a compute node harvested the run, and it is not to be seen here",
+            "a compute node harvested the run, but it is not visible in this store",
             thing=store.url_of(order.prefix),
-            advice="The store must be the same for this host and for the nodes",
+            advice="Use a store that this host and the nodes share",
         )
     return record
 

@@ -1,7 +1,7 @@
 """How far a harvest, a check, a fetch or a removal is: files, bytes, rate and the time that is left.
 
-Also inside one big file: threads tell how much of their file they have read, and the thread that waits for them tells
-the listener, at most every `INTERVAL` seconds and after each file.
+Also inside one big file: threads report how much of their file they have read, and the thread that waits for them
+notifies the listener, at most every `INTERVAL` seconds and after each file.
 """
 
 import time
@@ -33,7 +33,7 @@ class Progress(Model):
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds until the end at this rate; None while nobody can tell."""
+        """Seconds until the end at this rate; None while unknown."""
         left = self.bytes_total - self.bytes_done
         if not left:
             return 0.0
@@ -72,14 +72,14 @@ class Meter:
         self._under_way[number] = position
 
     def done(self, number: int) -> None:
-        """Take in that a file is done, and tell the listener."""
+        """Take in that a file is done, and notify the listener."""
         self._under_way.pop(number, None)
         self._files += 1
         self._bytes += self._sizes[number]
         self._tell()
 
     def waiting(self) -> None:
-        """Tell the listener of the files under way, unless it has heard something a moment ago."""
+        """Notify the listener of the files in progress, at most once per interval."""
         if time.monotonic() - self._told >= INTERVAL:
             self._tell()
 

@@ -23,7 +23,7 @@ def missing_objects(store: ObjectStore, manifest: Manifest) -> list[str]:
         if size is None:
             problems.append(f"{file.path}: missing")
         elif size != file.size:
-            problems.append(f"{file.path}: {size} bytes, the manifest says {file.size}")
+            problems.append(f"{file.path}: {size} bytes, expected {file.size}")
     return problems
 
 
@@ -35,7 +35,7 @@ def verify_run(store: ObjectStore, prefix: str, on_progress: Callable[[Progress]
     """
     manifest = read_manifest(store, prefix)
     if manifest is None:
-        return [f"{MANIFEST}: missing, so this run was never committed"]
+        return [f"{MANIFEST}: missing; this run was never committed"]
     wrong_prefix = [] if manifest.prefix == prefix else [f"{MANIFEST}: belongs to {manifest.prefix}"]
     checked = in_parallel(
         lambda file: _problem(store, prefix, file),
@@ -50,17 +50,19 @@ def fetch_run(
 ) -> Manifest:
     """Restore a whole run below `destination` as it lies in the store, every byte verified, the manifest last.
 
-    Files that are there already with the right bytes are kept, so an interrupted fetch goes on.
+    Files that are there already with the right bytes are kept, so an interrupted fetch resumes.
 
     Raises:
         PermanentError: The run was never committed, or `destination` cannot be written.
-        DamagedData: An object is missing or is not what the manifest says.
+        DamagedData: An object is missing or differs from the manifest.
 
     """
     manifest = read_manifest(store, prefix)
     if manifest is None:
         raise PermanentError(
-            "no committed run here", thing=store.url_of(prefix), advice="Check the run key; a harvest may be under way"
+            "no committed run at this place",
+            thing=store.url_of(prefix),
+            advice="Check the run key; its harvest may still be running",
         )
     in_parallel(
         lambda file: _fetch(store, prefix, file, destination / checked_key(file.path)),
@@ -76,11 +78,11 @@ def _problem(store: ObjectStore, prefix: str, file: StoredFile) -> str:
     if found is None:
         return f"{file.path}: missing"
     if found.size != file.size:
-        return f"{file.path}: {found.size} bytes, the manifest says {file.size}"
+        return f"{file.path}: {found.size} bytes, expected {file.size}"
     if found.sha256 is None and file.etag:
-        return "" if found.etag == file.etag else f"{file.path}: ETag {found.etag}, the manifest says {file.etag}"
+        return "" if found.etag == file.etag else f"{file.path}: ETag {found.etag}, expected {file.etag}"
     if found.sha256 != file.sha256:
-        return f"{file.path}: sha256 {found.sha256}, the manifest says {file.sha256}"
+        return f"{file.path}: sha256 {found.sha256}, expected {file.sha256}"
     return ""
 
 
@@ -92,5 +94,5 @@ def _fetch(store: ObjectStore, prefix: str, file: StoredFile, path: Path) -> Non
     if sha256_of_file(path, file.part_size) != file.sha256:
         path.unlink()
         raise DamagedData(
-            "is not what the manifest says", thing=store.url_of(key), advice="It was changed or damaged in the store"
+            "differs from the manifest", thing=store.url_of(key), advice="It was modified or damaged in the store"
         )

@@ -1,6 +1,6 @@
 """What of the store `prune` may remove: whole runs that are old, and that nothing which stays refers to.
 
-A run goes manifest first: from that moment nobody takes what is left of it for a run, and whoever removes next finds
+A run's manifest is removed first: from then on its remains do not count as a run, and the next removal finds
 the rest. History rows stay; they are small, and the trend needs them.
 """
 
@@ -22,7 +22,7 @@ from nightbridge.store.progress import Meter, Progress
 
 VERDICT = "verdict.json"
 DECISIONS = "decisions"
-"""Folder of the store with what people accepted. Whatever form it has: a run whose key is in it stays."""
+"""Folder of the store with accepted runs. Whatever form it has: a run whose key is in it stays."""
 
 NEVER_YOUNGER_THAN = timedelta(days=1)
 """A run that was written to within this time is never removed: its verdict may be under way."""
@@ -52,7 +52,7 @@ class StoredRun(Model):
 
 
 class RunRemoval(Model):
-    """A stored run that nobody needs any more."""
+    """A stored run that is no longer needed."""
 
     run: StoredRun
     url: str
@@ -63,7 +63,7 @@ def find_old_runs(store: ObjectStore, policy: RetentionPolicy, *, now: datetime 
     """The stored runs that `policy` does not keep, oldest first; nothing is removed. No limit at all removes nothing.
 
     Raises:
-        DamagedData: A verdict cannot be read, so nobody can tell what it refers to.
+        DamagedData: A verdict cannot be read, so the runs that it refers to are unknown.
 
     """
     if policy == RetentionPolicy():
@@ -77,7 +77,7 @@ def find_old_runs(store: ObjectStore, policy: RetentionPolicy, *, now: datetime 
     leftovers = [run for run in runs if not run.committed and now - run.written_at > LEFTOVER_AGE]
     reasons = [
         *chosen,
-        *((run, "without a manifest: what an interrupted harvest or removal left") for run in leftovers),
+        *((run, "without a manifest: left by an interrupted harvest or removal") for run in leftovers),
     ]
     return [
         RunRemoval(run=run, url=store.url_of(run.prefix), reason=reason)
@@ -123,7 +123,7 @@ def remove_runs(
 ) -> list[RunRemoval]:
     """Remove stored runs, the manifests of each before all else; return those that are gone.
 
-    One that was written to, or accepted by a person, since it was chosen stays. What uploads left that were interrupted
+    One that was written to, or accepted, since it was chosen stays. What uploads left that were interrupted
     long ago, and that no listing shows, goes as well.
     """
     decisions = _decisions(store)
@@ -165,7 +165,7 @@ def _beyond_limits(runs: Sequence[StoredRun], policy: RetentionPolicy, now: date
             ),
             (
                 policy.max_gb is not None and kept_bytes > policy.max_gb * GIGABYTE,
-                "the newer ones fill the allowed size",
+                "newer ones use up the allowed size",
             ),
         )
         reason = next((text for holds, text in limits if holds), None)
@@ -224,9 +224,9 @@ def _verdict_of(store: ObjectStore, run: StoredRun) -> Verdict | None:
         return None if data is None else Verdict.model_validate_json(data)
     except pydantic.ValidationError as error:
         raise DamagedData(
-            "not a verdict, so nobody can tell which runs it was compared with",
+            "not a verdict; the runs it was compared with are unknown",
             thing=store.url_of(key),
-            advice="Compare the run again, or delete it",
+            advice="Compare the run again, or delete the file",
         ) from error
 
 

@@ -30,7 +30,7 @@ CHUNK = 1 << 20
 
 
 class _Conflict(TransientError):
-    """The server is deciding between two writers of one object; boto3 does not ask again by itself."""
+    """The server is deciding between two writers of one object; boto3 does not retry by itself."""
 
 
 class S3Store:
@@ -44,7 +44,7 @@ class S3Store:
         location = urlsplit(settings.url)
         self.bucket, self.prefix = location.netloc, checked_folder(location.path.strip("/"))
         if not self.bucket:
-            raise InvalidInput("no bucket in the store's URL", thing=settings.url, advice="Use s3://BUCKET/PREFIX")
+            raise InvalidInput("the store's URL has no bucket", thing=settings.url, advice="Use s3://BUCKET/PREFIX")
         self.url = f"s3://{self.bucket}/{self.prefix}".rstrip("/")
         self._client = make_client(settings, block_value)
         self._bucket_seen = False
@@ -77,10 +77,10 @@ class S3Store:
         writer = uuid.uuid4().hex
         if self._create(key, data, writer):
             return True
-        # The answer to our own first try may have been lost and boto3 have asked again: then the object is ours.
+        # The response to our first try may have been lost and boto3 have retried: then the object is ours.
         found = self._head(key)
         if found is None:
-            raise TransientError("another writer created it and it was deleted again", thing=self.url_of(key))
+            raise TransientError("another writer created it and deleted it again", thing=self.url_of(key))
         return bool(found["Metadata"].get(WRITER_METADATA) == writer)
 
     def put_file(self, key: str, source: FileSource) -> ObjectInfo:
@@ -104,7 +104,7 @@ class S3Store:
             return _sent(key, source, plain_etag(found))
 
     def remove_leftovers(self, prefix: str, begun_before: datetime | None = None) -> None:
-        """Abort the unfinished uploads below a prefix: their parts cost room and nobody sees them."""
+        """Abort the unfinished uploads below a prefix: their parts take space and are invisible."""
         folder = self.prefix + checked_folder(prefix)
         self._uploader.abort_all(self.bucket, folder, self.url_of(prefix), begun_before)
 
@@ -172,7 +172,7 @@ class S3Store:
             self._client.delete_object(Bucket=self.bucket, Key=self._key(key))
 
     def url_of(self, key: str) -> str:
-        """The full URL of a key, for people."""
+        """The full URL of a key, as shown to users."""
         return f"{self.url}/{key}"
 
     def _key(self, key: str) -> str:
@@ -181,9 +181,9 @@ class S3Store:
     def _check_that_damage_is_refused(self) -> None:
         """Send other bytes than the checksum says. All uploads rest on a server refusing that."""
         key = f".nightbridge-check-{uuid.uuid4().hex}"
-        told = base64.b64encode(hashlib.sha256(b"sent").digest()).decode()
+        checksum = base64.b64encode(hashlib.sha256(b"sent").digest()).decode()
         try:
-            self._client.put_object(Bucket=self.bucket, Key=self._key(key), Body=b"arrived", ChecksumSHA256=told)
+            self._client.put_object(Bucket=self.bucket, Key=self._key(key), Body=b"arrived", ChecksumSHA256=checksum)
         except aws.ClientError as error:
             if 400 <= http_status(error) < 500:
                 return
@@ -192,7 +192,7 @@ class S3Store:
             raise translate(error, self.url_of(key)) from error
         self.delete(key)
         raise PermanentError(
-            "the server takes bytes that do not make the SHA-256 sent with them, so damage on the way is not noticed",
+            "the server accepts bytes that do not match their SHA-256, so corruption in transit goes unnoticed",
             thing=self.url,
             advice="Use a server that checks signatures or checksums (AWS, Ceph, MinIO), or a file:// store",
         )
@@ -258,12 +258,12 @@ class S3Store:
     def _check(self, key: str, opened: dict[str, Any], size: int, sha256: str) -> None:
         recorded = opened["Metadata"].get(SHA256_METADATA, sha256)
         if size != opened["ContentLength"]:
-            raise TransientError(f"only {size} of {opened['ContentLength']} bytes arrived", thing=self.url_of(key))
+            raise TransientError(f"only {size} of {opened['ContentLength']} bytes received", thing=self.url_of(key))
         if recorded != sha256:
             raise DamagedData(
-                f"its bytes make sha256 {sha256}, recorded is {recorded}",
+                f"its sha256 is {sha256}, expected {recorded}",
                 thing=self.url_of(key),
-                advice="The object was changed or damaged in the store",
+                advice="The object was modified or damaged in the store",
             )
 
 
@@ -275,6 +275,6 @@ def _body(opened: dict[str, Any], thing: str) -> Iterator[bytes]:
     try:
         yield from opened["Body"].iter_chunks(CHUNK)
     except (aws.BotoCoreError, urllib3.exceptions.HTTPError) as error:
-        raise TransientError(f"the connection broke: {error}", thing=thing) from error
+        raise TransientError(f"the connection was lost: {error}", thing=thing) from error
     finally:
         opened["Body"].close()

@@ -1,4 +1,4 @@
-"""The boto3 client of an S3 store: where requests go, with whose rights, and what every object is asked to be."""
+"""The boto3 client of an S3 store: endpoint, credentials, and the options of every object."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -34,12 +34,12 @@ _CONFIG: dict[str, Any] = {
 ROLE_SESSION = "nightbridge"
 """Name of the session with an assumed role, as the account's audit log shows it."""
 
-# Objects of these classes answer a GET with an error until somebody restores them; a verification would fail.
+# Objects of these classes answer a GET with an error until they are restored; a verification would fail.
 _NOT_READABLE_AT_ONCE = frozenset({"GLACIER", "DEEP_ARCHIVE"})
 
 
 def make_client(settings: StoreSettings, block_value: Callable[[str], str] | None) -> Any:
-    """Make the client that the settings describe; nothing is asked yet.
+    """Make the client that the settings describe; no request is sent yet.
 
     With `endpoint_url` every request goes there, those that assume a role included: an own S3 server is its own STS.
 
@@ -99,8 +99,8 @@ def _check(settings: StoreSettings) -> None:
         ),
         (
             settings.storage_class in _NOT_READABLE_AT_ONCE,
-            f"objects of class {settings.storage_class} cannot be read back at once",
-            "Use a class that can, and a lifecycle rule that moves what is old",
+            f"objects of class {settings.storage_class} cannot be read back immediately",
+            "Use a class with immediate access, and a lifecycle rule that moves old objects",
         ),
     )
     for holds, what, advice in wrong:

@@ -1,4 +1,4 @@
-"""What an S3 server or the way to it answered, as our errors: what passes with time, what a person must change."""
+"""Errors of S3 servers and of the connection to them as errors of ours: transient, or for the user to fix."""
 
 import contextlib
 from collections.abc import Iterator
@@ -55,7 +55,7 @@ _CODES = (
     ErrorPattern(
         r"^(SlowDown|Throttling|ThrottlingException|RequestLimitExceeded|TooManyRequests|429)$",
         TransientError,
-        "the server asks to slow down",
+        "rate limited by the server",
         "Try again later",
     ),
     ErrorPattern(
@@ -67,14 +67,14 @@ _CODES = (
     ErrorPattern(
         r"^(BadDigest|IncompleteBody|XAmzContentSHA256Mismatch)$",
         TransientError,
-        "data was damaged on the way",
+        "data was corrupted in transit",
         "Try again",
     ),
     ErrorPattern(
         r"^(InternalError|ServiceUnavailable|RequestTimeout|OperationAborted|408|5\d\d)$",
         TransientError,
-        "the server failed",
-        "Try again; see the server's log if it stays",
+        "server error",
+        "Try again; see the server's log if it persists",
     ),
 )
 _OTHER_CODE = ErrorPattern("", PermanentError, "the server refused the request", "See the server's message")
@@ -108,13 +108,13 @@ _EXCEPTIONS = (
     ErrorPattern(
         r"\b(HTTPClientError|ConnectionError|IncompleteReadError)\b",
         TransientError,
-        "the S3 server does not answer",
+        "the S3 server is unreachable",
         "Check the endpoint and the network",
     ),
     ErrorPattern(
         r"\bResponseParserError\b",
         TransientError,
-        "the answer is not one of S3",
+        "not an S3 response",
         "Check that the endpoint is an S3 server",
     ),
 )

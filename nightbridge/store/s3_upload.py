@@ -3,9 +3,9 @@
 Every file is read once, and the SHA-256 of each part is made once, while it is read. It signs the part's request, so
 that every server which checks signatures checks it; it is the checksum that S3 keeps with the part; and the checksum of
 the whole is made of it (`checksum`). A part lies in memory from its reading to its answer, so that it can be sent again
-without being read again; all parts together stay below `MEMORY`. An interrupted upload stays in the bucket and goes on:
-a part that is there is known by the SHA-256 that the server keeps, or by its MD5, which S3 calls its ETag, where the
-server keeps none. Only where there is neither (keys of KMS on such a server) are parts sent again.
+without being read again; all parts together stay below `MEMORY`. An interrupted upload stays in the bucket and is
+resumed: a part that is there is known by the SHA-256 that the server keeps, or by its MD5, which S3 calls its ETag,
+where the server keeps none. Only where there is neither (keys of KMS on such a server) are parts sent again.
 """
 
 import base64
@@ -39,7 +39,7 @@ MEMORY = 12 * PART_SIZE
 """Bytes of all parts in memory at any time. One part of a file larger than `MAX_PARTS` of these fits as well."""
 
 TRIES = 3
-"""How often an upload begins again because another process has ended it."""
+"""How often an upload restarts because another process aborted it."""
 
 _ALGORITHM = "SHA256"
 _EMPTY_MD5 = hashlib.md5(usedforsecurity=False).hexdigest()
@@ -74,7 +74,7 @@ class _Place:
 
 @dataclass(frozen=True)
 class _Upload:
-    """An upload under way. `checksums`: None where it goes on and nobody knows whether the server keeps SHA-256s."""
+    """An upload in progress. `checksums`: None where it was resumed and the server's support of SHA-256 is unknown."""
 
     id: str
     checksums: bool | None
@@ -123,7 +123,9 @@ class Uploader:
                 found = self._head(place)
                 if found is not None and has_bytes_of(found, source):
                     return plain_etag(found)
-        raise TransientError("another process ends every upload of it", thing=thing, advice="Harvest it only once")
+        raise TransientError(
+            "another process aborts every upload of it", thing=thing, advice="Run one harvest at a time"
+        )
 
     def abort_all(self, bucket: str, folder: str, thing: str, begun_before: datetime | None = None) -> None:
         """Abort the unfinished uploads below a folder: those begun before a time, or all."""
@@ -224,7 +226,7 @@ class Uploader:
                     **place.request, UploadId=upload.id, MultipartUpload={"Parts": listed}
                 )
         except _UploadGone:
-            # The answer to our own first try may have been lost and boto3 have asked again: then the object is there.
+            # The response to our first try may have been lost and boto3 have retried: then the object is there.
             answer = self._head(place)
             if answer is None or answer["ContentLength"] != source.size:
                 raise
@@ -239,7 +241,7 @@ class Uploader:
         return plain_etag(answer) or expected or plain_etag(self._head(place) or {})
 
     def _resume_or_create(self, place: _Place) -> tuple[_Upload, dict[int, _Part]]:
-        """The upload to go on with, and the parts it has. Of several, the one begun last is taken."""
+        """The upload to resume, and the parts it has. Of several, the latest is taken."""
         with s3_errors(place.thing):
             found = [each for each in self._unfinished(place.bucket, place.key) if each["Key"] == place.key]
             for unfinished in sorted(found, key=lambda each: each["Initiated"], reverse=True):
@@ -383,7 +385,7 @@ def recorded_checksum(answer: Mapping[str, Any]) -> tuple[str | None, int]:
     digest, _, parts = str(answer.get("ChecksumSHA256", "")).partition("-")
     size = part_size(answer["ContentLength"])
     if not digest or (parts and parts != str(-(-answer["ContentLength"] // size))):
-        return None, 0  # not recorded, or sent in parts of another size by somebody else
+        return None, 0  # not recorded, or sent in parts of another size by another writer
     return base64.b64decode(digest).hex(), size if parts else 0
 
 
@@ -396,7 +398,7 @@ def _etag_of_parts(etags: list[str]) -> str | None:
     try:
         digests = b"".join(bytes.fromhex(etag) for etag in etags)
     except ValueError:
-        return None  # no MD5s, and then nobody knows what the whole is called
+        return None  # no MD5s, so the whole object's ETag is unknown
     return f"{hashlib.md5(digests, usedforsecurity=False).hexdigest()}-{len(etags)}"
 
 

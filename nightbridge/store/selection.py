@@ -30,8 +30,8 @@ def files_to_store(
 ) -> tuple[tuple[Unit, ...], tuple[LeftOut, ...]]:
     """Choose what of a run is stored; `policy` is `HarvestPolicy.checkpoint`.
 
-    Of `earlier` attempts, which an infrastructure failure ended, everything is kept that tells of it: what the last
-    attempt's checkpoints have is theirs already, or was not worth going on from.
+    Of `earlier` attempts, which an infrastructure failure ended, everything that documents it is kept: what the last
+    attempt's checkpoints have is theirs already, or was not worth resuming.
 
     Returns:
         Units with unique paths relative to the run's prefix, and what should be there and cannot be: incomplete
@@ -113,13 +113,13 @@ def _files_of(checkpoint: Checkpoint, stored: str) -> Iterator[LocalFile]:
     yield from _files_below(checkpoint.path, stored)
     # What is all there after it was listed was there when it was listed.
     if checkpoint_size(checkpoint.path) != checkpoint.size:
-        raise _NotAsJudged("its files were deleted or changed since it was found complete")
+        raise _NotAsJudged("its files were deleted or modified after it was found complete")
     yield from _trackers_of(checkpoint, stored)
     save_dir = checkpoint.path.parent
     loader = save_dir / LOADER_STATES / checkpoint.path.name
     if loader.is_dir():
         if not loader.resolve().is_relative_to(save_dir.resolve()):
-            raise _NotAsJudged(f"{loader.relative_to(save_dir)} is a link out of the checkpoints' folder")
+            raise _NotAsJudged(f"{loader.relative_to(save_dir)} is a link to outside the checkpoints' folder")
         yield from _files_below(loader, f"{Path(stored).parent}/{LOADER_STATES}/{loader.name}")
 
 
@@ -133,7 +133,7 @@ def _files_below(root: Path, stored: str) -> Iterator[LocalFile]:
             path = Path(folder, name)
             inside = path.relative_to(root).as_posix()
             if path.is_symlink() and not path.resolve().is_relative_to(root.resolve()):
-                raise _NotAsJudged(f"{inside} is a link out of the checkpoint")
+                raise _NotAsJudged(f"{inside} is a link to outside the checkpoint")
             if name in names:
                 yield LocalFile(source=path, path=f"{stored}/{inside}", kind="checkpoint")
 
@@ -166,7 +166,7 @@ def _unique(units: Iterable[Unit]) -> tuple[tuple[Unit, ...], list[LeftOut]]:
     for unit in units:
         double = next((file for file in unit.files if file.path in taken), None)
         if double is not None:
-            doubles.append(LeftOut(path=unit.path, reason=f"{double.source} has the place of {taken[double.path]}"))
+            doubles.append(LeftOut(path=unit.path, reason=f"{double.source} has the same key as {taken[double.path]}"))
             continue
         kept.append(unit)
         taken |= {file.path: file.source for file in unit.files}

@@ -12,7 +12,7 @@ from nightbridge.store.checksum import FileDigest
 
 
 class Stamp(NamedTuple):
-    """What tells that a file is still the one that was chosen: size in bytes, modification time, inode."""
+    """Identifies the file that was chosen: size in bytes, modification time, inode."""
 
     size: int
     mtime_ns: int
@@ -70,11 +70,11 @@ class FileSource:
     @property
     def sha256(self) -> str:
         """The checksum, lower-case hex, of what has been read since the beginning: all of it."""
-        assert self._read == self.size, "asked for before the end"
+        assert self._read == self.size, "read before the end"
         return self.digest.hexdigest()
 
     def rewind(self, part_size: int = 0) -> None:
-        """Begin again, as an interrupted upload does whose parts are gone.
+        """Restart, as an interrupted upload does whose parts are gone.
 
         `part_size` is the one of `FileDigest`: how the checksum is made.
         """
@@ -100,7 +100,7 @@ class FileSource:
         self.digest.update(view[:filled])
         self._finder.feed(buffer, filled)
         if self._finder.found:
-            raise DamagedData("holds the value of a secret, and a binary file is never altered", thing=str(self.path))
+            raise DamagedData("contains a secret's value; binary files are never altered", thing=str(self.path))
         self._read += filled
         self.on_read(self._read)
         if filled and self._read == self.size:
@@ -112,9 +112,11 @@ class FileSource:
             raise self._changed()
 
     def _changed(self) -> DamagedData:
-        return DamagedData("changed while it was read", thing=str(self.path), advice="Harvest it again")
+        return DamagedData("modified while it was read", thing=str(self.path), advice="Harvest it again")
 
     def _unreadable(self, error: OSError) -> DamagedData:
         return DamagedData(
-            f"cannot be read: {error.strerror}", thing=str(self.path), advice="It vanished or lost its rights"
+            f"cannot be read: {error.strerror}",
+            thing=str(self.path),
+            advice="It was deleted, or its permissions changed",
         )

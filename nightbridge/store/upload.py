@@ -99,7 +99,7 @@ def upload(
         on_progress: Called in this thread after each file, and at intervals while none is done.
 
     Raises:
-        TransientError: The store did not answer; the same call goes on where this one was.
+        TransientError: The store did not answer; the same call resumes where this one stopped.
         PermanentError: The store refuses.
 
     """

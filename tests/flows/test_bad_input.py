@@ -108,7 +108,7 @@ def test_a_file_that_is_no_toml(place: Place) -> None:
     message = the_message(place.run(file), INVALID)
 
     assert message.startswith(f"nightbridge: {file}: not valid TOML: Illegal character '\\n' (at line ")
-    assert message.endswith("Mend the syntax there")
+    assert message.endswith("Fix the syntax there")
     assert not place.workspace.exists()
 
 
@@ -119,7 +119,7 @@ def test_an_unknown_key_is_told_with_its_line_and_the_nearest_known_one(place: P
     message = the_message(place.run(file), INVALID)
 
     assert message.splitlines() == [
-        f"nightbridge: {file}: no test of it can run. Mend what follows",
+        f"nightbridge: {file}: no test of it can run. Fix the following",
         f"  {file}:{line}: cmd_args.num_gpuss: unknown key; did you mean 'num_gpus'?",
     ]
     assert not place.workspace.exists()
@@ -189,7 +189,7 @@ def test_a_repository_that_cannot_be_reached_is_tried_again_and_then_given_up(
     finished = place.run(file)
 
     reason = the_reason(finished, INFRASTRUCTURE)
-    assert reason.startswith(f"{url}: the repository could not be reached")
+    assert reason.startswith(f"{url}: the repository is unreachable")
     assert finished.stderr.count("Retry ") == 5
     assert place.leftovers() == []
 

@@ -65,7 +65,7 @@ def wait_until(true: Callable[[], bool]) -> None:
     ("answer", "said"),
     [
         (s3_error(400, "ExpiredToken"), "the credentials have expired"),
-        (LOST, "the S3 server does not answer"),
+        (LOST, "the S3 server is unreachable"),
     ],
     ids=["credentials expire", "the server is gone"],
 )

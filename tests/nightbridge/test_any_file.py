@@ -195,4 +195,4 @@ def test_a_nul_character_is_refused_before_anything_is_done_with_it(
     code, text = told(["validate", sample, *(path if word == "FILE" else word for word in arguments)])
 
     assert code == 2
-    assert f"{path}: holds a NUL character" in text
+    assert f"{path}: contains a NUL character" in text

@@ -33,7 +33,7 @@ def test_a_file_in_place_of_the_directory_is_named(tmp_path: Path) -> None:
 
 def test_a_directory_in_place_of_an_object_is_named(store: DirectoryStore) -> None:
     store.put("a/b", b"x")
-    with pytest.raises(PermanentError, match="is a directory, where an object should be"):
+    with pytest.raises(PermanentError, match="is a directory instead of an object"):
         store.put("a", b"y")
 
 

@@ -219,7 +219,7 @@ def test_a_data_loaders_folder_that_is_a_link_out_of_the_run_leaves_the_checkpoi
 
     record = left.harvest(directory)
 
-    assert any("is a link out of the checkpoints' folder" in line for line in record.left_out)
+    assert any("is a link to outside the checkpoints' folder" in line for line in record.left_out)
     assert b"foreign" not in objects(directory, record.prefix).values()
 
 
@@ -232,7 +232,7 @@ def test_a_secret_inside_a_shard_leaves_its_whole_checkpoint_out(store: ObjectSt
     stored = objects(store)
     assert [key for key, data in stored.items() if "iter_" in key or TOKEN.encode() in data] == []
     reason = next(line for line in record.left_out if "iter_0000040" in line)
-    assert "__2_0.distcp: holds the value of a secret" in reason
+    assert "__2_0.distcp: contains a secret's value" in reason
     assert TOKEN not in reason
     states = {checkpoint.iteration: checkpoint.state for checkpoint in record.checkpoints}
     assert states[40] is CheckpointState.DAMAGED
@@ -299,7 +299,7 @@ def test_an_older_checkpoint_that_most_recent_k_is_deleting_costs_only_itself(
 def test_a_link_out_of_a_checkpoint_leaves_it_out(directory: ObjectStore, left: LeftRun, target: str) -> None:
     (left.job_dir / "checkpoints/iter_0000040/link").symlink_to(target)
     record = left.harvest(directory)
-    assert any("link is a link out of the checkpoint" in line for line in record.left_out)
+    assert any("link is a link to outside the checkpoint" in line for line in record.left_out)
     assert not [path for path in objects(directory, record.prefix) if "iter_" in path]
 
 
@@ -461,7 +461,7 @@ def test_killed_at_any_moment_a_harvest_leaves_no_manifest_over_missing_data_and
             time.sleep(random.Random(seed).uniform(0, usual))
             process.kill()
         problems = verify_run(store, prefix)
-        assert problems in ([], ["manifest.json: missing, so this run was never committed"])
+        assert problems in ([], ["manifest.json: missing; this run was never committed"])
         committed += not problems
         whole = {found.key: found.modified for found in store.list(prefix) if not found.key.endswith("record.json")}
 
@@ -531,7 +531,7 @@ def test_a_record_that_was_changed_in_the_store_is_damage(directory: ObjectStore
     data = directory.get(f"{record.prefix}/record.json")
     assert data is not None
     directory.put(f"{record.prefix}/record.json", data.replace(b"0.25", b"0.05"))
-    with pytest.raises(DamagedData, match="not the record that was committed"):
+    with pytest.raises(DamagedData, match="not the committed record"):
         load_record(directory, record.prefix)
 
 
@@ -551,7 +551,7 @@ def test_an_attempt_folder_without_room_is_named(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(pd.DataFrame, "to_parquet", full)
-    with pytest.raises(PermanentError, match=r"no room for masked copies and measurements: No space left"):
+    with pytest.raises(PermanentError, match=r"cannot write masked copies and measurements: No space left"):
         left.harvest(directory)
     assert list(left.plan.attempt_dir.glob(".harvest-*")) == []
 

@@ -101,7 +101,7 @@ def test_a_file_that_is_not_the_one_that_was_chosen_is_refused_and_leaves_nothin
 ) -> None:
     (tmp_path / "changed").write_bytes(b"x" * size)
     chosen = Stamp.of((tmp_path / "changed").stat())._replace(mtime_ns=0)
-    with pytest.raises(DamagedData, match="changed while it was read"):
+    with pytest.raises(DamagedData, match="modified while it was read"):
         store.put_file("f", FileSource(tmp_path / "changed", chosen))
     assert store.stat("f") is None
     assert list(store.list("")) == []
@@ -112,7 +112,7 @@ def test_a_file_with_a_secret_at_its_end_is_refused_and_leaves_nothing(
     store: ObjectStore, tmp_path: Path, size: int
 ) -> None:
     (tmp_path / "shard").write_bytes(b"x" * size + b"hf_secret")
-    with pytest.raises(DamagedData, match="holds the value of a secret"):
+    with pytest.raises(DamagedData, match="contains a secret's value"):
         store.put_file("f", FileSource(tmp_path / "shard", secrets=["hf_secret"]))
     assert list(store.list("")) == []
 

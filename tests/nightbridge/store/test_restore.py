@@ -56,9 +56,9 @@ def test_fetching_again_keeps_what_is_whole_and_repairs_the_rest(
 
 def test_a_run_that_was_never_committed_is_not_fetched(store: ObjectStore, tmp_path: Path) -> None:
     store.put("runs/x/a1/record.json", b"{}")
-    with pytest.raises(PermanentError, match="no committed run here"):
+    with pytest.raises(PermanentError, match="no committed run at this place"):
         fetch_run(store, "runs/x/a1", tmp_path / "back")
-    assert verify_run(store, "runs/x/a1") == ["manifest.json: missing, so this run was never committed"]
+    assert verify_run(store, "runs/x/a1") == ["manifest.json: missing; this run was never committed"]
     assert not (tmp_path / "back").exists()
 
 
@@ -74,8 +74,8 @@ def test_an_object_that_was_replaced_is_found_by_its_checksum(
 
     assert [problem.split(": ")[0] for problem in problems] == [path, "summary.json"]
     assert "sha256" in problems[0]
-    assert "2 bytes, the manifest says" in problems[1]
-    with pytest.raises(DamagedData, match="not what the manifest says"):
+    assert "2 bytes, expected" in problems[1]
+    with pytest.raises(DamagedData, match="differs from the manifest"):
         fetch_run(store, prefix, tmp_path / "back")
     assert not (tmp_path / "back/manifest.json").exists()
 
@@ -90,7 +90,7 @@ def test_an_object_that_was_sent_in_parts_and_replaced_is_found(store: ObjectSto
     store.put_file(f"{prefix}/{path}", FileSource(tmp_path / "other"))
 
     assert [problem.split(": ")[0] for problem in verify_run(store, prefix)] == [path]
-    with pytest.raises(DamagedData, match="not what the manifest says"):
+    with pytest.raises(DamagedData, match="differs from the manifest"):
         fetch_run(store, prefix, tmp_path / "back")
 
 
@@ -104,7 +104,7 @@ def test_a_download_that_breaks_off_is_transient_and_fetching_again_goes_on(
     with proxy_to(ceph.endpoint_url) as proxy:
         behind = open_store(settings.model_copy(update={"endpoint_url": proxy.endpoint_url}))
         proxy.cut = lambda request: 2 << 20 if request.path.endswith(f"iter_0000040/{name}") else None
-        with pytest.raises(TransientError, match="the connection broke"):
+        with pytest.raises(TransientError, match="the connection was lost"):
             fetch_run(behind, prefix, tmp_path / "back")
         assert not list((tmp_path / "back").rglob(f"*{name}*"))
         there = {path.name for path in (tmp_path / "back").rglob("*.distcp")}

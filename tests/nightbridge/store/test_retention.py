@@ -178,7 +178,7 @@ def test_a_removal_that_breaks_off_leaves_no_run_and_the_next_one_ends_it(
     remove_runs(later(store, 31), again)
 
     # The first deletion is the manifest's: before it the run is whole, and after it nobody takes the rest for a run.
-    assert problems == ([] if failing == 1 else ["manifest.json: missing, so this run was never committed"])
+    assert problems == ([] if failing == 1 else ["manifest.json: missing; this run was never committed"])
     assert list(store.list("")) == []
 
 
