@@ -1,4 +1,4 @@
-"""`nightbridge accept`: turn what a person says about a run or a series into a decision, and store it."""
+"""`nightbridge accept`: stores a user's decision about a run or a series."""
 
 import re
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ _SERIES = re.compile(r"[a-z0-9-]+-[0-9a-f]{12}")
 
 
 def checked_kind(text: str) -> DecisionKind:
-    """The kind of a decision as a person writes it.
+    """The kind of a decision from its name on the command line.
 
     Raises:
         InvalidInput: There is no such kind.
@@ -32,7 +32,7 @@ def checked_kind(text: str) -> DecisionKind:
 
 
 def checked_metrics(names: Sequence[str]) -> tuple[MetricName, ...]:
-    """Metrics as a person names them.
+    """Metrics from their names on the command line.
 
     Raises:
         InvalidInput: There is no such metric.
@@ -50,9 +50,9 @@ def accept(
     metrics: Sequence[MetricName] = (),
     cluster: str = "local",
 ) -> Decision:
-    """Decide about the level that a run, or the last run of a series, stands at.
+    """Decide about the level of a run, or of the last run of a series.
 
-    The decision holds from the first night of that level: the latest change for the worse that nobody has decided
+    The decision holds from the first night of that level: the latest change for the worse that is not decided
     about (the earliest, for what is fixed), else the first of the bad nights that end with the run.
 
     Args:
@@ -110,7 +110,7 @@ def _place_of(store: ObjectStore, target: str, cluster: str) -> tuple[str, str, 
 def _since(
     kind: DecisionKind, rows: Sequence[HistoryRow], found: Sequence[Trend], metrics: Sequence[MetricName]
 ) -> str:
-    """The first night of the level that the last row stands at."""
+    """The first night of the last row's level."""
     streak = rows[-1].night
     for row in reversed(rows):
         if row.repeat == 0 and row.verdict not in BAD:

@@ -6,7 +6,7 @@ differences between consecutive nights that are smallest, so that neither bad no
 * never less than `least_change`: a month of quiet nights proves little;
 * while `sigmas` times the noise is more than the metric's threshold, the threshold;
 * where even `TOO_NOISY` times the noise is more than the threshold, that: a threshold inside the noise only flakes,
-  and its alarms would soon be ignored. Floors and ceilings and the test for changes of level still hold there.
+  and its alerts would soon be ignored. Floors and ceilings and the test for changes of level still hold there.
 
 Cold start: with fewer than `cold_start` good nights the band is the threshold, whatever those nights say.
 
@@ -66,7 +66,7 @@ def band_of(metric: Metric, gate: GatePolicy, good: Sequence[float], singles: Se
 
 
 def fixed_band(metric: Metric, gate: GatePolicy, values: Sequence[float]) -> Band:
-    """The band around runs that a person chose: their median, and the metric's threshold."""
+    """The band around runs chosen by a user: their median, and the metric's threshold."""
     return Band(statistics.median(values) if values else None, metric.threshold(gate), len(values), math.nan)
 
 

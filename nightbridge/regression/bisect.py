@@ -13,7 +13,7 @@ What a measurement may mean:
 * The change may not be among the commits at all. Those two answers, "already bad at the good end" and "still good at
   the bad end", take part like any commit, and win where the measurements say so.
 
-A commit that does not build or start is skipped: what cannot be told apart without it is named together.
+A commit that does not build or start is skipped: commits that are indistinguishable without it are named together.
 """
 
 import math
@@ -122,7 +122,7 @@ def answer(
     prior: Sequence[float] | None = None,
     policy: BisectPolicy | None = None,
 ) -> Answer:
-    """What can be said: a commit, several that cannot be told apart, nothing yet, or that it is none of them.
+    """The answer: a commit, several indistinguishable ones, undecided, or none of them.
 
     Args:
         commits: As for `likelihoods`.
@@ -232,10 +232,10 @@ def _check(commits: int, levels: Levels, measured: Sequence[Measured]) -> None:
     if commits < 1:
         raise InvalidInput("no commit to search", thing="range", advice="Name a good commit before the bad one")
     if levels.good == levels.bad:
-        raise InvalidInput("both levels are the same", thing=f"{levels.good:.6g}", advice="There is nothing to find")
+        raise InvalidInput("both levels are the same", thing=f"{levels.good:.6g}", advice="There is nothing to bisect")
     for one in measured:
         if one.place > commits or not math.isfinite(one.value):
-            raise InvalidInput("no measurement of this range", thing=f"place {one.place}: {one.value}")
+            raise InvalidInput("not a measurement of this range", thing=f"place {one.place}: {one.value}")
 
 
 def _prior(commits: int, weights: Sequence[float] | None, policy: BisectPolicy) -> Array:
@@ -260,7 +260,7 @@ def _groups(commits: int, skipped: frozenset[int]) -> list[tuple[int, int]]:
     groups: list[tuple[int, int]] = []
     first = 0
     for place in range(commits + 2):
-        # Places up to here and those after are told apart by measuring here.
+        # Places up to here and those after are distinguished by measuring here.
         if place == commits + 1 or place not in skipped:
             groups.append((first, place))
             first = place + 1

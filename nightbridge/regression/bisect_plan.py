@@ -1,6 +1,6 @@
 """From a stored change to a question that bisect can answer: which commits, which metric, which levels, which run.
 
-The plan is kept in the store, `bisects/<id>/plan.json`, and whoever asks with the same id goes on with it. Its id is
+The plan is kept in the store, `bisects/<id>/plan.json`, and a bisect with the same id resumes it. Its id is
 also the night id of its runs, so that every point is found again, whoever started it.
 """
 
@@ -202,7 +202,7 @@ def load_plan(store: ObjectStore, bisect_id: str) -> BisectPlan:
     try:
         return BisectPlan.model_validate_json(data)
     except ValidationError as error:
-        raise DamagedData("not a bisect's plan", thing=store.url_of(key), advice="Delete it to begin anew") from error
+        raise DamagedData("not a bisect plan", thing=store.url_of(key), advice="Delete it to start over") from error
 
 
 def point_run(plan: BisectPlan, base: RunRecord, place: int, number: int) -> RunSpec:

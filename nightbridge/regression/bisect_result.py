@@ -155,16 +155,16 @@ def _answer_lines(result: BisectResult) -> Iterable[str]:
     plan, found = result.plan, result.answer
     sure = f"{100 * min(found.probability, 0.9999):.4g} %"
     words = {
-        "already_bad": f"not among these commits: it is as bad at {plan.good[:12]} today ({sure}). "
-        "The cluster, the image or the other repository has changed",
-        "still_good": f"not among these commits: {plan.bad[:12]} is as good as before today ({sure}). "
-        "It was the cluster, or nodes",
-        "undecided": f"undecided after {found.runs} runs: the likeliest is commit {found.first} ({sure})",
+        "already_bad": f"not among these commits: {plan.good[:12]} is as bad today ({sure}); "
+        "the cluster, the image or the other repository changed",
+        "still_good": f"not among these commits: {plan.bad[:12]} is as good as before today ({sure}); "
+        "the cause was the cluster or its nodes",
+        "undecided": f"undecided after {found.runs} runs: most likely commit {found.first} ({sure})",
     }
     if found.kind in words:
         return [words[found.kind]]
     several = len(result.culprits) > 1
-    head = f"one of {len(result.culprits)}, those between do not run" if several else "the first bad commit"
+    head = f"one of {len(result.culprits)}, those in between do not run" if several else "the first bad commit"
     return [
         f"{head} ({sure}):",
         *(

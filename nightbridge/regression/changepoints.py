@@ -1,4 +1,4 @@
-"""Change points: since which night a metric has another level, by how much, and how sure that is.
+"""Change points: when a metric's level shifted, by how much, and how certain that is.
 
 One value per night goes in, oldest first; nothing is assumed about its unit. Four steps, each for a fault that nightly
 series really have:
@@ -183,7 +183,7 @@ def remove_node_effects(
 
     The effect of a node set is the median of its nights' ratios to the reference nights around each of them. Only
     nights with reference nights on both sides count, at least `least_nights` of them: nodes that changed for good
-    together with the code cannot be told from it, and are left to show as a change.
+    together with the code are indistinguishable from it, and show as a change.
 
     Args:
         values: One value per night, oldest first.
@@ -229,7 +229,7 @@ def night_noise(values: Sequence[float | None]) -> float:
 
 
 def steadiest(statistics: Mapping[str, Sequence[float | None]], nights: int = 60) -> str:
-    """The statistic of a metric that tells a change soonest: the one with the least noise over the last nights.
+    """The statistic of a metric that reveals a change soonest: the one with the least noise over the last nights.
 
     A run whose steps are sometimes slow has a median that jumps between two levels while its fastest steps stay where
     they are; slower code moves both. On equal terms, the first one named is taken.
@@ -256,12 +256,12 @@ def reruns_needed(
     """How often a night should be run again before anything is said about it.
 
     `usual` times when it is far from the nights before it or was not measured, and as often as it takes, up to `most`
-    times, when single runs of this test are so noisy that one says little. Fewer than 5 earlier nights ask for nothing.
+    times, when single runs of this test are so noisy that one says little. Fewer than 5 earlier nights need none.
 
     Args:
         value: Tonight's value, or NaN where nothing was measured.
         earlier: The nights before, oldest first: the median of each night's runs.
-        first_runs: The same nights, each night's first run alone: what tells how noisy a single run is.
+        first_runs: The same nights, each night's first run alone: they show how noisy a single run is.
         nights: How many of the last nights are looked at.
         sigmas: How many standard deviations are far.
         least_change: What is never far, relative to the median of those nights.
@@ -460,7 +460,7 @@ def _is_change(boundary: _Boundary, policy: ChangePointPolicy) -> bool:
 
 
 def _start_range(part: Array, at: int, policy: ChangePointPolicy) -> tuple[int, int]:
-    """First and last split that the data do not tell from the best one."""
+    """First and last split that the data cannot distinguish from the best one."""
     statistics = _split_statistics(part, policy)
     likelihood = (part.size / 2) * np.log1p(statistics**2 / (part.size - 2))
     place = at - policy.minimum_nights

@@ -1,6 +1,6 @@
 """Charts as inline SVG: one drawing per question, readable without colour and on a phone.
 
-Text stays text, so that the browser uses the page's font and people can search and copy it. Matplotlib is imported when
+Text stays text, so that it uses the page's font and can be searched and copied. Matplotlib is imported when
 a chart is drawn: it takes a third of a second, which only the report should pay for.
 """
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's palette: told apart by people with any kind of colour vision. Shapes say the same as the colours.
+# Okabe and Ito's palette: safe for every kind of colour vision. Shapes say the same as the colours.
 BLUE, VERMILLION, INK, GREY, FAINT = "#0072b2", "#d55e00", "#1d2733", "#66717d", "#d9dee4"
 
 # Inches at 72 points: about as wide as a phone, so that letters keep their size there.
@@ -321,7 +321,7 @@ def _new_figure() -> "tuple[Figure, Axes]":
 
 
 def _label(axes: "Axes", x: float, y: float, value: float, colour: str) -> None:
-    """Write the last value above its point: the number that people look for first."""
+    """Write the last value above its point: the number that readers look for first."""
     axes.annotate(
         f"{value:.4g}",
         (x, y),
@@ -342,7 +342,7 @@ def _label_nights(axes: "Axes", nights: Sequence[str]) -> None:
 
 
 def _plain(text: str) -> str:
-    """A text from outside: matplotlib would set what stands between two dollar signs as a formula."""
+    """A text from outside: matplotlib would typeset text between two dollar signs as a formula."""
     return text.replace("$", r"\$")
 
 

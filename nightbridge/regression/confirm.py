@@ -1,7 +1,7 @@
 """A suspicious result is run again before it is believed.
 
-All runs of a night worse than the band: confirmed. Most of them not: the first was a single bad run, which is told and
-alarms nobody. Most of them, but not all: unstable. Runs that disagree are given as many again before that is said.
+All runs of a night worse than the band: confirmed. Most of them not: the first was a single bad run, which is reported
+and raises no alert. Most of them, but not all: unstable. Runs that disagree are repeated once more before that verdict.
 """
 
 from collections.abc import Sequence

@@ -1,10 +1,10 @@
-"""What people decided about a change: it is known, it was repaired, or it is the new normal.
+"""Users' decisions about a change: it is known, it was fixed, or it is the new normal.
 
 A decision is one small object, `decisions/<cluster>/<series>/<time>-<10 hex>.json`, written once and never changed; a
 later one takes its place where they disagree. What each does to the history of the metrics that it is about:
 
     acknowledged   the level since `since` is what later nights are compared with, and every verdict says that it is
-                   bad and known. Getting worse still alarms.
+                   bad and known. Getting worse still raises an alert.
     baseline       the same, and nothing is bad about it.
     fixed          the nights from `since` to `night` count for nothing; what was before them is compared with.
 
@@ -29,13 +29,13 @@ DecisionKind = Literal["acknowledged", "fixed", "baseline"]
 
 KIND_WORDS: dict[DecisionKind, str] = {
     "acknowledged": "acknowledged",
-    "fixed": "said to be fixed",
+    "fixed": "marked as fixed",
     "baseline": "accepted as the new baseline",
 }
 
 
 class Decision(Model):
-    """What one person decided about one series."""
+    """A user's decision about one series."""
 
     kind: DecisionKind
     cluster: str
@@ -55,7 +55,7 @@ class Decision(Model):
 
     @property
     def text(self) -> str:
-        """One line for people."""
+        """One line for reports."""
         about = ", ".join(METRIC_BY_NAME[name].label for name in self.metrics) or "the level"
         return f"{about} since {self.since} {KIND_WORDS[self.kind]} by {self.who} on {self.when:%Y-%m-%d}: {self.why}"
 
@@ -67,7 +67,9 @@ def record_decision(store: ObjectStore, decision: Decision) -> str:
         InvalidInput: It lacks who or why.
     """
     if not decision.who.strip() or not decision.why.strip():
-        raise InvalidInput("a decision needs who and why", thing=decision.series, advice="Give --who and --why")
+        raise InvalidInput(
+            "a decision needs an author and a reason", thing=decision.series, advice="Give --who and --why"
+        )
     data = decision.model_dump_json(indent=2).encode() + b"\n"
     name = f"{decision.when:%Y%m%dT%H%M%S%f}-{hashlib.sha256(data).hexdigest()[:10]}.json"
     key = f"{_folder(decision.cluster, decision.series)}{name}"
@@ -79,7 +81,7 @@ def read_decisions(store: ObjectStore, cluster: str, series: str) -> tuple[Decis
     """All decisions about a series, oldest first.
 
     Raises:
-        DamagedData: One cannot be read. Leaving it out would alarm again, or hide what came after it.
+        DamagedData: One cannot be read. Leaving it out would repeat the alert, or hide later changes.
     """
     found = []
     for info in store.list(_folder(cluster, series)):
@@ -89,7 +91,7 @@ def read_decisions(store: ObjectStore, cluster: str, series: str) -> tuple[Decis
         try:
             found.append(Decision.model_validate_json(data))
         except ValidationError as error:
-            raise DamagedData("not a decision", thing=store.url_of(info.key), advice="Delete it, or mend it") from error
+            raise DamagedData("not a decision", thing=store.url_of(info.key), advice="Fix or delete it") from error
     return tuple(sorted(found, key=lambda decision: decision.when))
 
 

@@ -1,6 +1,6 @@
 """What differs between two stored runs besides their commits: configuration, and the environment that they ran in.
 
-The configuration is compared as the test asks for it and as the run itself dumped it (`ConfigContainer.yaml`): a commit
+The configuration is compared as the test requests it and as the run itself dumped it (`ConfigContainer.yaml`): a commit
 that changes a recipe's default changes only the latter. What carries a run's own name or commit differs always
 and says nothing, so those are made the same first.
 """
@@ -55,7 +55,7 @@ def _record(store: ObjectStore, row: HistoryRow, notes: list[str]) -> RunRecord 
         notes.append(str(error))
         return None
     if record is None:
-        notes.append(f"{row.run_key}: the store has its history row alone, so its settings cannot be compared")
+        notes.append(f"{row.run_key}: only its history row is stored, so its settings cannot be compared")
     return record
 
 
@@ -64,7 +64,7 @@ def _of_row(row: HistoryRow) -> dict[str, Any]:
 
 
 def _asked(record: RunRecord) -> dict[str, Any]:
-    """What the test asks for, without what never counts."""
+    """What the test requests, without what never counts."""
     test = record.spec.test
     tables: tuple[tuple[str, Mapping[str, Any], tuple[str, ...]], ...] = (
         ("cmd_args", test.cmd_args, NOT_IN_ARGUMENTS),

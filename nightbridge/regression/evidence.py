@@ -1,4 +1,4 @@
-"""What the gate is told besides a run and its history, gathered from the store and from the site."""
+"""The gate's inputs besides a run and its history, gathered from the store and from the site."""
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -26,7 +26,7 @@ def gather_evidence(
         store: Where history and decisions are.
         record: The run.
         contract: The site's limits, by a pattern of test ids and by metric.
-        since: The first night that counts; of earlier ones the canary is not asked.
+        since: The first night that counts; earlier ones of the canary are ignored.
 
     Raises:
         InvalidInput: The test's golden file is missing or is none.
@@ -67,12 +67,12 @@ def canary_rows(
     """
     if canary is None:
         return ()
-    asked = (store.url, cluster, canary, night)
-    known = _series_tonight.get(asked)
+    site = (store.url, cluster, canary, night)
+    known = _series_tonight.get(site)
     for series in [known] if known else [found.series for found in find_series(store, canary, cluster)]:
         rows = read_history(store, cluster, series, since)
         if rows and rows[0].test_id == canary:
             if any(row.night == night for row in rows):
-                _series_tonight[asked] = series
+                _series_tonight[site] = series
             return rows
     return ()

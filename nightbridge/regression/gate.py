@@ -1,7 +1,7 @@
 """The gate: a run against the last good runs of its series, and the verdict.
 
 It fails closed. Upstream's gate passes a run with 20 of 50 steps, without a single loss, or without a throughput,
-because a missing number becomes NaN and every test of it reads "fail if greater". Here a run is asked for what it
+because a missing number becomes NaN and every test of it reads "fail if greater". Here a run is checked for what it
 must have first, and only a run that has all of it is compared:
 
 1. The job's outcome (`OUTCOME_FAULTS`). All steps done and then a failure in teardown is compared, and says so.
@@ -17,7 +17,7 @@ What one night alone says is suspicious until it was run again (`confirm`): the 
 What makes the baseline: the last `gate.baseline_runs` runs of the same series from strictly earlier nights (night ids
 sort by time) whose verdict was passed, improved or no baseline, and whose job did all its steps. A regressed run never
 gets there by itself, so a slow-down is reported every night until it is repaired or accepted (`decisions`). Confirming
-re-runs and bisect points (`repeat`) are no part of it, nor is a run that went on where another one had ended.
+re-runs and bisect points (`repeat`) are no part of it, nor is a run that resumed where another one had ended.
 """
 
 import statistics
@@ -90,7 +90,7 @@ OUTCOME_WORDS: dict[Outcome | None, str] = {
     Outcome.CANCELLED: "the job was cancelled",
     Outcome.INFRASTRUCTURE: "the cluster failed, not the program",
     Outcome.NEVER_STARTED: "the job never started",
-    None: "nobody could say what became of the job",
+    None: "the state of the job is unknown",
 }
 
 BY_LAUNCHER_ALONE: frozenset[MetricName] = frozenset({"tflops_per_gpu", "peak_memory"})
@@ -112,7 +112,7 @@ class Evidence(NamedTuple):
     """What is known besides the run and its history.
 
     `contract`: what the cluster owes the test. `canary`: rows of the test whose pins never move, on the same cluster.
-    `decisions`: what people decided about the series. `golden`: what golden values say, where the test names some.
+    `decisions`: users' decisions about the series. `golden`: what golden values say, where the test names some.
     """
 
     contract: Mapping[MetricName, Limits] = {}
@@ -124,7 +124,7 @@ class Evidence(NamedTuple):
 class GoldenAnswer(NamedTuple):
     """What the rules of golden values say: whether the data are whole, whether they are as good, and why not.
 
-    `values`: what the golden run measured, by metric and in its unit. `run_key`: that of a stored run that was asked.
+    `values`: what the golden run measured, by metric and in its unit. `run_key`: that of the stored run that was used.
     """
 
     whole: bool
@@ -181,7 +181,7 @@ def compare_with(record: RunRecord, baseline: Sequence[HistoryRow]) -> Verdict:
 
     Args:
         record: The harvested run.
-        baseline: What it is compared with; of another series too, when a person asks for it.
+        baseline: What it is compared with; of another series too, at a user's request.
     """
     gate = record.spec.test.gate
     findings = []
@@ -390,7 +390,7 @@ def _with_standing(
     if standing is None or value is None or is_back(metric, standing, steady[-1] or 0.0, band.noise or 0.0):
         return finding._replace(reruns=max(finding.reruns, _for_noise(metric, statistic, tonight, past, series)))
     if statistic != metric.attribute:
-        # The level was found in another statistic; the numbers that people know are those of the metric itself.
+        # The level was found in another statistic; the numbers that users know are those of the metric itself.
         levels = _levels(steady, standing)
         standing = standing._replace(before=levels[0], after=levels[1])
     night = tonight.nights[standing.began.index].own.night
@@ -414,7 +414,7 @@ def _steadiest(
     steady: Sequence[float | None],
     canary: Sequence[float | None],
 ) -> tuple[str, Sequence[float | None]]:
-    """The statistic of the metric that tells a change soonest, without canary and nodes, and which it is."""
+    """The statistic of the metric that reveals a change soonest, without canary and nodes, and which it is."""
     from nightbridge.regression.changepoints import steadiest
 
     choices = {metric.attribute: steady}
@@ -447,7 +447,7 @@ def _for_noise(
 ) -> int:
     """Further runs that the test for changes of level wants: of a night far from the others, and of a noisy test.
 
-    Both are asked of the statistic that the test for changes of level looks at, `field` of the summary.
+    Both are computed from the statistic that the test for changes of level looks at, `field` of the summary.
     """
     if metric.name != "step_time" or not tonight.gate.confirm:
         return 0
@@ -563,10 +563,10 @@ def _decides(finding: Finding) -> bool:
 
 
 def _missing_steps(record: RunRecord, baseline: Sequence[HistoryRow]) -> tuple[str, ...]:
-    """Why the run is short. The number of steps is what anybody asked for, else what earlier runs did."""
+    """Why the run is short. The number of steps is the requested one, else that of earlier runs."""
     done = record.summary.steps_done
-    asked = (record.summary.steps_expected, record.plan.max_steps, record.spec.max_steps)
-    expected = max((steps for steps in asked if steps is not None), default=None)
+    requested = (record.summary.steps_expected, record.plan.max_steps, record.spec.max_steps)
+    expected = max((steps for steps in requested if steps is not None), default=None)
     if expected is None:
         expected = max((row.summary.steps_done for row in baseline), default=1)
     return (f"{done} of {expected} steps done",) if done < expected else ()
@@ -591,15 +591,15 @@ def _comparison_reasons(findings: Sequence[Finding]) -> tuple[str, ...]:
         (finding for finding in findings if finding.reason), key=lambda finding: order.index(finding.comparison.status)
     )
     reasons = tuple(finding.reason for finding in news)
-    asked = [finding.comparison for finding in findings if METRIC_BY_NAME[finding.comparison.metric].always]
-    unknown = [METRIC_BY_NAME[item.metric].label for item in asked if item.status == "no_baseline"]
-    if unknown and len(unknown) == len(asked):
-        return (*reasons, "no good earlier run of this configuration to compare with")
-    return (*reasons, *(f"no good earlier run has measured {label}" for label in unknown))
+    required = [finding.comparison for finding in findings if METRIC_BY_NAME[finding.comparison.metric].always]
+    unknown = [METRIC_BY_NAME[item.metric].label for item in required if item.status == "no_baseline"]
+    if unknown and len(unknown) == len(required):
+        return (*reasons, "no earlier good run of this configuration to compare with")
+    return (*reasons, *(f"no earlier good run measured {label}" for label in unknown))
 
 
 def _decided(tonight: _Tonight) -> tuple[str, ...]:
-    """What people decided about the present levels."""
+    """Users' decisions about the present levels."""
     night = tonight.record.spec.night
     forced = {
         decision.text: decision
@@ -612,7 +612,7 @@ def _decided(tonight: _Tonight) -> tuple[str, ...]:
 
 def _resume_reasons(record: RunRecord) -> tuple[str, ...]:
     path = resumed_from(record.spec.test)
-    return (f"the run went on from {path}, where another one ended: no baseline for later nights",) if path else ()
+    return (f"the run resumed from {path}, where another one ended; it is not used as a baseline",) if path else ()
 
 
 def _taint_reasons(record: RunRecord) -> tuple[str, ...]:
@@ -620,7 +620,7 @@ def _taint_reasons(record: RunRecord) -> tuple[str, ...]:
         return ()
     first, *others = record.tainted
     more = f", and {len(others)} more" if others else ""
-    return (f"nobody knows which code ran: it was changed since it was checked out ({first}{more})",)
+    return (f"the checkout was modified; the tested code is unknown ({first}{more})",)
 
 
 def _error_reasons(error: BaseException) -> tuple[str, ...]:

@@ -86,7 +86,7 @@ def golden_levels(golden: GoldenValues, summary: Summary) -> dict[MetricName, fl
 
     Args:
         golden: The golden values.
-        summary: Of the run that stands beside them.
+        summary: Of the run that they came with.
     """
     first, last = summary.steady_first_step or 1, summary.steady_last_step or summary.steps_done
     levels: dict[MetricName, float] = {}

@@ -137,7 +137,7 @@ def golden_of_steps(
         metrics: By the file's names (`lm loss`, `elapsed time per iteration (ms)`, `GPU utilization`, `grad norm`), the
             value of each iteration, from 1. None, NaN and infinity become iterations without a value.
         memory: `alloc`, `max_alloc` and `max_reserved` in GB, as far as known.
-        job_id: For people.
+        job_id: For display.
     """
     known: dict[str, dict[int, float]] = {}
     unknown: dict[str, tuple[int, ...]] = {}
@@ -175,10 +175,10 @@ def _is_value(value: Any) -> bool:
 def _read_bridge(content: Mapping[str, Any], thing: str) -> GoldenValues:
     steps = {int(key): value for key, value in content.items() if key.isdecimal()}
     if not steps or not all(isinstance(value, dict) for value in steps.values()):
-        raise InvalidInput("no steps in it", thing=thing, advice="Give golden values of Megatron-Bridge or -LM")
+        raise InvalidInput("contains no steps", thing=thing, advice="Give golden values of Megatron-Bridge or -LM")
     strange = sorted({name for step in steps.values() for name, value in step.items() if not _is_value(value)})
     if strange:
-        raise InvalidInput(f"{strange[0]!r} is not a number: these are no training metrics", thing=thing)
+        raise InvalidInput(f"{strange[0]!r} is not a number: these are not training metrics", thing=thing)
     names = sorted({name for step in steps.values() for name in step})
     return GoldenValues(
         format="megatron-bridge",
@@ -242,7 +242,7 @@ def _steps_of(series: Mapping[str, Any], thing: str) -> dict[int, Any]:
             advice="Record the golden values again",
         )
     if not all(_is_value(value) for value in values.values()):
-        raise DamagedData("has a value that is no number", thing=thing)
+        raise DamagedData("has a value that is not a number", thing=thing)
     return dict(sorted(values.items()))
 
 
@@ -283,7 +283,7 @@ WRITERS: dict[Format, Callable[[GoldenValues], dict[str, Any]]] = {
 
 
 def compare_golden(run: GoldenValues, golden: GoldenValues, policy: GoldenPolicy = DEFAULT_POLICY) -> GoldenComparison:
-    """Ask a run all rules against golden values. A rule that cannot be asked fails.
+    """Check a run by all rules against golden values. A rule that cannot be checked fails.
 
     Args:
         run: What the run measured, with `grad norm` among its metrics.
@@ -314,7 +314,7 @@ def _check_steps(run: GoldenValues, golden: GoldenValues) -> GoldenCheck:
         if missing:
             faults.append(f"{name}: {len(missing)} of {len(expected)} steps missing or not finite, first {missing[0]}")
     for name, steps in run.not_recorded.items():
-        # Where the golden run has not recorded a value either, nobody knows what it should be.
+        # Where the golden run has not recorded a value either, the expected one is unknown.
         unexpected = sorted(set(steps) - set(golden.not_recorded.get(name, ())))
         if unexpected:
             faults.append(f"{name}: no finite value at {len(unexpected)} steps, first {unexpected[0]}")

@@ -60,7 +60,7 @@ def find_series(store: ObjectStore, test_id: str, cluster: str | None = None) ->
     """The series of a test, the one with the latest night first: of all clusters, or of one.
 
     Keys are listed; of each of the test's series only the newest generation is read, and no small object. A test that
-    was configured anew has one series per configuration.
+    was reconfigured has one series per configuration.
 
     Raises:
         DamagedData: A generation cannot be read.

@@ -42,7 +42,7 @@ def junit_xml(
     Args:
         scenario: The scenario's name; the suite is called so.
         night: Night id.
-        verdicts: One per run. Points of a sweep have one test id, so cases are told apart by their run keys.
+        verdicts: One per run. Points of a sweep have one test id, so cases are distinguished by their run keys.
         report: Where the night's report is.
         written_at: Time of the suite; left out when None.
     """
@@ -74,10 +74,10 @@ def _add_case(suite: ElementTree.Element, scenario: str, verdict: Verdict) -> No
     kind = KINDS[verdict.status]
     reasons = _text("\n".join(verdict.reasons))
     if kind:
-        told = ElementTree.SubElement(case, kind, {"message": _text(short_reason(verdict))})
+        detail = ElementTree.SubElement(case, kind, {"message": _text(short_reason(verdict))})
         if kind != "skipped":
-            told.set("type", verdict.status.value)
-            told.text = reasons
+            detail.set("type", verdict.status.value)
+            detail.text = reasons
     said = [STATUS_WORDS[verdict.status].label, reasons]
     if verdict.prefix:
         said.append(_text(f"kept at {verdict.store_url}/{verdict.prefix}"))

@@ -7,11 +7,11 @@ from nightbridge.store.manifest import MANIFEST, Manifest
 
 MAX_LINKS = 20
 FIRST = ("record.json", "summary.json", "metrics.parquet")
-"""What people open most often comes first."""
+"""The files that are opened most often come first."""
 
 
 def object_link(settings: StoreSettings, key: str) -> str:
-    """The web address of a key of a store; empty where nobody knows one.
+    """The web address of a key of a store; empty where there is none.
 
     A folder's objects are `file://` URLs. An S3 object has the address by which its endpoint serves it, path style or
     with the bucket in the host name, AWS's own where a region and no endpoint is set. Whether the browser may read it

@@ -15,9 +15,9 @@ COMPLETE_OUTCOMES = frozenset({Outcome.SUCCEEDED, Outcome.TEARDOWN})
 class Metric(NamedTuple):
     """One number of a run that is gated. `attribute` is its field in `Summary`.
 
-    `always`: every run must have it; another one must be there once an earlier run had it, or where the test asks for
+    `always`: every run must have it; another one must be there once an earlier run had it, or where the test needs
     it. `follows_cluster`: the cluster's speed moves it, so that canary and nodes may explain a change.
-    `least_change`: the smallest relative change that is worth anybody's time, where that is more than the policy's.
+    `least_change`: the smallest relative change that is worth reporting, where that is more than the policy's.
     """
 
     name: MetricName

@@ -1,4 +1,4 @@
-"""Flaky nodes told from slow commits: what the nodes that a night ran on have to do with its numbers."""
+"""Distinguishes flaky nodes from slow commits: what the nodes that a night ran on have to do with its numbers."""
 
 import re
 import statistics
@@ -89,9 +89,9 @@ def suspects_among(past: Sequence[Night], tonight: Night) -> tuple[tuple[str, ..
         said.append(f"only the slow runs of this night had {', '.join(split)}")
     if past and not suspects and pins_of(past[-1].own) == pins_of(tonight.own):
         suspects |= set(tonights)
-        said.append("nothing that is pinned has changed since the night before: look at the nodes, not at the code")
+        said.append("no pinned version changed since the previous night: check the nodes, not the code")
     others = {node for night in past for node in node_names(night.own.nodes)} - suspects
-    # A run that may not have its nodes, on a cluster without others, would wait for ever.
+    # A run that may not have its nodes, on a cluster without others, would wait indefinitely.
     return tuple(sorted(suspects)) if len(others) >= len(tonights) else (), tuple(said)
 
 

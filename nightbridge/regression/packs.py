@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 ROWS_TOGETHER = 128
 
-DAMAGE_ADVICE = "Make the history again from the runs: nightbridge history TEST_ID --rebuild"
+DAMAGE_ADVICE = "Rebuild the history from the runs: nightbridge history TEST_ID --rebuild"
 
 
 class RowKey(NamedTuple):
@@ -42,11 +42,11 @@ class RowKey(NamedTuple):
 
 
 class Pack:
-    """The rows of one Parquet object, decoded when they are asked for.
+    """The rows of one Parquet object, decoded on first use.
 
     Args:
         data: The object.
-        url: Its name for people.
+        url: Its name in messages.
 
     Raises:
         DamagedData: It is no pack. Methods raise it, too: parts of the object are only looked at when needed.

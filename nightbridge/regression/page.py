@@ -35,7 +35,7 @@ SPARKLINE_NIGHTS = 30
 
 
 class StatusWords(NamedTuple):
-    """How a verdict is shown, and what a person has to do about it."""
+    """How a verdict is shown, and what to do about it."""
 
     label: str
     symbol: str
@@ -49,16 +49,16 @@ UNJUDGED = frozenset({VerdictStatus.FAILED, VerdictStatus.SHORT, VerdictStatus.C
 # The gravest first: the order of the matrix and of the morning's list.
 STATUS_WORDS: dict[VerdictStatus, StatusWords] = {
     VerdictStatus.REGRESSED: StatusWords(
-        "regressed", "◆", "bad", "Find the cause among what changed, then repair it or accept the new level."
+        "regressed", "◆", "bad", "Find the cause in the changes below, then fix it or accept the new level."
     ),
-    VerdictStatus.UNSTABLE: StatusWords("unstable", "≈", "bad", "Run it again; compare the nodes it ran on."),
-    VerdictStatus.FAILED: StatusWords("failed", "✕", "bad", "Read the job's log; the pins that changed are below."),
+    VerdictStatus.UNSTABLE: StatusWords("unstable", "≈", "bad", "Rerun it, and compare the nodes it ran on."),
+    VerdictStatus.FAILED: StatusWords("failed", "✕", "bad", "Read the job's log; changed pins are listed below."),
     VerdictStatus.SHORT: StatusWords("short", "✕", "bad", "Read the job's log: why did it end before its last step?"),
     VerdictStatus.INFRASTRUCTURE: StatusWords(
-        "infrastructure", "!", "warn", "Nothing is known about the code. Repair the cause, then run a new attempt."
+        "infrastructure", "!", "warn", "The code was not tested. Fix the cause, then start a new attempt."
     ),
-    VerdictStatus.INVALID: StatusWords("invalid", "!", "warn", "Correct the test's file; nothing was started."),
-    VerdictStatus.CANCELLED: StatusWords("cancelled", "–", "warn", "Run a new attempt if it is still wanted."),
+    VerdictStatus.INVALID: StatusWords("invalid", "!", "warn", "Fix the test's file; nothing was started."),
+    VerdictStatus.CANCELLED: StatusWords("cancelled", "–", "warn", "Start a new attempt if it is still needed."),
     VerdictStatus.NO_BASELINE: StatusWords("no baseline", "○", "none", ""),
     VerdictStatus.IMPROVED: StatusWords("improved", "★", "good", ""),
     VerdictStatus.PASSED: StatusWords("passed", "✓", "good", ""),
@@ -194,13 +194,13 @@ def build_page(
 
 
 def gravest_first(verdicts: Iterable[Verdict]) -> list[Verdict]:
-    """The order in which people are shown verdicts."""
+    """The order in which verdicts are shown."""
     order = list(STATUS_WORDS)
     return sorted(verdicts, key=lambda verdict: (order.index(verdict.status), verdict.test_id, verdict.run_key))
 
 
 def headline_of(verdicts: Sequence[Verdict]) -> tuple[str, str]:
-    """What a person must do this morning in one sentence, and how the night went in another."""
+    """What needs attention in one sentence, and how the night went in another."""
     calls = [verdict for verdict in verdicts if STATUS_WORDS[verdict.status].task]
     counts = [
         f"{count} {words.label}"
@@ -215,7 +215,7 @@ def headline_of(verdicts: Sequence[Verdict]) -> tuple[str, str]:
         return "Nothing to do this morning.", subline
     if len(calls) == 1:
         return f"Look at {calls[0].test_id}: {short_reason(calls[0])}.", subline
-    return f"{len(calls)} of {tests} need you this morning.", subline
+    return f"{len(calls)} of {tests} need attention.", subline
 
 
 def short_reason(verdict: Verdict) -> str:
@@ -444,7 +444,7 @@ def _image(row: HistoryRow) -> str:
 
 
 def _facts(verdict: Verdict, row: HistoryRow | None, runs: int) -> tuple[tuple[str, str], ...]:
-    """What a person asks next, as name and value; unknown things are left out. `runs` is how many tonight had."""
+    """Further details, as name and value; unknown things are left out. `runs` is how many tonight had."""
     facts = [("Job", str(verdict.job_id) if verdict.job_id is not None else "")]
     if row:
         outcome = OUTCOME_WORDS[row.outcome]

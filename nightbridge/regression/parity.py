@@ -1,7 +1,7 @@
 """Parity: do two runs compute the same numbers, or at least converge alike?
 
-Two curves are aligned by step number, never by position. A step that one of them lacks, or that is not finite, is told
-and can never pass: it is no parity that nobody has seen. Three gates:
+Two curves are aligned by step number, never by position. A step that one of them lacks, or that is not finite, is
+reported and never passes: parity must be observed. Three gates:
 
 * *same numerics*: every value is equal to the last bit; for deterministic runs of code that should not change anything.
 * *same convergence*: an exponential moving average, the mean of the tail, and the largest single step may differ by so

@@ -1,4 +1,4 @@
-"""Two runs laid over each other, as a page for people."""
+"""An HTML page that overlays two runs."""
 
 from typing import TYPE_CHECKING, NamedTuple
 

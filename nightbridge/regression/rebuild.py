@@ -33,7 +33,7 @@ def rebuild_history(store: ObjectStore, test_id: str | None = None) -> Rebuilt:
 
     The last committed attempt of a run counts, and the verdict that was given on that night, not one of today. A run
     without a verdict gets a row without one, which makes no baseline. A row whose run is gone is left as it is, and so
-    is one that was written while this was reading. Runs that cannot be read are told and do not hold up the others.
+    is one that was written while this was reading. Unreadable runs are reported and do not stop the others.
     """
     began = utc_now()
     rows: list[HistoryRow] = []

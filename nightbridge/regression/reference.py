@@ -4,7 +4,7 @@ Two programs that should compute the same, such as one model on two grids and on
 data, and their losses are laid over each other. The first iteration has seen no update yet: what differs there is the
 model or the data. From the second on, the order of additions differs, and a band says how far that may lead.
 
-It fails closed: without the reference, or without an iteration of either of them, nobody knows.
+It fails closed: without the reference, or without an iteration of either, the gate fails.
 """
 
 from typing import TYPE_CHECKING
@@ -68,7 +68,7 @@ def reference_prefix(store: ObjectStore, record: RunRecord) -> str:
     ]
     if not rows:
         raise PermanentError(
-            "there is no such run, and no whole run of such a test until this night",
+            "no such run, and no complete run of such a test up to this night",
             thing=name,
             advice="Name a stored run, or a test that has run on this cluster",
         )

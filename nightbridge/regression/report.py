@@ -1,4 +1,4 @@
-"""The night for people: the HTML page, a Markdown table for Prefect's artifacts, and a table for the terminal."""
+"""Reports of a night: the HTML page, a Markdown table for Prefect's artifacts, and a table for the terminal."""
 
 import contextlib
 import io
@@ -59,7 +59,7 @@ def night_report_html(
         cluster: Name of the cluster.
         sweeps: What became of the night's swept tests.
         settings: The store's, which say by what address a browser reaches its objects; without them there are no links.
-        note: What a person should know about the night as a whole.
+        note: A note about the night as a whole.
 
     Raises:
         TransientError: The store did not answer.
@@ -131,12 +131,12 @@ def render_report(
         verdicts: One per run, in any order.
         rows: By run key, the history of the run's series, tonight's row included where there is one.
         curves: By run key, tonight's scalars (columns tag, step, value, superseded).
-        notes: By run key, what a person should know about the evidence itself.
+        notes: By run key, notes about the evidence itself.
         sweeps: What became of the night's swept tests.
         baselines: By run key, the scalars of the last good run, which tonight's curves are laid over.
         links: By run key, names and web addresses of what the store has of the run.
         commits: By run key, what each repository got since the night before.
-        note: What a person should know about the night as a whole.
+        note: A note about the night as a whole.
     """
     page = build_page(night, scenario, verdicts, rows, curves or {}, notes or {}, baselines, links, commits)
     shown = [sweep_section(sweep) for sweep in sweeps]
@@ -209,7 +209,7 @@ def _markdown_cell(cell: Cell | None) -> str:
 
 @contextlib.contextmanager
 def _noted(notes: list[str]) -> Iterator[None]:
-    """Damage of one test's evidence is told on the page, and does not keep the other tests from being reported."""
+    """Damage of one test's evidence is shown on the page, and the other tests are reported all the same."""
     try:
         yield
     except DamagedData as error:

@@ -8,10 +8,10 @@ and readers need no lock:
 
 * A row is written under a name of its own. Of several versions of one run's row (a confirmed verdict, a later attempt)
   one counts by a rule that does not depend on where they lie, so a row that is in two places is still one row.
-* A compaction reads everything, writes the next generation only if nobody else has, and only then removes what it has
-  swallowed. Killed at any moment it leaves rows in both places, and the next compaction removes the small ones.
+* A compaction reads everything, writes the next generation only if no other process has, and only then removes what
+  it has merged. Killed at any moment it leaves rows in both places, and the next compaction removes the small ones.
 * A reader lists the rows first and the generations afterwards: a row that was removed before it could be listed is in a
-  generation that was there before. It begins again when an object vanishes before it is read.
+  generation that was there before. It restarts when an object vanishes before it is read.
 * A generation is removed a day after the next one was written. No listing takes that long, so every listing has the
   newest generation of its beginning, or a newer one.
 

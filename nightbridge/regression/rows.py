@@ -41,8 +41,8 @@ class HistoryRow(Model):
     nodes: str = Field("", description="Slurm's node expression, e.g. `node[1-2]`.")
     outcome: Outcome | None = None
     outcome_reason: str = ""
-    verdict: VerdictStatus | None = Field(None, description="None while nobody has judged the run.")
-    resumed: bool = Field(False, description="Went on where another run had ended, so nothing is compared with it.")
+    verdict: VerdictStatus | None = Field(None, description="None until the run is judged.")
+    resumed: bool = Field(False, description="Resumed where another run had ended, so it is never a baseline.")
     megatron_bridge: Pin
     nemo_run: Pin | None = Field(None, description="None for a workload without a launcher.")
     image: str | None = Field(None, description="Image reference; None without a container.")
@@ -55,7 +55,7 @@ class HistoryRow(Model):
 
 
 def row_of(record: RunRecord, verdict: Verdict | None) -> HistoryRow:
-    """The history row of a run; None while nobody has judged it."""
+    """The history row of a run; None until it is judged."""
     job = record.job
     return HistoryRow(
         run_key=record.spec.run_key,
@@ -87,7 +87,7 @@ def row_of(record: RunRecord, verdict: Verdict | None) -> HistoryRow:
 
 
 def history_frame(rows: Sequence[HistoryRow]) -> "pd.DataFrame":
-    """The rows as a table for people who work in Python: one line per run, its measurements as columns of their own.
+    """The rows as a table for analysis in Python: one line per run, its measurements as columns of their own.
 
     Pins become `megatron_bridge` and `nemo_run` (the commits) and their `..._describe`; `harvested_at` is UTC.
     """

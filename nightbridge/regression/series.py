@@ -8,7 +8,7 @@ environment variable and override that changes what is computed. What a run *rea
 start from) is a part of that.
 
 What stays out: pins (container image, commits, the repositories' URLs), where a run *writes* (checkpoints, logs,
-caches), names that only people read (test name, description, W&B), how it is scheduled and kept (account, nodes, time
+caches), names that are only displayed (test name, description, W&B), how it is scheduled and kept (account, nodes, time
 limit, retries, harvest policy, iterations), the gate's thresholds, and secrets.
 """
 

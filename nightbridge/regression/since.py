@@ -49,7 +49,7 @@ def changes_since(suspects: Suspects) -> Since:
     return Since(
         caption=f"What changed between the last good night, {suspects.last_good}, and {suspects.night}"
         if changed
-        else f"Nothing that is known has changed between the last good night, {suspects.last_good}, "
+        else f"No known change between the last good night, {suspects.last_good}, "
         f"and {suspects.night}: suspect the machines",
         repositories=tuple(_repository_lines(change) for change in suspects.repositories),
         values=found,

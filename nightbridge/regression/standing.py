@@ -1,9 +1,9 @@
-"""Whether a metric stands at a worse level than it once had, and since which night.
+"""Whether a metric is at a worse level than it once was, and since which night.
 
 The changes of level that `changepoints` finds are walked from the oldest on. The level before the first is what the
 test is held to, and a better level takes its place. While the last level is worse than that by more than the smallest
-change that counts, the regression stands, however many nights old it is: it ends when the level is back, or when a
-person decides about it.
+change that counts, the regression persists, however many nights old it is: it ends when the level is back, or when a
+user decides about it.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""A person's questions about stored runs: what the trend is, how two runs compare, whether they are alike."""
+"""Queries about stored runs: what the trend is, how two runs compare, whether they are alike."""
 
 from typing import TYPE_CHECKING
 

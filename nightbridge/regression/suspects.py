@@ -17,7 +17,7 @@ from nightbridge.regression.rows import HistoryRow, Pin
 from nightbridge.regression.trend import Change, Trend, trends
 from nightbridge.store.objects import ObjectStore
 
-ASKED = frozenset(
+NEEDS_SUSPECTS = frozenset(
     {
         VerdictStatus.REGRESSED,
         VerdictStatus.UNSTABLE,
@@ -26,7 +26,7 @@ ASKED = frozenset(
         VerdictStatus.SHORT,
     }
 )
-"""Verdicts after which a person asks what has changed."""
+"""Verdicts whose possible causes are listed."""
 
 MAX_COMMITS = 200
 """Commits that a verdict names; the newest, since bisect knows the others."""
@@ -50,10 +50,10 @@ def find_suspects(
         store: Where the runs are.
         verdict: The verdict on the run.
         rows: The history of its series, the run's own row among them.
-        commits_between: Asks the mirror of a repository.
-        decisions: What people decided about the series: changes that they know are no suspects.
+        commits_between: Lists commits from the mirror of a repository.
+        decisions: Users' decisions about the series: known changes are not suspects.
     """
-    if verdict.status not in ASKED:
+    if verdict.status not in NEEDS_SUSPECTS:
         return None
     found = suspect_nights(verdict, rows, decisions)
     if found is None:
@@ -142,7 +142,7 @@ def _change(verdict: Verdict, rows: Sequence[HistoryRow], decisions: Sequence[De
 def _repository_change(name: str, old: Pin, new: Pin, commits_between: CommitsBetween) -> RepositoryChange:
     change = RepositoryChange(name=name, url=new.url, before=old.commit, after=new.commit)
     if old.url != new.url:
-        return change.model_copy(update={"note": f"another repository than before: {old.url}"})
+        return change.model_copy(update={"note": f"the repository changed; before: {old.url}"})
     try:
         commits = tuple(reversed(commits_between(new.url, old.commit, new.commit)))
     except NightbridgeError as error:

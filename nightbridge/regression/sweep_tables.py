@@ -1,4 +1,4 @@
-"""A sweep for people: a table for the terminal, one in Markdown, and what the night's page shows of it."""
+"""Reports of a sweep: a table for the terminal, one in Markdown, and what the night's page shows of it."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple

@@ -38,14 +38,14 @@ REWARDS: Mapping[RewardKind, Callable[[float], float | None]] = {
 """CloudAI's rewards; zero has no inverse."""
 
 
-def reward_kind(metric: MetricName, asked: RewardKind | None) -> RewardKind:
-    """The reward that a test asks for, else the one under which a better value of the metric is more.
+def reward_kind(metric: MetricName, requested: RewardKind | None) -> RewardKind:
+    """The reward that a test requests, else the one under which a better value of the metric is more.
 
     Where less is better it is CloudAI's default, the inverse, for what is always positive; a loss may be anything.
     """
     known = METRIC_BY_NAME[metric]
-    if asked is not None:
-        return asked
+    if requested is not None:
+        return requested
     if not known.lower_is_better:
         return "identity"
     return "inverse" if known.must_be_positive else "negative"

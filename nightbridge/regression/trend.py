@@ -2,7 +2,7 @@
 
 The nights' values are those of `nightly_values`, without what the canary and the nodes explain where changes are looked
 for. Each time metric has two statistics, the median of its steps and their 5th percentile; the steadier one is taken.
-What people decided about a change (`decisions`) is told with it.
+Users' decisions about a change (`decisions`) are shown with it.
 """
 
 from collections.abc import Sequence
@@ -34,12 +34,12 @@ class Suspects(Model):
     before: str = Field(description="Of the last night before the change may have begun.")
     after: str = Field(description="Of the last night with which it may have begun.")
     url: str = Field("", description="The repository, where it is one.")
-    commits: tuple[RangeCommit, ...] = Field((), description="What lies between, newest first, where it was asked for.")
+    commits: tuple[RangeCommit, ...] = Field((), description="The commits in between, newest first, where requested.")
     note: str = Field("", description="What the list of commits leaves out, or why there is none.")
 
 
 class Change(Model):
-    """A metric has another level since a night."""
+    """A night at which a metric's level shifted."""
 
     metric: str
     statistic: str = Field(description="The field of `Summary` in which it was found.")
@@ -52,7 +52,7 @@ class Change(Model):
     worse: bool
     p_value: float
     suspects: tuple[Suspects, ...] = Field((), description="What is pinned differently on both sides.")
-    decision: Decision | None = Field(None, description="What a person decided about it; it alarms nobody then.")
+    decision: Decision | None = Field(None, description="A user's decision about it, which silences the alert.")
 
 
 class Trend(Model):
@@ -76,7 +76,7 @@ def trends(
     Args:
         rows: The rows of one series, in any order.
         policy: When a difference is a change.
-        decisions: What people decided about the series.
+        decisions: Users' decisions about the series.
         canary: Rows of the test whose pins never move, on the same cluster.
     """
     nights = nights_of(rows)
@@ -130,7 +130,7 @@ def trend_lines(found: Sequence[Trend]) -> tuple[str, ...]:
             lines += [f"    and {more} older ones"] if more > 0 else []
             lines += [f"    {suspect.note}"] if suspect.note else []
         if not change.suspects:
-            lines.append("  nothing that is pinned has changed: look at the cluster")
+            lines.append("  no pinned version changed: check the cluster")
         if change.decision:
             lines.append(f"  {change.decision.text}")
     return tuple(lines)
@@ -155,9 +155,9 @@ def _trend(
     control = canary_values(nights, canary, metric) if metric.follows_cluster else ()
     series = {field: adjusted(metric, values, nights, control) for field, values in raw.items()}
     statistic = steadiest(series)
-    asked = policy or DEFAULT_POLICY
-    least = max(asked.minimum_change, metric.least_change)
-    points = find_change_points(series[statistic], asked.model_copy(update={"minimum_change": least}))
+    policy = policy or DEFAULT_POLICY
+    least = max(policy.minimum_change, metric.least_change)
+    points = find_change_points(series[statistic], policy.model_copy(update={"minimum_change": least}))
     changes = []
     for point in points:
         last_before, latest = nights[max(0, point.earliest - 1)], nights[point.latest]

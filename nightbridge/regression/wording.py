@@ -1,4 +1,4 @@
-"""How numbers are written for people: on the page, in tables, and in reasons."""
+"""Number formats: on the page, in tables, and in reasons."""
 
 import re
 from collections.abc import Mapping
@@ -54,7 +54,7 @@ def markdown_text(text: str) -> str:
 
 
 def format_duration(duration: timedelta) -> str:
-    """A duration as a person says it: `8 h 12 min`, `45 min`, `30 s`."""
+    """A duration in words: `8 h 12 min`, `45 min`, `30 s`."""
     seconds = round(duration.total_seconds())
     if seconds < 60:
         return f"{seconds} s"

@@ -74,7 +74,7 @@ def test_a_test_of_two_grids_goes_through_every_stage(folder: Path, night: Night
 
     assert (recipe.status, recipe.reasons) == (
         VerdictStatus.NO_BASELINE,
-        ("no good earlier run of this configuration to compare with",),
+        ("no earlier good run of this configuration to compare with",),
     )
     assert (record.job.outcome, record.plan.nodes, record.tainted) == (Outcome.SUCCEEDED, 2, ())
     assert (record.summary.steps_done, record.summary.source, record.summary.damage) == (STEPS, "tensorboard", ())

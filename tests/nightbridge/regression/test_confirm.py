@@ -108,10 +108,10 @@ def test_further_runs_that_failed_or_ran_other_code_confirm_nothing_and_clear_no
 def test_the_nodes_are_suspect_where_nothing_that_is_pinned_has_changed(judge: Callable[..., Verdict]) -> None:
     same_code, new_code = judge(SLOW, commit="a" * 40), judge(SLOW)
 
-    said = "nothing that is pinned has changed since the night before: look at the nodes, not at the code"
+    said = "no pinned version changed since the previous night: check the nodes, not the code"
     assert said in same_code.reasons
     assert said not in new_code.reasons
-    # The history knows no other nodes: a run that may not have these would wait for ever.
+    # The history knows no other nodes: a run that may not have these would wait indefinitely.
     assert same_code.suspect_nodes == ()
 
 

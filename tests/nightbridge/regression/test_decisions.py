@@ -60,7 +60,7 @@ def test_a_decision_about_some_metrics_names_them_as_tables_do() -> None:
 
 
 def test_a_decision_without_a_reason_is_none(store: DirectoryStore) -> None:
-    with pytest.raises(InvalidInput, match="who and why"):
+    with pytest.raises(InvalidInput, match="an author and a reason"):
         record_decision(store, decision("baseline", "n1", "n2").model_copy(update={"why": " "}))
 
 

@@ -189,7 +189,7 @@ def test_the_first_run_has_no_baseline(make_record: Records) -> None:
     verdict = compare(make_record(), ())
 
     assert verdict.status is VerdictStatus.NO_BASELINE
-    assert verdict.reasons == ("no good earlier run of this configuration to compare with",)
+    assert verdict.reasons == ("no earlier good run of this configuration to compare with",)
     assert verdict.exit_code == 0
 
 
@@ -257,7 +257,7 @@ def test_a_run_that_declared_a_resume_is_no_baseline(
     assert (verdict.status, verdict.baseline_runs) == (VerdictStatus.NO_BASELINE, ())
     assert all(comparison.baseline is None for comparison in verdict.comparisons)
     assert (
-        "the run went on from /checkpoints/old, where another one ended: no baseline for later nights"
+        "the run resumed from /checkpoints/old, where another one ended; it is not used as a baseline"
         in verdict.reasons
     )
 
@@ -315,7 +315,7 @@ def test_a_metric_that_no_good_run_has_measured_cannot_pass(
     verdict = compare(make_record(), history)
 
     assert verdict.status is VerdictStatus.NO_BASELINE
-    assert verdict.reasons == ("no good earlier run has measured throughput",)
+    assert verdict.reasons == ("no earlier good run measured throughput",)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.0])
@@ -540,5 +540,5 @@ def test_a_run_whose_code_was_changed_says_so(make_record: Records, history: tup
 
     (reason,) = compare(record, history).reasons
 
-    assert reason.startswith("nobody knows which code ran")
+    assert reason.startswith("the checkout was modified; the tested code is unknown")
     assert "(repo: deleted: a.py, and 1 more)" in reason

@@ -61,7 +61,7 @@ def test_a_run_that_follows_its_reference_passes_without_any_history(
 
     assert (verdict.status, verdict.reasons[:1]) == (
         VerdictStatus.PASSED,
-        ("no good earlier run of this configuration to compare with",),
+        ("no earlier good run of this configuration to compare with",),
     )
 
 
@@ -127,7 +127,7 @@ def test_a_reference_that_nobody_knows_never_passes(judge: Judge) -> None:
     verdict = judge(REFERENCE, "recipe")
 
     assert verdict.status is VerdictStatus.FAILED
-    assert "reference recipe: there is no such run" in " ".join(verdict.reasons)
+    assert "reference recipe: no such run" in " ".join(verdict.reasons)
 
 
 def test_a_tests_id_means_its_newest_run_until_this_night(judge: Judge, reference: Callable[..., RunRecord]) -> None:
@@ -158,4 +158,4 @@ def test_a_test_cannot_follow_itself(tmp_path: Path) -> None:
 
     (invalid,) = config.load(file).invalid
 
-    assert "gate.reference: names this very test" in " ".join(invalid.violations)
+    assert "gate.reference: names this test itself" in " ".join(invalid.violations)

@@ -155,7 +155,7 @@ class TestCommits:
 
         assert found is not None
         assert found.repositories[0].commits == ()
-        assert "another repository than before" in found.repositories[0].note
+        assert "the repository changed; before" in found.repositories[0].note
 
 
 class TestDifferences:

@@ -147,7 +147,7 @@ def test_a_change_without_changed_pins_points_to_the_cluster(slowed: list[Histor
 
     lines = trend_lines(trends(same))
 
-    assert "nothing that is pinned has changed: look at the cluster" in lines[1]
+    assert "no pinned version changed: check the cluster" in lines[1]
 
 
 def test_the_lines_say_what_changed_since_when_and_the_commits(slowed: list[HistoryRow]) -> None:
