@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from prefect.client.orchestration import get_client
 from prefect.context import FlowRunContext
 
-from nightbridge.leases import lease, read_holder
+from nightbridge.locking import lease, read_holder
 from nightbridge.models import Site, slug
 from tasks.logs import run_log
 from tasks.mirror import insist

@@ -8,7 +8,7 @@ from nightbridge.launch.versions import HEAD
 from nightbridge.models import Model
 from nightbridge.rules import cloudai, container_missed, containers, registry
 from nightbridge.rules.rule import OLDEST, Need, Rule, Severity
-from nightbridge.rules.sweeps import MOST_RUNS
+from nightbridge.rules.sweeps import MAX_RUNS
 
 _NEEDS: Mapping[Need, str] = {
     "nothing": "",
@@ -64,7 +64,7 @@ _READING = (
         severity="error",
         applies_to=("tests",),
         reason="A sweep grows with the product of its lists, and a night has an end.",
-        source=f"nightbridge: at most {MOST_RUNS} runs of a test in a night",
+        source=f"nightbridge: at most {MAX_RUNS} runs of a test in a night",
     ),
 )
 """What is found while files are read, besides the rules proper."""

@@ -28,7 +28,7 @@ from prefect.states import AwaitingRetry, Cancelled, Cancelling, Crashed, Failed
 
 from flows.reaper import reaper
 from nightbridge.files import write_model
-from nightbridge.leases import this_process
+from nightbridge.locking import this_process
 from nightbridge.nights.liveness import alive, alive_path, last_sign
 from tests.real.prefect_server import PrefectServer, start_prefect
 
