@@ -152,7 +152,7 @@ def _bare(count: int) -> int:
     """A flow that does nothing but what Prefect does: subflows in threads, tasks with persisted results."""
     from prefect import flow, task
 
-    from flows.nightly import MOST_RUNS_AT_ONCE
+    from flows.nightly import MAX_RUNS_AT_ONCE
     from flows.starts import side_by_side, tell_begun
 
     def nothing(key: str, stage: str) -> dict[str, str]:
@@ -170,7 +170,7 @@ def _bare(count: int) -> int:
     @flow(name="bare-night")
     def bare_night() -> int:
         keys = [f"run-{number}" for number in range(count)]
-        return sum(side_by_side(bare_run, keys, most=MOST_RUNS_AT_ONCE, on_interrupt=lambda: None))
+        return sum(side_by_side(bare_run, keys, most=MAX_RUNS_AT_ONCE))
 
     return bare_night()
 

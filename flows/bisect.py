@@ -31,7 +31,7 @@ from tasks.bisect import (
 )
 from tasks.interrupt import allow_stages
 
-MOST_AT_ONCE = 8
+MAX_AT_ONCE = 8
 """Points that are run at once where the cluster has room: more divide the range hardly any faster."""
 
 
@@ -99,7 +99,7 @@ def _search(plan: BisectPlan, base: RunRecord, site: Site, at_once: int | None) 
     points = list(earlier_points(plan, base, site))
     if points:
         get_run_logger().info("%d runs of this bisect are already there", len(points))
-    while chosen := next_points(plan, points, at_once or room_for(base, site, MOST_AT_ONCE)):
+    while chosen := next_points(plan, points, at_once or room_for(base, site, MAX_AT_ONCE)):
         for place, number in chosen:
             get_run_logger().info("commit %d of %d, run %d", place, len(plan.commits), number)
         one_point = partial(_run_point, plan=plan, base=base, site=site)

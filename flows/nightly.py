@@ -41,7 +41,7 @@ from tasks.restarts import this_start
 from tasks.turn import own_turn
 
 # Runs of one night that are followed at once; each is a thread that mostly waits.
-MOST_RUNS_AT_ONCE = 64
+MAX_RUNS_AT_ONCE = 64
 
 
 def cancel_jobs(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
@@ -157,7 +157,7 @@ def _verdicts(plan: NightPlan, attempt: AttemptChoice) -> tuple[Verdict, ...]:
     runs_begin(run.run_key for run in runs)
 
     def run_all(some: Sequence[RunSpec]) -> list[Verdict]:
-        return side_by_side(one_run, some, most=MOST_RUNS_AT_ONCE)
+        return side_by_side(one_run, some, most=MAX_RUNS_AT_ONCE)
 
     ahead = [run for run in runs if _comes_first(run, runs)]
     others = [run for run in runs if run not in ahead]

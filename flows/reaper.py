@@ -39,7 +39,7 @@ from nightbridge.nights.liveness import SILENCE_SECONDS, LastSign, last_sign
 from tasks.plan import PLAN_LABEL
 from tasks.restarts import RESUMING
 
-MOST_RESUMES = 3
+MAX_RESUMES = 3
 RESUME_WITHIN = timedelta(hours=24)
 """A night that crashed longer ago stays as it is: the next one has been there since."""
 
@@ -191,9 +191,9 @@ def _resume(client: SyncPrefectClient, run: FlowRun) -> None:
         return
     states = sorted(client.read_flow_run_states(run.id), key=lambda state: state.timestamp)
     times = 1 + sum(state.name == RESUMING for state in states)
-    if times > MOST_RESUMES or _asked_to_end(states):
+    if times > MAX_RESUMES or _asked_to_end(states):
         return
-    message = f"Its process was gone; it goes on by itself, {times} of at most {MOST_RESUMES} times"
+    message = f"Its process was gone; it goes on by itself, {times} of at most {MAX_RESUMES} times"
     client.set_flow_run_state(run.id, Scheduled(name=RESUMING, message=message))
     get_run_logger().warning("%s (%s): started again. %s", run.name, run.id, message)
 

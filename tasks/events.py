@@ -14,7 +14,7 @@ from tasks.mirror import send_events
 VERDICT_EVENT = "nightbridge.verdict"
 NIGHT_EVENT = "nightbridge.night"
 
-MOST_LETTERS = 2000
+MAX_LETTERS = 2000
 """Of the reasons in an event; the report has all of them. An event of more than 1.5 MB is refused by Prefect."""
 
 
@@ -53,7 +53,7 @@ def verdict_event(scenario: str, night: str, verdict: Verdict, report: str, clus
             "night": night,
             "scenario": scenario,
             "cluster": cluster,
-            "reasons": "\n".join(verdict.reasons)[:MOST_LETTERS],
+            "reasons": "\n".join(verdict.reasons)[:MAX_LETTERS],
             "link": f"{report}#{verdict.run_key}",
             "kept_at": f"{verdict.store_url}/{verdict.prefix}" if verdict.prefix else "",
             "job_id": verdict.job_id,
@@ -91,7 +91,7 @@ def night_event(
             "night": night,
             "end": end,
             "cluster": cluster,
-            "message": message[:MOST_LETTERS],
+            "message": message[:MAX_LETTERS],
             "report": report,
         },
     )

@@ -17,7 +17,7 @@ from flows.embedded_server import EmbeddedServer
 from flows.server import reach_server
 from nightbridge import cli
 from nightbridge.errors import InvalidInput, TransientError
-from tests.real.prefect_server import free_port
+from tests.real.slurm_daemons import free_ports
 
 MOMENT = 10.0
 """Seconds within which nothing is left of a process that was killed."""
@@ -144,7 +144,7 @@ except TransientError as error:
     print(error)
 print("prefect.server.api.server" in sys.modules)
 """
-    process = start(script, {**environment, "PREFECT_API_URL": f"http://127.0.0.1:{free_port()}/api"})
+    process = start(script, {**environment, "PREFECT_API_URL": f"http://127.0.0.1:{free_ports(1)[0]}/api"})
 
     told, imported = process.communicate(timeout=120)[0].splitlines()
 
