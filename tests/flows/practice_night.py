@@ -5,7 +5,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import Field
 
@@ -16,11 +16,14 @@ SAMPLES = Path(__file__).parents[2] / "conf" / "practice"
 NIGHTBRIDGE = Path(sys.executable).with_name("nightbridge")
 
 
+Sample = Literal["llama_small", "deepseek_small", "vlm_small"]
+
+
 class Entry(Model):
     """An entry of a scenario: a sample, what is laid over its `[cmd_args]`, and the commit it is pinned to."""
 
     id: str
-    sample: Literal["llama_small", "deepseek_small"] = "llama_small"
+    sample: Sample = "llama_small"
     cmd_args: Mapping[str, Any] = Field({})
     commit: str | None = None
 
@@ -29,14 +32,15 @@ class Entry(Model):
         lines = ["[[Tests]]", f"id = {toml(self.id)}", f"test_name = {toml(self.sample)}"]
         lines += [f"cmd_args.{key} = {toml(value)}" for key, value in self.cmd_args.items()]
         if self.commit:
-            lines += ["[[Tests.git_repos]]", f"url = {toml(repositories.bridge_url)}", f"commit = {toml(self.commit)}"]
+            url = repositories.megatron_lm_url if self.sample == "vlm_small" else repositories.bridge_url
+            lines += ["[[Tests.git_repos]]", f"url = {toml(url)}", f"commit = {toml(self.commit)}"]
         return "\n".join(lines) + "\n"
 
 
 def write_scenario(folder: Path, repositories: PracticeRepositories, name: str, *entries: Entry) -> Path:
     """Write a scenario of these entries, and beside it the samples with these repositories in place of their own."""
     folder.mkdir(parents=True, exist_ok=True)
-    for sample in ("llama_small", "deepseek_small"):
+    for sample in get_args(Sample):
         text = (SAMPLES / f"{sample}.toml").read_text(encoding="utf-8")
         text = text.replace(".nightbridge/practice", str(Path(repositories.bridge_url).parent))
         (folder / f"{sample}.toml").write_text(text, encoding="utf-8")

@@ -82,16 +82,20 @@ class Installation:
             )
         return Worker(process, log)
 
-    def flow_runs(self, **filters: Any) -> list[dict[str, Any]]:
-        """Flow runs of the server, the first to start first."""
-        body = {"sort": "EXPECTED_START_TIME_ASC", "flow_runs": filters or None}
+    def flow_runs(self, deployment: str, **filters: Any) -> list[dict[str, Any]]:
+        """Flow runs of a deployment, the first to be due first."""
+        body = {
+            "sort": "EXPECTED_START_TIME_ASC",
+            "deployments": {"name": {"any_": [deployment]}},
+            "flow_runs": filters or None,
+        }
         answer: list[dict[str, Any]] = self.server.ask("POST", "flow_runs/filter", body)
         return answer
 
     def scheduled_runs(self) -> list[dict[str, Any]]:
-        """The deployment's flow runs by the clock whose time has come, the first first."""
+        """The nightly deployment's flow runs by the clock that a worker has started, the first first."""
         started = {"state": {"type": {"not_any_": ["SCHEDULED"]}}}
-        return [run for run in self.flow_runs(**started) if run["auto_scheduled"]]
+        return [run for run in self.flow_runs("nightly", **started) if run["auto_scheduled"]]
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """Every event of this name."""

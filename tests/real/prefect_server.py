@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,15 +26,13 @@ class PrefectServer:
 
     Attributes:
         folder: Holds its `home`, with the SQLite database where there is no other one, and `server.log`.
-        settings: Prefect's settings of the server alone.
+        settings: Environment variables of the server alone.
         database_url: Another database than SQLite in `home`.
-        under: A command that the server is run by, such as `faketime`.
     """
 
     folder: Path
     settings: Mapping[str, str] = field(default_factory=dict)
     database_url: str | None = None
-    under: Sequence[str] = ()
     port: int = field(default_factory=lambda: free_ports(1)[0])
     process: subprocess.Popen[bytes] | None = None
 
@@ -63,7 +61,7 @@ class PrefectServer:
             environment["PREFECT_API_DATABASE_CONNECTION_URL"] = self.database_url
         with self.log.open("ab") as output:
             self.process = subprocess.Popen(
-                [*self.under, PREFECT, "server", "start", "--port", str(self.port)],
+                [PREFECT, "server", "start", "--port", str(self.port)],
                 env=environment,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -1,0 +1,239 @@
+"""An installation that the faults of a file share, and nights in it."""
+
+import os
+import random
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import date, datetime, time, timedelta
+from pathlib import Path
+from time import sleep
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from nightbridge.practice.repositories import (
+    PracticeRepositories,
+    commit_behaviour,
+    install_torchrun,
+    make_practice_repositories,
+)
+from tests.conftest import need
+from tests.flows.practice_night import Entry, write_scenario, write_site
+from tests.nights.installation import SHIPPED_CRON, Installation, Worker, clone, wait_for
+from tests.nights.night import STAGES, Night, log_sizes, start_night
+from tests.real.fake_clock import FakeClock, faketime_missing_reason
+from tests.real.postgres import Postgres, postgres_missing_reason, start_postgres
+from tests.real.prefect_proxy import PrefectProxy, no_fault, proxy_to
+from tests.real.prefect_server import PrefectServer
+
+SEED = int(os.environ.get("NIGHTBRIDGE_FAULT_SEED") or secrets.randbelow(10**6))
+"""Says in which stage each fault comes: another one each time, unless it is given."""
+
+EVERY_STAGE = os.environ.get("NIGHTBRIDGE_EVERY_STAGE") == "1"
+"""Whether each fault is tried in every stage, as `make soak` does."""
+
+QUICK = {
+    "NIGHTBRIDGE_RETRY_DELAY": "0.2",
+    "PREFECT_WORKER_QUERY_SECONDS": "1",
+    "PREFECT_WORKER_PREFETCH_SECONDS": "1",
+}
+"""Delays that are for outages of minutes and hours, as long as the outages here."""
+
+SHARP_EYES = {"silence": 20, "start_up": 60, "no_heartbeat": 60, "second_look": 1, "last_word": 5}
+"""The reaper's seconds, for tests that wait for it."""
+
+SLOT, ZONE = time(1), ZoneInfo("Europe/Berlin")
+"""Of the schedule that is shipped."""
+
+ENTRIES = (
+    Entry(id="dense", cmd_args={"max_steps": 20, "save_interval": 10}),
+    Entry(id="grids", sample="vlm_small", cmd_args={"train_samples": 160, "save_interval": 10}),
+)
+"""The tests of a night: one goes through NeMo-Run's launcher, one does without."""
+
+
+def in_any_stage(*stages: str) -> pytest.MarkDecorator:
+    """Run a test of a fault once, in one of these stages (default: of all), or in each of them."""
+    chosen = stages or tuple(STAGES)
+    return pytest.mark.parametrize("stage", chosen if EVERY_STAGE else ["/".join(chosen)], indirect=True)
+
+
+@pytest.fixture
+def stage(request: pytest.FixtureRequest) -> str:
+    """The stage in which the fault comes."""
+    stages = request.param.split("/")
+    chosen = random.Random(f"{SEED} {request.node.originalname}").choice(stages)
+    print(f"NIGHTBRIDGE_FAULT_SEED={SEED}: {request.node.originalname} comes in the stage {chosen}")
+    return str(chosen)
+
+
+@dataclass
+class Rig:
+    """An installation, its workers, and everything that can be taken from under them."""
+
+    installed: Installation
+    proxy: PrefectProxy
+    workloads: PracticeRepositories
+    environments: Path
+    postgres: Postgres | None = None
+    workers: list[Worker] = field(default_factory=list)
+
+    @property
+    def server(self) -> PrefectServer:
+        return self.installed.server
+
+    def start_worker(self) -> Worker:
+        self.workers.append(self.installed.start_worker())
+        return self.workers[-1]
+
+    def reap(self) -> None:
+        """Let the reaper look, as its schedule does every five minutes; it may take its own time to be sure."""
+        runs = self.installed.flow_runs("reaper", tags={"all_": ["reaper of a test"]})
+        if all(run["end_time"] for run in runs):
+            deployment = self.server.ask("GET", "deployments/name/reaper/reaper")
+            asked = {"parameters": SHARP_EYES, "tags": ["reaper of a test"]}
+            self.server.ask("POST", f"deployments/{deployment['id']}/create_flow_run", asked)
+
+    def stop(self) -> None:
+        for worker in self.workers:
+            worker.stop()
+
+    def mend(self) -> None:
+        """Whatever a test has broken is whole again, and one worker runs."""
+        self.proxy.fault, self.proxy.delay = no_fault, 0.0
+        if self.postgres and not self.postgres.process:
+            self.postgres.start()
+        if not self.server.answers():
+            self.server.start()
+        running = [worker for worker in self.workers if worker.process.poll() is None]
+        for spare in running[1:]:
+            spare.stop()
+        self.workers = running[:1]
+        if not self.workers:
+            self.start_worker()
+
+
+@pytest.fixture(scope="module")
+def whole_rig(tmp_path_factory: pytest.TempPathFactory, environments_dir: Path, launcher_python: Path) -> Iterator[Rig]:
+    """The shipped deployments, on PostgreSQL where it can be had, whose clients reach the server through a proxy."""
+    folder = tmp_path_factory.mktemp("rig")
+    postgres = None if postgres_missing_reason() else start_postgres()
+    server = PrefectServer(folder / "server", database_url=postgres.make_database("prefect") if postgres else None)
+    try:
+        server.start()
+        with proxy_to(server.api_url) as proxy:
+            rig = make_rig(folder, server, proxy, environments_dir, launcher_python, {})
+            rig.postgres = postgres
+            yield rig
+            rig.stop()
+    finally:
+        server.stop()
+        if postgres:
+            postgres.remove()
+
+
+def make_rig(
+    folder: Path, server: PrefectServer, proxy: PrefectProxy, environments: Path, python: Path, settings: dict[str, str]
+) -> Rig:
+    """Install and deploy; the practice jobs run for some seconds."""
+    copy = clone(folder / "nightbridge", environments, cron=SHIPPED_CRON)
+    installed = Installation(copy, server, {**QUICK, "PREFECT_API_URL": proxy.api_url, **settings})
+    practice = installed.workspace / "practice"
+    install_torchrun(practice, python)
+    workloads = make_practice_repositories(practice)
+    commit_behaviour(workloads, "Wait for every rank", slow_wall=0.15)
+    commit_behaviour(workloads, "Wait for every rank", workload="megatron_lm", slow_wall=0.15)
+    installed.make("deploy")
+    return Rig(installed, proxy, workloads, environments)
+
+
+@dataclass
+class ClockRig(Rig):
+    """A rig on SQLite whose server and workers go by a clock that the test sets; the shipped schedule starts its nights."""
+
+    clock: FakeClock = field(kw_only=True)
+    tests: tuple[str, ...] = field(kw_only=True)
+
+    def go_to(self, time: datetime) -> None:
+        """Set the clock, and wait until everybody goes by it."""
+        self.clock.set(time)
+        sleep(1.5)
+
+    def next_night(self, day: date) -> Night:
+        """Go to some seconds before the schedule's slot of a day, and return the night that it starts."""
+        log_from = log_sizes(self.installed)
+        self.go_to(datetime.combine(day, SLOT, ZONE) - timedelta(seconds=5))
+        return self.night_of(day, log_from)
+
+    def night_of(self, day: date, log_from: Mapping[Path, int]) -> Night:
+        """The night that the schedule has started on a day, once it has."""
+        slot = datetime.combine(day, SLOT, ZONE)
+        runs = wait_for(
+            f"flow run of {slot}", lambda: [run for run in self.installed.scheduled_runs() if is_at(run, slot)]
+        )
+        return Night(self.installed, self.installed.workspace, day.isoformat(), self.tests, runs[0]["id"], log_from)
+
+
+def is_at(run: dict[str, Any], slot: datetime) -> bool:
+    """Whether a flow run is that of a slot."""
+    return datetime.fromisoformat(run["expected_start_time"]) == slot
+
+
+def start_clock_rig(
+    folder: Path,
+    disk: Path,
+    first_day: date,
+    entries: Sequence[Entry],
+    environments: Path,
+    python: Path,
+    stack: ExitStack,
+) -> ClockRig:
+    """Start server and worker on the evening before a day."""
+    need(faketime_missing_reason())
+    clock = FakeClock(folder / "clock")
+    clock.set(datetime.combine(first_day, SLOT, ZONE) - timedelta(hours=5))
+    quick = {"PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "5", "PREFECT_SERVER_DATABASE_TIMEOUT": "3"}
+    server = PrefectServer(disk / "server", {**clock.environment, **quick})
+    stack.callback(server.stop)
+    server.start()
+    proxy = stack.enter_context(proxy_to(server.api_url))
+    made = make_rig(folder, server, proxy, environments, python, dict(clock.environment))
+    rig = ClockRig(**vars(made), clock=clock, tests=tuple(entry.id for entry in entries))
+    stack.callback(rig.stop)
+    # The others' slots of a day would come all at once with each jump of the clock; `reap` lets the reaper look.
+    for deployment in server.ask("POST", "deployments/filter", {}):
+        for schedule in deployment["schedules"] if deployment["name"] != "nightly" else ():
+            server.ask("PATCH", f"deployments/{deployment['id']}/schedules/{schedule['id']}", {"active": False})
+    # The deployment's own scenario file, with the tests of a short night.
+    write_scenario(rig.installed.folder / "conf/practice", rig.workloads, "nightly", *entries)
+    rig.start_worker()
+    return rig
+
+
+@pytest.fixture
+def rig(whole_rig: Rig) -> Rig:
+    """The rig with nothing broken."""
+    whole_rig.mend()
+    return whole_rig
+
+
+@pytest.fixture
+def begin(rig: Rig, tmp_path: Path) -> Iterator[Callable[..., Night]]:
+    """Starts a night in the test's own workspace; what the test leaves is ended after it."""
+    scenario = write_scenario(tmp_path / "conf", rig.workloads, "faults", *ENTRIES)
+    site = write_site(tmp_path / "site.toml", workspace=tmp_path / "workspace", environments=rig.environments)
+    begun: list[Night] = []
+
+    def start(night: str | None = None) -> Night:
+        chosen = night or f"n{secrets.token_hex(3)}"
+        tests = [entry.id for entry in ENTRIES]
+        begun.append(start_night(rig.installed, tmp_path / "workspace", chosen, tests, scenario=scenario, site=site))
+        return begun[-1]
+
+    yield start
+    rig.mend()
+    for night in begun:
+        night.abandon()

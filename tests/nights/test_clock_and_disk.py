@@ -1,0 +1,128 @@
+"""Clocks that jump, slots that are missed, and a database that takes nothing: nights of the shipped schedule itself.
+
+Prefect's server (on SQLite) and the worker go by a clock that the tests set, so that one in the morning comes at once. Each
+test goes on from the day at which the one before it left the clock.
+"""
+
+import shutil
+import sqlite3
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from datetime import date, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from tests.nights.conftest import ENTRIES, SLOT, ZONE, ClockRig, in_any_stage, start_clock_rig
+from tests.nights.night import log_sizes
+
+pytestmark = pytest.mark.launcher
+
+SPRING, AUTUMN = date(2027, 3, 28), date(2027, 10, 31)
+"""Days on which the clocks of the schedule's zone are changed, two hours after the slot."""
+
+DAY = timedelta(days=1)
+
+LOCKED = 10.0
+"""Seconds: several times as long as the server waits for its database here."""
+
+
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder on a small disk of its own, where one can be mounted; else any."""
+    folder = tmp_path_factory.mktemp("disk")
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64m", "nightbridge-test", folder], capture_output=True, check=False
+    )
+    yield folder
+    if mounted.returncode == 0:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+@pytest.fixture(scope="module")
+def whole_clock_rig(
+    tmp_path_factory: pytest.TempPathFactory, disk: Path, environments_dir: Path, launcher_python: Path
+) -> Iterator[ClockRig]:
+    folder = tmp_path_factory.mktemp("rig")
+    with ExitStack() as stack:
+        yield start_clock_rig(folder, disk, SPRING, ENTRIES, environments_dir, launcher_python, stack)
+
+
+@pytest.fixture
+def clock_rig(whole_clock_rig: ClockRig) -> ClockRig:
+    whole_clock_rig.mend()
+    return whole_clock_rig
+
+
+def today(rig: ClockRig) -> date:
+    return rig.clock.now().astimezone(ZONE).date()
+
+
+def test_the_nights_around_the_beginning_of_summer_time_are_two(clock_rig: ClockRig) -> None:
+    clock_rig.next_night(SPRING).passes("no_baseline")
+    clock_rig.next_night(SPRING + DAY).passes("passed")
+
+
+@in_any_stage()
+def test_a_clock_that_jumps_over_midnight_changes_no_night(clock_rig: ClockRig, stage: str) -> None:
+    night = clock_rig.next_night(today(clock_rig) + DAY)
+    night.wait_until(stage)
+
+    clock_rig.go_to(clock_rig.clock.now() + timedelta(hours=23))
+
+    night.passes("passed")
+
+
+def test_of_the_slots_that_a_server_missed_the_last_one_is_a_night(clock_rig: ClockRig) -> None:
+    missed = [today(clock_rig) + DAY, today(clock_rig) + 2 * DAY]
+    log_from = log_sizes(clock_rig.installed)
+    clock_rig.server.stop()
+    clock_rig.go_to(datetime.combine(missed[1], SLOT, ZONE) + timedelta(hours=8))
+    clock_rig.server.start()
+
+    first, last = (clock_rig.night_of(day, log_from) for day in missed)
+
+    first.wait_for_state("Skipped")
+    last.passes("passed")
+    (page,) = last.stored(f"reports/{last.night}/*.html")
+    assert "later" in page.read_text()
+    assert not first.stored(f"reports/{first.night}/*")
+
+
+def test_the_nights_around_the_end_of_summer_time_are_two(clock_rig: ClockRig) -> None:
+    # The slots in between were never run: this is a server that was away for half a year.
+    clock_rig.next_night(AUTUMN).passes("passed")
+    clock_rig.next_night(AUTUMN + DAY).passes("passed")
+
+
+@in_any_stage()
+def test_a_database_that_somebody_has_locked_is_waited_for(clock_rig: ClockRig, stage: str) -> None:
+    night = clock_rig.next_night(today(clock_rig) + DAY)
+    night.wait_until(stage)
+
+    with sqlite3.connect(clock_rig.server.home / "prefect.db", timeout=60, isolation_level=None) as database:
+        database.execute("BEGIN EXCLUSIVE")
+        time.sleep(LOCKED)
+        database.execute("ROLLBACK")
+
+    night.passes("passed")
+
+
+@in_any_stage()
+def test_a_full_disk_of_the_server_is_waited_for(clock_rig: ClockRig, disk: Path, stage: str) -> None:
+    if not disk.is_mount():
+        pytest.skip("mounting a small disk needs root")
+    night = clock_rig.next_night(today(clock_rig) + DAY)
+    night.wait_until(stage)
+
+    filler = disk / "filler"
+    with suppress(OSError), filler.open("wb", buffering=0) as stream:
+        while stream.write(bytes(4096)):
+            pass
+    assert not shutil.disk_usage(disk).free
+    time.sleep(LOCKED)
+    filler.unlink()
+
+    night.passes("passed")

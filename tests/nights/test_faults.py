@@ -1,0 +1,207 @@
+"""What may happen to workers, flow processes, files and Prefect's server while a night goes on.
+
+It ends in its verdicts all the same: one job for each run, a verdict for each test in the store, one report, one event of
+the night's end, and no process left.
+"""
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+
+import pytest
+
+from nightbridge.slurm.states import TERMINAL
+from tests.conftest import need
+from tests.flows.practice_night import NIGHTBRIDGE
+from tests.nights.conftest import SEED, Rig, in_any_stage
+from tests.nights.installation import wait_for
+from tests.nights.night import Night
+from tests.real.postgres import postgres_missing_reason
+from tests.real.prefect_proxy import at_random
+
+pytestmark = pytest.mark.launcher
+
+Begin = Callable[..., Night]
+
+OUTAGE = 12.0
+"""Seconds: longer than two retries of Prefect's client."""
+
+
+# --- processes that die -----------------------------------------------------------------------------------------------
+
+
+@in_any_stage()
+def test_a_killed_flow_goes_on_when_it_is_retried_and_so_does_the_next_night(begin: Begin, stage: str) -> None:
+    night = begin()
+    night.wait_until(stage)
+
+    night.kill()
+    # A person sees it on the page of the flow run; the worker's second report of the crash may come after the retry.
+    night.wait_for_state("Crashed")
+    night.retry()
+
+    night.passes()
+    begin().passes("passed")
+
+
+@in_any_stage()
+def test_the_night_of_a_killed_worker_goes_on_by_itself(rig: Rig, begin: Begin, stage: str) -> None:
+    night = begin()
+    night.wait_until(stage)
+
+    rig.workers[0].kill()
+    rig.start_worker()
+
+    night.passes(meanwhile=rig.reap)
+
+
+@in_any_stage()
+def test_the_night_of_a_lost_host_goes_on_by_itself_on_another_one(rig: Rig, begin: Begin, stage: str) -> None:
+    night = begin()
+    night.wait_until(stage)
+
+    rig.workers[0].lose_host()
+    rig.start_worker()
+
+    night.passes(meanwhile=rig.reap)
+
+
+@in_any_stage()
+def test_a_worker_that_is_stopped_takes_no_night_with_it(rig: Rig, begin: Begin, stage: str) -> None:
+    night = begin()
+    night.wait_until(stage)
+
+    rig.workers[0].send(signal.SIGTERM)
+    rig.start_worker()
+
+    night.passes(meanwhile=rig.reap)
+
+
+@in_any_stage()
+def test_two_workers_and_a_person_run_one_night_at_once(rig: Rig, begin: Begin, stage: str) -> None:
+    rig.start_worker()
+    night = begin()
+    night.wait_until(stage)
+
+    again = begin(night.night)
+    by_hand = subprocess.run(
+        [
+            NIGHTBRIDGE,
+            "run",
+            night.workspace.parent / "conf/faults.toml",
+            "--system",
+            night.workspace.parent / "site.toml",
+            "--night",
+            night.night,
+        ],
+        env=rig.installed.environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+    assert by_hand.returncode == 0, by_hand.stderr
+    night.passes()
+    wait_for("end of the second flow run", lambda: again.state[1].startswith("Passed"))
+    night.keeps_its_promise("no_baseline")
+
+
+# --- a server that does not answer ------------------------------------------------------------------------------------
+
+
+@in_any_stage()
+def test_a_server_that_is_away_for_a_while_is_waited_for(rig: Rig, begin: Begin, stage: str) -> None:
+    night = begin()
+    night.wait_until(stage)
+
+    rig.server.kill()
+    time.sleep(OUTAGE)
+    rig.server.start()
+
+    # The reaper is ready to believe a death after a shorter silence than the server's.
+    night.passes(meanwhile=rig.reap)
+    assert "Crashed" not in night.state_history
+
+
+@in_any_stage()
+def test_a_database_that_is_restarted_is_waited_for(rig: Rig, begin: Begin, stage: str) -> None:
+    need(postgres_missing_reason())
+    assert rig.postgres is not None
+    night = begin()
+    night.wait_until(stage)
+
+    rig.postgres.stop()
+    time.sleep(OUTAGE)
+    rig.postgres.start()
+
+    night.passes()
+
+
+def test_a_tenth_of_all_calls_fails_for_a_whole_night(rig: Rig, begin: Begin) -> None:
+    print(f"NIGHTBRIDGE_FAULT_SEED={SEED}")
+    rig.proxy.fault = at_random(SEED, 0.1)
+
+    night = begin()
+
+    night.passes()
+    assert rig.proxy.faults > 5
+
+
+# --- a person in the UI -----------------------------------------------------------------------------------------------
+
+
+@in_any_stage()
+def test_a_cancelled_night_s_jobs_are_cancelled(begin: Begin, stage: str) -> None:
+    night = begin()
+    night.wait_until(stage)
+
+    night.cancel()
+
+    night.wait_for_state("Cancelled", patience=60)
+    wait_for("end of every job", lambda: all(job.state in TERMINAL for job in night.jobs), patience=60)
+    assert night.run_states <= {"Cancelled", "NoBaseline"}
+    assert night.told_ends() == ["cancelled"]
+    night.leaves_nothing()
+
+
+@in_any_stage("submit", "watch", "harvest")
+def test_a_suspended_night_leaves_its_process_and_goes_on_when_resumed(begin: Begin, stage: str) -> None:
+    night = begin()
+    night.wait_until(stage)
+
+    night.suspend()
+    wait_for("free place", lambda: not night.processes(), patience=60)
+    night.resume()
+
+    night.passes()
+
+
+# --- files that are edited --------------------------------------------------------------------------------------------
+
+
+@in_any_stage()
+@pytest.mark.parametrize("edit", ["edited", "broken", "gone"])
+def test_a_night_goes_by_what_its_files_said_when_it_began(begin: Begin, stage: str, edit: str) -> None:
+    night = begin()
+    night.wait_until(stage)
+
+    for file in (
+        night.workspace.parent / "conf/faults.toml",
+        night.workspace.parent / "conf/llama_small.toml",
+        night.workspace.parent / "site.toml",
+    ):
+        change_file[edit](file)
+    night.kill()
+    night.wait_for_state("Crashed")
+    night.retry()
+
+    night.passes()
+
+
+change_file = {
+    "edited": lambda file: file.write_text(file.read_text().replace("dense", "renamed").replace("max_steps", "seed")),
+    "broken": lambda file: file.write_text("name = [\n"),
+    "gone": lambda file: file.unlink(),
+}
