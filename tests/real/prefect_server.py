@@ -115,17 +115,24 @@ class PrefectServer:
         assert done.returncode == 0, f"prefect {' '.join(arguments)}: {done.stdout}\n{done.stderr}"
         return done.stdout
 
-    def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """Send one request to the API, as the UI does, and return the answer."""
+    def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None, *, patience: float = 120) -> Any:
+        """Send one request to the API, as the UI does, again while the server is away or busy; return the answer."""
         request = urllib.request.Request(
             f"{self.api_url}/{path}",
             method=method,
             data=None if body is None else json.dumps(body, default=str).encode(),
             headers={"Content-Type": "application/json"},
         )
-        with urllib.request.urlopen(request, timeout=120) as answer:
-            text = answer.read()
-        return json.loads(text) if text else None
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                with urllib.request.urlopen(request, timeout=120) as answer:
+                    text = answer.read()
+                return json.loads(text) if text else None
+            except OSError as error:  # HTTP errors are among them
+                if getattr(error, "code", 503) < 500 or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.5)
 
 
 def start_prefect(folder: Path) -> PrefectServer:
