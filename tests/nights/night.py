@@ -10,9 +10,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from nightbridge.embedded.jobs import all_jobs
 from nightbridge.models import ClusterSettings, JobStatus
 from nightbridge.slurm.local import LocalCluster
-from nightbridge.slurm.local_jobs import all_jobs
 from tests.nights.installation import Installation, read_json, wait_for
 
 DEPLOYMENT = "nightly-regression/nightly"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from nightbridge.slurm.local_jobs import all_jobs
+from nightbridge.embedded.jobs import all_jobs
 from tests.flows.practice_night import Entry
 from tests.nights.conftest import SEED, ClockRig, start_clock_rig
 from tests.nights.night import STAGES, Night
