@@ -15,13 +15,17 @@ from prefect.context import FlowRunContext
 from prefect.exceptions import Pause, TerminationSignal
 from prefect.states import Cancelled, Crashed
 
-from nightbridge.endings import SECONDS_TO_END, end_within
+from nightbridge.endings import end_within
 from nightbridge.guard import GUARD
 from tasks.interrupt import interrupt_stages
 from tasks.mirror import show
 
-GRACE_SECONDS = 4.0
+GRACE_SECONDS = 3.0
 """How long the threads of subflows may take to end and to tell Prefect, before they are left behind."""
+
+OWN_PROCESS_SECONDS = 5.5
+"""How long a process that a worker has started takes to end: the worker looks every three seconds whether it has, and
+tells the run's state itself where the process could not."""
 
 EXIT_TERMINATED = 128 + signal.SIGTERM
 
@@ -37,7 +41,7 @@ def leave_together(cause: BaseException, results: Sequence[Future[Any]]) -> None
     """
     interrupt_stages(cause)
     if _has_own_process():
-        end_within(SECONDS_TO_END, 0 if isinstance(cause, Pause) else EXIT_TERMINATED)
+        end_within(OWN_PROCESS_SECONDS, 0 if isinstance(cause, Pause) else EXIT_TERMINATED)
     for result in results:
         result.cancel()
     over = time.monotonic() + GRACE_SECONDS

@@ -7,6 +7,7 @@ from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.logging import get_run_logger
 
 from nightbridge.store.progress import Progress
+from tasks.interrupt import raise_if_interrupted
 from tasks.mirror import client_retries
 
 LOG_INTERVAL, ARTIFACT_INTERVAL = 30.0, 5.0
@@ -43,7 +44,8 @@ class ShownProgress:
         self._troubled = False
 
     def __call__(self, progress: Progress) -> None:
-        """Show it, if it is time or the end."""
+        """Show it, if it is time or the end; an interruption of the flow run ends what gets on."""
+        raise_if_interrupted()
         now = time.monotonic()
         ended = progress.files_done == progress.files_total
         if ended or now >= self._log_due:

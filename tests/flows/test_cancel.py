@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,8 +19,12 @@ from nightbridge.embedded.jobs import all_jobs
 from nightbridge.models import ClusterSettings
 from nightbridge.practice.repositories import PracticeRepositories, commit_behaviour
 from nightbridge.slurm.local import LocalCluster
+from tests.conftest import BUCKET
+from tests.flows.moments import any_of, pick
 from tests.flows.practice_night import Entry, set_remote, write_scenario, write_site
 from tests.real.prefect_server import PrefectServer
+from tests.real.s3_proxy import LOST, Answer, Request, proxy_to
+from tests.real.s3_servers import S3Server
 
 pytestmark = pytest.mark.launcher
 
@@ -47,10 +52,13 @@ class Night:
     def ask(self, path: str, **document: Any) -> Any:
         return httpx.post(f"{self.server.api_url}/{path}", json=document, timeout=60).raise_for_status().json()
 
+    def look(self, path: str) -> Any:
+        return httpx.get(f"{self.server.api_url}/{path}", timeout=60).raise_for_status().json()
+
     def start(self) -> None:
         """Start it by hand, as a Quick run does."""
         given = {"scenario": str(self.folder / "conf/two.toml"), "system": str(self.folder / "site.toml")}
-        deployment = httpx.get(f"{self.server.api_url}/deployments/name/nightly-regression/person").json()["id"]
+        deployment = self.look("deployments/name/nightly-regression/person")["id"]
         path = f"deployments/{deployment}/create_flow_run"
         self.flow_run = self.ask(path, parameters={**given, "night": "n1"})["id"]
 
@@ -65,7 +73,7 @@ class Night:
         self.ask(f"flow_runs/{self.flow_run}/set_state", state=state, force=True)
 
     def state(self) -> str:
-        return httpx.get(f"{self.server.api_url}/flow_runs/{self.flow_run}").json()["state"]["name"]
+        return str(self.look(f"flow_runs/{self.flow_run}")["state"]["name"])
 
     def subflows(self) -> dict[str, str]:
         """The states of the runs' flow runs, by name."""
@@ -99,7 +107,9 @@ class Night:
 
 
 @pytest.fixture(scope="module")
-def worker(prefect_server: PrefectServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]:
+def worker(
+    prefect_server: PrefectServer, ministack: S3Server, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[PrefectServer]:
     """A server with the night's deployment and a worker that polls often."""
     prefect_server.prefect("work-pool", "create", POOL, "--type", "process", "--overwrite")
     deploy = ["--no-prompt", "deploy", "flows/nightly.py:nightly", "--name", "person", "--pool", POOL]
@@ -153,10 +163,11 @@ def watch(night: Night) -> None:
 MOMENTS = {"clone": clone, "launcher": launcher, "watch": watch}
 
 
-@pytest.mark.parametrize("moment", list(MOMENTS))
+@pytest.mark.parametrize("moment", any_of(MOMENTS))
 def test_a_cancelled_night_and_its_runs_are_cancelled_within_seconds(
     night: Night, silent_remote: str, moment: str
 ) -> None:
+    moment = pick(moment)
     if moment == "clone":
         set_remote(night.folder / "conf", silent_remote)
     night.start()
@@ -164,12 +175,44 @@ def test_a_cancelled_night_and_its_runs_are_cancelled_within_seconds(
 
     night.set_state("CANCELLING")
 
+    wait_until_cancelled(night, moment)
+    night.wait_until(lambda: set(night.jobs()) <= {"CANCELLED"}, 10)
+
+
+def wait_until_cancelled(night: Night, moment: str) -> None:
     runs = night.wait_until(lambda: set(night.subflows().values()) == {"Cancelled"})
     seconds = runs + night.wait_until(lambda: night.state() == "Cancelled")
-    print(f"{moment}: runs Cancelled after {runs:.1f} s, the night after {seconds:.1f} s, jobs {night.jobs()}")
-    night.wait_until(lambda: set(night.jobs()) <= {"CANCELLED"}, 10)
+    print(f"{moment}: runs Cancelled after {runs:.1f} s, the night after {seconds:.1f} s")
     night.wait_until(lambda: not night.processes(), 10)
     assert set(night.subflows().values()) == {"Cancelled"}
+
+
+@pytest.mark.s3
+def test_a_harvest_that_hears_nothing_is_left_behind_by_a_cancellation(
+    night: Night, ministack: S3Server, repositories: PracticeRepositories, environments_dir: Path
+) -> None:
+    commit_behaviour(repositories, "Take no time", slow_wall=0.0)
+    held, released = threading.Event(), threading.Event()
+
+    def hold(request: Request) -> Answer | None:
+        if request.method != "PUT" or "-n1-" not in request.path:  # what the night says of itself passes
+            return None
+        held.set()
+        released.wait(PATIENCE)
+        return LOST
+
+    with proxy_to(ministack.endpoint_url) as proxy:
+        proxy.before = hold
+        store = ministack.store_settings(BUCKET, night.folder.name, endpoint_url=proxy.endpoint_url)
+        workspace = night.workspace
+        write_site(night.folder / "site.toml", workspace=workspace, environments=environments_dir, store=store)
+        night.start()
+        night.wait_until(held.is_set)
+
+        night.set_state("CANCELLING")
+
+        wait_until_cancelled(night, "harvest")
+        released.set()
 
 
 def test_a_terminated_night_is_crashed_and_its_jobs_go_on(night: Night) -> None:
@@ -185,10 +228,11 @@ def test_a_terminated_night_is_crashed_and_its_jobs_go_on(night: Night) -> None:
     assert night.jobs() == ["RUNNING", "RUNNING"]
 
 
-@pytest.mark.parametrize("moment", list(MOMENTS))
+@pytest.mark.parametrize("moment", any_of(MOMENTS))
 def test_a_suspended_night_frees_its_process_and_goes_on_with_the_same_jobs(
     night: Night, silent_remote: str, moment: str
 ) -> None:
+    moment = pick(moment)
     if moment == "clone":
         set_remote(night.folder / "conf", silent_remote)
     night.start()
