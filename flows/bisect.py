@@ -29,7 +29,6 @@ from tasks.bisect import (
     resume_plan,
     room_for,
 )
-from tasks.interrupt import allow_stages
 
 MAX_AT_ONCE = 8
 """Points that are run at once where the cluster has room: more divide the range hardly any faster."""
@@ -95,7 +94,6 @@ def bisect_flow(
 
 
 def _search(plan: BisectPlan, base: RunRecord, site: Site, at_once: int | None) -> BisectResult:
-    allow_stages()
     points = list(earlier_points(plan, base, site))
     if points:
         get_run_logger().info("%d runs of this bisect are already there", len(points))

@@ -31,7 +31,6 @@ from tasks.cancel import cancel_night, record_cancelled
 from tasks.compare import confirm, stored_verdict
 from tasks.dependencies import run_is_over, runs_begin
 from tasks.events import night_event
-from tasks.interrupt import allow_stages
 from tasks.logs import run_log
 from tasks.mirror import insist, send_events
 from tasks.night import fix_night
@@ -150,7 +149,6 @@ def _run(plan: NightPlan, attempt: AttemptChoice) -> NightReport:
 
 def _verdicts(plan: NightPlan, attempt: AttemptChoice) -> tuple[Verdict, ...]:
     """Run everything that can run, side by side; every test has a verdict."""
-    allow_stages()
     runs, start = plan.runs, plan.start
     verdicts = [verdict_for_invalid(test, start.scenario, start.night) for test in plan.scenario.invalid]
     one_run = partial(_verdict_of, site=plan.site, attempt=attempt)

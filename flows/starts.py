@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from flows.leaving import leave_together
-from tasks.interrupt import raise_if_interrupted
+from tasks.interrupt import interrupted_together, raise_if_interrupted
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -53,16 +53,17 @@ def side_by_side(call: Callable[[A], R], arguments: Sequence[A], *, most: int) -
 
     results: list[Future[R]] = [Future() for _ in arguments]
     waiting: SimpleQueue[tuple[Future[R], Callable[[], R]]] = SimpleQueue()
-    for number, argument in enumerate(arguments):
-        waiting.put((results[number], partial(contextvars.copy_context().run, one, number, argument)))
-    try:
-        for _ in range(min(len(arguments), most)):
-            # Not those of a pool, for which Python would wait before the process ends.
-            threading.Thread(target=_work_off, args=(waiting,), name="subflow", daemon=True).start()
-        _wait_for(results)
-    except BaseException as error:
-        leave_together(error, results)
-        raise
+    with interrupted_together():
+        for number, argument in enumerate(arguments):
+            waiting.put((results[number], partial(contextvars.copy_context().run, one, number, argument)))
+        try:
+            for _ in range(min(len(arguments), most)):
+                # Not those of a pool, for which Python would wait before the process ends.
+                threading.Thread(target=_work_off, args=(waiting,), name="subflow", daemon=True).start()
+            _wait_for(results)
+        except BaseException as error:
+            leave_together(error, results)
+            raise
     return [result.result() for result in results]
 
 

@@ -99,20 +99,23 @@ class Lease:
 
 
 @contextmanager
-def lease(path: Path, *, ttl: float = 60.0, timeout: float = 3600.0) -> Iterator[Lease]:
+def lease(
+    path: Path, *, ttl: float = 60.0, timeout: float = 3600.0, on_wait: Callable[[], None] = lambda: None
+) -> Iterator[Lease]:
     """Hold the lease at `path` for the length of the block; wait while another process does.
 
     Args:
         path: The lease file. Its folder is made.
         ttl: Seconds without a heartbeat after which a waiter breaks the lease.
         timeout: Longest time to wait for it, seconds.
+        on_wait: Called now and then while another process holds it; ends the wait by raising.
 
     Raises:
         TransientError: Another process held it until the timeout; the message names it.
         PermanentError: The folder cannot be written.
 
     """
-    held = _acquire(path, ttl, timeout)
+    held = _acquire(path, ttl, timeout, on_wait)
     try:
         yield held
     finally:
@@ -153,7 +156,7 @@ def _read_value(path: Path, kind: type[M]) -> M | None:
     )
 
 
-def _acquire(path: Path, ttl: float, timeout: float) -> Lease:
+def _acquire(path: Path, ttl: float, timeout: float, on_wait: Callable[[], None]) -> Lease:
     watch = _Watch(path, ttl)
     started = time.monotonic()
     pause = FIRST_PAUSE_SECONDS
@@ -178,6 +181,7 @@ def _acquire(path: Path, ttl: float, timeout: float) -> Lease:
         if not said and waited > SAY_SO_AFTER_SECONDS:
             log.info("%s: waiting for the lease of %s", path, watch.holder)
             said = True
+        on_wait()
         time.sleep(min(pause * random.uniform(0.5, 1.0), max(timeout - waited, 0.001)))
         pause = min(pause * 1.5, MAX_PAUSE_SECONDS)
 

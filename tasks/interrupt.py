@@ -5,7 +5,9 @@ ended with, because Prefect makes the state of a run out of it. Slurm jobs are n
 run of the same night finds them, unless a person cancelled them.
 """
 
+import contextlib
 import contextvars
+from collections.abc import Iterator
 from typing import NoReturn
 
 from prefect.context import FlowRunContext
@@ -21,13 +23,18 @@ class _Interruption:
 _interruption: contextvars.ContextVar[_Interruption | None] = contextvars.ContextVar("interruption", default=None)
 
 
-def allow_stages() -> None:
-    """Begin a flow run whose threads are interrupted together; what befell an earlier one of this process is over."""
-    _interruption.set(_Interruption())
+@contextlib.contextmanager
+def interrupted_together() -> Iterator[None]:
+    """Let what interrupts this thread within the block be heard by the threads that have a copy of its context."""
+    token = _interruption.set(_Interruption())
+    try:
+        yield
+    finally:
+        _interruption.reset(token)
 
 
 def interrupt_stages(cause: BaseException) -> None:
-    """From now on no stage of this flow run begins, and those that wait end."""
+    """From now on no stage in these threads begins, and those that wait end."""
     if (interruption := _interruption.get()) is not None:
         interruption.cause = cause
 

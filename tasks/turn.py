@@ -12,6 +12,7 @@ from prefect.context import FlowRunContext
 
 from nightbridge.locking import lease, read_holder
 from nightbridge.models import Site, slug
+from tasks.interrupt import raise_if_interrupted
 from tasks.logs import run_log
 from tasks.mirror import insist
 
@@ -38,7 +39,7 @@ def own_turn(site: Site) -> Iterator[None]:
     path = site.workspace / "nights" / f"{slug(site.cluster.name)}.turn"
     if holder := read_holder(path):
         run_log().info("waiting until the night before this one is over: %s", holder)
-    with lease(path, ttl=SILENCE_SECONDS, timeout=LONGEST_NIGHT_SECONDS):
+    with lease(path, ttl=SILENCE_SECONDS, timeout=LONGEST_NIGHT_SECONDS, on_wait=raise_if_interrupted):
         yield
 
 

@@ -8,12 +8,7 @@ import pytest
 
 from flows.starts import side_by_side, tell_begun
 from nightbridge.processes import run
-from tasks.interrupt import allow_stages, raise_if_interrupted
-
-
-@pytest.fixture(autouse=True)
-def _new_flow_run() -> None:
-    allow_stages()
+from tasks.interrupt import raise_if_interrupted
 
 
 def test_results_come_in_the_arguments_order_whoever_ends_first() -> None:
@@ -99,3 +94,18 @@ def test_programs_that_the_others_wait_for_are_ended() -> None:
         side_by_side(call, range(2), most=2)
 
     assert time.monotonic() - begun < 60
+
+
+def test_what_interrupted_one_call_is_over_for_the_next() -> None:
+    def call(number: int) -> int:
+        raise_if_interrupted()
+        return number
+
+    def interrupted(_: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        side_by_side(interrupted, [1], most=1)
+
+    raise_if_interrupted()
+    assert side_by_side(call, [1, 2], most=2) == [1, 2]

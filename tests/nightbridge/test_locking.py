@@ -92,6 +92,16 @@ def test_a_waiter_that_runs_out_of_time_names_the_holder(tmp_path: Path) -> None
     assert str(path) in str(caught.value)
 
 
+def test_a_wait_ends_with_what_the_waiter_raises_meanwhile(tmp_path: Path) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with lease(tmp_path / "l"):
+        with pytest.raises(KeyboardInterrupt), lease(tmp_path / "l", on_wait=interrupt):
+            pass
+        assert (tmp_path / "l").exists()
+
+
 def test_a_lease_of_a_killed_process_of_this_host_is_taken_at_once(tmp_path: Path) -> None:
     path = tmp_path / "thing.lease"
     process = holder_process(path, "time.sleep(60)")

@@ -5,23 +5,19 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 from prefect.exceptions import Pause, TerminationSignal
 from prefect.states import Suspended
 
 from nightbridge.errors import PermanentError, StatusUnknown, TransientError
-from tasks.interrupt import allow_stages, interrupt_stages, raise_if_interrupted
+from tasks.interrupt import interrupt_stages, interrupted_together
 from tasks.waiting import wait_out
 
 
 @pytest.fixture(autouse=True)
-def logger(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def logger(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tasks.waiting.run_log", lambda: logging.getLogger("waiting"))
-    allow_stages()
-    yield
-    allow_stages()
 
 
 class Tried:
@@ -84,11 +80,12 @@ def test_patience_has_an_end() -> None:
 def test_an_interruption_ends_the_wait_at_once_with_its_own_cause(
     cause: BaseException, raised: type[BaseException]
 ) -> None:
-    threading.Timer(0.2, contextvars.copy_context().run, args=(interrupt_stages, cause)).start()
     began = time.monotonic()
 
-    with pytest.raises(raised):
-        wait_out(Tried(StatusUnknown("away")), (StatusUnknown,), first_delay=600)
+    with interrupted_together():
+        threading.Timer(0.2, contextvars.copy_context().run, args=(interrupt_stages, cause)).start()
+        with pytest.raises(raised):
+            wait_out(Tried(StatusUnknown("away")), (StatusUnknown,), first_delay=600)
 
     assert time.monotonic() - began < 60
 
@@ -98,16 +95,5 @@ def test_what_fails_because_of_an_interruption_tells_the_interruption() -> None:
         interrupt_stages(KeyboardInterrupt())
         raise PermanentError("git was killed")
 
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted_together(), pytest.raises(KeyboardInterrupt):
         wait_out(killed, (StatusUnknown,), first_delay=0.01)
-
-
-def test_an_interruption_is_over_when_the_next_flow_run_begins() -> None:
-    interrupt_stages(KeyboardInterrupt())
-    left_behind = contextvars.copy_context()
-
-    allow_stages()
-
-    raise_if_interrupted()
-    with pytest.raises(KeyboardInterrupt):
-        left_behind.run(raise_if_interrupted)
