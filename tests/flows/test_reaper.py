@@ -62,8 +62,12 @@ def deploy(name: str, entrypoint: str, **options: Any) -> None:
 
 @pytest.fixture
 def client(server: PrefectServer) -> Iterator[SyncPrefectClient]:
+    """What a test leaves unfinished would keep its place in the queue."""
     with get_client(sync_client=True) as made:
         yield made
+        for run in made.read_flow_runs():
+            if run.state and not run.state.is_final():
+                made.set_flow_run_state(run.id, Cancelled(), force=True)
 
 
 @contextmanager
@@ -199,11 +203,11 @@ def test_a_night_that_was_started_again_has_time_to_say_that_it_lives(
 
 def test_a_night_without_a_sign_is_judged_by_its_heartbeats(client: SyncPrefectClient, tmp_path: Path) -> None:
     silent, beating = made(client, tmp_path, Running()), made(client, tmp_path, Running())
+    between = time.monotonic() + 2.0
     time.sleep(4.0)
     emit_heartbeat(client, beating)
-    time.sleep(4.0)
 
-    reap(no_heartbeat=8.0, second_look=0.0)
+    reap(no_heartbeat=time.monotonic() - between, second_look=0.0)
 
     assert (state_name(client, silent), state_name(client, beating)) == ("Resuming", "Running")
 
@@ -304,14 +308,19 @@ def test_a_night_whose_worker_reported_the_crash_goes_on_once_the_report_is_comp
 ) -> None:
     with worker(server, tmp_path / "a.log"):
         night = started(client, "one", tmp_path, 600.0)
-        os.kill(process_of(tmp_path, night), signal.SIGKILL)
+        process = process_of(tmp_path, night)
+        eventually(lambda: children(client, night))
+        os.kill(process, signal.SIGKILL)
         eventually(lambda: state_name(client, night) == "Crashed")
-        reaper(**QUICK)
+        reaper(**{**QUICK, "last_word": 3600.0})
         assert state_name(client, night) == "Crashed"
-        time.sleep(QUICK["last_word"])
-        reaper(**QUICK)
-        eventually(lambda: state_name(client, night) == "Completed")
+
+        def goes_on() -> bool:
+            reaper(**QUICK)
+            return state_name(client, night) == "Completed"
+
+        eventually(goes_on)
 
     names = state_names(client, night)
-    assert [name for name in names if name in ("Crashed", "Resuming")] == ["Crashed", "Resuming"]
+    assert names[names.index("Crashed") :].count("Resuming") >= 1
     assert {run.state_name for run in children(client, night)} == {"Crashed", "Completed"}
