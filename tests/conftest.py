@@ -62,7 +62,7 @@ _MARK_OF_IMPORT = {"prefect_in_this_process": "prefect", "LocalCluster": "embedd
 
 _PARTS = frozenset({*_MARK_OF_FIXTURE.values(), *_MARK_OF_IMPORT.values(), "random_kill"})
 
-_NIGHTS = frozenset({"flows", "nights"})
+_NIGHTS = frozenset({Path(__file__).parent / "flows", Path(__file__).parent / "nights"})
 """Folders of tests that run whole flows."""
 
 
@@ -72,12 +72,12 @@ def _parts_of(item: pytest.Item) -> set[str]:
     found = {mark.name for mark in item.iter_markers() if mark.name in _PARTS}
     found |= {mark for name, mark in _MARK_OF_FIXTURE.items() if name in fixtures}
     found |= {mark for name, mark in _MARK_OF_IMPORT.items() if name in module}
-    return found | ({"prefect"} if item.path.parent.name in _NIGHTS else set())
+    return found | ({"prefect"} if item.path.parent in _NIGHTS else set())
 
 
 def _parts_needed(item: pytest.Item) -> int:
     """How many other parts a test needs: 0 none, 1 real daemons or many tries, 2 all of them."""
-    return 2 if item.path.parent.name in _NIGHTS else int(bool(_parts_of(item)))
+    return 2 if item.path.parent in _NIGHTS else int(bool(_parts_of(item)))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pkgutil
 import re
 import shlex
 import subprocess
@@ -214,6 +215,23 @@ def test_what_needs_no_cluster_runs(
 
 def test_enough_of_the_commands_are_run() -> None:
     assert {shlex.split(command)[0] for command in _runnable()} == _WITHOUT_CLUSTER
+
+
+# --- names of the code -----------------------------------------------------------------------------------------------
+
+_PATH = re.compile(r"(?:nightbridge|flows|tasks|blocks|tests|conf|benchmarks|docs)/[\w./-]+")
+_NAME = re.compile(r"(?:nightbridge|flows|tasks|blocks)(?:\.\w+)+")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_modules_and_functions_that_are_named_exist(page: Path) -> None:
+    spans = _SPAN.findall(re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL))
+
+    assert [span for span in spans if _PATH.fullmatch(span) and not (ROOT / span).exists()] == []
+    for span in spans:
+        # Prefect's events are named like modules.
+        if _NAME.fullmatch(span) and span.partition(".")[2] not in {"verdict", "night", "watchdog", "end"}:
+            pkgutil.resolve_name(span)
 
 
 # --- links and the site ----------------------------------------------------------------------------------------------
