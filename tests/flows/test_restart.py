@@ -24,7 +24,7 @@ from tests.real.prefect_server import PrefectServer
 
 pytestmark = pytest.mark.launcher
 
-MAX_RUN = 12.0
+LONGEST_RUN = 12.0
 """Seconds that a run of the practice test takes here when nothing disturbs it; a little later nothing can be killed."""
 PATIENCE = 600.0
 
@@ -130,7 +130,7 @@ def wait_until(true: Callable[[], object], process: "subprocess.Popen[str] | Non
 @pytest.mark.random_kill
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_run_that_was_killed_at_a_random_moment_goes_on(night: Night, seed: int) -> None:
-    moment = random.Random(seed).uniform(1.0, MAX_RUN)
+    moment = random.Random(seed).uniform(1.0, LONGEST_RUN)
     process = night.start()
     try:
         process.communicate(timeout=moment)
