@@ -5,7 +5,7 @@
                       a job writes)
     logs.py           log lines to step records and markers
     curves.py         both put together, per iteration
-    measurements.py   the summary of a run (settings.py what it was asked to do, durations.py how long it waited and
+    measurements.py   the summary of a run (settings.py its configuration, durations.py how long it waited and
                       stood still, loss_curve.py its losses in a few characters)
     checkpoints.py    which checkpoints are whole (metadata_pickle.py reads their index without running it)
 

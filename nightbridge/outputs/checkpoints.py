@@ -4,7 +4,7 @@ Megatron-Bridge writes a checkpoint in a fixed order: shards, `.metadata`, `meta
 tracker `latest_checkpointed_iteration.txt` beside the directory, `run_config.yaml`. A directory is complete when all of
 that is there and every byte that `.metadata` names lies in its shard. Parts missing at the end of that order mean that
 the writer is not there yet (an asynchronous save stays without `.metadata` for long); a part missing before one that is
-there, or a short shard, means damage. `common.pt` is not asked for: newer versions do not write it.
+there, or a short shard, means damage. `common.pt` is not required: newer versions do not write it.
 
 Megatron-LM on its own writes neither `train_state.pt` nor `run_config.yaml`: its tracker is the last part. A folder
 whose tracker names a checkpoint, and which has nothing of the sort anywhere, is such a one.
@@ -106,7 +106,7 @@ def _judge(path: Path, iteration: int) -> tuple[CheckpointState, str]:
             missing = _missing(part.name, tracked)
             # A later part of this checkpoint, or a later checkpoint's tracker: the writer has gone past this part.
             if any(later.there for later in parts[number:]) or (tracked is not None and tracked > iteration):
-                return CheckpointState.DAMAGED, f"{missing}, although what is written after it is there"
+                return CheckpointState.DAMAGED, f"{missing}, although later files are present"
             return CheckpointState.IN_PROGRESS, f"{missing} yet"
     if problem := _unreadable(path):
         return CheckpointState.DAMAGED, problem
@@ -178,7 +178,7 @@ def _load_yaml(path: Path) -> dict[str, Any]:
 
 
 def _plain(node: Any, depth: int) -> dict[str, Any]:
-    """The scalars of a YAML mapping as text, down to `depth` levels: all that is asked of it."""
+    """The scalars of a YAML mapping as text, down to `depth` levels: no more is needed."""
     import yaml
 
     result: dict[str, Any] = {}

@@ -158,7 +158,7 @@ def _certain(records: dict[int, StepRecord], metric: _Metric, logged: "pd.Series
 
 
 def _disagreement(metric: _Metric, board: "pd.Series[float]", logged: "pd.Series[float]") -> list[str]:
-    """What to say when TensorBoard and the log tell different stories about an iteration."""
+    """The message for an iteration on which TensorBoard and the log disagree."""
     common = board.index.intersection(logged.index)
     different = [
         step

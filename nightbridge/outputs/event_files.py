@@ -132,21 +132,21 @@ def _next_record(stream: BinaryIO, total: int, offset: int) -> bytes | None:
     if len(header) < HEADER_SIZE:
         if not header.strip(b"\0"):
             return None
-        raise RecordsEnd("truncated", offset, "the last record's header is cut off")
+        raise RecordsEnd("truncated", offset, "the last record's header is truncated")
     length = record_length(header)
     if length is None:
         _end_at_bad_header(stream, offset)
         return None
     following = offset + HEADER_SIZE + length + FOOTER_SIZE
     if following > total:
-        raise RecordsEnd("truncated", offset, "the last record is cut off")
+        raise RecordsEnd("truncated", offset, "the last record is truncated")
     record = stream.read(length)
     footer = stream.read(FOOTER_SIZE)
     if len(footer) < FOOTER_SIZE:
-        raise RecordsEnd("truncated", offset, "the file became shorter while it was read")
+        raise RecordsEnd("truncated", offset, "the file shrank while it was read")
     if int.from_bytes(footer, "little") != masked_crc(record):
         if _only_zeros_from(stream, following - 1):
-            raise RecordsEnd("truncated", offset, "the last record is cut off and filled up with zeros")
+            raise RecordsEnd("truncated", offset, "the last record is truncated and zero-filled")
         raise RecordsEnd("corrupt", offset, "the record's checksum is wrong")
     return record
 
@@ -156,7 +156,7 @@ def _end_at_bad_header(stream: BinaryIO, offset: int) -> None:
     if _only_zeros_from(stream, offset):
         return
     if _only_zeros_from(stream, offset + HEADER_SIZE - 1):
-        raise RecordsEnd("truncated", offset, "the last record's header is cut off and filled up with zeros")
+        raise RecordsEnd("truncated", offset, "the last record's header is truncated and zero-filled")
     raise RecordsEnd("corrupt", offset, "the checksum of a record's length is wrong")
 
 
@@ -230,7 +230,7 @@ def read_event_file(path: Path) -> EventFile:
             except RecordsEnd as stop:
                 status, damage_offset, reason = stop.status, stop.offset, stop.reason
     except OSError as error:
-        raise DamagedData(f"the event file cannot be read: {error.strerror or error}", thing=str(path)) from error
+        raise DamagedData(f"cannot read the event file: {error.strerror or error}", thing=str(path)) from error
     return EventFile(
         path=path,
         status=status,

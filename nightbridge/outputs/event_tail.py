@@ -1,7 +1,7 @@
 """Event files read on while a job writes them.
 
 The writer buffers, so a file may end in the middle of a record at any moment: such a tail is no damage yet, and is read
-again at the next look. Only once nobody writes any more is it what `event_files.read_event_file` calls it.
+again at the next look. Once the writer has ended, it is what `event_files.read_event_file` calls it.
 """
 
 import os

@@ -201,7 +201,7 @@ def _unpacked(block: bytes, wire: int) -> list[int] | list[bytes]:
     if wire in _FIXED_SIZES:
         size = _FIXED_SIZES[wire]
         if len(block) % size:
-            raise MalformedRecord("a packed value is cut off")
+            raise MalformedRecord("a packed value is truncated")
         return [block[start : start + size] for start in range(0, len(block), size)]
     numbers, position = [], 0
     while position < len(block):

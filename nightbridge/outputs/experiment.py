@@ -27,7 +27,7 @@ ATTEMPT_FILES = (
     "refusal.json",
     "launcher.log",
 )
-"""The files of an attempt's folder that tell its story, in the order in which they are written."""
+"""The files of an attempt's folder that document it, in the order in which they are written."""
 
 _CODE_FOLDERS = frozenset(("code", ".git"))
 """The job folder holds an unpacked archive of the launcher's repository, which may contain logs and event files."""
@@ -135,7 +135,7 @@ class _Tree:
 
     def _note_link(self, path: Path) -> None:
         if not self._is_inside(path):
-            self.notes.append(f"{path}: a link out of the run's folder was not followed")
+            self.notes.append(f"{path}: a link to outside the run's folder was not followed")
 
     def _note_error(self, error: OSError) -> None:
         if not isinstance(error, FileNotFoundError):
@@ -173,7 +173,7 @@ def _logs(files: list[Path], job: Job, kind: _LogName) -> tuple[Path, ...]:
 def logs_so_far(job: Job) -> tuple[Path, ...]:
     """The logs that a running job has begun: the batch script's output, then the ranks' text, oldest first.
 
-    Looks at the job's own folder alone, so that it can be asked again and again.
+    Looks at the job's own folder alone, so that it can be called repeatedly.
     """
     try:
         files = [Path(entry.path) for entry in os.scandir(job.experiment_dir) if entry.is_file(follow_symlinks=False)]
@@ -183,7 +183,7 @@ def logs_so_far(job: Job) -> tuple[Path, ...]:
 
 
 def event_folders(job: Job, output_dir: Path | None) -> tuple[Path, ...]:
-    """Where a running job writes its event files: the folder that the launcher is told (`launch/outputs.py`)."""
+    """Where a running job writes its event files: the folder that the launcher is given (`launch/outputs.py`)."""
     return tuple(folder / EVENT_FOLDER for folder in (job.experiment_dir, output_dir) if folder is not None)
 
 

@@ -1,4 +1,4 @@
-"""A job while it runs: what its log says anew, and how far the training has come by its log and its event files."""
+"""A job while it runs: what is new in its log, and how far the training has come by its log and its event files."""
 
 import statistics
 from collections.abc import Iterable, Sequence
@@ -162,7 +162,7 @@ class RunFollower:
                 self._note(self._losses, step.iteration, step.lm_loss)
 
     def _see_events(self) -> None:
-        """Take in what the event files say anew. A step that both tell is one step."""
+        """Take in new rows of the event files. A step that is in both the log and the event files is one step."""
         for row in (row for events in self._events for row in events.new_rows()):
             if row.tag in self._of_tag:
                 values, factor = self._of_tag[row.tag]

@@ -383,7 +383,7 @@ def read_logs(paths: Sequence[Path]) -> LogReading:
                 for line in text_lines(stream):
                     reader.see(line)
         except OSError as error:
-            damage.append(f"{path.name}: the log cannot be read: {error.strerror or error}")
+            damage.append(f"{path.name}: cannot read the log: {error.strerror or error}")
         reader.end_file()
     return LogReading(
         steps=tuple(reader.steps),

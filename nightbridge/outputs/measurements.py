@@ -68,7 +68,7 @@ def summarise(
         damage.append(f"{curves.missing_steps} iterations up to {curves.steps_done} were not recorded")
     for name in ("step_time", "tflops_per_gpu"):
         present = len(_finite(window[name]))
-        # A metric that is nowhere was not asked for; one that is there only at times was lost.
+        # A metric that never occurs was not requested; one that occurs only at times was lost.
         if 0 < present < len(window):
             lost = f"{len(window) - present} of {len(window)} steady iterations"
             damage.append(f"`{METRICS[name].tag}` is missing or not finite at {lost}")

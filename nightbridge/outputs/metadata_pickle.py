@@ -73,7 +73,7 @@ def _is_inert(module: str, name: str) -> bool:
 
 
 class _Refused(Exception):
-    """What a file asked for that no checkpoint needs."""
+    """A name in a file that checkpoints never need."""
 
 
 def _check_opcodes(data: bytes) -> None:
@@ -95,7 +95,7 @@ def read_storage_entries(path: Path) -> tuple[StorageEntry, ...]:
 
     """
     if path.stat().st_size > _SIZE_LIMIT:
-        raise DamagedData("the checkpoint's metadata is larger than any known one", thing=str(path))
+        raise DamagedData("the checkpoint's metadata is too large", thing=str(path))
     data = path.read_bytes()
     try:
         _check_opcodes(data)
@@ -103,9 +103,9 @@ def read_storage_entries(path: Path) -> tuple[StorageEntry, ...]:
         return tuple(_entry(entry) for entry in _state(metadata)["storage_data"].values())
     except _Refused as refused:
         raise DamagedData(
-            f"the checkpoint's metadata names `{refused}`, which no checkpoint needs; it was not loaded",
+            f"the checkpoint's metadata refers to `{refused}`, which checkpoints never need; it was not loaded",
             thing=str(path),
-            advice="Do not load this checkpoint with torch before you know who wrote it",
+            advice="Do not load this checkpoint with torch unless you trust its author",
         ) from refused
     # A damaged pickle can make the unpickler raise nearly anything; none of it is worth telling apart.
     except Exception as error:
@@ -130,5 +130,5 @@ def _entry(thing: Any) -> StorageEntry:
     ):
         raise TypeError("a storage entry is not a path with two numbers")
     if entry.offset < 0 or entry.length < 0 or "\0" in entry.relative_path:
-        raise ValueError("a storage entry is no place in a file")
+        raise ValueError("a storage entry is not a range of a file")
     return entry

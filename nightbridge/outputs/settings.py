@@ -30,7 +30,7 @@ class ProfiledSteps(Model):
 
 
 class RunSettings(Model):
-    """What measurements need to know; None where nobody says."""
+    """What measurements need to know; None where unknown."""
 
     num_gpus: int | None = None
     global_batch_size: int | None = None
@@ -43,24 +43,26 @@ def read_settings(spec: RunSpec, config_container: Path | None) -> RunSettings:
 
     A `ConfigContainer.yaml` that is no ConfigContainer is passed over.
     """
-    asked = _asked(spec)
+    requested = _requested(spec)
     if config_container is None:
-        return asked
+        return requested
     try:
         container = read_container(config_container)
     except InvalidInput:
-        return asked
+        return requested
     return RunSettings(
-        num_gpus=asked.num_gpus,
-        global_batch_size=container.integer("train.global_batch_size") or asked.global_batch_size,
+        num_gpus=requested.num_gpus,
+        global_batch_size=container.integer("train.global_batch_size") or requested.global_batch_size,
         sequence_length=(
-            container.integer("model.seq_length") or container.integer("dataset.seq_length") or asked.sequence_length
+            container.integer("model.seq_length")
+            or container.integer("dataset.seq_length")
+            or requested.sequence_length
         ),
         profiled=_profiled_in(container),
     )
 
 
-def _asked(spec: RunSpec) -> RunSettings:
+def _requested(spec: RunSpec) -> RunSettings:
     args = spec.test.cmd_args
     return RunSettings(
         num_gpus=num_gpus(spec.test),

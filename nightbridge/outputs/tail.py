@@ -1,4 +1,4 @@
-"""What a growing log says anew: read in bounded pieces, however large, rotated or cut the file is."""
+"""The new lines of a growing log: read in bounded pieces, however large, rotated or cut the file is."""
 
 import os
 from pathlib import Path
@@ -56,7 +56,7 @@ class LogTail:
         return [clean_line(line) for line in lines]
 
     def last_line(self) -> list[str]:
-        """The line at the end that was never finished, once nobody writes any more; none when there is no such line."""
+        """The line at the end that was never finished, once the writer has ended; none when there is no such line."""
         rest, self._rest = self._rest, b""
         return [clean_line(rest)] if rest and not self._in_cut_line else []
 

@@ -268,7 +268,7 @@ class TestDamage:
         assert file.skipped["malformed"] == 2
 
     def test_a_missing_file_is_a_clear_error(self, tmp_path):
-        with pytest.raises(DamagedData, match="cannot be read"):
+        with pytest.raises(DamagedData, match="cannot read the event file"):
             read_event_file(tmp_path / "events.out.tfevents.1")
 
     @given(st.binary(max_size=300))

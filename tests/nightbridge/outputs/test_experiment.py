@@ -87,7 +87,7 @@ class TestReadRun:
         assert output.event_files == (inside,)
         assert output.checkpoints == ()
         assert len(output.notes) == 3
-        assert all("link out of" in note for note in output.notes)
+        assert all("link to outside" in note for note in output.notes)
 
     def test_where_a_data_loader_stood_is_no_checkpoint_of_its_own(self, run_folder, write_checkpoint):
         save_dir = run_folder.job_dir / "checkpoints"
