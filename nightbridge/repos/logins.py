@@ -55,8 +55,8 @@ def main(arguments: Sequence[str]) -> int:
     path, action = arguments
     if action != "get":
         return 0
-    asked = dict(line.split("=", 1) for line in sys.stdin.read().splitlines() if "=" in line)
-    address = urlsplit(f"{asked.get('protocol')}://{asked.get('host')}")
+    request = dict(line.split("=", 1) for line in sys.stdin.read().splitlines() if "=" in line)
+    address = urlsplit(f"{request.get('protocol')}://{request.get('host')}")
     logins = read_netrc(Path(path), "the git credentials")
     login = logins.get(address.netloc) or logins.get(address.hostname or "")
     if login and (address.scheme == "https" or address.hostname in _HERE):

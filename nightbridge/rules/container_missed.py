@@ -122,7 +122,7 @@ def _intervals(c: Container) -> Iterator[str]:
 
 
 def _long_warmup(c: Container) -> Iterator[str]:
-    """Megatron-Bridge cuts the warm-up with a warning that nobody reads."""
+    """Megatron-Bridge truncates the warm-up with a warning that is easily missed."""
     unit = "samples" if c.value("train.train_samples") is not None else "iters"
     warmup = c.integer(f"scheduler.lr_warmup_{unit}") or 0
     decay = (

@@ -116,7 +116,7 @@ def _schedule(facts: Facts) -> Iterator[str]:
 
 
 def _schedule_order(facts: Facts) -> Iterator[str]:
-    """A warm-up that outlasts the decay leaves no step at the learning rate that was asked for."""
+    """A warm-up that outlasts the decay leaves no step at the requested learning rate."""
     total = facts.integer("train_samples")
     warmup, decay = facts.args.get("lr_warmup_samples") or 0, facts.integer("lr_decay_samples") or total
     wsd = facts.integer("lr_wsd_decay_samples") or 0

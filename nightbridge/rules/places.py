@@ -84,14 +84,14 @@ def _account(facts: Facts) -> Iterator[str]:
 
 def _resources(facts: Facts) -> Iterator[str]:
     """Slurm would refuse a generic resource that no node of the partition has."""
-    asked, known = facts.args.get("gres"), facts.limits.gres if facts.limits else None
-    if not asked or known is None:
+    requested, known = facts.args.get("gres"), facts.limits.gres if facts.limits else None
+    if not requested or known is None:
         return
-    for item in str(asked).split(","):
+    for item in str(requested).split(","):
         name = item.split(":", 1)[0]
         if name not in known:
             has = ", ".join(known) if known else "none at all"
-            yield f"cmd_args.gres = {asked!r}: the partition has no resource {name!r}, but {has}; change or remove it"
+            yield f"cmd_args.gres = {requested!r}: the partition has no resource {name!r}, but {has}; fix or remove it"
 
 
 def _runtime(facts: Facts) -> Iterator[str]:
@@ -142,7 +142,7 @@ def _time_allowed(facts: Facts) -> Iterator[str]:
 
 
 def _nodes_filled(facts: Facts) -> Iterator[str]:
-    """The launcher starts one task for each GPU of a node, so more GPUs train than were asked for."""
+    """The launcher starts one task for each GPU of a node, so more GPUs train than requested."""
     per_node, nodes = facts.gpus_per_node, facts.nodes
     if facts.test.has_launcher and per_node and nodes and facts.gpus % per_node:
         unknown = facts.limits is None and not facts.args.get("gpus_per_node")

@@ -70,7 +70,7 @@ def _exists(facts: Facts) -> Iterator[str]:
 
 
 def _for_these_gpus(facts: Facts) -> Iterator[str]:
-    """A recipe tuned for another number of GPUs runs with sizes that nobody chose for this one."""
+    """A recipe tuned for another number of GPUs runs with sizes chosen for another one."""
     wanted = _wanted(facts)
     if wanted is None:
         return
