@@ -4,7 +4,7 @@ import pytest
 from prefect.events import Event
 
 from nightbridge.models import NightReport, Verdict, VerdictStatus
-from tasks.events import MOST_LETTERS, night_event, send_report_events
+from tasks.events import MAX_LETTERS, night_event, send_report_events
 
 REPORT = "s3://bucket/nightly/reports/2026-11-21/nightly.html"
 
@@ -83,7 +83,7 @@ def test_a_night_that_is_reported_again_sends_the_same_event_and_another_verdict
 def test_reasons_without_end_do_not_make_an_event_that_is_refused(sent: Sent) -> None:
     (event,) = sent.of(verdict_of("qwen3", VerdictStatus.INVALID, "x" * 3_000_000))
 
-    assert len(event.payload["reasons"]) == MOST_LETTERS
+    assert len(event.payload["reasons"]) == MAX_LETTERS
 
 
 def test_a_night_has_one_event_of_its_own_that_says_how_it_ended(sent: Sent) -> None:
