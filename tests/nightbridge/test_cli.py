@@ -167,7 +167,7 @@ def test_validate_takes_the_configuration_that_a_run_has_dumped(nightbridge, tmp
     assert "ConfigContainer: ok" in out
     rules = {finding["rule"] for finding in json.loads(found)["files"][0]["tests"][0]["findings"]}
     assert rules == {"container-eval-batch", "container-train-batch", "container-no-training"}
-    assert "'train.iters=0' names no key" in told
+    assert "'train.iters=0' does not name a key" in told
 
 
 # --- rules -----------------------------------------------------------------------------------------------------------
