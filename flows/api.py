@@ -177,7 +177,7 @@ def _valid_tests(file: str | Path, written: Scenario, limits: ClusterLimits | No
     scenario = check_scenario(written, limits)
     if scenario.invalid and not scenario.tests:
         violations = [violation for test in scenario.invalid for violation in test.violations]
-        raise InvalidInput("no test of it can run", thing=str(file), advice="Mend what follows", violations=violations)
+        raise InvalidInput("no test of it can run", thing=str(file), advice="Fix the following", violations=violations)
     return scenario
 
 

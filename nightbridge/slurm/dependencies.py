@@ -75,5 +75,5 @@ def _check_end(run: RunSpec, dependency: RunDependency, what: str, *, good: bool
         raise LaunchRefused(
             f"it starts only after {dependency.id!r} has ended well, and that {what}",
             thing=run.test.id,
-            advice=f"Mend {dependency.id!r}, or depend on its end alone (start_post_comp)",
+            advice=f"Fix {dependency.id!r}, or depend on its end alone (start_post_comp)",
         )
