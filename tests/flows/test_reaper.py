@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -30,6 +30,7 @@ from flows.reaper import reaper
 from nightbridge.files import write_model
 from nightbridge.locking import this_process
 from nightbridge.nights.liveness import alive, alive_path, last_sign
+from tests.nights.installation import descendants
 from tests.real.prefect_server import PrefectServer, start_prefect
 
 ROOT = Path(__file__).parents[2]
@@ -72,7 +73,7 @@ def client(server: PrefectServer) -> Iterator[SyncPrefectClient]:
 
 @contextmanager
 def worker(server: PrefectServer, log: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """A worker with its flow processes in a process group of its own; all of them are gone afterwards."""
+    """A worker; afterwards it is gone with the flow processes that it has then."""
     environment = {**server.environment, "PREFECT_WORKER_QUERY_SECONDS": "1", "PREFECT_WORKER_PREFETCH_SECONDS": "0"}
     with log.open("ab") as output:
         process = subprocess.Popen(
@@ -85,7 +86,9 @@ def worker(server: PrefectServer, log: Path) -> Iterator["subprocess.Popen[bytes
     try:
         yield process
     finally:
-        process.kill()
+        for pid in list(descendants(process.pid)):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         process.wait()
 
 
