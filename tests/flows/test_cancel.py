@@ -50,10 +50,10 @@ class Night:
         return LocalCluster(ClusterSettings(), self.workspace / "cluster")
 
     def ask(self, path: str, **document: Any) -> Any:
-        return httpx.post(f"{self.server.api_url}/{path}", json=document, timeout=60).raise_for_status().json()
+        return httpx.post(f"{self.server.api_url}/{path}", json=document, timeout=180).raise_for_status().json()
 
     def look(self, path: str) -> Any:
-        return httpx.get(f"{self.server.api_url}/{path}", timeout=60).raise_for_status().json()
+        return httpx.get(f"{self.server.api_url}/{path}", timeout=180).raise_for_status().json()
 
     def start(self) -> None:
         """Start it by hand, as a Quick run does."""
