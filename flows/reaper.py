@@ -4,6 +4,8 @@ A process that is killed together with its worker says nothing: its flow run wou
 concurrency limit no later night would start. Heartbeats cannot tell it from a living one whose server was away, so the
 reaper asks the night's own sign of life in the workspace (`nightbridge.nights.liveness`). It runs on a schedule and
 decides anew each time from what it finds: nothing is lost with a server that restarts or a reaper that is killed.
+
+It also cancels the jobs of nights that were cancelled while no process of theirs could hear it.
 """
 
 import time
@@ -28,15 +30,16 @@ from prefect.client.schemas.objects import TERMINAL_STATES, FlowRun, State, Stat
 from prefect.events.filters import EventFilter, EventNameFilter, EventOccurredFilter, EventResourceFilter
 from prefect.logging import get_run_logger
 from prefect.settings import get_current_settings
-from prefect.states import Crashed, Scheduled
+from prefect.states import Cancelled, Crashed, Scheduled
 
 from blocks import load_site
-from flows.nightly import nightly
+from flows.nightly import cancel_jobs, nightly
 from flows.states import TAG
 from nightbridge.errors import NightbridgeError
 from nightbridge.models import Model
 from nightbridge.nights.liveness import SILENCE_SECONDS, LastSign, last_sign
-from tasks.plan import PLAN_LABEL
+from tasks.cancel import is_recorded
+from tasks.plan import PLAN_LABEL, plan_of
 from tasks.restarts import RESUMING
 
 MAX_RESUMES = 3
@@ -88,8 +91,10 @@ def reaper(
     with get_client(sync_client=True) as client:
         crashed = _reported_as_crashed(client, patience)
         for run in crashed:
-            _bury_children(client, run.id, "The flow run that started it crashed")
+            _end_children(client, run.id, Crashed(message="The flow run that started it crashed"))
             _resume(client, run)
+        for run in _ended_of_late(client, StateType.CANCELLED, patience):
+            _finish_cancellation(client, run)
         for one in _gone_in_both_looks(client, patience):
             _bury(client, one)
             _resume(client, one.run)
@@ -179,10 +184,32 @@ def _reported_as_crashed(client: SyncPrefectClient, patience: Patience) -> list[
 
     A worker reports a crash twice, some seconds apart: the second report would end a flow run started in between.
     """
+    runs = _ended_of_late(client, StateType.CRASHED, patience)
+    return [run for run in runs if not ((sign := _sign_of(run)) and sign.is_of_the_living(patience.silence))]
+
+
+def _ended_of_late(client: SyncPrefectClient, kind: StateType, patience: Patience) -> list[FlowRun]:
     now = datetime.now(UTC)
     times = FlowRunFilterEndTime(after_=now - RESUME_WITHIN, before_=now - timedelta(seconds=patience.last_word))
-    runs = client.read_flow_runs(flow_run_filter=_ours(state=_in_states([StateType.CRASHED]), end_time=times))
-    return [run for run in runs if not ((sign := _sign_of(run)) and sign.is_of_the_living(patience.silence))]
+    return client.read_flow_runs(flow_run_filter=_ours(state=_in_states([kind]), end_time=times))
+
+
+def _finish_cancellation(client: SyncPrefectClient, run: FlowRun) -> None:
+    """Cancel the jobs of a cancelled night, unless that is recorded as done.
+
+    Nobody is told when a suspended night is cancelled: it has no process, so Prefect runs no hook.
+    """
+    try:
+        plan = plan_of(run)
+        if plan is None or is_recorded(plan):
+            return
+    except NightbridgeError as error:
+        get_run_logger().warning("%s: whether its jobs are cancelled cannot be read: %s", run.name, error)
+        return
+    assert run.state is not None  # it was found by its state
+    cancel_jobs(nightly, run, run.state)
+    _end_children(client, run.id, Cancelled(message="The night was cancelled"))
+    get_run_logger().warning("%s (%s): its jobs were cancelled", run.name, run.id)
 
 
 def _resume(client: SyncPrefectClient, run: FlowRun) -> None:
@@ -205,19 +232,19 @@ def _asked_to_end(states: Sequence[State[Any]]) -> bool:
 
 
 def _bury(client: SyncPrefectClient, gone: Gone) -> None:
-    _bury_children(client, gone.run.id, gone.message)
+    _end_children(client, gone.run.id, Crashed(message=gone.message))
     client.set_flow_run_state(gone.run.id, Crashed(message=gone.message))
     get_run_logger().warning("%s (%s): crashed. %s", gone.run.name, gone.run.id, gone.message)
 
 
-def _bury_children(client: SyncPrefectClient, flow_run: UUID, message: str) -> None:
+def _end_children(client: SyncPrefectClient, flow_run: UUID, state: State[Any]) -> None:
     children = FlowRunFilter(
         parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[flow_run]), state=_in_states(_UNFINISHED)
     )
     while found := client.read_flow_runs(flow_run_filter=children):
         for child in found:
-            _bury_children(client, child.id, message)
-            client.set_flow_run_state(child.id, Crashed(message=message), force=True)
+            _end_children(client, child.id, state)
+            client.set_flow_run_state(child.id, state, force=True)
 
 
 def _ours(**conditions: Any) -> FlowRunFilter:

@@ -6,7 +6,7 @@ Plain functions, no tasks: Prefect calls cancellation hooks outside of any run.
 import logging
 
 from nightbridge.models import NightReport, RunSpec, Site, Verdict, VerdictStatus
-from nightbridge.nights.records import NightPlan, record_end
+from nightbridge.nights.records import NightPlan, read_end, record_end
 from nightbridge.slurm.factory import open_cluster
 from nightbridge.slurm.ledger import cancel_jobs
 from nightbridge.store.objects import open_store
@@ -39,6 +39,12 @@ def record_cancelled(plan: NightPlan) -> None:
     verdicts = tuple(stored_verdict(run, plan.site) or _cancelled(run) for run in plan.runs)
     night_report = NightReport(scenario=plan.start.scenario, night=plan.start.night, verdicts=verdicts)
     record_end(open_store(plan.site.store_settings, block_value), night_report, cancelled=True)
+
+
+def is_recorded(plan: NightPlan) -> bool:
+    """Whether it is recorded that a person ended this night, after its jobs were cancelled."""
+    end = read_end(open_store(plan.site.store_settings, block_value), plan.start.night, plan.start.scenario)
+    return end is not None and end.cancelled and end.ended_at >= plan.start.begun_at
 
 
 def _cancelled(run: RunSpec) -> Verdict:

@@ -24,12 +24,28 @@ from prefect.settings import (
     PREFECT_LOGGING_TO_API_ENABLED,
     temporary_settings,
 )
-from prefect.states import AwaitingRetry, Cancelled, Cancelling, Crashed, Failed, Pending, Running, Scheduled
+from prefect.states import (
+    AwaitingRetry,
+    Cancelled,
+    Cancelling,
+    Crashed,
+    Failed,
+    Pending,
+    Running,
+    Scheduled,
+    Suspended,
+)
 
 from flows.reaper import reaper
 from nightbridge.files import write_model
 from nightbridge.locking import this_process
+from nightbridge.models import GitRepo, RunSpec, Scenario, Site, TestDefinition, utc_now
 from nightbridge.nights.liveness import alive, alive_path, last_sign
+from nightbridge.nights.records import NightPlan, NightStart, read_end, write_plan
+from nightbridge.slurm.attempts import open_attempt
+from nightbridge.slurm.factory import open_cluster
+from nightbridge.store.objects import open_store
+from tasks.plan import PLAN_LABEL
 from tests.nights.installation import descendants
 from tests.real.prefect_server import PrefectServer, start_prefect
 
@@ -327,3 +343,40 @@ def test_a_night_whose_worker_reported_the_crash_goes_on_once_the_report_is_comp
     names = state_names(client, night)
     assert names[names.index("Crashed") :].count("Resuming") >= 1
     assert {run.state_name for run in children(client, night)} == {"Crashed", "Completed"}
+
+
+# --- cancelled while suspended ---------------------------------------------------------------------------------------
+
+
+def test_a_night_that_is_cancelled_while_suspended_has_its_jobs_cancelled(
+    client: SyncPrefectClient, tmp_path: Path
+) -> None:
+    night = made(client, tmp_path, Running(), Suspended(), Cancelled())
+    site = Site(workspace=tmp_path)
+    repository = GitRepo(url="https://example.org/Run.git")
+    test = TestDefinition(id="llama", name="llama", cmd_args={}, git_repos=(repository,), nemo_run_repo=repository)
+    run = RunSpec(scenario="sleeping", night="2026-11-21", test=test)
+    start = NightStart(
+        night=run.night,
+        scenario=run.scenario,
+        cluster=site.cluster.name,
+        workspace=tmp_path,
+        begun_at=utc_now(),
+        flow_run=str(night),
+    )
+    plan = NightPlan(start=start, scenario=Scenario(name="sleeping", tests=()), runs=(run,), site=site)
+    client.update_flow_run_labels(night, labels={PLAN_LABEL: str(write_plan(plan))})
+    cluster = open_cluster(site.cluster, site.workspace)
+    attempt = open_attempt(tmp_path, run.run_key, site.cluster)
+    script = attempt.attempt_dir / "job.sh"
+    script.write_text("#!/bin/bash\n#SBATCH --output=/dev/null\nsleep 600\n")
+    job = cluster.submit(attempt.name, script, [])
+
+    for _ in range(2):  # the second time it is recorded as done
+        eventually(lambda: reaper(**QUICK | {"last_word": 0.0}) or cluster.states([job])[job].state == "CANCELLED")
+
+    store = open_store(site.store_settings)
+    end = read_end(store, run.night, run.scenario)
+    assert end is not None
+    assert end.cancelled
+    assert state_name(client, night) == "Cancelled"
