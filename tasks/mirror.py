@@ -5,15 +5,17 @@ such as a subflow or the event that tells how it ended, is waited for as long as
 """
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import httpx
-from prefect.client.orchestration import get_client
+from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.context import FlowRunContext, SettingsContext, get_settings_context
 from prefect.events import Event, RelatedResource
 
 from nightbridge.errors import TransientError
+from tasks.interrupt import raise_if_interrupted
 from tasks.logs import run_log
 from tasks.stage import first_delay
 from tasks.waiting import wait_out
@@ -25,6 +27,10 @@ AWAY_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 SHOW_RETRIES = 3
 """How often Prefect's own client tries again to show something: 2, 4 and 8 seconds apart."""
+
+
+WRITTEN_SECONDS = 30.0
+"""How long the server may take to write events down before they are sent again; it tries every 5 s."""
 
 
 class PrefectAway(TransientError):
@@ -102,10 +108,11 @@ def _is_away(error: httpx.HTTPError) -> bool:
 
 
 def send_events(events: Sequence[Event]) -> None:
-    """Send events and wait until the server has them.
+    """Send events and wait until the server has them; for a deployment's flow run, until it has written them down.
 
-    Prefect's own `emit_event` hands each to a thread that forgets it when the server is away. An event that is sent
-    again under the same id is kept once. The flow run that they come from, if any, becomes a related resource.
+    Prefect's own `emit_event` hands each to a thread that forgets it when the server is away. The server in turn keeps
+    in memory what it has taken, for 5 s by default, and forgets it when it is killed. An event that is sent again under
+    the same id is kept once. The flow run that they come from, if any, becomes a related resource.
     """
     related = _this_flow_run()
     documents = [event.model_copy(update={"related": related}).model_dump(mode="json") for event in events]
@@ -113,8 +120,31 @@ def send_events(events: Sequence[Event]) -> None:
     def post() -> None:
         with get_client(sync_client=True) as client:
             client.request("POST", "/events", json=documents)
+            if _is_of_a_deployment():
+                _wait_until_written(client, events[-1])
 
     insist("the night's events", post)
+
+
+def _is_of_a_deployment() -> bool:
+    context = FlowRunContext.get()
+    return bool(context and context.flow_run and context.flow_run.deployment_id)
+
+
+def _wait_until_written(client: SyncPrefectClient, last: Event) -> None:
+    """Wait for the last of the events that were sent: the server writes them in their order.
+
+    Raises:
+        PrefectAway: It is not there in time.
+    """
+    wanted = {"filter": {"id": {"id": [str(last.id)]}}, "limit": 1}
+    deadline = time.monotonic() + WRITTEN_SECONDS
+    while not client.request("POST", "/events/filter", json=wanted).json()["events"]:
+        if time.monotonic() > deadline:
+            reason = f"Prefect's server took them and has not written them within {WRITTEN_SECONDS:g} s"
+            raise PrefectAway(reason, thing="the night's events", advice="Look at the server's log")
+        raise_if_interrupted()
+        time.sleep(0.5)
 
 
 def _this_flow_run() -> list[RelatedResource]:

@@ -128,6 +128,16 @@ def test_a_server_that_is_away_for_a_while_is_waited_for(rig: Rig, begin: Begin,
     assert "Crashed" not in night.state_history
 
 
+def test_a_server_that_dies_right_after_a_night_has_told_its_end(rig: Rig, begin: Begin) -> None:
+    night = begin()
+    night.wait_for_state("Passed")
+
+    rig.server.kill()  # It takes events at once, and writes them to its database every few seconds.
+    rig.server.start()
+
+    night.keeps_its_promise()
+
+
 @in_any_stage()
 def test_a_database_that_is_restarted_is_waited_for(rig: Rig, begin: Begin, stage: str) -> None:
     need(postgres_missing_reason())
