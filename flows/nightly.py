@@ -33,7 +33,7 @@ from tasks.dependencies import run_is_over, runs_begin
 from tasks.events import night_event
 from tasks.logs import run_log
 from tasks.mirror import insist, send_events
-from tasks.night import fix_night
+from tasks.night import choose_night, fix_night
 from tasks.plan import CatchUp, NightSkipped, check_catch_up, make_plan, plan_of, plan_of_this_run
 from tasks.report import report
 from tasks.restarts import this_start
@@ -46,15 +46,23 @@ MAX_RUNS_AT_ONCE = 64
 def cancel_jobs(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
     """Cancel the jobs of a cancelled night, by the plan that it made. Prefect runs this in another process."""
     plan = plan_of(flow_run) or plan_of(flow_run, _workspace_of(flow_run))
-    for step in (cancel_night, record_cancelled, _tell_cancelled) if plan else ():
+    by_plan = [partial(step, plan) for step in (cancel_night, record_cancelled, _tell_cancelled)] if plan else []
+    for step in by_plan or [partial(_tell_cancelled_unplanned, flow_run)]:
         try:
-            step(plan)
+            step()
         except NightbridgeError as error:  # the other steps are due all the same
             run_log().error("%s", error)
 
 
 def _tell_cancelled(plan: NightPlan) -> None:
     send_events([_end_of(plan, "cancelled")])
+
+
+def _tell_cancelled_unplanned(flow_run: FlowRun) -> None:
+    """Tell the end of a night that was cancelled before it had its plan: it has no job and no record."""
+    given = flow_run.parameters
+    chosen = insist("the night of its slot", lambda: choose_night(given.get("night"), flow_run))
+    send_events([night_event(Path(given["scenario"]).stem, chosen.night, "cancelled")])
 
 
 def _end_of(plan: NightPlan, end: str, message: str = "") -> Event:

@@ -29,15 +29,15 @@ class ChosenNight(Model):
 @stage("night")
 def fix_night(night: str | None) -> ChosenNight:
     """Return the night that was asked for, else the one of the schedule's slot, else a new one."""
-    chosen = _choose(night)
+    chosen = choose_night(night, _this_flow_run())
     get_run_logger().info("night %s", chosen.night)
     return chosen
 
 
-def _choose(night: str | None) -> ChosenNight:
+def choose_night(night: str | None, flow_run: FlowRun | None) -> ChosenNight:
+    """The night that was asked for, else the one of the flow run's slot, else a new one."""
     if night:
         return ChosenNight(night=checked_night(night))
-    flow_run = _this_flow_run()
     if flow_run is None or not flow_run.auto_scheduled or flow_run.deployment_id is None:
         return ChosenNight(night=new_night(flow_run.expected_start_time if flow_run else None))
     with get_client(sync_client=True) as client:
