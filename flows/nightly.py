@@ -61,7 +61,7 @@ def _tell_cancelled(plan: NightPlan) -> None:
 def _tell_cancelled_unplanned(flow_run: FlowRun) -> None:
     """Tell the end of a night that was cancelled before it had its plan: it has no job and no record."""
     given = flow_run.parameters
-    chosen = insist("the night of its slot", lambda: choose_night(given.get("night"), flow_run))
+    chosen = choose_night(given.get("night"), flow_run)
     send_events([night_event(Path(given["scenario"]).stem, chosen.night, "cancelled")])
 
 
@@ -135,7 +135,9 @@ def _new_plan(
         chosen = fix_night(night)
         decided = chosen.night
         check_catch_up(chosen, catch_up)
-        site = load_site(system, cluster=cluster, store=store, workspace=workspace)
+        site = insist(
+            "the site's blocks", partial(load_site, system, cluster=cluster, store=store, workspace=workspace)
+        )
         on = site.cluster.name
         return make_plan(scenario, chosen, site)
     except NightSkipped as skipped:

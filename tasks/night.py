@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from datetime import datetime, time
+from functools import partial
+from uuid import UUID
 from zoneinfo import ZoneInfo
 
 from prefect.client.orchestration import get_client
@@ -14,6 +16,7 @@ from prefect.utilities.asyncutils import run_coro_as_sync
 from nightbridge.models import Model
 from nightbridge.nights.ids import checked_night, new_night, night_of_slot
 from nightbridge.nights.records import LATE
+from tasks.mirror import insist
 from tasks.stage import stage
 
 
@@ -40,9 +43,13 @@ def choose_night(night: str | None, flow_run: FlowRun | None) -> ChosenNight:
         return ChosenNight(night=checked_night(night))
     if flow_run is None or not flow_run.auto_scheduled or flow_run.deployment_id is None:
         return ChosenNight(night=new_night(flow_run.expected_start_time if flow_run else None))
-    with get_client(sync_client=True) as client:
-        schedules = client.read_deployment(flow_run.deployment_id).schedules
+    schedules = insist("the schedules of the deployment", partial(_schedules_of, flow_run.deployment_id))
     return night_of_schedule(flow_run, schedules, datetime.now(ZoneInfo("UTC")))
+
+
+def _schedules_of(deployment_id: UUID) -> list[DeploymentSchedule]:
+    with get_client(sync_client=True) as client:
+        return client.read_deployment(deployment_id).schedules
 
 
 def night_of_schedule(flow_run: FlowRun, schedules: Sequence[DeploymentSchedule], now: datetime) -> ChosenNight:
