@@ -10,6 +10,7 @@ import contextvars
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate
@@ -23,6 +24,7 @@ from nightbridge.errors import PermanentError
 from nightbridge.models import ClusterSettings, LaunchPlan, Site, slug
 from nightbridge.slurm.attempts import read_submission
 from tasks.interrupt import raise_if_interrupted
+from tasks.mirror import insist
 
 LEASE_SECONDS = 900.0
 """How long a dead process keeps its slots. Its job lives on, so a short lease would let another job in beside it."""
@@ -55,7 +57,7 @@ def job_slots(plan: LaunchPlan, site: Site, *, lease: float = LEASE_SECONDS) -> 
     if not limits:
         yield
         return
-    _make(limits)
+    insist("the limits of the cluster", partial(_make, limits))
     names = list(limits)
     if read_submission(plan.attempt_dir) is None:
         with contextlib.ExitStack() as slots:
