@@ -1,6 +1,7 @@
 """A night: every run of a scenario side by side, each with its own verdict, then the report."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from tasks.events import night_event
 from tasks.logs import run_log
 from tasks.mirror import insist, send_events
 from tasks.night import choose_night, fix_night
-from tasks.plan import CatchUp, NightSkipped, check_catch_up, make_plan, plan_of, plan_of_this_run
+from tasks.plan import CatchUp, NightSkipped, check_catch_up, make_plan, plan_of, plan_of_this_run, show_name
 from tasks.report import report
 from tasks.restarts import this_start
 from tasks.turn import own_turn
@@ -103,16 +104,26 @@ def nightly(
         new_attempt: Open a new attempt for runs whose last one ended.
         catch_up: Which scheduled nights are run later when they could not begin in time: `last`, `all` or `none`.
     """
+    with ExitStack() as process:
+        try:
+            plan = plan_of_this_run()
+            if plan is None:
+                plan = _new_plan(process, scenario, night, catch_up, system, cluster, store, workspace)
+            else:
+                process.enter_context(alive(plan.site.workspace, plan.start.flow_run))
+        except NightSkipped as skipped:
+            return Completed(name="Skipped", message=str(skipped))
+        except NightbridgeError as error:
+            # Without a place for its report a night has none, only a message.
+            get_run_logger().error("%s", error)
+            return state_of_error(error)
+        show_name(f"{Path(scenario).stem} {plan.start.night}")
+        return _end_state(plan, new_attempt)
+
+
+def _end_state(plan: NightPlan, new_attempt: bool) -> State[NightReport]:
     try:
-        plan = plan_of_this_run() or _new_plan(scenario, night, catch_up, system, cluster, store, workspace)
-    except NightSkipped as skipped:
-        return Completed(name="Skipped", message=str(skipped))
-    except NightbridgeError as error:
-        # Without a place for its report a night has none, only a message.
-        get_run_logger().error("%s", error)
-        return state_of_error(error)
-    try:
-        with alive(plan.site.workspace, plan.start.flow_run), tags(TAG), own_turn(plan.site):
+        with tags(TAG), own_turn(plan.site):
             return state_of_night(_run(plan, _asked_attempt(new_attempt)))
     except NightbridgeError as error:
         get_run_logger().error("%s", error)
@@ -121,6 +132,7 @@ def nightly(
 
 
 def _new_plan(
+    process: ExitStack,
     scenario: str,
     night: str | None,
     catch_up: CatchUp,
@@ -139,6 +151,8 @@ def _new_plan(
             "the site's blocks", partial(load_site, system, cluster=cluster, store=store, workspace=workspace)
         )
         on = site.cluster.name
+        # From here on, so that a host that is lost before the plan is kept is missed soon.
+        process.enter_context(alive(site.workspace, str(flow_run.id)))
         return make_plan(scenario, chosen, site)
     except NightSkipped as skipped:
         send_events([night_event(name, decided, "skipped", cluster=on, message=str(skipped))])

@@ -24,7 +24,7 @@ from nightbridge.nights.records import (
 )
 from nightbridge.rules import check_scenario
 from nightbridge.store.objects import open_store
-from tasks.mirror import insist
+from tasks.mirror import insist, show
 from tasks.night import ChosenNight
 from tasks.prepare import check_place, node_limits
 from tasks.secrets import block_value
@@ -84,7 +84,7 @@ def make_plan(scenario: str, chosen: ChosenNight, site: Site) -> NightPlan:
         invalid=tuple(test.id for test in tests.invalid),
     )
     plan = NightPlan(start=start, scenario=tests, runs=runs, site=site, limits=limits)
-    _label(write_plan(plan), f"{Path(scenario).stem} {chosen.night}")
+    _label(write_plan(plan))
     keep_start(start, site)
     return plan
 
@@ -117,8 +117,22 @@ def plan_of(flow_run: FlowRun, workspace: Path | None = None) -> NightPlan | Non
     return read_plan(plan_path(workspace, str(flow_run.id))) if workspace else None
 
 
-def _label(path: Path, name: str) -> None:
-    """Name the flow run after its night, and say on it where the plan is: no other file is needed to find it."""
+def show_name(name: str) -> None:
+    """Name the flow run after its night: Prefect names it before anybody knows the night, and again at each start."""
+    context = FlowRunContext.get()
+    flow_run = context.flow_run if context else None
+    if flow_run is None:
+        return
+
+    def rename() -> None:
+        with get_client(sync_client=True) as client:
+            client.set_flow_run_name(flow_run.id, name)
+
+    show("the night's name", rename)
+
+
+def _label(path: Path) -> None:
+    """Say on the flow run where the plan is: no other file is needed to find it."""
     context = FlowRunContext.get()
     flow_run = context.flow_run if context else None
     if flow_run is None:
@@ -128,7 +142,6 @@ def _label(path: Path, name: str) -> None:
     def update() -> None:
         with get_client(sync_client=True) as client:
             client.update_flow_run_labels(flow_run.id, labels=dict(labels))
-            client.set_flow_run_name(flow_run.id, name)
 
     insist("the flow run's label", update)
 
