@@ -5,6 +5,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -121,7 +122,8 @@ class Night:
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
         """Send a signal to the process of its flow run."""
         for pid in self.processes():
-            os.kill(pid, number)
+            with suppress(ProcessLookupError):  # a git or launcher that has just ended
+                os.kill(pid, number)
 
     def abandon(self) -> None:
         """End whatever of it still goes on, so that the next one has the machine."""
