@@ -11,13 +11,14 @@ from typing import TypeVar
 
 import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.context import FlowRunContext, SettingsContext, get_settings_context
+from prefect.context import SettingsContext, get_settings_context
 from prefect.events import Event, RelatedResource
 
 from nightbridge.errors import TransientError
 from tasks.interrupt import raise_if_interrupted
 from tasks.logs import run_log
 from tasks.stage import first_delay
+from tasks.this_run import this_flow_run
 from tasks.waiting import wait_out
 
 R = TypeVar("R")
@@ -114,7 +115,7 @@ def send_events(events: Sequence[Event]) -> None:
     in memory what it has taken, for 5 s by default, and forgets it when it is killed. An event that is sent again under
     the same id is kept once. The flow run that they come from, if any, becomes a related resource.
     """
-    related = _this_flow_run()
+    related = _related()
     documents = [event.model_copy(update={"related": related}).model_dump(mode="json") for event in events]
 
     def post() -> None:
@@ -127,8 +128,8 @@ def send_events(events: Sequence[Event]) -> None:
 
 
 def _is_of_a_deployment() -> bool:
-    context = FlowRunContext.get()
-    return bool(context and context.flow_run and context.flow_run.deployment_id)
+    flow_run = this_flow_run()
+    return bool(flow_run and flow_run.deployment_id)
 
 
 def _wait_until_written(client: SyncPrefectClient, last: Event) -> None:
@@ -147,9 +148,8 @@ def _wait_until_written(client: SyncPrefectClient, last: Event) -> None:
         time.sleep(0.5)
 
 
-def _this_flow_run() -> list[RelatedResource]:
-    context = FlowRunContext.get()
-    flow_run = context.flow_run if context else None
+def _related() -> list[RelatedResource]:
+    flow_run = this_flow_run()
     if flow_run is None:
         return []
     labels = {

@@ -8,7 +8,6 @@ from zoneinfo import ZoneInfo
 
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import DeploymentSchedule, FlowRun
-from prefect.context import FlowRunContext
 from prefect.logging import get_run_logger
 from prefect.server.schemas import schedules as server_schedules
 from prefect.utilities.asyncutils import run_coro_as_sync
@@ -18,6 +17,7 @@ from nightbridge.nights.ids import checked_night, new_night, night_of_slot
 from nightbridge.nights.records import LATE
 from tasks.mirror import insist
 from tasks.stage import stage
+from tasks.this_run import this_flow_run
 
 
 class ChosenNight(Model):
@@ -32,7 +32,7 @@ class ChosenNight(Model):
 @stage("night")
 def fix_night(night: str | None) -> ChosenNight:
     """Return the night that was asked for, else the one of the schedule's slot, else a new one."""
-    chosen = choose_night(night, _this_flow_run())
+    chosen = choose_night(night, this_flow_run())
     get_run_logger().info("night %s", chosen.night)
     return chosen
 
@@ -81,8 +81,3 @@ def _slots(schedule: DeploymentSchedule, start: datetime, end: datetime) -> list
 
 def _zone(schedule: DeploymentSchedule) -> ZoneInfo:
     return ZoneInfo(getattr(schedule.schedule, "timezone", None) or "UTC")
-
-
-def _this_flow_run() -> FlowRun | None:
-    context = FlowRunContext.get()
-    return context.flow_run if context else None

@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun
-from prefect.context import FlowRunContext
 from prefect.logging import get_run_logger
 from prefect.runtime import deployment
 
@@ -29,6 +28,7 @@ from tasks.night import ChosenNight
 from tasks.prepare import check_place, node_limits
 from tasks.secrets import block_value
 from tasks.stage import never_reused, stage
+from tasks.this_run import this_flow_run
 from tasks.validate import show_violations
 
 PLAN_LABEL = "nightbridge.plan"
@@ -71,6 +71,7 @@ def make_plan(scenario: str, chosen: ChosenNight, site: Site) -> NightPlan:
     show_violations(tests)
     check_place(site)
     runs = config.runs(tests, chosen.night, limits)
+    flow_run = this_flow_run()
     start = NightStart(
         night=chosen.night,
         scenario=tests.name,
@@ -78,7 +79,7 @@ def make_plan(scenario: str, chosen: ChosenNight, site: Site) -> NightPlan:
         workspace=site.workspace,
         begun_at=utc_now(),
         slot=chosen.slot,
-        flow_run=_this_flow_run(),
+        flow_run=str(flow_run.id) if flow_run else "",
         deployment=deployment.name or "",
         tests=tuple(NightTest(test_id=run.test.id, run_key=run.run_key) for run in runs),
         invalid=tuple(test.id for test in tests.invalid),
@@ -97,8 +98,8 @@ def keep_start(start: NightStart, site: Site) -> None:
 
 def plan_of_this_run() -> NightPlan | None:
     """The plan that an earlier process of this flow run has made; None at its first start."""
-    context = FlowRunContext.get()
-    plan = plan_of(context.flow_run) if context and context.flow_run else None
+    flow_run = this_flow_run()
+    plan = plan_of(flow_run) if flow_run else None
     if plan is not None:
         get_run_logger().info("night %s: going by the plan of its first start", plan.start.night)
     return plan
@@ -119,8 +120,7 @@ def plan_of(flow_run: FlowRun, workspace: Path | None = None) -> NightPlan | Non
 
 def show_name(name: str) -> None:
     """Name the flow run after its night: Prefect names it before anybody knows the night, and again at each start."""
-    context = FlowRunContext.get()
-    flow_run = context.flow_run if context else None
+    flow_run = this_flow_run()
     if flow_run is None:
         return
 
@@ -133,8 +133,7 @@ def show_name(name: str) -> None:
 
 def _label(path: Path) -> None:
     """Say on the flow run where the plan is: no other file is needed to find it."""
-    context = FlowRunContext.get()
-    flow_run = context.flow_run if context else None
+    flow_run = this_flow_run()
     if flow_run is None:
         return
     labels: Mapping[str, Any] = {PLAN_LABEL: str(path)}
@@ -144,8 +143,3 @@ def _label(path: Path) -> None:
             client.update_flow_run_labels(flow_run.id, labels=dict(labels))
 
     insist("the flow run's label", update)
-
-
-def _this_flow_run() -> str:
-    context = FlowRunContext.get()
-    return str(context.flow_run.id) if context and context.flow_run else ""

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from prefect.client.orchestration import get_client
-from prefect.context import FlowRunContext
 
 from nightbridge.locking import lease, read_holder
 from nightbridge.models import Site, slug
 from tasks.interrupt import raise_if_interrupted
 from tasks.logs import run_log
 from tasks.mirror import insist
+from tasks.this_run import this_flow_run
 
 LONGEST_NIGHT_SECONDS = 48 * 3600.0
 """How long a night waits for its turn."""
@@ -44,8 +44,8 @@ def own_turn(site: Site) -> Iterator[None]:
 
 
 def _one_at_a_time() -> bool:
-    context = FlowRunContext.get()
-    queue = context.flow_run.work_queue_id if context and context.flow_run else None
+    flow_run = this_flow_run()
+    queue = flow_run.work_queue_id if flow_run else None
     if queue is None:
         return False
 
