@@ -353,6 +353,8 @@ def test_a_job_that_an_administrator_requeues_is_followed_to_its_second_end(
     slurm_cluster.command("scontrol", "requeue", job_id)
     # Slurm holds a requeued job back until its old credential has expired, two minutes.
     wait_until(lambda: slurm_cluster.command("squeue", "-h", "-o", "%r", "-j", job_id).stdout.strip() == "BeginTime")
+    # slurmd takes a credential of the same second for the revoked one, and the job would end before its script begins.
+    time.sleep(2)
     slurm_cluster.command("scontrol", "update", f"job={job_id}", "starttime=now")
     ended = run.ended(50)
 
