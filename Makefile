@@ -92,9 +92,9 @@ server: install
 	$(BIN)/prefect server start
 
 deploy: install
-	$(BIN)/prefect block register -m blocks
+	$(BIN)/prefect block register -m nightbridge.blocks
 	$(BIN)/prefect work-pool create nightbridge --type process --overwrite
-	$(BIN)/python -m flows.deploy prepare
+	$(BIN)/python -m nightbridge.flows.deploy prepare
 	$(BIN)/prefect --no-prompt deploy --all
 
 # A worker gives up when twelve of its requests in a row have failed, and ends the flows that it runs. With Prefect's 5
@@ -106,7 +106,7 @@ worker: install
 	$(BIN)/prefect worker start --pool nightbridge
 
 night: install
-	$(BIN)/python -m flows.deploy night $(NIGHT)
+	$(BIN)/python -m nightbridge.flows.deploy night $(NIGHT)
 
 clean:
 	rm -rf $(VENV) .nightbridge

@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nightbridge.repos.checkouts import check_out, find_changes
+from nightbridge.repos.commits import pin
 from nightbridge.repos.mirrors import Mirror
-from nightbridge.repos.pins import pin
 
 TIMEOUT = 600.0
 REPEATS = 5

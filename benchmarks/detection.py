@@ -47,7 +47,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nightbridge.regression.changepoints import (
+from nightbridge.history.changepoints import (
     DEFAULT_POLICY,
     ChangePointPolicy,
     find_change_points,

@@ -43,7 +43,7 @@ def main() -> int:
 
 def compare(counts: list[int], folder: Path, stack: ExitStack) -> int:
     """Run both for each count and print what they took."""
-    from nightbridge.practice.repositories import install_torchrun, make_practice_repositories
+    from examples.practice.repositories import install_torchrun, make_practice_repositories
     from nightbridge.repos.environments import prepare_base
     from tests.real.postgres import start_postgres
     from tests.real.prefect_server import PrefectServer
@@ -124,7 +124,7 @@ def measure(what: str, count: int, folder: Path) -> int:
 
 
 def _night(count: int, folder: Path) -> int:
-    from flows import nightly_regression
+    from nightbridge.flows import nightly_regression
 
     here = folder / f"night-{count}"
     here.mkdir()
@@ -152,8 +152,8 @@ def _bare(count: int) -> int:
     """A flow that does nothing but what Prefect does: subflows in threads, tasks with persisted results."""
     from prefect import flow, task
 
-    from flows.nightly import MAX_RUNS_AT_ONCE
-    from flows.starts import side_by_side, tell_begun
+    from nightbridge.flows.nightly import MAX_RUNS_AT_ONCE
+    from nightbridge.flows.side_by_side import side_by_side, tell_begun
 
     def nothing(key: str, stage: str) -> dict[str, str]:
         return {"key": key, "stage": stage}

@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from nightbridge.regression.parity import compare_curves
+from nightbridge.goldens.parity import compare_curves
 
 Array = NDArray[np.float64]
 Pair = tuple[Array, Array]

@@ -22,7 +22,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from nightbridge.models import ClusterSettings, Job, utc_now
-from nightbridge.slurm.attempts import open_attempt
+from nightbridge.slurm.attempt_files import open_attempt
 from nightbridge.slurm.command_line import CommandLineCluster
 from nightbridge.slurm.script import wrap_script
 from nightbridge.slurm.watcher import SHORTEST_INTERVAL, Watcher

@@ -40,13 +40,13 @@ def main() -> int:
 
 
 def month(nights: int, commits: int, per_cent: float, folder: Path) -> int:
-    from flows import bisect_regression, nightly_regression
+    from examples.practice.repositories import commit_many, make_practice_repositories
+    from nightbridge.bisect.result import result_lines
     from nightbridge.config.sites import plain_site
-    from nightbridge.practice.repositories import commit_many, make_practice_repositories
-    from nightbridge.regression.bisect_result import result_lines
-    from nightbridge.regression.stored import history_of
-    from nightbridge.regression.trend import trend_lines
-    from nightbridge.store.objects import open_store
+    from nightbridge.flows import bisect_regression, nightly_regression
+    from nightbridge.gate.trend import trend_lines
+    from nightbridge.report.queries import history_of
+    from nightbridge.store.factory import open_store
 
     repositories = make_practice_repositories(folder / "practice")
     site_file, test_file = _files(folder, repositories.bridge_url)

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from nightbridge.launch.points import at_point
+from nightbridge.launch.resources import at_point
 from nightbridge.models import Compat, GitRepo, SweepAxis, TestDefinition
 from nightbridge.rules import check_test, cloudai_verdict, errors_of, expansion_of, grid_of
 

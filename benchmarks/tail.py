@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from nightbridge.history.metrics import METRIC_BY_NAME
 from nightbridge.models import GatePolicy
 from nightbridge.outputs.measurements import tail_slowdown
-from nightbridge.regression.metrics import METRIC_BY_NAME
 
 SLOW_SHARE, SLOW_FACTOR = 0.09, 2.0
 BASELINE = GatePolicy().baseline_runs

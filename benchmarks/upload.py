@@ -52,8 +52,8 @@ NIGHTBRIDGE = """
 import sys, tempfile
 from pathlib import Path
 from nightbridge.models import StoreSettings
-from nightbridge.store.objects import open_store
-from nightbridge.store.upload import LocalFile, Unit, upload
+from nightbridge.store.factory import open_store
+from nightbridge.harvest.upload import LocalFile, Unit, upload
 store = open_store(StoreSettings(url=f"s3://{sys.argv[4]}", endpoint_url=sys.argv[3], region="us-east-1"))
 files = tuple(LocalFile(path, path.name, "checkpoint") for path in sorted(Path(sys.argv[1]).iterdir()))
 with tempfile.TemporaryDirectory() as scratch:
@@ -66,8 +66,8 @@ HARVEST = """
 import os, shutil, sys, time
 from pathlib import Path
 from nightbridge.models import StoreSettings
-from nightbridge.store.objects import open_store
-from tests.nightbridge.store.left_run import make_run
+from nightbridge.store.factory import open_store
+from tests.nightbridge.harvest.left_run import make_run
 folder = Path(sys.argv[1]).parent / "run"
 left = make_run(folder, shard_size=1000)
 for file in Path(sys.argv[1]).iterdir():

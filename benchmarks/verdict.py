@@ -23,6 +23,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from nightbridge.gate.evidence import gather_evidence, since_of
+from nightbridge.gate.gate import compare
+from nightbridge.history.history_store import COMPACT_AT, write_generation
+from nightbridge.history.reading import HistoryRow, add, read_history, read_recent, row_of
 from nightbridge.models import (
     Checkout,
     GitRepo,
@@ -39,12 +43,8 @@ from nightbridge.models import (
     Verdict,
     VerdictStatus,
 )
-from nightbridge.regression.evidence import gather_evidence, since_of
-from nightbridge.regression.gate import compare
-from nightbridge.regression.history import HistoryRow, add, read_history, read_recent, row_of
-from nightbridge.regression.row_objects import COMPACT_AT, write_generation
 from nightbridge.store.directory import DirectoryStore
-from nightbridge.store.objects import ObjectStore
+from nightbridge.store.protocol import ObjectStore
 
 CLUSTER, FIRST_NIGHT = "dgx", date(2021, 11, 21)
 STEPS = 50

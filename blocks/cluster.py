@@ -14,7 +14,7 @@ class SlurmCluster(Block):
 
     Example:
         ```python
-        from blocks import SlurmCluster
+        from nightbridge.blocks import SlurmCluster
 
         settings = SlurmCluster.load("BLOCK_NAME").settings()
         ```

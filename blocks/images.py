@@ -6,7 +6,7 @@ from typing import Literal
 from prefect.blocks.core import Block
 from pydantic import Field, SecretStr
 
-from blocks.secrets import secret_reference
+from nightbridge.blocks.secrets import secret_reference
 from nightbridge.models import ImageImport
 
 
@@ -15,7 +15,7 @@ class ImageCache(Block):
 
     Example:
         ```python
-        from blocks import ImageCache
+        from nightbridge.blocks import ImageCache
 
         folder = ImageCache.load("BLOCK_NAME").folder
         ```

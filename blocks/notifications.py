@@ -6,7 +6,7 @@ from typing import Literal
 from prefect.blocks.core import Block
 from pydantic import Field, SecretStr
 
-from blocks.secrets import secret_reference
+from nightbridge.blocks.secrets import secret_reference
 from nightbridge.models import NotifySettings
 
 
@@ -15,7 +15,7 @@ class Notifications(Block):
 
     Example:
         ```python
-        from blocks import Notifications
+        from nightbridge.blocks import Notifications
 
         settings = Notifications.load("BLOCK_NAME").settings()
         ```

@@ -3,7 +3,7 @@
 from prefect.blocks.core import Block
 from pydantic import Field, SecretStr
 
-from blocks.secrets import secret_reference
+from nightbridge.blocks.secrets import secret_reference
 from nightbridge.models import SecretRef
 
 
@@ -12,7 +12,7 @@ class SourceRepositories(Block):
 
     Example:
         ```python
-        from blocks import SourceRepositories
+        from nightbridge.blocks import SourceRepositories
 
         timeout = SourceRepositories.load("BLOCK_NAME").git_timeout
         ```

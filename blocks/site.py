@@ -7,12 +7,12 @@ from typing import TypeVar, cast
 from prefect.blocks.core import Block
 from pydantic import Field
 
-from blocks.cluster import SlurmCluster
-from blocks.images import ImageCache
-from blocks.notifications import Notifications
-from blocks.repositories import SourceRepositories
-from blocks.store import HarvestStore
 from nightbridge import models
+from nightbridge.blocks.cluster import SlurmCluster
+from nightbridge.blocks.images import ImageCache
+from nightbridge.blocks.notifications import Notifications
+from nightbridge.blocks.repositories import SourceRepositories
+from nightbridge.blocks.store import HarvestStore
 from nightbridge.config.sites import plain_site
 from nightbridge.errors import InvalidInput
 
@@ -26,7 +26,7 @@ class Site(Block):
 
     Example:
         ```python
-        from blocks import Site
+        from nightbridge.blocks import Site
 
         site = Site.load("BLOCK_NAME").settings()
         ```

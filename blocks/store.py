@@ -6,7 +6,7 @@ from typing import Literal
 from prefect.blocks.core import Block
 from pydantic import Field, SecretStr
 
-from blocks.secrets import secret_reference
+from nightbridge.blocks.secrets import secret_reference
 from nightbridge.models import HarvestPlace, RetentionPolicy, StoreSettings
 
 
@@ -15,7 +15,7 @@ class HarvestStore(Block):
 
     Example:
         ```python
-        from blocks import HarvestStore
+        from nightbridge.blocks import HarvestStore
 
         settings = HarvestStore.load("BLOCK_NAME").settings()
         ```

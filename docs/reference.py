@@ -18,13 +18,12 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-import blocks
-import flows
-from nightbridge import cli, errors, models
+from nightbridge import blocks, errors, flows, models
+from nightbridge.cli import main as cli
 from nightbridge.config import schema, sites
-from nightbridge.config.hetero import HeteroArguments
+from nightbridge.config.arguments import HeteroArguments
+from nightbridge.history.metrics import METRIC_BY_NAME
 from nightbridge.launch.flags import CHOICES, NO_EFFECT, TEST_FLAGS, Flag
-from nightbridge.regression.metrics import METRIC_BY_NAME
 from nightbridge.rules.catalogue import RuleEntry, rule_entries
 
 Cells = Sequence[str]
@@ -304,7 +303,7 @@ def _block_type(field: FieldInfo) -> str:
 def python_interface() -> Iterator[str]:
     """The functions of `flows`, with their docstrings."""
     yield "# Python\n"
-    yield "```python\nfrom flows import nightly_regression, run_pipeline\n```\n"
+    yield "```python\nfrom nightbridge import nightly_regression, run_pipeline\n```\n"
     for name in flows.__all__:
         function: Callable[..., Any] = getattr(flows, name)
         yield f"## {name}\n"

@@ -4,23 +4,23 @@ from pathlib import Path
 
 from prefect import tags
 
-from blocks import load_site
-from flows.bisect import bisect_flow
-from flows.nightly import nightly
-from flows.pipeline import pipeline
-from flows.server import reach_server
-from flows.states import TAG, result_of
 from nightbridge import config
+from nightbridge.bisect.plan import Repository
+from nightbridge.bisect.result import BisectResult
+from nightbridge.blocks import load_site
 from nightbridge.config.sites import plain_site
 from nightbridge.errors import InvalidInput
+from nightbridge.flows.bisect import bisect_flow
+from nightbridge.flows.nightly import nightly
+from nightbridge.flows.pipeline import pipeline
+from nightbridge.flows.server import reach_server
+from nightbridge.flows.states import TAG, result_of
 from nightbridge.models import ClusterLimits, NightReport, RunSpec, Scenario, Site, Verdict
-from nightbridge.nights.ids import checked_night, new_night
-from nightbridge.regression.bisect_plan import Repository
-from nightbridge.regression.bisect_result import BisectResult
+from nightbridge.nights.records import checked_night, new_night
 from nightbridge.rules import check_scenario
-from nightbridge.slurm.ledger import AttemptChoice
-from tasks.prepare import node_limits
-from tasks.secrets import block_value
+from nightbridge.slurm.attempts import AttemptChoice
+from nightbridge.tasks.secrets import block_value
+from nightbridge.tasks.validate import node_limits
 
 __all__ = ["bisect_regression", "block_value", "load_site", "nightly_regression", "run_pipeline"]
 

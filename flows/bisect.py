@@ -9,17 +9,17 @@ from prefect.flows import Flow
 from prefect.logging import get_run_logger
 from prefect.states import Completed, Failed
 
-from blocks import load_site
-from flows.pipeline import pipeline
-from flows.starts import side_by_side
-from flows.states import result_of, state_of_error
+from nightbridge.bisect.plan import BisectPlan, Repository, point_run
+from nightbridge.bisect.result import BisectResult, Point, next_points, result_lines
+from nightbridge.bisect.search import BisectPolicy
+from nightbridge.blocks import load_site
 from nightbridge.errors import NightbridgeError
+from nightbridge.flows.pipeline import pipeline
+from nightbridge.flows.side_by_side import side_by_side
+from nightbridge.flows.states import result_of, state_of_error
+from nightbridge.gate.gate import verdict_for_error
 from nightbridge.models import RunRecord, Site
-from nightbridge.regression.bisect import BisectPolicy
-from nightbridge.regression.bisect_plan import BisectPlan, Repository, point_run
-from nightbridge.regression.bisect_result import BisectResult, Point, next_points, result_lines
-from nightbridge.regression.gate import verdict_for_error
-from tasks.bisect import (
+from nightbridge.tasks.bisect import (
     base_run,
     cancel_points,
     earlier_points,

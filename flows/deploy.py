@@ -1,7 +1,7 @@
 """What the deployments need on the Prefect server besides `prefect deploy`, and a night by hand.
 
-python -m flows.deploy prepare         make the work queues; remove what older releases left
-python -m flows.deploy night [ID]      start the nightly deployment for one night, or go on with it
+python -m nightbridge.flows.deploy prepare         make the work queues; remove what older releases left
+python -m nightbridge.flows.deploy night [ID]      start the nightly deployment for one night, or go on with it
 """
 
 import re
@@ -19,18 +19,17 @@ from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
 from prefect.states import AwaitingRetry
 
-from blocks import load_site
+from nightbridge.blocks import load_site
 from nightbridge.errors import NightbridgeError
-from nightbridge.nights.ids import checked_night, new_night
-from nightbridge.nights.records import find_nights
-from nightbridge.store.objects import open_store
-from tasks.secrets import block_value
+from nightbridge.nights.records import checked_night, find_nights, new_night
+from nightbridge.store.factory import open_store
+from nightbridge.tasks.secrets import block_value
 
 DEPLOYMENT = "nightly-regression/nightly"
-PREFECT_YAML = Path(__file__).parents[1] / "prefect.yaml"
+PREFECT_YAML = Path(__file__).resolve().parents[1] / "prefect.yaml"
 
 FORMER_AUTOMATIONS = ("nightbridge: crash flow runs without a heartbeat",)
-"""It crashed everybody's flow runs, and the living after an outage of the server; `flows.reaper` took its place."""
+"""It crashed everybody's flow runs, and the living after an outage of the server; the reaper took its place."""
 
 
 def prepare() -> list[str]:

@@ -14,31 +14,39 @@ from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 from prefect.states import Completed
 
-from blocks import load_site
-from flows.confirm import confirmed
-from flows.pipeline import pipeline
-from flows.starts import side_by_side
-from flows.states import TAG, result_of, state_of_error, state_of_night
+from nightbridge.blocks import load_site
 from nightbridge.errors import InvalidInput, NightbridgeError
+from nightbridge.flows.confirm import confirmed
+from nightbridge.flows.pipeline import pipeline
+from nightbridge.flows.side_by_side import side_by_side
+from nightbridge.flows.states import TAG, result_of, state_of_error, state_of_night
+from nightbridge.gate.gate import verdict_for_error, verdict_for_invalid
 from nightbridge.models import NightReport, RunSpec, Site, Verdict
-from nightbridge.nights.ids import new_night
+from nightbridge.models.series import series_id
 from nightbridge.nights.liveness import alive
-from nightbridge.nights.records import NightPlan
-from nightbridge.regression.gate import verdict_for_error, verdict_for_invalid
-from nightbridge.regression.series import series_id
-from nightbridge.regression.sweeps import sweep_results
-from nightbridge.slurm.ledger import AttemptChoice
-from tasks.cancel import cancel_night, record_cancelled
-from tasks.compare import confirm, stored_verdict
-from tasks.dependencies import run_is_over, runs_begin
-from tasks.events import night_event
-from tasks.logs import run_log
-from tasks.mirror import insist, send_events
-from tasks.night import choose_night, fix_night
-from tasks.plan import CatchUp, NightSkipped, check_catch_up, make_plan, plan_of, plan_of_this_run, show_name
-from tasks.report import report
-from tasks.restarts import this_start
-from tasks.turn import own_turn
+from nightbridge.nights.records import NightPlan, new_night
+from nightbridge.report.sweeps import sweep_results
+from nightbridge.slurm.attempts import AttemptChoice
+from nightbridge.tasks.cancel import cancel_night, record_cancelled
+from nightbridge.tasks.compare import confirm, stored_verdict
+from nightbridge.tasks.events import night_event
+from nightbridge.tasks.limits import own_turn
+from nightbridge.tasks.mirror import insist, send_events
+from nightbridge.tasks.plan import (
+    CatchUp,
+    NightSkipped,
+    check_catch_up,
+    choose_night,
+    fix_night,
+    make_plan,
+    plan_of,
+    plan_of_this_run,
+    show_name,
+)
+from nightbridge.tasks.report import report
+from nightbridge.tasks.restarts import this_start
+from nightbridge.tasks.submit import run_is_over, runs_begin
+from nightbridge.tasks.this_run import run_log
 
 # Runs of one night that are followed at once; each is a thread that mostly waits.
 MAX_RUNS_AT_ONCE = 64

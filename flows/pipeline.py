@@ -7,24 +7,28 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.flows import Flow
 from prefect.logging import get_run_logger
 
-from flows.starts import tell_begun
-from flows.states import state_of_verdict
 from nightbridge.errors import NightbridgeError
+from nightbridge.flows.side_by_side import tell_begun
+from nightbridge.flows.states import state_of_verdict
+from nightbridge.gate.gate import verdict_for_error
 from nightbridge.models import Job, LaunchPlan, RunRecord, RunSpec, Site, Verdict
-from nightbridge.regression.gate import verdict_for_error
-from nightbridge.regression.series import series_id
-from nightbridge.slurm.ledger import AttemptChoice, choose_attempt, ended_jobs, may_try_again, next_attempt
-from tasks.cancel import cancel_run
-from tasks.clone import clone
-from tasks.compare import compare
-from tasks.container import container
-from tasks.dependencies import dependencies_of
-from tasks.harvest import harvest
-from tasks.limits import job_slots
-from tasks.prepare import prepare
-from tasks.submit import submit
-from tasks.validate import validate
-from tasks.watch import watch
+from nightbridge.models.series import series_id
+from nightbridge.slurm.attempts import (
+    AttemptChoice,
+    choose_attempt,
+    ended_jobs,
+    may_try_again,
+    next_attempt,
+)
+from nightbridge.tasks.cancel import cancel_run
+from nightbridge.tasks.clone import clone
+from nightbridge.tasks.compare import compare
+from nightbridge.tasks.container import container
+from nightbridge.tasks.harvest import harvest
+from nightbridge.tasks.limits import job_slots
+from nightbridge.tasks.submit import dependencies_of, submit
+from nightbridge.tasks.validate import prepare, validate
+from nightbridge.tasks.watch import watch
 
 
 def cancel_job(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:

@@ -32,15 +32,15 @@ from prefect.logging import get_run_logger
 from prefect.settings import get_current_settings
 from prefect.states import Cancelled, Crashed, Scheduled
 
-from blocks import load_site
-from flows.nightly import cancel_jobs, nightly
-from flows.states import TAG
+from nightbridge.blocks import load_site
 from nightbridge.errors import NightbridgeError
+from nightbridge.flows.nightly import cancel_jobs, nightly
+from nightbridge.flows.states import TAG
 from nightbridge.models import Model
 from nightbridge.nights.liveness import SILENCE_SECONDS, LastSign, last_sign
-from tasks.cancel import is_recorded
-from tasks.plan import PLAN_LABEL, plan_of
-from tasks.restarts import RESUMING
+from nightbridge.tasks.cancel import is_recorded
+from nightbridge.tasks.plan import PLAN_LABEL, plan_of
+from nightbridge.tasks.restarts import RESUMING
 
 MAX_RESUMES = 3
 RESUME_WITHIN = timedelta(hours=24)

@@ -6,9 +6,9 @@ from typing import Any
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
+from nightbridge.bisect.result import BisectResult
 from nightbridge.errors import InvalidInput, NightbridgeError
 from nightbridge.models import NightReport, Verdict, VerdictStatus
-from nightbridge.regression.bisect_result import BisectResult
 
 TAG = "nightbridge"
 """Tag of every flow run of ours, by which automations know them."""

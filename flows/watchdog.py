@@ -12,12 +12,19 @@ from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
 from prefect.states import Completed, Failed
 
-from blocks import load_site
-from flows.states import state_of_error
+from nightbridge.blocks import load_site
 from nightbridge.errors import NightbridgeError
+from nightbridge.flows.states import state_of_error
 from nightbridge.models import Site
-from nightbridge.nights.watchdog import DAYS, VerdictsMissing, Watch, question, summary, watch_lines
-from tasks.watchdog import alarm, look_for_verdicts, send_event
+from nightbridge.nights.watchdog import (
+    DAYS,
+    VerdictsMissing,
+    Watch,
+    question,
+    summary,
+    watch_lines,
+)
+from nightbridge.tasks.watchdog import alarm, look_for_verdicts, send_event
 
 
 @flow(name="watchdog", flow_run_name="watchdog by {by}")

@@ -1,7 +1,21 @@
-"""The domain of nightbridge: configuration, launching, Slurm, outputs, storage, regression.
+"""nightbridge: nightly regression runs of Megatron-Bridge on Slurm, from a TOML file to a verdict.
 
-Nothing here imports Prefect; everything here can be used and tested alone. What runs as a flow lives in `flows`,
-what is a task in `tasks`, what users configure in the Prefect UI in `blocks`.
+    from nightbridge import nightly_regression, run_pipeline
+
+The flow API loads Prefect when one of its names is first used: importing the package, or validating a file, does not.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nightbridge.flows import bisect_regression, nightly_regression, run_pipeline
+
 __version__ = "0.1.0"
+__all__ = ["bisect_regression", "nightly_regression", "run_pipeline"]
+
+
+def __getattr__(name: str) -> object:
+    if name in __all__:
+        return getattr(import_module("nightbridge.flows"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

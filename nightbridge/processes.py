@@ -1,17 +1,30 @@
-"""Child processes: run to their end or their time limit, never orphaned, their output line by line."""
+"""Child processes: run to their end or their time limit, never orphaned, their output line by line.
+
+The guard: a small process beside this one that ends what this one has started, once this one is gone.
+
+A process that is killed ends nothing itself, and its git or its launcher would go on for minutes. The guard reads the
+process groups to end from a pipe, and at the pipe's end, which comes with the end of this process, it kills them.
+
+Modules of this package as programs of their own. Standard library only: some of them must start quickly.
+
+The end of a process in time, whatever of its threads holds it up.
+
+Python ends only when all threads of its pools have ended, and what they do may take hours: an upload, a question to a
+controller that is away. Everything of ours can be killed at any moment, so after a while it is.
+"""
 
 import contextlib
 import os
 import signal
 import subprocess
+import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from nightbridge.errors import PermanentError, TransientError
-from nightbridge.guard import GUARD
 
 TAIL_LINES = 12
 
@@ -119,3 +132,111 @@ def _read_lines(stream: IO[bytes], lines: list[str], on_line: Callable[[str], No
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+
+
+class Guard:
+    """The process groups that this process has started and that shall not outlive it."""
+
+    def __init__(self) -> None:
+        self._groups: set[int] = set()
+        self._lock = threading.Lock()
+        self._helper: subprocess.Popen[bytes] | None = None
+
+    @contextlib.contextmanager
+    def over(self, process: "subprocess.Popen[bytes] | subprocess.Popen[str]") -> Iterator[None]:
+        """Guard the process group that a process leads, until the end of the block."""
+        self._tell(process.pid)
+        try:
+            yield
+        finally:
+            self._tell(-process.pid)
+
+    def kill_all(self) -> None:
+        """End every guarded group now."""
+        with self._lock:
+            _kill(self._groups)
+
+    def _tell(self, number: int) -> None:
+        with self._lock:
+            _note(self._groups, number)
+            if self._helper is None:
+                self._helper = _start()
+            assert self._helper.stdin is not None
+            # One that somebody has killed is missed only if this process is killed as well.
+            with contextlib.suppress(OSError):
+                os.write(self._helper.stdin.fileno(), b"%d\n" % number)
+
+
+def main(_arguments: Sequence[str]) -> int:
+    """The helper: take in groups from stdin, one number a line, negative when it is over; at the end kill the rest."""
+    groups: set[int] = set()
+    for line in sys.stdin.buffer:
+        _note(groups, int(line))
+    _kill(groups)
+    return 0
+
+
+def _note(groups: set[int], number: int) -> None:
+    if number > 0:
+        groups.add(number)
+    else:
+        groups.discard(-number)
+
+
+def _kill(groups: set[int]) -> None:
+    for group in groups:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, signal.SIGKILL)
+
+
+def _start() -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        own_program(__name__, python_options=["-S"]),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+GUARD = Guard()
+"""This process's one guard: what it has started ends with it, whoever started it."""
+
+
+def own_program(module: str, arguments: Sequence[str] = (), *, python_options: Sequence[str] = ()) -> list[str]:
+    """The command line that calls `main(arguments) -> int` of one of our modules with the Python that runs here.
+
+    Isolated (`-I`): neither PYTHON* variables nor modules in the folder that it starts in can get in the way.
+    """
+    root = str(Path(__file__).resolve().parents[1])
+    start = f"import sys; sys.path.append({root!r}); from {module} import main; sys.exit(main(sys.argv[1:]))"
+    return [sys.executable, "-I", *python_options, "-c", start, *arguments]
+
+
+SECONDS_TO_END = 9.0
+"""How long a process may take to end once it is told to."""
+
+
+def end_after_signals() -> None:
+    """Make sure that this process ends soon after the first SIGINT or SIGTERM that it handles.
+
+    Only for a process that is all ours. Whoever else sets handlers meanwhile, as Prefect does for a flow run, changes
+    nothing: Python tells this thread of a signal before it calls any. To be called in the main thread.
+    """
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    threading.Thread(target=_end_after_signal, args=(reading,), name="end-after-signals", daemon=True).start()
+
+
+def end_within(seconds: float, code: int) -> None:
+    """End this process with an exit code after so many seconds, if it has not ended by then."""
+    timer = threading.Timer(seconds, os._exit, args=(code,))
+    timer.daemon = True
+    timer.start()
+
+
+def _end_after_signal(reading: int) -> None:
+    while (number := os.read(reading, 1)[0]) not in (signal.SIGINT, signal.SIGTERM):
+        pass
+    end_within(SECONDS_TO_END, 128 + number)

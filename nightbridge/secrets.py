@@ -5,6 +5,16 @@ the tasks layer passes a function for them.
 
 Logins are lines of netrc(5), the format that curl and enroot use. A program is given them in a file that
 exists in memory, through this process's `/proc/PID/fd`: no other user can open it, and it ends with the process.
+
+Secrets in files: masked in the copy of a text file that leaves the machine, looked for in binary files.
+
+Masked are the values that are known, and texts that have the shape of a secret: tokens with a known beginning, and
+values named as secrets. Every shape is anchored to a text that only secrets have. Forty hexadecimal digits alone are a
+W&B key, and every git commit; `pad_token`, `eos_token_id` and `tokenizer` are no secrets at all. So a name counts only
+when it is one of a list, and a value only when it has letters and digits.
+
+Works on bytes in chunks, so a log of many gigabytes, one without a line break, and one that is not UTF-8 are all fine.
+A value counts also where it crosses the border of two chunks or of two lines.
 """
 
 import netrc
@@ -20,6 +30,11 @@ from nightbridge.errors import InvalidInput, PermanentError
 if TYPE_CHECKING:
     # git's credential helper reads logins, and starts too often to pay for pydantic's import.
     from nightbridge.models import SecretRef
+import contextlib
+import hashlib
+import re
+
+from nightbridge.models import Model
 
 MASK = "********"
 
@@ -120,3 +135,229 @@ _RESOLVERS: dict[str, Callable[[str, Callable[[str], str] | None], str]] = {
     "block": _from_block,
     "toml": _from_toml,
 }
+
+
+CHUNK = 1 << 20
+
+MIN_BYTES_IN_BINARY = 8
+"""Bytes of the shortest value looked for in binary files: shorter ones occur in gigabytes of weights by chance."""
+
+_MAX_NAME = 96
+_MAX_VALUE = 4096
+
+MAX_SHAPE_BYTES = _MAX_NAME + _MAX_VALUE
+"""The most bytes of a match."""
+
+LEFT_CONTEXT = 13
+"""Bytes before a match that decide about it; behind it, it is one."""
+
+_ANCHORS = (b"authorization", b"hf_", b"nvapi-", b"akia", b"asia", b"key", b"token", b"secret", b"passw")
+"""What every shape begins with, in lower case. To look for these first is ten times as fast as one big expression."""
+
+_TOKENS = (
+    rb"(?<![A-Za-z0-9_])("
+    rb"hf_[A-Za-z0-9]{30,200}"  # Hugging Face: 34 characters
+    rb"|nvapi-[A-Za-z0-9_-]{20,200}"  # NVIDIA NGC: 64
+    rb"|(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])"  # AWS access key ids
+    rb")"
+)
+
+_QUALIFIERS = (
+    *(b"access", b"account", b"api", b"auth", b"aws", b"bearer", b"client", b"github", b"gitlab", b"hf", b"hub"),
+    *(b"huggingface", b"ngc", b"private", b"refresh", b"registry", b"secret", b"session", b"signing", b"wandb"),
+)
+_QUALIFIED = b"|".join(
+    rb"(?<=%s)(?<![A-Za-z0-9]%s)" % (each, each)
+    for qualifier in _QUALIFIERS
+    for each in (qualifier, qualifier + b"[_-]")
+)
+_ASSIGNED = rb"\\?[\"']?[ \t]{0,3}[:=][ \t]{0,3}\\?[\"']?"
+# Both occur among the first characters of any real secret, and in few words.
+_LETTER_AND_DIGIT = rb"(?=[\w.~+/=-]{0,63}?[0-9])(?=[\w.~+/=-]{0,63}?[A-Za-z])"
+
+_NAMED = (
+    rb"(?i:(?:"
+    + _QUALIFIED
+    + rb")(?:key|token|secret)|(?<![A-Za-z0-9])passw(?:or)?d)"
+    # No path, and nothing that the shell has yet to fill in.
+    + _ASSIGNED
+    + rb"(?![./~])"
+    + _LETTER_AND_DIGIT
+    + rb"([\w.~+/=-]{8,4096})"
+)
+# Names as ordinary as these also stand before tensors' names, run keys and paths, which have other characters in them.
+_ORDINARY = (
+    rb"(?i:(?<![A-Za-z0-9_])(?<![A-Za-z0-9]-)(?:key|token|secret))"
+    + _ASSIGNED
+    + _LETTER_AND_DIGIT
+    + rb"([A-Za-z0-9+]{20,4096}+)(?![\w./-])"
+)
+_AUTHORIZATION = rb"(?i:authorization)" + _ASSIGNED + rb"(?i:bearer|basic|token)[ \t]{1,3}([\w.~+/=-]{8,4096})"
+
+_SHAPES = re.compile(b"|".join((_AUTHORIZATION, _TOKENS, _NAMED, _ORDINARY)))
+
+
+_Find = Callable[[bytes, int], Iterator[re.Match[bytes]]]
+
+
+class Digest(Model):
+    """What was read or written: bytes, their checksum, and how many secrets were found in the source."""
+
+    size: int
+    sha256: str
+    secrets: int
+
+
+def copy_masked(source: Path, target: Path, secrets: Iterable[str]) -> Digest:
+    """Copy a text file with every secret value, and every text in a secret's shape, replaced by `MASK`.
+
+    The longest value at a place wins, and values that `nightbridge.secrets.mask_secrets` leaves are left here too.
+    Returns the copy's digest.
+
+    Raises:
+        OSError: The source cannot be read.
+        PermanentError: The target cannot be written.
+
+    """
+    maskers = _maskers(secrets)
+    digest, size = hashlib.sha256(), 0
+    with source.open("rb") as reader, _Target(target) as writer:
+        last = False
+        while not last:
+            output = reader.read(CHUNK)
+            last = not output
+            for masker in maskers:
+                output = masker.mask(output, last=last)
+            digest.update(output)
+            size += len(output)
+            writer.write(output)
+    return Digest(size=size, sha256=digest.hexdigest(), secrets=sum(masker.found for masker in maskers))
+
+
+def mask_text(text: str, secrets: Iterable[str]) -> str:
+    """A text with everything masked that `copy_masked` masks in a file."""
+    data = text.encode("utf-8", "surrogateescape")
+    for masker in _maskers(secrets):
+        data = masker.mask(data, last=True)
+    return data.decode("utf-8", "surrogateescape")
+
+
+class _Masker:
+    """Masks what is found in data that comes in pieces.
+
+    `find(data, start)` gives matches in order; of one with a group only the group is masked. `longest` is the most
+    bytes of a match, which may depend on `LEFT_CONTEXT` bytes before it and one behind it. State: what is not yet
+    decided, and the bytes before that.
+    """
+
+    def __init__(self, find: _Find, longest: int) -> None:
+        self._find, self._reach = find, longest + 1
+        self._waiting, self._decided = b"", 0
+        self.found = 0
+
+    def mask(self, piece: bytes, *, last: bool) -> bytes:
+        """Take the next piece and return what is decided by now; all of it with the last piece."""
+        data = self._waiting + piece
+        # A match that begins before the border is whole, however long; what begins later waits for the next piece.
+        border = len(data) if last else max(len(data) - self._reach, self._decided)
+        pieces, done = [], self._decided
+        for match in self._find(data, self._decided):
+            if match.start() >= border and not last:
+                break
+            start, end = match.span(match.lastindex or 0)
+            pieces += [data[done:start], MASK.encode()]
+            done = end
+            self.found += 1
+        end = max(done, border)
+        pieces.append(data[done:end])
+        kept = max(end - LEFT_CONTEXT, 0)
+        self._waiting, self._decided = data[kept:], end - kept
+        return b"".join(pieces)
+
+
+def find_shapes(data: bytes, start: int = 0) -> Iterator[re.Match[bytes]]:
+    """Find what looks like a secret from `start` on: matches in order that do not overlap.
+
+    A match begins with the secret's name; the one group that takes part in it is the secret alone.
+    """
+    lowered = data.lower()
+    for position in sorted(position for anchor in _ANCHORS for position in _occurrences(lowered, anchor, start)):
+        if position >= start and (match := _SHAPES.match(data, position)):
+            start = match.end()
+            yield match
+
+
+def _occurrences(data: bytes, text: bytes, start: int) -> Iterator[int]:
+    position = data.find(text, start)
+    while position >= 0:
+        yield position
+        position = data.find(text, position + 1)
+
+
+def _maskers(secrets: Iterable[str]) -> list[_Masker]:
+    shapes = _Masker(find_shapes, MAX_SHAPE_BYTES)
+    values = _values(secrets)
+    if not values:
+        return [shapes]
+    pattern = re.compile(b"|".join(re.escape(value) for value in values))
+    # Values first: a shape that ends in the middle of a value would leave the rest of it.
+    return [_Masker(pattern.finditer, len(values[0])), shapes]
+
+
+class SecretFinder:
+    """Looks for secret values in a binary file that is fed to it in pieces; `found` counts the values seen so far."""
+
+    def __init__(self, secrets: Iterable[str]) -> None:
+        self._values = [value for value in _values(secrets) if len(value) >= MIN_BYTES_IN_BINARY]
+        self._overlap = max((len(value) for value in self._values), default=1) - 1
+        self._tail = b""
+        self._seen = set[bytes]()
+
+    @property
+    def found(self) -> int:
+        """How many of the values have been seen."""
+        return len(self._seen)
+
+    def feed(self, piece: bytearray, size: int) -> None:
+        """Look at the first `size` bytes of the next piece, and at values that begin in the pieces before."""
+        if not self._values:
+            return
+        border = self._tail + piece[: min(self._overlap, size)]
+        self._seen |= {value for value in self._values if piece.find(value, 0, size) >= 0 or value in border}
+        self._tail = (self._tail + piece[max(size - self._overlap, 0) : size])[-self._overlap :]
+
+
+class _Target:
+    """A file being written whose errors are ours, so that they are not taken for those of the file being read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> "_Target":
+        with self._errors():
+            self._stream = self._path.open("wb")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._errors():
+            self._stream.close()
+
+    def write(self, data: bytes) -> None:
+        with self._errors():
+            self._stream.write(data)
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise PermanentError(
+                f"cannot be written: {error.strerror}", thing=str(self._path), advice="Free space, or make it writable"
+            ) from error
+
+
+def _values(secrets: Iterable[str]) -> list[bytes]:
+    # mask_secrets decides which values are long enough to be masked at all.
+    maskable = {value for value in secrets if mask_secrets(value, (value,)) != value}
+    # Longest first. An environment variable that is not UTF-8 comes with surrogates; this gives its bytes back.
+    return sorted((value.encode("utf-8", "surrogateescape") for value in maskable), key=len, reverse=True)

@@ -3,11 +3,8 @@
 from prefect.artifacts import create_markdown_artifact
 from prefect.logging import get_run_logger
 
-from nightbridge.errors import DamagedData
-from nightbridge.models import RunRecord, Site, Verdict, slug
-from nightbridge.regression.bisect import BisectPolicy
-from nightbridge.regression.bisect_plan import BisectPlan, Repository, keep_plan, load_plan, make_plan
-from nightbridge.regression.bisect_result import (
+from nightbridge.bisect.plan import BisectPlan, Repository, keep_plan, load_plan, make_plan
+from nightbridge.bisect.result import (
     BisectResult,
     Point,
     evaluate,
@@ -15,16 +12,19 @@ from nightbridge.regression.bisect_result import (
     result_lines,
     stored_points,
 )
-from nightbridge.regression.stored import history_of
-from nightbridge.slurm.capacity import available_slots
+from nightbridge.bisect.search import BisectPolicy
+from nightbridge.errors import DamagedData
+from nightbridge.harvest.archive import load_record
+from nightbridge.models import RunRecord, Site, Verdict, slug
+from nightbridge.report.queries import history_of
+from nightbridge.slurm.attempts import attempts_of, cancel_jobs, read_ended
 from nightbridge.slurm.factory import open_cluster
-from nightbridge.slurm.ledger import attempts_of, cancel_jobs, read_ended
-from nightbridge.store.harvest import load_record
-from nightbridge.store.objects import ObjectStore, open_store
-from tasks.mirror import show
-from tasks.repositories import commits_between
-from tasks.secrets import block_value
-from tasks.stage import stage
+from nightbridge.slurm.preflight import available_slots
+from nightbridge.store.factory import open_store
+from nightbridge.store.protocol import ObjectStore
+from nightbridge.tasks.mirror import show
+from nightbridge.tasks.secrets import block_value, commits_between
+from nightbridge.tasks.stage import stage
 
 
 @stage("bisect-plan")

@@ -7,11 +7,11 @@ import logging
 
 from nightbridge.models import NightReport, RunSpec, Site, Verdict, VerdictStatus
 from nightbridge.nights.records import NightPlan, read_end, record_end
+from nightbridge.slurm.attempts import cancel_jobs
 from nightbridge.slurm.factory import open_cluster
-from nightbridge.slurm.ledger import cancel_jobs
-from nightbridge.store.objects import open_store
-from tasks.compare import stored_verdict
-from tasks.secrets import block_value
+from nightbridge.store.factory import open_store
+from nightbridge.tasks.compare import stored_verdict
+from nightbridge.tasks.secrets import block_value
 
 log = logging.getLogger(__name__)
 

@@ -4,9 +4,9 @@ from prefect.logging import get_run_logger
 
 from nightbridge.models import Checkout, RunSpec, Site
 from nightbridge.repos.clone import make_checkout
-from tasks.mirror import PrefectAway
-from tasks.repositories import site_logins
-from tasks.stage import stage
+from nightbridge.tasks.mirror import PrefectAway
+from nightbridge.tasks.secrets import site_logins
+from nightbridge.tasks.stage import stage
 
 
 @stage("clone", waits_for=(PrefectAway,))

@@ -5,20 +5,20 @@ from prefect.logging import get_run_logger
 from pydantic import ValidationError
 
 from nightbridge.errors import DamagedData, NightbridgeError, TransientError
+from nightbridge.gate.evidence import gather_evidence, since_of
+from nightbridge.gate.gate import compare as compare_with_history
+from nightbridge.gate.suspects import find_suspects
+from nightbridge.harvest.archive import load_record
+from nightbridge.harvest.manifest import committed_attempts
+from nightbridge.history.reading import add, compact, read_recent, row_of
 from nightbridge.models import RunRecord, RunSpec, Site, Verdict
-from nightbridge.regression.evidence import gather_evidence, since_of
-from nightbridge.regression.gate import compare as compare_with_history
-from nightbridge.regression.history import add, compact, read_recent, row_of
-from nightbridge.regression.report import markdown_table
-from nightbridge.regression.suspects import find_suspects
-from nightbridge.store.find import committed_attempts
-from nightbridge.store.harvest import load_record
-from nightbridge.store.objects import ObjectStore, open_store
-from tasks.logs import run_log
-from tasks.mirror import show
-from tasks.repositories import commits_between
-from tasks.secrets import block_value
-from tasks.stage import never_reused, stage
+from nightbridge.report.report import markdown_table
+from nightbridge.store.factory import open_store
+from nightbridge.store.protocol import ObjectStore
+from nightbridge.tasks.mirror import show
+from nightbridge.tasks.secrets import block_value, commits_between
+from nightbridge.tasks.stage import never_reused, stage
+from nightbridge.tasks.this_run import run_log
 
 
 @stage("compare", waits_for=(TransientError,))

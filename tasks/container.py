@@ -12,9 +12,9 @@ from nightbridge.images.on_node import NodeImporter
 from nightbridge.models import Image, RunSpec, Site
 from nightbridge.secrets import resolve_secret
 from nightbridge.slurm.node_command import run_on_node
-from tasks.mirror import PrefectAway
-from tasks.secrets import block_value
-from tasks.stage import stage
+from nightbridge.tasks.mirror import PrefectAway
+from nightbridge.tasks.secrets import block_value
+from nightbridge.tasks.stage import stage
 
 
 @stage("container", waits_for=(PrefectAway,))

@@ -7,17 +7,26 @@ from collections.abc import Callable, Mapping
 from prefect.logging import get_run_logger
 
 from nightbridge.errors import InvalidInput, TransientError
-from nightbridge.models import Checkout, Image, Job, LaunchPlan, RunRecord, RunSpec, SecretRef, Site
+from nightbridge.harvest.on_node import harvest_on_node
+from nightbridge.harvest.request import HarvestOrder, carry_out
+from nightbridge.models import (
+    Checkout,
+    Image,
+    Job,
+    LaunchPlan,
+    RunRecord,
+    RunSpec,
+    SecretRef,
+    Site,
+)
 from nightbridge.repos.clone import verify_unchanged
 from nightbridge.secrets import resolve_secret
 from nightbridge.slurm.node_command import run_on_node
-from nightbridge.store.objects import open_store
-from nightbridge.store.on_node import harvest_on_node
-from nightbridge.store.order import HarvestOrder, carry_out
-from nightbridge.store.progress import Progress
-from tasks.progress import ShownProgress
-from tasks.secrets import block_value
-from tasks.stage import stage
+from nightbridge.store.factory import open_store
+from nightbridge.store.transfers import Progress
+from nightbridge.tasks.progress import ShownProgress
+from nightbridge.tasks.secrets import block_value
+from nightbridge.tasks.stage import stage
 
 
 @stage("harvest", waits_for=(TransientError,))

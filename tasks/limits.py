@@ -3,6 +3,11 @@
 Each limit is a global concurrency limit of Prefect, so it holds for all flow runs of one Prefect server. A slot is
 taken before a job is submitted and given back when it has ended. Prefect lends a slot for a while and the lease is
 renewed as long as this process lives: a process that dies gives its slots back when the lease is over.
+
+One night of a cluster at a time: a second fence behind the limit of the work queue.
+
+Prefect's server counts a queue's free places when a worker asks for work, not when it takes it: on PostgreSQL, two
+workers that ask at the same moment are each given a night.
 """
 
 import contextlib
@@ -10,6 +15,7 @@ import contextvars
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
@@ -21,10 +27,12 @@ from prefect.logging import get_run_logger
 from prefect.settings import PREFECT_API_URL
 
 from nightbridge.errors import PermanentError
+from nightbridge.locking import lease, read_holder
 from nightbridge.models import ClusterSettings, LaunchPlan, Site, slug
-from nightbridge.slurm.attempts import read_submission
-from tasks.interrupt import raise_if_interrupted
-from tasks.mirror import insist
+from nightbridge.slurm.attempt_files import read_submission
+from nightbridge.tasks.interrupt import raise_if_interrupted
+from nightbridge.tasks.mirror import insist
+from nightbridge.tasks.this_run import run_log, this_flow_run
 
 LEASE_SECONDS = 900.0
 """How long a dead process keeps its slots. Its job lives on, so a short lease would let another job in beside it."""
@@ -173,3 +181,43 @@ def _taken_beside(names: list[str], lease: float) -> Iterator[None]:
     finally:
         over.set()
         thread.join(timeout=_ASK_FOR + 5)
+
+
+LONGEST_NIGHT_SECONDS = 48 * 3600.0
+"""How long a night waits for its turn."""
+
+SILENCE_SECONDS = 600.0
+"""How long a workspace may be away before the turn of the night that runs is given to the next one."""
+
+
+@contextmanager
+def own_turn(site: Site) -> Iterator[None]:
+    """Run the block while no other night of the cluster runs, if this night comes from a queue for one at a time.
+
+    A person who gives the queue another limit wants several. Nights without a queue wait for nobody.
+
+    Raises:
+        TransientError: Another night held the turn all the time.
+        PermanentError: The workspace cannot be written.
+    """
+    if not _one_at_a_time():
+        yield
+        return
+    path = site.workspace / "nights" / f"{slug(site.cluster.name)}.turn"
+    if holder := read_holder(path):
+        run_log().info("waiting until the night before this one is over: %s", holder)
+    with lease(path, ttl=SILENCE_SECONDS, timeout=LONGEST_NIGHT_SECONDS, on_wait=raise_if_interrupted):
+        yield
+
+
+def _one_at_a_time() -> bool:
+    flow_run = this_flow_run()
+    queue = flow_run.work_queue_id if flow_run else None
+    if queue is None:
+        return False
+
+    def limit() -> int | None:
+        with get_client(sync_client=True) as client:
+            return client.read_work_queue(queue).concurrency_limit
+
+    return insist("the limit of the work queue", limit) == 1

@@ -15,11 +15,9 @@ from prefect.context import SettingsContext, get_settings_context
 from prefect.events import Event, RelatedResource
 
 from nightbridge.errors import TransientError
-from tasks.interrupt import raise_if_interrupted
-from tasks.logs import run_log
-from tasks.stage import first_delay
-from tasks.this_run import this_flow_run
-from tasks.waiting import wait_out
+from nightbridge.tasks.interrupt import raise_if_interrupted, wait_out
+from nightbridge.tasks.stage import first_delay
+from nightbridge.tasks.this_run import run_log, this_flow_run
 
 R = TypeVar("R")
 

@@ -6,9 +6,9 @@ from uuid import UUID
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.logging import get_run_logger
 
-from nightbridge.store.progress import Progress
-from tasks.interrupt import raise_if_interrupted
-from tasks.mirror import client_retries
+from nightbridge.store.transfers import Progress
+from nightbridge.tasks.interrupt import raise_if_interrupted
+from nightbridge.tasks.mirror import client_retries
 
 LOG_INTERVAL, ARTIFACT_INTERVAL = 30.0, 5.0
 """Seconds between two lines of the log, and between two states of the artifact."""

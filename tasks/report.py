@@ -9,14 +9,15 @@ from prefect.logging import get_run_logger
 from nightbridge.errors import TransientError
 from nightbridge.models import NightReport, Site, SweepResult, Verdict, slug, utc_now
 from nightbridge.nights.records import NightStart, read_end, record_end, was_reported
-from nightbridge.regression.junit import junit_xml
-from nightbridge.regression.report import markdown_table, night_note, night_report_html
-from nightbridge.regression.sweep_tables import best_line, sweep_markdown
-from nightbridge.store.objects import ObjectStore, open_store
-from tasks.events import send_report_events
-from tasks.mirror import show
-from tasks.secrets import block_value
-from tasks.stage import never_reused, stage
+from nightbridge.report.junit import junit_xml
+from nightbridge.report.report import markdown_table, night_note, night_report_html
+from nightbridge.report.sweep_tables import best_line, sweep_markdown
+from nightbridge.store.factory import open_store
+from nightbridge.store.protocol import ObjectStore
+from nightbridge.tasks.events import send_report_events
+from nightbridge.tasks.mirror import show
+from nightbridge.tasks.secrets import block_value
+from nightbridge.tasks.stage import never_reused, stage
 
 
 @stage("report", waits_for=(TransientError,), key=never_reused)

@@ -7,7 +7,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import TERMINAL_STATES, State, StateType
 from prefect.context import FlowRunContext
 
-from tasks.mirror import insist
+from nightbridge.tasks.mirror import insist
 
 Start = Literal["first", "retry", "resumption"]
 """`first`; `retry`: it had ended, and a person asked for it again; `resumption`: it had not ended, but was suspended,

@@ -1,15 +1,21 @@
-"""Secrets in flow processes: Prefect blocks are one of the places where they may be kept."""
+"""Secrets in flow processes: Prefect blocks are one of the places where they may be kept.
 
-from collections.abc import Iterable, Mapping
+A site's repositories, read with the login that it keeps for them.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 
 from prefect.blocks.core import Block
 from prefect.blocks.system import Secret
 from pydantic import SecretStr
 
 from nightbridge.errors import InvalidInput
-from nightbridge.models import SecretRef
+from nightbridge.models import RangeCommit, SecretRef, Site
+from nightbridge.repos import commits as ranges
+from nightbridge.repos.remotes import git_logins
 from nightbridge.secrets import resolve_secret
-from tasks.mirror import away_is_transient
+from nightbridge.tasks.mirror import away_is_transient
 
 
 def block_value(name: str) -> str:
@@ -36,3 +42,25 @@ def resolve_all(references: Mapping[str, SecretRef]) -> dict[str, str]:
 def variables_of(references: Iterable[SecretRef | None]) -> frozenset[str]:
     """The environment variables that hold secrets of this process, which none of its children should inherit."""
     return frozenset(reference.name for reference in references if reference and reference.source == "env")
+
+
+def site_logins(site: Site) -> AbstractContextManager[None]:
+    """Let git log in with the site's secret for the length of a block; git's own helpers do where it names none.
+
+    Raises:
+        InvalidInput: The secret is not where the site says.
+
+    """
+    named = site.git_credentials
+    return git_logins(resolve_secret(named, block_value) if named else "")
+
+
+def commits_between(site: Site) -> Callable[[str, str, str], tuple[RangeCommit, ...]]:
+    """As `nightbridge.repos.commits.commits_between`, logged in: a commit that the mirror lacks is fetched."""
+    find = ranges.commits_between(site)
+
+    def find_logged_in(url: str, good: str, bad: str) -> tuple[RangeCommit, ...]:
+        with site_logins(site):
+            return find(url, good, bad)
+
+    return find_logged_in

@@ -1,4 +1,10 @@
-"""What every stage has in common: when it is retried, and under which key its result is kept."""
+"""What every stage has in common: when it is retried, and under which key its result is kept.
+
+Waiting for what may be away for hours: a store, its credentials, a cluster that takes no jobs at the moment.
+
+Nobody gains by giving up: the job is there or may still come, and what it left is on disk. Prefect's own retries would
+wait in a sleep that no interrupt ends, and show only how often they tried.
+"""
 
 import functools
 import logging
@@ -12,8 +18,7 @@ from prefect.context import TaskRunContext
 from prefect.tasks import exponential_backoff
 
 from nightbridge.errors import InvalidInput, NightbridgeError, TransientError
-from tasks.interrupt import raise_if_interrupted
-from tasks.waiting import wait_out
+from nightbridge.tasks.interrupt import raise_if_interrupted, wait_out
 
 RETRIES = 5
 FIRST_DELAY_SECONDS = 10.0

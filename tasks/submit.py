@@ -1,16 +1,24 @@
-"""Stage 4, submit: exactly one Slurm job per attempt."""
+"""Stage 4, submit: exactly one Slurm job per attempt.
+
+Dependencies: a run whose job waits for another one's needs that job's id first.
+"""
+
+import threading
+from collections.abc import Iterable
 
 from prefect.logging import get_run_logger
 
 from nightbridge.errors import StatusUnknown
-from nightbridge.models import Job, LaunchPlan, Site
-from nightbridge.slurm.attempts import read_attempt
+from nightbridge.models import Job, LaunchPlan, RunSpec, Site
+from nightbridge.slurm.attempt_files import read_attempt, read_submission
+from nightbridge.slurm.dependencies import NotSubmittedYet, dependency_options
 from nightbridge.slurm.factory import open_cluster
 from nightbridge.slurm.protocol import JobNotAccepted
 from nightbridge.slurm.submission import submit_attempt
-from tasks.mirror import PrefectAway
-from tasks.secrets import resolve_all, variables_of
-from tasks.stage import stage
+from nightbridge.tasks.interrupt import raise_if_interrupted
+from nightbridge.tasks.mirror import PrefectAway
+from nightbridge.tasks.secrets import resolve_all, variables_of
+from nightbridge.tasks.stage import stage
 
 
 @stage("submit", waits_for=(JobNotAccepted, StatusUnknown, PrefectAway))
@@ -35,3 +43,47 @@ def submit(plan: LaunchPlan, site: Site, options: tuple[str, ...] = ()) -> Job:
     )
     get_run_logger().info("job %d on %s is %s", job.job_id, job.cluster, job.name)
     return job
+
+
+_LOOK_AGAIN = 2.0
+
+# The runs of this process that may still submit a job.
+_going: set[str] = set()
+_changed = threading.Condition()
+
+
+def runs_begin(run_keys: Iterable[str]) -> None:
+    """Take in that these runs are about to start in this process."""
+    with _changed:
+        _going.update(run_keys)
+
+
+def run_is_over(run_key: str) -> None:
+    """Take in that a run has ended, however: no job of it will be submitted any more."""
+    with _changed:
+        _going.discard(run_key)
+        _changed.notify_all()
+
+
+def dependencies_of(run: RunSpec, plan: LaunchPlan, site: Site) -> tuple[str, ...]:
+    """Wait until the jobs that this run depends on are in Slurm; return the sbatch options that say so.
+
+    Raises:
+        LaunchRefused: A test that had to end well has not.
+    """
+    if not run.after or read_submission(plan.attempt_dir) is not None:
+        return ()  # nothing to wait for, or its own job is in Slurm, which has been told
+    told: set[str] = set()
+    while True:
+        try:
+            options = dependency_options(run, site.workspace, _going.__contains__)
+        except NotSubmittedYet as waiting_for:
+            if str(waiting_for) not in told:
+                get_run_logger().info("waiting until %s has submitted its job", waiting_for)
+            told.add(str(waiting_for))
+        else:
+            get_run_logger().info("depends on: %s", " ".join(options) or "nothing that has not ended")
+            return options
+        raise_if_interrupted()
+        with _changed:
+            _changed.wait(_LOOK_AGAIN)

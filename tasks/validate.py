@@ -1,4 +1,7 @@
-"""Stage 3, validate: every rule against the pinned code and the cluster's limits, then exactly what will be started."""
+"""Stage 3, validate: every rule against the pinned code and the cluster's limits, then exactly what will be started.
+
+Before the first stage: everything that can be checked without a checkout, so that nothing is fetched in vain.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,15 +9,18 @@ from pathlib import Path
 from prefect.artifacts import create_table_artifact
 from prefect.logging import get_run_logger
 
+from nightbridge.config.scenarios import sweeps_nodes
 from nightbridge.errors import InvalidInput, TransientError
+from nightbridge.files import check_workspace
 from nightbridge.launch.plan import make_plan
-from nightbridge.models import Checkout, Image, LaunchPlan, RunSpec, Scenario, Site
+from nightbridge.models import Checkout, ClusterLimits, Image, LaunchPlan, RunSpec, Scenario, Site
 from nightbridge.rules import Violation, check, errors_of
+from nightbridge.slurm.attempts import ended_jobs, without_failed_nodes
 from nightbridge.slurm.factory import open_cluster
-from nightbridge.slurm.failed_nodes import without_failed_nodes
-from nightbridge.slurm.ledger import ended_jobs
-from tasks.mirror import show
-from tasks.stage import stage
+from nightbridge.store.factory import open_store
+from nightbridge.tasks.mirror import show
+from nightbridge.tasks.secrets import block_value
+from nightbridge.tasks.stage import stage
 
 
 def show_violations(scenario: Scenario) -> None:
@@ -70,3 +76,30 @@ def refuse_errors(run: RunSpec, violations: Sequence[Violation]) -> None:
         raise InvalidInput(
             f"{len(found)} rule(s) broken", thing=run.test.id, violations=[str(violation) for violation in found]
         )
+
+
+@stage("prepare", waits_for=(TransientError,))
+def prepare(run: RunSpec, site: Site) -> None:
+    """Check the run's configuration by every rule that needs no checkout, and its place."""
+    _check_place(site)
+    refuse_errors(run, check(run, open_cluster(site.cluster, site.workspace).limits()))
+
+
+@stage("place", waits_for=(TransientError,))
+def check_place(site: Site) -> None:
+    """Check what every run of a night needs, and its report: that the workspace and the store can be written."""
+    _check_place(site)
+
+
+def node_limits(tests: Scenario, site: Site) -> ClusterLimits | None:
+    """What the cluster says of itself, asked only where a test sweeps over its nodes: their GPUs follow from it.
+
+    No stage: the runs of a night are made again after every restart.
+    """
+    return open_cluster(site.cluster, site.workspace).limits() if sweeps_nodes(tests) else None
+
+
+def _check_place(site: Site) -> None:
+    store = open_store(site.store_settings, block_value)
+    check_workspace(site.workspace)
+    store.check_writable()

@@ -10,15 +10,15 @@ from prefect.logging import get_run_logger
 from nightbridge.models import Job, JobState, JobStatus, LaunchPlan, SecretRef, Site
 from nightbridge.outputs.experiment import evidence, read_run
 from nightbridge.outputs.following import LOOK_INTERVAL, LogNews, RunFollower
-from nightbridge.redaction import mask_text
+from nightbridge.secrets import mask_text
+from nightbridge.slurm.attempts import record_ended
 from nightbridge.slurm.factory import open_cluster
-from nightbridge.slurm.ledger import record_ended
 from nightbridge.slurm.outcome import classify
 from nightbridge.slurm.watcher import Watcher
-from tasks.interrupt import raise_if_interrupted
-from tasks.progress import ProgressArtifact
-from tasks.secrets import resolve_all
-from tasks.stage import stage
+from nightbridge.tasks.interrupt import raise_if_interrupted
+from nightbridge.tasks.progress import ProgressArtifact
+from nightbridge.tasks.secrets import resolve_all
+from nightbridge.tasks.stage import stage
 
 # One watcher per cluster and process: all of a night's runs are asked about in one question.
 _watchers: dict[tuple[str, Path], Watcher] = {}

@@ -9,9 +9,9 @@ from nightbridge.models import Site
 from nightbridge.nights.prefect_api import configured_server
 from nightbridge.nights.watchdog import Question, Watch, look, notice_of, summary
 from nightbridge.notify import notify
-from nightbridge.store.objects import open_store
-from tasks.mirror import send_events
-from tasks.secrets import block_value
+from nightbridge.store.factory import open_store
+from nightbridge.tasks.mirror import send_events
+from nightbridge.tasks.secrets import block_value
 
 WATCHDOG_EVENT = "nightbridge.watchdog"
 

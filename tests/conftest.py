@@ -20,7 +20,11 @@ os.environ.pop("PREFECT_API_URL", None)
 import pytest
 from hypothesis import settings
 
-from nightbridge.practice.repositories import PracticeRepositories, make_practice_repositories, move_main
+from examples.practice.repositories import (
+    PracticeRepositories,
+    make_practice_repositories,
+    move_main,
+)
 from nightbridge.repos.environments import prepare_base
 from tests.real.prefect_server import PrefectServer, start_prefect
 from tests.real.s3_servers import S3Server, ceph_missing_reason, ministack_missing_reason, start_ceph, start_ministack

@@ -18,14 +18,14 @@ import pytest
 import typer
 import yaml
 
-from nightbridge import cli
+from nightbridge.cli import main as cli
+from nightbridge.gate.gate import compare
+from nightbridge.history.reading import add, row_of
 from nightbridge.models import ClusterSettings, RunRecord, StoreSettings, utc_now
 from nightbridge.nights.records import NightStart, NightTest, record_start
-from nightbridge.regression.gate import compare
-from nightbridge.regression.history import add, row_of
-from nightbridge.slurm.attempts import open_attempt
+from nightbridge.slurm.attempt_files import open_attempt
 from nightbridge.store.directory import DirectoryStore
-from tests.nightbridge.regression.conftest import commit_run, make_record, make_spec
+from tests.nightbridge.conftest import commit_run, make_record, make_spec
 
 __all__ = ["make_record", "make_spec"]  # fixtures
 

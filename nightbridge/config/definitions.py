@@ -1,17 +1,27 @@
-"""One merged test table to a `TestDefinition`, or to everything that is wrong with it."""
+"""One merged test table to a `TestDefinition`, or to everything that is wrong with it.
+
+Secrets in a configuration: named places stay references, and a literal token becomes one at once.
+"""
 
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from nightbridge.config.arguments import Arguments, SweepChoice, read_arguments, sweep_choice
-from nightbridge.config.carried import gate_of, sbatch_options, split_drawn, sweep_of
-from nightbridge.config.documents import Layered
-from nightbridge.config.findings import Findings
-from nightbridge.config.hetero import read_hetero_arguments
-from nightbridge.config.positions import KeyPath
+from nightbridge.config.arguments import (
+    LITERAL,
+    PLACES,
+    SECRET_NAME,
+    Arguments,
+    SweepChoice,
+    read_arguments,
+    read_hetero_arguments,
+    reference,
+    shows_secret,
+    sweep_choice,
+)
+from nightbridge.config.cloudai_compat import gate_of, sbatch_options, split_drawn, sweep_of
+from nightbridge.config.documents import Findings, KeyPath, Layered
 from nightbridge.config.schema import NODES, TestTable, check_table
-from nightbridge.config.secret_values import LITERAL, PLACES, SECRET_NAME, reference, shows_secret
 from nightbridge.launch.resources import gpus_per_node
 from nightbridge.launch.versions import version_for_pin
 from nightbridge.models import (

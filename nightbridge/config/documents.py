@@ -1,14 +1,168 @@
-"""TOML files as read: their tables, and the position of every key."""
+"""TOML files as read: their tables, the line of every key, and what is wrong or odd in them, each with its place.
 
+`tomllib` keeps no positions. This scan walks a text that tomllib has already accepted, so it only has to know where
+keys, values and headers begin and end. Keys inside an inline table or an array share the line of the key before it.
+"""
+
+import difflib
+import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from nightbridge.config.positions import KeyPath, key_lines, line_of
 from nightbridge.errors import InvalidInput
+
+KeyPath = tuple[str | int, ...]
+"""Keys from the root; an element of an array of tables is its index."""
+
+_BLANK = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
+_SPACE = re.compile(r"[ \t]*")
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+_STRINGS = (
+    re.compile(r'"""(?:[^\\]|\\.)*?"{3,5}', re.DOTALL),
+    re.compile(r"'''.*?'{3,5}", re.DOTALL),
+    re.compile(r'"(?:[^"\\\n]|\\.)*"'),
+    re.compile(r"'[^'\n]*'"),
+)
+_PLAIN = re.compile(r"[^\"'\[\]{}#\n]+")
+_ESCAPE = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|(.))")
+_ESCAPES = {"b": "\b", "t": "\t", "n": "\n", "f": "\f", "r": "\r", '"': '"', "\\": "\\"}
+
+
+class _Lost(Exception):
+    """The text is not what the scan expects; what has been found so far still holds."""
+
+
+def key_lines(text: str) -> dict[KeyPath, int]:
+    """Return the line, from 1, of every key and table header; keys that the scan cannot follow are absent."""
+    lines: dict[KeyPath, int] = {}
+    starts = [match.end() for match in re.finditer("\n", text)]
+    try:
+        for path, offset in _keys(text):
+            lines.setdefault(path, _line_of(starts, offset))
+    except _Lost:
+        pass
+    return lines
+
+
+def line_of(lines: dict[KeyPath, int], path: KeyPath) -> int | None:
+    """The line of a key, or of the nearest key around it that has one."""
+    for length in range(len(path), 0, -1):
+        if path[:length] in lines:
+            return lines[path[:length]]
+    return None
+
+
+def _line_of(starts: list[int], offset: int) -> int:
+    return bisect_right(starts, offset) + 1
+
+
+def _keys(text: str) -> Iterator[tuple[KeyPath, int]]:
+    position, table = 0, ()  # type: int, KeyPath
+    elements: Counter[KeyPath] = Counter()
+    while True:
+        position = _match(_BLANK, text, position)
+        if position >= len(text):
+            return
+        start = position
+        if text[position] == "[":
+            brackets = 2 if text.startswith("[[", position) else 1
+            names, position = _key(text, position + brackets)
+            position = _expect("]" * brackets, text, position)
+            table = _resolve(names, elements)
+            if brackets == 2:
+                yield table, start
+                elements[table] += 1
+                table = (*table, elements[table] - 1)
+            yield table, start
+        else:
+            names, position = _key(text, position)
+            position = _skip_value(text, _expect("=", text, position))
+            for length in range(1, len(names) + 1):
+                yield (*table, *names[:length]), start
+
+
+def _resolve(names: tuple[str, ...], elements: Counter[KeyPath]) -> KeyPath:
+    """A header's path: a name that stands for an array of tables means its last element."""
+    path: KeyPath = ()
+    for index, name in enumerate(names):
+        path = (*path, name)
+        if index < len(names) - 1 and elements[path]:
+            path = (*path, elements[path] - 1)
+    return path
+
+
+def _match(pattern: re.Pattern[str], text: str, position: int) -> int:
+    match = pattern.match(text, position)
+    if match is None:
+        raise _Lost
+    return match.end()
+
+
+def _expect(token: str, text: str, position: int) -> int:
+    position = _match(_SPACE, text, position)
+    if not text.startswith(token, position):
+        raise _Lost
+    return position + len(token)
+
+
+def _key(text: str, position: int) -> tuple[tuple[str, ...], int]:
+    names: list[str] = []
+    while True:
+        position = _match(_SPACE, text, position)
+        start = position
+        if text.startswith(('"', "'"), position):
+            position = _string_end(text, position)
+            names.append(_unquoted(text[start:position]))
+        else:
+            position = _match(_BARE, text, position)
+            names.append(text[start:position])
+        position = _match(_SPACE, text, position)
+        if not text.startswith(".", position):
+            return tuple(names), position
+        position += 1
+
+
+def _unquoted(quoted: str) -> str:
+    if quoted[0] == "'":
+        return quoted[1:-1]
+    return _ESCAPE.sub(
+        lambda match: chr(int(match[1] or match[2], 16)) if not match[3] else _ESCAPES.get(match[3], match[3]),
+        quoted[1:-1],
+    )
+
+
+def _string_end(text: str, position: int) -> int:
+    for pattern in _STRINGS:
+        if match := pattern.match(text, position):
+            return match.end()
+    raise _Lost
+
+
+def _skip_value(text: str, position: int) -> int:
+    """Return where the value that starts here ends: its line's end, or the end of a bracket or string left open."""
+    depth = 0
+    while position < len(text):
+        character = text[position]
+        if character == "\n" and depth == 0:
+            return position
+        if character in "\"'":
+            position = _string_end(text, position)
+        elif character == "#":
+            end = text.find("\n", position)
+            position = len(text) if end < 0 else end
+        elif character in "[]{}\n":
+            depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(character, 0)
+            position += 1
+        else:
+            position = _match(_PLAIN, text, position)
+    return position
+
 
 Table = Mapping[str, Any]
 
@@ -162,3 +316,44 @@ def _has(table: Any, path: KeyPath) -> bool:
             return False
         table = table[part]
     return True
+
+
+class Findings:
+    """Collects problems and warnings while a test is read, so that all of them are reported at once."""
+
+    def __init__(self, source: Layered) -> None:
+        self.source = source
+        self.problems: list[str] = []
+        self.warnings: list[str] = []
+
+    def problem(self, path: KeyPath, message: str) -> None:
+        """Note something that keeps the test from running."""
+        self.problems.append(self._line(path, message))
+
+    def problem_once(self, path: KeyPath, message: str) -> None:
+        """Note a problem that may be found several times."""
+        if (line := self._line(path, message)) not in self.problems:
+            self.problems.append(line)
+
+    def warn(self, path: KeyPath, message: str) -> None:
+        """Add a warning; the test runs."""
+        self.warnings.append(self._line(path, message))
+
+    def unknown(self, path: KeyPath, known: Iterable[str]) -> None:
+        """Note a key that does not exist, with the nearest one that does."""
+        self.problem(path, unknown_key(str(path[-1]), known))
+
+    def _line(self, path: KeyPath, message: str) -> str:
+        return f"{self.source.where(path)}: {dotted(path)}: {message}"
+
+
+def dotted(path: KeyPath) -> str:
+    """`git_repos[0].url` for the path of a key."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    return text.removeprefix(".")
+
+
+def unknown_key(key: str, known: Iterable[str]) -> str:
+    """The message for a key that does not exist."""
+    nearest = difflib.get_close_matches(key, sorted(known), n=1, cutoff=0.5)
+    return f"unknown key; did you mean {nearest[0]!r}?" if nearest else "unknown key"

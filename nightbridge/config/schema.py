@@ -6,10 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, StringConstraints, ValidationError
 
-from nightbridge.config.carried import AgentFields, TrainingReport
-from nightbridge.config.documents import Layered
-from nightbridge.config.findings import Findings
-from nightbridge.config.positions import KeyPath
+from nightbridge.config.cloudai_compat import AgentFields, TrainingReport
+from nightbridge.config.documents import Findings, KeyPath, Layered
 from nightbridge.models import Compat, GatePolicy, GitRepo, HarvestPolicy, Model, SweepPolicy
 
 Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]

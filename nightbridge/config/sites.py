@@ -6,11 +6,10 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError
 
-from nightbridge.config.carried import sbatch_options
-from nightbridge.config.documents import Document, Layer, Layered, merge, read_document
-from nightbridge.config.findings import Findings
+from nightbridge.config.arguments import LITERAL, SECRET_NAME, reference
+from nightbridge.config.cloudai_compat import sbatch_options
+from nightbridge.config.documents import Document, Findings, Layer, Layered, merge, read_document
 from nightbridge.config.schema import fields_at
-from nightbridge.config.secret_values import LITERAL, SECRET_NAME, reference
 from nightbridge.errors import InvalidInput
 from nightbridge.models import ClusterSettings, Model, Site, StoreSettings
 

@@ -2,6 +2,8 @@
 
 A person at a shell has `nightbridge status` and `nightbridge cancel`. Standard library only; what one command alone
 needs is imported when it runs, because srun starts often.
+
+Slurm's commands for the embedded cluster's PATH, and how its processes start Python.
 """
 
 import os
@@ -12,8 +14,8 @@ from pathlib import Path
 from nightbridge.embedded.jobs import inspect, job_dir
 from nightbridge.embedded.names import expand_expression
 from nightbridge.embedded.options import SBATCH
+from nightbridge.embedded.sbatch_options import split_options
 from nightbridge.errors import InvalidInput, NightbridgeError
-from nightbridge.sbatch_options import split_options
 
 
 def main(arguments: Sequence[str]) -> int:

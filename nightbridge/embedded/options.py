@@ -8,9 +8,15 @@ import dataclasses
 import re
 from collections.abc import Mapping
 
-from nightbridge import sbatch_options
+from nightbridge.embedded import sbatch_options
+from nightbridge.embedded.sbatch_options import (
+    COMMON,
+    COMMON_SHORT,
+    OptionTable,
+    parse_time_limit,
+    takes,
+)
 from nightbridge.errors import InvalidInput
-from nightbridge.sbatch_options import COMMON, COMMON_SHORT, OptionTable, parse_time_limit, takes
 
 _NO_CONTAINERS = "the embedded cluster has no container runtime; run without a container, or on a Slurm with pyxis"
 _NO_QUEUE_CONTROL = "the embedded cluster starts jobs in their order, as soon as a slot is free"

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from nightbridge.embedded import jobs, names, processes
-from nightbridge.embedded.shims import path_with_shims
+from nightbridge.embedded.submit import path_with_shims
 from nightbridge.files import write_atomically
 
 POLL_INTERVAL = 0.1

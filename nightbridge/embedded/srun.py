@@ -14,9 +14,9 @@ from nightbridge.embedded import processes
 from nightbridge.embedded.jobs import KILL_PATIENCE
 from nightbridge.embedded.names import farewell
 from nightbridge.embedded.options import SRUN
+from nightbridge.embedded.sbatch_options import split_options
 from nightbridge.embedded.step import Step, make_step
 from nightbridge.errors import InvalidInput, PermanentError
-from nightbridge.sbatch_options import split_options
 
 _POLL_INTERVAL = 0.1
 _LONGEST_LINE = 65536

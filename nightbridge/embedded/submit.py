@@ -9,6 +9,7 @@ found and runs. The environment passes from process to process and is never writ
 import os
 import pwd
 import select
+import shlex
 import shutil
 import stat
 import subprocess
@@ -17,12 +18,25 @@ import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from nightbridge.embedded.jobs import JOB_VARIABLE, JobRequest, job_dir, job_ids, jobs_dir, write_record
-from nightbridge.embedded.options import SBATCH, exported, parse_count, parse_dependencies, parse_time
-from nightbridge.embedded.shims import python_command, write_shims
+from nightbridge.embedded.jobs import (
+    JOB_VARIABLE,
+    JobRequest,
+    job_dir,
+    job_ids,
+    jobs_dir,
+    write_record,
+)
+from nightbridge.embedded.options import (
+    SBATCH,
+    exported,
+    parse_count,
+    parse_dependencies,
+    parse_time,
+)
+from nightbridge.embedded.sbatch_options import script_options, split_options
 from nightbridge.errors import LaunchRefused, TransientError
 from nightbridge.files import flush_folder, write_atomically
-from nightbridge.sbatch_options import script_options, split_options
+from nightbridge.processes import own_program
 
 START_PATIENCE = 60.0
 """Seconds that a runner may take to start."""
@@ -165,3 +179,35 @@ def _claim_id(root: Path, folder: Path) -> int:
             job_id += 1
     flush_folder(jobs_dir(root))
     return job_id
+
+
+_SERVED = ("sbatch", "srun", "scontrol", "squeue", "sacct")
+
+
+# These name the alternative: a real Slurm's, later on the PATH, would act on other jobs of that number.
+_REFUSED = ("salloc", "sattach", "sbcast", "scancel", "sinfo", "sstat")
+
+
+def python_command(module: str, arguments: Sequence[str] = ()) -> list[str]:
+    """The command line that calls `main(arguments)` of one of our modules.
+
+    Without `site` (`-S`): the environment's packages are not needed, and looking for them takes time.
+    """
+    return own_program(module, arguments, python_options=("-S",))
+
+
+def path_with_shims(root: Path) -> str:
+    """The PATH of this process with a cluster's commands first."""
+    return os.pathsep.join((str(root / "bin"), os.environ.get("PATH", os.defpath)))
+
+
+def write_shims(root: Path) -> None:
+    """Write the commands as small shell scripts that start this Python, where they are not there yet."""
+    for command in (*_SERVED, *_REFUSED):
+        words = python_command("nightbridge.embedded.commands", [str(root), command])
+        text = f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'
+        path = root / "bin" / command
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            write_atomically(path, text.encode())
+        if path.stat().st_mode & 0o111 != 0o111:
+            path.chmod(0o755)

@@ -9,12 +9,23 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from nightbridge.error_patterns import ErrorPattern, classify
-from nightbridge.errors import DamagedData, InvalidInput, NightbridgeError, PermanentError, TransientError
-from nightbridge.images.logins import enroot_config, login_advice
+from nightbridge.errors import (
+    DamagedData,
+    ErrorPattern,
+    InvalidInput,
+    NightbridgeError,
+    PermanentError,
+    TransientError,
+    classify,
+)
 from nightbridge.images.references import ImageReference
-from nightbridge.images.registry import registry_digest
-from nightbridge.images.scratch_dirs import cache_folder, check_folders, scratch_dir, temporary_folder
+from nightbridge.images.registry import enroot_config, login_advice, registry_digest
+from nightbridge.images.scratch_dirs import (
+    cache_folder,
+    check_folders,
+    scratch_dir,
+    temporary_folder,
+)
 from nightbridge.models import ImageImport, Model
 from nightbridge.processes import Finished, run
 

@@ -1,23 +1,29 @@
-"""The container stage: a verified image of known digest, or the declared absence of one."""
+"""The container stage: a verified image of known digest, or the declared absence of one.
+
+Squashfs files: whether one is whole, and its checksum.
+
+Which workspaces use a folder of images: several may share one, and each knows its own jobs only.
+"""
 
 import hashlib
 import logging
 import os
+import shutil
+import struct
 import time
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
-from nightbridge.errors import DamagedData, InvalidInput, TransientError
+from nightbridge.errors import DamagedData, InvalidInput, PermanentError, TransientError
 from nightbridge.files import write_model
 from nightbridge.images.enroot import IMPORT_TIMEOUT_SECONDS, find_enroot
 from nightbridge.images.references import ImageReference, parse_reference
 from nightbridge.images.scratch_dirs import named_write_errors, remove_leftovers, unfinished
-from nightbridge.images.squashfs import check_squashfs, sha256_of
-from nightbridge.images.workspace_refs import add_workspace_ref
 from nightbridge.locking import get_or_create, lease
 from nightbridge.models import Image, Model, RunSpec, Site, utc_now
+from nightbridge.processes import run
 
 log = logging.getLogger(__name__)
 
@@ -198,3 +204,81 @@ def _image(reference: str, path: Path, record: ImageRecord) -> Image:
         sha256=record.sha256,
         size=record.size,
     )
+
+
+MAGIC = b"hsqs"
+# The superblock of squashfs 4 is 96 bytes; the file system's length is a 64-bit number at offset 40 (kernel
+# documentation, filesystems/squashfs). mksquashfs writes the superblock last, so a killed one leaves none.
+_SUPERBLOCK_BYTES = 96
+_LENGTH_OFFSET = 40
+_UNSQUASHFS_TIMEOUT_SECONDS = 120.0
+_BLOCK_BYTES = 4 * 1024 * 1024
+
+
+def check_squashfs(path: Path) -> None:
+    """Raise unless a file is a whole squashfs file system.
+
+    Raises:
+        DamagedData: It is empty, no squashfs, shorter than its own superblock says, or unsquashfs refuses it.
+
+    """
+    with path.open("rb") as stream:
+        superblock = stream.read(_SUPERBLOCK_BYTES)
+    size = path.stat().st_size
+    if not size:
+        raise DamagedData("the image is empty", thing=str(path))
+    if len(superblock) < _SUPERBLOCK_BYTES or not superblock.startswith(MAGIC):
+        raise DamagedData("not a complete squashfs image", thing=str(path))
+    (length,) = struct.unpack_from("<Q", superblock, _LENGTH_OFFSET)
+    if size < length:
+        raise DamagedData(f"the image is truncated: {size} of {length} bytes", thing=str(path))
+    program = shutil.which("unsquashfs")
+    if program:
+        finished = run([program, "-s", path], environment=os.environ, timeout=_UNSQUASHFS_TIMEOUT_SECONDS)
+        if finished.code:
+            raise DamagedData(f"unsquashfs cannot read the image: {finished.tail}", thing=str(path))
+
+
+def sha256_of(path: Path) -> str:
+    """The hex SHA-256 of a file, read in blocks."""
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as stream:
+        while block := stream.read(_BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+# Beside the images, where every user of the folder can write.
+_PREFIX = ".workspace-"
+
+
+class WorkspaceRef(Model):
+    """A workspace whose runs use images in a folder outside it."""
+
+    workspace: Path
+
+
+def add_workspace_ref(images: Path, workspace: Path) -> None:
+    """Record in a folder of images that a workspace uses it; the workspace's own folder needs no record."""
+    ref = WorkspaceRef(workspace=workspace.absolute())
+    path = images / f"{_PREFIX}{hashlib.sha256(str(ref.workspace).encode()).hexdigest()[:16]}.json"
+    if not images.is_relative_to(ref.workspace) and not path.exists():
+        write_model(path, ref)
+
+
+def workspace_refs(images: Path) -> set[Path]:
+    """The workspaces that use a folder of images besides the one that it lies in.
+
+    Raises:
+        PermanentError: A record cannot be read, so the jobs that use these images are unknown.
+
+    """
+    try:
+        records = images.glob(f"{_PREFIX}*.json")
+        return {WorkspaceRef.model_validate_json(path.read_bytes()).workspace for path in records}
+    except (OSError, ValueError) as error:
+        raise PermanentError(
+            f"cannot read which workspaces use these images: {error}",
+            thing=str(images),
+            advice=f"Remove the unreadable {_PREFIX}*.json there; the workspace's next pull writes it again",
+        ) from error

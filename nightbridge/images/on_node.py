@@ -4,24 +4,31 @@ The tag is resolved here, by the registry's own API. The import is one job that 
 code as on this machine, with the enroot, the folders and the space that the node has. It leaves its file on the shared
 file system, where it is checked like any other. How a program gets onto a node is the caller's: this package knows no
 Slurm.
+
+The part of an import on a compute node that runs there: the import itself, with the node's enroot.
+
+It is given an order as JSON and logins on stdin, and prints its answer as one line of JSON. Everything else that it
+says goes to stderr.
 """
 
 import logging
 import os
 import re
+import socket
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import SecretStr
 
-from nightbridge.errors import TransientError
-from nightbridge.images.enroot import IMPORT_TIMEOUT_SECONDS
-from nightbridge.images.node_import import NodeAnswer, NodeOrder
+from nightbridge.errors import NightbridgeError, TransientError
+from nightbridge.images.enroot import IMPORT_TIMEOUT_SECONDS, find_enroot
 from nightbridge.images.references import ImageReference
 from nightbridge.images.registry import registry_digest
-from nightbridge.images.scratch_dirs import scratch_name
-from nightbridge.models import ImageImport
-from nightbridge.node_programs import RunOnNode, read_answer
-from nightbridge.own_programs import own_program
+from nightbridge.images.scratch_dirs import named_write_errors, remove_scratch_dirs, scratch_name
+from nightbridge.models import ImageImport, Model
+from nightbridge.node_programs import Failure, RunOnNode, begin_on_node, read_answer
+from nightbridge.processes import own_program
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +78,7 @@ class NodeImporter:
             finished = self._run_on_node(
                 # The folder's own part keeps apart the jobs of several workspaces that import the same image.
                 scratch_name(output).partition(".")[0] + f"-{str(reference.digest).removeprefix('sha256:')[:_DIGITS]}",
-                own_program("nightbridge.images.node_import", [order.model_dump_json()]),
+                own_program("nightbridge.images.on_node", [order.model_dump_json()]),
                 environment={name: value for name, value in os.environ.items() if _PASSED_ON.fullmatch(name)},
                 timeout=IMPORT_TIMEOUT_SECONDS,
                 given=self._credentials.get_secret_value().encode(),
@@ -96,3 +103,40 @@ class NodeImporter:
                 advice="Keep images on a file system shared with the nodes",
             )
         return answer.tool
+
+
+class NodeOrder(Model):
+    """What is to be imported, into which file (see `unfinished`); the digest of the reference is known."""
+
+    reference: ImageReference
+    output: Path
+    settings: ImageImport
+
+
+class NodeAnswer(Model):
+    """How an import on a node ended: what made the image and where, or the error."""
+
+    tool: str = ""
+    failure: Failure | None = None
+
+
+def carry_out(order: NodeOrder, credentials: str) -> NodeAnswer:
+    """Import an image on this node, after clearing away what a killed import of it left here."""
+    node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    try:
+        with named_write_errors(order.reference, order.output.parent):
+            importer = find_enroot(order.settings, credentials)
+            name = str(order.reference.digest).removeprefix("sha256:")
+            remove_scratch_dirs(order.output.parent.parent, name, importer.scratch_parents)
+            return NodeAnswer(tool=f"{importer.import_image(order.reference, order.output)} on {node}")
+    except NightbridgeError as error:
+        failure = Failure.of(error)
+        return NodeAnswer(failure=failure.model_copy(update={"what": f"{failure.what} (on {node})"}))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Carry out the order that is the only argument; return the exit code."""
+    begin_on_node()
+    answer = carry_out(NodeOrder.model_validate_json(arguments[0]), sys.stdin.read())
+    print(answer.model_dump_json())
+    return 1 if answer.failure else 0

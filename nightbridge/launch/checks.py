@@ -1,11 +1,26 @@
-"""What of a test the launcher of one version or commit would not take. Used by the rules, and by the plan once more."""
+"""What of a test the launcher of one version or commit would not take. Used by the rules, and by the plan once more.
+
+Which texts survive the way to the job.
+
+The launcher hands its argv to NeMo-Run, which writes it into a batch script without quoting anything and HTML-escapes
+quotes (seen with NeMo-Run 0.11.1). So a space splits a word, `;` or `&` starts another command, and a quote arrives as
+`&#39;`. Such values are refused here, with the reason, before anything is started. Words that only the job reads, and
+not the launcher itself, may hold some of these characters: a backslash carries them through the one shell on the way.
+"""
 
 import difflib
 from collections.abc import Iterator
 from functools import lru_cache
 
-from nightbridge.launch.flags import FORMATS, TEST_FLAGS, KnownFlags, words_of
-from nightbridge.launch.safety import danger_in, danger_in_escaped, danger_in_variable
+from nightbridge.launch.flags import (
+    FORMATS,
+    TEST_FLAGS,
+    KnownFlags,
+    danger_in,
+    danger_in_escaped,
+    danger_in_variable,
+    words_of,
+)
 from nightbridge.models import TestDefinition
 
 _NUMBERS = (bool, int, float)

@@ -7,14 +7,22 @@ from typing import Any
 
 from nightbridge.errors import InvalidInput
 from nightbridge.launch.checks import unknown_flags, unsafe_values, wrong_choices
-from nightbridge.launch.flags import FLAGS, V0_3_0, KnownFlags, known_in, written
+from nightbridge.launch.flags import (
+    FLAGS,
+    V0_3_0,
+    KnownFlags,
+    danger_in,
+    danger_in_escaped,
+    danger_in_variable,
+    escaped,
+    expands,
+    known_in,
+    written,
+)
 from nightbridge.launch.hetero import hetero_plan
-from nightbridge.launch.outputs import JOB_FOLDER, output_arguments, output_dir, overrides
 from nightbridge.launch.parser_source import known_flags, launcher_of
-from nightbridge.launch.resources import gpus_per_node, nodes_for, num_gpus, time_limit_seconds
-from nightbridge.launch.safety import danger_in, danger_in_escaped, danger_in_variable, escaped, expands
-from nightbridge.launch.site_options import site_options
-from nightbridge.launch.time_limits import clock
+from nightbridge.launch.resources import clock, gpus_per_node, nodes_for, num_gpus, site_options, time_limit_seconds
+from nightbridge.launch.run_outputs import JOB_FOLDER, output_arguments, output_dir, overrides
 from nightbridge.launch.versions import Version, version_for_pin
 from nightbridge.models import (
     LAUNCHER_HOME,

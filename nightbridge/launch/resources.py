@@ -1,9 +1,21 @@
-"""How many GPUs, nodes and seconds a test needs."""
+"""How many GPUs, nodes and seconds a test needs.
 
+A swept test at one of its points: a test with nothing left to choose.
+
+Time limits of tests, as CloudAI reads them, and the forms of sbatch(1) that it does not know.
+
+The options of sbatch that a cluster's settings require, whatever the workload.
+"""
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from nightbridge.errors import InvalidInput
 from nightbridge.launch import grids
 from nightbridge.launch.flags import GPUS_PER_NODE, LAUNCHER_TIME_LIMIT
-from nightbridge.launch.time_limits import seconds_of
-from nightbridge.launch.versions import Version
+from nightbridge.launch.versions import Version, version_for_pin
 from nightbridge.models import ClusterLimits, ClusterSettings, TestDefinition
 
 DEFAULT_NUM_GPUS = 8
@@ -57,3 +69,104 @@ def time_limit_seconds(test: TestDefinition) -> int:
 
     """
     return seconds_of(test.time_limit or LAUNCHER_TIME_LIMIT)
+
+
+_VARIABLES = "extra_env_vars."
+_NODES = "num_nodes"
+
+
+def at_point(
+    test: TestDefinition,
+    point: Mapping[str, Any],
+    version: Version | None = None,
+    limits: ClusterLimits | None = None,
+) -> TestDefinition:
+    """Lay the values of a point over a test.
+
+    Args:
+        test: The swept test.
+        point: Axis name (`SweepAxis.name`) to value; some axes may be missing, as they are while a grid is cut.
+        version: The launcher's version, which decides on the GPUs of a node; by the pin where it is not given.
+        limits: The cluster, whose nodes may have another number of GPUs; None where it is not known.
+
+    """
+    args = dict(test.cmd_args)
+    variables = dict(test.extra_env_vars)
+    for name, value in point.items():
+        if name.startswith(_VARIABLES):
+            variables[name.removeprefix(_VARIABLES)] = value
+        elif name != _NODES:
+            args[name] = value
+    concrete = test.model_copy(update={"cmd_args": args, "extra_env_vars": variables, "axes": (), "drawn": ()})
+    if _NODES not in point:
+        return concrete
+    per_node = gpus_per_node(concrete, version or version_for_pin(test.megatron_bridge.commit), limits=limits)
+    args = {**args, "num_gpus": point[_NODES] * per_node} if per_node else args
+    return concrete.model_copy(update={"cmd_args": args})
+
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_WITH_UNIT = re.compile(r"^(\d{1,6})([smhdw])$", re.IGNORECASE)
+_CLOCK = re.compile(r"^(?:(\d{1,5})-)?(\d{1,6})(?::(\d{1,2}))?(?::(\d{1,2}))?$")
+
+
+@lru_cache(maxsize=256)
+def seconds_of(text: str) -> int:
+    """Return the seconds of a time limit.
+
+    `hours:minutes:seconds`, `days-hours:minutes:seconds` and a number with one of the units s, m, h, d, w, as in
+    CloudAI; `minutes`, `days-hours`, `days-hours:minutes`, as in sbatch(1); and `hours:minutes`, as in CloudAI, which
+    sbatch would take for minutes and seconds.
+
+    Raises:
+        InvalidInput: It is none of these, or no time at all.
+
+    """
+    text = text.strip()
+    if match := _WITH_UNIT.match(text):
+        seconds = int(match[1]) * _UNITS[match[2].lower()]
+    elif match := _CLOCK.match(text):
+        days, *parts = match.groups()
+        seconds = _clock_seconds(None if days is None else int(days), [int(part) for part in parts if part is not None])
+    else:
+        seconds = 0
+    if seconds <= 0:
+        raise InvalidInput("not a time limit", thing=repr(text), advice="Write HH:MM:SS, D-HH:MM:SS or minutes")
+    return seconds
+
+
+def _clock_seconds(days: int | None, parts: list[int]) -> int:
+    if days is not None:
+        hours, minutes, seconds = (*parts, 0, 0)[:3]
+        return days * 86400 + hours * 3600 + minutes * 60 + seconds
+    if len(parts) == 3:
+        return parts[0] * 3600 + parts[1] * 60 + parts[2]
+    if len(parts) == 2:
+        return parts[0] * 3600 + parts[1] * 60
+    return parts[0] * 60
+
+
+def is_read_differently_by_sbatch(text: str) -> bool:
+    """Whether it is `hours:minutes`, which sbatch takes for `minutes:seconds`."""
+    return text.count(":") == 1 and "-" not in text
+
+
+def clock(seconds: int) -> str:
+    """Write seconds as `HH:MM:SS`, with `D-` in front from one day on."""
+    days, rest = divmod(seconds, 86400)
+    hours, rest = divmod(rest, 3600)
+    return (f"{days}-" if days else "") + f"{hours:02}:{rest // 60:02}:{rest % 60:02}"
+
+
+def site_options(cluster: ClusterSettings) -> tuple[str, ...]:
+    """Further options as `--name=value`; partition and account travel with the workload's own."""
+    named: Mapping[str, str | int | None] = {
+        "qos": cluster.qos,
+        "reservation": cluster.reservation,
+        "segment": cluster.segment,
+    }
+    return (
+        *(f"--{option}={value}" for option, value in named.items() if value),
+        *(("--exclusive",) if cluster.exclusive else ()),
+        *cluster.extra_sbatch_args,
+    )

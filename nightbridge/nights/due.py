@@ -1,10 +1,13 @@
-"""Which nights should have their verdicts by a time of the morning.
+"""Why a test has no verdict.
+
+Which nights should have their verdicts by a time of the morning.
 
 A scenario's slots of the last days say which ones to expect, since a night that never began has left nothing behind.
 Each is expected again at the same time of the next day: where a schedule leaves days out, the watchdog is to run on the
 mornings after its nights.
 """
 
+import enum
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
@@ -15,7 +18,23 @@ from zoneinfo import ZoneInfo
 from nightbridge.errors import DamagedData
 from nightbridge.models import Model, slug
 from nightbridge.nights.records import Night, NightStart, read_end, read_start
-from nightbridge.store.objects import ObjectStore
+from nightbridge.store.protocol import ObjectStore
+
+
+class Cause(enum.StrEnum):
+    """Why there is no verdict. Of several things that keep a night from beginning the first one here is named."""
+
+    CRASHED = "crashed"
+    SCHEDULE_OFF = "schedule_off"
+    WORKER_AWAY = "worker_away"
+    LATE = "late"  # Prefect knows the flow run, and it has not begun
+    SERVER_AWAY = "server_away"  # Prefect's
+    NOT_STARTED = "not_started"
+    WAITING = "waiting"  # in Slurm's queue
+    RUNNING = "running"  # in Slurm
+    IN_PROGRESS = "in_progress"  # the night's process is at work: before the job, or after it
+    UNKNOWN = "unknown"  # Slurm does not answer, or the workspace cannot be seen
+
 
 EARLY = timedelta(minutes=5)
 """Who asks so shortly before the hour means this morning: clocks of schedulers and hosts are not the same."""

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from nightbridge.models import Model
-from nightbridge.nights.causes import Cause
+from nightbridge.nights.due import Cause
 
 TIMEOUT_SECONDS = 5.0
 """For each answer."""

@@ -15,13 +15,13 @@ from pydantic import Field
 
 from nightbridge import config
 from nightbridge.errors import InvalidInput, NightbridgeError
+from nightbridge.history.metrics import format_count
 from nightbridge.models import EXIT_CODES, Model, Site, utc_now
 from nightbridge.nights.due import Expected, due_nights, morning_of, recent_nights
 from nightbridge.nights.prefect_api import PrefectServer
 from nightbridge.nights.watched import MissingVerdict, WatchedNight, Watcher
 from nightbridge.notify import Notice
-from nightbridge.regression.wording import format_count
-from nightbridge.store.objects import ObjectStore
+from nightbridge.store.protocol import ObjectStore
 
 EXIT_MISSING, EXIT_INVALID = 4, 2
 DAYS = 7

@@ -8,17 +8,16 @@ from pydantic import Field
 
 from nightbridge.errors import NightbridgeError, StatusUnknown, TransientError
 from nightbridge.models import JobStatus, Model, Site, VerdictStatus
-from nightbridge.nights.causes import Cause
-from nightbridge.nights.due import DueNight, Morning
+from nightbridge.nights.due import Cause, DueNight, Morning
 from nightbridge.nights.liveness import is_alive
 from nightbridge.nights.prefect_api import PrefectServer, why_not_begun
 from nightbridge.nights.records import NightEnd, NightStart, plan_path, read_plan
 from nightbridge.nights.status import RunPhase, RunStatus, run_statuses
-from nightbridge.slurm.attempts import read_refusal
+from nightbridge.slurm.attempt_files import read_refusal
+from nightbridge.slurm.attempts import attempts_of, jobs_of
 from nightbridge.slurm.factory import open_cluster
-from nightbridge.slurm.ledger import attempts_of, jobs_of
 from nightbridge.slurm.protocol import Cluster
-from nightbridge.store.objects import ObjectStore
+from nightbridge.store.protocol import ObjectStore
 
 
 class MissingVerdict(Model):

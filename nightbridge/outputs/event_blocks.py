@@ -11,17 +11,25 @@ from typing import TYPE_CHECKING, NamedTuple
 import google_crc32c
 import numpy as np
 
-from nightbridge.outputs.event_wire import FOOTER_SIZE, HEADER_SIZE, plain_scalar_tag, record_length
+from nightbridge.outputs.event_decoder import FOOTER_SIZE, HEADER_SIZE, plain_scalar_tag, record_length
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+
 BLOCK = 1 << 20
 """Bytes read at once. A record that is larger is read by itself."""
 
+
 _SMALLEST_PLAIN = 20
+
+
 _VALUE_SIZE = 4
+
+
 _STEP_AT = 10
+
+
 _STEP_BYTES = 4
 """Longest step of a plain record, as written; longer ones are for the reader of single records."""
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
 
 from nightbridge.errors import DamagedData
-from nightbridge.outputs.event_wire import (
+from nightbridge.outputs.event_decoder import (
     FOOTER_SIZE,
     HEADER_SIZE,
     EventDecoder,

@@ -1,5 +1,12 @@
-"""A job while it runs: what is new in its log, and how far the training has come by its log and its event files."""
+"""A job while it runs: what is new in its log, and how far the training has come by its log and its event files.
 
+Event files read on while a job writes them.
+
+The writer buffers, so a file may end in the middle of a record at any moment: such a tail is no damage yet, and is read
+again at the next look. Once the writer has ended, it is what `event_files.read_event_file` calls it.
+"""
+
+import os
 import statistics
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
@@ -7,12 +14,18 @@ from pathlib import Path
 
 from nightbridge.models import Job, Model
 from nightbridge.outputs.curves import METRICS
-from nightbridge.outputs.event_tail import EventTail
+from nightbridge.outputs.event_files import (
+    Columns,
+    RecordsEnd,
+    Row,
+    file_time,
+    find_event_files,
+    read_on,
+)
 from nightbridge.outputs.experiment import event_folders, logs_so_far
-from nightbridge.outputs.logs import parse_steps
+from nightbridge.outputs.logs import LogTail, parse_steps
 from nightbridge.outputs.tags import OTHER_TAGS
-from nightbridge.outputs.tail import LogTail
-from nightbridge.redaction import mask_text
+from nightbridge.secrets import mask_text
 
 LOOK_INTERVAL = 10.0
 """Seconds between two looks at a job's log."""
@@ -186,3 +199,63 @@ class RunFollower:
             step_time=statistics.median(self._step_times.values()) if self._step_times else None,
             loss=self._losses[max(self._losses)] if self._losses else None,
         )
+
+
+class EventFileTail:
+    """One event file, read on from the last record that was whole.
+
+    `damage` is set, and nothing more is read, once a record is there that is not what was written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.damage = ""
+        self._offset = 0
+        self._inode: int | None = None
+        self._columns = Columns()
+
+    def new_rows(self) -> list[Row]:
+        """The scalars of the records that were finished since the last look, tags as written.
+
+        A file that is missing has none yet; one that was replaced or became shorter is read from its beginning.
+
+        Raises:
+            OSError: The file is there and cannot be read.
+
+        """
+        try:
+            with self.path.open("rb") as stream:
+                status = os.fstat(stream.fileno())
+                if self._inode != status.st_ino or status.st_size < self._offset:
+                    self._inode, self._offset, self.damage, self._columns = status.st_ino, 0, "", Columns()
+                if self.damage:
+                    return []
+                try:
+                    for offset in read_on(stream, status.st_size, self._columns, self._offset):
+                        self._offset = offset
+                except RecordsEnd as end:
+                    if end.status == "corrupt":
+                        self.damage = f"{self.path.name}: corrupt at byte {end.offset} ({end.reason})"
+        except FileNotFoundError:
+            return []
+        return self._columns.take()
+
+
+class EventTail:
+    """All event files of a folder; a restart of the job adds another one, and a look finds it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._tails: dict[Path, EventFileTail] = {}
+
+    def new_rows(self) -> list[Row]:
+        """What was written since the last look, the older file first. A folder that is missing has nothing yet."""
+        for path in find_event_files(self.folder):
+            self._tails.setdefault(path, EventFileTail(path))
+        oldest_first = sorted(self._tails, key=lambda path: (file_time(path), path.name))
+        return [row for path in oldest_first for row in self._tails[path].new_rows()]
+
+    @property
+    def damage(self) -> tuple[str, ...]:
+        """One line per file that is damaged so far."""
+        return tuple(tail.damage for tail in self._tails.values() if tail.damage)

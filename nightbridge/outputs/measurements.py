@@ -5,6 +5,14 @@ the first `warmup_steps` iterations after S are left out; when D - S is less tha
 window is all recorded iterations from there to D, but for those that a profiler slowed. Its medians and percentiles
 need a finite value at every recorded iteration of the window: a statistic over the part that happened to be recorded
 could hide the part that went wrong.
+
+How long a job waited, how long it took to begin, and how long training stood still to save.
+
+What of a run's configuration its measurements depend on: GPUs, tokens of one step, steps that a profiler slows.
+
+The dumped `ConfigContainer.yaml` counts where there is one, since it is what really ran; the test file is the fallback.
+
+A loss curve in a few characters: two runs with the same digest had the same loss at every iteration, bit for bit.
 """
 
 import math
@@ -12,14 +20,150 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from nightbridge.models import GatePolicy, Job, Summary
 from nightbridge.outputs.curves import METRICS, Curves, logging_interval, read_curves
-from nightbridge.outputs.durations import checkpoint_time, queue_time, startup_time
 from nightbridge.outputs.experiment import RunOutput
 from nightbridge.outputs.logs import latest_steps
-from nightbridge.outputs.loss_curve import loss_anchors, loss_digest
-from nightbridge.outputs.settings import ProfiledSteps, RunSettings
 
 if TYPE_CHECKING:
     import pandas as pd
+import statistics
+from typing import TYPE_CHECKING
+
+from nightbridge.outputs.curves import LOG_FILE
+from nightbridge.outputs.logs import LogReading
+
+if TYPE_CHECKING:
+    import pandas as pd
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nightbridge.errors import InvalidInput
+from nightbridge.launch.config_container import Container, read_container
+from nightbridge.launch.resources import num_gpus
+from nightbridge.models import Model, RunSpec
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+# Megatron-Bridge's handle_profiling_step() looks at the steps that are done, so a window A to B is the iterations A + 1
+# to B. It is left after iteration B was measured, so stopping falls into B + 1. PyTorch's profiler counts one step
+# further and warms up one step before its window.
+_TEARDOWN = 1
+_NSYS_LEAD, _PYTORCH_LEAD = 1, -1
+_DEFAULT_START, _DEFAULT_STOP = 10, 11
+
+
+class ProfiledSteps(Model):
+    """Iterations whose time a profiler spoils, first and last."""
+
+    first: int
+    last: int
+
+    def spoils(self, iteration: int, interval: int) -> bool:
+        """Whether a record at `iteration` over the last `interval` iterations has one of them in it."""
+        return self.first <= iteration and iteration - interval < self.last
+
+
+class RunSettings(Model):
+    """What measurements need to know; None where unknown."""
+
+    num_gpus: int | None = None
+    global_batch_size: int | None = None
+    sequence_length: int | None = None
+    profiled: ProfiledSteps | None = None
+
+
+def read_settings(spec: RunSpec, config_container: Path | None) -> RunSettings:
+    """The settings of a run, from what it dumped and, for what that does not say, from its test.
+
+    A `ConfigContainer.yaml` that is no ConfigContainer is passed over.
+    """
+    requested = _requested(spec)
+    if config_container is None:
+        return requested
+    try:
+        container = read_container(config_container)
+    except InvalidInput:
+        return requested
+    return RunSettings(
+        num_gpus=requested.num_gpus,
+        global_batch_size=container.integer("train.global_batch_size") or requested.global_batch_size,
+        sequence_length=(
+            container.integer("model.seq_length")
+            or container.integer("dataset.seq_length")
+            or requested.sequence_length
+        ),
+        profiled=_profiled_in(container),
+    )
+
+
+def _requested(spec: RunSpec) -> RunSettings:
+    args = spec.test.cmd_args
+    return RunSettings(
+        num_gpus=num_gpus(spec.test),
+        global_batch_size=args.get("gb"),
+        sequence_length=args.get("seq_length"),
+        profiled=_profiled(
+            int(args.get("profiling_start_step", _DEFAULT_START)),
+            int(args.get("profiling_stop_step", _DEFAULT_STOP)),
+            nsys=bool(args.get("enable_nsys")),
+            pytorch=bool(args.get("pytorch_profiler")),
+        ),
+    )
+
+
+def _profiled_in(container: Container) -> ProfiledSteps | None:
+    return _profiled(
+        container.integer("profiling.profile_step_start") or 0,
+        container.integer("profiling.profile_step_end") or 0,
+        nsys=container.is_on("profiling.use_nsys_profiler"),
+        pytorch=container.is_on("profiling.use_pytorch_profiler"),
+    )
+
+
+def _profiled(start: int, stop: int, *, nsys: bool, pytorch: bool) -> ProfiledSteps | None:
+    if stop <= start or not (nsys or pytorch):
+        return None
+    lead = _PYTORCH_LEAD if pytorch else _NSYS_LEAD
+    return ProfiledSteps(first=max(start + lead, 1), last=stop + _TEARDOWN)
+
+
+_ANCHORS = 5
+
+
+def loss_digest(curves: Curves) -> str | None:
+    """`<source>:<sha256>` over every recorded iteration and its loss, None without a loss.
+
+    Hashed are, in ascending order, the iteration as 8 and the loss as 8 bytes (int64 and IEEE double, little endian;
+    any NaN is the same NaN). The source is `tensorboard`, `log`, or `mixed`: the log rounds to seven digits, so only
+    digests of one source can be compared.
+    """
+    import numpy as np
+
+    losses = curves.steps["loss"]
+    if not losses.notna().any():
+        return None
+    pairs = np.empty(len(losses), dtype=[("step", "<i8"), ("loss", "<f8")])
+    pairs["step"] = losses.index.to_numpy()
+    pairs["loss"] = np.where(losses.isna(), np.nan, losses.to_numpy())
+    return f"{_source(curves)}:{hashlib.sha256(pairs.tobytes()).hexdigest()}"
+
+
+def loss_anchors(curves: Curves) -> "tuple[tuple[int, float], ...]":
+    """A few points of the curve, first and last among them, to see at a glance where two curves part."""
+    losses: pd.Series[float] = curves.steps["loss"]
+    finite = losses[losses.map(math.isfinite)]
+    last = len(finite) - 1
+    positions = sorted({round(last * part / (_ANCHORS - 1)) for part in range(_ANCHORS)}) if len(finite) else []
+    return tuple((int(finite.index[position]), float(finite.iloc[position])) for position in positions)
+
+
+def _source(curves: Curves) -> str:
+    rows = curves.table[(curves.table["tag"] == METRICS["loss"].tag) & (curves.table["step"] > 0)]
+    of_log = (rows.loc[~rows["superseded"], "file"] == LOG_FILE).tolist()
+    return "log" if all(of_log) else "mixed" if any(of_log) else "tensorboard"
+
 
 _NORMAL_SIGMA = 1.4826
 """The standard deviation of a normal distribution in units of its median absolute deviation."""
@@ -186,3 +330,49 @@ def _final_loss(curves: Curves, steps_expected: int | None) -> float | None:
     last = steps_expected if steps_expected is not None else curves.steps_done
     losses = _finite(curves.steps["loss"])
     return float(losses.loc[last]) if last in losses.index else None
+
+
+def queue_time(job: Job | None) -> float | None:
+    """Seconds from the submission of a job to its start; None when the cluster does not say both."""
+    if job is None or job.status is None or job.status.started_at is None:
+        return None
+    submitted = job.status.submitted_at or job.submitted_at
+    return max((job.status.started_at - submitted).total_seconds(), 0.0)
+
+
+def startup_time(curves: Curves, job: Job | None) -> float | None:
+    """Seconds from the start of a job to the beginning of its first iteration.
+
+    An event is written when its iteration is over, so the iteration's own time, which compilation makes a long one, is
+    taken off. None where no event file has step times (the log's clock has no time zone), or where the first one is
+    older than the job.
+    """
+    if job is None or job.status is None or job.status.started_at is None:
+        return None
+    recorded = _step_times(curves)
+    if not len(recorded):
+        return None
+    first = recorded.sort_values("wall_time").iloc[0]
+    iterations = min(logging_interval(sorted(set(recorded["step"].tolist()))), int(first["step"]) - curves.start)
+    began = float(first["wall_time"]) - iterations * float(first["value"])
+    elapsed = began - job.status.started_at.timestamp()
+    # Slurm's times are whole seconds, and two machines' clocks differ a little.
+    return max(elapsed, 0.0) if elapsed > -_CLOCK_DIFFERENCE else None
+
+
+_CLOCK_DIFFERENCE = 5.0
+
+
+def _step_times(curves: Curves) -> "pd.DataFrame":
+    import numpy as np
+
+    table = curves.table
+    usable = (table["tag"] == METRICS["step_time"].tag) & (table["file"] != LOG_FILE) & (table["step"] > curves.start)
+    found: pd.DataFrame = table.loc[usable & np.isfinite(table["wall_time"]) & np.isfinite(table["value"])]
+    return found
+
+
+def checkpoint_time(log: LogReading) -> float | None:
+    """Median seconds for which training stood still to save one checkpoint; None without one."""
+    times = [seconds for seconds in log.save_times if math.isfinite(seconds)]
+    return statistics.median(times) if times else None

@@ -22,10 +22,9 @@ from nightbridge.errors import DamagedData
 from nightbridge.locking import lease
 from nightbridge.models import PinnedRepository
 from nightbridge.repos.git import attempt, git
-from nightbridge.repos.local_clones import clone_at
-from nightbridge.repos.mirrors import Mirror
+from nightbridge.repos.mirrors import Mirror, clone_at
+from nightbridge.repos.remotes import masked
 from nightbridge.repos.submodules import clone_with_submodules, pinned_commits
-from nightbridge.repos.urls import masked
 
 log = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from nightbridge.models import Checkout, GitRepo, PinnedRepository, RunSpec, Site, TestDefinition
 from nightbridge.repos.checkouts import check_out, find_changes, find_replaced
+from nightbridge.repos.commits import pinned
 from nightbridge.repos.environments import make_environment
 from nightbridge.repos.mirrors import Mirror
-from nightbridge.repos.pins import pinned
 
 log = logging.getLogger(__name__)
 

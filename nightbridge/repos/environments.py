@@ -23,14 +23,21 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
-from nightbridge.error_patterns import ErrorPattern, classify
-from nightbridge.errors import DamagedData, InvalidInput, NightbridgeError, PermanentError, TransientError
+from nightbridge.errors import (
+    DamagedData,
+    ErrorPattern,
+    InvalidInput,
+    NightbridgeError,
+    PermanentError,
+    TransientError,
+    classify,
+)
 from nightbridge.files import write_model
 from nightbridge.locking import lease
 from nightbridge.models import LauncherEnvironment, Model, PinnedRepository, utc_now
 from nightbridge.processes import Finished, run
 from nightbridge.repos.git import git
-from nightbridge.repos.urls import masked
+from nightbridge.repos.remotes import masked
 
 log = logging.getLogger(__name__)
 

@@ -4,11 +4,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from nightbridge.error_patterns import ErrorPattern, classify
-from nightbridge.errors import InvalidInput, NightbridgeError, PermanentError, TransientError
+from nightbridge.errors import ErrorPattern, InvalidInput, NightbridgeError, PermanentError, TransientError, classify
 from nightbridge.processes import Finished, run
-from nightbridge.repos.logins import login_settings
-from nightbridge.repos.urls import masked
+from nightbridge.repos.remotes import login_settings, masked
 
 # The user's own settings must not change what a commit looks like on disk, run their hooks, or start daemons.
 _SETTINGS = (

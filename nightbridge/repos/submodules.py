@@ -9,8 +9,7 @@ from pathlib import Path
 
 from nightbridge.models import Model
 from nightbridge.repos.git import git
-from nightbridge.repos.local_clones import clone_at
-from nightbridge.repos.mirrors import Mirror
+from nightbridge.repos.mirrors import Mirror, clone_at
 
 
 class Submodule(Model):

@@ -5,7 +5,16 @@ the values and the way out. Keys and types are checked before, in `config`. Rule
 """
 
 from nightbridge.rules.cloudai import CloudaiVerdict, cloudai_verdict
-from nightbridge.rules.registry import PROFILES, RULES, check, check_scenario, check_test, errors_of, grid_of, points_of
+from nightbridge.rules.registry import (
+    PROFILES,
+    RULES,
+    check,
+    check_scenario,
+    check_test,
+    errors_of,
+    grid_of,
+    points_of,
+)
 from nightbridge.rules.rule import Rule, Violation
 from nightbridge.rules.sweeps import Cut, Grid, expansion_of
 

@@ -6,7 +6,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from nightbridge.errors import InvalidInput
 from nightbridge.launch.versions import HEAD
 from nightbridge.models import Model
-from nightbridge.rules import cloudai, container_missed, containers, registry
+from nightbridge.rules import (
+    cloudai,
+    registry,
+)
+from nightbridge.rules import (
+    config_container as containers,
+)
+from nightbridge.rules import (
+    config_container_extra as container_missed,
+)
 from nightbridge.rules.rule import OLDEST, Need, Rule, Severity
 from nightbridge.rules.sweeps import MAX_RUNS
 

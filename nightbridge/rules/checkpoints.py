@@ -2,9 +2,14 @@
 
 from collections.abc import Iterator
 
-from nightbridge.launch.checkpoints import bytes_per_parameter, parameters_of, resumed_from, trains_adapters
+from nightbridge.launch.run_outputs import (
+    bytes_per_parameter,
+    parameters_of,
+    resumed_from,
+    trains_adapters,
+)
 from nightbridge.models import HarvestPolicy
-from nightbridge.rules.facts import Facts
+from nightbridge.rules.context import Facts
 from nightbridge.rules.rule import Rule, from_source
 
 _CHOICES = 'write harvest.checkpoint = "none", or in harvest.max_checkpoint_bytes how large it may be'

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nightbridge.launch.resources import DEFAULT_NUM_GPUS
-from nightbridge.rules.facts import Facts
+from nightbridge.rules.context import Facts
 from nightbridge.rules.rule import Rule
 
 CORRECTED: Mapping[int, tuple[str, ...]] = {

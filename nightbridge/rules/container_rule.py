@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from nightbridge.config.containers import Container
+from nightbridge.launch.config_container import Container
 from nightbridge.rules.rule import Severity
 
 SIZES = ("model.tensor_model_parallel_size", "model.pipeline_model_parallel_size", "model.context_parallel_size")

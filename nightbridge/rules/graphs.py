@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from nightbridge.launch.flags import items_of
 from nightbridge.rules.cloudai import DEEPSEEK_STAGES
-from nightbridge.rules.facts import NO_GRAPHS, Facts
+from nightbridge.rules.context import NO_GRAPHS, Facts
 from nightbridge.rules.rule import Rule, from_source
 
 _RECOMPUTED_INSIDE: Mapping[str, frozenset[str]] = {

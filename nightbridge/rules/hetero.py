@@ -12,7 +12,7 @@ from nightbridge.launch.resources import gpus_per_node
 from nightbridge.launch.versions import HEAD
 from nightbridge.models import ClusterLimits, Image, RunSpec, Site
 from nightbridge.rules.checkpoints import resumes
-from nightbridge.rules.facts import Facts
+from nightbridge.rules.context import Facts
 from nightbridge.rules.rule import Rule, from_source
 
 _GRIDS = ("cmd_args.encoder", "cmd_args.language_model")

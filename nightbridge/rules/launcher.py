@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from nightbridge.launch.checks import unknown_flags, unsafe_values, wrong_choices
 from nightbridge.launch.versions import version_of_ref
-from nightbridge.rules.facts import Facts
+from nightbridge.rules.context import Facts
 from nightbridge.rules.rule import Rule, from_source
 
 

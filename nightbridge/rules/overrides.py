@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from nightbridge.launch.flags import V0_6_0
-from nightbridge.rules.facts import Facts
+from nightbridge.rules.context import Facts
 from nightbridge.rules.rule import Rule, from_source
 
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z0-9_]+)*")

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from nightbridge.launch.outputs import RECIPE_STEPS
-from nightbridge.rules.facts import Facts
+from nightbridge.launch.run_outputs import RECIPE_STEPS
+from nightbridge.rules.context import Facts
 from nightbridge.rules.rule import Rule, from_source
 
 _DEFAULT_START, _DEFAULT_STOP = 10, 11

@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from nightbridge.launch.parser_source import launcher_of
-from nightbridge.rules.facts import Facts
+from nightbridge.rules.context import Facts
 from nightbridge.rules.rule import Rule, from_source
 
 PERF_RECIPES = Path("src/megatron/bridge/perf_recipes")

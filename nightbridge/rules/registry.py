@@ -4,9 +4,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from itertools import chain
 
-from nightbridge.launch.points import at_point
+from nightbridge.launch.resources import at_point
 from nightbridge.launch.versions import Version
-from nightbridge.models import Checkout, ClusterLimits, Compat, InvalidTest, RunSpec, Scenario, TestDefinition
+from nightbridge.models import (
+    Checkout,
+    ClusterLimits,
+    Compat,
+    InvalidTest,
+    RunSpec,
+    Scenario,
+    TestDefinition,
+)
 from nightbridge.rules import (
     checkpoints,
     cloudai,
@@ -14,13 +22,15 @@ from nightbridge.rules import (
     hetero,
     launcher,
     overrides,
-    places,
     profiling,
     recipes,
     required,
     sizes,
 )
-from nightbridge.rules.facts import Facts
+from nightbridge.rules import (
+    site_rules as places,
+)
+from nightbridge.rules.context import Facts
 from nightbridge.rules.rule import Rule, Severity, Violation
 from nightbridge.rules.sweeps import (
     MAX_OUTCOMES,

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from nightbridge.launch.flags import V0_4_0
 from nightbridge.launch.resources import DEFAULT_NUM_GPUS
-from nightbridge.rules.facts import Facts
+from nightbridge.rules.context import Facts
 from nightbridge.rules.rule import Rule, from_source
 
 _REQUIRED = ("model_family_name", "model_recipe_name", "gpu_type")

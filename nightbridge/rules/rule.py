@@ -7,7 +7,7 @@ from typing import Literal
 
 from nightbridge.launch.versions import HEAD, Version
 from nightbridge.models import Model
-from nightbridge.rules.facts import Facts
+from nightbridge.rules.context import Facts
 
 Severity = Literal["error", "warning"]
 Need = Literal["nothing", "limits", "checkout"]

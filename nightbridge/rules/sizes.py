@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping
 
-from nightbridge.rules.facts import PARALLEL, Facts
+from nightbridge.rules.context import PARALLEL, Facts
 from nightbridge.rules.rule import Rule, from_source
 
 _POSITIVE = (

@@ -1,295 +1,190 @@
-"""An attempt's folder: what is written there, when, and by whom. The ledger that makes a job exactly one.
+"""A run's attempts: which one to work on, which have ended and how, and whether another may be opened.
 
-attempt.json      opened, before anything else                       `AttemptContext`
-intent.json       about to submit; later intents intent-2.json, ...  `Intent`
-job.sh            the script as submitted
-submission.json   submitted: the job's id                            `Submission`
-refusal.json      why the shim did not submit, the last time        `Refusal`
-cancellation.json why the watcher cancelled the job                  `Cancellation`
-claim, exit_code  left by the job itself (see `script`)
+Crashes and transient errors stay in the attempt: whoever comes back goes on with it. Only a terminal infrastructure
+outcome, or a person, opens the next one.
+
+Nodes that failed under an earlier attempt of a run are left out of the next one.
 """
 
-import contextlib
-import os
+import enum
+import logging
 import re
-import socket
 from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
-from typing import Literal, TypeVar
 
-from pydantic import Field
+from nightbridge.files import read_model, write_model
+from nightbridge.models import ClusterLimits, Job, JobState, JobStatus, LaunchPlan, Outcome, RunSpec, Site
+from nightbridge.slurm.attempt_files import (
+    ATTEMPT_FILE,
+    AttemptContext,
+    current_attempt,
+    open_attempt,
+    read_attempt,
+)
+from nightbridge.slurm.protocol import Cluster
+from nightbridge.slurm.states import TERMINAL
 
-from nightbridge.errors import DamagedData, LaunchRefused, PermanentError, StatusUnknown, TransientError
-from nightbridge.files import create_exclusively, read_model, write_model
-from nightbridge.models import ClusterSettings, Model, RunKey, utc_now
-from nightbridge.slurm.protocol import JobNotAccepted
-from nightbridge.slurm.script import ATTEMPT_RECORD, CLAIM, EXIT_CODE
+log = logging.getLogger(__name__)
 
-ATTEMPT_FILE = ATTEMPT_RECORD
-SUBMISSION_FILE = "submission.json"
-REFUSAL_FILE = "refusal.json"
-CANCELLATION_FILE = "cancellation.json"
-JOB_SCRIPT = "job.sh"
-
-_M = TypeVar("_M", bound=Model)
-_Kind = Literal["not_accepted", "unknown", "transient", "permanent"]
-
-_ATTEMPT_FOLDER = re.compile(r"a([1-9]\d*)")
-_INTENT_FILE = re.compile(r"intent(?:-([1-9]\d*))?\.json")
+ENDED_FILE = "ended.json"
+GOOD_OUTCOMES = (Outcome.SUCCEEDED, Outcome.TEARDOWN)
 
 
-class AttemptContext(Model):
-    """What the shim needs to know to submit, whoever started it."""
+def attempts_of(run_key: str, workspace: Path) -> tuple[AttemptContext, ...]:
+    """Every recorded attempt of a run, oldest first.
 
-    run_key: RunKey
-    attempt: int = Field(ge=1)
-    attempt_dir: Path
-    workspace: Path
-    cluster: ClusterSettings
-    sbatch_options: tuple[str, ...] = Field((), description="Added after the launcher's own options, so they win.")
-    opened_at: datetime
-
-    @property
-    def name(self) -> str:
-        """The attempt's name, which is the Slurm job's name."""
-        return f"{self.run_key}-a{self.attempt}"
-
-
-class Intent(Model):
-    """Somebody is about to submit. Until it is older than the accounting horizon, nobody else does."""
-
-    at: datetime
-    host: str
-    pid: int
-    launcher_script: Path
-    experiment_dir: Path
-
-
-class Submission(Model):
-    """The attempt's job."""
-
-    job_id: int
-    name: str
-    cluster: str
-    script: Path = Field(description="The submitted copy.")
-    launcher_script: Path
-    experiment_dir: Path
-    submitted_at: datetime
-    found: bool = Field(
-        False, description="Found in Slurm by its name: whoever submitted it did not live to record it."
-    )
-
-
-class Refusal(Model):
-    """Why the shim did not submit."""
-
-    kind: _Kind
-    what: str
-    thing: str = ""
-    advice: str = ""
-    at: datetime
-
-    @classmethod
-    def of(cls, error: TransientError | PermanentError) -> "Refusal":
-        """The record of an error."""
-        kind = next((kind for kind, made in _REFUSALS.items() if isinstance(error, made)), "permanent")
-        return cls(kind=kind, what=error.what, thing=error.thing, advice=error.advice, at=utc_now())
-
-    def error(self) -> TransientError | LaunchRefused:
-        """The error of a record."""
-        return _REFUSALS[self.kind](self.what, thing=self.thing, advice=self.advice)
-
-
-# The first class that fits.
-_REFUSALS: dict[_Kind, type[TransientError] | type[LaunchRefused]] = {
-    "not_accepted": JobNotAccepted,
-    "unknown": StatusUnknown,
-    "transient": TransientError,
-    "permanent": LaunchRefused,
-}
-
-
-class Cancellation(Model):
-    """Why the watcher cancelled a job, recorded before it did."""
-
-    job_id: int
-    policy: Literal["hopeless", "max_pending", "max_runtime"]
-    reason: str
-    advice: str
-    at: datetime
-
-
-def last_attempt(run_dir: Path) -> int:
-    """The number of the newest attempt of a run, 0 when there is none.
-
-    Args:
-        run_dir: `<workspace>/runs/<run key>`.
-
-    """
-    if not run_dir.is_dir():
-        return 0
-    found = (_ATTEMPT_FOLDER.fullmatch(entry.name) for entry in run_dir.iterdir())
-    return max((int(match[1]) for match in found if match), default=0)
-
-
-def open_attempt(
-    workspace: Path, run_key: str, cluster: ClusterSettings, *, sbatch_options: Sequence[str] = ()
-) -> AttemptContext:
-    """Open the next attempt of a run: make its folder, which only one caller can, and record it before anything else.
-
-    Args:
-        workspace: The workspace; the folder is `<workspace>/runs/<run key>/a<n>`, absolute.
-        run_key: The run.
-        cluster: Where its job will be submitted.
-        sbatch_options: Further options for sbatch.
-
-    """
-    run_dir = workspace.absolute() / "runs" / run_key
-    run_dir.mkdir(parents=True, exist_ok=True)
-    number = last_attempt(run_dir) + 1
-    while True:
-        folder = run_dir / f"a{number}"
-        try:
-            folder.mkdir()
-            break
-        except FileExistsError:
-            number += 1
-    context = _opened_now(workspace, run_key, number, cluster, sbatch_options)
-    write_model(folder / ATTEMPT_FILE, context)
-    return context
-
-
-def current_attempt(
-    workspace: Path, run_key: str, cluster: ClusterSettings, *, sbatch_options: Sequence[str] = ()
-) -> AttemptContext:
-    """The newest attempt of a run, opened now if there is none.
-
-    An attempt whose opener died before recording it has submitted nothing; it is recorded here.
-    """
-    run_dir = workspace.absolute() / "runs" / run_key
-    number = last_attempt(run_dir)
-    if number == 0:
-        return open_attempt(workspace, run_key, cluster, sbatch_options=sbatch_options)
-    folder = run_dir / f"a{number}"
-    if (folder / ATTEMPT_FILE).exists():
-        return read_attempt(folder)
-    context = _opened_now(workspace, run_key, number, cluster, sbatch_options)
-    create_exclusively(folder / ATTEMPT_FILE, context.model_dump_json(indent=2).encode())
-    return read_attempt(folder)
-
-
-def _opened_now(
-    workspace: Path, run_key: str, number: int, cluster: ClusterSettings, sbatch_options: Sequence[str]
-) -> AttemptContext:
-    root = workspace.absolute()
-    return AttemptContext(
-        run_key=run_key,
-        attempt=number,
-        attempt_dir=root / "runs" / run_key / f"a{number}",
-        workspace=root,
-        cluster=cluster,
-        sbatch_options=tuple(sbatch_options),
-        opened_at=utc_now(),
-    )
-
-
-def read_attempt(attempt_dir: Path) -> AttemptContext:
-    """The record of an opened attempt.
+    A folder without a record is none: its opener died in between, and nothing was submitted from it.
 
     Raises:
-        DamagedData: There is none, or it cannot be read.
+        DamagedData: A record cannot be read.
 
     """
-    context = _read(AttemptContext, attempt_dir / ATTEMPT_FILE)
-    if context is None:
-        raise DamagedData("no such attempt", thing=str(attempt_dir), advice="Start the run again")
-    return context
+    records = (workspace.absolute() / "runs" / run_key).glob(f"a[0-9]*/{ATTEMPT_FILE}")
+    return tuple(sorted((read_attempt(record.parent) for record in records), key=lambda attempt: attempt.attempt))
 
 
-def read_submission(attempt_dir: Path) -> Submission | None:
-    """The attempt's job, None when none is recorded."""
-    return _read(Submission, attempt_dir / SUBMISSION_FILE)
+def record_ended(job: Job) -> None:
+    """Record what became of an attempt's job, beside the attempt."""
+    write_model(job.attempt_dir / ENDED_FILE, job)
 
 
-def read_refusal(attempt_dir: Path, *, since: datetime) -> Refusal | None:
-    """Why the shim refused at or after `since`, None when it did not."""
-    refusal = _read(Refusal, attempt_dir / REFUSAL_FILE)
-    return refusal if refusal is not None and refusal.at >= since else None
+def read_ended(attempt_dir: Path) -> Job | None:
+    """What became of an attempt's job; None while it lives, or while nobody has looked.
+
+    Raises:
+        DamagedData: The record cannot be read.
+
+    """
+    return read_model(
+        attempt_dir / ENDED_FILE, Job, what="cannot be read", advice="Remove it; the job is looked up again"
+    )
 
 
-def read_intents(attempt_dir: Path) -> list[Intent]:
-    """Every intent to submit that still stands, oldest first."""
-    intents = (_read(Intent, path) for _, path in _intent_files(attempt_dir))
-    return [intent for intent in intents if intent is not None]
+def ended_jobs(run: RunSpec, site: Site) -> tuple[Job, ...]:
+    """The ended jobs of a run's attempts, oldest first."""
+    jobs = (read_ended(attempt.attempt_dir) for attempt in attempts_of(run.run_key, site.workspace))
+    return tuple(job for job in jobs if job is not None)
 
 
-def declare_intent(attempt_dir: Path, launcher_script: Path, experiment_dir: Path, *, after: int) -> Path | None:
-    """Declare that this process is about to submit; None when somebody else did so first.
+class AttemptChoice(enum.StrEnum):
+    """Which attempt a run goes on with."""
 
-    Intents are numbered, and each number can be made once. `after` is how many the caller saw before it looked for the
-    job: whoever looked at an older state of things loses.
+    CURRENT = "current"  # the newest, or the first of a new run
+    AFTER_FAILURE = "after_failure"  # a new one if the newest ended badly: what a retry in the UI asks for
+    NEW = "new"  # a new one however the newest ended: what --new-attempt asks for
+
+
+def choose_attempt(choice: AttemptChoice, run: RunSpec, site: Site) -> AttemptContext:
+    """Return the attempt to go on with, opened and recorded.
+
+    While the newest attempt has not ended it is that one, whatever was chosen: one job is enough.
+    """
+    newest = current_attempt(site.workspace, run.run_key, site.cluster)
+    ended = read_ended(newest.attempt_dir)
+    if choice is AttemptChoice.CURRENT:
+        return newest
+    if ended is None:
+        log.info("%s has not ended: going on with it; for another attempt cancel it first", newest.name)
+        return newest
+    if choice is AttemptChoice.AFTER_FAILURE and ended.outcome in GOOD_OUTCOMES:
+        return newest
+    return next_attempt(run, site)
+
+
+def next_attempt(run: RunSpec, site: Site) -> AttemptContext:
+    """Open the next attempt."""
+    return open_attempt(site.workspace, run.run_key, site.cluster)
+
+
+def may_try_again(run: RunSpec, site: Site) -> bool:
+    """Whether the newest attempt failed for the cluster's reasons, and not too often before."""
+    jobs = ended_jobs(run, site)
+    failures = sum(job.outcome is Outcome.INFRASTRUCTURE for job in jobs)
+    return bool(jobs) and jobs[-1].outcome is Outcome.INFRASTRUCTURE and failures < site.cluster.max_attempts
+
+
+def jobs_of(attempt: AttemptContext, cluster: Cluster) -> tuple[JobStatus, ...]:
+    """The jobs of an attempt's name that the cluster knows; by name, so that no record of ours is needed."""
+    return cluster.find(attempt.name).jobs
+
+
+def cancel_jobs(run_key: str, workspace: Path, cluster: Cluster) -> tuple[int, ...]:
+    """Cancel every live job of a run and return their ids."""
+    live = [
+        status.job_id
+        for attempt in attempts_of(run_key, workspace)
+        for status in jobs_of(attempt, cluster)
+        if status.state not in TERMINAL
+    ]
+    for job_id in live:
+        cluster.cancel(job_id)
+    return tuple(live)
+
+
+# Slurm took these jobs away from nodes that are well.
+_NOT_THE_NODES = frozenset({JobState.PREEMPTED, JobState.REVOKED, JobState.UNKNOWN})
+# What srun and slurmstepd write when they lose one node of several.
+_NODE_FAILURE = re.compile(r"[Nn]ode failure on ([\w.-]+)")
+_GROUP = re.compile(r"([^,\[\]]+)(?:\[([^\]]*)\]([^,\[\]]*))?")
+
+
+def failed_nodes(jobs: Sequence[Job]) -> tuple[str, ...]:
+    """The nodes on which attempts failed for infrastructure reasons, in order; those that a single node explains.
+
+    Of a job on many nodes only the one that its log names is known to have failed: to leave out all of them would cost
+    more than it helps.
+    """
+    found: dict[str, None] = {}
+    for job in jobs:
+        if job.outcome is not Outcome.INFRASTRUCTURE or job.status is None or job.status.state in _NOT_THE_NODES:
+            continue
+        named = _NODE_FAILURE.findall(job.outcome_reason)
+        nodes = hostnames(job.status.nodes)
+        found.update(dict.fromkeys(named or (nodes if len(nodes) == 1 else ())))
+    return tuple(found)
+
+
+def without_failed_nodes(plan: LaunchPlan, jobs: Sequence[Job], limits: ClusterLimits) -> LaunchPlan:
+    """The plan with `--exclude` for the nodes that failed before, where the cluster has enough others.
 
     Args:
-        attempt_dir: The attempt.
-        launcher_script: The script that the launcher passed to sbatch.
-        experiment_dir: The folder that the launcher made for exactly this job.
-        after: `newest_intent(attempt_dir)` from before the lookup.
+        plan: The plan of the next attempt.
+        jobs: The ended jobs of the run's earlier attempts.
+        limits: How many nodes a job can have; unknown is enough.
 
     """
-    intent = Intent(
-        at=utc_now(),
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        launcher_script=launcher_script,
-        experiment_dir=experiment_dir,
-    )
-    path = attempt_dir / ("intent.json" if after == 0 else f"intent-{after + 1}.json")
-    return path if create_exclusively(path, intent.model_dump_json(indent=2).encode()) else None
+    failed = failed_nodes(jobs)
+    if not failed or (limits.max_nodes is not None and limits.max_nodes - len(failed) < plan.nodes):
+        return plan
+    return plan.model_copy(update={"sbatch_args": (*plan.sbatch_args, f"--exclude={','.join(failed)}")})
 
 
-def newest_intent(attempt_dir: Path) -> int:
-    """The number of the newest intent, 0 when there is none."""
-    return max((number for number, _ in _intent_files(attempt_dir)), default=0)
+def merged_options(options: Sequence[str]) -> tuple[str, ...]:
+    """Options of sbatch, each once. Of one that is given twice sbatch takes the last; lists of nodes to exclude add up.
+
+    Nothing is excluded beside a list of nodes to run on: a node in both would be an error.
+    """
+    kept = [option for option in dict.fromkeys(options) if not option.startswith("--exclude=")]
+    excluded = [option.removeprefix("--exclude=") for option in options if option.startswith("--exclude=")]
+    if excluded and not any(option.startswith(("--nodelist=", "-w")) for option in kept):
+        kept.append(f"--exclude={','.join(dict.fromkeys(excluded))}")
+    return tuple(kept)
 
 
-def withdraw_intent(path: Path) -> None:
-    """Take one's own intent back after Slurm said no: no job exists, so nobody needs to wait for it."""
-    path.unlink(missing_ok=True)
+def hostnames(expression: str) -> tuple[str, ...]:
+    """The names in Slurm's node expression: `node[1-2,05-06],login` has five."""
+    names: list[str] = []
+    for prefix, ranges, suffix in _GROUP.findall(expression):
+        names += [f"{prefix}{number}{suffix}" for number in _numbers(ranges)] if ranges else [prefix + suffix]
+    return tuple(name for name in names if name)
 
 
-def record_cancellation(attempt_dir: Path, cancellation: Cancellation) -> None:
-    """Record why the attempt's job is about to be cancelled; the first record counts."""
-    create_exclusively(attempt_dir / CANCELLATION_FILE, cancellation.model_dump_json(indent=2).encode() + b"\n")
-
-
-def read_cancellation(attempt_dir: Path) -> Cancellation | None:
-    """Why the watcher cancelled the attempt's job, None when it did not."""
-    return _read(Cancellation, attempt_dir / CANCELLATION_FILE)
-
-
-def read_claim(attempt_dir: Path) -> int | None:
-    """The id of the job that claimed the attempt, None when none has (yet)."""
-    return _read_number(attempt_dir / CLAIM)
-
-
-def read_exit_code(attempt_dir: Path) -> int | None:
-    """The exit code that the job's script left, None when it has not (yet)."""
-    return _read_number(attempt_dir / EXIT_CODE)
-
-
-def _intent_files(attempt_dir: Path) -> list[tuple[int, Path]]:
-    found = ((_INTENT_FILE.fullmatch(entry.name), entry) for entry in attempt_dir.iterdir())
-    return sorted((int(match[1] or 1), path) for match, path in found if match)
-
-
-def _read_number(path: Path) -> int | None:
-    with contextlib.suppress(FileNotFoundError, ValueError):
-        return int(path.read_text(encoding="ascii"))
-    return None
-
-
-def _read(kind: type[_M], path: Path) -> _M | None:
-    return read_model(
-        path, kind, what=f"cannot be read as {kind.__name__}", advice="It was changed by hand; open a new attempt"
-    )
+def _numbers(ranges: str) -> list[str]:
+    found: list[str] = []
+    for part in ranges.split(","):
+        first, _, last = part.partition("-")
+        if last.isdigit() and first.isdigit():
+            found += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+        else:
+            found.append(part)
+    return found

@@ -12,20 +12,28 @@ import subprocess
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from nightbridge.errors import InvalidInput, LaunchRefused, PermanentError, StatusUnknown, TransientError
+from nightbridge.embedded.sbatch_options import parse_time_limit
+from nightbridge.errors import (
+    InvalidInput,
+    LaunchRefused,
+    PermanentError,
+    StatusUnknown,
+    TransientError,
+)
 from nightbridge.models import ClusterLimits, ClusterSettings, JobStatus
-from nightbridge.sbatch_options import parse_time_limit
 from nightbridge.slurm.environment import without_slurm
-from nightbridge.slurm.listings import (
+from nightbridge.slurm.protocol import Lookup
+from nightbridge.slurm.sbatch_errors import known_refusal_of, last_line, refusal_of
+from nightbridge.slurm.states import (
     SACCT_FORMAT,
+    SHORTER_RANGES,
     SQUEUE_FORMAT,
+    TERMINAL,
+    lookup_of,
     parse_sacct,
     parse_squeue,
+    statuses_of,
 )
-from nightbridge.slurm.protocol import Lookup
-from nightbridge.slurm.refusals import known_refusal_of, last_line, refusal_of
-from nightbridge.slurm.states import TERMINAL
-from nightbridge.slurm.status_merge import SHORTER_RANGES, lookup_of, statuses_of
 
 QUERY_TIMEOUT = 60.0
 """Seconds for one question. Slurm's clients give up by themselves after a few times MessageTimeout (10 s)."""

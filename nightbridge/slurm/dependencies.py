@@ -5,8 +5,8 @@ from pathlib import Path
 
 from nightbridge.errors import LaunchRefused
 from nightbridge.models import Job, Outcome, RunDependency, RunSpec
-from nightbridge.slurm.attempts import Submission, read_submission
-from nightbridge.slurm.ledger import GOOD_OUTCOMES, attempts_of, read_ended
+from nightbridge.slurm.attempt_files import Submission, read_submission
+from nightbridge.slurm.attempts import GOOD_OUTCOMES, attempts_of, read_ended
 
 SLURM_TYPES: Mapping[str, str] = {
     "start_post_comp": "afterany",

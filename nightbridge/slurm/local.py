@@ -8,8 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from nightbridge.embedded import jobs
-from nightbridge.embedded.shims import path_with_shims, write_shims
-from nightbridge.embedded.submit import submit, user_name
+from nightbridge.embedded.submit import path_with_shims, submit, user_name, write_shims
 from nightbridge.errors import LaunchRefused, PermanentError, StatusUnknown, TransientError
 from nightbridge.models import ClusterLimits, ClusterSettings, JobState, JobStatus
 from nightbridge.slurm.protocol import Lookup

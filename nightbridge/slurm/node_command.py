@@ -12,7 +12,7 @@ from nightbridge.errors import NightbridgeError, PermanentError, TransientError
 from nightbridge.models import ClusterSettings
 from nightbridge.processes import Finished, run
 from nightbridge.slurm.command_line import CommandLineCluster
-from nightbridge.slurm.refusals import last_line, refusal_of
+from nightbridge.slurm.sbatch_errors import last_line, refusal_of
 from nightbridge.slurm.states import TERMINAL
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from nightbridge.files import used_up_quota
 from nightbridge.models import Job, JobState, JobStatus, Model, Outcome
-from nightbridge.slurm.attempts import Cancellation, read_cancellation, read_claim
+from nightbridge.slurm.attempt_files import Cancellation, read_cancellation, read_claim
 from nightbridge.slurm.script import ALREADY_CLAIMED, GUARD_CODES
 from nightbridge.slurm.states import LOST, TERMINAL, hopeless_advice
 

@@ -1,10 +1,18 @@
-"""Asking Slurm whether it would ever take a job (`sbatch --test-only`), before a launcher spends minutes on it."""
+"""Asking Slurm whether it would ever take a job (`sbatch --test-only`), before a launcher spends minutes on it.
 
+How many more jobs a cluster can start at once: for work that may be spread, but need not wait in a queue.
+"""
+
+import os
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 from nightbridge.errors import LaunchRefused
-from nightbridge.models import LaunchPlan
-from nightbridge.slurm.attempts import AttemptContext
+from nightbridge.models import ClusterSettings, LaunchPlan
+from nightbridge.processes import run
+from nightbridge.slurm.attempt_files import AttemptContext
+from nightbridge.slurm.environment import without_slurm
 from nightbridge.slurm.protocol import Cluster
 
 
@@ -35,3 +43,31 @@ def _options(plan: LaunchPlan, context: AttemptContext) -> Iterator[str]:
     yield from (f"--{option}={value}" for option, value in place.items() if value)
     given = (*context.sbatch_options, *plan.sbatch_args)
     yield from (option for option in given if not option.startswith("--dependency"))
+
+
+TIMEOUT = 30.0
+
+
+def available_slots(settings: ClusterSettings, nodes: int) -> int:
+    """Jobs of so many nodes that would start now; at least 1, also where the cluster does not say.
+
+    On Slurm the idle nodes of the partition are counted (sinfo); on this machine the slots.
+    """
+    if settings.kind == "local":
+        return settings.slots
+    program = settings.bin_dir / "sinfo" if settings.bin_dir else shutil.which("sinfo")
+    if program is None or not Path(program).exists():
+        return 1
+    environment = dict(without_slurm(os.environ))
+    if settings.slurm_conf:
+        environment["SLURM_CONF"] = str(settings.slurm_conf)
+    partition = (f"--partition={settings.partition}",) if settings.partition else ()
+    said = run(
+        [program, "--noheader", "--states=idle", "--format=%D", *partition], environment=environment, timeout=TIMEOUT
+    )
+    idle = sum(int(word) for word in _text(said.stdout).split() if word.isdigit())
+    return max(1, idle // max(nodes, 1))
+
+
+def _text(output: bytes) -> str:
+    return output.decode(errors="replace")

@@ -20,9 +20,8 @@ from nightbridge.slurm.environment import without_slurm
 from nightbridge.slurm.protocol import Lookup
 from nightbridge.slurm.pyslurm_options import Inexpressible, job_attributes, submit_environment
 from nightbridge.slurm.pyslurm_process import PyslurmFault, PyslurmProcess, helper_command
-from nightbridge.slurm.refusals import refusal_of
-from nightbridge.slurm.states import ACTIVE, TERMINAL, parse_state
-from nightbridge.slurm.status_merge import SHORTER_RANGES, lookup_of, statuses_of
+from nightbridge.slurm.sbatch_errors import refusal_of
+from nightbridge.slurm.states import ACTIVE, SHORTER_RANGES, TERMINAL, lookup_of, parse_state, statuses_of
 
 log = logging.getLogger(__name__)
 

@@ -10,9 +10,15 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from nightbridge.embedded.sbatch_options import (
+    SBATCH,
+    parse_early_signal,
+    parse_time_limit,
+    script_options,
+    split_options,
+)
 from nightbridge.errors import InvalidInput
-from nightbridge.sbatch_options import SBATCH, parse_early_signal, parse_time_limit, script_options, split_options
-from nightbridge.slurm.refusals import refusal_of
+from nightbridge.slurm.sbatch_errors import refusal_of
 
 
 class Inexpressible(Exception):

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
+from nightbridge.embedded.sbatch_options import SBATCH, split_options
 from nightbridge.errors import (
     DamagedData,
     InvalidInput,
@@ -31,9 +32,8 @@ from nightbridge.errors import (
 )
 from nightbridge.files import create_exclusively, quota_error, write_atomically, write_model
 from nightbridge.models import JobStatus, utc_now
-from nightbridge.own_programs import own_program
-from nightbridge.sbatch_options import SBATCH, split_options
-from nightbridge.slurm.attempts import (
+from nightbridge.processes import own_program
+from nightbridge.slurm.attempt_files import (
     JOB_SCRIPT,
     REFUSAL_FILE,
     SUBMISSION_FILE,

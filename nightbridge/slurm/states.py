@@ -1,8 +1,17 @@
-"""Slurm's job states as text: what squeue and sacct write, in full, truncated or as short codes."""
+"""Slurm's job states as text: what squeue and sacct write, in full, truncated or as short codes.
+
+What squeue and sacct print, as `JobStatus`: explicit fields, parsable text, the free text last.
+
+What slurmctld and accounting say of the same jobs, put together; None is a source that did not answer.
+"""
 
 import re
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
 
-from nightbridge.models import JobState
+from nightbridge.errors import StatusUnknown
+from nightbridge.models import JobState, JobStatus
+from nightbridge.slurm.protocol import Lookup
 
 TERMINAL: frozenset[JobState] = frozenset(
     {
@@ -136,3 +145,157 @@ def hopeless_advice(reason: str) -> str | None:
         whose = "your account's" if found[1] == "Assoc" else "the QOS's"
         return HOPELESS_REASONS.get(word) or f"Change the job's size: {whose} limit {word} does not allow it."
     return HOPELESS_REASONS.get(word)
+
+
+SQUEUE_FORMAT = "%i|%T|%V|%S|%e|%N|%r|%j"
+SACCT_FORMAT = "JobID,State,Submit,Start,End,NodeList,Reason,ExitCode,JobName"
+
+_JOB_ID = re.compile(r"^(\d+)(?:\+0)?$")
+
+
+def parse_squeue(text: str) -> list[JobStatus]:
+    """The rows of `squeue --format=SQUEUE_FORMAT`. A banner, or a task of an array, is left out."""
+    rows = []
+    for line in text.splitlines():
+        fields = line.split("|", 7)
+        if len(fields) < 8 or (found := _JOB_ID.match(fields[0].strip())) is None:
+            continue
+        _, state, submitted, started, ended, nodes, reason, name = fields
+        parsed = parse_state(state)
+        rows.append(
+            JobStatus(
+                job_id=int(found[1]),
+                name=name,
+                state=parsed,
+                reason="" if reason == "None" else reason,
+                submitted_at=_parse_time(submitted),
+                # Of a pending job these are estimates, and of one that was cancelled while pending the time of that.
+                started_at=_parse_time(started) if parsed in ACTIVE | TERMINAL and nodes.strip() else None,
+                ended_at=_parse_time(ended) if parsed in TERMINAL else None,
+                nodes=nodes if parsed in ACTIVE | TERMINAL else "",
+            )
+        )
+    return rows
+
+
+def parse_sacct(text: str) -> list[JobStatus]:
+    """The rows of `sacct --allocations --parsable2 --format=SACCT_FORMAT`."""
+    rows = []
+    for line in text.splitlines():
+        fields = line.split("|", 8)
+        if len(fields) < 9 or (found := _JOB_ID.match(fields[0].strip())) is None:
+            continue
+        _, state, submitted, started, ended, nodes, reason, exit_code, name = fields
+        parsed = parse_state(state)
+        code, _, signal = exit_code.partition(":")
+        # Accounting that has heard of a job's state and not of its end calls its exit code 0:0 (Slurm 22.05).
+        ended_at = _parse_time(ended)
+        is_over = parsed in TERMINAL and ended_at is not None
+        assigned = "" if nodes == "None assigned" else nodes
+        rows.append(
+            JobStatus(
+                job_id=int(found[1]),
+                name=name,
+                state=parsed,
+                reason="" if reason == "None" else reason,
+                exit_code=int(code) if code.isdigit() and is_over else None,
+                signal=int(signal) if signal.isdigit() and is_over else None,
+                submitted_at=_parse_time(submitted),
+                started_at=_parse_time(started) if assigned else None,
+                ended_at=ended_at,
+                nodes=assigned,
+                cancelled_by=parse_cancelled_by(state),
+            )
+        )
+    return rows
+
+
+def newest(rows: Iterable[JobStatus]) -> dict[int, JobStatus]:
+    """One row for each id. Requeues and reused ids have several: the last submitted counts."""
+    oldest = datetime.min.replace(tzinfo=UTC)
+    return {row.job_id: row for row in sorted(rows, key=lambda row: row.submitted_at or oldest)}
+
+
+def merge(live: dict[int, JobStatus], past: dict[int, JobStatus]) -> dict[int, JobStatus]:
+    """Take the state from squeue: sacct knows exit code and who cancelled a job, and is used once it agrees."""
+    merged = dict(past)
+    for job_id, row in live.items():
+        known = past.get(job_id)
+        if known is not None and known.state is row.state and row.state in TERMINAL and known.name == row.name:
+            merged[job_id] = known.model_copy(update={"reason": row.reason or known.reason})
+        else:
+            merged[job_id] = row
+    return merged
+
+
+def without_false_cancellation(row: JobStatus) -> JobStatus:
+    """A row of accounting about a job that slurmctld does not know.
+
+    When slurmctld has lost a running job, slurmdbd closes it as cancelled, and by nobody. It is said to be lost.
+    """
+    if row.state is JobState.CANCELLED and not row.cancelled_by and row.nodes:
+        return row.model_copy(update={"reason": f"{LOST}: unknown to slurmctld, and nobody cancelled it"})
+    return row
+
+
+def _parse_time(text: str) -> datetime | None:
+    try:
+        return datetime.fromisoformat(text.strip()).replace(tzinfo=UTC)
+    except ValueError:  # Unknown, None, N/A
+        return None
+
+
+Rows = Sequence[JobStatus]
+
+SHORTER_RANGES = (90, 30, 7, 1)
+"""Days to go back where a site forbids long ranges in accounting."""
+
+
+def lookup_of(name: str, live: Rows | None, past: Rows | None) -> Lookup:
+    """The jobs of exactly this name, complete only when both sources answered."""
+    merged = merge(newest(live or ()), newest(past or ()))
+    jobs = (status for status in merged.values() if status.name == name)
+    return Lookup(
+        jobs=tuple(sorted(jobs, key=lambda status: status.job_id)), complete=live is not None and past is not None
+    )
+
+
+def statuses_of(
+    cluster: str,
+    job_ids: Sequence[int],
+    live: Rows | None,
+    past: Rows | None,
+    finished: Callable[[JobStatus], JobStatus] = lambda row: row,
+) -> dict[int, JobStatus]:
+    """The status of each of these jobs that is known, by its id, from the sources that answered.
+
+    Args:
+        cluster: Its name, for the message.
+        job_ids: The jobs.
+        live: What slurmctld knows.
+        past: What accounting knows.
+        finished: Adds to a row what only slurmctld can still tell, as long as it answers.
+
+    Raises:
+        StatusUnknown: Neither answered.
+
+    """
+    if live is None and past is None:
+        raise StatusUnknown("neither slurmctld nor slurmdbd answered", thing=cluster, advice="They are asked again")
+    merged = _merged(live, newest(past or ()), finished)
+    return {job_id: merged[job_id] for job_id in job_ids if job_id in merged}
+
+
+def _merged(
+    live: Rows | None, ended: dict[int, JobStatus], finished: Callable[[JobStatus], JobStatus]
+) -> dict[int, JobStatus]:
+    if live is None:
+        return ended
+    # slurmctld answered and does not know the job: a row that still calls it live is accounting's delay.
+    known = newest(live)
+    ended = {
+        job_id: row if job_id in known else without_false_cancellation(row)
+        for job_id, row in ended.items()
+        if job_id in known or row.state in TERMINAL
+    }
+    return {job_id: finished(row) for job_id, row in merge(known, ended).items()}

@@ -12,19 +12,19 @@ from typing import IO
 
 from nightbridge.errors import PermanentError, TransientError
 from nightbridge.files import write_atomically, write_model
-from nightbridge.guard import GUARD
 from nightbridge.models import LAUNCHER_HOME, Job, LaunchPlan, utc_now
+from nightbridge.processes import GUARD
 from nightbridge.secrets import mask_secrets
 from nightbridge.slurm import preflight
-from nightbridge.slurm.attempts import (
+from nightbridge.slurm.attempt_files import (
     ATTEMPT_FILE,
     AttemptContext,
     Submission,
     read_refusal,
     read_submission,
 )
+from nightbridge.slurm.attempts import merged_options
 from nightbridge.slurm.environment import launcher_base
-from nightbridge.slurm.failed_nodes import merged_options
 from nightbridge.slurm.protocol import Cluster
 from nightbridge.slurm.sbatch_shim import ATTEMPT_VARIABLE, find_submission, install_shim
 

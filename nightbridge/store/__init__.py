@@ -1,7 +1,4 @@
-"""Where runs are kept.
+"""The object store: `protocol` is the interface; `directory` and `s3` (the one package that uses boto3) implement it.
 
-`objects` is the protocol; `directory` and `s3` (the one module that uses boto3) keep it. `harvest` brings a run in:
-`selection` chooses files, `upload` sends them without secrets, `manifest` commits. `restore` checks and fetches.
-
-Must not live here: what the files mean (outputs) and what the numbers mean (regression).
+What is stored, and when a stored run is complete, is decided in `harvest`.
 """

@@ -4,10 +4,19 @@ A file that S3 gets in parts has what S3 calls a composite checksum: the SHA-256
 So one pass over the bytes gives what the server checks with each part and what the manifest records, and a reader needs
 nothing but the size of the parts to check it:
 https://docs.aws.amazon.com/AmazonS3/latest/userguide/checking-object-integrity-upload.html
+
+A file on its way into a store: read once, front to back, its checksum made of the very bytes that are sent.
 """
 
 import hashlib
+import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+from nightbridge.errors import DamagedData
+from nightbridge.secrets import SecretFinder
 
 
 class FileDigest:
@@ -61,3 +70,114 @@ def sha256_of_file(path: Path, part_size: int = 0) -> str:
         while piece := stream.read(1 << 20):
             digest.update(piece)
         return digest.hexdigest()
+
+
+class Stamp(NamedTuple):
+    """Identifies the file that was chosen: size in bytes, modification time, inode."""
+
+    size: int
+    mtime_ns: int
+    inode: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> "Stamp":
+        """The stamp of a file's status."""
+        return cls(status.st_size, status.st_mtime_ns, status.st_ino)
+
+
+class FileSource:
+    """A file opened for sending. Use it in a `with` block; `sha256` is known once all of it has been read.
+
+    Args:
+        path: The file.
+        stamp: What the file was when it was chosen; what it is at opening where that does not matter.
+        secrets: Values that must not be in it.
+
+    Raises:
+        DamagedData: From opening or any read: the file is gone, cannot be read, is not the one that was chosen, changed
+            while it was read, or holds a secret. What was sent by then must not become an object.
+
+    """
+
+    def __init__(self, path: Path, stamp: Stamp | None = None, secrets: Iterable[str] = ()) -> None:
+        self.path = path
+        self._stamp = stamp
+        self._secrets = tuple(secrets)
+        self.on_read: Callable[[int], None] = lambda position: None
+        """Called with the number of bytes read since the beginning, by the thread that reads."""
+
+    def __enter__(self) -> "FileSource":
+        try:
+            self._stream = self.path.open("rb", buffering=0)
+        except OSError as error:
+            raise self._unreadable(error) from error
+        status = Stamp.of(os.fstat(self._stream.fileno()))
+        self._stamp = self._stamp or status
+        if status != self._stamp:
+            self._stream.close()
+            raise self._changed()
+        self.rewind()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._stream.close()
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        assert self._stamp is not None
+        return self._stamp.size
+
+    @property
+    def sha256(self) -> str:
+        """The checksum, lower-case hex, of what has been read since the beginning: all of it."""
+        assert self._read == self.size, "read before the end"
+        return self.digest.hexdigest()
+
+    def rewind(self, part_size: int = 0) -> None:
+        """Restart, as an interrupted upload does whose parts are gone.
+
+        `part_size` is the one of `FileDigest`: how the checksum is made.
+        """
+        self._stream.seek(0)
+        self.digest = FileDigest(part_size)
+        self._finder = SecretFinder(self._secrets)
+        self._read = 0
+        if not self.size:
+            self._check_end()
+
+    def read_into(self, buffer: bytearray) -> int:
+        """Fill `buffer` with what comes next; returns fewer bytes than it holds only at the end, 0 after it."""
+        view, filled = memoryview(buffer), 0
+        wanted = min(len(buffer), self.size - self._read)
+        while filled < wanted:
+            try:
+                count = self._stream.readinto(view[filled:wanted])
+            except OSError as error:
+                raise self._unreadable(error) from error
+            if not count:
+                raise self._changed()
+            filled += count
+        self.digest.update(view[:filled])
+        self._finder.feed(buffer, filled)
+        if self._finder.found:
+            raise DamagedData("contains a secret's value; binary files are never altered", thing=str(self.path))
+        self._read += filled
+        self.on_read(self._read)
+        if filled and self._read == self.size:
+            self._check_end()
+        return filled
+
+    def _check_end(self) -> None:
+        if Stamp.of(os.fstat(self._stream.fileno())) != self._stamp:
+            raise self._changed()
+
+    def _changed(self) -> DamagedData:
+        return DamagedData("modified while it was read", thing=str(self.path), advice="Harvest it again")
+
+    def _unreadable(self, error: OSError) -> DamagedData:
+        return DamagedData(
+            f"cannot be read: {error.strerror}",
+            thing=str(self.path),
+            advice="It was deleted, or its permissions changed",
+        )

@@ -13,10 +13,9 @@ from pathlib import Path
 from nightbridge.errors import InvalidInput, NightbridgeError, PermanentError, TransientError
 from nightbridge.files import create_exclusively, flush_folder, write_atomically
 from nightbridge.models import StoreSettings
-from nightbridge.store.checksum import sha256_of_file
+from nightbridge.store.checksum import FileSource, sha256_of_file
 from nightbridge.store.keys import checked_folder, checked_key, write_read_delete
-from nightbridge.store.objects import ObjectInfo
-from nightbridge.store.source import FileSource
+from nightbridge.store.protocol import ObjectInfo
 
 CHUNK = 1 << 20
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from nightbridge.errors import InvalidInput, PermanentError
 
 if TYPE_CHECKING:
-    from nightbridge.store.objects import ObjectStore
+    from nightbridge.store.protocol import ObjectStore
 
 KEY_LIMIT = 1000
 """Bytes of a whole key; S3 allows 1024, and the store's own prefix is part of that."""

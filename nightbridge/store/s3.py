@@ -16,12 +16,18 @@ from botocore import exceptions as aws
 
 from nightbridge.errors import DamagedData, InvalidInput, PermanentError, TransientError
 from nightbridge.models import StoreSettings
+from nightbridge.store.checksum import FileSource
 from nightbridge.store.keys import checked_folder, checked_key, sha256_hex, write_read_delete
-from nightbridge.store.objects import ObjectInfo
+from nightbridge.store.protocol import ObjectInfo
 from nightbridge.store.s3_client import make_client, object_options
 from nightbridge.store.s3_errors import LOCAL_ERRORS, error_code, http_status, s3_errors, translate
-from nightbridge.store.s3_upload import SHA256_METADATA, Uploader, has_bytes_of, plain_etag, recorded_checksum
-from nightbridge.store.source import FileSource
+from nightbridge.store.s3_upload import (
+    SHA256_METADATA,
+    Uploader,
+    has_bytes_of,
+    plain_etag,
+    recorded_checksum,
+)
 
 WRITER_METADATA = "writer"
 """User metadata of an exclusively created object: tells a lost response to our own write from another's write."""

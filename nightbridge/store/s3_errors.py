@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from botocore import exceptions as aws
 from botocore.parsers import ResponseParserError
 
-from nightbridge.error_patterns import ErrorPattern, classify
-from nightbridge.errors import NightbridgeError, PermanentError, TransientError
+from nightbridge.errors import ErrorPattern, NightbridgeError, PermanentError, TransientError, classify
 
 # Codes of the S3 error response; a HEAD answer has no body, so its code is the status. Amazon's list:
 # https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html; QuotaExceeded and 507 are Ceph's.

@@ -23,8 +23,8 @@ from urllib.parse import parse_qsl
 from botocore import exceptions as aws
 
 from nightbridge.errors import DamagedData, NightbridgeError, TransientError
+from nightbridge.store.checksum import FileSource
 from nightbridge.store.s3_errors import error_code, http_status, s3_errors
-from nightbridge.store.source import FileSource
 
 PART_SIZE = 8 << 20
 """Bytes of a part, and of the largest file sent with one request."""

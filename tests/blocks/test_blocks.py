@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from prefect.blocks.core import Block
 
-import blocks
-from blocks import HarvestStore, Site, SlurmCluster, load_site
+from examples.practice.repositories import PracticeRepositories
+from nightbridge import blocks
+from nightbridge.blocks import HarvestStore, Site, SlurmCluster, load_site
 from nightbridge.errors import InvalidInput
 from nightbridge.models import ImageImport, SecretRef
-from nightbridge.practice.repositories import PracticeRepositories
 from tests.real.git_server import served_over_http
 from tests.real.notify_servers import webhook_server
 from tests.real.prefect_server import PrefectServer
@@ -78,8 +78,8 @@ class TestSite:
 def test_a_saved_store_refers_to_its_secrets_by_name(prefect_server: PrefectServer, tmp_path: Path) -> None:
     script = tmp_path / "save.py"
     script.write_text(
-        "from blocks import HarvestStore\n"
-        "from tasks.secrets import block_value\n"
+        "from nightbridge.blocks import HarvestStore\n"
+        "from nightbridge.tasks.secrets import block_value\n"
         "HarvestStore(url='s3://a/b', secret_access_key='planted-token').save('night', overwrite=True)\n"
         "settings = HarvestStore.load('night').settings()\n"
         "assert 'planted-token' not in settings.model_dump_json(), settings\n"
@@ -102,9 +102,9 @@ def test_a_saved_image_cache_refers_to_its_credentials_and_the_stage_finds_them(
 ) -> None:
     script = tmp_path / "save.py"
     script.write_text(
-        "from blocks import ImageCache, Site\n"
+        "from nightbridge.blocks import ImageCache, Site\n"
         "from nightbridge.secrets import resolve_secret\n"
-        "from tasks.secrets import block_value\n"
+        "from nightbridge.tasks.secrets import block_value\n"
         "lines = 'machine nvcr.io login $oauthtoken password planted-token'\n"
         "ImageCache(temp='/local', credentials=lines, import_on='node').save('images', overwrite=True)\n"
         "site = Site(images=ImageCache.load('images')).settings()\n"
@@ -129,9 +129,9 @@ def test_saved_notifications_refer_to_their_secrets_and_a_notice_is_sent_with_th
     script = tmp_path / "save.py"
     script.write_text(
         "import sys\n"
-        "from blocks import Notifications, Site\n"
+        "from nightbridge.blocks import Notifications, Site\n"
         "from nightbridge.notify import Notice, notify\n"
-        "from tasks.secrets import block_value\n"
+        "from nightbridge.tasks.secrets import block_value\n"
         "Notifications(webhook=sys.argv[1], mail_to=[]).save('people', overwrite=True)\n"
         "site = Site(notifications=Notifications.load('people')).settings()\n"
         "assert 'planted-token' not in site.model_dump_json(), site\n"
@@ -156,9 +156,9 @@ def test_saved_repositories_refer_to_their_credentials_and_git_logs_in_with_them
     script.write_text(
         "import sys\n"
         "from pathlib import Path\n"
-        "from blocks import Site, SourceRepositories\n"
+        "from nightbridge.blocks import Site, SourceRepositories\n"
         "from nightbridge.repos.mirrors import resolve\n"
-        "from tasks.repositories import site_logins\n"
+        "from nightbridge.tasks.secrets import site_logins\n"
         "lines = 'machine 127.0.0.1 login reader password planted-token'\n"
         "SourceRepositories(credentials=lines).save('code', overwrite=True)\n"
         "site = Site(workspace=sys.argv[2], repositories=SourceRepositories.load('code')).settings()\n"
@@ -183,7 +183,7 @@ def test_saved_repositories_refer_to_their_credentials_and_git_logs_in_with_them
 
 def test_an_unknown_block_is_named_with_the_way_out(prefect_server: PrefectServer, tmp_path: Path) -> None:
     script = tmp_path / "load.py"
-    script.write_text("from blocks import load_site\nload_site('no-such-site')\n")
+    script.write_text("from nightbridge.blocks import load_site\nload_site('no-such-site')\n")
 
     done = subprocess.run(
         [sys.executable, script], env=prefect_server.environment, capture_output=True, text=True, check=False

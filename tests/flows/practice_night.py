@@ -9,8 +9,8 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field
 
+from examples.practice.repositories import PracticeRepositories
 from nightbridge.models import Model, StoreSettings
-from nightbridge.practice.repositories import PracticeRepositories
 
 SAMPLES = Path(__file__).parents[2] / "conf" / "practice"
 NIGHTBRIDGE = Path(sys.executable).with_name("nightbridge")

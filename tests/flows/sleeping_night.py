@@ -6,9 +6,9 @@ from pathlib import Path
 from prefect import flow, tags
 from prefect.runtime import flow_run
 
-from blocks import load_site
+from nightbridge.blocks import load_site
 from nightbridge.nights.liveness import alive
-from tasks.turn import own_turn
+from nightbridge.tasks.limits import own_turn
 
 
 @flow(name="run-pipeline")

@@ -12,11 +12,11 @@ from prefect.settings import (
     temporary_settings,
 )
 
-import flows
-from flows import bisect_regression, nightly_regression, run_pipeline
+from nightbridge import flows
+from nightbridge.bisect.result import BisectResult
 from nightbridge.errors import InvalidInput, TransientError
+from nightbridge.flows import bisect_regression, nightly_regression, run_pipeline
 from nightbridge.models import NightReport, Verdict
-from nightbridge.regression.bisect_result import BisectResult
 
 REPOSITORIES = """
 [[git_repos]]
@@ -76,7 +76,9 @@ def test_a_file_that_is_not_there_is_refused(folder: Path, call: Callable[..., o
 @pytest.fixture
 def _no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """Asking for a Prefect server, which takes seconds to start, is a failure."""
-    monkeypatch.setattr("flows.server.get_client", lambda **_: pytest.fail("a Prefect server was asked for"))
+    monkeypatch.setattr(
+        "nightbridge.flows.server.get_client", lambda **_: pytest.fail("a Prefect server was asked for")
+    )
 
 
 @pytest.mark.usefixtures("_no_server")
@@ -135,7 +137,7 @@ def _no_server_of_others() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_no_server_of_others")
 def test_a_server_of_prefects_own_that_does_not_start_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.server.SERVER_START_SECONDS", 0)
+    monkeypatch.setattr("nightbridge.flows.server.SERVER_START_SECONDS", 0)
     file = write_test("one")
 
     with (

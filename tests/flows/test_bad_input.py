@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nightbridge.practice.repositories import PracticeRepositories
+from examples.practice.repositories import PracticeRepositories
 from tests.flows.practice_night import Entry, nightbridge, write_scenario, write_site
 from tests.real.prefect_server import PrefectServer
 from tests.real.s3_servers import S3Server

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
-from flows import bisect_regression, run_pipeline
+from examples.practice.repositories import commit_many, make_practice_repositories
+from nightbridge.bisect.result import BisectResult, result_lines
 from nightbridge.embedded.jobs import all_jobs
+from nightbridge.flows import bisect_regression, run_pipeline
+from nightbridge.gate.trend import nights_of
+from nightbridge.history.reading import find_series, read_history
 from nightbridge.models import ClusterSettings, StoreSettings, VerdictStatus
-from nightbridge.practice.repositories import commit_many, make_practice_repositories
-from nightbridge.regression.bisect_result import BisectResult, result_lines
-from nightbridge.regression.history import find_series, read_history
-from nightbridge.regression.trend import nights_of
 from nightbridge.slurm.local import LocalCluster
 from nightbridge.store.directory import DirectoryStore
 from tests.flows.practice_night import NIGHTBRIDGE, Entry, write_scenario, write_site

@@ -15,9 +15,9 @@ from typing import Any
 import httpx
 import pytest
 
+from examples.practice.repositories import PracticeRepositories, commit_behaviour
 from nightbridge.embedded.jobs import all_jobs
 from nightbridge.models import ClusterSettings
-from nightbridge.practice.repositories import PracticeRepositories, commit_behaviour
 from nightbridge.slurm.local import LocalCluster
 from tests.conftest import BUCKET
 from tests.flows.moments import any_of, pick
@@ -112,7 +112,7 @@ def worker(
 ) -> Iterator[PrefectServer]:
     """A server with the night's deployment and a worker that polls often."""
     prefect_server.prefect("work-pool", "create", POOL, "--type", "process", "--overwrite")
-    deploy = ["--no-prompt", "deploy", "flows/nightly.py:nightly", "--name", "person", "--pool", POOL]
+    deploy = ["--no-prompt", "deploy", "nightbridge.flows.nightly.nightly", "--name", "person", "--pool", POOL]
     prefect_server.prefect(*deploy, cwd=ROOT)
     log = tmp_path_factory.mktemp("worker") / "worker.log"
     with log.open("wb") as output:

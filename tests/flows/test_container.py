@@ -14,15 +14,23 @@ from pathlib import Path
 
 import pytest
 
+from examples.practice.repositories import make_practice_repositories
 from nightbridge.config.scenarios import load, runs
 from nightbridge.images.image import pull_image
 from nightbridge.launch.plan import make_plan
-from nightbridge.models import CheckpointState, ClusterSettings, Image, ImageImport, JobState, JobStatus, Site
+from nightbridge.models import (
+    CheckpointState,
+    ClusterSettings,
+    Image,
+    ImageImport,
+    JobState,
+    JobStatus,
+    Site,
+)
 from nightbridge.outputs.experiment import RunOutput, read_run
-from nightbridge.practice.repositories import make_practice_repositories
 from nightbridge.repos.clone import make_checkout
 from nightbridge.rules import check, errors_of
-from nightbridge.slurm.attempts import current_attempt
+from nightbridge.slurm.attempt_files import current_attempt
 from nightbridge.slurm.factory import open_cluster
 from nightbridge.slurm.protocol import Cluster
 from nightbridge.slurm.states import TERMINAL

@@ -12,7 +12,7 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Completed, Running
 
-from flows.nightly import nightly
+from nightbridge.flows.nightly import nightly
 from tests.real.prefect_server import PrefectServer
 
 ROOT = Path(__file__).parents[2]

@@ -18,10 +18,10 @@ from prefect.events.schemas.automations import EventTrigger, Posture
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelled, Crashed, Failed, Pending, Running, Suspended
 
-from flows.deploy import prepare, start_night
+from nightbridge.flows.deploy import prepare, start_night
 from nightbridge.models import StoreSettings, utc_now
 from nightbridge.nights.records import NightStart, record_start
-from nightbridge.store.objects import open_store
+from nightbridge.store.factory import open_store
 from tests.real.prefect_server import PrefectServer
 
 ROOT = Path(__file__).parents[2]
@@ -56,7 +56,7 @@ def former_automation() -> Automation:
 
 def flows_deploy(server: PrefectServer, folder: Path, *arguments: str) -> str:
     """Run one of the commands that `make` runs."""
-    command = [sys.executable, "-m", "flows.deploy", *arguments]
+    command = [sys.executable, "-m", "nightbridge.flows.deploy", *arguments]
     done = subprocess.run(command, env=server.environment, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.strip()

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from examples.practice.repositories import PracticeRepositories, commit_behaviour
 from nightbridge.embedded.jobs import all_jobs
 from nightbridge.models import ClusterSettings
-from nightbridge.practice.repositories import PracticeRepositories, commit_behaviour
 from nightbridge.slurm.local import LocalCluster
 from nightbridge.slurm.states import TERMINAL
 from tests.flows.moments import any_of, pick
@@ -78,7 +78,7 @@ class Run:
 def prefect_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home with a database whose migrations have been run, which takes longer than anything else here."""
     home = tmp_path_factory.mktemp("prefect")
-    script = "from flows.server import reach_server; reach_server()"
+    script = "from nightbridge.flows.server import reach_server; reach_server()"
     environment = {**os.environ, "PREFECT_HOME": str(home)}
     subprocess.run([NIGHTBRIDGE.with_name("python"), "-c", script], env=environment, check=True)
     return home

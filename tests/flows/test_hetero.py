@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from flows import nightly_regression
+from examples.practice.repositories import install_torchrun, make_practice_repositories
+from nightbridge.flows import nightly_regression
 from nightbridge.models import NightReport, Outcome, RunRecord, Verdict, VerdictStatus
 from nightbridge.outputs.checkpoints import find_checkpoints
 from nightbridge.outputs.event_files import scalars
-from nightbridge.practice.repositories import install_torchrun, make_practice_repositories
 from tests.flows.practice_night import SAMPLES, write_site
 from tests.real.prefect_harness import prefect_in_this_process
 

@@ -10,18 +10,25 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName, TaskRunFilter, TaskRunFilterFlowRunId
 from prefect.client.schemas.objects import FlowRun, StateType, TaskRun
 
-from flows import nightly_regression, run_pipeline
-from flows.states import BadEnd, result_of
-from nightbridge import config
-from nightbridge.models import ClusterSettings, NightReport, Outcome, RunRecord, Verdict, VerdictStatus
-from nightbridge.practice.repositories import (
+from examples.practice.repositories import (
     PracticeRepositories,
     commit_behaviour,
     make_practice_repositories,
     move_main,
 )
-from nightbridge.slurm.ledger import attempts_of
-from nightbridge.store.manifest import Manifest
+from nightbridge import config
+from nightbridge.flows import nightly_regression, run_pipeline
+from nightbridge.flows.states import BadEnd, result_of
+from nightbridge.harvest.manifest import Manifest
+from nightbridge.models import (
+    ClusterSettings,
+    NightReport,
+    Outcome,
+    RunRecord,
+    Verdict,
+    VerdictStatus,
+)
+from nightbridge.slurm.attempts import attempts_of
 from tests.flows.practice_night import Entry, write_scenario, write_site
 from tests.real.prefect_harness import prefect_in_this_process
 

@@ -21,16 +21,16 @@ import pytest
 from prefect.settings import PREFECT_API_URL
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from flows import nightly_regression
-from nightbridge.models import ClusterSettings, NightReport, RunRecord, Verdict, VerdictStatus
-from nightbridge.practice.repositories import (
+from examples.practice.repositories import (
     PracticeRepositories,
     commit_behaviour,
     make_practice_repositories,
     move_main,
 )
-from nightbridge.slurm.attempts import read_submission
-from nightbridge.store.manifest import Manifest
+from nightbridge.flows import nightly_regression
+from nightbridge.harvest.manifest import Manifest
+from nightbridge.models import ClusterSettings, NightReport, RunRecord, Verdict, VerdictStatus
+from nightbridge.slurm.attempt_files import read_submission
 from tests.conftest import BUCKET
 from tests.flows.practice_night import NIGHTBRIDGE, Entry, nightbridge, write_scenario, write_site
 from tests.real.prefect_harness import prefect_in_this_process

@@ -36,16 +36,16 @@ from prefect.states import (
     Suspended,
 )
 
-from flows.reaper import reaper
 from nightbridge.files import write_model
+from nightbridge.flows.reaper import reaper
 from nightbridge.locking import this_process
 from nightbridge.models import GitRepo, RunSpec, Scenario, Site, TestDefinition, utc_now
 from nightbridge.nights.liveness import alive, alive_path, last_sign
 from nightbridge.nights.records import NightPlan, NightStart, read_end, write_plan
-from nightbridge.slurm.attempts import open_attempt
+from nightbridge.slurm.attempt_files import open_attempt
 from nightbridge.slurm.factory import open_cluster
-from nightbridge.store.objects import open_store
-from tasks.plan import PLAN_LABEL
+from nightbridge.store.factory import open_store
+from nightbridge.tasks.plan import PLAN_LABEL
 from tests.nights.installation import descendants
 from tests.real.prefect_server import PrefectServer, start_prefect
 
@@ -64,10 +64,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]:
     }
     with temporary_settings(settings):
         started.prefect("work-pool", "create", "nightbridge", "--type", "process")
-        subprocess.run([sys.executable, "-m", "flows.deploy", "prepare"], env=started.environment, cwd=ROOT, check=True)
+        subprocess.run(
+            [sys.executable, "-m", "nightbridge.flows.deploy", "prepare"], env=started.environment, cwd=ROOT, check=True
+        )
         for name, tags in (("one", ["nightbridge"]), ("two", ["nightbridge"]), ("others", [])):
             deploy(name, "tests/flows/sleeping_night.py:sleeping_night", work_queue_name="nights", tags=tags)
-        deploy("reaper", "flows/reaper.py:reaper")
+        deploy("reaper", "nightbridge.flows.reaper.reaper")
         yield started
     started.stop()
 

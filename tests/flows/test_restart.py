@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from examples.practice.repositories import PracticeRepositories, commit_behaviour
 from nightbridge.embedded.jobs import all_jobs
 from nightbridge.models import ClusterSettings, JobStatus
-from nightbridge.practice.repositories import PracticeRepositories, commit_behaviour
 from nightbridge.slurm.local import LocalCluster
 from nightbridge.slurm.states import TERMINAL
 from tests.conftest import SEEDS

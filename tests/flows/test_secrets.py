@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from examples.practice.repositories import commit_behaviour, make_practice_repositories
 from nightbridge.models import SecretRef, StoreSettings
-from nightbridge.practice.repositories import commit_behaviour, make_practice_repositories
 from tests.conftest import BUCKET
 from tests.flows.practice_night import Entry, nightbridge, toml, write_scenario, write_site
 from tests.real.s3_servers import S3Server

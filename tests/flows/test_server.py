@@ -13,10 +13,9 @@ from prefect.client.orchestration import get_client
 from prefect.server.api.server import SubprocessASGIServer
 from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_EPHEMERAL_ENABLED, temporary_settings
 
-from flows.embedded_server import EmbeddedServer
-from flows.server import reach_server
-from nightbridge import cli
+from nightbridge.cli import main as cli
 from nightbridge.errors import InvalidInput, TransientError
+from nightbridge.flows.server import EmbeddedServer, reach_server
 from tests.real.slurm_daemons import free_ports
 
 MOMENT = 10.0
@@ -24,7 +23,7 @@ MOMENT = 10.0
 
 STARTS_ONE = """
 import json, time
-from flows.server import reach_server
+from nightbridge.flows.server import reach_server
 from prefect.server.api.server import SubprocessASGIServer
 reach_server()
 server = SubprocessASGIServer()
@@ -136,7 +135,7 @@ def test_where_none_is_configured_and_none_is_allowed_the_person_is_told() -> No
 def test_who_has_a_server_elsewhere_needs_not_wait_for_the_imports_of_one(environment: dict[str, str]) -> None:
     script = """
 import sys
-from flows.server import reach_server
+from nightbridge.flows.server import reach_server
 from nightbridge.errors import TransientError
 try:
     reach_server()

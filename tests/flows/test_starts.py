@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from flows.starts import side_by_side, tell_begun
+from nightbridge.flows.side_by_side import side_by_side, tell_begun
 from nightbridge.processes import run
-from tasks.interrupt import raise_if_interrupted
+from nightbridge.tasks.interrupt import raise_if_interrupted
 
 
 def test_results_come_in_the_arguments_order_whoever_ends_first() -> None:
@@ -66,7 +66,7 @@ def test_when_one_is_interrupted_the_others_end_and_no_further_one_starts() -> N
 
 
 def test_one_that_hears_nothing_is_left_behind_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.leaving.GRACE_SECONDS", 0.5)
+    monkeypatch.setattr("nightbridge.flows.side_by_side.GRACE_SECONDS", 0.5)
     for_ever, begun = threading.Event(), time.monotonic()
 
     def call(number: int) -> None:

@@ -9,16 +9,16 @@ import pytest
 from prefect import flow
 from prefect.client.orchestration import get_client
 
+from nightbridge.harvest.archive import load_record
 from nightbridge.models import Job, JobState, LaunchPlan, RunRecord, Site, utc_now
-from nightbridge.slurm.attempts import read_cancellation
+from nightbridge.slurm.attempt_files import read_cancellation
 from nightbridge.slurm.factory import open_cluster
-from nightbridge.store.harvest import load_record
-from nightbridge.store.objects import open_store
-from tasks.harvest import harvest
-from tasks.stage import DELAY_VARIABLE
-from tasks.watch import watch
+from nightbridge.store.factory import open_store
+from nightbridge.tasks.harvest import harvest
+from nightbridge.tasks.stage import DELAY_VARIABLE
+from nightbridge.tasks.watch import watch
 from tests.conftest import BUCKET
-from tests.nightbridge.store.left_run import make_run
+from tests.nightbridge.harvest.left_run import make_run
 from tests.real.prefect_harness import prefect_in_this_process
 from tests.real.s3_proxy import LOST, Answer, proxy_to, s3_error
 from tests.real.s3_servers import S3Server
@@ -73,7 +73,7 @@ def test_the_job_is_untouched_and_the_harvest_waits_and_says_for_what(
     answer: Answer, said: str, tmp_path: Path, ministack: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What was left behind is made up, so there is no checkout to compare.
-    monkeypatch.setattr("tasks.harvest.verify_unchanged", lambda checkout, since: [])
+    monkeypatch.setattr("nightbridge.tasks.harvest.verify_unchanged", lambda checkout, since: [])
     # Both keys are masked in what is kept, and the server's own is an ordinary word; it takes any.
     monkeypatch.setenv(ministack.access_variable, "access-key-of-the-night")
     monkeypatch.setenv(DELAY_VARIABLE, "0.2")

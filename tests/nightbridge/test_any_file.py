@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from nightbridge import cli
+from nightbridge.cli import main as cli
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = sorted(path for folder in ("examples", "practice") for path in (ROOT / "conf" / folder).rglob("*.toml"))

@@ -10,7 +10,7 @@ import pytest
 HELD = """
 import signal, sys, threading, time
 from concurrent.futures import ThreadPoolExecutor
-from nightbridge import endings
+from nightbridge import processes as endings
 endings.SECONDS_TO_END = 0.5
 endings.end_after_signals()
 signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Prefect does for a flow run

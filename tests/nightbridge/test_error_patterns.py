@@ -4,11 +4,10 @@ import re
 
 import pytest
 
-from nightbridge.error_patterns import ErrorPattern, classify
-from nightbridge.errors import InvalidInput, PermanentError, TransientError
+from nightbridge.errors import ErrorPattern, InvalidInput, PermanentError, TransientError, classify
 from nightbridge.images import enroot, registry
 from nightbridge.repos import environments, git
-from nightbridge.slurm import refusals
+from nightbridge.slurm import sbatch_errors as refusals
 from nightbridge.store import s3_errors
 
 SPECIAL = ErrorPattern(r"refused \(login\)", PermanentError, "no login", "Log in to {host}")

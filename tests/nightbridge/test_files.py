@@ -14,7 +14,13 @@ from pathlib import Path
 import pytest
 
 from nightbridge.errors import DamagedData, PermanentError, TransientError
-from nightbridge.files import check_workspace, create_exclusively, read_model, write_atomically, write_model
+from nightbridge.files import (
+    check_workspace,
+    create_exclusively,
+    read_model,
+    write_atomically,
+    write_model,
+)
 from nightbridge.models import GitRepo
 
 MIB = 1 << 20

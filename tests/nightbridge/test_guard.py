@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nightbridge.guard import GUARD
-from nightbridge.processes import run
+from nightbridge.processes import GUARD, run
 
 
 def alive(pid: int) -> bool:

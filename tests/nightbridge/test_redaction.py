@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nightbridge import redaction
+from nightbridge import secrets as redaction
 from nightbridge.errors import PermanentError
-from nightbridge.redaction import MAX_SHAPE_BYTES, SecretFinder, copy_masked, find_shapes, mask_text
-from nightbridge.secrets import MASK, mask_secrets
+from nightbridge.secrets import MASK, MAX_SHAPE_BYTES, SecretFinder, copy_masked, find_shapes, mask_secrets, mask_text
 
 SECRETS = ["hf_0123456789abcdef", "hf_0123456789abcdef-longer", "line\nbreak", "größe!"]
 

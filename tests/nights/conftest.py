@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from nightbridge.practice.repositories import (
+from examples.practice.repositories import (
     PracticeRepositories,
     commit_behaviour,
     install_torchrun,

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from examples.practice.repositories import make_practice_repositories
 from nightbridge.embedded.jobs import all_jobs
 from nightbridge.models import ClusterSettings, JobStatus
-from nightbridge.practice.repositories import make_practice_repositories
 from nightbridge.repos.environments import prepare_base
 from nightbridge.slurm.local import LocalCluster
 from tests.real.prefect_server import PrefectServer

@@ -16,7 +16,10 @@ from tests.real.slurm_daemons import free_ports
 
 PREFECT = Path(sys.executable).with_name("prefect")
 
-BUSY_MACHINE = {"PREFECT_SERVER_DATABASE_TIMEOUT": "60"}
+BUSY_MACHINE = {
+    "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
+    "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
+}
 """What a server needs beside tests that take both cores; the default of 10 s is for an idle one."""
 
 

@@ -4,7 +4,7 @@ import pytest
 from prefect.events import Event
 
 from nightbridge.models import NightReport, Verdict, VerdictStatus
-from tasks.events import MAX_LETTERS, night_event, send_report_events
+from nightbridge.tasks.events import MAX_LETTERS, night_event, send_report_events
 
 REPORT = "s3://bucket/nightly/reports/2026-11-21/nightly.html"
 
@@ -42,7 +42,7 @@ class Sent:
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
     sent = Sent()
-    monkeypatch.setattr("tasks.events.send_events", sent.events.extend)
+    monkeypatch.setattr("nightbridge.tasks.events.send_events", sent.events.extend)
     return sent
 
 

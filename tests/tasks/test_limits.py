@@ -13,8 +13,8 @@ from prefect.client.orchestration import get_client
 from nightbridge.errors import PermanentError
 from nightbridge.files import write_model
 from nightbridge.models import ClusterSettings, LaunchPlan, Site, utc_now
-from nightbridge.slurm.attempts import SUBMISSION_FILE, Submission
-from tasks.limits import job_slots, limits_of
+from nightbridge.slurm.attempt_files import SUBMISSION_FILE, Submission
+from nightbridge.tasks.limits import job_slots, limits_of
 from tests.real.prefect_harness import prefect_in_this_process
 
 

@@ -12,8 +12,8 @@ from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from nightbridge.models import Verdict, VerdictStatus
-from tasks.events import verdict_event
-from tasks.mirror import PrefectAway, insist, send_events, show
+from nightbridge.tasks.events import verdict_event
+from nightbridge.tasks.mirror import PrefectAway, insist, send_events, show
 
 
 class Api(BaseHTTPRequestHandler):

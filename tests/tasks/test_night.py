@@ -8,9 +8,8 @@ import pytest
 from prefect.client.schemas.objects import CreatedBy, DeploymentSchedule, FlowRun
 from prefect.client.schemas.schedules import CronSchedule
 
-from nightbridge.nights.ids import checked_night
-from tasks.night import ChosenNight, night_of_schedule
-from tasks.plan import NightSkipped, check_catch_up
+from nightbridge.nights.records import checked_night
+from nightbridge.tasks.plan import ChosenNight, NightSkipped, check_catch_up, night_of_schedule
 
 BERLIN = "Europe/Berlin"
 

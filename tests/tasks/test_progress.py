@@ -5,9 +5,14 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from nightbridge.store.progress import Progress
-from tasks import progress
-from tasks.progress import ARTIFACT_INTERVAL, LOG_INTERVAL, ProgressArtifact, ShownProgress
+from nightbridge.store.transfers import Progress
+from nightbridge.tasks import progress
+from nightbridge.tasks.progress import (
+    ARTIFACT_INTERVAL,
+    LOG_INTERVAL,
+    ProgressArtifact,
+    ShownProgress,
+)
 
 
 def test_an_artifact_is_made_once_and_brought_up_to_date_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,7 +46,7 @@ class Shown:
         self.artifacts: list[str] = []
         self.error: Exception | None = None
         monkeypatch.setattr(progress, "get_run_logger", lambda: logging.getLogger("harvest"))
-        monkeypatch.setattr("tasks.progress.time.monotonic", lambda: self.clock)
+        monkeypatch.setattr("nightbridge.tasks.progress.time.monotonic", lambda: self.clock)
         monkeypatch.setattr(progress, "create_progress_artifact", lambda percent, description: self._take(description))
         monkeypatch.setattr(
             progress, "update_progress_artifact", lambda _, percent, description: self._take(description)

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from examples.practice.repositories import PracticeRepositories, commit_behaviour
 from nightbridge.errors import PermanentError
 from nightbridge.models import SecretRef, Site
-from nightbridge.practice.repositories import PracticeRepositories, commit_behaviour
-from tasks import bisect, compare
+from nightbridge.tasks import bisect, compare
 from tests.real.git_server import served_over_http
 
 

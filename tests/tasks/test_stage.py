@@ -6,8 +6,8 @@ import pytest
 from prefect import flow
 
 from nightbridge.errors import InvalidInput, PermanentError, StatusUnknown, TransientError
-from tasks import clone, compare, container, harvest, report, submit, validate, watch
-from tasks.stage import is_transient, stage
+from nightbridge.tasks import clone, compare, container, harvest, report, submit, validate, watch
+from nightbridge.tasks.stage import is_transient, stage
 from tests.real.prefect_harness import prefect_in_this_process
 
 STAGES = [

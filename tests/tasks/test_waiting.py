@@ -11,13 +11,12 @@ from prefect.exceptions import Pause, TerminationSignal
 from prefect.states import Suspended
 
 from nightbridge.errors import PermanentError, StatusUnknown, TransientError
-from tasks.interrupt import interrupt_stages, interrupted_together
-from tasks.waiting import wait_out
+from nightbridge.tasks.interrupt import interrupt_stages, interrupted_together, wait_out
 
 
 @pytest.fixture(autouse=True)
 def logger(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.waiting.run_log", lambda: logging.getLogger("waiting"))
+    monkeypatch.setattr("nightbridge.tasks.interrupt.run_log", lambda: logging.getLogger("waiting"))
 
 
 class Tried:
@@ -48,7 +47,7 @@ def test_what_is_waited_for_is_said_once(caplog: pytest.LogCaptureFixture) -> No
 
 def test_delays_grow_up_to_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr("tasks.waiting._sleep", slept.append)
+    monkeypatch.setattr("nightbridge.tasks.interrupt._sleep", slept.append)
 
     wait_out(Tried(*[StatusUnknown("away")] * 8), (StatusUnknown,), first_delay=10)
 

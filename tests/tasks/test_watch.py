@@ -9,9 +9,9 @@ from prefect.client.orchestration import get_client
 
 from nightbridge.models import Job, LaunchPlan, Outcome, SecretRef, Site, utc_now
 from nightbridge.secrets import MASK
+from nightbridge.slurm.attempts import read_ended
 from nightbridge.slurm.factory import open_cluster
-from nightbridge.slurm.ledger import read_ended
-from tasks.watch import watch
+from nightbridge.tasks.watch import watch
 from tests.real.prefect_harness import prefect_in_this_process
 
 KNOWN = "a known value"

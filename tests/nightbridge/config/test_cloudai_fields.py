@@ -3,7 +3,13 @@
 import pytest
 
 from nightbridge import config
-from nightbridge.config.schema import ENTRY_KEYS, IGNORED, SCENARIO_IGNORED, SCENARIO_KEYS, TestTable
+from nightbridge.config.schema import (
+    ENTRY_KEYS,
+    IGNORED,
+    SCENARIO_IGNORED,
+    SCENARIO_KEYS,
+    TestTable,
+)
 from nightbridge.config.sites import CLOUDAI_IGNORED, CloudaiSystem, load_site
 from nightbridge.errors import InvalidInput
 from nightbridge.rules.sweeps import draw

@@ -5,7 +5,7 @@ import tomllib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nightbridge.config.positions import key_lines, line_of
+from nightbridge.config.documents import key_lines, line_of
 
 TEXT = '''# a comment with [brackets] and "quotes
 name = "x" # and one behind

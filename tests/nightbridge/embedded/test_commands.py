@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nightbridge.embedded.shims import python_command
+from nightbridge.embedded.submit import python_command
 from nightbridge.slurm.local import LocalCluster
 from tests.nightbridge.embedded.local_cluster import (
     local_cluster,

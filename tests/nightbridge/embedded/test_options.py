@@ -2,10 +2,16 @@
 
 import pytest
 
-from nightbridge.embedded.names import expand_expression, fill_pattern, node_expression, node_names, tasks_expression
+from nightbridge.embedded.names import (
+    expand_expression,
+    fill_pattern,
+    node_expression,
+    node_names,
+    tasks_expression,
+)
 from nightbridge.embedded.options import SBATCH, exported, parse_dependencies, parse_time
+from nightbridge.embedded.sbatch_options import split_options
 from nightbridge.errors import InvalidInput
-from nightbridge.sbatch_options import split_options
 
 
 @pytest.mark.parametrize(

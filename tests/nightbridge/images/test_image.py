@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 
 from nightbridge.errors import DamagedData, InvalidInput, PermanentError, TransientError
-from nightbridge.images.image import pull_image
+from nightbridge.images.image import pull_image, sha256_of, workspace_refs
 from nightbridge.images.scratch_dirs import scratch_dir, unfinished
-from nightbridge.images.squashfs import sha256_of
-from nightbridge.images.workspace_refs import workspace_refs
 from nightbridge.models import GitRepo, Image, RunSpec, Site, TestDefinition
 
 NEMO = "nvcr.io/nvidia/nemo:26.02.00"

@@ -17,8 +17,7 @@ from typing import Any
 
 import pytest
 
-from nightbridge.images.image import pull_image
-from nightbridge.images.squashfs import check_squashfs, sha256_of
+from nightbridge.images.image import check_squashfs, pull_image, sha256_of
 from nightbridge.models import GitRepo, Image, RunSpec, Site, TestDefinition
 from tests.conftest import SEEDS
 from tests.real.s3_proxy import Proxy, proxy_to

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from nightbridge.errors import DamagedData
-from nightbridge.images.squashfs import check_squashfs, sha256_of
+from nightbridge.images.image import check_squashfs, sha256_of
 
 
 def test_a_whole_image_passes(tmp_path: Path, tiny_image: bytes) -> None:

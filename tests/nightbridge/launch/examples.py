@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nightbridge.config.documents import parse_document
 from nightbridge.config.scenarios import load, runs, scenario_of
-from nightbridge.config.writing import toml_value
+from nightbridge.config.toml_writer import toml_value
 from nightbridge.launch.flags import FLAGS, Flag, Kind, choices_of
 from nightbridge.launch.plan import placeholder_plan
 from nightbridge.launch.versions import Version, version_for_pin

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from examples.practice.repositories import TEMPLATE
 from nightbridge.errors import InvalidInput
 from nightbridge.launch.plan import make_plan, placeholder_plan
 from nightbridge.models import (
@@ -22,7 +23,6 @@ from nightbridge.models import (
     Site,
     TestDefinition,
 )
-from nightbridge.practice.repositories import TEMPLATE
 
 SITE = Site(cluster=ClusterSettings(kind="slurm", name="c", account="acct", partition="batch"))
 

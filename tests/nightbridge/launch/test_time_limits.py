@@ -3,7 +3,7 @@
 import pytest
 
 from nightbridge.errors import InvalidInput
-from nightbridge.launch.time_limits import clock, seconds_of
+from nightbridge.launch.resources import clock, seconds_of
 
 
 @pytest.mark.parametrize(

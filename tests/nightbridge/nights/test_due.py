@@ -8,9 +8,17 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from nightbridge.models import StoreSettings
-from nightbridge.nights.due import DueNight, Expected, Morning, due_nights, morning_of, recent_nights
+from nightbridge.nights.due import (
+    DueNight,
+    Expected,
+    Morning,
+    due_nights,
+    morning_of,
+    recent_nights,
+)
 from nightbridge.nights.records import Night, NightStart, NightTest, record_start
-from nightbridge.store.objects import ObjectStore, open_store
+from nightbridge.store.factory import open_store
+from nightbridge.store.protocol import ObjectStore
 
 BERLIN = ZoneInfo("Europe/Berlin")
 EIGHT = datetime(2026, 11, 22, 8, tzinfo=BERLIN)

@@ -6,7 +6,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from nightbridge.errors import InvalidInput
-from nightbridge.nights.ids import checked_night, new_night, night_of_slot
+from nightbridge.nights.records import checked_night, new_night, night_of_slot
 
 BERLIN = ZoneInfo("Europe/Berlin")
 

@@ -15,8 +15,14 @@ from typing import Any
 import pytest
 from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_fixed
 
-from nightbridge.nights.causes import Cause
-from nightbridge.nights.prefect_api import FLOW, PrefectServer, WhyNot, configured_server, why_not_begun
+from nightbridge.nights.due import Cause
+from nightbridge.nights.prefect_api import (
+    FLOW,
+    PrefectServer,
+    WhyNot,
+    configured_server,
+    why_not_begun,
+)
 from tests.real.prefect_server import PrefectServer as RealServer
 from tests.real.slurm_daemons import free_ports
 

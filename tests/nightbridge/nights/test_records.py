@@ -6,7 +6,15 @@ from pathlib import Path
 import pytest
 
 from nightbridge.errors import DamagedData
-from nightbridge.models import NightReport, Scenario, Site, StoreSettings, Verdict, VerdictStatus, utc_now
+from nightbridge.models import (
+    NightReport,
+    Scenario,
+    Site,
+    StoreSettings,
+    Verdict,
+    VerdictStatus,
+    utc_now,
+)
 from nightbridge.nights.records import (
     NightPlan,
     NightStart,
@@ -20,7 +28,8 @@ from nightbridge.nights.records import (
     was_reported,
     write_plan,
 )
-from nightbridge.store.objects import ObjectStore, open_store
+from nightbridge.store.factory import open_store
+from nightbridge.store.protocol import ObjectStore
 
 RUN_KEY = "llama-2026-11-21-0123456789"
 

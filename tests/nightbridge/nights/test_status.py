@@ -8,12 +8,20 @@ import pytest
 
 from nightbridge.errors import StatusUnknown
 from nightbridge.files import write_model
-from nightbridge.models import ClusterSettings, JobStatus, StoreSettings, Verdict, VerdictStatus, utc_now
+from nightbridge.models import (
+    ClusterSettings,
+    JobStatus,
+    StoreSettings,
+    Verdict,
+    VerdictStatus,
+    utc_now,
+)
 from nightbridge.nights.records import NightStart, NightTest
 from nightbridge.nights.status import RunPhase, RunStatus, run_statuses
-from nightbridge.slurm.attempts import SUBMISSION_FILE, Submission, open_attempt
+from nightbridge.slurm.attempt_files import SUBMISSION_FILE, Submission, open_attempt
 from nightbridge.slurm.local import LocalCluster
-from nightbridge.store.objects import ObjectStore, open_store
+from nightbridge.store.factory import open_store
+from nightbridge.store.protocol import ObjectStore
 
 RUN_KEY = "llama-2026-11-21-0123456789"
 

@@ -27,15 +27,22 @@ from nightbridge.models import (
     make_run_key,
     utc_now,
 )
-from nightbridge.nights.causes import Cause
+from nightbridge.nights.due import Cause
 from nightbridge.nights.liveness import alive
 from nightbridge.nights.records import NightStart, NightTest, record_end, record_start
 from nightbridge.nights.watchdog import Watch, look, notice_of, question, summary, watch_lines
 from nightbridge.nights.watched import MissingVerdict, WatchedNight
-from nightbridge.slurm.attempts import REFUSAL_FILE, SUBMISSION_FILE, Refusal, Submission, open_attempt
+from nightbridge.slurm.attempt_files import (
+    REFUSAL_FILE,
+    SUBMISSION_FILE,
+    Refusal,
+    Submission,
+    open_attempt,
+)
 from nightbridge.slurm.factory import open_cluster
 from nightbridge.slurm.protocol import Cluster
-from nightbridge.store.objects import ObjectStore, open_store
+from nightbridge.store.factory import open_store
+from nightbridge.store.protocol import ObjectStore
 from tests.nightbridge.embedded.local_cluster import local_cluster, wait_for_end, wait_for_state, wait_until
 from tests.real.slurm_daemons import SlurmDaemons, free_ports
 

@@ -3,7 +3,12 @@ import shutil
 import pytest
 
 from nightbridge.models import CheckpointState
-from nightbridge.outputs.checkpoints import TRACKER, checkpoint_state, find_checkpoints, tracked_iteration
+from nightbridge.outputs.checkpoints import (
+    TRACKER,
+    checkpoint_state,
+    find_checkpoints,
+    tracked_iteration,
+)
 
 COMPLETE, IN_PROGRESS, DAMAGED = CheckpointState.COMPLETE, CheckpointState.IN_PROGRESS, CheckpointState.DAMAGED
 

@@ -20,6 +20,7 @@ from tensorboard.util.tensor_util import make_tensor_proto
 
 from nightbridge.errors import DamagedData
 from nightbridge.outputs import event_blocks
+from nightbridge.outputs.event_decoder import EventDecoder, MalformedRecord
 from nightbridge.outputs.event_files import (
     COLUMNS,
     canonical_tag,
@@ -28,8 +29,7 @@ from nightbridge.outputs.event_files import (
     read_event_file,
     scalars,
 )
-from nightbridge.outputs.event_tail import EventFileTail
-from nightbridge.outputs.event_wire import EventDecoder, MalformedRecord
+from nightbridge.outputs.following import EventFileTail
 
 
 def _record_offsets(path: Path) -> list[int]:

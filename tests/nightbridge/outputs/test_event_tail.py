@@ -5,7 +5,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from nightbridge.outputs.event_files import Row, read_event_file
-from nightbridge.outputs.event_tail import EventFileTail, EventTail
+from nightbridge.outputs.following import EventFileTail, EventTail
 
 
 def scalar(step: int) -> Event:

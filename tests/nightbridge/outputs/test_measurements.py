@@ -11,8 +11,7 @@ from nightbridge.models import GatePolicy, Job, JobState, JobStatus, Summary
 from nightbridge.outputs.curves import logging_interval
 from nightbridge.outputs.event_files import COLUMNS, metrics_parquet
 from nightbridge.outputs.experiment import read_run
-from nightbridge.outputs.measurements import measure
-from nightbridge.outputs.settings import ProfiledSteps, RunSettings
+from nightbridge.outputs.measurements import ProfiledSteps, RunSettings, measure
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 import pytest
 
 from nightbridge.models import GitRepo, RunSpec, TestDefinition
-from nightbridge.outputs.settings import ProfiledSteps, RunSettings, read_settings
+from nightbridge.outputs.measurements import ProfiledSteps, RunSettings, read_settings
 
 CONTAINER = """
 _target_: megatron.bridge.training.config.ConfigContainer

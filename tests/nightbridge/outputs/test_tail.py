@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from nightbridge.outputs.tail import LogTail
+from nightbridge.outputs.logs import LogTail
 
 
 @pytest.fixture

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from nightbridge import cli
+from nightbridge.cli import main as cli
 from nightbridge.errors import PermanentError
 from nightbridge.repos.checkouts import check_out
-from nightbridge.repos.logins import git_logins, login_settings, main
 from nightbridge.repos.mirrors import Mirror
+from nightbridge.repos.remotes import git_logins, login_settings, main
 from tests.real.git_server import served_over_http
 
 USER, TOKEN = "night-reader", "planted-git-token"

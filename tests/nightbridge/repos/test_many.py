@@ -12,8 +12,8 @@ import pytest
 
 from nightbridge.models import PinnedRepository
 from nightbridge.repos.checkouts import check_out, find_changes
+from nightbridge.repos.commits import pinned
 from nightbridge.repos.mirrors import Mirror
-from nightbridge.repos.pins import pinned
 from tests.conftest import SEEDS
 from tests.real.git_server import served_over_http
 
@@ -26,7 +26,7 @@ import sys
 from pathlib import Path
 from nightbridge.repos.checkouts import check_out
 from nightbridge.repos.mirrors import Mirror
-from nightbridge.repos.pins import pinned
+from nightbridge.repos.commits import pinned
 workspace = Path(sys.argv[2])
 mirror = Mirror(sys.argv[1], workspace, timeout=600)
 print("ready", flush=True)

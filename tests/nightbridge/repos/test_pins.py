@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from nightbridge.errors import InvalidInput
+from nightbridge.repos.commits import pin, pinned
 from nightbridge.repos.mirrors import Mirror
-from nightbridge.repos.pins import pin, pinned
 
 TIMEOUT = 60.0
 

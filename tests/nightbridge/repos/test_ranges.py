@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from examples.practice.repositories import PracticeRepositories, commit_behaviour, move_main
 from nightbridge.errors import InvalidInput
-from nightbridge.practice.repositories import PracticeRepositories, commit_behaviour, move_main
+from nightbridge.repos.commits import commits_in_range
 from nightbridge.repos.mirrors import Mirror
-from nightbridge.repos.ranges import commits_in_range
 
 
 @pytest.fixture

@@ -5,7 +5,14 @@ from pathlib import Path
 import pytest
 
 from nightbridge.config.scenarios import load
-from nightbridge.models import Checkout, ClusterLimits, GitRepo, PinnedRepository, RunSpec, TestDefinition
+from nightbridge.models import (
+    Checkout,
+    ClusterLimits,
+    GitRepo,
+    PinnedRepository,
+    RunSpec,
+    TestDefinition,
+)
 from nightbridge.rules import check, check_test, errors_of
 
 TOPOLOGIES = sorted(Path("conf/examples/hetero").glob("*.toml"))

@@ -2,10 +2,10 @@
 
 import pytest
 
-from nightbridge.launch.checkpoints import parameters_of
 from nightbridge.launch.flags import TEST_FLAGS
 from nightbridge.launch.parser_source import PARSER
 from nightbridge.launch.plan import placeholder_plan
+from nightbridge.launch.run_outputs import parameters_of
 from nightbridge.models import (
     Checkout,
     ClusterLimits,
@@ -21,7 +21,7 @@ from nightbridge.models import (
     TestDefinition,
 )
 from nightbridge.rules import RULES, check, check_scenario, check_test, errors_of
-from nightbridge.rules.facts import Facts
+from nightbridge.rules.context import Facts
 from nightbridge.slurm.factory import open_cluster
 
 ARGS = {

@@ -2,7 +2,7 @@
 
 from nightbridge.models import SweepAxis, SweepPolicy
 from nightbridge.rules import grid_of
-from nightbridge.rules.skipped import MAX_LISTED, skipped_parts
+from nightbridge.rules.sweeps import MAX_LISTED, skipped_parts
 from tests.nightbridge.rules.test_sweeps import every_point, is_valid, swept
 
 
@@ -49,7 +49,7 @@ def test_more_parts_than_are_listed_are_told():
 
 
 def test_a_grid_that_is_not_walked_to_its_end_is_told(monkeypatch):
-    monkeypatch.setattr("nightbridge.rules.skipped.MAX_OUTCOMES", 3)
+    monkeypatch.setattr("nightbridge.rules.sweeps.MAX_OUTCOMES", 3)
 
     assert skipped(swept(seq_length=[1, 2, 3, 4, 5])).note == "of 5 points only 3 were checked"
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nightbridge.launch.points import at_point
+from nightbridge.launch.resources import at_point
 from nightbridge.models import ClusterLimits, GitRepo, SweepAxis, SweepPolicy, TestDefinition
 from nightbridge.rules import (
     PROFILES,
@@ -19,7 +19,7 @@ from nightbridge.rules import (
     points_of,
     registry,
 )
-from nightbridge.rules.facts import Facts
+from nightbridge.rules.context import Facts
 from nightbridge.rules.sweeps import MAX_RUNS, Cut
 from tests.nightbridge.rules.test_rules import BREAKS
 from tests.nightbridge.rules.test_rules import make_test as rules_test

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nightbridge.models import ClusterSettings
-from nightbridge.slurm.attempts import AttemptContext, open_attempt
+from nightbridge.slurm.attempt_files import AttemptContext, open_attempt
 from nightbridge.slurm.command_line import CommandLineCluster
 from tests.real.slurm_daemons import SlurmDaemons
 

@@ -18,10 +18,9 @@ from nightbridge.errors import (
 )
 from nightbridge.models import ClusterSettings, JobState, JobStatus
 from nightbridge.slurm.command_line import CommandLineCluster
-from nightbridge.slurm.listings import merge, newest, parse_sacct, parse_squeue
 from nightbridge.slurm.protocol import JobNotAccepted
-from nightbridge.slurm.refusals import refusal_of
-from nightbridge.slurm.states import TERMINAL
+from nightbridge.slurm.sbatch_errors import refusal_of
+from nightbridge.slurm.states import TERMINAL, merge, newest, parse_sacct, parse_squeue
 from tests.real.slurm_daemons import SlurmDaemons
 
 

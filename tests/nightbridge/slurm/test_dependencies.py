@@ -16,9 +16,14 @@ from nightbridge.models import (
     TestDefinition,
     utc_now,
 )
-from nightbridge.slurm.attempts import SUBMISSION_FILE, AttemptContext, Submission, open_attempt
+from nightbridge.slurm.attempt_files import (
+    SUBMISSION_FILE,
+    AttemptContext,
+    Submission,
+    open_attempt,
+)
+from nightbridge.slurm.attempts import record_ended
 from nightbridge.slurm.dependencies import NotSubmittedYet, dependency_options
-from nightbridge.slurm.ledger import record_ended
 
 TEST = TestDefinition(
     id="fine",

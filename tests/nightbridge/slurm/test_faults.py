@@ -21,7 +21,7 @@ import pytest
 from nightbridge.errors import TransientError
 from nightbridge.models import ClusterSettings, Job, JobState, JobStatus, LaunchPlan, Outcome
 from nightbridge.outputs.experiment import evidence, read_run
-from nightbridge.slurm.attempts import AttemptContext, open_attempt, read_exit_code
+from nightbridge.slurm.attempt_files import AttemptContext, open_attempt, read_exit_code
 from nightbridge.slurm.command_line import CommandLineCluster
 from nightbridge.slurm.outcome import RunEvidence, classify
 from nightbridge.slurm.sbatch_shim import find_submission

@@ -7,8 +7,8 @@ import pytest
 
 from nightbridge.errors import DamagedData
 from nightbridge.models import GitRepo, Job, Outcome, RunSpec, Site, TestDefinition, utc_now
-from nightbridge.slurm.attempts import AttemptContext
-from nightbridge.slurm.ledger import (
+from nightbridge.slurm.attempt_files import AttemptContext
+from nightbridge.slurm.attempts import (
     AttemptChoice,
     attempts_of,
     cancel_jobs,

@@ -9,7 +9,7 @@ from typing import Literal
 import pytest
 
 from nightbridge.models import Job, JobState, JobStatus, Outcome
-from nightbridge.slurm.attempts import Cancellation, record_cancellation
+from nightbridge.slurm.attempt_files import Cancellation, record_cancellation
 from nightbridge.slurm.command_line import CommandLineCluster
 from nightbridge.slurm.outcome import RunEvidence, classify
 from nightbridge.slurm.script import wrap_script

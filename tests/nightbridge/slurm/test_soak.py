@@ -22,7 +22,7 @@ import pytest
 from nightbridge.errors import TransientError
 from nightbridge.files import write_model
 from nightbridge.models import ClusterSettings, Job, LaunchPlan
-from nightbridge.slurm.attempts import (
+from nightbridge.slurm.attempt_files import (
     AttemptContext,
     newest_intent,
     open_attempt,

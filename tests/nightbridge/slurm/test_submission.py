@@ -15,7 +15,7 @@ import pytest
 from nightbridge.errors import LaunchRefused, PermanentError, TransientError
 from nightbridge.files import write_model
 from nightbridge.models import ClusterSettings, LaunchPlan, utc_now
-from nightbridge.slurm.attempts import (
+from nightbridge.slurm.attempt_files import (
     AttemptContext,
     declare_intent,
     newest_intent,

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from nightbridge.models import StoreSettings
-from nightbridge.store.objects import ObjectStore, open_store
+from nightbridge.store.factory import open_store
+from nightbridge.store.protocol import ObjectStore
 from tests.conftest import BUCKET
 from tests.real.s3_servers import S3Server
 

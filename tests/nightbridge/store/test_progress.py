@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from nightbridge.harvest.upload import Unit, upload
 from nightbridge.models import StoreSettings
-from nightbridge.store import progress as module
-from nightbridge.store.objects import open_store
-from nightbridge.store.progress import Meter, Progress
-from nightbridge.store.upload import Unit, upload
+from nightbridge.store import transfers as module
+from nightbridge.store.factory import open_store
+from nightbridge.store.transfers import Meter, Progress
 
 
 def test_a_line_tells_files_bytes_rate_and_what_is_left() -> None:
@@ -41,7 +41,7 @@ def test_a_file_under_way_counts_with_what_was_read_and_never_for_more_than_it_i
 
 def test_the_listener_hears_of_one_big_file_before_it_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "INTERVAL", 0.0)
-    monkeypatch.setattr("nightbridge.store.parallel.INTERVAL", 0.001)
+    monkeypatch.setattr("nightbridge.store.transfers.INTERVAL", 0.001)
     (tmp_path / "scratch").mkdir()
     with (tmp_path / "shard").open("wb") as stream:
         stream.truncate(200 << 20)

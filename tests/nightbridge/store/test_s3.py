@@ -11,10 +11,10 @@ from botocore.exceptions import ClientError
 from nightbridge.errors import InvalidInput, NightbridgeError, PermanentError, TransientError
 from nightbridge.models import SecretRef, StoreSettings
 from nightbridge.store import s3_client
+from nightbridge.store.checksum import FileSource
 from nightbridge.store.keys import sha256_hex
 from nightbridge.store.s3 import S3Store
 from nightbridge.store.s3_errors import translate
-from nightbridge.store.source import FileSource
 from tests.conftest import BUCKET
 from tests.real.s3_proxy import LOST, Answer, proxy_to, s3_error
 from tests.real.s3_servers import S3Server, free_port

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from nightbridge.models import StoreSettings
+from nightbridge.store.checksum import FileSource
 from nightbridge.store.s3 import S3Store
 from nightbridge.store.s3_upload import PART_SIZE
-from nightbridge.store.source import FileSource
 from tests.real.s3_proxy import Answer, Proxy, Request, proxy_to
 from tests.real.s3_servers import S3Server
 

@@ -15,12 +15,12 @@ import botocore.auth
 import pytest
 
 from nightbridge.errors import NightbridgeError, PermanentError, TransientError
+from nightbridge.harvest.upload import Unit, upload
 from nightbridge.models import StoreSettings
 from nightbridge.store import s3_client, s3_upload
+from nightbridge.store.checksum import FileSource
 from nightbridge.store.s3 import S3Store
 from nightbridge.store.s3_upload import MAX_PARTS, PART_SIZE, part_size
-from nightbridge.store.source import FileSource
-from nightbridge.store.upload import Unit, upload
 from tests.real.s3_proxy import LOST, Answer, Proxy, Request, proxy_to, s3_error
 from tests.real.s3_servers import S3Server
 
@@ -294,7 +294,7 @@ sys.addaudithook(lambda event, args: reached.add(args[1][:2]) if event == "socke
 from nightbridge.errors import NightbridgeError
 from nightbridge.models import StoreSettings
 from nightbridge.store.s3 import S3Store
-from nightbridge.store.source import FileSource
+from nightbridge.store.checksum import FileSource
 
 store = S3Store(StoreSettings.model_validate_json(sys.argv[1]))
 for call in (

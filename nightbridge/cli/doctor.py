@@ -1,0 +1,100 @@
+"""What `nightbridge doctor` looks at: each thing that a night needs of this host, tried one after the other."""
+
+from collections.abc import Callable, Iterator
+
+from nightbridge.errors import NightbridgeError, PermanentError
+from nightbridge.files import check_workspace
+from nightbridge.images.enroot import find_enroot
+from nightbridge.models import Model, Site
+from nightbridge.repos.environments import is_base_ready
+from nightbridge.repos.git import git
+from nightbridge.slurm.command_line import CommandLineCluster
+from nightbridge.slurm.factory import open_cluster
+from nightbridge.slurm.local import LocalCluster
+from nightbridge.slurm.pyslurm_cluster import PyslurmCluster
+from nightbridge.store.protocol import ObjectStore
+
+_GIT_TIMEOUT_SECONDS = 10.0
+_ASKED_THROUGH: dict[type, str] = {
+    LocalCluster: "the embedded cluster of this machine",
+    CommandLineCluster: "using Slurm's commands",
+    PyslurmCluster: "using pyslurm",
+}
+
+
+class Finding(Model):
+    """What one look has shown."""
+
+    subject: str
+    healthy: bool
+    what: str
+    advice: str = ""
+
+
+def examine(site: Site, open_site_store: Callable[[], ObjectStore]) -> Iterator[Finding]:
+    """Try what the stages of a night will do: nothing is submitted, and nothing that is written stays.
+
+    Args:
+        site: The place to look at.
+        open_site_store: Opens its store.
+
+    Returns:
+        One finding per subject, in the order of the stages. An error of ours is a finding, never raised.
+
+    """
+
+    def store() -> str:
+        opened = open_site_store()
+        opened.check_writable()
+        return f"{opened.url}: can be written"
+
+    looks: dict[str, Callable[[], str]] = {
+        "workspace": lambda: _workspace(site),
+        "git": lambda: git("--version", timeout=_GIT_TIMEOUT_SECONDS).strip(),
+        "launcher environment": lambda: _environment(site),
+        "containers": lambda: _containers(site),
+        "cluster": lambda: _cluster(site),
+        "store": store,
+    }
+    for subject, look in looks.items():
+        try:
+            yield Finding(subject=subject, healthy=True, what=look())
+        except NightbridgeError as error:
+            yield Finding(subject=subject, healthy=False, what=error.happened, advice=error.advice)
+
+
+def _workspace(site: Site) -> str:
+    check_workspace(site.workspace)
+    return f"{site.workspace.absolute()}: can be written; the compute nodes must see it under the same path"
+
+
+def _environment(site: Site) -> str:
+    folder = site.environments_dir.absolute()
+    return f"{folder}: installed" if is_base_ready(folder) else f"{folder}: the first run installs it"
+
+
+def _containers(site: Site) -> str:
+    if site.cluster.containers == "none":
+        return 'the cluster has none: tests need container_image = "none"'
+    if site.image_import.on == "node":
+        return "images are imported on a compute node, with its enroot"
+    return f"images are imported by {find_enroot(site.image_import).tool}"
+
+
+def _cluster(site: Site) -> str:
+    cluster = open_cluster(site.cluster, site.workspace)
+    limits = cluster.limits()
+    if site.cluster.containers == "pyxis" and not limits.has_pyxis:
+        raise PermanentError(
+            "srun has no pyxis, although the settings say so",
+            thing=site.cluster.name,
+            advice='Install pyxis, or set containers = "none"',
+        )
+    facts = {
+        "partition": limits.partition,
+        "account": limits.account,
+        "nodes of one job": limits.max_nodes,
+        "GPUs of a node": limits.gpus_per_node,
+    }
+    known = [f"{name} {value}" for name, value in facts.items() if value is not None]
+    return f"{site.cluster.name}: " + ", ".join((_ASKED_THROUGH[type(cluster)], *known))

@@ -1,0 +1,134 @@
+"""`nightbridge accept`: stores a user's decision about a run or a series."""
+
+import re
+from collections.abc import Sequence
+from typing import cast, get_args
+
+from nightbridge.errors import InvalidInput
+from nightbridge.gate.decisions import Decision, DecisionKind, read_decisions, record_decision
+from nightbridge.gate.trend import Trend, trends
+from nightbridge.harvest.archive import load_record
+from nightbridge.harvest.manifest import last_attempt
+from nightbridge.history.history_store import folder_of
+from nightbridge.history.reading import HistoryRow, read_history
+from nightbridge.models import MetricName, VerdictStatus, utc_now
+from nightbridge.store.protocol import ObjectStore
+
+BAD = frozenset({VerdictStatus.REGRESSED, VerdictStatus.UNSTABLE})
+
+START_IS_KNOWN_TO = 3
+"""Nights by which the start of a change may be late."""
+
+_SERIES = re.compile(r"[a-z0-9-]+-[0-9a-f]{12}")
+
+
+def checked_kind(text: str) -> DecisionKind:
+    """The kind of a decision from its name on the command line.
+
+    Raises:
+        InvalidInput: There is no such kind.
+    """
+    return cast(DecisionKind, _one_of(text, get_args(DecisionKind), "kind of decision"))
+
+
+def checked_metrics(names: Sequence[str]) -> tuple[MetricName, ...]:
+    """Metrics from their names on the command line.
+
+    Raises:
+        InvalidInput: There is no such metric.
+    """
+    return tuple(cast(MetricName, _one_of(name, get_args(MetricName), "metric")) for name in names)
+
+
+def accept(
+    store: ObjectStore,
+    target: str,
+    kind: DecisionKind,
+    *,
+    who: str,
+    why: str,
+    metrics: Sequence[MetricName] = (),
+    cluster: str = "local",
+) -> Decision:
+    """Decide about the level of a run, or of the last run of a series.
+
+    The decision holds from the first night of that level: the latest change for the worse that is not decided
+    about (the earliest, for what is fixed), else the first of the bad nights that end with the run.
+
+    Args:
+        store: Where history and decisions are.
+        target: A run key or a series.
+        kind: What is decided.
+        who: Who decided it.
+        why: For whoever reads the verdicts.
+        metrics: The metrics that it is about; none for all.
+        cluster: Name of the cluster, for a series; a run knows its own.
+
+    Raises:
+        InvalidInput: There is no such run or series, or who or why is missing.
+        PermanentError: The run is not in the store.
+        DamagedData: What is stored of it cannot be read.
+    """
+    cluster, series, last_night = _place_of(store, target, cluster)
+    rows = tuple(row for row in read_history(store, cluster, series) if not last_night or row.night <= last_night)
+    if not rows:
+        raise InvalidInput("no history", thing=f"{target} on {cluster}", advice="Check the name, --cluster and --store")
+    found = trends(rows, decisions=read_decisions(store, cluster, series))
+    decision = Decision(
+        kind=kind,
+        cluster=cluster,
+        series=series,
+        test_id=rows[-1].test_id,
+        run_key=target if last_night else "",
+        metrics=tuple(metrics),
+        since=_since(kind, rows, found, metrics),
+        night=rows[-1].night,
+        who=who,
+        why=why,
+        when=utc_now(),
+    )
+    record_decision(store, decision)
+    return decision
+
+
+def _one_of(text: str, known: Sequence[str], what: str) -> str:
+    if text not in known:
+        raise InvalidInput(f"no such {what}", thing=text, advice=f"Give one of {', '.join(known)}")
+    return text
+
+
+def _place_of(store: ObjectStore, target: str, cluster: str) -> tuple[str, str, str]:
+    """Cluster, series, and the run's night; no night where a series was named."""
+    if _SERIES.fullmatch(target) and next(iter(store.list(folder_of(cluster, target))), None):
+        return cluster, target, ""
+    record = load_record(store, last_attempt(store, target))
+    if record is None:
+        raise InvalidInput("no record of this run", thing=target, advice="Give a run key or a series")
+    return record.job.cluster, record.series, record.spec.night
+
+
+def _since(
+    kind: DecisionKind, rows: Sequence[HistoryRow], found: Sequence[Trend], metrics: Sequence[MetricName]
+) -> str:
+    """The first night of the last row's level."""
+    streak = rows[-1].night
+    for row in reversed(rows):
+        if row.repeat == 0 and row.verdict not in BAD:
+            break
+        streak = row.night
+    begun = [
+        change
+        for trend in found
+        if not metrics or trend.metric in metrics
+        for change in trend.changes
+        if change.worse and change.decision is None
+    ]
+    if kind == "fixed":
+        return min([*(change.night for change in begun), streak])
+    latest = max(begun, key=lambda change: change.night, default=None)
+    if latest is None:
+        return streak
+    nights = sorted({row.night for row in rows})
+    # The start of a change is known to a night or two; the first verdict that said so is more exact.
+    late = nights.index(latest.night) - nights.index(streak)
+    return streak if 0 <= late <= START_IS_KNOWN_TO else latest.night

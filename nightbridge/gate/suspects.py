@@ -1,0 +1,307 @@
+"""What may be why a run is not as the good ones were: the nights between which it began, and what changed there.
+
+The night in which a verdict says "regressed" need not be the one in which it began: a small change is sure only after
+some nights. Where the history has a change point for a metric that regressed, its range of start nights counts; else
+the last good run and the first bad one after it.
+
+What differs between two stored runs besides their commits: configuration, and the environment that they ran in.
+
+The configuration is compared as the test requests it and as the run itself dumped it (`ConfigContainer.yaml`): a commit
+that changes a recipe's default changes only the latter. What carries a run's own name or commit differs always
+and says nothing, so those are made the same first.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nightbridge.errors import DamagedData, NightbridgeError
+from nightbridge.gate.decisions import Decision
+from nightbridge.gate.gate import good_runs_before
+from nightbridge.gate.trend import Change, Trend, trends
+from nightbridge.harvest.archive import load_record
+from nightbridge.history.nightly_values import nights_of
+from nightbridge.history.rows import HistoryRow, Pin
+from nightbridge.launch.config_container import Container, container_differences
+from nightbridge.models import RangeCommit, RepositoryChange, RunRecord, Suspects, ValueChange, Verdict, VerdictStatus
+from nightbridge.models.series import NOT_IN_ARGUMENTS, NOT_IN_ENVIRONMENT, NOT_IN_OVERRIDES
+from nightbridge.store.protocol import ObjectStore
+
+NEEDS_SUSPECTS = frozenset(
+    {
+        VerdictStatus.REGRESSED,
+        VerdictStatus.UNSTABLE,
+        VerdictStatus.IMPROVED,
+        VerdictStatus.FAILED,
+        VerdictStatus.SHORT,
+    }
+)
+"""Verdicts whose possible causes are listed."""
+
+MAX_COMMITS = 200
+"""Commits that a verdict names; the newest, since bisect knows the others."""
+
+CommitsBetween = Callable[[str, str, str], Sequence[RangeCommit]]
+"""The commits of a repository (its URL) after one commit, up to another, oldest first."""
+
+
+def find_suspects(
+    store: ObjectStore,
+    verdict: Verdict,
+    rows: Sequence[HistoryRow],
+    commits_between: CommitsBetween,
+    decisions: Sequence[Decision] = (),
+) -> Suspects | None:
+    """What changed since the run was as it should be; None for a good run, and for one without a good one before it.
+
+    What cannot be found out is a note: a lost mirror or a pruned run is no reason to lose the verdict.
+
+    Args:
+        store: Where the runs are.
+        verdict: The verdict on the run.
+        rows: The history of its series, the run's own row among them.
+        commits_between: Lists commits from the mirror of a repository.
+        decisions: Users' decisions about the series: known changes are not suspects.
+    """
+    if verdict.status not in NEEDS_SUSPECTS:
+        return None
+    found = suspect_nights(verdict, rows, decisions)
+    if found is None:
+        return None
+    before, after = found
+    changed = differences(store, before, after)
+    return Suspects(
+        last_good=before.night,
+        night=after.night,
+        run_before=before.run_key,
+        run_after=after.run_key,
+        repositories=repository_changes(before, after, commits_between),
+        configuration=changed.configuration,
+        environment=changed.environment,
+        notes=changed.notes,
+    )
+
+
+def suspect_nights(
+    verdict: Verdict, rows: Sequence[HistoryRow], decisions: Sequence[Decision] = ()
+) -> tuple[HistoryRow, HistoryRow] | None:
+    """The last run that was certainly good, and the last one with which the change may have begun."""
+    nights = [night.own for night in nights_of(row for row in rows if row.night <= verdict.night)]
+    if not nights or nights[-1].night != verdict.night:
+        return None
+    change = _change(verdict, rows, decisions)
+    if change is not None:
+        by_night = {row.night: row for row in nights}
+        return by_night[change.last_night_before], by_night[change.latest_night]
+    good = good_runs_before(verdict.night, nights)
+    if not good:
+        return None
+    bad = (row for row in nights if row.night > good[-1].night and row.verdict is verdict.status)
+    return good[-1], next(bad, nights[-1])
+
+
+def repository_changes(
+    before: HistoryRow, after: HistoryRow, commits_between: CommitsBetween
+) -> tuple[RepositoryChange, ...]:
+    """The repositories that are pinned differently in two runs, each with its commits, newest first."""
+    pins: tuple[tuple[str, Pin | None, Pin | None], ...] = (
+        ("Megatron-Bridge", before.megatron_bridge, after.megatron_bridge),
+        ("NeMo-Run", before.nemo_run, after.nemo_run),
+    )
+    return tuple(
+        _repository_change(name, old, new, commits_between)
+        for name, old, new in pins
+        if old and new and old.commit != new.commit
+    )
+
+
+def with_commits(found: Sequence[Trend], commits_between: CommitsBetween) -> tuple[Trend, ...]:
+    """The trends with the commits that lie between the two pins of each change, newest first."""
+    return tuple(
+        trend.model_copy(update={"changes": tuple(_named(change, commits_between) for change in trend.changes)})
+        for trend in found
+    )
+
+
+def _named(change: Change, commits_between: CommitsBetween) -> Change:
+    suspects = []
+    for suspect in change.suspects:
+        if suspect.url:
+            old, new = (Pin(url=suspect.url, commit=commit) for commit in (suspect.before, suspect.after))
+            said = _repository_change(suspect.name, old, new, commits_between)
+            suspect = suspect.model_copy(update={"commits": said.commits, "note": said.note})
+        suspects.append(suspect)
+    return change.model_copy(update={"suspects": tuple(suspects)})
+
+
+def _change(verdict: Verdict, rows: Sequence[HistoryRow], decisions: Sequence[Decision]) -> Change | None:
+    """The change for the worse that the verdict is about: of the metrics that regressed, the surest last one."""
+    if verdict.status is not VerdictStatus.REGRESSED:
+        return None
+    regressed = {item.metric for item in verdict.comparisons if item.status == "regressed"}
+    known = [row for row in rows if row.night <= verdict.night]
+    last = [
+        worse[-1]
+        for trend in trends(known, decisions=decisions)
+        if trend.metric in regressed
+        and (worse := [change for change in trend.changes if change.worse and change.decision is None])
+    ]
+    return min(last, key=lambda change: change.p_value, default=None)
+
+
+def _repository_change(name: str, old: Pin, new: Pin, commits_between: CommitsBetween) -> RepositoryChange:
+    change = RepositoryChange(name=name, url=new.url, before=old.commit, after=new.commit)
+    if old.url != new.url:
+        return change.model_copy(update={"note": f"the repository changed; before: {old.url}"})
+    try:
+        commits = tuple(reversed(commits_between(new.url, old.commit, new.commit)))
+    except NightbridgeError as error:
+        return change.model_copy(update={"note": " ".join(str(error).split())})
+    more = len(commits) - MAX_COMMITS
+    note = f"and {more} older commits" if more > 0 else ""
+    return change.model_copy(update={"commits": commits[:MAX_COMMITS], "note": note})
+
+
+CONTAINER = "configs/ConfigContainer.yaml"
+
+MAX_LETTERS = 200
+"""Of one value; a longer one is cut."""
+
+Side = tuple[HistoryRow, RunRecord | None]
+
+
+class Differences(NamedTuple):
+    """What differs, and what could not be compared."""
+
+    configuration: tuple[ValueChange, ...]
+    environment: tuple[ValueChange, ...]
+    notes: tuple[str, ...]
+
+
+def differences(store: ObjectStore, before: HistoryRow, after: HistoryRow) -> Differences:
+    """Compare two runs by their rows, and by what the store still has of them."""
+    notes: list[str] = []
+    records = [_record(store, row, notes) for row in (before, after)]
+    configuration = _dumped(store, (before, after), notes)
+    environment = list(_plain_changes(_of_row(before), _of_row(after)))
+    old, new = records
+    if old and new:
+        configuration = [*_plain_changes(_asked(old), _asked(new)), *configuration]
+        environment += _plain_changes(_surroundings(old), _surroundings(new))
+    return Differences(tuple(configuration), tuple(environment), tuple(notes))
+
+
+def _record(store: ObjectStore, row: HistoryRow, notes: list[str]) -> RunRecord | None:
+    try:
+        record = load_record(store, row.prefix) if row.prefix else None
+    except DamagedData as error:
+        notes.append(str(error))
+        return None
+    if record is None:
+        notes.append(f"{row.run_key}: only its history row is stored, so its settings cannot be compared")
+    return record
+
+
+def _of_row(row: HistoryRow) -> dict[str, Any]:
+    return {"image": row.image, "image digest": row.image_digest, "nodes": row.nodes, **row.facts}
+
+
+def _asked(record: RunRecord) -> dict[str, Any]:
+    """What the test requests, without what never counts."""
+    test = record.spec.test
+    tables: tuple[tuple[str, Mapping[str, Any], tuple[str, ...]], ...] = (
+        ("cmd_args", test.cmd_args, NOT_IN_ARGUMENTS),
+        ("extra_cmd_args", {key.lstrip("+"): value for key, value in test.extra_cmd_args.items()}, NOT_IN_OVERRIDES),
+    )
+    return {
+        f"{table}.{name}": _neutral(value, record)
+        for table, values, left_out in tables
+        for name, value in values.items()
+        if not any(fnmatchcase(name, pattern) for pattern in left_out)
+    }
+
+
+def _surroundings(record: RunRecord) -> dict[str, Any]:
+    """Where and with what the run was launched. Secrets are no part of a plan's environment."""
+    plan, launcher = record.plan, record.checkout.environment
+    return {
+        "launcher environment": launcher.digest[:12] if launcher else None,
+        "NeMo-Run version": launcher.nemo_run_version if launcher else None,
+        "number of nodes": plan.nodes,
+        "tasks per node": plan.tasks_per_node,
+        "sbatch options": " ".join(_neutral(option, record) for option in plan.sbatch_args),
+        **{
+            f"${name}": _neutral(value, record)
+            for name, value in plan.environment.items()
+            if not any(fnmatchcase(name, pattern) for pattern in NOT_IN_ENVIRONMENT)
+        },
+    }
+
+
+def _dumped(store: ObjectStore, rows: tuple[HistoryRow, HistoryRow], notes: list[str]) -> list[ValueChange]:
+    """What differs between what the two runs dumped themselves."""
+    containers = [_container(store, row, notes) for row in rows]
+    before, after = containers
+    if before is None or after is None:
+        return []
+    return [
+        ValueChange(name=found.path, before=_text(found.before), after=_text(found.after))
+        for found in container_differences(before, after)
+        if not any(fnmatchcase(found.path, pattern) for pattern in NOT_IN_OVERRIDES)
+    ]
+
+
+def _container(store: ObjectStore, row: HistoryRow, notes: list[str]) -> Container | None:
+    import yaml
+
+    key = f"{row.prefix}/{CONTAINER}"
+    data = store.get(key) if row.prefix else None
+    if data is None:
+        return None
+    try:
+        table = yaml.safe_load(_neutral_text(data.decode(), row))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        notes.append(f"{store.url_of(key)}: not valid YAML: {' '.join(str(error).split())}")
+        return None
+    return Container(Path(key), table) if isinstance(table, dict) else None
+
+
+def _plain_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[ValueChange]:
+    pairs = ((name, before.get(name), after.get(name)) for name in sorted(before.keys() | after.keys()))
+    return [
+        ValueChange(name=name, before=_text(old), after=_text(new))
+        for name, old, new in pairs
+        if _text(old) != _text(new)
+    ]
+
+
+def _text(value: Any) -> str:
+    text = "" if value is None else str(value)
+    return text if len(text) <= MAX_LETTERS else f"{text[:MAX_LETTERS]}…"
+
+
+def _neutral(value: Any, record: RunRecord) -> str:
+    repositories = record.checkout.repositories
+    return _replaced(
+        str(value),
+        record.spec.run_key,
+        record.job.attempt,
+        {
+            **{str(repository.path): "CHECKOUT" for repository in repositories},
+            **{repository.commit: "COMMIT" for repository in repositories},
+        },
+    )
+
+
+def _neutral_text(text: str, row: HistoryRow) -> str:
+    commits = [row.megatron_bridge.commit, *([row.nemo_run.commit] if row.nemo_run else [])]
+    return _replaced(text, row.run_key, row.attempt, dict.fromkeys(commits, "COMMIT"))
+
+
+def _replaced(text: str, run_key: str, attempt: int, words: Mapping[str, str]) -> str:
+    """Only what cannot be a value by itself is replaced: a night or a job may be called 50, and so may the steps."""
+    for word, neutral in {run_key: "RUN", **words}.items():
+        text = text.replace(word, neutral)
+    return re.sub(rf"(?<=RUN[/-])a{attempt}\b", "ATTEMPT", text)

@@ -1,0 +1,205 @@
+"""Trends: the change points of a series' metrics, and what was pinned on both sides of each.
+
+The nights' values are those of `nightly_values`, without what the canary and the nodes explain where changes are looked
+for. Each time metric has two statistics, the median of its steps and their 5th percentile; the steadier one is taken.
+Users' decisions about a change (`decisions`) are shown with it.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from nightbridge.gate.decisions import Decision, decision_on
+from nightbridge.history.metrics import GATED, METRIC_BY_NAME, METRICS, Metric, format_change, format_value
+from nightbridge.history.nightly_values import (
+    OTHER_STATISTICS,
+    Night,
+    adjusted,
+    canary_values,
+    night_value,
+)
+from nightbridge.history.nightly_values import nights_of as nights_of
+from nightbridge.history.reading import HistoryRow
+from nightbridge.models import MetricName, Model, RangeCommit
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from nightbridge.history.changepoints import ChangePointPolicy
+
+MAX_NIGHTS_SHOWN = 28
+MAX_COMMITS_SHOWN = 20
+
+
+class Suspects(Model):
+    """One pinned thing that is not the same before and after a change: commits, image or nodes."""
+
+    name: str
+    before: str = Field(description="Of the last night before the change may have begun.")
+    after: str = Field(description="Of the last night with which it may have begun.")
+    url: str = Field("", description="The repository, where it is one.")
+    commits: tuple[RangeCommit, ...] = Field((), description="The commits in between, newest first, where requested.")
+    note: str = Field("", description="What the list of commits leaves out, or why there is none.")
+
+
+class Change(Model):
+    """A night at which a metric's level shifted."""
+
+    metric: str
+    statistic: str = Field(description="The field of `Summary` in which it was found.")
+    night: str = Field(description="First night of the new level.")
+    last_night_before: str = Field(description="The last night that certainly (95 %) had the old level.")
+    latest_night: str = Field(description="The last night with which the new level may have begun (95 %).")
+    before: float = Field(description="Median of the statistic before, in the metric's unit.")
+    after: float
+    change: float = Field(description="Relative, signed.")
+    worse: bool
+    p_value: float
+    suspects: tuple[Suspects, ...] = Field((), description="What is pinned differently on both sides.")
+    decision: Decision | None = Field(None, description="A user's decision about it, which silences the alert.")
+
+
+class Trend(Model):
+    """One metric of a series: its nights and its changes, oldest first."""
+
+    metric: MetricName
+    unit: str
+    nights: tuple[str, ...]
+    values: tuple[float | None, ...] = Field(description="One per night; None where nothing was measured.")
+    changes: tuple[Change, ...]
+
+
+def trends(
+    rows: Sequence[HistoryRow],
+    policy: "ChangePointPolicy | None" = None,
+    decisions: Sequence[Decision] = (),
+    canary: Sequence[HistoryRow] = (),
+) -> tuple[Trend, ...]:
+    """What each gated metric of a series did, night by night: those that every table shows first, then those measured.
+
+    Args:
+        rows: The rows of one series, in any order.
+        policy: When a difference is a change.
+        decisions: Users' decisions about the series.
+        canary: Rows of the test whose pins never move, on the same cluster.
+    """
+    nights = nights_of(rows)
+    found = tuple(_trend(metric, nights, policy, decisions, canary) for metric in GATED)
+    return tuple(
+        trend
+        for trend in found
+        if METRIC_BY_NAME[trend.metric].always or any(value is not None for value in trend.values)
+    )
+
+
+def trend_table(found: Sequence[Trend], rows: Sequence[HistoryRow]) -> "Table":
+    """The last nights as a table for a terminal, the latest last; `trend_lines` go below it."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.add_column("night", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    shown = [trend for trend in found if any(trend.metric == metric.name for metric in METRICS)]
+    for trend in shown:
+        table.add_column(METRIC_BY_NAME[trend.metric].heading, justify="right", no_wrap=True)
+    table.add_column("commit", no_wrap=True)
+    for place, night in list(enumerate(nights_of(rows)))[-MAX_NIGHTS_SHOWN:]:
+        cells = []
+        for trend in shown:
+            begins = any(change.night == night.own.night for change in trend.changes)
+            cells.append(Text(f"{'◆ ' * begins}{format_value(trend.values[place])}"))
+        verdict = night.own.verdict.value.replace("_", " ") if night.own.verdict else "–"
+        table.add_row(Text(night.own.night), Text(verdict), *cells, Text(night.own.megatron_bridge.commit[:10]))
+    return table
+
+
+def trend_lines(found: Sequence[Trend]) -> tuple[str, ...]:
+    """One line per change, oldest first, and below each what was pinned differently, commits where they are known."""
+    lines: list[str] = []
+    changes = [(METRIC_BY_NAME[trend.metric], change) for trend in found for change in trend.changes]
+    for metric, change in sorted(changes, key=lambda each: each[1].night):
+        since = f"since {change.night}"
+        if change.latest_night != change.night:
+            since += f" (at the latest {change.latest_night})"
+        lines.append(
+            f"{metric.label} {'worse' if change.worse else 'better'} by {format_change(change.change)} {since}: "
+            f"{format_value(change.before, metric.unit)} before, {format_value(change.after, metric.unit)} after"
+        )
+        for suspect in change.suspects:
+            lines.append(f"  {suspect.name}: {suspect.before} → {suspect.after}")
+            lines += [f"    {_commit_line(commit)}" for commit in suspect.commits[:MAX_COMMITS_SHOWN]]
+            more = len(suspect.commits) - MAX_COMMITS_SHOWN
+            lines += [f"    and {more} older ones"] if more > 0 else []
+            lines += [f"    {suspect.note}"] if suspect.note else []
+        if not change.suspects:
+            lines.append("  no pinned version changed: check the cluster")
+        if change.decision:
+            lines.append(f"  {change.decision.text}")
+    return tuple(lines)
+
+
+def _commit_line(commit: RangeCommit) -> str:
+    return f"{commit.commit[:10]} {commit.subject} ({commit.author}, {commit.authored_at:%Y-%m-%d})"
+
+
+def _trend(
+    metric: Metric,
+    nights: Sequence[Night],
+    policy: "ChangePointPolicy | None",
+    decisions: Sequence[Decision],
+    canary: Sequence[HistoryRow],
+) -> Trend:
+    # numpy is imported with the first trend: commands that need none do not pay for it.
+    from nightbridge.history.changepoints import DEFAULT_POLICY, find_change_points, steadiest
+
+    fields = (metric.attribute, *OTHER_STATISTICS.get(metric.name, ()))
+    raw = {field: [night_value(night, metric, field) for night in nights] for field in fields}
+    control = canary_values(nights, canary, metric) if metric.follows_cluster else ()
+    series = {field: adjusted(metric, values, nights, control) for field, values in raw.items()}
+    statistic = steadiest(series)
+    policy = policy or DEFAULT_POLICY
+    least = max(policy.minimum_change, metric.least_change)
+    points = find_change_points(series[statistic], policy.model_copy(update={"minimum_change": least}))
+    changes = []
+    for point in points:
+        last_before, latest = nights[max(0, point.earliest - 1)], nights[point.latest]
+        changes.append(
+            Change(
+                metric=metric.name,
+                statistic=statistic,
+                night=nights[point.index].own.night,
+                last_night_before=last_before.own.night,
+                latest_night=latest.own.night,
+                before=point.before,
+                after=point.after,
+                change=point.change,
+                worse=metric.worse(point.change),
+                p_value=point.p_value,
+                suspects=_suspects(last_before.own, latest.own),
+                decision=decision_on(decisions, metric.name, last_before.own.night, nights[point.index].own.night),
+            )
+        )
+    return Trend(
+        metric=metric.name,
+        unit=metric.unit,
+        nights=tuple(night.own.night for night in nights),
+        values=tuple(raw[metric.attribute]),
+        changes=tuple(changes),
+    )
+
+
+def _suspects(before: HistoryRow, after: HistoryRow) -> tuple[Suspects, ...]:
+    pairs = (
+        ("Megatron-Bridge", before.megatron_bridge.commit, after.megatron_bridge.commit, after.megatron_bridge.url),
+        *(
+            (("NeMo-Run", before.nemo_run.commit, after.nemo_run.commit, after.nemo_run.url),)
+            if before.nemo_run and after.nemo_run
+            else ()
+        ),
+        ("Image", before.image_digest or before.image or "–", after.image_digest or after.image or "–", ""),
+        ("Nodes", before.nodes or "–", after.nodes or "–", ""),
+    )
+    return tuple(Suspects(name=name, before=old, after=new, url=url) for name, old, new, url in pairs if old != new)

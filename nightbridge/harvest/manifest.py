@@ -1,0 +1,118 @@
+"""The manifest of a stored run: written last, only if absent, and the one sign that a run is complete.
+
+Where the runs of a run key lie in the store.
+"""
+
+import re
+from datetime import datetime
+from typing import Literal
+
+import pydantic
+from pydantic import Field
+from pydantic_core import to_json
+
+from nightbridge.errors import DamagedData, InvalidInput
+from nightbridge.models import Job, Model, StoredFile
+from nightbridge.store.protocol import ObjectStore
+
+MANIFEST = "manifest.json"
+
+
+class LeftOut(Model):
+    """A file or a whole checkpoint that the run left and the store, for a reason, does not hold."""
+
+    path: str = Field(description="Where it would be, relative to the prefix.")
+    reason: str
+
+    @pydantic.field_validator("path", "reason")
+    @classmethod
+    def _printable(cls, text: str) -> str:
+        # A file name need not be UTF-8; JSON must.
+        return text.encode(errors="backslashreplace").decode()
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}"
+
+
+class Manifest(Model):
+    """What one attempt of a run left in the store: exactly these objects, with exactly these bytes."""
+
+    version: Literal[1] = 1
+    run_key: str
+    attempt: int = Field(ge=1)
+    prefix: str = Field(description="The folder of the store that `files` are relative to.")
+    files: tuple[StoredFile, ...] = Field(description="Every object but the manifest itself, by path.")
+    left_out: tuple[LeftOut, ...] = ()
+    masks: int = Field(0, ge=0, description="How many secret values were masked in text files.")
+    pins: dict[str, str] = Field({}, description="What the run was made of: commits, image digest, environment.")
+    job: Job
+    versions: dict[str, str] = Field({}, description="What wrote this: nightbridge and Python.")
+    committed_at: datetime
+
+    def file(self, path: str) -> StoredFile | None:
+        """The entry of one path, None when the run has no such file."""
+        return next((file for file in self.files if file.path == path), None)
+
+
+def read_manifest(store: ObjectStore, prefix: str) -> Manifest | None:
+    """Read the manifest of a run; None when the run was never committed, and then nothing of it may be read.
+
+    Raises:
+        DamagedData: There is one, and it is not a manifest.
+
+    """
+    key = f"{prefix}/{MANIFEST}"
+    data = store.get(key)
+    if data is None:
+        return None
+    try:
+        return Manifest.model_validate_json(data)
+    except pydantic.ValidationError as error:
+        raise DamagedData(
+            f"not a manifest: {error.errors()[0]['msg']}",
+            thing=store.url_of(key),
+            advice="It was modified in the store, or written by a newer nightbridge",
+        ) from error
+
+
+def commit_manifest(store: ObjectStore, manifest: Manifest) -> bool:
+    """Write the manifest unless there is one; return whether this call committed the run."""
+    data = to_json(manifest, indent=2) + b"\n"
+    return store.put_if_absent(f"{manifest.prefix}/{MANIFEST}", data)
+
+
+_TAIL = re.compile(r"-[0-9a-f]{10}$")
+
+
+def committed_attempts(store: ObjectStore, run_key: str) -> tuple[str, ...]:
+    """The prefixes of a run's committed attempts, oldest first.
+
+    A run key is `<test slug>-<night>-<hash>` and the store's folders are named after slug and night, both of which may
+    hold dashes: every place where the key can be cut is tried.
+    """
+    found: dict[int, str] = {}
+    words = _TAIL.sub("", run_key).split("-")
+    for cut in range(1, len(words)):
+        folder = f"runs/{'-'.join(words[:cut])}/{'-'.join(words[cut:])}/{run_key}"
+        manifest = re.compile(rf"{re.escape(folder)}/a(\d+)/{re.escape(MANIFEST)}")
+        for item in store.list(f"{folder}/"):
+            if match := manifest.fullmatch(item.key):
+                found[int(match[1])] = item.key.removesuffix(f"/{MANIFEST}")
+    return tuple(found[number] for number in sorted(found))
+
+
+def last_attempt(store: ObjectStore, run_key: str) -> str:
+    """The prefix of the attempt that counts.
+
+    Raises:
+        InvalidInput: No attempt of that run has been committed: the run key or the store is wrong.
+
+    """
+    attempts = committed_attempts(store, run_key)
+    if not attempts:
+        raise InvalidInput(
+            "no stored run with this run key",
+            thing=f"{run_key} in {store.url}",
+            advice="Check the run key and the store",
+        )
+    return attempts[-1]

@@ -1,0 +1,233 @@
+"""What of the store `prune` may remove: whole runs that are old, and that nothing which stays refers to.
+
+A run's manifest is removed first: from then on its remains do not count as a run, and the next removal finds
+the rest. History rows stay; they are small, and the trend needs them.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from itertools import groupby
+
+import pydantic
+from pydantic import AwareDatetime, Field
+
+from nightbridge.errors import DamagedData
+from nightbridge.harvest.manifest import MANIFEST
+from nightbridge.models import GatePolicy, Model, RetentionPolicy, Verdict, VerdictStatus
+from nightbridge.store.protocol import ObjectInfo, ObjectStore
+from nightbridge.store.transfers import Meter, Progress, in_parallel
+
+VERDICT = "verdict.json"
+DECISIONS = "decisions"
+"""Folder of the store with accepted runs. Whatever form it has: a run whose key is in it stays."""
+
+NEVER_YOUNGER_THAN = timedelta(days=1)
+"""A run that was written to within this time is never removed: its verdict may be under way."""
+
+LEFTOVER_AGE = timedelta(days=7)
+"""Time without a write after which objects without a manifest belong to a harvest or a removal that died."""
+
+GIGABYTE = 1e9
+
+_RUN = re.compile(r"runs/([^/]+)/([^/]+)/([^/]+)/")
+_ATTEMPT_MANIFEST = re.compile(rf"a\d+/{re.escape(MANIFEST)}")
+_GOOD = frozenset({VerdictStatus.PASSED, VerdictStatus.IMPROVED, VerdictStatus.NO_BASELINE})
+
+
+class StoredRun(Model):
+    """A run as the store's listing shows it: all its attempts together."""
+
+    prefix: str = Field(description="`runs/<test slug>/<night>/<run key>`.")
+    test: str = Field(description="The test's slug.")
+    night: str
+    run_key: str
+    size: int = Field(description="Bytes of all its objects.")
+    objects: int
+    committed: bool = Field(description="Whether any attempt has a manifest.")
+    written_at: AwareDatetime = Field(description="When the newest of its objects was written.")
+    verdict: Verdict | None = None
+
+
+class RunRemoval(Model):
+    """A stored run that is no longer needed."""
+
+    run: StoredRun
+    url: str
+    reason: str
+
+
+def find_old_runs(store: ObjectStore, policy: RetentionPolicy, *, now: datetime | None = None) -> list[RunRemoval]:
+    """The stored runs that `policy` does not keep, oldest first; nothing is removed. No limit at all removes nothing.
+
+    Raises:
+        DamagedData: A verdict cannot be read, so the runs that it refers to are unknown.
+
+    """
+    if policy == RetentionPolicy():
+        return []
+    now = now or datetime.now(UTC)
+    runs = _listed(store)
+    committed = [run for run in runs if run.committed]
+    verdicts = in_parallel(lambda run: _verdict_of(store, run), committed)
+    judged = [run.model_copy(update={"verdict": verdict}) for run, verdict in zip(committed, verdicts, strict=True)]
+    chosen = choose_runs(judged, policy, _decisions(store), now=now)
+    leftovers = [run for run in runs if not run.committed and now - run.written_at > LEFTOVER_AGE]
+    reasons = [
+        *chosen,
+        *((run, "without a manifest: left by an interrupted harvest or removal") for run in leftovers),
+    ]
+    return [
+        RunRemoval(run=run, url=store.url_of(run.prefix), reason=reason)
+        for run, reason in sorted(reasons, key=lambda found: found[0].written_at)
+    ]
+
+
+def choose_runs(
+    runs: Sequence[StoredRun], policy: RetentionPolicy, decisions: str, *, now: datetime
+) -> list[tuple[StoredRun, str]]:
+    """Choose the committed runs that go, each with the reason.
+
+    What a run that stays was compared with stays as well, and so does what the next night will be compared with: the
+    newest good runs of every series, and the run that a test names as its reference. That is not carried on: what such
+    a run was itself compared with may go.
+
+    Args:
+        runs: Every committed run, with its verdict.
+        policy: How much is kept.
+        decisions: The text of all accepted decisions.
+        now: The present time.
+
+    """
+    reasons: dict[str, str] = {}
+    for _, of_test in groupby(sorted(runs, key=lambda run: run.test), key=lambda run: run.test):
+        reasons |= _beyond_limits(list(of_test), policy, now)
+    kept = [run for run in runs if run.run_key not in reasons]
+    referred = {key for run in kept if run.verdict for key in run.verdict.baseline_runs}
+    referred |= _next_baselines(runs)
+    referred |= {run.verdict.reference_run for run in runs if run.verdict and run.verdict.reference_run}
+    return [
+        (run, reasons[run.run_key])
+        for run in runs
+        if run.run_key in reasons
+        and run.run_key not in referred
+        and run.run_key not in decisions
+        and now - run.written_at > NEVER_YOUNGER_THAN
+    ]
+
+
+def remove_runs(
+    store: ObjectStore, removals: Sequence[RunRemoval], on_progress: Callable[[Progress], None] | None = None
+) -> list[RunRemoval]:
+    """Remove stored runs, the manifests of each before all else; return those that are gone.
+
+    One that was written to, or accepted, since it was chosen stays. What uploads left that were interrupted
+    long ago, and that no listing shows, goes as well.
+    """
+    decisions = _decisions(store)
+    removed = []
+    meter = Meter("removing", [removal.run.size for removal in removals], on_progress)
+    for number, removal in enumerate(removals):
+        found = list(store.list(removal.run.prefix))
+        if _newest(found) <= removal.run.written_at and removal.run.run_key not in decisions:
+            _remove(store, removal.run.prefix, [each.key for each in found])
+            removed.append(removal)
+        meter.done(number)
+    store.remove_leftovers("runs", datetime.now(UTC) - LEFTOVER_AGE)
+    return removed
+
+
+def _remove(store: ObjectStore, prefix: str, keys: Sequence[str]) -> None:
+    manifests = [key for key in keys if _ATTEMPT_MANIFEST.fullmatch(key.removeprefix(f"{prefix}/"))]
+    for key in manifests:
+        store.delete(key)
+    in_parallel(store.delete, sorted(set(keys) - set(manifests)))
+    store.remove_leftovers(prefix)
+
+
+def _beyond_limits(runs: Sequence[StoredRun], policy: RetentionPolicy, now: datetime) -> dict[str, str]:
+    """The runs of one test that a limit does not allow, by run key, each with the reason."""
+    newest_of: dict[str, datetime] = defaultdict(lambda: datetime.min.replace(tzinfo=UTC))
+    for run in runs:
+        newest_of[run.night] = max(newest_of[run.night], run.written_at)
+    places = {night: place for place, night in enumerate(sorted(newest_of, key=newest_of.__getitem__, reverse=True))}
+    reasons, kept_bytes = {}, 0
+    for run in sorted(runs, key=lambda run: (places[run.night], -run.written_at.timestamp())):
+        age = (now - run.written_at) / timedelta(days=1)
+        kept_bytes += run.size
+        limits = (
+            (policy.days is not None and age > policy.days, f"stored {age:.0f} days ago"),
+            (
+                policy.nights is not None and places[run.night] >= policy.nights,
+                f"{policy.nights} newer nights are kept",
+            ),
+            (
+                policy.max_gb is not None and kept_bytes > policy.max_gb * GIGABYTE,
+                "newer ones use up the allowed size",
+            ),
+        )
+        reason = next((text for holds, text in limits if holds), None)
+        if reason:
+            reasons[run.run_key] = reason
+            kept_bytes -= run.size
+    return reasons
+
+
+def _next_baselines(runs: Iterable[StoredRun]) -> set[str]:
+    """The newest good runs of every series, as many as its next verdict may take."""
+    by_series: dict[str, list[StoredRun]] = defaultdict(list)
+    for run in runs:
+        if run.verdict and run.verdict.series:
+            by_series[run.verdict.series].append(run)
+    keys: set[str] = set()
+    for of_series in by_series.values():
+        newest_first = sorted(of_series, key=lambda run: run.written_at, reverse=True)
+        # The test's own setting is not in the verdict, but what it has taken so far is, and tonight it may be one more.
+        taken = max(len(run.verdict.baseline_runs) for run in newest_first if run.verdict)
+        good = [run.run_key for run in newest_first if run.verdict and run.verdict.status in _GOOD]
+        keys.update(good[: max(GatePolicy().baseline_runs, taken + 1)])
+    return keys
+
+
+def _listed(store: ObjectStore) -> list[StoredRun]:
+    found: dict[str, list[ObjectInfo]] = defaultdict(list)
+    for item in store.list("runs"):
+        if match := _RUN.match(item.key):
+            found[match[0].rstrip("/")].append(item)
+    return [_run_of(prefix, items) for prefix, items in found.items()]
+
+
+def _run_of(prefix: str, items: Sequence[ObjectInfo]) -> StoredRun:
+    _, test, night, run_key = prefix.split("/")
+    return StoredRun(
+        prefix=prefix,
+        test=test,
+        night=night,
+        run_key=run_key,
+        size=sum(item.size for item in items),
+        objects=len(items),
+        committed=any(_ATTEMPT_MANIFEST.fullmatch(item.key.removeprefix(f"{prefix}/")) for item in items),
+        written_at=_newest(items),
+    )
+
+
+def _newest(items: Iterable[ObjectInfo]) -> datetime:
+    return max((item.modified for item in items if item.modified), default=datetime.min.replace(tzinfo=UTC))
+
+
+def _verdict_of(store: ObjectStore, run: StoredRun) -> Verdict | None:
+    key = f"{run.prefix}/{VERDICT}"
+    data = store.get(key)
+    try:
+        return None if data is None else Verdict.model_validate_json(data)
+    except pydantic.ValidationError as error:
+        raise DamagedData(
+            "not a verdict; the runs it was compared with are unknown",
+            thing=store.url_of(key),
+            advice="Compare the run again, or delete the file",
+        ) from error
+
+
+def _decisions(store: ObjectStore) -> str:
+    return "\n".join((store.get(found.key) or b"").decode(errors="replace") for found in store.list(DECISIONS))

@@ -1,0 +1,178 @@
+"""What of a run is kept, and where in its prefix: logs and curves always, checkpoints by policy and only whole ones.
+
+logs/          the ranks' and the batch script's logs, launcher.log      masked text
+configs/       ConfigContainer.yaml, repo_status.json                    masked text
+attempt/       what nightbridge wrote about the attempt (job.sh, ...)    masked text
+tensorboard/   event files                                               as they are
+profiles/      what profilers left                                       as they are
+checkpoints/   iter_0000050/..., and beside it the trackers that name    as they are
+               it, and energon/iter_0000050/... (its data loader's)
+earlier/       a1/..., of each earlier attempt, but for its checkpoints  likewise
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from nightbridge.harvest.manifest import LeftOut
+from nightbridge.harvest.upload import LocalFile, Unit
+from nightbridge.models import Checkpoint, CheckpointState
+from nightbridge.outputs.checkpoints import (
+    LOADER_STATES,
+    TRACKER,
+    checkpoint_size,
+    tracked_iteration,
+)
+from nightbridge.outputs.experiment import RunOutput
+
+TRACKERS = (TRACKER, "latest_train_state.pt")
+"""Files beside the checkpoints that name the newest. They belong to the checkpoint that they name: without it, a
+training that starts from the restored folder would look for something that is not there."""
+
+
+def files_to_store(
+    output: RunOutput, policy: str, earlier: Sequence[RunOutput] = ()
+) -> tuple[tuple[Unit, ...], tuple[LeftOut, ...]]:
+    """Choose what of a run is stored; `policy` is `HarvestPolicy.checkpoint`.
+
+    Of `earlier` attempts, which an infrastructure failure ended, everything that documents it is kept: what the last
+    attempt's checkpoints have is theirs already, or was not worth resuming.
+
+    Returns:
+        Units with unique paths relative to the run's prefix, and what should be there and cannot be: incomplete
+        checkpoints, links out of the run's folders, a second file for one path.
+
+    """
+    checkpoints, left_out = _checkpoint_units(output, policy)
+    notes = (note.partition(": ") for note in output.notes)
+    units, doubles = _unique((*_single_files(output), *checkpoints, *_earlier_files(earlier)))
+    return units, (*left_out, *(LeftOut(path=path, reason=reason) for path, _, reason in notes), *doubles)
+
+
+def stored_path(output: RunOutput, checkpoint: Checkpoint) -> str:
+    """Where a checkpoint goes, relative to the run's prefix."""
+    return f"{_folder_of(output, checkpoint.path.parent)}/{checkpoint.path.name}"
+
+
+def _single_files(output: RunOutput) -> Iterator[Unit]:
+    for path in (*output.logs, *output.sbatch_logs, *filter(None, (output.launcher_log,))):
+        yield Unit.of(path, f"logs/{path.name}", "log")
+    for path in filter(None, (output.config_container, output.repo_status)):
+        yield Unit.of(path, f"configs/{path.name}", "config")
+    for path in output.attempt_files:
+        if path != output.launcher_log:
+            yield Unit.of(path, f"attempt/{path.name}", "config")
+    for path in output.event_files:
+        yield Unit.of(path, _below(output, path, "tb_logs", "tensorboard"), "tensorboard")
+    for path in output.profiles:
+        yield Unit.of(path, _below(output, path, "profiles", "profiles"), "other")
+
+
+def _earlier_files(earlier: Sequence[RunOutput]) -> Iterator[Unit]:
+    for output in earlier:
+        for unit in _single_files(output):
+            file = unit.files[0]
+            yield Unit.of(file.source, f"earlier/{output.attempt_dir.name}/{file.path}", file.kind)
+
+
+def _checkpoint_units(output: RunOutput, policy: str) -> tuple[list[Unit], list[LeftOut]]:
+    """The checkpoints of the policy, each a unit, and those that it wants and cannot have. Each folder counts alone."""
+    units: list[Unit] = []
+    left_out: list[LeftOut] = []
+    if policy == "none":
+        return units, left_out
+    for folder in dict.fromkeys(checkpoint.path.parent for checkpoint in output.checkpoints):
+        found = sorted(
+            (checkpoint for checkpoint in output.checkpoints if checkpoint.path.parent == folder),
+            key=lambda checkpoint: checkpoint.iteration,
+        )
+        complete = [checkpoint for checkpoint in found if checkpoint.state is CheckpointState.COMPLETE]
+        for checkpoint in found:
+            if checkpoint not in complete:
+                reason = f"{checkpoint.state}: {checkpoint.reason}" if checkpoint.reason else str(checkpoint.state)
+                left_out.append(LeftOut(path=stored_path(output, checkpoint), reason=reason))
+        for checkpoint in chosen(complete, policy):
+            path = stored_path(output, checkpoint)
+            try:
+                units.append(Unit(path=path, files=tuple(_files_of(checkpoint, path))))
+            except (OSError, _NotAsJudged) as error:
+                left_out.append(LeftOut(path=path, reason=str(error)))
+    return units, left_out
+
+
+def chosen(complete: Sequence[Checkpoint], policy: str) -> Sequence[Checkpoint]:
+    """Of a folder's complete checkpoints, oldest first, those of the policy (`HarvestPolicy.checkpoint`).
+
+    `every K` counts back from the last, so the last is always among them.
+    """
+    step = {"none": 0, "last": len(complete), "all": 1}.get(policy)
+    step = int(policy.removeprefix("every ")) if step is None else step
+    return complete[::-1][::step][::-1] if step else ()
+
+
+class _NotAsJudged(Exception):
+    """A checkpoint cannot be stored whole: a link leads out of it, or it is not any more what was judged."""
+
+
+def _files_of(checkpoint: Checkpoint, stored: str) -> Iterator[LocalFile]:
+    yield from _files_below(checkpoint.path, stored)
+    # What is all there after it was listed was there when it was listed.
+    if checkpoint_size(checkpoint.path) != checkpoint.size:
+        raise _NotAsJudged("its files were deleted or modified after it was found complete")
+    yield from _trackers_of(checkpoint, stored)
+    save_dir = checkpoint.path.parent
+    loader = save_dir / LOADER_STATES / checkpoint.path.name
+    if loader.is_dir():
+        if not loader.resolve().is_relative_to(save_dir.resolve()):
+            raise _NotAsJudged(f"{loader.relative_to(save_dir)} is a link to outside the checkpoints' folder")
+        yield from _files_below(loader, f"{Path(stored).parent}/{LOADER_STATES}/{loader.name}")
+
+
+def _files_below(root: Path, stored: str) -> Iterator[LocalFile]:
+    def stop(error: OSError) -> None:
+        raise error
+
+    for folder, folders, names in os.walk(root, onerror=stop):
+        folders.sort()
+        for name in (*folders, *sorted(names)):
+            path = Path(folder, name)
+            inside = path.relative_to(root).as_posix()
+            if path.is_symlink() and not path.resolve().is_relative_to(root.resolve()):
+                raise _NotAsJudged(f"{inside} is a link to outside the checkpoint")
+            if name in names:
+                yield LocalFile(source=path, path=f"{stored}/{inside}", kind="checkpoint")
+
+
+def _trackers_of(checkpoint: Checkpoint, stored: str) -> Iterator[LocalFile]:
+    if tracked_iteration(checkpoint.path.parent) != checkpoint.iteration:
+        return
+    for name in TRACKERS:
+        path = checkpoint.path.parent / name
+        if path.is_file() and not path.is_symlink():
+            yield LocalFile(source=path, path=f"{Path(stored).parent}/{name}", kind="checkpoint")
+
+
+def _folder_of(output: RunOutput, save_dir: Path) -> str:
+    return _below(output, save_dir, "checkpoints", "checkpoints").rstrip("/")
+
+
+def _below(output: RunOutput, path: Path, folder: str, stored_folder: str) -> str:
+    """`<stored folder>/<path below the run's own folder>`, that folder being `folder` where it has its usual name."""
+    roots = [root for root in (output.output_dir, output.job_dir) if root is not None and path.is_relative_to(root)]
+    inside = path.relative_to(roots[0]) if roots else Path(path.name)
+    parts = inside.parts[1:] if inside.parts[:1] == (folder,) else inside.parts
+    return "/".join((stored_folder, *parts))
+
+
+def _unique(units: Iterable[Unit]) -> tuple[tuple[Unit, ...], list[LeftOut]]:
+    taken: dict[str, Path] = {}
+    kept: list[Unit] = []
+    doubles: list[LeftOut] = []
+    for unit in units:
+        double = next((file for file in unit.files if file.path in taken), None)
+        if double is not None:
+            doubles.append(LeftOut(path=unit.path, reason=f"{double.source} has the same key as {taken[double.path]}"))
+            continue
+        kept.append(unit)
+        taken |= {file.path: file.source for file in unit.files}
+    return tuple(kept), doubles

@@ -1,0 +1,213 @@
+"""Files into the store, many at once: each read once, checked for secrets, sent unless already there.
+
+A unit goes whole or not at all: a checkpoint is one, so is a log. What is wrong with a file (unreadable, changed since
+it was chosen, a secret inside a binary) leaves its unit out; what is wrong with the store ends the upload.
+"""
+
+import functools
+import stat
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from nightbridge.errors import DamagedData, InvalidInput
+from nightbridge.harvest.manifest import LeftOut
+from nightbridge.models import Model, StoredFile
+from nightbridge.secrets import copy_masked
+from nightbridge.store.checksum import FileSource, Stamp
+from nightbridge.store.keys import checked_key
+from nightbridge.store.protocol import ObjectStore
+from nightbridge.store.transfers import Meter, Progress, in_parallel
+
+TEXT_KINDS = frozenset({"log", "config", "summary"})
+"""Kinds whose secrets are masked in the copy that is sent. Every other kind is sent as it is or not at all."""
+
+Kind = Literal["checkpoint", "tensorboard", "log", "config", "summary", "metrics", "other"]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFile:
+    """A file to store: where it lies, and where it goes relative to the run's prefix."""
+
+    source: Path
+    path: str
+    kind: Kind
+
+
+class Unit(Model):
+    """Files that are stored together or not at all. `path` names the unit, e.g. `checkpoints/iter_0000050`."""
+
+    path: str
+    files: tuple[LocalFile, ...]
+
+    @classmethod
+    def of(cls, source: Path, path: str, kind: Kind) -> "Unit":
+        """A unit of one file."""
+        return cls(path=path, files=(LocalFile(source=source, path=path, kind=kind),))
+
+
+class Uploaded(Model):
+    """What an upload left in the store."""
+
+    files: tuple[StoredFile, ...]
+    left_out: tuple[LeftOut, ...]
+    masks: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """A file to send, its unit, and what it was when the upload began (None: it cannot be read)."""
+
+    number: int
+    file: LocalFile
+    unit: str
+    stamp: Stamp | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    stored: StoredFile
+    masks: int = 0
+
+
+class _NotTried:
+    """Another file of the unit was wrong already."""
+
+
+_Result = _Sent | LeftOut | _NotTried
+
+
+def upload(
+    store: ObjectStore,
+    prefix: str,
+    units: Sequence[Unit],
+    secrets: Iterable[str],
+    scratch: Path,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Uploaded:
+    """Store every unit under `prefix`; what is there already with the same bytes is not sent again.
+
+    Args:
+        store: Where to.
+        prefix: The run's folder in the store.
+        units: What to store; paths are unique.
+        secrets: Values masked in text files and looked for in others.
+        scratch: An empty folder with room for masked copies of the text files that are under way.
+        on_progress: Called in this thread after each file, and at intervals while none is done.
+
+    Raises:
+        TransientError: The store did not answer; the same call resumes where this one stopped.
+        PermanentError: The store refuses.
+
+    """
+    tasks = [_task(number, unit, file) for number, (unit, file) in enumerate(_files(units))]
+    meter = Meter("sending", [task.stamp.size if task.stamp else 0 for task in tasks], on_progress)
+    sender = _Sender(store, prefix, tuple(secrets), scratch, meter)
+    results = in_parallel(sender.send, tasks, meter)
+    left_out = _first_failures(zip(tasks, results, strict=True))
+    kept: list[_Sent] = []
+    for task, result in zip(tasks, results, strict=True):
+        if task.unit not in left_out and isinstance(result, _Sent):
+            kept.append(result)
+        elif isinstance(result, _Sent) or sender.had(task.file):
+            # Sent now or by an earlier try, before its unit turned out not to be whole.
+            store.delete(f"{prefix}/{task.file.path}")
+    store.remove_leftovers(prefix)
+    return Uploaded(
+        files=tuple(sorted((each.stored for each in kept), key=lambda file: file.path)),
+        left_out=tuple(left_out.values()),
+        masks=sum(each.masks for each in kept),
+    )
+
+
+def _files(units: Iterable[Unit]) -> Iterator[tuple[Unit, LocalFile]]:
+    return ((unit, file) for unit in units for file in unit.files)
+
+
+def _task(number: int, unit: Unit, file: LocalFile) -> _Task:
+    stamp, reason = None, ""
+    try:
+        checked_key(file.path)
+        status = file.source.stat()
+        if stat.S_ISREG(status.st_mode):
+            stamp = Stamp.of(status)
+        else:
+            reason = "not a regular file"
+    except InvalidInput as error:
+        reason = error.what
+    except OSError as error:
+        reason = f"cannot be read: {error.strerror}"
+    return _Task(number, file, unit=unit.path, stamp=stamp, reason=reason)
+
+
+class _Sender:
+    """Sends the files of one upload. State: what an earlier try left in the store, and the units that are not whole."""
+
+    def __init__(self, store: ObjectStore, prefix: str, secrets: Sequence[str], scratch: Path, meter: Meter) -> None:
+        self._store, self._prefix, self._secrets, self._scratch, self._meter = store, prefix, secrets, scratch, meter
+        self._there = {found.key for found in store.list(prefix)}
+        self._broken: set[str] = set()
+
+    def had(self, file: LocalFile) -> bool:
+        """Whether an earlier try had sent a file under this name."""
+        return self._key(file) in self._there
+
+    def send(self, task: _Task) -> _Result:
+        """Send one file; nothing is read of a unit that has turned out not to be whole."""
+        if task.unit in self._broken:
+            return _NotTried()
+        result = self._masked_or_as_it_is(task)
+        if isinstance(result, LeftOut):
+            self._broken.add(task.unit)
+        return result
+
+    def _masked_or_as_it_is(self, task: _Task) -> _Sent | LeftOut:
+        if task.stamp is None:
+            return LeftOut(path=task.file.path, reason=task.reason)
+        try:
+            if task.file.kind not in TEXT_KINDS:
+                return self._send(task, FileSource(task.file.source, task.stamp, self._secrets), masks=0)
+            masked = self._scratch / str(task.number)
+            masks = copy_masked(task.file.source, masked, self._secrets).secrets
+            try:
+                return self._send(task, FileSource(masked), masks)
+            finally:
+                masked.unlink()
+        except DamagedData as error:
+            return LeftOut(path=task.file.path, reason=error.what)
+        except OSError as error:
+            return LeftOut(path=task.file.path, reason=f"cannot be read: {error.strerror}")
+
+    def _send(self, task: _Task, source: FileSource, masks: int) -> _Sent:
+        key = self._key(task.file)
+        source.on_read = functools.partial(self._meter.moved, task.number)
+        found = self._store.holds(key, source) if key in self._there else None
+        if found is None:
+            found = self._store.put_file(key, source)
+        assert task.stamp is not None
+        assert found.sha256 is not None
+        stored = StoredFile(
+            path=task.file.path,
+            size=found.size,
+            sha256=found.sha256,
+            part_size=found.part_size,
+            etag=found.etag,
+            mtime_ns=task.stamp.mtime_ns,
+            kind=task.file.kind,
+        )
+        return _Sent(stored, masks)
+
+    def _key(self, file: LocalFile) -> str:
+        return f"{self._prefix}/{file.path}"
+
+
+def _first_failures(outcome: Iterable[tuple[_Task, _Result]]) -> dict[str, LeftOut]:
+    """The units that are not whole, by path, each with the reason of its first bad file."""
+    failures: dict[str, LeftOut] = {}
+    for task, result in outcome:
+        if isinstance(result, LeftOut) and task.unit not in failures:
+            reason = result.reason if task.file.path == task.unit else f"{task.file.path}: {result.reason}"
+            failures[task.unit] = LeftOut(path=task.unit, reason=reason)
+    return failures

@@ -1,0 +1,157 @@
+"""A metric night by night, with what moves it without the code taken out.
+
+A night's value is the median of its runs with the night's own pins: confirming re-runs count, bisect points do not.
+Runs that did not do all their steps have no value. The cluster's drift is taken out by the canary, a test whose pins
+never move, where the test has one, and the level of the nodes that a night ran on by that of the others.
+
+How far a metric may be from its last good nights before one night is news.
+
+The band comes from the test's own history. `sigmas` times the noise between its nights (robust: the four fifths of the
+differences between consecutive nights that are smallest, so that neither bad nodes nor changes of level count), but
+
+* never less than `least_change`: a month of quiet nights proves little;
+* while `sigmas` times the noise is more than the metric's threshold, the threshold;
+* where even `TOO_NOISY` times the noise is more than the threshold, that: a threshold inside the noise only flakes,
+  and its alerts would soon be ignored. Floors and ceilings and the test for changes of level still hold there.
+
+Cold start: with fewer than `cold_start` good nights the band is the threshold, whatever those nights say.
+
+One night's band finds what is large, at once. What is smaller than the band is found over several nights, by the test
+for changes of level (`standing`).
+"""
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from nightbridge.errors import InvalidInput
+from nightbridge.history.metrics import COMPLETE_OUTCOMES, Metric, measured
+from nightbridge.history.reading import HistoryRow
+from nightbridge.models import GatePolicy, VerdictStatus
+
+# A run with one of these verdicts has no numbers that stand for the test.
+NO_VALUE = frozenset({VerdictStatus.FAILED, VerdictStatus.SHORT, VerdictStatus.CANCELLED, VerdictStatus.INFRASTRUCTURE})
+
+# By metric, the other fields of `Summary` that measure the same.
+OTHER_STATISTICS: Mapping[str, tuple[str, ...]] = {"step_time": ("step_time_p05", "step_time_midmean")}
+
+
+class Night(NamedTuple):
+    """The night's own run, and all runs with the same pins."""
+
+    own: HistoryRow
+    runs: tuple[HistoryRow, ...]
+
+
+def nights_of(rows: Iterable[HistoryRow]) -> tuple[Night, ...]:
+    """The nights that have a run of their own, oldest first."""
+    by_night: dict[str, list[HistoryRow]] = {}
+    for row in sorted(rows, key=lambda row: (row.night, row.repeat, row.iteration, row.harvested_at)):
+        by_night.setdefault(row.night, []).append(row)
+    nights = []
+    for runs in by_night.values():
+        own = runs[0]
+        if own.repeat == 0:
+            nights.append(Night(own, tuple(run for run in runs if pins_of(run) == pins_of(own))))
+    return tuple(nights)
+
+
+def pins_of(row: HistoryRow) -> tuple[str | None, ...]:
+    """What the run was pinned to: the commits and the image."""
+    return row.megatron_bridge.commit, row.nemo_run.commit if row.nemo_run else None, row.image_digest
+
+
+def run_value(run: HistoryRow, metric: Metric, field: str = "") -> float | None:
+    """What one run measured of a metric, or of another field that measures the same."""
+    if run.outcome not in COMPLETE_OUTCOMES or run.verdict in NO_VALUE:
+        return None
+    return measured(metric._replace(attribute=field) if field else metric, run.summary)
+
+
+def night_value(night: Night, metric: Metric, field: str = "") -> float | None:
+    """The median of the night's runs that measured it."""
+    values = [value for run in night.runs if (value := run_value(run, metric, field)) is not None]
+    return statistics.median(values) if values else None
+
+
+def canary_values(nights: Sequence[Night], canary: Sequence[HistoryRow], metric: Metric) -> list[float | None]:
+    """The canary's value in each of the nights."""
+    by_night = {night.own.night: night_value(night, metric) for night in nights_of(canary)}
+    return [by_night.get(night.own.night) for night in nights]
+
+
+def adjusted(
+    metric: Metric, values: Sequence[float | None], nights: Sequence[Night], canary: Sequence[float | None]
+) -> list[float | None]:
+    """The values without the cluster's drift and without the level of the nodes; as they are where neither is known."""
+    if not metric.follows_cluster or sum(value is not None for value in values) < 2:
+        return list(values)
+    from nightbridge.history.changepoints import remove_canary, remove_node_effects
+
+    steady: Sequence[float | None] = values
+    try:
+        if any(value is not None for value in canary):
+            steady = remove_canary(steady, canary)
+    except InvalidInput:
+        return list(values)  # no ratios can be taken of it
+    nodes = [night.own.nodes for night in nights]
+    if len(set(nodes)) > 1:
+        steady = remove_node_effects(steady, nodes)
+    return [None if value is None or value != value else value for value in steady]
+
+
+TOO_NOISY = 3.0
+NOISE_NIGHTS = 28
+
+
+class Band(NamedTuple):
+    """What a night is compared with: a reference in the metric's unit, and how far from it is no news (a share)."""
+
+    reference: float | None
+    width: float
+    nights: int
+    noise: float
+
+    def place(self, value: float) -> int:
+        """1 above the band, -1 below it, 0 inside; a change of exactly the width is inside."""
+        if self.reference is None:
+            return 0
+        difference = value - self.reference
+        # Multiplied out, so that a reference of zero needs no case of its own: any step away from it counts.
+        allowed = self.width * abs(self.reference)
+        if math.isclose(abs(difference), allowed, rel_tol=1e-9) or abs(difference) < allowed:
+            return 0
+        return 1 if difference > 0 else -1
+
+
+def band_of(metric: Metric, gate: GatePolicy, good: Sequence[float], singles: Sequence[float | None]) -> Band:
+    """The band of a metric.
+
+    Args:
+        metric: The metric.
+        gate: The test's policy.
+        good: The values of the good nights, oldest first.
+        singles: The same nights' first runs alone: what one run is compared with must have the noise of one run.
+    """
+    threshold = metric.threshold(gate)
+    reference = statistics.median(good[-gate.baseline_runs :]) if good else None
+    if len(good) < gate.cold_start:
+        return Band(reference, threshold, len(good), math.nan)
+    noise = _noise(singles[-NOISE_NIGHTS:])
+    least = min(max(gate.least_change, metric.least_change), threshold)
+    width = max(least, min(gate.sigmas * noise, max(threshold, TOO_NOISY * noise)))
+    return Band(reference, width, len(good), noise)
+
+
+def fixed_band(metric: Metric, gate: GatePolicy, values: Sequence[float]) -> Band:
+    """The band around runs chosen by a user: their median, and the metric's threshold."""
+    return Band(statistics.median(values) if values else None, metric.threshold(gate), len(values), math.nan)
+
+
+def _noise(values: Sequence[float | None]) -> float:
+    # numpy is imported with the first band from history: commands that compare nothing do not pay for it.
+    from nightbridge.history.changepoints import night_noise
+
+    noise = night_noise(values)
+    return 0.0 if math.isnan(noise) else noise

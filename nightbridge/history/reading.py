@@ -1,0 +1,140 @@
+"""History: what the runs of a series were and measured, one row per run, kept in the store.
+
+A row says what the run was (pins, image, nodes), what became of it, and what it measured. It is written once the
+verdict is known; a confirmed verdict or a new attempt of the same run replaces it. `row_objects` says how rows are
+kept; many runs may add theirs at the same time.
+
+How far a verdict looks back: which runs are good, and where the rows begin that count.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+from urllib.parse import quote, unquote
+
+from nightbridge.history.history_store import COMPACTED, ROOT, Pack, folder_of, put_row, read_objects
+from nightbridge.history.history_store import compact as compact
+from nightbridge.history.metrics import COMPLETE_OUTCOMES, GOOD_VERDICTS
+from nightbridge.history.rows import HistoryRow as HistoryRow
+from nightbridge.history.rows import Pin as Pin
+from nightbridge.history.rows import history_frame as history_frame
+from nightbridge.history.rows import row_of as row_of
+from nightbridge.models import slug
+from nightbridge.store.protocol import ObjectStore
+
+
+class StoredSeries(NamedTuple):
+    """A series of the store, and how many rows it has."""
+
+    cluster: str
+    series: str
+    rows: int
+    last_night: str
+
+
+def add(store: ObjectStore, row: HistoryRow) -> None:
+    """Write a row; writing it again changes nothing, and a later version or attempt of the same run replaces it."""
+    put_row(store, row)
+
+
+def read_history(store: ObjectStore, cluster: str, series: str, since: str = "") -> tuple[HistoryRow, ...]:
+    """The rows of a series, by night and, within a night, by the time of their harvest: all, or since a night.
+
+    Raises:
+        DamagedData: A row cannot be read. Leaving it out would move the baseline unseen.
+    """
+    return read_objects(store, folder_of(cluster, series)).history_rows(since)
+
+
+def read_recent(store: ObjectStore, cluster: str, series: str, night: str) -> tuple[HistoryRow, ...]:
+    """The rows that a verdict on a night takes into account: as `read_history`, without the years before them.
+
+    Raises:
+        DamagedData: One of them cannot be read.
+    """
+    found = read_objects(store, folder_of(cluster, series))
+    past = [key for key in found.keys if key.night < night]
+    return found.history_rows(past[first_that_counts(past)].night if past else "")
+
+
+def find_series(store: ObjectStore, test_id: str, cluster: str | None = None) -> tuple[StoredSeries, ...]:
+    """The series of a test, the one with the latest night first: of all clusters, or of one.
+
+    Keys are listed; of each of the test's series only the newest generation is read, and no small object. A test that
+    was reconfigured has one series per configuration.
+
+    Raises:
+        DamagedData: A generation cannot be read.
+    """
+    ours = re.compile(rf"{ROOT}/([^/]+)/({re.escape(slug(test_id))}-[0-9a-f]{{12}})/(.+)")
+    objects: dict[tuple[str, str], list[str]] = {}
+    for found in store.list(ROOT if cluster is None else f"{ROOT}/{quote(cluster, safe='')}"):
+        if match := ours.fullmatch(found.key):
+            objects.setdefault((unquote(match[1]), match[2]), []).append(match[3])
+    known = []
+    for names, keys in objects.items():
+        nights = _nights(store, folder_of(*names), keys)
+        if nights:
+            known.append(StoredSeries(*names, rows=len(nights), last_night=max(nights.values())))
+    return tuple(sorted(known, key=lambda one: (one.last_night, one.rows, one), reverse=True))
+
+
+# <night>-<test slug>-<night>-<10 hex>, the stamp of the version after it.
+_SMALL = re.compile(r"(.+?)-([^/]+-\1-[0-9a-f]{10})(?:\.[0-9a-f]+)?\.json")
+
+
+def _nights(store: ObjectStore, folder: str, names: Sequence[str]) -> dict[str, str]:
+    """The night of each run key, from the names of a series' objects and the keys of its newest generation."""
+    nights = {match[2]: match[1] for name in names if (match := _SMALL.fullmatch(name))}
+    newest = max((f"{folder}/{name}" for name in names if name.startswith(f"{COMPACTED}/")), default=None)
+    data = store.get(newest) if newest else None
+    if newest and data is None:  # the next generation has just taken its place
+        return {key.run_key: key.night for key in read_objects(store, folder).keys}
+    if newest and data is not None:
+        nights |= {key.run_key: key.night for key in Pack(data, store.url_of(newest)).row_keys()}
+    return nights
+
+
+LOOK_BACK = 100
+"""Nights up to the last good one that are looked at: later ones of a standing regression come on top."""
+
+
+class Judged(Protocol):
+    """What of a run's row says whether it may be compared with."""
+
+    @property
+    def night(self) -> str:
+        """Night id."""
+
+    @property
+    def repeat(self) -> int:
+        """0 for the night's own run."""
+
+    @property
+    def verdict(self) -> str | None:
+        """The verdict on it, None while there is none."""
+
+    @property
+    def outcome(self) -> str | None:
+        """What became of its job."""
+
+
+def is_good(row: Judged) -> bool:
+    """Whether a run may make a baseline: a night's own, complete, and not worse than those before it."""
+    return row.repeat == 0 and row.verdict in GOOD_VERDICTS and row.outcome in COMPLETE_OUTCOMES
+
+
+def first_that_counts(past: Sequence[Judged]) -> int:
+    """The place of the first row that a verdict takes into account: `LOOK_BACK` nights end with the last good run.
+
+    Args:
+        past: The rows of earlier nights, oldest first. Each night has one, and may have several, so that as many rows
+            hold at least as many nights as are wanted.
+    """
+    last_good = next((place for place in range(len(past) - 1, -1, -1) if is_good(past[place])), len(past) - 1)
+    nights: set[str] = set()
+    for place in range(last_good, -1, -1):
+        nights.add(past[place].night)
+        if len(nights) > LOOK_BACK:
+            return place + 1
+    return 0

@@ -1,0 +1,130 @@
+"""The row of a run in the history: what it was, what became of it, and what it measured."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from pydantic import AwareDatetime, Field
+
+from nightbridge.launch.run_outputs import resumed_from
+from nightbridge.models import (
+    Model,
+    Outcome,
+    PinnedRepository,
+    RunRecord,
+    Summary,
+    Verdict,
+    VerdictStatus,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class Pin(Model):
+    """A commit that a run was pinned to, without the place of its checkout."""
+
+    url: str
+    ref: str = ""
+    commit: str = Field(description="Full 40-character commit.")
+    describe: str = Field("", description="`git describe --tags --always` of the commit.")
+    subject: str = ""
+    committed_at: datetime | None = None
+
+
+class HistoryRow(Model):
+    """One run, as later nights and the report need it."""
+
+    run_key: str
+    scenario: str = ""
+    night: str
+    test_id: str
+    series: str
+    cluster: str
+    attempt: int = Field(ge=1)
+    sweep_point: dict[str, Any] = Field({})
+    iteration: int = 1
+    repeat: int = Field(0, description="0 for the night's own run; confirming re-runs and bisect points count up.")
+    job_id: int | None = None
+    nodes: str = Field("", description="Slurm's node expression, e.g. `node[1-2]`.")
+    outcome: Outcome | None = None
+    outcome_reason: str = ""
+    verdict: VerdictStatus | None = Field(None, description="None until the run is judged.")
+    resumed: bool = Field(False, description="Resumed where another run had ended, so it is never a baseline.")
+    megatron_bridge: Pin
+    nemo_run: Pin | None = Field(None, description="None for a workload without a launcher.")
+    image: str | None = Field(None, description="Image reference; None without a container.")
+    image_digest: str | None = None
+    facts: dict[str, str] = Field({}, description="Driver, CUDA, NCCL, the image's release: as the job itself says.")
+    summary: Summary
+    store_url: str = ""
+    prefix: str = Field("", description="Where the attempt's objects are, relative to the store.")
+    harvested_at: AwareDatetime
+
+
+def row_of(record: RunRecord, verdict: Verdict | None) -> HistoryRow:
+    """The history row of a run; None until it is judged."""
+    job = record.job
+    return HistoryRow(
+        run_key=record.spec.run_key,
+        scenario=record.spec.scenario,
+        night=record.spec.night,
+        test_id=record.spec.test.id,
+        series=record.series,
+        cluster=job.cluster,
+        attempt=job.attempt,
+        sweep_point=record.spec.sweep_point,
+        iteration=record.spec.iteration,
+        repeat=record.spec.repeat,
+        job_id=job.job_id,
+        nodes=job.status.nodes if job.status else "",
+        outcome=job.outcome,
+        outcome_reason=job.outcome_reason,
+        verdict=verdict.status if verdict else None,
+        resumed=bool(resumed_from(record.spec.test)),
+        megatron_bridge=_pin_of(record.checkout.megatron_bridge),
+        nemo_run=_pin_of(record.checkout.nemo_run) if record.checkout.nemo_run else None,
+        image=record.image.reference,
+        image_digest=record.image.digest,
+        facts=record.facts,
+        summary=record.summary,
+        store_url=record.store_url,
+        prefix=record.prefix,
+        harvested_at=record.harvested_at,
+    )
+
+
+def history_frame(rows: Sequence[HistoryRow]) -> "pd.DataFrame":
+    """The rows as a table for analysis in Python: one line per run, its measurements as columns of their own.
+
+    Pins become `megatron_bridge` and `nemo_run` (the commits) and their `..._describe`; `harvested_at` is UTC.
+    """
+    import pandas as pd
+
+    lines = []
+    for row in rows:
+        line = row.model_dump(exclude={"summary", "megatron_bridge", "nemo_run", "outcome", "verdict"})
+        for name in ("megatron_bridge", "nemo_run"):
+            pin: Pin | None = getattr(row, name)
+            line |= {
+                name: pin.commit if pin else None,
+                f"{name}_describe": pin.describe if pin else None,
+                f"{name}_subject": pin.subject if pin else None,
+            }
+        line |= {name: value.value if (value := getattr(row, name)) else None for name in ("outcome", "verdict")}
+        lines.append(line | row.summary.model_dump())
+    if not lines:
+        fields = [name for name in HistoryRow.model_fields if name != "summary"]
+        return pd.DataFrame(columns=[*fields, *Summary.model_fields])
+    return pd.DataFrame(lines)
+
+
+def _pin_of(repository: PinnedRepository) -> Pin:
+    return Pin(
+        url=repository.url,
+        ref=repository.ref,
+        commit=repository.commit,
+        describe=repository.describe,
+        subject=repository.subject,
+        committed_at=repository.committed_at,
+    )

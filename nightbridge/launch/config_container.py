@@ -1,0 +1,254 @@
+"""`ConfigContainer.yaml`: the whole configuration of a run, as Megatron-Bridge dumps it, and what follows from it.
+
+Nothing of Megatron-Bridge is imported: the file is data. Data parallel size and scheduler steps are computed as its own
+`validate()` computes them.
+"""
+
+import copy
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nightbridge.errors import InvalidInput
+from nightbridge.models import Model
+
+TARGET = "megatron.bridge.training.config.ConfigContainer"
+
+_PARALLEL = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+_MISSING = object()
+_SIZE_LIMIT = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Container:
+    """One ConfigContainer.
+
+    Attributes:
+        path: The file as the user named it.
+        table: What YAML made of it.
+
+    """
+
+    path: Path
+    table: Mapping[str, Any] = field(repr=False)
+
+    def value(self, path: str) -> Any:
+        """The value at a dotted path; None where there is none.
+
+        `model.X` is `model.transformer.X` where the file has it there, as newer versions of Megatron-Bridge do.
+        """
+        section, _, rest = path.partition(".")
+        if section == "model":
+            found = _at(self.table, f"model.transformer.{rest}")
+            if found is not _MISSING:
+                return found
+        found = _at(self.table, path)
+        return None if found is _MISSING else found
+
+    def integer(self, path: str) -> int | None:
+        """The whole number at a path; None for anything else."""
+        value = self.value(path)
+        return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+    def number(self, path: str) -> float | None:
+        """The number at a path; None for anything else."""
+        value = self.value(path)
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+    def names(self, path: str) -> tuple[str, ...]:
+        """The texts at a path: a list of them, or one alone."""
+        value = self.value(path)
+        return tuple(str(item) for item in value) if isinstance(value, list) else (str(value),) if value else ()
+
+    def is_on(self, path: str) -> bool:
+        """Whether the value is true, or at least not empty."""
+        return bool(self.value(path))
+
+    def kind(self, section: str) -> str:
+        """The name of the class that a section was dumped from; empty where nothing says so."""
+        target = self.value(f"{section}._target_")
+        return str(target).rsplit(".", 1)[-1] if target else ""
+
+    def size(self, name: str) -> int:
+        """A parallel size of the model; one where it is not written."""
+        return self.integer(f"model.{name}") or 1
+
+
+class SchedulerSteps(Model):
+    """What the learning rate and weight decay schedules count: samples, whatever the mode."""
+
+    lr_decay_steps: int
+    lr_warmup_steps: int
+    wd_incr_steps: int
+    wsd_decay_steps: int | None = None
+
+
+class Difference(Model):
+    """One value that differs between two ConfigContainers; None for one that is not there."""
+
+    path: str
+    before: Any = None
+    after: Any = None
+
+
+def read_container(path: Path) -> Container:
+    """Read a `ConfigContainer.yaml`.
+
+    Raises:
+        InvalidInput: It cannot be read, is not YAML, or holds no ConfigContainer.
+
+    """
+    import yaml
+
+    try:
+        if path.stat().st_size > _SIZE_LIMIT:
+            raise InvalidInput("too large for a configuration", thing=str(path), advice="Name a ConfigContainer.yaml")
+        table = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidInput(f"cannot be read: {error.strerror}", thing=str(path), advice="Check the path") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise InvalidInput(f"not valid YAML: {reason}", thing=str(path), advice="Fix the syntax there") from error
+    if (
+        not isinstance(table, dict)
+        or not isinstance(table.get("model"), dict)
+        or not isinstance(table.get("train"), dict)
+    ):
+        raise InvalidInput(
+            "not a ConfigContainer: it has no tables model and train",
+            thing=str(path),
+            advice="Name the configs/ConfigContainer.yaml of a run",
+        )
+    return Container(path, table)
+
+
+def with_overrides(container: Container, overrides: Sequence[str]) -> Container:
+    """Lay overrides in Hydra's grammar over a ConfigContainer: `a.b=value`, `+a.b=value`, `~a.b`.
+
+    Raises:
+        InvalidInput: An override is none of these, or names a key that is not there. Megatron-Bridge refuses such a
+            key as well, and drops it silently where it has a `+`, so here both are refused.
+
+    """
+    import yaml
+
+    table = copy.deepcopy(dict(container.table))
+    problems = []
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        path = _current_path(table, key.strip().lstrip("+~"))
+        removes = key.startswith("~")
+        if removes == bool(equals):
+            problems.append(f"{override!r} is not key=value, +key=value or ~key")
+        elif path is None:
+            problems.append(
+                f"{override!r} does not name a key of the configuration; with a + it would be dropped silently"
+            )
+        else:
+            *parents, last = path.split(".")
+            parent = _at(table, ".".join(parents)) if parents else table
+            try:
+                parent[last] = None if removes else yaml.safe_load(text)
+            except yaml.YAMLError:
+                problems.append(f"{override!r} has an invalid value")
+    if problems:
+        raise InvalidInput(
+            "the overrides are not valid", thing=str(container.path), advice="Fix the following", violations=problems
+        )
+    return Container(container.path, table)
+
+
+def _current_path(table: Mapping[str, Any], path: str) -> str | None:
+    """Where a key is in this file: `model.X` has become `model.transformer.X`."""
+    section, _, rest = path.partition(".")
+    paths = (path, f"model.transformer.{rest}") if section == "model" else (path,)
+    return next((path for path in paths if _at(table, path) is not _MISSING), None)
+
+
+def model_parallel_size(container: Container) -> int:
+    """How many GPUs hold one copy of the model: TP x PP x CP."""
+    return math.prod(container.size(name) for name in _PARALLEL)
+
+
+def data_parallel_size(container: Container, world_size: int | None = None) -> int | None:
+    """How many copies of the model train.
+
+    Args:
+        container: The configuration.
+        world_size: GPUs of the run; without it, the size that the file itself records is taken.
+
+    Returns:
+        The size, 0 where there are too few GPUs, None where nothing says it.
+
+    """
+    if world_size is not None:
+        return world_size // model_parallel_size(container)
+    return container.integer("comm_overlap.data_parallel_size")
+
+
+def scheduler_steps(container: Container) -> SchedulerSteps | None:
+    """Compute the scheduler's steps; None where the file does not say how long it trains."""
+    counted = _samples(container) if container.integer("train.train_samples") else _iterations(container)
+    if counted is None:
+        return None
+    decay, weight_decay, wsd, written_warmup = counted
+    fraction = container.number("scheduler.lr_warmup_fraction")
+    warmup = int(fraction * decay) if fraction is not None and math.isfinite(fraction) else written_warmup
+    # A warm-up as long as the decay would divide by zero: the last step is taken from it.
+    capped = min(warmup, decay - 1) if warmup >= decay else warmup
+    return SchedulerSteps(lr_decay_steps=decay, lr_warmup_steps=capped, wd_incr_steps=weight_decay, wsd_decay_steps=wsd)
+
+
+def _samples(container: Container) -> tuple[int, int, int | None, int] | None:
+    samples = container.integer("train.train_samples")
+    if samples is None:
+        return None
+    decay = container.integer("scheduler.lr_decay_samples") or samples
+    wsd = container.integer("scheduler.lr_wsd_decay_samples")
+    return decay, samples, wsd, container.integer("scheduler.lr_warmup_samples") or 0
+
+
+def _iterations(container: Container) -> tuple[int, int, int | None, int] | None:
+    iterations, batch = container.integer("train.train_iters"), container.integer("train.global_batch_size")
+    if iterations is None or batch is None:
+        return None
+    longest = container.integer("scheduler.max_steps")
+    decay = longest or container.integer("scheduler.lr_decay_iters") or iterations
+    wsd = container.integer("scheduler.lr_wsd_decay_iters")
+    if wsd is None and container.value("scheduler.lr_decay_style") == "WSD":
+        wsd = decay
+    warmup = container.integer("scheduler.lr_warmup_iters") or 0
+    return decay * batch, (longest or iterations) * batch, wsd * batch if wsd else None, warmup * batch
+
+
+def container_differences(before: Container, after: Container) -> tuple[Difference, ...]:
+    """Every value that is not the same in both, by path; lists are compared as a whole."""
+    old, new = dict(_leaves(before.table, "")), dict(_leaves(after.table, ""))
+    return tuple(
+        Difference(path=path, before=old.get(path), after=new.get(path))
+        for path in sorted(old.keys() | new.keys())
+        if not _same(old.get(path, _MISSING), new.get(path, _MISSING))
+    )
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from _leaves(inner, f"{path}.{key}" if path else str(key))
+    else:
+        yield path, value
+
+
+def _same(before: Any, after: Any) -> bool:
+    both_nan = isinstance(before, float) and isinstance(after, float) and math.isnan(before) and math.isnan(after)
+    return both_nan or (type(before) is type(after) and bool(before == after))
+
+
+def _at(table: Any, path: str) -> Any:
+    for part in path.split("."):
+        if not isinstance(table, Mapping) or part not in table:
+            return _MISSING
+        table = table[part]
+    return table

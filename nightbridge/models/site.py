@@ -1,0 +1,252 @@
+"""Settings of the outside world: the site, its cluster, store, images and notifications."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from nightbridge.models.base import Model
+
+
+class SecretRef(Model):
+    """Where a secret is found; its value is looked up only in the process that needs it.
+
+    `source` env: `name` is an environment variable. block: a Prefect `Secret` block. toml: `FILE#dotted.key`, a literal
+    token that somebody wrote in a TOML file.
+    """
+
+    source: Literal["env", "block", "toml"]
+    name: str
+
+
+MetricName = Literal[
+    "step_time",
+    "tflops_per_gpu",
+    "tokens_per_gpu",
+    "peak_memory",
+    "startup_time",
+    "checkpoint_time",
+    "final_loss",
+    "loss_curve",
+    "grad_norm",
+    "tail_slowdown",
+]
+"""The metrics that a gate knows, by their names in `[gate]`."""
+
+
+class Limits(Model):
+    """A floor and a ceiling that a metric never may pass, in its own unit; a limit that is unset limits nothing."""
+
+    min: float | None = Field(None, description="Smallest value that is allowed.")
+    max: float | None = Field(None, description="Largest value that is allowed.")
+
+
+class ClusterSettings(Model):
+    """How to reach a cluster.
+
+    `kind` local runs batch scripts on this machine, slurm uses Slurm's command-line tools, pyslurm its Python binding,
+    and auto takes pyslurm where it works, else the tools.
+    """
+
+    kind: Literal["local", "slurm", "pyslurm", "auto"] = "local"
+    name: str = Field("local", description="The cluster's name in histories and reports.")
+    partition: str | None = Field(None, description="Partition to submit to; the site's default when unset.")
+    account: str | None = Field(None, description="Slurm account to charge.")
+    qos: str | None = Field(None, description="Quality of service to ask for.")
+    reservation: str | None = Field(None, description="Reservation to run in.")
+    gpus_per_node: int | None = Field(None, ge=1, description="GPUs of one node; the launcher's default when unset.")
+    extra_sbatch_args: tuple[str, ...] = Field((), description="Further sbatch options, as `--name=value`.")
+    env_vars: dict[str, str] = Field({}, description="Environment variables of every run here; a test's own win.")
+    bin_dir: Path | None = Field(None, description="Folder of sbatch, squeue, sacct...; found on PATH when unset.")
+    slurm_conf: Path | None = Field(None, description="The slurm.conf to use (SLURM_CONF); the system's when unset.")
+    containers: Literal["pyxis", "none"] = Field("none", description="How jobs can run in containers here.")
+    pyslurm_python: Path | None = Field(
+        None, description="The Python that has pyslurm, built for this site's Slurm; this one when unset."
+    )
+    max_jobs: int | None = Field(None, ge=1, description="Jobs of ours that this cluster has at once; any when unset.")
+    max_jobs_per_account: int | None = Field(
+        None, ge=1, description="Jobs of ours that one account has here at once; any when unset."
+    )
+    max_attempts: int = Field(
+        3, ge=1, description="Attempts of a run that the cluster itself may fail (a lost node) before it is given up."
+    )
+    slots: int = Field(2, ge=1, description="Local cluster only: how many jobs run at once.")
+    root: Path | None = Field(
+        None, description="Local cluster only: where it keeps jobs; `<workspace>/cluster` when unset."
+    )
+    accounting_horizon: float = Field(
+        120.0, ge=0, description="Seconds for which an earlier intent to submit forbids another one."
+    )
+    poll_interval: float = Field(15.0, gt=0, description="Longest interval between two questions to Slurm, seconds.")
+    segment: int | None = Field(
+        None, ge=1, description="Nodes that must lie close together (--segment); the site's default when unset."
+    )
+    exclusive: bool = Field(False, description="Ask for whole nodes where the launcher does not.")
+    max_pending: float | None = Field(
+        None, gt=0, description="Seconds after which a job that has not started is cancelled; never when unset."
+    )
+    max_runtime: float | None = Field(
+        None,
+        gt=0,
+        description="Seconds after which a running job is cancelled, whatever its time limit; never when unset.",
+    )
+
+
+class RetentionPolicy(Model):
+    """How much of each test `prune` leaves in the store; a limit that is unset removes nothing.
+
+    What a baseline, the verdict of a run that stays, or an accepted decision refers to stays, whatever the limits say.
+    """
+
+    days: float | None = Field(None, ge=1, description="Runs that were stored before so many days go.")
+    nights: int | None = Field(None, ge=1, description="Only the runs of each test's newest so many nights stay.")
+    max_gb: float | None = Field(
+        None, ge=0, description="The oldest runs of a test go until the others fit, 1e9 bytes."
+    )
+
+
+class StoreSettings(Model):
+    """Where harvested runs, histories and reports are kept. `url`: `file:///dir` or `s3://bucket/prefix`."""
+
+    url: str = Field(description="`file:///DIRECTORY` or `s3://BUCKET/PREFIX`.")
+    endpoint_url: str | None = Field(None, description="S3 endpoint; AWS when unset.")
+    region: str | None = Field(None, description="S3 region.")
+    profile: str | None = Field(None, description="Profile of the AWS configuration files.")
+    access_key: SecretRef | None = Field(
+        None, description="Where the access key id is found; boto3's own search when unset."
+    )
+    secret_key: SecretRef | None = Field(None, description="Where the secret access key is found.")
+    ca_bundle: Path | None = Field(None, description="Certificate authorities to trust for this endpoint.")
+    path_style: bool = Field(True, description="Address buckets by path, as most own S3 servers need it.")
+    role_arn: str | None = Field(None, description="Role to assume (STS); the keys above are what it is assumed with.")
+    encryption: Literal["none", "AES256", "aws:kms"] = Field(
+        "none", description="Server-side encryption to ask for; the bucket's own default when none."
+    )
+    kms_key_id: str | None = Field(None, description="Key for `aws:kms`; the bucket's default key when unset.")
+    storage_class: str | None = Field(None, description="Storage class of new objects, e.g. STANDARD_IA.")
+    tags: dict[str, str] = Field({}, description="Tags of every new object, for lifecycle rules and cost reports.")
+    retention: RetentionPolicy = RetentionPolicy()
+
+
+class ImageImport(Model):
+    """How container images are imported."""
+
+    on: Literal["host", "node"] = Field(
+        "host", description="Where imports run: on the host of the flow, or through srun on a compute node."
+    )
+    srun_args: tuple[str, ...] = Field((), description="Further srun options of an import on a node: `--name=value`.")
+    cache: Path | None = Field(
+        None, description="Fetched layers; `ENROOT_CACHE_PATH`, else the user's cache, when unset."
+    )
+    temp: Path | None = Field(
+        None, description="Where images are unpacked, a local disk; `ENROOT_TEMP_PATH`, else the system's, when unset."
+    )
+    credentials: SecretRef | None = Field(
+        None,
+        description="A secret of lines `machine HOST login USER password PASSWORD`; enroot's and docker's own files "
+        "when unset.",
+    )
+
+
+class HarvestPlace(Model):
+    """Where runs are harvested."""
+
+    on: Literal["host", "node"] = Field(
+        "host", description="On the host of the flow, or through srun on a compute node: a login node may be too small."
+    )
+    srun_args: tuple[str, ...] = Field((), description="Further srun options of a harvest on a node: `--name=value`.")
+    timeout: float = Field(86_400.0, gt=0, description="Seconds on a node, waiting in the queue included.")
+
+
+def _checked_address(text: str) -> str:
+    if not text or not text.isprintable() or any(character in " ,;<>" for character in text):
+        raise PydanticCustomError("mail_address", "must be one address, as name@example.org")
+    return text
+
+
+MailAddress = Annotated[str, AfterValidator(_checked_address)]
+
+
+class NotifySettings(Model):
+    """Whom nightbridge tells what a person has to know, and how: by mail, by a webhook, or both."""
+
+    smtp_host: str | None = Field(None, description="Host that takes mail; no mail when unset.")
+    smtp_port: int | None = Field(
+        None, ge=1, le=65535, description="Its port; when unset 587 with starttls, 465 with tls, 25 with none."
+    )
+    smtp_security: Literal["none", "starttls", "tls"] = Field(
+        "starttls", description="starttls begins in the clear and then encrypts, tls is encrypted from the start."
+    )
+    smtp_user: str | None = Field(None, description="User to log in as; no login when unset.")
+    smtp_password: SecretRef | None = Field(None, description="Where the user's password is found.")
+    ca_bundle: Path | None = Field(None, description="Certificate authorities to trust; the system's when unset.")
+    mail_from: MailAddress | None = Field(None, description="Sender; nightbridge@ this host when unset.")
+    mail_to: tuple[MailAddress, ...] = Field((), description="Everybody who gets the mail.")
+    webhook: SecretRef | None = Field(
+        None, description="Where the URL of a webhook is found, which is a secret for Slack, Mattermost and Teams."
+    )
+
+    @model_validator(mode="after")
+    def _mail_is_whole(self) -> "NotifySettings":
+        if (self.smtp_host is None) != (not self.mail_to):
+            raise PydanticCustomError("mail", "mail needs both smtp_host and mail_to")
+        if (self.smtp_user is None) != (self.smtp_password is None):
+            raise PydanticCustomError("smtp_login", "a login needs both smtp_user and smtp_password")
+        return self
+
+
+class Site(Model):
+    """Everything a run needs to know about the place it runs in. Built from blocks, a system file or options."""
+
+    workspace: Path = Field(Path(".nightbridge"), description="Folder that the compute nodes see under the same path.")
+    cluster: ClusterSettings = Field(ClusterSettings(), description="The cluster; this machine when unset.")
+    store: StoreSettings | None = Field(None, description="Default: `file://<workspace>/store`.")
+    environments: Path | None = Field(None, description="Launcher environments; default `<workspace>/envs`.")
+    images: Path | None = Field(None, description="Container images; default `<workspace>/images`.")
+    image_import: ImageImport = ImageImport()
+    harvest: HarvestPlace = HarvestPlace()
+    wheels: Path | None = Field(
+        None,
+        description="Folder of wheels that launcher environments are installed from; pip's own sources when unset.",
+    )
+    git_timeout: float = Field(600.0, gt=0, description="Longest time one git command may take, seconds.")
+    git_credentials: SecretRef | None = Field(
+        None, description="A secret of lines `machine HOST login USER password TOKEN`; git's own helpers when unset."
+    )
+    contract: dict[str, dict[MetricName, Limits]] = Field(
+        {}, description="What this cluster owes each test: limits by metric, by a pattern of test ids."
+    )
+    notify: NotifySettings = NotifySettings()
+
+    @property
+    def environments_dir(self) -> Path:
+        """Where launcher environments are kept."""
+        return self.environments or self.workspace / "envs"
+
+    @property
+    def images_dir(self) -> Path:
+        """Where container images are kept."""
+        return self.images or self.workspace / "images"
+
+    @property
+    def store_settings(self) -> StoreSettings:
+        """The store to use: the configured one, else a folder of the workspace."""
+        return self.store or StoreSettings(url=f"file://{self.workspace.absolute()}/store")
+
+
+class ClusterLimits(Model):
+    """What the cluster allows, as far as it says so; None means unknown, never unlimited."""
+
+    partitions: tuple[str, ...] = ()
+    partition: str | None = Field(None, description="The partition that jobs go to.")
+    account: str | None = Field(None, description="The account that they are charged to.")
+    max_nodes: int | None = None
+    max_time_seconds: int | None = None
+    gpus_per_node: int | None = Field(None, description="GPUs of one node, as the cluster says or is configured.")
+    configured_gpus_per_node: int | None = Field(
+        None, description="GPUs of one node by the cluster's settings alone; they win over what a test says."
+    )
+    has_pyxis: bool = False
+    accounts: tuple[str, ...] | None = Field(None, description="Accounts that may submit to the partition.")
+    gres: tuple[str, ...] | None = Field(None, description="Generic resources of the partition, such as `gpu`.")

@@ -1,0 +1,178 @@
+"""What the comparison says: verdicts, their evidence, sweeps and the report of a night."""
+
+import enum
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import Field
+
+from nightbridge.models.base import Model
+from nightbridge.models.scenario import RewardKind
+from nightbridge.models.site import MetricName
+
+
+class VerdictStatus(enum.StrEnum):
+    """The answer in the morning."""
+
+    PASSED = "passed"
+    IMPROVED = "improved"
+    NO_BASELINE = "no_baseline"
+    REGRESSED = "regressed"
+    UNSTABLE = "unstable"
+    SHORT = "short"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    INFRASTRUCTURE = "infrastructure"
+    INVALID = "invalid"
+
+
+class Comparison(Model):
+    """One metric of a run against its baseline."""
+
+    metric: str
+    unit: str
+    lower_is_better: bool
+    value: float | None
+    baseline: float | None
+    change: float | None = Field(None, description="(value - baseline) / baseline, signed.")
+    threshold: float
+    status: Literal["passed", "improved", "regressed", "missing", "no_baseline"]
+    golden: float | None = Field(None, description="The golden values' own, over the same steps; None without any.")
+
+
+class RangeCommit(Model):
+    """One commit between two pins. Texts are the author's own and may hold anything."""
+
+    commit: str = Field(description="Full 40-character commit.")
+    subject: str
+    author: str = Field(description="Name, without address.")
+    authored_at: datetime
+
+
+class RepositoryChange(Model):
+    """A repository that was pinned to another commit in the suspect night."""
+
+    name: str = Field(description="`Megatron-Bridge` or `NeMo-Run`.")
+    url: str
+    before: str = Field(description="Full commit of the last good night.")
+    after: str = Field(description="Full commit of the suspect night.")
+    commits: tuple[RangeCommit, ...] = Field((), description="What came after `before`, up to `after`, newest first.")
+    note: str = Field("", description="Why commits are missing here.")
+
+
+class ValueChange(Model):
+    """A value that is not the same in both nights; empty text for one that is not there."""
+
+    name: str
+    before: str
+    after: str
+
+
+class Suspects(Model):
+    """What changed between the last night of the good level and the night that is suspect."""
+
+    last_good: str = Field(description="The last night that certainly had the good level.")
+    night: str = Field(description="The last night with which the other level may have begun.")
+    run_before: str = Field(description="Run key of the former.")
+    run_after: str = Field(description="Run key of the latter.")
+    repositories: tuple[RepositoryChange, ...] = ()
+    configuration: tuple[ValueChange, ...] = Field((), description="Of the test, and of what the run itself dumped.")
+    environment: tuple[ValueChange, ...] = Field((), description="Image, launcher, nodes, environment variables.")
+    notes: tuple[str, ...] = Field((), description="What could not be compared, and why.")
+
+
+class Verdict(Model):
+    """Stage 6, compare: what the night means for one test."""
+
+    run_key: str
+    test_id: str
+    night: str
+    status: VerdictStatus
+    reasons: tuple[str, ...] = ()
+    comparisons: tuple[Comparison, ...] = ()
+    baseline_runs: tuple[str, ...] = Field((), description="Run keys of the runs compared with.")
+    reference_run: str | None = Field(None, description="Run key of the run that its test names as reference.")
+    job_id: int | None = None
+    store_url: str = ""
+    prefix: str = ""
+    series: str = Field("", description="The series it was compared in; empty when nobody could say.")
+    reruns: int = Field(0, description="Runs of this night that are still wanted before the verdict counts.")
+    suspect_nodes: tuple[str, ...] = Field((), description="Nodes that those runs should do without, if they can.")
+    suspects: Suspects | None = Field(None, description="What changed, where the run is not as the good ones were.")
+
+    @property
+    def exit_code(self) -> int:
+        """DESIGN.md's exit code for this verdict alone."""
+        return EXIT_CODES[self.status]
+
+
+EXIT_CODES: dict[VerdictStatus, int] = {
+    VerdictStatus.PASSED: 0,
+    VerdictStatus.IMPROVED: 0,
+    VerdictStatus.NO_BASELINE: 0,
+    VerdictStatus.REGRESSED: 1,
+    VerdictStatus.UNSTABLE: 1,
+    VerdictStatus.INVALID: 2,
+    VerdictStatus.FAILED: 3,
+    VerdictStatus.SHORT: 3,
+    VerdictStatus.CANCELLED: 3,
+    VerdictStatus.INFRASTRUCTURE: 4,
+}
+
+
+class SweepPoint(Model):
+    """One point of a sweep that was run, as often as its test's `iterations` say."""
+
+    point: dict[str, Any] = Field(description="Axis name to value, as in `RunSpec.sweep_point`.")
+    run_keys: tuple[str, ...]
+    status: VerdictStatus = Field(description="The gravest verdict of its runs.")
+    value: float | None = Field(None, description="Median over its runs, in the metric's unit; None without one.")
+    reward: float | None = Field(None, description="More is better; None where there is no value to reward.")
+    reason: str = Field("", description="Why there is no reward; empty where there is one.")
+
+
+class SkippedPart(Model):
+    """A part of a sweep that breaks a rule and was not run: a point, or all points that share some values."""
+
+    point: dict[str, Any] = Field(description="Axis name to value; an axis that is not named may have any of its own.")
+    points: int = Field(ge=1, description="How many points it has.")
+    rule: str
+    reason: str = Field(description="What the rule says of its first point.")
+
+
+class SweepResult(Model):
+    """What became of a swept test in one night."""
+
+    test_id: str
+    night: str
+    metric: MetricName
+    unit: str
+    reward: RewardKind
+    points: tuple[SweepPoint, ...] = Field(description="Best first; those without a reward last.")
+    skipped: tuple[SkippedPart, ...] = ()
+    skipped_points: int = Field(0, description="Points in the parts that were skipped, the unlisted ones included.")
+    note: str = Field("", description="What is not told of the skipped points; empty where everything is.")
+    configuration: str = Field("", description="The best point alone as a scenario file, TOML; empty without one.")
+
+    @property
+    def best(self) -> SweepPoint | None:
+        """The point with the highest reward; of several the one that was written first. None where no point has one."""
+        return self.points[0] if self.points and self.points[0].reward is not None else None
+
+
+class NightReport(Model):
+    """What `nightly_regression` returns: every test's verdict and where the report is."""
+
+    scenario: str
+    night: str
+    verdicts: tuple[Verdict, ...]
+    report: str = Field("", description="Where the HTML report is kept.")
+    sweeps: tuple[SweepResult, ...] = Field((), description="One for each swept test, in the scenario's order.")
+    note: str = Field("", description="What a person should know about the night as a whole, such as that it ran late.")
+    found_again: bool = Field(False, description="Whether an earlier flow run of this night had every verdict already.")
+
+    @property
+    def exit_code(self) -> int:
+        """The first of 1, 3, 4, 2 that occurred, else 0."""
+        codes = {verdict.exit_code for verdict in self.verdicts}
+        return next((code for code in (1, 3, 4, 2) if code in codes), 0)

@@ -1,0 +1,329 @@
+"""The part of TensorBoard's protocol buffers that scalars need, decoded by hand.
+
+Only four messages matter: `Event`, `Summary`, `Summary.Value` and `TensorProto`. Reading them without the protobuf
+classes keeps tensorboard out of the runtime and is several times faster. Field numbers are those of tensorboard's
+`event.proto`, `summary.proto`, `tensor.proto` and `types.proto`, which never change once released.
+
+Many records of an event file at once: what `event_files` reads one by one, with whole columns in place of numbers.
+
+Python only walks from one record to the next, has each one's checksum made, and looks up its tag; checksums are
+compared and numbers taken out by numpy, for all records of a block together. The first record that is not whole or not
+what was written ends a block: what is wrong with it is for the reader of single records to say.
+"""
+
+import struct
+from collections import defaultdict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import google_crc32c
+
+if TYPE_CHECKING:
+    pass
+
+
+# Wire types (https://protobuf.dev/programming-guides/encoding/).
+VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
+_FIXED_SIZES = {FIXED64: 8, FIXED32: 4}
+
+
+HEADER_SIZE = 12
+"""Bytes before a record: its length, and the masked checksum of these eight bytes."""
+
+FOOTER_SIZE = 4
+"""Bytes after a record: its masked checksum."""
+
+
+def masked_crc(data: bytes) -> int:
+    """CRC-32C as TFRecords write it."""
+    crc: int = google_crc32c.value(data)
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def record_length(header: bytes) -> int | None:
+    """The length of the record after a header; None where the header is cut off or its checksum is wrong."""
+    if len(header) < HEADER_SIZE:
+        return None
+    length: int
+    length, checksum = struct.unpack("<QI", header)
+    return length if checksum == masked_crc(header[:8]) else None
+
+
+class MalformedRecord(ValueError):
+    """The bytes are not the protocol buffer that they should be."""
+
+
+class Scalar(NamedTuple):
+    """One value of one tag."""
+
+    tag: str
+    value: float
+
+
+class Event(NamedTuple):
+    """One record of an event file: its scalars, and the kinds of what else it held."""
+
+    wall_time: float
+    step: int
+    scalars: list[Scalar]
+    skipped: list[str]
+
+
+class _Message(NamedTuple):
+    """The fields of one message by field number, values in order: varints, 4 or 8 bytes of fixed size, and blocks."""
+
+    numbers: dict[int, list[int]]
+    fixed: dict[int, list[bytes]]
+    blocks: dict[int, list[bytes]]
+
+    # A field that is not repeated may still be written twice; the last one counts.
+
+    def number(self, field: int) -> int:
+        return self.numbers[field][-1] if field in self.numbers else 0
+
+    def fixed_value(self, field: int, size: int) -> bytes | None:
+        value = self.fixed[field][-1] if field in self.fixed else None
+        if value is not None and len(value) != size:
+            raise MalformedRecord(f"field {field} has {len(value)} bytes instead of {size}")
+        return value
+
+    def block(self, field: int) -> bytes | None:
+        return self.blocks[field][-1] if field in self.blocks else None
+
+
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    result = shift = 0
+    while True:
+        if position >= len(data) or shift > 63:
+            raise MalformedRecord("a number runs past its end")
+        byte = data[position]
+        position += 1
+        result |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return result, position
+        shift += 7
+
+
+def _message(data: bytes) -> _Message:
+    """Split one message into its fields."""
+    message = _Message(defaultdict(list), defaultdict(list), defaultdict(list))
+    position = 0
+    while position < len(data):
+        key, position = _varint(data, position)
+        field, wire = key >> 3, key & 7
+        if wire == VARINT:
+            value, position = _varint(data, position)
+            message.numbers[field].append(value)
+            continue
+        if wire == LENGTH:
+            size, position = _varint(data, position)
+        elif wire in _FIXED_SIZES:
+            size = _FIXED_SIZES[wire]
+        else:
+            raise MalformedRecord(f"wire type {wire} of field {field} is not in use")
+        if position + size > len(data):
+            raise MalformedRecord(f"field {field} runs past the end of its message")
+        target = message.blocks if wire == LENGTH else message.fixed
+        target[field].append(data[position : position + size])
+        position += size
+    return message
+
+
+def signed(number: int) -> int:
+    """Read a varint as the two's complement of 64 bits, as int32 and int64 fields are written."""
+    return number - (1 << 64) if number >= 1 << 63 else number
+
+
+def _text(data: bytes | None) -> str:
+    return (data or b"").decode("utf-8", "replace")
+
+
+# --- tensors ---------------------------------------------------------------------------------------------------------
+
+
+def _half(bits: int) -> float:
+    return float(struct.unpack("<e", struct.pack("<H", bits & 0xFFFF))[0])
+
+
+def _bfloat16(bits: int) -> float:
+    return float(struct.unpack("<f", struct.pack("<HH", 0, bits & 0xFFFF))[0])
+
+
+def _float32(data: bytes) -> float:
+    return float(struct.unpack("<f", data)[0])
+
+
+def _float64(data: bytes) -> float:
+    return float(struct.unpack("<d", data)[0])
+
+
+def _packed(layout: str) -> Callable[[bytes], float]:
+    return lambda data: float(struct.unpack("<" + layout, data)[0])
+
+
+class _ElementType(NamedTuple):
+    """How one element is written: its bytes in `tensor_content`, and its field of typed values.
+
+    `wire` is the wire type of one value in that field, `convert` makes a number of it.
+    """
+
+    content: Callable[[bytes], float]
+    content_size: int
+    field: int
+    wire: int
+    convert: Callable[[int], float] | Callable[[bytes], float]
+
+
+def _bits_type(layout: str, field: int, convert: Callable[[int], float]) -> _ElementType:
+    return _ElementType(_packed(layout), struct.calcsize("<" + layout), field, VARINT, convert)
+
+
+def _from_signed(number: int) -> float:
+    return float(signed(number))
+
+
+_ELEMENT_TYPES: dict[int, _ElementType] = {
+    1: _ElementType(_float32, 4, 5, FIXED32, _float32),  # DT_FLOAT
+    2: _ElementType(_float64, 8, 6, FIXED64, _float64),  # DT_DOUBLE
+    3: _bits_type("i", 7, _from_signed),  # DT_INT32
+    4: _bits_type("B", 7, float),  # DT_UINT8
+    5: _bits_type("h", 7, _from_signed),  # DT_INT16
+    6: _bits_type("b", 7, _from_signed),  # DT_INT8
+    9: _bits_type("q", 10, _from_signed),  # DT_INT64
+    10: _bits_type("?", 11, float),  # DT_BOOL
+    14: _ElementType(lambda data: _bfloat16(int.from_bytes(data, "little")), 2, 13, VARINT, _bfloat16),  # DT_BFLOAT16
+    17: _bits_type("H", 7, float),  # DT_UINT16
+    19: _bits_type("e", 13, _half),  # DT_HALF
+    22: _bits_type("I", 16, float),  # DT_UINT32
+    23: _bits_type("Q", 17, float),  # DT_UINT64
+}
+
+
+def _element_count(shape: bytes | None) -> int:
+    count = 1
+    for dimension in _message(shape or b"").blocks.get(2, []):
+        count *= signed(_message(dimension).number(1))
+    return count
+
+
+def _unpacked(block: bytes, wire: int) -> list[int] | list[bytes]:
+    """Split a packed repeated field into its values."""
+    if wire in _FIXED_SIZES:
+        size = _FIXED_SIZES[wire]
+        if len(block) % size:
+            raise MalformedRecord("a packed value is truncated")
+        return [block[start : start + size] for start in range(0, len(block), size)]
+    numbers, position = [], 0
+    while position < len(block):
+        number, position = _varint(block, position)
+        numbers.append(number)
+    return numbers
+
+
+def _typed_values(message: _Message, kind: _ElementType) -> list[float]:
+    """The values of a repeated field, packed or one by one: writers do both and readers must take both."""
+    raw: list[Any] = list((message.numbers if kind.wire == VARINT else message.fixed).get(kind.field, []))
+    for block in message.blocks.get(kind.field, []):
+        raw += _unpacked(block, kind.wire)
+    convert: Callable[[Any], float] = kind.convert
+    try:
+        return [convert(value) for value in raw]
+    except struct.error as error:
+        raise MalformedRecord(f"a tensor's value has a wrong size: {error}") from error
+
+
+def _tensor_scalar(data: bytes) -> float | None:
+    """The one number in a tensor; None for text, and for anything with more or fewer elements."""
+    message = _message(data)
+    kind = _ELEMENT_TYPES.get(message.number(1))
+    if kind is None or _element_count(message.block(2)) != 1:
+        return None
+    if content := message.block(4):
+        return kind.content(content) if len(content) == kind.content_size else None
+    values = _typed_values(message, kind)
+    return values[0] if len(values) == 1 else None
+
+
+# --- events ----------------------------------------------------------------------------------------------------------
+
+_OTHER_VALUES = {3: "histogram", 4: "image", 5: "histogram", 6: "audio"}
+"""Fields of `Summary.Value` that hold something else than a number."""
+
+
+def _plugin_name(value: _Message) -> str:
+    metadata = _message(value.block(9) or b"")
+    return _text(_message(metadata.block(1) or b"").block(1))
+
+
+class EventDecoder:
+    """Decodes the records of one file. State: the plugin of each tag, which a v2 writer names only once per tag."""
+
+    def __init__(self) -> None:
+        self._plugins: dict[str, str] = {}
+
+    def decode(self, record: bytes) -> Event:
+        """Decode one record.
+
+        Raises:
+            MalformedRecord: It is no `Event`.
+
+        """
+        event = _message(record)
+        wall_time = event.fixed_value(1, 8)
+        scalars: list[Scalar] = []
+        skipped: list[str] = []
+        for summary in event.blocks.get(5, []):
+            for value in _message(summary).blocks.get(1, []):
+                found = self._value(_message(value))
+                if isinstance(found, Scalar):
+                    scalars.append(found)
+                else:
+                    skipped.append(found)
+        step = signed(event.number(2))
+        return Event(_float64(wall_time) if wall_time else 0.0, step, scalars, skipped)
+
+    def _value(self, value: _Message) -> Scalar | str:
+        """A scalar, or the kind of what the value is instead."""
+        tag = _text(value.block(1))
+        plugin = _plugin_name(value) or self._plugins.get(tag, "")
+        self._plugins[tag] = plugin
+        if simple := value.fixed_value(2, 4):
+            return Scalar(tag, _float32(simple))
+        tensor = value.block(8)
+        if tensor is None:
+            return next((kind for field, kind in _OTHER_VALUES.items() if field in value.blocks), "other")
+        number = _tensor_scalar(tensor) if plugin in ("", "scalars") else None
+        return Scalar(tag, number) if number is not None else plugin or "tensor"
+
+
+def plain_scalar_tag(template: bytes) -> str | None:
+    """The tag of the commonest record, judged by its bytes between the step and the value.
+
+    Every writer of v1 scalars lays an event out as wall time, step, summary of one value of tag and float. Two events
+    whose bytes between step and float agree have the same structure and tag, so a reader can decode such a template
+    once and then take only the three numbers out of every further record.
+
+    Args:
+        template: The bytes that follow the step, without the four bytes of the float at the end.
+
+    Returns:
+        The tag, or None when the record has to be decoded in full.
+
+    """
+    position, end = 0, len(template) + 4
+    try:
+        for key in (0x2A, 0x0A):  # Event.summary, Summary.value: each must reach to the record's end
+            if template[position] != key:
+                return None
+            size, position = _varint(template, position + 1)
+            if position + size != end:
+                return None
+        if template[position] != 0x0A:  # Value.tag
+            return None
+        size, position = _varint(template, position + 1)
+    except (IndexError, MalformedRecord):
+        return None
+    # What is left after the tag must be the key of Value.simple_value and nothing else.
+    if template[position + size :] != b"\x15":
+        return None
+    return _text(template[position : position + size])

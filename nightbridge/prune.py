@@ -1,0 +1,273 @@
+"""What `prune` may remove: which things are old, and which are still needed by a job that may be running.
+
+Finds and removes unused checkouts.
+
+Finds and removes unused images. Image files that users provided stay.
+"""
+
+import os
+import re
+import shutil
+import time
+import uuid
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pydantic import Field
+
+from nightbridge.images.image import workspace_refs
+from nightbridge.images.scratch_dirs import leftover_scratch_dirs, remove_tree, temporary_folder
+from nightbridge.locking import lease
+from nightbridge.models import ImageImport, Model
+from nightbridge.repos.checkouts import old_changed_trees, unfinished
+from nightbridge.slurm.attempt_files import ATTEMPT_FILE, JOB_SCRIPT
+from nightbridge.slurm.attempts import ENDED_FILE
+from nightbridge.slurm.script import EXIT_CODE
+
+DAY_SECONDS = 24 * 3600.0
+
+# Between a pull and the job's own files lies the rest of a stage, and perhaps its retries.
+NEVER_YOUNGER_THAN_SECONDS = DAY_SECONDS
+# A job whose node failed never writes its exit code, and an unwatched run has no end on record.
+_MAX_LIFE_SECONDS = 14 * DAY_SECONDS
+# Where the launcher and the job name what they use: NeMo-Run copies the code, but its scripts name the checkout.
+_FILES_THAT_NAME = (JOB_SCRIPT, "launcher.log", "intent*.json", "nemorun/experiments/*/*/*/scripts/*.sh")
+
+
+class Policy(Model):
+    """How much is kept."""
+
+    days: float = Field(30.0, ge=1, description="Remove what was unused for this many days.")
+    keep: int = Field(20, ge=1, description="Keep at most this many of each kind, the newest.")
+    max_bytes: int | None = Field(None, ge=0, description="Images only: remove the oldest until the rest fits.")
+
+
+class Removal(Model):
+    """Something unused that can be removed."""
+
+    path: Path
+    size: int = Field(description="Bytes.")
+    last_used: datetime
+    reason: str
+
+    def wanted_since(self, last_used: float) -> bool:
+        """Whether it was used after it was chosen; `last_used` is Unix time, finer than a `datetime`."""
+        return last_used - self.last_used.timestamp() > 0.001
+
+
+class Candidate(Model):
+    """Something that may be removed."""
+
+    path: Path
+    size: int
+    last_used: float = Field(description="Unix time.")
+
+    def removal(self, reason: str) -> Removal:
+        """The decision to remove it."""
+        used = datetime.fromtimestamp(self.last_used, UTC)
+        return Removal(path=self.path, size=self.size, last_used=used, reason=reason)
+
+
+def choose(candidates: Sequence[Candidate], policy: Policy, used_by_jobs: str, *, now: float) -> list[Removal]:
+    """Choose what goes, oldest first: never what a live job names, and never what was wanted within a day.
+
+    Args:
+        candidates: All things of one kind. What has to stay counts among the ones that are kept.
+        policy: How much is kept.
+        used_by_jobs: `text_of_live_jobs` of the workspace.
+        now: Unix time.
+
+    """
+    newest_first = sorted(candidates, key=lambda candidate: candidate.last_used, reverse=True)
+    chosen, kept_bytes = [], 0
+    for place, candidate in enumerate(newest_first):
+        age = now - candidate.last_used
+        kept_bytes += candidate.size
+        reasons = (
+            (age > policy.days * DAY_SECONDS, f"unused for {age / DAY_SECONDS:.0f} days"),
+            (place >= policy.keep, f"{policy.keep} newer ones are kept"),
+            (policy.max_bytes is not None and kept_bytes > policy.max_bytes, "the newer ones fill the allowed size"),
+        )
+        reason = next((text for holds, text in reasons if holds), None)
+        if reason and age > NEVER_YOUNGER_THAN_SECONDS and not is_named(candidate.path, used_by_jobs):
+            chosen.append(candidate.removal(reason))
+            kept_bytes -= candidate.size
+    return chosen[::-1]
+
+
+def is_named(path: Path, used_by_jobs: str) -> bool:
+    """Whether live jobs name an image or a checkout: by its digest or commit alone.
+
+    The folders above may have been spelt in another way, such as through a link.
+    """
+    return path.name in used_by_jobs
+
+
+def old_leftovers(folders: Iterable[Path], reason: str) -> list[Removal]:
+    """Leftover work folders: those older than a day, longer than any work takes."""
+    candidates = [Candidate(path=folder, size=size_of(folder), last_used=folder.stat().st_mtime) for folder in folders]
+    latest = time.time() - NEVER_YOUNGER_THAN_SECONDS
+    return [candidate.removal(reason) for candidate in candidates if candidate.last_used < latest]
+
+
+def size_of(folder: Path) -> int:
+    """Bytes that removing a folder frees; files with a further name elsewhere are not among them."""
+    total = 0
+    for parent, _, files in os.walk(folder):
+        for name in files:
+            status = os.lstat(os.path.join(parent, name))
+            total += status.st_blocks * 512 if status.st_nlink == 1 else 0
+    return total
+
+
+def text_of_live_jobs(workspace: Path) -> str:
+    """What the attempts of a workspace that have not ended say about the paths they use.
+
+    An attempt has ended when its job left an exit code, or a watcher has seen its end.
+    """
+    texts = []
+    for attempt in (workspace.absolute() / "runs").glob(f"*/a*/{ATTEMPT_FILE}"):
+        folder = attempt.parent
+        ended = (folder / EXIT_CODE).exists() or (folder / ENDED_FILE).exists()
+        if ended or time.time() - attempt.stat().st_mtime > _MAX_LIFE_SECONDS:
+            continue
+        for pattern in _FILES_THAT_NAME:
+            texts += [path.read_text(encoding="utf-8", errors="replace") for path in folder.glob(pattern)]
+    return "\n".join(texts)
+
+
+_CHECKOUT = re.compile(r"[0-9a-f]{40}(\+submodules)?")
+
+
+def find_old_checkouts(workspace: Path, policy: Policy) -> list[Removal]:
+    """The checkouts that `policy` does not keep, counted per repository; nothing is removed.
+
+    Changed trees that are old, and what killed check-outs left, are among them: the next check-out of the same commit
+    removes these too, but most commits are never checked out again.
+    """
+    used = text_of_live_jobs(workspace)
+    found = []
+    for repository in sorted((workspace.absolute() / "checkouts").glob("*")):
+        candidates = [
+            Candidate(path=path, size=size_of(path), last_used=path.stat().st_mtime)
+            for path in repository.glob("*")
+            if _CHECKOUT.fullmatch(path.name)
+        ]
+        found += choose(candidates, policy, used, now=time.time())
+        changed = [tree for tree in old_changed_trees(repository) if _checkout(tree) not in used]
+        found += old_leftovers(changed, "modified copy, replaced by a fresh one")
+        found += old_leftovers(unfinished(repository), "left by an interrupted checkout")
+    return found
+
+
+def remove_checkouts(workspace: Path, removals: Sequence[Removal]) -> list[Removal]:
+    """Remove checkouts, each under its lease; return those that are gone. One that was wanted meanwhile stays.
+
+    Raises:
+        TransientError: Another process holds a checkout's lease for too long.
+
+    """
+    removed = []
+    for removal in removals:
+        folder = removal.path
+        checkout = _checkout(folder)
+        with lease(folder.with_name(f"{checkout}.lease")):
+            wanted_again = folder.exists() and removal.wanted_since(folder.stat().st_mtime)
+            if not folder.exists() or wanted_again or checkout in text_of_live_jobs(workspace):
+                continue
+            # The name of a leftover: if this is killed, the next one, or a check-out of the commit, removes the rest.
+            aside = folder.with_name(f".{checkout}.{uuid.uuid4().hex}.tmp")
+            folder.rename(aside)
+        shutil.rmtree(aside, ignore_errors=True)
+        removed.append(removal)
+    return removed
+
+
+def _checkout(folder: Path) -> str:
+    """The name of the checkout that a folder is, was, or was to become."""
+    found = _CHECKOUT.search(folder.name)
+    return found[0] if found else folder.name
+
+
+_IMAGE = re.compile(r"[0-9a-f]{64}\.sqsh")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+def find_old_images(
+    workspace: Path, images: Path, policy: Policy, settings: ImageImport | None = None
+) -> list[Removal]:
+    """The imported images that `policy` does not keep; nothing is removed.
+
+    What killed imports left, here and where imports of this machine work, is among them: the next import of the same
+    digest removes it too, but most digests are never imported again.
+
+    Args:
+        workspace: Whose jobs may use them, besides those of others that share the folder.
+        images: Where images are kept.
+        policy: How much is kept.
+        settings: Folders of imports.
+
+    Raises:
+        PermanentError: The jobs that use the images are unknown.
+
+    """
+    candidates = [
+        Candidate(path=path, size=path.stat().st_size, last_used=_last_used(path))
+        for path in images.absolute().glob("*.sqsh")
+        if _IMAGE.fullmatch(path.name)
+    ]
+    bases = (temporary_folder((settings or ImageImport()).temp),)
+    return [
+        *choose(candidates, policy, _text_of_live_jobs(images, workspace), now=time.time()),
+        *old_leftovers(leftover_scratch_dirs(images.absolute(), bases), "left by an interrupted import"),
+    ]
+
+
+def remove_images(workspace: Path, images: Path, removals: Sequence[Removal]) -> list[Removal]:
+    """Remove images and what killed imports left, each under the lease of its digest; return those that are gone.
+
+    One that was wanted meanwhile stays.
+
+    Args:
+        workspace: Whose jobs may use them, besides those of others that share the folder.
+        images: Where images are kept.
+        removals: What `find_old_images` has found.
+
+    Raises:
+        PermanentError: The jobs that use the images are unknown.
+        TransientError: Another process holds an image's lease for too long.
+
+    """
+    removed = []
+    for removal in removals:
+        path = removal.path
+        with lease(images.absolute() / f".{_digest(path)}.lease"):
+            wanted_again = path.exists() and removal.wanted_since(_last_used(path))
+            if not path.exists() or wanted_again or is_named(path, _text_of_live_jobs(images, workspace)):
+                continue
+            if path.is_dir():
+                remove_tree(path)
+            else:
+                # The sidecar first: an image without one is never used.
+                path.with_suffix(".json").unlink(missing_ok=True)
+                path.unlink()
+        removed.append(removal)
+    return removed
+
+
+def _text_of_live_jobs(images: Path, workspace: Path) -> str:
+    users = {workspace.absolute(), *workspace_refs(images.absolute())}
+    return "\n".join(text_of_live_jobs(user) for user in sorted(users))
+
+
+def _digest(path: Path) -> str:
+    """The digest of an image, or of the one that an import was to make in a folder."""
+    found = _DIGEST.search(path.name)
+    return found[0] if found else path.name
+
+
+def _last_used(path: Path) -> float:
+    """Unix time when an image was last wanted: each pull touches its sidecar; without one the file's own time."""
+    sidecar = path.with_suffix(".json")
+    return (sidecar if sidecar.exists() else path).stat().st_mtime

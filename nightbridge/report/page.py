@@ -1,0 +1,481 @@
+"""What the report says: verdicts and history turned into the words and rows that the template lays out."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from nightbridge.gate.gate import (
+    GOOD_VERDICTS,
+    METRIC_BY_NAME,
+    METRICS,
+    OUTCOME_WORDS,
+    good_runs_before,
+    repeats_of,
+)
+from nightbridge.history.metrics import (
+    format_change,
+    format_count,
+    format_percent,
+    format_point,
+    format_value,
+)
+from nightbridge.history.reading import HistoryRow, Pin
+from nightbridge.models import Comparison, Summary, Verdict, VerdictStatus
+from nightbridge.report.changes_view import Since, changes_since, compare_link
+from nightbridge.report.charts import (
+    NightPoint,
+    PointKind,
+    loss_chart,
+    nights_chart,
+    sparkline,
+    spread_chart,
+    step_time_chart,
+    step_times,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Tone = Literal["good", "bad", "warn", "none"]
+
+SPARKLINE_NIGHTS = 30
+
+
+class StatusWords(NamedTuple):
+    """How a verdict is shown, and what to do about it."""
+
+    label: str
+    symbol: str
+    tone: Tone
+    task: str
+
+
+# A run with one of these verdicts was measured over less than it should have been: its numbers are shown, not judged.
+UNJUDGED = frozenset({VerdictStatus.FAILED, VerdictStatus.SHORT, VerdictStatus.CANCELLED, VerdictStatus.INFRASTRUCTURE})
+
+# The gravest first: the order of the matrix and of the morning's list.
+STATUS_WORDS: dict[VerdictStatus, StatusWords] = {
+    VerdictStatus.REGRESSED: StatusWords(
+        "regressed", "◆", "bad", "Find the cause in the changes below, then fix it or accept the new level."
+    ),
+    VerdictStatus.UNSTABLE: StatusWords("unstable", "≈", "bad", "Rerun it, and compare the nodes it ran on."),
+    VerdictStatus.FAILED: StatusWords("failed", "✕", "bad", "Read the job's log; changed pins are listed below."),
+    VerdictStatus.SHORT: StatusWords("short", "✕", "bad", "Read the job's log: why did it end before its last step?"),
+    VerdictStatus.INFRASTRUCTURE: StatusWords(
+        "infrastructure", "!", "warn", "The code was not tested. Fix the cause, then start a new attempt."
+    ),
+    VerdictStatus.INVALID: StatusWords("invalid", "!", "warn", "Fix the test's file; nothing was started."),
+    VerdictStatus.CANCELLED: StatusWords("cancelled", "–", "warn", "Start a new attempt if it is still needed."),
+    VerdictStatus.NO_BASELINE: StatusWords("no baseline", "○", "none", ""),
+    VerdictStatus.IMPROVED: StatusWords("improved", "★", "good", ""),
+    VerdictStatus.PASSED: StatusWords("passed", "✓", "good", ""),
+}
+
+COMPARISON_WORDS: dict[str, tuple[str, Tone]] = {
+    "regressed": ("worse", "bad"),
+    "improved": ("better", "good"),
+    "passed": ("", "none"),
+    "missing": ("not measured", "bad"),
+    "no_baseline": ("nothing to compare with", "none"),
+}
+
+
+class Cell(NamedTuple):
+    """One metric of one test in the matrix."""
+
+    label: str
+    unit: str
+    value: str
+    change: str
+    word: str
+    tone: Tone
+    golden: str = ""
+
+
+class PinChange(NamedTuple):
+    """What one part of the run was, tonight and in the last good night. Texts may hold anything: escape them."""
+
+    name: str
+    now: str
+    subject: str
+    before: str
+    subject_before: str
+    changed: bool | None
+    link: str
+
+
+class Drawing(NamedTuple):
+    """One chart: what it shows for those who do not see it, the drawing, and the words below."""
+
+    label: str
+    svg: str
+    caption: str
+
+
+class NewCommits(NamedTuple):
+    """What a repository got since the night before: hash and subject, newest first."""
+
+    name: str
+    lines: tuple[str, ...]
+
+
+class Section(NamedTuple):
+    """One test of the night."""
+
+    anchor: str
+    title: str
+    point: str
+    words: StatusWords
+    reasons: tuple[str, ...]
+    notes: tuple[str, ...]
+    cells: tuple[Cell, ...]
+    sparkline: str
+    nights_svg: str
+    nights_caption: str
+    loss_svg: str
+    loss_caption: str
+    step_charts: tuple[Drawing, ...]
+    pins: tuple[PinChange, ...]
+    last_good: str
+    first_bad: str
+    suspects: tuple[PinChange, ...]
+    since: Since | None
+    facts: tuple[tuple[str, str], ...]
+    kept_at: str
+    links: tuple[tuple[str, str], ...]
+    commits: tuple[NewCommits, ...]
+
+
+class Page(NamedTuple):
+    """The whole report, the gravest test first."""
+
+    scenario: str
+    night: str
+    headline: str
+    subline: str
+    tone: Tone
+    columns: tuple[tuple[str, str], ...]
+    tasks: tuple[Section, ...]
+    sections: tuple[Section, ...]
+    has_golden: bool
+
+
+def build_page(
+    night: str,
+    scenario: str,
+    verdicts: Sequence[Verdict],
+    rows: Mapping[str, Sequence[HistoryRow]],
+    curves: "Mapping[str, pd.DataFrame | None]",
+    notes: Mapping[str, Sequence[str]],
+    baselines: "Mapping[str, pd.DataFrame | None] | None" = None,
+    links: Mapping[str, Sequence[tuple[str, str]]] | None = None,
+    commits: Mapping[str, Sequence[NewCommits]] | None = None,
+) -> Page:
+    """Everything that the template needs; the mappings are by run key."""
+    verdicts = gravest_first(verdicts)
+    sections = tuple(
+        _section(
+            verdict,
+            rows.get(verdict.run_key, ()),
+            curves.get(verdict.run_key),
+            notes.get(verdict.run_key, ()),
+            (baselines or {}).get(verdict.run_key),
+            (links or {}).get(verdict.run_key, ()),
+            (commits or {}).get(verdict.run_key, ()),
+        )
+        for verdict in verdicts
+    )
+    calls = [verdict for verdict in verdicts if STATUS_WORDS[verdict.status].task]
+    headline, subline = headline_of(verdicts)
+    return Page(
+        scenario=scenario,
+        night=night,
+        headline=headline,
+        subline=subline,
+        tone=STATUS_WORDS[calls[0].status].tone if calls else "good",
+        columns=tuple((metric.label, metric.unit) for metric in METRICS),
+        tasks=sections[: len(calls)],
+        sections=sections,
+        has_golden=any(cell.golden for section in sections for cell in section.cells),
+    )
+
+
+def gravest_first(verdicts: Iterable[Verdict]) -> list[Verdict]:
+    """The order in which verdicts are shown."""
+    order = list(STATUS_WORDS)
+    return sorted(verdicts, key=lambda verdict: (order.index(verdict.status), verdict.test_id, verdict.run_key))
+
+
+def headline_of(verdicts: Sequence[Verdict]) -> tuple[str, str]:
+    """What needs attention in one sentence, and how the night went in another."""
+    calls = [verdict for verdict in verdicts if STATUS_WORDS[verdict.status].task]
+    counts = [
+        f"{count} {words.label}"
+        for status, words in STATUS_WORDS.items()
+        if (count := sum(verdict.status is status for verdict in verdicts))
+    ]
+    tests = format_count(len(verdicts), "test")
+    subline = f"{tests}: {', '.join(counts)}." if verdicts else "No test ran."
+    if not verdicts:
+        return "Nothing ran tonight.", subline
+    if not calls:
+        return "Nothing to do this morning.", subline
+    if len(calls) == 1:
+        return f"Look at {calls[0].test_id}: {short_reason(calls[0])}.", subline
+    return f"{len(calls)} of {tests} need attention.", subline
+
+
+def short_reason(verdict: Verdict) -> str:
+    """The verdict in a few words: the metrics that regressed, else the status and its first reason."""
+    moved = [
+        f"{METRIC_BY_NAME[item.metric].label} {format_change(item.change)}".rstrip()
+        for item in verdict.comparisons
+        if item.status == "regressed"
+    ]
+    if verdict.status is VerdictStatus.REGRESSED and moved:
+        return ", ".join(moved)
+    label = STATUS_WORDS[verdict.status].label
+    return f"{label}, {verdict.reasons[0]}" if verdict.reasons else label
+
+
+def cell_of(comparison: Comparison, verdict: VerdictStatus) -> Cell:
+    """One metric in words. The arrow says where the number went, the word whether that is good."""
+    judged = verdict not in UNJUDGED or comparison.status == "missing"
+    word, tone = COMPARISON_WORDS[comparison.status if judged else "passed"]
+    arrow = "" if not comparison.change else ("▲ " if comparison.change > 0 else "▼ ")
+    change = format_change(comparison.change)
+    if change.startswith("±"):
+        arrow = ""
+    return Cell(
+        label=METRIC_BY_NAME[comparison.metric].label,
+        unit=comparison.unit,
+        value=format_value(comparison.value),
+        change=arrow + change,
+        word=word,
+        tone=tone,
+        golden=_beside_golden(comparison),
+    )
+
+
+def _beside_golden(comparison: Comparison) -> str:
+    """The change against the golden value, `golden +1.2 %`; empty without one."""
+    if comparison.value is None or not comparison.golden:
+        return ""
+    return f"golden {format_change((comparison.value - comparison.golden) / abs(comparison.golden))}"
+
+
+def last_good_run(verdict: Verdict, rows: Sequence[HistoryRow]) -> HistoryRow | None:
+    """The run that tonight's curves are laid over: the last good one before it."""
+    return next(reversed(good_runs_before(verdict.night, rows)), None)
+
+
+def _section(
+    verdict: Verdict,
+    rows: Sequence[HistoryRow],
+    curve: "pd.DataFrame | None",
+    notes: Sequence[str],
+    baseline: "pd.DataFrame | None",
+    links: Sequence[tuple[str, str]],
+    commits: Sequence[NewCommits],
+) -> Section:
+    rows = sorted((row for row in rows if row.night <= verdict.night), key=lambda row: (row.night, row.harvested_at))
+    tonight = next((row for row in rows if row.run_key == verdict.run_key), None)
+    last_good = last_good_run(verdict, rows)
+    first_bad = _first_regressed(verdict.night, rows, last_good) if verdict.status is VerdictStatus.REGRESSED else None
+    nights_svg, nights_caption = _nights(verdict, rows)
+    loss_svg = loss_chart(curve, baseline) if curve is not None else ""
+    overlaid = f" Dashed: the last good night, {last_good.night}." if last_good and baseline is not None else ""
+    runs = 1 + len(repeats_of(tonight, rows)) if tonight else 1
+    whose = "tonight" if runs == 1 else f"of the first of tonight's {runs} runs"
+    return Section(
+        anchor=verdict.run_key,
+        title=verdict.test_id,
+        point=_sweep_point(tonight),
+        words=STATUS_WORDS[verdict.status],
+        reasons=verdict.reasons,
+        notes=(*notes, *(tonight.summary.notes if tonight else ())),
+        cells=tuple(
+            cell_of(comparison, verdict.status)
+            for comparison in verdict.comparisons
+            if any(comparison.metric == metric.name for metric in METRICS)
+        ),
+        sparkline=_sparkline(verdict, rows),
+        nights_svg=nights_svg,
+        nights_caption=nights_caption,
+        loss_svg=loss_svg,
+        loss_caption=f"Loss of every step {whose}.{overlaid}" if loss_svg else "",
+        step_charts=_step_charts(curve, tonight, baseline, last_good, whose, overlaid),
+        pins=_pins(tonight, last_good),
+        last_good=last_good.night if last_good else "",
+        first_bad=first_bad.night if first_bad else "",
+        suspects=tuple(pin for pin in _pins(first_bad, last_good) if pin.changed),
+        since=changes_since(verdict.suspects) if verdict.suspects else None,
+        facts=_facts(verdict, tonight, runs),
+        kept_at=f"{verdict.store_url}/{verdict.prefix}" if verdict.prefix else "",
+        links=tuple(links),
+        commits=tuple(commits),
+    )
+
+
+def _sweep_point(row: HistoryRow | None) -> str:
+    return format_point(dict(sorted(row.sweep_point.items()))) if row else ""
+
+
+def _first_regressed(night: str, rows: Sequence[HistoryRow], last_good: HistoryRow | None) -> HistoryRow | None:
+    """The night in which it began, if that was before this one: the cause lies between it and the last good one."""
+    if last_good is None:
+        return None
+    return next(
+        (
+            row
+            for row in rows
+            if last_good.night < row.night < night and row.repeat == 0 and row.verdict is VerdictStatus.REGRESSED
+        ),
+        None,
+    )
+
+
+def _nights(verdict: Verdict, rows: Sequence[HistoryRow]) -> tuple[str, str]:
+    """The step time over the nights, with tonight's baseline."""
+    points = _night_points(verdict, rows)
+    if not points:
+        return "", ""
+    comparison = next((item for item in verdict.comparisons if item.metric == "step_time"), None)
+    baseline = comparison.baseline if comparison else None
+    caption = "Median step time of each night; the thin lines reach from the 5th to the 95th percentile of its steps."
+    if comparison and baseline is not None:
+        caption += f" Band: baseline ± {format_percent(comparison.threshold)}."
+    return nights_chart(points, "step time, s", baseline, comparison.threshold if comparison else 0.0), caption
+
+
+def _night_points(verdict: Verdict, rows: Sequence[HistoryRow]) -> list[NightPoint]:
+    """The nights' step times, tonight included also when it has no row; none where no night has one."""
+    points = [
+        NightPoint(row.night, row.summary.step_time, row.summary.step_time_p05, row.summary.step_time_p95, _kind(row))
+        for row in rows
+        if row.repeat == 0
+    ]
+    if points and points[-1].night != verdict.night:
+        points.append(NightPoint(verdict.night, None, None, None, "other"))
+    return points
+
+
+def _sparkline(verdict: Verdict, rows: Sequence[HistoryRow]) -> str:
+    points = _night_points(verdict, rows)[-SPARKLINE_NIGHTS:]
+    return sparkline(points) if len(points) > 1 else ""
+
+
+def _step_charts(
+    curve: "pd.DataFrame | None",
+    tonight: HistoryRow | None,
+    baseline: "pd.DataFrame | None",
+    last_good: HistoryRow | None,
+    whose: str,
+    overlaid: str,
+) -> tuple[Drawing, ...]:
+    """The time of every step, and how the steady ones are distributed."""
+    if curve is None:
+        return ()
+    steady = _steady(curve, tonight)
+    before = _steady(baseline, last_good) if baseline is not None else []
+    drawings = (
+        Drawing(
+            "Time of every step",
+            step_time_chart(curve, baseline),
+            f"Time of every step {whose}; an arrow is a step that took longer than the axis shows.{overlaid}",
+        ),
+        Drawing(
+            "Distribution of step times",
+            spread_chart(steady, before),
+            f"How the {len(steady)} step times of the steady window are distributed.{overlaid}",
+        ),
+    )
+    return tuple(drawing for drawing in drawings if drawing.svg)
+
+
+def _steady(curve: "pd.DataFrame", row: HistoryRow | None) -> list[float]:
+    window = (row.summary.steady_first_step, row.summary.steady_last_step) if row else (None, None)
+    return step_times(curve, *window)
+
+
+def _kind(row: HistoryRow) -> PointKind:
+    if row.verdict in GOOD_VERDICTS:
+        return "good"
+    return "regressed" if row.verdict is VerdictStatus.REGRESSED else "other"
+
+
+def _pins(tonight: HistoryRow | None, before: HistoryRow | None) -> tuple[PinChange, ...]:
+    if tonight is None:
+        return ()
+    return (
+        _commit_change("Megatron-Bridge", tonight.megatron_bridge, before.megatron_bridge if before else None),
+        *(
+            (_commit_change("NeMo-Run", tonight.nemo_run, before.nemo_run if before else None),)
+            if tonight.nemo_run
+            else ()
+        ),
+        _plain_change("Image", _image(tonight), _image(before) if before else None),
+        _plain_change("Nodes", tonight.nodes or "–", (before.nodes or "–") if before else None),
+    )
+
+
+def _commit_change(name: str, now: Pin, before: Pin | None) -> PinChange:
+    changed = None if before is None else before.commit != now.commit
+    return PinChange(
+        name=name,
+        now=_commit_text(now),
+        subject=now.subject,
+        before=_commit_text(before) if before else "",
+        subject_before=before.subject if before else "",
+        changed=changed,
+        link=compare_link(now.url, before.commit, now.commit) if before and changed else "",
+    )
+
+
+def _plain_change(name: str, now: str, before: str | None) -> PinChange:
+    return PinChange(name, now, "", before or "", "", None if before is None else before != now, "")
+
+
+def _commit_text(pin: Pin) -> str:
+    day = f" of {pin.committed_at:%Y-%m-%d}" if pin.committed_at else ""
+    # `git describe` ends with the abbreviated commit, except on a tag.
+    names = pin.describe if pin.commit[:7] in pin.describe else f"{pin.describe} {pin.commit[:10]}".strip()
+    return names + day
+
+
+def _image(row: HistoryRow) -> str:
+    if row.image_digest is None:
+        return row.image or "no container"
+    digest = row.image_digest.removeprefix("sha256:")[:12]
+    return f"{row.image} ({digest})" if row.image else digest
+
+
+def _facts(verdict: Verdict, row: HistoryRow | None, runs: int) -> tuple[tuple[str, str], ...]:
+    """Further details, as name and value; unknown things are left out. `runs` is how many tonight had."""
+    facts = [("Job", str(verdict.job_id) if verdict.job_id is not None else "")]
+    if row:
+        outcome = OUTCOME_WORDS[row.outcome]
+        facts += [
+            ("Cluster", row.cluster),
+            ("Attempt", str(row.attempt) if row.attempt > 1 else ""),
+            ("Outcome", f"{outcome} ({row.outcome_reason})" if row.outcome_reason else outcome),
+            *_summary_facts(row.summary),
+        ]
+    if runs > 1:
+        facts.append(("Compared", f"median of tonight's {runs} runs"))
+    if good := len(verdict.baseline_runs):
+        facts.append(("Baseline", f"median of {good} good runs" if good > 1 else "the last good run"))
+    return tuple((name, value) for name, value in facts if value)
+
+
+def _summary_facts(summary: Summary) -> list[tuple[str, str]]:
+    expected = f" of {summary.steps_expected}" if summary.steps_expected is not None else ""
+    window = f"steps {summary.steady_first_step} to {summary.steady_last_step}" if summary.steady_first_step else ""
+    spread = ""
+    if summary.step_time_p05 is not None and summary.step_time_p95 is not None:
+        spread = f"{format_value(summary.step_time_p05)} to {format_value(summary.step_time_p95, 's')}"
+    return [
+        ("Steps done", f"{summary.steps_done}{expected}"),
+        ("Steady window", window),
+        ("Step time, 5 % to 95 %", spread),
+        ("Measured from", summary.source if summary.source != "none" else "nothing"),
+    ]

@@ -1,0 +1,125 @@
+"""Queries about stored runs: what the trend is, how two runs compare, whether they are alike."""
+
+from typing import TYPE_CHECKING
+
+from nightbridge.errors import DamagedData, InvalidInput
+from nightbridge.gate.decisions import read_decisions
+from nightbridge.gate.evidence import Contract, gather_evidence, since_of
+from nightbridge.gate.gate import compare, compare_with
+from nightbridge.gate.reference import read_scalars
+from nightbridge.gate.trend import Trend, trends
+from nightbridge.harvest.archive import load_record
+from nightbridge.harvest.manifest import last_attempt
+from nightbridge.history.reading import (
+    HistoryRow,
+    StoredSeries,
+    find_series,
+    read_history,
+    read_recent,
+    row_of,
+)
+from nightbridge.models import Model, ReferencePolicy, RunRecord, Verdict
+from nightbridge.store.protocol import ObjectStore
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from nightbridge.goldens.parity import Parity, ParityGate
+
+
+class TestHistory(Model):
+    """A test's latest series with its trends, and what other series the store has of it."""
+
+    __test__ = False  # not a pytest class
+
+    test_id: str
+    cluster: str
+    series: str
+    rows: tuple[HistoryRow, ...]
+    trends: tuple[Trend, ...]
+    others: tuple[StoredSeries, ...]
+
+
+def history_of(store: ObjectStore, test_id: str, cluster: str | None = None) -> TestHistory:
+    """The history of a test: its series with the latest night, on one cluster or on any.
+
+    Raises:
+        InvalidInput: The store has no history of the test.
+        DamagedData: A row cannot be read.
+    """
+    found = find_series(store, test_id, cluster)
+    for number, latest in enumerate(found):
+        rows = read_history(store, latest.cluster, latest.series)
+        # Ids that differ only in what a slug leaves out are found together.
+        if rows and rows[0].test_id == test_id:
+            return TestHistory(
+                test_id=test_id,
+                cluster=latest.cluster,
+                series=latest.series,
+                rows=rows,
+                trends=trends(rows, decisions=read_decisions(store, latest.cluster, latest.series)),
+                others=found[number + 1 :],
+            )
+    where = f"{store.url}, cluster {cluster}" if cluster else store.url
+    raise InvalidInput("no history of this test", thing=f"{test_id} in {where}", advice="Check test id and store")
+
+
+def compare_stored(
+    store: ObjectStore, run_key: str, baseline: str | None = None, contract: Contract | None = None
+) -> Verdict:
+    """Judge a stored run again: against the good runs before it, or against one other run.
+
+    Args:
+        store: Where both are.
+        run_key: The run.
+        baseline: The run key of the other one; None for the run's own history.
+        contract: What the site owes each test; of no account against one other run.
+
+    Raises:
+        InvalidInput: One of them is not in the store.
+        DamagedData: One of them is not what was committed.
+    """
+    record = _record(store, run_key)
+    if baseline is None:
+        history = read_recent(store, record.job.cluster, record.series, record.spec.night)
+        return compare(record, history, gather_evidence(store, record, contract, since_of(history)))
+    other = _record(store, baseline)
+    return compare_with(record, (row_of(other, compare_with(other, ())),))
+
+
+def parity_stored(store: ObjectStore, run_a: str, run_b: str, policy: ReferencePolicy | None = None) -> "Parity":
+    """Compare the curves of two stored runs: B against A.
+
+    Args:
+        store: Where both are.
+        run_a: The reference's run key.
+        run_b: The other one's.
+        policy: How far the losses may be apart at single iterations; the usual limits when None.
+
+    Raises:
+        InvalidInput: One of them is not in the store.
+        DamagedData: One of them is not what was committed, or has no scalars.
+    """
+    from nightbridge.goldens.parity import DEFAULT_ITERATIONS, compare_runs
+
+    a, b = _metrics(store, run_a), _metrics(store, run_b)
+    return compare_runs(a, b, names=(run_a, run_b), policy=policy or DEFAULT_ITERATIONS)
+
+
+def parity_page_stored(store: ObjectStore, found: "Parity", gate: "ParityGate") -> str:
+    """The page about two stored runs that `parity_stored` has compared. Raises as it does."""
+    from nightbridge.report.parity_page import parity_html
+
+    return parity_html(found, _metrics(store, found.a), _metrics(store, found.b), gate)
+
+
+def _record(store: ObjectStore, run_key: str) -> RunRecord:
+    prefix = last_attempt(store, run_key)
+    record = load_record(store, prefix)
+    if record is None:
+        raise DamagedData("no record", thing=store.url_of(prefix), advice="Harvest the run again")
+    return record
+
+
+def _metrics(store: ObjectStore, run_key: str) -> "pd.DataFrame":
+    return read_scalars(store, last_attempt(store, run_key))

@@ -1,0 +1,301 @@
+"""An attempt's folder: what is written there, when, and by whom. The ledger that makes a job exactly one.
+
+attempt.json      opened, before anything else                       `AttemptContext`
+intent.json       about to submit; later intents intent-2.json, ...  `Intent`
+job.sh            the script as submitted
+submission.json   submitted: the job's id                            `Submission`
+refusal.json      why the shim did not submit, the last time        `Refusal`
+cancellation.json why the watcher cancelled the job                  `Cancellation`
+claim, exit_code  left by the job itself (see `script`)
+"""
+
+import contextlib
+import os
+import re
+import socket
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from pydantic import Field
+
+from nightbridge.errors import (
+    DamagedData,
+    LaunchRefused,
+    PermanentError,
+    StatusUnknown,
+    TransientError,
+)
+from nightbridge.files import create_exclusively, read_model, write_model
+from nightbridge.models import ClusterSettings, Model, RunKey, utc_now
+from nightbridge.slurm.protocol import JobNotAccepted
+from nightbridge.slurm.script import ATTEMPT_RECORD, CLAIM, EXIT_CODE
+
+ATTEMPT_FILE = ATTEMPT_RECORD
+SUBMISSION_FILE = "submission.json"
+REFUSAL_FILE = "refusal.json"
+CANCELLATION_FILE = "cancellation.json"
+JOB_SCRIPT = "job.sh"
+
+_M = TypeVar("_M", bound=Model)
+_Kind = Literal["not_accepted", "unknown", "transient", "permanent"]
+
+_ATTEMPT_FOLDER = re.compile(r"a([1-9]\d*)")
+_INTENT_FILE = re.compile(r"intent(?:-([1-9]\d*))?\.json")
+
+
+class AttemptContext(Model):
+    """What the shim needs to know to submit, whoever started it."""
+
+    run_key: RunKey
+    attempt: int = Field(ge=1)
+    attempt_dir: Path
+    workspace: Path
+    cluster: ClusterSettings
+    sbatch_options: tuple[str, ...] = Field((), description="Added after the launcher's own options, so they win.")
+    opened_at: datetime
+
+    @property
+    def name(self) -> str:
+        """The attempt's name, which is the Slurm job's name."""
+        return f"{self.run_key}-a{self.attempt}"
+
+
+class Intent(Model):
+    """Somebody is about to submit. Until it is older than the accounting horizon, nobody else does."""
+
+    at: datetime
+    host: str
+    pid: int
+    launcher_script: Path
+    experiment_dir: Path
+
+
+class Submission(Model):
+    """The attempt's job."""
+
+    job_id: int
+    name: str
+    cluster: str
+    script: Path = Field(description="The submitted copy.")
+    launcher_script: Path
+    experiment_dir: Path
+    submitted_at: datetime
+    found: bool = Field(
+        False, description="Found in Slurm by its name: whoever submitted it did not live to record it."
+    )
+
+
+class Refusal(Model):
+    """Why the shim did not submit."""
+
+    kind: _Kind
+    what: str
+    thing: str = ""
+    advice: str = ""
+    at: datetime
+
+    @classmethod
+    def of(cls, error: TransientError | PermanentError) -> "Refusal":
+        """The record of an error."""
+        kind = next((kind for kind, made in _REFUSALS.items() if isinstance(error, made)), "permanent")
+        return cls(kind=kind, what=error.what, thing=error.thing, advice=error.advice, at=utc_now())
+
+    def error(self) -> TransientError | LaunchRefused:
+        """The error of a record."""
+        return _REFUSALS[self.kind](self.what, thing=self.thing, advice=self.advice)
+
+
+# The first class that fits.
+_REFUSALS: dict[_Kind, type[TransientError] | type[LaunchRefused]] = {
+    "not_accepted": JobNotAccepted,
+    "unknown": StatusUnknown,
+    "transient": TransientError,
+    "permanent": LaunchRefused,
+}
+
+
+class Cancellation(Model):
+    """Why the watcher cancelled a job, recorded before it did."""
+
+    job_id: int
+    policy: Literal["hopeless", "max_pending", "max_runtime"]
+    reason: str
+    advice: str
+    at: datetime
+
+
+def last_attempt(run_dir: Path) -> int:
+    """The number of the newest attempt of a run, 0 when there is none.
+
+    Args:
+        run_dir: `<workspace>/runs/<run key>`.
+
+    """
+    if not run_dir.is_dir():
+        return 0
+    found = (_ATTEMPT_FOLDER.fullmatch(entry.name) for entry in run_dir.iterdir())
+    return max((int(match[1]) for match in found if match), default=0)
+
+
+def open_attempt(
+    workspace: Path, run_key: str, cluster: ClusterSettings, *, sbatch_options: Sequence[str] = ()
+) -> AttemptContext:
+    """Open the next attempt of a run: make its folder, which only one caller can, and record it before anything else.
+
+    Args:
+        workspace: The workspace; the folder is `<workspace>/runs/<run key>/a<n>`, absolute.
+        run_key: The run.
+        cluster: Where its job will be submitted.
+        sbatch_options: Further options for sbatch.
+
+    """
+    run_dir = workspace.absolute() / "runs" / run_key
+    run_dir.mkdir(parents=True, exist_ok=True)
+    number = last_attempt(run_dir) + 1
+    while True:
+        folder = run_dir / f"a{number}"
+        try:
+            folder.mkdir()
+            break
+        except FileExistsError:
+            number += 1
+    context = _opened_now(workspace, run_key, number, cluster, sbatch_options)
+    write_model(folder / ATTEMPT_FILE, context)
+    return context
+
+
+def current_attempt(
+    workspace: Path, run_key: str, cluster: ClusterSettings, *, sbatch_options: Sequence[str] = ()
+) -> AttemptContext:
+    """The newest attempt of a run, opened now if there is none.
+
+    An attempt whose opener died before recording it has submitted nothing; it is recorded here.
+    """
+    run_dir = workspace.absolute() / "runs" / run_key
+    number = last_attempt(run_dir)
+    if number == 0:
+        return open_attempt(workspace, run_key, cluster, sbatch_options=sbatch_options)
+    folder = run_dir / f"a{number}"
+    if (folder / ATTEMPT_FILE).exists():
+        return read_attempt(folder)
+    context = _opened_now(workspace, run_key, number, cluster, sbatch_options)
+    create_exclusively(folder / ATTEMPT_FILE, context.model_dump_json(indent=2).encode())
+    return read_attempt(folder)
+
+
+def _opened_now(
+    workspace: Path, run_key: str, number: int, cluster: ClusterSettings, sbatch_options: Sequence[str]
+) -> AttemptContext:
+    root = workspace.absolute()
+    return AttemptContext(
+        run_key=run_key,
+        attempt=number,
+        attempt_dir=root / "runs" / run_key / f"a{number}",
+        workspace=root,
+        cluster=cluster,
+        sbatch_options=tuple(sbatch_options),
+        opened_at=utc_now(),
+    )
+
+
+def read_attempt(attempt_dir: Path) -> AttemptContext:
+    """The record of an opened attempt.
+
+    Raises:
+        DamagedData: There is none, or it cannot be read.
+
+    """
+    context = _read(AttemptContext, attempt_dir / ATTEMPT_FILE)
+    if context is None:
+        raise DamagedData("no such attempt", thing=str(attempt_dir), advice="Start the run again")
+    return context
+
+
+def read_submission(attempt_dir: Path) -> Submission | None:
+    """The attempt's job, None when none is recorded."""
+    return _read(Submission, attempt_dir / SUBMISSION_FILE)
+
+
+def read_refusal(attempt_dir: Path, *, since: datetime) -> Refusal | None:
+    """Why the shim refused at or after `since`, None when it did not."""
+    refusal = _read(Refusal, attempt_dir / REFUSAL_FILE)
+    return refusal if refusal is not None and refusal.at >= since else None
+
+
+def read_intents(attempt_dir: Path) -> list[Intent]:
+    """Every intent to submit that still stands, oldest first."""
+    intents = (_read(Intent, path) for _, path in _intent_files(attempt_dir))
+    return [intent for intent in intents if intent is not None]
+
+
+def declare_intent(attempt_dir: Path, launcher_script: Path, experiment_dir: Path, *, after: int) -> Path | None:
+    """Declare that this process is about to submit; None when somebody else did so first.
+
+    Intents are numbered, and each number can be made once. `after` is how many the caller saw before it looked for the
+    job: whoever looked at an older state of things loses.
+
+    Args:
+        attempt_dir: The attempt.
+        launcher_script: The script that the launcher passed to sbatch.
+        experiment_dir: The folder that the launcher made for exactly this job.
+        after: `newest_intent(attempt_dir)` from before the lookup.
+
+    """
+    intent = Intent(
+        at=utc_now(),
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        launcher_script=launcher_script,
+        experiment_dir=experiment_dir,
+    )
+    path = attempt_dir / ("intent.json" if after == 0 else f"intent-{after + 1}.json")
+    return path if create_exclusively(path, intent.model_dump_json(indent=2).encode()) else None
+
+
+def newest_intent(attempt_dir: Path) -> int:
+    """The number of the newest intent, 0 when there is none."""
+    return max((number for number, _ in _intent_files(attempt_dir)), default=0)
+
+
+def withdraw_intent(path: Path) -> None:
+    """Take one's own intent back after Slurm said no: no job exists, so nobody needs to wait for it."""
+    path.unlink(missing_ok=True)
+
+
+def record_cancellation(attempt_dir: Path, cancellation: Cancellation) -> None:
+    """Record why the attempt's job is about to be cancelled; the first record counts."""
+    create_exclusively(attempt_dir / CANCELLATION_FILE, cancellation.model_dump_json(indent=2).encode() + b"\n")
+
+
+def read_cancellation(attempt_dir: Path) -> Cancellation | None:
+    """Why the watcher cancelled the attempt's job, None when it did not."""
+    return _read(Cancellation, attempt_dir / CANCELLATION_FILE)
+
+
+def read_claim(attempt_dir: Path) -> int | None:
+    """The id of the job that claimed the attempt, None when none has (yet)."""
+    return _read_number(attempt_dir / CLAIM)
+
+
+def read_exit_code(attempt_dir: Path) -> int | None:
+    """The exit code that the job's script left, None when it has not (yet)."""
+    return _read_number(attempt_dir / EXIT_CODE)
+
+
+def _intent_files(attempt_dir: Path) -> list[tuple[int, Path]]:
+    found = ((_INTENT_FILE.fullmatch(entry.name), entry) for entry in attempt_dir.iterdir())
+    return sorted((int(match[1] or 1), path) for match, path in found if match)
+
+
+def _read_number(path: Path) -> int | None:
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        return int(path.read_text(encoding="ascii"))
+    return None
+
+
+def _read(kind: type[_M], path: Path) -> _M | None:
+    return read_model(
+        path, kind, what=f"cannot be read as {kind.__name__}", advice="It was changed by hand; open a new attempt"
+    )

@@ -1,0 +1,136 @@
+"""What sbatch's refusals mean: wait, look the job up, or change something."""
+
+import re
+from collections.abc import Sequence
+
+from nightbridge.errors import ErrorPattern, LaunchRefused, NightbridgeError, StatusUnknown, classify
+from nightbridge.slurm.protocol import JobNotAccepted
+
+# The first pattern that occurs in what sbatch wrote decides. Texts: slurm_errno.c, opt.c and sbatch.c of Slurm 22.05 to
+# 26.05. StatusUnknown: the job may exist all the same, so it is looked up by name before the next try.
+# JobNotAccepted: there is no job, a later try may work. LaunchRefused: a person has to change something.
+REFUSALS: tuple[ErrorPattern, ...] = (
+    ErrorPattern(
+        r"Unable to contact slurm controller \(connect failure\)|Connection refused|controller in standby mode",
+        JobNotAccepted, "slurmctld cannot be reached", "It is tried again; ask the site if this lasts",
+    ),
+    ErrorPattern(
+        r"Socket timed out|Unable to contact slurm controller|Zero Bytes were transmitted|Unexpected message received"
+        r"|[Tt]ransport endpoint is not connected|Communication (connection|shutdown) failure"
+        r"|Connection (reset|timed out)|Slurm communication error|Header lengths are longer",
+        StatusUnknown, "slurmctld stopped answering; the job may have been accepted",
+        "It is looked up before the next try",
+    ),
+    ErrorPattern(
+        r"(Protocol authentication error|Invalid authentication credential|Munge (en|de)code failed)",
+        JobNotAccepted, "authentication with slurmctld failed", "Check munge on this host: `munge -n | unmunge`",
+    ),
+    ErrorPattern(
+        r"(?:Assoc|QOS)\w*Submit\w*|MaxSubmitJobs|MaxJobCount",
+        JobNotAccepted, "a submit limit of the user, account or QOS is reached",
+        "It is tried again when jobs have ended",
+    ),
+    ErrorPattern(
+        r"temporarily unable to accept job|Resource temporarily unavailable|Unable to create job record, try again"
+        r"|RPC limit exceeded|rate limit|the DB index is being set|I/O error writing script/environment",
+        JobNotAccepted, "slurmctld takes no jobs at the moment", "It is tried again",
+    ),
+    ErrorPattern(
+        r"Required (partition|node) not available|Requested nodes are busy",
+        JobNotAccepted, "the partition or its nodes are down, drained or reserved", "It is tried again; see `sinfo -R`",
+    ),
+    ErrorPattern(
+        r"[Ii]nvalid partition|partition name specified|No partition specified",
+        LaunchRefused, "there is no such partition", "Set the cluster's partition to one that `sinfo` lists",
+    ),
+    ErrorPattern(
+        r"[Ii]nvalid account|account/partition combination",
+        LaunchRefused, "the account does not exist or may not use this partition",
+        "Set the cluster's account to one that `sacctmgr show associations user=$USER` lists",
+    ),
+    ErrorPattern(
+        r"[Ii]nvalid qos|QOS is not permitted|Job's QOS not permitted",
+        LaunchRefused, "the QOS does not exist or your account may not use it",
+        "Set the cluster's qos to one that `sacctmgr show associations user=$USER format=qos` lists",
+    ),
+    ErrorPattern(
+        r"Invalid --?time|[Ii]nvalid time|time limit is invalid|[Tt]ime limit specification required|WallDuration",
+        LaunchRefused, "the time limit is missing, malformed or above the partition's, account's or QOS's",
+        "Set time_limit to at most what `sinfo -o '%P %l'` shows",
+    ),
+    ErrorPattern(
+        r"Invalid (--nodes|node count)|not a valid node count|[Nn]ode count (specification|list)"
+        r"|[Mm]ore (nodes|processors) requested"
+        r"|MaxNode\w*PerJob|Invalid numeric value .* for --nodes",
+        LaunchRefused, "the number of nodes is invalid or above a limit",
+        "Lower num_gpus, or set gpus_per_node, so that the partition has enough nodes (`sinfo -o '%P %D'`)",
+    ),
+    ErrorPattern(
+        r"[Ii]nvalid (generic resource|GRES|gres)|Invalid Trackable RESource",
+        LaunchRefused, "the GPUs (gres) asked for do not exist here", "Compare gpus_per_node with `sinfo -o '%P %G'`",
+    ),
+    ErrorPattern(
+        r"node configuration is not available|partition configuration not available|Memory required by task"
+        r"|[Ii]nvalid feature|CPU count (specification|per node)|Invalid memory specification",
+        LaunchRefused, "no node of the partition can run this", "Compare nodes, CPUs, memory and GPUs with `sinfo -Nl`",
+    ),
+    ErrorPattern(
+        r"reservation", LaunchRefused, "the reservation does not exist or you may not use it",
+        "Check the cluster's reservation with `scontrol show reservation`",
+    ),
+    ErrorPattern(
+        r"group not permitted to use this partition|Access/permission denied|Operation not permitted",
+        LaunchRefused, "you may not submit there", "Choose another partition or account, or ask the site",
+    ),
+    ErrorPattern(
+        r"violates accounting/QOS policy",
+        LaunchRefused, "the job is above a limit of the user, account or QOS",
+        "Compare its nodes and time with `sacctmgr show associations user=$USER` and `sacctmgr show qos`",
+    ),
+    ErrorPattern(
+        r"dependency problem|[Ii]nvalid (job )?dependency", LaunchRefused, "the job that it depends on is not there",
+        "Check the dependency; jobs are forgotten some time after their end",
+    ),
+    ErrorPattern(
+        r"unrecognized option|invalid option|Invalid --|ambiguous", LaunchRefused, "sbatch does not know an option",
+        "Check the cluster's extra_sbatch_args against sbatch(1) of this site",
+    ),
+    ErrorPattern(
+        # The last one says nothing that the message does not.
+        r"Batch job submission failed", LaunchRefused, "the site refused the job", "See the message; ask the site",
+    ),
+)  # fmt: skip
+
+
+def refusal_of(message: str, thing: str) -> NightbridgeError:
+    """The error that fits what sbatch wrote. Silence leaves open whether there is a job."""
+    if not message.strip():
+        return StatusUnknown(
+            "sbatch ended without a word; the job may exist", thing=thing, advice="It is looked up before the next try"
+        )
+    known = _first_of(REFUSALS, message, thing)
+    return known or LaunchRefused(f"sbatch refused the job: {last_line(message)}", thing=thing, advice="See sbatch(1)")
+
+
+def known_refusal_of(message: str, thing: str) -> LaunchRefused | None:
+    """What a person has to change, from what sbatch wrote; None for what may pass and for what no one has heard of."""
+    known = _first_of(REFUSALS[:-1], message, thing)
+    return known if isinstance(known, LaunchRefused) else None
+
+
+def _first_of(refusals: Sequence[ErrorPattern], message: str, thing: str) -> NightbridgeError | None:
+    known = classify(message, refusals)
+    return known.error(thing, _line_of(known.pattern, message)) if known else None
+
+
+def _line_of(pattern: str, message: str) -> str:
+    """The line of a message in which a pattern ends; the last that says something before it, where that is empty."""
+    found = re.search(pattern, message)
+    end = found.end() if found else len(message)
+    return last_line(message[:end] + message[end:].partition("\n")[0])
+
+
+def last_line(text: str) -> str:
+    """The last line that says something, without the command's own prefix."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return re.sub(r"^\w+: error: ", "", lines[-1]) if lines else ""

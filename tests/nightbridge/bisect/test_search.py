@@ -1,0 +1,211 @@
+"""Bisect's decisions, on measurements whose first bad commit is known."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from nightbridge.bisect.search import (
+    Answer,
+    BisectPolicy,
+    Levels,
+    Measured,
+    answer,
+    likelihoods,
+    next_places,
+    prior_of_nights,
+)
+from nightbridge.errors import InvalidInput
+
+COMMITS = 64
+LEVELS = Levels(good=1.0, bad=1.03, noise=0.01)
+
+
+def search(
+    value: Callable[[int], float | None],
+    *,
+    commits: int = COMMITS,
+    levels: Levels = LEVELS,
+    at_once: int = 1,
+    policy: BisectPolicy | None = None,
+) -> tuple[Answer, Sequence[Measured], int]:
+    """Measure what is asked for until nothing is; a value of None is a commit that does not run."""
+    measured: list[Measured] = []
+    skipped: frozenset[int] = frozenset()
+    rounds = 0
+    while places := next_places(commits, levels, measured, skipped, None, policy, at_once):
+        rounds += 1
+        for place in places:
+            found = value(place)
+            if found is None:
+                skipped |= {place}
+            else:
+                measured.append(Measured(place=place, value=found))
+    return answer(commits, levels, measured, skipped, None, policy), measured, rounds
+
+
+def noisy(first_bad: int, seed: int, *, drift: float = 0.0, stray: float = 0.0) -> Callable[[int], float]:
+    random = np.random.default_rng(seed)
+
+    def value(place: int) -> float:
+        level = LEVELS.bad if place >= first_bad else LEVELS.good
+        bad_node = random.uniform(0.05, 0.3) if random.random() < stray else 0.0
+        return level * (1 + drift) * (1 + bad_node) * (1 + 0.01 * float(random.standard_normal()))
+
+    return value
+
+
+# --- what is found ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first_bad", [1, 2, 31, 32, 63, 64])
+def test_the_first_bad_commit_is_named_whatever_its_place(first_bad: int) -> None:
+    found, measured, _ = search(lambda place: LEVELS.bad if place >= first_bad else LEVELS.good)
+
+    assert (found.kind, found.first, found.last) == ("found", first_bad, first_bad)
+    assert found.probability >= 0.99
+    assert found.runs == len(measured) <= 20
+
+
+def test_noise_of_a_third_of_the_change_is_searched_through_by_repeating() -> None:
+    random = np.random.default_rng(1)
+    right, runs = 0, []
+    for seed in range(25):
+        first_bad = int(random.integers(1, COMMITS + 1))
+        found, measured, _ = search(noisy(first_bad, seed))
+        right += (found.kind, found.first) == ("found", first_bad)
+        runs.append(len(measured))
+
+    assert right >= 24
+    assert np.mean(runs) < 25
+
+
+def test_a_stray_run_on_a_bad_node_does_not_mislead() -> None:
+    strays = iter([1.2, 1.031])
+
+    def value(place: int) -> float:
+        # The two first runs, both of good commits, lie where a bad one would, and beyond.
+        return next(strays, LEVELS.bad if place >= 60 else LEVELS.good)
+
+    found, _, _ = search(value)
+
+    assert (found.kind, found.first) == ("found", 60)
+
+
+def test_a_cluster_that_drifted_a_little_does_not_mislead() -> None:
+    found, _, _ = search(lambda place: 1.008 * (LEVELS.bad if place >= 20 else LEVELS.good))
+
+    assert (found.kind, found.first) == ("found", 20)
+
+
+def test_no_commit_is_named_when_the_bad_end_is_good_today() -> None:
+    found, _, _ = search(lambda place: LEVELS.good)
+
+    assert found.kind == "still_good"
+    assert found.first == 0
+
+
+def test_no_commit_is_named_when_the_good_end_is_bad_today() -> None:
+    found, _, _ = search(lambda place: LEVELS.bad)
+
+    assert found.kind == "already_bad"
+
+
+def test_a_metric_that_falls_is_searched_alike() -> None:
+    levels = Levels(good=700.0, bad=680.0, noise=3.0)
+
+    found, _, _ = search(lambda place: levels.bad if place >= 7 else levels.good, levels=levels)
+
+    assert (found.kind, found.first) == ("found", 7)
+
+
+# --- commits that do not run -----------------------------------------------------------------------------------------
+
+
+def test_commits_that_do_not_run_are_named_together_with_the_one_after_them() -> None:
+    broken = {30, 31}
+
+    found, _, _ = search(lambda place: None if place in broken else LEVELS.bad if place >= 31 else LEVELS.good)
+
+    assert (found.kind, found.first, found.last) == ("found", 30, 32)
+
+
+def test_commits_that_do_not_run_elsewhere_cost_the_answer_nothing() -> None:
+    broken = set(range(40, 60))
+
+    found, _, _ = search(lambda place: None if place in broken else LEVELS.bad if place >= 10 else LEVELS.good)
+
+    assert (found.kind, found.first, found.last) == ("found", 10, 10)
+
+
+def test_a_range_in_which_nothing_runs_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="no commit of the range can be run"):
+        next_places(2, LEVELS, (), frozenset({0, 1, 2}))
+
+
+# --- what it costs ---------------------------------------------------------------------------------------------------
+
+
+def test_points_at_once_divide_the_range_in_as_many_parts() -> None:
+    ends = [Measured(place=0, value=LEVELS.good), Measured(place=99, value=LEVELS.bad)]
+
+    assert next_places(99, LEVELS, ends, at_once=1) in ((49,), (50,))
+    assert next_places(99, LEVELS, ends, at_once=3) == pytest.approx((24, 50, 75), abs=2)
+
+
+def test_both_ends_are_measured_before_anything_between_them() -> None:
+    assert next_places(99, LEVELS, (), at_once=4) == (0, 99)
+    assert next_places(99, LEVELS, (Measured(place=0, value=1.0),)) == (99,)
+
+
+def test_points_at_once_need_fewer_rounds() -> None:
+    value = noisy(40, 3)
+    _, _, alone = search(value)
+    found, _, together = search(value, at_once=4)
+
+    assert found.first == 40
+    assert together < alone
+
+
+def test_it_ends_undecided_when_the_runs_are_spent() -> None:
+    found, measured, _ = search(noisy(30, 0), policy=BisectPolicy(most_runs=3))
+
+    assert found.kind == "undecided"
+    assert len(measured) == 3
+    assert 1 <= found.first <= COMMITS
+
+
+# --- what is believed ------------------------------------------------------------------------------------------------
+
+
+def test_probabilities_add_up_to_one_and_start_out_equal() -> None:
+    beforehand = likelihoods(COMMITS, LEVELS, ())
+
+    assert beforehand.sum() == pytest.approx(1.0)
+    assert beforehand[1:-1] == pytest.approx([0.9 / COMMITS] * COMMITS)
+    assert beforehand[0] == beforehand[-1] == pytest.approx(0.05)
+
+
+def test_nights_of_the_history_say_where_to_look_first_and_exclude_nothing() -> None:
+    nights = [Measured(place=10, value=1.0), Measured(place=20, value=1.03), Measured(place=30, value=1.03)]
+
+    weights = prior_of_nights(COMMITS, LEVELS, nights)
+
+    assert sum(weights) == pytest.approx(1.0)
+    assert sum(weights[10:20]) > 0.7
+    assert min(weights) >= 0.19 / COMMITS
+
+
+@pytest.mark.parametrize(
+    ("commits", "levels", "measured"),
+    [
+        (0, LEVELS, ()),
+        (4, Levels(good=1.0, bad=1.0, noise=0.1), ()),
+        (4, LEVELS, (Measured(place=5, value=1.0),)),
+        (4, LEVELS, (Measured(place=1, value=math.nan),)),
+    ],
+)
+def test_a_question_without_an_answer_is_refused(commits: int, levels: Levels, measured: tuple[Measured, ...]) -> None:
+    with pytest.raises(InvalidInput):
+        likelihoods(commits, levels, measured)

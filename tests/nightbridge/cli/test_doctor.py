@@ -1,0 +1,97 @@
+"""Doctor: what a night needs of this host is tried, every trouble is told, and nothing stays behind."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nightbridge.cli import main as cli
+from nightbridge.cli.doctor import Finding, examine
+from nightbridge.models import ClusterSettings, ImageImport, SecretRef, Site, StoreSettings
+from nightbridge.store.factory import open_store
+from nightbridge.store.protocol import ObjectStore
+from tests.real.slurm_daemons import SlurmDaemons
+
+SUBJECTS = ["workspace", "git", "launcher environment", "containers", "cluster", "store"]
+
+
+def findings_of(site: Site, store: Callable[[], ObjectStore] | None = None) -> dict[str, Finding]:
+    return {each.subject: each for each in examine(site, store or (lambda: open_store(site.store_settings)))}
+
+
+def test_the_embedded_default_has_all_that_a_night_needs(tmp_path: Path) -> None:
+    found = findings_of(Site(workspace=tmp_path / "workspace"))
+
+    assert list(found) == SUBJECTS
+    assert all(finding.healthy for finding in found.values()), found
+    assert "embedded" in found["cluster"].what
+    assert "the first run installs it" in found["launcher environment"].what
+
+
+def test_nothing_that_it_writes_stays(tmp_path: Path) -> None:
+    site = Site(workspace=tmp_path / "workspace")
+
+    findings_of(site)
+
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_one_trouble_does_not_hide_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "workspace").write_text("a file")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    cluster = ClusterSettings(kind="slurm", name="big", containers="pyxis")
+
+    found = findings_of(Site(workspace=tmp_path / "workspace", cluster=cluster, store=StoreSettings(url="ftp://there")))
+
+    assert [subject for subject, finding in found.items() if not finding.healthy] == [
+        "workspace", "git", "containers", "cluster", "store"
+    ]  # fmt: skip
+    assert all(found[subject].advice for subject in ("workspace", "git", "containers", "cluster", "store"))
+
+
+def test_a_cluster_that_is_said_to_have_pyxis_and_has_none_is_told(tmp_path: Path) -> None:
+    site = Site(workspace=tmp_path, cluster=ClusterSettings(containers="pyxis"), image_import=ImageImport(on="node"))
+
+    found = findings_of(site)
+
+    assert found["containers"].what == "images are imported on a compute node, with its enroot"
+    assert "has no pyxis" in found["cluster"].what
+
+
+@pytest.mark.slurm
+def test_slurm_says_where_jobs_go(tmp_path: Path, slurm_cluster: SlurmDaemons) -> None:
+    settings = ClusterSettings(kind="slurm", name="debian", slurm_conf=slurm_cluster.slurm_conf, gpus_per_node=4)
+
+    finding = findings_of(Site(workspace=tmp_path, cluster=settings))["cluster"]
+
+    assert finding.healthy
+    assert finding.what == "debian: using Slurm's commands, partition debug, nodes of one job 2, GPUs of a node 4"
+
+
+def test_a_secret_that_is_not_there_is_the_stores_trouble(tmp_path: Path) -> None:
+    missing = SecretRef(source="env", name="NIGHTBRIDGE_NOT_SET")
+    store = StoreSettings(url="s3://bucket", endpoint_url="http://127.0.0.1:9", access_key=missing, secret_key=missing)
+
+    finding = findings_of(Site(workspace=tmp_path, store=store))["store"]
+
+    assert not finding.healthy
+    assert "NIGHTBRIDGE_NOT_SET" in finding.what + finding.advice
+
+
+def test_the_command_prints_a_line_for_each_and_exits_with_4_when_one_is_bad(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+
+    good = cli.run(["doctor", "--workspace", str(tmp_path / "workspace")])
+    lines = capsys.readouterr().out.splitlines()
+    bad = cli.run(
+        ["doctor", "--workspace", str(tmp_path / "workspace"), "--store", f"file://{tmp_path}/file", "--json"]
+    )
+    document = json.loads(capsys.readouterr().out)
+
+    assert good == 0
+    assert [line[2:24].strip() for line in lines] == SUBJECTS
+    assert bad == 4
+    assert [each["subject"] for each in document["findings"] if not each["healthy"]] == ["store"]

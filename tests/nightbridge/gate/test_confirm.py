@@ -1,0 +1,129 @@
+"""Re-run before alarm: what a night's runs have in common counts, and what only one of them says alarms nobody."""
+
+from collections.abc import Callable
+
+import pytest
+
+from nightbridge.gate.gate import compare
+from nightbridge.gate.nodes import node_names
+from nightbridge.gate.ongoing_regression import agreement_of, reruns_wanted
+from nightbridge.history.reading import HistoryRow, row_of
+from nightbridge.models import GatePolicy, Outcome, RunRecord, Summary, Verdict, VerdictStatus
+
+Records = Callable[..., RunRecord]
+Rows = Callable[..., HistoryRow]
+Summaries = Callable[..., Summary]
+
+SLOW, USUAL = 1.1, 1.0
+
+
+@pytest.mark.parametrize(
+    ("worse", "runs", "wanted"),
+    [(0, 1, 0), (1, 1, 2), (3, 3, 2), (1, 3, 2), (2, 3, 4), (3, 5, 4)],
+    ids=["fine", "suspicious", "confirmed", "a single bad run", "they disagree", "they still do"],
+)
+def test_how_many_further_runs_a_night_wants(worse: int, runs: int, wanted: int) -> None:
+    agreement = agreement_of([1] * worse + [0] * (runs - worse))
+
+    assert reruns_wanted(agreement, confirm=2) == wanted
+    assert reruns_wanted(agreement, confirm=0) == 0
+
+
+@pytest.fixture
+def judge(make_record: Records, make_row: Rows, summary_of: Summaries) -> Callable[..., Verdict]:
+    """The verdict on a night after nine good ones, its own run's step time first and then those of its further runs."""
+
+    def judge(
+        *step_times: float,
+        nodes: str = "node[1-2]",
+        commit: str = "e" * 40,
+        confirm: int = 2,
+        outcome: Outcome = Outcome.SUCCEEDED,
+        other_commit: str = "",
+    ) -> Verdict:
+        good = [make_row(night=f"2026-11-{day:02}") for day in range(1, 10)]
+        gate = GatePolicy(confirm=confirm)
+        own, *further = (summary_of([step_time] * 50) for step_time in step_times)
+        record = make_record(own, commit=commit, gate=gate)
+        repeats = [
+            row_of(
+                make_record(summary, repeat=number, commit=other_commit or commit, gate=gate, outcome=outcome), None
+            ).model_copy(update={"nodes": nodes})
+            for number, summary in enumerate(further, start=1)
+        ]
+        return compare(record, [*good, *repeats])
+
+    return judge
+
+
+def test_a_suspicious_result_is_not_final(judge: Callable[..., Verdict]) -> None:
+    verdict = judge(SLOW)
+
+    assert (verdict.status, verdict.reruns) == (VerdictStatus.REGRESSED, 2)
+
+
+def test_what_all_runs_of_the_night_say_is_a_regression(judge: Callable[..., Verdict]) -> None:
+    verdict = judge(SLOW, SLOW, SLOW)
+
+    assert (verdict.status, verdict.reruns) == (VerdictStatus.REGRESSED, 2)
+    assert "in 3 of 3 runs" in verdict.reasons[0]
+
+
+def test_a_single_bad_run_is_told_and_alarms_nobody(judge: Callable[..., Verdict]) -> None:
+    verdict = judge(SLOW, USUAL, USUAL, nodes="node[3-4]")
+
+    assert verdict.status is VerdictStatus.PASSED
+    assert "out of its band in 1 of 3 runs of this night, the first at 1.100 s: no regression" in verdict.reasons[0]
+    assert "only the slow runs of this night had node1, node2" in verdict.reasons
+    assert verdict.comparisons[0].value == USUAL
+
+
+def test_runs_that_disagree_are_given_as_many_again_and_then_it_is_unstable(judge: Callable[..., Verdict]) -> None:
+    undecided, unstable, settled = (
+        judge(SLOW, SLOW, USUAL),
+        judge(SLOW, SLOW, USUAL, SLOW, USUAL),
+        judge(SLOW, SLOW, USUAL, USUAL, USUAL),
+    )
+
+    assert undecided.reruns == 4
+    assert (unstable.status, unstable.reruns) == (VerdictStatus.UNSTABLE, 4)
+    assert settled.status is VerdictStatus.PASSED
+
+
+def test_without_a_policy_of_confirming_one_run_is_enough(judge: Callable[..., Verdict]) -> None:
+    verdict = judge(SLOW, confirm=0)
+
+    assert (verdict.status, verdict.reruns) == (VerdictStatus.REGRESSED, 0)
+
+
+def test_further_runs_that_failed_or_ran_other_code_confirm_nothing_and_clear_nothing(
+    judge: Callable[..., Verdict],
+) -> None:
+    failed = judge(SLOW, USUAL, USUAL, outcome=Outcome.INFRASTRUCTURE)
+    bisect_points = judge(SLOW, USUAL, USUAL, other_commit="f" * 40)
+
+    assert {failed.status, bisect_points.status} == {VerdictStatus.REGRESSED}
+
+
+def test_the_nodes_are_suspect_where_nothing_that_is_pinned_has_changed(judge: Callable[..., Verdict]) -> None:
+    same_code, new_code = judge(SLOW, commit="a" * 40), judge(SLOW)
+
+    said = "no pinned version changed since the previous night: check the nodes, not the code"
+    assert said in same_code.reasons
+    assert said not in new_code.reasons
+    # The history knows no other nodes: a run that may not have these would wait indefinitely.
+    assert same_code.suspect_nodes == ()
+
+
+@pytest.mark.parametrize(
+    ("expression", "names"),
+    [
+        ("", ()),
+        ("login", ("login",)),
+        ("node[1-3,5],login", ("node1", "node2", "node3", "node5", "login")),
+        ("gpu[08-10]-ib", ("gpu08-ib", "gpu09-ib", "gpu10-ib")),
+        ("odd[a-b]", ("odd[a-b]",)),
+    ],
+)
+def test_a_node_expression_is_expanded(expression: str, names: tuple[str, ...]) -> None:
+    assert node_names(expression) == names

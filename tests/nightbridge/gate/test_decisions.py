@@ -1,0 +1,231 @@
+"""Decisions: what people accepted stops alarming, is shown, and hides nothing that comes after it."""
+
+from collections.abc import Callable
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from nightbridge.cli.main import run
+from nightbridge.errors import DamagedData, InvalidInput
+from nightbridge.gate.accept import accept, checked_kind, checked_metrics
+from nightbridge.gate.decisions import (
+    Decision,
+    in_force,
+    is_left_out,
+    level_start,
+    read_decisions,
+    record_decision,
+)
+from nightbridge.gate.gate import Evidence, compare
+from nightbridge.gate.trend import trend_lines, trends
+from nightbridge.history.reading import HistoryRow, add, row_of
+from nightbridge.models import GatePolicy, RunRecord, Summary, Verdict, VerdictStatus
+from nightbridge.store.directory import DirectoryStore
+
+SERIES = "llama3-8b-0123456789ab"
+
+
+def decision(kind: str, since: str, night: str, *, day: int = 1, metrics: tuple[str, ...] = ()) -> Decision:
+    fields: dict[str, Any] = {"kind": kind, "since": since, "night": night, "metrics": metrics}
+    return Decision(
+        cluster="dgx",
+        series=SERIES,
+        test_id="llama3-8b",
+        who="ann",
+        why="new image",
+        when=datetime(2026, 12, day, tzinfo=UTC),
+        **fields,
+    )
+
+
+# --- kept ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_decision_is_kept_with_who_when_and_why(store: DirectoryStore) -> None:
+    made = decision("baseline", "2026-11-04", "2026-11-06")
+
+    key = record_decision(store, made)
+    record_decision(store, made)
+
+    assert key.startswith(f"decisions/dgx/{SERIES}/20261201T000000")
+    assert read_decisions(store, "dgx", SERIES) == (made,)
+    assert made.text == ("the level since 2026-11-04 accepted as the new baseline by ann on 2026-12-01: new image")
+
+
+def test_a_decision_about_some_metrics_names_them_as_tables_do() -> None:
+    made = decision("fixed", "n1", "n2", metrics=("tflops_per_gpu", "step_time"))
+
+    assert made.text.startswith("throughput, step time since n1 ")
+
+
+def test_a_decision_without_a_reason_is_none(store: DirectoryStore) -> None:
+    with pytest.raises(InvalidInput, match="an author and a reason"):
+        record_decision(store, decision("baseline", "n1", "n2").model_copy(update={"why": " "}))
+
+
+def test_a_damaged_decision_is_told_and_not_left_out(store: DirectoryStore) -> None:
+    store.put(f"decisions/dgx/{SERIES}/x.json", b"{}")
+
+    with pytest.raises(DamagedData, match="not a decision"):
+        read_decisions(store, "dgx", SERIES)
+
+
+# --- what they do ----------------------------------------------------------------------------------------------------
+
+
+def test_a_baseline_begins_the_history_anew_for_its_metrics_alone() -> None:
+    made = [decision("baseline", "n10", "n12", metrics=("step_time",))]
+
+    assert level_start(made, "step_time") == "n10"
+    assert level_start(made, "peak_memory") == ""
+    assert is_left_out(made, "step_time", "n09")
+    assert not is_left_out(made, "step_time", "n11")
+
+
+def test_nights_of_a_fault_that_was_fixed_count_for_nothing() -> None:
+    made = [decision("fixed", "n10", "n12")]
+
+    assert [night for night in ("n09", "n10", "n12", "n13") if is_left_out(made, "step_time", night)] == ["n10", "n12"]
+
+
+def test_a_later_decision_overrules_an_earlier_one_about_the_same_nights() -> None:
+    known = decision("acknowledged", "n10", "n12", day=1)
+    fixed = decision("fixed", "n10", "n15", day=2)
+
+    assert in_force([known, fixed], "step_time") == (fixed,)
+    assert in_force([known], "step_time") == (known,)
+
+
+# --- the gate and the trend ------------------------------------------------------------------------------------------
+
+
+def night(number: int) -> str:
+    return str(date(2026, 9, 1) + timedelta(days=number))
+
+
+@pytest.fixture
+def slowed(make_record: Callable[..., RunRecord]) -> Callable[..., tuple[list[Verdict], list[HistoryRow]]]:
+    """Twenty good nights, and then slower ones; each judged with what is decided."""
+
+    def judge(
+        *levels: float, decisions: tuple[Decision, ...] = (), good: int = 20
+    ) -> tuple[list[Verdict], list[HistoryRow]]:
+        rows: list[HistoryRow] = []
+        verdicts = []
+        for number, level in enumerate([1.0] * good + list(levels)):
+            value = level * (1 + 0.001 * (number % 3 - 1))
+            summary = Summary(
+                steps_expected=50,
+                steps_done=50,
+                step_time=value,
+                step_time_p05=value,
+                tflops_per_gpu=700.0,
+                peak_memory=80.0,
+                final_loss=5.0,
+            )
+            record = make_record(summary, night(number), gate=GatePolicy(confirm=0))
+            verdicts.append(compare(record, rows, Evidence(decisions=decisions)))
+            rows.append(row_of(record, verdicts[-1]))
+        return verdicts[good:], rows
+
+    return judge
+
+
+def found(verdicts: list[Verdict]) -> list[VerdictStatus]:
+    return [verdict.status for verdict in verdicts]
+
+
+@pytest.mark.parametrize("kind", ["acknowledged", "baseline"])
+def test_an_accepted_level_alarms_no_more_and_the_verdict_says_so(slowed, kind: str) -> None:
+    made = decision(kind, night(20), night(24))
+
+    verdicts, _rows = slowed(*[1.1] * 12, decisions=(made,))
+
+    assert VerdictStatus.REGRESSED not in found(verdicts)
+    assert made.text in verdicts[-1].reasons
+
+
+def test_getting_worse_still_alarms(slowed) -> None:
+    made = decision("acknowledged", night(20), night(24))
+
+    verdicts, _rows = slowed(*[1.1] * 12, 1.25, 1.25, decisions=(made,))
+
+    assert found(verdicts)[-2:] == [VerdictStatus.REGRESSED] * 2
+
+
+def test_a_fault_that_was_fixed_alarms_again_when_it_was_not(slowed) -> None:
+    made = decision("fixed", night(20), night(24))
+
+    repaired, _rows = slowed(*[1.1] * 5, *[1.0] * 5, decisions=(made,))
+    still_there, _rows = slowed(*[1.1] * 10, decisions=(made,))
+
+    assert VerdictStatus.REGRESSED not in found(repaired)[5:]
+    assert found(still_there)[5:] == [VerdictStatus.REGRESSED] * 5
+
+
+def test_the_trend_shows_the_change_with_the_decision(slowed) -> None:
+    _verdicts, rows = slowed(*[1.1] * 12)
+    made = decision("baseline", night(20), night(24))
+
+    found_trends = trends(rows, decisions=(made,))
+
+    (change,) = (change for trend in found_trends if trend.metric == "step_time" for change in trend.changes)
+    assert change.decision == made
+    assert f"  {made.text}" in trend_lines(found_trends)
+
+
+# --- accept ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cluster", ["dgx", "dgx/h100 Süd"])
+def test_accepting_a_series_decides_about_the_level_that_it_stands_at(
+    store: DirectoryStore, slowed, cluster: str
+) -> None:
+    _verdicts, rows = slowed(*[1.1] * 6)
+    for row in rows:
+        add(store, row.model_copy(update={"cluster": cluster}))
+
+    made = accept(store, SERIES, "baseline", who="ann", why="new image", cluster=cluster)
+
+    assert (made.since, made.night, made.run_key) == (night(20), night(25), "")
+    assert read_decisions(store, cluster, SERIES) == (made,)
+
+
+def test_accepting_a_run_takes_cluster_series_and_night_from_it(
+    store: DirectoryStore, slowed, make_record: Callable[..., RunRecord], commit: Callable[..., RunRecord]
+) -> None:
+    _verdicts, rows = slowed(1.1, 1.1)
+    for row in rows:
+        add(store, row)
+    record = commit(store, make_record(night=night(21)))
+
+    made = accept(store, record.spec.run_key, "acknowledged", who="ann", why="known", metrics=("step_time",))
+
+    assert (made.since, made.night, made.run_key) == (night(20), night(21), record.spec.run_key)
+    assert (made.cluster, made.series, made.metrics) == ("dgx", SERIES, ("step_time",))
+
+
+def test_what_does_not_exist_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="no such kind of decision"):
+        checked_kind("ignored")
+    with pytest.raises(InvalidInput, match="no such metric"):
+        checked_metrics(["speed"])
+
+
+def test_the_command_line_decides_and_says_what(
+    store: DirectoryStore, slowed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _verdicts, rows = slowed(1.1, 1.1)
+    for row in rows:
+        add(store, row)
+    options = ["--store", store.url, "--cluster", "dgx", "--who", "ann"]
+
+    done = run(["accept", SERIES, "--as", "baseline", "--why", "new image", *options])
+    refused = run(["accept", SERIES, "--as", "ignored", "--why", "new image", *options])
+
+    (made,) = read_decisions(store, "dgx", SERIES)
+    said = capsys.readouterr()
+    assert (done, refused) == (0, 2)
+    assert made.text in said.out
+    assert "no such kind of decision" in said.err

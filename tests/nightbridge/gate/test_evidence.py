@@ -1,0 +1,177 @@
+"""What the gate takes into account besides the last good runs: limits, the canary, the nodes, all nights together."""
+
+from collections.abc import Callable, Sequence
+from datetime import date, timedelta
+
+import numpy as np
+import pytest
+
+from nightbridge.gate.evidence import canary_rows, limits_for
+from nightbridge.gate.gate import Evidence, compare
+from nightbridge.history.reading import HistoryRow, add, row_of
+from nightbridge.models import GatePolicy, Limits, RunRecord, Summary, Verdict, VerdictStatus
+from nightbridge.store.directory import DirectoryStore
+
+Records = Callable[..., RunRecord]
+
+QUIET = Summary(steps_expected=50, steps_done=50, tflops_per_gpu=700.0, peak_memory=80.0, final_loss=5.0)
+
+
+def night(number: int) -> str:
+    return str(date(2026, 9, 1) + timedelta(days=number))
+
+
+@pytest.fixture
+def judged(make_record: Records) -> Callable[..., tuple[list[Verdict], list[HistoryRow]]]:
+    """Judge nights one after the other, each with the rows of those before it, and return verdicts and rows."""
+
+    def judge(
+        step_times: Sequence[float],
+        *,
+        nodes: Sequence[str] = (),
+        canary: Sequence[HistoryRow] = (),
+        evidence: Evidence | None = None,
+        gate: GatePolicy | None = None,
+        test_id: str = "llama3-8b",
+    ) -> tuple[list[Verdict], list[HistoryRow]]:
+        rows: list[HistoryRow] = []
+        verdicts = []
+        for number, value in enumerate(step_times):
+            record = make_record(
+                QUIET.model_copy(update={"step_time": float(value), "step_time_p05": float(value)}),
+                night(number),
+                gate=gate or GatePolicy(confirm=0),
+                test_id=test_id,
+            )
+            if nodes:
+                status = record.job.status.model_copy(update={"nodes": nodes[number]})
+                record = record.model_copy(update={"jobs": (record.job.model_copy(update={"status": status}),)})
+            verdict = compare(
+                record,
+                rows,
+                (evidence or Evidence())._replace(canary=[row for row in canary if row.night <= night(number)]),
+            )
+            verdicts.append(verdict)
+            rows.append(row_of(record, verdict))
+        return verdicts, rows
+
+    return judge
+
+
+def noise(nights: int, seed: int, sigma: float = 0.004) -> np.ndarray:
+    return 1 + sigma * np.random.default_rng(seed).standard_normal(nights)
+
+
+def statuses(verdicts: Sequence[Verdict]) -> set[VerdictStatus]:
+    return {verdict.status for verdict in verdicts}
+
+
+class TestAllNightsTogether:
+    def test_what_is_smaller_than_any_nights_band_is_found_over_several_and_says_since_when(self, judged) -> None:
+        values = noise(40, 1, sigma=0.008)
+        values[28:] *= 1.025
+
+        verdicts, _rows = judged(values)
+
+        assert VerdictStatus.REGRESSED not in statuses(verdicts[:28])
+        assert verdicts[-1].status is VerdictStatus.REGRESSED
+        (reason,) = (reason for reason in verdicts[-1].reasons if "since" in reason)
+        assert any(f"since {night(start)}" in reason for start in (27, 28, 29))
+        assert "p = " in reason
+
+    def test_it_stays_regressed_until_the_night_that_is_back(self, judged) -> None:
+        values = np.r_[noise(30, 2, sigma=0.002), 1.04 * noise(15, 3, sigma=0.002), noise(6, 4, sigma=0.002)]
+
+        verdicts, _rows = judged(values)
+
+        assert statuses(verdicts[30:45]) == {VerdictStatus.REGRESSED}
+        assert VerdictStatus.REGRESSED not in statuses(verdicts[45:])
+
+
+class TestLimits:
+    def test_a_ceiling_of_the_test_fails_the_first_night_of_all(self, judged) -> None:
+        verdicts, _rows = judged([1.0], gate=GatePolicy(confirm=0, limits={"step_time": Limits(max=0.9)}))
+
+        assert verdicts[0].status is VerdictStatus.REGRESSED
+        assert "step time is above its ceiling of 0.9 s, the test's" in verdicts[0].reasons[0]
+
+    def test_what_the_cluster_owes_the_test_counts_too(self, judged) -> None:
+        evidence = Evidence(contract={"tflops_per_gpu": Limits(min=710)})
+
+        verdicts, _rows = judged([1.0] * 3, evidence=evidence)
+
+        assert statuses(verdicts) == {VerdictStatus.REGRESSED}
+        assert "below its floor of 710 TFLOP/s/GPU, what dgx owes it" in verdicts[0].reasons[0]
+
+    def test_the_last_pattern_that_fits_a_test_counts(self) -> None:
+        contract = {"*": {"step_time": Limits(max=9)}, "llama*": {"step_time": Limits(max=2)}}
+
+        assert limits_for("llama3-8b", contract)["step_time"].max == 2
+        assert limits_for("deepseek", contract)["step_time"].max == 9
+
+
+class TestCanary:
+    def test_what_the_canary_shows_is_not_laid_at_the_codes_door(self, judged) -> None:
+        drift = np.r_[np.ones(30), np.full(6, 1.08)]
+        _verdicts, canary = judged(3 * drift * noise(36, 5, 0.002), test_id="canary")
+
+        alone, _rows = judged(drift * noise(36, 6, 0.002))
+        beside, _rows = judged(drift * noise(36, 6, 0.002), canary=canary)
+
+        assert alone[-1].status is VerdictStatus.REGRESSED
+        assert VerdictStatus.REGRESSED not in statuses(beside)
+
+    def test_a_slower_commit_is_found_beside_a_canary_that_stays(self, judged) -> None:
+        values = noise(36, 7, 0.002)
+        values[30:] *= 1.08
+        _verdicts, canary = judged(noise(36, 8, 0.002), test_id="canary")
+
+        verdicts, _rows = judged(values, canary=canary)
+
+        assert statuses(verdicts[30:]) == {VerdictStatus.REGRESSED}
+
+
+class TestCanarysSeries:
+    @pytest.fixture
+    def ran(self, store: DirectoryStore, make_row: Callable[..., HistoryRow]) -> Callable[..., None]:
+        """Let the canary run in a night."""
+
+        def run(number: int, series: str = "canary-0123456789ab") -> None:
+            add(store, make_row(night=night(number), test_id="canary").model_copy(update={"series": series}))
+
+        return run
+
+    def test_all_tests_of_a_night_find_it_by_one_listing(
+        self, store: DirectoryStore, ran: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for number in range(3):
+            ran(number)
+        listed: list[str] = []
+        listing = store.list
+        monkeypatch.setattr(store, "list", lambda prefix: listed.append(prefix) or listing(prefix))
+
+        found = [canary_rows(store, "canary", "dgx", night=night(2)) for _test in range(5)]
+
+        assert [[row.night for row in rows] for rows in found] == [[night(0), night(1), night(2)]] * 5
+        assert listed.count("history/dgx") == 1
+
+    def test_until_it_has_run_tonight_it_is_looked_for_again(
+        self, store: DirectoryStore, ran: Callable[..., None]
+    ) -> None:
+        ran(0)
+        before = canary_rows(store, "canary", "dgx", night=night(1))
+        ran(1, series="canary-aaaaaaaaaaaa")
+
+        after = canary_rows(store, "canary", "dgx", night=night(1))
+
+        assert ([row.night for row in before], [row.night for row in after]) == ([night(0)], [night(1)])
+
+
+class TestNodes:
+    def test_the_level_of_a_known_node_set_is_no_regression(self, judged) -> None:
+        slow = np.arange(40) % 5 == 4
+        nodes = ["node[5-8]" if other else "node[1-4]" for other in slow]
+
+        verdicts, _rows = judged(noise(40, 9, 0.002) * np.where(slow, 1.04, 1.0), nodes=nodes)
+
+        assert VerdictStatus.REGRESSED not in statuses(verdicts[26:])

@@ -1,0 +1,550 @@
+"""The verdict: what fails closed, what makes the baseline, and what counts as a change."""
+
+import math
+import random
+from collections.abc import Callable
+
+import pytest
+from pydantic import ValidationError
+
+from nightbridge.errors import (
+    InvalidInput,
+    LaunchRefused,
+    PermanentError,
+    StatusUnknown,
+    TransientError,
+)
+from nightbridge.gate.gate import (
+    GOOD_VERDICTS,
+    METRICS,
+    OUTCOME_FAULTS,
+    OUTCOME_WORDS,
+    compare,
+    good_runs_before,
+    verdict_for_error,
+    verdict_for_invalid,
+)
+from nightbridge.history.reading import HistoryRow, row_of
+from nightbridge.models import (
+    GatePolicy,
+    InvalidTest,
+    Outcome,
+    RunRecord,
+    RunSpec,
+    Summary,
+    Verdict,
+    VerdictStatus,
+    make_run_key,
+)
+
+Records = Callable[..., RunRecord]
+Rows = Callable[..., HistoryRow]
+Specs = Callable[..., RunSpec]
+Summaries = Callable[..., Summary]
+
+
+def status_of(verdict: Verdict, metric: str) -> str:
+    return next(comparison.status for comparison in verdict.comparisons if comparison.metric == metric)
+
+
+@pytest.fixture
+def history(make_row: Rows) -> tuple[HistoryRow, ...]:
+    """Nine good nights before 2026-11-10: 50 steps of 1 s, 700 TFLOP/s per GPU, 80 GB."""
+    return tuple(make_row(night=f"2026-11-{day:02}") for day in range(1, 10))
+
+
+# --- comparing -------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_numbers_pass(make_record: Records, history: tuple[HistoryRow, ...]) -> None:
+    record = make_record()
+
+    verdict = compare(record, history)
+
+    assert verdict.status is VerdictStatus.PASSED
+    assert verdict.reasons == ()
+    assert [comparison.metric for comparison in verdict.comparisons] == [metric.name for metric in METRICS]
+    assert all(comparison.change == 0.0 for comparison in verdict.comparisons)
+    assert (verdict.job_id, verdict.prefix, verdict.series) == (4711, record.prefix, record.series)
+
+
+@pytest.mark.parametrize(
+    ("metric", "worse", "better"),
+    [
+        ("step_time", 1.08, 0.92),
+        ("tflops_per_gpu", 644.0, 756.0),
+        ("peak_memory", 86.4, 73.6),
+        ("final_loss", 5.51, 4.69),
+    ],
+)
+def test_each_metric_has_its_direction(
+    make_record: Records,
+    summary_of: Summaries,
+    history: tuple[HistoryRow, ...],
+    metric: str,
+    worse: float,
+    better: float,
+) -> None:
+    slow = compare(make_record(summary_of().model_copy(update={metric: worse})), history)
+    fast = compare(make_record(summary_of().model_copy(update={metric: better})), history)
+
+    assert (slow.status, status_of(slow, metric)) == (VerdictStatus.REGRESSED, "regressed")
+    assert (fast.status, status_of(fast, metric)) == (VerdictStatus.IMPROVED, "improved")
+    assert (slow.exit_code, fast.exit_code) == (1, 0)
+
+
+def test_the_reason_names_metric_values_change_and_limit(
+    make_record: Records, summary_of: Summaries, history: tuple[HistoryRow, ...]
+) -> None:
+    verdict = compare(make_record(summary_of([1.081] * 50)), history)
+
+    assert verdict.reasons[0] == (
+        "step time regressed by +8.1 %: 1.081 s against 1.000 s, the median of the last 7 good runs (limit 2 %)"
+    )
+
+
+def test_one_regression_outweighs_improvements(
+    make_record: Records, summary_of: Summaries, history: tuple[HistoryRow, ...]
+) -> None:
+    verdict = compare(make_record(summary_of([0.5] * 50, tflops=1400.0, memory=90.0)), history)
+
+    assert verdict.status is VerdictStatus.REGRESSED
+    assert verdict.reasons[0].startswith("peak memory regressed")
+
+
+@pytest.mark.parametrize(
+    ("step_time", "status"),
+    [(1.02, VerdictStatus.PASSED), (1.0200001, VerdictStatus.REGRESSED), (0.98, VerdictStatus.PASSED)],
+)
+def test_exactly_the_limit_passes(
+    make_record: Records,
+    summary_of: Summaries,
+    history: tuple[HistoryRow, ...],
+    step_time: float,
+    status: VerdictStatus,
+) -> None:
+    assert compare(make_record(summary_of([step_time] * 50)), history).status is status
+
+
+def test_the_threshold_is_the_tests_own(
+    make_record: Records, summary_of: Summaries, history: tuple[HistoryRow, ...]
+) -> None:
+    slower = summary_of([1.03] * 50)
+    first_nights = history[:3]
+
+    assert compare(make_record(slower), first_nights).status is VerdictStatus.PASSED
+    strict = compare(make_record(slower, gate=GatePolicy(step_time=0.02)), first_nights)
+    assert strict.status is VerdictStatus.REGRESSED
+
+
+def test_a_loss_of_zero_in_history_needs_no_division(
+    make_record: Records, make_row: Rows, summary_of: Summaries
+) -> None:
+    history = [make_row(summary_of(losses=[0.0] * 50))]
+
+    verdict = compare(make_record(summary_of(losses=[0.1] * 50)), history)
+    same = compare(make_record(summary_of(losses=[0.0] * 50)), history)
+
+    assert (verdict.status, verdict.comparisons[3].change) == (VerdictStatus.REGRESSED, None)
+    assert "away from zero" in verdict.reasons[0]
+    assert same.status is VerdictStatus.PASSED
+
+
+def test_a_negative_loss_keeps_its_direction(make_record: Records, make_row: Rows, summary_of: Summaries) -> None:
+    history = [make_row(summary_of(losses=[-2.0] * 50))]
+
+    verdict = compare(make_record(summary_of(losses=[-1.0] * 50)), history)
+
+    assert verdict.status is VerdictStatus.REGRESSED
+    assert verdict.comparisons[3].change == pytest.approx(0.5)
+
+
+# --- a program without Megatron-Bridge's launcher --------------------------------------------------------------------
+
+HETERO = {"test_template_name": "HeteroMIMO"}
+
+
+def test_a_program_that_measures_neither_throughput_nor_memory_is_judged_by_the_rest(
+    make_record: Records, make_row: Rows, summary_of: Summaries
+) -> None:
+    bare = summary_of(tflops=None, memory=None)
+    history = tuple(make_row(bare, night=f"2026-11-{day:02}", **HETERO) for day in range(1, 10))
+
+    good = compare(make_record(bare, **HETERO), history)
+    slow = compare(make_record(summary_of([1.2] * 50, tflops=None, memory=None), **HETERO), history)
+
+    assert good.status is VerdictStatus.PASSED
+    assert slow.status is VerdictStatus.REGRESSED
+
+
+def test_what_it_has_once_measured_it_has_to_measure(
+    make_record: Records, make_row: Rows, summary_of: Summaries
+) -> None:
+    history = tuple(make_row(summary_of(tflops=None), night=f"2026-11-{day:02}", **HETERO) for day in range(1, 10))
+
+    verdict = compare(make_record(summary_of(tflops=None, memory=None), **HETERO), history)
+
+    assert verdict.status is VerdictStatus.FAILED
+    assert "peak memory was not measured" in " ".join(verdict.reasons)
+
+
+# --- what makes the baseline -----------------------------------------------------------------------------------------
+
+
+def test_the_first_run_has_no_baseline(make_record: Records) -> None:
+    verdict = compare(make_record(), ())
+
+    assert verdict.status is VerdictStatus.NO_BASELINE
+    assert verdict.reasons == ("no earlier good run of this configuration to compare with",)
+    assert verdict.exit_code == 0
+
+
+def test_the_baseline_is_the_median_of_the_last_good_runs(
+    make_record: Records, make_row: Rows, summary_of: Summaries
+) -> None:
+    times = {1: 9.0, 2: 9.0, 3: 1.00, 4: 1.02, 5: 3.00}
+    history = [
+        make_row(summary_of([time] * 50), f"2026-11-{day:02}", verdict=VerdictStatus.PASSED)
+        for day, time in times.items()
+    ]
+
+    verdict = compare(make_record(summary_of([1.02] * 50), gate=GatePolicy(baseline_runs=3)), history)
+
+    assert verdict.comparisons[0].baseline == 1.02
+    assert verdict.baseline_runs == tuple(row.run_key for row in history[2:])
+
+
+@pytest.mark.parametrize("verdict", [status for status in VerdictStatus if status not in GOOD_VERDICTS])
+def test_a_bad_run_never_becomes_the_baseline(make_record: Records, make_row: Rows, verdict: VerdictStatus) -> None:
+    assert compare(make_record(), [make_row(verdict=verdict)]).status is VerdictStatus.NO_BASELINE
+
+
+def test_a_run_that_nobody_judged_is_no_baseline(make_record: Records, make_row: Rows) -> None:
+    row = make_row().model_copy(update={"verdict": None})
+
+    assert compare(make_record(), [row]).status is VerdictStatus.NO_BASELINE
+
+
+@pytest.mark.parametrize("outcome", [outcome for outcome in Outcome if OUTCOME_FAULTS[outcome]])
+def test_a_good_verdict_on_a_bad_job_is_no_baseline(make_record: Records, make_row: Rows, outcome: Outcome) -> None:
+    row = make_row().model_copy(update={"outcome": outcome})
+
+    assert compare(make_record(), [row]).status is VerdictStatus.NO_BASELINE
+
+
+def test_only_earlier_nights_count_and_never_the_run_itself(make_record: Records, make_row: Rows) -> None:
+    record = make_record(night="2026-11-10")
+    history = [make_row(night="2026-11-10"), make_row(night="2026-11-10-120000"), make_row(night="2026-11-11")]
+
+    assert compare(record, history).status is VerdictStatus.NO_BASELINE
+
+
+def test_confirming_re_runs_are_no_baseline(make_record: Records, make_row: Rows) -> None:
+    assert compare(make_record(), [make_row(repeat=1)]).status is VerdictStatus.NO_BASELINE
+
+
+RESUMED = {"model_recipe_name": "llama3_8b", "num_gpus": 8, "max_steps": 50, "load_dir": "/checkpoints/old"}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"cmd_args": RESUMED}, {"extra_cmd_args": {"+checkpoint.load": "/checkpoints/old"}}],
+    ids=["load_dir", "override"],
+)
+def test_a_run_that_declared_a_resume_is_no_baseline(
+    make_record: Records, make_row: Rows, fields: dict[str, dict[str, object]]
+) -> None:
+    nights = tuple(make_row(night=f"2026-11-{day:02}", **fields) for day in range(1, 10))
+
+    verdict = compare(make_record(**fields), nights)
+
+    assert all(row.resumed and row.verdict in GOOD_VERDICTS for row in nights)
+    assert good_runs_before("2026-11-10", nights) == ()
+    assert (verdict.status, verdict.baseline_runs) == (VerdictStatus.NO_BASELINE, ())
+    assert all(comparison.baseline is None for comparison in verdict.comparisons)
+    assert (
+        "the run resumed from /checkpoints/old, where another one ended; it is not used as a baseline"
+        in verdict.reasons
+    )
+
+
+def test_resumed_nights_are_no_level_that_a_later_night_is_held_to(
+    make_record: Records, make_row: Rows, summary_of: Summaries
+) -> None:
+    fast = [make_row(summary_of([0.5] * 50), f"2026-11-{day:02}", cmd_args=RESUMED) for day in range(1, 9)]
+    own = [make_row(night=f"2026-11-{day:02}") for day in (9,)]
+
+    assert compare(make_record(), [*fast, *own]).status is VerdictStatus.PASSED
+    assert compare(make_record(), [row.model_copy(update={"resumed": False}) for row in fast] + own).status is (
+        VerdictStatus.REGRESSED
+    )
+
+
+def test_weights_alone_are_no_resume(make_row: Rows) -> None:
+    tuned = make_row(cmd_args=RESUMED, extra_cmd_args={"checkpoint.finetune": "true"})
+
+    assert not tuned.resumed
+    assert good_runs_before("2026-11-10", [tuned]) == (tuned,)
+
+
+def test_a_teardown_failure_with_good_numbers_makes_a_baseline(make_record: Records, make_row: Rows) -> None:
+    assert compare(make_record(), [make_row(outcome=Outcome.TEARDOWN)]).status is VerdictStatus.PASSED
+
+
+def test_a_slow_down_is_reported_every_night_until_somebody_repairs_it(
+    make_record: Records, summary_of: Summaries, history: tuple[HistoryRow, ...]
+) -> None:
+
+    rows, verdicts = list(history), []
+    for day in range(10, 26):
+        record = make_record(summary_of([1.2 if day < 25 else 1.0] * 50), f"2026-11-{day}")
+        verdict = compare(record, rows)
+        rows.append(row_of(record, verdict))
+        verdicts.append(verdict.status)
+
+    assert verdicts == [VerdictStatus.REGRESSED] * 15 + [VerdictStatus.PASSED]
+
+
+def test_the_order_of_the_rows_does_not_matter(make_record: Records, history: tuple[HistoryRow, ...]) -> None:
+    shuffled = list(history)
+    random.Random(1).shuffle(shuffled)
+
+    assert compare(make_record(), shuffled) == compare(make_record(), history)
+    assert good_runs_before("2026-11-10", shuffled) == history
+
+
+def test_a_metric_that_no_good_run_has_measured_cannot_pass(
+    make_record: Records, make_row: Rows, summary_of: Summaries
+) -> None:
+    history = [make_row(summary_of(tflops=None), verdict=VerdictStatus.PASSED)]
+
+    verdict = compare(make_record(), history)
+
+    assert verdict.status is VerdictStatus.NO_BASELINE
+    assert verdict.reasons == ("no earlier good run measured throughput",)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.0])
+def test_a_broken_number_in_history_is_not_compared_with(
+    make_record: Records, make_row: Rows, summary_of: Summaries, value: float
+) -> None:
+    broken = summary_of().model_copy(update={"step_time": value})
+    history = [make_row(broken, "2026-11-08", verdict=VerdictStatus.PASSED), make_row(night="2026-11-09")]
+
+    verdict = compare(make_record(), history)
+
+    assert (verdict.status, verdict.comparisons[0].baseline) == (VerdictStatus.PASSED, 1.0)
+
+
+# --- failing closed --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status"),
+    [
+        (Outcome.SHORT, VerdictStatus.SHORT),
+        (Outcome.TIMEOUT, VerdictStatus.FAILED),
+        (Outcome.OUT_OF_MEMORY, VerdictStatus.FAILED),
+        (Outcome.PROGRAM_ERROR, VerdictStatus.FAILED),
+        (Outcome.CANCELLED, VerdictStatus.CANCELLED),
+        (Outcome.INFRASTRUCTURE, VerdictStatus.INFRASTRUCTURE),
+        (Outcome.NEVER_STARTED, VerdictStatus.INFRASTRUCTURE),
+        (None, VerdictStatus.INFRASTRUCTURE),
+    ],
+)
+def test_a_job_that_failed_fails_with_the_best_of_numbers(
+    make_record: Records, history: tuple[HistoryRow, ...], outcome: Outcome | None, status: VerdictStatus
+) -> None:
+    verdict = compare(make_record(outcome=outcome, outcome_reason="node2 went down"), history)
+
+    assert verdict.status is status
+    assert verdict.reasons == (f"{OUTCOME_WORDS[outcome]}: node2 went down",)
+
+
+def test_every_outcome_has_its_verdict_and_its_words() -> None:
+    assert set(OUTCOME_FAULTS) == set(OUTCOME_WORDS) == {*Outcome, None}
+
+
+def test_a_failed_job_that_measured_nothing_says_only_what_happened(
+    make_record: Records, history: tuple[HistoryRow, ...]
+) -> None:
+    record = make_record(Summary(steps_expected=50), outcome=Outcome.OUT_OF_MEMORY)
+
+    assert compare(record, history).reasons == ("the job ran out of memory", "0 of 50 steps done")
+
+
+def test_a_teardown_failure_is_compared_and_told(
+    make_record: Records, summary_of: Summaries, history: tuple[HistoryRow, ...]
+) -> None:
+    fine = compare(make_record(outcome=Outcome.TEARDOWN, outcome_reason="exit code 134"), history)
+    slow = compare(make_record(summary_of([1.2] * 50), outcome=Outcome.TEARDOWN), history)
+
+    assert fine.status is VerdictStatus.PASSED
+    assert fine.reasons == ("all steps done, then the job failed in teardown: exit code 134",)
+    assert slow.status is VerdictStatus.REGRESSED
+    assert slow.reasons[-1] == "all steps done, then the job failed in teardown"
+
+
+@pytest.mark.parametrize("metric", [metric.name for metric in METRICS])
+@pytest.mark.parametrize("value", [None, math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("earlier", [0, 9])
+def test_a_missing_or_broken_number_never_passes(
+    make_record: Records,
+    summary_of: Summaries,
+    history: tuple[HistoryRow, ...],
+    metric: str,
+    value: float | None,
+    earlier: int,
+) -> None:
+    record = make_record(summary_of().model_copy(update={metric: value}))
+
+    verdict = compare(record, history[:earlier])
+
+    assert verdict.status is VerdictStatus.FAILED
+    assert status_of(verdict, metric) == "missing"
+    assert "was not measured" in verdict.reasons[0]
+    assert Verdict.model_validate_json(verdict.model_dump_json()) == verdict
+
+
+@pytest.mark.parametrize("metric", ["step_time", "tflops_per_gpu", "peak_memory"])
+def test_a_zero_that_cannot_be_is_no_measurement(make_record: Records, summary_of: Summaries, metric: str) -> None:
+    verdict = compare(make_record(summary_of().model_copy(update={metric: 0.0})), ())
+
+    assert verdict.status is VerdictStatus.FAILED
+
+
+@pytest.mark.parametrize("earlier", [0, 9])
+def test_a_step_that_is_not_finite_never_passes(
+    make_record: Records, summary_of: Summaries, history: tuple[HistoryRow, ...], earlier: int
+) -> None:
+    losses = [5.0] * 9 + [math.nan] + [5.1] * 40
+
+    verdict = compare(make_record(summary_of(losses=losses)), history[:earlier])
+
+    assert verdict.status is VerdictStatus.FAILED
+    assert verdict.reasons == ("1 step without a finite loss or gradient norm",)
+
+
+def test_damaged_files_never_pass(make_record: Records, summary_of: Summaries, history: tuple[HistoryRow, ...]) -> None:
+    summary = summary_of().model_copy(update={"damage": ("events.1: bad checksum at byte 812",)})
+
+    verdict = compare(make_record(summary), history)
+
+    assert verdict.status is VerdictStatus.FAILED
+    assert verdict.reasons == ("damaged data: events.1: bad checksum at byte 812",)
+
+
+@pytest.mark.parametrize("earlier", [0, 9])
+@pytest.mark.parametrize("steps", [0, 5, 20, 49])
+def test_a_run_that_lacks_steps_never_passes(
+    make_record: Records, summary_of: Summaries, history: tuple[HistoryRow, ...], steps: int, earlier: int
+) -> None:
+    verdict = compare(make_record(summary_of([1.0] * steps)), history[:earlier])
+
+    assert verdict.status is VerdictStatus.SHORT
+    assert verdict.reasons == (f"{steps} of 50 steps done",)
+
+
+def test_what_the_plan_asked_for_counts_when_the_run_says_less(
+    make_record: Records, summary_of: Summaries, history: tuple[HistoryRow, ...]
+) -> None:
+    record = make_record(summary_of([1.0] * 20, expected=20), max_steps=50)
+
+    assert compare(record, history).status is VerdictStatus.SHORT
+
+
+def test_without_a_number_of_steps_a_run_must_reach_what_earlier_ones_did(
+    make_record: Records, summary_of: Summaries, make_row: Rows
+) -> None:
+    free = {"max_steps": None, "cmd_args": {"model_recipe_name": "llama3_8b"}}
+    history = [make_row(summary_of(expected=None), **free)]
+
+    short = compare(make_record(summary_of([1.0] * 20, expected=None), **free), history)
+    whole = compare(make_record(summary_of(expected=None), **free), history)
+    nothing = compare(make_record(Summary(), **free), ())
+
+    assert (short.status, short.reasons) == (VerdictStatus.SHORT, ("20 of 50 steps done",))
+    assert whole.status is VerdictStatus.PASSED
+    assert (nothing.status, nothing.reasons) == (VerdictStatus.SHORT, ("0 of 1 steps done",))
+
+
+def test_a_damaged_history_cannot_be_made_to_pass_a_bad_run(
+    make_record: Records, history: tuple[HistoryRow, ...]
+) -> None:
+    emptied = [row.model_copy(update={"summary": Summary()}) for row in history]
+
+    assert compare(make_record(), emptied).status is VerdictStatus.NO_BASELINE
+
+
+# --- runs that have no record ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "reason"),
+    [
+        (
+            InvalidInput("no such commit", thing="main~x", advice="Name one that exists"),
+            VerdictStatus.INVALID,
+            "main~x: no such commit. Name one that exists",
+        ),
+        (
+            LaunchRefused("invalid account", thing="sbatch", advice="Ask for one"),
+            VerdictStatus.INFRASTRUCTURE,
+            "sbatch: invalid account. Ask for one",
+        ),
+        (PermanentError("disk full", thing="/shared"), VerdictStatus.INFRASTRUCTURE, "/shared: disk full"),
+        (TransientError("timed out", thing="s3"), VerdictStatus.INFRASTRUCTURE, "s3: timed out"),
+        (StatusUnknown("slurmdbd is silent"), VerdictStatus.INFRASTRUCTURE, "slurmdbd is silent"),
+        (KeyError("step"), VerdictStatus.INFRASTRUCTURE, "internal error, KeyError: 'step'"),
+        (RuntimeError(), VerdictStatus.INFRASTRUCTURE, "internal error, RuntimeError"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_run_that_died_in_a_stage_says_what_and_what_to_do(
+    make_spec: Specs, error: Exception, status: VerdictStatus, reason: str
+) -> None:
+    spec = make_spec()
+
+    verdict = verdict_for_error(spec, error)
+
+    assert (verdict.status, verdict.reasons) == (status, (reason,))
+    assert (verdict.run_key, verdict.test_id, verdict.night) == (spec.run_key, "llama3-8b", "2026-11-10")
+
+
+def test_every_violation_is_a_reason(make_spec: Specs) -> None:
+    error = InvalidInput("2 rules are violated", thing="a.toml", violations=("tp = 3 does not divide 8", "vp needs pp"))
+
+    verdict = verdict_for_error(make_spec(), error)
+
+    assert verdict.reasons == ("a.toml: 2 rules are violated", "tp = 3 does not divide 8", "vp needs pp")
+
+
+def test_a_foreign_error_gives_away_its_first_line_only(make_spec: Specs) -> None:
+    with pytest.raises(ValidationError) as caught:
+        Summary.model_validate({"steps_done": "hf_secret"})
+
+    (reason,) = verdict_for_error(make_spec(), caught.value).reasons
+
+    assert reason == "internal error, ValidationError: 1 validation error for Summary"
+
+
+def test_an_invalid_test_gets_the_key_its_run_would_have_had() -> None:
+    test = InvalidTest(id="llama3-8b", source="conf/a.toml", violations=("conf/a.toml:3: tp = 3", "conf/a.toml: no"))
+
+    verdict = verdict_for_invalid(test, "nightly", "2026-11-10")
+
+    assert verdict.status is VerdictStatus.INVALID
+    assert verdict.exit_code == 2
+    assert verdict.reasons == ("conf/a.toml:3: tp = 3", "conf/a.toml: no")
+    assert verdict.run_key == make_run_key(
+        scenario="nightly", night="2026-11-10", test_id="llama3-8b", sweep_point={}, iteration=1, repeat=0
+    )
+
+
+def test_a_run_whose_code_was_changed_says_so(make_record: Records, history: tuple[HistoryRow, ...]) -> None:
+    record = make_record().model_copy(update={"tainted": ("repo: deleted: a.py", "repo: changed: b.py")})
+
+    (reason,) = compare(record, history).reasons
+
+    assert reason.startswith("the checkout was modified; the tested code is unknown")
+    assert "(repo: deleted: a.py, and 1 more)" in reason

@@ -1,0 +1,161 @@
+"""A run follows the run that its test names, iteration by iteration, or its verdict says where it does not."""
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from nightbridge import config
+from nightbridge.gate.evidence import gather_evidence
+from nightbridge.gate.gate import compare
+from nightbridge.goldens.parity import follow
+from nightbridge.history.reading import add, row_of
+from nightbridge.models import GatePolicy, ReferencePolicy, RunRecord, Verdict, VerdictStatus
+from nightbridge.store.directory import DirectoryStore
+
+NIGHT = "2026-11-10"
+REFERENCE = {1: 2.750, **{step: 2.7 - 0.01 * step for step in range(2, 51)}}
+
+Losses = Mapping[int, float]
+Judge = Callable[..., Verdict]
+
+
+@pytest.fixture
+def reference(
+    store: DirectoryStore, make_record: Callable[..., RunRecord], commit: Callable[..., RunRecord]
+) -> Callable[..., RunRecord]:
+    """Store a run of the reference recipe, in its history as well."""
+
+    def make(losses: Losses = REFERENCE, night: str = NIGHT) -> RunRecord:
+        made = make_record(night=night, test_id="recipe").model_copy(update={"series": "recipe-0123456789ab"})
+        record = commit(store, made, losses)
+        add(store, row_of(record, compare(record, ())))
+        return record
+
+    return make
+
+
+@pytest.fixture
+def judge(store: DirectoryStore, make_record: Callable[..., RunRecord], commit: Callable[..., RunRecord]) -> Judge:
+    """The verdict on a run of the hetero test with these losses, which names that reference."""
+
+    def make(losses: Losses, name: str, **rules: float) -> Verdict:
+        gate = GatePolicy(reference=name, reference_rules=ReferencePolicy(**rules))
+        record = commit(store, make_record(test_id="hetero", gate=gate), losses)
+        return compare(record, (), gather_evidence(store, record))
+
+    return make
+
+
+def changed(changes: Mapping[int, float]) -> dict[int, float]:
+    """The reference's losses, some of them multiplied."""
+    return {step: loss * changes.get(step, 1.0) for step, loss in REFERENCE.items()}
+
+
+def test_a_run_that_follows_its_reference_passes_without_any_history(
+    judge: Judge, reference: Callable[..., RunRecord]
+) -> None:
+    # What two real runs of one model on two layouts gave: +0.22 % at first, then within 1.1 %.
+    verdict = judge(changed({1: 1.0022, 2: 1.011, 3: 0.99}), reference().spec.run_key)
+
+    assert (verdict.status, verdict.reasons[:1]) == (
+        VerdictStatus.PASSED,
+        ("no earlier good run of this configuration to compare with",),
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({1: 1.006}, "at iteration 1, +0.60 % (limit 0.5 %)"),
+        ({1: 2.898 / 2.757}, "at iteration 1, +5.11 % (limit 0.5 %)"),  # a layer norm was missing
+        ({20: 0.98}, "at iteration 20, -2.00 % (limit 1.5 %)"),
+        (
+            {step: 1 + step / 1000 for step in range(1, 51)},
+            "beyond the limit at 35 of 50 iterations, most at 50: +5.00 %",
+        ),
+    ],
+)
+def test_a_run_that_leaves_it_is_a_regression_that_names_the_iteration(
+    judge: Judge, reference: Callable[..., RunRecord], changes: Mapping[int, float], said: str
+) -> None:
+    run_key = reference().spec.run_key
+
+    verdict = judge(changed(changes), run_key)
+
+    assert verdict.status is VerdictStatus.REGRESSED
+    assert f"reference {run_key}: lm loss: " in " ".join(verdict.reasons)
+    assert said in " ".join(verdict.reasons)
+
+
+def test_the_limits_and_how_long_they_hold_are_the_tests_own(judge: Judge, reference: Callable[..., RunRecord]) -> None:
+    run_key = reference().spec.run_key
+    losses = changed({1: 1.006, 2: 1.02, 40: 2.0})
+
+    assert judge(losses, run_key, first=0.01, later=0.03, steps=30).status is VerdictStatus.PASSED
+    assert judge(losses, run_key, first=0.01, later=0.03).status is VerdictStatus.REGRESSED
+
+
+@pytest.mark.parametrize(
+    ("losses", "said"),
+    [
+        ({step: loss for step, loss in REFERENCE.items() if step != 7}, "step 7 missing in one of the two"),
+        (REFERENCE | {9: math.nan}, "step 9 not finite"),
+        ({}, "no iteration in common"),
+    ],
+)
+def test_what_cannot_be_compared_never_passes(
+    judge: Judge, reference: Callable[..., RunRecord], losses: Losses, said: str
+) -> None:
+    verdict = judge(losses, reference().spec.run_key)
+
+    assert verdict.status is VerdictStatus.FAILED
+    assert said in " ".join(verdict.reasons)
+
+
+def test_the_verdict_names_the_reference_so_that_it_is_not_removed(
+    judge: Judge, reference: Callable[..., RunRecord]
+) -> None:
+    run_key = reference().spec.run_key
+    assert judge(REFERENCE, run_key).reference_run == run_key
+    assert judge(REFERENCE, "recipe").reference_run == run_key
+    assert judge(REFERENCE, "nobody").reference_run is None
+
+
+def test_a_reference_that_nobody_knows_never_passes(judge: Judge) -> None:
+    verdict = judge(REFERENCE, "recipe")
+
+    assert verdict.status is VerdictStatus.FAILED
+    assert "reference recipe: no such run" in " ".join(verdict.reasons)
+
+
+def test_a_tests_id_means_its_newest_run_until_this_night(judge: Judge, reference: Callable[..., RunRecord]) -> None:
+    reference(changed({1: 1.1}), "2026-11-09")
+    tonight = reference()
+    reference(changed({1: 1.1}), "2026-11-11")
+
+    verdict = judge(changed({1: 1.01}), "recipe")
+
+    assert verdict.status is VerdictStatus.REGRESSED
+    assert f"reference {tonight.spec.run_key}: lm loss: 2.777 against 2.75 at iteration 1" in " ".join(verdict.reasons)
+
+
+def test_the_first_limit_is_that_of_the_references_first_iteration() -> None:
+    found = follow({1: 2.0, 2: 2.0}, {2: 2.02}, ReferencePolicy())
+
+    assert (found.missing, found.beyond, [step.limit for step in found.steps]) == ((1,), (), [0.015])
+
+
+def test_a_difference_from_zero_is_beyond_any_limit() -> None:
+    assert follow({1: 0.0}, {1: 1e-9}, ReferencePolicy()).beyond
+
+
+def test_a_test_cannot_follow_itself(tmp_path: Path) -> None:
+    sample = Path(__file__).parents[3] / "conf/practice/vlm_small.toml"
+    file = tmp_path / "vlm.toml"
+    file.write_text(sample.read_text() + '\n[gate]\nreference = "vlm_small"\n')
+
+    (invalid,) = config.load(file).invalid
+
+    assert "gate.reference: names this test itself" in " ".join(invalid.violations)

@@ -1,0 +1,221 @@
+"""Whether two runs compute the same numbers, or converge alike."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from nightbridge.errors import InvalidInput
+from nightbridge.goldens.parity import (
+    CurveParity,
+    calibrated_bands,
+    compare_curves,
+    compare_runs,
+    curve_of,
+)
+from nightbridge.models import ReferencePolicy
+from tests.nightbridge.conftest import scalar_table as table
+
+STEPS = range(1, 101)
+
+
+@pytest.fixture
+def loss() -> dict[int, float]:
+    return {step: 7 + 4 * math.exp(-step / 20) for step in STEPS}
+
+
+class TestSameNumerics:
+    def test_equal_to_the_last_bit(self, loss: dict[int, float]) -> None:
+        found = compare_curves(loss, dict(loss))
+
+        assert found.same_numerics
+        assert found.same_convergence
+        assert (found.steps, found.first_step, found.last_step) == (100, 1, 100)
+        assert (found.first_difference, found.largest, found.tail) == (None, 0.0, 0.0)
+
+    def test_one_bit_in_one_step_is_found_and_named(self, loss: dict[int, float]) -> None:
+        other = loss | {41: math.nextafter(loss[41], math.inf)}
+
+        found = compare_curves(loss, other)
+
+        assert not found.same_numerics
+        assert found.same_convergence
+        assert found.first_difference == 41
+
+    def test_a_curve_that_is_not_whole_is_never_the_same(self, loss: dict[int, float]) -> None:
+        both_nan = loss | {50: math.nan}
+
+        assert not compare_curves(both_nan, both_nan).same_numerics
+        assert not compare_curves({}, {}).same_numerics
+        assert not compare_curves(loss, {step: loss[step] for step in range(1, 100)}).same_numerics
+
+
+FAULTS: dict[str, Callable[[dict[int, float]], dict[int, float]]] = {
+    "half a percent in the second half": lambda loss: {s: v * (1.005 if s > 50 else 1) for s, v in loss.items()},
+    "lower in the second half": lambda loss: {s: v * (0.995 if s > 50 else 1) for s, v in loss.items()},
+    "lag": lambda loss: {s: loss[max(1, round(0.9 * s))] for s in loss},
+    "drift": lambda loss: {s: v * (1 + 0.0002 * s) for s, v in loss.items()},
+    "spike": lambda loss: loss | {60: 2 * loss[60]},
+    "a bump that is over before the tail": lambda loss: {s: v * (1.02 if 30 < s < 60 else 1) for s, v in loss.items()},
+    "reversal": lambda loss: {s: loss[101 - s] for s in loss},
+    "NaN": lambda loss: {s: math.nan if s > 50 else v for s, v in loss.items()},
+    "one NaN": lambda loss: loss | {7: math.nan},
+    "infinity": lambda loss: loss | {100: math.inf},
+    "a missing step": lambda loss: {s: v for s, v in loss.items() if s != 30},
+    "half the steps": lambda loss: {s: v for s, v in loss.items() if s <= 50},
+    "one step more": lambda loss: loss | {101: loss[100]},
+    "nothing": lambda loss: {},
+    "off by one step": lambda loss: {s + 1: v for s, v in loss.items()},
+}
+
+
+class TestSameConvergence:
+    def test_rounding_noise_is_no_difference(self, loss: dict[int, float]) -> None:
+        rng = np.random.default_rng(1)
+        other = {step: value * (1 + 1e-3 * rng.standard_normal()) for step, value in loss.items()}
+
+        assert compare_curves(loss, other).same_convergence
+
+    @pytest.mark.parametrize("fault", FAULTS)
+    def test_a_fault_is_flagged_with_its_reason(self, fault: str, loss: dict[int, float]) -> None:
+        found = compare_curves(loss, FAULTS[fault](loss))
+
+        assert not found.same_convergence
+        assert not found.same_numerics
+        assert found.faults
+
+    def test_a_fault_in_the_reference_counts_as_well(self, loss: dict[int, float]) -> None:
+        assert not compare_curves(loss | {7: math.nan}, loss).same_convergence
+
+    def test_steps_are_paired_by_number_and_not_by_position(self, loss: dict[int, float]) -> None:
+        without = {step: value for step, value in loss.items() if step != 3}
+
+        found = compare_curves(loss, without)
+
+        assert found.only_in_a == (3,)
+        assert found.largest == 0.0
+
+    def test_where_they_part_is_named(self, loss: dict[int, float]) -> None:
+        found = compare_curves(loss, {s: v * (1.2 if s >= 70 else 1) for s, v in loss.items()})
+
+        assert found.first_divergence == 70
+        assert found.largest == pytest.approx(0.2)
+        assert found.largest_at >= 70
+        assert found.tail == pytest.approx(0.2)
+        assert "the mean of the tail differs by +20 % (limit 0.25 %)" in " ".join(found.faults)
+
+    def test_a_reference_of_zero_is_left_by_any_step_away_from_it(self) -> None:
+        zeros = dict.fromkeys(STEPS, 0.0)
+
+        assert compare_curves(zeros, dict(zeros)).same_convergence
+        assert not compare_curves(zeros, zeros | {50: 1e-9}).same_convergence
+
+    def test_many_missing_steps_are_counted_and_not_listed(self, loss: dict[int, float]) -> None:
+        found = compare_curves(loss, {s: v for s, v in loss.items() if s <= 50})
+
+        assert found.faults[0] == "lm loss: steps 51, 52, 53, 54, 55 and 45 more missing in B"
+
+
+class TestRuns:
+    def test_loss_grad_norm_and_learning_rate_are_compared(self, loss: dict[int, float]) -> None:
+        run = table(lm_loss=loss, grad_norm=loss, learning_rate=loss)
+
+        found = compare_runs(run, run, names=("x", "y"))
+
+        assert [curve.tag for curve in found.curves] == ["lm loss", "grad-norm", "learning-rate"]
+        assert found.same_numerics
+        assert found.same_convergence
+        assert (found.a, found.b) == ("x", "y")
+
+    def test_a_noisy_grad_norm_does_not_break_the_convergence_but_the_numerics(self, loss: dict[int, float]) -> None:
+        noisy = {step: value * 1.5 for step, value in loss.items()}
+
+        found = compare_runs(table(lm_loss=loss, grad_norm=loss), table(lm_loss=loss, grad_norm=noisy))
+
+        assert found.same_convergence
+        assert not found.same_numerics
+
+    def test_a_grad_norm_that_is_not_finite_breaks_both(self, loss: dict[int, float]) -> None:
+        broken = table(lm_loss=loss, grad_norm=loss | {9: math.nan})
+
+        found = compare_runs(table(lm_loss=loss, grad_norm=loss), broken)
+
+        assert not found.same_convergence
+        assert not found.same_numerics
+
+    def test_a_quantity_that_only_one_run_has_is_never_parity(self, loss: dict[int, float]) -> None:
+        assert not compare_runs(table(lm_loss=loss, grad_norm=loss), table(lm_loss=loss)).same_convergence
+
+    def test_runs_without_a_loss_are_never_alike(self) -> None:
+        empty = table()
+
+        found = compare_runs(empty, empty, names=("a", "b"))
+
+        assert not found.same_numerics
+        assert not found.same_convergence
+        assert found.faults == ("a has no lm loss", "b has no lm loss")
+
+    def test_each_gate_says_why_it_is_not_passed(self, loss: dict[int, float]) -> None:
+        other = loss | {5: loss[5] * 1.03}
+
+        found = compare_runs(table(lm_loss=loss), table(lm_loss=other))
+
+        assert found.faults_of("numerics") == ("lm loss: first differs at step 5",)
+        assert found.faults_of("convergence") == ()
+        assert ["at iteration 5, +3.00 % (limit 1.5 %)" in fault for fault in found.faults_of("iterations")] == [True]
+
+    def test_the_first_iteration_has_a_limit_of_its_own(self, loss: dict[int, float]) -> None:
+        other = loss | {1: loss[1] * 1.01}
+        wide, narrow = ReferencePolicy(first=0.02), ReferencePolicy()
+
+        answers = [
+            compare_runs(table(lm_loss=loss), table(lm_loss=other), policy=policy).faults_of("iterations")
+            for policy in (wide, narrow)
+        ]
+
+        assert [bool(faults) for faults in answers] == [False, True]
+
+    def test_iterations_that_nobody_has_seen_never_agree(self, loss: dict[int, float]) -> None:
+        short = {step: value for step, value in loss.items() if step <= 50}
+
+        found = compare_runs(table(lm_loss=loss), table(lm_loss=short))
+
+        assert all(found.faults_of(gate) for gate in ("numerics", "convergence", "iterations"))
+
+    def test_what_a_resumed_run_wrote_twice_counts_once(self, loss: dict[int, float]) -> None:
+        rows = table(lm_loss=loss)
+        again = pd.concat([rows.assign(superseded=True, value=99.0), rows])
+
+        assert curve_of(again, "lm loss") == loss
+
+    def test_the_result_survives_json(self, loss: dict[int, float]) -> None:
+        found = compare_curves(loss, loss | {5: 8.0})
+
+        assert CurveParity.model_validate_json(found.model_dump_json()) == found
+
+
+class TestCalibration:
+    def noisy(self, loss: dict[int, float], seed: int, sigma: float) -> dict[int, float]:
+        rng = np.random.default_rng(seed)
+        return {step: value * (1 + sigma * rng.standard_normal()) for step, value in loss.items()}
+
+    def test_bands_are_as_wide_as_repeats_are_apart(self, loss: dict[int, float]) -> None:
+        repeats = [self.noisy(loss, seed, 0.03) for seed in range(5)]
+
+        bands = calibrated_bands(repeats)
+
+        assert not compare_curves(repeats[0], repeats[1]).same_convergence
+        assert all(compare_curves(repeats[0], other, bands=bands).same_convergence for other in repeats)
+
+    def test_equal_repeats_do_not_make_bands_of_nothing(self, loss: dict[int, float]) -> None:
+        bands = calibrated_bands([loss, loss, loss])
+
+        assert (bands.smoothed, bands.tail, bands.single_step) == pytest.approx((0.0004, 0.00025, 0.01))
+
+    def test_two_repeats_or_a_broken_one_calibrate_nothing(self, loss: dict[int, float]) -> None:
+        with pytest.raises(InvalidInput, match="2 repeats"):
+            calibrated_bands([loss, loss])
+        with pytest.raises(InvalidInput, match="not finite"):
+            calibrated_bands([loss, loss, loss | {4: math.nan}])

@@ -1,0 +1,563 @@
+"""The harvest on every kind of store: complete and verified, or not there at all."""
+
+import errno
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from nightbridge.errors import DamagedData, PermanentError
+from nightbridge.harvest.archive import load_record, run_prefix
+from nightbridge.harvest.manifest import read_manifest
+from nightbridge.harvest.restore import fetch_run, verify_run
+from nightbridge.models import CheckpointState, Outcome, RunRecord, StoreSettings
+from nightbridge.secrets import MASK
+from nightbridge.store.checksum import FileSource
+from nightbridge.store.factory import open_store
+from nightbridge.store.protocol import ObjectInfo, ObjectStore
+from nightbridge.store.transfers import Progress
+from tests.conftest import BUCKET, SEEDS
+from tests.nightbridge.harvest.left_run import TOKEN, LeftRun, make_run
+from tests.real.s3_proxy import proxy_to, s3_error
+from tests.real.s3_servers import S3Server
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def left(tmp_path: Path) -> LeftRun:
+    return make_run(tmp_path / "workspace", shard_size=100_000)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> ObjectStore:
+    return open_store(StoreSettings(url=f"file://{tmp_path}/store"))
+
+
+def objects(store: ObjectStore, prefix: str = "") -> dict[str, bytes]:
+    """Every object below a prefix, by its path there."""
+    keys = [found.key for found in store.list(prefix)]
+    return {key.removeprefix(f"{prefix}/"): store.get(key) or b"" for key in keys}
+
+
+# --- what is stored -------------------------------------------------------------------------------------------------
+
+
+def test_every_object_is_byte_for_byte_what_the_job_wrote(store: ObjectStore, left: LeftRun) -> None:
+    record = left.harvest(store)
+
+    stored = objects(store, record.prefix)
+    masked = {"logs/log-account.exp_4711_0.out", "configs/ConfigContainer.yaml", "attempt/job.sh"}
+    originals = {
+        "logs/sbatch_account.exp_4711.out": left.job_dir / "sbatch_account.exp_4711.out",
+        "logs/launcher.log": left.plan.attempt_dir / "launcher.log",
+        "tensorboard/events.out.tfevents.1.host.2.0": left.output.event_files[0],
+        **{
+            f"checkpoints/{path.relative_to(left.job_dir / 'checkpoints')}": path
+            for path in (left.job_dir / "checkpoints").rglob("*")
+            if path.is_file() and not {"iter_0000020", "iter_0000060"} & set(path.parts)
+        },
+    }
+    made = {"manifest.json", "record.json", "summary.json", "metrics.parquet"}
+    assert set(stored) == {*originals, *masked, *made}
+    for path, original in originals.items():
+        assert stored[path] == original.read_bytes(), path
+    assert json.loads(stored["summary.json"]) == left.summary.model_dump(mode="json")
+    assert verify_run(store, record.prefix) == []
+
+
+def test_logs_and_curves_of_earlier_attempts_are_kept_beside_the_runs_and_masked(
+    directory: ObjectStore, left: LeftRun, tmp_path: Path
+) -> None:
+    first = left.output.model_copy(update={"attempt_dir": tmp_path / "a1"})
+    last = left.output.model_copy(update={"attempt_dir": tmp_path / "a2"})
+    jobs = (left.jobs[0], left.jobs[0].model_copy(update={"attempt": 2, "job_id": 4712}))
+    record = LeftRun(**{**vars(left), "jobs": jobs, "output": last}).harvest(directory, earlier=[first])
+
+    stored = objects(directory, record.prefix)
+    of_the_first = {path.removeprefix("earlier/a1/"): data for path, data in stored.items() if "earlier/" in path}
+    of_the_last = {path: data for path, data in stored.items() if path in of_the_first}
+    assert of_the_first == of_the_last
+    assert {path.split("/")[0] for path in of_the_first} == {"logs", "configs", "attempt", "tensorboard"}
+    assert [path for path, data in stored.items() if TOKEN.encode() in data] == []
+
+
+def test_a_planted_token_is_in_no_object_and_nothing_else_of_the_text_changes(
+    store: ObjectStore, left: LeftRun
+) -> None:
+    job = left.jobs[0].model_copy(update={"outcome_reason": f"last line: token {TOKEN} refused"})
+    record = LeftRun(**{**vars(left), "jobs": (job,)}).harvest(store)
+
+    stored = objects(store)
+    assert [key for key, data in stored.items() if TOKEN.encode() in data] == []
+    assert record.job.outcome_reason == f"last line: token {MASK} refused"
+    log = left.output.logs[0].read_text()
+    assert log.count(TOKEN) == 40
+    assert stored[f"{record.prefix}/{'logs/log-account.exp_4711_0.out'}"].decode() == log.replace(TOKEN, MASK)
+    manifest = read_manifest(store, record.prefix)
+    assert manifest is not None
+    assert manifest.masks == 42
+
+
+@pytest.mark.parametrize(
+    ("secret", "known"),
+    [
+        ("hf_" + "AbCdEfGhIjKlMnOpQrStUvWxYz01234567", False),
+        ("nvapi-" + "Ab_9-" * 12 + "wxyz", False),
+        ('quoted " and \\ back', True),
+        ("line\nbreak", True),
+        ("größe!", True),
+    ],
+)
+def test_what_a_job_said_at_its_end_is_masked_as_its_log_is(
+    directory: ObjectStore, left: LeftRun, secret: str, known: bool
+) -> None:
+    job = left.jobs[0].model_copy(update={"outcome_reason": f"OSError: token {secret} refused"})
+    record = LeftRun(**{**vars(left), "jobs": (job,)}).harvest(directory, secrets=(TOKEN, *[secret] * known))
+
+    assert record.job.outcome_reason == f"OSError: token {MASK} refused"
+    assert load_record(directory, record.prefix) == record
+    manifest = read_manifest(directory, record.prefix)
+    assert manifest is not None
+    assert manifest.job.outcome_reason == record.job.outcome_reason
+
+
+def test_the_record_and_the_measurements_come_back(store: ObjectStore, left: LeftRun, tmp_path: Path) -> None:
+    record = left.harvest(store)
+
+    assert load_record(store, record.prefix) == record
+    assert record.prefix == run_prefix(left.spec, 1) == f"runs/llama3-8b/2026-05-04/{left.spec.run_key}/a1"
+    assert (record.spec, record.summary, record.jobs) == (left.spec, left.summary, left.jobs)
+    assert record.series.startswith("llama3-8b-")
+    store.get_file(f"{record.prefix}/metrics.parquet", tmp_path / "m.parquet")
+    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "m.parquet"), left.metrics)
+
+
+def test_the_manifest_names_pins_job_versions_and_every_object(directory: ObjectStore, left: LeftRun) -> None:
+    record = left.harvest(directory)
+    manifest = read_manifest(directory, record.prefix)
+    assert manifest is not None
+    assert manifest.pins["megatron_bridge"] == "a" * 40
+    assert manifest.job.job_id == 4711
+    assert set(manifest.versions) == {"nightbridge", "python"}
+    assert {file.path for file in manifest.files} | {"manifest.json"} == set(objects(directory, record.prefix))
+
+
+# --- checkpoints ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("policy", "iterations"),
+    [
+        ("none", set()),
+        ("last", {"iter_0000040"}),
+        ("every 1", {"iter_0000020", "iter_0000040"}),
+        ("every 2", {"iter_0000040"}),
+        ("all", {"iter_0000020", "iter_0000040"}),
+    ],
+)
+def test_checkpoints_are_stored_by_policy_and_never_an_incomplete_one(
+    directory: ObjectStore, tmp_path: Path, policy: str, iterations: set[str]
+) -> None:
+    record = make_run(tmp_path / "w", policy, shard_size=1000).harvest(directory)
+    stored = {path.split("/")[1] for path in objects(directory, record.prefix) if path.startswith("checkpoints/iter")}
+    assert stored == iterations
+
+
+@pytest.mark.parametrize("outcome", list(Outcome))
+def test_logs_and_curves_are_kept_whatever_became_of_the_job_and_whatever_is_kept_of_its_checkpoints(
+    directory: ObjectStore, tmp_path: Path, outcome: Outcome
+) -> None:
+    left = make_run(tmp_path / "w", "none", shard_size=1000)
+    job = left.jobs[0].model_copy(update={"outcome": outcome})
+    record = LeftRun(**{**vars(left), "jobs": (job,)}).harvest(directory)
+    kinds = {path.split("/")[0] for path in objects(directory, record.prefix)}
+    assert kinds >= {"logs", "tensorboard", "configs", "attempt", "metrics.parquet", "summary.json"}
+    assert "checkpoints" not in kinds
+
+
+def test_an_incomplete_checkpoint_is_left_out_and_said_so(directory: ObjectStore, left: LeftRun) -> None:
+    record = left.harvest(directory)
+    assert record.left_out == ("checkpoints/iter_0000060: in_progress: no shard",)
+
+
+def test_trackers_are_stored_only_with_the_checkpoint_that_they_name(directory: ObjectStore, left: LeftRun) -> None:
+    (left.job_dir / "checkpoints/latest_checkpointed_iteration.txt").write_text("60")
+    record = left.harvest(directory)
+    stored = objects(directory, record.prefix)
+    assert "checkpoints/iter_0000040/.metadata" in stored
+    assert not [path for path in stored if "latest" in path]
+
+
+def test_where_the_data_loader_stood_is_stored_with_its_checkpoint(directory: ObjectStore, left: LeftRun) -> None:
+    for iteration in (20, 40, 60):
+        folder = left.job_dir / f"checkpoints/energon/iter_{iteration:07d}"
+        folder.mkdir(parents=True)
+        (folder / "train_dataloader_dprank000.pt").write_bytes(b"%d" % iteration)
+
+    stored = objects(directory, left.harvest(directory).prefix)
+
+    states = {path: data for path, data in stored.items() if "energon" in path}
+    assert states == {"checkpoints/energon/iter_0000040/train_dataloader_dprank000.pt": b"40"}
+
+
+def test_a_data_loaders_folder_that_is_a_link_out_of_the_run_leaves_the_checkpoint_out(
+    directory: ObjectStore, left: LeftRun, tmp_path: Path
+) -> None:
+    (tmp_path / "foreign/iter_0000040").mkdir(parents=True)
+    (tmp_path / "foreign/iter_0000040/passwords").write_bytes(b"foreign")
+    (left.job_dir / "checkpoints/energon").symlink_to(tmp_path / "foreign")
+
+    record = left.harvest(directory)
+
+    assert any("is a link to outside the checkpoints' folder" in line for line in record.left_out)
+    assert b"foreign" not in objects(directory, record.prefix).values()
+
+
+def test_a_secret_inside_a_shard_leaves_its_whole_checkpoint_out(store: ObjectStore, left: LeftRun) -> None:
+    shard = left.job_dir / "checkpoints/iter_0000040/__2_0.distcp"
+    shard.write_bytes((TOKEN.encode() + b"\x00" * 10).rjust(shard.stat().st_size, b"\x00"))
+
+    record = left.harvest(store)
+
+    stored = objects(store)
+    assert [key for key, data in stored.items() if "iter_" in key or TOKEN.encode() in data] == []
+    reason = next(line for line in record.left_out if "iter_0000040" in line)
+    assert "__2_0.distcp: contains a secret's value" in reason
+    assert TOKEN not in reason
+    states = {checkpoint.iteration: checkpoint.state for checkpoint in record.checkpoints}
+    assert states[40] is CheckpointState.DAMAGED
+    assert verify_run(store, record.prefix) == []
+
+
+def test_a_secret_inside_an_event_file_leaves_that_file_out(directory: ObjectStore, left: LeftRun) -> None:
+    left.output.event_files[0].write_bytes(b"\x00" + TOKEN.encode())
+    record = left.harvest(directory)
+    assert any(line.startswith("tensorboard/events") for line in record.left_out)
+    assert not [path for path in objects(directory, record.prefix) if path.startswith("tensorboard/")]
+
+
+class Meddler:
+    """Passes everything on to a store, after doing something when a certain file is about to be sent."""
+
+    def __init__(self, store: ObjectStore, name: str, action: Callable[[], object]) -> None:
+        self._store, self._name, self._action = store, name, action
+
+    def __getattr__(self, attribute: str) -> object:
+        return getattr(self._store, attribute)
+
+    def put_file(self, key: str, source: FileSource) -> ObjectInfo:
+        if key.endswith(self._name):
+            self._action()
+        return self._store.put_file(key, source)
+
+
+@pytest.mark.parametrize("how", ["grows", "changes", "vanishes"])
+def test_a_checkpoint_that_is_altered_or_deleted_while_it_is_sent_is_no_error_of_the_run(
+    store: ObjectStore, left: LeftRun, how: str
+) -> None:
+    shard = left.job_dir / "checkpoints/iter_0000040/__3_0.distcp"
+    actions: dict[str, Callable[[], object]] = {
+        "grows": lambda: shard.open("ab").write(b"more"),
+        "changes": lambda: shard.write_bytes(b"y" * shard.stat().st_size),
+        "vanishes": lambda: shutil.rmtree(shard.parent),
+    }
+    record = left.harvest(Meddler(store, "iter_0000040/__3_0.distcp", actions[how]))  # type: ignore[arg-type]
+    assert not [key for key in objects(store) if "iter_" in key]
+    assert any("iter_0000040" in line for line in record.left_out)
+    assert verify_run(store, record.prefix) == []
+
+
+@pytest.mark.parametrize("gone", ["*", "__0_0.distcp", "run_config.yaml", ".metadata"])
+def test_an_older_checkpoint_that_most_recent_k_is_deleting_costs_only_itself(
+    directory: ObjectStore, tmp_path: Path, gone: str
+) -> None:
+    """It goes file by file, after it was found complete and before it is sent."""
+    left = make_run(tmp_path / "w", "all", shard_size=1000)
+    for file in (left.job_dir / "checkpoints/iter_0000020").glob(gone):
+        shutil.rmtree(file) if file.is_dir() else file.unlink()
+
+    record = left.harvest(directory)
+
+    stored = objects(directory, record.prefix)
+    assert {path.split("/")[1] for path in stored if "/iter_" in path} == {"iter_0000040"}
+    states = {checkpoint.iteration: checkpoint.state for checkpoint in record.checkpoints}
+    assert (states[20], states[40]) == (CheckpointState.DAMAGED, CheckpointState.COMPLETE)
+    assert verify_run(directory, record.prefix) == []
+
+
+@pytest.mark.parametrize("target", ["/etc/hostname", "../../../../.."])
+def test_a_link_out_of_a_checkpoint_leaves_it_out(directory: ObjectStore, left: LeftRun, target: str) -> None:
+    (left.job_dir / "checkpoints/iter_0000040/link").symlink_to(target)
+    record = left.harvest(directory)
+    assert any("link is a link to outside the checkpoint" in line for line in record.left_out)
+    assert not [path for path in objects(directory, record.prefix) if "iter_" in path]
+
+
+def test_a_log_that_is_no_file_or_has_an_impossible_name_is_left_out(directory: ObjectStore, left: LeftRun) -> None:
+    gone, impossible = left.job_dir / "gone.out", left.job_dir / "log-\udcff.out"
+    impossible.write_bytes(b"x")
+    output = left.output.model_copy(update={"logs": (*left.output.logs, gone, impossible, left.job_dir)})
+    record = LeftRun(**{**vars(left), "output": output}).harvest(directory)
+    assert [line for line in record.left_out if "gone.out: cannot be read" in line]
+    assert [line for line in record.left_out if "not valid UTF-8" in line]
+    assert [line for line in record.left_out if "not a regular file" in line]
+    assert verify_run(directory, record.prefix) == []
+
+
+# --- again, together, interrupted -----------------------------------------------------------------------------------
+
+
+@pytest.mark.s3
+def test_a_committed_run_is_confirmed_and_nothing_is_sent_again(ceph: S3Server, left: LeftRun) -> None:
+    with proxy_to(ceph.endpoint_url) as proxy:
+        store = open_store(ceph.store_settings(BUCKET, "again", endpoint_url=proxy.endpoint_url))
+        first = left.harvest(store)
+        proxy.requests.clear()
+        assert left.harvest(store) == first
+        assert {request.method for request in proxy.requests} == {"GET"}
+
+
+@pytest.mark.s3
+def test_an_interrupted_harvest_goes_on_and_sends_nothing_twice(ceph: S3Server, left: LeftRun) -> None:
+    with proxy_to(ceph.endpoint_url) as proxy:
+        store = open_store(ceph.store_settings(BUCKET, "goes-on", endpoint_url=proxy.endpoint_url))
+        proxy.before = lambda request: s3_error(403, "AccessDenied") if "train_state" in request.path else None
+        with pytest.raises(PermanentError, match="access denied"):
+            left.harvest(store)
+        whole = {key for key in objects(store) if "iter_" in key}
+        assert load_record(store, run_prefix(left.spec, 1)) is None
+        proxy.before = lambda _: None
+        proxy.requests.clear()
+
+        record = left.harvest(store)
+
+        sent_again = [
+            each.path for each in proxy.requests if each.method == "PUT" and any(k in each.path for k in whole)
+        ]
+        assert sent_again == []
+        assert whole
+        assert verify_run(store, record.prefix) == []
+
+
+@pytest.mark.s3
+def test_a_bucket_that_may_only_be_read_is_told_and_the_run_stays_uncommitted(ceph: S3Server, left: LeftRun) -> None:
+    ceph.make_bucket("read-only")
+    statement = {
+        "Effect": "Deny",
+        "Principal": "*",
+        "Action": "s3:PutObject",
+        "Resource": "arn:aws:s3:::read-only/*",
+    }
+    policy = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
+    ceph.client().put_bucket_policy(Bucket="read-only", Policy=policy)
+    store = open_store(ceph.store_settings("read-only"))
+    for call in (store.check_writable, lambda: left.harvest(store)):
+        with pytest.raises(PermanentError, match=r"access denied.*may list, read, write"):
+            call()
+    assert list(store.list("")) == []
+
+    ceph.client().delete_bucket_policy(Bucket="read-only")
+    assert verify_run(store, left.harvest(store).prefix) == []
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize("shard_size", [100_000, 9_000_000], ids=["whole files", "parts"])
+def test_a_bucket_that_is_full_is_told_and_the_harvest_goes_on_once_there_is_room(
+    ceph: S3Server, tmp_path: Path, shard_size: int
+) -> None:
+    bucket = f"full-{shard_size}"
+    ceph.make_bucket(bucket)
+    ceph.fill_bucket_at(bucket, 4 * shard_size)
+    left, store = make_run(tmp_path / "w", shard_size=shard_size), open_store(ceph.store_settings(bucket))
+    with pytest.raises(PermanentError, match=r"quota exceeded.*Free space in the store or raise its quota"):
+        left.harvest(store)
+    assert load_record(store, run_prefix(left.spec, 1)) is None
+
+    ceph.fill_bucket_at(bucket, 20 * shard_size)
+    assert verify_run(store, left.harvest(store).prefix) == []
+
+
+def test_two_harvesters_of_one_run_end_with_one_truth(store: ObjectStore, left: LeftRun) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        records = list(pool.map(lambda _: left.harvest(store), range(4)))
+    assert all(record == records[0] for record in records)
+    assert load_record(store, records[0].prefix) == records[0]
+    assert verify_run(store, records[0].prefix) == []
+
+
+def test_of_two_harvesters_that_saw_different_things_one_is_the_truth(store: ObjectStore, left: LeftRun) -> None:
+    """One has begun to store its files when another begins, which learned something else about the job."""
+    learned = left.jobs[0].model_copy(update={"outcome_reason": "what accounting said a moment later"})
+    other = LeftRun(
+        **{**vars(left), "jobs": (learned,), "summary": left.summary.model_copy(update={"queue_time": 7.0})}
+    )
+    records: list[RunRecord] = []
+    second = threading.Thread(target=lambda: records.append(other.harvest(store)))
+
+    def let_the_other_begin() -> None:
+        second.start()
+        second.join(1)
+
+    records.append(left.harvest(Meddler(store, "summary.json", let_the_other_begin)))  # type: ignore[arg-type]
+    second.join()
+
+    assert records[0] == records[1] == load_record(store, records[0].prefix)
+    assert verify_run(store, records[0].prefix) == []
+
+
+@pytest.mark.parametrize("other", [{"cluster": "ada"}, {"job_id": 4712}])
+def test_another_jobs_run_under_the_same_key_is_never_taken_for_ones_own(
+    directory: ObjectStore, left: LeftRun, tmp_path: Path, other: dict[str, object]
+) -> None:
+    """As where two clusters run one scenario in the same night into one store."""
+    first = left.harvest(directory)
+    theirs = make_run(tmp_path / "their workspace", shard_size=1000)
+    job = theirs.jobs[0].model_copy(update=other)
+
+    with pytest.raises(PermanentError, match=r"job 4711 of local.*Give each cluster a store of its own"):
+        LeftRun(**{**vars(theirs), "jobs": (job,)}).harvest(directory)
+
+    assert load_record(directory, first.prefix) == first
+    assert verify_run(directory, first.prefix) == []
+
+
+def test_a_committed_run_whose_objects_are_gone_is_damage_not_success(store: ObjectStore, left: LeftRun) -> None:
+    record = left.harvest(store)
+    store.delete(f"{record.prefix}/checkpoints/iter_0000040/__1_0.distcp")
+    with pytest.raises(DamagedData, match=r"__1_0.distcp: missing"):
+        left.harvest(store)
+    assert verify_run(store, record.prefix) == ["checkpoints/iter_0000040/__1_0.distcp: missing"]
+
+
+@pytest.mark.random_kill
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("kind", ["directory", pytest.param("ceph", marks=pytest.mark.s3)])
+def test_killed_at_any_moment_a_harvest_leaves_no_manifest_over_missing_data_and_sends_nothing_whole_twice(
+    settings_of: Callable[[str], StoreSettings], tmp_path: Path, kind: str
+) -> None:
+    settings = settings_of(kind)
+    left, prefix = make_run(tmp_path / "w"), run_prefix(make_run(tmp_path / "w").spec, 1)
+    for _ in range(2):  # the first finds a cold server and takes longer than those that will be killed
+        started = time.monotonic()
+        left.harvest(open_store(settings_of(kind)))
+        usual = time.monotonic() - started
+        if kind == "directory":
+            shutil.rmtree(tmp_path / "the store")
+    committed = going_on = 0
+    for seed in SEEDS:
+        settings = settings.model_copy(update={"url": f"{settings.url}/{seed}"})
+        store = open_store(settings)
+        with Harvesting(tmp_path / "w", settings) as process:
+            time.sleep(random.Random(seed).uniform(0, usual))
+            process.kill()
+        problems = verify_run(store, prefix)
+        assert problems in ([], ["manifest.json: missing; this run was never committed"])
+        committed += not problems
+        whole = {found.key: found.modified for found in store.list(prefix) if not found.key.endswith("record.json")}
+
+        record = left.harvest(store)
+
+        after = {found.key: found.modified for found in store.list(prefix)}
+        # An object that is sent again has a new time.
+        assert {key: after[key] for key in whole} == whole
+        going_on += 0 < len(whole) < len(after) - 1
+        assert verify_run(store, prefix) == []
+        assert fetch_run(store, prefix, tmp_path / f"back-{seed}").file("record.json") is not None
+        for shard in (left.job_dir / "checkpoints/iter_0000040").glob("*.distcp"):
+            back = tmp_path / f"back-{seed}/checkpoints/iter_0000040" / shard.name
+            assert back.read_bytes() == shard.read_bytes()
+        assert record.prefix == prefix
+        assert list(left.plan.attempt_dir.glob(".harvest-*")) == []
+    assert committed < len(SEEDS), "no kill came before the end: the test has tested nothing"
+    print(f"{kind}: {len(SEEDS)} kills, {going_on} with some objects there and others not, {committed} after the end")
+
+
+class Harvesting:
+    """A harvest in a process of its own, begun when the block begins."""
+
+    def __init__(self, folder: Path, settings: StoreSettings) -> None:
+        command = [sys.executable, "-m", "tests.nightbridge.harvest.left_run", str(folder), settings.model_dump_json()]
+        self.process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def __enter__(self) -> "subprocess.Popen[str]":
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == "ready\n"
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+        return self.process
+
+    def __exit__(self, *_: object) -> None:
+        self.process.communicate()
+
+
+# --- the rest -------------------------------------------------------------------------------------------------------
+
+
+def test_progress_counts_up_to_everything(directory: ObjectStore, left: LeftRun) -> None:
+    seen: list[Progress] = []
+    left.harvest(directory, on_progress=seen.append)
+    last = {progress.step: progress for progress in seen}
+    assert set(last) == {"sending"}
+    assert all(progress.files_done == progress.files_total for progress in last.values())
+    assert all(progress.bytes_done == progress.bytes_total > 400_000 for progress in last.values())
+
+
+def test_a_secret_that_is_a_word_of_the_record_is_refused_not_stored_broken(
+    directory: ObjectStore, left: LeftRun
+) -> None:
+    with pytest.raises(PermanentError, match="Use a longer secret"):
+        left.harvest(directory, secrets=("run_key",))
+
+
+def test_a_run_without_a_manifest_has_no_record(directory: ObjectStore, left: LeftRun) -> None:
+    record = left.harvest(directory)
+    directory.delete(f"{record.prefix}/manifest.json")
+    assert load_record(directory, record.prefix) is None
+
+
+def test_a_record_that_was_changed_in_the_store_is_damage(directory: ObjectStore, left: LeftRun) -> None:
+    record = left.harvest(directory)
+    data = directory.get(f"{record.prefix}/record.json")
+    assert data is not None
+    directory.put(f"{record.prefix}/record.json", data.replace(b"0.25", b"0.05"))
+    with pytest.raises(DamagedData, match="not the committed record"):
+        load_record(directory, record.prefix)
+
+
+def test_an_attempt_folder_that_cannot_be_written_is_named(
+    directory: ObjectStore, left: LeftRun, tmp_path: Path
+) -> None:
+    (tmp_path / "a file").touch()
+    plan = left.plan.model_copy(update={"attempt_dir": tmp_path / "a file"})
+    with pytest.raises(PermanentError, match=r"a file: cannot be written: .*Check the folder"):
+        LeftRun(**{**vars(left), "plan": plan}).harvest(directory)
+
+
+def test_an_attempt_folder_without_room_is_named(
+    directory: ObjectStore, left: LeftRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(pd.DataFrame, "to_parquet", full)
+    with pytest.raises(PermanentError, match=r"cannot write masked copies and measurements: No space left"):
+        left.harvest(directory)
+    assert list(left.plan.attempt_dir.glob(".harvest-*")) == []
+
+
+def test_what_a_harvest_left_that_died_on_another_machine_is_removed(directory: ObjectStore, left: LeftRun) -> None:
+    (left.plan.attempt_dir / ".harvest-node7-4711-x").mkdir()
+    left.harvest(directory)
+    assert list(left.plan.attempt_dir.glob("*harvest*")) == []

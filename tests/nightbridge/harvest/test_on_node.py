@@ -1,0 +1,134 @@
+"""Harvests by a job on a compute node of a real Slurm."""
+
+import functools
+import shutil
+from pathlib import Path
+
+import pytest
+
+from nightbridge.errors import DamagedData, PermanentError, TransientError
+from nightbridge.harvest.manifest import MANIFEST, read_manifest
+from nightbridge.harvest.on_node import harvest_on_node
+from nightbridge.harvest.request import HarvestOrder, carry_out
+from nightbridge.harvest.restore import verify_run
+from nightbridge.models import ClusterSettings, SecretRef, StoreSettings
+from nightbridge.processes import Finished
+from nightbridge.slurm.node_command import run_on_node
+from nightbridge.store.factory import open_store
+from nightbridge.store.protocol import ObjectStore
+from nightbridge.store.transfers import Progress
+from tests.nightbridge.harvest.left_run import TOKEN, LeftRun, make_run
+from tests.real.s3_servers import S3Server
+from tests.real.slurm_daemons import SlurmDaemons
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
+
+TOKEN_REF = SecretRef(source="block", name="hf-token")
+
+
+@pytest.fixture
+def left(tmp_path: Path) -> LeftRun:
+    return make_run(tmp_path / "workspace", shard_size=1000)
+
+
+@pytest.fixture
+def srun(slurm_cluster: SlurmDaemons) -> functools.partial[Finished]:
+    cluster = ClusterSettings(kind="slurm", name="debian", slurm_conf=slurm_cluster.slurm_conf)
+    return functools.partial(run_on_node, cluster, options=("--time=5", "--mem=200"))
+
+
+def order_of(left: LeftRun, store: StoreSettings) -> HarvestOrder:
+    return HarvestOrder(
+        run=left.spec, checkout=left.checkout, image=left.image, plan=left.plan, jobs=left.jobs, store=store
+    )
+
+
+def contents(store: ObjectStore) -> set[bytes]:
+    return {store.get(found.key) or b"" for found in store.list("")}
+
+
+def test_a_node_stores_what_this_host_would_have_stored(
+    left: LeftRun, srun: functools.partial[Finished], tmp_path: Path
+) -> None:
+    here, there = (StoreSettings(url=f"file://{tmp_path}/{name}") for name in ("here", "there"))
+    expected = carry_out(order_of(left, here), open_store(here), [TOKEN])
+    told: list[Progress] = []
+
+    record = harvest_on_node(order_of(left, there), open_store(there), {TOKEN_REF: TOKEN}, srun, 600, told.append)
+
+    paths = {found.key for found in open_store(here).list("")}
+    assert {found.key for found in open_store(there).list("")} == paths
+    assert verify_run(open_store(there), record.prefix) == []
+    assert record.summary == expected.summary
+    assert told[-1].files_done == told[-1].files_total > 0
+    assert [data for data in contents(open_store(there)) if TOKEN.encode() in data] == []
+    # Neither the order nor anything else of the attempt holds the token, but for what the job itself wrote.
+    written = {path for path in left.plan.attempt_dir.rglob("*") if path.is_file() and TOKEN in _text(path)}
+    assert written == {left.output.logs[0], left.output.config_container, left.plan.attempt_dir / "job.sh"}
+
+
+def test_of_a_committed_run_nothing_is_read_here_again(left: LeftRun, tmp_path: Path) -> None:
+    here = StoreSettings(url=f"file://{tmp_path}/here")
+    record = carry_out(order_of(left, here), open_store(here), [TOKEN])
+    shutil.rmtree(left.plan.attempt_dir)
+    assert carry_out(order_of(left, here), open_store(here), [TOKEN]) == record
+
+
+@pytest.mark.s3
+def test_the_stores_keys_reach_the_node_and_no_file(
+    left: LeftRun, srun: functools.partial[Finished], ceph: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ceph.make_bucket("on-a-node")
+    monkeypatch.setenv("NB_TEST_ACCESS", ceph.access_key)
+    monkeypatch.setenv("NB_TEST_SECRET", ceph.secret_key)
+    access, secret = (SecretRef(source="env", name=name) for name in ("NB_TEST_ACCESS", "NB_TEST_SECRET"))
+    settings = StoreSettings(url="s3://on-a-node", endpoint_url=ceph.endpoint_url, access_key=access, secret_key=secret)
+    secrets = {TOKEN_REF: TOKEN, access: ceph.access_key, secret: ceph.secret_key}
+
+    record = harvest_on_node(order_of(left, settings), open_store(settings), secrets, srun, 600)
+
+    assert verify_run(open_store(settings), record.prefix) == []
+    assert [
+        path for path in left.plan.attempt_dir.rglob("*") if path.is_file() and ceph.secret_key in _text(path)
+    ] == []
+
+
+def test_what_goes_wrong_on_the_node_is_the_same_error_here(
+    left: LeftRun, srun: functools.partial[Finished], tmp_path: Path
+) -> None:
+    settings = StoreSettings(url=f"file://{tmp_path}/store")
+    store = open_store(settings)
+    order = order_of(left, settings)
+    record = carry_out(order, store, [TOKEN])
+    manifest = read_manifest(store, record.prefix)
+    assert manifest is not None
+    victim = next(file for file in manifest.files if file.kind == "log")
+    store.delete(f"{record.prefix}/{victim.path}")
+
+    with pytest.raises(DamagedData, match=r"1 of its objects") as caught:
+        harvest_on_node(order, store, {TOKEN_REF: TOKEN}, srun, 600)
+
+    assert caught.value.thing == store.url_of(record.prefix)
+
+
+@pytest.mark.parametrize(("code", "kind"), [(137, TransientError), (0, TransientError), (1, PermanentError)])
+def test_a_node_that_gives_no_answer_is_told_from_one_that_cannot_start(
+    left: LeftRun, tmp_path: Path, code: int, kind: type[Exception]
+) -> None:
+    settings = StoreSettings(url=f"file://{tmp_path}/store")
+    store = open_store(settings)
+
+    with pytest.raises(kind):
+        harvest_on_node(
+            order_of(left, settings),
+            store,
+            {},
+            lambda *_, **__: Finished(code=code, stdout=b"", stderr="so it is"),
+            600,
+        )
+
+    assert [found.key for found in store.list("") if found.key.endswith(MANIFEST)] == []
+
+
+def _text(path: Path) -> str:
+    return path.read_bytes().decode(errors="replace")

@@ -1,0 +1,149 @@
+"""What a run may leave that is odd: empty, huge, numerous, oddly named. All of it arrives, in bounded memory."""
+
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nightbridge.harvest.upload import Unit, Uploaded, upload
+from nightbridge.models import StoreSettings
+from nightbridge.store.factory import open_store
+from nightbridge.store.protocol import ObjectStore
+
+ROOT = Path(__file__).parents[3]
+NAMES = ["with space", "größe ✓", "a+b&c=d?e#f%20g", "~!@$()[]{};,'\"\\", ".hidden", "x" * 200]
+
+
+def send(store: ObjectStore, folder: Path, *units: Unit) -> Uploaded:
+    (folder / "scratch").mkdir(exist_ok=True)
+    return upload(store, "runs/a1", units, ["hf_a_secret"], folder / "scratch")
+
+
+@pytest.mark.parametrize("size", [1000, 9 << 20])
+def test_odd_names_come_back_as_they_were(store: ObjectStore, tmp_path: Path, size: int) -> None:
+    content = {name: random.Random(name).randbytes(size) for name in NAMES}
+    for name, data in content.items():
+        (tmp_path / name).write_bytes(data)
+    sent = send(store, tmp_path, *(Unit.of(tmp_path / name, f"checkpoints/{name}", "checkpoint") for name in NAMES))
+    assert sent.left_out == ()
+    assert {key.key.removeprefix("runs/a1/checkpoints/") for key in store.list("runs")} == set(NAMES)
+    assert all(store.get(f"runs/a1/checkpoints/{name}") == data for name, data in content.items())
+    assert send(
+        store, tmp_path, *(Unit.of(tmp_path / name, f"checkpoints/{name}", "checkpoint") for name in NAMES)
+    ) == (sent)
+
+
+@pytest.mark.parametrize("kind", ["log", "checkpoint"])
+def test_an_empty_file_is_a_file(store: ObjectStore, tmp_path: Path, kind: str) -> None:
+    (tmp_path / "empty").touch()
+    unit = Unit.of(tmp_path / "empty", "empty", kind)  # type: ignore[arg-type]
+    first, again = send(store, tmp_path, unit), send(store, tmp_path, unit)
+    assert [(file.path, file.size) for file in first.files] == [("empty", 0)]
+    assert again == first
+    assert store.get("runs/a1/empty") == b""
+
+
+SHAPED = b"token " + b"hf_" + b"AbCdEfGhIjKlMnOpQrStUvWxYz01234567"
+
+
+def test_what_has_a_secrets_shape_is_masked_in_text_and_counted(store: ObjectStore, tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(SHAPED + b"\n" + SHAPED)
+    assert send(store, tmp_path, Unit.of(tmp_path / "log", "log", "log")).masks == 2
+    assert store.get("runs/a1/log") == b"token ********\ntoken ********"
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "tensorboard", "other"])
+def test_what_only_has_a_secrets_shape_does_not_alter_or_fail_a_binary(
+    store: ObjectStore, tmp_path: Path, kind: str
+) -> None:
+    (tmp_path / "binary").write_bytes(SHAPED)
+    sent = send(store, tmp_path, Unit.of(tmp_path / "binary", "binary", kind))  # type: ignore[arg-type]
+    assert (sent.masks, sent.left_out) == (0, ())
+    assert store.get("runs/a1/binary") == SHAPED
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "tensorboard", "other"])
+def test_a_known_secret_fails_the_binary_that_holds_it_and_no_other(
+    store: ObjectStore, tmp_path: Path, kind: str
+) -> None:
+    (tmp_path / "bad").write_bytes(b"\0hf_a_secret\0")
+    (tmp_path / "good").write_bytes(b"\0")
+    units = [Unit.of(tmp_path / name, name, kind) for name in ("bad", "good")]  # type: ignore[arg-type]
+    sent = send(store, tmp_path, *units)
+    assert [(each.path, "secret" in each.reason) for each in sent.left_out] == [("bad", True)]
+    assert [file.path for file in sent.files] == ["good"]
+    assert store.get("runs/a1/bad") is None
+
+
+def test_masked_copies_take_room_only_while_they_are_sent(store: ObjectStore, tmp_path: Path) -> None:
+    for number in range(30):
+        (tmp_path / f"log-{number}").write_bytes(b"token hf_a_secret\n" * number)
+    sent = send(store, tmp_path, *(Unit.of(tmp_path / f"log-{n}", f"log-{n}", "log") for n in range(30)))
+    assert sent.masks == sum(range(30))
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
+UPLOADS = r"""
+import re, sys
+from pathlib import Path
+from nightbridge.models import StoreSettings
+from nightbridge.store.factory import open_store
+from nightbridge.harvest.upload import LocalFile, Unit, upload
+
+def peak():
+    return int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1])
+
+store, folder = open_store(StoreSettings.model_validate_json(sys.argv[1])), Path(sys.argv[2])
+shards = sorted(folder.glob("shard*"))
+files = tuple(LocalFile(path, f"checkpoints/iter_0000050/{path.name}", "checkpoint") for path in shards)
+(folder / "scratch").mkdir()
+store.put("first", b"")
+before = peak()
+unit = Unit(path="checkpoints/iter_0000050", files=files)
+sent = upload(store, "runs/a1", [unit], ["hf_not_in_there"], folder / "scratch")
+assert len(sent.files) == len(files), sent.left_out
+print(peak() - before, peak())
+"""
+
+
+def peak_of_upload(settings: StoreSettings, folder: Path) -> tuple[int, int]:
+    """KiB that an upload of the folder's shards takes in a process of its own: what it adds, and in all."""
+    command = [sys.executable, "-c", UPLOADS, settings.model_dump_json(), str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    added, whole = re.findall(r"\d+", done.stdout)
+    return int(added), int(whole)
+
+
+@pytest.mark.parametrize("kind", ["directory", pytest.param("ceph", marks=pytest.mark.s3)])
+def test_one_huge_file_and_its_holes_take_little_memory(
+    settings_of: Callable[[str], StoreSettings], tmp_path: Path, kind: str
+) -> None:
+    with (tmp_path / "shard").open("wb") as stream:
+        stream.truncate(600 << 20)
+    _, whole = peak_of_upload(settings_of(kind), tmp_path)
+    assert whole < 200 * 1024
+
+
+@pytest.mark.s3
+def test_many_large_files_at_once_stay_in_bounded_memory(
+    settings_of: Callable[[str], StoreSettings], tmp_path: Path
+) -> None:
+    for number in range(12):
+        with (tmp_path / f"shard {number}").open("wb") as stream:
+            stream.truncate(32 << 20)
+    _, whole = peak_of_upload(settings_of("ceph"), tmp_path)
+    assert whole < 200 * 1024
+
+
+def test_memory_grows_only_with_the_account_of_many_small_files(
+    settings_of: Callable[[str], StoreSettings], tmp_path: Path
+) -> None:
+    for number in range(10_000):
+        (tmp_path / f"shard-{number}").write_bytes(b"%04096d" % number)
+    added, _ = peak_of_upload(settings_of("directory"), tmp_path)
+    assert added < 10_000 * 2 + 16 * 1024
+    assert sum(1 for _ in open_store(settings_of("directory")).list("runs")) == 10_000

@@ -1,0 +1,81 @@
+"""The band of a metric: from the test's own history, never too narrow, and the threshold while there is little of it."""
+
+import numpy as np
+import pytest
+
+from nightbridge.history.metrics import METRIC_BY_NAME, beyond_limits
+from nightbridge.history.nightly_values import Band, band_of
+from nightbridge.models import GatePolicy, Limits
+
+STEP_TIME = METRIC_BY_NAME["step_time"]
+
+
+def nights(count: int, sigma: float, seed: int = 3) -> list[float]:
+    return (1 + sigma * np.random.default_rng(seed).standard_normal(count)).tolist()
+
+
+def width(values: list[float], gate: GatePolicy | None = None) -> float:
+    return band_of(STEP_TIME, gate or GatePolicy(), values, values).width
+
+
+def test_a_steady_history_has_the_narrowest_band() -> None:
+    assert width([1.0] * 20) == 0.02
+    assert width(nights(28, 0.003)) == 0.02
+
+
+def test_the_band_follows_the_noise_of_the_nights() -> None:
+    assert width(nights(28, 0.01)) == pytest.approx(0.04, rel=0.25)
+
+
+def test_the_threshold_is_the_widest_band_of_a_test_that_is_steady_enough() -> None:
+    assert width(nights(28, 0.014)) == 0.05
+    assert width(nights(28, 0.01), GatePolicy(step_time=0.03)) == pytest.approx(0.03, rel=0.1)
+
+
+def test_a_threshold_inside_the_noise_gives_way() -> None:
+    assert width(nights(28, 0.05)) == pytest.approx(0.15, rel=0.25)
+
+
+def test_a_stricter_threshold_is_narrower_than_the_narrowest_band() -> None:
+    assert width([1.0] * 20, GatePolicy(step_time=0.005)) == 0.005
+
+
+def test_the_first_nights_have_the_threshold_whatever_their_noise() -> None:
+    assert width(nights(6, 0.001)) == 0.05
+    assert width(nights(6, 0.001), GatePolicy(cold_start=5)) == 0.02
+
+
+def test_bad_nodes_and_a_change_of_level_make_no_band_wider() -> None:
+    values = nights(28, 0.002)
+    values[5], values[17] = 1.3, 1.2
+    values[20:] = [value * 1.1 for value in values[20:]]
+
+    assert width(values) == 0.02
+
+
+def test_without_a_reference_nothing_is_beyond() -> None:
+    assert band_of(STEP_TIME, GatePolicy(), [], []).place(5.0) == 0
+
+
+@pytest.mark.parametrize(("value", "place"), [(1.05, 0), (1.0500001, 1), (0.95, 0), (0.94, -1), (float("nan"), -1)])
+def test_the_edge_is_inside(value: float, place: int) -> None:
+    assert Band(1.0, 0.05, 7, 0.01).place(value) == place
+
+
+@pytest.mark.parametrize(
+    ("limits", "broken"),
+    [
+        (Limits(), False),
+        (Limits(max=1.0), False),
+        (Limits(max=0.9), True),
+        (Limits(min=1.0), False),
+        (Limits(min=1.1), True),
+        (Limits(min=0.5, max=2.0), False),
+    ],
+)
+def test_a_floor_and_a_ceiling_hold(limits: Limits, broken: bool) -> None:
+    assert bool(beyond_limits(STEP_TIME, 1.0, limits)) is broken
+
+
+def test_what_is_no_number_keeps_no_limit() -> None:
+    assert beyond_limits(STEP_TIME, float("nan"), Limits(max=1.0))

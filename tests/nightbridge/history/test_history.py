@@ -1,0 +1,197 @@
+"""The rows of a series: what they say, where they lie, and which of them are read."""
+
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, date, datetime, timedelta
+
+import pytest
+
+from nightbridge.errors import DamagedData
+from nightbridge.gate.gate import compare
+from nightbridge.history.history_store import write_generation
+from nightbridge.history.reading import (
+    LOOK_BACK,
+    HistoryRow,
+    add,
+    compact,
+    find_series,
+    read_history,
+    read_recent,
+    row_of,
+)
+from nightbridge.models import RunRecord, Summary, VerdictStatus
+from nightbridge.store.directory import DirectoryStore
+
+
+def test_a_row_says_what_the_run_was_what_became_of_it_and_what_it_measured(
+    make_record: Callable[..., RunRecord],
+) -> None:
+    record = make_record(subject="Fuse the softmax", sweep_point={"tp": 2})
+
+    row = row_of(record, compare(record, ()))
+
+    assert row.run_key == record.spec.run_key
+    assert (row.cluster, row.series, row.nodes, row.job_id) == ("dgx", record.series, "node[1-2]", 4711)
+    assert (row.megatron_bridge.commit, row.megatron_bridge.subject) == ("a" * 40, "Fuse the softmax")
+    assert row.nemo_run.commit == "b" * 40
+    assert row.image_digest == "sha256:" + "d" * 64
+    assert row.summary == record.summary
+    assert row.verdict is VerdictStatus.NO_BASELINE
+    assert row.sweep_point == {"tp": 2}
+
+
+def test_rows_lie_where_the_design_says(store: DirectoryStore, make_row: Callable[..., HistoryRow]) -> None:
+    row = make_row()
+
+    add(store, row)
+
+    (key,) = [found.key for found in store.list("history")]
+    assert re.fullmatch(rf"history/dgx/{row.series}/{row.night}-{row.run_key}\.[0-9a-f]{{20}}\.json", key)
+
+
+def test_what_was_added_is_read_back_in_the_order_of_nights_and_harvests(
+    store: DirectoryStore, make_row: Callable[..., HistoryRow]
+) -> None:
+    late = make_row(night="2026-11-08", repeat=1).model_copy(
+        update={"harvested_at": datetime(2026, 11, 8, 9, tzinfo=UTC)}
+    )
+    early = make_row(night="2026-11-08").model_copy(update={"harvested_at": datetime(2026, 11, 8, 5, tzinfo=UTC)})
+    rows = [make_row(night="2026-11-09"), late, early, make_row(night="2026-11-07")]
+    for row in rows:
+        add(store, row)
+
+    read = read_history(store, "dgx", rows[0].series)
+
+    assert read == (rows[3], early, late, rows[0])
+
+
+def test_adding_again_replaces_the_row_of_an_earlier_attempt(
+    store: DirectoryStore, make_row: Callable[..., HistoryRow]
+) -> None:
+    row = make_row(Summary())
+    again = make_row().model_copy(update={"attempt": 2})
+
+    for each in (row, row, again):
+        add(store, each)
+
+    assert read_history(store, "dgx", row.series) == (again,)
+
+
+def test_series_and_clusters_are_kept_apart(store: DirectoryStore, make_row: Callable[..., HistoryRow]) -> None:
+    row = make_row()
+    add(store, row)
+    add(store, row.model_copy(update={"cluster": "other"}))
+    add(store, row.model_copy(update={"series": row.series + "0"}))
+
+    assert read_history(store, "dgx", row.series) == (row,)
+    assert read_history(store, "dgx", "llama3-8b-ffffffffffff") == ()
+
+
+def test_a_cluster_may_be_called_anything(store: DirectoryStore, make_row: Callable[..., HistoryRow]) -> None:
+    row = make_row().model_copy(update={"cluster": "dgx/h100 ../Süd"})
+
+    add(store, row)
+
+    assert read_history(store, "dgx/h100 ../Süd", row.series) == (row,)
+
+
+def test_runs_side_by_side_lose_no_row(store: DirectoryStore, make_row: Callable[..., HistoryRow]) -> None:
+    rows = [make_row(night=f"2026-11-{day:02}") for day in range(1, 29)]
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda row: add(store, row), rows))
+
+    assert read_history(store, "dgx", rows[0].series) == tuple(rows)
+
+
+def test_a_measured_nan_comes_back_as_not_measured(store: DirectoryStore, make_row: Callable[..., HistoryRow]) -> None:
+    row = make_row().model_copy(update={"summary": Summary(step_time=float("nan"), final_loss=float("inf"))})
+
+    add(store, row)
+
+    (read,) = read_history(store, "dgx", row.series)
+    assert (read.summary.step_time, read.summary.final_loss) == (None, None)
+
+
+def test_a_row_of_the_time_before_versions_had_names_of_their_own_is_read_and_replaced(
+    store: DirectoryStore, make_row: Callable[..., HistoryRow]
+) -> None:
+    old, other = make_row(night="2026-11-08"), make_row(night="2026-11-09")
+    for row in (old, other):
+        key = f"history/dgx/{row.series}/{row.night}-{row.run_key}.json"
+        store.put(key, row.model_dump_json(indent=2).encode())
+    confirmed = old.model_copy(update={"verdict": VerdictStatus.REGRESSED})
+
+    add(store, confirmed)
+
+    assert read_history(store, "dgx", old.series) == (confirmed, other)
+    assert find_series(store, "llama3-8b")[0][2:] == (2, "2026-11-09")
+
+
+def test_the_night_from_which_on_rows_are_wanted_may_be_named(
+    store: DirectoryStore, make_row: Callable[..., HistoryRow]
+) -> None:
+    rows = [make_row(night=f"2026-11-{day:02}") for day in range(1, 29)]
+    for row in rows:
+        add(store, row)
+    compact(store, "dgx", rows[0].series)
+    late = make_row(night="2026-11-29")
+    add(store, late)
+
+    assert read_history(store, "dgx", late.series, since="2026-11-20") == (*rows[19:], late)
+
+
+class TestRecentRows:
+    """What a verdict reads of a long history: the nights that it looks at, and those alone."""
+
+    def nights(self, make_row: Callable[..., HistoryRow], verdicts: list[VerdictStatus]) -> list[HistoryRow]:
+        row = make_row()
+        night = [str(date(2025, 1, 1) + timedelta(days=number)) for number in range(len(verdicts))]
+        return [
+            row.model_copy(update={"night": name, "run_key": f"llama3-8b-{name}-0123456789", "verdict": verdict})
+            for name, verdict in zip(night, verdicts, strict=True)
+        ]
+
+    @pytest.mark.parametrize("bad", [0, 1, 30])
+    def test_a_hundred_nights_up_to_the_last_good_one_and_all_later_ones(
+        self, store: DirectoryStore, make_row: Callable[..., HistoryRow], bad: int
+    ) -> None:
+        rows = self.nights(make_row, [VerdictStatus.PASSED] * (300 - bad) + [VerdictStatus.REGRESSED] * bad)
+        write_generation(store, "dgx", rows[0].series, rows, datetime.now(UTC))
+
+        assert read_recent(store, "dgx", rows[0].series, "2026-11-10") == tuple(rows[-(LOOK_BACK + bad) :])
+
+    def test_nights_after_the_one_in_question_do_not_shorten_the_look_back(
+        self, store: DirectoryStore, make_row: Callable[..., HistoryRow]
+    ) -> None:
+        rows = self.nights(make_row, [VerdictStatus.PASSED] * 300)
+        write_generation(store, "dgx", rows[0].series, rows, datetime.now(UTC))
+
+        recent = read_recent(store, "dgx", rows[0].series, rows[250].night)
+
+        assert recent == tuple(rows[150:])
+
+    def test_the_verdict_is_the_one_that_the_whole_history_gives(
+        self, store: DirectoryStore, make_row: Callable[..., HistoryRow], make_record: Callable[..., RunRecord]
+    ) -> None:
+        rows = self.nights(make_row, [VerdictStatus.PASSED] * 200 + [VerdictStatus.REGRESSED] * 3)
+        write_generation(store, "dgx", rows[0].series, rows, datetime.now(UTC))
+        record = make_record()
+
+        recent = read_recent(store, "dgx", rows[0].series, record.spec.night)
+
+        assert len(recent) == LOOK_BACK + 3
+        assert compare(record, recent) == compare(record, rows)
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b'{"run_key": "x"}', b"\xff\xfe"])
+def test_a_damaged_row_is_named_and_never_left_out(
+    store: DirectoryStore, make_row: Callable[..., HistoryRow], damage: bytes
+) -> None:
+    row = make_row()
+    add(store, row)
+    store.put(f"history/dgx/{row.series}/2026-11-01-bad.json", damage)
+
+    with pytest.raises(DamagedData, match=r"2026-11-01-bad\.json.*not a history row.*--rebuild"):
+        read_history(store, "dgx", row.series)

@@ -1,0 +1,214 @@
+"""A person's questions about stored runs, by run key."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nightbridge.cli import main as cli
+from nightbridge.errors import DamagedData, InvalidInput, PermanentError
+from nightbridge.gate.gate import compare
+from nightbridge.history.reading import HistoryRow, add, find_series, history_frame, row_of
+from nightbridge.models import RunRecord, Summary, VerdictStatus
+from nightbridge.report.queries import compare_stored, history_of, parity_page_stored, parity_stored
+from nightbridge.store.directory import DirectoryStore
+
+
+def slower(summary: Summary) -> Summary:
+    return summary.model_copy(update={"step_time": 1.1})
+
+
+class TestCompare:
+    def test_against_the_good_runs_before_it(
+        self,
+        store: DirectoryStore,
+        make_record: Callable[..., RunRecord],
+        commit: Callable[..., RunRecord],
+        summary_of: Callable[..., Summary],
+    ) -> None:
+        for day in (7, 8, 9):
+            good = make_record(night=f"2026-11-{day:02}")
+            add(store, row_of(good, compare(good, ())))
+        record = commit(store, make_record(slower(summary_of())))
+
+        verdict = compare_stored(store, record.spec.run_key)
+
+        assert verdict.status is VerdictStatus.REGRESSED
+        assert len(verdict.baseline_runs) == 3
+
+    def test_against_one_other_run_whenever_that_was(
+        self,
+        store: DirectoryStore,
+        make_record: Callable[..., RunRecord],
+        commit: Callable[..., RunRecord],
+        summary_of: Callable[..., Summary],
+    ) -> None:
+        record = commit(store, make_record(slower(summary_of())))
+        later = commit(store, make_record(night="2026-11-12"))
+
+        verdict = compare_stored(store, record.spec.run_key, later.spec.run_key)
+
+        assert verdict.status is VerdictStatus.REGRESSED
+        assert verdict.baseline_runs == (later.spec.run_key,)
+
+    def test_a_baseline_that_measured_nothing_is_none(
+        self, store: DirectoryStore, make_record: Callable[..., RunRecord], commit: Callable[..., RunRecord]
+    ) -> None:
+        record = commit(store, make_record())
+        empty = commit(store, make_record(Summary(), night="2026-11-09"))
+
+        assert compare_stored(store, record.spec.run_key, empty.spec.run_key).status is VerdictStatus.NO_BASELINE
+
+    def test_a_run_that_is_not_in_the_store_is_named(self, store: DirectoryStore) -> None:
+        with pytest.raises(PermanentError, match="llama3-8b-2026-11-10-0123456789"):
+            compare_stored(store, "llama3-8b-2026-11-10-0123456789")
+
+
+class TestParity:
+    def test_equal_runs_are_alike_and_a_biased_one_is_not(
+        self, store: DirectoryStore, make_record: Callable[..., RunRecord], commit: Callable[..., RunRecord]
+    ) -> None:
+        losses = {step: 10.0 - 0.1 * step for step in range(1, 51)}
+        a = commit(store, make_record(night="2026-11-08"), losses)
+        b = commit(store, make_record(night="2026-11-09"), losses)
+        c = commit(store, make_record(), {step: loss * 1.01 for step, loss in losses.items()})
+
+        same, other = (parity_stored(store, a.spec.run_key, run.spec.run_key) for run in (b, c))
+
+        assert same.same_numerics
+        assert (other.same_numerics, other.same_convergence) == (False, False)
+        assert (other.a, other.b) == (a.spec.run_key, c.spec.run_key)
+
+    def test_the_page_names_both_runs(
+        self, store: DirectoryStore, make_record: Callable[..., RunRecord], commit: Callable[..., RunRecord]
+    ) -> None:
+        a, b = commit(store, make_record(night="2026-11-08")), commit(store, make_record(night="2026-11-09"))
+
+        page = parity_page_stored(store, parity_stored(store, a.spec.run_key, b.spec.run_key), "numerics")
+
+        assert f"<code>{b.spec.run_key}</code> against <code>{a.spec.run_key}</code>" in page
+        assert "compute the same, bit for bit" in page
+
+    @pytest.mark.parametrize(
+        ("gate", "code", "said"),
+        [
+            ("numerics", 1, "lm loss: first differs at step 30"),
+            ("convergence", 0, "converge alike"),
+            ("iterations", 1, "at iteration 30, +3.00 % (limit 1.5 %)"),
+        ],
+    )
+    def test_the_exit_code_is_that_of_the_gate_that_was_asked_for(
+        self,
+        store: DirectoryStore,
+        make_record: Callable[..., RunRecord],
+        commit: Callable[..., RunRecord],
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+        gate: str,
+        code: int,
+        said: str,
+    ) -> None:
+        losses = {step: 10.0 - 0.1 * step for step in range(1, 51)}
+        a = commit(store, make_record(night="2026-11-08"), losses)
+        b = commit(store, make_record(night="2026-11-09"), losses | {30: losses[30] * 1.03})
+        runs, page = [a.spec.run_key, b.spec.run_key], tmp_path / "pages" / "parity.html"
+
+        assert cli.run(["parity", *runs, "--gate", gate, "--page", str(page), "--store", store.url]) == code
+
+        assert said in capsys.readouterr().out
+        assert "<svg" in page.read_text()
+
+    def test_a_difference_without_end_is_null_in_json(
+        self,
+        store: DirectoryStore,
+        make_record: Callable[..., RunRecord],
+        commit: Callable[..., RunRecord],
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        losses = {step: 10.0 - 0.1 * step for step in range(1, 51)}
+        a = commit(store, make_record(night="2026-11-08"), losses | {30: 0.0})
+        b = commit(store, make_record(night="2026-11-09"), losses)
+
+        code = cli.run(["parity", a.spec.run_key, b.spec.run_key, "--json", "--store", store.url])
+
+        document = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+        assert (code, document["passed"], document["curves"][0]["largest"]) == (1, False, None)
+
+    @pytest.mark.parametrize("damage", [None, b"", b"PAR1"])
+    def test_missing_or_damaged_scalars_are_never_alike(
+        self,
+        store: DirectoryStore,
+        make_record: Callable[..., RunRecord],
+        commit: Callable[..., RunRecord],
+        damage: bytes | None,
+    ) -> None:
+        record = commit(store, make_record())
+        key = f"{record.prefix}/metrics.parquet"
+        store.delete(key)
+        if damage is not None:
+            store.put(key, damage)
+
+        with pytest.raises(DamagedData, match=r"metrics\.parquet"):
+            parity_stored(store, record.spec.run_key, record.spec.run_key)
+
+
+class TestHistory:
+    def test_the_series_with_the_latest_night_is_shown_and_the_others_are_named(
+        self, store: DirectoryStore, make_row: Callable[..., HistoryRow]
+    ) -> None:
+        old = make_row(night="2026-11-01").model_copy(update={"series": "llama3-8b-ffffffffffff"})
+        rows = [make_row(night="2026-11-08"), make_row(night="2026-11-09")]
+        for row in (old, *rows):
+            add(store, row)
+
+        found = history_of(store, "llama3-8b")
+
+        assert found.rows == tuple(rows)
+        assert (found.cluster, found.series) == ("dgx", rows[0].series)
+        assert [(other.series, other.rows, other.last_night) for other in found.others] == [
+            ("llama3-8b-ffffffffffff", 1, "2026-11-01")
+        ]
+        assert found.trends[0].values == (1.0, 1.0)
+
+    def test_one_cluster_may_be_asked_for(self, store: DirectoryStore, make_row: Callable[..., HistoryRow]) -> None:
+        row = make_row()
+        later = make_row(night="2026-12-01").model_copy(update={"cluster": "other/one"})
+        for each in (row, later):
+            add(store, each)
+
+        assert history_of(store, "llama3-8b").cluster == "other/one"
+        assert history_of(store, "llama3-8b", "dgx").rows == (row,)
+
+    @pytest.mark.parametrize("test_id", ["llama3", "llama3-8b-long", "LLAMA3 8B"])
+    def test_tests_with_like_names_are_not_mixed_up(
+        self, store: DirectoryStore, make_row: Callable[..., HistoryRow], test_id: str
+    ) -> None:
+        add(store, make_row())
+
+        with pytest.raises(InvalidInput, match="no history of this test"):
+            history_of(store, test_id)
+
+    def test_night_ids_may_hold_dashes_and_the_tests_name(
+        self, store: DirectoryStore, make_row: Callable[..., HistoryRow]
+    ) -> None:
+        add(store, make_row(night="by-hand-09-llama3-8b-x"))
+
+        assert find_series(store, "llama3-8b")[0].last_night == "by-hand-09-llama3-8b-x"
+
+    def test_the_rows_are_a_table_in_python(self, make_row: Callable[..., HistoryRow]) -> None:
+        rows = [make_row(night="2026-11-08"), make_row(night="2026-11-09", subject="Fuse the softmax")]
+
+        table = history_frame(rows)
+
+        assert table["night"].tolist() == ["2026-11-08", "2026-11-09"]
+        assert table["step_time"].tolist() == [1.0, 1.0]
+        assert table["verdict"].tolist() == ["no_baseline", "no_baseline"]
+        assert table["megatron_bridge_subject"].tolist() == ["Tidy the docs", "Fuse the softmax"]
+        assert table["megatron_bridge"].tolist() == ["a" * 40] * 2
+
+    def test_a_table_of_nothing_has_its_columns_all_the_same(self) -> None:
+        empty: list[Any] = history_frame([])["step_time"].tolist()
+
+        assert empty == []

@@ -1,0 +1,579 @@
+"""The page of the morning, and its short forms."""
+
+import io
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from html.parser import HTMLParser
+
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from nightbridge.errors import LaunchRefused, TransientError
+from nightbridge.gate.gate import METRICS, compare, verdict_for_error, verdict_for_invalid
+from nightbridge.history.reading import HistoryRow, Pin, add, row_of
+from nightbridge.models import (
+    InvalidTest,
+    Outcome,
+    RangeCommit,
+    RepositoryChange,
+    RunRecord,
+    RunSpec,
+    StoreSettings,
+    Summary,
+    Suspects,
+    ValueChange,
+    Verdict,
+    VerdictStatus,
+)
+from nightbridge.outputs.event_files import empty_table, metrics_parquet
+from nightbridge.report.page import STATUS_WORDS, headline_of
+from nightbridge.report.report import (
+    markdown_table,
+    night_report_html,
+    reason_lines,
+    render_report,
+    verdict_table,
+)
+from nightbridge.store.directory import DirectoryStore
+
+Records = Callable[..., RunRecord]
+Specs = Callable[..., RunSpec]
+Summaries = Callable[..., Summary]
+Nights = Callable[..., tuple[Verdict, tuple[HistoryRow, ...]]]
+
+HOSTILE = "<script>alert('x')</script> | **bold** [red]x[/red] \"&"
+
+
+class Page(HTMLParser):
+    """What a browser would see: tags with their attributes, and the text outside of styles."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self._open = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._open = tag
+
+    def handle_data(self, data: str) -> None:
+        if self._open != "style":
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+    def links(self) -> list[str]:
+        return [attributes["href"] or "" for tag, attributes in self.tags if tag == "a"]
+
+
+@pytest.fixture
+def nights(make_record: Records, summary_of: Summaries) -> Nights:
+    """Consecutive nights of a test with these step times, each judged by those before; the last one is tonight."""
+
+    def run(
+        step_times: list[float], test_id: str = "llama3-8b", **tonight: object
+    ) -> tuple[Verdict, tuple[HistoryRow, ...]]:
+        rows: list[HistoryRow] = []
+        for day, step_time in enumerate(step_times, 21 - len(step_times) + 1):
+            fields = tonight if day == 21 else {}
+            record = make_record(
+                summary_of([step_time] * 50),
+                f"2026-11-{day:02}",
+                **{"test_id": test_id, "commit": f"{day:040x}", "subject": f"Change of night {day}"} | fields,
+            )
+            verdict = compare(record, rows)
+            rows.append(row_of(record, verdict))
+        return verdict, tuple(rows)
+
+    return run
+
+
+def render(*tests: tuple[Verdict, tuple[HistoryRow, ...]]) -> Page:
+    return Page(
+        render_report(
+            "2026-11-21", "nightly", [verdict for verdict, _ in tests], {v.run_key: rows for v, rows in tests}
+        )
+    )
+
+
+# --- the headline ----------------------------------------------------------------------------------------------------
+
+
+def test_one_regression_is_the_headline(nights: Nights) -> None:
+    page = render(nights([1.0, 1.0, 1.08]), nights([2.0, 2.0, 2.0], "other"))
+
+    assert "Look at llama3-8b: step time +8.0 %." in page.text
+    assert "2 tests: 1 regressed, 1 passed." in page.text
+
+
+def test_several_calls_are_counted(nights: Nights) -> None:
+    verdicts = [nights([1.0, 1.2], f"test-{n}")[0] for n in range(3)] + [nights([1.0, 1.0], "fine")[0]]
+
+    assert headline_of(verdicts)[0] == "3 of 4 tests need attention."
+
+
+@pytest.mark.parametrize("step_times", [[1.0], [1.0, 1.0], [1.0, 0.8]])
+def test_a_good_night_asks_nothing(nights: Nights, step_times: list[float]) -> None:
+    page = render(nights(step_times))
+
+    assert "Nothing to do this morning." in page.text
+
+
+def test_an_empty_night_is_not_a_good_night() -> None:
+    assert "Nothing ran tonight." in render().text
+
+
+def test_every_verdict_has_words_and_only_good_ones_ask_for_nothing() -> None:
+    assert set(STATUS_WORDS) == set(VerdictStatus)
+    for status, words in STATUS_WORDS.items():
+        exit_code = Verdict(run_key="k", test_id="t", night="n", status=status).exit_code
+        assert bool(words.task) == (exit_code != 0)
+
+
+# --- the page --------------------------------------------------------------------------------------------------------
+
+
+def test_the_matrix_shows_each_metric_with_value_change_and_judgement(nights: Nights) -> None:
+    text = render(nights([1.0, 1.0, 1.08])).text
+
+    assert "1.080 ▲ +8.0 % worse" in text
+    assert "700.0 ±0.0 %" in text
+    assert all(metric.label in text and metric.unit in text for metric in METRICS)
+
+
+def test_the_gravest_test_comes_first(nights: Nights) -> None:
+    text = render(nights([1.0, 1.0], "aaa"), nights([1.0, 2.0], "zzz")).text
+
+    assert text.rindex("zzz-2026") < text.rindex("aaa-2026")
+
+
+def test_numbers_of_a_failed_run_are_not_judged(nights: Nights) -> None:
+    text = render(nights([1.0, 1.0, 3.0], outcome=Outcome.TIMEOUT)).text
+
+    assert "3.000 ▲ +200.0 %" in text
+    assert "worse" not in text
+
+
+def test_a_missing_metric_is_said_in_words(make_record: Records, summary_of: Summaries) -> None:
+    record = make_record(summary_of(tflops=None))
+    verdict = compare(record, ())
+
+    text = render((verdict, (row_of(record, verdict),))).text
+
+    assert "– not measured" in text
+    assert "throughput was not measured" in text
+
+
+def test_the_page_says_which_pins_changed_since_the_last_good_night(nights: Nights) -> None:
+    page = render(nights([1.0, 1.0, 1.08]))
+
+    assert "Tonight against the last good night, 2026-11-20" in page.text
+    assert "Change of night 21" in page.text
+    assert "Change of night 20" in page.text
+    assert [tag for tag, _ in page.tags].count("strong") == 1  # "changed", once
+    compare_page = "https://github.com/NVIDIA-NeMo/Megatron-Bridge/compare"
+    assert page.links()[-1] == f"{compare_page}/{20:040x}...{21:040x}"
+
+
+def test_a_regression_of_an_earlier_night_is_traced_to_where_it_began(nights: Nights) -> None:
+    page = render(nights([1.0, 1.0, 1.08, 1.08, 1.08]))
+
+    assert "It began in night 2026-11-19. Changed since the last good night, 2026-11-18:" in page.text
+    assert f"{18:040x}...{19:040x}" in page.links()[-2]
+
+
+def test_a_regression_without_a_changed_pin_points_at_the_machines(nights: Nights) -> None:
+    verdict, rows = nights([1.0, 1.08, 1.08])
+    same = tuple(row.model_copy(update={"megatron_bridge": rows[0].megatron_bridge}) for row in rows)
+
+    assert (
+        "Nothing had changed since the last good night, 2026-11-19: suspect the machines."
+        in render((verdict, same)).text
+    )
+
+
+def test_a_first_night_has_nothing_to_compare(nights: Nights) -> None:
+    text = render(nights([1.0])).text
+
+    assert "there is no good night before it" in text
+    assert "nothing to compare with" in text
+    assert " changed" not in text
+
+
+def test_the_page_says_where_to_look_further(nights: Nights) -> None:
+    verdict, rows = nights([1.0, 1.0], outcome_reason="all 50 steps, exit code 0")
+    text = render((verdict, rows)).text
+
+    assert "Job 4711" in text
+    assert f"s3://bucket/nightly/{verdict.prefix}" in text
+    assert verdict.run_key in text
+    assert "the job succeeded (all 50 steps, exit code 0)" in text
+    assert "node[1-2]" in text
+    assert "nvcr.io/nvidia/nemo:26.08 (dddddddddddd)" in text
+
+
+def test_where_values_came_from_is_told(make_record: Records, summary_of: Summaries) -> None:
+    record = make_record(summary_of().model_copy(update={"notes": ("TensorBoard lacks `lm loss` at 3 iterations",)}))
+    verdict = compare(record, ())
+
+    assert "TensorBoard lacks `lm loss` at 3 iterations" in render((verdict, (row_of(record, verdict),))).text
+
+
+def test_runs_that_never_started_have_a_section_too(make_spec: Specs, nights: Nights) -> None:
+    refused = verdict_for_error(make_spec("2026-11-21"), LaunchRefused("invalid account", thing="sbatch"), "series")
+    invalid = verdict_for_invalid(InvalidTest(id="bad", violations=("no such key",)), "nightly", "2026-11-21")
+    earlier = nights([1.0, 1.0, 1.0])[1][:-1]
+
+    text = render((refused, earlier), (invalid, ())).text
+
+    assert "sbatch: invalid account" in text
+    assert "no such key" in text
+    assert text.count("no measurements") == 2
+    assert "Median step time of each night" in text
+
+
+def test_sweep_points_of_one_test_are_told_apart(nights: Nights) -> None:
+    text = render(
+        nights([1.0], sweep_point={"cmd_args.tensor_model_parallel_size": 2}),
+        nights([1.0], sweep_point={"cmd_args.tensor_model_parallel_size": 4}),
+    ).text
+
+    assert "tensor_model_parallel_size = 2" in text
+    assert "tensor_model_parallel_size = 4" in text
+
+
+def test_later_nights_are_not_on_the_page(nights: Nights) -> None:
+    verdict, rows = nights([1.0, 1.0])
+    later = rows[0].model_copy(update={"night": "2026-12-01", "nodes": "from-the-future"})
+
+    assert render((verdict, (*rows, later))).text == render((verdict, rows)).text
+
+
+def test_the_page_needs_nothing_but_itself(nights: Nights) -> None:
+    verdict, rows = nights([1.0, 1.0, 1.08])
+    page = render((verdict, rows))
+
+    assert not {tag for tag, _ in page.tags} & {"script", "link", "img", "iframe", "object", "embed", "base", "form"}
+    loading = [value for _, attributes in page.tags for name, value in attributes.items() if name in ("src", "srcset")]
+    handlers = [name for _, attributes in page.tags for name in attributes if name.startswith("on")]
+    assert (loading, handlers) == ([], [])
+    html = render_report("2026-11-21", "nightly", [verdict], {verdict.run_key: rows})
+    assert "@import" not in html
+    assert "url(http" not in html
+
+
+def test_text_from_outside_stays_text(nights: Nights) -> None:
+    verdict, rows = nights([1.0, 1.0, 1.2], f"test {HOSTILE}", subject=HOSTILE, sweep_point={HOSTILE: HOSTILE})
+    verdict = verdict.model_copy(update={"reasons": (HOSTILE,)})
+    bad_link = Pin(url="javascript:alert(1)", commit="e" * 40, describe=HOSTILE, subject=HOSTILE)
+    rows = (*rows[:-1], rows[-1].model_copy(update={"megatron_bridge": bad_link, "nodes": HOSTILE}))
+
+    page = Page(
+        render_report("2026-11-21", HOSTILE, [verdict], {verdict.run_key: rows}, {}, {verdict.run_key: [HOSTILE]})
+    )
+
+    assert "script" not in {tag for tag, _ in page.tags}
+    assert page.text.count("<script>alert('x')</script>") >= 8
+    assert all(link.startswith(("#", "https://github.com/")) for link in page.links())
+
+
+def test_two_tests_of_ten_nights_take_seconds_and_not_minutes(nights: Nights) -> None:
+    tests = [nights([1.0] * 9 + [1.08]), nights([2.0] * 10, "other")]
+    render(*tests)  # imports matplotlib
+
+    began = time.process_time()
+    render(*tests)
+
+    assert time.process_time() - began < 30.0
+
+
+# --- what changed since the good level -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def suspects() -> Suspects:
+    commits = tuple(
+        RangeCommit(
+            commit=f"{number:040x}",
+            subject=f"Change {number} {HOSTILE}",
+            author="Ada <ada@example.org>",
+            authored_at=datetime(2026, 11, number, tzinfo=UTC),
+        )
+        for number in (3, 2)
+    )
+    return Suspects(
+        last_good="2026-11-18",
+        night="2026-11-19",
+        run_before="before",
+        run_after="after",
+        repositories=(
+            RepositoryChange(
+                name="Megatron-Bridge",
+                url="https://github.com/NVIDIA-NeMo/Megatron-Bridge.git",
+                before=f"{1:040x}",
+                after=f"{3:040x}",
+                commits=commits,
+                note="and 7 older commits",
+            ),
+            RepositoryChange(
+                name="NeMo-Run", url="javascript:alert(1)", before="c" * 40, after="d" * 40, commits=commits[:1]
+            ),
+        ),
+        configuration=(ValueChange(name="model.moe.capacity", before="1.0", after=HOSTILE),),
+        environment=(ValueChange(name="$NCCL_TIMEOUT", before="", after="1200"),),
+        notes=("the older run is gone",),
+    )
+
+
+class TestSuspects:
+    def page(self, nights: Nights, suspects: Suspects) -> Page:
+        verdict, rows = nights([1.0, 1.0, 1.08, 1.08])
+        return render((verdict.model_copy(update={"suspects": suspects}), rows))
+
+    def test_commits_have_subject_author_date_and_a_link(self, nights: Nights, suspects: Suspects) -> None:
+        page = self.page(nights, suspects)
+
+        assert "What changed between the last good night, 2026-11-18, and 2026-11-19" in page.text
+        assert "Megatron-Bridge: 2 commits," in page.text
+        assert f"Change 3 {HOSTILE}" in page.text
+        assert "Ada <ada@example.org>, 2026-11-03" in page.text
+        assert "and 7 older commits" in page.text
+        assert f"https://github.com/NVIDIA-NeMo/Megatron-Bridge/commit/{3:040x}" in page.links()
+        assert f"https://github.com/NVIDIA-NeMo/Megatron-Bridge/compare/{1:040x}...{3:040x}" in page.links()
+
+    def test_a_repository_of_an_unknown_host_has_no_links(self, nights: Nights, suspects: Suspects) -> None:
+        page = self.page(nights, suspects)
+
+        assert "NeMo-Run: 1 commit," in page.text
+        assert all(link.startswith(("#", "https://github.com/")) for link in page.links())
+
+    def test_configuration_and_environment_are_told_with_what_they_were(
+        self, nights: Nights, suspects: Suspects
+    ) -> None:
+        text = self.page(nights, suspects).text
+
+        assert f"model.moe.capacity {HOSTILE} was 1.0" in text
+        assert "$NCCL_TIMEOUT 1200 was not set" in text
+        assert "the older run is gone" in text
+
+    def test_it_takes_the_place_of_the_table_that_only_the_rows_give(self, nights: Nights, suspects: Suspects) -> None:
+        assert "It began in night" not in self.page(nights, suspects).text
+
+    def test_where_nothing_changed_the_machines_are_suspect(self, nights: Nights) -> None:
+        nothing = Suspects(last_good="2026-11-18", night="2026-11-19", run_before="before", run_after="after")
+
+        assert "suspect the machines" in self.page(nights, nothing).text
+
+    def test_many_commits_are_folded_and_a_few_are_not(self, nights: Nights, suspects: Suspects) -> None:
+        many = suspects.repositories[0].model_copy(update={"commits": suspects.repositories[0].commits * 20})
+        page = self.page(nights, suspects.model_copy(update={"repositories": (many, suspects.repositories[1])}))
+
+        assert [("open" in attributes) for tag, attributes in page.tags if tag == "details"] == [False, True]
+
+
+# --- from the store --------------------------------------------------------------------------------------------------
+
+
+def loss_table() -> pd.DataFrame:
+    rows = pd.DataFrame({"tag": "lm loss", "step": range(1, 51), "value": [9 - step / 10 for step in range(50)]})
+    times = pd.DataFrame(
+        {"tag": "iteration-time", "step": range(1, 51), "value": [1 + step % 7 / 50 for step in range(50)]}
+    )
+    return pd.concat(
+        [empty_table(), *(each.assign(wall_time=0.0, file="events", superseded=False) for each in (rows, times))]
+    )
+
+
+def test_history_and_curves_come_from_the_store(store: DirectoryStore, nights: Nights) -> None:
+    verdict, rows = nights([1.0, 1.0, 1.08])
+    for row in rows:
+        add(store, row)
+    store.put(f"{verdict.prefix}/metrics.parquet", metrics_parquet(loss_table()))
+
+    html = night_report_html(store, "nightly", "2026-11-21", [verdict], cluster="dgx")
+
+    assert "Loss of every step tonight." in html
+    assert "Tonight against the last good night, 2026-11-20" in html
+    assert "Dashed: the last good night" not in html
+
+
+def test_a_good_night_tells_the_commits_since_the_one_before(
+    store: DirectoryStore, nights: Nights, make_record: Records
+) -> None:
+    verdict, _ = nights([1.0, 1.0])
+    record = make_record()
+    came = record.checkout.megatron_bridge.model_copy(update={"commits_since": ("0a1b2c3 Fuse <the> optimiser",)})
+    checkout = record.checkout.model_copy(update={"megatron_bridge": came})
+    store.put(
+        f"{verdict.prefix}/record.json", record.model_copy(update={"checkout": checkout}).model_dump_json().encode()
+    )
+
+    text = Page(night_report_html(store, "nightly", "2026-11-21", [verdict], cluster="dgx")).text
+
+    assert "Megatron-Bridge: what came since the night before 0a1b2c3 Fuse <the> optimiser" in text
+
+
+def test_a_damaged_record_is_named_on_the_page(store: DirectoryStore, nights: Nights) -> None:
+    verdict, _ = nights([1.0])
+    store.put(f"{verdict.prefix}/record.json", b"{}")
+
+    text = Page(night_report_html(store, "nightly", "2026-11-21", [verdict], cluster="dgx")).text
+
+    assert "not the record of a run" in text
+
+
+def test_tonights_curves_are_laid_over_those_of_the_last_good_night(store: DirectoryStore, nights: Nights) -> None:
+    verdict, rows = nights([1.0, 1.0, 1.08])
+    for row in rows:
+        add(store, row)
+        store.put(f"{row.prefix}/metrics.parquet", metrics_parquet(loss_table()))
+
+    page = Page(night_report_html(store, "nightly", "2026-11-21", [verdict], cluster="dgx"))
+
+    assert page.text.count("Dashed: the last good night, 2026-11-20.") == 3
+    assert "How the 50 step times of the steady window are distributed." in page.text
+    assert {"Loss of every step", "Time of every step", "Distribution of step times"} <= {
+        attributes.get("aria-label") for _tag, attributes in page.tags
+    }
+
+
+def test_a_confirmed_night_says_that_its_values_are_a_median_and_its_curves_the_first_runs(
+    store: DirectoryStore, nights: Nights, make_record: Records, summary_of: Summaries
+) -> None:
+    verdict, rows = nights([1.0, 1.0, 1.08])
+    tonight = {"test_id": "llama3-8b", "commit": f"{21:040x}", "subject": "Change of night 21"}
+    again = [make_record(summary_of([1.09] * 50), "2026-11-21", repeat=number, **tonight) for number in (1, 2)]
+    for row in (*rows, *(row_of(record, None) for record in again)):
+        add(store, row)
+    store.put(f"{verdict.prefix}/metrics.parquet", metrics_parquet(loss_table()))
+
+    text = Page(night_report_html(store, "nightly", "2026-11-21", [verdict], cluster="dgx")).text
+
+    assert "Compared median of tonight's 3 runs" in text
+    assert "Loss of every step of the first of tonight's 3 runs." in text
+    assert "Time of every step of the first of tonight's 3 runs;" in text
+
+
+def test_what_is_kept_can_be_opened_from_the_page(
+    store: DirectoryStore, make_record: Records, commit: Callable[..., RunRecord]
+) -> None:
+    record = commit(store, make_record(night="2026-11-21"))
+    verdict = compare(record, ())
+    settings = StoreSettings(url="s3://results/nightly", endpoint_url="https://s3.example.org")
+
+    page = Page(night_report_html(store, "nightly", "2026-11-21", [verdict], cluster="dgx", settings=settings))
+
+    folder = f"https://s3.example.org/results/nightly/{record.prefix}"
+    assert [f"{folder}/{name}" for name in ("record.json", "metrics.parquet", "manifest.json")] == [
+        link for link in page.links() if link.startswith("https://s3")
+    ]
+
+
+def test_every_test_has_its_nights_as_a_small_line_in_the_matrix(nights: Nights) -> None:
+    page = render(nights([1.0, 1.0, 1.08]), nights([1.0], "first night"))
+
+    assert sum(attributes.get("aria-label") == "Step time of the last nights" for _tag, attributes in page.tags) == 1
+
+
+def test_the_matrix_shows_the_change_against_the_golden_value_too(nights: Nights) -> None:
+    verdict, rows = nights([1.0, 1.0, 1.08])
+    beside = tuple(
+        item.model_copy(update={"golden": 1.2}) if item.metric == "step_time" else item for item in verdict.comparisons
+    )
+
+    page = render((verdict.model_copy(update={"comparisons": beside}), rows))
+
+    assert "and against the golden values" in page.text
+    assert "golden −10.0 %" in page.text
+    assert "golden" not in render((verdict, rows)).text
+
+
+def test_damaged_evidence_is_named_and_holds_nobody_up(store: DirectoryStore, nights: Nights) -> None:
+    verdict, _rows = nights([1.0, 1.0])
+    store.put(f"history/dgx/{verdict.series}/2026-11-01-bad.json", b"{")
+    store.put(f"{verdict.prefix}/metrics.parquet", b"PAR1 not really")
+    other = verdict.model_copy(update={"run_key": "other", "test_id": "other", "series": "", "prefix": ""})
+
+    text = Page(night_report_html(store, "nightly", "2026-11-21", [verdict, other], cluster="dgx")).text
+
+    assert "2026-11-01-bad.json: not a history row" in text
+    assert "metrics.parquet: not a table of scalars" in text
+    assert "2 tests: 2 passed." in text
+
+
+def test_a_store_that_does_not_answer_is_asked_again(
+    store: DirectoryStore, nights: Nights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreachable(_key: str) -> bytes:
+        raise TransientError("connection refused")
+
+    monkeypatch.setattr(store, "get", unreachable)
+
+    with pytest.raises(TransientError):
+        night_report_html(store, "nightly", "2026-11-21", [nights([1.0])[0]], cluster="dgx")
+
+
+# --- short forms -----------------------------------------------------------------------------------------------------
+
+
+def test_markdown_has_one_row_per_verdict_the_gravest_first(nights: Nights, make_spec: Specs) -> None:
+    good, bad = nights([1.0, 1.0], "good")[0], nights([1.0, 1.08], "bad")[0]
+    refused = verdict_for_error(make_spec(test_id="refused"), LaunchRefused("invalid account"))
+
+    lines = markdown_table([good, refused, bad]).splitlines()
+
+    assert lines[0] == "| test | verdict | step time | throughput | peak memory | final loss | why |"
+    assert lines[2].startswith("| bad | ◆ regressed | 1.080 s (▲ +8.0 %) | 700.0 TFLOP/s/GPU (±0.0 %) |")
+    assert lines[3] == "| refused | ! infrastructure | – | – | – | – | invalid account |"
+    assert lines[4].startswith("| good | ✓ passed |")
+
+
+def test_markdown_keeps_text_from_outside_in_its_cell(make_spec: Specs) -> None:
+    verdict = verdict_for_error(make_spec(test_id="a|b"), LaunchRefused(f"{HOSTILE}\nnext line"))
+
+    *_, line = markdown_table([verdict]).splitlines()
+
+    assert line.replace("\\|", "").count("|") == 8
+    assert "<script>" not in line.replace("\\<", "")
+
+
+def test_the_terminal_table_fits_80_columns(nights: Nights, make_spec: Specs) -> None:
+    verdicts = [
+        nights([1.0, 1.08], "llama3.1-405b-gb200-fp8-with-a-long-name")[0],
+        verdict_for_error(make_spec(test_id=HOSTILE), LaunchRefused("invalid account [red]x[/red]")),
+    ]
+    console = Console(width=80, file=io.StringIO(), force_terminal=False)
+
+    console.print(verdict_table(verdicts))
+
+    output = console.file.getvalue()
+    assert "◆ regressed" in output
+    assert "▲ +8.0 %" in output
+    assert "…" not in output
+    assert max(len(line) for line in output.splitlines()) <= 80
+
+
+def test_the_reasons_below_the_table_are_one_line_each(make_spec: Specs) -> None:
+    words = "an address that is far longer than the terminal is wide " * 3
+    verdict = verdict_for_error(make_spec(test_id="bad"), LaunchRefused(f"{words}[red]x[/red]\nand more"))
+
+    assert reason_lines([verdict]) == (f"bad: {words}[red]x[/red]", "bad: and more")
+
+
+def test_importing_the_report_loads_no_heavy_library() -> None:
+    code = (
+        "import sys, nightbridge.report.report, nightbridge.gate.gate\n"
+        "print(sorted({'pandas', 'numpy', 'pyarrow', 'matplotlib', 'rich', 'boto3', 'prefect'} & set(sys.modules)))"
+    )
+
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+    assert printed.strip() == "[]"

@@ -1,0 +1,486 @@
+"""ConfigContainers: Megatron-Bridge's own checks, what they miss, and what follows from the values."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nightbridge.errors import InvalidInput
+from nightbridge.launch.config_container import (
+    Container,
+    Difference,
+    container_differences,
+    data_parallel_size,
+    read_container,
+    scheduler_steps,
+    with_overrides,
+)
+from nightbridge.rules.config_container import RULES, check_container
+from nightbridge.rules.config_container_extra import MISSED
+
+REAL = Path(__file__).parents[4] / "shared" / "data" / "ConfigContainer_llama3_8b_8gpu_h100_bf16.yaml"
+CONFIG = "megatron.bridge.training.config"
+
+SOUND = {
+    "_target_": f"{CONFIG}.ConfigContainer",
+    "model.seq_length": 4096,
+    "model.transformer.tensor_model_parallel_size": 2,
+    "model.transformer.pipeline_model_parallel_size": 1,
+    "model.transformer.context_parallel_size": 1,
+    "model.transformer.num_layers": 32,
+    "model.transformer.num_attention_heads": 32,
+    "model.transformer.num_query_groups": 8,
+    "model.transformer.bf16": True,
+    "model.transformer.transformer_impl": "transformer_engine",
+    "train.train_iters": 50,
+    "train.global_batch_size": 128,
+    "train.micro_batch_size": 1,
+    "scheduler.lr_decay_iters": 50,
+    "scheduler.lr_warmup_iters": 10,
+    "scheduler.lr_warmup_samples": 0,
+    "dataset._target_": f"{CONFIG}.GPTDatasetConfig",
+    "dataset.seq_length": 4096,
+    "dataset.num_workers": 8,
+    "dist.use_gloo_process_groups": True,
+    "optimizer.use_distributed_optimizer": True,
+    "checkpoint.ckpt_format": "torch_dist",
+    "checkpoint.save_interval": 500,
+    "checkpoint.use_persistent_ckpt_worker": True,
+    "checkpoint.load_optim": True,
+    "logger.log_interval": 1,
+    "profiling.profile_step_start": 10,
+    "profiling.profile_step_end": 12,
+}
+
+
+def make(changes=None, path="ConfigContainer.yaml"):
+    table = {}
+    for name, value in {**SOUND, **(changes or {})}.items():
+        *parents, last = name.split(".")
+        section = table
+        for parent in parents:
+            section = section.setdefault(parent, {})
+        section[last] = value
+    return Container(Path(path), table)
+
+
+def data(kind, **fields):
+    return {"dataset._target_": f"{CONFIG}.{kind}", **{f"dataset.{name}": value for name, value in fields.items()}}
+
+
+def broken(changes, world_size=8):
+    return {violation.rule: violation.message for violation in check_container(make(changes), world_size)}
+
+
+def test_a_sound_configuration_breaks_no_rule():
+    assert check_container(make(), 8) == ()
+
+
+TE = {"model.cuda_graph_impl": "transformer_engine"}
+FSDP = {"ddp.use_megatron_fsdp": True}
+PACKED = {"dataset.enable_offline_packing": True, "dataset.offline_packing_specs": {"packed_sequence_size": 4096}}
+AWARE = {"optimizer.use_precision_aware_optimizer": True}
+STRAGGLERS = {"nvrx_straggler.enabled": True, "nvrx_straggler.calc_relative_gpu_perf": True}
+CONTEXT = {"model.transformer.context_parallel_size": 2}
+
+BREAKS = [
+    ("container-world-size", {"model.transformer.tensor_model_parallel_size": 16}, "8 GPUs are not a multiple"),
+    ("container-eval-batch", {"validation.eval_global_batch_size": 130}, "130 is not a multiple of"),
+    ("container-eval-batch", {"train.global_batch_size": None}, "train.global_batch_size is not set"),
+    (
+        "container-eval-batch",
+        {"dist.eval_context_parallel_size": 4, "validation.eval_micro_batch_size": 3},
+        "size 1 = 3",
+    ),
+    ("container-duration", {"train.train_iters": None}, "none of train.train_iters"),
+    ("container-duration", {"train.train_samples": 9999}, "more than one of"),
+    ("container-duration", {"train.train_samples": -1, "train.train_iters": None}, "must be positive"),
+    ("container-duration", {"train.num_epochs": 1, "train.rampup_batch_size": [8]}, "rampup_batch_size"),
+    ("container-epochs", {"train.num_epochs": 2}, "is for GPTSFTDatasetConfig"),
+    ("container-packing", {**PACKED, "dataset.enable_in_batch_packing": True}, "exclude each other"),
+    ("container-packing", {"dataset.enable_offline_packing": True}, "needs offline_packing_specs"),
+    ("container-packing", {"dataset.offline_packing_specs": {}}, "need enable_offline_packing"),
+    ("container-packing", {**PACKED, "train.micro_batch_size": 2}, "micro_batch_size 1, not 2"),
+    ("container-packing", {"dataset.enable_in_batch_packing": True}, "micro_batch_size > 1"),
+    ("container-padded-packing", {**PACKED, **TE}, "need dataset.pad_to_max_length"),
+    ("container-padded-packing", {**PACKED, **TE, "dataset.pad_to_max_length": True}, "pad_cu_seqlens = true"),
+    ("container-energon", data("EnergonDatasetConfig", micro_batch_size=2), "dataset.micro_batch_size 2"),
+    (
+        "container-energon",
+        data("EnergonDatasetConfig", micro_batch_size=1, packing_buffer_size=64),
+        "calculate_per_token_loss",
+    ),
+    (
+        "container-collate-padding",
+        {**data("DirectHFSFTDatasetConfig", seq_length=4095), "model.transformer.sequence_parallel": True},
+        "not a multiple of 2",
+    ),
+    ("container-sequence-length", {"dataset.seq_length": 8192}, "4096 and dataset.seq_length 8192"),
+    ("container-context-length", {**CONTEXT, "model.seq_length": 4098, "dataset.seq_length": 4098}, "= 4"),
+    ("container-context-loss", {**CONTEXT, **data("GPTSFTDatasetConfig")}, "calculate_per_token_loss = true"),
+    ("container-context-communication", {**CONTEXT, "model.cp_comm_type": ["p2p"]}, "1 entries for 32 layers"),
+    ("container-context-communication", {**CONTEXT, "model.cp_comm_type": "a2a+p2p"}, "trains something else"),
+    ("container-context-communication", {"model.hierarchical_context_parallel_sizes": [2, 2]}, "to 4, not to 1"),
+    ("container-schedule-mode", {"scheduler.lr_decay_samples": 10}, "does not go with training by iterations"),
+    ("container-schedule-mode", {"train.train_samples": 6400}, "lr_decay_iters does not go with training by samples"),
+    ("container-schedule-mode", {"scheduler.lr_warmup_fraction": 0.1}, "both set"),
+    ("container-schedule-length", {"scheduler.max_steps": 10}, "10 is less than train.train_iters 50"),
+    ("container-schedule-length", {"scheduler.max_steps": 0}, "must be positive"),
+    ("container-schedule-length", {"scheduler.lr_decay_iters": -5}, "decays over -640 samples"),
+    (
+        "container-schedule-override",
+        {"scheduler.override_opt_param_scheduler": True, "scheduler.use_checkpoint_opt_param_scheduler": True},
+        "switch one off",
+    ),
+    ("container-precision", {"model.transformer.fp16": True}, "model.bf16 and model.fp16"),
+    (
+        "container-mxfp8-gather",
+        {"mixed_precision.fp8_param_gather": True, "mixed_precision.fp8_recipe": "mxfp8"},
+        "reuse_grad_buf_for_mxfp8_param_ag",
+    ),
+    ("container-deterministic", {"model.deterministic_mode": True, "env_vars.NCCL_ALGO": "NVLS"}, "not NVLS"),
+    (
+        "container-graph-nan-check",
+        {"model.cuda_graph_impl": "full_iteration", "rerun_state_machine.check_for_nan_in_loss": True},
+        "check_for_nan_in_loss = false",
+    ),
+    ("container-graph-offload", {**TE, "model.cpu_offloading": True}, "excludes CUDA graphs"),
+    (
+        "container-quantised",
+        {"model.restore_modelopt_state": True, "model.gradient_accumulation_fusion": True},
+        "gradient_accumulation_fusion = false",
+    ),
+    ("container-fsdp-choice", {"dist.use_megatron_fsdp": True, "dist.use_torch_fsdp2": True}, "keep one"),
+    ("container-fsdp", {**FSDP, "checkpoint.save": "/c"}, "fsdp_dtensor"),
+    ("container-fsdp", {**FSDP, "env_vars.CUDA_DEVICE_MAX_CONNECTIONS": 1}, "other than 1"),
+    ("container-fsdp-2", {**FSDP, "ddp.megatron_fsdp_version": 2}, "parallel sizes of 1"),
+    ("container-fsdp-2", {**FSDP, "ddp.megatron_fsdp_version": 2, "optimizer.clip_grad": 1.0}, "clip_grad = 0"),
+    (
+        "container-checkpoint-format",
+        {"checkpoint.save": "/c", "checkpoint.ckpt_format": "fsdp_dtensor"},
+        "use torch_dist",
+    ),
+    (
+        "container-checkpoint-format",
+        {"dist.use_gloo_process_groups": False, "checkpoint.ckpt_format": "torch"},
+        "use_gloo_process_groups = true",
+    ),
+    ("container-async-save", {"checkpoint.async_save": True}, "needs checkpoint.save"),
+    ("container-checkpoint-loading", {"checkpoint.load_main_params_from_ckpt": True}, "load_optim = false"),
+    ("container-checkpoint-loading", {"checkpoint.ckpt_step": 5}, "needs checkpoint.load"),
+    ("container-checkpoint-loading", {"peft": {"dim": 8}}, "pretrained_checkpoint"),
+    (
+        "container-hf-export",
+        {"checkpoint.also_save_hf_checkpoint": True, "checkpoint.non_persistent_ckpt_type": "local"},
+        "use global ones",
+    ),
+    ("container-process-groups", {"dist.use_decentralized_pg": True}, "switch one off"),
+    ("container-profilers", {"profiling.use_pytorch_profiler": True, "profiling.use_nsys_profiler": True}, "keep one"),
+    ("container-profilers", {"profiling.profile_step_end": 5}, "10 to 5 is not a valid window"),
+    ("container-loggers", {"logger.comet_project": "p"}, "needs logger.comet_experiment_name"),
+    ("container-world-size", {"dist.eval_context_parallel_size": 3}, "eval_context_parallel_size = 6"),
+    ("container-duration", {"train.num_epochs": 0}, "num_epochs 0 must be positive"),
+    (
+        "container-energon",
+        {**data("EnergonDatasetConfig", micro_batch_size=1, do_validation=True), "validation.eval_micro_batch_size": 2},
+        " and eval_micro_batch_size 2 differ",
+    ),
+    (
+        "container-energon",
+        {
+            **data("EnergonDatasetConfig", micro_batch_size=1, packing_buffer_size=64),
+            "model.dist_train.use_dist_train": True,
+        },
+        "no model.dist_train",
+    ),
+    (
+        "container-energon",
+        {
+            **data("EnergonDatasetConfig", micro_batch_size=1, packing_buffer_size=64),
+            "model.vision_cuda_graph_impl": "local",
+        },
+        "no CUDA graphs",
+    ),
+    (
+        "container-padded-packing",
+        {**PACKED, **TE, "dataset.pad_to_max_length": True, "model.cuda_graph_scope": ["attn"]},
+        "pad_cu_seqlens = true",
+    ),
+    ("container-context-communication", {**CONTEXT, "model.cp_comm_type": 3}, "must be a text"),
+    (
+        "container-schedule-mixed",
+        {"scheduler.lr_wsd_decay_samples": 10},
+        "lr_decay_iters, lr_warmup_iters, lr_wsd_decay_samples",
+    ),
+    (
+        "container-weight-decay",
+        {"scheduler.start_weight_decay": -0.1, "scheduler.end_weight_decay": 0.1},
+        "-0.1 must not be negative",
+    ),
+    (
+        "container-weight-decay",
+        {"scheduler.start_weight_decay": 0.2, "scheduler.end_weight_decay": 0.1},
+        "may only grow",
+    ),
+    ("container-aware-precision", {**AWARE}, "with model.bf16 needs optimizer.bf16 = true"),
+    (
+        "container-aware-precision",
+        {**AWARE, "model.transformer.bf16": False, "model.transformer.fp16": True},
+        "with model.fp16 needs optimizer.fp16 = true",
+    ),
+    (
+        "container-aware-precision",
+        {**AWARE, "model.transformer.bf16": False, "optimizer.bf16": True},
+        "model in fp32 needs optimizer.bf16 = false",
+    ),
+    ("container-fsdp", {**FSDP, "ddp.megatron_fsdp_version": 3}, "3 is neither 1 nor 2"),
+    (
+        "container-fsdp",
+        {
+            **FSDP,
+            "ddp.data_parallel_sharding_strategy": "optim_grads_params",
+            "train.check_weight_hash_across_dp_replicas_interval": 10,
+        },
+        "excludes the sharding",
+    ),
+    *(
+        ("container-fsdp-2", {**FSDP, "ddp.megatron_fsdp_version": 2, **changes}, need)
+        for changes, need in (
+            ({"optimizer.bf16": False}, "optimizer.bf16 = true and no fp16"),
+            ({"model.transformer.params_dtype": {"_target_": "torch.float32"}}, "params_dtype of bfloat16"),
+            ({"optimizer.loss_scale": 1.0}, "loss_scale = null"),
+            ({"rng.data_parallel_random_init": True}, "data_parallel_random_init = false"),
+            ({"ddp.num_distributed_optimizer_instances": 2}, "instances 1"),
+            ({"ddp.outer_dp_sharding_strategy": "optim"}, "no_shard"),
+            ({"optimizer.use_layer_wise_distributed_optimizer": True}, "no layer-wise"),
+            ({"optimizer.optimizer_cuda_graph": True}, "no CUDA graph of the optimiser"),
+            ({"ddp.fp8_param_gather": True}, "no fp8 and no fp4"),
+            ({"ddp.megatron_fsdp_cuda_graph_mode": True}, "no CUDA graphs"),
+        )
+    ),
+    (
+        "container-checkpoint-format",
+        {**FSDP, "checkpoint.save": "/c", "checkpoint.ckpt_format": "fsdp_dtensor", "dist.use_torch_fsdp2": True},
+        "use torch_dist",
+    ),
+    ("container-hf-export", {"checkpoint.also_save_hf_checkpoint": True}, "write one of checkpoint.hf_source_path"),
+    ("container-stragglers", {"nvrx_straggler.enabled": True}, "has nothing to compare"),
+    (
+        "container-stragglers",
+        {**STRAGGLERS, "nvrx_straggler.report_time_interval": 0.0},
+        "report_time_interval 0 must be positive",
+    ),
+    ("container-stragglers", {**STRAGGLERS, "nvrx_straggler.gpu_relative_perf_threshold": 70}, "70 is not a share"),
+    ("container-data-switches", {"dataset.reset_position_ids": None}, "reset_position_ids must be true or false"),
+    ("container-pipeline-type", {"model.transformer.pipeline_model_parallel_size": 2}, "write model.pipeline_dtype"),
+    (
+        "container-recompute",
+        {"model.recompute_granularity": "full", "model.recompute_num_layers": 1},
+        "needs model.recompute_method",
+    ),
+    (
+        "container-recompute",
+        {"model.recompute_granularity": "full", "model.recompute_method": "block"},
+        "needs model.recompute_num_layers",
+    ),
+    ("container-recompute", {"model.recompute_granularity": "most"}, "neither full nor selective"),
+    (
+        "container-recompute",
+        {"model.recompute_granularity": "full", "model.recompute_method": "all"},
+        "neither block nor uniform",
+    ),
+    (
+        "container-recompute",
+        {"model.recompute_granularity": "selective", "model.recompute_num_layers": 1},
+        "goes with recompute_granularity full only",
+    ),
+    ("container-captured", {**TE, "model.cuda_graph_modules": ["moe", "moe_router"]}, "exclude each other"),
+    ("container-captured", {**TE, "model.cuda_graph_scope": ["moe_preprocess"]}, "needs moe_router"),
+    ("container-train-batch", {"train.global_batch_size": 126, "validation.eval_global_batch_size": 128}, "use 124"),
+    ("container-layers", {"model.transformer.pipeline_model_parallel_size": 3}, "the pipeline's 3 stages"),
+    ("container-heads", {"model.transformer.num_attention_heads": 31}, "31 is not a multiple"),
+    ("container-experts", {"model.expert_model_parallel_size": 2}, "needs a model with experts"),
+    ("container-experts", {"model.expert_model_parallel_size": 8, "model.num_moe_experts": 12}, "12 is not a multiple"),
+    (
+        "container-sequence-parallel",
+        {"model.sequence_parallel": True, "model.transformer.tensor_model_parallel_size": 1},
+        "does nothing",
+    ),
+    ("container-no-training", {"train.train_iters": 0}, "would end immediately"),
+    ("container-intervals", {"checkpoint.save_interval": 0}, "save_interval 0 must be at least 1"),
+    ("container-intervals", {"dataset.num_workers": -1}, "num_workers -1"),
+    ("container-long-warmup", {"scheduler.lr_warmup_iters": 50}, "is truncated"),
+]
+
+
+@pytest.mark.parametrize(("rule", "changes", "told"), BREAKS)
+def test_what_breaks_a_rule_is_told_with_the_values_or_the_way_out(rule, changes, told):
+    found = [violation for violation in check_container(make(changes), 8) if violation.rule == rule]
+
+    assert any(told in violation.message for violation in found)
+
+
+def test_every_rule_is_broken_by_some_configuration_here():
+    assert {rule.id for rule in (*RULES, *MISSED)} == {rule for rule, *_ in BREAKS}
+
+
+@pytest.mark.parametrize(
+    ("rule", "changes"),
+    [
+        ("container-eval-batch", {"train.global_batch_size": None, "validation.eval_global_batch_size": 128}),
+        ("container-duration", {"train.train_samples": 6400}),
+        ("container-epochs", {"train.num_epochs": 2, **data("GPTSFTDatasetConfig", dataloader_type="batch")}),
+        ("container-packing", {"dataset.enable_in_batch_packing": True, "train.micro_batch_size": 2}),
+        ("container-padded-packing", PACKED),
+        ("container-sequence-length", data("SomeProvider", seq_length=1)),
+        ("container-context-loss", CONTEXT),
+        ("container-schedule-length", {"scheduler.max_steps": 100}),
+        ("container-fsdp", {**FSDP, "checkpoint.save": "/c", "checkpoint.ckpt_format": "fsdp_dtensor"}),
+        ("container-layers", {"model.transformer.pipeline_model_parallel_size": 3, "model.pipeline_model_parallel_layout": "Et|tL"}),
+        ("container-heads", {"model.transformer.tensor_model_parallel_size": 16}),
+        ("container-schedule-mixed", {"scheduler.lr_decay_samples": None}),
+        ("container-weight-decay", {"scheduler.start_weight_decay": 0.1, "scheduler.end_weight_decay": 0.1}),
+        ("container-aware-precision", {**AWARE, "optimizer.bf16": True}),
+        ("container-hf-export", {"checkpoint.also_save_hf_checkpoint": True, "model.hf_model_id": "meta-llama/x"}),
+        ("container-stragglers", {**STRAGGLERS, "nvrx_straggler.gpu_relative_perf_threshold": 0.7}),
+        ("container-pipeline-type", {"model.transformer.pipeline_model_parallel_size": 2, "mixed_precision": "bf16_mixed"}),
+        ("container-pipeline-type", {"model.transformer.pipeline_model_parallel_size": 2, "model.pipeline_dtype": {"_target_": "torch.bfloat16"}}),
+        ("container-recompute", {"model.recompute_granularity": "selective"}),
+        ("container-captured", {**TE, "model.cuda_graph_modules": ["moe_router", "moe_preprocess"]}),
+        ("container-intervals", {"checkpoint.save_interval": None}),
+    ],
+)  # fmt: skip
+def test_what_a_rule_does_not_forbid_passes(rule, changes):
+    assert rule not in broken(changes, None)
+
+
+# --- what follows from the values ------------------------------------------------------------------------------------
+
+
+def test_the_data_parallel_size_comes_from_the_gpus_else_from_the_file():
+    assert data_parallel_size(make(), 8) == 4
+    assert data_parallel_size(make({"comm_overlap.data_parallel_size": 2})) == 2
+    assert data_parallel_size(make()) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "steps"),
+    [
+        ({}, (6400, 1280, 6400, None)),
+        ({"scheduler.max_steps": 100}, (12800, 1280, 12800, None)),
+        ({"scheduler.lr_decay_iters": None, "scheduler.lr_wsd_decay_iters": 5}, (6400, 1280, 6400, 640)),
+        ({"scheduler.lr_decay_style": "WSD"}, (6400, 1280, 6400, 6400)),
+        ({"scheduler.lr_warmup_fraction": 0.5}, (6400, 3200, 6400, None)),
+        ({"scheduler.lr_warmup_iters": 60}, (6400, 6399, 6400, None)),
+        ({"train.train_samples": 1000, "scheduler.lr_decay_samples": 900}, (900, 0, 1000, None)),
+    ],
+)
+def test_scheduler_steps_count_samples(changes, steps):
+    assert tuple(scheduler_steps(make(changes)).model_dump().values()) == steps
+
+
+def test_no_duration_no_steps():
+    assert scheduler_steps(make({"train.train_iters": None})) is None
+
+
+# --- a real one ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def real():
+    if not REAL.exists():
+        pytest.skip(f"the real ConfigContainer is not beside this repository: {REAL}")
+    return read_container(REAL)
+
+
+@pytest.mark.parametrize("gpus", [None, 8])
+def test_a_real_configuration_is_valid_and_its_recorded_values_are_computed(real, gpus):
+    assert check_container(real, gpus) == ()
+    assert data_parallel_size(real, 8) == real.value("comm_overlap.data_parallel_size") == 4
+    recorded = {
+        name: real.value(f"scheduler.{name}") for name in ("lr_decay_steps", "lr_warmup_steps", "wd_incr_steps")
+    }
+    assert scheduler_steps(real).model_dump(exclude={"wsd_decay_steps"}) == recorded
+
+
+# --- overrides and differences ---------------------------------------------------------------------------------------
+
+
+def test_overrides_are_laid_over_a_configuration_in_hydras_grammar():
+    changed = with_overrides(
+        make({"logger.tensorboard_dir": "/x"}),
+        ["train.train_iters=7", "model.num_layers=31", "+logger.log_interval=[1, 2]", "~logger.tensorboard_dir"],
+    )
+
+    assert changed.value("train.train_iters") == 7
+    assert changed.table["model"]["transformer"]["num_layers"] == 31
+    assert changed.value("logger.log_interval") == [1, 2]
+    assert changed.value("logger.tensorboard_dir") is None
+    assert make().value("train.train_iters") == 50
+
+
+@pytest.mark.parametrize(
+    "override", ["logger.tensorbord_dir=/x", "+logger.tensorbord_dir=/x", "train", "~train.x", "=1"]
+)
+def test_an_override_that_would_be_refused_or_dropped_is_told(override):
+    with pytest.raises(InvalidInput) as caught:
+        with_overrides(make(), [override])
+
+    assert repr(override) in caught.value.violations[0]
+
+
+def test_differences_are_values_by_path():
+    before = make({"model.a": 1, "model.nan": float("nan"), "logger.x": [1]})
+    after = make({"model.b": None, "model.nan": float("nan"), "logger.x": [1, 2], "train.train_iters": 50.0})
+
+    assert container_differences(before, before) == ()
+    assert container_differences(before, after) == (
+        Difference(path="logger.x", before=[1], after=[1, 2]),
+        Difference(path="model.a", before=1),
+        Difference(path="model.b"),
+        Difference(path="train.train_iters", before=50, after=50.0),
+    )
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_configuration_is_read_from_its_file(tmp_path):
+    path = tmp_path / "ConfigContainer.yaml"
+    path.write_text(yaml.safe_dump(make().table))
+
+    assert read_container(path).table == make().table
+
+
+@pytest.mark.parametrize("text", ["a: [", "- 1", "", "model: 1\ntrain: {}", "!!python/object:os.system {}", "a: \x00"])
+def test_a_file_that_holds_none_is_refused(tmp_path, text):
+    path = tmp_path / "c.yaml"
+    path.write_text(text)
+
+    with pytest.raises(InvalidInput):
+        read_container(path)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(InvalidInput, match="No such file"):
+        read_container(tmp_path / "none.yaml")
+
+
+VALUES = st.one_of(
+    *(st.none(), st.booleans(), st.integers(-4, 64), st.integers(), st.floats(), st.text(max_size=4)),
+    *(st.lists(st.integers(-2, 4) | st.text(max_size=2), max_size=3), st.just({}), st.just({"x": 1})),
+)
+PATHS = sorted({path for _, changes, _ in BREAKS for path in changes} | set(SOUND))
+
+
+@given(st.dictionaries(st.sampled_from(PATHS), VALUES, max_size=6), st.sampled_from([None, 1, 8, 24]))
+@settings(max_examples=400, deadline=None)
+def test_no_values_make_anything_but_violations(changes, gpus):
+    table = {path: value for path, value in changes.items() if not any(other.startswith(f"{path}.") for other in PATHS)}
+    container = make(table)
+
+    for violation in check_container(container, gpus):
+        assert violation.message
+    scheduler_steps(container)

@@ -1,0 +1,272 @@
+"""What is old goes, what may still be needed stays; nothing goes before it was listed."""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nightbridge.cli.main import run
+from nightbridge.errors import PermanentError
+from nightbridge.images.image import add_workspace_ref
+from nightbridge.images.scratch_dirs import scratch_name, unfinished
+from nightbridge.models import ImageImport
+from nightbridge.prune import (
+    DAY_SECONDS,
+    Candidate,
+    Policy,
+    choose,
+    find_old_checkouts,
+    find_old_images,
+    remove_checkouts,
+    remove_images,
+)
+
+
+def candidate(name: str, days: float, size: int = 10) -> Candidate:
+    return Candidate(path=Path("/w") / name, size=size, last_used=time.time() - days * DAY_SECONDS)
+
+
+def names(candidates: list[Candidate], policy: Policy, used: str = "") -> list[str]:
+    return [removal.path.name for removal in choose(candidates, policy, used, now=time.time())]
+
+
+def test_what_was_not_wanted_for_long_goes_oldest_first() -> None:
+    found = [candidate("new", 2), candidate("old", 31), candidate("older", 60)]
+
+    assert names(found, Policy(days=30)) == ["older", "old"]
+
+
+def test_more_than_are_kept_go_even_when_they_are_young() -> None:
+    found = [candidate(f"n{days}", days) for days in (5, 2, 4, 3)]
+
+    assert names(found, Policy(keep=2)) == ["n5", "n4"]
+
+
+def test_the_oldest_go_until_the_rest_fits() -> None:
+    found = [candidate("a", 2, 60), candidate("b", 3, 50), candidate("c", 4, 40)]
+
+    assert names(found, Policy(max_bytes=100)) == ["b"]
+    assert names(found, Policy(max_bytes=60)) == ["c", "b"]
+
+
+def test_what_was_wanted_today_and_what_a_live_job_names_stays() -> None:
+    found = [candidate("today", 0.5), candidate("used", 99), candidate("old", 99)]
+
+    assert names(found, Policy(keep=1, days=1), "srun --container-image /w/used x") == ["old"]
+
+
+# --- real folders ----------------------------------------------------------------------------------------------------
+
+
+class Place:
+    """A workspace with checkouts, images and attempts of a given age."""
+
+    def __init__(self, workspace: Path) -> None:
+        self.workspace = workspace
+        self.images = workspace / "images"
+
+    def checkout(self, digit: str, days: float) -> Path:
+        folder = self.workspace / "checkouts" / "Bridge" / (digit * 40)
+        folder.mkdir(parents=True)
+        (folder / "code.py").write_text("x = 1\n")
+        (folder / "code.py").chmod(0o444)
+        self.age(folder, days)
+        return folder
+
+    def image(self, digit: str, days: float) -> Path:
+        path = self.images / f"{digit * 64}.sqsh"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x" * 1000)
+        path.with_suffix(".json").write_text("{}")
+        self.age(path.with_suffix(".json"), days)
+        return path
+
+    def attempt(self, script: str, *left: str, name: str = "job.sh") -> Path:
+        folder = self.workspace / "runs" / f"run-{len(list(self.workspace.glob('runs/*')))}" / "a1"
+        path = folder / name
+        path.parent.mkdir(parents=True)
+        path.write_text(script)
+        (folder / "attempt.json").write_text("{}")
+        for file in left:
+            (folder / file).write_text("0\n")
+        return folder
+
+    @staticmethod
+    def age(path: Path, days: float) -> None:
+        when = time.time() - days * DAY_SECONDS
+        os.utime(path, (when, when))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path / "workspace")
+
+
+def test_an_old_checkout_is_removed_and_a_newer_one_stays(place: Place) -> None:
+    old, new = place.checkout("a", 40), place.checkout("b", 3)
+
+    found = find_old_checkouts(place.workspace, Policy())
+    assert [removal.path for removal in found] == [old]
+    assert found[0].size > 0
+    assert old.exists()
+
+    assert remove_checkouts(place.workspace, found) == found
+    assert sorted(path.name for path in old.parent.iterdir()) == [new.name]
+
+
+@pytest.mark.parametrize(
+    "name", ["job.sh", "launcher.log", "nemorun/experiments/a/a_1/a/scripts/a.sh"], ids=lambda name: name[-10:]
+)
+def test_a_checkout_that_a_live_job_names_stays_until_the_job_has_ended(place: Place, name: str) -> None:
+    old = place.checkout("a", 40)
+    attempt = place.attempt(f"python {old}/code.py\n", name=name)
+
+    assert find_old_checkouts(place.workspace, Policy()) == []
+    (attempt / "exit_code").write_text("0\n")
+    assert [removal.path for removal in find_old_checkouts(place.workspace, Policy())] == [old]
+
+
+def test_a_job_that_names_the_workspace_in_another_way_holds_its_things_as_well(place: Place) -> None:
+    checkout, image = place.checkout("a", 40), place.image("b", 40)
+    place.attempt(f"srun --container-image /mnt/other/images/{image.name} python /mnt/other/{checkout.name}/code.py\n")
+
+    assert find_old_checkouts(place.workspace, Policy()) == []
+    assert find_old_images(place.workspace, place.images, Policy()) == []
+
+
+def test_a_job_that_never_left_its_end_holds_things_for_two_weeks(place: Place) -> None:
+    old = place.checkout("a", 40)
+    attempt = place.attempt(f"python {old}/code.py\n")
+    place.age(attempt / "attempt.json", 15)
+
+    assert [removal.path for removal in find_old_checkouts(place.workspace, Policy())] == [old]
+
+
+def test_a_checkout_that_is_wanted_between_listing_and_removal_stays(place: Place) -> None:
+    wanted, used = place.checkout("a", 40), place.checkout("b", 41)
+    found = find_old_checkouts(place.workspace, Policy())
+    os.utime(wanted)
+    place.attempt(f"python {used}/code.py\n")
+
+    assert remove_checkouts(place.workspace, found) == []
+    assert wanted.exists()
+    assert used.exists()
+
+
+def test_old_images_go_with_their_sidecars_and_what_people_brought_stays(place: Place) -> None:
+    old, new, used = place.image("a", 40), place.image("b", 3), place.image("c", 50)
+    brought = place.images / "nemo.sqsh"
+    brought.write_bytes(b"x")
+    place.age(brought, 400)
+    place.attempt(f"srun --container-image {used} true\n")
+
+    found = find_old_images(place.workspace, place.images, Policy())
+    assert [removal.path for removal in found] == [old]
+    assert remove_images(place.workspace, place.images, found) == found
+
+    left = {path.name for path in place.images.iterdir()}
+    assert left == {f"{path.stem}{suffix}" for path in (new, used) for suffix in (".sqsh", ".json")} | {"nemo.sqsh"}
+
+
+def test_what_killed_check_outs_left_goes_and_what_may_still_be_at_work_stays(place: Place) -> None:
+    new = place.checkout("a", 3)
+    dead, at_work = (new.with_name(f".{digit * 40}.{digit * 32}.tmp") for digit in "bc")
+    for folder, days in ((dead, 1.1), (at_work, 0.1)):
+        (folder / "tree").mkdir(parents=True)
+        place.age(folder, days)
+
+    found = find_old_checkouts(place.workspace, Policy())
+
+    assert [(removal.path, removal.reason) for removal in found] == [(dead, "left by an interrupted checkout")]
+    assert remove_checkouts(place.workspace, found) == found
+    assert sorted(new.parent.iterdir()) == sorted([new, at_work])
+
+
+def test_a_changed_tree_goes_when_nobody_asks_any_more(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    new, used = place.checkout("a", 3), place.checkout("b", 3)
+    changed = [folder.rename(folder.with_name(f"changed-{folder.name}.{'c' * 32}")) for folder in (new, used)]
+    place.attempt(f"python {used}/code.py\n")  # began before the tree was set aside
+    assert find_old_checkouts(place.workspace, Policy()) == []
+
+    monkeypatch.setattr("nightbridge.repos.checkouts.CHANGED_TREES_KEPT_SECONDS", -1.0)
+    found = find_old_checkouts(place.workspace, Policy())
+
+    assert [removal.path for removal in found] == [changed[0]]
+    assert remove_checkouts(place.workspace, found) == found
+    assert list(new.parent.iterdir()) == [changed[1]]
+
+
+def test_what_killed_imports_left_goes_here_and_where_they_worked(place: Place) -> None:
+    settings = ImageImport(temp=place.workspace / "temp")
+    dead, at_work = [], []
+    for digit, days, folders in (("d", 1.1, dead), ("e", 0.1, at_work)):
+        with unfinished(place.images, digit * 64) as output:
+            folders += [output.parent, settings.temp / scratch_name(output)]
+        for folder in folders:
+            (folder / "rootfs").mkdir(parents=True)
+            (folder / "rootfs").chmod(0o500)
+            place.age(folder, days)
+    (settings.temp / "somebody-else").mkdir()
+
+    found = find_old_images(place.workspace, place.images, Policy(), settings)
+
+    assert sorted(removal.path for removal in found) == sorted(dead)
+    assert {removal.reason for removal in found} == {"left by an interrupted import"}
+    assert remove_images(place.workspace, place.images, found) == found
+    assert not any(folder.exists() for folder in dead)
+    assert all(folder.exists() for folder in (*at_work, settings.temp / "somebody-else"))
+
+
+def test_an_image_that_a_job_of_another_workspace_uses_stays(place: Place, tmp_path: Path) -> None:
+    shared = Place(tmp_path / "other")
+    shared.images = place.images
+    old, used = place.image("a", 40), place.image("b", 50)
+    for user in (place, shared):
+        add_workspace_ref(place.images, user.workspace)
+    attempt = shared.attempt(f"srun --container-image {used} true\n")
+
+    assert [removal.path for removal in find_old_images(place.workspace, place.images, Policy())] == [old]
+    (attempt / "exit_code").write_text("0\n")
+    found = find_old_images(place.workspace, place.images, Policy())
+    assert [removal.path for removal in found] == [used, old]
+    (attempt / "exit_code").unlink()
+    assert [removal.path for removal in remove_images(place.workspace, place.images, found)] == [old]
+
+
+def test_nothing_goes_while_nobody_knows_what_another_workspace_uses(place: Place) -> None:
+    place.image("a", 40)
+    (place.images / ".workspace-0123.json").write_text("{")
+
+    with pytest.raises(PermanentError, match=r"images: cannot read which workspaces use these images"):
+        find_old_images(place.workspace, place.images, Policy())
+
+
+def test_an_image_that_is_wanted_between_listing_and_removal_stays(place: Place) -> None:
+    old = place.image("a", 40)
+    found = find_old_images(place.workspace, place.images, Policy())
+    os.utime(old.with_suffix(".json"))
+
+    assert remove_images(place.workspace, place.images, found) == []
+    assert old.exists()
+
+
+def test_the_command_lists_first_and_removes_when_it_is_told(place: Place, capsys: Any) -> None:
+    checkout, image = place.checkout("a", 40), place.image("b", 40)
+
+    assert run(["prune", "--workspace", str(place.workspace)]) == 0
+    listed = capsys.readouterr()
+    assert str(checkout) in listed.out
+    assert str(image) in listed.out
+    assert "would remove 2 checkouts and images" in listed.err
+    assert checkout.exists()
+    assert image.exists()
+
+    assert run(["prune", "--workspace", str(place.workspace), "--yes", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["removed"] is True
+    assert [removal["path"] for removal in told["removals"]] == [str(checkout), str(image)]
+    assert not checkout.exists()
+    assert not image.exists()
