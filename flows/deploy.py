@@ -8,12 +8,13 @@ import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any, cast
 from uuid import UUID
 
 import yaml
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterIdempotencyKey
-from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
@@ -77,9 +78,9 @@ def start_night(night: str) -> str:
         assert known.state is not None
         what = f"night {night}: flow run {known.id}"
         if not known.state.is_final():
-            return f"{what}, still {_in_words(known.state.name)}"
+            return f"{what}, still {_in_words(known.state)}"
         if known.state.is_completed():
-            return f"{what}, {_in_words(known.state.name)} before; {_again(night)}"
+            return f"{what}, {_in_words(known.state)} before; {_again(night)}"
         client.set_flow_run_state(known.id, AwaitingRetry(message="`make night`"))
         return f"{what}, {_ENDS[known.state.type]} before; goes on"
 
@@ -87,9 +88,9 @@ def start_night(night: str) -> str:
 _ENDS = {StateType.CRASHED: "crashed", StateType.FAILED: "failed", StateType.CANCELLED: "cancelled"}
 
 
-def _in_words(state: str) -> str:
+def _in_words(state: State[Any]) -> str:
     """`AwaitingRetry` as `awaiting retry`."""
-    return re.sub(r"\B(?=[A-Z])", " ", state).lower()
+    return re.sub(r"\B(?=[A-Z])", " ", state.name or state.type.value).lower()
 
 
 def _again(night: str) -> str:
@@ -98,9 +99,10 @@ def _again(night: str) -> str:
 
 def _started(night: str) -> str:
     # The key makes one flow run of two calls at the same moment.
-    flow_run = run_deployment(
+    started = run_deployment(
         DEPLOYMENT, parameters={"night": night}, idempotency_key=f"night-{night}", timeout=0, as_subflow=False
     )
+    flow_run = cast("FlowRun", started)  # Prefect types what serves sync and async callers as either
     return f"night {night}: flow run {flow_run.id}, started"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, time
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
@@ -97,9 +97,9 @@ def night_of_schedule(flow_run: FlowRun, schedules: Sequence[DeploymentSchedule]
 
 def _slots(schedule: DeploymentSchedule, start: datetime, end: datetime) -> list[datetime]:
     """The first few times at which a schedule wants a run, from `start` to `end`, in the schedule's own zone."""
-    kind = getattr(server_schedules, type(schedule.schedule).__name__)
+    kind: Any = getattr(server_schedules, type(schedule.schedule).__name__)
     dates = run_coro_as_sync(kind(**schedule.schedule.model_dump()).get_dates(n=3, start=start, end=end))
-    return [date.astimezone(_zone(schedule)) for date in dates or []]
+    return [date.astimezone(_zone(schedule)) for date in cast("list[datetime] | None", dates) or []]
 
 
 def _zone(schedule: DeploymentSchedule) -> ZoneInfo:

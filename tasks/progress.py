@@ -1,6 +1,7 @@
 """How far a task is, as an artifact of its run; how far a harvest is, in the run's log as well."""
 
 import time
+from typing import cast
 from uuid import UUID
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
@@ -24,7 +25,8 @@ class ProgressArtifact:
         """Show this state, 0 to 100 percent; what the server does not take at once is out of date soon anyway."""
         with client_retries(0):
             if self._id is None:
-                self._id = create_progress_artifact(percent, description=description)
+                # Prefect types what serves sync and async callers as either.
+                self._id = cast("UUID", create_progress_artifact(percent, description=description))
             else:
                 update_progress_artifact(self._id, percent, description=description)
 

@@ -5,6 +5,7 @@ A site's repositories, read with the login that it keeps for them.
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
+from typing import cast
 
 from prefect.blocks.core import Block
 from prefect.blocks.system import Secret
@@ -28,7 +29,8 @@ def block_value(name: str) -> str:
     document, _, field = name.partition("#")
     try:
         with away_is_transient(f"block {document}"):
-            value = getattr(Block.load(document), field) if field else Secret.load(name).get()
+            # Prefect types what serves sync and async callers as either.
+            value = getattr(Block.load(document), field) if field else cast("Secret[str]", Secret.load(name)).get()
     except (ValueError, AttributeError) as error:
         raise InvalidInput("no such Prefect block", thing=name, advice="Make it in the Prefect UI") from error
     return value.get_secret_value() if isinstance(value, SecretStr) else str(value)

@@ -10,7 +10,7 @@ import functools
 import logging
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from prefect import Task
 from prefect.client.schemas.objects import State, TaskRun
@@ -19,6 +19,9 @@ from prefect.tasks import exponential_backoff
 
 from nightbridge.errors import InvalidInput, NightbridgeError, TransientError
 from nightbridge.tasks.interrupt import raise_if_interrupted, wait_out
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 RETRIES = 5
 FIRST_DELAY_SECONDS = 10.0
@@ -93,20 +96,20 @@ def stage(
     retries: int = RETRIES,
     waits_for: tuple[type[TransientError], ...] = (),
     key: Callable[[TaskRunContext, dict[str, Any]], str | None] = stage_key,
-) -> Callable[[Callable[..., Any]], Task[..., Any]]:
+) -> Callable[[Callable[P, R]], Task[P, R]]:
     """Make a function a stage: persisted as JSON, retried with backoff and jitter for transient errors only.
 
     Args:
         name: The stage's name.
         retries: How often it is tried again.
-        waits_for: Errors that may last for hours and are waited out in each try (see `waiting`).
+        waits_for: Errors that may last for hours and are waited out in each try (see `wait_out`).
         key: Under which key its result is found again after a restart.
 
     """
 
-    def decorate(function: Callable[..., Any]) -> Task[..., Any]:
+    def decorate(function: Callable[P, R]) -> Task[P, R]:
         @functools.wraps(function)
-        def unless_interrupted(*arguments: Any, **named: Any) -> Any:
+        def unless_interrupted(*arguments: P.args, **named: P.kwargs) -> R:
             raise_if_interrupted()
             return wait_out(lambda: function(*arguments, **named), waits_for, first_delay=first_delay())
 

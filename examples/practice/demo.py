@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from examples.practice.repositories import (
     PracticeRepositories,
@@ -68,7 +69,7 @@ def run_demo(workspace: Path, tell: Callable[[DemoNight, NightReport], None]) ->
     first = utc_now().date() - timedelta(days=len(NIGHTS) - 1)
     reports = []
     for number, night in enumerate(NIGHTS):
-        changed = {} if night.step_time_factor is None else {"step_time_factor": night.step_time_factor}
+        changed: dict[str, Any] = {} if night.step_time_factor is None else {"step_time_factor": night.step_time_factor}
         commit_behaviour(repositories, night.subject, **changed)
         report = nightly_regression(scenario, night=(first + timedelta(days=number)).isoformat(), system=str(site))
         tell(night, report)

@@ -571,10 +571,11 @@ def bisect(
 
     The same command goes on with a bisect that was interrupted. Exit code 0 when the commit is named, 1 when not.
     """
+    from nightbridge.bisect.plan import Repository
     from nightbridge.bisect.result import result_lines
     from nightbridge.flows import bisect_regression
 
-    known = {"megatron-bridge": "megatron_bridge", "nemo-run": "nemo_run"}
+    known: dict[str, Repository] = {"megatron-bridge": "megatron_bridge", "nemo-run": "nemo_run"}
     if repository is not None and repository.lower() not in known:
         raise InvalidInput("no such repository", thing=repository, advice="Use megatron-bridge or nemo-run")
     result = bisect_regression(
