@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from nightbridge.history.metrics import METRIC_BY_NAME
 from nightbridge.models import GatePolicy
+from nightbridge.models.metrics import METRIC_BY_NAME
 from nightbridge.outputs.measurements import tail_slowdown
 
 SLOW_SHARE, SLOW_FACTOR = 0.09, 2.0

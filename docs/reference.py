@@ -22,8 +22,8 @@ from nightbridge import blocks, errors, flows, models
 from nightbridge.cli import main as cli
 from nightbridge.config import schema, sites
 from nightbridge.config.arguments import HeteroArguments
-from nightbridge.history.metrics import METRIC_BY_NAME
 from nightbridge.launch.flags import CHOICES, NO_EFFECT, TEST_FLAGS, Flag
+from nightbridge.models.metrics import METRIC_BY_NAME
 from nightbridge.rules.catalogue import RuleEntry, rule_entries
 
 Cells = Sequence[str]

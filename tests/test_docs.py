@@ -19,8 +19,9 @@ import typer
 import yaml
 
 from nightbridge.cli import main as cli
-from nightbridge.gate.gate import compare
-from nightbridge.history.reading import add, row_of
+from nightbridge.gate.verdict import compare
+from nightbridge.history.reading import add
+from nightbridge.history.rows import row_of
 from nightbridge.models import ClusterSettings, RunRecord, StoreSettings, utc_now
 from nightbridge.nights.records import NightStart, NightTest, record_start
 from nightbridge.slurm.attempt_files import open_attempt

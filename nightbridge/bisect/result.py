@@ -68,7 +68,7 @@ def point_of(plan: BisectPlan, place: int, number: int, verdict: Verdict, record
         verdict: What the pipeline returned.
         record: The harvested run; None where there is none.
     """
-    metric = metric_named(plan.metric)._replace(attribute=plan.statistic)
+    metric = metric_named(plan.metric)._replace(field=plan.statistic)
     ran = record is not None and verdict.status not in NOTHING_SAID | DOES_NOT_RUN
     return Point(
         place=place,

@@ -425,7 +425,7 @@ def history(
     site = _site(system, store=store, workspace=workspace)
     opened = _store(site)
     if rebuild:
-        from nightbridge.history.rebuild import rebuild_history
+        from nightbridge.history.reading import rebuild_history
 
         _notes(rebuild_history(opened, test_id).damaged)
     found = history_of(opened, test_id, cluster)
@@ -1070,7 +1070,7 @@ def _print_json(document: object) -> None:
 
 
 def _print_verdicts(verdicts: "Sequence[Verdict]") -> None:
-    from nightbridge.report.report import reason_lines, verdict_table
+    from nightbridge.report.tables import reason_lines, verdict_table
 
     _print_table(verdict_table(verdicts))
     for line in reason_lines(verdicts):
@@ -1099,7 +1099,7 @@ def _write_file(path: Path, data: bytes) -> None:
 
 
 def _print_sweeps(sweeps: "Sequence[SweepResult]") -> None:
-    from nightbridge.report.sweep_tables import best_line, sweep_table
+    from nightbridge.report.sweeps import best_line, sweep_table
 
     for sweep in sweeps:
         _print_table(sweep_table(sweep))

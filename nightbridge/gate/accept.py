@@ -10,8 +10,10 @@ from nightbridge.gate.trend import Trend, trends
 from nightbridge.harvest.archive import load_record
 from nightbridge.harvest.manifest import last_attempt
 from nightbridge.history.history_store import folder_of
-from nightbridge.history.reading import HistoryRow, read_history
+from nightbridge.history.reading import read_history
+from nightbridge.history.rows import HistoryRow
 from nightbridge.models import MetricName, VerdictStatus, utc_now
+from nightbridge.models.metrics import METRIC_BY_NAME
 from nightbridge.store.protocol import ObjectStore
 
 BAD = frozenset({VerdictStatus.REGRESSED, VerdictStatus.UNSTABLE})
@@ -37,7 +39,7 @@ def checked_metrics(names: Sequence[str]) -> tuple[MetricName, ...]:
     Raises:
         InvalidInput: There is no such metric.
     """
-    return tuple(cast(MetricName, _one_of(name, get_args(MetricName), "metric")) for name in names)
+    return tuple(_one_of(name, tuple(METRIC_BY_NAME), "metric") for name in names)
 
 
 def accept(

@@ -4,9 +4,9 @@ import re
 import statistics
 from collections.abc import Sequence
 
-from nightbridge.history.metrics import METRIC_BY_NAME, Metric
 from nightbridge.history.nightly_values import Night, night_value, pins_of, run_value
 from nightbridge.models import Model
+from nightbridge.models.metrics import METRIC_BY_NAME, Metric
 
 # Nights with a node, and without it, that its effect takes.
 MIN_NIGHTS = 4

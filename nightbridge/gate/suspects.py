@@ -19,10 +19,9 @@ from typing import Any, NamedTuple
 
 from nightbridge.errors import DamagedData, NightbridgeError
 from nightbridge.gate.decisions import Decision
-from nightbridge.gate.gate import good_runs_before
 from nightbridge.gate.trend import Change, Trend, trends
 from nightbridge.harvest.archive import load_record
-from nightbridge.history.nightly_values import nights_of
+from nightbridge.history.nightly_values import good_runs_before, nights_of
 from nightbridge.history.rows import HistoryRow, Pin
 from nightbridge.launch.config_container import Container, container_differences
 from nightbridge.models import RangeCommit, RepositoryChange, RunRecord, Suspects, ValueChange, Verdict, VerdictStatus

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from nightbridge.gate.decisions import Decision, decision_on
-from nightbridge.history.metrics import GATED, METRIC_BY_NAME, METRICS, Metric, format_change, format_value
+from nightbridge.history.metrics import format_change, format_value
 from nightbridge.history.nightly_values import (
-    OTHER_STATISTICS,
     Night,
     adjusted,
     canary_values,
     night_value,
 )
 from nightbridge.history.nightly_values import nights_of as nights_of
-from nightbridge.history.reading import HistoryRow
+from nightbridge.history.rows import HistoryRow
 from nightbridge.models import MetricName, Model, RangeCommit
+from nightbridge.models.metrics import COLUMNS, METRIC_BY_NAME, METRICS, Metric
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -85,7 +85,7 @@ def trends(
         canary: Rows of the test whose pins never move, on the same cluster.
     """
     nights = nights_of(rows)
-    found = tuple(_trend(metric, nights, policy, decisions, canary) for metric in GATED)
+    found = tuple(_trend(metric, nights, policy, decisions, canary) for metric in METRICS)
     return tuple(
         trend
         for trend in found
@@ -102,7 +102,7 @@ def trend_table(found: Sequence[Trend], rows: Sequence[HistoryRow]) -> "Table":
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("night", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
-    shown = [trend for trend in found if any(trend.metric == metric.name for metric in METRICS)]
+    shown = [trend for trend in found if any(trend.metric == metric.name for metric in COLUMNS)]
     for trend in shown:
         table.add_column(METRIC_BY_NAME[trend.metric].heading, justify="right", no_wrap=True)
     table.add_column("commit", no_wrap=True)
@@ -155,7 +155,7 @@ def _trend(
     # numpy is imported with the first trend: commands that need none do not pay for it.
     from nightbridge.history.changepoints import DEFAULT_POLICY, find_change_points, steadiest
 
-    fields = (metric.attribute, *OTHER_STATISTICS.get(metric.name, ()))
+    fields = (metric.field, *metric.statistics)
     raw = {field: [night_value(night, metric, field) for night in nights] for field in fields}
     control = canary_values(nights, canary, metric) if metric.follows_cluster else ()
     series = {field: adjusted(metric, values, nights, control) for field, values in raw.items()}
@@ -186,7 +186,7 @@ def _trend(
         metric=metric.name,
         unit=metric.unit,
         nights=tuple(night.own.night for night in nights),
-        values=tuple(raw[metric.attribute]),
+        values=tuple(raw[metric.field]),
         changes=tuple(changes),
     )
 

@@ -5,6 +5,7 @@ was; of two harvesters of one run the second waits, and ends with the record of 
 """
 
 import contextlib
+import io
 import json
 import logging
 import platform
@@ -37,8 +38,7 @@ from nightbridge.models import (
     utc_now,
 )
 from nightbridge.models.series import series_id
-from nightbridge.outputs.environment_report import read_facts
-from nightbridge.outputs.experiment import RunOutput
+from nightbridge.outputs.experiment import RunOutput, read_facts
 from nightbridge.secrets import mask_text
 from nightbridge.store.keys import sha256_hex
 from nightbridge.store.protocol import ObjectStore
@@ -74,6 +74,26 @@ def load_record(store: ObjectStore, prefix: str) -> RunRecord | None:
     """
     manifest = read_manifest(store, prefix)
     return None if manifest is None else _committed_record(store, manifest)
+
+
+def load_scalars(store: ObjectStore, prefix: str) -> "pandas.DataFrame | None":
+    """Read the scalars of a stored run: tag, step, value, superseded; None when it has none.
+
+    Raises:
+        DamagedData: They are not a table of scalars.
+
+    """
+    key = f"{prefix}/{METRICS}"
+    data = store.get(key)
+    if data is None:
+        return None
+    import pandas as pd
+    import pyarrow as pa
+
+    try:
+        return pd.read_parquet(io.BytesIO(data), columns=["tag", "step", "value", "superseded"])
+    except (pa.ArrowException, ValueError) as error:
+        raise DamagedData("not a table of scalars", thing=store.url_of(key), advice="Harvest the run again") from error
 
 
 def committed_run(store: ObjectStore, prefix: str, job: Job) -> RunRecord | None:

@@ -6,6 +6,7 @@ sizes are bytes, durations seconds unless a name says otherwise.
 """
 
 from nightbridge.models.base import LAUNCHER_HOME, RUN_KEY_LIMIT, Model, NightId, RunKey, make_run_key, slug, utc_now
+from nightbridge.models.metrics import MetricName
 from nightbridge.models.scenario import (
     HETERO_MIMO,
     MOUNT_POINT,
@@ -34,7 +35,6 @@ from nightbridge.models.site import (
     ImageImport,
     Limits,
     MailAddress,
-    MetricName,
     NotifySettings,
     RetentionPolicy,
     SecretRef,

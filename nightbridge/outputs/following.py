@@ -13,7 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from nightbridge.models import Job, Model
-from nightbridge.outputs.curves import METRICS
+from nightbridge.models.metrics import METRIC_BY_NAME
 from nightbridge.outputs.event_files import (
     Columns,
     RecordsEnd,
@@ -24,7 +24,6 @@ from nightbridge.outputs.event_files import (
 )
 from nightbridge.outputs.experiment import event_folders, logs_so_far
 from nightbridge.outputs.logs import LogTail, parse_steps
-from nightbridge.outputs.tags import OTHER_TAGS
 from nightbridge.secrets import mask_text
 
 LOOK_INTERVAL = 10.0
@@ -36,7 +35,7 @@ _MAX_LINE_LENGTH = 500
 _STEPS_OF_MEDIAN = 10
 
 
-class Progress(Model):
+class TrainingProgress(Model):
     """How far a training has come."""
 
     iteration: int
@@ -75,7 +74,7 @@ class LogNews(Model):
     """New lines that are not among them."""
     source: Path | None = None
     """The log that they stand in."""
-    progress: Progress | None = None
+    progress: TrainingProgress | None = None
     """How far the run has come as far as a log or an event file has said; None before its first step."""
     damage: tuple[str, ...] = ()
     """One line per event file that is damaged so far."""
@@ -108,11 +107,10 @@ class RunFollower:
         self._logged = self._recorded = 0
         self._step_times: dict[int, float] = {}
         self._losses: dict[int, float] = {}
-        step_time = METRICS["step_time"].tag
+        step_time = METRIC_BY_NAME["step_time"]
         self._of_tag = {
-            step_time: (self._step_times, 1.0),
-            METRICS["loss"].tag: (self._losses, 1.0),
-            **{other.name: (self._step_times, other.factor) for other in OTHER_TAGS if other.usual == step_time},
+            METRIC_BY_NAME["final_loss"].tag: (self._losses, 1.0),
+            **{tag: (self._step_times, factor) for tag, factor in ((step_time.tag, 1.0), *step_time.other_tags)},
         }
 
     def look(self) -> LogNews:
@@ -189,11 +187,11 @@ class RunFollower:
         for early in sorted(values)[:-_STEPS_OF_MEDIAN]:
             del values[early]
 
-    def _progress(self) -> Progress | None:
+    def _progress(self) -> TrainingProgress | None:
         iteration = max(self._logged, self._recorded)
         if not iteration or self._total is None:
             return None
-        return Progress(
+        return TrainingProgress(
             iteration=iteration,
             total=self._total,
             step_time=statistics.median(self._step_times.values()) if self._step_times else None,

@@ -12,7 +12,7 @@ from typing import Literal
 from xml.etree import ElementTree
 
 from nightbridge.models import Verdict, VerdictStatus
-from nightbridge.report.page import STATUS_WORDS, gravest_first, short_reason
+from nightbridge.report.tables import STATUS_WORDS, gravest_first, short_reason
 
 Kind = Literal["failure", "error", "skipped"]
 

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from urllib.parse import quote
 
 from nightbridge.errors import InvalidInput, NightbridgeError, PermanentError, TransientError
 from nightbridge.files import create_exclusively, flush_folder, write_atomically
@@ -188,6 +189,10 @@ class DirectoryStore:
     def url_of(self, key: str) -> str:
         """The full URL of a key, as shown to users."""
         return f"{self.url}/{key}"
+
+    def link_of(self, key: str) -> str:
+        """The `file://` URL of an object."""
+        return f"{self.url}/{quote(key)}"
 
     def _path(self, key: str) -> Path:
         return self.root / checked_key(key)

@@ -98,3 +98,6 @@ class ObjectStore(Protocol):
 
     def url_of(self, key: str) -> str:
         """The full URL of a key, as shown to users."""
+
+    def link_of(self, key: str) -> str:
+        """The address at which a browser opens an object; empty where there is none. No request is sent."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import tenacity
 import urllib3.exceptions
@@ -52,6 +52,7 @@ class S3Store:
         if not self.bucket:
             raise InvalidInput("the store's URL has no bucket", thing=settings.url, advice="Use s3://BUCKET/PREFIX")
         self.url = f"s3://{self.bucket}/{self.prefix}".rstrip("/")
+        self._settings = settings
         self._client = make_client(settings, block_value)
         self._bucket_seen = False
         self._every_object = object_options(settings)
@@ -180,6 +181,20 @@ class S3Store:
     def url_of(self, key: str) -> str:
         """The full URL of a key, as shown to users."""
         return f"{self.url}/{key}"
+
+    def link_of(self, key: str) -> str:
+        """The address by which the endpoint serves the object, AWS's own where a region and no endpoint is set.
+
+        Whether the browser may read it is the bucket's decision.
+        """
+        settings, path = self._settings, quote(self.prefix + key)
+        if not settings.endpoint_url:
+            return f"https://{self.bucket}.s3.{settings.region}.amazonaws.com/{path}" if settings.region else ""
+        endpoint = urlsplit(settings.endpoint_url)
+        below = endpoint.path.rstrip("/")
+        if settings.path_style:
+            return f"{endpoint.scheme}://{endpoint.netloc}{below}/{self.bucket}/{path}"
+        return f"{endpoint.scheme}://{self.bucket}.{endpoint.netloc}{below}/{path}"
 
     def _key(self, key: str) -> str:
         return self.prefix + checked_key(key)

@@ -11,9 +11,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from nightbridge.gate.gate import compare
+from nightbridge.gate.verdict import compare
 from nightbridge.harvest.manifest import Manifest, commit_manifest
-from nightbridge.history.reading import HistoryRow, row_of
+from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import (
     Checkout,
     GatePolicy,

@@ -8,7 +8,7 @@ import pytest
 from nightbridge.bisect.plan import BisectPlan, keep_plan, load_plan, make_plan, point_run
 from nightbridge.bisect.result import evaluate, next_points, point_of, result_lines, stored_points
 from nightbridge.errors import InvalidInput
-from nightbridge.history.reading import HistoryRow
+from nightbridge.history.rows import HistoryRow
 from nightbridge.models import RunRecord, Verdict, VerdictStatus
 from nightbridge.repos.commits import RangeCommit
 from nightbridge.store.directory import DirectoryStore

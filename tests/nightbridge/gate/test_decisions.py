@@ -9,6 +9,7 @@ import pytest
 from nightbridge.cli.main import run
 from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.gate.accept import accept, checked_kind, checked_metrics
+from nightbridge.gate.comparison import Evidence
 from nightbridge.gate.decisions import (
     Decision,
     in_force,
@@ -17,9 +18,10 @@ from nightbridge.gate.decisions import (
     read_decisions,
     record_decision,
 )
-from nightbridge.gate.gate import Evidence, compare
 from nightbridge.gate.trend import trend_lines, trends
-from nightbridge.history.reading import HistoryRow, add, row_of
+from nightbridge.gate.verdict import compare
+from nightbridge.history.reading import add
+from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import GatePolicy, RunRecord, Summary, Verdict, VerdictStatus
 from nightbridge.store.directory import DirectoryStore
 

@@ -6,9 +6,11 @@ from datetime import date, timedelta
 import numpy as np
 import pytest
 
+from nightbridge.gate.comparison import Evidence
 from nightbridge.gate.evidence import canary_rows, limits_for
-from nightbridge.gate.gate import Evidence, compare
-from nightbridge.history.reading import HistoryRow, add, row_of
+from nightbridge.gate.verdict import compare
+from nightbridge.history.reading import add
+from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import GatePolicy, Limits, RunRecord, Summary, Verdict, VerdictStatus
 from nightbridge.store.directory import DirectoryStore
 

@@ -8,18 +8,10 @@ from datetime import UTC, date, datetime, timedelta
 import pytest
 
 from nightbridge.errors import DamagedData
-from nightbridge.gate.gate import compare
-from nightbridge.history.history_store import write_generation
-from nightbridge.history.reading import (
-    LOOK_BACK,
-    HistoryRow,
-    add,
-    compact,
-    find_series,
-    read_history,
-    read_recent,
-    row_of,
-)
+from nightbridge.gate.verdict import compare
+from nightbridge.history.history_store import compact, write_generation
+from nightbridge.history.reading import LOOK_BACK, add, find_series, read_history, read_recent
+from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import RunRecord, Summary, VerdictStatus
 from nightbridge.store.directory import DirectoryStore
 

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from nightbridge.outputs.environment_report import read_facts
-from nightbridge.outputs.experiment import read_run
+from nightbridge.outputs.experiment import read_facts, read_run
 
 LOG = """\
 =============

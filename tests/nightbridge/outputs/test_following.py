@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from nightbridge.outputs.following import MAX_LINES, Progress, RunFollower
+from nightbridge.outputs.following import MAX_LINES, RunFollower, TrainingProgress
 
 
 def step(iteration, seconds=0.5, total=50):
@@ -41,7 +41,7 @@ def test_progress_says_how_far_how_fast_and_how_long_still(run_folder):
     run_folder.log(step(9, 4.0) + step(10) + step(11), restart=1)
     progress = follower.look().progress
     assert before is None
-    assert progress == Progress(iteration=11, total=50, step_time=0.5, loss=2.5)
+    assert progress == TrainingProgress(iteration=11, total=50, step_time=0.5, loss=2.5)
     assert (progress.percent, str(progress)) == (22.0, "iteration 11/50, loss 2.5, 0.5 s a step, 0:00:20 left")
 
 
@@ -63,7 +63,7 @@ def test_a_step_that_log_and_event_files_tell_counts_once_and_a_lagging_file_set
     run_folder.log(step(1, 1.0) + step(2, 3.0) + step(3, 5.0))
     follower.look()
     event_file(run_folder.job_dir / "tb_logs").scalar("iteration-time", 1, 1.0).write()
-    assert follower.look().progress == Progress(iteration=3, total=50, step_time=3.0, loss=2.5)
+    assert follower.look().progress == TrainingProgress(iteration=3, total=50, step_time=3.0, loss=2.5)
 
 
 def test_a_restart_goes_back_to_its_checkpoint(run_folder, event_file):
@@ -103,5 +103,5 @@ def test_a_job_without_a_folder_shows_nothing(run_folder):
 
 @pytest.mark.parametrize("total", [0, 5])
 def test_progress_never_passes_its_end(total):
-    assert 0 <= Progress(iteration=10, total=total, step_time=1.0).percent <= 100
-    assert Progress(iteration=10, total=total, step_time=1.0).seconds_left == 0
+    assert 0 <= TrainingProgress(iteration=10, total=total, step_time=1.0).percent <= 100
+    assert TrainingProgress(iteration=10, total=total, step_time=1.0).seconds_left == 0

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nightbridge.errors import DamagedData
-from nightbridge.outputs.metadata_pickle import StorageEntry, read_storage_entries
+from nightbridge.outputs.checkpoints import StorageEntry, read_storage_entries
 
 DATA = Path(__file__).parent / "data"
 REAL = DATA / "torch_2_13_two_ranks.metadata"

@@ -2,9 +2,9 @@
 
 import pytest
 
-from nightbridge.outputs.curves import read_curves
+from nightbridge.models.metrics import METRIC_BY_NAME
+from nightbridge.outputs.curves import read_curves, value_of, with_usual_tags
 from nightbridge.outputs.event_files import scalars
-from nightbridge.outputs.tags import with_usual_tags
 
 
 def test_the_heterogeneous_loops_tags_make_whole_curves(event_file):
@@ -28,7 +28,7 @@ def test_megatron_lms_throughput_and_memory_are_read_in_the_usual_units(event_fi
     curves = read_curves([builder.write()], [])
 
     assert curves.steps["tflops_per_gpu"].tolist() == [411.0, 412.0]
-    assert curves.peak_memory == pytest.approx(58.0)
+    assert value_of(METRIC_BY_NAME["peak_memory"], curves, curves.steps) == pytest.approx(58.0)
 
 
 def test_what_the_program_wrote_stays_in_the_table(event_file):

@@ -3,7 +3,7 @@
 import pytest
 
 from nightbridge.models import StoreSettings
-from nightbridge.report.links import object_link
+from nightbridge.store.factory import open_store
 
 KEY = "runs/llama/n1/llama-n1-0123456789/a1/logs/log a.out"
 AS_PATH = "runs/llama/n1/llama-n1-0123456789/a1/logs/log%20a.out"
@@ -29,4 +29,4 @@ AS_PATH = "runs/llama/n1/llama-n1-0123456789/a1/logs/log%20a.out"
     ],
 )
 def test_an_object_has_the_address_of_its_endpoint(settings: StoreSettings, address: str) -> None:
-    assert object_link(settings, KEY) == address
+    assert open_store(settings).link_of(KEY) == address

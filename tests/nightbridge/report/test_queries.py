@@ -9,8 +9,9 @@ import pytest
 
 from nightbridge.cli import main as cli
 from nightbridge.errors import DamagedData, InvalidInput, PermanentError
-from nightbridge.gate.gate import compare
-from nightbridge.history.reading import HistoryRow, add, find_series, history_frame, row_of
+from nightbridge.gate.verdict import compare
+from nightbridge.history.reading import add, find_series
+from nightbridge.history.rows import HistoryRow, history_frame, row_of
 from nightbridge.models import RunRecord, Summary, VerdictStatus
 from nightbridge.report.queries import compare_stored, history_of, parity_page_stored, parity_stored
 from nightbridge.store.directory import DirectoryStore
