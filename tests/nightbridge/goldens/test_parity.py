@@ -16,7 +16,7 @@ from nightbridge.goldens.parity import (
     curve_of,
 )
 from nightbridge.models import ReferencePolicy
-from tests.nightbridge.conftest import scalar_table as table
+from tests.builders import scalar_table as table
 
 STEPS = range(1, 101)
 
