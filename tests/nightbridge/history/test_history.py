@@ -26,6 +26,7 @@ def test_a_row_says_what_the_run_was_what_became_of_it_and_what_it_measured(
     assert row.run_key == record.spec.run_key
     assert (row.cluster, row.series, row.nodes, row.job_id) == ("dgx", record.series, "node[1-2]", 4711)
     assert (row.megatron_bridge.commit, row.megatron_bridge.subject) == ("a" * 40, "Fuse the softmax")
+    assert row.nemo_run is not None
     assert row.nemo_run.commit == "b" * 40
     assert row.image_digest == "sha256:" + "d" * 64
     assert row.summary == record.summary

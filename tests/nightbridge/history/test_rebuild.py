@@ -5,11 +5,13 @@ from collections.abc import Callable
 import pytest
 
 from nightbridge.gate.verdict import compare
+from nightbridge.harvest.archive import load_record
 from nightbridge.history import reading
 from nightbridge.history.reading import add, read_history, rebuild_history
 from nightbridge.history.rows import row_of
 from nightbridge.models import RunRecord, VerdictStatus
 from nightbridge.store.directory import DirectoryStore
+from nightbridge.store.protocol import ObjectStore
 
 
 @pytest.fixture
@@ -153,10 +155,9 @@ def test_a_verdict_that_was_given_meanwhile_is_newer(
 ) -> None:
     rebuild_history(store)
     confirmed = read_history(store, "dgx", judged[0].series)[1].model_copy(update={"verdict": VerdictStatus.UNSTABLE})
-    read = reading.load_record
 
-    def read_and_be_overtaken(*given: object) -> RunRecord | None:
-        record: RunRecord | None = read(*given)
+    def read_and_be_overtaken(store: ObjectStore, prefix: str) -> RunRecord | None:
+        record = load_record(store, prefix)
         if record and record.spec.run_key == confirmed.run_key:
             add(store, confirmed)
         return record

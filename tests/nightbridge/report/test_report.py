@@ -538,11 +538,11 @@ def test_the_terminal_table_fits_80_columns(nights: Nights, make_spec: Specs) ->
         nights([1.0, 1.08], "llama3.1-405b-gb200-fp8-with-a-long-name")[0],
         verdict_for_error(make_spec(test_id=HOSTILE), LaunchRefused("invalid account [red]x[/red]")),
     ]
-    console = Console(width=80, file=io.StringIO(), force_terminal=False)
+    terminal = io.StringIO()
 
-    console.print(verdict_table(verdicts))
+    Console(width=80, file=terminal, force_terminal=False).print(verdict_table(verdicts))
 
-    output = console.file.getvalue()
+    output = terminal.getvalue()
     assert "◆ regressed" in output
     assert "▲ +8.0 %" in output
     assert "…" not in output

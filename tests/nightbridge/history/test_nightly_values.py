@@ -12,7 +12,8 @@ STEP_TIME = METRIC_BY_NAME["step_time"]
 
 
 def nights(count: int, sigma: float, seed: int = 3) -> list[float]:
-    return (1 + sigma * np.random.default_rng(seed).standard_normal(count)).tolist()
+    values: list[float] = (1 + sigma * np.random.default_rng(seed).standard_normal(count)).tolist()
+    return values
 
 
 def width(values: list[float], gate: GatePolicy | None = None) -> float:
