@@ -168,8 +168,6 @@ CONTAINER = "configs/ConfigContainer.yaml"
 MAX_LETTERS = 200
 """Of one value; a longer one is cut."""
 
-Side = tuple[HistoryRow, RunRecord | None]
-
 
 class Differences(NamedTuple):
     """What differs, and what could not be compared."""

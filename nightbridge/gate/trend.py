@@ -20,7 +20,7 @@ from nightbridge.history.nightly_values import (
 )
 from nightbridge.history.nightly_values import nights_of as nights_of
 from nightbridge.history.rows import HistoryRow
-from nightbridge.models import MetricName, Model, RangeCommit
+from nightbridge.models import MetricName, Model, RangeCommit, RepositoryChange
 from nightbridge.models.metrics import COLUMNS, METRIC_BY_NAME, METRICS, Metric
 
 if TYPE_CHECKING:
@@ -32,15 +32,10 @@ MAX_NIGHTS_SHOWN = 28
 MAX_COMMITS_SHOWN = 20
 
 
-class Suspects(Model):
-    """One pinned thing that is not the same before and after a change: commits, image or nodes."""
+class ChangedPin(RepositoryChange):
+    """What is not pinned the same before and after a change: a repository, the image, or the nodes, without a URL."""
 
-    name: str
-    before: str = Field(description="Of the last night before the change may have begun.")
-    after: str = Field(description="Of the last night with which it may have begun.")
-    url: str = Field("", description="The repository, where it is one.")
-    commits: tuple[RangeCommit, ...] = Field((), description="The commits in between, newest first, where requested.")
-    note: str = Field("", description="What the list of commits leaves out, or why there is none.")
+    url: str = ""
 
 
 class Change(Model):
@@ -56,7 +51,7 @@ class Change(Model):
     change: float = Field(description="Relative, signed.")
     worse: bool
     p_value: float
-    suspects: tuple[Suspects, ...] = Field((), description="What is pinned differently on both sides.")
+    suspects: tuple[ChangedPin, ...] = Field((), description="What is pinned differently on both sides.")
     decision: Decision | None = Field(None, description="A user's decision about it, which silences the alert.")
 
 
@@ -178,7 +173,7 @@ def _trend(
                 change=point.change,
                 worse=metric.worse(point.change),
                 p_value=point.p_value,
-                suspects=_suspects(last_before.own, latest.own),
+                suspects=_changed_pins(last_before.own, latest.own),
                 decision=decision_on(decisions, metric.name, last_before.own.night, nights[point.index].own.night),
             )
         )
@@ -191,7 +186,7 @@ def _trend(
     )
 
 
-def _suspects(before: HistoryRow, after: HistoryRow) -> tuple[Suspects, ...]:
+def _changed_pins(before: HistoryRow, after: HistoryRow) -> tuple[ChangedPin, ...]:
     pairs = (
         ("Megatron-Bridge", before.megatron_bridge.commit, after.megatron_bridge.commit, after.megatron_bridge.url),
         *(
@@ -202,4 +197,4 @@ def _suspects(before: HistoryRow, after: HistoryRow) -> tuple[Suspects, ...]:
         ("Image", before.image_digest or before.image or "–", after.image_digest or after.image or "–", ""),
         ("Nodes", before.nodes or "–", after.nodes or "–", ""),
     )
-    return tuple(Suspects(name=name, before=old, after=new, url=url) for name, old, new, url in pairs if old != new)
+    return tuple(ChangedPin(name=name, before=old, after=new, url=url) for name, old, new, url in pairs if old != new)

@@ -17,10 +17,9 @@ and readers need no lock:
 
 Reading takes two listings, one Parquet object and fewer than `COMPACT_AT` small ones, however long the history is.
 
-Many history rows in one Parquet object: a few columns to choose rows by, and each row's JSON.
-
-The rows' text is kept as it is, so that a row which a later version of the model reads is read the same from both. It
-lies in groups of `ROWS_TOGETHER`, oldest first: whoever wants the latest nights decodes only the last groups.
+The rows' text is kept as it is, beside a few columns to choose rows by, so that a row which a later version of the
+model reads is read the same from both. It lies in groups of `ROWS_TOGETHER`, oldest first: whoever wants the latest
+nights decodes only the last groups.
 """
 
 import io
