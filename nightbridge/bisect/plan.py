@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import ValidationError
 
-from nightbridge.bisect.search import BisectPolicy, Levels, Measured, prior_of_nights
+from nightbridge.bisect.search import BisectPolicy, Levels, Measured, Search, prior_of_nights
 from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.gate.trend import trends
 from nightbridge.history.metrics import COMPLETE_OUTCOMES, measured
@@ -59,6 +59,11 @@ class BisectPlan(Model):
     prior: tuple[float, ...]
     base: str
     policy: BisectPolicy
+
+    @property
+    def search(self) -> Search:
+        """The decisions over this range."""
+        return Search(len(self.commits), self.levels, self.prior, self.policy)
 
     @property
     def places(self) -> range:

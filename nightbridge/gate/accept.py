@@ -131,6 +131,6 @@ def _since(
     if latest is None:
         return streak
     nights = sorted({row.night for row in rows})
-    # The start of a change is known to a night or two; the first verdict that said so is more exact.
+    # The start of a change is known to a night or two; the first bad verdict is more exact.
     late = nights.index(latest.night) - nights.index(streak)
     return streak if 0 <= late <= START_IS_KNOWN_TO else latest.night

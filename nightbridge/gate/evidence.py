@@ -140,7 +140,7 @@ def canary_rows(
 
 
 def golden_result(store: ObjectStore, record: RunRecord) -> ReferenceResult | None:
-    """What golden values say about a stored run; None for a test that names none.
+    """Check a stored run against its golden values; None for a test that names none.
 
     A run without scalars has no steps, and fails like one whose steps are missing.
 
@@ -224,7 +224,7 @@ def _curves(scalars: "pd.DataFrame | None") -> dict[str, dict[int, float]]:
 
 
 def reference_result(store: ObjectStore, record: RunRecord) -> ReferenceResult | None:
-    """What the reference says about a stored run; None for a test that names none.
+    """Check a stored run against its reference; None for a test that names none.
 
     Raises:
         DamagedData: The scalars of one of the two are not what was committed.

@@ -1,8 +1,8 @@
 """Trends: the change points of a series' metrics, and what was pinned on both sides of each.
 
-The nights' values are those of `nightly_values`, without what the canary and the nodes explain where changes are looked
-for. Each time metric has two statistics, the median of its steps and their 5th percentile; the steadier one is taken.
-Users' decisions about a change (`decisions`) are shown with it.
+The nights' values are those of `nightly_values`, without what the canary and the nodes explain where changes are
+searched. Of a metric with several statistics, such as the median of the step times and their 5th percentile, the
+steadiest one is taken. Users' decisions about a change (`decisions`) are shown with it.
 """
 
 from collections.abc import Sequence
@@ -101,11 +101,11 @@ def trend_table(found: Sequence[Trend], rows: Sequence[HistoryRow]) -> "Table":
     for trend in shown:
         table.add_column(METRIC_BY_NAME[trend.metric].heading, justify="right", no_wrap=True)
     table.add_column("commit", no_wrap=True)
-    for place, night in list(enumerate(nights_of(rows)))[-MAX_NIGHTS_SHOWN:]:
+    for index, night in list(enumerate(nights_of(rows)))[-MAX_NIGHTS_SHOWN:]:
         cells = []
         for trend in shown:
             begins = any(change.night == night.own.night for change in trend.changes)
-            cells.append(Text(f"{'◆ ' * begins}{format_value(trend.values[place])}"))
+            cells.append(Text(f"{'◆ ' * begins}{format_value(trend.values[index])}"))
         verdict = night.own.verdict.value.replace("_", " ") if night.own.verdict else "–"
         table.add_row(Text(night.own.night), Text(verdict), *cells, Text(night.own.megatron_bridge.commit[:10]))
     return table

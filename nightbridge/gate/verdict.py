@@ -125,7 +125,7 @@ def compare_with(record: RunRecord, baseline: Sequence[HistoryRow]) -> Verdict:
 
 
 def verdict_for_error(spec: RunSpec, error: BaseException, series: str = "") -> Verdict:
-    """The verdict on a run that died in a stage: nothing was measured, so nothing is said about the code.
+    """The verdict on a run that died in a stage: nothing was measured, so the code was not tested.
 
     Args:
         spec: The run.
@@ -183,8 +183,8 @@ def _verdict(
         reasons = _comparison_reasons(results) + (golden.reasons if golden else ())
         if tonight:
             reruns = max((result.reruns for result in results), default=0)
-            suspects, said = suspects_among(tonight.nights[:-1], tonight.nights[-1]) if reruns else ((), ())
-            reasons = (*reasons, *said, *_decided(tonight))
+            suspects, node_reasons = suspects_among(tonight.nights[:-1], tonight.nights[-1]) if reruns else ((), ())
+            reasons = (*reasons, *node_reasons, *_decided(tonight))
     if record.job.outcome is Outcome.TEARDOWN:
         reasons = (*reasons, _outcome_reason(record))
     reasons = (*reasons, *_resume_reasons(record), *_taint_reasons(record))

@@ -371,14 +371,14 @@ def _evaluated(steps: Sequence[int], policy: GoldenPolicy) -> NDArray[np.bool_]:
     """Which steps make the mean throughput."""
     first = policy.eval_time_start_step
     if first is None:
-        place = max(1, int(policy.skip_first_percent_time * len(steps)))
-        first = steps[place] if place < len(steps) else steps[-1]
+        start = max(1, int(policy.skip_first_percent_time * len(steps)))
+        first = steps[start] if start < len(steps) else steps[-1]
     last = steps[-1] if policy.eval_time_end_step is None else policy.eval_time_end_step
     return np.array([first <= step <= last for step in steps])
 
 
 def _worse(value: float, reference: float, lower_is_better: bool) -> float:
-    """How much worse, relative to the reference; negative where better, NaN where it cannot be said."""
+    """How much worse, relative to the reference; negative where better, NaN where unknown."""
     if not reference > 0:
         return math.nan
     change = (value - reference) / reference
@@ -400,8 +400,8 @@ def _check_memory(run: GoldenValues, golden: GoldenValues, policy: GoldenPolicy)
 def _within(rule: str, value: float, limit: float, what: str) -> GoldenCheck:
     """Being within passes; what is not a number is not within. The limit itself is, also after rounding."""
     within = value <= limit or math.isclose(value, limit, rel_tol=1e-9)
-    said = "unknown" if math.isnan(value) else f"{100 * value:.3g} % {what}"
-    return GoldenCheck(rule=rule, passed=within, message=f"{said} (limit {100 * limit:.3g} %)")
+    amount = "unknown" if math.isnan(value) else f"{100 * value:.3g} % {what}"
+    return GoldenCheck(rule=rule, passed=within, message=f"{amount} (limit {100 * limit:.3g} %)")
 
 
 def _check(rule: str, faults: Sequence[str], success: str) -> GoldenCheck:

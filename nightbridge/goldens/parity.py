@@ -40,7 +40,7 @@ GATE_WORDS: dict[ParityGate, tuple[str, str]] = {
     "convergence": ("converge alike", "do not converge alike"),
     "iterations": ("agree at every iteration", "do not agree at every iteration"),
 }
-"""What is said of two runs that pass a gate, and of two that do not."""
+"""How the report words two runs that pass a gate, and two that do not."""
 
 LOSS, GRAD_NORM, LEARNING_RATE = "lm loss", "grad-norm", "learning-rate"
 TAGS = (LOSS, GRAD_NORM, LEARNING_RATE)
@@ -298,7 +298,7 @@ def curve_of(metrics: "pd.DataFrame", tag: str) -> dict[int, float]:
 
 
 def _differences(a: Curve, b: Curve, steps: list[int], bands: ParityBands) -> dict[str, float | int | None]:
-    """What can be said about the common steps, as fields of `CurveParity`."""
+    """Statistics of the common steps, as fields of `CurveParity`."""
     left, right = (np.array([curve[step] for step in steps], dtype=np.float64) for curve in (a, b))
     single = _relative(right, left)
     smooth_left, smooth_right = _smoothed(left, bands.smoothing), _smoothed(right, bands.smoothing)

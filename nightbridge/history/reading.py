@@ -135,18 +135,18 @@ def is_good(row: Judged) -> bool:
 
 
 def first_that_counts(past: Sequence[Judged]) -> int:
-    """The place of the first row that a verdict takes into account: `LOOK_BACK` nights end with the last good run.
+    """The index of the first row that a verdict takes into account: `LOOK_BACK` nights end with the last good run.
 
     Args:
         past: The rows of earlier nights, oldest first. Each night has one, and may have several, so that as many rows
             hold at least as many nights as are wanted.
     """
-    last_good = next((place for place in range(len(past) - 1, -1, -1) if is_good(past[place])), len(past) - 1)
+    last_good = next((index for index in range(len(past) - 1, -1, -1) if is_good(past[index])), len(past) - 1)
     nights: set[str] = set()
-    for place in range(last_good, -1, -1):
-        nights.add(past[place].night)
+    for index in range(last_good, -1, -1):
+        nights.add(past[index].night)
         if len(nights) > LOOK_BACK:
-            return place + 1
+            return index + 1
     return 0
 
 

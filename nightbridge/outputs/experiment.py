@@ -247,7 +247,7 @@ LINES: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = (
 """Texts of a log, and the names of the facts that their groups hold."""
 
 _MAX_BYTES = 1 << 22
-"""Of a log: all this is said before the first step."""
+"""Of a log: all of it is logged before the first step."""
 _MAX_LETTERS = 80
 
 

@@ -1,7 +1,5 @@
 """A job while it runs: what is new in its log, and how far the training has come by its log and its event files.
 
-Event files read on while a job writes them.
-
 The writer buffers, so a file may end in the middle of a record at any moment: such a tail is no damage yet, and is read
 again at the next look. Once the writer has ended, it is what `event_files.read_event_file` calls it.
 """
@@ -56,13 +54,13 @@ class TrainingProgress(Model):
         return None if self.step_time is None else max(0, self.total - self.iteration) * self.step_time
 
     def __str__(self) -> str:
-        said = f"iteration {self.iteration}/{self.total}"
+        text = f"iteration {self.iteration}/{self.total}"
         if self.loss is not None:
-            said += f", loss {self.loss:.4g}"
+            text += f", loss {self.loss:.4g}"
         if self.step_time is None or self.seconds_left is None:
-            return said
+            return text
         left = timedelta(seconds=round(self.seconds_left))
-        return f"{said}, {self.step_time:.3g} s a step, {left} left"
+        return f"{text}, {self.step_time:.3g} s a step, {left} left"
 
 
 class LogNews(Model):
@@ -75,7 +73,7 @@ class LogNews(Model):
     source: Path | None = None
     """The log that they stand in."""
     progress: TrainingProgress | None = None
-    """How far the run has come as far as a log or an event file has said; None before its first step."""
+    """How far the run has come by its logs and event files; None before its first step."""
     damage: tuple[str, ...] = ()
     """One line per event file that is damaged so far."""
 
@@ -162,7 +160,7 @@ class RunFollower:
             return
         for step in parse_steps(line):
             if step.iteration < self._logged:
-                # A restart: what was said after the checkpoint that it began from is no longer so.
+                # A restart: what was logged after the checkpoint that it began from is void.
                 self._recorded = 0
                 self._step_times.clear()
                 self._losses.clear()

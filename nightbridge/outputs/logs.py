@@ -3,9 +3,8 @@
 A log holds the text of all ranks. Two ranks' texts can stand on one line, a launcher may put a prefix before a line,
 colours may be switched on, and the file may end in the middle of a line. So nothing here is anchored to the start of a
 line: each kind of text is searched for where it stands. Step times and losses are printed by the last rank, the
-`Step Time` line by rank 0; the two are matched by order and by agreeing step times.
-
-The new lines of a growing log: read in bounded pieces, however large, rotated or cut the file is.
+`Step Time` line by rank 0; the two are matched by order and by agreeing step times. The new lines of a growing log are
+read in bounded pieces, however large, rotated or cut the file is.
 """
 
 import itertools
@@ -15,7 +14,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from pydantic import Field
 
@@ -300,18 +299,13 @@ def match_perf(perfs: Sequence[Perf], steps: Sequence[StepRecord]) -> dict[int, 
 
 
 class _Reader:
-    """Collects what the lines of several logs say."""
+    """Collects what the lines of several logs say. `found` holds fields of `LogReading`."""
 
     def __init__(self) -> None:
+        self.found: dict[str, Any] = {}
         self.steps: list[StepRecord] = []
         self.saved: list[SavedCheckpoint] = []
         self.values: dict[str, list[float]] = {}
-        self.start: int | None = None
-        self.done = False
-        self.exit: int | None = None
-        self.flaky: str | None = None
-        self.nan = False
-        self.timeout = False
         self.errors = _Errors()
         self._file_steps: list[StepRecord] = []
         self._perfs: list[Perf] = []
@@ -332,13 +326,13 @@ class _Reader:
                 finite = [number * factor for number in numbers if number is not None and math.isfinite(number)]
                 self.values.setdefault(metric, []).extend(finite)
         if any(text in line for text in _DONE):
-            self.done = True
+            self.found["training_done"] = True
         if TIMEOUT_MARKER in line:
-            self.timeout = True
+            self.found["timeout_marker"] = True
         if NAN_MARKER in line:
-            self.nan = True
-        if self.flaky is None:
-            self.flaky = next((marker for marker in FLAKY_MARKERS if marker in line), None)
+            self.found["nan_marker"] = True
+        if self.found.get("flaky_marker") is None:
+            self.found["flaky_marker"] = next((marker for marker in FLAKY_MARKERS if marker in line), None)
         self.errors.see(line)
 
     def _see_iteration(self, line: str) -> None:
@@ -349,12 +343,12 @@ class _Reader:
         if match := _START.search(line):
             self._see_start(int(match[1]))
         if match := _EXIT.search(line):
-            self.exit = int(match[1])
+            self.found["exit_iteration"] = int(match[1])
 
     def _see_start(self, iteration: int) -> None:
         # The first start counts: what a restart repeats was this run's work too.
-        self.start = iteration if self.start is None else self.start
-        self.done, self.exit = False, None
+        self.found.setdefault("start_iteration", iteration)
+        self.found |= {"training_done": False, "exit_iteration": None}
 
     def end_file(self) -> None:
         """Finish one log: match its ranks, and drop a last line that a killed job did not print to its end."""
@@ -382,16 +376,11 @@ def read_logs(paths: Sequence[Path]) -> LogReading:
         reader.end_file()
     return LogReading(
         steps=tuple(reader.steps),
-        start_iteration=reader.start,
         values={metric: tuple(values) for metric, values in reader.values.items()},
         saved_checkpoints=tuple(reader.saved),
-        training_done=reader.done,
-        exit_iteration=reader.exit,
-        flaky_marker=reader.flaky,
-        nan_marker=reader.nan,
-        timeout_marker=reader.timeout,
         last_error=reader.errors.best,
         damage=tuple(damage),
+        **reader.found,
     )
 
 

@@ -13,7 +13,7 @@ the dumped `ConfigContainer.yaml` where there is one, since it is what really ra
 import hashlib
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from nightbridge.errors import InvalidInput
 from nightbridge.launch.config_container import Container, read_container
@@ -197,11 +197,12 @@ def summarise(
         if 0 < present < len(window):
             lost = f"{len(window) - present} of {len(window)} steady iterations"
             damage.append(f"`{STEP_COLUMNS[name].tag}` is missing or not finite at {lost}")
-    step_time, tflops = _statistics(window["step_time"]), _statistics(window["tflops_per_gpu"])
     grad_norms = _finite(curves.steps["grad_norm"])
     logged = latest_steps(curves.log.steps).values()
     measured: dict[str, Any] = {
-        metric.field: value_of(metric, curves, window) for metric in METRICS if metric.reduce is not None
+        **{metric.field: value_of(metric, curves, window) for metric in METRICS if metric.reduce is not None},
+        **_statistics("step_time", window["step_time"]),
+        **_statistics("tflops_per_gpu", window["tflops_per_gpu"]),
     }
     return Summary(
         steps_expected=steps_expected,
@@ -210,17 +211,9 @@ def summarise(
         steady_last_step=int(window.index[-1]) if len(window) else None,
         steady_steps=len(window),
         profiled_steps=len(warm) - len(window),
-        step_time=step_time.median,
-        step_time_p05=step_time.p05,
-        step_time_p95=step_time.p95,
-        step_time_midmean=step_time.midmean,
-        step_time_spread=step_time.spread,
+        step_time_midmean=_midmean(window["step_time"]),
         tail_slowdown=tail_slowdown(window["step_time"]),
-        tflops_per_gpu=tflops.median,
-        tflops_per_gpu_p05=tflops.p05,
-        tflops_per_gpu_p95=tflops.p95,
-        tflops_per_gpu_spread=tflops.spread,
-        tokens_per_second_per_gpu=_tokens_per_second(curves, window, step_time.median, settings),
+        tokens_per_second_per_gpu=_tokens_per_second(curves, window, measured.get("step_time"), settings),
         final_loss=_final_loss(curves, steps_expected),
         loss_digest=loss_digest(curves),
         loss_anchors=loss_anchors(curves),
@@ -251,25 +244,25 @@ def _without_profiled(steps: "pd.DataFrame", curves: Curves, profiled: ProfiledS
     return steps[[not profiled.spoils(iteration, interval) for iteration in steps.index]]
 
 
-class _Statistics(NamedTuple):
-    """Of one metric over the steady window; all None where it was not measured."""
+def _statistics(name: str, values: "pd.Series[float]") -> dict[str, float | None]:
+    """Fields of `Summary`: the median and, linear between neighbours, quantiles over the steady window.
 
-    median: float | None = None
-    p05: float | None = None
-    p95: float | None = None
-    midmean: float | None = None
-    spread: float | None = None
-
-
-def _statistics(values: "pd.Series[float]") -> _Statistics:
-    """Quantiles (linear between neighbours) and so on; none without values, or when one is not a finite number."""
+    None without values, or when one is not a finite number.
+    """
     if not len(values) or len(_finite(values)) < len(values):
-        return _Statistics()
+        return {}
     p05, median, p95 = (float(values.quantile(quantile)) for quantile in (0.05, 0.5, 0.95))
     deviation = float((values - median).abs().median())
+    spread = _NORMAL_SIGMA * deviation / abs(median) if median else None
+    return {name: median, f"{name}_p05": p05, f"{name}_p95": p95, f"{name}_spread": spread}
+
+
+def _midmean(values: "pd.Series[float]") -> float | None:
+    """The mean of the middle half; None as for `_statistics`."""
+    if not len(values) or len(_finite(values)) < len(values):
+        return None
     quarter = len(values) // 4
-    midmean = float(values.sort_values().iloc[quarter : len(values) - quarter].mean())
-    return _Statistics(median, p05, p95, midmean, _NORMAL_SIGMA * deviation / abs(median) if median else None)
+    return float(values.sort_values().iloc[quarter : len(values) - quarter].mean())
 
 
 def tail_slowdown(values: "pd.Series[float]") -> float | None:

@@ -314,29 +314,22 @@ def _kind(row: HistoryRow) -> PointKind:
 def _pins(tonight: HistoryRow | None, before: HistoryRow | None) -> tuple[PinChange, ...]:
     if tonight is None:
         return ()
+    repositories = [("Megatron-Bridge", tonight.megatron_bridge, before.megatron_bridge if before else None)]
+    if tonight.nemo_run:
+        repositories.append(("NeMo-Run", tonight.nemo_run, before.nemo_run if before else None))
     return (
-        _commit_change("Megatron-Bridge", tonight.megatron_bridge, before.megatron_bridge if before else None),
-        *(
-            (_commit_change("NeMo-Run", tonight.nemo_run, before.nemo_run if before else None),)
-            if tonight.nemo_run
-            else ()
-        ),
+        *(_commit_change(name, now, old) for name, now, old in repositories),
         _plain_change("Image", _image(tonight), _image(before) if before else None),
         _plain_change("Nodes", tonight.nodes or "–", (before.nodes or "–") if before else None),
     )
 
 
 def _commit_change(name: str, now: Pin, before: Pin | None) -> PinChange:
-    changed = None if before is None else before.commit != now.commit
-    return PinChange(
-        name=name,
-        now=_commit_text(now),
-        subject=now.subject,
-        before=_commit_text(before) if before else "",
-        subject_before=before.subject if before else "",
-        changed=changed,
-        link=compare_link(now.url, before.commit, now.commit) if before and changed else "",
-    )
+    if before is None:
+        return PinChange(name, _commit_text(now), now.subject, "", "", None, "")
+    changed = before.commit != now.commit
+    link = compare_link(now.url, before.commit, now.commit) if changed else ""
+    return PinChange(name, _commit_text(now), now.subject, _commit_text(before), before.subject, changed, link)
 
 
 def _plain_change(name: str, now: str, before: str | None) -> PinChange:

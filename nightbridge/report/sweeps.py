@@ -244,13 +244,13 @@ def _charts(result: SweepResult) -> Sequence[tuple[str, str]]:
         choices = sorted(values.items(), key=_order)
         if len(choices) < 2:
             continue
-        places = {text: place for place, (text, _value) in enumerate(choices)}
+        indexes = {text: index for index, (text, _value) in enumerate(choices)}
         points = [
-            ChosenPoint(places[format_choice(point.point[name])], point.value or 0.0, point is result.best)
+            ChosenPoint(indexes[format_choice(point.point[name])], point.value or 0.0, point is result.best)
             for point in measured
         ]
         label = name.rpartition(".")[2]
-        drawn.append((label, choice_chart(points, list(places), label, _value_heading(result))))
+        drawn.append((label, choice_chart(points, list(indexes), label, _value_heading(result))))
     return drawn
 
 

@@ -190,5 +190,5 @@ def _markdown_cell(cell: Cell | None) -> str:
     if cell is None or cell.value == "–":
         return "–"
     value = f"{cell.value} {cell.unit}".rstrip()
-    said = ", ".join(text for text in (cell.change, cell.golden) if text)
-    return f"{value} ({said})" if said else value
+    changes = ", ".join(text for text in (cell.change, cell.golden) if text)
+    return f"{value} ({changes})" if changes else value
