@@ -29,7 +29,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from pydantic import ValidationError
@@ -164,11 +164,14 @@ _GENERATION = re.compile(rf"{COMPACTED}/(\d{{8}})\.parquet")
 
 
 class _Row(NamedTuple):
-    """The version of a row that counts: its index in the newest generation, or the row itself from a small object."""
+    """The version of a row that counts: its position in the newest generation, or the row of a small object."""
 
     key: RowKey
-    index: int
+    position: int
     row: HistoryRow | None
+
+
+_AnyRow = TypeVar("_AnyRow", _Row, tuple[RowKey, str])
 
 
 class SeriesObjects(NamedTuple):
@@ -191,15 +194,15 @@ class SeriesObjects(NamedTuple):
             DamagedData: A row cannot be read. Leaving it out would move the baseline unseen.
         """
         wanted = [row for row in self.rows if row.key.night >= since]
-        indexes = [row.index for row in wanted if row.row is None]
+        indexes = [row.position for row in wanted if row.row is None]
         first = min(indexes, default=0)
         texts = self.pack.texts(first) if self.pack and indexes else []
-        return tuple(row.row or _parsed(texts[row.index - first], row.key.run_key) for row in wanted)
+        return tuple(row.row or _parsed(texts[row.position - first], row.key.run_key) for row in wanted)
 
     def texts(self) -> list[tuple[RowKey, str]]:
         """Every row with its JSON, as a generation keeps it."""
         packed_texts = self.pack.texts() if self.pack else []
-        return [(row.key, row.row.model_dump_json() if row.row else packed_texts[row.index]) for row in self.rows]
+        return [(row.key, row.row.model_dump_json() if row.row else packed_texts[row.position]) for row in self.rows]
 
 
 def folder_of(cluster: str, series: str) -> str:
@@ -340,23 +343,20 @@ def _objects(store: ObjectStore, folder: str, data: Mapping[str, bytes]) -> Seri
     small = [key for key in data if not key.startswith(f"{folder}/{COMPACTED}/")]
     newest = next((key for key in data if key not in small), None)
     pack = Pack(data[newest], store.url_of(newest)) if newest else None
-    best: dict[str, _Row] = {}
-    packed_rows = [_Row(key, index, None) for index, key in enumerate(pack.row_keys())] if pack else []
-    for candidate in (*packed_rows, *(_small_row(store, key, data[key]) for key in small)):
-        known = best.get(candidate.key.run_key)
-        # The same version may be in both; that of the generation, which comes first, is then the one to keep.
-        if known is None or candidate.key.precedence > known.key.precedence:
-            best[candidate.key.run_key] = candidate
+    packed_rows = [_Row(key, position, None) for position, key in enumerate(pack.row_keys())] if pack else []
+    # The same version may be in both; that of the generation, which comes first, is then the one to keep.
+    best = _best([*packed_rows, *(_small_row(store, key, data[key]) for key in small)])
     rows = tuple(sorted(best.values(), key=lambda row: row.key))
     return SeriesObjects(rows, _generation(folder, newest) if newest else 0, pack, tuple(small))
 
 
-def _best(rows: Iterable[tuple[RowKey, str]]) -> dict[str, tuple[RowKey, str]]:
-    """Of each run's versions the one that counts."""
-    best: dict[str, tuple[RowKey, str]] = {}
-    for key, text in rows:
+def _best(rows: Iterable[_AnyRow]) -> dict[str, _AnyRow]:
+    """Of each run's versions the one that counts; of equal ones the first."""
+    best: dict[str, _AnyRow] = {}
+    for row in rows:
+        key = row[0]
         if key.run_key not in best or key.precedence > best[key.run_key][0].precedence:
-            best[key.run_key] = (key, text)
+            best[key.run_key] = row
     return best
 
 

@@ -45,9 +45,9 @@ class NightPoint(NamedTuple):
 
 
 class ChosenPoint(NamedTuple):
-    """One point of a sweep on one of its axes: the index of its choice there, its value, and whether it is the best."""
+    """One point of a sweep on one of its axes: where its choice is drawn, its value, and whether it is the best."""
 
-    index: int
+    position: int
     value: float
     is_best: bool
 
@@ -250,11 +250,11 @@ def choice_chart(points: Sequence[ChosenPoint], choices: Sequence[str], axis: st
         label: What the values are, with their unit.
     """
     figure, axes = _new_figure()
-    others = [(point.index, point.value) for point in points if not point.is_best]
+    others = [(point.position, point.value) for point in points if not point.is_best]
     _scatter(axes, others, marker="o", color=BLUE, s=24, alpha=0.6, edgecolor="white")
     for best in (point for point in points if point.is_best):
-        _scatter(axes, [(best.index, best.value)], marker="*", color=VERMILLION, s=110, edgecolor="white", zorder=4)
-        _label(axes, best.index, best.value, best.value, VERMILLION)
+        _scatter(axes, [(best.position, best.value)], marker="*", color=VERMILLION, s=110, edgecolor="white", zorder=4)
+        _label(axes, best.position, best.value, best.value, VERMILLION)
     shown = range(0, len(choices), math.ceil(len(choices) / MAX_CHOICE_LABELS))
     axes.set_xticks(list(shown), [_plain(choices[index][:MAX_CHOICE_LETTERS]) for index in shown])
     axes.set_xlim(-0.5, len(choices) - 0.5)

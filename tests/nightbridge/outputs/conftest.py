@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nightbridge.models import Job
+from tests.builders import make_job
 from tests.nightbridge.outputs.builders import EventFileBuilder, RunFolder, StepLine
 
 DATA = Path(__file__).parent / "data"
@@ -32,13 +32,10 @@ def run_folder(tmp_path: Path) -> RunFolder:
     attempt_dir = tmp_path / "runs" / "llama3-8b-2026-11-20-0123456789" / "a1"
     experiment_dir = attempt_dir / "nemorun" / "experiments" / name / f"{name}_1763679098" / name
     experiment_dir.mkdir(parents=True)
-    job = Job(
-        run_key="llama3-8b-2026-11-20-0123456789",
-        attempt=1,
-        job_id=4711,
+    job = make_job(
+        attempt_dir.parent.name,
+        attempt_dir,
         cluster="local",
-        attempt_dir=attempt_dir,
-        script=attempt_dir / "job.sh",
         experiment_dir=experiment_dir,
         submitted_at=datetime(2026, 11, 20, 22, 0, tzinfo=UTC),
     )
