@@ -27,7 +27,8 @@ from nightbridge.store.factory import open_store
 from nightbridge.tasks.secrets import block_value
 
 DEPLOYMENT = "nightly-regression/nightly"
-PREFECT_YAML = Path(__file__).resolve().parents[1] / "prefect.yaml"
+PREFECT_YAML = Path("prefect.yaml")
+"""In the current folder, where `prefect deploy` looks for it as well."""
 
 FORMER_AUTOMATIONS = ("nightbridge: crash flow runs without a heartbeat",)
 """It crashed everybody's flow runs, and the living after an outage of the server; the reaper took its place."""
