@@ -229,6 +229,8 @@ def test_a_night_without_a_sign_is_judged_by_its_heartbeats(client: SyncPrefectC
     emit_heartbeat(client, beating)
 
     reap(no_heartbeat=time.monotonic() - between, second_look=0.0)
+    assert state_name(client, silent) == "Running"
+    reap(no_heartbeat=time.monotonic() - between, second_look=0.0)
 
     assert (state_name(client, silent), state_name(client, beating)) == ("Resuming", "Running")
 
@@ -239,7 +241,32 @@ def test_a_night_that_a_worker_took_and_never_started_is_taken_again(client: Syn
     reap(start_up=3600)
     assert state_name(client, night) == "Pending"
     reap()
+    time.sleep(0.2)
+    reap()
     assert state_name(client, night) == "Resuming"
+
+
+def test_a_suspicion_that_only_heartbeats_can_clear_holds_nobody_up(client: SyncPrefectClient, tmp_path: Path) -> None:
+    silent, crashed = made(client, tmp_path, Running()), made(client, tmp_path, Running(), Crashed())
+    time.sleep(1.0)
+    began = time.monotonic()
+
+    reap(second_look=600.0)
+    reap(second_look=600.0)
+
+    assert (state_name(client, silent), state_name(client, crashed)) == ("Running", "Resuming")
+    assert time.monotonic() - began < 60
+
+
+def test_a_heartbeat_clears_a_suspicion(client: SyncPrefectClient, tmp_path: Path) -> None:
+    night = made(client, tmp_path, Running())
+    reap()
+    emit_heartbeat(client, night)
+    time.sleep(0.2)
+
+    reap()
+
+    assert state_name(client, night) == "Running"
 
 
 def test_flow_runs_of_others_are_left_alone(client: SyncPrefectClient, tmp_path: Path) -> None:
