@@ -20,7 +20,7 @@ from pydantic import AwareDatetime, Field, ValidationError
 
 from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.history.metrics import METRIC_BY_NAME
-from nightbridge.models import MetricName, Model
+from nightbridge.models import MetricName, StoredModel
 from nightbridge.store.protocol import ObjectStore
 
 ROOT = "decisions"
@@ -34,7 +34,7 @@ KIND_WORDS: dict[DecisionKind, str] = {
 }
 
 
-class Decision(Model):
+class Decision(StoredModel):
     """A user's decision about one series."""
 
     kind: DecisionKind

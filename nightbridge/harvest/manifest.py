@@ -12,7 +12,7 @@ from pydantic import Field
 from pydantic_core import to_json
 
 from nightbridge.errors import DamagedData, InvalidInput
-from nightbridge.models import Job, Model, StoredFile
+from nightbridge.models import Job, Model, StoredFile, StoredModel
 from nightbridge.store.protocol import ObjectStore
 
 MANIFEST = "manifest.json"
@@ -34,10 +34,10 @@ class LeftOut(Model):
         return f"{self.path}: {self.reason}"
 
 
-class Manifest(Model):
+class Manifest(StoredModel):
     """What one attempt of a run left in the store: exactly these objects, with exactly these bytes."""
 
-    version: Literal[1] = 1
+    version: Literal[1] = Field(1, description="Of the layout of `files`: a release refuses one that it does not know.")
     run_key: str
     attempt: int = Field(ge=1)
     prefix: str = Field(description="The folder of the store that `files` are relative to.")

@@ -7,15 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import AwareDatetime, Field
 
 from nightbridge.launch.run_outputs import resumed_from
-from nightbridge.models import (
-    Model,
-    Outcome,
-    PinnedRepository,
-    RunRecord,
-    Summary,
-    Verdict,
-    VerdictStatus,
-)
+from nightbridge.models import Model, Outcome, PinnedRepository, RunRecord, StoredModel, Summary, Verdict, VerdictStatus
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,7 +24,7 @@ class Pin(Model):
     committed_at: datetime | None = None
 
 
-class HistoryRow(Model):
+class HistoryRow(StoredModel):
     """One run, as later nights and the report need it."""
 
     run_key: str
@@ -115,8 +107,8 @@ def history_frame(rows: Sequence[HistoryRow]) -> "pd.DataFrame":
         lines.append(line | row.summary.model_dump())
     if not lines:
         fields = [name for name in HistoryRow.model_fields if name != "summary"]
-        return pd.DataFrame(columns=[*fields, *Summary.model_fields])
-    return pd.DataFrame(lines)
+        return pd.DataFrame(columns=[*fields, *Summary.model_fields]).drop(columns="schema_version")
+    return pd.DataFrame(lines).drop(columns="schema_version")
 
 
 def _pin_of(repository: PinnedRepository) -> Pin:
