@@ -13,7 +13,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from nightbridge import __version__
-from nightbridge.cli import health, history, runs, store, validate
+from nightbridge.cli import demo, health, history, runs, store, validate
 from nightbridge.cli.options import EXIT_INTERNAL, EXIT_INVALID
 from nightbridge.cli.output import note
 from nightbridge.errors import InvalidInput, NightbridgeError
@@ -36,7 +36,7 @@ COMMANDS: Mapping[str, Callable[..., int | None]] = {
     "accept": history.accept,
     "parity": history.parity,
     "bisect": history.bisect,
-    "demo": runs.demo,
+    "demo": demo.demo,
     "verify": store.verify,
     "fetch": store.fetch,
     "prune": store.prune,

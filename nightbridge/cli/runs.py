@@ -1,6 +1,5 @@
-"""Runs and nights: `run`, `nights`, `status`, `logs`, `cancel` and `demo`."""
+"""Runs and nights: `run`, `nights`, `status`, `logs` and `cancel`."""
 
-import os
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
@@ -21,13 +20,12 @@ from nightbridge.cli.options import (
     open_site_cluster,
     open_site_store,
 )
-from nightbridge.cli.output import note, note_all, print_all, show, verdict_lines, write_file
+from nightbridge.cli.output import note, note_all, show, verdict_lines, write_file
 from nightbridge.errors import InvalidInput
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from examples.practice import demo as nights
     from nightbridge.models import NightReport, Site
     from nightbridge.slurm.attempt_files import AttemptContext
 
@@ -159,41 +157,6 @@ def cancel(
     _attempts(run_key, site)
     cancelled = cancel_jobs(run_key, site.workspace, open_site_cluster(site))
     print("\n".join(f"cancelled job {job_id}" for job_id in cancelled) or "no job of this run is live")
-
-
-def demo(
-    workspace: WorkspaceOption = None,
-    prepare_only: Annotated[
-        bool, typer.Option("--prepare", help="Only make the launcher's environment and the practice repositories.")
-    ] = False,
-) -> None:
-    """Run the whole pipeline on this machine, from nothing: two tests, several nights, one with a slower commit."""
-    folder = Path(workspace or ".nightbridge").absolute()
-    # Prefect reads its settings once, when it is imported: the demo has its own server and database, and logs less.
-    home = folder / "demo-prefect"
-    home.mkdir(parents=True, exist_ok=True)
-    os.environ.pop("PREFECT_API_URL", None)
-    os.environ.update(
-        PREFECT_HOME=str(home),
-        PREFECT_LOGGING_LEVEL="ERROR",
-        # On a slow machine the server meets a locked database, logs that at length, and tries again.
-        PREFECT_LOGGING_SERVER_LEVEL="CRITICAL",
-    )
-    from examples.practice import demo as nights
-
-    if prepare_only:
-        repositories = nights.prepare(folder)
-        note(f"launcher environment and practice repositories are ready: {repositories.bridge_url}")
-        return
-    note(f"{len(nights.NIGHTS)} nights of two tests, about a minute in all")
-
-    def show_night(night: "nights.DemoNight", report: "NightReport") -> None:
-        note(f"night {report.night}: {night.subject}")
-        print_all(verdict_lines(report.verdicts))
-
-    reports = nights.run_demo(folder, show_night)
-    print(f"report of the night that slowed down: {nights.slow_night(reports).report}")
-    print(f"report of the last night: {reports[-1].report}")
 
 
 def _night_lines(report: "NightReport") -> "Iterator[str | Table]":
