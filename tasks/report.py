@@ -36,7 +36,6 @@ def report(
         verdicts,
         cluster=site.cluster.name,
         sweeps=sweeps,
-        settings=site.store_settings,
         note=note,
     )
     key = f"reports/{night}/{scenario}.html"

@@ -40,7 +40,7 @@ from nightbridge.models.series import series_id
 from nightbridge.outputs.environment_report import read_facts
 from nightbridge.outputs.experiment import RunOutput
 from nightbridge.secrets import mask_text
-from nightbridge.store.keys import sha256_hex
+from nightbridge.store.checksum import sha256_hex
 from nightbridge.store.protocol import ObjectStore
 from nightbridge.store.transfers import Progress
 

@@ -8,8 +8,7 @@ from nightbridge.files import write_atomically
 from nightbridge.harvest.manifest import MANIFEST, Manifest, read_manifest
 from nightbridge.models import StoredFile
 from nightbridge.store.checksum import sha256_of_file
-from nightbridge.store.keys import checked_key
-from nightbridge.store.protocol import ObjectStore
+from nightbridge.store.protocol import ObjectStore, checked_key
 from nightbridge.store.transfers import Meter, Progress, in_parallel
 
 

@@ -16,8 +16,7 @@ from nightbridge.harvest.manifest import LeftOut
 from nightbridge.models import Model, StoredFile
 from nightbridge.secrets import copy_masked
 from nightbridge.store.checksum import FileSource, Stamp
-from nightbridge.store.keys import checked_key
-from nightbridge.store.protocol import ObjectStore
+from nightbridge.store.protocol import ObjectStore, checked_key
 from nightbridge.store.transfers import Meter, Progress, in_parallel
 
 TEXT_KINDS = frozenset({"log", "config", "summary"})

@@ -13,7 +13,7 @@ from nightbridge.harvest.archive import RECORD, load_record
 from nightbridge.harvest.manifest import read_manifest
 from nightbridge.history.metrics import format_duration, markdown_text
 from nightbridge.history.reading import HistoryRow, read_recent
-from nightbridge.models import RunRecord, StoreSettings, SweepResult, Verdict
+from nightbridge.models import RunRecord, SweepResult, Verdict
 from nightbridge.nights.records import NightStart
 from nightbridge.report.links import run_links
 from nightbridge.report.page import (
@@ -44,7 +44,6 @@ def night_report_html(
     *,
     cluster: str,
     sweeps: Sequence[SweepResult] = (),
-    settings: StoreSettings | None = None,
     note: str = "",
 ) -> str:
     """Gather the histories and tonight's curves from the store, and render the night's report.
@@ -58,7 +57,6 @@ def night_report_html(
         verdicts: One per run.
         cluster: Name of the cluster.
         sweeps: What became of the night's swept tests.
-        settings: The store's, which say by what address a browser reaches its objects; without them there are no links.
         note: A note about the night as a whole.
 
     Raises:
@@ -80,10 +78,9 @@ def night_report_html(
                 curves[verdict.run_key] = _read_metrics(store, f"{verdict.prefix}/metrics.parquet")
             with _noted(damage):
                 commits[verdict.run_key] = _new_commits(store, f"{verdict.prefix}/{RECORD}")
-        if verdict.prefix and settings:
             with _noted(damage):
                 manifest = read_manifest(store, verdict.prefix)
-                links[verdict.run_key] = run_links(settings, manifest) if manifest else ()
+                links[verdict.run_key] = run_links(store, manifest) if manifest else ()
         good = last_good_run(verdict, rows.get(verdict.run_key, ()))
         if good and good.prefix and verdict.prefix:
             with _noted(damage):

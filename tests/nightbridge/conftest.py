@@ -35,8 +35,8 @@ from nightbridge.models import (
     Verdict,
     VerdictStatus,
 )
+from nightbridge.store.checksum import sha256_hex
 from nightbridge.store.directory import DirectoryStore
-from nightbridge.store.keys import sha256_hex
 
 STEPS = 50
 WARMUP = 10

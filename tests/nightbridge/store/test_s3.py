@@ -11,8 +11,7 @@ from botocore.exceptions import ClientError
 from nightbridge.errors import InvalidInput, NightbridgeError, PermanentError, TransientError
 from nightbridge.models import SecretRef, StoreSettings
 from nightbridge.store import s3_client
-from nightbridge.store.checksum import FileSource
-from nightbridge.store.keys import sha256_hex
+from nightbridge.store.checksum import FileSource, sha256_hex
 from nightbridge.store.s3 import S3Store
 from nightbridge.store.s3_errors import translate
 from tests.conftest import BUCKET
