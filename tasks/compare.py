@@ -8,8 +8,7 @@ from nightbridge.errors import DamagedData, NightbridgeError, TransientError
 from nightbridge.gate.evidence import gather_evidence, since_of
 from nightbridge.gate.gate import compare as compare_with_history
 from nightbridge.gate.suspects import find_suspects
-from nightbridge.harvest.archive import load_record
-from nightbridge.harvest.manifest import committed_attempts
+from nightbridge.harvest.manifest import committed_attempts, load_record
 from nightbridge.history.reading import add, compact, read_recent, row_of
 from nightbridge.models import RunRecord, RunSpec, Site, Verdict
 from nightbridge.report.report import markdown_table

@@ -10,7 +10,7 @@ from nightbridge.bisect.plan import (
     point_run,
 )
 from nightbridge.bisect.search import Answer, Measured, answer, medians, next_places
-from nightbridge.harvest.archive import load_record
+from nightbridge.harvest.manifest import load_record
 from nightbridge.history.metrics import format_change, format_count, format_value, measured
 from nightbridge.models import Model, RunRecord, StoredModel, Verdict, VerdictStatus
 from nightbridge.repos.commits import RangeCommit

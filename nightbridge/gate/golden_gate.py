@@ -23,7 +23,7 @@ from nightbridge.goldens.goldens import (
     golden_of_steps,
     read_golden_file,
 )
-from nightbridge.harvest.archive import METRICS
+from nightbridge.harvest.manifest import METRICS
 from nightbridge.models import MetricName, RunRecord, Summary
 from nightbridge.store.protocol import ObjectStore
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from nightbridge.errors import DamagedData, PermanentError
 from nightbridge.gate.gate import COMPLETE_OUTCOMES, GoldenAnswer
-from nightbridge.harvest.archive import METRICS
-from nightbridge.harvest.manifest import committed_attempts
+from nightbridge.harvest.manifest import METRICS, committed_attempts
 from nightbridge.history.reading import find_series, read_history
 from nightbridge.models import RunRecord
 from nightbridge.store.protocol import ObjectStore

@@ -11,8 +11,7 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from nightbridge.errors import DamagedData
-from nightbridge.harvest.archive import load_record
-from nightbridge.harvest.manifest import MANIFEST
+from nightbridge.harvest.manifest import MANIFEST, load_record
 from nightbridge.history.history_store import write_generation
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import RunRecord, Verdict, utc_now

@@ -8,8 +8,7 @@ from nightbridge.gate.evidence import Contract, gather_evidence, since_of
 from nightbridge.gate.gate import compare, compare_with
 from nightbridge.gate.reference import read_scalars
 from nightbridge.gate.trend import Trend, trends
-from nightbridge.harvest.archive import load_record
-from nightbridge.harvest.manifest import last_attempt
+from nightbridge.harvest.manifest import last_attempt, load_record
 from nightbridge.history.reading import (
     HistoryRow,
     StoredSeries,

@@ -9,8 +9,7 @@ from pydantic import ValidationError
 
 from nightbridge.errors import DamagedData
 from nightbridge.gate.gate import METRICS
-from nightbridge.harvest.archive import RECORD, load_record
-from nightbridge.harvest.manifest import read_manifest
+from nightbridge.harvest.manifest import RECORD, load_record, read_manifest
 from nightbridge.history.metrics import format_duration, markdown_text
 from nightbridge.history.reading import HistoryRow, read_recent
 from nightbridge.models import RunRecord, SweepResult, Verdict

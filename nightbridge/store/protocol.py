@@ -1,4 +1,4 @@
-"""The one interface to a store of objects, and what every implementation shares: valid keys, and the proof of writing.
+"""The one interface to a store of objects, and what all stores share: valid keys, models as JSON, a check of writing.
 
 Keys are relative paths with `/`, the same for every store, and safe to use as file names.
 """
@@ -7,11 +7,15 @@ import uuid
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from nightbridge.errors import InvalidInput, PermanentError
+import pydantic
+
+from nightbridge.errors import DamagedData, InvalidInput, PermanentError
 from nightbridge.models import Model
 from nightbridge.store.checksum import FileSource
+
+_M = TypeVar("_M", bound=Model)
 
 KEY_LIMIT = 1000
 """Bytes of a whole key; S3 allows 1024, and the store's own prefix is part of that."""
@@ -142,6 +146,27 @@ def _invalid_because(key: str) -> str:
     if any(ord(character) < 0x20 or character == "\x7f" for character in key):
         return "control character"
     return ""
+
+
+def read_model(store: ObjectStore, key: str, kind: type[_M], *, what: str, advice: str) -> _M | None:
+    """Read a model that was written as JSON; None where there is no such object.
+
+    Args:
+        store: The store.
+        key: The object.
+        kind: The model.
+        what: What happened where the object holds something else, such as `not a manifest`.
+        advice: How the user can fix that.
+
+    Raises:
+        DamagedData: The object does not hold such a model.
+
+    """
+    data = store.get(key)
+    try:
+        return None if data is None else kind.model_validate_json(data)
+    except pydantic.ValidationError as error:
+        raise DamagedData(f"{what}: {error.errors()[0]['msg']}", thing=store.url_of(key), advice=advice) from error
 
 
 def write_read_delete(store: ObjectStore) -> None:

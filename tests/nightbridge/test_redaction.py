@@ -1,6 +1,5 @@
 """Secrets in files: masked in text wherever they lie, found in binaries, everything else untouched."""
 
-import hashlib
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nightbridge import secrets as redaction
-from nightbridge.errors import PermanentError
+from nightbridge.errors import DamagedData, PermanentError
 from nightbridge.secrets import MASK, MAX_SHAPE_BYTES, SecretFinder, copy_masked, find_shapes, mask_secrets, mask_text
 
 SECRETS = ["hf_0123456789abcdef", "hf_0123456789abcdef-longer", "line\nbreak", "größe!"]
@@ -21,10 +20,8 @@ def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def masked(folder: Path, data: bytes, secrets: list[str]) -> bytes:
     (folder / "source").write_bytes(data)
-    digest = copy_masked(folder / "source", folder / "copy", secrets)
-    result = (folder / "copy").read_bytes()
-    assert (digest.size, digest.sha256) == (len(result), hashlib.sha256(result).hexdigest())
-    return result
+    copy_masked(folder / "source", folder / "copy", secrets)
+    return (folder / "copy").read_bytes()
 
 
 @pytest.mark.parametrize("offset", range(40))
@@ -57,16 +54,16 @@ def test_values_too_short_to_be_secrets_are_left(tmp_path: Path) -> None:
     assert masked(tmp_path, b"abc abcd", ["abc", "", "abcd"]) == b"abc " + MASK.encode()
 
 
-def test_the_number_of_masks_is_told(tmp_path: Path) -> None:
+def test_the_number_of_masks_is_returned(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"token=" + SECRETS[0].encode() + b"\n" + SECRETS[0].encode())
-    assert copy_masked(tmp_path / "f", tmp_path / "copy", SECRETS).secrets == 2
+    assert copy_masked(tmp_path / "f", tmp_path / "copy", SECRETS) == 2
 
 
 def test_a_copy_that_cannot_be_written_is_not_blamed_on_the_source(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"text")
     with pytest.raises(PermanentError, match="no-such-folder/copy: cannot be written"):
         copy_masked(tmp_path / "f", tmp_path / "no-such-folder" / "copy", SECRETS)
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(DamagedData, match="gone: cannot be read"):
         copy_masked(tmp_path / "gone", tmp_path / "copy", SECRETS)
 
 
@@ -115,7 +112,7 @@ def test_what_has_the_shape_of_a_secret_is_masked_and_its_name_stays(
 ) -> None:
     data = before + secret + after
     assert masked(tmp_path, data, []) == before + MASK.encode() + after
-    assert copy_masked(tmp_path / "source", tmp_path / "copy", []).secrets == 1
+    assert copy_masked(tmp_path / "source", tmp_path / "copy", []) == 1
 
 
 @pytest.mark.parametrize(
