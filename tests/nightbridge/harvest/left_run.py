@@ -160,7 +160,7 @@ def _spec(policy: str) -> RunSpec:
         cmd_args={"max_steps": 40},
         git_repos=(repo,),
         nemo_run_repo=repo,
-        harvest=HarvestPolicy(checkpoint=policy),  # type: ignore[arg-type]
+        harvest=HarvestPolicy(checkpoint=policy),
     )
     return RunSpec(scenario="nightly", night="2026-05-04", test=test)
 

@@ -249,7 +249,7 @@ def test_what_passes_with_time_is_transient_and_all_else_is_not(
     code: str, status: int, kind: type[NightbridgeError]
 ) -> None:
     answer = {"Error": {"Code": code, "Message": "said so"}, "ResponseMetadata": {"HTTPStatusCode": status}}
-    error = translate(ClientError(answer, "PutObject"), "s3://b/k")  # type: ignore[arg-type]
+    error = translate(ClientError(answer, "PutObject"), "s3://b/k")
     assert type(error) is kind
     assert error.thing == "s3://b/k"
     assert error.advice
