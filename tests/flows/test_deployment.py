@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 from prefect.automations import Automation
@@ -144,7 +144,7 @@ def test_a_night_that_ended_badly_goes_on_as_the_same_flow_run(
     printed = start_night(night)
 
     assert printed == f"night {night}: flow run {flow_run}, {said} before; goes on"
-    assert client.read_flow_run(flow_run).state_name == "AwaitingRetry"
+    assert client.read_flow_run(UUID(flow_run)).state_name == "AwaitingRetry"
     assert start_night(night).endswith(", still awaiting retry")
 
 
@@ -159,7 +159,7 @@ def test_a_night_that_passed_is_left_alone_and_how_to_run_it_again_is_said(
 
     assert f"flow run {flow_run}, passed before; to run it again: " in printed
     assert printed.endswith(f"prefect deployment run {NIGHTLY} -p night={night}")
-    assert client.read_flow_run(flow_run).state_name == "Passed"
+    assert client.read_flow_run(UUID(flow_run)).state_name == "Passed"
 
 
 def test_a_night_that_the_schedule_began_goes_on_as_its_own_flow_run(client: SyncPrefectClient, tmp_path: Path) -> None:

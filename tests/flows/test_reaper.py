@@ -119,12 +119,12 @@ def started(client: SyncPrefectClient, deployment: str, workspace: Path, seconds
 def state_name(client: SyncPrefectClient, flow_run: UUID) -> str:
     state = client.read_flow_run(flow_run).state
     assert state is not None
-    return state.name
+    return str(state.name)
 
 
 def state_names(client: SyncPrefectClient, flow_run: UUID) -> list[str]:
     states = sorted(client.read_flow_run_states(flow_run), key=lambda state: state.timestamp)
-    return [state.name for state in states]
+    return [str(state.name) for state in states]
 
 
 def children(client: SyncPrefectClient, flow_run: UUID) -> list[FlowRun]:
@@ -315,7 +315,7 @@ def test_nights_that_two_workers_were_given_at_once_run_one_after_another(
 ) -> None:
     # Prefect's server does that on PostgreSQL when workers ask within some milliseconds.
     nights = [started(client, name, tmp_path, 2.0) for name in ("one", "two")]
-    command = [Path(sys.executable).with_name("prefect"), "flow-run", "execute"]
+    command: list[str | Path] = [Path(sys.executable).with_name("prefect"), "flow-run", "execute"]
     processes = [subprocess.Popen([*command, str(night)], env=server.environment, cwd=tmp_path) for night in nights]
 
     assert [process.wait(120) for process in processes] == [0, 0]
