@@ -93,7 +93,6 @@ server: install
 
 deploy: install
 	$(BIN)/prefect block register -m nightbridge.blocks
-	$(BIN)/prefect work-pool create nightbridge --type process --overwrite
 	$(BIN)/python -m nightbridge.flows.deploy prepare
 	$(BIN)/prefect --no-prompt deploy --all
 

@@ -1,6 +1,6 @@
 """What the second night costs, with one new commit, against cloning everything again.
 
-    python benchmarks/clone.py [--folder FOLDER] [--repository REPO --submodule REPO]
+    python benchmarks/clone.py [--folder FOLDER] [--repository REPO --submodule REPO] [--scale 1.0] [--repeats 5]
 
 Makes a repository of Megatron-Bridge's size (2,700 files of 42 MB, 110,000 objects, 165 MiB of history) with a
 submodule of Megatron-LM's (3,100 files of 63 MB, 250 MiB), from random bytes, and serves both through `git daemon` on
@@ -26,12 +26,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from nightbridge.repos.checkouts import check_out, find_changes
+from nightbridge.repos.checkouts import WITH_SUBMODULES, check_out, find_changes
 from nightbridge.repos.commits import pin
 from nightbridge.repos.mirrors import Mirror
 
 TIMEOUT = 600.0
-REPEATS = 5
 IDENTITY = "Author <author@example.org>"
 FILES_PER_FOLDER, COMMITS_PER_TAG, BLOBS_PER_COMMIT = 20, 500, 8
 
@@ -43,6 +42,10 @@ class Size(NamedTuple):
     file_bytes: int
     commits: int
     blob_bytes: int
+
+    def scaled(self, factor: float) -> "Size":
+        """A repository with so many times the files and commits."""
+        return self._replace(files=max(1, round(self.files * factor)), commits=max(2, round(self.commits * factor)))
 
 
 # As Megatron-Bridge and Megatron-LM were in August 2026.
@@ -64,7 +67,7 @@ def make_repository(path: Path, size: Size, seed: int, submodule: tuple[str, str
     names = [f"src/part{file // FILES_PER_FOLDER}/file{file}.py" for file in range(size.files)]
     for number in range(size.commits):
         is_first, is_last = number == 0, number == size.commits - 1
-        changed = names if is_first or is_last else source.sample(names, BLOBS_PER_COMMIT)
+        changed = names if is_first or is_last else source.sample(names, min(BLOBS_PER_COMMIT, len(names)))
         lines = [
             b"commit refs/heads/main",
             f"committer {IDENTITY} {1_700_000_000 + number} +0000".encode(),
@@ -144,12 +147,12 @@ def submodule_address(path: Path) -> str:
     return git("config", "--blob", "main:.gitmodules", "--get-regexp", r"submodule\..*\.url", folder=path).split()[1]
 
 
-def make_origins(origins: Path, base: str, repository: Path | None, submodule: Path | None) -> None:
+def make_origins(origins: Path, base: str, repository: Path | None, submodule: Path | None, scale: float) -> None:
     """Make `bridge.git` and its submodule `lm.git`, served under `base`, or copy real ones."""
     if repository is None or submodule is None:
-        make_repository(origins / "lm.git", SUBMODULE, 1)
+        make_repository(origins / "lm.git", SUBMODULE.scaled(scale), 1)
         pinned = git("rev-parse", "main", folder=origins / "lm.git")
-        make_repository(origins / "bridge.git", BRIDGE, 2, (f"{base}/lm.git", pinned))
+        make_repository(origins / "bridge.git", BRIDGE.scaled(scale), 2, (f"{base}/lm.git", pinned))
         return
     take_repository(repository, origins / "bridge.git")
     take_repository(submodule, origins / "lm.git")
@@ -161,11 +164,11 @@ def make_origins(origins: Path, base: str, repository: Path | None, submodule: P
     }
 
 
-def main(folder: Path, repository: Path | None, submodule: Path | None) -> None:
+def main(folder: Path, repository: Path | None, submodule: Path | None, scale: float, repeats: int) -> None:
     origins, workspace = folder / "origins", folder / "workspace"
     origins.mkdir(parents=True)
     with served(origins) as base:
-        make_origins(origins, base, repository, submodule)
+        make_origins(origins, base, repository, submodule, scale)
         url = f"{base}/bridge.git"
         print(f"repository {pack_bytes(origins / 'bridge.git') >> 20} MiB, "
               f"submodule {pack_bytes(origins / 'lm.git') >> 20} MiB", flush=True)  # fmt: skip
@@ -175,7 +178,7 @@ def main(folder: Path, repository: Path | None, submodule: Path | None) -> None:
         print(f"{'first night':14} {time.perf_counter() - started:8.2f} s", flush=True)
 
         nights, clones = [], []
-        for number in range(REPEATS):
+        for number in range(repeats):
             commit = add_commit(origins / "bridge.git", number)
             before = pack_bytes(workspace / "repos")
             started = time.perf_counter()
@@ -183,7 +186,7 @@ def main(folder: Path, repository: Path | None, submodule: Path | None) -> None:
             nights.append((time.perf_counter() - started, pack_bytes(workspace / "repos") - before))
 
             # Kept: a file system that has just deleted many files may be slow to make others.
-            fresh = folder / f"fresh-{number}"
+            fresh = folder / f"fresh-{number}{WITH_SUBMODULES}"
             started = time.perf_counter()
             fresh_clone(url, fresh)
             clones.append((time.perf_counter() - started, pack_bytes(fresh / ".git")))
@@ -192,7 +195,7 @@ def main(folder: Path, repository: Path | None, submodule: Path | None) -> None:
 
     night_seconds, night_bytes = (statistics.median(column) for column in zip(*nights, strict=True))
     clone_seconds, clone_bytes = (statistics.median(column) for column in zip(*clones, strict=True))
-    print(f"median of {REPEATS}:")
+    print(f"median of {repeats}:")
     print(f"{'fresh clone':14} {clone_seconds:8.2f} s {clone_bytes:12,.0f} bytes")
     print(f"{'second night':14} {night_seconds:8.2f} s {night_bytes:12,.0f} bytes")
     print(f"{'ratio':14} {clone_seconds / night_seconds:8.1f} x {clone_bytes / night_bytes:12,.0f} x")
@@ -203,9 +206,11 @@ if __name__ == "__main__":
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--repository", type=Path)
     parser.add_argument("--submodule", type=Path)
+    parser.add_argument("--scale", type=float, default=1.0, help="size of the repositories that are made")
+    parser.add_argument("--repeats", type=int, default=5)
     given = parser.parse_args()
-    place = Path(tempfile.mkdtemp(prefix="nightbridge-clone-", dir=given.folder))
+    scratch = Path(tempfile.mkdtemp(prefix="nightbridge-clone-", dir=given.folder))
     try:
-        main(place, given.repository, given.submodule)
+        main(scratch, given.repository, given.submodule, given.scale, given.repeats)
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(scratch, ignore_errors=True)

@@ -1,6 +1,6 @@
 """How often the parity gate flags pairs of runs that are the same, and how often it finds what was put into one.
 
-    python benchmarks/parity.py [--losses FILE.json.gz]
+    python benchmarks/parity.py [--losses FILE.json.gz] [--pairs 300]
 
 FILE is a list of objects with `path`, `t` (time) and `lm`: the losses of real runs. Two consecutive versions of one
 path with equally many finite losses, at least 40, which differ at some step but nowhere by 2 %, are a null pair: the
@@ -11,7 +11,7 @@ same test with other numerics. Faults are put into the second of each pair:
     reversal             the curve backwards     NaN        the second half
 
 Printed: share flagged by our gate with its default bands, by Megatron-LM's rule (5 % per step, 1 % of the steps may
-fail), and by a correlation of 0.95, with Wilson's 95 % intervals. Without a file, synthetic pairs are used.
+fail), and by a correlation of 0.95, with Wilson's 95 % intervals. Without a file, synthetic pairs are used, so many.
 """
 
 import argparse
@@ -139,8 +139,9 @@ def interval(hits: int, total: int) -> str:
 def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--losses", type=Path, help="losses of real runs, .json.gz")
+    parser.add_argument("--pairs", type=int, default=300, help="synthetic pairs, where there is no file")
     given = parser.parse_args(arguments)
-    pairs = read_pairs(given.losses) if given.losses else synthetic_pairs(300, 11)
+    pairs = read_pairs(given.losses) if given.losses else synthetic_pairs(given.pairs, 11)
     print(f"{len(pairs)} {'real' if given.losses else 'synthetic'} pairs; flagged, % with 95 % interval")
     print(f"{'':10}" + "".join(f"{name:22}" for name in GATES))
     for name, fault in FAULTS.items():

@@ -57,8 +57,8 @@ def rpcs(daemons: SlurmDaemons) -> tuple[int, int]:
     return sum(counted), sum(asked)
 
 
-def submit_waiting(cluster: CommandLineCluster, workspace: Path, number: int) -> Job:
-    """A job that ends when somebody opens its pipe."""
+def submit_waiting(cluster: CommandLineCluster, workspace: Path, number: int, partition: str) -> Job:
+    """A job that ends when its pipe is opened."""
     attempt = open_attempt(workspace, f"bench-{number}", cluster.settings)
     pipe, script = attempt.attempt_dir / "pipe", attempt.attempt_dir / "job.sh"
     os.mkfifo(pipe)
@@ -67,7 +67,7 @@ def submit_waiting(cluster: CommandLineCluster, workspace: Path, number: int) ->
     return Job(
         run_key=attempt.run_key,
         attempt=1,
-        job_id=cluster.submit(attempt.name, script, ["--partition=wide", "--mem=5"]),
+        job_id=cluster.submit(attempt.name, script, [f"--partition={partition}", "--mem=5"]),
         cluster=cluster.settings.name,
         attempt_dir=attempt.attempt_dir,
         script=script,
@@ -94,10 +94,10 @@ def main(jobs: int, seconds: float) -> None:
         daemons.stop()
 
 
-def measure(daemons: SlurmDaemons, workspace: Path, count: int, seconds: float) -> None:
+def measure(daemons: SlurmDaemons, workspace: Path, count: int, seconds: float, partition: str = "wide") -> None:
     cluster = CommandLineCluster(ClusterSettings(kind="slurm", name="bench", slurm_conf=daemons.slurm_conf))
     watcher = Watcher(cluster)
-    jobs = [submit_waiting(cluster, workspace, number) for number in range(count)]
+    jobs = [submit_waiting(cluster, workspace, number, partition) for number in range(count)]
     with ThreadPoolExecutor(count) as pool:
         before, began = rpcs(daemons), time.monotonic()
         ends = [pool.submit(lag_of, watcher, job) for job in jobs]

@@ -1,11 +1,12 @@
 """How fast a large sweep is expanded and checked, in how much memory, and how fast one configuration is.
 
-    python benchmarks/sweep.py [--cloudai-python PYTHON] [--points N]
+    python benchmarks/sweep.py [--cloudai-python PYTHON] [--points N] [--values N]
 
 The grid has 1.8 million points: tp, pp, cp, ep, mb, gb, and the choices of CUDA graphs. With --cloudai-python, the
 interpreter of an environment in which NVIDIA's cloudai is installed, CloudAI's model build and constraint check run
 over N points drawn from the same grid (default 20000), its logging off, so that the ratio is of one machine and one
-moment. The number of points that both call valid is compared as well.
+moment. The number of points that both call valid is compared as well. With --values each axis has
+its first N values only.
 """
 
 import argparse
@@ -22,7 +23,9 @@ from nightbridge.launch.resources import at_point
 from nightbridge.models import Compat, GitRepo, SweepAxis, TestDefinition
 from nightbridge.rules import check_test, cloudai_verdict, errors_of, expansion_of, grid_of
 
-AXES: dict[str, list[Any]] = {
+Axes = dict[str, list[Any]]
+
+AXES: Axes = {
     "tp": [1, 2, 4, 8],
     "pp": [1, 2, 4, 8, 16],
     "cp": [1, 2, 4],
@@ -68,14 +71,14 @@ print(json.dumps({"both": both, "checks": time.perf_counter() - start, "verdicts
 """
 
 
-def swept(compat: Compat) -> TestDefinition:
+def swept(compat: Compat, axes: Axes) -> TestDefinition:
     return TestDefinition(
         id="sweep",
         name="sweep",
         cmd_args={**FIXED, "container_image": "nvcr.io#nvidia/nemo:26.04"},
         git_repos=(GitRepo(url="https://github.com/NVIDIA-NeMo/Megatron-Bridge.git", commit="v0.4.2"),),
         nemo_run_repo=GitRepo(url="https://github.com/NVIDIA-NeMo/Run.git"),
-        axes=tuple(SweepAxis(field=f"cmd_args.{name}", values=tuple(values)) for name, values in AXES.items()),
+        axes=tuple(SweepAxis(field=f"cmd_args.{name}", values=tuple(values)) for name, values in axes.items()),
         compat=compat,
     )
 
@@ -93,8 +96,8 @@ def peak_megabytes() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def grid_rate(compat: Compat) -> float:
-    test = swept(compat)
+def grid_rate(compat: Compat, axes: Axes) -> float:
+    test = swept(compat, axes)
     expansion = expansion_of(grid_of(test))
     # A new grid each time: the answers that rules have given are not kept from one to the next.
     seconds = median_seconds(lambda: expansion_of(grid_of(test)))
@@ -109,7 +112,7 @@ def grid_rate(compat: Compat) -> float:
 def single_rate(points: int = 2000) -> float:
     """Configurations drawn from the whole grid, most of them invalid, so that messages are written as well."""
     dice = random.Random(1)
-    test = swept("none")
+    test = swept("none", AXES)
     drawn = [{name: dice.choice(values) for name, values in AXES.items()} for _ in range(points)]
     tests = [at_point(test, point) for point in drawn]
     found = [check_test(test) for test in tests]
@@ -145,9 +148,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cloudai-python", help="interpreter that can import cloudai")
     parser.add_argument("--points", type=int, default=20_000, help="points that CloudAI is given")
+    parser.add_argument("--values", type=int, help="values of each axis; all of them by default")
     given = parser.parse_args()
-    rates = {"our rules": grid_rate("none"), "CloudAI rules": grid_rate("cloudai")}
-    rates["one by one"] = single_rate()
+    axes = {name: values[: given.values] for name, values in AXES.items()}
+    rates = {"our rules": grid_rate("none", axes), "CloudAI rules": grid_rate("cloudai", axes)}
+    rates["one by one"] = single_rate(2000 if given.values is None else 100)
     if given.cloudai_python:
         compare_with_cloudai(given.cloudai_python, given.points, rates)
 

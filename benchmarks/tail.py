@@ -5,7 +5,7 @@
 FILE is a list of objects with `path` (the test), `t` (the time) and `it`: seconds per step of a real run. Each run's
 last steps are measured as the pipeline does, and compared with the median of the up to seven runs of the same test
 before it, with the narrowest and the widest band of the metric. Printed are the share of runs beyond it as they are,
-and with their last 9 % of steps at half speed. A run beyond the band is run again before it alarms anybody.
+and with their last 9 % of steps at half speed. A run beyond the band is run again before it raises an alarm.
 """
 
 import argparse
@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from nightbridge.models import GatePolicy
 from nightbridge.models.metrics import METRIC_BY_NAME
@@ -50,7 +51,7 @@ def usable(steps: Sequence[float] | None) -> bool:
     return steps is not None and len(steps) > 0 and all(isinstance(step, int | float) and step > 0 for step in steps)
 
 
-def tail(steps: np.ndarray) -> float | None:
+def tail(steps: NDArray[np.float64]) -> float | None:
     """The measurement itself, over the steps after the warm-up."""
     dropped = WARMUP if steps.size >= 2 * WARMUP else steps.size // 2
     return tail_slowdown(pd.Series(steps[dropped:]))
@@ -59,10 +60,10 @@ def tail(steps: np.ndarray) -> float | None:
 def print_share(name: str, width: float, tests: Sequence[Sequence[tuple[float, float]]]) -> None:
     alarms, found = [], []
     for values in tests:
-        for place in range(1, len(values)):
-            reference = statistics.median(value for value, _slow in values[max(0, place - BASELINE) : place])
-            alarms.append(values[place][0] > reference * (1 + width))
-            found.append(values[place][1] > reference * (1 + width))
+        for index in range(1, len(values)):
+            reference = statistics.median(value for value, _slow in values[max(0, index - BASELINE) : index])
+            alarms.append(values[index][0] > reference * (1 + width))
+            found.append(values[index][1] > reference * (1 + width))
     print(
         f"{name} band, {width:.0%}: {100 * np.mean(alarms):.2f} % of {len(alarms)} runs beyond it as they are, "
         f"{100 * np.mean(found):.1f} % with half speed in the last {SLOW_SHARE:.0%} of their steps"

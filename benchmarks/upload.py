@@ -7,7 +7,7 @@ Starts Ceph's gateway on this machine (and `rclone serve s3` where its path is g
 client send all of them, in turns, each time to a prefix of its own in a process of its own; what was sent is deleted
 before the next one begins. Prints the median of the repeats in MB/s, its ratios to the others', and the processor time
 and the most memory that the client took. The server shares the machine with the client: only the ratios mean anything
-elsewhere. Told as well is what nightbridge takes to harvest a run with these files, to harvest it again, and to go on
+elsewhere. Printed too is what nightbridge takes to harvest a run with these files, to harvest it again, and to go on
 with an upload that was complete but not committed; `--small N`: the same clients but boto3 with N files of 4 KiB;
 `--sparse-gb N`: one file of N GB that is all holes, to a server that discards what it gets (`discarding_server.py`).
 
@@ -36,6 +36,9 @@ sys.path.insert(0, str(ROOT))
 from tests.real.s3_servers import S3Server, free_port, start_ceph  # noqa: E402  the test servers are no installed package
 
 BUCKET = "benchmark"
+
+SETTLE = 10.0
+"""Seconds after a deletion: Ceph frees the room in the background, at the next client's cost."""
 
 BOTO3_NAME = "boto3 upload_file"
 
@@ -102,7 +105,7 @@ def main() -> None:
     parser.add_argument("--files", type=int, default=64)
     parser.add_argument("--mib", type=int, default=64)
     parser.add_argument("--small", type=int, default=0)
-    parser.add_argument("--sparse-gb", type=int, default=0)
+    parser.add_argument("--sparse-gb", type=float, default=0.0)
     parser.add_argument("--folder", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="nightbridge-upload-") as folder:
@@ -154,20 +157,20 @@ def start_rclone(rclone: Path, folder: Path) -> S3Server:
 
 
 def wait_for(port: int) -> None:
-    """Return once somebody listens on a port of loopback, within a minute."""
+    """Return once a server listens on a port of loopback, within a minute."""
     for _ in range(600):
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
             return
         time.sleep(0.1)
-    raise SystemExit(f"nobody listens on port {port}")
+    raise SystemExit(f"no server on port {port}")
 
 
-def send_holes(scratch: Path, gigabytes: int, command: list[str]) -> None:
+def send_holes(scratch: Path, gigabytes: float, command: list[str]) -> None:
     """One sparse file to a server that discards it."""
     holes, port = scratch / "holes", free_port()
     holes.mkdir()
     with (holes / "__0_0.distcp").open("wb") as stream:
-        stream.truncate(gigabytes * 10**9)
+        stream.truncate(int(gigabytes * 1e9))
     server = S3Server(f"http://127.0.0.1:{port}", "testaccess", "testsecret")
     program = [sys.executable, str(ROOT / "benchmarks" / "discarding_server.py"), str(port)]
     server.processes.append(subprocess.Popen(program))
@@ -178,7 +181,7 @@ def send_holes(scratch: Path, gigabytes: int, command: list[str]) -> None:
         server.stop()
     speed = gigabytes * 1e9 / sent.seconds / 1e6
     print(
-        f"one sparse file of {gigabytes} GB to a server that discards it: {sent.seconds:.0f} s, {speed:.0f} MB/s,"
+        f"one sparse file of {gigabytes:g} GB to a server that discards it: {sent.seconds:.0f} s, {speed:.0f} MB/s,"
         f" {sent.memory / 1e6:.0f} MB of memory",
         flush=True,
     )
@@ -281,8 +284,7 @@ def delete(server: S3Server, prefix: str) -> None:
         keys = [{"Key": found["Key"]} for found in page.get("Contents", ())]
         if keys:
             client.delete_objects(Bucket=BUCKET, Delete={"Objects": keys})
-    # Ceph frees the room in the background; the next client must not pay for that, nor find the disk full.
-    time.sleep(10)
+    time.sleep(SETTLE)
 
 
 if __name__ == "__main__":

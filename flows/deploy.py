@@ -4,6 +4,7 @@ python -m nightbridge.flows.deploy prepare         make the work queues; remove 
 python -m nightbridge.flows.deploy night [ID]      start the nightly deployment for one night, or go on with it
 """
 
+import contextlib
 import re
 import sys
 from collections.abc import Iterable
@@ -13,12 +14,14 @@ from uuid import UUID
 
 import yaml
 from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterIdempotencyKey
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.deployments import run_deployment
-from prefect.exceptions import ObjectNotFound
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.states import AwaitingRetry
+from prefect.workers.process import ProcessWorker
 
 from nightbridge.blocks import load_site
 from nightbridge.errors import NightbridgeError
@@ -27,31 +30,40 @@ from nightbridge.store.factory import open_store
 from nightbridge.tasks.secrets import block_value
 
 DEPLOYMENT = "nightly-regression/nightly"
-PREFECT_YAML = Path(__file__).resolve().parents[1] / "prefect.yaml"
+PREFECT_YAML = Path("prefect.yaml")
+"""In the current folder, where `prefect deploy` looks for it as well."""
 
 FORMER_AUTOMATIONS = ("nightbridge: crash flow runs without a heartbeat",)
 """It crashed everybody's flow runs, and the living after an outage of the server; the reaper took its place."""
 
 
-def prepare() -> list[str]:
-    """Make the work queues that `prefect.yaml` names, one flow run at a time, and remove what older releases left.
+def prepare(definition: Path = PREFECT_YAML) -> list[str]:
+    """Make the work pool and the work queues that the deployments name, and remove what older releases left.
 
-    `prefect deploy` would make them without a limit. One that is there keeps the limit that it has.
+    A queue runs one flow run at a time: `prefect deploy` would make it without a limit. A pool or queue that exists
+    keeps its settings.
+
+    Args:
+        definition: The file that defines the deployments.
 
     Returns:
         What there is now, a line each.
     """
+    pools = [deployment["work_pool"] for deployment in yaml.safe_load(definition.read_text("utf-8"))["deployments"]]
     with get_client(sync_client=True) as client:
         for name in FORMER_AUTOMATIONS:
             for automation in client.read_automations_by_name(name):
                 client.delete_automation(automation.id)
-        return [_make_queue(client, pool, queue) for pool, queue in _queues()]
+        for pool in sorted({pool["name"] for pool in pools}):
+            _make_pool(client, pool)
+        queues = sorted({(pool["name"], pool["work_queue_name"]) for pool in pools if "work_queue_name" in pool})
+        return [_make_queue(client, pool, queue) for pool, queue in queues]
 
 
-def _queues() -> list[tuple[str, str]]:
-    deployments = yaml.safe_load(PREFECT_YAML.read_text(encoding="utf-8"))["deployments"]
-    places = [deployment["work_pool"] for deployment in deployments]
-    return sorted({(place["name"], place["work_queue_name"]) for place in places if "work_queue_name" in place})
+def _make_pool(client: SyncPrefectClient, name: str) -> None:
+    template = ProcessWorker.get_default_base_job_template()
+    with contextlib.suppress(ObjectAlreadyExists):
+        client.create_work_pool(WorkPoolCreate(name=name, type=ProcessWorker.type, base_job_template=template))
 
 
 def _make_queue(client: SyncPrefectClient, pool: str, name: str) -> str:

@@ -46,6 +46,9 @@ MAX_RESUMES = 3
 RESUME_WITHIN = timedelta(hours=24)
 """A night that crashed longer ago stays as it is: the next one has been there since."""
 
+SUSPECT_LABEL = "nightbridge.suspected_at"
+"""Label of a flow run that was found without a process, by its heartbeats: when, in seconds since 1970."""
+
 _STARTED = [StateType.PENDING, StateType.RUNNING]
 _UNFINISHED = [kind for kind in StateType if kind not in TERMINAL_STATES]
 
@@ -106,14 +109,30 @@ def _gone_in_both_looks(client: SyncPrefectClient, patience: Patience) -> Iterat
     They could not while the file system, or the server that takes heartbeats, was away until a moment ago.
     """
     first = _gone(client, patience)
+    suspects = {one.run.id for one in first if one.by_file}
+    if suspects:
+        get_run_logger().info("%d flow run(s) seem to have no process: checking again", len(suspects))
+        time.sleep(patience.second_look)
+        yield from (one for one in _gone(client, patience) if one.run.id in suspects)
+    yield from (one for one in first if not one.by_file and _suspected_before(client, one.run, patience))
+
+
+def _suspected_before(client: SyncPrefectClient, run: FlowRun, patience: Patience) -> bool:
+    """Whether an earlier run of the reaper found it gone, and no heartbeat came in the time of two.
+
+    Heartbeats are ten minutes apart, and a reaper that waited for one would hold up the nights that crashed meanwhile:
+    the suspicion is kept as a label of the flow run.
+    """
+    assert run.state is not None  # it was found by its state
+    now = datetime.now(UTC)
     heartbeat = get_current_settings().flows.heartbeat_frequency or 0
-    pauses = {True: patience.second_look, False: max(patience.second_look, 2 * heartbeat)}
-    for by_file, pause in pauses.items():
-        suspects = {one.run.id for one in first if one.by_file is by_file}
-        if suspects:
-            get_run_logger().info("%d flow run(s) seem to have no process: looking again in %g s", len(suspects), pause)
-            time.sleep(pause)
-            yield from (one for one in _gone(client, patience) if one.run.id in suspects)
+    noted = run.labels.get(SUSPECT_LABEL)
+    since = datetime.fromtimestamp(float(noted), UTC) if noted is not None else now
+    age = (now - since).total_seconds()
+    if noted is None or run.state.timestamp > since or _has_heartbeat(client, run, now, age):
+        client.update_flow_run_labels(run.id, {SUSPECT_LABEL: now.timestamp()})
+        return False
+    return age >= max(patience.second_look, 2 * heartbeat)
 
 
 def _gone(client: SyncPrefectClient, patience: Patience) -> list[Gone]:

@@ -8,7 +8,7 @@ import pwd
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 from nightbridge.errors import DamagedData, PermanentError, TransientError
 
@@ -32,7 +32,8 @@ def write_atomically(path: Path, data: bytes) -> None:
     """
     with _naming_the_quota(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        _write_beside(path, data)
+        with new_file(path) as stream:
+            stream.write(data)
 
 
 @contextlib.contextmanager
@@ -45,13 +46,16 @@ def _naming_the_quota(path: Path) -> Iterator[None]:
         raise
 
 
-def _write_beside(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+@contextlib.contextmanager
+def new_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a file beside `path` for writing. When the block ends it is flushed to disk and renamed to `path`."""
+    # A part of the name says whose it is, and leaves room for the rest where the name is as long as a name can be.
+    temporary = path.with_name(f".{path.name[:100]}.{uuid.uuid4().hex}.tmp")
     try:
-        with temporary.open("wb") as stream:
-            stream.write(data)
+        with temporary.open("xb") as stream:
+            yield stream
             stream.flush()
-            os.fsync(stream.fileno())  # where NFS and Lustre tell of a quota
+            os.fsync(stream.fileno())  # where NFS and Lustre report a quota
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -123,7 +127,8 @@ def create_exclusively(path: Path, data: bytes) -> bool:
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     with _naming_the_quota(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        _write_beside(temporary, data)
+        with new_file(temporary) as stream:
+            stream.write(data)
     try:
         os.link(temporary, path)
     except FileExistsError:

@@ -24,7 +24,7 @@ from pydantic import ValidationError
 
 from nightbridge.errors import NightbridgeError, PermanentError, TransientError
 from nightbridge.files import create_exclusively, read_model
-from nightbridge.models import Model, utc_now
+from nightbridge.models import Model, StoredModel, utc_now
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ SAY_SO_AFTER_SECONDS = 2.0
 _UNWRITABLE = {errno.EEXIST, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENOSPC, errno.EDQUOT}
 
 
-class Holder(Model):
+class Holder(StoredModel):
     """Who holds a lease: the content of its file."""
 
     token: str

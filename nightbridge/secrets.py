@@ -1,40 +1,32 @@
 """Secrets: looked up in the process that needs them, and masked wherever text leaves it.
 
 A `SecretRef` is all that models hold. The domain resolves environment variables and TOML keys; blocks are Prefect's, so
-the tasks layer passes a function for them.
-
-Logins are lines of netrc(5), the format that curl and enroot use. A program is given them in a file that
-exists in memory, through this process's `/proc/PID/fd`: no other user can open it, and it ends with the process.
-
-Secrets in files: masked in the copy of a text file that leaves the machine, looked for in binary files.
+the tasks layer passes a function for them. Logins are lines of netrc(5), the format that curl and enroot use.
 
 Masked are the values that are known, and texts that have the shape of a secret: tokens with a known beginning, and
 values named as secrets. Every shape is anchored to a text that only secrets have. Forty hexadecimal digits alone are a
 W&B key, and every git commit; `pad_token`, `eos_token_id` and `tokenizer` are no secrets at all. So a name counts only
 when it is one of a list, and a value only when it has letters and digits.
 
-Works on bytes in chunks, so a log of many gigabytes, one without a line break, and one that is not UTF-8 are all fine.
-A value counts also where it crosses the border of two chunks or of two lines.
+Text files are masked in the copy that leaves the machine; binary files are searched for known values. Both are read in
+chunks of bytes, so a log of many gigabytes, one without a line break, and one that is not UTF-8 are all fine. A value
+counts also where it crosses the border of two chunks or of two lines.
 """
 
+import contextlib
 import netrc
 import os
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nightbridge.errors import InvalidInput, PermanentError
+from nightbridge.errors import DamagedData, InvalidInput, PermanentError
 
 if TYPE_CHECKING:
     # git's credential helper reads logins, and starts too often to pay for pydantic's import.
     from nightbridge.models import SecretRef
-import contextlib
-import hashlib
-import re
-
-from nightbridge.models import Model
 
 MASK = "********"
 
@@ -50,12 +42,12 @@ def resolve_secret(ref: "SecretRef", block_value: Callable[[str], str] | None = 
         block_value: Returns the value of a Prefect `Secret` block by name; None where there is no Prefect.
 
     Raises:
-        InvalidInput: The place does not exist or is empty. The message names the place, never a value.
+        InvalidInput: It does not exist or is empty. The message names the source, never a value.
 
     """
     value = _RESOLVERS[ref.source](ref.name, block_value)
     if not value:
-        raise InvalidInput(f"secret not found in {ref.source}", thing=ref.name, advice="Set it, or name another place")
+        raise InvalidInput(f"secret not found in {ref.source}", thing=ref.name, advice="Set it, or name another source")
     return value
 
 
@@ -66,7 +58,7 @@ def mask_secrets(text: str, values: Iterable[str]) -> str:
     return text
 
 
-@contextmanager
+@contextlib.contextmanager
 def file_in_memory(content: str) -> Iterator[Path]:
     """A file that this user's processes can read under the given path, and that no disk ever holds."""
     descriptor = os.memfd_create("login")
@@ -200,38 +192,41 @@ _SHAPES = re.compile(b"|".join((_AUTHORIZATION, _TOKENS, _NAMED, _ORDINARY)))
 _Find = Callable[[bytes, int], Iterator[re.Match[bytes]]]
 
 
-class Digest(Model):
-    """What was read or written: bytes, their checksum, and how many secrets were found in the source."""
-
-    size: int
-    sha256: str
-    secrets: int
-
-
-def copy_masked(source: Path, target: Path, secrets: Iterable[str]) -> Digest:
+def copy_masked(source: Path, target: Path, secrets: Iterable[str]) -> int:
     """Copy a text file with every secret value, and every text in a secret's shape, replaced by `MASK`.
 
-    The longest value at a place wins, and values that `nightbridge.secrets.mask_secrets` leaves are left here too.
-    Returns the copy's digest.
+    The longest value at a position wins; values that `mask_secrets` leaves are left here too. Returns how many were
+    masked.
 
     Raises:
-        OSError: The source cannot be read.
+        DamagedData: The source cannot be read.
         PermanentError: The target cannot be written.
 
     """
     maskers = _maskers(secrets)
-    digest, size = hashlib.sha256(), 0
-    with source.open("rb") as reader, _Target(target) as writer:
-        last = False
-        while not last:
-            output = reader.read(CHUNK)
-            last = not output
-            for masker in maskers:
-                output = masker.mask(output, last=last)
-            digest.update(output)
-            size += len(output)
-            writer.write(output)
-    return Digest(size=size, sha256=digest.hexdigest(), secrets=sum(masker.found for masker in maskers))
+    try:
+        with target.open("wb") as writer:
+            for piece in _pieces(source):
+                masked = piece
+                for masker in maskers:
+                    masked = masker.mask(masked, last=not piece)
+                writer.write(masked)
+    except OSError as error:
+        raise PermanentError(
+            f"cannot be written: {error.strerror}", thing=str(target), advice="Free space, or make it writable"
+        ) from error
+    return sum(masker.found for masker in maskers)
+
+
+def _pieces(source: Path) -> Iterator[bytes]:
+    """A file in chunks; the last one is empty."""
+    try:
+        with source.open("rb") as reader:
+            while piece := reader.read(CHUNK):
+                yield piece
+    except OSError as error:
+        raise DamagedData(f"cannot be read: {error.strerror}", thing=str(source)) from error
+    yield b""
 
 
 def mask_text(text: str, secrets: Iterable[str]) -> str:
@@ -325,35 +320,6 @@ class SecretFinder:
         border = self._tail + piece[: min(self._overlap, size)]
         self._seen |= {value for value in self._values if piece.find(value, 0, size) >= 0 or value in border}
         self._tail = (self._tail + piece[max(size - self._overlap, 0) : size])[-self._overlap :]
-
-
-class _Target:
-    """A file being written whose errors are ours, so that they are not taken for those of the file being read."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> "_Target":
-        with self._errors():
-            self._stream = self._path.open("wb")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with self._errors():
-            self._stream.close()
-
-    def write(self, data: bytes) -> None:
-        with self._errors():
-            self._stream.write(data)
-
-    @contextlib.contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise PermanentError(
-                f"cannot be written: {error.strerror}", thing=str(self._path), advice="Free space, or make it writable"
-            ) from error
 
 
 def _values(secrets: Iterable[str]) -> list[bytes]:

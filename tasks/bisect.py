@@ -14,7 +14,7 @@ from nightbridge.bisect.result import (
 )
 from nightbridge.bisect.search import BisectPolicy
 from nightbridge.errors import DamagedData
-from nightbridge.harvest.archive import load_record
+from nightbridge.harvest.manifest import load_record
 from nightbridge.models import RunRecord, Site, Verdict, slug
 from nightbridge.report.queries import history_of
 from nightbridge.slurm.attempts import attempts_of, cancel_jobs, read_ended

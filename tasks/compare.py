@@ -8,8 +8,7 @@ from nightbridge.errors import DamagedData, NightbridgeError, TransientError
 from nightbridge.gate.evidence import gather_evidence, since_of
 from nightbridge.gate.suspects import find_suspects
 from nightbridge.gate.verdict import compare as compare_with_history
-from nightbridge.harvest.archive import load_record
-from nightbridge.harvest.manifest import committed_attempts
+from nightbridge.harvest.manifest import committed_attempts, load_record
 from nightbridge.history.history_store import compact
 from nightbridge.history.reading import add, read_recent
 from nightbridge.history.rows import row_of

@@ -8,7 +8,7 @@ from prefect.logging import get_run_logger
 
 from nightbridge.errors import InvalidInput, TransientError
 from nightbridge.harvest.on_node import harvest_on_node
-from nightbridge.harvest.request import HarvestOrder, carry_out
+from nightbridge.harvest.request import HarvestRequest, run_harvest
 from nightbridge.models import (
     Checkout,
     Image,
@@ -37,7 +37,7 @@ def harvest(
 
     A store that is away, or whose credentials have expired, is waited for: the job is over and what it left stays.
     """
-    order = HarvestOrder(
+    request = HarvestRequest(
         run=run,
         checkout=checkout,
         image=image,
@@ -48,7 +48,7 @@ def harvest(
     )
     references = (*plan.secret_environment.values(), site.store_settings.access_key, site.store_settings.secret_key)
     secrets = {found: resolve_secret(found, block_value) for found in references if found}
-    record = _HARVESTS[site.harvest.on](order, secrets, site, ShownProgress(f"harvest of {run.run_key}"))
+    record = _HARVESTS[site.harvest.on](request, secrets, site, ShownProgress(f"harvest of {run.run_key}"))
     for change in record.tainted:
         get_run_logger().warning("the code was changed since it was checked out: %s", change)
     get_run_logger().info("kept at %s/%s", record.store_url, record.prefix)
@@ -56,13 +56,13 @@ def harvest(
 
 
 def _on_this_host(
-    order: HarvestOrder, secrets: Mapping[SecretRef, str], site: Site, shown: Callable[[Progress], None]
+    request: HarvestRequest, secrets: Mapping[SecretRef, str], site: Site, shown: Callable[[Progress], None]
 ) -> RunRecord:
-    return carry_out(order, open_store(site.store_settings, block_value), secrets.values(), shown)
+    return run_harvest(request, open_store(site.store_settings, block_value), secrets.values(), shown)
 
 
 def _on_a_node(
-    order: HarvestOrder, secrets: Mapping[SecretRef, str], site: Site, shown: Callable[[Progress], None]
+    request: HarvestRequest, secrets: Mapping[SecretRef, str], site: Site, shown: Callable[[Progress], None]
 ) -> RunRecord:
     if site.cluster.kind == "local":
         raise InvalidInput(
@@ -74,7 +74,7 @@ def _on_a_node(
     # Lines arrive in a thread of their own, which does not know by itself whose task run this is.
     here = contextvars.copy_context()
     return harvest_on_node(
-        order,
+        request,
         open_store(site.store_settings, block_value),
         secrets,
         srun,

@@ -37,7 +37,7 @@ from nightbridge.models import (
     Verdict,
     VerdictStatus,
 )
-from nightbridge.store.keys import sha256_hex
+from nightbridge.store.checksum import sha256_hex
 from nightbridge.store.protocol import ObjectStore
 
 STEPS = 50

@@ -12,13 +12,12 @@ from examples.practice.repositories import (
     install_torchrun,
     make_practice_repositories,
 )
-from nightbridge.errors import PermanentError
 from nightbridge.flows.api import nightly_regression
 from nightbridge.models import Model, NightReport, utc_now
 from nightbridge.repos.environments import prepare_base
 
 SAMPLES = Path(__file__).resolve().parents[2] / "conf" / "practice"
-# Where the samples say that the practice repositories are.
+# Where the samples expect the practice repositories.
 SAMPLES_REPOSITORIES = ".nightbridge/practice"
 
 
@@ -39,25 +38,19 @@ NIGHTS = (
 
 
 def prepare(workspace: Path) -> PracticeRepositories:
-    """Make what the demo needs and the person should not wait for: the launcher's environment and the repositories.
-
-    Raises:
-        PermanentError: The samples are not there: nightbridge was not installed from a clone.
-    """
-    if not SAMPLES.is_dir():
-        raise PermanentError("the samples are missing", thing=str(SAMPLES), advice="Run the demo from a clone")
+    """Make what the demo needs and takes a while: the launcher's environment and the repositories."""
     base = prepare_base(workspace / "envs")
     install_torchrun(workspace / "practice", base.absolute() / "bin" / "python")
     return make_practice_repositories(workspace / "practice")
 
 
-def run_demo(workspace: Path, tell: Callable[[DemoNight, NightReport], None]) -> tuple[NightReport, ...]:
+def run_demo(workspace: Path, on_night: Callable[[DemoNight, NightReport], None]) -> tuple[NightReport, ...]:
     """Run all nights from nothing, and return their reports.
 
     Args:
         workspace: The folder to work in. What an earlier demo left in its `demo` folder is removed; the launcher's
             environments beside it are kept.
-        tell: Called after each night.
+        on_night: Called after each night.
     """
     prepare(workspace)
     folder = workspace.absolute() / "demo"
@@ -72,7 +65,7 @@ def run_demo(workspace: Path, tell: Callable[[DemoNight, NightReport], None]) ->
         changed: dict[str, Any] = {} if night.step_time_factor is None else {"step_time_factor": night.step_time_factor}
         commit_behaviour(repositories, night.subject, **changed)
         report = nightly_regression(scenario, night=(first + timedelta(days=number)).isoformat(), system=str(site))
-        tell(night, report)
+        on_night(night, report)
         reports.append(report)
     return tuple(reports)
 

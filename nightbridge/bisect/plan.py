@@ -18,7 +18,7 @@ from nightbridge.gate.trend import trends
 from nightbridge.history.metrics import COMPLETE_OUTCOMES, measured
 from nightbridge.history.nightly_values import Night, nights_of
 from nightbridge.history.rows import HistoryRow, Pin
-from nightbridge.models import GitRepo, HarvestPolicy, Model, RunRecord, RunSpec, VerdictStatus
+from nightbridge.models import GitRepo, HarvestPolicy, RunRecord, RunSpec, StoredModel, VerdictStatus
 from nightbridge.models.metrics import COLUMNS, METRIC_BY_NAME, Metric
 from nightbridge.repos.commits import RangeCommit
 from nightbridge.store.protocol import ObjectStore
@@ -39,7 +39,7 @@ RUNS_OF_A_POINT = 1000
 """More than any point is ever given; the number of a point's run is `place * RUNS_OF_A_POINT + n`."""
 
 
-class BisectPlan(Model):
+class BisectPlan(StoredModel):
     """What is searched. Nothing in it changes once the first run was started."""
 
     bisect_id: str

@@ -10,9 +10,9 @@ from nightbridge.bisect.plan import (
     point_run,
 )
 from nightbridge.bisect.search import Answer, Measured, medians
-from nightbridge.harvest.archive import load_record
+from nightbridge.harvest.manifest import load_record
 from nightbridge.history.metrics import format_change, format_count, format_value, measured
-from nightbridge.models import Model, RunRecord, Verdict, VerdictStatus
+from nightbridge.models import Model, RunRecord, StoredModel, Verdict, VerdictStatus
 from nightbridge.repos.commits import RangeCommit
 from nightbridge.store.protocol import ObjectStore
 
@@ -37,7 +37,7 @@ class Point(Model):
     nodes: str = ""
 
 
-class BisectResult(Model):
+class BisectResult(StoredModel):
     """The answer, and what it rests on."""
 
     plan: BisectPlan

@@ -1,4 +1,4 @@
-"""What `nightbridge doctor` looks at: each thing that a night needs of this host, tried one after the other."""
+"""What `nightbridge doctor` checks: what a night needs on this host, tried in the order of the stages."""
 
 from collections.abc import Callable, Iterator
 
@@ -15,52 +15,49 @@ from nightbridge.slurm.pyslurm_cluster import PyslurmCluster
 from nightbridge.store.protocol import ObjectStore
 
 _GIT_TIMEOUT_SECONDS = 10.0
-_ASKED_THROUGH: dict[type, str] = {
+_INTERFACES: dict[type, str] = {
     LocalCluster: "the embedded cluster of this machine",
     CommandLineCluster: "using Slurm's commands",
     PyslurmCluster: "using pyslurm",
 }
 
 
-class Finding(Model):
-    """What one look has shown."""
+class Check(Model):
+    """The result of one check."""
 
     subject: str
     healthy: bool
     what: str
     advice: str = ""
 
+    def __str__(self) -> str:
+        advice = f". {self.advice}" if self.advice else ""
+        return f"{'✓' if self.healthy else '✗'} {self.subject:22}{self.what}{advice}"
 
-def examine(site: Site, open_site_store: Callable[[], ObjectStore]) -> Iterator[Finding]:
+
+def checks(site: Site, open_store: Callable[[], ObjectStore]) -> Iterator[Check]:
     """Try what the stages of a night will do: nothing is submitted, and nothing that is written stays.
 
     Args:
-        site: The place to look at.
-        open_site_store: Opens its store.
+        site: The site to check.
+        open_store: Opens its store.
 
     Returns:
-        One finding per subject, in the order of the stages. An error of ours is a finding, never raised.
-
+        One check per subject, in the order of the stages. An error of ours is a failed check, never raised.
     """
-
-    def store() -> str:
-        opened = open_site_store()
-        opened.check_writable()
-        return f"{opened.url}: can be written"
-
-    looks: dict[str, Callable[[], str]] = {
+    by_subject: dict[str, Callable[[], str]] = {
         "workspace": lambda: _workspace(site),
         "git": lambda: git("--version", timeout=_GIT_TIMEOUT_SECONDS).strip(),
         "launcher environment": lambda: _environment(site),
         "containers": lambda: _containers(site),
         "cluster": lambda: _cluster(site),
-        "store": store,
+        "store": lambda: _store(open_store()),
     }
-    for subject, look in looks.items():
+    for subject, check in by_subject.items():
         try:
-            yield Finding(subject=subject, healthy=True, what=look())
+            yield Check(subject=subject, healthy=True, what=check())
         except NightbridgeError as error:
-            yield Finding(subject=subject, healthy=False, what=error.happened, advice=error.advice)
+            yield Check(subject=subject, healthy=False, what=error.happened, advice=error.advice)
 
 
 def _workspace(site: Site) -> str:
@@ -97,4 +94,9 @@ def _cluster(site: Site) -> str:
         "GPUs of a node": limits.gpus_per_node,
     }
     known = [f"{name} {value}" for name, value in facts.items() if value is not None]
-    return f"{site.cluster.name}: " + ", ".join((_ASKED_THROUGH[type(cluster)], *known))
+    return f"{site.cluster.name}: " + ", ".join((_INTERFACES[type(cluster)], *known))
+
+
+def _store(store: ObjectStore) -> str:
+    store.check_writable()
+    return f"{store.url}: can be written"

@@ -7,8 +7,7 @@ from typing import cast, get_args
 from nightbridge.errors import InvalidInput
 from nightbridge.gate.decisions import Decision, DecisionKind, read_decisions, record_decision
 from nightbridge.gate.trend import Trend, trends
-from nightbridge.harvest.archive import load_record
-from nightbridge.harvest.manifest import last_attempt
+from nightbridge.harvest.manifest import last_attempt, load_record
 from nightbridge.history.history_store import folder_of
 from nightbridge.history.reading import read_history
 from nightbridge.history.rows import HistoryRow

@@ -19,7 +19,7 @@ from urllib.parse import quote
 from pydantic import AwareDatetime, Field, ValidationError
 
 from nightbridge.errors import DamagedData, InvalidInput
-from nightbridge.models import MetricName, Model
+from nightbridge.models import MetricName, StoredModel
 from nightbridge.models.metrics import METRIC_BY_NAME
 from nightbridge.store.protocol import ObjectStore
 
@@ -34,7 +34,7 @@ KIND_WORDS: dict[DecisionKind, str] = {
 }
 
 
-class Decision(Model):
+class Decision(StoredModel):
     """A user's decision about one series."""
 
     kind: DecisionKind

@@ -33,8 +33,7 @@ from nightbridge.goldens.goldens import (
     read_golden_file,
 )
 from nightbridge.goldens.parity import curve_of, follow
-from nightbridge.harvest.archive import METRICS, load_scalars
-from nightbridge.harvest.manifest import committed_attempts
+from nightbridge.harvest.manifest import METRICS, committed_attempts, load_scalars
 from nightbridge.history.metrics import COMPLETE_OUTCOMES
 from nightbridge.history.reading import find_series, read_history
 from nightbridge.history.rows import HistoryRow

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from nightbridge.errors import DamagedData, NightbridgeError
 from nightbridge.gate.decisions import Decision
 from nightbridge.gate.trend import Change, Trend, trends
-from nightbridge.harvest.archive import load_record
+from nightbridge.harvest.manifest import load_record
 from nightbridge.history.nightly_values import good_runs_before, nights_of
 from nightbridge.history.rows import HistoryRow, Pin
 from nightbridge.launch.config_container import Container, container_differences

@@ -1,21 +1,31 @@
-"""The manifest of a stored run: written last, only if absent, and the one sign that a run is complete.
+"""What the store has of a run: where its attempts are, the manifest of each, and its record.
 
-Where the runs of a run key lie in the store.
+The manifest is written last, only if absent, and is the one sign that a run is complete.
 """
 
+import io
 import re
 from datetime import datetime
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import pydantic
 from pydantic import Field
 from pydantic_core import to_json
 
 from nightbridge.errors import DamagedData, InvalidInput
-from nightbridge.models import Job, Model, StoredFile
-from nightbridge.store.protocol import ObjectStore
+from nightbridge.models import Job, Model, RunRecord, RunSpec, StoredFile, StoredModel
+from nightbridge.store.checksum import sha256_hex
+from nightbridge.store.protocol import ObjectStore, read_model
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MANIFEST = "manifest.json"
+RECORD = "record.json"
+SUMMARY = "summary.json"
+METRICS = "metrics.parquet"
+
+_HASH = re.compile(r"-[0-9a-f]{10}$")
 
 
 class LeftOut(Model):
@@ -34,10 +44,10 @@ class LeftOut(Model):
         return f"{self.path}: {self.reason}"
 
 
-class Manifest(Model):
+class Manifest(StoredModel):
     """What one attempt of a run left in the store: exactly these objects, with exactly these bytes."""
 
-    version: Literal[1] = 1
+    version: Literal[1] = Field(1, description="Of the layout of `files`: a release refuses one that it does not know.")
     run_key: str
     attempt: int = Field(ge=1)
     prefix: str = Field(description="The folder of the store that `files` are relative to.")
@@ -61,18 +71,8 @@ def read_manifest(store: ObjectStore, prefix: str) -> Manifest | None:
         DamagedData: There is one, and it is not a manifest.
 
     """
-    key = f"{prefix}/{MANIFEST}"
-    data = store.get(key)
-    if data is None:
-        return None
-    try:
-        return Manifest.model_validate_json(data)
-    except pydantic.ValidationError as error:
-        raise DamagedData(
-            f"not a manifest: {error.errors()[0]['msg']}",
-            thing=store.url_of(key),
-            advice="It was modified in the store, or written by a newer nightbridge",
-        ) from error
+    advice = "It was modified in the store, or written by a newer nightbridge"
+    return read_model(store, f"{prefix}/{MANIFEST}", Manifest, what="not a manifest", advice=advice)
 
 
 def commit_manifest(store: ObjectStore, manifest: Manifest) -> bool:
@@ -81,17 +81,73 @@ def commit_manifest(store: ObjectStore, manifest: Manifest) -> bool:
     return store.put_if_absent(f"{manifest.prefix}/{MANIFEST}", data)
 
 
-_TAIL = re.compile(r"-[0-9a-f]{10}$")
+def load_record(store: ObjectStore, prefix: str) -> RunRecord | None:
+    """Read the record of a stored run; None when the run was never committed.
+
+    Raises:
+        DamagedData: The run was committed, and its record is missing or not the one that was committed.
+
+    """
+    manifest = read_manifest(store, prefix)
+    return None if manifest is None else committed_record(store, manifest)
+
+
+def load_scalars(store: ObjectStore, prefix: str) -> "pd.DataFrame | None":
+    """Read the scalars of a stored run: tag, step, value, superseded; None when it has none.
+
+    Raises:
+        DamagedData: They are not a table of scalars.
+
+    """
+    key = f"{prefix}/{METRICS}"
+    data = store.get(key)
+    if data is None:
+        return None
+    import pandas as pd
+    import pyarrow as pa
+
+    try:
+        return pd.read_parquet(io.BytesIO(data), columns=["tag", "step", "value", "superseded"])
+    except (pa.ArrowException, ValueError) as error:
+        raise DamagedData("not a table of scalars", thing=store.url_of(key), advice="Harvest the run again") from error
+
+
+def committed_record(store: ObjectStore, manifest: Manifest) -> RunRecord:
+    """Read the record that a manifest names.
+
+    Raises:
+        DamagedData: It is missing, or not the one that was committed.
+
+    """
+    key, entry = f"{manifest.prefix}/{RECORD}", manifest.file(RECORD)
+    data = store.get(key)
+    if data is None or entry is None or sha256_hex(data) != entry.sha256:
+        raise DamagedData(
+            "not the committed record", thing=store.url_of(key), advice="Run `nightbridge verify` for details"
+        )
+    try:
+        return RunRecord.model_validate_json(data)
+    except pydantic.ValidationError as error:
+        raise DamagedData(
+            f"not a run record: {error.errors()[0]['msg']}",
+            thing=store.url_of(key),
+            advice="It was written by another version of nightbridge",
+        ) from error
+
+
+def run_prefix(spec: RunSpec, attempt: int) -> str:
+    """The folder of one attempt in the store: `runs/<test slug>/<night>/<run key>/a<n>`."""
+    return f"runs/{spec.test_slug}/{spec.night}/{spec.run_key}/a{attempt}"
 
 
 def committed_attempts(store: ObjectStore, run_key: str) -> tuple[str, ...]:
     """The prefixes of a run's committed attempts, oldest first.
 
     A run key is `<test slug>-<night>-<hash>` and the store's folders are named after slug and night, both of which may
-    hold dashes: every place where the key can be cut is tried.
+    hold dashes: every split of the key is tried.
     """
     found: dict[int, str] = {}
-    words = _TAIL.sub("", run_key).split("-")
+    words = _HASH.sub("", run_key).split("-")
     for cut in range(1, len(words)):
         folder = f"runs/{'-'.join(words[:cut])}/{'-'.join(words[cut:])}/{run_key}"
         manifest = re.compile(rf"{re.escape(folder)}/a(\d+)/{re.escape(MANIFEST)}")
@@ -110,9 +166,6 @@ def last_attempt(store: ObjectStore, run_key: str) -> str:
     """
     attempts = committed_attempts(store, run_key)
     if not attempts:
-        raise InvalidInput(
-            "no stored run with this run key",
-            thing=f"{run_key} in {store.url}",
-            advice="Check the run key and the store",
-        )
+        thing = f"{run_key} in {store.url}"
+        raise InvalidInput("no stored run with this run key", thing=thing, advice="Check the run key and the store")
     return attempts[-1]

@@ -1,87 +1,307 @@
-"""What a harvest works on, as one model, and the harvest itself: the same on the flow's host and on a compute node."""
+"""The harvest of a run: everything it left goes to the store, checked, and counts only once its manifest is there.
 
-from collections.abc import Callable, Iterable
+It is the same on the flow's host and on a compute node, and works on one model, `HarvestRequest`. Repeating it is
+always safe. A committed run is checked and its record returned; an interrupted harvest resumes where it was; of two
+harvesters of one run the second waits, and returns the record of the first.
+"""
+
+import contextlib
+import json
+import logging
+import platform
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from nightbridge.harvest.archive import committed_run, harvest, run_prefix
+import pydantic
+
+from nightbridge.errors import DamagedData, PermanentError
+from nightbridge.harvest.manifest import (
+    METRICS,
+    RECORD,
+    SUMMARY,
+    LeftOut,
+    Manifest,
+    commit_manifest,
+    committed_record,
+    read_manifest,
+    run_prefix,
+)
+from nightbridge.harvest.restore import missing_objects
+from nightbridge.harvest.selection import files_to_store, stored_path
+from nightbridge.harvest.upload import Unit, upload
+from nightbridge.locking import lease
 from nightbridge.models import (
     Checkout,
+    Checkpoint,
+    CheckpointState,
     Image,
     Job,
     LaunchPlan,
     Model,
     RunRecord,
     RunSpec,
+    StoredFile,
     StoreSettings,
+    Summary,
+    utc_now,
 )
-from nightbridge.outputs.experiment import read_run
+from nightbridge.models.series import series_id
+from nightbridge.outputs.experiment import RunOutput, read_facts, read_run
 from nightbridge.outputs.measurements import measure, read_settings
+from nightbridge.secrets import mask_text
+from nightbridge.store.checksum import sha256_hex
 from nightbridge.store.protocol import ObjectStore
 from nightbridge.store.transfers import Progress
 
+if TYPE_CHECKING:
+    import pandas
 
-class HarvestOrder(Model):
-    """Everything that a harvest works on. It holds no secret, only the names of the places where they are found."""
+LEASE = "harvest.lease"
+"""The lease of whoever harvests an attempt, in its folder."""
+
+SCRATCH = ".harvest-"
+"""How the name of a harvest's own folder begins, in the attempt's."""
+
+_log = logging.getLogger(__name__)
+
+
+class HarvestRequest(Model):
+    """Everything that a harvest works on. It holds no secret, only references to where secrets are found."""
 
     run: RunSpec
     checkout: Checkout
     image: Image
     plan: LaunchPlan
+    """How it was launched. Its attempt folder also takes the masked copies of the logs while they are sent."""
     jobs: tuple[Job, ...]
+    """Every attempt, oldest first; the last one is the run's."""
     store: StoreSettings
     tainted: tuple[str, ...] = ()
+    """What in the checked-out code is no longer as its commits are."""
+
+    @property
+    def job(self) -> Job:
+        """The attempt that counts."""
+        return self.jobs[-1]
 
     @property
     def prefix(self) -> str:
-        """Where the run goes in the store."""
-        return run_prefix(self.run, self.jobs[-1].attempt)
+        """The run's folder in the store."""
+        return run_prefix(self.run, self.job.attempt)
 
 
-def carry_out(
-    order: HarvestOrder,
+@dataclass(frozen=True)
+class MeasuredRun:
+    """What a run left, and what was measured of it: `metrics` has one row per step and tag.
+
+    Of `earlier` attempts the logs and curves are stored beside the run's.
+    """
+
+    output: RunOutput
+    summary: Summary
+    metrics: "pandas.DataFrame"
+    earlier: tuple[RunOutput, ...] = ()
+
+
+def run_harvest(
+    request: HarvestRequest,
     store: ObjectStore,
     secrets: Iterable[str],
     on_progress: Callable[[Progress], None] | None = None,
 ) -> RunRecord:
-    """Measure a run and store it; of one that is committed already, nothing is read here but what the store has.
+    """Measure a run and store it; of one that is committed already, only what the store has is read.
 
     Args:
-        order: What to harvest.
-        store: The opened store of the order.
+        request: What to harvest.
+        store: The opened store of the request.
         secrets: Values that must not leave this machine.
-        on_progress: As for `harvest`.
+        on_progress: Called in this thread after each file, and at intervals while none is done.
 
     Raises:
-        TransientError: The store did not answer.
+        TransientError: The store did not answer, or another harvest of the run is in progress and takes long; calling
+            again resumes from here.
         PermanentError: The store refuses, or has another job's run there, or there is no room for masked copies.
         DamagedData: The run was committed earlier, and objects of it are missing.
 
     """
-    committed = committed_run(store, order.prefix, order.jobs[-1])
-    if committed is not None:
-        return committed
-    left = read_run(order.jobs[-1], order.plan.output_dir, order.plan.checkpoint_dir)
-    settings = read_settings(order.run, left.config_container)
-    summary, metrics = measure(left, order.run.test.gate, order.plan.max_steps, settings, order.jobs[-1])
-    return harvest(
-        order.run,
-        order.checkout,
-        order.image,
-        order.plan,
-        order.jobs,
-        output=left,
-        summary=summary,
-        metrics=metrics,
-        store=store,
-        secrets=secrets,
-        on_progress=on_progress,
-        tainted=order.tainted,
-        earlier=[read_run(job, _output_dir_of(job, order.plan)) for job in order.jobs[:-1]],
+    committed = _committed_run(request, store)
+    return committed or store_run(request, measure_run(request), store, secrets, on_progress)
+
+
+def measure_run(request: HarvestRequest) -> MeasuredRun:
+    """Find what the run left, and measure it."""
+    plan, job = request.plan, request.job
+    output = read_run(job, plan.output_dir, plan.checkpoint_dir)
+    settings = read_settings(request.run, output.config_container)
+    summary, metrics = measure(output, request.run.test.gate, plan.max_steps, settings, job)
+    earlier = tuple(read_run(each, _output_dir_of(each, plan)) for each in request.jobs[:-1])
+    return MeasuredRun(output, summary, metrics, earlier)
+
+
+def store_run(
+    request: HarvestRequest,
+    measured: MeasuredRun,
+    store: ObjectStore,
+    secrets: Iterable[str],
+    on_progress: Callable[[Progress], None] | None = None,
+) -> RunRecord:
+    """Store what a run left and return its record; arguments and errors are those of `run_harvest`."""
+    attempt_dir, values = request.plan.attempt_dir, tuple(secrets)
+    # Two at once would write over each other's objects, and what one then commits would be partly the other's.
+    with lease(attempt_dir / LEASE) as held, _scratch(attempt_dir) as scratch:
+        committed = _committed_run(request, store)
+        if committed is not None:
+            return committed
+
+        policy = request.run.test.harvest.checkpoint
+        units, left_out = files_to_store(measured.output, policy, measured.earlier)
+        masked_copies = scratch / "masked"
+        with _needing_room(scratch):
+            units += _measurement_units(scratch, measured)
+            masked_copies.mkdir()
+        uploaded = upload(store, request.prefix, units, values, masked_copies, on_progress)
+        left_out += uploaded.left_out
+        for each in left_out:
+            _log.warning("not stored: %s", each)
+
+        held.ensure_held()
+        record, stored_record = _put_record(store, _record_of(request, measured, store, left_out), values)
+        manifest = Manifest(
+            run_key=request.run.run_key,
+            attempt=request.job.attempt,
+            prefix=request.prefix,
+            files=tuple(sorted((*uploaded.files, stored_record), key=lambda file: file.path)),
+            left_out=left_out,
+            masks=uploaded.masks,
+            pins=_pins(request.checkout, request.image),
+            job=record.job,
+            versions={"nightbridge": version("nightbridge"), "python": platform.python_version()},
+            committed_at=utc_now(),
+        )
+        if commit_manifest(store, manifest):
+            return record
+    first = _committed_run(request, store)
+    if first is None:
+        thing = store.url_of(request.prefix)
+        raise DamagedData("the manifest disappeared while it was committed", thing=thing)
+    return first
+
+
+def _committed_run(request: HarvestRequest, store: ObjectStore) -> RunRecord | None:
+    """The record of the committed run whose objects are all there by a listing; None when it was never committed."""
+    manifest = read_manifest(store, request.prefix)
+    if manifest is None:
+        return None
+    job, other = request.job, manifest.job
+    if (other.cluster, other.job_id) != (job.cluster, job.job_id):
+        raise PermanentError(
+            f"the store already has another run with this run key: job {other.job_id} of {other.cluster},"
+            f" not of job {job.job_id} of {job.cluster}",
+            thing=store.url_of(manifest.prefix),
+            advice="Give each cluster a store of its own, such as a prefix in the store's URL, or the night another id",
+        )
+    problems = missing_objects(store, manifest)
+    if problems:
+        raise DamagedData(
+            f"committed, but {len(problems)} of its objects are damaged ({problems[0]})",
+            thing=store.url_of(manifest.prefix),
+            advice="Run `nightbridge verify` for details; delete its manifest.json to harvest it again",
+        )
+    return committed_record(store, manifest)
+
+
+def _record_of(
+    request: HarvestRequest, measured: MeasuredRun, store: ObjectStore, left_out: Sequence[LeftOut]
+) -> RunRecord:
+    output, checkout, job = measured.output, request.checkout, request.job
+    return RunRecord(
+        spec=request.run,
+        checkout=checkout,
+        image=request.image,
+        plan=request.plan,
+        jobs=request.jobs,
+        store_url=store.url,
+        prefix=request.prefix,
+        series=series_id(request.run, job.cluster),
+        summary=measured.summary,
+        checkpoints=tuple(_as_stored(each, stored_path(output, each), left_out) for each in output.checkpoints),
+        left_out=tuple(str(each) for each in left_out),
+        tainted=request.tainted,
+        facts=read_facts(output, job, (repository.commit for repository in checkout.repositories)),
+        harvested_at=utc_now(),
     )
 
 
+def _put_record(store: ObjectStore, record: RunRecord, secrets: Sequence[str]) -> tuple[RunRecord, StoredFile]:
+    """Store the record without secrets; returns it as it is stored."""
+    spelled = {spelling for value in secrets for spelling in (value, json.dumps(value, ensure_ascii=False)[1:-1])}
+    data = mask_text(record.model_dump_json(indent=2), spelled).encode() + b"\n"
+    key = f"{record.prefix}/{RECORD}"
+    try:
+        masked = RunRecord.model_validate_json(data)
+    except pydantic.ValidationError as error:
+        what = "a secret's value also occurs as an ordinary word in the record"
+        raise PermanentError(what, thing=key, advice="Use a longer secret") from error
+    store.put(key, data)
+    return masked, StoredFile(path=RECORD, size=len(data), sha256=sha256_hex(data), kind="summary")
+
+
+def _measurement_units(scratch: Path, measured: MeasuredRun) -> tuple[Unit, ...]:
+    (scratch / SUMMARY).write_text(measured.summary.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    measured.metrics.to_parquet(scratch / METRICS, index=False)
+    return (Unit.of(scratch / SUMMARY, SUMMARY, "summary"), Unit.of(scratch / METRICS, METRICS, "metrics"))
+
+
+def _as_stored(checkpoint: Checkpoint, path: str, left_out: Iterable[LeftOut]) -> Checkpoint:
+    """A complete checkpoint that could not be stored counts as incomplete in the record."""
+    reason = next((each.reason for each in left_out if each.path == path), None)
+    if reason is None or checkpoint.state is not CheckpointState.COMPLETE:
+        return checkpoint
+    return checkpoint.model_copy(update={"state": CheckpointState.DAMAGED, "reason": f"not stored: {reason}"})
+
+
+def _pins(checkout: Checkout, image: Image) -> dict[str, str]:
+    return {
+        "megatron_bridge": checkout.megatron_bridge.commit,
+        **({"nemo_run": checkout.nemo_run.commit} if checkout.nemo_run else {}),
+        **({"environment": checkout.environment.digest} if checkout.environment else {}),
+        "image": image.digest or image.kind,
+    }
+
+
 def _output_dir_of(earlier: Job, plan: LaunchPlan) -> Path | None:
-    """Where an earlier attempt wrote: the place in its own folder that the last one's plan has in its."""
+    """Where an earlier attempt wrote: where the last one's plan has it, below the earlier attempt's own folder."""
     if plan.output_dir is None or not plan.output_dir.is_relative_to(plan.attempt_dir):
         return None
     return earlier.attempt_dir / plan.output_dir.relative_to(plan.attempt_dir)
+
+
+@contextlib.contextmanager
+def _scratch(attempt_dir: Path) -> Iterator[Path]:
+    """A folder beside the run, where there is room for copies of its logs; /tmp of a login node may be small.
+
+    For who holds the lease: any other such folder was left by a harvest that died.
+    """
+    with _needing_room(attempt_dir):
+        for leftover in attempt_dir.glob(f"{SCRATCH}*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        scratch = tempfile.TemporaryDirectory(prefix=SCRATCH, dir=attempt_dir, ignore_cleanup_errors=True)
+    with scratch as path:
+        yield Path(path)
+
+
+@contextlib.contextmanager
+def _needing_room(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise PermanentError(
+            f"cannot write masked copies and measurements: {error.strerror}",
+            thing=str(folder),
+            advice="Free space there, or make it writable",
+        ) from error

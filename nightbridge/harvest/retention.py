@@ -1,30 +1,27 @@
-"""What of the store `prune` may remove: whole runs that are old, and that nothing which stays refers to.
+"""Old runs for `prune` to remove from the store: whole ones, to which no run that stays refers.
 
-A run's manifest is removed first: from then on its remains do not count as a run, and the next removal finds
-the rest. History rows stay; they are small, and the trend needs them.
+A run's manifest is removed first: from then on its remains do not count as a run, and the next removal finds the rest.
+History rows stay; they are small, and the trend needs them.
 """
 
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
-from itertools import groupby
 
-import pydantic
 from pydantic import AwareDatetime, Field
 
-from nightbridge.errors import DamagedData
 from nightbridge.harvest.manifest import MANIFEST
 from nightbridge.models import GatePolicy, Model, RetentionPolicy, Verdict, VerdictStatus
-from nightbridge.store.protocol import ObjectInfo, ObjectStore
+from nightbridge.store.protocol import ObjectInfo, ObjectStore, read_model
 from nightbridge.store.transfers import Meter, Progress, in_parallel
 
 VERDICT = "verdict.json"
 DECISIONS = "decisions"
-"""Folder of the store with accepted runs. Whatever form it has: a run whose key is in it stays."""
+"""Folder of the store with accepted runs. A run whose key occurs anywhere in it stays."""
 
 NEVER_YOUNGER_THAN = timedelta(days=1)
-"""A run that was written to within this time is never removed: its verdict may be under way."""
+"""A run that was written to within this time is never removed: its verdict may be in progress."""
 
 LEFTOVER_AGE = timedelta(days=7)
 """Time without a write after which objects without a manifest belong to a harvest or a removal that died."""
@@ -72,15 +69,12 @@ def find_old_runs(store: ObjectStore, policy: RetentionPolicy, *, now: datetime 
     committed = [run for run in runs if run.committed]
     verdicts = in_parallel(lambda run: _verdict_of(store, run), committed)
     judged = [run.model_copy(update={"verdict": verdict}) for run, verdict in zip(committed, verdicts, strict=True)]
-    chosen = choose_runs(judged, policy, _decisions(store), now=now)
-    leftovers = [run for run in runs if not run.committed and now - run.written_at > LEFTOVER_AGE]
-    reasons = [
-        *chosen,
-        *((run, "without a manifest: left by an interrupted harvest or removal") for run in leftovers),
-    ]
+    leftover = "without a manifest: left by an interrupted harvest or removal"
+    leftovers = [(run, leftover) for run in runs if not run.committed and now - run.written_at > LEFTOVER_AGE]
+    chosen = [*choose_runs(judged, policy, _decisions(store), now=now), *leftovers]
     return [
         RunRemoval(run=run, url=store.url_of(run.prefix), reason=reason)
-        for run, reason in sorted(reasons, key=lambda found: found[0].written_at)
+        for run, reason in sorted(chosen, key=lambda found: found[0].written_at)
     ]
 
 
@@ -90,8 +84,8 @@ def choose_runs(
     """Choose the committed runs that go, each with the reason.
 
     What a run that stays was compared with stays as well, and so does what the next night will be compared with: the
-    newest good runs of every series, and the run that a test names as its reference. That is not carried on: what such
-    a run was itself compared with may go.
+    newest good runs of every series, and the run that a test names as its reference. That ends there: what such a run
+    was itself compared with may go.
 
     Args:
         runs: Every committed run, with its verdict.
@@ -101,8 +95,11 @@ def choose_runs(
 
     """
     reasons: dict[str, str] = {}
-    for _, of_test in groupby(sorted(runs, key=lambda run: run.test), key=lambda run: run.test):
-        reasons |= _beyond_limits(list(of_test), policy, now)
+    by_test: dict[str, list[StoredRun]] = defaultdict(list)
+    for run in runs:
+        by_test[run.test].append(run)
+    for of_test in by_test.values():
+        reasons |= _beyond_limits(of_test, policy, now)
     kept = [run for run in runs if run.run_key not in reasons]
     referred = {key for run in kept if run.verdict for key in run.verdict.baseline_runs}
     referred |= _next_baselines(runs)
@@ -122,8 +119,8 @@ def remove_runs(
 ) -> list[RunRemoval]:
     """Remove stored runs, the manifests of each before all else; return those that are gone.
 
-    One that was written to, or accepted, since it was chosen stays. What uploads left that were interrupted
-    long ago, and that no listing shows, goes as well.
+    One that was written to, or accepted, since it was chosen stays. Leftovers of uploads that were interrupted long
+    ago, which no listing shows, are removed as well.
     """
     decisions = _decisions(store)
     removed = []
@@ -148,29 +145,24 @@ def _remove(store: ObjectStore, prefix: str, keys: Sequence[str]) -> None:
 
 def _beyond_limits(runs: Sequence[StoredRun], policy: RetentionPolicy, now: datetime) -> dict[str, str]:
     """The runs of one test that a limit does not allow, by run key, each with the reason."""
-    newest_of: dict[str, datetime] = defaultdict(lambda: datetime.min.replace(tzinfo=UTC))
+    newest_of: dict[str, datetime] = {}
     for run in runs:
-        newest_of[run.night] = max(newest_of[run.night], run.written_at)
-    places = {night: place for place, night in enumerate(sorted(newest_of, key=newest_of.__getitem__, reverse=True))}
+        newest_of[run.night] = max(newest_of.get(run.night, run.written_at), run.written_at)
+    newer_nights = {night: n for n, night in enumerate(sorted(newest_of, key=newest_of.__getitem__, reverse=True))}
     reasons, kept_bytes = {}, 0
-    for run in sorted(runs, key=lambda run: (places[run.night], -run.written_at.timestamp())):
+    for run in sorted(runs, key=lambda run: (newer_nights[run.night], -run.written_at.timestamp())):
         age = (now - run.written_at) / timedelta(days=1)
-        kept_bytes += run.size
+        gigabytes = (kept_bytes + run.size) / GIGABYTE
         limits = (
-            (policy.days is not None and age > policy.days, f"stored {age:.0f} days ago"),
-            (
-                policy.nights is not None and places[run.night] >= policy.nights,
-                f"{policy.nights} newer nights are kept",
-            ),
-            (
-                policy.max_gb is not None and kept_bytes > policy.max_gb * GIGABYTE,
-                "newer ones use up the allowed size",
-            ),
+            (policy.days, age, f"stored {age:.0f} days ago"),
+            (policy.nights, newer_nights[run.night] + 1, f"{policy.nights} newer nights are kept"),
+            (policy.max_gb, gigabytes, "newer ones use up the allowed size"),
         )
-        reason = next((text for holds, text in limits if holds), None)
+        reason = next((text for limit, value, text in limits if limit is not None and value > limit), None)
         if reason:
             reasons[run.run_key] = reason
-            kept_bytes -= run.size
+        else:
+            kept_bytes += run.size
     return reasons
 
 
@@ -217,16 +209,9 @@ def _newest(items: Iterable[ObjectInfo]) -> datetime:
 
 
 def _verdict_of(store: ObjectStore, run: StoredRun) -> Verdict | None:
-    key = f"{run.prefix}/{VERDICT}"
-    data = store.get(key)
-    try:
-        return None if data is None else Verdict.model_validate_json(data)
-    except pydantic.ValidationError as error:
-        raise DamagedData(
-            "not a verdict; the runs it was compared with are unknown",
-            thing=store.url_of(key),
-            advice="Compare the run again, or delete the file",
-        ) from error
+    what = "not a verdict; the runs it was compared with are unknown"
+    advice = "Compare the run again, or delete the file"
+    return read_model(store, f"{run.prefix}/{VERDICT}", Verdict, what=what, advice=advice)
 
 
 def _decisions(store: ObjectStore) -> str:

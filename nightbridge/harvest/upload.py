@@ -6,7 +6,7 @@ it was chosen, a secret inside a binary) leaves its unit out; what is wrong with
 
 import functools
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -16,8 +16,7 @@ from nightbridge.harvest.manifest import LeftOut
 from nightbridge.models import Model, StoredFile
 from nightbridge.secrets import copy_masked
 from nightbridge.store.checksum import FileSource, Stamp
-from nightbridge.store.keys import checked_key
-from nightbridge.store.protocol import ObjectStore
+from nightbridge.store.protocol import ObjectStore, checked_key
 from nightbridge.store.transfers import Meter, Progress, in_parallel
 
 TEXT_KINDS = frozenset({"log", "config", "summary"})
@@ -57,11 +56,11 @@ class Uploaded(Model):
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """A file to send, its unit, and what it was when the upload began (None: it cannot be read)."""
+    """A file to send, its unit, and what it was when the upload began (None: it cannot be read, for this reason)."""
 
     number: int
-    file: LocalFile
     unit: str
+    file: LocalFile
     stamp: Stamp | None
     reason: str
 
@@ -69,14 +68,11 @@ class _Task:
 @dataclass(frozen=True, slots=True)
 class _Sent:
     stored: StoredFile
-    masks: int = 0
+    masks: int
 
 
-class _NotTried:
-    """Another file of the unit was wrong already."""
-
-
-_Result = _Sent | LeftOut | _NotTried
+_Result = _Sent | LeftOut | None
+"""None: not tried, because another file of the unit could not be stored."""
 
 
 def upload(
@@ -102,17 +98,18 @@ def upload(
         PermanentError: The store refuses.
 
     """
-    tasks = [_task(number, unit, file) for number, (unit, file) in enumerate(_files(units))]
+    files = [(unit.path, file) for unit in units for file in unit.files]
+    tasks = [_task(number, unit, file) for number, (unit, file) in enumerate(files)]
     meter = Meter("sending", [task.stamp.size if task.stamp else 0 for task in tasks], on_progress)
     sender = _Sender(store, prefix, tuple(secrets), scratch, meter)
-    results = in_parallel(sender.send, tasks, meter)
-    left_out = _first_failures(zip(tasks, results, strict=True))
+    results = list(zip(tasks, in_parallel(sender.send, tasks, meter), strict=True))
+    left_out = _first_failures(results)
     kept: list[_Sent] = []
-    for task, result in zip(tasks, results, strict=True):
+    for task, result in results:
         if task.unit not in left_out and isinstance(result, _Sent):
             kept.append(result)
         elif isinstance(result, _Sent) or sender.had(task.file):
-            # Sent now or by an earlier try, before its unit turned out not to be whole.
+            # Sent now or by an earlier try, before its unit turned out to be incomplete.
             store.delete(f"{prefix}/{task.file.path}")
     store.remove_leftovers(prefix)
     return Uploaded(
@@ -122,11 +119,7 @@ def upload(
     )
 
 
-def _files(units: Iterable[Unit]) -> Iterator[tuple[Unit, LocalFile]]:
-    return ((unit, file) for unit in units for file in unit.files)
-
-
-def _task(number: int, unit: Unit, file: LocalFile) -> _Task:
+def _task(number: int, unit: str, file: LocalFile) -> _Task:
     stamp, reason = None, ""
     try:
         checked_key(file.path)
@@ -139,54 +132,49 @@ def _task(number: int, unit: Unit, file: LocalFile) -> _Task:
         reason = error.what
     except OSError as error:
         reason = f"cannot be read: {error.strerror}"
-    return _Task(number, file, unit=unit.path, stamp=stamp, reason=reason)
+    return _Task(number, unit, file, stamp, reason)
 
 
 class _Sender:
-    """Sends the files of one upload. State: what an earlier try left in the store, and the units that are not whole."""
+    """Sends the files of one upload. State: what an earlier try left in the store, and the units that failed."""
 
     def __init__(self, store: ObjectStore, prefix: str, secrets: Sequence[str], scratch: Path, meter: Meter) -> None:
         self._store, self._prefix, self._secrets, self._scratch, self._meter = store, prefix, secrets, scratch, meter
         self._there = {found.key for found in store.list(prefix)}
-        self._broken: set[str] = set()
+        self._failed: set[str] = set()
 
     def had(self, file: LocalFile) -> bool:
         """Whether an earlier try had sent a file under this name."""
-        return self._key(file) in self._there
+        return f"{self._prefix}/{file.path}" in self._there
 
     def send(self, task: _Task) -> _Result:
-        """Send one file; nothing is read of a unit that has turned out not to be whole."""
-        if task.unit in self._broken:
-            return _NotTried()
-        result = self._masked_or_as_it_is(task)
-        if isinstance(result, LeftOut):
-            self._broken.add(task.unit)
-        return result
-
-    def _masked_or_as_it_is(self, task: _Task) -> _Sent | LeftOut:
-        if task.stamp is None:
-            return LeftOut(path=task.file.path, reason=task.reason)
+        """Send one file; nothing is read of a unit that has already failed."""
+        if task.unit in self._failed:
+            return None
         try:
-            if task.file.kind not in TEXT_KINDS:
-                return self._send(task, FileSource(task.file.source, task.stamp, self._secrets), masks=0)
-            masked = self._scratch / str(task.number)
-            masks = copy_masked(task.file.source, masked, self._secrets).secrets
-            try:
-                return self._send(task, FileSource(masked), masks)
-            finally:
-                masked.unlink()
+            if task.stamp is None:
+                raise DamagedData(task.reason)
+            if task.file.kind in TEXT_KINDS:
+                return self._send_masked(task, task.stamp)
+            return self._send(task, task.stamp, FileSource(task.file.source, task.stamp, self._secrets))
         except DamagedData as error:
+            self._failed.add(task.unit)
             return LeftOut(path=task.file.path, reason=error.what)
-        except OSError as error:
-            return LeftOut(path=task.file.path, reason=f"cannot be read: {error.strerror}")
 
-    def _send(self, task: _Task, source: FileSource, masks: int) -> _Sent:
-        key = self._key(task.file)
+    def _send_masked(self, task: _Task, stamp: Stamp) -> _Sent:
+        masked = self._scratch / str(task.number)
+        masks = copy_masked(task.file.source, masked, self._secrets)
+        try:
+            return self._send(task, stamp, FileSource(masked), masks)
+        finally:
+            masked.unlink()
+
+    def _send(self, task: _Task, stamp: Stamp, source: FileSource, masks: int = 0) -> _Sent:
         source.on_read = functools.partial(self._meter.moved, task.number)
+        key = f"{self._prefix}/{task.file.path}"
         found = self._store.holds(key, source) if key in self._there else None
         if found is None:
             found = self._store.put_file(key, source)
-        assert task.stamp is not None
         assert found.sha256 is not None
         stored = StoredFile(
             path=task.file.path,
@@ -194,19 +182,16 @@ class _Sender:
             sha256=found.sha256,
             part_size=found.part_size,
             etag=found.etag,
-            mtime_ns=task.stamp.mtime_ns,
+            mtime_ns=stamp.mtime_ns,
             kind=task.file.kind,
         )
         return _Sent(stored, masks)
 
-    def _key(self, file: LocalFile) -> str:
-        return f"{self._prefix}/{file.path}"
 
-
-def _first_failures(outcome: Iterable[tuple[_Task, _Result]]) -> dict[str, LeftOut]:
-    """The units that are not whole, by path, each with the reason of its first bad file."""
+def _first_failures(results: Iterable[tuple[_Task, _Result]]) -> dict[str, LeftOut]:
+    """The units that are incomplete, by path, each with the reason of its first bad file."""
     failures: dict[str, LeftOut] = {}
-    for task, result in outcome:
+    for task, result in results:
         if isinstance(result, LeftOut) and task.unit not in failures:
             reason = result.reason if task.file.path == task.unit else f"{task.file.path}: {result.reason}"
             failures[task.unit] = LeftOut(path=task.unit, reason=reason)

@@ -16,8 +16,7 @@ from urllib.parse import quote, unquote
 from pydantic import ValidationError
 
 from nightbridge.errors import DamagedData
-from nightbridge.harvest.archive import load_record
-from nightbridge.harvest.manifest import MANIFEST
+from nightbridge.harvest.manifest import MANIFEST, load_record
 from nightbridge.history.history_store import (
     COMPACTED,
     ROOT,

@@ -11,6 +11,7 @@ from nightbridge.models import (
     Outcome,
     PinnedRepository,
     RunRecord,
+    StoredModel,
     Summary,
     Verdict,
     VerdictStatus,
@@ -28,7 +29,7 @@ class Pin(Model):
     committed_at: datetime | None = None
 
 
-class HistoryRow(Model):
+class HistoryRow(StoredModel):
     """One run, as later nights and the report need it."""
 
     run_key: str

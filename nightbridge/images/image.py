@@ -22,7 +22,7 @@ from nightbridge.images.enroot import IMPORT_TIMEOUT_SECONDS, find_enroot
 from nightbridge.images.references import ImageReference, parse_reference
 from nightbridge.images.scratch_dirs import named_write_errors, remove_leftovers, unfinished
 from nightbridge.locking import get_or_create, lease
-from nightbridge.models import Image, Model, RunSpec, Site, utc_now
+from nightbridge.models import Image, RunSpec, Site, StoredModel, utc_now
 from nightbridge.processes import run
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 NO_CONTAINER = "none"
 
 
-class ImageRecord(Model):
+class ImageRecord(StoredModel):
     """The sidecar of an image file: what it is, and that exactly this file was verified. Written last."""
 
     reference: str
@@ -42,7 +42,7 @@ class ImageRecord(Model):
     verified_at: datetime
 
 
-class ImagePin(Model):
+class ImagePin(StoredModel):
     """The digest that a reference resolved to when the night first needed it."""
 
     reference: str
@@ -252,7 +252,7 @@ def sha256_of(path: Path) -> str:
 _PREFIX = ".workspace-"
 
 
-class WorkspaceRef(Model):
+class WorkspaceRef(StoredModel):
     """A workspace whose runs use images in a folder outside it."""
 
     workspace: Path

@@ -5,7 +5,17 @@ after a crash. No model ever holds a secret's value: a `SecretRef` names where i
 sizes are bytes, durations seconds unless a name says otherwise.
 """
 
-from nightbridge.models.base import LAUNCHER_HOME, RUN_KEY_LIMIT, Model, NightId, RunKey, make_run_key, slug, utc_now
+from nightbridge.models.base import (
+    LAUNCHER_HOME,
+    RUN_KEY_LIMIT,
+    Model,
+    NightId,
+    RunKey,
+    StoredModel,
+    make_run_key,
+    slug,
+    utc_now,
+)
 from nightbridge.models.metrics import MetricName
 from nightbridge.models.scenario import (
     HETERO_MIMO,
@@ -125,6 +135,7 @@ __all__ = [
     "SkippedPart",
     "StoreSettings",
     "StoredFile",
+    "StoredModel",
     "Summary",
     "Suspects",
     "SweepAxis",

@@ -1,17 +1,31 @@
-"""What all models share, and the names of nights and runs."""
+"""The bases of all models, and the names of nights and runs."""
 
 import hashlib
 import re
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 
 class Model(BaseModel):
     """Base of every model: frozen, and an unknown field is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class StoredModel(Model):
+    """Base of every document that outlives the process that wrote it: in the store, the workspace or the history.
+
+    Unknown fields of such a document are ignored, at every depth, so that a release reads what a newer one wrote.
+    """
+
+    schema_version: int = Field(1, description="Raised when a field changes its meaning; new fields do not raise it.")
+
+    @classmethod
+    def model_validate_json(cls, json_data: str | bytes | bytearray, **options: Any) -> Self:
+        """Read a document; `options` are pydantic's."""
+        return super().model_validate_json(json_data, **{"extra": "ignore", **options})
 
 
 def utc_now() -> datetime:

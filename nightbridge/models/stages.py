@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from nightbridge.models.base import Model
+from nightbridge.models.base import Model, StoredModel
 from nightbridge.models.scenario import RunSpec
 from nightbridge.models.site import SecretRef
 
@@ -154,7 +154,7 @@ class Outcome(enum.StrEnum):
     NEVER_STARTED = "never_started"
 
 
-class Job(Model):
+class Job(StoredModel):
     """Stages 4 and watch: exactly one Slurm job per attempt; `status` and `outcome` are set once it has ended."""
 
     run_key: str
@@ -213,7 +213,7 @@ class Checkpoint(Model):
     size: int = Field(0, description="Bytes of its regular files when it was judged.")
 
 
-class Summary(Model):
+class Summary(StoredModel):
     """What a run measured. None means not measured, and never passes a gate."""
 
     steps_expected: int | None = None
@@ -260,7 +260,7 @@ class Summary(Model):
     notes: tuple[str, ...] = Field((), description="Where values came from, when not all from one source; no damage.")
 
 
-class RunRecord(Model):
+class RunRecord(StoredModel):
     """Stage 5, harvest: what the run was, what became of it, where it is kept, what it measured."""
 
     spec: RunSpec

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from nightbridge.models.base import Model
+from nightbridge.models.base import Model, StoredModel
 from nightbridge.models.metrics import MetricName
 from nightbridge.models.scenario import RewardKind
 
@@ -81,7 +81,7 @@ class Suspects(Model):
     notes: tuple[str, ...] = Field((), description="What could not be compared, and why.")
 
 
-class Verdict(Model):
+class Verdict(StoredModel):
     """Stage 6, compare: what the night means for one test."""
 
     run_key: str

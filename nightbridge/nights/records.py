@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.files import read_model, write_model
@@ -29,6 +29,7 @@ from nightbridge.models import (
     RunSpec,
     Scenario,
     Site,
+    StoredModel,
     Verdict,
     VerdictStatus,
     slug,
@@ -84,20 +85,12 @@ def _is_second_time_round(slot: datetime) -> bool:
 LATE = timedelta(minutes=30)
 """A scheduled night that begins later after its slot than this says so."""
 
-_M = TypeVar("_M", bound="StoredModel")
+_M = TypeVar("_M", bound=StoredModel)
 
 _RECORD = re.compile(r"nights/([^/]+)/([^/]+)/(begun|ended)\.json")
 
 
-class StoredModel(Model):
-    """A model to which later releases may add fields: an older release ignores those that it does not know."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    schema_version: int = 1
-
-
-class NightTest(StoredModel):
+class NightTest(Model):
     """A run of a night, in short."""
 
     test_id: str
@@ -135,7 +128,7 @@ class NightPlan(StoredModel):
     limits: ClusterLimits | None = Field(None, description="What the cluster said of itself, where a sweep needed it.")
 
 
-class NightVerdict(StoredModel):
+class NightVerdict(Model):
     """A verdict of a night, in short."""
 
     test_id: str
@@ -165,7 +158,7 @@ class NightEnd(StoredModel):
         return next(bad, VerdictStatus.PASSED).value if self.exit_code else VerdictStatus.PASSED.value
 
 
-class Night(StoredModel):
+class Night(Model):
     """What the store knows of a night."""
 
     start: NightStart

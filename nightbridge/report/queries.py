@@ -7,8 +7,7 @@ from nightbridge.gate.decisions import read_decisions
 from nightbridge.gate.evidence import Contract, gather_evidence, read_scalars, since_of
 from nightbridge.gate.trend import Trend, trends
 from nightbridge.gate.verdict import compare, compare_with
-from nightbridge.harvest.archive import load_record
-from nightbridge.harvest.manifest import last_attempt
+from nightbridge.harvest.manifest import last_attempt, load_record
 from nightbridge.history.reading import StoredSeries, find_series, read_history, read_recent
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import Model, ReferencePolicy, RunRecord, Verdict

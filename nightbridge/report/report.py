@@ -4,8 +4,7 @@ import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 
 from nightbridge.errors import DamagedData
-from nightbridge.harvest.archive import load_record, load_scalars
-from nightbridge.harvest.manifest import MANIFEST, Manifest, read_manifest
+from nightbridge.harvest.manifest import MANIFEST, Manifest, load_record, load_scalars, read_manifest
 from nightbridge.history.metrics import format_duration
 from nightbridge.history.reading import read_recent
 from nightbridge.models import SweepResult, Verdict

@@ -13,14 +13,14 @@ from pydantic import Field
 
 from nightbridge.errors import InvalidInput
 from nightbridge.locking import get_or_create
-from nightbridge.models import Model, Site, utc_now
 from nightbridge.models import RangeCommit as RangeCommit
+from nightbridge.models import Site, StoredModel, utc_now
 from nightbridge.repos.git import attempt, git
 from nightbridge.repos.mirrors import Mirror
 from nightbridge.repos.remotes import masked
 
 
-class Pin(Model):
+class Pin(StoredModel):
     """The commit that a ref resolved to when the night first needed it."""
 
     url: str

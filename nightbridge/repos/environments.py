@@ -34,7 +34,7 @@ from nightbridge.errors import (
 )
 from nightbridge.files import write_model
 from nightbridge.locking import lease
-from nightbridge.models import LauncherEnvironment, Model, PinnedRepository, utc_now
+from nightbridge.models import LauncherEnvironment, PinnedRepository, StoredModel, utc_now
 from nightbridge.processes import Finished, run
 from nightbridge.repos.git import git
 from nightbridge.repos.remotes import masked
@@ -114,7 +114,7 @@ print(json.dumps({"version": version, "file": nemo_run.__file__}))
 """
 
 
-class EnvironmentRecord(Model):
+class EnvironmentRecord(StoredModel):
     """What a layer is made of: `environment.json` in its folder.
 
     `nemo_run_from` base: the checkout is a package of another name that builds on the locked NeMo-Run.

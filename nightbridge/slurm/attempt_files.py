@@ -28,7 +28,7 @@ from nightbridge.errors import (
     TransientError,
 )
 from nightbridge.files import create_exclusively, read_model, write_model
-from nightbridge.models import ClusterSettings, Model, RunKey, utc_now
+from nightbridge.models import ClusterSettings, Model, RunKey, StoredModel, utc_now
 from nightbridge.slurm.protocol import JobNotAccepted
 from nightbridge.slurm.script import ATTEMPT_RECORD, CLAIM, EXIT_CODE
 
@@ -45,7 +45,7 @@ _ATTEMPT_FOLDER = re.compile(r"a([1-9]\d*)")
 _INTENT_FILE = re.compile(r"intent(?:-([1-9]\d*))?\.json")
 
 
-class AttemptContext(Model):
+class AttemptContext(StoredModel):
     """What the shim needs to know to submit, whoever started it."""
 
     run_key: RunKey
@@ -62,7 +62,7 @@ class AttemptContext(Model):
         return f"{self.run_key}-a{self.attempt}"
 
 
-class Intent(Model):
+class Intent(StoredModel):
     """Somebody is about to submit. Until it is older than the accounting horizon, nobody else does."""
 
     at: datetime
@@ -72,7 +72,7 @@ class Intent(Model):
     experiment_dir: Path
 
 
-class Submission(Model):
+class Submission(StoredModel):
     """The attempt's job."""
 
     job_id: int
@@ -87,7 +87,7 @@ class Submission(Model):
     )
 
 
-class Refusal(Model):
+class Refusal(StoredModel):
     """Why the shim did not submit."""
 
     kind: _Kind
@@ -116,7 +116,7 @@ _REFUSALS: dict[_Kind, type[TransientError] | type[LaunchRefused]] = {
 }
 
 
-class Cancellation(Model):
+class Cancellation(StoredModel):
     """Why the watcher cancelled a job, recorded before it did."""
 
     job_id: int

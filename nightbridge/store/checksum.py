@@ -1,22 +1,24 @@
-"""The one checksum of every file: its SHA-256, made in parts where the file is sent in parts.
+"""The one checksum of every file, and a file on its way into a store: read once, its checksum made of what is sent.
 
-A file that S3 gets in parts has what S3 calls a composite checksum: the SHA-256 of its parts' SHA-256s, in their order.
-So one pass over the bytes gives what the server checks with each part and what the manifest records, and a reader needs
-nothing but the size of the parts to check it:
+It is the file's SHA-256. A file that S3 gets in parts has what S3 calls a composite checksum: the SHA-256 of its parts'
+SHA-256s, in their order. So one pass over the bytes gives what the server checks with each part and what the manifest
+records, and a reader needs nothing but the size of the parts to check it:
 https://docs.aws.amazon.com/AmazonS3/latest/userguide/checking-object-integrity-upload.html
-
-A file on its way into a store: read once, front to back, its checksum made of the very bytes that are sent.
 """
 
 import hashlib
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple
 
 from nightbridge.errors import DamagedData
 from nightbridge.secrets import SecretFinder
+
+
+def sha256_hex(data: bytes) -> str:
+    """SHA-256 of `data` as lower-case hex, the form every checksum here has."""
+    return hashlib.sha256(data).hexdigest()
 
 
 class FileDigest:
@@ -29,10 +31,8 @@ class FileDigest:
 
     def __init__(self, part_size: int = 0) -> None:
         self.part_size = part_size
-        self.parts: list[bytes] = []
-        """The SHA-256 of each part that is whole, 32 bytes each."""
-        self._current = hashlib.sha256()
-        self._in_current = 0
+        self._whole_parts: list[bytes] = []
+        self._current, self._in_current = hashlib.sha256(), 0
 
     def update(self, piece: bytes | bytearray | memoryview) -> None:
         """Take what comes next."""
@@ -40,20 +40,18 @@ class FileDigest:
         while self.part_size and len(view) >= self.part_size - self._in_current:
             border = self.part_size - self._in_current
             self._current.update(view[:border])
-            self.parts.append(self._current.digest())
+            self._whole_parts.append(self._current.digest())
             self._current, self._in_current, view = hashlib.sha256(), 0, view[border:]
         self._current.update(view)
         self._in_current += len(view)
 
     def all_parts(self) -> list[bytes]:
-        """The SHA-256 of every part, of a last one that is shorter than the others too."""
-        return [*self.parts, self._current.digest()] if self._in_current else self.parts
+        """The SHA-256 of every part, 32 bytes each, of a last one that is shorter than the others too."""
+        return [*self._whole_parts, self._current.digest()] if self._in_current else self._whole_parts
 
     def hexdigest(self) -> str:
         """The checksum of what has been taken, lower-case hex."""
-        if not self.part_size:
-            return self._current.hexdigest()
-        return hashlib.sha256(b"".join(self.all_parts())).hexdigest()
+        return sha256_hex(b"".join(self.all_parts())) if self.part_size else self._current.hexdigest()
 
 
 def sha256_of_file(path: Path, part_size: int = 0) -> str:
@@ -111,15 +109,16 @@ class FileSource:
             self._stream = self.path.open("rb", buffering=0)
         except OSError as error:
             raise self._unreadable(error) from error
-        status = Stamp.of(os.fstat(self._stream.fileno()))
-        self._stamp = self._stamp or status
-        if status != self._stamp:
+        self._stamp = self._stamp or Stamp.of(os.fstat(self._stream.fileno()))
+        try:
+            self._check_unchanged()
+        except DamagedData:
             self._stream.close()
-            raise self._changed()
+            raise
         self.rewind()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stream.close()
 
     @property
@@ -143,8 +142,6 @@ class FileSource:
         self.digest = FileDigest(part_size)
         self._finder = SecretFinder(self._secrets)
         self._read = 0
-        if not self.size:
-            self._check_end()
 
     def read_into(self, buffer: bytearray) -> int:
         """Fill `buffer` with what comes next; returns fewer bytes than it holds only at the end, 0 after it."""
@@ -165,10 +162,10 @@ class FileSource:
         self._read += filled
         self.on_read(self._read)
         if filled and self._read == self.size:
-            self._check_end()
+            self._check_unchanged()
         return filled
 
-    def _check_end(self) -> None:
+    def _check_unchanged(self) -> None:
         if Stamp.of(os.fstat(self._stream.fileno())) != self._stamp:
             raise self._changed()
 
@@ -176,8 +173,5 @@ class FileSource:
         return DamagedData("modified while it was read", thing=str(self.path), advice="Harvest it again")
 
     def _unreadable(self, error: OSError) -> DamagedData:
-        return DamagedData(
-            f"cannot be read: {error.strerror}",
-            thing=str(self.path),
-            advice="It was deleted, or its permissions changed",
-        )
+        advice = "It was deleted, or its permissions changed"
+        return DamagedData(f"cannot be read: {error.strerror}", thing=str(self.path), advice=advice)

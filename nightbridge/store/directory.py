@@ -4,19 +4,19 @@ import contextlib
 import errno
 import os
 import re
+import shutil
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import quote
 
-from nightbridge.errors import InvalidInput, NightbridgeError, PermanentError, TransientError
-from nightbridge.files import create_exclusively, flush_folder, write_atomically
+from nightbridge.errors import InvalidInput, PermanentError, TransientError
+from nightbridge.files import create_exclusively, flush_folder, new_file, write_atomically
 from nightbridge.models import StoreSettings
 from nightbridge.store.checksum import FileSource, sha256_of_file
-from nightbridge.store.keys import checked_folder, checked_key, write_read_delete
-from nightbridge.store.protocol import ObjectInfo
+from nightbridge.store.protocol import ObjectInfo, checked_folder, checked_key, write_read_delete
 
 CHUNK = 1 << 20
 
@@ -30,6 +30,8 @@ _TEMPORARY = re.compile(r"^\..+\.[0-9a-f]{32}\.tmp$")  # what nightbridge.files 
 
 _NOT_FOUND = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
+_FILE_IN_THE_PATH = ("a part of the path is a file, not a directory", "Remove that file, or choose another directory")
+
 _PERMANENT_ERRORS: dict[int, tuple[str, str]] = {
     errno.EACCES: ("permission denied", "Give this user write access, or choose another store"),
     errno.EPERM: ("operation not permitted", "The file system must allow hard links and renames by this user"),
@@ -38,8 +40,8 @@ _PERMANENT_ERRORS: dict[int, tuple[str, str]] = {
     errno.ENOSPC: ("no space left on the device", "Free space, or choose another store"),
     errno.EDQUOT: ("disk quota exceeded", "Free space or raise the quota, or choose another store"),
     errno.EFBIG: ("file too large for the file system", "Choose another store"),
-    errno.ENOTDIR: ("a part of the path is a file, not a directory", "Remove that file, or choose another directory"),
-    errno.EEXIST: ("a part of the path is a file, not a directory", "Remove that file, or choose another directory"),
+    errno.ENOTDIR: _FILE_IN_THE_PATH,
+    errno.EEXIST: _FILE_IN_THE_PATH,
     errno.EISDIR: ("is a directory instead of an object", "Remove it, or choose another directory"),
     errno.ENAMETOOLONG: ("name too long for the file system", "Use shorter names"),
     errno.EXDEV: ("crosses a file system boundary", "Keep the whole store on one file system"),
@@ -49,12 +51,13 @@ _PERMANENT_ERRORS: dict[int, tuple[str, str]] = {
 class DirectoryStore:
     """Objects as files below a root directory, made when first written to.
 
-    `stat` computes the checksum from the bytes that are there, so what it says is the truth about the disk, at the
-    price of reading the file; `list` gives sizes only. Nothing but the objects is kept: no sidecar can disagree.
-    Safe for many threads, processes and hosts at once on a file system with atomic rename and hard links.
+    `stat` computes the checksum from the bytes on disk, at the price of reading the file; `list` gives sizes only.
+    Nothing but the objects is kept: no sidecar can disagree. Safe for many threads, processes and hosts at once on a
+    file system with atomic rename and hard links.
     """
 
-    def __init__(self, settings: StoreSettings) -> None:
+    def __init__(self, settings: StoreSettings, block_value: Callable[[str], str] | None = None) -> None:
+        del block_value  # it has no secrets
         path = settings.url.removeprefix("file://")
         if not path.startswith("/"):
             raise InvalidInput("not an absolute path", thing=settings.url, advice="Use file:///DIRECTORY")
@@ -64,7 +67,7 @@ class DirectoryStore:
     def check_writable(self) -> None:
         """Write, read back and delete a small object; remove what uploads that died have left."""
         write_read_delete(self)
-        self._remove_leftovers()
+        self.remove_leftovers("")
 
     def put(self, key: str, data: bytes) -> None:
         """Write an object, replacing it."""
@@ -88,26 +91,22 @@ class DirectoryStore:
         """
         target = self._path(key)
         with source, _store_errors(target):
-            incoming = self.root / INCOMING
-            incoming.mkdir(parents=True, exist_ok=True)
-            temporary = incoming / uuid.uuid4().hex
+            incoming = self.root / INCOMING / uuid.uuid4().hex
+            incoming.parent.mkdir(parents=True, exist_ok=True)
             try:
-                with temporary.open("xb") as copy:
+                with incoming.open("xb") as copy:
                     for chunk in _chunks(source):
                         copy.write(chunk)
                     copy.flush()
                     os.fsync(copy.fileno())
-                if sha256_of_file(temporary) != source.sha256:
-                    raise PermanentError(
-                        "the disk does not return the bytes that were written",
-                        thing=str(target),
-                        advice="Check the disk",
-                    )
+                if sha256_of_file(incoming) != source.sha256:
+                    what = "the disk does not return the bytes that were written"
+                    raise PermanentError(what, thing=str(target), advice="Check the disk")
                 target.parent.mkdir(parents=True, exist_ok=True)
-                temporary.replace(target)
+                incoming.replace(target)
                 flush_folder(target.parent)
             finally:
-                temporary.unlink(missing_ok=True)
+                incoming.unlink(missing_ok=True)
         return ObjectInfo(key=key, size=source.size, sha256=source.sha256)
 
     def holds(self, key: str, source: FileSource) -> ObjectInfo | None:
@@ -123,7 +122,11 @@ class DirectoryStore:
     def remove_leftovers(self, prefix: str, begun_before: datetime | None = None) -> None:
         """Remove what uploads that died have left: `INCOMING` is one for the whole store, so only by age."""
         del prefix, begun_before
-        self._remove_leftovers()
+        oldest = time.time() - LEFTOVER_AGE
+        with contextlib.suppress(OSError):  # another process may be removing them too
+            for path in (self.root / INCOMING).iterdir():
+                if path.stat().st_mtime < oldest:
+                    path.unlink()
 
     def get(self, key: str) -> bytes | None:
         """Read an object; None when there is none."""
@@ -149,27 +152,18 @@ class DirectoryStore:
                 raise PermanentError("no such object", thing=self.url_of(key)) from error
         with source, _store_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_name(f".{uuid.uuid4().hex}.tmp")
-            try:
-                with temporary.open("xb") as copy:
-                    while chunk := source.read(CHUNK):
-                        copy.write(chunk)
-                    copy.flush()
-                    os.fsync(copy.fileno())
-                temporary.replace(path)
-            finally:
-                temporary.unlink(missing_ok=True)
+            with new_file(path) as copy:
+                shutil.copyfileobj(source, copy, CHUNK)
 
     def stat(self, key: str, part_size: int = 0) -> ObjectInfo | None:
         """Size and computed checksum of an object; None when there is none."""
         path = self._path(key)
         with _store_errors(path):
             try:
-                return ObjectInfo(
-                    key=key, size=path.stat().st_size, sha256=sha256_of_file(path, part_size), part_size=part_size
-                )
+                size, sha256 = path.stat().st_size, sha256_of_file(path, part_size)
             except _NOT_FOUND:
                 return None
+        return ObjectInfo(key=key, size=size, sha256=sha256, part_size=part_size)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """All objects under a prefix, in key order, without checksums."""
@@ -197,30 +191,20 @@ class DirectoryStore:
     def _path(self, key: str) -> Path:
         return self.root / checked_key(key)
 
-    def _remove_leftovers(self) -> None:
-        oldest = time.time() - LEFTOVER_AGE
-        with contextlib.suppress(OSError):  # another process may be removing them too
-            for path in (self.root / INCOMING).iterdir():
-                if path.stat().st_mtime < oldest:
-                    path.unlink()
-
 
 def _objects_in(folder: Path, prefix: str) -> Iterator[ObjectInfo]:
     # A directory sorts as its name with a slash: that makes the order of a walk the order of whole keys.
     try:
         with os.scandir(folder) as found:
-            entries = sorted(
-                (entry.name + "/" if entry.is_dir(follow_symlinks=False) else entry.name, entry) for entry in found
-            )
+            entries = {entry.name + "/" * entry.is_dir(follow_symlinks=False): entry for entry in found}
     except _NOT_FOUND:
         return
-    for name, entry in entries:
+    for name, entry in sorted(entries.items()):
         if name == f"{INCOMING}/" or _TEMPORARY.match(name):
             continue
         if name.endswith("/"):
             yield from _objects_in(folder / entry.name, prefix + name)
-            continue
-        if entry.is_file():
+        elif entry.is_file():
             with contextlib.suppress(FileNotFoundError):  # deleted while we were listing
                 status = entry.stat()
                 modified = datetime.fromtimestamp(status.st_mtime, UTC)
@@ -238,12 +222,7 @@ def _store_errors(thing: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise _translate(error, thing) from error
-
-
-def _translate(error: OSError, thing: Path) -> NightbridgeError:
-    known = _PERMANENT_ERRORS.get(error.errno or 0)
-    if known:
-        what, advice = known
-        return PermanentError(what, thing=str(error.filename or thing), advice=advice)
-    return TransientError(f"the file system failed: {error.strerror or error}", thing=str(thing))
+        if known := _PERMANENT_ERRORS.get(error.errno or 0):
+            what, advice = known
+            raise PermanentError(what, thing=str(error.filename or thing), advice=advice) from error
+        raise TransientError(f"the file system failed: {error.strerror or error}", thing=str(thing)) from error

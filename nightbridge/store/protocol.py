@@ -1,21 +1,33 @@
-"""The one interface to a store of objects. Implementations: `s3` (boto3) and `directory`."""
+"""The one interface to a store of objects, and what all stores share: valid keys, models as JSON, a check of writing.
 
+Keys are relative paths with `/`, the same for every store, and safe to use as file names.
+"""
+
+import uuid
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+import pydantic
+
+from nightbridge.errors import DamagedData, InvalidInput, PermanentError
 from nightbridge.models import Model
 from nightbridge.store.checksum import FileSource
 
+_M = TypeVar("_M", bound=Model)
+
+KEY_LIMIT = 1000
+"""Bytes of a whole key; S3 allows 1024, and the store's own prefix is part of that."""
+
 
 class ObjectInfo(Model):
-    """One object. `sha256` is the checksum recorded with it, None where the store does not say.
+    """One object. `sha256` is the checksum recorded with it, None where the store does not record one.
 
     `part_size` says how it was computed, as in `StoredFile`.
 
     `etag` is what S3 calls the object's bytes: the MD5 of one sent at once, the MD5 of its parts' MD5s of one sent in
-    parts, and something else where the bucket encrypts with keys of KMS. Empty where the store has no such thing.
+    parts, and something else where the bucket encrypts with keys of KMS. Empty where the store has no ETags.
     `modified` is when it was written; only listings report it.
     """
 
@@ -77,14 +89,14 @@ class ObjectStore(Protocol):
 
         Raises:
             PermanentError: There is no such object, or `path` cannot be written.
-            DamagedData: The bytes do not make the recorded checksum.
+            DamagedData: The bytes do not match the recorded checksum.
 
         """
 
     def stat(self, key: str, part_size: int = 0) -> ObjectInfo | None:
         """Size and checksum of an object; None when there is none.
 
-        A store that computes checksums makes it of parts of `part_size` bytes; one that records them says what it has.
+        A store that computes checksums makes it of parts of `part_size` bytes; one that records them returns its own.
         """
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
@@ -101,3 +113,84 @@ class ObjectStore(Protocol):
 
     def link_of(self, key: str) -> str:
         """The address at which a browser opens an object; empty where there is none. No request is sent."""
+
+
+def checked_key(key: str) -> str:
+    """Return `key` if every store can hold it.
+
+    Raises:
+        InvalidInput: It is empty, absolute, too long, not UTF-8, or has an empty, `.` or `..` part or a control
+            character. A key from a manifest becomes a path on restore, so this also keeps a restore in its folder.
+
+    """
+    reason = _invalid_because(key)
+    if reason:
+        raise InvalidInput(f"not a usable object key: {reason}", thing=repr(key), advice="Rename the file")
+    return key
+
+
+def checked_folder(prefix: str) -> str:
+    """Return a prefix as `a/b/`, or `""` for the whole store. Prefixes are folders: `a/b` is not part of `a/bc`."""
+    return checked_key(prefix.rstrip("/")) + "/" if prefix.rstrip("/") else ""
+
+
+def _invalid_because(key: str) -> str:
+    try:
+        length = len(key.encode())
+    except UnicodeEncodeError:
+        return "not valid UTF-8"
+    if length > KEY_LIMIT:
+        return f"longer than {KEY_LIMIT} bytes"
+    if any(part in ("", ".", "..") for part in key.split("/")):
+        return "empty, `.` or `..` part"
+    if any(ord(character) < 0x20 or character == "\x7f" for character in key):
+        return "control character"
+    return ""
+
+
+def read_model(store: ObjectStore, key: str, kind: type[_M], *, what: str, advice: str) -> _M | None:
+    """Read a model that was written as JSON; None where there is no such object.
+
+    Args:
+        store: The store.
+        key: The object.
+        kind: The model.
+        what: What happened where the object holds something else, such as `not a manifest`.
+        advice: How the user can fix that.
+
+    Raises:
+        DamagedData: The object does not hold such a model.
+
+    """
+    data = store.get(key)
+    try:
+        return None if data is None else kind.model_validate_json(data)
+    except pydantic.ValidationError as error:
+        raise DamagedData(f"{what}: {error.errors()[0]['msg']}", thing=store.url_of(key), advice=advice) from error
+
+
+def write_read_delete(store: ObjectStore) -> None:
+    """Prove that a store takes objects, returns them, and honours `put_if_absent`.
+
+    Raises:
+        PermanentError: It does not return what was written, or lets two writers both create one object, which would
+            let two harvesters both commit one run.
+
+    """
+    key, data = f".nightbridge-check-{uuid.uuid4().hex}", uuid.uuid4().bytes
+    created = store.put_if_absent(key, data)
+    try:
+        created_again = store.put_if_absent(key, b"second")
+        read = store.get(key)
+    finally:
+        store.delete(key)
+    if created_again:
+        raise PermanentError(
+            "the store ignores `If-None-Match: *`, which exactly-once commits need",
+            thing=store.url,
+            advice="Use a server with conditional writes (AWS, Ceph) or a file:// store",
+        )
+    if not created or read != data:
+        raise PermanentError(
+            "the store does not return the bytes that were written", thing=store.url_of(key), advice="Check the server"
+        )

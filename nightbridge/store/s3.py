@@ -2,7 +2,7 @@
 
 import base64
 import hashlib
-import os
+import io
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import datetime
@@ -15,19 +15,13 @@ import urllib3.exceptions
 from botocore import exceptions as aws
 
 from nightbridge.errors import DamagedData, InvalidInput, PermanentError, TransientError
+from nightbridge.files import new_file
 from nightbridge.models import StoreSettings
-from nightbridge.store.checksum import FileSource
-from nightbridge.store.keys import checked_folder, checked_key, sha256_hex, write_read_delete
-from nightbridge.store.protocol import ObjectInfo
+from nightbridge.store.checksum import FileSource, sha256_hex
+from nightbridge.store.protocol import ObjectInfo, checked_folder, checked_key, write_read_delete
 from nightbridge.store.s3_client import make_client, object_options
-from nightbridge.store.s3_errors import LOCAL_ERRORS, error_code, http_status, s3_errors, translate
-from nightbridge.store.s3_upload import (
-    SHA256_METADATA,
-    Uploader,
-    has_bytes_of,
-    plain_etag,
-    recorded_checksum,
-)
+from nightbridge.store.s3_errors import error_code, http_status, s3_errors
+from nightbridge.store.s3_upload import SHA256_METADATA, Uploader, has_bytes_of, plain_etag, recorded_checksum
 
 WRITER_METADATA = "writer"
 """User metadata of an exclusively created object: tells a lost response to our own write from another's write."""
@@ -58,7 +52,7 @@ class S3Store:
         self._every_object = object_options(settings)
         # What is read again tomorrow, such as manifests and history, stays in the bucket's usual class.
         storage_class = {"StorageClass": settings.storage_class} if settings.storage_class else {}
-        self._uploader = Uploader(self._client, {**self._every_object, **storage_class})
+        self._uploader = Uploader(self._client, self.bucket, self._head, {**self._every_object, **storage_class})
 
     def check_writable(self) -> None:
         """Write, read back and delete a small object; check that the server honours `If-None-Match` and checksums."""
@@ -69,11 +63,7 @@ class S3Store:
         """Write an object, replacing it."""
         with s3_errors(self.url_of(key)):
             self._client.put_object(
-                Bucket=self.bucket,
-                Key=self._key(key),
-                Body=data,
-                Metadata={SHA256_METADATA: sha256_hex(data)},
-                **self._every_object,
+                **self._object(key), Body=data, Metadata={SHA256_METADATA: sha256_hex(data)}, **self._every_object
             )
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
@@ -85,7 +75,7 @@ class S3Store:
         if self._create(key, data, writer):
             return True
         # The response to our first try may have been lost and boto3 have retried: then the object is ours.
-        found = self._head(key)
+        found = self._head(self._key(key))
         if found is None:
             raise TransientError("another writer created it and deleted it again", thing=self.url_of(key))
         return bool(found["Metadata"].get(WRITER_METADATA) == writer)
@@ -99,12 +89,12 @@ class S3Store:
 
         """
         with source:
-            etag = self._uploader.send(self.bucket, self._key(key), self.url_of(key), source)
+            etag = self._uploader.send(self._key(key), source)
             return _sent(key, source, etag)
 
     def holds(self, key: str, source: FileSource) -> ObjectInfo | None:
         """Compare a file with the checksum recorded with an object, or with its ETag where there is none."""
-        found = self._head(key)
+        found = self._head(self._key(key))
         with source:
             if found is None or not has_bytes_of(found, source):
                 return None
@@ -112,17 +102,12 @@ class S3Store:
 
     def remove_leftovers(self, prefix: str, begun_before: datetime | None = None) -> None:
         """Abort the unfinished uploads below a prefix: their parts take space and are invisible."""
-        folder = self.prefix + checked_folder(prefix)
-        self._uploader.abort_all(self.bucket, folder, self.url_of(prefix), begun_before)
+        self._uploader.abort_all(self.prefix + checked_folder(prefix), begun_before)
 
     def get(self, key: str) -> bytes | None:
         """Read an object and check its recorded checksum; None when there is none."""
-        opened = self._open(key)
-        if opened is None:
-            return None
-        data = b"".join(_body(opened, self.url_of(key)))
-        self._check(key, opened, len(data), sha256_hex(data))
-        return data
+        data = io.BytesIO()
+        return data.getvalue() if self._read(key, data.write) else None
 
     def get_file(self, key: str, path: Path) -> None:
         """Download an object to `path` (parents are made), atomically, checking its recorded checksum.
@@ -132,31 +117,18 @@ class S3Store:
             DamagedData: The bytes do not make the checksum.
 
         """
-        opened = self._open(key)
-        if opened is None:
-            raise PermanentError("no such object", thing=self.url_of(key))
-        temporary = path.with_name(f".{uuid.uuid4().hex}.tmp")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            digest, size = hashlib.sha256(), 0
-            with temporary.open("xb") as copy:
-                for chunk in _body(opened, self.url_of(key)):
-                    digest.update(chunk)
-                    size += len(chunk)
-                    copy.write(chunk)
-                copy.flush()
-                os.fsync(copy.fileno())
-            self._check(key, opened, size, digest.hexdigest())
-            temporary.replace(path)
+            with new_file(path) as copy:
+                if not self._read(key, copy.write):
+                    raise PermanentError("no such object", thing=self.url_of(key))
         except OSError as error:
             raise PermanentError(f"cannot be written: {error.strerror}", thing=str(path)) from error
-        finally:
-            temporary.unlink(missing_ok=True)
 
     def stat(self, key: str, part_size: int = 0) -> ObjectInfo | None:
         """Size and recorded checksum of an object, made as it was recorded; None when there is none."""
         del part_size
-        found = self._head(key)
+        found = self._head(self._key(key))
         if found is None:
             return None
         sha256, made_of = recorded_checksum(found)
@@ -176,7 +148,7 @@ class S3Store:
     def delete(self, key: str) -> None:
         """Delete an object; a missing one is no error."""
         with s3_errors(self.url_of(key)):
-            self._client.delete_object(Bucket=self.bucket, Key=self._key(key))
+            self._client.delete_object(**self._object(key))
 
     def url_of(self, key: str) -> str:
         """The full URL of a key, as shown to users."""
@@ -199,18 +171,20 @@ class S3Store:
     def _key(self, key: str) -> str:
         return self.prefix + checked_key(key)
 
+    def _object(self, key: str) -> dict[str, str]:
+        return {"Bucket": self.bucket, "Key": self._key(key)}
+
     def _check_that_damage_is_refused(self) -> None:
-        """Send other bytes than the checksum says. All uploads rest on a server refusing that."""
+        """Send other bytes than the checksum is of. All uploads rest on a server refusing that."""
         key = f".nightbridge-check-{uuid.uuid4().hex}"
         checksum = base64.b64encode(hashlib.sha256(b"sent").digest()).decode()
-        try:
-            self._client.put_object(Bucket=self.bucket, Key=self._key(key), Body=b"arrived", ChecksumSHA256=checksum)
-        except aws.ClientError as error:
-            if 400 <= http_status(error) < 500:
-                return
-            raise translate(error, self.url_of(key)) from error
-        except LOCAL_ERRORS as error:
-            raise translate(error, self.url_of(key)) from error
+        with s3_errors(self.url_of(key)):
+            try:
+                self._client.put_object(**self._object(key), Body=b"arrived", ChecksumSHA256=checksum)
+            except aws.ClientError as error:
+                if 400 <= http_status(error) < 500:
+                    return
+                raise
         self.delete(key)
         raise PermanentError(
             "the server accepts bytes that do not match their SHA-256, so corruption in transit goes unnoticed",
@@ -226,76 +200,72 @@ class S3Store:
     )
     def _create(self, key: str, data: bytes, writer: str) -> bool:
         metadata = {SHA256_METADATA: sha256_hex(data), WRITER_METADATA: writer}
-        try:
-            self._client.put_object(
-                Bucket=self.bucket,
-                Key=self._key(key),
-                Body=data,
-                Metadata=metadata,
-                IfNoneMatch="*",
-                **self._every_object,
-            )
-        except aws.ClientError as error:
-            if http_status(error) == 412 or error_code(error) == "PreconditionFailed":
-                return False
-            if error_code(error) == "ConditionalRequestConflict":  # S3's 409: another request is deciding it just now
-                raise _Conflict("another writer is creating it", thing=self.url_of(key)) from error
-            raise translate(error, self.url_of(key)) from error
-        except LOCAL_ERRORS as error:
-            raise translate(error, self.url_of(key)) from error
+        with s3_errors(self.url_of(key)):
+            try:
+                self._client.put_object(
+                    **self._object(key), Body=data, Metadata=metadata, IfNoneMatch="*", **self._every_object
+                )
+            except aws.ClientError as error:
+                if http_status(error) == 412 or error_code(error) == "PreconditionFailed":
+                    return False
+                if error_code(error) == "ConditionalRequestConflict":  # S3's 409: it is deciding on another request
+                    raise _Conflict("another writer is creating it", thing=self.url_of(key)) from error
+                raise
         return True
 
-    def _head(self, key: str) -> dict[str, Any] | None:
-        try:
-            found: dict[str, Any] = self._client.head_object(
-                Bucket=self.bucket, Key=self._key(key), ChecksumMode="ENABLED"
-            )
-        except aws.ClientError as error:
-            missing = http_status(error) == 404
-            if missing and self._bucket_seen:
+    def _head(self, whole_key: str) -> dict[str, Any] | None:
+        with s3_errors(f"s3://{self.bucket}/{whole_key}"):
+            try:
+                found: dict[str, Any] = self._client.head_object(
+                    Bucket=self.bucket, Key=whole_key, ChecksumMode="ENABLED"
+                )
+            except aws.ClientError as error:
+                missing = http_status(error) == 404
+                if missing and self._bucket_seen:
+                    return None
+                # A HEAD answer has no body: only a listing shows whether key, bucket or credentials are at fault.
+                self._client.list_objects_v2(Bucket=self.bucket, Prefix=whole_key, MaxKeys=1)
+                if not missing:
+                    raise
+                self._bucket_seen = True
                 return None
-            # A HEAD answer has no body: whether key, bucket or credentials are at fault, a listing says.
-            with s3_errors(self.url_of(key)):
-                self._client.list_objects_v2(Bucket=self.bucket, Prefix=self._key(key), MaxKeys=1)
-            if not missing:
-                raise translate(error, self.url_of(key)) from error
-            self._bucket_seen = True
-            return None
-        except LOCAL_ERRORS as error:
-            raise translate(error, self.url_of(key)) from error
         return found
 
-    def _open(self, key: str) -> dict[str, Any] | None:
-        try:
-            found: dict[str, Any] = self._client.get_object(Bucket=self.bucket, Key=self._key(key))
-        except aws.ClientError as error:
-            if error_code(error) == "NoSuchKey":
-                return None
-            raise translate(error, self.url_of(key)) from error
-        except LOCAL_ERRORS as error:
-            raise translate(error, self.url_of(key)) from error
-        return found
-
-    def _check(self, key: str, opened: dict[str, Any], size: int, sha256: str) -> None:
-        recorded = opened["Metadata"].get(SHA256_METADATA, sha256)
+    def _read(self, key: str, write: Callable[[bytes], object]) -> bool:
+        """Pass an object's bytes on and check them; returns False when there is none."""
+        thing = self.url_of(key)
+        with s3_errors(thing):
+            try:
+                opened = self._client.get_object(**self._object(key))
+            except aws.ClientError as error:
+                if error_code(error) == "NoSuchKey":
+                    return False
+                raise
+        digest, size = hashlib.sha256(), 0
+        for chunk in _chunks(opened["Body"], thing):
+            digest.update(chunk)
+            size += len(chunk)
+            write(chunk)
         if size != opened["ContentLength"]:
-            raise TransientError(f"only {size} of {opened['ContentLength']} bytes received", thing=self.url_of(key))
-        if recorded != sha256:
+            raise TransientError(f"only {size} of {opened['ContentLength']} bytes received", thing=thing)
+        recorded = opened["Metadata"].get(SHA256_METADATA, digest.hexdigest())
+        if recorded != digest.hexdigest():
             raise DamagedData(
-                f"its sha256 is {sha256}, expected {recorded}",
-                thing=self.url_of(key),
+                f"its sha256 is {digest.hexdigest()}, expected {recorded}",
+                thing=thing,
                 advice="The object was modified or damaged in the store",
             )
+        return True
 
 
 def _sent(key: str, source: FileSource, etag: str) -> ObjectInfo:
     return ObjectInfo(key=key, size=source.size, sha256=source.sha256, part_size=source.digest.part_size, etag=etag)
 
 
-def _body(opened: dict[str, Any], thing: str) -> Iterator[bytes]:
+def _chunks(body: Any, thing: str) -> Iterator[bytes]:
     try:
-        yield from opened["Body"].iter_chunks(CHUNK)
+        yield from body.iter_chunks(CHUNK)
     except (aws.BotoCoreError, urllib3.exceptions.HTTPError) as error:
         raise TransientError(f"the connection was lost: {error}", thing=thing) from error
     finally:
-        opened["Body"].close()
+        body.close()

@@ -1,7 +1,4 @@
-"""The boto3 client of an S3 store: endpoint, credentials, and the options of every object.
-
-Signatures that take over a checksum that is known: botocore would make the SHA-256 of every body once more.
-"""
+"""The boto3 client of an S3 store: endpoint, credentials, signatures, and the options of every object."""
 
 import base64
 from collections.abc import Callable, Mapping
@@ -10,9 +7,10 @@ from urllib.parse import quote, urlencode
 
 import boto3
 import boto3.exceptions
-import botocore.auth
+import botocore
 import botocore.session
 from botocore import exceptions as aws
+from botocore.auth import S3SigV4Auth
 from botocore.config import Config
 from botocore.credentials import AssumeRoleCredentialFetcher, DeferredRefreshableCredentials
 
@@ -59,20 +57,20 @@ def make_client(settings: StoreSettings, block_value: Callable[[str], str] | Non
             aws_access_key_id=_secret(settings.access_key, block_value),
             aws_secret_access_key=_secret(settings.secret_key, block_value),
         )
-        place: dict[str, Any] = {
+        endpoint: dict[str, Any] = {
             "endpoint_url": settings.endpoint_url,
             # Every S3 server but Amazon's takes any region; a signature needs one.
             "region_name": session.region_name or "us-east-1",
             "verify": _verify(settings),
         }
         if settings.role_arn is not None:
-            session = _with_role(session, settings.role_arn, place)
+            session = _with_role(session, settings.role_arn, endpoint)
         addressing = "path" if settings.path_style else "virtual"
         config = Config(**_CONFIG, s3={"addressing_style": addressing, "payload_signing_enabled": True})
-        client = session.client("s3", **place, config=config)
+        client = session.client("s3", **endpoint, config=config)
+        _sign_known_checksums(client, session.get_credentials())
     except (aws.BotoCoreError, boto3.exceptions.Boto3Error, ValueError) as error:
         raise InvalidInput(str(error), thing=settings.url, advice="Correct the store's settings") from error
-    sign_with_known_checksums(client)
     return client
 
 
@@ -107,21 +105,21 @@ def _check(settings: StoreSettings) -> None:
             "Use a class with immediate access, and a lifecycle rule that moves old objects",
         ),
     )
-    for holds, what, advice in wrong:
-        if holds:
+    for is_wrong, what, advice in wrong:
+        if is_wrong:
             raise InvalidInput(what, thing=settings.url, advice=advice)
     if settings.ca_bundle is not None and not settings.ca_bundle.is_file():
         raise InvalidInput("ca_bundle: no such file", thing=str(settings.ca_bundle), advice="Correct the path")
 
 
-def _with_role(base: boto3.Session, role_arn: str, place: Mapping[str, Any]) -> boto3.Session:
+def _with_role(base: boto3.Session, role_arn: str, endpoint: Mapping[str, Any]) -> boto3.Session:
     """A session with the rights of a role, which is assumed when first needed and again before it expires."""
     credentials = base.get_credentials()
     if credentials is None:
         raise aws.NoCredentialsError
     config = Config(retries=_CONFIG["retries"], connect_timeout=10, read_timeout=60)
     fetcher = AssumeRoleCredentialFetcher(
-        client_creator=lambda service, **keys: base.client(service, **place, config=config, **keys),
+        client_creator=lambda service, **keys: base.client(service, **endpoint, config=config, **keys),
         source_credentials=credentials,
         role_arn=role_arn,
         extra_args={"RoleSessionName": ROLE_SESSION},
@@ -144,12 +142,11 @@ def _verify(settings: StoreSettings) -> str | bool | None:
     return True if (settings.endpoint_url or "").startswith("http://") else None
 
 
-_SIGNER = "nightbridge-s3v4"
-_REPLACED = frozenset({"v4", "s3v4"})
+_SIGNATURE_V4 = frozenset({"v4", "s3v4"})
 """What botocore calls Signature Version 4 of an S3 request; presigned URLs and S3 Express have signers of their own."""
 
 
-class KnownChecksumAuth(botocore.auth.S3SigV4Auth):  # type: ignore[misc]  # botocore has no types
+class _KnownChecksumAuth(S3SigV4Auth):  # type: ignore[misc]  # botocore has no types
     """Signature Version 4 of a request whose `x-amz-checksum-sha256` is that of its body."""
 
     def payload(self, request: Any) -> str:
@@ -158,13 +155,21 @@ class KnownChecksumAuth(botocore.auth.S3SigV4Auth):  # type: ignore[misc]  # bot
         return base64.b64decode(known).hex() if known else str(super().payload(request))
 
 
-botocore.auth.AUTH_TYPE_MAPS[_SIGNER] = KnownChecksumAuth
+def _sign_known_checksums(client: Any, credentials: Any) -> None:
+    """Make one client take the checksum given with a body for the signature too; botocore would compute it again.
 
+    botocore looks signers up in one table of the whole process. So it is told to leave these requests unsigned, and
+    they are signed by the client's own handler of the event before it.
+    """
 
-def sign_with_known_checksums(client: Any) -> None:
-    """Make an S3 client take the checksum that a caller gives with a body for the signature too."""
-    client.meta.events.register_first("choose-signer.s3", _choose)
+    def choose_none(signature_version: Any, **_: Any) -> Any:
+        return botocore.UNSIGNED if signature_version in _SIGNATURE_V4 else None
 
+    def sign(request: Any, signing_name: str, region_name: str, signature_version: Any, **_: Any) -> None:
+        if signature_version is botocore.UNSIGNED:
+            region = request.context.get("signing", {}).get("region") or region_name
+            frozen = credentials.get_frozen_credentials() if credentials else None
+            _KnownChecksumAuth(frozen, signing_name, region).add_auth(request)
 
-def _choose(signature_version: Any, **_: Any) -> str | None:
-    return _SIGNER if signature_version in _REPLACED else None
+    client.meta.events.register_first("choose-signer.s3", choose_none)
+    client.meta.events.register_last("before-sign.s3", sign)

@@ -1,7 +1,7 @@
-"""How far a harvest, a check, a fetch or a removal is: files, bytes, rate and the time that is left.
+"""Many files read, sent, fetched or removed at once, and how far that is: files, bytes, rate and time left.
 
-Also inside one big file: threads report how much of their file they have read, and the thread that waits for them
-notifies the listener, at most every `INTERVAL` seconds and after each file.
+A `Meter` counts inside one big file as well. The threads report how much of their file they have read; the thread that
+waits for them calls the listener, at most every `INTERVAL` seconds and after each file.
 """
 
 import time
@@ -11,14 +11,20 @@ from typing import Literal, TypeVar
 
 from nightbridge.models import Model
 
+WORKERS = 8
+"""Files read, sent or fetched at once."""
+
 INTERVAL = 0.5
-"""Seconds after which the listener hears of files that are still under way."""
+"""Seconds after which the listener is called for files that are still in progress."""
 
 Step = Literal["reading", "sending", "fetching", "removing"]
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
 
 class Progress(Model):
-    """How far it is. `bytes_done` counts what has been read of files under way, too."""
+    """How far a step is. `bytes_done` counts what has been read of files in progress, too."""
 
     step: Step
     files_done: int
@@ -47,59 +53,83 @@ class Progress(Model):
         return 100.0 * done / total if total else 100.0
 
     def __str__(self) -> str:
-        left = self.seconds_left
-        words = [
-            f"{self.step}: {self.files_done} of {self.files_total} files",
-            f"{_size(self.bytes_done)} of {_size(self.bytes_total)}",
-            f"{_size(self.rate)}/s",
-        ]
-        if left:
-            words.append(f"{_duration(left)} left")
-        return ", ".join(words)
+        left = f", {_duration(self.seconds_left)} left" if self.seconds_left else ""
+        size, total, rate = (_size(count) for count in (self.bytes_done, self.bytes_total, self.rate))
+        return f"{self.step}: {self.files_done} of {self.files_total} files, {size} of {total}, {rate}/s{left}"
 
 
 class Meter:
-    """The account of one step. `moved` is for any thread, the rest for the thread that waits for the others."""
+    """Counts one step. `moved` is for any thread, the rest for the thread that waits for the others."""
 
     def __init__(self, step: Step, sizes: Sequence[int], listener: Callable[[Progress], None] | None) -> None:
         self._step, self._sizes, self._listener = step, sizes, listener
         self._total = sum(sizes)
-        self._began = self._told = time.monotonic()
+        self._began = self._notified = time.monotonic()
         self._files = self._bytes = 0
-        self._under_way: dict[int, int] = {}
+        self._in_progress: dict[int, int] = {}
 
     def moved(self, number: int, position: int) -> None:
-        """Take in how many bytes of a file have been read since its beginning."""
-        self._under_way[number] = position
+        """Record how many bytes of a file have been read since its beginning."""
+        self._in_progress[number] = position
 
     def done(self, number: int) -> None:
-        """Take in that a file is done, and notify the listener."""
-        self._under_way.pop(number, None)
+        """Record that a file is done, and call the listener."""
+        self._in_progress.pop(number, None)
         self._files += 1
         self._bytes += self._sizes[number]
-        self._tell()
+        self._notify()
 
     def waiting(self) -> None:
-        """Notify the listener of the files in progress, at most once per interval."""
-        if time.monotonic() - self._told >= INTERVAL:
-            self._tell()
+        """Call the listener for the files in progress, at most once per interval."""
+        if time.monotonic() - self._notified >= INTERVAL:
+            self._notify()
 
-    def _tell(self) -> None:
-        self._told = time.monotonic()
+    def _notify(self) -> None:
+        self._notified = time.monotonic()
         if self._listener is None:
             return
         # A file that grows is refused in the end; it must not count for more than it was.
-        under_way = sum(min(position, self._sizes[number]) for number, position in list(self._under_way.items()))
-        self._listener(
-            Progress(
-                step=self._step,
-                files_done=self._files,
-                files_total=len(self._sizes),
-                bytes_done=self._bytes + under_way,
-                bytes_total=self._total,
-                seconds=self._told - self._began,
-            )
+        in_progress = sum(min(position, self._sizes[number]) for number, position in list(self._in_progress.items()))
+        progress = Progress(
+            step=self._step,
+            files_done=self._files,
+            files_total=len(self._sizes),
+            bytes_done=self._bytes + in_progress,
+            bytes_total=self._total,
+            seconds=self._notified - self._began,
         )
+        self._listener(progress)
+
+
+def in_parallel(function: Callable[[Item], Result], items: Sequence[Item], meter: Meter | None = None) -> list[Result]:
+    """Apply `function` to all items; the first exception is raised, and what has not begun by then never does.
+
+    The meter is updated in this thread: after each item that is done, and at intervals while none is.
+    """
+    results: dict[int, Result] = {}
+    running: dict[Future[Result], int] = {}
+
+    def collect(at_most: int) -> None:
+        while len(running) > at_most:
+            for future in wait(running, timeout=INTERVAL, return_when=FIRST_COMPLETED).done:
+                number = running.pop(future)
+                results[number] = future.result()
+                if meter is not None:
+                    meter.done(number)
+            if meter is not None:
+                meter.waiting()
+
+    with ThreadPoolExecutor(WORKERS, thread_name_prefix="nightbridge-store") as pool:
+        try:
+            # A future takes more memory than the account of a small file: only a few are made ahead.
+            for number, item in enumerate(items):
+                running[pool.submit(function, item)] = number
+                collect(2 * WORKERS - 1)
+            collect(0)
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+    return [results[number] for number in range(len(items))]
 
 
 def _size(count: float) -> str:
@@ -114,45 +144,3 @@ def _duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
-
-
-WORKERS = 8
-"""Files read, sent or fetched at once."""
-
-
-Item = TypeVar("Item")
-
-
-Result = TypeVar("Result")
-
-
-def in_parallel(function: Callable[[Item], Result], items: Sequence[Item], meter: Meter | None = None) -> list[Result]:
-    """Apply `function` to all items; the first exception is raised, and what has not begun by then never does.
-
-    The meter hears in this thread of each item that is done, and at intervals while none is.
-    """
-    results: dict[int, Result] = {}
-    with ThreadPoolExecutor(WORKERS, thread_name_prefix="nightbridge-store") as pool:
-        running: dict[Future[Result], int] = {}
-        try:
-            # A future takes more memory than the account of a small file: only a few are made ahead.
-            for number, item in enumerate(items):
-                running[pool.submit(function, item)] = number
-                while len(running) >= 2 * WORKERS:
-                    _collect(running, results, meter)
-            while running:
-                _collect(running, results, meter)
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
-    return [results[number] for number in range(len(items))]
-
-
-def _collect(running: "dict[Future[Result], int]", results: dict[int, Result], meter: Meter | None) -> None:
-    for future in wait(running, timeout=INTERVAL, return_when=FIRST_COMPLETED).done:
-        number = running.pop(future)
-        results[number] = future.result()
-        if meter is not None:
-            meter.done(number)
-    if meter is not None:
-        meter.waiting()

@@ -67,7 +67,7 @@ def searched(
         run_pipeline(scenario, night="n1", system=site)
         commits = commit_many(repositories, [f"Change {number}" for number in range(COMMITS)], CHANGES)
         assert run_pipeline(scenario, night="n2", system=site).status is VerdictStatus.REGRESSED
-        command = [NIGHTBRIDGE, "bisect", TEST, "--at-once", "2", "--system", site]
+        command: list[str | Path] = [NIGHTBRIDGE, "bisect", TEST, "--at-once", "2", "--system", site]
         _kill_with_a_point_done(command, prefect_server.environment, folder / "workspace")
         jobs_when_killed = _jobs(folder)
         result = bisect_regression(TEST, system=site, at_once=2)

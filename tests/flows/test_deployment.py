@@ -7,11 +7,12 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 from prefect.automations import Automation
 from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import WorkPoolUpdate
 from prefect.client.schemas.objects import State, StateType
 from prefect.events.actions import ChangeFlowRunState
 from prefect.events.schemas.automations import EventTrigger, Posture
@@ -32,10 +33,9 @@ FORMER_AUTOMATION = "nightbridge: crash flow runs without a heartbeat"
 @pytest.fixture(scope="module")
 def deployed(prefect_server: PrefectServer) -> PrefectServer:
     """What `make deploy` leaves on a server that an older release was deployed to."""
-    prefect_server.prefect("work-pool", "create", "nightbridge", "--type", "process", "--overwrite")
     with temporary_settings({PREFECT_API_URL: prefect_server.api_url}):
         former_automation().create()
-        prepare()
+        prepare(ROOT / "prefect.yaml")
     prefect_server.prefect("--no-prompt", "deploy", "--name", "nightly", "--concurrency-limit", "1", cwd=ROOT)
     prefect_server.prefect("--no-prompt", "deploy", "--all", cwd=ROOT)
     return prefect_server
@@ -99,15 +99,17 @@ def test_the_reaper_waits_for_no_night_and_does_not_pile_up(client: SyncPrefectC
     assert reaper.concurrency_options.collision_strategy == "CANCEL_NEW"
 
 
-def test_deploying_again_keeps_the_limit_that_a_person_gave_the_queue(
-    client: SyncPrefectClient,
-) -> None:
+def test_deploying_again_keeps_what_a_person_changed_of_the_queue_and_the_pool(client: SyncPrefectClient) -> None:
     queue = client.read_work_queue_by_name("nights", work_pool_name="nightbridge")
     client.update_work_queue(queue.id, concurrency_limit=2)
+    client.update_work_pool("nightbridge", WorkPoolUpdate(description="ours", concurrency_limit=7))
 
-    assert prepare() == ["work queue nights of nightbridge: 2 flow run(s) at a time"]
+    assert prepare(ROOT / "prefect.yaml") == ["work queue nights of nightbridge: 2 flow run(s) at a time"]
     assert client.read_work_queue_by_name("nights", work_pool_name="nightbridge").concurrency_limit == 2
+    pool = client.read_work_pool("nightbridge")
+    assert (pool.type, pool.description, pool.concurrency_limit) == ("process", "ours", 7)
     client.update_work_queue(queue.id, concurrency_limit=1)
+    client.update_work_pool("nightbridge", WorkPoolUpdate(concurrency_limit=None))
 
 
 def test_the_automation_that_crashed_the_living_is_removed(client: SyncPrefectClient) -> None:
@@ -142,7 +144,7 @@ def test_a_night_that_ended_badly_goes_on_as_the_same_flow_run(
     printed = start_night(night)
 
     assert printed == f"night {night}: flow run {flow_run}, {said} before; goes on"
-    assert client.read_flow_run(flow_run).state_name == "AwaitingRetry"
+    assert client.read_flow_run(UUID(flow_run)).state_name == "AwaitingRetry"
     assert start_night(night).endswith(", still awaiting retry")
 
 
@@ -157,7 +159,7 @@ def test_a_night_that_passed_is_left_alone_and_how_to_run_it_again_is_said(
 
     assert f"flow run {flow_run}, passed before; to run it again: " in printed
     assert printed.endswith(f"prefect deployment run {NIGHTLY} -p night={night}")
-    assert client.read_flow_run(flow_run).state_name == "Passed"
+    assert client.read_flow_run(UUID(flow_run)).state_name == "Passed"
 
 
 def test_a_night_that_the_schedule_began_goes_on_as_its_own_flow_run(client: SyncPrefectClient, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -114,7 +115,11 @@ def start(
         run.ended = run.process.returncode
         for job in all_jobs(run.cluster.root):
             run.cluster.cancel(job.job_id)
-        run.wait_until(lambda run=run: all(state in TERMINAL for state in run.job_states()))
+        run.wait_until(partial(_has_no_live_job, run))
+
+
+def _has_no_live_job(run: Run) -> bool:
+    return all(state in TERMINAL for state in run.job_states())
 
 
 # --- moments ---------------------------------------------------------------------------------------------------------

@@ -2,13 +2,15 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName, TaskRunFilter, TaskRunFilterFlowRunId
-from prefect.client.schemas.objects import FlowRun, StateType, TaskRun
+from prefect.client.schemas.objects import FlowRun, State, StateType, TaskRun
 
 from examples.practice.repositories import (
     PracticeRepositories,
@@ -195,7 +197,20 @@ def task_runs_of(flow_run: FlowRun) -> Sequence[TaskRun]:
         found = client.read_task_runs(
             task_run_filter=TaskRunFilter(flow_run_id=TaskRunFilterFlowRunId(any_=[flow_run.id]))
         )
-    return sorted(found, key=lambda task_run: task_run.start_time or task_run.expected_start_time)
+    return sorted(found, key=_begun_at)
+
+
+def _begun_at(task_run: TaskRun) -> datetime:
+    begun = task_run.start_time or task_run.expected_start_time
+    assert begun is not None
+    return begun
+
+
+def state_of(name: str) -> State[Any]:
+    """The final state of the flow run of a name."""
+    state = flow_run_named(name).state
+    assert state is not None
+    return state
 
 
 @pytest.mark.parametrize(
@@ -208,9 +223,8 @@ def task_runs_of(flow_run: FlowRun) -> Sequence[TaskRun]:
     ],
 )
 def test_the_final_state_of_a_flow_run_is_its_verdict(mixed: Mixed, test_id: str, kind: StateType, name: str) -> None:
-    state = flow_run_named(mixed.verdict(test_id).run_key).state
+    state = state_of(mixed.verdict(test_id).run_key)
 
-    assert state is not None
     assert (state.type, state.name) == (kind, name)
     assert state.message == "; ".join(mixed.verdict(test_id).reasons)
 
@@ -220,24 +234,23 @@ def test_a_verdict_can_be_read_back_from_prefects_server(mixed: Mixed, test_id: 
     # A flow whose last state was sent twice, because an answer was late, ends with what the server knows of it.
     verdict = mixed.verdict(test_id)
 
-    assert result_of(flow_run_named(verdict.run_key).state) == verdict
+    assert result_of(state_of(verdict.run_key)) == verdict
 
 
 def test_who_asks_prefect_for_the_result_of_a_bad_night_is_told_what_was_bad(mixed: Mixed) -> None:
     with pytest.raises(BadEnd, match="crash: failed") as told:
-        flow_run_named("mixed n1").state.result()
+        state_of("mixed n1").result()
 
     assert told.value.returned == mixed.report
 
 
 def test_a_report_can_be_read_back_from_prefects_server(mixed: Mixed) -> None:
-    assert result_of(flow_run_named("mixed n1").state) == mixed.report
+    assert result_of(state_of("mixed n1")) == mixed.report
 
 
 def test_the_final_state_of_a_night_is_its_gravest_verdict(mixed: Mixed) -> None:
-    state = flow_run_named("mixed n1").state
+    state = state_of("mixed n1")
 
-    assert state is not None
     assert (state.type, state.name) == (StateType.FAILED, "Failed")
     assert "flaky: infrastructure" in (state.message or "")
     assert "good" not in (state.message or "")

@@ -99,7 +99,7 @@ def place(
 ) -> Place:
     folder = tmp_path_factory.mktemp("real")
     workspace = folder / "workspace"
-    site = {
+    site: dict[str, Any] = {
         "workspace": workspace,
         "environments": environments_dir,
         "cluster": {
@@ -293,6 +293,8 @@ def scalar_tags(tensorboard: EventAccumulator) -> list[str]:
 def test_the_record_pins_both_repositories_and_the_launchers_environment(place: Place, verdict: Verdict) -> None:
     record = RunRecord.model_validate_json(place.read(f"{verdict.prefix}/record.json"))
 
+    assert record.checkout.nemo_run is not None
+    assert record.checkout.environment is not None
     assert record.checkout.megatron_bridge.commit == place.repositories.sha("main")
     assert record.checkout.nemo_run.commit == place.repositories.sha("main", "run")
     assert record.checkout.environment.nemo_run_version == "0.11.1"
@@ -467,7 +469,7 @@ def test_a_workspace_that_the_nodes_do_not_see_is_said_so_by_name(place: Place) 
     held = place.folder / "held.toml"
     held.write_text(place.site.read_text().replace("[cluster]", '[cluster]\nextra_sbatch_args = ["--hold"]'))
     scenario = place.scenario(Entry(id="unseen"))
-    command = [NIGHTBRIDGE, "run", scenario, "--system", held, "--night", "2026-11-04", "--json"]
+    command: list[str | Path] = [NIGHTBRIDGE, "run", scenario, "--system", held, "--night", "2026-11-04", "--json"]
     with subprocess.Popen(
         command, env=client_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:

@@ -119,12 +119,12 @@ def started(client: SyncPrefectClient, deployment: str, workspace: Path, seconds
 def state_name(client: SyncPrefectClient, flow_run: UUID) -> str:
     state = client.read_flow_run(flow_run).state
     assert state is not None
-    return state.name
+    return str(state.name)
 
 
 def state_names(client: SyncPrefectClient, flow_run: UUID) -> list[str]:
     states = sorted(client.read_flow_run_states(flow_run), key=lambda state: state.timestamp)
-    return [state.name for state in states]
+    return [str(state.name) for state in states]
 
 
 def children(client: SyncPrefectClient, flow_run: UUID) -> list[FlowRun]:
@@ -229,6 +229,8 @@ def test_a_night_without_a_sign_is_judged_by_its_heartbeats(client: SyncPrefectC
     emit_heartbeat(client, beating)
 
     reap(no_heartbeat=time.monotonic() - between, second_look=0.0)
+    assert state_name(client, silent) == "Running"
+    reap(no_heartbeat=time.monotonic() - between, second_look=0.0)
 
     assert (state_name(client, silent), state_name(client, beating)) == ("Resuming", "Running")
 
@@ -239,7 +241,32 @@ def test_a_night_that_a_worker_took_and_never_started_is_taken_again(client: Syn
     reap(start_up=3600)
     assert state_name(client, night) == "Pending"
     reap()
+    time.sleep(0.2)
+    reap()
     assert state_name(client, night) == "Resuming"
+
+
+def test_a_suspicion_that_only_heartbeats_can_clear_holds_nobody_up(client: SyncPrefectClient, tmp_path: Path) -> None:
+    silent, crashed = made(client, tmp_path, Running()), made(client, tmp_path, Running(), Crashed())
+    time.sleep(1.0)
+    began = time.monotonic()
+
+    reap(second_look=600.0)
+    reap(second_look=600.0)
+
+    assert (state_name(client, silent), state_name(client, crashed)) == ("Running", "Resuming")
+    assert time.monotonic() - began < 60
+
+
+def test_a_heartbeat_clears_a_suspicion(client: SyncPrefectClient, tmp_path: Path) -> None:
+    night = made(client, tmp_path, Running())
+    reap()
+    emit_heartbeat(client, night)
+    time.sleep(0.2)
+
+    reap()
+
+    assert state_name(client, night) == "Running"
 
 
 def test_flow_runs_of_others_are_left_alone(client: SyncPrefectClient, tmp_path: Path) -> None:
@@ -288,7 +315,7 @@ def test_nights_that_two_workers_were_given_at_once_run_one_after_another(
 ) -> None:
     # Prefect's server does that on PostgreSQL when workers ask within some milliseconds.
     nights = [started(client, name, tmp_path, 2.0) for name in ("one", "two")]
-    command = [Path(sys.executable).with_name("prefect"), "flow-run", "execute"]
+    command: list[str | Path] = [Path(sys.executable).with_name("prefect"), "flow-run", "execute"]
     processes = [subprocess.Popen([*command, str(night)], env=server.environment, cwd=tmp_path) for night in nights]
 
     assert [process.wait(120) for process in processes] == [0, 0]

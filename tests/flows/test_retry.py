@@ -50,12 +50,15 @@ def test_a_retried_night_opens_new_attempts_for_what_failed_and_for_nothing_else
     assert attempts_in(runs) == {"t0": ["a1"], "t1": ["a1", "a2"], "t2": ["a1"]}
 
 
-def retry(flow_run_id: UUID, parameters: dict[str, str]) -> State:
+def retry(flow_run_id: UUID | None, parameters: dict[str, str]) -> State:
     """What Retry in the UI does: the flow run is scheduled again, and a worker runs it."""
+    assert flow_run_id is not None
     with get_client(sync_client=True) as client:
         client.set_flow_run_state(flow_run_id, AwaitingRetry(), force=True)
         flow_run = client.read_flow_run(flow_run_id)
-    return run_flow(nightly, flow_run=flow_run, parameters=parameters, return_type="state")
+    state = run_flow(nightly, flow_run=flow_run, parameters=parameters, return_type="state")
+    assert isinstance(state, State)
+    return state
 
 
 def attempts_in(runs: Path) -> dict[str, list[str]]:

@@ -9,7 +9,7 @@ import pytest
 from prefect import flow
 from prefect.client.orchestration import get_client
 
-from nightbridge.harvest.archive import load_record
+from nightbridge.harvest.manifest import load_record
 from nightbridge.models import Job, JobState, LaunchPlan, RunRecord, Site, utc_now
 from nightbridge.slurm.attempt_files import read_cancellation
 from nightbridge.slurm.factory import open_cluster

@@ -160,9 +160,11 @@ def make_command(*arguments: str) -> list[str]:
 def clone(folder: Path, environments: Path, *, cron: str = EVERY_MINUTE) -> Path:
     """Copy what is shipped, with another schedule, and prepare the practice workload as `make install` does."""
     for name in SHIPPED:
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         folder.mkdir(parents=True, exist_ok=True)
-        copy(ROOT / name, folder / name)
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, folder / name, symlinks=True)
+        else:
+            shutil.copy(ROOT / name, folder / name)
     deployments = (folder / "prefect.yaml").read_text(encoding="utf-8")
     assert SHIPPED_CRON in deployments
     (folder / "prefect.yaml").write_text(deployments.replace(SHIPPED_CRON, cron), encoding="utf-8")

@@ -110,9 +110,9 @@ class Night:
         except AssertionError as error:
             raise AssertionError(f"{error}: {self.state_history}\n{self.log[-4000:]}") from None
 
-    def passes(self, *, meanwhile: Callable[[], object] = int) -> None:
+    def passes(self, *, patience: float = 300.0, meanwhile: Callable[[], object] = int) -> None:
         """Wait until the night is over; it has to have passed, and to have left what a night has to leave."""
-        self.wait_for_state("Passed", meanwhile=meanwhile)
+        self.wait_for_state("Passed", patience=patience, meanwhile=meanwhile)
         self.keeps_its_promise()
 
     def processes(self) -> list[int]:

@@ -1,5 +1,6 @@
 """Real servers that take notices, on loopback: SMTP by aiosmtpd, with STARTTLS and a login where asked, and a webhook."""
 
+import asyncio
 import contextlib
 import ssl
 import threading
@@ -77,8 +78,9 @@ def mail_server(
     class OnAnyPort(Controller):
         def _trigger_server(self) -> None:
             # The library connects once to see that it serves, which with port 0 needs the port that it was given.
+            assert isinstance(self.server, asyncio.Server)
             self.port = self.server.sockets[0].getsockname()[1]
-            super()._trigger_server()
+            super()._trigger_server()  # type: ignore[no-untyped-call]
 
     controller = OnAnyPort(
         state,

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 from urllib.parse import urlsplit
 
 from tests.real.s3_proxy import Answer, Request
@@ -109,11 +110,13 @@ class _Listener(ThreadingHTTPServer):
         self._open: set[socket.socket] = set()
         super().__init__(("127.0.0.1", proxy.port), _Handler)
 
-    def process_request(self, request: socket.socket, client_address: tuple[str, int]) -> None:
+    def process_request(self, request: socket.socket | tuple[bytes, socket.socket], client_address: Any) -> None:
+        assert isinstance(request, socket.socket)
         self._open.add(request)
         super().process_request(request, client_address)
 
-    def shutdown_request(self, request: socket.socket) -> None:
+    def shutdown_request(self, request: socket.socket | tuple[bytes, socket.socket]) -> None:
+        assert isinstance(request, socket.socket)
         self._open.discard(request)
         super().shutdown_request(request)
 

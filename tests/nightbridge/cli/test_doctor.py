@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nightbridge.cli import main as cli
-from nightbridge.cli.doctor import Finding, examine
+from nightbridge.cli.doctor import Check, checks
 from nightbridge.models import ClusterSettings, ImageImport, SecretRef, Site, StoreSettings
 from nightbridge.store.factory import open_store
 from nightbridge.store.protocol import ObjectStore
@@ -16,8 +16,8 @@ from tests.real.slurm_daemons import SlurmDaemons
 SUBJECTS = ["workspace", "git", "launcher environment", "containers", "cluster", "store"]
 
 
-def findings_of(site: Site, store: Callable[[], ObjectStore] | None = None) -> dict[str, Finding]:
-    return {each.subject: each for each in examine(site, store or (lambda: open_store(site.store_settings)))}
+def findings_of(site: Site, store: Callable[[], ObjectStore] | None = None) -> dict[str, Check]:
+    return {each.subject: each for each in checks(site, store or (lambda: open_store(site.store_settings)))}
 
 
 def test_the_embedded_default_has_all_that_a_night_needs(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from nightbridge.cli import file_checks
 from nightbridge.cli import main as cli
 from nightbridge.errors import PermanentError, TransientError
 from nightbridge.models import ClusterSettings, NightReport, Verdict, VerdictStatus
@@ -290,7 +291,7 @@ def test_events_counts_what_is_no_scalar(nightbridge, event_folder):
     code, out, err = nightbridge("events", event_folder)
 
     assert (code, len(out.splitlines())) == (0, 2)
-    assert "no scalars, left out: 2 histogram, 1 image" in err
+    assert "not scalars, left out: 2 histogram, 1 image" in err
 
 
 def test_events_writes_the_table_as_parquet(nightbridge, event_folder, tmp_path):
@@ -382,7 +383,7 @@ def test_every_error_is_one_message_and_an_exit_code(nightbridge, monkeypatch, e
     def fail(*_, **__):
         raise error
 
-    monkeypatch.setattr(cli, "_validation", fail)
+    monkeypatch.setattr(file_checks, "check_file", fail)
 
     ended, out, err = nightbridge("validate", TEST)
 
@@ -554,7 +555,7 @@ class TestWatchdog:
 
         assert code == 4
         assert "practice, night 2026-11-21: 1 of 1 verdict missing\n  llama: crashed: " in out
-        assert "nobody was told: the site has no [notify]" in err
+        assert "no alert was sent: the site has no [notify]" in err
 
     def test_prints_one_json_document(self, nightbridge, night_began, by_now):
         code, out, _ = nightbridge("watchdog", *by_now, "--json")

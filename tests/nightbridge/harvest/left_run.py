@@ -3,14 +3,14 @@
 import json
 import random
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
-from nightbridge.harvest.archive import harvest
+from nightbridge.harvest.request import HarvestRequest, MeasuredRun, store_run
 from nightbridge.models import (
     Checkout,
     Checkpoint,
@@ -35,6 +35,7 @@ from nightbridge.outputs.checkpoints import checkpoint_size
 from nightbridge.outputs.experiment import RunOutput
 from nightbridge.store.factory import open_store
 from nightbridge.store.protocol import ObjectStore
+from nightbridge.store.transfers import Progress
 
 TOKEN = "hf_PlantedTokenThatMustStayHere"
 MIB = 1 << 20
@@ -58,9 +59,25 @@ class LeftRun:
     def job_dir(self) -> Path:
         return self.output.job_dir
 
-    def harvest(self, store: ObjectStore, secrets: tuple[str, ...] = (TOKEN,), **options: Any) -> RunRecord:
-        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return harvest(**fields, store=store, secrets=secrets, **options)
+    def harvest(
+        self,
+        store: ObjectStore,
+        secrets: tuple[str, ...] = (TOKEN,),
+        on_progress: Callable[[Progress], None] | None = None,
+        earlier: Sequence[RunOutput] = (),
+        tainted: tuple[str, ...] = (),
+    ) -> RunRecord:
+        request = HarvestRequest(
+            run=self.spec,
+            checkout=self.checkout,
+            image=self.image,
+            plan=self.plan,
+            jobs=self.jobs,
+            store=StoreSettings(url=store.url),
+            tainted=tainted,
+        )
+        measured = MeasuredRun(self.output, self.summary, self.metrics, tuple(earlier))
+        return store_run(request, measured, store, secrets, on_progress)
 
 
 def make_run(folder: Path, policy: str = "last", shard_size: int = 3 * MIB) -> LeftRun:
@@ -143,7 +160,7 @@ def _spec(policy: str) -> RunSpec:
         cmd_args={"max_steps": 40},
         git_repos=(repo,),
         nemo_run_repo=repo,
-        harvest=HarvestPolicy(checkpoint=policy),  # type: ignore[arg-type]
+        harvest=HarvestPolicy(checkpoint=policy),
     )
     return RunSpec(scenario="nightly", night="2026-05-04", test=test)
 

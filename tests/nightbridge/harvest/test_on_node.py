@@ -9,7 +9,7 @@ import pytest
 from nightbridge.errors import DamagedData, PermanentError, TransientError
 from nightbridge.harvest.manifest import MANIFEST, read_manifest
 from nightbridge.harvest.on_node import harvest_on_node
-from nightbridge.harvest.request import HarvestOrder, carry_out
+from nightbridge.harvest.request import HarvestRequest, run_harvest
 from nightbridge.harvest.restore import verify_run
 from nightbridge.models import ClusterSettings, SecretRef, StoreSettings
 from nightbridge.processes import Finished
@@ -37,8 +37,8 @@ def srun(slurm_cluster: SlurmDaemons) -> functools.partial[Finished]:
     return functools.partial(run_on_node, cluster, options=("--time=5", "--mem=200"))
 
 
-def order_of(left: LeftRun, store: StoreSettings) -> HarvestOrder:
-    return HarvestOrder(
+def request_of(left: LeftRun, store: StoreSettings) -> HarvestRequest:
+    return HarvestRequest(
         run=left.spec, checkout=left.checkout, image=left.image, plan=left.plan, jobs=left.jobs, store=store
     )
 
@@ -51,10 +51,10 @@ def test_a_node_stores_what_this_host_would_have_stored(
     left: LeftRun, srun: functools.partial[Finished], tmp_path: Path
 ) -> None:
     here, there = (StoreSettings(url=f"file://{tmp_path}/{name}") for name in ("here", "there"))
-    expected = carry_out(order_of(left, here), open_store(here), [TOKEN])
+    expected = run_harvest(request_of(left, here), open_store(here), [TOKEN])
     told: list[Progress] = []
 
-    record = harvest_on_node(order_of(left, there), open_store(there), {TOKEN_REF: TOKEN}, srun, 600, told.append)
+    record = harvest_on_node(request_of(left, there), open_store(there), {TOKEN_REF: TOKEN}, srun, 600, told.append)
 
     paths = {found.key for found in open_store(here).list("")}
     assert {found.key for found in open_store(there).list("")} == paths
@@ -62,16 +62,16 @@ def test_a_node_stores_what_this_host_would_have_stored(
     assert record.summary == expected.summary
     assert told[-1].files_done == told[-1].files_total > 0
     assert [data for data in contents(open_store(there)) if TOKEN.encode() in data] == []
-    # Neither the order nor anything else of the attempt holds the token, but for what the job itself wrote.
+    # Neither the request nor anything else of the attempt holds the token, but for what the job itself wrote.
     written = {path for path in left.plan.attempt_dir.rglob("*") if path.is_file() and TOKEN in _text(path)}
     assert written == {left.output.logs[0], left.output.config_container, left.plan.attempt_dir / "job.sh"}
 
 
 def test_of_a_committed_run_nothing_is_read_here_again(left: LeftRun, tmp_path: Path) -> None:
     here = StoreSettings(url=f"file://{tmp_path}/here")
-    record = carry_out(order_of(left, here), open_store(here), [TOKEN])
+    record = run_harvest(request_of(left, here), open_store(here), [TOKEN])
     shutil.rmtree(left.plan.attempt_dir)
-    assert carry_out(order_of(left, here), open_store(here), [TOKEN]) == record
+    assert run_harvest(request_of(left, here), open_store(here), [TOKEN]) == record
 
 
 @pytest.mark.s3
@@ -85,7 +85,7 @@ def test_the_stores_keys_reach_the_node_and_no_file(
     settings = StoreSettings(url="s3://on-a-node", endpoint_url=ceph.endpoint_url, access_key=access, secret_key=secret)
     secrets = {TOKEN_REF: TOKEN, access: ceph.access_key, secret: ceph.secret_key}
 
-    record = harvest_on_node(order_of(left, settings), open_store(settings), secrets, srun, 600)
+    record = harvest_on_node(request_of(left, settings), open_store(settings), secrets, srun, 600)
 
     assert verify_run(open_store(settings), record.prefix) == []
     assert [
@@ -98,15 +98,15 @@ def test_what_goes_wrong_on_the_node_is_the_same_error_here(
 ) -> None:
     settings = StoreSettings(url=f"file://{tmp_path}/store")
     store = open_store(settings)
-    order = order_of(left, settings)
-    record = carry_out(order, store, [TOKEN])
+    request = request_of(left, settings)
+    record = run_harvest(request, store, [TOKEN])
     manifest = read_manifest(store, record.prefix)
     assert manifest is not None
     victim = next(file for file in manifest.files if file.kind == "log")
     store.delete(f"{record.prefix}/{victim.path}")
 
     with pytest.raises(DamagedData, match=r"1 of its objects") as caught:
-        harvest_on_node(order, store, {TOKEN_REF: TOKEN}, srun, 600)
+        harvest_on_node(request, store, {TOKEN_REF: TOKEN}, srun, 600)
 
     assert caught.value.thing == store.url_of(record.prefix)
 
@@ -120,7 +120,7 @@ def test_a_node_that_gives_no_answer_is_told_from_one_that_cannot_start(
 
     with pytest.raises(kind):
         harvest_on_node(
-            order_of(left, settings),
+            request_of(left, settings),
             store,
             {},
             lambda *_, **__: Finished(code=code, stdout=b"", stderr="so it is"),

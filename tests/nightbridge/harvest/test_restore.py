@@ -57,7 +57,7 @@ def test_fetching_again_keeps_what_is_whole_and_repairs_the_rest(
 
 def test_a_run_that_was_never_committed_is_not_fetched(store: ObjectStore, tmp_path: Path) -> None:
     store.put("runs/x/a1/record.json", b"{}")
-    with pytest.raises(PermanentError, match="no committed run at this place"):
+    with pytest.raises(PermanentError, match="no committed run under this prefix"):
         fetch_run(store, "runs/x/a1", tmp_path / "back")
     assert verify_run(store, "runs/x/a1") == ["manifest.json: missing; this run was never committed"]
     assert not (tmp_path / "back").exists()

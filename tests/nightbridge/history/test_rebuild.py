@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from nightbridge.gate.verdict import compare
-from nightbridge.harvest.archive import load_record
+from nightbridge.harvest.manifest import load_record
 from nightbridge.history import reading
 from nightbridge.history.reading import add, read_history, rebuild_history
 from nightbridge.history.rows import row_of

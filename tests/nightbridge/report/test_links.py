@@ -1,32 +1,29 @@
-"""Where a browser finds what the store keeps."""
+"""Links of the report: what the store has of a run, each at the address that the store itself gives."""
+
+from pathlib import Path
 
 import pytest
 
+from nightbridge.harvest.manifest import MANIFEST, read_manifest
 from nightbridge.models import StoreSettings
-from nightbridge.store.factory import open_store
+from nightbridge.report.report import run_links
+from nightbridge.store.factory import STORES, open_store
+from tests.nightbridge.harvest.left_run import make_run
 
-KEY = "runs/llama/n1/llama-n1-0123456789/a1/logs/log a.out"
-AS_PATH = "runs/llama/n1/llama-n1-0123456789/a1/logs/log%20a.out"
 
+def test_every_kind_of_store_has_links_to_all_of_a_run_but_its_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(STORES, "memory", "tests.nightbridge.store.memory_store:MemoryStore")
+    store = open_store(StoreSettings(url="memory://links"))
+    record = make_run(tmp_path, shard_size=1000).harvest(store)
+    manifest = read_manifest(store, record.prefix)
+    assert manifest is not None
 
-@pytest.mark.parametrize(
-    ("settings", "address"),
-    [
-        (StoreSettings(url="file:///shared/store"), f"file:///shared/store/{AS_PATH}"),
-        (
-            StoreSettings(url="s3://results/nightly", endpoint_url="https://s3.example.org:8443/"),
-            f"https://s3.example.org:8443/results/nightly/{AS_PATH}",
-        ),
-        (
-            StoreSettings(url="s3://results", endpoint_url="https://s3.example.org", path_style=False),
-            f"https://results.s3.example.org/{AS_PATH}",
-        ),
-        (
-            StoreSettings(url="s3://results/", region="eu-west-1"),
-            f"https://results.s3.eu-west-1.amazonaws.com/{AS_PATH}",
-        ),
-        (StoreSettings(url="s3://results/nightly"), ""),
-    ],
-)
-def test_an_object_has_the_address_of_its_endpoint(settings: StoreSettings, address: str) -> None:
-    assert open_store(settings).link_of(KEY) == address
+    links = dict(run_links(store, manifest))
+
+    assert list(links)[:3] == ["record.json", "summary.json", "metrics.parquet"]
+    assert MANIFEST in links
+    assert not [path for path in links if path.startswith("checkpoints/")]
+    assert links["record.json"] == store.link_of(f"{record.prefix}/record.json")
+    assert links["record.json"].startswith("https://memory.example.org/")

@@ -13,8 +13,8 @@ import pytest
 
 from nightbridge.errors import PermanentError, TransientError
 from nightbridge.models import StoreSettings
+from nightbridge.store.checksum import sha256_hex
 from nightbridge.store.directory import INCOMING, LEFTOVER_AGE, DirectoryStore
-from nightbridge.store.keys import sha256_hex
 
 ROOT = Path(__file__).parents[3]
 

@@ -11,8 +11,7 @@ from botocore.exceptions import ClientError
 from nightbridge.errors import InvalidInput, NightbridgeError, PermanentError, TransientError
 from nightbridge.models import SecretRef, StoreSettings
 from nightbridge.store import s3_client
-from nightbridge.store.checksum import FileSource
-from nightbridge.store.keys import sha256_hex
+from nightbridge.store.checksum import FileSource, sha256_hex
 from nightbridge.store.s3 import S3Store
 from nightbridge.store.s3_errors import translate
 from tests.conftest import BUCKET
@@ -250,7 +249,7 @@ def test_what_passes_with_time_is_transient_and_all_else_is_not(
     code: str, status: int, kind: type[NightbridgeError]
 ) -> None:
     answer = {"Error": {"Code": code, "Message": "said so"}, "ResponseMetadata": {"HTTPStatusCode": status}}
-    error = translate(ClientError(answer, "PutObject"), "s3://b/k")  # type: ignore[arg-type]
+    error = translate(ClientError(answer, "PutObject"), "s3://b/k")
     assert type(error) is kind
     assert error.thing == "s3://b/k"
     assert error.advice

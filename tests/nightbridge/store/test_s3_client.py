@@ -1,17 +1,22 @@
 """What the store's settings make of the requests: recorded on their way to a real server."""
 
+import base64
+import dataclasses
+import hashlib
 import socket
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import botocore.auth
 import pytest
 
 from nightbridge.models import StoreSettings
 from nightbridge.store.checksum import FileSource
 from nightbridge.store.s3 import S3Store
 from nightbridge.store.s3_upload import PART_SIZE
+from tests.conftest import BUCKET
 from tests.real.s3_proxy import Answer, Proxy, Request, proxy_to
 from tests.real.s3_servers import S3Server
 
@@ -146,3 +151,21 @@ def test_buckets_are_addressed_by_path_or_by_host(monkeypatch: pytest.MonkeyPatc
         (f"s3.example.org:{port}", "/nightly/llm/a"),
         (f"nightly.s3.example.org:{port}", "/llm/a"),
     ]
+
+
+def test_the_signer_is_the_clients_own_and_no_other_client_of_the_process_has_it(ministack: S3Server) -> None:
+    table = dict(botocore.auth.AUTH_TYPE_MAPS)
+    wrong = base64.b64encode(hashlib.sha256(b"another body").digest()).decode()
+    payloads: dict[str, str] = {}
+    with proxy_to(ministack.endpoint_url) as proxy:
+        proxy.before = lambda _: Answer(200)
+        ours = store_behind(proxy, ministack.store_settings(BUCKET))._client
+        theirs = dataclasses.replace(ministack, endpoint_url=proxy.endpoint_url).client()
+        for name, client in (("ours", ours), ("theirs", theirs)):
+            client.put_object(Bucket=BUCKET, Key="a", Body=b"body", ChecksumSHA256=wrong)
+            payloads[name] = proxy.requests[-1].headers["x-amz-content-sha256"]
+    assert payloads == {
+        "ours": hashlib.sha256(b"another body").hexdigest(),
+        "theirs": hashlib.sha256(b"body").hexdigest(),
+    }
+    assert table == botocore.auth.AUTH_TYPE_MAPS

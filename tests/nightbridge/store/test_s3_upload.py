@@ -166,7 +166,7 @@ def test_parts_of_a_file_that_has_changed_since_are_sent_again(
 
     S3Store(settings).put_file("shard", FileSource(shard))
 
-    assert S3Store(settings).get("shard") == data
+    assert S3Store(settings).get("shard") == bytes(data)
 
 
 def test_an_upload_that_another_process_ended_begins_again(

@@ -8,13 +8,14 @@ import os
 import select
 import sys
 import time
+from typing import SupportsIndex
 
 
-def sleep(seconds: float) -> None:
+def sleep(seconds: float | SupportsIndex) -> None:
     """Sleep through another system call than `time.sleep`."""
-    if seconds < 0:
+    if (length := float(seconds)) < 0:
         raise ValueError("sleep length must be non-negative")
-    select.select([], [], [], seconds)
+    select.select([], [], [], length)
 
 
 if "LD_PRELOAD" in os.environ:

@@ -17,8 +17,7 @@ import pandas as pd
 import pytest
 
 from nightbridge.errors import DamagedData, PermanentError
-from nightbridge.harvest.archive import load_record, run_prefix
-from nightbridge.harvest.manifest import read_manifest
+from nightbridge.harvest.manifest import load_record, read_manifest, run_prefix
 from nightbridge.harvest.restore import fetch_run, verify_run
 from nightbridge.models import CheckpointState, Outcome, RunRecord, StoreSettings
 from nightbridge.secrets import MASK

@@ -1,0 +1,113 @@
+"""Whether nights can run, and did: `doctor` and `watchdog`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nightbridge.cli.options import (
+    EXIT_INTERNAL,
+    ClusterOption,
+    JsonOption,
+    StoreOption,
+    SystemOption,
+    WorkspaceOption,
+    block_values,
+    load_site,
+    open_site_store,
+)
+from nightbridge.cli.output import note, note_all, print_all, show
+from nightbridge.errors import InvalidInput, NightbridgeError
+
+if TYPE_CHECKING:
+    from nightbridge.models import Site
+    from nightbridge.notify import Notice
+
+
+def watchdog(
+    by: Annotated[str, typer.Option("--by", metavar="HH:MM", help="When every verdict has to be there.")],
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[FILE...]", help="Scenarios to expect; all that had a scheduled night lately when left out."
+        ),
+    ] = None,
+    timezone: Annotated[
+        str | None, typer.Option("--timezone", metavar="TZ", help="Zone of --by; this machine's own when left out.")
+    ] = None,
+    days: Annotated[int, typer.Option("--days", min=1, help="How far back nights say which ones to expect.")] = 7,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing when every verdict is there.")] = False,
+    send_test: Annotated[
+        bool, typer.Option("--send-test", help="Only send a test notification, as [notify] of the site says.")
+    ] = False,
+    as_json: JsonOption = False,
+    system: SystemOption = None,
+    cluster: ClusterOption = None,
+    store: StoreOption = None,
+    workspace: WorkspaceOption = None,
+) -> int:
+    """Report which test has no verdict by a time of the morning, and why; alert by mail and webhook ([notify]).
+
+    It reads the store and queries Slurm, and needs no Prefect server. Each scenario's nights of the 24 hours before
+    --by count: today's --by, or yesterday's when that is more than five minutes ahead. A bad verdict is listed and
+    raises no alert. Exit code 0 when every verdict is there, 4 when one is missing or cannot be looked up, or the
+    alert cannot be sent, 2 for invalid input.
+    """
+    from nightbridge.nights.prefect_api import configured_server
+    from nightbridge.nights.watchdog import look, notice_of, question, trial_notice, watch_lines
+
+    asked = question(by, timezone=timezone, files=files or (), days=days)
+    site = load_site(system, cluster, store, workspace)
+    if send_test:
+        if not _send(trial_notice(), site):
+            raise InvalidInput("no recipient", thing=system or "the site", advice="Give it a [notify] table")
+        return 0
+    watch = look(asked, site, lambda: open_site_store(site), configured_server())
+    if as_json or watch.exit_code or not quiet:
+        document = {**watch.model_dump(mode="json"), "exit_code": watch.exit_code}
+        show(as_json, document, lambda: watch_lines(watch))
+    return _alert(notice_of(watch), site, watch.exit_code) if watch.exit_code else 0
+
+
+def doctor(
+    as_json: JsonOption = False,
+    system: SystemOption = None,
+    cluster: ClusterOption = None,
+    store: StoreOption = None,
+    workspace: WorkspaceOption = None,
+) -> int:
+    """Check what a night needs on this host: workspace, git, launcher environment, containers, cluster, store.
+
+    Nothing is submitted, and nothing that is written stays. Exits with 4 when a check fails.
+    """
+    from nightbridge.cli.doctor import Check, checks
+
+    site = load_site(system, cluster, store, workspace)
+    done: list[Check] = []
+    for check in checks(site, lambda: open_site_store(site)):
+        done.append(check)
+        if not as_json:
+            print_all([str(check)])
+    healthy = all(check.healthy for check in done)
+    show(as_json, {"healthy": healthy, "findings": done}, lambda: ())
+    return 0 if healthy else EXIT_INTERNAL
+
+
+def _alert(notice: "Notice", site: "Site", code: int) -> int:
+    """Send the alert; return the exit code, or that of an error of its own."""
+    try:
+        if not _send(notice, site):
+            note("no alert was sent: the site has no [notify]")
+    except NightbridgeError as error:
+        note(f"nightbridge: {error}")
+        return EXIT_INTERNAL
+    return code
+
+
+def _send(notice: "Notice", site: "Site") -> bool:
+    """Send a notice in every way that the site has; return whether it has any."""
+    from nightbridge.notify import notify
+
+    sent = notify(notice, site.notify, block_values(site.notify.smtp_password, site.notify.webhook))
+    note_all(f"sent: {way}" for way in sent)
+    return bool(sent)

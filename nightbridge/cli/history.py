@@ -1,0 +1,196 @@
+"""Stored results, compared: `history`, `compare`, `accept`, `parity` and `bisect`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from nightbridge.cli.options import (
+    ClusterOption,
+    JsonOption,
+    RunKeyArgument,
+    StoreOption,
+    SystemOption,
+    TestIdArgument,
+    WorkspaceOption,
+    load_site,
+    open_site_store,
+)
+from nightbridge.cli.output import note_all, show, verdict_lines, write_file
+from nightbridge.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from nightbridge.bisect.plan import Repository
+
+
+def history(
+    test_id: TestIdArgument,
+    rebuild: Annotated[bool, typer.Option("--rebuild", help="First write the rows of all stored runs again.")] = False,
+    as_json: JsonOption = False,
+    system: SystemOption = None,
+    cluster: Annotated[str | None, typer.Option("--cluster", help="Name of the cluster; any when left out.")] = None,
+    store: StoreOption = None,
+    workspace: WorkspaceOption = None,
+) -> None:
+    """Show the trend of a test, and when the level of a metric shifted."""
+    from nightbridge.gate.suspects import with_commits
+    from nightbridge.gate.trend import trend_lines, trend_table
+    from nightbridge.report.queries import history_of
+    from nightbridge.repos.commits import known_commits_between
+
+    site = load_site(system, store=store, workspace=workspace)
+    opened = open_site_store(site)
+    if rebuild:
+        from nightbridge.history.reading import rebuild_history
+
+        note_all(rebuild_history(opened, test_id).damaged)
+    found = history_of(opened, test_id, cluster)
+    found = found.model_copy(update={"trends": with_commits(found.trends, known_commits_between(site))})
+    show(as_json, found, lambda: [trend_table(found.trends, found.rows), *trend_lines(found.trends)])
+
+
+def compare(
+    run_key: RunKeyArgument,
+    baseline: Annotated[str | None, typer.Argument(metavar="BASELINE", help="Another run key.")] = None,
+    as_json: JsonOption = False,
+    system: SystemOption = None,
+    store: StoreOption = None,
+    workspace: WorkspaceOption = None,
+) -> int:
+    """Judge a stored run again: against the good runs before it, or against one other run."""
+    from nightbridge.report.queries import compare_stored
+
+    site = load_site(system, store=store, workspace=workspace)
+    verdict = compare_stored(open_site_store(site), run_key, baseline, site.contract)
+    document = {**verdict.model_dump(mode="json"), "exit_code": verdict.exit_code}
+    show(as_json, document, lambda: verdict_lines([verdict]))
+    return verdict.exit_code
+
+
+def accept(
+    target: Annotated[str, typer.Argument(metavar="RUN|SERIES", help="A run key, or a series.")],
+    why: Annotated[str, typer.Option("--why", help="The reason, as verdicts will show it.")],
+    kind: Annotated[str, typer.Option("--as", help="acknowledged, fixed or baseline.")] = "acknowledged",
+    who: Annotated[str, typer.Option("--who", help="Who decides; the user who is logged in when left out.")] = "",
+    metric: Annotated[list[str] | None, typer.Option("--metric", help="Only this one; may be repeated.")] = None,
+    as_json: JsonOption = False,
+    system: SystemOption = None,
+    cluster: Annotated[
+        str | None, typer.Option("--cluster", help="Name of the cluster, for a series; the site's when left out.")
+    ] = None,
+    store: StoreOption = None,
+    workspace: WorkspaceOption = None,
+) -> None:
+    """Acknowledge a regression, mark it as fixed, or make its level the new baseline; silences the alert.
+
+    Nothing is deleted: verdicts and history show the decision with its reason.
+    """
+    import getpass
+
+    from nightbridge.gate.accept import accept as decide
+    from nightbridge.gate.accept import checked_kind, checked_metrics
+
+    site = load_site(system, store=store, workspace=workspace)
+    decision = decide(
+        open_site_store(site),
+        target,
+        checked_kind(kind),
+        who=who or getpass.getuser(),
+        why=why,
+        metrics=checked_metrics(metric or ()),
+        cluster=cluster or site.cluster.name,
+    )
+    show(as_json, decision, lambda: [f"{decision.series}: {decision.text}"])
+
+
+def parity(
+    run_a: Annotated[str, typer.Argument(metavar="RUN_A", help="The run that is compared with.")],
+    run_b: Annotated[str, typer.Argument(metavar="RUN_B", help="The run that is compared.")],
+    gate: Annotated[
+        Literal["numerics", "convergence", "iterations"],
+        typer.Option("--gate", help="What decides: every bit, the course of the loss, or each iteration's loss."),
+    ] = "convergence",
+    first: Annotated[
+        float | None,
+        typer.Option("--first", min=0, help="How far the first iteration may be off; as reference_rules has it."),
+    ] = None,
+    later: Annotated[
+        float | None, typer.Option("--later", min=0, help="How far later ones may be off; the same.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option("--steps", min=1, help="The last iteration that counts.")] = None,
+    page: Annotated[
+        Path | None, typer.Option("--page", metavar="FILE.html", help="Draw both runs' curves over each other there.")
+    ] = None,
+    as_json: JsonOption = False,
+    system: SystemOption = None,
+    store: StoreOption = None,
+    workspace: WorkspaceOption = None,
+) -> int:
+    """Compare two stored runs step by step: whether they compute the same, or converge alike."""
+    from nightbridge.goldens.parity import GATE_WORDS
+    from nightbridge.models import ReferencePolicy
+    from nightbridge.report.queries import parity_page_stored, parity_stored
+
+    opened = open_site_store(load_site(system, store=store, workspace=workspace))
+    given = {"first": first, "later": later, "steps": steps}
+    policy = ReferencePolicy().model_copy(update={name: limit for name, limit in given.items() if limit is not None})
+    found = parity_stored(opened, run_a, run_b, policy)
+    faults = found.faults_of(gate)
+    if page is not None:
+        write_file(page, parity_page_stored(opened, found, gate).encode())
+    result = "compute the same, bit for bit" if found.same_numerics else GATE_WORDS[gate][bool(faults)]
+    document = {**found.model_dump(mode="json"), "gate": gate, "passed": not faults}
+    show(as_json, document, lambda: [*faults, result])
+    return 1 if faults else 0
+
+
+def bisect(
+    test_id: TestIdArgument,
+    metric: Annotated[
+        str | None, typer.Option("--metric", help="Which metric; the one that became worse last.")
+    ] = None,
+    repository: Annotated[
+        str | None, typer.Option("--repository", help="megatron-bridge or nemo-run; the one whose commit changed.")
+    ] = None,
+    good: Annotated[str | None, typer.Option("--good", metavar="COMMIT", help="Begin after it; from history.")] = None,
+    bad: Annotated[str | None, typer.Option("--bad", metavar="COMMIT", help="End with it; from history.")] = None,
+    bisect_id: Annotated[str | None, typer.Option("--id", help="Resume this bisect.")] = None,
+    confidence: Annotated[float, typer.Option("--confidence", help="How probable the commit must be.")] = 0.99,
+    most_runs: Annotated[int, typer.Option("--most-runs", min=1, help="Runs after which it ends undecided.")] = 100,
+    at_once: Annotated[
+        int | None, typer.Option("--at-once", min=1, help="Runs at once; as many as the cluster has room for.")
+    ] = None,
+    as_json: JsonOption = False,
+    system: SystemOption = None,
+    cluster: ClusterOption = None,
+    store: StoreOption = None,
+    workspace: WorkspaceOption = None,
+) -> int:
+    """Find the commit that made a test worse, by running commits between a good and a bad night.
+
+    The same command resumes an interrupted bisect. Exit code 0 when the commit is found, 1 when not.
+    """
+    from nightbridge.bisect.result import result_lines
+    from nightbridge.flows import bisect_regression
+
+    known: dict[str, Repository] = {"megatron-bridge": "megatron_bridge", "nemo-run": "nemo_run"}
+    if repository is not None and repository.lower() not in known:
+        raise InvalidInput("no such repository", thing=repository, advice="Use megatron-bridge or nemo-run")
+    result = bisect_regression(
+        test_id,
+        metric=metric,
+        repository=known[repository.lower()] if repository else None,
+        good=good,
+        bad=bad,
+        bisect_id=bisect_id,
+        confidence=confidence,
+        most_runs=most_runs,
+        at_once=at_once,
+        system=system,
+        cluster=cluster,
+        store=store,
+        workspace=workspace,
+    )
+    document = {**result.model_dump(mode="json"), "culprits": result.culprits, "gpu_hours": result.gpu_hours}
+    show(as_json, document, lambda: result_lines(result))
+    return 0 if result.culprits else 1

@@ -1,0 +1,82 @@
+"""What commands print: results on stdout, as text or as one JSON document, and notes for people on stderr."""
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nightbridge.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from nightbridge.models import Verdict
+    from nightbridge.store.transfers import Progress
+
+
+def show(as_json: bool, document: object, lines: "Callable[[], Iterable[str | Table]]") -> None:
+    """Print the result of a command.
+
+    Args:
+        as_json: Print `document`, and nothing else.
+        document: Models, dictionaries and lists. What is infinite or not a number is null, as JSON requires.
+        lines: Returns the lines and tables for people; called only if they are printed.
+    """
+    if as_json:
+        from pydantic_core import to_json
+
+        print(to_json(document, indent=2, by_alias=False, inf_nan_mode="null", fallback=str).decode())
+    else:
+        print_all(lines())
+
+
+def print_all(lines: "Iterable[str | Table]") -> None:
+    """Print lines and tables on stdout, each as soon as it is there."""
+    for line in lines:
+        if isinstance(line, str):
+            print(line, flush=True)
+        else:
+            from rich.console import Console
+
+            Console().print(line)
+
+
+def verdict_lines(verdicts: "Sequence[Verdict]") -> "list[str | Table]":
+    """A table of verdicts, and the reasons below it."""
+    from nightbridge.report.tables import reason_lines, verdict_table
+
+    return [verdict_table(verdicts), *reason_lines(verdicts)]
+
+
+def note(line: str) -> None:
+    """Print a line for people on stderr."""
+    print(line, file=sys.stderr)
+
+
+def note_all(lines: Iterable[str]) -> None:
+    """Print lines for people on stderr."""
+    for line in lines:
+        note(line)
+
+
+def show_progress(progress: "Progress") -> None:
+    """Show how far a transfer is, on a terminal only."""
+    if sys.stderr.isatty():
+        end = "\n" if progress.files_done == progress.files_total else "\r"
+        # Cleared first: the line before it may have been longer.
+        print(f"\x1b[2K{progress}", end=end, file=sys.stderr, flush=True)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file that an option names.
+
+    Raises:
+        InvalidInput: It cannot be written.
+    """
+    from nightbridge.files import write_atomically
+
+    try:
+        write_atomically(path, data)
+    except OSError as error:
+        reason = f"cannot be written: {error.strerror or error}"
+        raise InvalidInput(reason, thing=str(path), advice="Name a file that can be written") from error

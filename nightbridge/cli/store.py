@@ -1,0 +1,156 @@
+"""Stored files and disk space: `events`, `verify`, `fetch` and `prune`."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nightbridge.cli.options import (
+    JsonOption,
+    RunKeyArgument,
+    StoreOption,
+    SystemOption,
+    WorkspaceOption,
+    load_site,
+    open_site_store,
+)
+from nightbridge.cli.output import note, note_all, print_all, show, show_progress, write_file
+from nightbridge.errors import DamagedData, InvalidInput
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from nightbridge.harvest.retention import RunRemoval
+    from nightbridge.models import Site
+    from nightbridge.prune import Removal
+
+
+def events(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="An event file, or a folder to search for them.")],
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE.parquet", help="Write the table there.")] = None,
+) -> None:
+    """Read TensorBoard event files into a table, up to the first damage of each."""
+    from nightbridge.outputs.event_files import metrics_parquet, read_event_files, scalar_table
+
+    if not path.exists():
+        raise InvalidInput("no such file or folder", thing=str(path), advice="Name an event file or its folder")
+    files, damage = read_event_files(path)
+    table = scalar_table(files)
+    note_all(damage)
+    others = sum((Counter(file.skipped) for file in files), Counter[str]())
+    if others:
+        note(f"not scalars, left out: {', '.join(f'{count} {kind}' for kind, count in sorted(others.items()))}")
+    if not len(table) and not damage:
+        raise InvalidInput("no TensorBoard scalars", thing=str(path), advice="Name a folder with events.out.tfevents.*")
+    if out is None:
+        print_all(_tag_lines(table))
+        return
+    write_file(out, metrics_parquet(table))
+    note(f"{len(table)} scalars written to {out}")
+
+
+def verify(
+    run_key: RunKeyArgument,
+    system: SystemOption = None,
+    store: StoreOption = None,
+    workspace: WorkspaceOption = None,
+) -> None:
+    """Check every stored object of a run against its manifest."""
+    from nightbridge.harvest.manifest import last_attempt
+    from nightbridge.harvest.restore import verify_run
+
+    opened = open_site_store(load_site(system, store=store, workspace=workspace))
+    prefix = last_attempt(opened, run_key)
+    problems = verify_run(opened, prefix, show_progress)
+    if problems:
+        raise DamagedData("\n  ".join(problems), thing=opened.url_of(prefix), advice="Harvest the run again")
+    print(f"{opened.url_of(prefix)}: every object is there and whole")
+
+
+def fetch(
+    run_key: RunKeyArgument,
+    dest: Annotated[Path, typer.Argument(metavar="DEST", help="Folder to restore the run into.")],
+    system: SystemOption = None,
+    store: StoreOption = None,
+    workspace: WorkspaceOption = None,
+) -> None:
+    """Download a stored run and verify every byte."""
+    from nightbridge.harvest.manifest import last_attempt
+    from nightbridge.harvest.restore import fetch_run
+
+    opened = open_site_store(load_site(system, store=store, workspace=workspace))
+    manifest = fetch_run(opened, last_attempt(opened, run_key), dest, show_progress)
+    print(f"{dest}: {len(manifest.files)} files of {run_key}, attempt {manifest.attempt}")
+
+
+def prune(
+    days: Annotated[float, typer.Option("--days", min=1, help="Remove what was not used for so many days.")] = 30,
+    keep: Annotated[int, typer.Option("--keep", min=1, help="Of the rest keep so many, per repository.")] = 20,
+    max_gb: Annotated[float | None, typer.Option("--max-gb", min=0, help="Largest size of all images.")] = None,
+    store_days: Annotated[
+        float | None, typer.Option("--store-days", min=1, help="Stored runs: remove those of so many days ago.")
+    ] = None,
+    store_nights: Annotated[
+        int | None, typer.Option("--store-nights", min=1, help="Stored runs: keep so many nights of each test.")
+    ] = None,
+    store_gb: Annotated[
+        float | None, typer.Option("--store-gb", min=0, help="Stored runs: largest size of each test's.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove them; without this they are only listed.")] = False,
+    as_json: JsonOption = False,
+    system: SystemOption = None,
+    store: StoreOption = None,
+    workspace: WorkspaceOption = None,
+) -> None:
+    """List old checkouts, images and stored runs, and remove them with --yes; never what is still needed.
+
+    Stored runs go only beyond the limits of the site's [store.retention], or of --store-days, --store-nights and
+    --store-gb; never one that a baseline, the verdict of a run that stays, or an accepted decision refers to.
+    """
+    from nightbridge.prune import Policy, find_old_checkouts, find_old_images, remove_checkouts, remove_images
+
+    site = load_site(system, store=store, workspace=workspace)
+    policy = Policy(days=days, keep=keep, max_bytes=None if max_gb is None else int(max_gb * 1e9))
+    checkouts = find_old_checkouts(site.workspace, policy)
+    images = find_old_images(site.workspace, site.images_dir, policy, site.image_import)
+    if yes:
+        checkouts = remove_checkouts(site.workspace, checkouts)
+        images = remove_images(site.workspace, site.images_dir, images)
+    limits = {"days": store_days, "nights": store_nights, "max_gb": store_gb}
+    runs = _prune_store(site, {name: limit for name, limit in limits.items() if limit is not None}, yes)
+    removals = [*checkouts, *images]
+    show(as_json, {"removed": yes, "removals": removals, "runs": runs}, lambda: _removal_lines(removals, runs))
+    if not as_json:
+        size = sum(removal.size for removal in removals) + sum(old.run.size for old in runs)
+        total = f"{len(removals)} checkouts and images and {len(runs)} stored runs, {size / 1e9:.1f} GB"
+        note(f"removed {total}" if yes else f"would remove {total}; --yes removes them")
+
+
+def _tag_lines(table: "pd.DataFrame") -> Iterator[str]:
+    yield "\t".join(("tag", "points", "first_step", "last_step", "last_value"))
+    for tag, rows in table[~table["superseded"]].groupby("tag"):
+        points = rows.sort_values("step")
+        first, last, value = points["step"].iloc[0], points["step"].iloc[-1], points["value"].iloc[-1]
+        yield f"{tag}\t{len(points)}\t{first}\t{last}\t{value:.6g}"
+
+
+def _prune_store(site: "Site", limits: Mapping[str, float], yes: bool) -> "list[RunRemoval]":
+    """The stored runs beyond the limits: those that were removed, or those that would be."""
+    from nightbridge.harvest.retention import find_old_runs, remove_runs
+    from nightbridge.models import RetentionPolicy
+
+    policy = site.store_settings.retention.model_copy(update=dict(limits))
+    if policy == RetentionPolicy():
+        return []  # the store is not even listed
+    opened = open_site_store(site)
+    runs = find_old_runs(opened, policy)
+    return remove_runs(opened, runs, show_progress) if yes else runs
+
+
+def _removal_lines(removals: "Sequence[Removal]", runs: "Sequence[RunRemoval]") -> Iterator[str]:
+    for removal in removals:
+        yield f"{removal.path}  {removal.size / 1e6:.0f} MB  {removal.last_used:%Y-%m-%d}  {removal.reason}"
+    for old in runs:
+        yield f"{old.url}  {old.run.size / 1e6:.0f} MB  {old.run.written_at:%Y-%m-%d}  {old.reason}"

@@ -1,0 +1,181 @@
+"""What needs no run: `validate`, `render` and `rules`."""
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nightbridge.cli.options import (
+    EXIT_INVALID,
+    ClusterOption,
+    JsonOption,
+    ScenarioArgument,
+    SystemOption,
+    TestsDirOption,
+    WorkspaceOption,
+    block_values,
+    load_site,
+    open_site_cluster,
+)
+from nightbridge.cli.output import note, note_all, show
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from nightbridge.cli.file_checks import FileReport
+    from nightbridge.rules import Violation
+    from nightbridge.rules.catalogue import RuleEntry
+
+
+def validate(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="Test and scenario files, and ConfigContainer.yaml files.")
+    ],
+    as_json: JsonOption = False,
+    cluster: ClusterOption = None,
+    system: SystemOption = None,
+    tests_dir: TestsDirOption = None,
+    pinned: Annotated[
+        bool, typer.Option("--pinned", help="Fetch the pinned code and check against its own launcher and recipes.")
+    ] = False,
+    workspace: WorkspaceOption = None,
+    gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="GPUs that a ConfigContainer is to run on.")] = None,
+    override: Annotated[
+        list[str] | None,
+        typer.Option("--override", metavar="KEY=VALUE", help="Applied to a ConfigContainer; may be repeated."),
+    ] = None,
+) -> int:
+    """Check tests, scenarios and ConfigContainers and report every violation; needs no network and no checkout.
+
+    With --cluster or --system the site's limits are queried and checked, too; with --pinned every test is checked
+    against the code that it pins. Megatron-Bridge dumps the ConfigContainer.yaml of a run: its own checks are made,
+    and those that it misses.
+    """
+    from nightbridge.cli.file_checks import check_container_file, check_file, code_of_site
+
+    site = load_site(system, cluster, workspace=workspace) if cluster or system or pinned else None
+    limits = open_site_cluster(site).limits() if site and (cluster or system) else None
+    code_of = code_of_site(site, block_values(site.git_credentials)) if site and pinned else None
+    reports = [
+        check_container_file(file, override or [], gpus)
+        if file.suffix in (".yaml", ".yml")
+        else check_file(file, tests_dir or [], limits, code_of)
+        for file in files
+    ]
+    valid = all(report.valid for report in reports)
+    show(as_json, {"valid": valid, "files": reports}, lambda: _report_lines(reports))
+    return 0 if valid else EXIT_INVALID
+
+
+def render(
+    file: ScenarioArgument,
+    as_json: JsonOption = False,
+    cluster: ClusterOption = None,
+    system: SystemOption = None,
+    tests_dir: TestsDirOption = None,
+) -> int:
+    """Show the launch plan of every run: command line, environment with secrets masked, resources.
+
+    No checkout is needed: the launcher's version comes from the pin, and folders are placeholders.
+    """
+    from nightbridge import config
+    from nightbridge.launch.plan import placeholder_plan, shell_command
+    from nightbridge.rules import check_scenario
+    from nightbridge.secrets import MASK
+
+    site = load_site(system, cluster)
+    scenario = check_scenario(config.load(file, tests_dirs=tests_dir or ()))
+    plans = [placeholder_plan(run, site) for run in config.runs(scenario, "render")]
+    note_all(scenario.warnings)
+    for test in scenario.invalid:
+        note_all(test.violations)
+    runs = []
+    for plan in plans:
+        masked = {**plan.environment, **dict.fromkeys(plan.secret_environment, MASK)}
+        runs.append({**plan.model_dump(mode="json"), "environment": masked, "command": shell_command(plan)})
+    show(as_json, {"runs": runs, "invalid": scenario.invalid}, lambda: _plan_lines(runs))
+    return EXIT_INVALID if scenario.invalid else 0
+
+
+def rules(
+    rule_id: Annotated[
+        str | None, typer.Argument(metavar="[ID]", help="One rule in full; a list of all when left out.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List every validation rule with its severity, versions, reason and source."""
+    from nightbridge.rules.catalogue import find_rule, rule_entries
+
+    entries = rule_entries() if rule_id is None else (find_rule(rule_id),)
+    show(as_json, {"rules": entries}, lambda: [_rules_table(entries)] if rule_id is None else _rule_lines(entries[0]))
+    if rule_id is None and not as_json:
+        note("`nightbridge rules ID` shows the fields, versions and source of one")
+
+
+def _report_lines(reports: "Iterable[FileReport]") -> "Iterator[str | Table]":
+    for report in reports:
+        note_all(report.warnings)
+        if report.error:
+            yield report.error
+        yield from _finding_lines(report.findings)
+        for test in report.tests:
+            yield f"{test.source}: {test.id}: {'ok' if test.valid else 'INVALID'}"
+            yield from _finding_lines(test.findings)
+
+
+def _finding_lines(findings: "Sequence[Violation]") -> "Iterator[str | Table]":
+    """A table on a terminal, else a line for each."""
+    if findings and sys.stdout.isatty():
+        yield _findings_table(findings)
+        return
+    for finding in findings:
+        yield f"  {finding.severity} [{finding.rule}] {finding.message}"
+
+
+def _findings_table(findings: "Iterable[Violation]") -> "Table":
+    from rich.text import Text
+
+    table = _table("severity", "rule", "problem and solution")
+    for finding in findings:
+        # Text of a file is Text, never rich's markup.
+        style = "bold red" if finding.severity == "error" else "yellow"
+        table.add_row(Text(finding.severity, style), Text(finding.rule), Text(finding.message))
+    return table
+
+
+def _plan_lines(plans: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    for plan in plans:
+        yield f"# {plan['run_key']}: {plan['nodes']} node(s) x {plan['tasks_per_node']} task(s)"
+        for name, value in plan["environment"].items():
+            yield f"export {name}={value}"
+        yield f"cd {plan['cwd']}"
+        yield plan["command"]
+        if plan["sbatch_args"]:
+            yield f"# sbatch options: {' '.join(plan['sbatch_args'])}"
+        if plan["batch_script"] is not None:
+            yield f"# {plan['argv'][-1]}:"
+            yield plan["batch_script"]
+        note_all(f"{plan['run_key']}: {warning}" for warning in plan["warnings"])
+
+
+def _rules_table(entries: "Iterable[RuleEntry]") -> "Table":
+    table = _table("rule", "severity", "reason")
+    table.columns[0].no_wrap = True
+    for entry in entries:
+        table.add_row(entry.id, entry.severity, entry.reason)
+    return table
+
+
+def _rule_lines(entry: "RuleEntry") -> Iterator[str]:
+    for name, value in entry.model_dump().items():
+        shown = value if isinstance(value, str) else ", ".join(value)
+        yield f"{name.replace('_', ' '):12}{shown or '-'}"
+
+
+def _table(*head: str) -> "Table":
+    from rich import box
+    from rich.table import Table
+
+    return Table(*head, box=box.SIMPLE_HEAD, pad_edge=False)

@@ -1,0 +1,109 @@
+"""Every benchmark, once and in a small form: they run on the code of today, and print what their page promises."""
+
+import gzip
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import polling, practice_month, upload
+from nightbridge.cli.main import run as nightbridge
+from tests.real.prefect_server import PrefectServer
+from tests.real.s3_servers import S3Server
+from tests.real.slurm_daemons import SlurmDaemons
+
+ROOT = Path(__file__).parents[1]
+
+SMALL = {
+    "clone.py": (["--scale", "0.01", "--repeats", "1"], "ratio .* x"),
+    "detection.py": (["--series", "1", "--steps", "1", "--kinds", "gaussian", "--processes", "1"], "FA/year"),
+    "event_files.py": (["--events", "2000"], r"nightbridge .* M events/s"),
+    "parity.py": (["--pairs", "5"], "5 synthetic pairs"),
+    "startup.py": (["1"], "nightbridge validate .* s"),
+    "sweep.py": (["--values", "2"], "ratio|one configuration after the other"),
+    "tail.py": (["--noise", "NOISE"], "narrowest band"),
+    "upload.py": (["--repeats", "0", "--sparse-gb", "0.03"], "one sparse file of 0.03 GB"),
+    "verdict.py": (["--tests", "2", "--nights", "150", "--processes", "1"], "verdicts: .* s"),
+}
+"""Arguments, and what is printed then. Those that need a real part have a test of their own below."""
+
+IN_TESTS_OF_THEIR_OWN = {"night_scale.py", "polling.py", "practice_month.py"}
+PROGRAM_OF_ANOTHER = {"discarding_server.py"}
+
+
+def printed_by(name: str, *arguments: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, f"benchmarks/{name}", *arguments],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def noise(tmp_path: Path) -> Path:
+    """Seconds per step of runs of one test."""
+    dice = random.Random(1)
+    runs = [{"path": "test", "t": t, "it": [0.2 * dice.uniform(0.99, 1.01) for _ in range(50)]} for t in range(10)]
+    path = tmp_path / "noise.json.gz"
+    path.write_bytes(gzip.compress(json.dumps(runs).encode()))
+    return path
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_benchmark_runs(name: str, noise: Path) -> None:
+    arguments, expected = SMALL[name]
+
+    printed = printed_by(name, *(str(noise) if word == "NOISE" else word for word in arguments))
+
+    assert re.search(expected, printed)
+
+
+def test_every_benchmark_is_run_here() -> None:
+    scripts = {path.name for path in (ROOT / "benchmarks").glob("*.py")}
+
+    assert scripts == set(SMALL) | IN_TESTS_OF_THEIR_OWN | PROGRAM_OF_ANOTHER
+
+
+def test_uploads_are_compared_and_a_run_is_harvested_twice(
+    ministack: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(upload, "SETTLE", 0.0)
+    ministack.make_bucket(upload.BUCKET)
+    files = upload.make_files(tmp_path / "large", 2, 1000)
+
+    upload.compare(ministack, files, upload.clients(None), 1)
+    upload.harvest_twice(ministack, files)
+
+    printed = capfd.readouterr().out
+    assert re.search(r"nightbridge +[\d.]+ s .* x boto3 upload_file", printed)
+    assert "second" in printed
+
+
+def test_queries_to_slurm_are_counted(
+    slurm_cluster: SlurmDaemons, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    polling.measure(slurm_cluster, tmp_path, 2, 2.0, "debug")
+
+    assert re.search(r"ratio \d+", capsys.readouterr().out)
+
+
+def test_a_bare_flow_is_measured(prefect_server: PrefectServer) -> None:
+    printed = printed_by("night_scale.py", "1", "--measure", "bare", **prefect_server.environment)
+
+    assert json.loads(printed.splitlines()[-1])["verdicts"] == 1
+
+
+def test_the_practice_month_has_a_valid_site_and_test(tmp_path: Path) -> None:
+    site, test = practice_month._files(tmp_path, f"file://{tmp_path}/practice/Megatron-Bridge.git")
+
+    assert nightbridge(["validate", str(test), "--system", str(site)]) == 0
