@@ -1,4 +1,4 @@
-"""Notifications: one notice by mail (SMTP), by a webhook, or both, as the site's `[notify]` table says.
+"""Notifications: one notice by mail (SMTP), by a webhook, or both, to the recipients in the site's `[notify]`.
 
 Nothing secret leaves here: the password goes to the mail server alone, and errors name the webhook by its host, since
 the rest of such a URL is a password.
@@ -65,13 +65,13 @@ def notify(
         notice: What to send.
         settings: The recipients, and how they are reached.
         block_value: Returns the value of a Prefect `Secret` block by name; None where there is no Prefect.
-        patience: Seconds for which each channel is retried while its server does not answer, or says "later".
+        patience: Seconds for which each channel is retried while its server does not answer, or is busy.
 
     Returns:
         Where it went; nothing where no channel is set.
 
     Raises:
-        InvalidInput: A secret is not where the settings say, or the webhook's is no URL; the rest was sent.
+        InvalidInput: A secret is not where the settings refer to, or the webhook's is no URL; the rest was sent.
         PermanentError: A server refused it for good; the rest was sent.
         TransientError: A server did not take it in time; the rest was sent.
     """
@@ -122,7 +122,7 @@ def _by_mail(notice: Notice, settings: NotifySettings, block_value: _BlockValue)
 
 
 def _message(notice: Notice, settings: NotifySettings) -> EmailMessage:
-    """The mail, the same one in every try: a recipient who gets it twice can tell by its Message-ID."""
+    """The mail, the same one in every try: its Message-ID reveals a duplicate."""
     message = EmailMessage()
     message["Subject"] = " ".join(notice.subject.split())
     message["From"] = settings.mail_from or f"nightbridge@{socket.getfqdn() or platform.node()}"
@@ -199,16 +199,16 @@ def _refused_mail(error: smtplib.SMTPException, where: str, password: str) -> Ni
 
 
 def _answer_of(error: smtplib.SMTPException) -> str:
-    """What the mail server said."""
+    """The mail server's answer."""
     if isinstance(error, smtplib.SMTPRecipientsRefused):
-        return "; ".join(f"{who}: {code} {_text(said)}" for who, (code, said) in error.recipients.items())
+        return "; ".join(f"{who}: {code} {_text(answer)}" for who, (code, answer) in error.recipients.items())
     if isinstance(error, smtplib.SMTPResponseException):
         return f"{error.smtp_code} {_text(error.smtp_error)}"
     return str(error)
 
 
-def _text(said: bytes | str) -> str:
-    return " ".join((said.decode(errors="replace") if isinstance(said, bytes) else said).split())
+def _text(answer: bytes | str) -> str:
+    return " ".join((answer.decode(errors="replace") if isinstance(answer, bytes) else answer).split())
 
 
 # --- webhook ---------------------------------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ def _call_webhook(notice: Notice, url: str, trust: ssl.SSLContext) -> None:
             advice="Check the URL that [notify] webhook names",
         ) from None
     except (OSError, http.client.HTTPException) as error:
-        # Not chained: what the library says of a URL may hold all of it.
+        # Not chained: the library's message may hold the whole URL.
         reason = mask_secrets(str(getattr(error, "reason", error)), [url, urlsplit(url).path])
         raise TransientError(
             f"the webhook does not answer: {reason}", thing=host, advice="Check the URL that [notify] webhook names"

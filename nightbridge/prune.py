@@ -1,8 +1,6 @@
-"""What `prune` may remove: which things are old, and which are still needed by a job that may be running.
+"""Finding and removing old checkouts and images, but none that a job needs which may still be running.
 
-Finds and removes unused checkouts.
-
-Finds and removes unused images. Image files that users provided stay.
+Image files that users provided stay.
 """
 
 import os
@@ -51,7 +49,7 @@ class Removal(Model):
     last_used: datetime
     reason: str
 
-    def wanted_since(self, last_used: float) -> bool:
+    def used_since(self, last_used: float) -> bool:
         """Whether it was used after it was chosen; `last_used` is Unix time, finer than a `datetime`."""
         return last_used - self.last_used.timestamp() > 0.001
 
@@ -70,10 +68,10 @@ class Candidate(Model):
 
 
 def choose(candidates: Sequence[Candidate], policy: Policy, used_by_jobs: str, *, now: float) -> list[Removal]:
-    """Choose what goes, oldest first: never what a live job names, and never what was wanted within a day.
+    """Choose what goes, oldest first: never what a live job names or what was used within a day.
 
     Args:
-        candidates: All things of one kind. What has to stay counts among the ones that are kept.
+        candidates: All checkouts or images. What has to stay counts among the ones that are kept.
         policy: How much is kept.
         used_by_jobs: `text_of_live_jobs` of the workspace.
         now: Unix time.
@@ -81,12 +79,12 @@ def choose(candidates: Sequence[Candidate], policy: Policy, used_by_jobs: str, *
     """
     newest_first = sorted(candidates, key=lambda candidate: candidate.last_used, reverse=True)
     chosen, kept_bytes = [], 0
-    for place, candidate in enumerate(newest_first):
+    for index, candidate in enumerate(newest_first):
         age = now - candidate.last_used
         kept_bytes += candidate.size
         reasons = (
             (age > policy.days * DAY_SECONDS, f"unused for {age / DAY_SECONDS:.0f} days"),
-            (place >= policy.keep, f"{policy.keep} newer ones are kept"),
+            (index >= policy.keep, f"{policy.keep} newer ones are kept"),
             (policy.max_bytes is not None and kept_bytes > policy.max_bytes, "the newer ones fill the allowed size"),
         )
         reason = next((text for holds, text in reasons if holds), None)
@@ -122,7 +120,7 @@ def size_of(folder: Path) -> int:
 
 
 def text_of_live_jobs(workspace: Path) -> str:
-    """What the attempts of a workspace that have not ended say about the paths they use.
+    """The files in which the attempts of a workspace that have not ended name what they use.
 
     An attempt has ended when its job left an exit code, or a watcher has seen its end.
     """
@@ -162,7 +160,7 @@ def find_old_checkouts(workspace: Path, policy: Policy) -> list[Removal]:
 
 
 def remove_checkouts(workspace: Path, removals: Sequence[Removal]) -> list[Removal]:
-    """Remove checkouts, each under its lease; return those that are gone. One that was wanted meanwhile stays.
+    """Remove checkouts, each under its lease; return those that are gone. One that was used meanwhile stays.
 
     Raises:
         TransientError: Another process holds a checkout's lease for too long.
@@ -173,8 +171,8 @@ def remove_checkouts(workspace: Path, removals: Sequence[Removal]) -> list[Remov
         folder = removal.path
         checkout = _checkout(folder)
         with lease(folder.with_name(f"{checkout}.lease")):
-            wanted_again = folder.exists() and removal.wanted_since(folder.stat().st_mtime)
-            if not folder.exists() or wanted_again or checkout in text_of_live_jobs(workspace):
+            used_again = folder.exists() and removal.used_since(folder.stat().st_mtime)
+            if not folder.exists() or used_again or checkout in text_of_live_jobs(workspace):
                 continue
             # The name of a leftover: if this is killed, the next one, or a check-out of the commit, removes the rest.
             aside = folder.with_name(f".{checkout}.{uuid.uuid4().hex}.tmp")
@@ -227,7 +225,7 @@ def find_old_images(
 def remove_images(workspace: Path, images: Path, removals: Sequence[Removal]) -> list[Removal]:
     """Remove images and what killed imports left, each under the lease of its digest; return those that are gone.
 
-    One that was wanted meanwhile stays.
+    One that was used meanwhile stays.
 
     Args:
         workspace: Whose jobs may use them, besides those of others that share the folder.
@@ -243,8 +241,8 @@ def remove_images(workspace: Path, images: Path, removals: Sequence[Removal]) ->
     for removal in removals:
         path = removal.path
         with lease(images.absolute() / f".{_digest(path)}.lease"):
-            wanted_again = path.exists() and removal.wanted_since(_last_used(path))
-            if not path.exists() or wanted_again or is_named(path, _text_of_live_jobs(images, workspace)):
+            used_again = path.exists() and removal.used_since(_last_used(path))
+            if not path.exists() or used_again or is_named(path, _text_of_live_jobs(images, workspace)):
                 continue
             if path.is_dir():
                 remove_tree(path)

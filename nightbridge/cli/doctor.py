@@ -83,7 +83,7 @@ def _cluster(site: Site) -> str:
     limits = cluster.limits()
     if site.cluster.containers == "pyxis" and not limits.has_pyxis:
         raise PermanentError(
-            "srun has no pyxis, although the settings say so",
+            "srun has no pyxis, but the settings require it",
             thing=site.cluster.name,
             advice='Install pyxis, or set containers = "none"',
         )
