@@ -1,4 +1,7 @@
-"""The recipes of CONTRIBUTING.md, followed step by step in a copy of the package: each ends with what it promises."""
+"""The recipes of CONTRIBUTING.md, followed step by step in a copy of the package: each ends with what it promises.
+
+That of a metric is followed in `tests/nightbridge/models/test_metrics.py`.
+"""
 
 import os
 import re
@@ -73,53 +76,6 @@ def _gpus_named(run: RuleContext) -> Iterator[str]:
 
     assert "warning [gpus-named] num_gpus is 8; write another number" in program("validate", str(TEST_FILE))
     assert re.search(r"reason +A test of the recipe\.", program("rules", "gpus-named"))
-
-
-def test_a_metric_is_one_row_and_two_fields(copy: Copy, program: Callable[..., str]) -> None:
-    row = """
-    Metric(
-        "energy_per_token",
-        label="energy per token",
-        unit="J",
-        field="energy_per_token",
-        band=0.05,
-        log=(LogPattern("energy per token", rf"energy per token: {NUMBER}"),),
-        reduce="median",
-    ),"""
-    copy.insert("models/metrics.py", r"\nMETRICS = \(", row)
-    copy.insert(
-        "models/stages.py", r'class Summary\(\w+\):\n    """.*?"""\n', "\n    energy_per_token: float | None = None"
-    )
-    copy.insert(
-        "models/scenario.py",
-        r'    step_time: float = _band\("step_time"\)\n',
-        '    energy_per_token: float = _band("energy_per_token")\n',
-    )
-    (copy.folder / "log.out").write_text("energy per token: 1.5 J\n" * 3)
-    code = """
-from pathlib import Path
-from nightbridge.models import GatePolicy
-from nightbridge.outputs.curves import read_curves
-from nightbridge.outputs.measurements import RunSettings, summarise
-curves = read_curves([], [Path("log.out")])
-summary = summarise(curves, GatePolicy(required=("energy_per_token",)), None, RunSettings(), None)
-print(summary.energy_per_token)
-"""
-    (copy.folder / "gated.toml").write_text(
-        TEST_FILE.read_text().replace("[gate]\n", "[gate]\nenergy_per_token = 0.1\n")
-    )
-
-    assert copy.python("-c", code) == "1.5\n"
-    assert "llama3_8b_h100: ok" in program("validate", "gated.toml")
-    assert (
-        "unknown key"
-        in subprocess.run(
-            [sys.executable, "-m", "nightbridge", "validate", copy.folder / "gated.toml"],
-            capture_output=True,
-            text=True,
-            check=False,
-        ).stdout
-    )
 
 
 def test_a_way_to_reach_slurm_is_one_module_one_row_and_its_name(copy: Copy, program: Callable[..., str]) -> None:
