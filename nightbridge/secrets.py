@@ -52,7 +52,7 @@ def resolve_secret(ref: "SecretRef", block_value: Callable[[str], str] | None = 
 
 
 def mask_secrets(text: str, values: Iterable[str]) -> str:
-    """Replace every secret value in `text`. Values under four characters are left: they would mask ordinary words."""
+    """Replace every secret value in `text`. Values under four characters stay: they also occur in ordinary words."""
     for value in sorted({value for value in values if len(value) >= 4}, key=len, reverse=True):
         text = text.replace(value, MASK)
     return text
@@ -60,18 +60,13 @@ def mask_secrets(text: str, values: Iterable[str]) -> str:
 
 @contextlib.contextmanager
 def file_in_memory(content: str) -> Iterator[Path]:
-    """A file that this user's processes can read under the given path, and that no disk ever holds."""
+    """A file with these lines that this user's processes can read under the given path, and that no disk ever holds."""
     descriptor = os.memfd_create("login")
     try:
-        os.write(descriptor, content.encode())
+        os.write(descriptor, (content.rstrip("\n") + "\n").encode())
         yield Path(f"/proc/{os.getpid()}/fd/{descriptor}")
     finally:
         os.close(descriptor)
-
-
-def whole_lines(text: str) -> str:
-    """The same lines, the last one ended as well."""
-    return text.rstrip("\n") + "\n"
 
 
 def read_netrc(path: Path, name: str) -> Mapping[str, Login]:
@@ -195,8 +190,8 @@ _Find = Callable[[bytes, int], Iterator[re.Match[bytes]]]
 def copy_masked(source: Path, target: Path, secrets: Iterable[str]) -> int:
     """Copy a text file with every secret value, and every text in a secret's shape, replaced by `MASK`.
 
-    The longest value at a position wins; values that `mask_secrets` leaves are left here too. Returns how many were
-    masked.
+    The longest value at a position wins; values that `mask_secrets` does not mask stay here too. Returns how many
+    were masked.
 
     Raises:
         DamagedData: The source cannot be read.
@@ -253,7 +248,7 @@ class _Masker:
     def mask(self, piece: bytes, *, last: bool) -> bytes:
         """Take the next piece and return what is decided by now; all of it with the last piece."""
         data = self._waiting + piece
-        # A match that begins before the border is whole, however long; what begins later waits for the next piece.
+        # A match that begins before the border is complete, however long; what begins later waits for the next piece.
         border = len(data) if last else max(len(data) - self._reach, self._decided)
         pieces, done = [], self._decided
         for match in self._find(data, self._decided):

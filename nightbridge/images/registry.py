@@ -36,7 +36,7 @@ from nightbridge.errors import (
     classify,
 )
 from nightbridge.images.references import ImageReference
-from nightbridge.secrets import Login, file_in_memory, read_netrc, whole_lines
+from nightbridge.secrets import Login, file_in_memory, read_netrc
 
 log = logging.getLogger(__name__)
 
@@ -250,7 +250,7 @@ def enroot_config(credentials: str) -> Iterator[dict[str, str]]:
         return
     with (
         tempfile.TemporaryDirectory(prefix="nightbridge-") as folder,
-        file_in_memory(whole_lines(credentials)) as path,
+        file_in_memory(credentials) as path,
     ):
         (Path(folder) / ".credentials").symlink_to(path)
         yield {"ENROOT_CONFIG_PATH": folder}
@@ -259,7 +259,7 @@ def enroot_config(credentials: str) -> Iterator[dict[str, str]]:
 def _given_logins(credentials: str) -> Mapping[str, Login]:
     if not credentials:
         return {}
-    with file_in_memory(whole_lines(credentials)) as path:
+    with file_in_memory(credentials) as path:
         return _read_netrc(path, "the image credentials")
 
 

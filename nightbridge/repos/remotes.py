@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 from nightbridge.errors import InvalidInput
 from nightbridge.models import slug
 from nightbridge.processes import own_program
-from nightbridge.secrets import MASK, file_in_memory, read_netrc, whole_lines
+from nightbridge.secrets import MASK, file_in_memory, read_netrc
 
 _USERINFO = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*://)(?P<userinfo>[^/@\s]+)@", re.IGNORECASE)
 # git-clone(1): an address with a colon before the first slash is `host:path`, over ssh.
@@ -93,7 +93,7 @@ def git_logins(lines: str) -> Iterator[None]:
     if not lines.strip():
         yield
         return
-    with file_in_memory(whole_lines(lines)) as path:
+    with file_in_memory(lines) as path:
         read_netrc(path, "the git credentials")
         # The empty one takes all helpers of the person away: git tells each of them a login that worked, to keep it.
         token = _SETTINGS.set(("credential.helper=", f"credential.helper={_command(path)}"))

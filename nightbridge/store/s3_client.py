@@ -158,8 +158,8 @@ class _KnownChecksumAuth(S3SigV4Auth):  # type: ignore[misc]  # botocore has no 
 def _sign_known_checksums(client: Any, credentials: Any) -> None:
     """Make one client take the checksum given with a body for the signature too; botocore would compute it again.
 
-    botocore looks signers up in one table of the whole process. So it is told to leave these requests unsigned, and
-    they are signed by the client's own handler of the event before it.
+    botocore looks signers up in one table of the whole process. So these requests stay unsigned by it, and the
+    client's own event handler signs them.
     """
 
     def choose_none(signature_version: Any, **_: Any) -> Any:
