@@ -7,7 +7,7 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import quote
@@ -15,6 +15,7 @@ from urllib.parse import quote
 from nightbridge.errors import InvalidInput, PermanentError, TransientError
 from nightbridge.files import create_exclusively, flush_folder, new_file, write_atomically
 from nightbridge.models import StoreSettings
+from nightbridge.secrets import BlockValue
 from nightbridge.store.checksum import FileSource, sha256_of_file
 from nightbridge.store.protocol import ObjectInfo, checked_folder, checked_key, write_read_delete
 
@@ -56,7 +57,7 @@ class DirectoryStore:
     file system with atomic rename and hard links.
     """
 
-    def __init__(self, settings: StoreSettings, block_value: Callable[[str], str] | None = None) -> None:
+    def __init__(self, settings: StoreSettings, block_value: BlockValue | None = None) -> None:
         del block_value  # it has no secrets
         path = settings.url.removeprefix("file://")
         if not path.startswith("/"):

@@ -17,6 +17,7 @@ from botocore import exceptions as aws
 from nightbridge.errors import DamagedData, InvalidInput, PermanentError, TransientError
 from nightbridge.files import new_file
 from nightbridge.models import StoreSettings
+from nightbridge.secrets import BlockValue
 from nightbridge.store.checksum import FileSource, sha256_hex
 from nightbridge.store.protocol import ObjectInfo, checked_folder, checked_key, write_read_delete
 from nightbridge.store.s3_client import make_client, object_options
@@ -40,7 +41,7 @@ class S3Store:
     ETag identifies its bytes.
     """
 
-    def __init__(self, settings: StoreSettings, block_value: Callable[[str], str] | None = None) -> None:
+    def __init__(self, settings: StoreSettings, block_value: BlockValue | None = None) -> None:
         location = urlsplit(settings.url)
         self.bucket, self.prefix = location.netloc, checked_folder(location.path.strip("/"))
         if not self.bucket:
