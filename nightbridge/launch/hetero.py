@@ -13,10 +13,9 @@ from typing import Any, Literal
 from nightbridge.errors import InvalidInput
 from nightbridge.launch import grids
 from nightbridge.launch.batch_script import RENDEZVOUS, BatchScript, Container, render
-from nightbridge.launch.flags import Choices, expands
+from nightbridge.launch.flags import HEAD, Choices, expands
 from nightbridge.launch.parser_source import flags_in
 from nightbridge.launch.resources import gpus_per_node, nodes_for, num_gpus, site_options, time_limit_seconds
-from nightbridge.launch.versions import HEAD
 from nightbridge.models import (
     LAUNCHER_HOME,
     ClusterLimits,

@@ -11,19 +11,20 @@ from nightbridge.launch.flags import (
     FLAGS,
     V0_3_0,
     KnownFlags,
+    Version,
     danger_in,
     danger_in_escaped,
     danger_in_variable,
     escaped,
     expands,
     known_in,
+    version_for_pin,
     written,
 )
 from nightbridge.launch.hetero import hetero_plan
 from nightbridge.launch.parser_source import known_flags, launcher_of
 from nightbridge.launch.resources import clock, gpus_per_node, nodes_for, num_gpus, site_options, time_limit_seconds
 from nightbridge.launch.run_outputs import JOB_FOLDER, output_arguments, output_dir, overrides
-from nightbridge.launch.versions import Version, version_for_pin
 from nightbridge.models import (
     LAUNCHER_HOME,
     Checkout,

@@ -14,8 +14,7 @@ from typing import Any
 
 from nightbridge.errors import InvalidInput
 from nightbridge.launch import grids
-from nightbridge.launch.flags import GPUS_PER_NODE, LAUNCHER_TIME_LIMIT
-from nightbridge.launch.versions import Version, version_for_pin
+from nightbridge.launch.flags import GPUS_PER_NODE, LAUNCHER_TIME_LIMIT, Version, version_for_pin
 from nightbridge.models import ClusterLimits, ClusterSettings, TestDefinition
 
 DEFAULT_NUM_GPUS = 8

@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nightbridge.errors import InvalidInput
-from nightbridge.launch.config_container import Container, read_container
+from nightbridge.launch.config_container import ConfigContainer, read_container
 from nightbridge.launch.resources import num_gpus
 from nightbridge.models import Model, RunSpec
 
@@ -113,7 +113,7 @@ def _requested(spec: RunSpec) -> RunSettings:
     )
 
 
-def _profiled_in(container: Container) -> ProfiledSteps | None:
+def _profiled_in(container: ConfigContainer) -> ProfiledSteps | None:
     return _profiled(
         container.integer("profiling.profile_step_start") or 0,
         container.integer("profiling.profile_step_end") or 0,

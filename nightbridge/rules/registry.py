@@ -1,11 +1,13 @@
-"""All rules, and checking runs against them."""
+"""All rules, and checking runs and configurations against them."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
 
+from nightbridge.launch.config_container import ConfigContainer
+from nightbridge.launch.flags import Version
 from nightbridge.launch.resources import at_point
-from nightbridge.launch.versions import Version
 from nightbridge.models import (
     Checkout,
     ClusterLimits,
@@ -16,22 +18,18 @@ from nightbridge.models import (
     TestDefinition,
 )
 from nightbridge.rules import (
-    checkpoints,
     cloudai,
+    config_container_extra,
+    config_container_runtime,
+    config_container_training,
     graphs,
     hetero,
     launcher,
-    overrides,
-    profiling,
-    recipes,
     required,
+    site_rules,
     sizes,
 )
-from nightbridge.rules import (
-    site_rules as places,
-)
-from nightbridge.rules.context import Facts
-from nightbridge.rules.rule import Rule, Severity, Violation
+from nightbridge.rules.rule import Rule, RuleContext, Severity, Violation, rules_in, violations_of
 from nightbridge.rules.sweeps import (
     MAX_OUTCOMES,
     MAX_RUNS,
@@ -43,40 +41,55 @@ from nightbridge.rules.sweeps import (
     expansion_of,
 )
 
-_COMMON = (
-    *(*places.RULES, *checkpoints.RULES, *profiling.RULES),
-    *(*launcher.RULES, *overrides.RULES, *recipes.RULES),
-)
+RunRules = tuple[Rule[RuleContext], ...]
 
-RULES: tuple[Rule, ...] = (*required.RULES, *sizes.RULES, *graphs.RULES, *_COMMON)
+RULES: RunRules = rules_in(required, sizes, graphs, site_rules, launcher)
 """The rules of the normal profile."""
 
-PROFILES: Mapping[Compat, tuple[Rule, ...]] = {
+CLOUDAI_RULES: RunRules = cloudai.RULES
+
+PROFILES: Mapping[Compat, RunRules] = {
     "none": RULES,
-    "cloudai": (*required.RULES, *cloudai.RULES, *_COMMON),
+    "cloudai": (*rules_in(required), *CLOUDAI_RULES, *rules_in(site_rules, launcher)),
 }
 """What a test's `compat` makes of sizes and CUDA graphs: our corrected rules, or CloudAI's own constraints.
 
 The rules of the launcher and the site hold in both: no verdict of another tool makes them pass.
 """
 
-HETERO_RULES: tuple[Rule, ...] = (*places.RULES, *hetero.RULES)
+HETERO_RULES: RunRules = rules_in(site_rules, hetero)
 """The rules of a heterogeneous-parallel test: the site's, and its own."""
 
+CONTAINER_RULES: tuple[Rule[ConfigContainer], ...] = rules_in(
+    config_container_training, config_container_runtime, config_container_extra
+)
+"""What Megatron-Bridge's own check of a configuration raises when the job starts, then what it lets through."""
 
-def rules_of(test: TestDefinition) -> tuple[Rule, ...]:
+
+def rules_of(test: TestDefinition) -> RunRules:
     """The rules that a test is checked by."""
     return _profile(test.compat, test.has_launcher)
 
 
-def _profile(compat: Compat, has_launcher: bool) -> tuple[Rule, ...]:
+def _profile(compat: Compat, has_launcher: bool) -> RunRules:
     return PROFILES[compat] if has_launcher else HETERO_RULES
 
 
 @lru_cache(maxsize=256)
-def _holding(compat: Compat, has_launcher: bool, version: Version, available: frozenset[str]) -> tuple[Rule, ...]:
+def _holding(compat: Compat, has_launcher: bool, version: Version, available: frozenset[str]) -> RunRules:
     """The rules of a profile that hold: the same for every run of a night, so computed once."""
     return tuple(rule for rule in _profile(compat, has_launcher) if rule.holds(version, available))
+
+
+def check_container(container: ConfigContainer, world_size: int | None = None) -> tuple[Violation, ...]:
+    """Return every rule that a ConfigContainer breaks.
+
+    Args:
+        container: The configuration.
+        world_size: GPUs of the run; without it, the data parallel size that the file records is taken.
+
+    """
+    return tuple(violations_of(CONTAINER_RULES, replace(container, world_size=world_size)))
 
 
 def check(
@@ -131,30 +144,29 @@ def points_of(test: TestDefinition, limits: ClusterLimits | None = None) -> Iter
 
 
 def _check_one(test: TestDefinition, limits: ClusterLimits | None, checkout: Checkout | None) -> tuple[Violation, ...]:
-    facts = Facts(test, limits, checkout)
-    rules = _holding(test.compat, test.has_launcher, facts.version, facts.available)
-    return tuple([rule.violation(message) for rule in rules for message in rule.check(facts)])
+    run = RuleContext(test, limits, checkout)
+    return tuple(violations_of(_holding(test.compat, test.has_launcher, run.version, run.available), run))
 
 
-def _skipped(rule: Rule, expansion: Expansion, severity: Severity) -> Iterator[Violation]:
+def _skipped(rule: Rule[RuleContext], expansion: Expansion, severity: Severity) -> Iterator[Violation]:
     skipped = expansion.skipped.get(rule.id)
     if skipped is not None:
         message = f"{skipped.points} of {_walked(expansion)} of the sweep are skipped, for example: {skipped.example}"
-        yield Violation(rule=rule.id, severity=severity, fields=rule.fields, message=message)
+        yield rule.violation(message, severity)
 
 
 def _skipped_draws(test: TestDefinition, grid: Grid, severity: Severity) -> Iterator[Violation]:
     if not test.drawn:
         return
     refusals = [grid.first_refusal(point) for point in drawn_points(test, grid)]
-    skipped: dict[str, list[tuple[Rule, str]]] = {}
+    skipped: dict[str, list[tuple[Rule[RuleContext], str]]] = {}
     for refusal in refusals:
         if refusal is not None:
             skipped.setdefault(refusal[0].id, []).append(refusal)
     for refused in skipped.values():
         rule, example = refused[0]
         message = f"{len(refused)} of {len(refusals)} sampled points are skipped, for example: {example}"
-        yield Violation(rule=rule.id, severity=severity, fields=rule.fields, message=message)
+        yield rule.violation(message, severity)
 
 
 def _walked(expansion: Expansion) -> str:

@@ -16,8 +16,7 @@ from typing import Any
 
 from nightbridge.launch.resources import at_point
 from nightbridge.models import Checkout, ClusterLimits, SkippedPart, SweepAxis, TestDefinition
-from nightbridge.rules.context import Facts
-from nightbridge.rules.rule import Rule
+from nightbridge.rules.rule import Rule, RuleContext
 
 MAX_RUNS = 1000
 """Points of one test that are run in one night; more than these are a mistake rather than a wish."""
@@ -44,7 +43,7 @@ class Cut:
 
     """
 
-    rule: Rule
+    rule: Rule[RuleContext]
     fixed: Point
     axis: str
     values: tuple[Any, ...]
@@ -86,7 +85,9 @@ class Expansion:
 class _Question:
     """One rule over the axes that it depends on: for the values before its last axis, which values it takes there."""
 
-    def __init__(self, rule: Rule, axes: Sequence[int], refuses: Callable[[Mapping[int, int]], bool], width: int):
+    def __init__(
+        self, rule: Rule[RuleContext], axes: Sequence[int], refuses: Callable[[Mapping[int, int]], bool], width: int
+    ):
         self.rule = rule
         self._before, self._last = tuple(axes[:-1]), axes[-1]
         self._refuses, self._width = refuses, width
@@ -116,19 +117,21 @@ class Grid:
     def __init__(
         self,
         test: TestDefinition,
-        rules: Sequence[Rule],
+        rules: Sequence[Rule[RuleContext]],
         limits: ClusterLimits | None = None,
         checkout: Checkout | None = None,
     ) -> None:
         self._test, self._limits, self._checkout = test, limits, checkout
-        self._base = self._facts({})
+        self._base = self._context({})
         self._axes: tuple[SweepAxis, ...] = test.axes
         self._below = [
             math.prod(len(axis.values) for axis in self._axes[depth + 1 :]) for depth in range(len(test.axes))
         ]
         self._questions: list[list[_Question]] = [[] for _ in self._axes]
-        self._refused_at_once: list[Rule] = []
-        self._rules = [rule for rule in rules if rule.severity == "error" and rule.applies(self._base)]
+        self._refused_at_once: list[Rule[RuleContext]] = []
+        self._rules = [
+            rule for rule in rules if rule.severity == "error" and rule.holds(self._base.version, self._base.available)
+        ]
         for rule in self._rules:
             self._place(rule)
 
@@ -171,26 +174,26 @@ class Grid:
                     found[index] = self._point(dict(enumerate(chosen)))
         return tuple(found[index] for index in sorted(found))
 
-    def first_refusal(self, point: Point) -> tuple[Rule, str] | None:
+    def first_refusal(self, point: Point) -> tuple[Rule[RuleContext], str] | None:
         """The first rule that a whole point breaks and what it says; None where it keeps all of them."""
-        facts = self._facts(point)
+        run = self._context(point)
         for rule in self._rules:
-            for message in rule.check(facts):
+            for message in rule.check(run):
                 return rule, message
         return None
 
     def messages(self, cut: Cut) -> tuple[str, ...]:
         """What the rule says of the first point that was cut."""
         point = {**cut.fixed, cut.axis: cut.values[0]} if cut.axis else {}
-        return tuple(cut.rule.check(self._facts(point)))
+        return tuple(cut.rule.check(self._context(point)))
 
     # --- how it is done ----------------------------------------------------------------------------------------------
 
-    def _facts(self, point: Point, test: TestDefinition | None = None) -> Facts:
+    def _context(self, point: Point, test: TestDefinition | None = None) -> RuleContext:
         concrete = at_point(test or self._test, point, self._base.version if point else None, self._limits)
-        return Facts(concrete, self._limits, self._checkout)
+        return RuleContext(concrete, self._limits, self._checkout)
 
-    def _place(self, rule: Rule) -> None:
+    def _place(self, rule: Rule[RuleContext]) -> None:
         """Check the rule at the last axis that it depends on."""
         axes = [index for index, axis in enumerate(self._axes) if _reads(rule, axis, self._axes)]
         if rule.alone:
@@ -207,9 +210,9 @@ class Grid:
         elif any(rule.check(self._base)):
             self._refused_at_once.append(rule)
 
-    def _ask(self, rule: Rule, axes: Sequence[int], test: TestDefinition) -> None:
+    def _ask(self, rule: Rule[RuleContext], axes: Sequence[int], test: TestDefinition) -> None:
         def refuses(chosen: Mapping[int, int]) -> bool:
-            return any(True for _ in rule.check(self._facts(self._point(chosen), test)))
+            return any(True for _ in rule.check(self._context(self._point(chosen), test)))
 
         width = len(self._axes[axes[-1]].values)
         self._questions[axes[-1]].append(_Question(rule, axes, refuses, width))
@@ -311,7 +314,7 @@ def _chosen_of_grid(test: TestDefinition, grid: Grid) -> Iterator[Point]:
     return islice((outcome for outcome in outcomes if not isinstance(outcome, Cut)), MAX_RUNS)
 
 
-def _reads(rule: Rule, axis: SweepAxis, axes: Sequence[SweepAxis]) -> bool:
+def _reads(rule: Rule[RuleContext], axis: SweepAxis, axes: Sequence[SweepAxis]) -> bool:
     """Whether what the rule says can change along the axis."""
     table = axis.field.split(".", 1)[0]
     if axis.field in rule.fields or table in rule.fields:

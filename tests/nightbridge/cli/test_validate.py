@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nightbridge.rules import PROFILES
-from nightbridge.rules import config_container as containers
-from nightbridge.rules import config_container_extra as extra
+from nightbridge.rules import CONTAINER_RULES, PROFILES
 from tests.nightbridge.cli.conftest import BROKEN, EXAMPLES, NIGHTLY, TEST, Program
 
 
@@ -126,7 +124,7 @@ def test_rules_lists_every_rule_that_validate_may_name(nightbridge: Program) -> 
     listed = {rule["id"] for rule in json.loads(out)["rules"]}
     assert code == 0
     assert {rule.id for profile in PROFILES.values() for rule in profile} <= listed
-    assert {rule.id for rule in (*containers.RULES, *extra.MISSED)} <= listed
+    assert {rule.id for rule in CONTAINER_RULES} <= listed
     assert {"configuration", "pinned-code", "sweep-size"} <= listed
 
 

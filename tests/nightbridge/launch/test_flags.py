@@ -2,8 +2,17 @@
 
 import pytest
 
-from nightbridge.launch.flags import FLAGS, TEST_FLAGS, choices_of, known_in, written
-from nightbridge.launch.versions import HEAD, Version, version_for_pin, version_of_ref
+from nightbridge.launch.flags import (
+    FLAGS,
+    HEAD,
+    TEST_FLAGS,
+    Version,
+    choices_of,
+    known_in,
+    version_for_pin,
+    version_of_ref,
+    written,
+)
 
 # cloudai.md 1.5: every field of CloudAI's MegatronBridge cmd_args that has a flag.
 CLOUDAI = {

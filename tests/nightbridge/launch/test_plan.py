@@ -8,10 +8,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from nightbridge.errors import InvalidInput
-from nightbridge.launch.flags import danger_in, danger_in_escaped, escaped, known_in
+from nightbridge.launch.flags import Version, danger_in, danger_in_escaped, escaped, known_in
 from nightbridge.launch.parser_source import PARSER
 from nightbridge.launch.plan import make_plan, placeholder_plan, shell_command
-from nightbridge.launch.versions import Version
 from nightbridge.models import (
     Checkout,
     ClusterLimits,

@@ -1,5 +1,6 @@
 """ConfigContainers: Megatron-Bridge's own checks, what they miss, and what follows from the values."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,16 +10,14 @@ from hypothesis import strategies as st
 
 from nightbridge.errors import InvalidInput
 from nightbridge.launch.config_container import (
-    Container,
+    ConfigContainer,
     Difference,
     container_differences,
-    data_parallel_size,
     read_container,
     scheduler_steps,
     with_overrides,
 )
-from nightbridge.rules.config_container import RULES, check_container
-from nightbridge.rules.config_container_extra import MISSED
+from nightbridge.rules import CONTAINER_RULES, check_container
 
 REAL = Path(__file__).parents[4] / "shared" / "data" / "ConfigContainer_llama3_8b_8gpu_h100_bf16.yaml"
 CONFIG = "megatron.bridge.training.config"
@@ -63,7 +62,7 @@ def make(changes=None, path="ConfigContainer.yaml"):
         for parent in parents:
             section = section.setdefault(parent, {})
         section[last] = value
-    return Container(Path(path), table)
+    return ConfigContainer(Path(path), table)
 
 
 def data(kind, **fields):
@@ -323,7 +322,7 @@ def test_what_breaks_a_rule_is_told_with_the_values_or_the_way_out(rule, changes
 
 
 def test_every_rule_is_broken_by_some_configuration_here():
-    assert {rule.id for rule in (*RULES, *MISSED)} == {rule for rule, *_ in BREAKS}
+    assert {rule.id for rule in CONTAINER_RULES} == {rule for rule, *_ in BREAKS}
 
 
 @pytest.mark.parametrize(
@@ -360,9 +359,9 @@ def test_what_a_rule_does_not_forbid_passes(rule, changes):
 
 
 def test_the_data_parallel_size_comes_from_the_gpus_else_from_the_file():
-    assert data_parallel_size(make(), 8) == 4
-    assert data_parallel_size(make({"comm_overlap.data_parallel_size": 2})) == 2
-    assert data_parallel_size(make()) is None
+    assert replace(make(), world_size=8).data_parallel_size == 4
+    assert make({"comm_overlap.data_parallel_size": 2}).data_parallel_size == 2
+    assert make().data_parallel_size is None
 
 
 @pytest.mark.parametrize(
@@ -398,7 +397,7 @@ def real():
 @pytest.mark.parametrize("gpus", [None, 8])
 def test_a_real_configuration_is_valid_and_its_recorded_values_are_computed(real, gpus):
     assert check_container(real, gpus) == ()
-    assert data_parallel_size(real, 8) == real.value("comm_overlap.data_parallel_size") == 4
+    assert replace(real, world_size=8).data_parallel_size == real.value("comm_overlap.data_parallel_size") == 4
     recorded = {
         name: real.value(f"scheduler.{name}") for name in ("lr_decay_steps", "lr_warmup_steps", "wd_incr_steps")
     }

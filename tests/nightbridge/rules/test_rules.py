@@ -21,7 +21,7 @@ from nightbridge.models import (
     TestDefinition,
 )
 from nightbridge.rules import RULES, check, check_scenario, check_test, errors_of
-from nightbridge.rules.context import Facts
+from nightbridge.rules.rule import RuleContext
 from nightbridge.slurm.factory import open_cluster
 
 ARGS = {
@@ -274,7 +274,7 @@ def test_nodes_are_counted_as_the_launch_plan_counts_them(settings_say, test_say
     site = Site(cluster=ClusterSettings(kind="slurm", gpus_per_node=settings_say))
     run = RunSpec(scenario="s", night="n", test=make_test({"gpus_per_node": test_says}))
 
-    assert Facts(run.test, limits).nodes == placeholder_plan(run, site, limits).nodes == nodes
+    assert RuleContext(run.test, limits).nodes == placeholder_plan(run, site, limits).nodes == nodes
 
 
 def test_the_local_cluster_pretends_two_gpus_and_believes_what_a_test_says(tmp_path):
@@ -282,7 +282,7 @@ def test_the_local_cluster_pretends_two_gpus_and_believes_what_a_test_says(tmp_p
     run = RunSpec(scenario="s", night="n", test=make_test({"gpus_per_node": 8, "container_image": "none"}))
 
     assert limits.gpus_per_node == 2
-    assert Facts(run.test, limits).nodes == placeholder_plan(run, Site(), limits).nodes == 2
+    assert RuleContext(run.test, limits).nodes == placeholder_plan(run, Site(), limits).nodes == 2
 
 
 def test_limits_that_nobody_knows_forbid_nothing():

@@ -19,7 +19,7 @@ from nightbridge.rules import (
     points_of,
     registry,
 )
-from nightbridge.rules.context import Facts
+from nightbridge.rules.rule import RuleContext
 from nightbridge.rules.sweeps import MAX_RUNS, Cut
 from tests.nightbridge.rules.test_rules import BREAKS
 from tests.nightbridge.rules.test_rules import make_test as rules_test
@@ -92,7 +92,7 @@ def test_a_rule_reads_no_field_that_it_does_not_name(rule):
         test = rules_test(args, **fields)
         watched = test.model_copy(update={"cmd_args": Watched(test.cmd_args, read)})
 
-        list(rule.check(Facts(watched, limits)))
+        list(rule.check(RuleContext(watched, limits)))
 
         assert {f"cmd_args.{field}" for field in read} <= set(rule.fields), rule.id
 
