@@ -327,11 +327,7 @@ class Findings:
         self.warnings: list[str] = []
 
     def problem(self, path: KeyPath, message: str) -> None:
-        """Note something that keeps the test from running."""
-        self.problems.append(self._line(path, message))
-
-    def problem_once(self, path: KeyPath, message: str) -> None:
-        """Note a problem that may be found several times."""
+        """Add something that keeps the test from running; the same finding is added once."""
         if (line := self._line(path, message)) not in self.problems:
             self.problems.append(line)
 
@@ -340,7 +336,7 @@ class Findings:
         self.warnings.append(self._line(path, message))
 
     def unknown(self, path: KeyPath, known: Iterable[str]) -> None:
-        """Note a key that does not exist, with the nearest one that does."""
+        """Add a key that does not exist, with the nearest one that does."""
         self.problem(path, unknown_key(str(path[-1]), known))
 
     def _line(self, path: KeyPath, message: str) -> str:

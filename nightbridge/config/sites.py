@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from nightbridge.config.arguments import LITERAL, SECRET_NAME, reference
 from nightbridge.config.cloudai_compat import sbatch_options
 from nightbridge.config.documents import Document, Findings, Layer, Layered, merge, read_document
-from nightbridge.config.schema import fields_at
+from nightbridge.config.schema import validated
 from nightbridge.errors import InvalidInput
 from nightbridge.models import ClusterSettings, Model, Site, StoreSettings
 
@@ -39,8 +39,6 @@ PLAIN_CLUSTERS: Mapping[str, ClusterSettings] = {
     "auto": ClusterSettings(kind="auto", name="slurm"),
 }
 """What a cluster may be called without any file or block."""
-
-_Model = TypeVar("_Model", bound=Model)
 
 _SECRETS: Mapping[str, tuple[str, ...]] = {
     "store": ("access_key", "secret_key"),
@@ -84,7 +82,7 @@ def load_site(path: Path, base: Site | None = None) -> tuple[Site, tuple[str, ..
     is_cloudai = bool(_CLOUDAI_ONLY & document.table.keys())
     read = _cloudai_changes if is_cloudai else _site_changes
     below = (base or Site()).model_dump()
-    site = _validated(Site, merge(below, read(document, findings)), findings)
+    site = validated(Site, merge(below, read(document, findings)), findings)
     if site is None or findings.problems:
         raise InvalidInput(
             "the system file is not valid", thing=str(path), advice="Fix the following", violations=findings.problems
@@ -144,7 +142,7 @@ def _cloudai_changes(document: Document, findings: Findings) -> dict[str, Any]:
             findings.warn((key,), CLOUDAI_IGNORED[key])
         else:
             kept[key] = value
-    system = _validated(CloudaiSystem, kept, findings, set(CLOUDAI_IGNORED))
+    system = validated(CloudaiSystem, kept, findings, also_known=CLOUDAI_IGNORED)
     if system is None:
         return {}
     cluster: dict[str, Any] = {
@@ -200,18 +198,3 @@ def _secret(path: tuple[str, ...], value: Any, findings: Findings) -> Any:
     if ref is not None and ref.source == "toml":
         findings.warn(path, LITERAL)
     return ref
-
-
-def _validated(
-    model: type[_Model], table: Mapping[str, Any], findings: Findings, also_known: set[str] | None = None
-) -> _Model | None:
-    try:
-        return model.model_validate(table)
-    except ValidationError as error:
-        for problem in error.errors(include_url=False, include_input=False):
-            path, message = problem["loc"], problem["msg"]
-            if problem["type"] == "extra_forbidden":
-                findings.unknown(path, {*fields_at(model, path[:-1]), *(also_known or ())})
-            else:
-                findings.problem(path, message[:1].lower() + message[1:])
-        return None

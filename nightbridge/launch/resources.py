@@ -13,8 +13,8 @@ from functools import lru_cache
 from typing import Any
 
 from nightbridge.errors import InvalidInput
-from nightbridge.launch import grids
 from nightbridge.launch.flags import GPUS_PER_NODE, LAUNCHER_TIME_LIMIT, Version, version_for_pin
+from nightbridge.launch.hetero_arguments import DEFAULT_GPUS_PER_NODE, grids_of
 from nightbridge.models import ClusterLimits, ClusterSettings, TestDefinition
 
 DEFAULT_NUM_GPUS = 8
@@ -26,7 +26,7 @@ _GPUS_PER_NODE_0_3 = 8
 def num_gpus(test: TestDefinition) -> int:
     """The GPUs that the launcher uses; of two grids, all their ranks."""
     if not test.has_launcher:
-        return grids.grids_of(test).ranks
+        return grids_of(test).ranks
     return int(test.cmd_args.get("num_gpus", DEFAULT_NUM_GPUS))
 
 
@@ -49,7 +49,7 @@ def gpus_per_node(
     if limits is not None and limits.gpus_per_node:
         return limits.gpus_per_node
     if not test.has_launcher:
-        return grids.GPUS_PER_NODE
+        return DEFAULT_GPUS_PER_NODE
     if version < Version(0, 4):
         return _GPUS_PER_NODE_0_3
     return GPUS_PER_NODE.get(str(test.cmd_args.get("gpu_type", "")).lower())

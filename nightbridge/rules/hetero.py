@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from nightbridge.errors import InvalidInput
 from nightbridge.launch.flags import HEAD
-from nightbridge.launch.grids import GPUS_PER_NODE, Grid, grids_of, micro_batches
 from nightbridge.launch.hetero import hetero_plan, taken_options
+from nightbridge.launch.hetero_arguments import DEFAULT_GPUS_PER_NODE, ProcessGrid, grids_of
 from nightbridge.launch.resources import gpus_per_node
 from nightbridge.models import ClusterLimits, Image, RunSpec, Site
 from nightbridge.rules import launcher
@@ -21,7 +21,7 @@ _MEGATRON_LM = "Megatron-LM: its arguments and learning-rate schedule"
 _GRIDS = ("cmd_args.encoder", "cmd_args.language_model")
 
 
-def _named_grids(run: RuleContext) -> tuple[tuple[str, Grid], ...]:
+def _named_grids(run: RuleContext) -> tuple[tuple[str, ProcessGrid], ...]:
     grids = grids_of(run.test)
     return ("encoder", grids.encoder), ("language_model", grids.language_model)
 
@@ -29,7 +29,7 @@ def _named_grids(run: RuleContext) -> tuple[tuple[str, Grid], ...]:
 @rule("grid-fills-nodes", _MIMO, cmd_args("encoder language_model gpus_per_node"))
 def _fills_nodes(run: RuleContext) -> Iterator[str]:
     """Each grid owns whole nodes, and both are started by one srun."""
-    per_node = gpus_per_node(run.test, HEAD, limits=run.limits) or GPUS_PER_NODE
+    per_node = gpus_per_node(run.test, HEAD, limits=run.limits) or DEFAULT_GPUS_PER_NODE
     total = grids_of(run.test).ranks
     for name, grid in _named_grids(run):
         where = f"cmd_args.{name}: tp {grid.tp} x cp {grid.cp} x pp {grid.pp} x dp {grid.dp} = {grid.ranks} GPUs"
@@ -45,11 +45,11 @@ def _fills_nodes(run: RuleContext) -> Iterator[str]:
 @rule("lanes-per-encoder", _MIMO, cmd_args("encoder language_model"))
 def _lanes(run: RuleContext) -> Iterator[str]:
     """Every encoder replica feeds the same whole number of language-model replicas."""
-    grids = grids_of(run.test)
-    if grids.language_model.dp % grids.encoder.dp:
+    encoder, language_model = (grid.dp for _, grid in _named_grids(run))
+    if language_model % encoder:
         yield (
-            f"cmd_args.language_model.dp {grids.language_model.dp} is not a multiple of encoder.dp {grids.encoder.dp}: "
-            f"{grids.lanes_per_encoder:.2f} lanes for each encoder; choose an encoder.dp that divides it"
+            f"cmd_args.language_model.dp {language_model} is not a multiple of encoder.dp {encoder}: "
+            f"{language_model / encoder:.2f} lanes for each encoder; choose an encoder.dp that divides it"
         )
 
 
@@ -71,11 +71,10 @@ def _experts(run: RuleContext) -> Iterator[str]:
 @rule("grid-micro-batches", _MIMO, cmd_args("encoder language_model gb mb"))
 def _whole_micro_batches(run: RuleContext) -> Iterator[str]:
     """A step is a whole number of micro batches for each replica of the language model."""
-    count = micro_batches(run.test)
-    if count is not None and not count.is_integer():
-        dp, mb = grids_of(run.test).language_model.dp, run.args.get("mb", 1)
+    dp, mb, gb = grids_of(run.test).language_model.dp, run.args.get("mb", 1), run.args.get("gb")
+    if gb and gb % (mb * dp):
         yield (
-            f"cmd_args.gb {run.args['gb']} / (mb {mb} x language_model.dp {dp}) = {count:.2f} micro-batches, "
+            f"cmd_args.gb {gb} / (mb {mb} x language_model.dp {dp}) = {gb / (mb * dp):.2f} micro-batches, "
             f"which is not whole; choose a multiple of {mb * dp}"
         )
 
