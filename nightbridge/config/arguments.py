@@ -61,10 +61,7 @@ def reference(value: str, source: Layered, path: KeyPath) -> SecretRef | None:
 
 CMD_ARGS = "cmd_args"
 
-RENAMED: Mapping[str, str] = {
-    "wandb_prj_name": "wandb_project_name",
-    "wandb_exp_name": "wandb_experiment_name",
-}
+RENAMED: Mapping[str, str] = {"wandb_prj_name": "wandb_project_name", "wandb_exp_name": "wandb_experiment_name"}
 """Older spellings of CloudAI, with the key that replaced them."""
 
 MOVED: Mapping[str, str] = {

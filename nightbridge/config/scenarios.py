@@ -14,14 +14,7 @@ from nightbridge.config.documents import Document, Layer, Layered, read_document
 from nightbridge.config.schema import ENTRY_KEYS, SCENARIO_IGNORED, SCENARIO_KEYS
 from nightbridge.errors import InvalidInput
 from nightbridge.launch.resources import at_point
-from nightbridge.models import (
-    ClusterLimits,
-    InvalidTest,
-    RunDependency,
-    RunSpec,
-    Scenario,
-    TestDefinition,
-)
+from nightbridge.models import ClusterLimits, InvalidTest, RunDependency, RunSpec, Scenario, TestDefinition
 from nightbridge.rules import points_of
 
 _TEST_FOLDERS = (".", "test", "tests", "../test", "../tests")

@@ -1,7 +1,8 @@
 """A scenario back to TOML: every test written out whole, so that reading it gives the same tests again.
 
-Everything is written out resolved: overrides are laid over, older spellings are the current ones, folders
-of tests are not needed. A secret stays the name of its place. What was only warned about is not written.
+Overrides are laid over, older spellings are the current ones, directories of tests are not needed. A secret stays the
+name of its place. What has no effect is not written. A TOML library would replace `toml_value` alone: which keys a test
+needs, and which are defaults, is decided here.
 """
 
 import json

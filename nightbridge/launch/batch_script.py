@@ -13,11 +13,7 @@ RENDEZVOUS = "@RENDEZVOUS@"
 _PORT = 29500
 """torchrun's own default; a job has its nodes for itself."""
 
-_ON_NODE = (
-    '--node-rank="$SLURM_NODEID"',
-    '--master-addr="$NIGHTBRIDGE_FIRST_NODE"',
-    f"--master-port={_PORT}",
-)
+_ON_NODE = ('--node-rank="$SLURM_NODEID"', '--master-addr="$NIGHTBRIDGE_FIRST_NODE"', f"--master-port={_PORT}")
 
 
 def render(

@@ -252,15 +252,7 @@ CHOICES: Mapping[str, tuple[tuple[Version, tuple[str, ...]], ...]] = {
 }
 """Field to the values it allows from a version on, oldest first."""
 
-GPUS_PER_NODE: Mapping[str, int] = {
-    "h100": 8,
-    "b200": 8,
-    "b300": 8,
-    "gb200": 4,
-    "gb300": 4,
-    "vr200": 4,
-    "r100": 1,
-}
+GPUS_PER_NODE: Mapping[str, int] = {"h100": 8, "b200": 8, "b300": 8, "gb200": 4, "gb300": 4, "vr200": 4, "r100": 1}
 """What the launcher assumes of a node from v0.4 on; v0.3 assumes eight whatever the GPU."""
 
 

@@ -202,13 +202,7 @@ def _srun_options(test: TestDefinition, code: PinnedRepository, image: Image, at
 
 
 def _command(
-    spec: RunSpec,
-    code: PinnedRepository,
-    output: Path,
-    nodes: int,
-    per_node: int,
-    program: _Program,
-    image: Image,
+    spec: RunSpec, code: PinnedRepository, output: Path, nodes: int, per_node: int, program: _Program, image: Image
 ) -> tuple[str, ...]:
     """The words that each node runs; the batch script adds which node this is and where the first one is."""
     test, known = spec.test, program.options

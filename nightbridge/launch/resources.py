@@ -75,10 +75,7 @@ _NODES = "num_nodes"
 
 
 def at_point(
-    test: TestDefinition,
-    point: Mapping[str, Any],
-    version: Version | None = None,
-    limits: ClusterLimits | None = None,
+    test: TestDefinition, point: Mapping[str, Any], version: Version | None = None, limits: ClusterLimits | None = None
 ) -> TestDefinition:
     """Lay the values of a point over a test.
 

@@ -234,12 +234,7 @@ def _wanted(run: RuleContext) -> tuple[str, str, tuple[str, ...]] | None:
     return f"{before}_{run.gpus}gpu_{after}", f"{before}_{after}", names
 
 
-@rule(
-    "recipe-exists",
-    _PERF_RECIPES,
-    _FIELDS,
-    needs="checkout",
-)
+@rule("recipe-exists", _PERF_RECIPES, _FIELDS, needs="checkout")
 def _exists(run: RuleContext) -> Iterator[str]:
     """The launcher looks the recipe up by name when the job starts, after the wait in the queue."""
     wanted = _wanted(run)
@@ -256,13 +251,7 @@ def _exists(run: RuleContext) -> Iterator[str]:
         )
 
 
-@rule(
-    "recipe-gpus",
-    _PERF_RECIPES,
-    _FIELDS,
-    "warning",
-    needs="checkout",
-)
+@rule("recipe-gpus", _PERF_RECIPES, _FIELDS, "warning", needs="checkout")
 def _for_these_gpus(run: RuleContext) -> Iterator[str]:
     """A recipe tuned for another number of GPUs runs with sizes chosen for another one."""
     wanted = _wanted(run)

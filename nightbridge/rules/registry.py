@@ -8,15 +8,7 @@ from itertools import chain
 from nightbridge.launch.config_container import ConfigContainer
 from nightbridge.launch.flags import Version
 from nightbridge.launch.resources import at_point
-from nightbridge.models import (
-    Checkout,
-    ClusterLimits,
-    Compat,
-    InvalidTest,
-    RunSpec,
-    Scenario,
-    TestDefinition,
-)
+from nightbridge.models import Checkout, ClusterLimits, Compat, InvalidTest, RunSpec, Scenario, TestDefinition
 from nightbridge.rules import (
     cloudai,
     config_container_extra,
