@@ -1,7 +1,7 @@
 """TOML files as read: their tables, the line of every key, and the findings about them, each with its line.
 
 `tomllib` keeps no positions. Neither does `tomlkit` 0.15, whose parser takes eight times as long (13.6 against 1.6 ms
-for the 18 files of `conf/`). So when a line is wanted, the text is cut into statements, and `tomllib` reads each of them
+for the 18 files of `conf/`). When a line is wanted, the text is cut into statements, and `tomllib` reads each of them
 alone. Keys inside an inline table or an array share the line of the key before it.
 """
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -54,8 +55,8 @@ SOUND = {
 }
 
 
-def make(changes=None, path="ConfigContainer.yaml"):
-    table = {}
+def make(changes: dict[str, Any] | None = None, path: str = "ConfigContainer.yaml") -> ConfigContainer:
+    table: dict[str, Any] = {}
     for name, value in {**SOUND, **(changes or {})}.items():
         *parents, last = name.split(".")
         section = table
@@ -65,15 +66,15 @@ def make(changes=None, path="ConfigContainer.yaml"):
     return ConfigContainer(Path(path), table)
 
 
-def data(kind, **fields):
+def data(kind: str, **fields: Any) -> dict[str, Any]:
     return {"dataset._target_": f"{CONFIG}.{kind}", **{f"dataset.{name}": value for name, value in fields.items()}}
 
 
-def broken(changes, world_size=8):
+def broken(changes: dict[str, Any], world_size: int | None = 8) -> dict[str, str]:
     return {violation.rule: violation.message for violation in check_container(make(changes), world_size)}
 
 
-def test_a_sound_configuration_breaks_no_rule():
+def test_a_sound_configuration_breaks_no_rule() -> None:
     assert check_container(make(), 8) == ()
 
 
@@ -84,7 +85,7 @@ AWARE = {"optimizer.use_precision_aware_optimizer": True}
 STRAGGLERS = {"nvrx_straggler.enabled": True, "nvrx_straggler.calc_relative_gpu_perf": True}
 CONTEXT = {"model.transformer.context_parallel_size": 2}
 
-BREAKS = [
+BREAKS: list[tuple[str, dict[str, Any], str]] = [
     ("container-world-size", {"model.transformer.tensor_model_parallel_size": 16}, "8 GPUs are not a multiple"),
     ("container-eval-batch", {"validation.eval_global_batch_size": 130}, "130 is not a multiple of"),
     ("container-eval-batch", {"train.global_batch_size": None}, "train.global_batch_size is not set"),
@@ -314,14 +315,16 @@ BREAKS = [
 ]
 
 
-@pytest.mark.parametrize(("rule", "changes", "told"), BREAKS)
-def test_what_breaks_a_rule_is_told_with_the_values_or_the_way_out(rule, changes, told):
+@pytest.mark.parametrize(("rule", "changes", "expected"), BREAKS)
+def test_what_breaks_a_rule_is_reported_with_the_values_or_the_way_out(
+    rule: str, changes: dict[str, Any], expected: str
+) -> None:
     found = [violation for violation in check_container(make(changes), 8) if violation.rule == rule]
 
-    assert any(told in violation.message for violation in found)
+    assert any(expected in violation.message for violation in found)
 
 
-def test_every_rule_is_broken_by_some_configuration_here():
+def test_every_rule_is_broken_by_some_configuration_here() -> None:
     assert {rule.id for rule in CONTAINER_RULES} == {rule for rule, *_ in BREAKS}
 
 
@@ -351,14 +354,14 @@ def test_every_rule_is_broken_by_some_configuration_here():
         ("container-intervals", {"checkpoint.save_interval": None}),
     ],
 )  # fmt: skip
-def test_what_a_rule_does_not_forbid_passes(rule, changes):
+def test_what_a_rule_does_not_forbid_passes(rule: str, changes: dict[str, Any]) -> None:
     assert rule not in broken(changes, None)
 
 
 # --- what follows from the values ------------------------------------------------------------------------------------
 
 
-def test_the_data_parallel_size_comes_from_the_gpus_else_from_the_file():
+def test_the_data_parallel_size_comes_from_the_gpus_else_from_the_file() -> None:
     assert replace(make(), world_size=8).data_parallel_size == 4
     assert make({"comm_overlap.data_parallel_size": 2}).data_parallel_size == 2
     assert make().data_parallel_size is None
@@ -376,11 +379,14 @@ def test_the_data_parallel_size_comes_from_the_gpus_else_from_the_file():
         ({"train.train_samples": 1000, "scheduler.lr_decay_samples": 900}, (900, 0, 1000, None)),
     ],
 )
-def test_scheduler_steps_count_samples(changes, steps):
-    assert tuple(scheduler_steps(make(changes)).model_dump().values()) == steps
+def test_scheduler_steps_count_samples(changes: dict[str, Any], steps: Any) -> None:
+    found = scheduler_steps(make(changes))
+
+    assert found is not None
+    assert tuple(found.model_dump().values()) == steps
 
 
-def test_no_duration_no_steps():
+def test_no_duration_no_steps() -> None:
     assert scheduler_steps(make({"train.train_iters": None})) is None
 
 
@@ -388,26 +394,28 @@ def test_no_duration_no_steps():
 
 
 @pytest.fixture
-def real():
+def real() -> ConfigContainer:
     if not REAL.exists():
         pytest.skip(f"the real ConfigContainer is not beside this repository: {REAL}")
     return read_container(REAL)
 
 
 @pytest.mark.parametrize("gpus", [None, 8])
-def test_a_real_configuration_is_valid_and_its_recorded_values_are_computed(real, gpus):
+def test_a_real_configuration_is_valid_and_its_recorded_values_are_computed(real: Any, gpus: int) -> None:
     assert check_container(real, gpus) == ()
     assert replace(real, world_size=8).data_parallel_size == real.value("comm_overlap.data_parallel_size") == 4
     recorded = {
         name: real.value(f"scheduler.{name}") for name in ("lr_decay_steps", "lr_warmup_steps", "wd_incr_steps")
     }
-    assert scheduler_steps(real).model_dump(exclude={"wsd_decay_steps"}) == recorded
+    found = scheduler_steps(real)
+    assert found is not None
+    assert found.model_dump(exclude={"wsd_decay_steps"}) == recorded
 
 
 # --- overrides and differences ---------------------------------------------------------------------------------------
 
 
-def test_overrides_are_laid_over_a_configuration_in_hydras_grammar():
+def test_overrides_are_laid_over_a_configuration_in_hydras_grammar() -> None:
     changed = with_overrides(
         make({"logger.tensorboard_dir": "/x"}),
         ["train.train_iters=7", "model.num_layers=31", "+logger.log_interval=[1, 2]", "~logger.tensorboard_dir"],
@@ -423,14 +431,14 @@ def test_overrides_are_laid_over_a_configuration_in_hydras_grammar():
 @pytest.mark.parametrize(
     "override", ["logger.tensorbord_dir=/x", "+logger.tensorbord_dir=/x", "train", "~train.x", "=1"]
 )
-def test_an_override_that_would_be_refused_or_dropped_is_told(override):
+def test_an_override_that_would_be_refused_or_dropped_is_reported(override: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         with_overrides(make(), [override])
 
     assert repr(override) in caught.value.violations[0]
 
 
-def test_differences_are_values_by_path():
+def test_differences_are_values_by_path() -> None:
     before = make({"model.a": 1, "model.nan": float("nan"), "logger.x": [1]})
     after = make({"model.b": None, "model.nan": float("nan"), "logger.x": [1, 2], "train.train_iters": 50.0})
 
@@ -446,7 +454,7 @@ def test_differences_are_values_by_path():
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_configuration_is_read_from_its_file(tmp_path):
+def test_a_configuration_is_read_from_its_file(tmp_path: Path) -> None:
     path = tmp_path / "ConfigContainer.yaml"
     path.write_text(yaml.safe_dump(make().table))
 
@@ -454,7 +462,7 @@ def test_a_configuration_is_read_from_its_file(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["a: [", "- 1", "", "model: 1\ntrain: {}", "!!python/object:os.system {}", "a: \x00"])
-def test_a_file_that_holds_none_is_refused(tmp_path, text):
+def test_a_file_that_holds_none_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(text)
 
@@ -462,7 +470,7 @@ def test_a_file_that_holds_none_is_refused(tmp_path, text):
         read_container(path)
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path):
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="No such file"):
         read_container(tmp_path / "none.yaml")
 
@@ -476,7 +484,7 @@ PATHS = sorted({path for _, changes, _ in BREAKS for path in changes} | set(SOUN
 
 @given(st.dictionaries(st.sampled_from(PATHS), VALUES, max_size=6), st.sampled_from([None, 1, 8, 24]))
 @settings(max_examples=400, deadline=None)
-def test_no_values_make_anything_but_violations(changes, gpus):
+def test_no_values_make_anything_but_violations(changes: dict[str, Any], gpus: int) -> None:
     table = {path: value for path, value in changes.items() if not any(other.startswith(f"{path}.") for other in PATHS)}
     container = make(table)
 
