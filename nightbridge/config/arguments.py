@@ -67,10 +67,8 @@ RENAMED: Mapping[str, str] = {"wandb_prj_name": "wandb_project_name", "wandb_exp
 MOVED: Mapping[str, str] = {
     "time_limit": "time_limit of the test or of the scenario's entry",
     "custom_mounts": "extra_container_mounts of the test",
-    "model_name": "model_family_name",
-    "model_size": "model_recipe_name",
 }
-"""Older keys whose value has moved; `Arguments` maps each of them."""
+"""Older keys whose value has moved."""
 
 # Only these two have been said by CloudAI's own files to differ from the letters that the name begins with.
 _FAMILIES: Mapping[str, str] = {"gpt_oss": "gpt_oss", "qwen3_vl": "qwen_vl"}

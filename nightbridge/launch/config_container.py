@@ -1,7 +1,6 @@
 """`ConfigContainer.yaml`: the whole configuration of a run, as Megatron-Bridge dumps it, and what follows from it.
 
-Nothing of Megatron-Bridge is imported: the file is data. Data parallel size and scheduler steps are computed as its own
-`validate()` computes them.
+Nothing of Megatron-Bridge is imported: the file is data. Sizes are computed as its own `validate()` computes them.
 """
 
 import copy
@@ -113,14 +112,15 @@ class ConfigContainer:
             return self.world_size // self.model_parallel_size
         return self.integer("comm_overlap.data_parallel_size")
 
-
-class SchedulerSteps(Model):
-    """What the learning rate and weight decay schedules count: samples, whatever the mode."""
-
-    lr_decay_steps: int
-    lr_warmup_steps: int
-    wd_incr_steps: int
-    wsd_decay_steps: int | None = None
+    @property
+    def decay_samples(self) -> int | None:
+        """Samples over which the learning rate decays; None where the file does not say how long it trains."""
+        if samples := self.integer("train.train_samples"):
+            return self.integer("scheduler.lr_decay_samples") or samples
+        iterations, batch = self.integer("train.train_iters"), self.integer("train.global_batch_size")
+        if iterations is None or batch is None:
+            return None
+        return (self.integer("scheduler.max_steps") or self.integer("scheduler.lr_decay_iters") or iterations) * batch
 
 
 class Difference(Model):
@@ -203,41 +203,6 @@ def _current_path(table: Mapping[str, Any], path: str) -> str | None:
     section, _, rest = path.partition(".")
     paths = (path, f"model.transformer.{rest}") if section == "model" else (path,)
     return next((path for path in paths if _at(table, path) is not _MISSING), None)
-
-
-def scheduler_steps(container: ConfigContainer) -> SchedulerSteps | None:
-    """Compute the scheduler's steps; None where the file does not say how long it trains."""
-    counted = _samples(container) if container.integer("train.train_samples") else _iterations(container)
-    if counted is None:
-        return None
-    decay, weight_decay, wsd, written_warmup = counted
-    fraction = container.number("scheduler.lr_warmup_fraction")
-    warmup = int(fraction * decay) if fraction is not None and math.isfinite(fraction) else written_warmup
-    # A warm-up as long as the decay would divide by zero: the last step is taken from it.
-    capped = min(warmup, decay - 1) if warmup >= decay else warmup
-    return SchedulerSteps(lr_decay_steps=decay, lr_warmup_steps=capped, wd_incr_steps=weight_decay, wsd_decay_steps=wsd)
-
-
-def _samples(container: ConfigContainer) -> tuple[int, int, int | None, int] | None:
-    samples = container.integer("train.train_samples")
-    if samples is None:
-        return None
-    decay = container.integer("scheduler.lr_decay_samples") or samples
-    wsd = container.integer("scheduler.lr_wsd_decay_samples")
-    return decay, samples, wsd, container.integer("scheduler.lr_warmup_samples") or 0
-
-
-def _iterations(container: ConfigContainer) -> tuple[int, int, int | None, int] | None:
-    iterations, batch = container.integer("train.train_iters"), container.integer("train.global_batch_size")
-    if iterations is None or batch is None:
-        return None
-    longest = container.integer("scheduler.max_steps")
-    decay = longest or container.integer("scheduler.lr_decay_iters") or iterations
-    wsd = container.integer("scheduler.lr_wsd_decay_iters")
-    if wsd is None and container.value("scheduler.lr_decay_style") == "WSD":
-        wsd = decay
-    warmup = container.integer("scheduler.lr_warmup_iters") or 0
-    return decay * batch, (longest or iterations) * batch, wsd * batch if wsd else None, warmup * batch
 
 
 def container_differences(before: ConfigContainer, after: ConfigContainer) -> tuple[Difference, ...]:

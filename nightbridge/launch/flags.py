@@ -192,32 +192,19 @@ FLAGS: tuple[Flag, ...] = (
 TEST_FLAGS: Mapping[str, Flag] = {flag.field: flag for flag in FLAGS if flag.source == "test"}
 """The keys of `[cmd_args]`."""
 
+_WAITING_ONLY_KEYS = (
+    *("retry_on_testing_failure", "golden_values_path", "timing_threshold", "skip_first_percent_time"),
+    *("eval_time_start_step", "eval_time_end_step", "correlation_threshold", "high_loss_tolerance"),
+    *("medium_loss_tolerance", "low_loss_tolerance", "final_loss_tolerance", "max_outlier_ratio"),
+    *("outlier_threshold", "skip_first_percent_loss", "memory_threshold"),
+)
 _WAITING_ONLY = "is read by a launcher that waits for the job; nightbridge's own gate is the [gate] table"
 
 NO_EFFECT: Mapping[str, str] = {
     "fp8_recipe": "has no flag in any launcher since v0.3; compute_dtype names the recipe (fp8_cs, fp8_mx, fp8_sc)",
     "log_dir": "is not passed on: every attempt has a folder of its own, and the logs are harvested from it",
     "detach": "is not passed on: the launcher always returns after submitting, and nightbridge watches the job",
-    "retry_on_testing_failure": _WAITING_ONLY,
-    **dict.fromkeys(
-        (
-            "golden_values_path",
-            "timing_threshold",
-            "skip_first_percent_time",
-            "eval_time_start_step",
-            "eval_time_end_step",
-            "correlation_threshold",
-            "high_loss_tolerance",
-            "medium_loss_tolerance",
-            "low_loss_tolerance",
-            "final_loss_tolerance",
-            "max_outlier_ratio",
-            "outlier_threshold",
-            "skip_first_percent_loss",
-            "memory_threshold",
-        ),
-        _WAITING_ONLY,
-    ),
+    **dict.fromkeys(_WAITING_ONLY_KEYS, _WAITING_ONLY),
 }
 """Keys of `[cmd_args]` that are accepted and do nothing here, with the reason."""
 

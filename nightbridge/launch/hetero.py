@@ -5,13 +5,12 @@ arguments as in Megatron-LM's `examples/mimo/training/args.py` and `megatron/tra
 """
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nightbridge.errors import InvalidInput
-from nightbridge.launch.batch_script import RENDEZVOUS, render
 from nightbridge.launch.flags import HEAD, Choices, expands
 from nightbridge.launch.hetero_arguments import DEFAULT_GPUS_PER_NODE, PASSED, Grids, grids_of, option_of_field
 from nightbridge.launch.parser_source import flags_in
@@ -39,6 +38,12 @@ STANDALONE = "examples/mimo/train_hetero.py"
 _STANDALONE_PARSERS = ("examples/mimo/training/hetero/args.py", "examples/mimo/model_providers/*.py")
 _OWN_PARSER = "ArgumentParser("
 
+_PORT = 29500
+"""torchrun's own default; a job has its nodes for itself."""
+
+# What only a node of the running job knows.
+_RENDEZVOUS = ('--node-rank="$SLURM_NODEID"', '--master-addr="$NIGHTBRIDGE_FIRST_NODE"', f"--master-port={_PORT}")
+
 KnownOptions = Mapping[str, Choices]
 
 JOB = "hetero"
@@ -53,22 +58,10 @@ class _Program:
     options: KnownOptions | None
 
 
-_ENCODER: Mapping[str, str] = {
-    "tp": "--encoder-tp",
-    "cp": "--encoder-cp",
-    "pp": "--encoder-pp",
-    "dp": "--encoder-dp",
-    "ep": "--encoder-ep",
-    "etp": "--encoder-expt-tp",
-}
-_LANGUAGE_MODEL: Mapping[str, str] = {
-    "tp": "--llm-tp",
-    "cp": "--llm-cp",
-    "pp": "--llm-pp",
-    "dp": "--llm-dp",
-    "ep": "--llm-ep",
-    "etp": "--llm-expt-tp",
-}
+_AXES = {"tp": "tp", "cp": "cp", "pp": "pp", "dp": "dp", "ep": "ep", "etp": "expt-tp"}
+_ENCODER = {axis: f"--encoder-{name}" for axis, name in _AXES.items()}
+_LANGUAGE_MODEL = {axis: f"--llm-{name}" for axis, name in _AXES.items()}
+
 _NEGATED = frozenset({"dynamic_resolution"})
 """Switches of which `false` is written as well, as `--no-`."""
 
@@ -120,14 +113,16 @@ def hetero_plan(
     program = _program(test, code)
     per_node = gpus_per_node(test, HEAD, site.cluster, limits) or DEFAULT_GPUS_PER_NODE
     nodes = nodes_for(num_gpus(test), per_node)
+    processes = per_node if nodes > 1 else num_gpus(test)
     job = attempt_dir / LAUNCHER_HOME / "experiments" / JOB
     output = attempt_dir / "output"
-    script = render(
+    script = _batch_script(
         directives=_directives(test, site, limits, nodes, per_node, job),
         variables=_variables(test, _code_path(test, code, image)),
         expanded={name for name, value in test.extra_env_vars.items() if expands(value)},
         srun_options=_srun_options(test, code, image, attempt_dir),
-        command=_command(spec, code, output, nodes, per_node, program, image),
+        torchrun=(*_torchrun(test, image), f"--nnodes={nodes}", f"--nproc-per-node={processes}"),
+        program=(program.path, *_program_words(spec, code, output, program.options)),
         log_prefix=str(job / f"log-{JOB}_"),
         output=output,
     )
@@ -201,24 +196,18 @@ def _srun_options(test: TestDefinition, code: PinnedRepository, image: Image, at
     ]
 
 
-def _command(
-    spec: RunSpec, code: PinnedRepository, output: Path, nodes: int, per_node: int, program: _Program, image: Image
-) -> tuple[str, ...]:
-    """The words that each node runs; the batch script adds which node this is and where the first one is."""
-    test, known = spec.test, program.options
+def _program_words(spec: RunSpec, code: PinnedRepository, output: Path, known: KnownOptions | None) -> Iterator[str]:
+    """The program's options: grids, `[cmd_args]`, `[extra_cmd_args]`, and what it logs."""
+    test = spec.test
     arguments = tuple(_arguments(test, _outputs(spec, output), known))
     _check_known(test, arguments, known)
-    return (
-        *_torchrun(test, image),
-        f"--nnodes={nodes}",
-        f"--nproc-per-node={per_node if nodes > 1 else num_gpus(test)}",
-        RENDEZVOUS,
-        program.path,
-        *_grid_words(grids_of(test), _grid_flags(code)),
-        *(word for words in arguments for word in words),
-        *((_TENSORBOARD, f"{output}/tb_logs") if known is None or _TENSORBOARD in known else ()),
-        *(option for option in _logging(known) if option not in map(option_of, test.extra_cmd_args)),
-    )
+    yield from _grid_words(grids_of(test), _grid_flags(code))
+    for words in arguments:
+        yield from words
+    if known is None or _TENSORBOARD in known:
+        yield from (_TENSORBOARD, f"{output}/tb_logs")
+    logging = _LOGGING if known is None else [option for option in _STANDALONE_LOGGING if option in known]
+    yield from (option for option in logging if option not in map(option_of, test.extra_cmd_args))
 
 
 def _torchrun(test: TestDefinition, image: Image) -> list[str]:
@@ -227,10 +216,6 @@ def _torchrun(test: TestDefinition, image: Image) -> list[str]:
     if image.kind == "none" and "/" in words[0]:
         words[0] = str(Path(words[0]).absolute())
     return words
-
-
-def _logging(known: KnownOptions | None) -> tuple[str, ...]:
-    return _LOGGING if known is None else tuple(option for option in _STANDALONE_LOGGING if option in known)
 
 
 def _warnings(program: _Program) -> tuple[str, ...]:
@@ -349,3 +334,58 @@ def _arguments(
             yield option, str(value)
     for key, text in test.extra_cmd_args.items():
         yield (option_of(key), text) if text else (option_of(key),)
+
+
+# --- the batch script -------------------------------------------------------------------------------------------------
+
+
+def _batch_script(
+    *,
+    directives: Iterable[tuple[str, str]],
+    variables: Mapping[str, str],
+    expanded: Collection[str],
+    srun_options: Iterable[str],
+    torchrun: Iterable[str],
+    program: Iterable[str],
+    log_prefix: str,
+    output: Path,
+) -> str:
+    """Write a batch script that starts the program once on every node. Every word of the test is quoted.
+
+    Args:
+        directives: sbatch's long options and their values.
+        variables: Environment of the program.
+        expanded: Names of variables whose values refer to variables of the job, as `${NAME}`.
+        srun_options: Options of srun as a shell reads them: the container, or the working directory without one.
+        torchrun: Command that starts the ranks of a node.
+        program: What each rank runs.
+        log_prefix: The program's output goes to this and `<job id>_<restart count>.out`, as NeMo-Run's logs do.
+        output: Directory to make on the host before the program starts.
+
+    """
+    log = f'{shlex.quote(log_prefix)}%j_"${{SLURM_RESTART_COUNT:-0}}".out'
+    command = ["exec", *map(shlex.quote, torchrun), *_RENDEZVOUS, *map(shlex.quote, program)]
+    options = ["--ntasks-per-node=1", "--kill-on-bad-exit=1", f"--output={log}", *srun_options]
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            *(f"#SBATCH --{option}={value}" for option, value in directives),
+            "",
+            "set -euo pipefail",
+            "",
+            *(_export(name, value, name in expanded) for name, value in sorted(variables.items())),
+            'NIGHTBRIDGE_FIRST_NODE=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+            "export NIGHTBRIDGE_FIRST_NODE",
+            "",
+            f"mkdir -p {shlex.quote(str(output))}",
+            "",
+            "srun \\",
+            *(f"    {option} \\" for option in options),
+            f"    bash -c {shlex.quote(' '.join(command))}",
+            "",
+        ]
+    )
+
+
+def _export(name: str, value: str, expands: bool) -> str:
+    return f'export {name}="{value}"' if expands else f"export {name}={shlex.quote(value)}"

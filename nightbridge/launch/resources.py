@@ -1,10 +1,6 @@
-"""How many GPUs, nodes and seconds a test needs.
+"""How many GPUs, nodes and seconds a test needs, also at one point of its sweep, and the options of its cluster.
 
-A swept test at one of its points: a test with nothing left to choose.
-
-Time limits of tests, as CloudAI reads them, and the forms of sbatch(1) that it does not know.
-
-The options of sbatch that a cluster's settings require, whatever the workload.
+Time limits are read as CloudAI reads them, and in the forms of sbatch(1) that it does not know.
 """
 
 import re
@@ -123,23 +119,16 @@ def seconds_of(text: str) -> int:
         seconds = int(match[1]) * _UNITS[match[2].lower()]
     elif match := _CLOCK.match(text):
         days, *parts = match.groups()
-        seconds = _clock_seconds(None if days is None else int(days), [int(part) for part in parts if part is not None])
+        written = [int(part) for part in parts if part is not None]
+        if days is None and len(written) == 1:
+            written.insert(0, 0)  # minutes alone
+        hours, minutes, rest = (*written, 0, 0)[:3]
+        seconds = int(days or 0) * 86400 + hours * 3600 + minutes * 60 + rest
     else:
         seconds = 0
     if seconds <= 0:
         raise InvalidInput("not a time limit", thing=repr(text), advice="Write HH:MM:SS, D-HH:MM:SS or minutes")
     return seconds
-
-
-def _clock_seconds(days: int | None, parts: list[int]) -> int:
-    if days is not None:
-        hours, minutes, seconds = (*parts, 0, 0)[:3]
-        return days * 86400 + hours * 3600 + minutes * 60 + seconds
-    if len(parts) == 3:
-        return parts[0] * 3600 + parts[1] * 60 + parts[2]
-    if len(parts) == 2:
-        return parts[0] * 3600 + parts[1] * 60
-    return parts[0] * 60
 
 
 def is_read_differently_by_sbatch(text: str) -> bool:

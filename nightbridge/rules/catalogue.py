@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nightbridge.errors import InvalidInput
-from nightbridge.launch.flags import HEAD
 from nightbridge.models import Model
 from nightbridge.rules import registry
 from nightbridge.rules.rule import OLDEST, Need, Rule, Severity
@@ -110,15 +109,9 @@ def _entries() -> Iterator[RuleEntry]:
                 id=rule.id,
                 severity=rule.severity,
                 applies_to=(profile,),
-                versions=_versions(rule),
+                versions="" if rule.first == OLDEST else f"from {rule.first}",
                 needs=_NEEDS[rule.needs],
                 fields=rule.fields,
                 reason=rule.reason,
                 source=rule.source,
             )
-
-
-def _versions(rule: Rule[Any]) -> str:
-    if rule.last != HEAD:
-        return f"up to {rule.last}" if rule.first == OLDEST else f"{rule.first} to {rule.last}"
-    return "" if rule.first == OLDEST else f"from {rule.first}"

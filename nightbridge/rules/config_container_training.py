@@ -7,7 +7,7 @@ cluster's files, its GPUs or its packages.
 import math
 from collections.abc import Iterator, Mapping
 
-from nightbridge.launch.config_container import SIZES, ConfigContainer, scheduler_steps
+from nightbridge.launch.config_container import SIZES, ConfigContainer
 from nightbridge.rules.rule import rule
 
 VALIDATE = "Megatron-Bridge: ConfigContainer.validate() and finalize()"
@@ -296,9 +296,9 @@ def _schedule_length(c: ConfigContainer) -> Iterator[str]:
         yield f"scheduler.max_steps {longest} must be positive"
     elif longest is not None and iterations is not None and longest < iterations:
         yield f"scheduler.max_steps {longest} is less than train.train_iters {iterations}; raise it"
-    steps = scheduler_steps(c)
-    if iterations != 0 and steps is not None and steps.lr_decay_steps <= 0:
-        yield f"the learning rate decays over {steps.lr_decay_steps} samples; it needs at least one"
+    decay = c.decay_samples
+    if iterations != 0 and decay is not None and decay <= 0:
+        yield f"the learning rate decays over {decay} samples; it needs at least one"
 
 
 @rule("container-schedule-override", VALIDATE, ("scheduler",))

@@ -70,7 +70,6 @@ class Rule(Generic[Subject]):
         severity: What breaking it means.
         needs: What must be known before it can be checked.
         first: First version of Megatron-Bridge for which it holds.
-        last: Last version for which it holds.
         alone: Whether it looks at each value separately, so that combinations of values need no check.
 
     """
@@ -83,12 +82,11 @@ class Rule(Generic[Subject]):
     severity: Severity = "error"
     needs: Need = "nothing"
     first: Version = OLDEST
-    last: Version = HEAD
     alone: bool = False
 
     def holds(self, version: Version, available: frozenset[str]) -> bool:
         """Whether it can be checked for runs of a version of which this much is known (`RuleContext.available`)."""
-        return self.needs in available and self.first <= version <= self.last
+        return self.needs in available and self.first <= version
 
     def violation(self, message: str, severity: Severity | None = None) -> Violation:
         """What the rule found, with the id to look it up."""
