@@ -24,12 +24,12 @@ _PREFIXES: tuple[tuple[str, Literal["env", "block", "toml"]], ...] = (
 )
 
 
-PLACES = tuple(prefix for prefix, _place in _PREFIXES)
-"""How a value begins that names the place of a secret: a variable, a Prefect block, or `FILE#dotted.key`."""
+REFERENCE_PREFIXES = tuple(prefix for prefix, _kind in _PREFIXES)
+"""Prefixes of a value that refers to a secret: a variable, a Prefect block, or `FILE#dotted.key`."""
 
 
 SECRET_NAME = re.compile(r"(?:^|_)(?:TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
-"""What an environment variable is called that holds a secret."""
+"""Names of environment variables that hold a secret."""
 
 
 LITERAL = "the file contains a token; prefer env:NAME or block:NAME, or set only the variable"
@@ -45,13 +45,13 @@ def shows_secret(address: str) -> bool:
 
 
 def reference(value: str, source: Layered, path: KeyPath) -> SecretRef | None:
-    """Return where the secret is found: `env:NAME`, `block:NAME`, `toml:FILE#KEY`, or the place of the literal itself.
+    """Return a reference to the secret: `env:NAME`, `block:NAME`, `toml:FILE#KEY`, or the literal's own file and key.
 
     None for a literal that is in no file: only its value could be kept.
     """
-    for prefix, place in _PREFIXES:
+    for prefix, source_kind in _PREFIXES:
         if value.startswith(prefix):
-            return SecretRef(source=place, name=value.removeprefix(prefix).strip())
+            return SecretRef(source=source_kind, name=value.removeprefix(prefix).strip())
     layer = source.origin(path)
     if layer.document is None:
         return None
@@ -70,11 +70,11 @@ MOVED: Mapping[str, str] = {
 }
 """Older keys whose value has moved."""
 
-# Only these two have been said by CloudAI's own files to differ from the letters that the name begins with.
+# The only two families in CloudAI's files that differ from the letters that the name begins with.
 _FAMILIES: Mapping[str, str] = {"gpt_oss": "gpt_oss", "qwen3_vl": "qwen_vl"}
 
-_EXCLUDED = "is a list, and dse_excluded_args says that it is no sweep; write one value"
-_ONE_VALUE = "is taken as one value, a list; CloudAI would sweep over it (say so with sweep.fields)"
+_EXCLUDED = "is a list, and dse_excluded_args excludes it from sweeps; write one value"
+_ONE_VALUE = "is one value, a list; CloudAI would sweep over it (add it to sweep.fields to do the same)"
 _LIST_KINDS = frozenset({"texts", "integers"})
 
 
@@ -104,7 +104,7 @@ def sweep_choice(policy: SweepPolicy, excluded: Sequence[str], drawn: Collection
 
 
 class Arguments(Model):
-    """What a `[cmd_args]` table says once it has been read."""
+    """The content of a `[cmd_args]` table."""
 
     values: dict[str, Any] = Field(default={})
     axes: tuple[SweepAxis, ...] = ()
@@ -114,7 +114,7 @@ class Arguments(Model):
 
 
 def read_arguments(source: Layered, findings: Findings, choice: SweepChoice) -> Arguments:
-    """Read the merged `[cmd_args]`; whatever is wrong or outdated in it goes to `findings`.
+    """Read the merged `[cmd_args]`; problems and warnings go to `findings`.
 
     A list is a sweep, unless the flag itself takes a list: then it is one value, and a list of lists is a sweep.
     """
@@ -198,12 +198,12 @@ def _use_recipe_name(written: dict[str, Any], findings: Findings) -> None:
 
 
 def _secret(flag: Flag, value: object, path: KeyPath, source: Layered, findings: Findings) -> SecretRef | None:
-    """The place of a secret; no message here may show what was written."""
+    """A reference to the secret; no message here may show its value."""
     if not isinstance(value, str):
         findings.problem(path, "must be text: env:NAME, block:NAME or a token")
         return None
     if not value.strip():
-        return None  # CloudAI's files say "" for: take the environment's
+        return None  # "" means the environment's value in CloudAI's files
     ref = reference(value.strip(), source, path)
     if ref is None or not ref.name:
         findings.problem(path, f"is not a valid secret reference; write env:{flag.secret} or block:NAME")
@@ -231,10 +231,10 @@ def _axis(
         try:
             value = read(item)
         except ValueError:
-            findings.problem(path, f"must be {wants}, or a list of such to sweep over, not {_shown(item)}")
+            findings.problem(path, f"must be {wants}, or a list of such to sweep over, not {_shortened(item)}")
             return
         if value in values:
-            findings.warn(path, f"lists {_shown(item)} twice; it runs once")
+            findings.warn(path, f"lists {_shortened(item)} twice; it runs once")
         else:
             values.append(value)
     if values:
@@ -260,13 +260,13 @@ def _read_value(
     try:
         values[flag.field] = read(value)
     except ValueError:
-        findings.problem(path, f"must be {wants}, not {_shown(value)}")
+        findings.problem(path, f"must be {wants}, not {_shortened(value)}")
         return
     if isinstance(value, list) and not choice.excludes(flag.field):
         findings.warn(path, _ONE_VALUE)
 
 
-def _shown(value: object) -> str:
+def _shortened(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 40 else text[:37] + "..."
 
@@ -336,7 +336,7 @@ _KINDS: Mapping[Kind, tuple[Callable[[object], Any], str]] = {
 
 
 def read_hetero_arguments(source: Layered, findings: Findings) -> Arguments:
-    """Read the merged `[cmd_args]` of a heterogeneous-parallel test; whatever is wrong with it goes to `findings`.
+    """Read the merged `[cmd_args]` of a heterogeneous-parallel test; problems go to `findings`.
 
     A list where one value is expected is a sweep; a grid is swept over by one test per topology.
     """

@@ -74,7 +74,7 @@ def _paths(table: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
 
 
 def _resolve(names: Sequence[str], elements: Counter[KeyPath]) -> KeyPath:
-    """A header's path: a name that stands for an array of tables means its last element."""
+    """A header's path: the name of an array of tables means its last element."""
     path: KeyPath = ()
     for index, name in enumerate(names):
         path = (*path, name)
@@ -86,7 +86,7 @@ def _resolve(names: Sequence[str], elements: Counter[KeyPath]) -> KeyPath:
 Table = Mapping[str, Any]
 
 SIZE_LIMIT = 4 * 1024 * 1024
-"""Bytes; a configuration is never this large, and a training log given by mistake would be."""
+"""Bytes; no configuration is this large, but a training log passed by mistake is."""
 
 
 DEPTH_LIMIT = 50
@@ -124,7 +124,7 @@ def read_document(path: Path) -> Document:
     """Read and parse a TOML file.
 
     Raises:
-        InvalidInput: It cannot be read, is not UTF-8, or is not TOML; the message says where.
+        InvalidInput: It cannot be read, is not UTF-8, or is not TOML; the message names the line.
 
     """
     try:
@@ -156,7 +156,7 @@ def parse_document(text: str, path: Path) -> Document:
 
 
 def _check_values(table: Table, path: Path) -> None:
-    """Refuse what is TOML and no configuration; without recursion, of which there is less than there may be tables."""
+    """Refuse valid TOML that is no configuration, without recursion: tables may nest deeper than Python's stack."""
     level: list[Any] = [table]
     for _ in range(DEPTH_LIMIT):
         inside = [
@@ -206,7 +206,7 @@ class Layered:
         return merged
 
     def origin(self, path: KeyPath) -> Layer:
-        """The topmost layer that writes the key, or the part of its path that anyone writes."""
+        """The topmost layer that writes the key, or the longest written part of its path."""
         for length in range(len(path), 0, -1):
             for layer in reversed(self.layers):
                 if _has(layer.table, path[:length]):

@@ -55,7 +55,7 @@ class TestTable(AgentFields):
     __test__ = False  # not a pytest class
 
     name: Text = Field(description="Name of the test.")
-    description: str = Field("", description="What it is for; shown in reports.")
+    description: str = Field("", description="Shown in reports.")
     test_template_name: Literal["MegatronBridge", "HeteroMIMO"] = Field(description="The workload.")
     cmd_args: dict[str, Any] = Field(description="Arguments of the launcher or program; see below.")
     extra_env_vars: dict[str, str | tuple[str, ...]] = Field(

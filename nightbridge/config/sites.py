@@ -26,7 +26,7 @@ CLOUDAI_IGNORED: Mapping[str, str] = {
     "cache_docker_images_locally": "has no effect: images are always imported, verified and kept",
     "extra_transient_status_errors": "has no effect: failed status queries are always retried",
     "status_retry_pause_seconds": "has no effect: failed status queries are always retried",
-    "container_mount_home": "has no effect: the launcher never mounts the home folder",
+    "container_mount_home": "has no effect: the launcher never mounts the home directory",
     "data_repository": "has no effect: results go to the store",
     "reports": "has no effect: every night has one report",
 }
@@ -38,7 +38,7 @@ PLAIN_CLUSTERS: Mapping[str, ClusterSettings] = {
     "pyslurm": ClusterSettings(kind="pyslurm", name="slurm"),
     "auto": ClusterSettings(kind="auto", name="slurm"),
 }
-"""What a cluster may be called without any file or block."""
+"""Clusters that need no file and no block."""
 
 _SECRETS: Mapping[str, tuple[str, ...]] = {
     "store": ("access_key", "secret_key"),
@@ -49,7 +49,7 @@ _SECRETS: Mapping[str, tuple[str, ...]] = {
 
 
 class CloudaiSystem(Model):
-    """The fields of a CloudAI system file that mean something here."""
+    """The fields of a CloudAI system file that have an effect here."""
 
     name: str
     scheduler: Literal["slurm"] = "slurm"
@@ -191,7 +191,7 @@ def _site_changes(document: Document, findings: Findings) -> dict[str, Any]:
 
 
 def _secret(path: tuple[str, ...], value: Any, findings: Findings) -> Any:
-    """A secret written as text is a reference; a literal one becomes the reference to its own place."""
+    """A secret written as text is a reference; a literal one becomes a reference to its own file and key."""
     if not isinstance(value, str):
         return value
     ref = reference(value.strip(), findings.source, path)

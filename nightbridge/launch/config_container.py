@@ -68,7 +68,7 @@ class ConfigContainer:
         return bool(self.value(path))
 
     def kind(self, section: str) -> str:
-        """The name of the class that a section was dumped from; empty where nothing says so."""
+        """The name of the class that a section was dumped from; empty where it is unknown."""
         target = self.value(f"{section}._target_")
         return str(target).rsplit(".", 1)[-1] if target else ""
 
@@ -114,7 +114,7 @@ class ConfigContainer:
 
     @property
     def decay_samples(self) -> int | None:
-        """Samples over which the learning rate decays; None where the file does not say how long it trains."""
+        """Samples over which the learning rate decays; None where the duration is not written."""
         if samples := self.integer("train.train_samples"):
             return self.integer("scheduler.lr_decay_samples") or samples
         iterations, batch = self.integer("train.train_iters"), self.integer("train.global_batch_size")

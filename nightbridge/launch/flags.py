@@ -1,6 +1,6 @@
 """The launcher's flags, one row each: the field of `[cmd_args]`, the flag, how it is written, and since when it exists.
 
-The rows stand in the order in which CloudAI writes them, so that an argv of ours can be held beside one of theirs. Rows
+The rows are in the order in which CloudAI writes them, so that an argv can be compared with one of theirs. Rows
 whose source is `site` are filled in by nightbridge and are no keys of `[cmd_args]`. Versions were read from the
 argument parsers of every Megatron-Bridge release; for one commit its own parser decides (`parser_source.py`).
 """
@@ -37,7 +37,7 @@ def version_of_ref(ref: str) -> Version | None:
 
 
 def version_for_pin(ref: str) -> Version:
-    """Return the version of a pin: its own when it says so, else `HEAD`."""
+    """Return the version of a pin: that of a tag or release branch, else `HEAD`."""
     return version_of_ref(ref) or HEAD
 
 
@@ -66,7 +66,7 @@ class Flag:
         format: How flag and value are written, a key of `FORMATS`.
         first: First version that has the flag.
         last: Last version that has it; None while it exists.
-        source: Who says the value: a test, or nightbridge for the site.
+        source: Where the value comes from: a test, or nightbridge for the site.
         secret: Environment variable that carries the value instead of the flag; such a flag is never written.
 
     """
@@ -202,7 +202,7 @@ _WAITING_ONLY = "is read by a launcher that waits for the job; nightbridge's own
 
 NO_EFFECT: Mapping[str, str] = {
     "fp8_recipe": "has no flag in any launcher since v0.3; compute_dtype names the recipe (fp8_cs, fp8_mx, fp8_sc)",
-    "log_dir": "is not passed on: every attempt has a folder of its own, and the logs are harvested from it",
+    "log_dir": "is not passed on: every attempt has a directory of its own, and the logs are harvested from it",
     "detach": "is not passed on: the launcher always returns after submitting, and nightbridge watches the job",
     **dict.fromkeys(_WAITING_ONLY_KEYS, _WAITING_ONLY),
 }
@@ -369,7 +369,7 @@ _REASONS = (
 
 @lru_cache(maxsize=4096)
 def danger_in(text: str) -> str | None:
-    """Say why a word cannot be passed to the launcher; None when it can."""
+    """Return why a word cannot be passed to the launcher; None when it can."""
     if text.startswith("#"):
         return "begins with #: the batch script would drop the rest of the line"
     if _HOME.search(text):
@@ -390,12 +390,12 @@ def escaped(text: str) -> str:
 
 
 def danger_in_escaped(text: str) -> str | None:
-    """Say why a word cannot be passed on even with backslashes; None when it can."""
+    """Return why a word cannot be passed on even with backslashes; None when it can."""
     return danger_in(_CARRIED.sub("", text))
 
 
 def danger_in_variable(name: str, value: str) -> str | None:
-    """Say why an environment variable cannot be passed on; `${NAME}` in a value is expanded in the job and is fine."""
+    """Return why an environment variable cannot be passed on; `${NAME}` in a value is expanded in the job."""
     if not _VARIABLE_NAME.fullmatch(name):
         return "is not the name of an environment variable"
     return danger_in(f"{name}={_VARIABLE.sub('', value)}")

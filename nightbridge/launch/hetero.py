@@ -27,7 +27,7 @@ from nightbridge.models import (
 )
 
 PROGRAMS = ("examples/mimo/pretrain_mimo.py", "examples/mimo/train_hetero.py")
-"""Where Megatron-LM keeps the program, the newest place first."""
+"""Where Megatron-LM keeps the program, the newest path first."""
 
 GRID_PARSERS = ("examples/mimo/training/args.py", "examples/mimo/training/hetero/args.py")
 """Where the flags of the grids are declared."""
@@ -47,7 +47,7 @@ _RENDEZVOUS = ('--node-rank="$SLURM_NODEID"', '--master-addr="$NIGHTBRIDGE_FIRST
 KnownOptions = Mapping[str, Choices]
 
 JOB = "hetero"
-"""Name of the job's folder below the attempt's `experiments`, and a part of its logs' names."""
+"""Name of the job's directory below the attempt's `experiments`, and a part of its logs' names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +240,7 @@ def _program(test: TestDefinition, code: PinnedRepository) -> _Program:
 
 
 def _known_options(program: str, code: PinnedRepository) -> KnownOptions | None:
-    """Every option of a program with a parser of its own; None for one that has Megatron-LM's, and so far too many.
+    """Every option of a program with a parser of its own; None for one that has Megatron-LM's.
 
     Which of the two `train_hetero.py` is depends on the commit: only its first versions parse by themselves.
     """
@@ -298,7 +298,7 @@ def _grid_words(of: Grids, known: Mapping[str, Choices] | frozenset[str]) -> Ite
 
 
 def _save_dir(spec: RunSpec, output: Path) -> str:
-    """A folder that the test names gets the run's name appended: last night's checkpoints would be resumed else."""
+    """The test's directory with the run's name appended, so that no earlier run's checkpoint is resumed."""
     named = spec.test.cmd_args.get("save_dir")
     if not named:
         return f"{output}/checkpoints"
@@ -320,7 +320,7 @@ def _outputs(spec: RunSpec, output: Path) -> dict[str, Any]:
 def _arguments(
     test: TestDefinition, outputs: Mapping[str, Any], known: KnownOptions | None
 ) -> Iterator[tuple[str, ...]]:
-    """What `[cmd_args]` and `[extra_cmd_args]` say: an option each, with its value if it takes one."""
+    """The options of `[cmd_args]` and `[extra_cmd_args]`, each with its value if it takes one."""
     values = {**test.cmd_args, **outputs}
     for field in PASSED:
         value = values.get(field)

@@ -11,7 +11,7 @@ from pydantic import Field, StringConstraints
 from nightbridge.models import Model, TestDefinition
 
 DEFAULT_GPUS_PER_NODE = 8
-"""GPUs of a node in every published topology; a test or a cluster may say otherwise."""
+"""GPUs of a node in every published topology; a test or a cluster may override it."""
 
 Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 Count = Annotated[int, Field(ge=1, le=2**62)]
@@ -23,7 +23,7 @@ class ProcessGrid(Model):
     """How one module is spread over its ranks: `[cmd_args.encoder]` or `[cmd_args.language_model]`.
 
     Attributes:
-        nodes: Nodes that the test says it has; None where they follow from the sizes.
+        nodes: Nodes of the grid as written; None where they follow from the sizes.
         tp: Tensor parallel.
         cp: Context parallel.
         pp: Pipeline parallel.

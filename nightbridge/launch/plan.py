@@ -43,9 +43,9 @@ NO_ACCOUNT = "nightbridge"
 """NeMo-Run insists on an account; the local cluster has none, and Slurm without enforced accounts takes any."""
 
 PLACEHOLDER = Path("/placeholder")
-"""Placeholder for every folder that does not exist before the first stages have run."""
+"""Root of paths that do not exist before the first stages have run."""
 
-# enroot reads these while it creates the container, so they must also stand outside of it.
+# enroot reads these while it creates the container, so they must be set outside of it as well.
 _CONTAINER_RUNTIME = ("MELLANOX_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES")
 
 
@@ -191,7 +191,7 @@ def _argv(
 
 
 def _words(values: Mapping[str, Any], known: KnownFlags) -> Iterator[str]:
-    """Every flag that has something to say, in the table's order."""
+    """Every flag with a value, in the table's order."""
     for flag in FLAGS:
         words = written(flag, values[flag.field]) if flag.field in values else ()
         if words and flag.option not in known:
@@ -227,7 +227,7 @@ def _variables(test: TestDefinition, cluster: ClusterSettings, known: KnownFlags
 
 
 def _check_words(words: Iterable[str], known_good: set[str], danger: Callable[[str], str | None]) -> None:
-    """The paths of this site go the same way as the test's values."""
+    """Refuse words of this site, such as paths, that the batch script would alter."""
     problems = [f"{word!r} {reason}" for word in words if word not in known_good and (reason := danger(word))]
     if problems:
         raise InvalidInput(
@@ -259,20 +259,15 @@ def _environment(test: TestDefinition, cluster: ClusterSettings, attempt_dir: Pa
     }
 
 
-def _warnings(test: TestDefinition, cluster: ClusterSettings, image: Image, per_node: int) -> list[str]:
-    said = test.cmd_args.get("gpus_per_node")
-    unmounted = [repo.url for repo in test.git_repos if repo != test.megatron_bridge]
-    found = {
-        f"cmd_args.gpus_per_node is {said}, and {cluster.name} has {per_node}: {per_node} it is": bool(said)
-        and said != per_node,
-        f"neither cloned nor mounted, only Megatron-Bridge is: {', '.join(unmounted)}": bool(unmounted),
-        "without a container nothing is mounted: extra_container_mounts has no effect": image.kind == "none"
-        and bool(test.extra_container_mounts),
-        f"{cluster.name} has no account, so {NO_ACCOUNT!r} is used; Slurm may refuse it": (
-            cluster.kind != "local" and not cluster.account
-        ),
-    }
-    return [message for message, applies in found.items() if applies]
+def _warnings(test: TestDefinition, cluster: ClusterSettings, image: Image, per_node: int) -> Iterator[str]:
+    if (gpus := test.cmd_args.get("gpus_per_node")) and gpus != per_node:
+        yield f"cmd_args.gpus_per_node is {gpus}, but {cluster.name} has {per_node}: using {per_node}"
+    if unmounted := [repo.url for repo in test.git_repos if repo != test.megatron_bridge]:
+        yield f"neither cloned nor mounted, only Megatron-Bridge is: {', '.join(unmounted)}"
+    if image.kind == "none" and test.extra_container_mounts:
+        yield "without a container nothing is mounted: extra_container_mounts has no effect"
+    if cluster.kind != "local" and not cluster.account:
+        yield f"{cluster.name} has no account, so {NO_ACCOUNT!r} is used; Slurm may refuse it"
 
 
 def shell_command(plan: LaunchPlan) -> str:

@@ -14,7 +14,7 @@ from nightbridge.launch.hetero_arguments import DEFAULT_GPUS_PER_NODE, grids_of
 from nightbridge.models import ClusterLimits, ClusterSettings, TestDefinition
 
 DEFAULT_NUM_GPUS = 8
-"""What CloudAI passes on where a test does not say."""
+"""CloudAI's default where a test sets none."""
 
 _GPUS_PER_NODE_0_3 = 8
 
@@ -29,10 +29,10 @@ def num_gpus(test: TestDefinition) -> int:
 def gpus_per_node(
     test: TestDefinition, version: Version, cluster: ClusterSettings | None = None, limits: ClusterLimits | None = None
 ) -> int | None:
-    """GPUs of one node: the cluster's setting, else the test's, else what the cluster says, else the GPU type's.
+    """GPUs of one node: the cluster's setting, else the test's, else what the cluster reports, else the GPU type's.
 
-    CloudAI's launcher flag is the system's, too, whatever `[cmd_args]` says. Where only the limits are known they
-    carry the setting, apart from what the cluster itself says: the local one pretends to have two GPUs.
+    CloudAI's launcher flag is the system's, too, whatever `[cmd_args]` has. Where only the limits are known they
+    carry the setting, apart from what the cluster itself reports: the local one emulates two GPUs.
 
     None when unknown.
     """
@@ -60,7 +60,7 @@ def time_limit_seconds(test: TestDefinition) -> int:
     """The job's time limit; the launcher's own where the test has none.
 
     Raises:
-        InvalidInput: What the test says is no time limit.
+        InvalidInput: The test's time limit is not valid.
 
     """
     return seconds_of(test.time_limit or LAUNCHER_TIME_LIMIT)
@@ -108,7 +108,7 @@ def seconds_of(text: str) -> int:
 
     `hours:minutes:seconds`, `days-hours:minutes:seconds` and a number with one of the units s, m, h, d, w, as in
     CloudAI; `minutes`, `days-hours`, `days-hours:minutes`, as in sbatch(1); and `hours:minutes`, as in CloudAI, which
-    sbatch would take for minutes and seconds.
+    sbatch would read as minutes and seconds.
 
     Raises:
         InvalidInput: It is none of these, or no time at all.
@@ -132,7 +132,7 @@ def seconds_of(text: str) -> int:
 
 
 def is_read_differently_by_sbatch(text: str) -> bool:
-    """Whether it is `hours:minutes`, which sbatch takes for `minutes:seconds`."""
+    """Whether it is `hours:minutes`, which sbatch reads as `minutes:seconds`."""
     return text.count(":") == 1 and "-" not in text
 
 

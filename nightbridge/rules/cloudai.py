@@ -66,7 +66,7 @@ def _constraint(
     return make
 
 
-# --- what CloudAI makes of the values --------------------------------------------------------------------------------
+# --- how CloudAI reads the values -------------------------------------------------------------------------------------
 
 
 def _size(args: Mapping[str, Any], field: str) -> int:
@@ -232,8 +232,8 @@ def _scope_fits(args: Mapping[str, Any]) -> str | None:
     implementation, scopes = _implementation(args), _scopes(args)
     if implementation == "local" and scopes and scopes != ["full_iteration"]:
         return "cuda_graph_impl local takes the scope full_iteration alone; change cuda_graph_scope"
-    if implementation == "transformer_engine" and (odd := sorted(set(scopes) - _LAYER_SCOPES)):
-        return f"cuda_graph_impl transformer_engine takes no scope {', '.join(odd)}; change cuda_graph_scope"
+    if implementation == "transformer_engine" and (unknown := sorted(set(scopes) - _LAYER_SCOPES)):
+        return f"cuda_graph_impl transformer_engine takes no scope {', '.join(unknown)}; change cuda_graph_scope"
     return None
 
 

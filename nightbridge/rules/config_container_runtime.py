@@ -127,7 +127,7 @@ def _fsdp_first(c: ConfigContainer) -> Iterator[str]:
 
 @rule("container-fsdp-2", VALIDATE, ("dist", "ddp", "checkpoint", "model", "optimizer"))
 def _fsdp_second(c: ConfigContainer) -> Iterator[str]:
-    """The second version of Megatron FSDP shards data-parallel bf16 training only, so far."""
+    """The second version of Megatron FSDP shards data-parallel bf16 training only."""
     if not _fsdp(c) or c.integer("ddp.megatron_fsdp_version") != 2:
         return
     sizes = (*("tensor_model_parallel_size", "pipeline_model_parallel_size"), "context_parallel_size")

@@ -121,7 +121,7 @@ def _choice(run: RuleContext) -> Iterator[str]:
 
 @rule("version-unknown", _PARSER, ("git_repos",), "warning")
 def _version_unknown(run: RuleContext) -> Iterator[str]:
-    """Flags differ between releases; a branch or commit says which ones only once it was fetched."""
+    """Flags differ between releases; those of a branch or commit are known once it has been fetched."""
     ref = run.test.megatron_bridge.commit
     if run.checkout is None and version_of_ref(ref) is None:
         yield f"git_repos: {ref!r} names no version, so the newest flags are assumed until the code has been fetched"
@@ -193,7 +193,7 @@ def _wandb(run: RuleContext) -> Iterator[str]:
 _PERF_RECIPES = "Megatron-Bridge: src/megatron/bridge/perf_recipes at the pinned commit"
 
 PERF_RECIPES = Path("src/megatron/bridge/perf_recipes")
-"""Where Megatron-Bridge keeps its flat performance recipes, one function each; older versions have no such folder."""
+"""Where Megatron-Bridge keeps its flat performance recipes, one function each; older versions have none."""
 
 _DEFINED = re.compile(r"^def ([a-zA-Z0-9_]+_config)\(", re.MULTILINE)
 
@@ -211,7 +211,7 @@ _FIELDS = cmd_args(
 
 @lru_cache(maxsize=16)
 def perf_recipe_names(root: Path) -> tuple[str, ...]:
-    """The names of all flat performance recipes below Megatron-Bridge's root; none where it has no folder of them."""
+    """The names of all flat performance recipes below Megatron-Bridge's root."""
     files = sorted((root / PERF_RECIPES).rglob("*.py"))
     return tuple(
         name for path in files for name in _DEFINED.findall(path.read_text(encoding="utf-8", errors="replace"))
@@ -253,7 +253,7 @@ def _exists(run: RuleContext) -> Iterator[str]:
 
 @rule("recipe-gpus", _PERF_RECIPES, _FIELDS, "warning", needs="checkout")
 def _for_these_gpus(run: RuleContext) -> Iterator[str]:
-    """A recipe tuned for another number of GPUs runs with sizes chosen for another one."""
+    """A recipe tuned for another number of GPUs runs with sizes that were chosen for that number."""
     wanted = _wanted(run)
     if wanted is None:
         return
@@ -265,5 +265,5 @@ def _for_these_gpus(run: RuleContext) -> Iterator[str]:
         if sizes:
             yield (
                 f"the pinned code has this recipe for {', '.join(map(str, sizes))} GPUs, not for {run.gpus}: "
-                "another one is taken and its global batch size scaled; write gb to say it yourself"
+                "another one is used with its global batch size scaled; write gb to set it yourself"
             )

@@ -51,7 +51,7 @@ def _nodes_filled(run: RuleContext) -> Iterator[str]:
     per_node, nodes = run.gpus_per_node, run.nodes
     if run.test.has_launcher and per_node and nodes and run.gpus % per_node:
         unknown = run.limits is None and not run.args.get("gpus_per_node")
-        guess = f" (as {run.args.get('gpu_type')} nodes usually have; the cluster may say otherwise)" if unknown else ""
+        guess = f" (as {run.args.get('gpu_type')} nodes usually have; the cluster may differ)" if unknown else ""
         yield (
             f"num_gpus {run.gpus} do not fill nodes of {per_node} GPUs{guess}: the launcher starts {per_node} tasks "
             f"on each of {nodes}, so {nodes * per_node} GPUs train; write num_gpus = {nodes * per_node}, or "
@@ -168,8 +168,8 @@ def _time_allowed(run: RuleContext) -> Iterator[str]:
     except InvalidInput:
         return  # reported by the rule on its syntax
     if longest is not None and seconds > longest:
-        said = "time_limit" if run.test.time_limit else "the launcher's own time limit"
-        yield f"{said} {clock(seconds)} is longer than the partition allows, {clock(longest)}; write a shorter one"
+        name = "time_limit" if run.test.time_limit else "the launcher's own time limit"
+        yield f"{name} {clock(seconds)} is longer than the partition allows, {clock(longest)}; write a shorter one"
 
 
 @rule("nodes-allowed", _SLURM, cmd_args("num_gpus gpus_per_node gpu_type"), needs="limits")

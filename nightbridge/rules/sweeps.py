@@ -4,7 +4,7 @@ A rule names the fields that it reads. So it is checked once for each combinatio
 as the last of them is set, and whatever lies below a combination that it refuses is left out whole and only counted.
 Nothing is kept but the answers to such questions, so a grid of any size takes the same memory.
 
-The parts of a sweep that are not run, each with the rule that it breaks and what that rule says.
+`skipped_parts` lists the parts of a sweep that are not run, each with the rule that it breaks and that rule's message.
 """
 
 import math
@@ -19,7 +19,7 @@ from nightbridge.models import Checkout, ClusterLimits, SkippedPart, SweepAxis, 
 from nightbridge.rules.rule import Rule, RuleContext
 
 MAX_RUNS = 1000
-"""Points of one test that are run in one night; more than these are a mistake rather than a wish."""
+"""Points of one test that are run in one night; more are almost certainly a mistake."""
 
 MAX_OUTCOMES = 2_000_000
 """Points and cuts that are looked at before a grid is called too large for a night; a few seconds of work."""
@@ -52,11 +52,11 @@ class Cut:
 
 @dataclass(slots=True)
 class Skipped:
-    """What one rule has taken out of a grid.
+    """The points of a grid that one rule refuses.
 
     Attributes:
         points: How many points; a point that several rules refuse counts for the first of them.
-        example: What the rule says of the first of them.
+        example: The rule's message for the first of them.
 
     """
 
@@ -66,13 +66,13 @@ class Skipped:
 
 @dataclass(slots=True)
 class Expansion:
-    """What became of a grid.
+    """The counts of a grid that has been walked.
 
     Attributes:
         points: Its points.
         valid: How many break no rule.
         walked: How many of the points have been looked at: all, unless the walk was cut short.
-        skipped: Rule id to what it took out, in the order in which it was found.
+        skipped: Rule id to the points that it refuses, in the order in which they were found.
 
     """
 
@@ -100,10 +100,10 @@ class _Question:
         if answer is None:
             if len(self._answers) >= _ANSWERS_KEPT:
                 self._answers.clear()
-            answer = self._answers[key] = self._asked(key)
+            answer = self._answers[key] = self._evaluate(key)
         return answer
 
-    def _asked(self, key: tuple[int, ...]) -> int:
+    def _evaluate(self, key: tuple[int, ...]) -> int:
         set_before = dict(zip(self._before, key, strict=True))
         return sum(1 << value for value in range(self._width) if not self._refuses({**set_before, self._last: value}))
 
@@ -175,7 +175,7 @@ class Grid:
         return tuple(found[index] for index in sorted(found))
 
     def first_refusal(self, point: Point) -> tuple[Rule[RuleContext], str] | None:
-        """The first rule that a whole point breaks and what it says; None where it keeps all of them."""
+        """The first rule that a whole point breaks, and its message; None where it breaks none."""
         run = self._context(point)
         for rule in self._rules:
             for message in rule.check(run):
@@ -183,11 +183,11 @@ class Grid:
         return None
 
     def messages(self, cut: Cut) -> tuple[str, ...]:
-        """What the rule says of the first point that was cut."""
+        """The rule's messages for the first point that was cut."""
         point = {**cut.fixed, cut.axis: cut.values[0]} if cut.axis else {}
         return tuple(cut.rule.check(self._context(point)))
 
-    # --- how it is done ----------------------------------------------------------------------------------------------
+    # --- implementation ---------------------------------------------------------------------------------------------
 
     def _context(self, point: Point, test: TestDefinition | None = None) -> RuleContext:
         concrete = at_point(test or self._test, point, self._base.version if point else None, self._limits)
@@ -204,13 +204,13 @@ class Grid:
                 update={"cmd_args": {}, "extra_env_vars": {}, "extra_cmd_args": {}, "extra_container_mounts": ()}
             )
             for axis in axes:
-                self._ask(rule, [axis], nothing)
+                self._add_question(rule, [axis], nothing)
         elif axes:
-            self._ask(rule, axes, self._test)
+            self._add_question(rule, axes, self._test)
         elif any(rule.check(self._base)):
             self._refused_at_once.append(rule)
 
-    def _ask(self, rule: Rule[RuleContext], axes: Sequence[int], test: TestDefinition) -> None:
+    def _add_question(self, rule: Rule[RuleContext], axes: Sequence[int], test: TestDefinition) -> None:
         def refuses(chosen: Mapping[int, int]) -> bool:
             return any(True for _ in rule.check(self._context(self._point(chosen), test)))
 
@@ -315,21 +315,21 @@ def _chosen_of_grid(test: TestDefinition, grid: Grid) -> Iterator[Point]:
 
 
 def _reads(rule: Rule[RuleContext], axis: SweepAxis, axes: Sequence[SweepAxis]) -> bool:
-    """Whether what the rule says can change along the axis."""
+    """Whether the rule's result can change along the axis."""
     table = axis.field.split(".", 1)[0]
     if axis.field in rule.fields or table in rule.fields:
         return True
-    # The number of nodes says the GPUs, together with what says the GPUs of a node.
-    says_gpus = {"num_nodes", "cmd_args.gpu_type", "cmd_args.gpus_per_node"}
+    # The number of GPUs follows from the number of nodes and the GPUs of a node.
+    sets_gpus = {"num_nodes", "cmd_args.gpu_type", "cmd_args.gpus_per_node"}
     return (
-        axis.field in says_gpus
+        axis.field in sets_gpus
         and any(other.field == "num_nodes" for other in axes)
         and ("cmd_args.num_gpus" in rule.fields or "cmd_args" in rule.fields)
     )
 
 
 MAX_LISTED = 200
-"""The most parts that are listed one by one, so that the table stays readable."""
+"""Parts that are listed one by one at most, so that the table stays readable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,7 +351,7 @@ class SkippedParts:
 def skipped_parts(test: TestDefinition, grid: Grid) -> SkippedParts:
     """Say which points of a swept test break a rule.
 
-    Points that `[sweep]` did not draw are listed as well: they say where not to look. A grid
+    Points that `[sweep]` did not draw are listed as well. A grid
     of any size is walked in constant memory, and at most as far as the rules themselves walk it.
 
     Args:
@@ -380,7 +380,7 @@ def skipped_parts(test: TestDefinition, grid: Grid) -> SkippedParts:
 
 
 def _by_value(cut: Cut) -> Iterator[Cut]:
-    """A cut of several values is one part for each of them: a rule's words have one value in them."""
+    """A cut of several values is one part for each of them: a rule's message names one value."""
     if not cut.axis:
         yield cut
         return

@@ -54,7 +54,7 @@ def test_a_folder_of_tests_that_is_not_there_is_told(nightbridge: Program) -> No
     code, out, _ = nightbridge("validate", TEST, "--tests-dir", "nowhere")
 
     assert code == 2
-    assert "nowhere: no such folder" in out
+    assert "nowhere: no such directory" in out
 
 
 def test_validate_prints_one_json_document_and_nothing_else(nightbridge: Program, broken: Callable[[str], str]) -> None:

@@ -153,7 +153,7 @@ BREAKS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("resumes", {"load_dir": "/old"}, {}, "it cannot be a baseline"),
     ("nodes-filled", {"num_gpus": 12}, {}, "tasks on each of 2, so 16 GPUs train; write num_gpus = 16"),
     ("nodes-filled", {"num_gpus": 7}, {}, "8 tasks on each of 1, so 8 GPUs train"),
-    ("nodes-filled", {"num_gpus": 7}, {}, "8 GPUs (as h100 nodes usually have; the cluster may say otherwise):"),
+    ("nodes-filled", {"num_gpus": 7}, {}, "8 GPUs (as h100 nodes usually have; the cluster may differ):"),
     ("nodes-filled", {"num_gpus": 7, "gpus_per_node": 4}, {}, "do not fill nodes of 4 GPUs: the launcher"),
     ("mount-syntax", {}, {"extra_container_mounts": ("/a",)}, "HOST_PATH:/CONTAINER_PATH"),
     ("mount-syntax", {}, {"extra_container_mounts": ("/a:b",)}, "HOST_PATH:/CONTAINER_PATH"),
