@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import Field
 
@@ -11,7 +11,7 @@ from nightbridge.config.cloudai_compat import sbatch_options
 from nightbridge.config.documents import Document, Findings, Layer, Layered, merge, read_document
 from nightbridge.config.schema import validated
 from nightbridge.errors import InvalidInput
-from nightbridge.models import ClusterSettings, Model, Site, StoreSettings
+from nightbridge.models import ClusterKind, ClusterSettings, Model, Site, StoreSettings
 
 _CLOUDAI_ONLY = frozenset({"scheduler", "install_path", "output_path", "default_partition", "partitions"})
 
@@ -33,10 +33,7 @@ CLOUDAI_IGNORED: Mapping[str, str] = {
 """Fields of a CloudAI system file that are accepted and do nothing here."""
 
 PLAIN_CLUSTERS: Mapping[str, ClusterSettings] = {
-    "local": ClusterSettings(kind="local", name="local"),
-    "slurm": ClusterSettings(kind="slurm", name="slurm"),
-    "pyslurm": ClusterSettings(kind="pyslurm", name="slurm"),
-    "auto": ClusterSettings(kind="auto", name="slurm"),
+    kind: ClusterSettings(kind=kind, name="local" if kind == "local" else "slurm") for kind in get_args(ClusterKind)
 }
 """Clusters that need no file and no block."""
 

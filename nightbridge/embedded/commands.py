@@ -13,8 +13,7 @@ from pathlib import Path
 
 from nightbridge.embedded.jobs import inspect, job_dir
 from nightbridge.embedded.names import expand_expression
-from nightbridge.embedded.options import SBATCH
-from nightbridge.embedded.sbatch_options import split_options
+from nightbridge.embedded.options import EMBEDDED_SBATCH, split_options
 from nightbridge.errors import InvalidInput, NightbridgeError
 
 
@@ -35,7 +34,7 @@ def main(arguments: Sequence[str]) -> int:
 def _sbatch(root: Path, words: list[str]) -> int:
     from nightbridge.embedded.submit import submit
 
-    options, rest = split_options(words, SBATCH)
+    options, rest = split_options(words, EMBEDDED_SBATCH)
     if len(rest) != 1:
         raise InvalidInput("not one batch script", thing="sbatch", advice="Name a script file, without arguments")
     job_id = submit(root, Path(rest[0]), words[:-1], environment=os.environ, directory=Path.cwd())

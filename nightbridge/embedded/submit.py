@@ -27,13 +27,14 @@ from nightbridge.embedded.jobs import (
     write_record,
 )
 from nightbridge.embedded.options import (
-    SBATCH,
+    EMBEDDED_SBATCH,
     exported,
     parse_count,
     parse_dependencies,
     parse_time,
+    script_options,
+    split_options,
 )
-from nightbridge.embedded.sbatch_options import script_options, split_options
 from nightbridge.errors import LaunchRefused, TransientError
 from nightbridge.files import flush_folder, write_atomically
 from nightbridge.processes import own_program
@@ -59,8 +60,8 @@ def submit(root: Path, script: Path, options: Sequence[str], *, environment: Map
 
     """
     text = _read_script(script)
-    given, rest = split_options(options, SBATCH)
-    in_script, rest_of_script = split_options(script_options(text), SBATCH)
+    given, rest = split_options(options, EMBEDDED_SBATCH)
+    in_script, rest_of_script = split_options(script_options(text), EMBEDDED_SBATCH)
     if rest + rest_of_script:
         advice = "The embedded cluster runs no hetjob"
         raise LaunchRefused("not an sbatch option", thing=(rest + rest_of_script)[0], advice=advice)

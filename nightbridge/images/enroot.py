@@ -155,64 +155,46 @@ def find_enroot(settings: ImageImport | None = None, credentials: str = "") -> E
 # itself as a failed write of curl or zstd.
 _ERRORS = (
     ErrorPattern(
-        pattern=r"Invalid image reference|curl: \(3\)",
-        kind=InvalidInput,
-        what="enroot cannot read this reference",
-        advice="Write REGISTRY/IMAGE:TAG",
+        r"Invalid image reference|curl: \(3\)",
+        InvalidInput, "enroot cannot read this reference", "Write REGISTRY/IMAGE:TAG",
     ),
     ErrorPattern(
-        pattern=r"No space left on device|Disk quota exceeded|Failed to write to output filesystem"
+        r"No space left on device|Disk quota exceeded|Failed to write to output filesystem"
         r"|zstd: error 70|curl: \(23\)",
-        kind=PermanentError,
-        what="no space left on a disk",
-        advice="Free up space for images, or set the Image Cache's cache and temp (ENROOT_CACHE_PATH, "
+        PermanentError, "no space left on a disk",
+        "Free up space for images, or set the Image Cache's cache and temp (ENROOT_CACHE_PATH, "
         "ENROOT_TEMP_PATH) to larger disks",
     ),
     ErrorPattern(
-        pattern=r"returned error(?: code)?: (408|429|5\d\d)",
-        kind=TransientError,
-        what="the registry is busy or failing",
+        r"returned error(?: code)?: (408|429|5\d\d)", TransientError, "the registry is busy or failing",
     ),
     ErrorPattern(
-        pattern=r"returned error(?: code)?: 40[13]",
-        kind=PermanentError,
-        what="the registry refused our credentials",
-        advice="{login}",
+        r"returned error(?: code)?: 40[13]", PermanentError, "the registry refused our credentials", "{login}",
     ),
     ErrorPattern(
-        pattern=r"returned error(?: code)?: 404",
-        kind=InvalidInput,
-        what="the registry has no such image",
-        advice="Check name and tag; private images also look missing without a login",
+        r"returned error(?: code)?: 404", InvalidInput, "the registry has no such image",
+        "Check name and tag; private images also look missing without a login",
     ),
     ErrorPattern(
-        pattern=r"returned error(?: code)?: 400",
-        kind=PermanentError,
-        what="enroot does not support this image's manifest format",
-        advice="Push the image again in Docker's format with `skopeo copy --format v2s2`",
+        r"returned error(?: code)?: 400", PermanentError, "enroot does not support this image's manifest format",
+        "Push the image again in Docker's format with `skopeo copy --format v2s2`",
     ),
     ErrorPattern(
-        pattern=r"corrupted|Checksum mismatch|invalid compressed data|unexpected end of file",
-        kind=TransientError,
-        what="a layer was corrupted in transit",
+        r"corrupted|Checksum mismatch|invalid compressed data|unexpected end of file",
+        TransientError, "a layer was corrupted in transit",
     ),
     ErrorPattern(
-        pattern=r"curl: \((5|6|7|16|18|22|28|35|52|55|56|92)\)",
-        kind=TransientError,
-        what="the registry is unreachable, or the transfer was interrupted",
+        r"curl: \((5|6|7|16|18|22|28|35|52|55|56|92)\)",
+        TransientError, "the registry is unreachable, or the transfer was interrupted",
     ),
     ErrorPattern(
-        pattern=r"[Cc]ommand not found|[Cc]ould not find (a )?(command|program)",
-        kind=PermanentError,
-        what="enroot is missing a required program",
-        advice="Install the named program on this machine",
+        r"[Cc]ommand not found|[Cc]ould not find (a )?(command|program)",
+        PermanentError, "enroot is missing a required program", "Install the named program on this machine",
     ),
     ErrorPattern(
-        pattern=r"File already exists|will not overwrite",
-        kind=TransientError,
-        what="another import wrote the same file",
+        r"File already exists|will not overwrite", TransientError, "another import wrote the same file",
     ),
-)
+)  # fmt: skip
 
 # curl's exit codes that enroot passes on: no connection, cut off, HTTP error, timed out.
 _TRANSIENT_CODES = {7, 18, 22, 28}

@@ -169,24 +169,20 @@ def _basic(login: Login) -> str:
 _REFUSALS = (
     ErrorPattern(r"HTTP 40[13]\b", PermanentError, "the registry refused our credentials", "{login}"),
     ErrorPattern(
-        r"HTTP 404\b",
-        InvalidInput,
-        "the registry has no such image",
+        r"HTTP 404\b", InvalidInput, "the registry has no such image",
         "Check name and tag; private images also look missing without a login",
     ),
     ErrorPattern(r"HTTP (408|429|5\d\d)\b", TransientError, "the registry is busy or failing"),
     ErrorPattern("", PermanentError, "the registry refused the request"),
-)
+)  # fmt: skip
 # Connection errors, as worded by Python's ssl and socket modules.
 _FAULTS = (
     ErrorPattern(
-        r"CERTIFICATE_VERIFY_FAILED",
-        PermanentError,
-        "the registry's certificate is not trusted here",
+        r"CERTIFICATE_VERIFY_FAILED", PermanentError, "the registry's certificate is not trusted here",
         "Install the site's certificate authority, or set SSL_CERT_FILE",
     ),
     ErrorPattern("", TransientError, "the registry is unreachable"),
-)
+)  # fmt: skip
 
 
 def _refusal(error: urllib.error.HTTPError, reference: ImageReference) -> NightbridgeError:

@@ -38,6 +38,7 @@ from nightbridge.models.scenario import (
     TestDefinition,
 )
 from nightbridge.models.site import (
+    ClusterKind,
     ClusterLimits,
     ClusterSettings,
     HarvestPlace,
@@ -92,6 +93,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointPolicy",
     "CheckpointState",
+    "ClusterKind",
     "ClusterLimits",
     "ClusterSettings",
     "Comparison",

@@ -38,6 +38,11 @@ class LocalCluster:
         self.config = jobs.LocalClusterConfig(name=settings.name, slots=settings.slots, kill_wait=kill_wait)
 
     @property
+    def description(self) -> str:
+        """How the cluster is reached, for people."""
+        return "the embedded cluster of this machine"
+
+    @property
     def accounting_horizon(self) -> float:
         """None: a job is found from the moment it is registered."""
         return 0.0
@@ -93,6 +98,10 @@ class LocalCluster:
             gpus_per_node=self.settings.gpus_per_node or PRETENDED_GPUS_PER_NODE,
             has_pyxis=False,
         )
+
+    def available_slots(self, nodes: int) -> int:
+        """The slots, whatever the size: all nodes are this machine."""
+        return self.settings.slots
 
     def launch_environment(self) -> dict[str, str]:
         """PATH with this cluster's commands first."""

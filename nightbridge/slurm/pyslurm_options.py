@@ -1,7 +1,7 @@
 """sbatch's options as the attributes of pyslurm's `JobSubmitDescription` (25.11).
 
-pyslurm's own reading of #SBATCH lines drops or misreads many of them, so they are read here. What it cannot express is
-said by name, and such a job is submitted by sbatch itself: a job must not differ from what its script asks for.
+pyslurm's own reading of #SBATCH lines drops or misreads many of them, so they are read here. An option or a value that
+is not in the table is submitted by sbatch itself: a job must not differ from what its script requests.
 """
 
 import os
@@ -10,123 +10,79 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from nightbridge.embedded.sbatch_options import (
-    SBATCH,
-    parse_early_signal,
-    parse_time_limit,
-    script_options,
-    split_options,
-)
+from nightbridge.embedded.options import SBATCH, parse_early_signal, parse_time_limit, script_options, split_options
 from nightbridge.errors import InvalidInput
-from nightbridge.slurm.sbatch_errors import refusal_of
 
 
 class Inexpressible(Exception):
-    """An option that pyslurm cannot express; its name."""
+    """An option that pyslurm cannot express."""
 
 
-def _text(option: str, value: str) -> str:
-    if not value:
-        raise Inexpressible(f"--{option}")
-    return value
+_Read = Callable[[str], object]
+"""Turns an option's value into the attribute's; None where pyslurm cannot express it."""
 
 
-def _count(option: str, value: str) -> int:
-    if not value.isdigit() or int(value) == 0:
-        raise Inexpressible(f"--{option}={value}")
-    return int(value)
+def _matching(pattern: str, convert: _Read = str) -> _Read:
+    return lambda value: convert(value) if re.fullmatch(pattern, value) else None
 
 
-def _minutes(option: str, value: str) -> int:
+def _minutes(value: str) -> int | None:
     """Whole minutes: a string of digits alone is a type error in pyslurm, and Slurm rounds seconds up."""
     seconds = parse_time_limit(value)
-    if seconds is None:
-        if value.upper() in {"UNLIMITED", "INFINITE", "-1"}:
-            raise Inexpressible(f"--{option}={value}")
-        raise refusal_of(f"Invalid --{option} specification", value)
-    if seconds == 0:
-        raise Inexpressible(f"--{option}={value}")
-    return -(-seconds // 60)
+    return -(-seconds // 60) if seconds else None
 
 
-def _nodes(option: str, value: str) -> str:
-    if not re.fullmatch(r"[1-9]\d*(-[1-9]\d*)?", value):
-        raise refusal_of(f"Invalid --nodes specification: {value}", value)
-    return value
-
-
-def _memory(option: str, value: str) -> str:
-    """Megabytes, or with a unit. Zero means a node's whole memory to sbatch, and nothing to pyslurm."""
-    if not re.fullmatch(r"[1-9]\d*[KMGT]?", value):
-        raise Inexpressible(f"--{option}={value}")
-    return value
-
-
-def _gpus(option: str, value: str) -> str:
-    if not re.fullmatch(r"([\w.]+:)?[1-9]\d*", value):
-        raise Inexpressible(f"--{option}={value}")
-    return f"gpu:{value}"
-
-
-def _gres(option: str, value: str) -> str:
-    """Names with a count each: pyslurm stumbles over a bare name and over units."""
-    if not re.fullmatch(r"(\w+(:[\w.]+)?:\d+)(,\w+(:[\w.]+)?:\d+)*", value):
-        raise Inexpressible(f"--{option}={value}")
-    return value
-
-
-def _sharing(option: str, value: str) -> str:
-    sharing = {"": "no", "user": "user", "mcs": "mcs"}.get(value)
-    if sharing is None:
-        raise Inexpressible(f"--{option}={value}")
-    return sharing
-
-
-def _signal(option: str, value: str) -> dict[str, Any]:
-    early = parse_early_signal(value)
+def _signal(value: str) -> dict[str, Any] | None:
+    try:
+        early = parse_early_signal(value)
+    except InvalidInput:
+        return None
     if early.to_script and "R" in value.partition(":")[0]:
-        raise Inexpressible(f"--{option}={value}")
+        return None
     return {"signal": early.number, "time": int(early.seconds_before), "batch_only": early.to_script}
 
 
-def _set(value: object) -> Callable[[str, str], object]:
-    return lambda option, text: value
+_TEXT = _matching(r".+")
+_COUNT = _matching(r"[1-9]\d*", int)
+# Zero means a node's whole memory to sbatch, and nothing to pyslurm.
+_MEMORY = _matching(r"[1-9]\d*[KMGT]?")
+# Names with a count each: pyslurm stumbles over a bare name and over units.
+_GRES = _matching(r"(\w+(:[\w.]+)?:\d+)(,\w+(:[\w.]+)?:\d+)*")
 
-
-_ATTRIBUTES: Mapping[str, tuple[str, Callable[[str, str], object]]] = {
-    "account": ("account", _text),
-    "begin": ("begin_time", _text),
-    "chdir": ("working_directory", _text),
-    "comment": ("comment", _text),
-    "constraint": ("constraints", _text),
-    "contiguous": ("requires_contiguous_nodes", _set(True)),
-    "cpus-per-task": ("cpus_per_task", _count),
-    "dependency": ("dependencies", _text),
-    "error": ("standard_error", _text),
-    "exclude": ("excluded_nodes", _text),
-    "exclusive": ("resource_sharing", _sharing),
-    "gpus-per-node": ("gres_per_node", _gpus),
-    "gres": ("gres_per_node", _gres),
-    "input": ("standard_in", _text),
-    "job-name": ("name", _text),
-    "licenses": ("licenses", _text),
-    "mem": ("memory_per_node", _memory),
-    "mem-per-cpu": ("memory_per_cpu", _memory),
-    "no-requeue": ("is_requeueable", _set(False)),
-    "nodelist": ("required_nodes", _text),
-    "nodes": ("nodes", _nodes),
-    "ntasks": ("ntasks", _count),
-    "ntasks-per-node": ("ntasks_per_node", _count),
-    "open-mode": ("log_files_open_mode", _text),
-    "output": ("standard_output", _text),
-    "partition": ("partitions", _text),
-    "qos": ("qos", _text),
-    "reservation": ("reservations", _text),
-    "segment": ("segment_size", _count),
+_ATTRIBUTES: Mapping[str, tuple[str, _Read]] = {
+    "account": ("account", _TEXT),
+    "begin": ("begin_time", _TEXT),
+    "chdir": ("working_directory", _TEXT),
+    "comment": ("comment", _TEXT),
+    "constraint": ("constraints", _TEXT),
+    "contiguous": ("requires_contiguous_nodes", _matching("", lambda _: True)),
+    "cpus-per-task": ("cpus_per_task", _COUNT),
+    "dependency": ("dependencies", _TEXT),
+    "error": ("standard_error", _TEXT),
+    "exclude": ("excluded_nodes", _TEXT),
+    "exclusive": ("resource_sharing", _matching("|user|mcs", lambda value: value or "no")),
+    "gpus-per-node": ("gres_per_node", _matching(r"([\w.]+:)?[1-9]\d*", lambda value: f"gpu:{value}")),
+    "gres": ("gres_per_node", _GRES),
+    "input": ("standard_in", _TEXT),
+    "job-name": ("name", _TEXT),
+    "licenses": ("licenses", _TEXT),
+    "mem": ("memory_per_node", _MEMORY),
+    "mem-per-cpu": ("memory_per_cpu", _MEMORY),
+    "no-requeue": ("is_requeueable", _matching("", lambda _: False)),
+    "nodelist": ("required_nodes", _TEXT),
+    "nodes": ("nodes", _matching(r"[1-9]\d*(-[1-9]\d*)?")),
+    "ntasks": ("ntasks", _COUNT),
+    "ntasks-per-node": ("ntasks_per_node", _COUNT),
+    "open-mode": ("log_files_open_mode", _TEXT),
+    "output": ("standard_output", _TEXT),
+    "partition": ("partitions", _TEXT),
+    "qos": ("qos", _TEXT),
+    "reservation": ("reservations", _TEXT),
+    "segment": ("segment_size", _COUNT),
     "signal": ("signal", _signal),
     "time": ("time_limit", _minutes),
     "time-min": ("time_limit_min", _minutes),
-    "wckey": ("wckey", _text),
+    "wckey": ("wckey", _TEXT),
 }
 _MEANINGLESS = frozenset({"parsable", "quiet", "verbose", "requeue"})
 
@@ -136,16 +92,15 @@ def job_attributes(name: str, script: str, options: Sequence[str], folder: str) 
 
     Args:
         name: The job's name.
-        script: The batch script's text. Its #SBATCH lines count, less what `options` say otherwise.
+        script: The batch script's text. `options` win over its #SBATCH lines.
         options: Further sbatch options.
         folder: Where the job runs unless an option says otherwise, absolute.
 
     Raises:
-        Inexpressible: pyslurm cannot express an option.
-        LaunchRefused: An option's value is wrong, in sbatch's own words.
+        Inexpressible: pyslurm cannot express an option, or sbatch has to refuse it.
 
     """
-    given = _options(script) | _options_of(options)
+    given = _options_of(script_options(script)) | _options_of(options)
     given["no-requeue"] = ""
     attributes: dict[str, Any] = {"working_directory": folder}
     for option, value in given.items():
@@ -156,7 +111,9 @@ def job_attributes(name: str, script: str, options: Sequence[str], folder: str) 
         attribute, read = _ATTRIBUTES[option]
         if attribute == "gres_per_node" and attribute in attributes:
             raise Inexpressible("--gres beside --gpus-per-node")
-        attributes[attribute] = read(option, value)
+        attributes[attribute] = read(value)
+        if attributes[attribute] is None:
+            raise Inexpressible(f"--{option}={value}" if value else f"--{option}")
     if "nodes" not in attributes and attributes.get("ntasks", 1) > 1:
         raise Inexpressible("--ntasks without --nodes")  # pyslurm makes that one node
     # One task by default to pyslurm, whatever the nodes; sbatch counts at least one for each.
@@ -181,15 +138,11 @@ def submit_environment(environment: Mapping[str, str], attributes: Mapping[str, 
     return dict(environment) | {key: str(value) for key, value in added.items() if value is not None}
 
 
-def _options(script: str) -> dict[str, str]:
-    return _options_of(script_options(script))
-
-
 def _options_of(words: Sequence[str]) -> dict[str, str]:
     try:
         options, rest = split_options(words, SBATCH)
     except (InvalidInput, ValueError) as error:
-        # sbatch says it in its own words, or knows the option after all.
+        # sbatch refuses it in its own words, or knows the option after all.
         raise Inexpressible(str(error)) from error
     if rest:
         raise Inexpressible(rest[0])

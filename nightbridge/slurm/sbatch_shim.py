@@ -17,11 +17,11 @@ import socket
 import subprocess
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 
-from nightbridge.embedded.sbatch_options import SBATCH, split_options
+from nightbridge.embedded.options import SBATCH, split_options
 from nightbridge.errors import (
     DamagedData,
     InvalidInput,
@@ -49,7 +49,7 @@ from nightbridge.slurm.attempt_files import (
     read_submission,
     withdraw_intent,
 )
-from nightbridge.slurm.environment import LAUNCHER_ONLY, without_folder
+from nightbridge.slurm.command_line import without_slurm
 from nightbridge.slurm.factory import open_cluster
 from nightbridge.slurm.protocol import Cluster, JobNotAccepted
 from nightbridge.slurm.script import wrap_script
@@ -59,6 +59,15 @@ PERMANENT_FAILURE = 1
 
 ATTEMPT_VARIABLE = "NIGHTBRIDGE_ATTEMPT"
 
+# sbatch hands its environment on to the job. These belong to the process that runs the pipeline: where its Prefect and
+# its store are, with what keys, and which Python it is.
+_OWN_PREFIXES = ("PREFECT_", "AWS_", "NIGHTBRIDGE_")
+_OWN_NAMES = frozenset({"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "VIRTUAL_ENV_PROMPT", "__PYVENV_LAUNCHER__"})
+
+# What the submit stage adds for the launcher alone. (Not PYTHONDONTWRITEBYTECODE: a job that has the checkout mounted
+# must not write into it either.)
+_LAUNCHER_ONLY = frozenset({ATTEMPT_VARIABLE, "COLUMNS"})
+
 # sbatch options that the shim decides itself. A requeue behind our back would overwrite the job's evidence; the job's
 # name is the attempt's.
 _OWN_OPTIONS = frozenset({"requeue", "no-requeue", "parsable", "job-name", "quiet", "verbose"})
@@ -67,6 +76,15 @@ _INFORMATION = frozenset({"help", "version", "usage", "test-only"})
 _STALLED_AFTER = timedelta(minutes=10)
 # How far apart the clocks of this host and of slurmctld may be when a found job is matched with its intent.
 _CLOCK_SLACK = timedelta(seconds=5)
+
+
+def launcher_base(environ: Mapping[str, str]) -> dict[str, str]:
+    """`environ` without Slurm's variables and without what belongs to the pipeline's own process."""
+    return {
+        name: value
+        for name, value in without_slurm(environ).items()
+        if name not in _OWN_NAMES and not name.startswith(_OWN_PREFIXES)
+    }
 
 
 def install_shim(attempt_dir: Path) -> Path:
@@ -213,9 +231,10 @@ def main(arguments: Sequence[str]) -> int:
 
 def _restore_environment(attempt_dir: Path) -> None:
     """Undo what was for the launcher alone: the job gets this environment, and the real sbatch must be found."""
-    for name in LAUNCHER_ONLY:
+    for name in _LAUNCHER_ONLY:
         os.environ.pop(name, None)
-    os.environ["PATH"] = without_folder(os.environ.get("PATH", os.defpath), str(attempt_dir / "bin"))
+    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    os.environ["PATH"] = os.pathsep.join(one for one in folders if one.rstrip("/") != str(attempt_dir / "bin"))
 
 
 def _read_arguments(arguments: Sequence[str], cluster: Cluster) -> tuple[list[str], Path]:
