@@ -18,8 +18,15 @@ from nightbridge.gate.trend import trends
 from nightbridge.history.metrics import COMPLETE_OUTCOMES, GATED, METRICS, Metric, measured
 from nightbridge.history.nightly_values import Night, nights_of
 from nightbridge.history.reading import HistoryRow, Pin
-from nightbridge.models import GitRepo, HarvestPolicy, RunRecord, RunSpec, StoredModel, VerdictStatus
-from nightbridge.repos.commits import RangeCommit
+from nightbridge.models import (
+    GitRepo,
+    HarvestPolicy,
+    RangeCommit,
+    RunRecord,
+    RunSpec,
+    StoredModel,
+    VerdictStatus,
+)
 from nightbridge.store.protocol import ObjectStore
 
 Repository = Literal["megatron_bridge", "nemo_run"]

@@ -120,14 +120,14 @@ class LocalJob:
         return node_expression(node_names(self.request.nodes)) if self.started_at is not None else ""
 
 
-def jobs_dir(root: Path) -> Path:
-    """Where the jobs' folders are."""
-    return root / "jobs"
-
-
-def job_dir(root: Path, job_id: int) -> Path:
+def job_dir(root: Path, job_id: int | str) -> Path:
     """A job's folder."""
-    return jobs_dir(root) / str(job_id)
+    return root / "jobs" / str(job_id)
+
+
+def path_with_shims(root: Path) -> str:
+    """The PATH of this process with a cluster's commands first."""
+    return os.pathsep.join((str(root / "bin"), os.environ.get("PATH", os.defpath)))
 
 
 def write_record(path: Path, record: Any) -> bool:
@@ -155,13 +155,12 @@ def read_job(folder: Path) -> LocalJob | None:
     end = read_record(folder / "end.json")
     is_ending = (folder / "ending").exists()
     started = read_record(folder / "started.json")
-    dependencies = tuple((str(kind), int(number)) for kind, number in request.pop("dependencies"))
+    request["dependencies"] = tuple((str(kind), int(number)) for kind, number in request["dependencies"])
     known = {field.name for field in dataclasses.fields(JobRequest)}
-    kept = {name: value for name, value in request.items() if name in known}
     return LocalJob(
         job_id=int(folder.name),
         folder=folder,
-        request=JobRequest(**kept, dependencies=dependencies),
+        request=JobRequest(**{name: value for name, value in request.items() if name in known}),
         runner=ProcessIdentity(**runner),
         end=JobEnd(**end) if end is not None else None,
         is_ending=is_ending,
@@ -193,7 +192,7 @@ def _record_node_failure(job: LocalJob) -> None:
 def job_ids(root: Path) -> list[int]:
     """The ids of every job there ever was, oldest first."""
     try:
-        names = os.listdir(jobs_dir(root))
+        names = os.listdir(root / "jobs")
     except FileNotFoundError:
         return []
     return sorted(int(name) for name in names if name.isdigit())

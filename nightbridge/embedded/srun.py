@@ -49,9 +49,9 @@ class Step:
         return f"{self.job.job_id}.{self.number}"
 
     @property
-    def places(self) -> list[tuple[int, int]]:
+    def layout(self) -> list[tuple[int, int]]:
         """Node and local number of every task."""
-        return names.places_of(self.tasks_by_node)
+        return names.task_layout(self.tasks_by_node)
 
     def file_name(self, option: str, task: int) -> str | None:
         """The file that `--output` or `--error` names for a task; None for srun's own output."""
@@ -59,19 +59,19 @@ class Step:
         pattern = self.options.get(option, self.options.get("output"))
         if pattern in (None, "all", "none"):
             return os.devnull if pattern == "none" else None
-        node = self.places[task][0]
+        node = self.layout[task][0]
         job, name = self.job.job_id, self.job.request.name
         letters = {"j": job, "A": job, "J": self.name, "s": self.number, "t": task, "n": node, "x": name}
         return names.fill_pattern(pattern, letters | {"N": self.nodes[node], "u": self.job.request.user})
 
     def task_environment(self, task: int) -> dict[str, str]:
         """One task's environment: srun's, and Slurm's additions (srun(1), "OUTPUT ENVIRONMENT VARIABLES")."""
-        nodes, counts, places = self.nodes, self.tasks_by_node, self.places
-        added: dict[str, object] = names.place_variables(nodes, counts, task) | {
-            "SLURM_GTIDS": ",".join(str(other) for other, place in enumerate(places) if place[0] == places[task][0]),
+        nodes, counts, layout = self.nodes, self.tasks_by_node, self.layout
+        added: dict[str, object] = names.layout_variables(nodes, counts, task) | {
+            "SLURM_GTIDS": ",".join(str(other) for other, place in enumerate(layout) if place[0] == layout[task][0]),
             "SLURM_JOB_ID": self.job.job_id, "SLURM_STEPID": self.number, "SLURM_STEP_ID": self.number,
             "SLURM_STEP_NODELIST": names.node_expression(nodes), "SLURM_STEP_NUM_NODES": len(nodes),
-            "SLURM_STEP_NUM_TASKS": len(places), "SLURM_STEP_TASKS_PER_NODE": names.tasks_expression(counts),
+            "SLURM_STEP_NUM_TASKS": len(layout), "SLURM_STEP_TASKS_PER_NODE": names.tasks_expression(counts),
             "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1", "SLURM_SUBMIT_DIR": os.getcwd(),
         }  # fmt: skip
         return dict(self.environment) | {name: str(value) for name, value in added.items()}
@@ -119,10 +119,7 @@ def _choose_nodes(options: Mapping[str, str], job: LocalJob) -> list[str]:
     """The named nodes, or the first ones of the job."""
     chosen = of_job = names.node_names(job.request.nodes)
     if "nodelist" in options:
-        try:
-            chosen = names.expand_expression(options["nodelist"])
-        except ValueError as error:
-            raise InvalidInput(str(error), thing="srun") from error
+        chosen = names.hostnames(options["nodelist"])
         if not set(chosen) <= set(of_job):
             raise InvalidInput("requested nodes are not in this job", thing=options["nodelist"])
     count = parse_count(options["nodes"], "nodes") if "nodes" in options else len(chosen)
@@ -209,12 +206,12 @@ class _StepRun:
 
     def _start_tasks(self) -> None:
         step, null = self.step, os.open(os.devnull, os.O_RDONLY)
-        for task in range(len(step.places)):
+        for task in range(len(step.layout)):
             output, error = self._open("output", task, 1), self._open("error", task, 2)
             self.errors.add(error)
             stdout = self._new_pipe(output, task)
             stderr = stdout if output == error else self._new_pipe(error, task)
-            streams = (0 if len(step.places) == 1 else null, stdout, stderr)
+            streams = (0 if len(step.layout) == 1 else null, stdout, stderr)
             pid = processes.start_session(step.argv, step.task_environment(task), step.directory, streams)
             for descriptor in {stdout, stderr}:
                 os.close(descriptor)
@@ -275,7 +272,7 @@ class _StepRun:
             self.first_exit_at = self.first_exit_at or time.monotonic()
             if code or number:
                 how = signal.strsignal(number) if number else f"Exited with exit code {code}"
-                self._say(f"srun: error: {self.step.nodes[self.step.places[task][0]]}: task {task}: {how}\n")
+                self._say(f"srun: error: {self.step.nodes[self.step.layout[task][0]]}: task {task}: {how}\n")
                 if self.step.kill_on_bad_exit and self.running:
                     self._terminate("Terminating")
 

@@ -23,7 +23,6 @@ from nightbridge.embedded.jobs import (
     JobRequest,
     job_dir,
     job_ids,
-    jobs_dir,
     write_record,
 )
 from nightbridge.embedded.options import (
@@ -135,9 +134,8 @@ def user_name() -> str:
 
 
 def _register(root: Path, request: JobRequest, text: str, environment: Mapping[str, str]) -> int:
-    jobs_dir(root).mkdir(parents=True, exist_ok=True)
-    folder = jobs_dir(root) / f".new-{uuid.uuid4().hex}"
-    folder.mkdir()
+    folder = job_dir(root, f".new-{uuid.uuid4().hex}")
+    folder.mkdir(parents=True)
     write_record(folder / "job.json", request)
     write_atomically(folder / "script", text.encode(errors="surrogateescape"))
     (folder / "script").chmod(0o700)
@@ -178,14 +176,12 @@ def _claim_id(root: Path, folder: Path) -> int:
                 what = f"cannot register the job: {error.strerror}"
                 raise TransientError(what, thing=str(folder), advice="Try again") from error
             job_id += 1
-    flush_folder(jobs_dir(root))
+    flush_folder(folder.parent)
     return job_id
 
 
 _SERVED = ("sbatch", "srun", "scontrol", "squeue", "sacct")
-
-
-# These name the alternative: a real Slurm's, later on the PATH, would act on other jobs of that number.
+# These fail and name the alternative: a real Slurm's, later on the PATH, would act on other jobs of that number.
 _REFUSED = ("salloc", "sattach", "sbcast", "scancel", "sinfo", "sstat")
 
 
@@ -195,11 +191,6 @@ def python_command(module: str, arguments: Sequence[str] = ()) -> list[str]:
     Without `site` (`-S`): the environment's packages are not needed, and looking for them takes time.
     """
     return own_program(module, arguments, python_options=("-S",))
-
-
-def path_with_shims(root: Path) -> str:
-    """The PATH of this process with a cluster's commands first."""
-    return os.pathsep.join((str(root / "bin"), os.environ.get("PATH", os.defpath)))
 
 
 def write_shims(root: Path) -> None:

@@ -18,8 +18,7 @@ from nightbridge.errors import (
     TransientError,
     classify,
 )
-from nightbridge.images.references import ImageReference
-from nightbridge.images.registry import enroot_config, login_advice, registry_digest
+from nightbridge.images.registry import ImageReference, enroot_config, login_advice, registry_digest
 from nightbridge.images.scratch_dirs import (
     cache_folder,
     check_folders,
@@ -94,7 +93,7 @@ class Enroot(Model):
     def import_image(self, reference: ImageReference, output: Path) -> str:
         """Import an image into a file that does not exist yet; return what made it, for its sidecar.
 
-        What a failed import left is removed.
+        The file of a failed import is removed.
 
         Raises:
             InvalidInput: There is no such image.
@@ -133,7 +132,7 @@ def find_enroot(settings: ImageImport | None = None, credentials: str = "") -> E
         credentials: Logins as lines of netrc(5), which come in the place of those in its own file.
 
     Raises:
-        PermanentError: There is none, or it does not tell its version.
+        PermanentError: There is none, or its version cannot be read.
 
     """
     program = shutil.which("enroot")
@@ -198,7 +197,7 @@ _ERRORS = (
 
 # curl's exit codes that enroot passes on: no connection, cut off, HTTP error, timed out.
 _TRANSIENT_CODES = {7, 18, 22, 28}
-# A shell's way to say that its child was killed.
+# A shell's exit codes for a child that was killed.
 _KILLED_CODES = {137, 143}
 
 

@@ -1,6 +1,6 @@
-"""Which commit a ref means tonight: decided once per night, the same for all its runs and after a restart.
+"""Pins: the commit of a ref, resolved once per night, the same for all its runs and after a restart.
 
-The commits between two pins, from the mirror: suspects for the report, and the range of a bisect.
+Also the commits between two pins: suspects for the report, and the range of a bisect.
 """
 
 import hashlib
@@ -28,11 +28,6 @@ class Pin(StoredModel):
     commit: str
     resolved_at: datetime
     previous: str | None = Field(None, description="The commit that it resolved to in the latest other night.")
-
-
-def pin(mirror: Mirror, ref: str, night: str, workspace: Path) -> str:
-    """Return the full commit of a ref for a night; see `pinned`."""
-    return pinned(mirror, ref, night, workspace).commit
 
 
 def pinned(mirror: Mirror, ref: str, night: str, workspace: Path) -> Pin:

@@ -135,7 +135,7 @@ def prepare_base(envs_dir: Path, *, lock: Path = LAUNCHER_LOCK, wheels: Path | N
 
     Raises:
         InvalidInput: There is no such wheel folder.
-        PermanentError: A requirement cannot be installed here, or its file has another hash than the lock file says.
+        PermanentError: A requirement cannot be installed here, or its file does not have the hash of the lock file.
         TransientError: The package index is unreachable, or another process took too long to install.
 
     """
@@ -306,7 +306,7 @@ def _read_record(layer: Path) -> EnvironmentRecord | None:
 
 
 def _sources(wheels: Path | None) -> list[str | Path]:
-    """Options of pip that say where packages come from."""
+    """Options of pip for where packages come from."""
     if wheels is None:
         return []
     if not wheels.is_dir():

@@ -1,4 +1,4 @@
-"""The one place that runs git, and that knows what its messages mean."""
+"""Running git, and its messages as errors."""
 
 import os
 from collections.abc import Sequence
@@ -136,7 +136,7 @@ def git(*arguments: str | Path, timeout: float, folder: Path | None = None, thin
 
 
 def attempt(*arguments: str | Path, timeout: float, folder: Path | None = None, umask: int = -1) -> Finished:
-    """Run git and return how it ended, for questions whose answer may be no."""
+    """Run git and return how it ended, for queries whose answer may be no."""
     argv: list[str | Path] = ["git"]
     for setting in (*_SETTINGS, *login_settings()):
         argv += ["-c", setting]
@@ -156,14 +156,14 @@ def environment() -> dict[str, str]:
 
 def classify_failure(finished: Finished, thing: str, arguments: Sequence[str | Path] = ()) -> NightbridgeError:
     """Map a failed git command to an error. Its message ends with git's last lines, without credentials."""
-    said = masked(finished.tail)
+    output = masked(finished.tail)
     if known := classify(finished.stderr, _ERRORS):
-        return known.error(masked(thing), said)
+        return known.error(masked(thing), output)
     if finished.code < 0:
         return TransientError(f"git was killed by signal {-finished.code}", thing=masked(thing))
     command = next((str(argument) for argument in arguments if not str(argument).startswith("-")), "")
     return PermanentError(
-        f"git {command} failed with code {finished.code}: {said or 'no output'}".replace("git  ", "git "),
+        f"git {command} failed with code {finished.code}: {output or 'no output'}".replace("git  ", "git "),
         thing=masked(thing),
         advice="Run the same command manually for details",
     )

@@ -1,10 +1,9 @@
-"""Repository addresses as users write them: made absolute, and without passwords in messages.
+"""Repository addresses, made absolute and masked in messages, and the logins for them.
 
-Logins for git over HTTPS that a site keeps as a secret: given to git on request, and never written to disk.
-
-git runs a credential helper (gitcredentials(7)) only when a server requires a login. Ours is this module, run as a
-program of its own that reads the secret from a file in memory. Neither git's arguments nor its environment, its
-configuration or its addresses ever hold a password.
+A site keeps logins for git over HTTPS as a secret, which is never written to disk. git runs a credential helper
+(gitcredentials(7)) only when a server requires a login. Ours is this module, run as a program of its own that reads the
+secret from a file in memory. Neither git's arguments nor its environment, its configuration or its addresses ever hold
+a password.
 """
 
 import hashlib
@@ -95,7 +94,7 @@ def git_logins(lines: str) -> Iterator[None]:
         return
     with file_in_memory(lines) as path:
         read_netrc(path, "the git credentials")
-        # The empty one takes all helpers of the person away: git tells each of them a login that worked, to keep it.
+        # The empty one removes all helpers of the user: git would pass each of them a login that worked, to keep it.
         token = _SETTINGS.set(("credential.helper=", f"credential.helper={_command(path)}"))
         try:
             yield

@@ -39,8 +39,8 @@ from nightbridge.slurm.attempt_files import (
     SUBMISSION_FILE,
     AttemptContext,
     Intent,
-    Refusal,
     Submission,
+    SubmitRefusal,
     declare_intent,
     newest_intent,
     read_attempt,
@@ -336,7 +336,7 @@ def _record(context: AttemptContext, submission: Submission) -> Submission:
 
 def _refuse(attempt_dir: Path, error: TransientError | PermanentError) -> int:
     with contextlib.suppress(OSError):
-        write_model(attempt_dir / REFUSAL_FILE, Refusal.of(error))
+        write_model(attempt_dir / REFUSAL_FILE, SubmitRefusal.of(error))
     print(f"sbatch: error: {' '.join(str(error).split())}", file=sys.stderr)
     return TEMPORARY_FAILURE if isinstance(error, TransientError) else PERMANENT_FAILURE
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from nightbridge.errors import LaunchRefused
 
-ATTEMPT_RECORD = "attempt.json"
+ATTEMPT_FILE = "attempt.json"
 """File that every attempt's folder has before anything is submitted from it."""
 CLAIM = "claim"
 """File of the attempt that holds the id of the job which may run, and nothing else."""
@@ -123,7 +123,7 @@ def wrap_script(text: str, attempt_dir: Path) -> str:
         "attempt": shlex.quote(str(attempt_dir)),
         "interpreter": interpreter,
         "inner": _INNER,
-        "record": ATTEMPT_RECORD,
+        "record": ATTEMPT_FILE,
         "claim": CLAIM,
         "exit_code": EXIT_CODE,
         "not_visible": NOT_VISIBLE,

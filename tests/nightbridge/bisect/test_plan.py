@@ -9,8 +9,7 @@ from nightbridge.bisect.plan import BisectPlan, keep_plan, load_plan, make_plan,
 from nightbridge.bisect.result import evaluate, next_points, point_of, result_lines, stored_points
 from nightbridge.errors import InvalidInput
 from nightbridge.history.reading import HistoryRow
-from nightbridge.models import RunRecord, Verdict, VerdictStatus
-from nightbridge.repos.commits import RangeCommit
+from nightbridge.models import RangeCommit, RunRecord, Verdict, VerdictStatus
 from nightbridge.store.directory import DirectoryStore
 
 GOOD, BAD = "a" * 40, "e" * 40

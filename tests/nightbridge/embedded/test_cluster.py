@@ -212,7 +212,7 @@ def test_a_folder_that_cannot_be_made_is_a_permanent_error(tmp_path: Path) -> No
     (tmp_path / "file").write_text("")
     cluster = LocalCluster(ClusterSettings(), tmp_path / "file" / "cluster")
 
-    with pytest.raises(PermanentError, match="cannot use the embedded cluster's folder"):
+    with pytest.raises(PermanentError, match="the embedded cluster's folder cannot be written"):
         cluster.submit("night", write_script(tmp_path / "job.sh", "true"), ())
 
 

@@ -4,7 +4,6 @@ import signal
 
 import pytest
 
-from nightbridge.embedded.names import expand_expression, fill_pattern, node_expression, node_names, tasks_expression
 from nightbridge.embedded.options import (
     EMBEDDED_SBATCH,
     SBATCH,
@@ -144,30 +143,6 @@ def test_dependencies() -> None:
     for wrong in ("afterok", "afterok:x", "afterok:1?afterany:2", "aftercorr:1", "singleton", "afternotok:1"):
         with pytest.raises(InvalidInput, match="dependency"):
             parse_dependencies(wrong)
-
-
-@pytest.mark.parametrize("count", [1, 2, 12])
-def test_node_expressions_expand_and_contract(count: int) -> None:
-    assert expand_expression(node_expression(node_names(count))) == node_names(count)
-
-
-def test_nodes_that_are_not_the_first_ones_are_listed() -> None:
-    assert node_expression(["node2", "node4"]) == "node2,node4"
-    assert expand_expression("node2,node4") == ["node2", "node4"]
-    assert expand_expression("node[2-4]") == ["node2", "node3", "node4"]
-    for wrong in ("node[1", "node[a-b]", "node1]", "node[1-2,4]", ""):
-        with pytest.raises(ValueError, match="not a list of nodes"):
-            expand_expression(wrong)
-
-
-def test_tasks_of_nodes_contract() -> None:
-    assert tasks_expression([2, 2, 2, 1]) == "2(x3),1"
-
-
-def test_file_name_patterns() -> None:
-    values = {"j": 12, "x": "run", "t": 3}
-
-    assert fill_pattern("log-%x_%j_%4t%%_%Q.out", values) == "log-run_12_0003%_%Q.out"
 
 
 def test_export_none_keeps_slurms_variables() -> None:

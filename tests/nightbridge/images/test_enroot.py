@@ -9,7 +9,7 @@ import pytest
 
 from nightbridge.errors import InvalidInput, PermanentError, TransientError
 from nightbridge.images.enroot import Enroot, find_enroot
-from nightbridge.images.references import ImageReference, parse_reference
+from nightbridge.images.registry import ImageReference, parse_reference
 from nightbridge.models import ImageImport
 
 NEMO = parse_reference("nvcr.io/nvidia/nemo:26.02.00")

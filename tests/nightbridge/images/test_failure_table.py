@@ -17,7 +17,7 @@ import pytest
 from nightbridge.errors import InvalidInput, NightbridgeError, PermanentError, TransientError
 from nightbridge.images.enroot import find_enroot
 from nightbridge.images.image import check_squashfs
-from nightbridge.images.references import ImageReference, parse_reference
+from nightbridge.images.registry import ImageReference, parse_reference
 from tests.real.registry import DEMO_CONFIG, member, tar_of, write_layout
 from tests.real.s3_proxy import Answer, Proxy, Request, proxy_to
 

@@ -12,8 +12,7 @@ from typing import Any, ClassVar
 import pytest
 
 from nightbridge.errors import DamagedData, InvalidInput, PermanentError, TransientError
-from nightbridge.images.references import ImageReference, parse_reference
-from nightbridge.images.registry import DOCKER_HUB, find_login, registry_digest
+from nightbridge.images.registry import DOCKER_HUB, ImageReference, find_login, parse_reference, registry_digest
 from tests.conftest import need
 from tests.real.registry import (
     DEMO_CONFIG,

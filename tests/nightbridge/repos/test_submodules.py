@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from nightbridge.errors import InvalidInput
-from nightbridge.repos.checkouts import check_out, find_changes
+from nightbridge.repos.checkouts import absolute_submodule_url, check_out, find_changes
 from nightbridge.repos.mirrors import Mirror
-from nightbridge.repos.submodules import absolute_submodule_url
 
 TIMEOUT = 60.0
 

@@ -22,8 +22,7 @@ from nightbridge.slurm.attempt_files import (
     Submission,
     open_attempt,
 )
-from nightbridge.slurm.attempts import record_ended
-from nightbridge.slurm.dependencies import NotSubmittedYet, dependency_options
+from nightbridge.slurm.attempts import NotSubmittedYet, dependency_options, record_ended
 
 TEST = TestDefinition(
     id="fine",

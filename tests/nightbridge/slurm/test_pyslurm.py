@@ -14,8 +14,7 @@ from nightbridge.models import ClusterSettings, JobState
 from nightbridge.slurm.command_line import CommandLineCluster
 from nightbridge.slurm.factory import open_cluster
 from nightbridge.slurm.protocol import JobNotAccepted
-from nightbridge.slurm.pyslurm_cluster import PyslurmCluster
-from nightbridge.slurm.pyslurm_options import Inexpressible, job_attributes
+from nightbridge.slurm.pyslurm_cluster import Inexpressible, PyslurmCluster, job_attributes
 
 STANDIN = Path(__file__).with_name("standin")
 NAME = "nightly-a1"
