@@ -74,7 +74,7 @@ def run(
     """
     name = Path(argv[0]).name
     try:
-        # A session of its own: nothing can ask for a password on the terminal, and all children can be killed.
+        # A session of its own: nothing can prompt for a password on the terminal, and all children can be killed.
         process = subprocess.Popen(
             [str(part) for part in argv],
             env=dict(environment),
@@ -175,7 +175,7 @@ class Guard:
                     start_new_session=True,
                 )
             assert self._helper.stdin is not None
-            # One that somebody has killed is missed only if this process is killed as well.
+            # A helper that was killed is missed only if this process is killed as well.
             with contextlib.suppress(OSError):
                 os.write(self._helper.stdin.fileno(), b"%d\n" % number)
 

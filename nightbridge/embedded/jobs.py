@@ -14,7 +14,7 @@
         runner.log                the runner's own output
         steps/<n>/                one for each step
 
-Any process can query: whoever finds a runner dead without an end records NODE_FAIL, after it has killed what was left.
+Any process can query: one that finds a runner dead without an end records NODE_FAIL, after killing what remains.
 Standard library only, as everything that srun imports: it starts many times a night, and must start fast.
 """
 
@@ -42,7 +42,7 @@ JOB_VARIABLE = "NIGHTBRIDGE_LOCAL_JOB"
 """Environment variable that marks every process of a job; its value is the job's folder."""
 
 KILL_PATIENCE = 10.0
-"""Seconds for which killing what is left of a job or step is tried. The kernel can hold a process that long."""
+"""Seconds for which killing the rest of a job or step is tried. The kernel can hold a process that long."""
 
 
 @dataclass(frozen=True)
@@ -181,11 +181,13 @@ def inspect(folder: Path) -> LocalJob | None:
 
 def _record_node_failure(job: LocalJob) -> None:
     # First the kill: once the failure is known, the next attempt may start in the same place.
-    def left() -> set[int]:
+    def remaining() -> set[int]:
         # Without this process: the job itself may query, through one of the commands.
         return processes_with_variable(JOB_VARIABLE, str(job.folder)) - {os.getpid()}
 
-    reason = "the runner died" if kill_until_gone(left, patience=KILL_PATIENCE) else "the runner died; processes remain"
+    reason = (
+        "the runner died" if kill_until_gone(remaining, patience=KILL_PATIENCE) else "the runner died; processes remain"
+    )
     write_record(job.folder / "end.json", JobEnd(state="NODE_FAIL", ended_at=time.time(), reason=reason))
 
 

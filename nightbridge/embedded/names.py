@@ -58,7 +58,7 @@ def layout_variables(nodes: Sequence[str], counts: Sequence[int], task: int) -> 
 
 
 def farewell(what: str, state: str) -> bytes:
-    """The line that Slurm leaves in a log that it ends; people and tools look for `DUE TO TIME LIMIT`."""
+    """The line that Slurm writes to a log that it ends; users and tools look for `DUE TO TIME LIMIT`."""
     why = {"TIMEOUT": " DUE TO TIME LIMIT", "NODE_FAIL": " DUE TO NODE FAILURE"}.get(state, "")
     return f"slurmstepd: error: *** {what} CANCELLED AT {time.strftime('%Y-%m-%dT%H:%M:%S')}{why} ***\n".encode()
 

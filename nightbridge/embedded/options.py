@@ -1,4 +1,4 @@
-"""The options of sbatch and srun: which exist, how they are parsed, and what the embedded cluster makes of them.
+"""The options of sbatch and srun: which exist, how they are parsed, and which the embedded cluster accepts.
 
 The sbatch shim, pyslurm and the embedded cluster parse with these tables (sbatch(1), srun(1), Slurm 25.05). The
 embedded cluster accepts every option that Slurm knows. What cannot matter on one machine (accounts, memory, GPUs,
@@ -224,7 +224,7 @@ EMBEDDED_SBATCH = dataclasses.replace(
     | {
         "array": "the embedded cluster has no job arrays",
         "export-file": "the embedded cluster keeps environments out of files",
-        "test-only": "the embedded cluster has no schedule to ask",
+        "test-only": "the embedded cluster has no schedule",
         "wait": "the embedded cluster does not wait; see `nightbridge status`",
         "wrap": "the embedded cluster takes a script file",
     },
@@ -301,9 +301,9 @@ def parse_dependencies(text: str) -> tuple[tuple[str, int], ...]:
     return tuple(found)
 
 
-def exported(environment: Mapping[str, str], wish: str) -> dict[str, str]:
+def exported(environment: Mapping[str, str], value: str) -> dict[str, str]:
     """What `--export` lets through: ALL, NONE, `ALL,NAME=value`, or a list of names. Slurm's own variables always."""
-    items = [item for item in wish.split(",") if item]
+    items = [item for item in value.split(",") if item]
     everything = not items or "ALL" in items
     kept = {name: value for name, value in environment.items() if everything or _always_exported(name)}
     for item in items:

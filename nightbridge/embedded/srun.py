@@ -83,7 +83,7 @@ def make_step(options: Mapping[str, str], argv: Sequence[str], environment: Mapp
     Args:
         options: By long name.
         argv: The program and its arguments.
-        environment: srun's own; it says which job this is.
+        environment: srun's own; it names the job.
 
     Raises:
         InvalidInput: An option is wrong, or requests more than the job has.
@@ -129,9 +129,9 @@ def _choose_nodes(options: Mapping[str, str], job: LocalJob) -> list[str]:
 
 
 def _spread_tasks(options: Mapping[str, str], nodes: int, environment: Mapping[str, str]) -> list[int]:
-    """Tasks of each node: --ntasks, else --ntasks-per-node, else as the job says."""
-    wish = options.get("ntasks-per-node") or environment.get("SLURM_NTASKS_PER_NODE", "1")
-    limit = parse_count(wish, "ntasks-per-node")
+    """Tasks of each node: --ntasks, else --ntasks-per-node, else the job's."""
+    value = options.get("ntasks-per-node") or environment.get("SLURM_NTASKS_PER_NODE", "1")
+    limit = parse_count(value, "ntasks-per-node")
     if "ntasks" not in options:
         return [limit] * nodes
     tasks = parse_count(options["ntasks"], "ntasks")
@@ -177,14 +177,14 @@ class _StepRun:
         self.writing = threading.Lock()
 
     def to_its_end(self) -> int:
-        """Start all tasks, hand on output and signals, until every task has ended; return the step's exit code."""
+        """Start all tasks, forward output and signals, until every task has ended; return the step's exit code."""
         awaited = {number for number in _FORWARDED if signal.getsignal(number) != signal.SIG_IGN} | {signal.SIGCHLD}
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
         try:
             self._start_tasks()
             # Threads only now: what forks must have one thread.
-            readers = [threading.Thread(target=self._hand_on, args=pipe, daemon=True) for pipe in self.pipes]
+            readers = [threading.Thread(target=self._copy_output, args=pipe, daemon=True) for pipe in self.pipes]
             for reader in readers:
                 reader.start()
             while self.running:
@@ -235,7 +235,7 @@ class _StepRun:
         self.pipes.append((reading, target, f"{task}: ".encode() if "label" in self.step.options else b""))
         return writing
 
-    def _hand_on(self, reading: int, target: int, label: bytes) -> None:
+    def _copy_output(self, reading: int, target: int, label: bytes) -> None:
         """Copy a task's output in whole lines. A target that fails is reported once; the task must not block."""
         writable = True
         with open(reading, "rb") as pipe:

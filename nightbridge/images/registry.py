@@ -181,11 +181,11 @@ def _request_manifest(reference: ImageReference, method: str, credentials: str) 
         if error.code != http.HTTPStatus.UNAUTHORIZED:
             raise _refusal(error, reference) from error
         headers["Authorization"] = _authorization(error.headers, registry, reference, credentials)
-        return _request_again(url, headers, method, reference)
+        return _checked_request(url, headers, method, reference)
 
 
 def _request(
-    url: str, headers: Mapping[str, str], *, method: str, reference: ImageReference
+    url: str, headers: Mapping[str, str], method: str, reference: ImageReference
 ) -> http.client.HTTPResponse:
     """One request; HTTPError is the caller's to read, everything below it is explained here."""
     for last_try in [False] * (_TRIES - 1) + [True]:
@@ -207,7 +207,7 @@ def _request(
     raise AssertionError("unreachable")
 
 
-def _request_again(
+def _checked_request(
     url: str, headers: Mapping[str, str], method: str, reference: ImageReference
 ) -> http.client.HTTPResponse:
     try:
@@ -241,7 +241,7 @@ def _authorization(headers: Message, registry: str, reference: ImageReference, c
     login = find_login(registry, token_server=server, credentials=credentials)
     query = urllib.parse.urlencode({name: fields[name] for name in ("service", "scope") if name in fields})
     basic = {"Authorization": _basic(login)} if login else {}
-    with _request_again(f"{realm}?{query}", basic, "GET", reference) as answer:
+    with _checked_request(f"{realm}?{query}", basic, "GET", reference) as answer:
         try:
             given = json.loads(answer.read())
             token = given.get("token") or given["access_token"]

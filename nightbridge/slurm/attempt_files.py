@@ -241,7 +241,7 @@ def newest_intent(attempt_dir: Path) -> int:
 
 
 def withdraw_intent(path: Path) -> None:
-    """Take one's own intent back after Slurm said no: no job exists, so no process needs to wait for it."""
+    """Withdraw one's own intent after Slurm has refused: no job exists, so no process needs to wait for it."""
     path.unlink(missing_ok=True)
 
 

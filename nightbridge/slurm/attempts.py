@@ -197,7 +197,7 @@ class NotSubmittedYet(Exception):
 
 
 def dependency_options(run: RunSpec, workspace: Path, is_active: Callable[[str], bool]) -> tuple[str, ...]:
-    """The sbatch option that makes a run's job wait for the jobs that it depends on; none when none is left.
+    """The sbatch option that makes a run's job wait for the jobs that it depends on; none when all have ended.
 
     What has ended is judged here and not by Slurm, which forgets a job some minutes after its end.
 

@@ -76,7 +76,7 @@ class CommandLineCluster:
 
     @property
     def description(self) -> str:
-        """How the cluster is reached, for people."""
+        """How the cluster is reached, for messages."""
         return "using Slurm's commands"
 
     @property
@@ -228,9 +228,9 @@ class CommandLineCluster:
         return without_slurm(os.environ) | self.launch_environment()
 
     def _accounts(self, partition: str | None) -> tuple[str, ...] | None:
-        """The accounts that this user may charge there; None where any will do, or where Slurm does not say.
+        """The accounts that this user may charge there; None where any will do, or where Slurm does not answer.
 
-        Asked only where it matters: the settings name an account, or Slurm insists on one.
+        Queried only where it matters: the settings name an account, or Slurm insists on one.
         """
         insists = _NEEDS_ASSOCIATION.search(self._ask(("scontrol", "show", "config")) or "") is not None
         if not insists and self.settings.account is None:
@@ -297,7 +297,7 @@ class CommandLineCluster:
             answer = self._run(argv, TZ="UTC", SLURM_TIME_FORMAT="standard", LC_ALL="C")
         except StatusUnknown:
             return None
-        # sacct says that slurmdbd is away on stderr only, and ends with 0 in some releases.
+        # sacct reports a missing slurmdbd on stderr only, and ends with 0 in some releases.
         return None if _NO_SLURMDBD.search(answer.stderr) else answer
 
     def _run(self, argv: Sequence[str], *, timeout: float | None = None, **variables: str) -> Finished:

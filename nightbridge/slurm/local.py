@@ -18,10 +18,10 @@ PRETENDED_GPUS_PER_NODE = 2
 
 
 class LocalCluster:
-    """A `Cluster` on this machine. It pretends to have as many nodes as a job asks for; all of them are this machine.
+    """A `Cluster` on this machine. It pretends to have as many nodes as a job requests; all of them are this machine.
 
-    All state is in files under `root` (see `jobs`), so that any process can query, and a job outlives whoever
-    submitted it. Opening it writes nothing; the folder appears with the first job.
+    All state is in files under `root` (see `jobs`), so that any process can query, and a job outlives its
+    submitter. Opening it writes nothing; the folder appears with the first job.
 
     Args:
         settings: Name, and how many jobs run at once.
@@ -37,7 +37,7 @@ class LocalCluster:
 
     @property
     def description(self) -> str:
-        """How the cluster is reached, for people."""
+        """How the cluster is reached, for messages."""
         return "the embedded cluster of this machine"
 
     @property

@@ -1,6 +1,7 @@
 """The outcome of a job, from Slurm's state, the exit file and the run's own evidence together."""
 
 import re
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +22,7 @@ _NOT_LAUNCHED = frozenset({"joblaunchfailure", "launchfailed"})
 
 
 class RunEvidence(Model):
-    """What the run itself left, read from its logs and event files."""
+    """The evidence of the run itself, read from its logs and event files."""
 
     steps_done: int
     steps_expected: int | None
@@ -33,7 +34,7 @@ class RunEvidence(Model):
 
     @property
     def all_steps_done(self) -> bool:
-        """Whether the last iteration was reached; without an expectation, whether the program says that it ended."""
+        """Whether the last iteration was reached; without an expected number, whether the program reports its end."""
         if self.steps_expected is None:
             return self.finished_marker
         return self.steps_done >= self.steps_expected
@@ -83,7 +84,7 @@ class _Case(NamedTuple):
 
     @property
     def ended_well(self) -> bool:
-        """Slurm and the exit file both say so, or the one that spoke does."""
+        """Slurm and the exit file both report success, or the only one of them that exists."""
         if self.state not in TERMINAL:
             return self.exit_file == 0
         return self.state is JobState.COMPLETED and self.exit_file in (None, 0)
@@ -128,6 +129,8 @@ class _Rule(NamedTuple):
 
 
 _INFRASTRUCTURE_STATES = frozenset({JobState.NODE_FAIL, JobState.BOOT_FAIL, JobState.PREEMPTED, JobState.REVOKED})
+# What the exit file of a lost job holds: slurmd kills the job, and its recorder may or may not still write.
+_KILLED = (None, 128 + signal.SIGTERM, 128 + signal.SIGKILL)
 _OVER_TIME = frozenset({JobState.TIMEOUT, JobState.DEADLINE})
 
 # The first rule that applies decides.
@@ -200,7 +203,7 @@ _RULES: tuple[_Rule, ...] = (
     ),
     # It is not.
     _Rule(
-        lambda case: case.state in _INFRASTRUCTURE_STATES or (case.lost and case.exit_file is None),
+        lambda case: case.state in _INFRASTRUCTURE_STATES or (case.lost and case.exit_file in _KILLED),
         Outcome.INFRASTRUCTURE,
         lambda case: f"{case.why} after {case.steps}",
     ),
@@ -245,7 +248,7 @@ def classify(job: Job, evidence: RunEvidence) -> Job:
 
     Args:
         job: As the watcher returned it.
-        evidence: What the run left.
+        evidence: Read from the run's output.
 
     """
     cancellation = read_cancellation(job.attempt_dir)

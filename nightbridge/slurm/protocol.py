@@ -35,7 +35,7 @@ class Cluster(Protocol):
 
     @property
     def description(self) -> str:
-        """How the cluster is reached, for people."""
+        """How the cluster is reached, for messages."""
 
     @property
     def accounting_horizon(self) -> float:

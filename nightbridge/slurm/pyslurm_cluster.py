@@ -81,7 +81,7 @@ class PyslurmCluster(CommandLineCluster):
 
     @property
     def description(self) -> str:
-        """How the cluster is reached, for people."""
+        """How the cluster is reached, for messages."""
         return "using pyslurm"
 
     def version(self) -> str:
@@ -306,7 +306,7 @@ def job_attributes(name: str, script: str, options: Sequence[str], folder: str) 
         name: The job's name.
         script: The batch script's text. `options` win over its #SBATCH lines.
         options: Further sbatch options.
-        folder: Where the job runs unless an option says otherwise, absolute.
+        folder: Where the job runs without `--chdir`, absolute.
 
     Raises:
         Inexpressible: pyslurm cannot express an option, or sbatch has to refuse it.

@@ -57,7 +57,7 @@ def _row(job: Any, nodes: Any) -> dict[str, Any]:
 
 
 def probe(pyslurm: Any) -> str:
-    """Ask slurmctld something small; return pyslurm's version."""
+    """Make a small query to slurmctld; return pyslurm's version."""
     pyslurm.Partitions.load()
     return _text(getattr(pyslurm, "__version__", ""))
 

@@ -26,7 +26,7 @@ TERMINAL: frozenset[JobState] = frozenset(
         JobState.REVOKED,
     }
 )
-"""States that a job does not leave. A requeued job is live again in squeue, which is asked first."""
+"""States that a job does not leave. A requeued job is live again in squeue, which wins."""
 
 ACTIVE: frozenset[JobState] = frozenset(
     {
@@ -101,34 +101,34 @@ def parse_state(text: str) -> JobState:
 
 
 def parse_cancelled_by(text: str) -> str:
-    """The user or uid of `CANCELLED by 1000`; empty when the text does not say."""
+    """The user or uid of `CANCELLED by 1000`; empty when the text has none."""
     found = _CANCELLED_BY.match(text)
     return found[1] if found else ""
 
 
-# Reasons that no waiting clears, with what a person can do (job_state_reason.c of Slurm 22.05 to 25.11). Held jobs and
-# nodes that are not available are left out on purpose: a person releases them, a reservation ends.
+# Reasons that no waiting clears, with what the user can do (job_state_reason.c of Slurm 22.05 to 25.11). Held jobs and
+# nodes that are not available are left out on purpose: someone releases them, a reservation ends.
 HOPELESS_REASONS: dict[str, str] = {
-    "PartitionConfig": "Ask for no more nodes than the partition has.",
-    "PartitionNodeLimit": "Ask for a number of nodes that the partition allows.",
-    "PartitionTimeLimit": "Ask for a time limit that the partition allows.",
+    "PartitionConfig": "Request no more nodes than the partition has.",
+    "PartitionNodeLimit": "Request a number of nodes that the partition allows.",
+    "PartitionTimeLimit": "Request a time limit that the partition allows.",
     "BadConstraints": "No node can meet the constraints; check GPUs, memory and features.",
     "InvalidAccount": "Set the cluster's account to one that you may charge.",
     "InvalidQOS": "Set the cluster's qos to one that your account has.",
     "AccountNotAllowed": "The partition does not accept this account.",
     "QOSNotAllowed": "The partition does not accept this QOS.",
     "DependencyNeverSatisfied": "The job that it depends on failed.",
-    "AssocMaxWallDurationPerJobLimit": "Ask for less time: your account's limit is lower.",
-    "QOSMaxWallDurationPerJobLimit": "Ask for less time: the QOS allows less.",
-    "AssocMaxNodePerJobLimit": "Ask for fewer nodes: your account's limit is lower.",
-    "QOSMaxNodePerJobLimit": "Ask for fewer nodes: the QOS allows less.",
-    "QOSTimeLimit": "Ask for less time: the QOS allows less.",
+    "AssocMaxWallDurationPerJobLimit": "Request less time: your account's limit is lower.",
+    "QOSMaxWallDurationPerJobLimit": "Request less time: the QOS allows less.",
+    "AssocMaxNodePerJobLimit": "Request fewer nodes: your account's limit is lower.",
+    "QOSMaxNodePerJobLimit": "Request fewer nodes: the QOS allows less.",
+    "QOSTimeLimit": "Request less time: the QOS allows less.",
     "QOSResourceLimit": "The QOS never allows this size.",
     "ReservationDeleted": "The reservation is gone; set another one.",
     "ReservationInvalid": "Set a reservation that exists and that you may use.",
-    "MaxMemPerLimit": "Ask for less memory: the partition allows less for a node or a CPU.",
+    "MaxMemPerLimit": "Request less memory: the partition allows less for a node or a CPU.",
 }
-# What one job or one of its nodes asks for is above, or below, what an account or a QOS allows: CPUs, memory, GPUs ...
+# What one job or one of its nodes requests is above, or below, what an account or a QOS allows: CPUs, memory, GPUs ...
 _SIZE_OF_JOB = re.compile(r"(Assoc|QOS)(Max\w+Per(Job|Node)(Limit)?|Min\w+)")
 
 

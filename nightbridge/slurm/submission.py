@@ -85,8 +85,8 @@ def _run_launcher(
     """Run the launcher, its output masked line by line on the way to its log.
 
     Returns:
-        Its exit code, None when it ran into the time limit and was killed; and the last line that says something: an
-        error's rather than what follows it.
+        Its exit code, None when it ran into the time limit and was killed; and the last line with text,
+        an error's rather than what follows it.
 
     """
     log = plan.attempt_dir / _LAUNCHER_LOG
@@ -114,8 +114,8 @@ def _run_launcher(
 def _check(plan: LaunchPlan, context: AttemptContext, cluster: Cluster) -> None:
     """Raise what sbatch would refuse for good, before a launcher spends minutes on it: a job's size, time or partition.
 
-    What may pass later is left to the submission itself. A dependency is left out: it says when the job starts, not
-    whether it may. What the launcher adds by itself is not known yet, so sbatch may still refuse the job.
+    What may pass later is left to the submission itself. A dependency is left out: it decides when the job starts,
+    not whether it may. What the launcher adds by itself is not known yet, so sbatch may still refuse the job.
 
     Raises:
         LaunchRefused: sbatch would refuse it; the launcher was not started.

@@ -20,7 +20,7 @@ from nightbridge.slurm.states import LOST, TERMINAL, hopeless_advice, without_fa
 log = logging.getLogger(__name__)
 
 SHORTEST_INTERVAL = 1.0
-"""Seconds between two queries just after a change, and when the exit file says that the end is near."""
+"""Seconds between two queries just after a change, and once the exit file exists."""
 SILENT_GRACE = 60.0
 """Seconds that Slurm may know nothing of a job whose exit file is there, before the file alone ends it."""
 DETAIL_GRACE = 90.0

@@ -200,7 +200,7 @@ def test_a_job_that_a_policy_cancelled_says_so_with_the_advice(
 
 
 def test_a_job_that_slurm_lost_is_not_taken_for_cancelled(tmp_path: Path) -> None:
-    lost = ended(tmp_path, JobState.CANCELLED, reason="lost: unknown to slurmctld, and nobody cancelled it")
+    lost = ended(tmp_path, JobState.CANCELLED, reason="lost: unknown to slurmctld, and cancelled by no user")
 
     assert classify(lost, SOME).outcome is Outcome.INFRASTRUCTURE
     assert classify(lost.model_copy(update={"exit_file_code": 0}), ALL).outcome is Outcome.TEARDOWN
