@@ -10,20 +10,14 @@ Standard library only: the embedded cluster's srun starts many times a night and
 import dataclasses
 import re
 import shlex
-import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from typing import Literal
 
 from nightbridge.errors import InvalidInput
 
-
-class Takes(Enum):
-    """Whether an option is followed by a value."""
-
-    NOTHING = "nothing"
-    VALUE = "value"
-    MAYBE = "maybe"  # only as --name=value, or -Kvalue
+Takes = Literal["nothing", "value", "maybe"]
+"""Whether an option is followed by a value; `maybe` only as --name=value, or -Kvalue."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +32,8 @@ class OptionTable:
 
 def takes(*, values: str, nothing: str, maybe: str) -> dict[str, Takes]:
     """What each of some long options, separated by spaces, takes."""
-    return (
-        dict.fromkeys(values.split(), Takes.VALUE)
-        | dict.fromkeys(nothing.split(), Takes.NOTHING)
-        | dict.fromkeys(maybe.split(), Takes.MAYBE)
-    )
+    kinds: dict[Takes, str] = {"value": values, "nothing": nothing, "maybe": maybe}
+    return {name: kind for kind, names in kinds.items() for name in names.split()}
 
 
 COMMON = takes(
@@ -113,7 +104,7 @@ def _read_word(word: str, rest: list[str], table: OptionTable) -> Iterable[tuple
         name, equals, value = word[2:].partition("=")
         if name not in table.takes:
             raise InvalidInput(f"unrecognized option '--{name}'", thing=table.command)
-        if not equals and table.takes[name] is Takes.VALUE:
+        if not equals and table.takes[name] == "value":
             value = _next_value(word, rest, table)
         yield name, value
         return
@@ -123,11 +114,11 @@ def _read_word(word: str, rest: list[str], table: OptionTable) -> Iterable[tuple
         name = table.short.get(letter, "")
         if not name:
             raise InvalidInput(f"invalid option -- '{letter}'", thing=table.command)
-        if table.takes[name] is Takes.NOTHING:
+        if table.takes[name] == "nothing":
             yield name, ""
             continue
         value = letters.removeprefix("=")
-        if not value and table.takes[name] is Takes.VALUE:
+        if not value and table.takes[name] == "value":
             value = _next_value(f"-{letter}", rest, table)
         yield name, value
         return
@@ -170,31 +161,6 @@ def parse_time_limit(text: str) -> int | None:
     if found["third"] is not None:
         return (first * 60 + second) * 60 + third
     return first * 60 + second
-
-
-@dataclass(frozen=True)
-class EarlySignal:
-    """A signal that the job requests before its time limit (`--signal=[R][B:]NAME[@SECONDS]`)."""
-
-    number: int
-    seconds_before: float
-    to_script: bool  # the batch shell alone, else every step
-
-
-def parse_early_signal(text: str) -> EarlySignal:
-    """Read the value of `--signal`.
-
-    Raises:
-        InvalidInput: There is no such signal.
-
-    """
-    flags, colon, rest = text.rpartition(":")
-    name, _, seconds = rest.partition("@")
-    names = {member.name.removeprefix("SIG"): int(member) for member in signal.Signals}
-    number = int(name) if name.isdigit() else names.get(name.upper().removeprefix("SIG"), 0)
-    if not number or (seconds and not seconds.isdigit()) or (colon and flags.strip("RB")):
-        raise InvalidInput("invalid --signal specification", thing=text, advice="For example TERM@120")
-    return EarlySignal(number=number, seconds_before=float(seconds or 60), to_script="B" in flags)
 
 
 _NO_CONTAINERS = "the embedded cluster has no container runtime; run without a container, or on a Slurm with pyxis"

@@ -18,13 +18,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from nightbridge.embedded.jobs import (
-    JOB_VARIABLE,
-    JobRequest,
-    job_dir,
-    job_ids,
-    write_record,
-)
+from nightbridge.embedded.jobs import JOB_VARIABLE, JobRequest, job_dir, job_ids, write_record
 from nightbridge.embedded.options import (
     EMBEDDED_SBATCH,
     exported,

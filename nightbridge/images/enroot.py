@@ -19,12 +19,7 @@ from nightbridge.errors import (
     classify,
 )
 from nightbridge.images.registry import ImageReference, enroot_config, login_advice, registry_digest
-from nightbridge.images.scratch_dirs import (
-    cache_folder,
-    check_folders,
-    scratch_dir,
-    temporary_folder,
-)
+from nightbridge.images.scratch_dirs import cache_folder, check_folders, scratch_dir, temporary_folder
 from nightbridge.models import ImageImport, Model
 from nightbridge.processes import Finished, run
 

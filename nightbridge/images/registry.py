@@ -184,9 +184,7 @@ def _request_manifest(reference: ImageReference, method: str, credentials: str) 
         return _checked_request(url, headers, method, reference)
 
 
-def _request(
-    url: str, headers: Mapping[str, str], method: str, reference: ImageReference
-) -> http.client.HTTPResponse:
+def _request(url: str, headers: Mapping[str, str], method: str, reference: ImageReference) -> http.client.HTTPResponse:
     """One request; HTTPError is the caller's to read, everything below it is explained here."""
     for last_try in [False] * (_TRIES - 1) + [True]:
         request = urllib.request.Request(url, method=method, headers={"User-Agent": "nightbridge"})

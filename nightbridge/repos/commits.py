@@ -20,7 +20,7 @@ from nightbridge.repos.mirrors import Mirror
 from nightbridge.repos.remotes import masked
 
 
-class Pin(StoredModel):
+class CommitPin(StoredModel):
     """The commit that a ref resolved to when the night first needed it."""
 
     url: str
@@ -30,7 +30,7 @@ class Pin(StoredModel):
     previous: str | None = Field(None, description="The commit that it resolved to in the latest other night.")
 
 
-def pinned(mirror: Mirror, ref: str, night: str, workspace: Path) -> Pin:
+def pinned(mirror: Mirror, ref: str, night: str, workspace: Path) -> CommitPin:
     """Return the commit of a ref for a night; resolve it on the night's first call.
 
     Each pin is a file of its own, `nights/<night>/pins/<name>-<hash>.json`, so that many processes have no common
@@ -47,8 +47,8 @@ def pinned(mirror: Mirror, ref: str, night: str, workspace: Path) -> Pin:
     path = workspace.absolute() / "nights" / night / "pins" / f"{mirror.name}-{identity}.json"
     return get_or_create(
         path,
-        Pin,
-        lambda: Pin(
+        CommitPin,
+        lambda: CommitPin(
             url=masked(mirror.url),
             ref=ref,
             commit=mirror.resolve(ref),
@@ -63,7 +63,7 @@ def _previous(path: Path) -> str | None:
     found = []
     for other in path.parents[2].glob(f"*/pins/{path.name}"):
         with suppress(OSError, ValueError):  # A damaged pin is reported when its own night reads it.
-            found.append(Pin.model_validate_json(other.read_bytes()))
+            found.append(CommitPin.model_validate_json(other.read_bytes()))
     return max(found, key=lambda pin: pin.resolved_at).commit if found else None
 
 

@@ -19,13 +19,7 @@ from typing import Literal, TypeVar
 
 from pydantic import Field
 
-from nightbridge.errors import (
-    DamagedData,
-    LaunchRefused,
-    PermanentError,
-    StatusUnknown,
-    TransientError,
-)
+from nightbridge.errors import DamagedData, LaunchRefused, PermanentError, StatusUnknown, TransientError
 from nightbridge.files import create_exclusively, read_model
 from nightbridge.models import ClusterSettings, Model, RunKey, StoredModel, utc_now
 from nightbridge.slurm.protocol import JobNotAccepted

@@ -12,13 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from nightbridge.embedded.options import parse_time_limit
-from nightbridge.errors import (
-    InvalidInput,
-    LaunchRefused,
-    PermanentError,
-    StatusUnknown,
-    TransientError,
-)
+from nightbridge.errors import InvalidInput, LaunchRefused, PermanentError, StatusUnknown, TransientError
 from nightbridge.models import ClusterLimits, ClusterSettings, JobStatus
 from nightbridge.processes import Finished, run
 from nightbridge.slurm.protocol import Lookup

@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import re
+import signal
 import socket
 import sys
 import time
@@ -21,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from nightbridge.embedded.options import SBATCH, parse_early_signal, parse_time_limit, script_options, split_options
+from nightbridge.embedded.options import SBATCH, parse_time_limit, script_options, split_options
 from nightbridge.errors import (
     InvalidInput,
     LaunchRefused,
@@ -245,13 +246,13 @@ def _minutes(value: str) -> int | None:
 
 
 def _signal(value: str) -> dict[str, Any] | None:
-    try:
-        early = parse_early_signal(value)
-    except InvalidInput:
+    """The signal that a job requests before its time limit: `[B:]NAME[@SECONDS]`; `R` is not in pyslurm."""
+    found = re.fullmatch(r"(B:)?(?:SIG)?(\w+)(?:@(\d+))?", value, re.IGNORECASE)
+    if found is None:
         return None
-    if early.to_script and "R" in value.partition(":")[0]:
-        return None
-    return {"signal": early.number, "time": int(early.seconds_before), "batch_only": early.to_script}
+    names = {member.name.removeprefix("SIG"): int(member) for member in signal.Signals}
+    number = int(found[2]) if found[2].isdigit() else names.get(found[2].upper())
+    return {"signal": number, "time": int(found[3] or 60), "batch_only": bool(found[1])} if number else None
 
 
 _TEXT = _matching(r".+")

@@ -11,13 +11,7 @@ from nightbridge.files import write_atomically, write_model
 from nightbridge.models import LAUNCHER_HOME, Job, LaunchPlan, utc_now
 from nightbridge.processes import run
 from nightbridge.secrets import mask_secrets
-from nightbridge.slurm.attempt_files import (
-    ATTEMPT_FILE,
-    AttemptContext,
-    Submission,
-    read_refusal,
-    read_submission,
-)
+from nightbridge.slurm.attempt_files import ATTEMPT_FILE, AttemptContext, Submission, read_refusal, read_submission
 from nightbridge.slurm.attempts import merged_options
 from nightbridge.slurm.protocol import Cluster
 from nightbridge.slurm.sbatch_shim import ATTEMPT_VARIABLE, find_submission, install_shim, launcher_base

@@ -10,12 +10,7 @@ import pytest
 
 from nightbridge.embedded.submit import python_command
 from nightbridge.slurm.local import LocalCluster
-from tests.nightbridge.embedded.local_cluster import (
-    local_cluster,
-    wait_for_end,
-    wait_for_state,
-    write_script,
-)
+from tests.nightbridge.embedded.local_cluster import local_cluster, wait_for_end, wait_for_state, write_script
 
 
 @pytest.fixture

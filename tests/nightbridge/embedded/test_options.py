@@ -1,17 +1,13 @@
 """How sbatch's and srun's options are parsed, and what the embedded cluster makes of them."""
 
-import signal
-
 import pytest
 
 from nightbridge.embedded.options import (
     EMBEDDED_SBATCH,
     SBATCH,
     SRUN,
-    EarlySignal,
     exported,
     parse_dependencies,
-    parse_early_signal,
     parse_time,
     parse_time_limit,
     script_options,
@@ -75,14 +71,6 @@ def test_sbatch_lines_are_read_up_to_the_first_command() -> None:
 )
 def test_time_limits_are_read_as_slurm_writes_them(text: str, seconds: int | None) -> None:
     assert parse_time_limit(text) == seconds
-
-
-def test_signals_before_the_time_limit() -> None:
-    assert parse_early_signal("TERM@120") == EarlySignal(signal.SIGTERM, 120, to_script=False)
-    assert parse_early_signal("B:10") == EarlySignal(signal.SIGUSR1, 60, to_script=True)
-    for wrong in ("NOPE@3", "TERM@x", "X:TERM", ""):
-        with pytest.raises(InvalidInput):
-            parse_early_signal(wrong)
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,7 @@ from pathlib import Path
 import pytest
 
 from nightbridge.slurm.local import LocalCluster
-from tests.nightbridge.embedded.local_cluster import (
-    is_running,
-    local_cluster,
-    wait_for_end,
-    write_script,
-)
+from tests.nightbridge.embedded.local_cluster import is_running, local_cluster, wait_for_end, write_script
 
 
 @pytest.fixture

@@ -15,24 +15,10 @@ from typing import Any
 
 import pytest
 
-from nightbridge.errors import (
-    InvalidInput,
-    LaunchRefused,
-    NightbridgeError,
-    PermanentError,
-    TransientError,
-)
+from nightbridge.errors import InvalidInput, LaunchRefused, NightbridgeError, PermanentError, TransientError
 from nightbridge.images.image import pull_image
 from nightbridge.images.on_node import NodeImporter
-from nightbridge.models import (
-    ClusterSettings,
-    GitRepo,
-    Image,
-    ImageImport,
-    RunSpec,
-    Site,
-    TestDefinition,
-)
+from nightbridge.models import ClusterSettings, GitRepo, Image, ImageImport, RunSpec, Site, TestDefinition
 from nightbridge.slurm.node_command import run_on_node
 from tests.real.registry import DEMO_CONFIG, PASSWORD, USER, demo_layers, start_private_registry, write_layout
 from tests.real.slurm_daemons import SlurmDaemons

@@ -10,15 +10,7 @@ from typing import Any
 import pytest
 
 from nightbridge.errors import InvalidInput, PermanentError
-from nightbridge.models import (
-    Checkout,
-    GitRepo,
-    LauncherEnvironment,
-    PinnedRepository,
-    RunSpec,
-    Site,
-    TestDefinition,
-)
+from nightbridge.models import Checkout, GitRepo, LauncherEnvironment, PinnedRepository, RunSpec, Site, TestDefinition
 from nightbridge.repos.checkouts import check_out
 from nightbridge.repos.clone import make_checkout, verify_unchanged
 from nightbridge.repos.mirrors import Mirror

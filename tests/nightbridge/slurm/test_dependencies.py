@@ -6,22 +6,8 @@ import pytest
 
 from nightbridge.errors import LaunchRefused
 from nightbridge.files import write_model
-from nightbridge.models import (
-    ClusterSettings,
-    GitRepo,
-    Job,
-    Outcome,
-    RunDependency,
-    RunSpec,
-    TestDefinition,
-    utc_now,
-)
-from nightbridge.slurm.attempt_files import (
-    SUBMISSION_FILE,
-    AttemptContext,
-    Submission,
-    open_attempt,
-)
+from nightbridge.models import ClusterSettings, GitRepo, Job, Outcome, RunDependency, RunSpec, TestDefinition, utc_now
+from nightbridge.slurm.attempt_files import SUBMISSION_FILE, AttemptContext, Submission, open_attempt
 from nightbridge.slurm.attempts import NotSubmittedYet, dependency_options, record_ended
 
 TEST = TestDefinition(

@@ -4,20 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from nightbridge.models import (
-    ClusterLimits,
-    Job,
-    JobState,
-    JobStatus,
-    LaunchPlan,
-    Outcome,
-    utc_now,
-)
-from nightbridge.slurm.attempts import (
-    failed_nodes,
-    merged_options,
-    without_failed_nodes,
-)
+from nightbridge.models import ClusterLimits, Job, JobState, JobStatus, LaunchPlan, Outcome, utc_now
+from nightbridge.slurm.attempts import failed_nodes, merged_options, without_failed_nodes
 
 PLAN = LaunchPlan(
     run_key="r", attempt=2, attempt_dir=Path("/w/a2"), argv=("true",), cwd=Path("/w"), nodes=2, tasks_per_node=1,

@@ -341,6 +341,24 @@ def test_the_options_that_decide_are_the_last() -> None:
     assert (attributes["nodes"], attributes["ntasks"], attributes["time_limit"]) == ("2", 2, 30)
 
 
+@pytest.mark.parametrize(
+    ("option", "seen"),
+    [
+        ("TERM@120", {"signal": 15, "time": 120, "batch_only": False}),
+        ("B:10", {"signal": 10, "time": 60, "batch_only": True}),
+        ("sigusr1", {"signal": 10, "time": 60, "batch_only": False}),
+    ],
+)
+def test_a_signal_before_the_time_limit_is_expressed(option: str, seen: dict[str, Any]) -> None:
+    assert job_attributes("n", "#!/bin/sh\n", [f"--signal={option}"], "/work")["signal"] == seen
+
+
+@pytest.mark.parametrize("option", ["R:TERM@60", "RB:TERM", "WINTER@10", "TERM@soon"])
+def test_any_other_signal_is_left_to_sbatch(option: str) -> None:
+    with pytest.raises(Inexpressible):
+        job_attributes("n", "#!/bin/sh\n", [f"--signal={option}"], "/work")
+
+
 def test_a_heterogeneous_job_is_not_flattened() -> None:
     with pytest.raises(Inexpressible):
         job_attributes("n", "#!/bin/sh\n#SBATCH -N 4\n#SBATCH hetjob\n#SBATCH -N 2\n", [], "/work")

@@ -22,13 +22,7 @@ import pytest
 from nightbridge.errors import TransientError
 from nightbridge.files import write_model
 from nightbridge.models import ClusterSettings, Job, LaunchPlan
-from nightbridge.slurm.attempt_files import (
-    AttemptContext,
-    newest_intent,
-    read_claim,
-    read_exit_code,
-    read_submission,
-)
+from nightbridge.slurm.attempt_files import AttemptContext, newest_intent, read_claim, read_exit_code, read_submission
 from nightbridge.slurm.command_line import CommandLineCluster
 from nightbridge.slurm.submission import submit_attempt
 from tests.conftest import SEEDS, need

@@ -3,13 +3,7 @@
 import pytest
 
 from nightbridge.models import JobState, JobStatus
-from nightbridge.slurm.states import (
-    ACTIVE,
-    TERMINAL,
-    hopeless_advice,
-    parse_cancelled_by,
-    parse_state,
-)
+from nightbridge.slurm.states import ACTIVE, TERMINAL, hopeless_advice, parse_cancelled_by, parse_state
 
 
 @pytest.mark.parametrize("state", [state for state in JobState if state is not JobState.UNKNOWN])

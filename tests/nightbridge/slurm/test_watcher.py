@@ -11,12 +11,7 @@ import pytest
 
 from nightbridge.errors import PermanentError, StatusUnknown
 from nightbridge.models import ClusterLimits, ClusterSettings, Job, JobState, JobStatus, utc_now
-from nightbridge.slurm.attempt_files import (
-    AttemptContext,
-    open_attempt,
-    read_cancellation,
-    read_exit_code,
-)
+from nightbridge.slurm.attempt_files import AttemptContext, open_attempt, read_cancellation, read_exit_code
 from nightbridge.slurm.command_line import CommandLineCluster
 from nightbridge.slurm.protocol import Lookup
 from nightbridge.slurm.script import wrap_script
