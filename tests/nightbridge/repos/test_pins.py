@@ -22,7 +22,7 @@ def test_a_night_stays_with_what_it_resolved_first(origin: Any, workspace: Path)
     assert pinned(Mirror(origin.url, workspace, timeout=TIMEOUT), "main", "2026-11-22", workspace).commit == moved
 
 
-def test_the_record_says_what_was_resolved(origin: Any, workspace: Path) -> None:
+def test_the_record_holds_what_was_resolved(origin: Any, workspace: Path) -> None:
     commit = pinned(Mirror(origin.url, workspace, timeout=TIMEOUT), "v1.0", "2026-11-21", workspace).commit
 
     (path,) = (workspace / "nights" / "2026-11-21" / "pins").iterdir()
@@ -40,7 +40,7 @@ def test_a_ref_that_cannot_be_resolved_is_not_recorded(origin: Any, workspace: P
     assert commit == origin.git("rev-parse", "main")
 
 
-def test_a_pin_says_what_the_ref_meant_the_night_before(origin: Any, workspace: Path) -> None:
+def test_a_pin_holds_the_commit_of_the_night_before(origin: Any, workspace: Path) -> None:
     mirror = Mirror(origin.url, workspace, timeout=TIMEOUT)
     first = pinned(mirror, "main", "2026-11-20", workspace)
     moved = origin.commit("Third", {"README.md": "three\n"})

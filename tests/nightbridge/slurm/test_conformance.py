@@ -141,7 +141,7 @@ def test_a_job_is_found_by_its_exact_name_live_and_ended(
     assert (shorter.jobs, shorter.complete) == ((), True)
 
 
-def test_many_jobs_are_asked_about_at_once_and_unknown_ones_are_left_out(
+def test_many_jobs_are_queried_at_once_and_unknown_ones_are_left_out(
     cluster: Cluster, script: Callable[..., Path], run_key: str
 ) -> None:
     good = cluster.submit(f"{run_key}-good", script("true"), [])
@@ -179,7 +179,7 @@ def test_a_job_has_its_size_its_own_environment_and_its_tasks(
     assert sorted((workspace / "tasks").read_text().split()) == ["0/4", "1/4", "2/4", "3/4"]
 
 
-def test_a_cancelled_job_says_so_and_cancelling_it_again_is_no_error(
+def test_a_cancelled_job_is_cancelled_and_cancelling_it_again_is_no_error(
     cluster: Cluster, script: Callable[..., Path], run_key: str
 ) -> None:
     job_id = cluster.submit(run_key, script("sleep 600"), [])

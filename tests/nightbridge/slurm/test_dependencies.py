@@ -93,7 +93,7 @@ def test_a_job_that_the_cluster_failed_is_waited_for_while_another_attempt_may_c
 
 
 @pytest.mark.parametrize("outcome", [Outcome.SUCCEEDED, Outcome.TEARDOWN, Outcome.PROGRAM_ERROR])
-def test_the_end_of_a_job_is_enough_where_no_good_one_is_asked_for(tmp_path: Path, outcome: Outcome) -> None:
+def test_the_end_of_a_job_is_enough_where_no_success_is_required(tmp_path: Path, outcome: Outcome) -> None:
     ended(tmp_path, "base", 11, outcome)
     assert dependency_options(after(("start_post_comp", "base", ("base",))), tmp_path, lambda _: True) == ()
 

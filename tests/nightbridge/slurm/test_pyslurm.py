@@ -148,7 +148,7 @@ def test_error_numbers_are_refused_as_sbatchs_texts_are(
     assert type(refusal.value) is kind
 
 
-def test_which_limit_is_reached_is_asked_of_sbatch(scripted: Scripted) -> None:
+def test_sbatch_names_the_limit_that_is_reached(scripted: Scripted) -> None:
     scripted.script(errors={"submit": [2050, "Job violates accounting/QOS policy"]})
     scripted.command(
         "sbatch",
@@ -174,7 +174,7 @@ def test_a_helper_that_dies_or_hangs_leaves_open_whether_there_is_a_job(
     assert scripted.cluster.submit(NAME, scripted.job(), []) == 4711
 
 
-def test_what_slurm_would_refuse_is_asked_of_sbatch(scripted: Scripted) -> None:
+def test_sbatch_reports_what_slurm_would_refuse(scripted: Scripted) -> None:
     scripted.command("sbatch", "echo 'sbatch: error: invalid partition specified: nope' >&2; exit 1")
 
     refusal = scripted.cluster.test_only(NAME, ["--partition=nope"])
@@ -249,7 +249,7 @@ def test_without_accounting_a_lookup_is_incomplete_and_states_still_come(
     assert scripted.cluster.states([7])[7].state is JobState.RUNNING
 
 
-def test_a_site_that_forbids_long_ranges_is_asked_for_shorter_ones(scripted: Scripted) -> None:
+def test_a_site_that_forbids_long_ranges_is_queried_for_shorter_ones(scripted: Scripted) -> None:
     scripted.script(earliest=time.time() - 8 * 86_400, past=[row(state="COMPLETED")])
 
     found = scripted.cluster.find(NAME)
@@ -301,7 +301,7 @@ def test_a_slurmctld_of_another_version_refuses_it(scripted: Scripted) -> None:
         scripted.cluster.version()
 
 
-def test_auto_takes_the_commands_where_pyslurm_is_missing_and_says_so(
+def test_auto_uses_the_commands_where_pyslurm_is_missing_and_logs_why(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     python = tmp_path / "python"

@@ -104,7 +104,7 @@ def test_sbatch_still_sees_every_option_and_no_requeue(attempt: Path) -> None:
     assert wrapped[-3:] == ["set -e", "#SBATCH --late", ""]
 
 
-def test_a_second_job_ends_at_once_and_says_who_has_the_attempt(attempt: Path) -> None:
+def test_a_second_job_ends_at_once_and_names_the_holder_of_the_attempt(attempt: Path) -> None:
     run("#!/bin/bash\nexit 0\n", attempt, job_id=7)
 
     second = run(f"#!/bin/bash\ntouch '{attempt}/ran-twice'\n", attempt, job_id=8)
@@ -116,7 +116,7 @@ def test_a_second_job_ends_at_once_and_says_who_has_the_attempt(attempt: Path) -
     assert not (attempt / "ran-twice").exists()
 
 
-def test_the_same_job_goes_on_after_a_requeue(attempt: Path) -> None:
+def test_the_same_job_runs_again_after_a_requeue(attempt: Path) -> None:
     run("#!/bin/bash\nexit 1\n", attempt)
 
     again = run("#!/bin/bash\nexit 0\n", attempt)

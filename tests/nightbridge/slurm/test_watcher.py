@@ -129,7 +129,7 @@ def test_a_job_is_followed_through_its_states_to_its_end(
     assert job.exit_file_code == 0
 
 
-def test_many_jobs_are_asked_about_in_one_question(
+def test_many_jobs_are_queried_together(
     stub: StubCluster, following: Callable[..., "Future[Job]"], tmp_path: Path
 ) -> None:
     for job_id in range(1, 31):
@@ -197,7 +197,7 @@ def test_an_exit_file_alone_does_not_end_a_job_that_slurm_calls_live(
     assert end.result(timeout=60).exit_file_code == 0
 
 
-def test_a_state_that_no_one_has_heard_of_ends_nothing(
+def test_an_unknown_state_ends_nothing(
     stub: StubCluster, following: Callable[..., "Future[Job]"], tmp_path: Path
 ) -> None:
     stub.say(1, JobState.UNKNOWN)
@@ -332,7 +332,7 @@ def test_a_job_that_lost_the_claim_hands_over_to_the_one_that_runs(
     assert followed.exit_file_code == 0
 
 
-def test_a_refusal_reaches_whoever_follows(
+def test_a_refusal_reaches_every_follower(
     stub: StubCluster, following: Callable[..., "Future[Job]"], tmp_path: Path
 ) -> None:
     stub.error = PermanentError("command not found", thing="squeue")
@@ -361,7 +361,7 @@ def test_stopping_lets_the_followers_go(
         end.result(timeout=60)
 
 
-def test_after_the_last_job_nothing_is_asked_and_a_later_job_is_followed_again(
+def test_after_the_last_job_no_query_is_made_and_a_later_job_is_followed_again(
     stub: StubCluster, following: Callable[..., "Future[Job]"], tmp_path: Path
 ) -> None:
     stub.say(1, JobState.COMPLETED, exit_code=0)
