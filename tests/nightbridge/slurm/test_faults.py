@@ -386,7 +386,7 @@ def test_a_job_that_can_never_start_is_cancelled_with_the_advice(run: Run) -> No
     ended = run.ended(0)
 
     assert ended.outcome is Outcome.NEVER_STARTED
-    assert "Ask for a number of nodes that the partition allows" in ended.outcome_reason
+    assert "Request a number of nodes that the partition allows" in ended.outcome_reason
     assert run.jobs() == [job.job_id]
 
 
