@@ -267,9 +267,9 @@ def parse_dependencies(text: str) -> tuple[tuple[str, int], ...]:
     return tuple(found)
 
 
-def exported(environment: Mapping[str, str], value: str) -> dict[str, str]:
+def exported(environment: Mapping[str, str], export: str) -> dict[str, str]:
     """What `--export` lets through: ALL, NONE, `ALL,NAME=value`, or a list of names. Slurm's own variables always."""
-    items = [item for item in value.split(",") if item]
+    items = [item for item in export.split(",") if item]
     everything = not items or "ALL" in items
     kept = {name: value for name, value in environment.items() if everything or _always_exported(name)}
     for item in items:
