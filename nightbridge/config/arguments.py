@@ -15,7 +15,7 @@ from nightbridge.config.documents import Findings, KeyPath, Layered, unknown_key
 from nightbridge.config.schema import validated
 from nightbridge.launch.flags import NO_EFFECT, TEST_FLAGS, Flag, Kind
 from nightbridge.launch.hetero_arguments import HeteroArguments
-from nightbridge.models import Model, SecretRef, SweepAxis, SweepPolicy
+from nightbridge.models import Model, SecretRef, SweepAxis
 
 _PREFIXES: tuple[tuple[str, Literal["env", "block", "toml"]], ...] = (
     ("env:", "env"),
@@ -96,11 +96,6 @@ class SweepChoice:
     def excludes(self, field: str) -> bool:
         """Whether the key of `[cmd_args]` never sweeps."""
         return any(f"{CMD_ARGS}.{field}".startswith(prefix) for prefix in self.excluded)
-
-
-def sweep_choice(policy: SweepPolicy, excluded: Sequence[str], drawn: Collection[str] = ()) -> SweepChoice:
-    """The choice that a test's `[sweep]`, `dse_excluded_args` and `env_params` make."""
-    return SweepChoice(tuple(field.removeprefix(f"{CMD_ARGS}.") for field in policy.fields), tuple(excluded), drawn)
 
 
 class Arguments(Model):

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from nightbridge.config.arguments import (
+    CMD_ARGS,
     LITERAL,
     REFERENCE_PREFIXES,
     SECRET_NAME,
@@ -17,7 +18,6 @@ from nightbridge.config.arguments import (
     read_hetero_arguments,
     reference,
     shows_secret,
-    sweep_choice,
 )
 from nightbridge.config.cloudai_compat import gate_of, sbatch_options, split_drawn, sweep_of
 from nightbridge.config.documents import Findings, KeyPath, Layered
@@ -64,9 +64,10 @@ def define_test(
     findings = Findings(source)
     findings.problems.extend(extra_problems)
     table = check_table(source, findings)
-    choice = (
-        sweep_choice(table.sweep, table.dse_excluded_args, table.env_params) if table is not None else SweepChoice()
-    )
+    choice = SweepChoice()
+    if table is not None:
+        fields = [field.removeprefix(f"{CMD_ARGS}.") for field in table.sweep.fields]
+        choice = SweepChoice(fields, table.dse_excluded_args, table.env_params)
     hetero = source.table.get("test_template_name") == HETERO_MIMO
     arguments = read_hetero_arguments(source, findings) if hetero else read_arguments(source, findings, choice)
     if table is not None:

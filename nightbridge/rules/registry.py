@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
-from itertools import chain
 
 from nightbridge.launch.config_container import ConfigContainer
 from nightbridge.launch.flags import Version
@@ -108,8 +107,8 @@ def check_test(
 ) -> tuple[Violation, ...]:
     """Return every rule that a test breaks, whatever the night.
 
-    Of a swept test the points that break a rule are warnings, one for each rule, as long as some point is left; then
-    the other rules speak of the first point that is.
+    Of a swept test the points that break a rule are warnings, one for each rule, as long as a valid point is left; then
+    the other rules are checked at the first valid point.
     """
     if not test.axes and not test.drawn:
         return _check_one(test, limits, checkout)
@@ -117,12 +116,10 @@ def check_test(
     expansion = expansion_of(grid, MAX_OUTCOMES)
     first = next(iter(chosen_points(test, grid)), None)
     severity: Severity = "error" if first is None else "warning"
-    skipped = chain.from_iterable(_skipped(rule, expansion, severity) for rule in rules_of(test))
-    refused = (*skipped, *_skipped_draws(test, grid, severity))
+    refused = (*_skipped(test, expansion, severity), *_skipped_draws(test, grid, severity))
     if first is None:
         return refused
-    too_many = _too_many(test, expansion)
-    return (*too_many, *refused, *_check_one(at_point(test, first, limits=limits), limits, checkout))
+    return (*_too_many(test, expansion), *refused, *_check_one(at_point(test, first, limits=limits), limits, checkout))
 
 
 def grid_of(test: TestDefinition, limits: ClusterLimits | None = None, checkout: Checkout | None = None) -> Grid:
@@ -140,11 +137,12 @@ def _check_one(test: TestDefinition, limits: ClusterLimits | None, checkout: Che
     return tuple(violations_of(_holding(test.compat, test.has_launcher, run.version, run.available), run))
 
 
-def _skipped(rule: Rule[RuleContext], expansion: Expansion, severity: Severity) -> Iterator[Violation]:
-    skipped = expansion.skipped.get(rule.id)
-    if skipped is not None:
-        message = f"{skipped.points} of {_walked(expansion)} of the sweep are skipped, for example: {skipped.example}"
-        yield rule.violation(message, severity)
+def _skipped(test: TestDefinition, expansion: Expansion, severity: Severity) -> Iterator[Violation]:
+    walked = _walked(expansion)
+    for rule in rules_of(test):
+        if skipped := expansion.skipped.get(rule.id):
+            message = f"{skipped.points} of {walked} of the sweep are skipped, for example: {skipped.example}"
+            yield rule.violation(message, severity)
 
 
 def _skipped_draws(test: TestDefinition, grid: Grid, severity: Severity) -> Iterator[Violation]:
@@ -181,7 +179,7 @@ def _too_many(test: TestDefinition, expansion: Expansion) -> Iterator[Violation]
 
 
 def check_scenario(scenario: Scenario, limits: ClusterLimits | None = None) -> Scenario:
-    """Move every test that breaks a rule to `invalid` and add what the rules warn of; the other tests stay."""
+    """Move every test that breaks a rule to `invalid` and add the warnings of the rules; the other tests stay."""
     valid: list[TestDefinition] = []
     invalid = list(scenario.invalid)
     warnings = list(scenario.warnings)
