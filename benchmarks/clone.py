@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nightbridge.repos.checkouts import WITH_SUBMODULES, check_out, find_changes
-from nightbridge.repos.commits import pin
+from nightbridge.repos.commits import pinned
 from nightbridge.repos.mirrors import Mirror
 
 TIMEOUT = 600.0
@@ -138,7 +138,7 @@ def fresh_clone(url: str, folder: Path) -> None:
 
 def night(url: str, name: str, workspace: Path) -> Path:
     mirror = Mirror(url, workspace, timeout=TIMEOUT)
-    commit = pin(mirror, "main", name, workspace)
+    commit = pinned(mirror, "main", name, workspace).commit
     return check_out(mirror, "main", commit, workspace, with_submodules=True).path
 
 

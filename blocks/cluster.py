@@ -6,7 +6,7 @@ from typing import Literal
 from prefect.blocks.core import Block
 from pydantic import Field
 
-from nightbridge.models import ClusterSettings
+from nightbridge.models import ClusterKind, ClusterSettings
 
 
 class SlurmCluster(Block):
@@ -24,7 +24,7 @@ class SlurmCluster(Block):
     _block_type_slug = "nightbridge-slurm-cluster"
     _description = "How to reach a Slurm cluster, and under which account, partition and QOS to run there."
 
-    kind: Literal["local", "slurm", "pyslurm", "auto"] = Field(
+    kind: ClusterKind = Field(
         "slurm",
         description="Slurm's command-line tools, pyslurm, pyslurm where it works (auto), or jobs on this machine.",
     )

@@ -8,9 +8,10 @@
         ├── LaunchRefused       Slurm or the launcher refused the job for good
         └── DamagedData         something that was written is not what it should be
 
-A stage's retry policy looks at `TransientError` only (see `tasks/stage.py`); everything else ends the stage at once.
+A stage retries after a `TransientError` only (see `tasks/stage.py`); every other error ends it at once.
 
-Error messages of other programs as errors of ours. Each program's table stands beside the code that runs it.
+`ErrorPattern` and `classify` turn the error messages of other programs into these. Each program's table of patterns
+stands beside the code that runs it.
 """
 
 import re

@@ -103,7 +103,7 @@ def read_model(path: Path, kind: type[_M], *, what: str, advice: str) -> _M | No
     Args:
         path: The file.
         kind: The model.
-        what: What is said of a file that holds something else.
+        what: The message for a file that holds something else.
         advice: How the user can fix that.
 
     Raises:

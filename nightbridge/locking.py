@@ -1,6 +1,6 @@
 """Locks that work on shared file systems and outlive no process, and values that one process makes for all.
 
-A lease is a file, created atomically, that says who holds it. A thread of the holder refreshes its modification time.
+A lease is a file, created atomically, that names its holder. A thread of the holder refreshes its modification time.
 A lease is broken when its holder is known to be dead (same machine, no such process), or when it was not refreshed for
 its time to live. That time is measured by the waiter's own clock, from one look to the next, so clocks of different
 machines need not agree.
@@ -33,7 +33,7 @@ M = TypeVar("M", bound=Model)
 BEATS_PER_TTL = 4
 FIRST_PAUSE_SECONDS = 0.02
 MAX_PAUSE_SECONDS = 1.0
-SAY_SO_AFTER_SECONDS = 2.0
+LOG_AFTER_SECONDS = 2.0
 
 _UNWRITABLE = {errno.EEXIST, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENOSPC, errno.EDQUOT}
 
@@ -160,7 +160,7 @@ def _acquire(path: Path, ttl: float, timeout: float, on_wait: Callable[[], None]
     watch = _Watch(path, ttl)
     started = time.monotonic()
     pause = FIRST_PAUSE_SECONDS
-    said = False
+    logged = False
     while True:
         me = this_process()
         try:
@@ -178,9 +178,9 @@ def _acquire(path: Path, ttl: float, timeout: float, on_wait: Callable[[], None]
                 thing=str(path),
                 advice="Will retry; if that process hangs, end it",
             )
-        if not said and waited > SAY_SO_AFTER_SECONDS:
+        if not logged and waited > LOG_AFTER_SECONDS:
             log.info("%s: waiting for the lease of %s", path, watch.holder)
-            said = True
+            logged = True
         on_wait()
         time.sleep(min(pause * random.uniform(0.5, 1.0), max(timeout - waited, 0.001)))
         pause = min(pause * 1.5, MAX_PAUSE_SECONDS)
@@ -279,7 +279,7 @@ def this_process() -> Holder:
 
 
 def lives(holder: Holder) -> bool | None:
-    """Whether the holder's process is there; None where only its signs can tell: in another process table."""
+    """Whether the holder's process is there; None where that cannot be seen: in another process table."""
     if holder.host != socket.gethostname() or holder.process_space != _process_space():
         return None
     try:

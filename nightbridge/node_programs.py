@@ -1,4 +1,4 @@
-"""Programs of this package on a compute node: how one begins there, and what it has to say at its end.
+"""Programs of this package on a compute node: how they start there, and how they report their result.
 
 The nodes see the shared file system, and on it the Python that runs here. How a program gets onto a node is the
 caller's (`slurm.node_command` is how); an answer is the last line of its stdout, as JSON.
@@ -24,7 +24,7 @@ from nightbridge.models import Model
 from nightbridge.processes import Finished
 from nightbridge.secrets import mask_secrets
 
-# What a shell and srun say of a program that was killed: 128 and the signal's number.
+# The exit code of a shell or srun for a program that was killed: 128 and the signal's number.
 _FIRST_KILLED_CODE = 129
 _TERMINATED = 128 + signal.SIGTERM
 
@@ -48,7 +48,7 @@ class RunOnNode(Protocol):
         given: bytes,
         on_line: Callable[[str], None],
     ) -> Finished:
-        """Run `argv` as the job `name`; `given` is its stdin, `on_line` hears each line of its stderr."""
+        """Run `argv` as the job `name`; `given` is its stdin, `on_line` gets each line of its stderr."""
 
 
 class Failure(Model):
@@ -72,13 +72,13 @@ class Failure(Model):
 
 
 def begin_on_node() -> None:
-    """Set up this process as such a program: what it says goes to stderr, and a cancelled job clears up as it ends."""
+    """Set up this process as such a program: logs go to stderr, and a cancelled job cleans up as it ends."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
 
 
 def read_answer(finished: Finished, answer: type[_Answer], *, doing: str, thing: str, instead: str) -> _Answer:
-    """What a program on a node said at its end.
+    """The answer of a program on a node.
 
     Args:
         finished: How it ended.
@@ -88,13 +88,13 @@ def read_answer(finished: Finished, answer: type[_Answer], *, doing: str, thing:
         instead: The setting by which this host does it.
 
     Raises:
-        TransientError: It was killed before it could say anything.
+        TransientError: It was killed before it could answer.
         PermanentError: It could not start.
 
     """
-    said = finished.stdout.decode(errors="replace").strip().splitlines()
+    lines = finished.stdout.decode(errors="replace").strip().splitlines()
     try:
-        return answer.model_validate_json(said[-1])
+        return answer.model_validate_json(lines[-1])
     except (IndexError, ValidationError):
         how = f"code {finished.code}: {finished.tail or 'no output'}"
     if finished.code == 0 or finished.code >= _FIRST_KILLED_CODE:

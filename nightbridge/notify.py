@@ -1,4 +1,4 @@
-"""Telling people: one notice by mail (SMTP), by a webhook, or both, as the site's `[notify]` table says.
+"""Notifications: one notice by mail (SMTP), by a webhook, or both, to the recipients in the site's `[notify]`.
 
 Nothing secret leaves here: the password goes to the mail server alone, and errors name the webhook by its host, since
 the rest of such a URL is a password.
@@ -13,7 +13,7 @@ import socket
 import ssl
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from email.message import EmailMessage
 from email.utils import formatdate, make_msgid
 from typing import Any
@@ -29,22 +29,23 @@ from nightbridge.secrets import mask_secrets, resolve_secret
 log = logging.getLogger(__name__)
 
 TIMEOUT_SECONDS = 20.0
-"""For each answer of a mail server or a webhook."""
+"""Timeout of each answer of a mail server or a webhook."""
 
 PATIENCE_SECONDS = 60.0
-"""How long what may pass is tried again, for each way."""
+"""How long each channel is retried after a transient failure."""
 
 _FIRST_DELAY_SECONDS = 1.0
 _LONGEST_DELAY_SECONDS = 15.0
 _PORTS = {"none": 25, "starttls": 587, "tls": 465}
-_PASSING_ANSWERS = frozenset({408, 425, 429})
+_TRANSIENT_CODES = frozenset({408, 425, 429})
 
 _BlockValue = Callable[[str], str] | None
-_Try = Callable[[], None]
+_Delivery = tuple[str, Callable[[], None]]
+"""The recipient, as it is logged, and what sends the notice there once."""
 
 
 class Notice(Model):
-    """What people are told."""
+    """What is sent."""
 
     subject: str
     text: str
@@ -58,31 +59,35 @@ def notify(
     *,
     patience: float = PATIENCE_SECONDS,
 ) -> tuple[str, ...]:
-    """Send a notice in every way that is set; what fails in one way is still tried in the others.
+    """Send a notice over every channel that is set; a failing channel does not stop the others.
 
     Args:
-        notice: What is told.
-        settings: To whom, and how.
+        notice: What to send.
+        settings: The recipients, and how they are reached.
         block_value: Returns the value of a Prefect `Secret` block by name; None where there is no Prefect.
-        patience: Seconds for which each way is tried again while its server does not answer, or says "later".
+        patience: Seconds for which each channel is retried while its server does not answer, or is busy.
 
     Returns:
-        Where it went; nothing where no way is set.
+        Where it went; nothing where no channel is set.
 
     Raises:
-        InvalidInput: A secret is not where the settings say, or the webhook's is no URL; the rest was sent.
+        InvalidInput: A secret is not where the settings refer to, or the webhook's is no URL; the rest was sent.
         PermanentError: A server refused it for good; the rest was sent.
         TransientError: A server did not take it in time; the rest was sent.
     """
     sent: list[str] = []
     failed: list[NightbridgeError] = []
-    for place, way in _ways(notice, settings, block_value).items():
+    for channel in CHANNELS:
+        delivery = channel(notice, settings, block_value)
+        if delivery is None:
+            continue
+        recipient, send = delivery
         try:
-            _with_patience(way, patience)
+            _with_patience(send, patience)
         except NightbridgeError as error:
             failed.append(error)
         else:
-            sent.append(place)
+            sent.append(recipient)
     if failed:
         first = failed[0]
         others = "".join(f". {error}" for error in failed[1:])
@@ -90,44 +95,41 @@ def notify(
     return tuple(sent)
 
 
-def _ways(notice: Notice, settings: NotifySettings, block_value: _BlockValue) -> Mapping[str, _Try]:
-    ways: dict[str, _Try] = {}
-    if settings.smtp_host is not None:
-        message = _mail(notice, settings)
-        ways[f"mail to {', '.join(settings.mail_to)}"] = lambda: _send_mail(message, settings, block_value)
-    if settings.webhook is not None:
-        ways["webhook"] = lambda: _call_webhook(notice, settings, block_value)
-    return ways
-
-
-def _with_patience(way: _Try, patience: float) -> None:
+def _with_patience(send: Callable[[], None], patience: float) -> None:
     for attempt in Retrying(
         retry=retry_if_exception_type(TransientError),
         stop=stop_after_delay(patience),
         wait=wait_exponential(_FIRST_DELAY_SECONDS, max=_LONGEST_DELAY_SECONDS),
-        before_sleep=_say_so,
+        before_sleep=_log_retry,
         reraise=True,
     ):
         with attempt:
-            way()
+            send()
 
 
-def _say_so(attempt: RetryCallState) -> None:
-    log.warning("trying again: %s", attempt.outcome.exception() if attempt.outcome else "")
+def _log_retry(attempt: RetryCallState) -> None:
+    log.warning("retrying: %s", attempt.outcome.exception() if attempt.outcome else "")
 
 
 # --- mail ------------------------------------------------------------------------------------------------------------
 
 
-def _mail(notice: Notice, settings: NotifySettings) -> EmailMessage:
-    """The mail, the same one in every try: whoever gets it twice can tell by its Message-ID."""
+def _by_mail(notice: Notice, settings: NotifySettings, block_value: _BlockValue) -> _Delivery | None:
+    if settings.smtp_host is None:
+        return None
+    message = _message(notice, settings)
+    return f"mail to {', '.join(settings.mail_to)}", lambda: _send_mail(message, settings, block_value)
+
+
+def _message(notice: Notice, settings: NotifySettings) -> EmailMessage:
+    """The mail, the same one in every try: its Message-ID reveals a duplicate."""
     message = EmailMessage()
     message["Subject"] = " ".join(notice.subject.split())
     message["From"] = settings.mail_from or f"nightbridge@{socket.getfqdn() or platform.node()}"
     message["To"] = ", ".join(settings.mail_to)
     message["Date"] = formatdate(localtime=True)
     message["Message-ID"] = make_msgid("nightbridge", domain=platform.node() or None)
-    # Answers of absent people would be nobody's.
+    # Keeps absence replies away.
     message["Auto-Submitted"] = "auto-generated"
     message.set_content(notice.text)
     return message
@@ -184,37 +186,42 @@ def _port(settings: NotifySettings) -> int:
 
 
 def _refused_mail(error: smtplib.SMTPException, where: str, password: str) -> NightbridgeError:
-    """A 4xx answer is one to come back after; so is a connection that breaks."""
+    """A 4xx answer is transient; so is a connection that breaks."""
     codes = [code for code, _ in error.recipients.values()] if isinstance(error, smtplib.SMTPRecipientsRefused) else []
     codes += [error.smtp_code] if isinstance(error, smtplib.SMTPResponseException) else []
-    passing = isinstance(error, smtplib.SMTPServerDisconnected) or any(400 <= code < 500 for code in codes)
-    kind = TransientError if passing else PermanentError
+    transient = isinstance(error, smtplib.SMTPServerDisconnected) or any(400 <= code < 500 for code in codes)
+    kind = TransientError if transient else PermanentError
     return kind(
-        f"the mail was not sent: {mask_secrets(_words_of(error), [password])}",
+        f"the mail was not sent: {mask_secrets(_answer_of(error), [password])}",
         thing=where,
         advice="Check smtp_security, smtp_user, smtp_password, mail_from and mail_to in [notify]",
     )
 
 
-def _words_of(error: smtplib.SMTPException) -> str:
-    """What the mail server said."""
+def _answer_of(error: smtplib.SMTPException) -> str:
+    """The mail server's answer."""
     if isinstance(error, smtplib.SMTPRecipientsRefused):
-        return "; ".join(f"{who}: {code} {_text(said)}" for who, (code, said) in error.recipients.items())
+        return "; ".join(f"{who}: {code} {_text(answer)}" for who, (code, answer) in error.recipients.items())
     if isinstance(error, smtplib.SMTPResponseException):
         return f"{error.smtp_code} {_text(error.smtp_error)}"
     return str(error)
 
 
-def _text(said: bytes | str) -> str:
-    return " ".join((said.decode(errors="replace") if isinstance(said, bytes) else said).split())
+def _text(answer: bytes | str) -> str:
+    return " ".join((answer.decode(errors="replace") if isinstance(answer, bytes) else answer).split())
 
 
 # --- webhook ---------------------------------------------------------------------------------------------------------
 
 
-def _call_webhook(notice: Notice, settings: NotifySettings, block_value: _BlockValue) -> None:
-    assert settings.webhook is not None
-    url = resolve_secret(settings.webhook, block_value).strip()
+def _by_webhook(notice: Notice, settings: NotifySettings, block_value: _BlockValue) -> _Delivery | None:
+    reference = settings.webhook
+    if reference is None:
+        return None
+    return "webhook", lambda: _call_webhook(notice, resolve_secret(reference, block_value).strip(), _trust(settings))
+
+
+def _call_webhook(notice: Notice, url: str, trust: ssl.SSLContext) -> None:
     host = _host_of(url)
     request = urllib.request.Request(
         url,
@@ -222,17 +229,17 @@ def _call_webhook(notice: Notice, settings: NotifySettings, block_value: _BlockV
         headers={"Content-Type": "application/json", "User-Agent": "nightbridge"},
     )
     try:
-        urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS, context=_trust(settings)).close()
+        urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS, context=trust).close()
     except urllib.error.HTTPError as error:
         error.close()
-        passing = error.code in _PASSING_ANSWERS or error.code >= 500
-        raise (TransientError if passing else PermanentError)(
+        transient = error.code in _TRANSIENT_CODES or error.code >= 500
+        raise (TransientError if transient else PermanentError)(
             f"the webhook answered {error.code} {error.reason}",
             thing=host,
             advice="Check the URL that [notify] webhook names",
         ) from None
     except (OSError, http.client.HTTPException) as error:
-        # Not chained: what the library says of a URL may hold all of it.
+        # Not chained: the library's message may hold the whole URL.
         reason = mask_secrets(str(getattr(error, "reason", error)), [url, urlsplit(url).path])
         raise TransientError(
             f"the webhook does not answer: {reason}", thing=host, advice="Check the URL that [notify] webhook names"
@@ -268,3 +275,7 @@ def _trust(settings: NotifySettings) -> ssl.SSLContext:
             thing=str(settings.ca_bundle),
             advice="Correct ca_bundle in [notify]",
         ) from error
+
+
+CHANNELS: Sequence[Callable[[Notice, NotifySettings, _BlockValue], _Delivery | None]] = (_by_mail, _by_webhook)
+"""Every way to notify: returns the delivery of a notice, or None where the settings do not name a recipient."""

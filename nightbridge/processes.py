@@ -1,16 +1,14 @@
-"""Child processes: run to their end or their time limit, never orphaned, their output line by line.
+"""Processes that this one starts: run to their end or their time limit, and never orphaned.
 
-The guard: a small process beside this one that ends what this one has started, once this one is gone.
+A process that is killed cannot end its children, and its git or its launcher would run for minutes. `GUARD` is a small
+helper process that reads the process groups to end from a pipe; at the pipe's end, which comes with the end of this
+process, it kills them.
 
-A process that is killed ends nothing itself, and its git or its launcher would go on for minutes. The guard reads the
-process groups to end from a pipe, and at the pipe's end, which comes with the end of this process, it kills them.
+Also here: the command line of a module of this package as a program of its own (`own_program`), and the end of this
+process in time (`end_after_signals`). Python ends only when all threads of its pools have ended, which may take hours
+during an upload. All work can be killed at any moment, so after a while it is.
 
-Modules of this package as programs of their own. Standard library only: some of them must start quickly.
-
-The end of a process in time, whatever of its threads holds it up.
-
-Python ends only when all threads of its pools have ended, and what they do may take hours: an upload, a question to a
-controller that is away. Everything of ours can be killed at any moment, so after a while it is.
+Standard library only: some programs that import this must start quickly.
 """
 
 import contextlib
@@ -19,7 +17,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -27,6 +25,8 @@ from typing import IO
 from nightbridge.errors import PermanentError, TransientError
 
 TAIL_LINES = 12
+DRAIN_SECONDS = 10.0
+"""How long to wait for the last output of a program that has ended: what left its session may hold a pipe."""
 
 
 @dataclass(frozen=True)
@@ -53,75 +53,77 @@ def run(
     on_line: Callable[[str], None] | None = None,
     given: bytes = b"",
     umask: int = -1,
+    merged: bool = False,
 ) -> Finished:
-    """Run a program without a terminal.
+    """Run a program without a terminal, in a session of its own; what it leaves running in that session is killed.
 
     Args:
         argv: The program and its arguments.
         environment: Its whole environment.
         timeout: Seconds after which it and all its children are killed.
         cwd: Where it runs.
-        on_line: Called with each line of its stderr as it comes.
-        given: Its whole standard input, at most what a pipe holds (64 KiB).
+        on_line: Called in another thread with each line of its stderr as it comes.
+        given: Its whole standard input.
         umask: The permissions that its files do not get; ours when -1.
+        merged: Whether its stdout joins its stderr, line by line.
 
     Raises:
-        PermanentError: There is no such program.
+        PermanentError: There is no such program, or it cannot be started.
         TransientError: It ran into the time limit.
 
     """
     name = Path(argv[0]).name
     try:
-        # A session of its own: nothing can ask for a password on the terminal, and all children can be killed.
+        # A session of its own: nothing can prompt for a password on the terminal, and all children can be killed.
         process = subprocess.Popen(
             [str(part) for part in argv],
             env=dict(environment),
             cwd=cwd,
             stdin=subprocess.PIPE if given else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=subprocess.STDOUT if merged else subprocess.PIPE,
             start_new_session=True,
             umask=umask,
         )
-    except FileNotFoundError as error:
+    except OSError as error:
         if cwd is not None and not cwd.is_dir():
             raise PermanentError("no such folder", thing=str(cwd)) from error
-        raise PermanentError("not installed", thing=name, advice=f"Install {name}, or put it on PATH") from error
-    assert process.stdout is not None
-    assert process.stderr is not None
+        if isinstance(error, FileNotFoundError):
+            raise PermanentError("not installed", thing=name, advice=f"Install {name}, or put it on PATH") from error
+        raise PermanentError(f"cannot be started: {error.strerror}", thing=str(argv[0])) from error
+    stdout: list[bytes] = []
     lines: list[str] = []
-    reader = threading.Thread(target=_read_lines, args=(process.stderr, lines, on_line), daemon=True)
+    pumps = [threading.Thread(target=_read_lines, args=(process.stderr or process.stdout, lines, on_line), daemon=True)]
+    if process.stderr is not None:
+        pumps.append(threading.Thread(target=_read_all, args=(process.stdout, stdout), daemon=True))
+    if process.stdin is not None:
+        pumps.append(threading.Thread(target=_write_all, args=(process.stdin, given), daemon=True))
     expired = threading.Event()
 
     def expire() -> None:
         expired.set()
-        _kill_group(process)
+        _kill([process.pid])
 
     timer = threading.Timer(timeout, expire)
     timer.daemon = True
-    with GUARD.over(process), process:
+    with GUARD.over(process):
         try:
-            timer.start()
-            reader.start()
-            if process.stdin is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    process.stdin.write(given)
-                    process.stdin.close()
-            stdout = process.stdout.read()
+            for thread in (timer, *pumps):
+                thread.start()
             code = process.wait()
-            reader.join()
-        except BaseException:
-            _kill_group(process)
-            raise
         finally:
             timer.cancel()
+            _kill([process.pid])
+            process.wait()
+            for pump in pumps:
+                pump.join(DRAIN_SECONDS)
     if expired.is_set():
         raise TransientError(f"{name} did not end within {timeout:.0f} s", advice="It was killed; will retry")
-    return Finished(code=code, stdout=stdout, stderr="\n".join(lines))
+    return Finished(code=code, stdout=b"".join(stdout), stderr="\n".join(lines))
 
 
 def _read_lines(stream: IO[bytes], lines: list[str], on_line: Callable[[str], None] | None) -> None:
-    with contextlib.suppress(ValueError):  # closed by the other thread after a kill
+    with stream:
         for raw in stream:
             line = raw.decode(errors="replace").rstrip("\r\n")
             lines.append(line)
@@ -129,9 +131,14 @@ def _read_lines(stream: IO[bytes], lines: list[str], on_line: Callable[[str], No
                 on_line(line)
 
 
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+def _read_all(stream: IO[bytes], parts: list[bytes]) -> None:
+    with stream:
+        parts.append(stream.read())
+
+
+def _write_all(stream: IO[bytes], data: bytes) -> None:
+    with contextlib.suppress(BrokenPipeError), stream:
+        stream.write(data)
 
 
 class Guard:
@@ -143,26 +150,32 @@ class Guard:
         self._helper: subprocess.Popen[bytes] | None = None
 
     @contextlib.contextmanager
-    def over(self, process: "subprocess.Popen[bytes] | subprocess.Popen[str]") -> Iterator[None]:
+    def over(self, process: "subprocess.Popen[bytes]") -> Iterator[None]:
         """Guard the process group that a process leads, until the end of the block."""
-        self._tell(process.pid)
+        self._note(process.pid)
         try:
             yield
         finally:
-            self._tell(-process.pid)
+            self._note(-process.pid)
 
     def kill_all(self) -> None:
         """End every guarded group now."""
         with self._lock:
             _kill(self._groups)
 
-    def _tell(self, number: int) -> None:
+    def _note(self, number: int) -> None:
         with self._lock:
             _note(self._groups, number)
             if self._helper is None:
-                self._helper = _start()
+                self._helper = subprocess.Popen(
+                    own_program(__name__, python_options=["-S"]),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
             assert self._helper.stdin is not None
-            # One that somebody has killed is missed only if this process is killed as well.
+            # A helper that was killed is missed only if this process is killed as well.
             with contextlib.suppress(OSError):
                 os.write(self._helper.stdin.fileno(), b"%d\n" % number)
 
@@ -183,24 +196,14 @@ def _note(groups: set[int], number: int) -> None:
         groups.discard(-number)
 
 
-def _kill(groups: set[int]) -> None:
+def _kill(groups: Iterable[int]) -> None:
     for group in groups:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)
 
 
-def _start() -> "subprocess.Popen[bytes]":
-    return subprocess.Popen(
-        own_program(__name__, python_options=["-S"]),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-
-
 GUARD = Guard()
-"""This process's one guard: what it has started ends with it, whoever started it."""
+"""Process-wide: the groups that live now, each taken out at its end. What this process started ends with it."""
 
 
 def own_program(module: str, arguments: Sequence[str] = (), *, python_options: Sequence[str] = ()) -> list[str]:
@@ -214,14 +217,14 @@ def own_program(module: str, arguments: Sequence[str] = (), *, python_options: S
 
 
 SECONDS_TO_END = 9.0
-"""How long a process may take to end once it is told to."""
+"""How long a process may take to end after a signal."""
 
 
 def end_after_signals() -> None:
     """Make sure that this process ends soon after the first SIGINT or SIGTERM that it handles.
 
-    Only for a process that is all ours. Whoever else sets handlers meanwhile, as Prefect does for a flow run, changes
-    nothing: Python tells this thread of a signal before it calls any. To be called in the main thread.
+    Only for a process that is all ours, and only in its main thread. Handlers that others set meanwhile, as Prefect
+    does for a flow run, change nothing: Python writes the signal to our pipe before it calls any.
     """
     reading, writing = os.pipe()
     os.set_blocking(writing, False)

@@ -1,8 +1,6 @@
-"""What `prune` may remove: which things are old, and which are still needed by a job that may be running.
+"""Finding and removing old checkouts and images, but none that a job needs which may still be running.
 
-Finds and removes unused checkouts.
-
-Finds and removes unused images. Image files that users provided stay.
+Image files that users provided stay.
 """
 
 import os
@@ -51,64 +49,48 @@ class Removal(Model):
     last_used: datetime
     reason: str
 
-    def wanted_since(self, last_used: float) -> bool:
+    @classmethod
+    def candidate(cls, path: Path, size: int, last_used: float, reason: str = "") -> "Removal":
+        """What may be removed; `last_used` is Unix time."""
+        return cls(path=path, size=size, last_used=datetime.fromtimestamp(last_used, UTC), reason=reason)
+
+    def used_since(self, last_used: float) -> bool:
         """Whether it was used after it was chosen; `last_used` is Unix time, finer than a `datetime`."""
         return last_used - self.last_used.timestamp() > 0.001
 
 
-class Candidate(Model):
-    """Something that may be removed."""
-
-    path: Path
-    size: int
-    last_used: float = Field(description="Unix time.")
-
-    def removal(self, reason: str) -> Removal:
-        """The decision to remove it."""
-        used = datetime.fromtimestamp(self.last_used, UTC)
-        return Removal(path=self.path, size=self.size, last_used=used, reason=reason)
-
-
-def choose(candidates: Sequence[Candidate], policy: Policy, used_by_jobs: str, *, now: float) -> list[Removal]:
-    """Choose what goes, oldest first: never what a live job names, and never what was wanted within a day.
+def choose(candidates: Sequence[Removal], policy: Policy, used_by_jobs: str, *, now: float) -> list[Removal]:
+    """Choose what goes, oldest first: never what a live job names or what was used within a day.
 
     Args:
-        candidates: All things of one kind. What has to stay counts among the ones that are kept.
+        candidates: All checkouts or images. What has to stay counts among the ones that are kept.
         policy: How much is kept.
-        used_by_jobs: `text_of_live_jobs` of the workspace.
+        used_by_jobs: `text_of_live_jobs` of the workspace. It names an image or a checkout by its digest or commit: the
+            folders above may be spelt in another way, such as through a link.
         now: Unix time.
 
     """
-    newest_first = sorted(candidates, key=lambda candidate: candidate.last_used, reverse=True)
     chosen, kept_bytes = [], 0
-    for place, candidate in enumerate(newest_first):
-        age = now - candidate.last_used
+    for index, candidate in enumerate(sorted(candidates, key=lambda one: one.last_used, reverse=True)):
+        age = now - candidate.last_used.timestamp()
         kept_bytes += candidate.size
         reasons = (
             (age > policy.days * DAY_SECONDS, f"unused for {age / DAY_SECONDS:.0f} days"),
-            (place >= policy.keep, f"{policy.keep} newer ones are kept"),
+            (index >= policy.keep, f"{policy.keep} newer ones are kept"),
             (policy.max_bytes is not None and kept_bytes > policy.max_bytes, "the newer ones fill the allowed size"),
         )
         reason = next((text for holds, text in reasons if holds), None)
-        if reason and age > NEVER_YOUNGER_THAN_SECONDS and not is_named(candidate.path, used_by_jobs):
-            chosen.append(candidate.removal(reason))
+        if reason and age > NEVER_YOUNGER_THAN_SECONDS and candidate.path.name not in used_by_jobs:
+            chosen.append(candidate.model_copy(update={"reason": reason}))
             kept_bytes -= candidate.size
     return chosen[::-1]
 
 
-def is_named(path: Path, used_by_jobs: str) -> bool:
-    """Whether live jobs name an image or a checkout: by its digest or commit alone.
-
-    The folders above may have been spelt in another way, such as through a link.
-    """
-    return path.name in used_by_jobs
-
-
 def old_leftovers(folders: Iterable[Path], reason: str) -> list[Removal]:
     """Leftover work folders: those older than a day, longer than any work takes."""
-    candidates = [Candidate(path=folder, size=size_of(folder), last_used=folder.stat().st_mtime) for folder in folders]
-    latest = time.time() - NEVER_YOUNGER_THAN_SECONDS
-    return [candidate.removal(reason) for candidate in candidates if candidate.last_used < latest]
+    latest = datetime.fromtimestamp(time.time() - NEVER_YOUNGER_THAN_SECONDS, UTC)
+    found = [Removal.candidate(folder, size_of(folder), folder.stat().st_mtime, reason) for folder in folders]
+    return [removal for removal in found if removal.last_used < latest]
 
 
 def size_of(folder: Path) -> int:
@@ -122,7 +104,7 @@ def size_of(folder: Path) -> int:
 
 
 def text_of_live_jobs(workspace: Path) -> str:
-    """What the attempts of a workspace that have not ended say about the paths they use.
+    """The files in which the attempts of a workspace that have not ended name what they use.
 
     An attempt has ended when its job left an exit code, or a watcher has seen its end.
     """
@@ -150,7 +132,7 @@ def find_old_checkouts(workspace: Path, policy: Policy) -> list[Removal]:
     found = []
     for repository in sorted((workspace.absolute() / "checkouts").glob("*")):
         candidates = [
-            Candidate(path=path, size=size_of(path), last_used=path.stat().st_mtime)
+            Removal.candidate(path, size_of(path), path.stat().st_mtime)
             for path in repository.glob("*")
             if _CHECKOUT.fullmatch(path.name)
         ]
@@ -162,7 +144,7 @@ def find_old_checkouts(workspace: Path, policy: Policy) -> list[Removal]:
 
 
 def remove_checkouts(workspace: Path, removals: Sequence[Removal]) -> list[Removal]:
-    """Remove checkouts, each under its lease; return those that are gone. One that was wanted meanwhile stays.
+    """Remove checkouts, each under its lease; return those that are gone. One that was used meanwhile stays.
 
     Raises:
         TransientError: Another process holds a checkout's lease for too long.
@@ -173,8 +155,8 @@ def remove_checkouts(workspace: Path, removals: Sequence[Removal]) -> list[Remov
         folder = removal.path
         checkout = _checkout(folder)
         with lease(folder.with_name(f"{checkout}.lease")):
-            wanted_again = folder.exists() and removal.wanted_since(folder.stat().st_mtime)
-            if not folder.exists() or wanted_again or checkout in text_of_live_jobs(workspace):
+            used_again = folder.exists() and removal.used_since(folder.stat().st_mtime)
+            if not folder.exists() or used_again or checkout in text_of_live_jobs(workspace):
                 continue
             # The name of a leftover: if this is killed, the next one, or a check-out of the commit, removes the rest.
             aside = folder.with_name(f".{checkout}.{uuid.uuid4().hex}.tmp")
@@ -213,7 +195,7 @@ def find_old_images(
 
     """
     candidates = [
-        Candidate(path=path, size=path.stat().st_size, last_used=_last_used(path))
+        Removal.candidate(path, path.stat().st_size, _last_used(path))
         for path in images.absolute().glob("*.sqsh")
         if _IMAGE.fullmatch(path.name)
     ]
@@ -227,7 +209,7 @@ def find_old_images(
 def remove_images(workspace: Path, images: Path, removals: Sequence[Removal]) -> list[Removal]:
     """Remove images and what killed imports left, each under the lease of its digest; return those that are gone.
 
-    One that was wanted meanwhile stays.
+    One that was used meanwhile stays.
 
     Args:
         workspace: Whose jobs may use them, besides those of others that share the folder.
@@ -243,8 +225,8 @@ def remove_images(workspace: Path, images: Path, removals: Sequence[Removal]) ->
     for removal in removals:
         path = removal.path
         with lease(images.absolute() / f".{_digest(path)}.lease"):
-            wanted_again = path.exists() and removal.wanted_since(_last_used(path))
-            if not path.exists() or wanted_again or is_named(path, _text_of_live_jobs(images, workspace)):
+            used_again = path.exists() and removal.used_since(_last_used(path))
+            if not path.exists() or used_again or path.name in _text_of_live_jobs(images, workspace):
                 continue
             if path.is_dir():
                 remove_tree(path)

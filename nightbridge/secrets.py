@@ -28,13 +28,16 @@ if TYPE_CHECKING:
     # git's credential helper reads logins, and starts too often to pay for pydantic's import.
     from nightbridge.models import SecretRef
 
-MASK = "********"
+# --- lookup ----------------------------------------------------------------------------------------------------------
+
+BlockValue = Callable[[str], str]
+"""Returns the value of a Prefect `Secret` block by name; None of it where there is no Prefect."""
 
 Login = tuple[str, str]
 """User and password. Never logged, never part of a model."""
 
 
-def resolve_secret(ref: "SecretRef", block_value: Callable[[str], str] | None = None) -> str:
+def resolve_secret(ref: "SecretRef", block_value: BlockValue | None = None) -> str:
     """Return the secret's value.
 
     Args:
@@ -51,27 +54,50 @@ def resolve_secret(ref: "SecretRef", block_value: Callable[[str], str] | None = 
     return value
 
 
-def mask_secrets(text: str, values: Iterable[str]) -> str:
-    """Replace every secret value in `text`. Values under four characters are left: they would mask ordinary words."""
-    for value in sorted({value for value in values if len(value) >= 4}, key=len, reverse=True):
-        text = text.replace(value, MASK)
-    return text
+def _from_environment(name: str, _: BlockValue | None) -> str:
+    return os.environ.get(name, "")
+
+
+def _from_block(name: str, block_value: BlockValue | None) -> str:
+    if block_value is None:
+        raise InvalidInput("Prefect Secret blocks are available in flows only", thing=name, advice="Run it as a flow")
+    return block_value(name)
+
+
+def _from_toml(name: str, _: BlockValue | None) -> str:
+    file, _hash, dotted = name.partition("#")
+    try:
+        table: object = tomllib.loads(Path(file).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidInput(
+            "cannot read the file that holds this secret", thing=name, advice="Fix it, or start a new run"
+        ) from error
+    for part in dotted.split("."):
+        if isinstance(table, list) and part.isdecimal() and int(part) < len(table):
+            table = table[int(part)]  # an element of [[Tests]]
+            continue
+        if not isinstance(table, dict) or part not in table:
+            return ""
+        table = table[part]
+    return table if isinstance(table, str) else ""
+
+
+_RESOLVERS: dict[str, Callable[[str, BlockValue | None], str]] = {
+    "env": _from_environment,
+    "block": _from_block,
+    "toml": _from_toml,
+}
 
 
 @contextlib.contextmanager
 def file_in_memory(content: str) -> Iterator[Path]:
-    """A file that this user's processes can read under the given path, and that no disk ever holds."""
+    """A file with these lines that this user's processes can read under the given path, and that no disk ever holds."""
     descriptor = os.memfd_create("login")
     try:
-        os.write(descriptor, content.encode())
+        os.write(descriptor, (content.rstrip("\n") + "\n").encode())
         yield Path(f"/proc/{os.getpid()}/fd/{descriptor}")
     finally:
         os.close(descriptor)
-
-
-def whole_lines(text: str) -> str:
-    """The same lines, the last one ended as well."""
-    return text.rstrip("\n") + "\n"
 
 
 def read_netrc(path: Path, name: str) -> Mapping[str, Login]:
@@ -94,42 +120,15 @@ def read_netrc(path: Path, name: str) -> Mapping[str, Login]:
     return {host: (user, password) for host, (user, _, password) in hosts.items()}
 
 
-def _from_environment(name: str, _: Callable[[str], str] | None) -> str:
-    return os.environ.get(name, "")
+# --- masking ---------------------------------------------------------------------------------------------------------
 
-
-def _from_block(name: str, block_value: Callable[[str], str] | None) -> str:
-    if block_value is None:
-        raise InvalidInput("Prefect Secret blocks are available in flows only", thing=name, advice="Run it as a flow")
-    return block_value(name)
-
-
-def _from_toml(name: str, _: Callable[[str], str] | None) -> str:
-    file, _hash, dotted = name.partition("#")
-    try:
-        table: object = tomllib.loads(Path(file).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InvalidInput(
-            "cannot read the file that holds this secret", thing=name, advice="Fix it, or start a new run"
-        ) from error
-    for part in dotted.split("."):
-        if isinstance(table, list) and part.isdecimal() and int(part) < len(table):
-            table = table[int(part)]  # an element of [[Tests]]
-            continue
-        if not isinstance(table, dict) or part not in table:
-            return ""
-        table = table[part]
-    return table if isinstance(table, str) else ""
-
-
-_RESOLVERS: dict[str, Callable[[str, Callable[[str], str] | None], str]] = {
-    "env": _from_environment,
-    "block": _from_block,
-    "toml": _from_toml,
-}
-
+MASK = "********"
 
 CHUNK = 1 << 20
+"""Bytes of a file read at once."""
+
+MIN_LENGTH = 4
+"""Characters of the shortest value that is masked: shorter ones also occur in ordinary words."""
 
 MIN_BYTES_IN_BINARY = 8
 """Bytes of the shortest value looked for in binary files: shorter ones occur in gigabytes of weights by chance."""
@@ -192,11 +191,18 @@ _SHAPES = re.compile(b"|".join((_AUTHORIZATION, _TOKENS, _NAMED, _ORDINARY)))
 _Find = Callable[[bytes, int], Iterator[re.Match[bytes]]]
 
 
+def mask_secrets(text: str, values: Iterable[str]) -> str:
+    """Replace every secret value in `text` that has `MIN_LENGTH`."""
+    for value in sorted({value for value in values if len(value) >= MIN_LENGTH}, key=len, reverse=True):
+        text = text.replace(value, MASK)
+    return text
+
+
 def copy_masked(source: Path, target: Path, secrets: Iterable[str]) -> int:
     """Copy a text file with every secret value, and every text in a secret's shape, replaced by `MASK`.
 
-    The longest value at a position wins; values that `mask_secrets` leaves are left here too. Returns how many were
-    masked.
+    The longest value at a position wins; values that `mask_secrets` does not mask stay here too. Returns how many
+    were masked.
 
     Raises:
         DamagedData: The source cannot be read.
@@ -253,7 +259,7 @@ class _Masker:
     def mask(self, piece: bytes, *, last: bool) -> bytes:
         """Take the next piece and return what is decided by now; all of it with the last piece."""
         data = self._waiting + piece
-        # A match that begins before the border is whole, however long; what begins later waits for the next piece.
+        # A match that begins before the border is complete, however long; what begins later waits for the next piece.
         border = len(data) if last else max(len(data) - self._reach, self._decided)
         pieces, done = [], self._decided
         for match in self._find(data, self._decided):
@@ -323,7 +329,6 @@ class SecretFinder:
 
 
 def _values(secrets: Iterable[str]) -> list[bytes]:
-    # mask_secrets decides which values are long enough to be masked at all.
-    maskable = {value for value in secrets if mask_secrets(value, (value,)) != value}
+    maskable = {value for value in secrets if len(value) >= MIN_LENGTH}
     # Longest first. An environment variable that is not UTF-8 comes with surrogates; this gives its bytes back.
     return sorted((value.encode("utf-8", "surrogateescape") for value in maskable), key=len, reverse=True)

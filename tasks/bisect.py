@@ -19,7 +19,6 @@ from nightbridge.models import RunRecord, Site, Verdict, slug
 from nightbridge.report.queries import history_of
 from nightbridge.slurm.attempts import attempts_of, cancel_jobs, read_ended
 from nightbridge.slurm.factory import open_cluster
-from nightbridge.slurm.preflight import available_slots
 from nightbridge.store.factory import open_store
 from nightbridge.store.protocol import ObjectStore
 from nightbridge.tasks.mirror import show
@@ -77,7 +76,7 @@ def read_point(plan: BisectPlan, place: int, number: int, verdict: Verdict, site
 
 def room_for(base: RunRecord, site: Site, most: int) -> int:
     """How many points to run at once: as many as the cluster would start now."""
-    return max(1, min(most, available_slots(site.cluster, base.plan.nodes)))
+    return max(1, min(most, open_cluster(site.cluster, site.workspace).available_slots(base.plan.nodes)))
 
 
 @stage("bisect-result")

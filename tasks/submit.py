@@ -11,7 +11,7 @@ from prefect.logging import get_run_logger
 from nightbridge.errors import StatusUnknown
 from nightbridge.models import Job, LaunchPlan, RunSpec, Site
 from nightbridge.slurm.attempt_files import read_attempt, read_submission
-from nightbridge.slurm.dependencies import NotSubmittedYet, dependency_options
+from nightbridge.slurm.attempts import NotSubmittedYet, dependency_options
 from nightbridge.slurm.factory import open_cluster
 from nightbridge.slurm.protocol import JobNotAccepted
 from nightbridge.slurm.submission import submit_attempt

@@ -1,6 +1,6 @@
 """Commits made with `git fast-import`: the same commits on every machine, and no work tree in between.
 
-Nothing of the person's own git reaches in: no configuration, identity, hooks, signing, line endings or clock.
+Nothing of the user's own git reaches in: no configuration, identity, hooks, signing, line endings or clock.
 """
 
 import os
@@ -37,7 +37,7 @@ def git(repository: Path, *arguments: str, data: bytes | None = None) -> str:
     """Run git in a bare repository and return its output without the last line end.
 
     Raises:
-        PermanentError: git is not installed, or it failed; its own last words are told.
+        PermanentError: git is not installed, or it failed; its last line of stderr is in the message.
 
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
@@ -55,9 +55,9 @@ def git(repository: Path, *arguments: str, data: bytes | None = None) -> str:
     except subprocess.TimeoutExpired as error:
         raise PermanentError(f"git {arguments[0]} took over {TIMEOUT_SECONDS:.0f} s", thing=str(repository)) from error
     except subprocess.CalledProcessError as error:
-        said = error.stderr.decode(errors="replace").strip().splitlines()
+        lines = error.stderr.decode(errors="replace").strip().splitlines()
         raise PermanentError(
-            f"git {arguments[0]} failed: {said[-1] if said else f'code {error.returncode}'}", thing=str(repository)
+            f"git {arguments[0]} failed: {lines[-1] if lines else f'code {error.returncode}'}", thing=str(repository)
         ) from error
     return done.stdout.decode().rstrip("\n")
 

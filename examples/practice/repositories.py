@@ -52,7 +52,7 @@ class Behaviour(Model):
     checkpoint_layout: Literal["0.18", "0.19"] = Field(
         "0.19", description="Megatron-Core version whose layout is written: up to 0.18 with common.pt."
     )
-    nan_at: int | None = Field(None, ge=1, description="The first iteration whose loss is NaN; training goes on.")
+    nan_at: int | None = Field(None, ge=1, description="The first iteration whose loss is NaN; training continues.")
     hang_at: int | None = Field(None, ge=1, description="All ranks sleep for ever before this iteration.")
     crash_at: int | None = Field(None, ge=1, description="All ranks exit with 1 before this iteration.")
     stop_at: int | None = Field(None, ge=1, description="Training ends after this iteration, with exit code 0.")

@@ -1,8 +1,8 @@
 """Stands in for torchrun in practice runs: starts a node's ranks, and ends all of them when one fails.
 
-Standard library only: it is run as a file by the launcher environment's Python. It knows the options that our batch
-scripts write, and tells each rank what torchrun tells it. A real torchrun also connects the nodes; here the programs
-meet in a folder.
+Standard library only: it is run as a file by the launcher environment's Python. It takes the options that our batch
+scripts write, and sets the environment variables of each rank as torchrun does. A real torchrun also connects the
+nodes; here the programs meet in a folder.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _start(options: argparse.Namespace, local_rank: int) -> "subprocess.Popen[bytes]":
     rank = options.node_rank * options.nproc_per_node + local_rank
-    told = {
+    variables = {
         "RANK": rank,
         "LOCAL_RANK": local_rank,
         "GROUP_RANK": options.node_rank,
@@ -45,7 +45,7 @@ def _start(options: argparse.Namespace, local_rank: int) -> "subprocess.Popen[by
         "MASTER_PORT": options.master_port,
         "TORCHELASTIC_RESTART_COUNT": 0,
     }
-    environment = {"OMP_NUM_THREADS": "1", **os.environ, **{name: str(value) for name, value in told.items()}}
+    environment = {"OMP_NUM_THREADS": "1", **os.environ, **{name: str(value) for name, value in variables.items()}}
     return subprocess.Popen([sys.executable, "-u", options.program, *options.arguments], env=environment)
 
 

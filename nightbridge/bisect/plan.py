@@ -18,9 +18,8 @@ from nightbridge.gate.trend import trends
 from nightbridge.history.metrics import COMPLETE_OUTCOMES, measured
 from nightbridge.history.nightly_values import Night, nights_of
 from nightbridge.history.rows import HistoryRow, Pin
-from nightbridge.models import GitRepo, HarvestPolicy, RunRecord, RunSpec, StoredModel, VerdictStatus
+from nightbridge.models import GitRepo, HarvestPolicy, RangeCommit, RunRecord, RunSpec, StoredModel, VerdictStatus
 from nightbridge.models.metrics import COLUMNS, METRIC_BY_NAME, Metric
-from nightbridge.repos.commits import RangeCommit
 from nightbridge.store.protocol import ObjectStore
 
 Repository = Literal["megatron_bridge", "nemo_run"]

@@ -12,8 +12,7 @@ from nightbridge.bisect.plan import (
 from nightbridge.bisect.search import Answer, Measured, medians
 from nightbridge.harvest.manifest import load_record
 from nightbridge.history.metrics import format_change, format_count, format_value, measured
-from nightbridge.models import Model, RunRecord, StoredModel, Verdict, VerdictStatus
-from nightbridge.repos.commits import RangeCommit
+from nightbridge.models import Model, RangeCommit, RunRecord, StoredModel, Verdict, VerdictStatus
 from nightbridge.store.protocol import ObjectStore
 
 # Whatever the commit is, these say nothing about it: the point is tried again.

@@ -1,4 +1,4 @@
-"""The command line: one command for each thing that a person does.
+"""The command line: `main` holds the table of commands, and each other module those of one subject.
 
-`main` is the entry point: it runs one command and turns every error into one message and an exit code.
+A module imports whatever is heavier than typer inside its commands.
 """

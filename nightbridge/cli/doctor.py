@@ -8,18 +8,10 @@ from nightbridge.images.enroot import find_enroot
 from nightbridge.models import Model, Site
 from nightbridge.repos.environments import is_base_ready
 from nightbridge.repos.git import git
-from nightbridge.slurm.command_line import CommandLineCluster
 from nightbridge.slurm.factory import open_cluster
-from nightbridge.slurm.local import LocalCluster
-from nightbridge.slurm.pyslurm_cluster import PyslurmCluster
 from nightbridge.store.protocol import ObjectStore
 
 _GIT_TIMEOUT_SECONDS = 10.0
-_INTERFACES: dict[type, str] = {
-    LocalCluster: "the embedded cluster of this machine",
-    CommandLineCluster: "using Slurm's commands",
-    PyslurmCluster: "using pyslurm",
-}
 
 
 class Check(Model):
@@ -83,7 +75,7 @@ def _cluster(site: Site) -> str:
     limits = cluster.limits()
     if site.cluster.containers == "pyxis" and not limits.has_pyxis:
         raise PermanentError(
-            "srun has no pyxis, although the settings say so",
+            "srun has no pyxis, but the settings require it",
             thing=site.cluster.name,
             advice='Install pyxis, or set containers = "none"',
         )
@@ -94,7 +86,7 @@ def _cluster(site: Site) -> str:
         "GPUs of a node": limits.gpus_per_node,
     }
     known = [f"{name} {value}" for name, value in facts.items() if value is not None]
-    return f"{site.cluster.name}: " + ", ".join((_INTERFACES[type(cluster)], *known))
+    return f"{site.cluster.name}: " + ", ".join((cluster.description, *known))
 
 
 def _store(store: ObjectStore) -> str:

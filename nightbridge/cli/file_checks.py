@@ -75,7 +75,7 @@ def check_file(
 def check_container_file(file: Path, overrides: Sequence[str], gpus: int | None = None) -> FileReport:
     """Check a ConfigContainer with these `KEY=VALUE` overrides, for so many GPUs."""
     from nightbridge.launch.config_container import read_container, with_overrides
-    from nightbridge.rules.config_container import check_container
+    from nightbridge.rules import check_container
 
     try:
         found = check_container(with_overrides(read_container(file), overrides), gpus)

@@ -7,13 +7,15 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field, StringConstraints, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
 from nightbridge.config.documents import Findings, KeyPath, Layered, unknown_key
+from nightbridge.config.schema import validated
 from nightbridge.launch.flags import NO_EFFECT, TEST_FLAGS, Flag, Kind
-from nightbridge.models import Model, SecretRef, SweepAxis, SweepPolicy
+from nightbridge.launch.hetero_arguments import HeteroArguments
+from nightbridge.models import Model, SecretRef, SweepAxis
 
 _PREFIXES: tuple[tuple[str, Literal["env", "block", "toml"]], ...] = (
     ("env:", "env"),
@@ -22,12 +24,12 @@ _PREFIXES: tuple[tuple[str, Literal["env", "block", "toml"]], ...] = (
 )
 
 
-PLACES = tuple(prefix for prefix, _place in _PREFIXES)
-"""How a value begins that names the place of a secret: a variable, a Prefect block, or `FILE#dotted.key`."""
+REFERENCE_PREFIXES = tuple(prefix for prefix, _kind in _PREFIXES)
+"""Prefixes of a value that refers to a secret: a variable, a Prefect block, or `FILE#dotted.key`."""
 
 
 SECRET_NAME = re.compile(r"(?:^|_)(?:TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
-"""What an environment variable is called that holds a secret."""
+"""Names of environment variables that hold a secret."""
 
 
 LITERAL = "the file contains a token; prefer env:NAME or block:NAME, or set only the variable"
@@ -43,13 +45,13 @@ def shows_secret(address: str) -> bool:
 
 
 def reference(value: str, source: Layered, path: KeyPath) -> SecretRef | None:
-    """Return where the secret is found: `env:NAME`, `block:NAME`, `toml:FILE#KEY`, or the place of the literal itself.
+    """Return a reference to the secret: `env:NAME`, `block:NAME`, `toml:FILE#KEY`, or the literal's own file and key.
 
     None for a literal that is in no file: only its value could be kept.
     """
-    for prefix, place in _PREFIXES:
+    for prefix, source_kind in _PREFIXES:
         if value.startswith(prefix):
-            return SecretRef(source=place, name=value.removeprefix(prefix).strip())
+            return SecretRef(source=source_kind, name=value.removeprefix(prefix).strip())
     layer = source.origin(path)
     if layer.document is None:
         return None
@@ -59,25 +61,20 @@ def reference(value: str, source: Layered, path: KeyPath) -> SecretRef | None:
 
 CMD_ARGS = "cmd_args"
 
-RENAMED: Mapping[str, str] = {
-    "wandb_prj_name": "wandb_project_name",
-    "wandb_exp_name": "wandb_experiment_name",
-}
+RENAMED: Mapping[str, str] = {"wandb_prj_name": "wandb_project_name", "wandb_exp_name": "wandb_experiment_name"}
 """Older spellings of CloudAI, with the key that replaced them."""
 
 MOVED: Mapping[str, str] = {
     "time_limit": "time_limit of the test or of the scenario's entry",
     "custom_mounts": "extra_container_mounts of the test",
-    "model_name": "model_family_name",
-    "model_size": "model_recipe_name",
 }
-"""Older keys whose value has moved; `Arguments` maps each of them."""
+"""Older keys whose value has moved."""
 
-# Only these two have been said by CloudAI's own files to differ from the letters that the name begins with.
+# The only two families in CloudAI's files that differ from the letters that the name begins with.
 _FAMILIES: Mapping[str, str] = {"gpt_oss": "gpt_oss", "qwen3_vl": "qwen_vl"}
 
-_EXCLUDED = "is a list, and dse_excluded_args says that it is no sweep; write one value"
-_ONE_VALUE = "is taken as one value, a list; CloudAI would sweep over it (say so with sweep.fields)"
+_EXCLUDED = "is a list, and dse_excluded_args excludes it from sweeps; write one value"
+_ONE_VALUE = "is one value, a list; CloudAI would sweep over it (add it to sweep.fields to do the same)"
 _LIST_KINDS = frozenset({"texts", "integers"})
 
 
@@ -101,13 +98,8 @@ class SweepChoice:
         return any(f"{CMD_ARGS}.{field}".startswith(prefix) for prefix in self.excluded)
 
 
-def sweep_choice(policy: SweepPolicy, excluded: Sequence[str], drawn: Collection[str] = ()) -> SweepChoice:
-    """The choice that a test's `[sweep]`, `dse_excluded_args` and `env_params` make."""
-    return SweepChoice(tuple(field.removeprefix(f"{CMD_ARGS}.") for field in policy.fields), tuple(excluded), drawn)
-
-
 class Arguments(Model):
-    """What a `[cmd_args]` table says once it has been read."""
+    """The content of a `[cmd_args]` table."""
 
     values: dict[str, Any] = Field(default={})
     axes: tuple[SweepAxis, ...] = ()
@@ -117,7 +109,7 @@ class Arguments(Model):
 
 
 def read_arguments(source: Layered, findings: Findings, choice: SweepChoice) -> Arguments:
-    """Read the merged `[cmd_args]`; whatever is wrong or outdated in it goes to `findings`.
+    """Read the merged `[cmd_args]`; problems and warnings go to `findings`.
 
     A list is a sweep, unless the flag itself takes a list: then it is one value, and a list of lists is a sweep.
     """
@@ -201,12 +193,12 @@ def _use_recipe_name(written: dict[str, Any], findings: Findings) -> None:
 
 
 def _secret(flag: Flag, value: object, path: KeyPath, source: Layered, findings: Findings) -> SecretRef | None:
-    """The place of a secret; no message here may show what was written."""
+    """A reference to the secret; no message here may show its value."""
     if not isinstance(value, str):
         findings.problem(path, "must be text: env:NAME, block:NAME or a token")
         return None
     if not value.strip():
-        return None  # CloudAI's files say "" for: take the environment's
+        return None  # "" means the environment's value in CloudAI's files
     ref = reference(value.strip(), source, path)
     if ref is None or not ref.name:
         findings.problem(path, f"is not a valid secret reference; write env:{flag.secret} or block:NAME")
@@ -234,10 +226,10 @@ def _axis(
         try:
             value = read(item)
         except ValueError:
-            findings.problem(path, f"must be {wants}, or a list of such to sweep over, not {_shown(item)}")
+            findings.problem(path, f"must be {wants}, or a list of such to sweep over, not {_shortened(item)}")
             return
         if value in values:
-            findings.warn(path, f"lists {_shown(item)} twice; it runs once")
+            findings.warn(path, f"lists {_shortened(item)} twice; it runs once")
         else:
             values.append(value)
     if values:
@@ -263,13 +255,13 @@ def _read_value(
     try:
         values[flag.field] = read(value)
     except ValueError:
-        findings.problem(path, f"must be {wants}, not {_shown(value)}")
+        findings.problem(path, f"must be {wants}, not {_shortened(value)}")
         return
     if isinstance(value, list) and not choice.excludes(flag.field):
         findings.warn(path, _ONE_VALUE)
 
 
-def _shown(value: object) -> str:
+def _shortened(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 40 else text[:37] + "..."
 
@@ -338,87 +330,8 @@ _KINDS: Mapping[Kind, tuple[Callable[[object], Any], str]] = {
 """What a value must be: a reader that raises ValueError, and the words for it."""
 
 
-Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
-Count = Annotated[int, Field(ge=1, le=2**62)]
-Amount = Annotated[int, Field(ge=0, le=2**62)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-
-
-class GridArguments(Model):
-    """`[cmd_args.encoder]` or `[cmd_args.language_model]`."""
-
-    nodes: Count | None = None
-    tp: Count = 1
-    cp: Count = 1
-    pp: Count = 1
-    dp: Count = 1
-    ep: Count = 1
-    etp: Count = 1
-
-
-class HeteroArguments(Model):
-    """The arguments of Megatron-LM's training program `examples/mimo`; a key means here what it means elsewhere.
-
-    Flags that are not here go into `[extra_cmd_args]`, by their own names.
-    """
-
-    encoder: GridArguments
-    language_model: GridArguments
-    container_image: Text | None = None
-    gpus_per_node: Count | None = None
-    program: Text | None = None
-    torchrun: Text | None = None
-    model_provider: Text | None = None
-    training_stage: Literal["stage1", "stage2", "stage3"] | None = None
-    freeze_projection: bool | None = None
-    mb: Count | None = None
-    gb: Count
-    seq_length: Count | None = None
-    num_layers: Count | None = None
-    hidden_size: Count | None = None
-    num_moe_experts: Count | None = None
-    max_steps: Count | None = None
-    train_samples: Count | None = None
-    lr: Finite | None = None
-    min_lr: Finite | None = None
-    lr_decay_style: Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"] | None = None
-    warmup_iters: Amount | None = None
-    lr_warmup_samples: Amount | None = None
-    lr_decay_samples: Count | None = None
-    lr_wsd_decay_samples: Count | None = None
-    lr_wsd_decay_style: Literal["exponential", "linear", "cosine", "minus_sqrt"] | None = None
-    save_dir: Text | None = None
-    load_dir: Text | None = None
-    save_interval: Count | None = None
-    load_nemotron_checkpoint: Text | None = None
-    finetune: bool | None = None
-    no_save_optim: bool | None = None
-    no_save_rng: bool | None = None
-    no_load_optim: bool | None = None
-    no_load_scheduler: bool | None = None
-    no_load_rng: bool | None = None
-    dist_ckpt_optim_fully_reshardable: bool | None = None
-    log_interval: Count | None = None
-    overlap_param_gather: bool | None = None
-    ddp_num_buckets: Count | None = None
-    ddp_bucket_size: Amount | None = None
-    ddp_pad_buckets_for_high_nccl_busbw: bool | None = None
-    dynamic_resolution: bool | None = None
-    dynamic_resolution_min_patches: Count | None = None
-    dynamic_resolution_max_patches: Count | None = None
-    num_image_tiles: Count | None = None
-    use_thumbnail: bool | None = None
-    correct_encoder_grad_for_partial_participation: bool | None = None
-    num_workers: Amount | None = None
-    tokenizer_model: Text | None = None
-    vocab_size: Count | None = None
-
-
-GRID_FIELDS = frozenset({"encoder", "language_model"})
-
-
 def read_hetero_arguments(source: Layered, findings: Findings) -> Arguments:
-    """Read the merged `[cmd_args]` of a heterogeneous-parallel test; whatever is wrong with it goes to `findings`.
+    """Read the merged `[cmd_args]` of a heterogeneous-parallel test; problems go to `findings`.
 
     A list where one value is expected is a sweep; a grid is swept over by one test per topology.
     """
@@ -446,21 +359,5 @@ def read_hetero_arguments(source: Layered, findings: Findings) -> Arguments:
 
 
 def _read(table: Mapping[str, Any], findings: Findings) -> dict[str, Any] | None:
-    try:
-        return HeteroArguments.model_validate(table).model_dump(exclude_unset=True, exclude_none=True)
-    except ValidationError as error:
-        for problem in error.errors(include_url=False, include_context=False, include_input=False):
-            _tell(problem["type"], problem["loc"], problem["msg"], findings)
-        return None
-
-
-def _tell(kind: str, path: tuple[int | str, ...], message: str, findings: Findings) -> None:
-    where = (CMD_ARGS, *path)
-    if kind == "extra_forbidden":
-        known = GridArguments.model_fields if path[0] in GRID_FIELDS else HeteroArguments.model_fields
-        if not any(line.startswith(f"{findings.source.where(where)}: ") for line in findings.problems):
-            findings.unknown(where, known)
-    elif kind == "missing":
-        findings.problem_once(where, "is required")
-    else:
-        findings.problem_once(where, message[:1].lower() + message[1:])
+    read = validated(HeteroArguments, table, findings, base=(CMD_ARGS,))
+    return None if read is None else read.model_dump(exclude_unset=True, exclude_none=True)

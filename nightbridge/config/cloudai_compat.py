@@ -1,6 +1,6 @@
-"""Fields of CloudAI whose meaning is carried by a field of ours: agents, drawn parameters, reports, options of srun.
+"""CloudAI's fields that map to a field of ours: agents, sampled parameters, reports, options of srun.
 
-Where a file has both, ours wins. What of such a field has no counterpart is said.
+Where a file has both, ours wins. A part of such a field without a counterpart gives a warning.
 """
 
 import math
@@ -26,7 +26,7 @@ METRICS: Mapping[str, MetricName] = {
 _SEED = "random_seed"
 _MAX_POINTS = 1000
 _WEIGHT_TOLERANCE = 1e-6
-"""How far the weights of a drawn parameter may be from 1 in sum, as in CloudAI."""
+"""Tolerance of the sum of a sampled parameter's weights, as in CloudAI."""
 
 
 class TrainingReport(Model):
@@ -96,23 +96,23 @@ def gate_of(gate: GatePolicy, report: TrainingReport | None, findings: Findings)
 
 
 def sweep_of(sweep: SweepPolicy, agent: AgentFields, findings: Findings) -> SweepPolicy:
-    """What `[sweep]` says, and CloudAI's agent fields where it does not say."""
-    said: dict[str, Any] = {}
+    """`[sweep]`, completed from CloudAI's agent fields."""
+    derived: dict[str, Any] = {}
     if agent.agent != GRID_SEARCH:
-        said |= {"method": "random", "points": min(agent.agent_steps, _MAX_POINTS)}
+        derived |= {"method": "random", "points": min(agent.agent_steps, _MAX_POINTS)}
         findings.warn(
             ("agent",),
-            f"{agent.agent!r} chooses each point by earlier results; here {said['points']} points "
+            f"{agent.agent!r} chooses each point by earlier results; here {derived['points']} points "
             "(agent_steps) are drawn at random",
         )
     elif "agent_steps" in agent.model_fields_set:
         findings.warn(("agent_steps",), "has no effect: grid_search runs every point, in CloudAI too")
-    said |= _seed(agent, findings)
+    derived |= _seed(agent, findings)
     if agent.agent_metrics:
-        said |= _metric(agent.agent_metrics, findings)
+        derived |= _metric(agent.agent_metrics, findings)
     if agent.agent_reward_function is not None:
-        said["reward"] = agent.agent_reward_function
-    kept = {key: value for key, value in said.items() if key not in sweep.model_fields_set}
+        derived["reward"] = agent.agent_reward_function
+    kept = {key: value for key, value in derived.items() if key not in sweep.model_fields_set}
     return sweep.model_copy(update=kept)
 
 
@@ -143,7 +143,7 @@ def _metric(metrics: Sequence[str], findings: Findings) -> dict[str, MetricName]
 def split_drawn(
     axes: Sequence[SweepAxis], agent: AgentFields, findings: Findings
 ) -> tuple[tuple[SweepAxis, ...], tuple[SweepAxis, ...]]:
-    """The axes that are swept over, and those that `[env_params]` says are drawn for each point."""
+    """The axes that are swept over, and those that `[env_params]` samples for each point."""
     parameters = agent.env_params
     by_name = {axis.name: axis for axis in axes}
     drawn = []

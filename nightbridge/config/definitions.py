@@ -1,6 +1,6 @@
-"""One merged test table to a `TestDefinition`, or to everything that is wrong with it.
+"""One merged test table to a `TestDefinition`, or to all of its problems.
 
-Secrets in a configuration: named places stay references, and a literal token becomes one at once.
+References to secrets stay references, and a literal token becomes one immediately.
 """
 
 import re
@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from nightbridge.config.arguments import (
+    CMD_ARGS,
     LITERAL,
-    PLACES,
+    REFERENCE_PREFIXES,
     SECRET_NAME,
     Arguments,
     SweepChoice,
@@ -17,13 +18,12 @@ from nightbridge.config.arguments import (
     read_hetero_arguments,
     reference,
     shows_secret,
-    sweep_choice,
 )
 from nightbridge.config.cloudai_compat import gate_of, sbatch_options, split_drawn, sweep_of
 from nightbridge.config.documents import Findings, KeyPath, Layered
 from nightbridge.config.schema import NODES, TestTable, check_table
+from nightbridge.launch.flags import version_for_pin
 from nightbridge.launch.resources import gpus_per_node
-from nightbridge.launch.versions import version_for_pin
 from nightbridge.models import (
     HETERO_MIMO,
     MOUNT_POINT,
@@ -55,18 +55,19 @@ def define_test(
         source: The test's table with everything laid over it.
         test_id: Its id in the scenario.
         file: The file to open to fix it.
-        extra_problems: What was already found wrong about it, for instance in its scenario's entry.
+        extra_problems: Problems that were found before, for instance in its scenario's entry.
 
     Returns:
-        The test, or the same test as invalid with every violation; and the warnings.
+        The test, or an invalid test with every violation; and the warnings.
 
     """
     findings = Findings(source)
     findings.problems.extend(extra_problems)
     table = check_table(source, findings)
-    choice = (
-        sweep_choice(table.sweep, table.dse_excluded_args, table.env_params) if table is not None else SweepChoice()
-    )
+    choice = SweepChoice()
+    if table is not None:
+        fields = [field.removeprefix(f"{CMD_ARGS}.") for field in table.sweep.fields]
+        choice = SweepChoice(fields, table.dse_excluded_args, table.env_params)
     hetero = source.table.get("test_template_name") == HETERO_MIMO
     arguments = read_hetero_arguments(source, findings) if hetero else read_arguments(source, findings, choice)
     if table is not None:
@@ -136,7 +137,7 @@ def _repositories(table: TestTable) -> dict[KeyPath, GitRepo]:
 
 
 def _check_addresses(table: TestTable, findings: Findings) -> None:
-    """Refuse secrets in addresses here, before the test becomes part of anything that is kept; none is shown."""
+    """Refuse secrets in addresses before the test is stored anywhere; no message shows them."""
     for path, repo in _repositories(table).items():
         if shows_secret(repo.url):
             findings.problem(
@@ -154,7 +155,7 @@ def _check_addresses(table: TestTable, findings: Findings) -> None:
 
 
 def _gate(table: TestTable, file: str, findings: Findings) -> GatePolicy:
-    """The gate with its golden file as an absolute path; a relative one is taken from the test's own folder."""
+    """The gate with its golden file as an absolute path; a relative one is resolved against the test's directory."""
     if table.canary:
         _check_canary(table, findings)
     if table.gate.golden is None:
@@ -166,7 +167,7 @@ def _gate(table: TestTable, file: str, findings: Findings) -> GatePolicy:
 
 
 def _check_canary(table: TestTable, findings: Findings) -> None:
-    """A canary that moves would hide what it should show."""
+    """A canary must not move: it shows the drift of the cluster alone."""
     for path, repo in _repositories(table).items():
         if not _FULL_COMMIT.fullmatch(repo.commit):
             findings.problem((*path, "commit"), "may move, and a canary needs fixed pins; write the full commit")
@@ -192,12 +193,12 @@ def _dependencies(table: TestTable, findings: Findings) -> Iterator[Dependency]:
 
 
 def _variable_axes(table: TestTable, findings: Findings) -> Iterator[SweepAxis]:
-    """Environment variables that are lists; a secret is no list."""
+    """Environment variables that are lists; a secret cannot be swept over."""
     for name, values in table.extra_env_vars.items():
         if isinstance(values, str):
             continue
         path = ("extra_env_vars", name)
-        if SECRET_NAME.search(name) or any(value.startswith(PLACES) for value in values):
+        if SECRET_NAME.search(name) or any(value.startswith(REFERENCE_PREFIXES) for value in values):
             findings.problem(path, "contains secrets, which cannot be swept over; write one")
         elif not values:
             findings.problem(path, "is an empty list, a sweep over nothing; write a value or remove it")
@@ -206,7 +207,7 @@ def _variable_axes(table: TestTable, findings: Findings) -> Iterator[SweepAxis]:
 
 
 def _node_axis(table: TestTable, arguments: Arguments, findings: Findings) -> Iterator[SweepAxis]:
-    """`num_nodes` as a list: the GPUs follow from it. One number says nothing that num_gpus does not."""
+    """`num_nodes` as a list: the GPUs follow from it. A single number adds nothing to num_gpus."""
     path, nodes = ("num_nodes",), table.num_nodes
     if nodes is None:
         return
@@ -235,14 +236,14 @@ def _check_nodes(test: TestDefinition, findings: Findings) -> None:
 def _split_secrets(
     table: TestTable, arguments: Arguments, source: Layered, findings: Findings
 ) -> tuple[dict[str, str], dict[str, SecretRef]]:
-    """Variables whose name says that they hold a secret become references, as the tokens of `[cmd_args]` do."""
+    """Variables named like secrets become references, as the tokens of `[cmd_args]` do."""
     variables: dict[str, str] = {}
     secrets: dict[str, SecretRef] = dict(arguments.secrets)
     for name, value in table.extra_env_vars.items():
         path = ("extra_env_vars", name)
         if not isinstance(value, str):
             continue  # swept over
-        named = value.startswith(PLACES)
+        named = value.startswith(REFERENCE_PREFIXES)
         if not named and not (value and SECRET_NAME.search(name)):
             variables[name] = value
             continue

@@ -1,13 +1,13 @@
-"""TOML files as read: their tables, the line of every key, and what is wrong or odd in them, each with its place.
+"""TOML files as read: their tables, the line of every key, and the findings about them, each with its line.
 
-`tomllib` keeps no positions. This scan walks a text that tomllib has already accepted, so it only has to know where
-keys, values and headers begin and end. Keys inside an inline table or an array share the line of the key before it.
+`tomllib` keeps no positions. Neither does `tomlkit` 0.15, whose parser takes eight times as long (13.6 against 1.6 ms
+for the 18 files of `conf/`). When a line is wanted, the text is cut into statements, and `tomllib` reads each of them
+alone. Keys inside an inline table or an array share the line of the key before it.
 """
 
 import difflib
 import re
 import tomllib
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,75 +20,61 @@ from nightbridge.errors import InvalidInput
 KeyPath = tuple[str | int, ...]
 """Keys from the root; an element of an array of tables is its index."""
 
-_BLANK = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
-_SPACE = re.compile(r"[ \t]*")
-_BARE = re.compile(r"[A-Za-z0-9_-]+")
-_STRINGS = (
-    re.compile(r'"""(?:[^\\]|\\.)*?"{3,5}', re.DOTALL),
-    re.compile(r"'''.*?'{3,5}", re.DOTALL),
-    re.compile(r'"(?:[^"\\\n]|\\.)*"'),
-    re.compile(r"'[^'\n]*'"),
+_TOKEN = re.compile(
+    r""""{3}(?:[^\\]|\\.)*?"{3,5}|'{3}.*?'{3,5}|"(?:[^"\\\n]|\\.)*"|'[^'\n]*'|\#[^\n]*|[\[\]{}\n]""", re.DOTALL
 )
-_PLAIN = re.compile(r"[^\"'\[\]{}#\n]+")
-_ESCAPE = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|(.))")
-_ESCAPES = {"b": "\b", "t": "\t", "n": "\n", "f": "\f", "r": "\r", '"': '"', "\\": "\\"}
-
-
-class _Lost(Exception):
-    """The text is not what the scan expects; what has been found so far still holds."""
+"""What decides where a statement ends: strings, comments, brackets and line ends."""
 
 
 def key_lines(text: str) -> dict[KeyPath, int]:
-    """Return the line, from 1, of every key and table header; keys that the scan cannot follow are absent."""
+    """Return the line, from 1, of every key and table header; what follows invalid TOML is absent."""
     lines: dict[KeyPath, int] = {}
-    starts = [match.end() for match in re.finditer("\n", text)]
-    try:
-        for path, offset in _keys(text):
-            lines.setdefault(path, _line_of(starts, offset))
-    except _Lost:
-        pass
+    elements: Counter[KeyPath] = Counter()
+    table: KeyPath = ()
+    line = 1
+    for statement in _statements(text.replace("\r\n", "\n")):
+        try:
+            paths = list(_paths(tomllib.loads(statement)))
+        except (ValueError, RecursionError):
+            break
+        if statement.lstrip().startswith("["):
+            table = _resolve(paths[-1], elements)
+            if statement.lstrip().startswith("[["):
+                lines.setdefault(table, line)
+                elements[table] += 1
+                table = (*table, elements[table] - 1)
+            paths = [()]
+        for path in paths:
+            lines.setdefault((*table, *path), line)
+        line += statement.count("\n") + 1
     return lines
 
 
 def line_of(lines: dict[KeyPath, int], path: KeyPath) -> int | None:
     """The line of a key, or of the nearest key around it that has one."""
-    for length in range(len(path), 0, -1):
-        if path[:length] in lines:
-            return lines[path[:length]]
-    return None
+    return next((lines[path[:length]] for length in range(len(path), 0, -1) if path[:length] in lines), None)
 
 
-def _line_of(starts: list[int], offset: int) -> int:
-    return bisect_right(starts, offset) + 1
+def _statements(text: str) -> Iterator[str]:
+    """Cut a text at the line ends that are in no string and no bracket."""
+    start = depth = 0
+    for token in _TOKEN.finditer(text):
+        if token[0] == "\n" and depth == 0:
+            yield text[start : token.start()]
+            start = token.end()
+        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(token[0], 0)
+    yield text[start:]
 
 
-def _keys(text: str) -> Iterator[tuple[KeyPath, int]]:
-    position, table = 0, ()  # type: int, KeyPath
-    elements: Counter[KeyPath] = Counter()
-    while True:
-        position = _match(_BLANK, text, position)
-        if position >= len(text):
-            return
-        start = position
-        if text[position] == "[":
-            brackets = 2 if text.startswith("[[", position) else 1
-            names, position = _key(text, position + brackets)
-            position = _expect("]" * brackets, text, position)
-            table = _resolve(names, elements)
-            if brackets == 2:
-                yield table, start
-                elements[table] += 1
-                table = (*table, elements[table] - 1)
-            yield table, start
-        else:
-            names, position = _key(text, position)
-            position = _skip_value(text, _expect("=", text, position))
-            for length in range(1, len(names) + 1):
-                yield (*table, *names[:length]), start
+def _paths(table: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    for key, value in table.items():
+        yield (key,)
+        if isinstance(value, dict):
+            yield from ((key, *path) for path in _paths(value))
 
 
-def _resolve(names: tuple[str, ...], elements: Counter[KeyPath]) -> KeyPath:
-    """A header's path: a name that stands for an array of tables means its last element."""
+def _resolve(names: Sequence[str], elements: Counter[KeyPath]) -> KeyPath:
+    """A header's path: the name of an array of tables means its last element."""
     path: KeyPath = ()
     for index, name in enumerate(names):
         path = (*path, name)
@@ -97,77 +83,10 @@ def _resolve(names: tuple[str, ...], elements: Counter[KeyPath]) -> KeyPath:
     return path
 
 
-def _match(pattern: re.Pattern[str], text: str, position: int) -> int:
-    match = pattern.match(text, position)
-    if match is None:
-        raise _Lost
-    return match.end()
-
-
-def _expect(token: str, text: str, position: int) -> int:
-    position = _match(_SPACE, text, position)
-    if not text.startswith(token, position):
-        raise _Lost
-    return position + len(token)
-
-
-def _key(text: str, position: int) -> tuple[tuple[str, ...], int]:
-    names: list[str] = []
-    while True:
-        position = _match(_SPACE, text, position)
-        start = position
-        if text.startswith(('"', "'"), position):
-            position = _string_end(text, position)
-            names.append(_unquoted(text[start:position]))
-        else:
-            position = _match(_BARE, text, position)
-            names.append(text[start:position])
-        position = _match(_SPACE, text, position)
-        if not text.startswith(".", position):
-            return tuple(names), position
-        position += 1
-
-
-def _unquoted(quoted: str) -> str:
-    if quoted[0] == "'":
-        return quoted[1:-1]
-    return _ESCAPE.sub(
-        lambda match: chr(int(match[1] or match[2], 16)) if not match[3] else _ESCAPES.get(match[3], match[3]),
-        quoted[1:-1],
-    )
-
-
-def _string_end(text: str, position: int) -> int:
-    for pattern in _STRINGS:
-        if match := pattern.match(text, position):
-            return match.end()
-    raise _Lost
-
-
-def _skip_value(text: str, position: int) -> int:
-    """Return where the value that starts here ends: its line's end, or the end of a bracket or string left open."""
-    depth = 0
-    while position < len(text):
-        character = text[position]
-        if character == "\n" and depth == 0:
-            return position
-        if character in "\"'":
-            position = _string_end(text, position)
-        elif character == "#":
-            end = text.find("\n", position)
-            position = len(text) if end < 0 else end
-        elif character in "[]{}\n":
-            depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(character, 0)
-            position += 1
-        else:
-            position = _match(_PLAIN, text, position)
-    return position
-
-
 Table = Mapping[str, Any]
 
 SIZE_LIMIT = 4 * 1024 * 1024
-"""Bytes; a configuration is never this large, and a training log given by mistake would be."""
+"""Bytes; no configuration is this large, but a training log passed by mistake is."""
 
 
 DEPTH_LIMIT = 50
@@ -205,7 +124,7 @@ def read_document(path: Path) -> Document:
     """Read and parse a TOML file.
 
     Raises:
-        InvalidInput: It cannot be read, is not UTF-8, or is not TOML; the message says where.
+        InvalidInput: It cannot be read, is not UTF-8, or is not TOML; the message names the line.
 
     """
     try:
@@ -237,7 +156,7 @@ def parse_document(text: str, path: Path) -> Document:
 
 
 def _check_values(table: Table, path: Path) -> None:
-    """Refuse what is TOML and no configuration; without recursion, of which there is less than there may be tables."""
+    """Refuse valid TOML that is no configuration, without recursion: tables may nest deeper than Python's stack."""
     level: list[Any] = [table]
     for _ in range(DEPTH_LIMIT):
         inside = [
@@ -287,7 +206,7 @@ class Layered:
         return merged
 
     def origin(self, path: KeyPath) -> Layer:
-        """The topmost layer that writes the key, or the part of its path that anyone writes."""
+        """The topmost layer that writes the key, or the longest written part of its path."""
         for length in range(len(path), 0, -1):
             for layer in reversed(self.layers):
                 if _has(layer.table, path[:length]):
@@ -327,11 +246,7 @@ class Findings:
         self.warnings: list[str] = []
 
     def problem(self, path: KeyPath, message: str) -> None:
-        """Note something that keeps the test from running."""
-        self.problems.append(self._line(path, message))
-
-    def problem_once(self, path: KeyPath, message: str) -> None:
-        """Note a problem that may be found several times."""
+        """Add something that keeps the test from running; the same finding is added once."""
         if (line := self._line(path, message)) not in self.problems:
             self.problems.append(line)
 
@@ -340,7 +255,7 @@ class Findings:
         self.warnings.append(self._line(path, message))
 
     def unknown(self, path: KeyPath, known: Iterable[str]) -> None:
-        """Note a key that does not exist, with the nearest one that does."""
+        """Add a key that does not exist, with the nearest one that does."""
         self.problem(path, unknown_key(str(path[-1]), known))
 
     def _line(self, path: KeyPath, message: str) -> str:

@@ -1,7 +1,4 @@
-"""Test and scenario files to a `Scenario`, and a scenario to the runs of one night.
-
-Dependencies between the tests of a scenario: what is wrong with them, and the order that they make.
-"""
+"""Test and scenario files to a `Scenario`, and a scenario to the runs of a night in the order of its dependencies."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,18 +11,11 @@ from nightbridge.config.documents import Document, Layer, Layered, read_document
 from nightbridge.config.schema import ENTRY_KEYS, SCENARIO_IGNORED, SCENARIO_KEYS
 from nightbridge.errors import InvalidInput
 from nightbridge.launch.resources import at_point
-from nightbridge.models import (
-    ClusterLimits,
-    InvalidTest,
-    RunDependency,
-    RunSpec,
-    Scenario,
-    TestDefinition,
-)
+from nightbridge.models import ClusterLimits, InvalidTest, RunDependency, RunSpec, Scenario, TestDefinition
 from nightbridge.rules import points_of
 
-_TEST_FOLDERS = (".", "test", "tests", "../test", "../tests")
-"""Where the tests of a scenario are looked for, seen from the scenario's folder."""
+_TEST_DIRS = (".", "test", "tests", "../test", "../tests")
+"""Directories that are searched for a scenario's tests, relative to the scenario's own."""
 
 _SYSTEM_KEYS = frozenset({"scheduler", "install_path", "default_partition", "cluster", "store", "workspace"})
 
@@ -33,29 +23,29 @@ _SYSTEM_KEYS = frozenset({"scheduler", "install_path", "default_partition", "clu
 def load(path: Path, *, tests_dirs: Sequence[Path] = (), overrides: Mapping[str, Any] | None = None) -> Scenario:
     """Read a test file, or a scenario file with the tests that it names.
 
-    A test file is a scenario of one test. A test that is wrong goes to `Scenario.invalid` with everything that is
-    wrong with it; the others stay. No defaults are added.
+    A test file is a scenario of one test. An invalid test goes to `Scenario.invalid` with all of its violations; the
+    others stay. No defaults are added.
 
     Args:
         path: The TOML file.
-        tests_dirs: Further folders of test files, searched before those near the scenario.
+        tests_dirs: Further directories of test files, searched before those near the scenario.
         overrides: A table laid over every test, as a scenario's entry is; lists are replaced whole.
 
     Raises:
         InvalidInput: The file cannot be read, is neither a test nor a scenario, or the scenario itself is wrong; or a
-            folder is not there.
+            directory does not exist.
 
     """
-    for folder in tests_dirs:
-        if not Path(folder).is_dir():
-            raise InvalidInput("no such folder", thing=str(folder), advice="Name one that holds test files")
+    for directory in tests_dirs:
+        if not Path(directory).is_dir():
+            raise InvalidInput("no such directory", thing=str(directory), advice="Name one that holds test files")
     return scenario_of(read_document(Path(path)), tests_dirs=tests_dirs, overrides=overrides)
 
 
 def scenario_of(
     document: Document, *, tests_dirs: Sequence[Path] = (), overrides: Mapping[str, Any] | None = None
 ) -> Scenario:
-    """Do what `load` does with a file that has been read."""
+    """As `load`, from a file that has been read."""
     top = [Layer(overrides)] if overrides else []
     if "Tests" in document.table:
         return _scenario(document, tests_dirs, top)
@@ -78,7 +68,7 @@ def sweeps_nodes(scenario: Scenario) -> bool:
 
 
 def runs(scenario: Scenario, night: str, limits: ClusterLimits | None = None) -> tuple[RunSpec, ...]:
-    """The runs of a scenario in one night, in order: every point of every test as often as its `iterations` say.
+    """The runs of a scenario in one night, in order: every point of every test repeated for its `iterations`.
 
     A test comes after those that it depends on, so that whoever starts the runs in this order never waits for a later
     one.
@@ -223,13 +213,13 @@ class _Library:
 
     def __init__(self, scenario: Path, tests_dirs: Sequence[Path]) -> None:
         self._scenario = scenario
-        near = [scenario.parent / folder for folder in _TEST_FOLDERS]
-        self._groups = ([Path(folder) for folder in tests_dirs], near)
+        near = [scenario.parent / directory for directory in _TEST_DIRS]
+        self._groups = ([Path(directory) for directory in tests_dirs], near)
         self._found: list[dict[str, list[Document]]] | None = None
         self._unread: list[str] = []
 
     def find(self, name: object) -> Document:
-        """Return the test file of that name; a folder given on purpose wins over those nearby."""
+        """Return the test file of that name; a directory of --tests-dir wins over those nearby."""
         if not isinstance(name, str) or not name.strip():
             raise InvalidInput("must be the name of a test, as text")
         if self._found is None:
@@ -246,17 +236,19 @@ class _Library:
     def _not_found(self, name: str) -> str:
         known = [test for tests in self._found or () for test in tests]
         hint = unknown_key(name, known).removeprefix("unknown key").removeprefix("; ")
-        folders = ", ".join(str(folder) for group in self._groups for folder in group if folder.is_dir())
+        directories = ", ".join(str(path) for group in self._groups for path in group if path.is_dir())
         unread = f" (unreadable: {'; '.join(self._unread)})" if self._unread else ""
-        return f"no test named {name!r} in {folders}{unread}; {hint or 'add a folder with --tests-dir'}"
+        return f"no test named {name!r} in {directories}{unread}; {hint or 'add a directory with --tests-dir'}"
 
-    def _read(self, folders: Iterable[Path]) -> dict[str, list[Document]]:
+    def _read(self, directories: Iterable[Path]) -> dict[str, list[Document]]:
         tests: dict[str, list[Document]] = {}
-        for path in dict.fromkeys(path.resolve() for folder in folders for path in sorted(folder.glob("*.toml"))):
+        for path in dict.fromkeys(
+            path.resolve() for directory in directories for path in sorted(directory.glob("*.toml"))
+        ):
             if path == self._scenario.resolve():
                 continue
             try:
-                document = read_document(_shown(path))
+                document = read_document(_relative(path))
             except InvalidInput as error:
                 self._unread.append(error.happened)
                 continue
@@ -266,16 +258,16 @@ class _Library:
         return tests
 
 
-def _shown(path: Path) -> Path:
-    """The path relative to the current folder, where it is below."""
+def _relative(path: Path) -> Path:
+    """The path relative to the current directory, where it is below."""
     here = Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def dependency_problems(document: Document, entries: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What is wrong between the entries: an unknown test, a test that waits for itself, directly or in a circle.
+    """Problems between the entries: an unknown test, or a test that waits for itself, directly or in a circle.
 
-    What is wrong with an entry alone, such as an unknown type, is its test's own problem.
+    A problem of one entry, such as an unknown type, is reported with its test.
     """
     ids = [str(entry["id"]).strip() for entry in entries]
     problems = []

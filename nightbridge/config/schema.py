@@ -1,16 +1,17 @@
 """The tables of a test and of a scenario, as CloudAI's files have them, with nightbridge's own [harvest] and [gate]."""
 
 import typing
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, Field, StringConstraints, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from nightbridge.config.cloudai_compat import AgentFields, TrainingReport
 from nightbridge.config.documents import Findings, KeyPath, Layered
+from nightbridge.launch.hetero_arguments import Text
 from nightbridge.models import Compat, GatePolicy, GitRepo, HarvestPolicy, Model, SweepPolicy
 
-Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+AnyModel = TypeVar("AnyModel", bound=BaseModel)
 
 NODES = "has no effect: the number of nodes follows from num_gpus and the GPUs of a node"
 _NO_GRADE = "has no effect: a test is judged by its [gate]"
@@ -54,7 +55,7 @@ class TestTable(AgentFields):
     __test__ = False  # not a pytest class
 
     name: Text = Field(description="Name of the test.")
-    description: str = Field("", description="What it is for; shown in reports.")
+    description: str = Field("", description="Shown in reports.")
     test_template_name: Literal["MegatronBridge", "HeteroMIMO"] = Field(description="The workload.")
     cmd_args: dict[str, Any] = Field(description="Arguments of the launcher or program; see below.")
     extra_env_vars: dict[str, str | tuple[str, ...]] = Field(
@@ -111,24 +112,42 @@ def check_table(source: Layered, findings: Findings) -> TestTable | None:
             findings.warn((key,), IGNORED[key])
         else:
             table[key] = _without_installed_path(value, findings) if key == "git_repos" else value
+    return validated(TestTable, table, findings, also_known=IGNORED)
+
+
+def validated(
+    model: type[AnyModel],
+    table: Mapping[str, Any],
+    findings: Findings,
+    *,
+    base: KeyPath = (),
+    also_known: Iterable[str] = (),
+) -> AnyModel | None:
+    """Read a table as a model; every problem goes to `findings`, and then there is no result.
+
+    Args:
+        model: The model.
+        table: The table.
+        findings: Where problems go.
+        base: Path of the table in its file.
+        also_known: Keys of the table that have been taken out of it.
+
+    """
     try:
-        return TestTable.model_validate(table)
+        return model.model_validate(table)
     except ValidationError as error:
-        for problem in error.errors(include_url=False, include_context=True, include_input=False):
-            _report(problem["type"], problem["loc"], problem["msg"], source, findings)
+        for problem in error.errors(include_url=False, include_context=False, include_input=False):
+            kind, path, message = problem["type"], problem["loc"], problem["msg"]
+            if kind == "extra_forbidden":
+                known = {*fields_at(model, path[:-1]), *(also_known if len(path) == 1 else ())}
+                findings.unknown((*base, *path), known)
+            elif path[0] in _UNIONS:
+                # Where several types are allowed, pydantic reports each of them below the key: one line is enough.
+                length, wants = _UNIONS[path[0]]
+                findings.problem((*base, *path[:length]), wants)
+            else:
+                findings.problem((*base, *path), _MESSAGES.get(kind) or message[:1].lower() + message[1:])
         return None
-
-
-def _report(kind: str, path: KeyPath, message: str, source: Layered, findings: Findings) -> None:
-    if kind == "extra_forbidden":
-        known = set(fields_at(TestTable, path[:-1]))
-        findings.unknown(path, known if len(path) > 1 else known | set(IGNORED))
-    elif path[0] in _UNIONS:
-        # Where several types are allowed, pydantic reports each of them below the key: one line is enough.
-        length, wants = _UNIONS[path[0]]
-        findings.problem_once(path[:length], wants)
-    else:
-        findings.problem(path, _MESSAGES.get(kind, message[:1].lower() + message[1:]))
 
 
 def fields_at(model: type[BaseModel], path: KeyPath) -> tuple[str, ...]:
@@ -151,14 +170,6 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
         if found := _model_in(argument):
             return found
     return None
-
-
-def _value_at(table: Any, path: KeyPath) -> Any:
-    for part in path:
-        if not isinstance(table, dict) or part not in table:
-            return None
-        table = table[part]
-    return table
 
 
 def _without_installed_path(repos: Any, findings: Findings) -> Any:

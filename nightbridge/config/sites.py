@@ -2,16 +2,16 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, get_args
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from nightbridge.config.arguments import LITERAL, SECRET_NAME, reference
 from nightbridge.config.cloudai_compat import sbatch_options
 from nightbridge.config.documents import Document, Findings, Layer, Layered, merge, read_document
-from nightbridge.config.schema import fields_at
+from nightbridge.config.schema import validated
 from nightbridge.errors import InvalidInput
-from nightbridge.models import ClusterSettings, Model, Site, StoreSettings
+from nightbridge.models import ClusterKind, ClusterSettings, Model, Site, StoreSettings
 
 _CLOUDAI_ONLY = frozenset({"scheduler", "install_path", "output_path", "default_partition", "partitions"})
 
@@ -26,21 +26,16 @@ CLOUDAI_IGNORED: Mapping[str, str] = {
     "cache_docker_images_locally": "has no effect: images are always imported, verified and kept",
     "extra_transient_status_errors": "has no effect: failed status queries are always retried",
     "status_retry_pause_seconds": "has no effect: failed status queries are always retried",
-    "container_mount_home": "has no effect: the launcher never mounts the home folder",
+    "container_mount_home": "has no effect: the launcher never mounts the home directory",
     "data_repository": "has no effect: results go to the store",
     "reports": "has no effect: every night has one report",
 }
 """Fields of a CloudAI system file that are accepted and do nothing here."""
 
 PLAIN_CLUSTERS: Mapping[str, ClusterSettings] = {
-    "local": ClusterSettings(kind="local", name="local"),
-    "slurm": ClusterSettings(kind="slurm", name="slurm"),
-    "pyslurm": ClusterSettings(kind="pyslurm", name="slurm"),
-    "auto": ClusterSettings(kind="auto", name="slurm"),
+    kind: ClusterSettings(kind=kind, name="local" if kind == "local" else "slurm") for kind in get_args(ClusterKind)
 }
-"""What a cluster may be called without any file or block."""
-
-_Model = TypeVar("_Model", bound=Model)
+"""Clusters that need no file and no block."""
 
 _SECRETS: Mapping[str, tuple[str, ...]] = {
     "store": ("access_key", "secret_key"),
@@ -51,7 +46,7 @@ _SECRETS: Mapping[str, tuple[str, ...]] = {
 
 
 class CloudaiSystem(Model):
-    """The fields of a CloudAI system file that mean something here."""
+    """The fields of a CloudAI system file that have an effect here."""
 
     name: str
     scheduler: Literal["slurm"] = "slurm"
@@ -84,7 +79,7 @@ def load_site(path: Path, base: Site | None = None) -> tuple[Site, tuple[str, ..
     is_cloudai = bool(_CLOUDAI_ONLY & document.table.keys())
     read = _cloudai_changes if is_cloudai else _site_changes
     below = (base or Site()).model_dump()
-    site = _validated(Site, merge(below, read(document, findings)), findings)
+    site = validated(Site, merge(below, read(document, findings)), findings)
     if site is None or findings.problems:
         raise InvalidInput(
             "the system file is not valid", thing=str(path), advice="Fix the following", violations=findings.problems
@@ -144,7 +139,7 @@ def _cloudai_changes(document: Document, findings: Findings) -> dict[str, Any]:
             findings.warn((key,), CLOUDAI_IGNORED[key])
         else:
             kept[key] = value
-    system = _validated(CloudaiSystem, kept, findings, set(CLOUDAI_IGNORED))
+    system = validated(CloudaiSystem, kept, findings, also_known=CLOUDAI_IGNORED)
     if system is None:
         return {}
     cluster: dict[str, Any] = {
@@ -193,25 +188,10 @@ def _site_changes(document: Document, findings: Findings) -> dict[str, Any]:
 
 
 def _secret(path: tuple[str, ...], value: Any, findings: Findings) -> Any:
-    """A secret written as text is a reference; a literal one becomes the reference to its own place."""
+    """A secret written as text is a reference; a literal one becomes a reference to its own file and key."""
     if not isinstance(value, str):
         return value
     ref = reference(value.strip(), findings.source, path)
     if ref is not None and ref.source == "toml":
         findings.warn(path, LITERAL)
     return ref
-
-
-def _validated(
-    model: type[_Model], table: Mapping[str, Any], findings: Findings, also_known: set[str] | None = None
-) -> _Model | None:
-    try:
-        return model.model_validate(table)
-    except ValidationError as error:
-        for problem in error.errors(include_url=False, include_input=False):
-            path, message = problem["loc"], problem["msg"]
-            if problem["type"] == "extra_forbidden":
-                findings.unknown(path, {*fields_at(model, path[:-1]), *(also_known or ())})
-            else:
-                findings.problem(path, message[:1].lower() + message[1:])
-        return None

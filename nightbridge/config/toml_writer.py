@@ -1,7 +1,8 @@
 """A scenario back to TOML: every test written out whole, so that reading it gives the same tests again.
 
-Everything is written out resolved: overrides are laid over, older spellings are the current ones, folders
-of tests are not needed. A secret stays the name of its place. What was only warned about is not written.
+Overrides are laid over, older spellings are the current ones, directories of tests are not needed. A secret stays a
+reference. What has no effect is not written. A TOML library would replace `toml_value` alone: which keys a test
+needs, and which are defaults, is decided here.
 """
 
 import json
@@ -30,15 +31,15 @@ def toml_value(value: Any) -> str:
 
     """
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_text(key)} = {toml_value(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{_quoted(key)} = {toml_value(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(toml_value, value)) + "]"
     if isinstance(value, bool):
         return "true" if value else "false"
-    return _text(value) if isinstance(value, str) else repr(value)
+    return _quoted(value) if isinstance(value, str) else repr(value)
 
 
-def _text(text: str) -> str:
+def _quoted(text: str) -> str:
     # JSON escapes what TOML wants escaped, but for one control character.
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
@@ -59,7 +60,7 @@ def _entry_toml(test: TestDefinition) -> str:
 
 def _assignments(table: Mapping[str, Any]) -> Iterable[str]:
     return (
-        f"{key if key.isidentifier() and key.isascii() else _text(key)} = {toml_value(value)}"
+        f"{key if key.isidentifier() and key.isascii() else _quoted(key)} = {toml_value(value)}"
         for key, value in table.items()
     )
 
@@ -90,7 +91,7 @@ def _tables(test: TestDefinition) -> dict[str, dict[str, Any]]:
         _VARIABLES: {
             **test.extra_env_vars,
             **dict(_swept(axes, _VARIABLES)),
-            **{name: f"{place.source}:{place.name}" for name, place in test.secrets.items()},
+            **{name: f"{ref.source}:{ref.name}" for name, ref in test.secrets.items()},
         },
         "extra_cmd_args": dict(test.extra_cmd_args),
         "harvest": test.harvest.model_dump(mode="json", exclude_defaults=True),

@@ -1,9 +1,7 @@
 """Slurm's commands on the embedded cluster, in the forms that batch scripts and NeMo-Run 0.11 call; no others.
 
-A person at a shell has `nightbridge status` and `nightbridge cancel`. Standard library only; what one command alone
-needs is imported when it runs, because srun starts often.
-
-Slurm's commands for the embedded cluster's PATH, and how its processes start Python.
+For users at a shell there are `nightbridge status` and `nightbridge cancel`. Standard library only; a module that one
+command alone needs is imported when it runs, because srun starts often.
 """
 
 import os
@@ -12,9 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from nightbridge.embedded.jobs import inspect, job_dir
-from nightbridge.embedded.names import expand_expression
-from nightbridge.embedded.options import SBATCH
-from nightbridge.embedded.sbatch_options import split_options
+from nightbridge.embedded.names import hostnames
+from nightbridge.embedded.options import EMBEDDED_SBATCH, split_options
 from nightbridge.errors import InvalidInput, NightbridgeError
 
 
@@ -35,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
 def _sbatch(root: Path, words: list[str]) -> int:
     from nightbridge.embedded.submit import submit
 
-    options, rest = split_options(words, SBATCH)
+    options, rest = split_options(words, EMBEDDED_SBATCH)
     if len(rest) != 1:
         raise InvalidInput("not one batch script", thing="sbatch", advice="Name a script file, without arguments")
     job_id = submit(root, Path(rest[0]), words[:-1], environment=os.environ, directory=Path.cwd())
@@ -50,7 +47,7 @@ def _srun(root: Path, words: list[str]) -> int:
 
 
 def _squeue(root: Path, words: list[str]) -> int:
-    """NeMo-Run's question whether a job still waits: `squeue --start --noheader -j ID -o '%i|%S|%T'`."""
+    """NeMo-Run's query whether a job still waits: `squeue --start --noheader -j ID -o '%i|%S|%T'`."""
     match words:
         case ["--start", "--noheader", "-j", job_id, "-o", "%i|%S|%T"] if job_id.isdigit():
             job = inspect(job_dir(root, int(job_id)))
@@ -65,7 +62,7 @@ def _squeue(root: Path, words: list[str]) -> int:
 
 
 def _sacct(root: Path, words: list[str]) -> int:
-    """NeMo-Run's question how a job is: `sacct --parsable2 -j ID`."""
+    """NeMo-Run's query for the state of a job: `sacct --parsable2 -j ID`."""
     match words:
         case ["--parsable2", "-j", job_id] if job_id.isdigit():
             job = inspect(job_dir(root, int(job_id)))
@@ -82,7 +79,7 @@ def _sacct(root: Path, words: list[str]) -> int:
 
 
 def _scontrol(root: Path, words: list[str]) -> int:
-    """Batch scripts' question for the names of their nodes: `scontrol show hostnames LIST`."""
+    """Batch scripts' query for the names of their nodes: `scontrol show hostnames LIST`."""
     match words:
         case ["show", "hostnames", expression]:
             pass
@@ -92,10 +89,7 @@ def _scontrol(root: Path, words: list[str]) -> int:
             raise InvalidInput("no requeue on the embedded cluster", thing="scontrol", advice="Submit another attempt")
         case _:
             raise _unknown_form("scontrol", words)
-    try:
-        print("\n".join(expand_expression(expression)))
-    except ValueError as error:
-        raise InvalidInput(str(error), thing="scontrol") from error
+    print("\n".join(hostnames(expression)))
     return 0
 
 

@@ -14,7 +14,7 @@
         runner.log                the runner's own output
         steps/<n>/                one for each step
 
-Any process can query: whoever finds a runner dead without an end records NODE_FAIL, after it has killed what was left.
+Any process can query: one that finds a runner dead without an end records NODE_FAIL, after killing what remains.
 Standard library only, as everything that srun imports: it starts many times a night, and must start fast.
 """
 
@@ -30,19 +30,14 @@ from pathlib import Path
 from typing import Any
 
 from nightbridge.embedded.names import node_expression, node_names
-from nightbridge.embedded.processes import (
-    ProcessIdentity,
-    is_gone,
-    kill_until_gone,
-    processes_with_variable,
-)
+from nightbridge.embedded.processes import ProcessIdentity, is_gone, kill_until_gone, processes_with_variable
 from nightbridge.files import create_exclusively, write_atomically
 
 JOB_VARIABLE = "NIGHTBRIDGE_LOCAL_JOB"
 """Environment variable that marks every process of a job; its value is the job's folder."""
 
 KILL_PATIENCE = 10.0
-"""Seconds for which killing what is left of a job or step is tried. The kernel can hold a process that long."""
+"""Seconds for which killing the rest of a job or step is tried. The kernel can hold a process that long."""
 
 
 @dataclass(frozen=True)
@@ -120,14 +115,14 @@ class LocalJob:
         return node_expression(node_names(self.request.nodes)) if self.started_at is not None else ""
 
 
-def jobs_dir(root: Path) -> Path:
-    """Where the jobs' folders are."""
-    return root / "jobs"
-
-
-def job_dir(root: Path, job_id: int) -> Path:
+def job_dir(root: Path, job_id: int | str) -> Path:
     """A job's folder."""
-    return jobs_dir(root) / str(job_id)
+    return root / "jobs" / str(job_id)
+
+
+def path_with_shims(root: Path) -> str:
+    """The PATH of this process with a cluster's commands first."""
+    return os.pathsep.join((str(root / "bin"), os.environ.get("PATH", os.defpath)))
 
 
 def write_record(path: Path, record: Any) -> bool:
@@ -155,13 +150,12 @@ def read_job(folder: Path) -> LocalJob | None:
     end = read_record(folder / "end.json")
     is_ending = (folder / "ending").exists()
     started = read_record(folder / "started.json")
-    dependencies = tuple((str(kind), int(number)) for kind, number in request.pop("dependencies"))
+    request["dependencies"] = tuple((str(kind), int(number)) for kind, number in request["dependencies"])
     known = {field.name for field in dataclasses.fields(JobRequest)}
-    kept = {name: value for name, value in request.items() if name in known}
     return LocalJob(
         job_id=int(folder.name),
         folder=folder,
-        request=JobRequest(**kept, dependencies=dependencies),
+        request=JobRequest(**{name: value for name, value in request.items() if name in known}),
         runner=ProcessIdentity(**runner),
         end=JobEnd(**end) if end is not None else None,
         is_ending=is_ending,
@@ -182,18 +176,20 @@ def inspect(folder: Path) -> LocalJob | None:
 
 def _record_node_failure(job: LocalJob) -> None:
     # First the kill: once the failure is known, the next attempt may start in the same place.
-    def left() -> set[int]:
+    def remaining() -> set[int]:
         # Without this process: the job itself may query, through one of the commands.
         return processes_with_variable(JOB_VARIABLE, str(job.folder)) - {os.getpid()}
 
-    reason = "the runner died" if kill_until_gone(left, patience=KILL_PATIENCE) else "the runner died; processes remain"
+    reason = (
+        "the runner died" if kill_until_gone(remaining, patience=KILL_PATIENCE) else "the runner died; processes remain"
+    )
     write_record(job.folder / "end.json", JobEnd(state="NODE_FAIL", ended_at=time.time(), reason=reason))
 
 
 def job_ids(root: Path) -> list[int]:
     """The ids of every job there ever was, oldest first."""
     try:
-        names = os.listdir(jobs_dir(root))
+        names = os.listdir(root / "jobs")
     except FileNotFoundError:
         return []
     return sorted(int(name) for name in names if name.isdigit())

@@ -1,12 +1,11 @@
-"""Names of the simulated nodes, the places of tasks on them, and file name patterns, as Slurm writes them."""
+"""Node names, the layout of tasks on nodes, and file name patterns, as Slurm writes them."""
 
 import itertools
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
-_RANGE = re.compile(r"([\w.-]+)\[(\d+)-(\d+)\]")
-_NAMES = re.compile(r"[\w.-]+(,[\w.-]+)*")
+_GROUP = re.compile(r"([^,\[\]]+)(?:\[([^\]]*)\]([^,\[\]]*))?")
 _PATTERN = re.compile(r"%(\d*)([%A-Za-z])")
 
 
@@ -21,18 +20,15 @@ def node_expression(nodes: Sequence[str]) -> str:
     return f"node[1-{len(nodes)}]" if is_first else ",".join(nodes)
 
 
-def expand_expression(expression: str) -> list[str]:
-    """Expand a node expression as this cluster writes them: `node[1-3]`, `node2`, `node1,node3`.
-
-    Raises:
-        ValueError: It is none.
-
-    """
-    if found := _RANGE.fullmatch(expression):
-        return [f"{found[1]}{number}" for number in range(int(found[2]), int(found[3]) + 1)]
-    if not _NAMES.fullmatch(expression):
-        raise ValueError(f"not a list of nodes, such as node[1-3] or node1,node3: {expression}")
-    return expression.split(",")
+def hostnames(expression: str) -> list[str]:
+    """The names in one of Slurm's node expressions: `node[1-2,05-06],login` has five."""
+    names: list[str] = []
+    for prefix, ranges, suffix in _GROUP.findall(expression):
+        for part in ranges.split(","):
+            first, _, last = part.partition("-")
+            numbers = range(int(first), int(last) + 1) if first.isdigit() and last.isdigit() else ()
+            names += [f"{prefix}{number:0{len(first)}}{suffix}" for number in numbers] or [prefix + part + suffix]
+    return [name for name in names if name]
 
 
 def spread_evenly(tasks: int, nodes: int) -> list[int]:
@@ -46,14 +42,14 @@ def tasks_expression(counts: Iterable[int]) -> str:
     return ",".join(f"{count}(x{length})" if length > 1 else str(count) for count, length in runs)
 
 
-def places_of(counts: Sequence[int]) -> list[tuple[int, int]]:
+def task_layout(counts: Sequence[int]) -> list[tuple[int, int]]:
     """Node and local number of every task, filled node by node (srun's block distribution)."""
     return [(node, local) for node, count in enumerate(counts) for local in range(count)]
 
 
-def place_variables(nodes: Sequence[str], counts: Sequence[int], task: int) -> dict[str, object]:
-    """What Slurm says to a script or a task about its place among `counts` tasks on each of `nodes`."""
-    node, local = places_of(counts)[task]
+def layout_variables(nodes: Sequence[str], counts: Sequence[int], task: int) -> dict[str, object]:
+    """Slurm's variables for a script or a task: its position among `counts` tasks on each of `nodes`."""
+    node, local = task_layout(counts)[task]
     return {
         "SLURMD_NODENAME": nodes[node], "SLURM_NODEID": node, "SLURM_LOCALID": local, "SLURM_PROCID": task,
         "SLURM_NNODES": len(nodes), "SLURM_NODELIST": node_expression(nodes),
@@ -62,7 +58,7 @@ def place_variables(nodes: Sequence[str], counts: Sequence[int], task: int) -> d
 
 
 def farewell(what: str, state: str) -> bytes:
-    """The line that Slurm leaves in a log that it ends; people and tools look for `DUE TO TIME LIMIT`."""
+    """The line that Slurm writes to a log that it ends; users and tools look for `DUE TO TIME LIMIT`."""
     why = {"TIMEOUT": " DUE TO TIME LIMIT", "NODE_FAIL": " DUE TO NODE FAILURE"}.get(state, "")
     return f"slurmstepd: error: *** {what} CANCELLED AT {time.strftime('%Y-%m-%dT%H:%M:%S')}{why} ***\n".encode()
 

@@ -1,22 +1,167 @@
-"""What the embedded cluster makes of the options of sbatch and srun (sbatch(1), srun(1), Slurm 25.05).
+"""The options of sbatch and srun: which exist, how they are parsed, and which the embedded cluster accepts.
 
-Every option that Slurm knows is accepted. What cannot matter on one machine (accounts, memory, GPUs, binding) is
-ignored; what would change the job's meaning and does not exist here is refused by name.
+The sbatch shim, pyslurm and the embedded cluster parse with these tables (sbatch(1), srun(1), Slurm 25.05). The
+embedded cluster accepts every option that Slurm knows. What cannot matter on one machine (accounts, memory, GPUs,
+binding) is ignored; what would change the job's meaning and does not exist here is refused by name.
+
+Standard library only: the embedded cluster's srun starts many times a night and must start fast.
 """
 
 import dataclasses
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
 
-from nightbridge.embedded import sbatch_options
-from nightbridge.embedded.sbatch_options import (
-    COMMON,
-    COMMON_SHORT,
-    OptionTable,
-    parse_time_limit,
-    takes,
-)
 from nightbridge.errors import InvalidInput
+
+Takes = Literal["nothing", "value", "maybe"]
+"""Whether an option is followed by a value; `maybe` only as --name=value, or -Kvalue."""
+
+
+@dataclass(frozen=True)
+class OptionTable:
+    """The options of one command: `takes` by long name, `short` letter to long name, `refused` with the reason."""
+
+    command: str
+    takes: Mapping[str, Takes]
+    short: Mapping[str, str]
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+
+def takes(*, values: str, nothing: str, maybe: str) -> dict[str, Takes]:
+    """What each of some long options, separated by spaces, takes."""
+    kinds: dict[Takes, str] = {"value": values, "nothing": nothing, "maybe": maybe}
+    return {name: kind for kind, names in kinds.items() for name in names.split()}
+
+
+COMMON = takes(
+    values="""
+    account acctg-freq bb bbf begin chdir clusters comment constraint container container-id core-spec cores-per-socket
+    cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot dependency distribution error exclude export extra
+    extra-node-info gid gpu-bind gpu-freq gpus gpus-per-node gpus-per-socket gpus-per-task gres gres-flags hint input
+    job-name licenses mail-type mail-user mcs-label mem mem-bind mem-per-cpu mem-per-gpu mincpus network nodefile
+    nodelist nodes ntasks ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket open-mode output partition
+    power prefer priority profile qos reservation segment signal sockets-per-node switches thread-spec
+    threads-per-core time time-min tmp tres-bind tres-per-task uid wait-all-nodes wckey
+    """,
+    nothing="contiguous help hold overcommit oversubscribe quiet reboot spread-job use-min-nodes verbose version",
+    maybe="exclusive nice no-kill propagate resv-ports",
+)
+"""Options that sbatch and srun have in common."""
+
+COMMON_SHORT = {
+    "A": "account", "B": "extra-node-info", "C": "constraint", "D": "chdir", "F": "nodefile", "G": "gpus",
+    "H": "hold", "J": "job-name", "L": "licenses", "M": "clusters", "N": "nodes", "O": "overcommit", "Q": "quiet",
+    "S": "core-spec", "V": "version", "b": "begin", "c": "cpus-per-task", "d": "dependency", "e": "error",
+    "h": "help", "i": "input", "k": "no-kill", "m": "distribution", "n": "ntasks", "o": "output", "p": "partition",
+    "q": "qos", "s": "oversubscribe", "t": "time", "v": "verbose", "w": "nodelist", "x": "exclude",
+}  # fmt: skip
+
+SBATCH = OptionTable(
+    command="sbatch",
+    takes=COMMON
+    | takes(
+        values="array batch cluster-constraint export-file kill-on-invalid-dep wrap",
+        nothing="ignore-pbs no-requeue parsable requeue stepmgr test-only wait",
+        maybe="get-user-env",
+    ),
+    short=COMMON_SHORT | {"a": "array", "W": "wait"},
+)
+
+
+def split_options(arguments: Sequence[str], table: OptionTable) -> tuple[dict[str, str], list[str]]:
+    """Read the options up to the first word that is none.
+
+    Args:
+        arguments: The command line after the command's name.
+        table: The command's options.
+
+    Returns:
+        The options by long name, the last of each; a bare option's value is empty. And the remaining words.
+
+    Raises:
+        InvalidInput: An option is unknown to Slurm, lacks its value, or is refused by the table.
+
+    """
+    options: dict[str, str] = {}
+    rest = list(arguments)
+    while rest and rest[0].startswith("-") and rest[0] != "-":
+        word = rest.pop(0)
+        if word == "--":
+            break
+        for name, value in _read_word(word, rest, table):
+            if name in table.refused:
+                raise InvalidInput(f"--{name} is not possible here: {table.refused[name]}", thing=table.command)
+            options[name] = value
+    return options, rest
+
+
+def _read_word(word: str, rest: list[str], table: OptionTable) -> Iterable[tuple[str, str]]:
+    """The options of one word: `--name`, `--name=value`, `-x`, `-xvalue`, `-xyz`. May take its value from `rest`."""
+    if word.startswith("--"):
+        name, equals, value = word[2:].partition("=")
+        if name not in table.takes:
+            raise InvalidInput(f"unrecognized option '--{name}'", thing=table.command)
+        if not equals and table.takes[name] == "value":
+            value = _next_value(word, rest, table)
+        yield name, value
+        return
+    letters = word[1:]
+    while letters:
+        letter, letters = letters[0], letters[1:]
+        name = table.short.get(letter, "")
+        if not name:
+            raise InvalidInput(f"invalid option -- '{letter}'", thing=table.command)
+        if table.takes[name] == "nothing":
+            yield name, ""
+            continue
+        value = letters.removeprefix("=")
+        if not value and table.takes[name] == "value":
+            value = _next_value(f"-{letter}", rest, table)
+        yield name, value
+        return
+
+
+def _next_value(option: str, rest: list[str], table: OptionTable) -> str:
+    if not rest:
+        raise InvalidInput(f"option '{option}' requires an argument", thing=table.command)
+    return rest.pop(0)
+
+
+def script_options(script: str) -> list[str]:
+    """The words of a script's #SBATCH lines. They end at the first line that is neither empty nor a comment."""
+    words: list[str] = []
+    for line in script.splitlines()[1:]:
+        if line.strip() and not line.lstrip().startswith("#"):
+            break
+        if line.startswith("#SBATCH"):
+            words += _words_before_comment(line.removeprefix("#SBATCH"))
+    return words
+
+
+def _words_before_comment(text: str) -> list[str]:
+    words = shlex.split(text)
+    comment = next((index for index, word in enumerate(words) if word.startswith("#")), len(words))
+    return words[:comment]
+
+
+_TIME_LIMIT = re.compile(r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d+))?(?::(?P<third>\d+))?")
+
+
+def parse_time_limit(text: str) -> int | None:
+    """Seconds of a Slurm time limit (`1-00:00:00`, `08:00:00`, `30:00`, `30`); None for `infinite` and invalid text."""
+    found = _TIME_LIMIT.fullmatch(text.strip())
+    if found is None:
+        return None
+    days, first, second, third = (int(found[name] or 0) for name in ("days", "first", "second", "third"))
+    if found["days"] is not None:  # days-hours[:minutes[:seconds]]
+        return ((days * 24 + first) * 60 + second) * 60 + third
+    if found["third"] is not None:
+        return (first * 60 + second) * 60 + third
+    return first * 60 + second
+
 
 _NO_CONTAINERS = "the embedded cluster has no container runtime; run without a container, or on a Slurm with pyxis"
 _NO_QUEUE_CONTROL = "the embedded cluster starts jobs in their order, as soon as a slot is free"
@@ -39,13 +184,13 @@ _PYXIS = """
     no-container-entrypoint container-entrypoint-log container-writable container-readonly container-env
 """
 
-SBATCH = dataclasses.replace(
-    sbatch_options.SBATCH,
+EMBEDDED_SBATCH = dataclasses.replace(
+    SBATCH,
     refused=_REFUSED
     | {
         "array": "the embedded cluster has no job arrays",
         "export-file": "the embedded cluster keeps environments out of files",
-        "test-only": "the embedded cluster has no schedule to ask",
+        "test-only": "the embedded cluster has no schedule",
         "wait": "the embedded cluster does not wait; see `nightbridge status`",
         "wrap": "the embedded cluster takes a script file",
     },
@@ -122,9 +267,9 @@ def parse_dependencies(text: str) -> tuple[tuple[str, int], ...]:
     return tuple(found)
 
 
-def exported(environment: Mapping[str, str], wish: str) -> dict[str, str]:
+def exported(environment: Mapping[str, str], export: str) -> dict[str, str]:
     """What `--export` lets through: ALL, NONE, `ALL,NAME=value`, or a list of names. Slurm's own variables always."""
-    items = [item for item in wish.split(",") if item]
+    items = [item for item in export.split(",") if item]
     everything = not items or "ALL" in items
     kept = {name: value for name, value in environment.items() if everything or _always_exported(name)}
     for item in items:

@@ -13,7 +13,6 @@ import time
 from pathlib import Path
 
 from nightbridge.embedded import jobs, names, processes
-from nightbridge.embedded.submit import path_with_shims
 from nightbridge.files import write_atomically
 
 POLL_INTERVAL = 0.1
@@ -214,10 +213,10 @@ def _open_log(job: jobs.LocalJob, pattern: str) -> int:
 
 
 def job_environment(job: jobs.LocalJob, config: jobs.LocalClusterConfig) -> dict[str, str]:
-    """The script's environment: the submitter's, and what Slurm tells a job (sbatch(1), "OUTPUT ENVIRONMENT")."""
+    """The script's environment: the submitter's, and what Slurm adds (sbatch(1), "OUTPUT ENVIRONMENT")."""
     request = job.request
     nodes, counts = names.node_names(request.nodes), names.spread_evenly(request.tasks, request.nodes)
-    added: dict[str, object] = names.place_variables(nodes, counts, task=0) | {
+    added: dict[str, object] = names.layout_variables(nodes, counts, task=0) | {
         "SLURM_CLUSTER_NAME": config.name, "SLURM_CPUS_ON_NODE": os.cpu_count() or 1,
         "SLURM_JOBID": job.job_id, "SLURM_JOB_ID": job.job_id, "SLURM_JOB_NAME": request.name,
         "SLURM_JOB_ACCOUNT": request.account, "SLURM_JOB_PARTITION": request.partition, "SLURM_JOB_QOS": "normal",
@@ -225,6 +224,6 @@ def job_environment(job: jobs.LocalJob, config: jobs.LocalClusterConfig) -> dict
         "SLURM_JOB_NODELIST": names.node_expression(nodes), "SLURM_JOB_NUM_NODES": request.nodes,
         "SLURM_NTASKS_PER_NODE": request.tasks_per_node,
         "SLURM_SUBMIT_DIR": request.submit_dir, "SLURM_SUBMIT_HOST": os.uname().nodename,
-        jobs.JOB_VARIABLE: job.folder, "PATH": path_with_shims(job.root),
+        jobs.JOB_VARIABLE: job.folder, "PATH": jobs.path_with_shims(job.root),
     }  # fmt: skip
     return dict(os.environ) | {name: str(value) for name, value in added.items()}

@@ -9,13 +9,13 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
-from nightbridge.embedded import processes
-from nightbridge.embedded.jobs import KILL_PATIENCE
-from nightbridge.embedded.names import farewell
-from nightbridge.embedded.options import SRUN
-from nightbridge.embedded.sbatch_options import split_options
-from nightbridge.embedded.step import Step, make_step
+from nightbridge.embedded import names, processes
+from nightbridge.embedded.jobs import JOB_VARIABLE, KILL_PATIENCE, LocalJob, read_config, read_job
+from nightbridge.embedded.options import SRUN, exported, parse_count, split_options
 from nightbridge.errors import InvalidInput, PermanentError
 
 _POLL_INTERVAL = 0.1
@@ -25,6 +25,132 @@ _DRAIN_SECONDS = 2.0
 """How long to wait for the last output, once every task has ended: a process that left its session may hold a pipe."""
 _ENDING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 _FORWARDED = _ENDING | {signal.SIGUSR1, signal.SIGUSR2}
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one srun runs: its program, and on which nodes how many tasks."""
+
+    job: LocalJob
+    number: int
+    argv: tuple[str, ...]
+    nodes: tuple[str, ...]
+    tasks_by_node: tuple[int, ...]
+    directory: str
+    environment: Mapping[str, str]
+    options: Mapping[str, str]
+    kill_on_bad_exit: bool
+    wait: float
+    kill_wait: float
+
+    @property
+    def name(self) -> str:
+        """Slurm's name of the step: `12.0`."""
+        return f"{self.job.job_id}.{self.number}"
+
+    @property
+    def layout(self) -> list[tuple[int, int]]:
+        """Node and local number of every task."""
+        return names.task_layout(self.tasks_by_node)
+
+    def file_name(self, option: str, task: int) -> str | None:
+        """The file that `--output` or `--error` names for a task; None for srun's own output."""
+        # Without --error, errors go where the output goes (srun(1)).
+        pattern = self.options.get(option, self.options.get("output"))
+        if pattern in (None, "all", "none"):
+            return os.devnull if pattern == "none" else None
+        node = self.layout[task][0]
+        job, name = self.job.job_id, self.job.request.name
+        letters = {"j": job, "A": job, "J": self.name, "s": self.number, "t": task, "n": node, "x": name}
+        return names.fill_pattern(pattern, letters | {"N": self.nodes[node], "u": self.job.request.user})
+
+    def task_environment(self, task: int) -> dict[str, str]:
+        """One task's environment: srun's, and Slurm's additions (srun(1), "OUTPUT ENVIRONMENT VARIABLES")."""
+        nodes, counts, layout = self.nodes, self.tasks_by_node, self.layout
+        added: dict[str, object] = names.layout_variables(nodes, counts, task) | {
+            "SLURM_GTIDS": ",".join(str(other) for other, place in enumerate(layout) if place[0] == layout[task][0]),
+            "SLURM_JOB_ID": self.job.job_id, "SLURM_STEPID": self.number, "SLURM_STEP_ID": self.number,
+            "SLURM_STEP_NODELIST": names.node_expression(nodes), "SLURM_STEP_NUM_NODES": len(nodes),
+            "SLURM_STEP_NUM_TASKS": len(layout), "SLURM_STEP_TASKS_PER_NODE": names.tasks_expression(counts),
+            "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1", "SLURM_SUBMIT_DIR": os.getcwd(),
+        }  # fmt: skip
+        return dict(self.environment) | {name: str(value) for name, value in added.items()}
+
+
+def make_step(options: Mapping[str, str], argv: Sequence[str], environment: Mapping[str, str]) -> Step:
+    """Turn srun's options into a step, and give it the job's next number.
+
+    Args:
+        options: By long name.
+        argv: The program and its arguments.
+        environment: srun's own; it names the job.
+
+    Raises:
+        InvalidInput: An option is wrong, or requests more than the job has.
+        PermanentError: This is not inside a job.
+
+    """
+    job = read_job(Path(environment[JOB_VARIABLE])) if JOB_VARIABLE in environment else None
+    if job is None:
+        raise PermanentError("not inside a job", thing="srun", advice="Start steps from batch scripts")
+    nodes = _choose_nodes(options, job)
+    counts = [count for count in _spread_tasks(options, len(nodes), environment) if count]
+    directory, wait = options.get("chdir") or os.getcwd(), options.get("wait", "0")
+    if not os.path.isdir(directory):
+        raise InvalidInput("no such folder for --chdir", thing=directory)
+    if not wait.isdigit():
+        raise InvalidInput("invalid number of seconds for --wait", thing=wait)
+    return Step(
+        job=job,
+        number=_claim_number(job),
+        argv=tuple(argv),
+        nodes=tuple(nodes[: len(counts)]),
+        tasks_by_node=tuple(counts),
+        directory=directory,
+        environment=exported(environment, options.get("export", "")),
+        options=options,
+        kill_on_bad_exit=options.get("kill-on-bad-exit", "0") not in {"0", "no"},
+        wait=float(wait),
+        kill_wait=read_config(job.root).kill_wait,
+    )
+
+
+def _choose_nodes(options: Mapping[str, str], job: LocalJob) -> list[str]:
+    """The named nodes, or the first ones of the job."""
+    chosen = of_job = names.node_names(job.request.nodes)
+    if "nodelist" in options:
+        chosen = names.hostnames(options["nodelist"])
+        if not set(chosen) <= set(of_job):
+            raise InvalidInput("requested nodes are not in this job", thing=options["nodelist"])
+    count = parse_count(options["nodes"], "nodes") if "nodes" in options else len(chosen)
+    if count > len(chosen):
+        raise InvalidInput("more nodes than the job has or --nodelist names", thing=f"--nodes={count}")
+    return chosen[:count]
+
+
+def _spread_tasks(options: Mapping[str, str], nodes: int, environment: Mapping[str, str]) -> list[int]:
+    """Tasks of each node: --ntasks, else --ntasks-per-node, else the job's."""
+    value = options.get("ntasks-per-node") or environment.get("SLURM_NTASKS_PER_NODE", "1")
+    limit = parse_count(value, "ntasks-per-node")
+    if "ntasks" not in options:
+        return [limit] * nodes
+    tasks = parse_count(options["ntasks"], "ntasks")
+    if "ntasks-per-node" in options and tasks > limit * nodes:
+        raise InvalidInput("more tasks than the nodes may have", thing=f"--ntasks={tasks}")
+    return names.spread_evenly(tasks, nodes)
+
+
+def _claim_number(job: LocalJob) -> int:
+    """Take the job's next step number; mkdir gives each to one srun only."""
+    steps = job.folder / "steps"
+    steps.mkdir(exist_ok=True)
+    number = len(os.listdir(steps))
+    while True:
+        try:
+            (steps / str(number)).mkdir()
+            return number
+        except FileExistsError:
+            number += 1
 
 
 def main(arguments: list[str]) -> int:
@@ -51,14 +177,14 @@ class _StepRun:
         self.writing = threading.Lock()
 
     def to_its_end(self) -> int:
-        """Start all tasks, hand on output and signals, until every task has ended; return the step's exit code."""
+        """Start all tasks, forward output and signals, until every task has ended; return the step's exit code."""
         awaited = {number for number in _FORWARDED if signal.getsignal(number) != signal.SIG_IGN} | {signal.SIGCHLD}
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
         try:
             self._start_tasks()
             # Threads only now: what forks must have one thread.
-            readers = [threading.Thread(target=self._hand_on, args=pipe, daemon=True) for pipe in self.pipes]
+            readers = [threading.Thread(target=self._copy_output, args=pipe, daemon=True) for pipe in self.pipes]
             for reader in readers:
                 reader.start()
             while self.running:
@@ -80,12 +206,12 @@ class _StepRun:
 
     def _start_tasks(self) -> None:
         step, null = self.step, os.open(os.devnull, os.O_RDONLY)
-        for task in range(len(step.places)):
+        for task in range(len(step.layout)):
             output, error = self._open("output", task, 1), self._open("error", task, 2)
             self.errors.add(error)
             stdout = self._new_pipe(output, task)
             stderr = stdout if output == error else self._new_pipe(error, task)
-            streams = (0 if len(step.places) == 1 else null, stdout, stderr)
+            streams = (0 if len(step.layout) == 1 else null, stdout, stderr)
             pid = processes.start_session(step.argv, step.task_environment(task), step.directory, streams)
             for descriptor in {stdout, stderr}:
                 os.close(descriptor)
@@ -109,7 +235,7 @@ class _StepRun:
         self.pipes.append((reading, target, f"{task}: ".encode() if "label" in self.step.options else b""))
         return writing
 
-    def _hand_on(self, reading: int, target: int, label: bytes) -> None:
+    def _copy_output(self, reading: int, target: int, label: bytes) -> None:
         """Copy a task's output in whole lines. A target that fails is reported once; the task must not block."""
         writable = True
         with open(reading, "rb") as pipe:
@@ -146,7 +272,7 @@ class _StepRun:
             self.first_exit_at = self.first_exit_at or time.monotonic()
             if code or number:
                 how = signal.strsignal(number) if number else f"Exited with exit code {code}"
-                self._say(f"srun: error: {self.step.nodes[self.step.places[task][0]]}: task {task}: {how}\n")
+                self._say(f"srun: error: {self.step.nodes[self.step.layout[task][0]]}: task {task}: {how}\n")
                 if self.step.kill_on_bad_exit and self.running:
                     self._terminate("Terminating")
 
@@ -164,7 +290,9 @@ class _StepRun:
         """Start the clock, and leave in the tasks' logs the line that Slurm leaves there."""
         self.kill_at = time.monotonic() + self.step.kill_wait
         ending = self.step.job.folder / "ending"
-        line = farewell(f"STEP {self.step.name} ON {self.step.nodes[0]}", ending.read_text() if ending.exists() else "")
+        line = names.farewell(
+            f"STEP {self.step.name} ON {self.step.nodes[0]}", ending.read_text() if ending.exists() else ""
+        )
         for target in self.errors:
             with contextlib.suppress(OSError):
                 self._write(target, line)

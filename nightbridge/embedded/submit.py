@@ -18,22 +18,16 @@ import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from nightbridge.embedded.jobs import (
-    JOB_VARIABLE,
-    JobRequest,
-    job_dir,
-    job_ids,
-    jobs_dir,
-    write_record,
-)
+from nightbridge.embedded.jobs import JOB_VARIABLE, JobRequest, job_dir, job_ids, write_record
 from nightbridge.embedded.options import (
-    SBATCH,
+    EMBEDDED_SBATCH,
     exported,
     parse_count,
     parse_dependencies,
     parse_time,
+    script_options,
+    split_options,
 )
-from nightbridge.embedded.sbatch_options import script_options, split_options
 from nightbridge.errors import LaunchRefused, TransientError
 from nightbridge.files import flush_folder, write_atomically
 from nightbridge.processes import own_program
@@ -42,13 +36,13 @@ START_PATIENCE = 60.0
 """Seconds that a runner may take to start."""
 
 
-def submit(root: Path, script: Path, options: Sequence[str], *, environment: Mapping[str, str], directory: Path) -> int:
+def submit(root: Path, script: Path, words: Sequence[str], *, environment: Mapping[str, str], directory: Path) -> int:
     """Submit a batch script; return the job's id once the job is registered for good.
 
     Args:
         root: The cluster's folder.
         script: The batch script. A copy of it is run.
-        options: sbatch options; they win over the script's #SBATCH lines.
+        words: sbatch options; they win over the script's #SBATCH lines.
         environment: The submitter's environment. The job gets it without SLURM_* and SBATCH_*.
         directory: Where it is submitted from: relative paths start here, and the job runs here.
 
@@ -59,13 +53,13 @@ def submit(root: Path, script: Path, options: Sequence[str], *, environment: Map
 
     """
     text = _read_script(script)
-    given, rest = split_options(options, SBATCH)
-    in_script, rest_of_script = split_options(script_options(text), SBATCH)
+    given, rest = split_options(words, EMBEDDED_SBATCH)
+    in_script, rest_of_script = split_options(script_options(text), EMBEDDED_SBATCH)
     if rest + rest_of_script:
         advice = "The embedded cluster runs no hetjob"
         raise LaunchRefused("not an sbatch option", thing=(rest + rest_of_script)[0], advice=advice)
-    wishes = in_script | given
-    request = _make_request(script, wishes, directory)
+    options = in_script | given
+    request = _make_request(script, options, directory)
     for kind, number in request.dependencies:
         if not job_dir(root, number).exists():
             raise LaunchRefused("job dependency problem: no such job", thing=f"{kind}:{number}")
@@ -73,7 +67,7 @@ def submit(root: Path, script: Path, options: Sequence[str], *, environment: Map
     # A job that was submitted from a job belongs to itself, not to the other.
     foreign = ("SLURM_", "SLURMD_", "SBATCH_", JOB_VARIABLE)
     own = {name: value for name, value in environment.items() if not name.startswith(foreign)}
-    return _register(root, request, text, exported(own, wishes.get("export", "")))
+    return _register(root, request, text, exported(own, options.get("export", "")))
 
 
 def _read_script(script: Path) -> str:
@@ -94,31 +88,33 @@ def _read_script(script: Path) -> str:
     return text
 
 
-def _make_request(script: Path, wishes: Mapping[str, str], directory: Path) -> JobRequest:
-    nodes, tasks, tasks_per_node = _count_tasks(wishes)
+def _make_request(script: Path, options: Mapping[str, str], directory: Path) -> JobRequest:
+    nodes, tasks, tasks_per_node = _count_tasks(options)
     return JobRequest(
-        name=wishes.get("job-name") or script.name,
+        name=options.get("job-name") or script.name,
         user=user_name(),
         uid=os.getuid(),
         submitted_at=time.time(),
         submit_dir=str(directory),
-        directory=str(directory / wishes.get("chdir", "")),
-        output=wishes.get("output", "slurm-%j.out"),
-        error=wishes.get("error"),
-        append=wishes.get("open-mode", "truncate").startswith("a"),
+        directory=str(directory / options.get("chdir", "")),
+        output=options.get("output", "slurm-%j.out"),
+        error=options.get("error"),
+        append=options.get("open-mode", "truncate").startswith("a"),
         nodes=nodes,
         tasks=tasks,
         tasks_per_node=tasks_per_node,
-        time_limit=parse_time(wishes["time"]) if "time" in wishes else None,
-        partition=wishes.get("partition", "local"),
-        account=wishes.get("account", ""),
-        dependencies=parse_dependencies(wishes["dependency"]) if wishes.get("dependency") else (),
+        time_limit=parse_time(options["time"]) if "time" in options else None,
+        partition=options.get("partition", "local"),
+        account=options.get("account", ""),
+        dependencies=parse_dependencies(options["dependency"]) if options.get("dependency") else (),
     )
 
 
-def _count_tasks(wishes: Mapping[str, str]) -> tuple[int, int, int]:
+def _count_tasks(options: Mapping[str, str]) -> tuple[int, int, int]:
     """Nodes, tasks, and tasks on the fullest node."""
-    given = {name: parse_count(wishes[name], name) for name in ("nodes", "ntasks", "ntasks-per-node") if name in wishes}
+    given = {
+        name: parse_count(options[name], name) for name in ("nodes", "ntasks", "ntasks-per-node") if name in options
+    }
     nodes, per_node = given.get("nodes", 1), given.get("ntasks-per-node", 1)
     if "ntasks" in given:  # with both, --ntasks-per-node is only an upper bound (sbatch(1))
         return nodes, given["ntasks"], -(-given["ntasks"] // nodes)
@@ -134,14 +130,13 @@ def user_name() -> str:
 
 
 def _register(root: Path, request: JobRequest, text: str, environment: Mapping[str, str]) -> int:
-    jobs_dir(root).mkdir(parents=True, exist_ok=True)
-    folder = jobs_dir(root) / f".new-{uuid.uuid4().hex}"
-    folder.mkdir()
+    folder = job_dir(root, f".new-{uuid.uuid4().hex}")
+    folder.mkdir(parents=True)
     write_record(folder / "job.json", request)
     write_atomically(folder / "script", text.encode(errors="surrogateescape"))
     (folder / "script").chmod(0o700)
     with (folder / "runner.log").open("wb") as log:
-        # The first process of the runner is gone at once; it leaves the runner behind as nobody's child, so that a
+        # The first process of the runner is gone at once; it leaves the runner behind without a parent, so that a
         # submitter that lives on has no zombies.
         pipe, argv = subprocess.PIPE, python_command("nightbridge.embedded.runner", [str(folder)])
         runner = subprocess.Popen(
@@ -149,7 +144,7 @@ def _register(root: Path, request: JobRequest, text: str, environment: Mapping[s
         )
     with runner:
         _wait_until_ready(runner, folder)
-        # Leaving this block closes the runner's input: it goes on with what its folder is called then.
+        # Leaving this block closes the runner's input: it reads what its folder is called then.
         return _claim_id(root, folder)
 
 
@@ -160,8 +155,8 @@ def _wait_until_ready(runner: subprocess.Popen[bytes], folder: Path) -> None:
     if answer.strip() != b"ready":
         log = (folder / "runner.log").read_text(errors="replace").strip().splitlines()
         shutil.rmtree(folder, ignore_errors=True)
-        said = log[-1] if log else "no answer"
-        raise TransientError("the job's runner did not start", thing=said, advice="Try again")
+        reason = log[-1] if log else "no output"
+        raise TransientError("the job's runner did not start", thing=reason, advice="Try again")
 
 
 def _claim_id(root: Path, folder: Path) -> int:
@@ -177,14 +172,12 @@ def _claim_id(root: Path, folder: Path) -> int:
                 what = f"cannot register the job: {error.strerror}"
                 raise TransientError(what, thing=str(folder), advice="Try again") from error
             job_id += 1
-    flush_folder(jobs_dir(root))
+    flush_folder(folder.parent)
     return job_id
 
 
 _SERVED = ("sbatch", "srun", "scontrol", "squeue", "sacct")
-
-
-# These name the alternative: a real Slurm's, later on the PATH, would act on other jobs of that number.
+# These fail and name the alternative: a real Slurm's, later on the PATH, would act on other jobs of that number.
 _REFUSED = ("salloc", "sattach", "sbcast", "scancel", "sinfo", "sstat")
 
 
@@ -194,11 +187,6 @@ def python_command(module: str, arguments: Sequence[str] = ()) -> list[str]:
     Without `site` (`-S`): the environment's packages are not needed, and looking for them takes time.
     """
     return own_program(module, arguments, python_options=("-S",))
-
-
-def path_with_shims(root: Path) -> str:
-    """The PATH of this process with a cluster's commands first."""
-    return os.pathsep.join((str(root / "bin"), os.environ.get("PATH", os.defpath)))
 
 
 def write_shims(root: Path) -> None:

@@ -23,7 +23,7 @@ from nightbridge.gate.trend import Change, Trend, trends
 from nightbridge.harvest.manifest import load_record
 from nightbridge.history.nightly_values import good_runs_before, nights_of
 from nightbridge.history.rows import HistoryRow, Pin
-from nightbridge.launch.config_container import Container, container_differences
+from nightbridge.launch.config_container import ConfigContainer, container_differences
 from nightbridge.models import RangeCommit, RepositoryChange, RunRecord, Suspects, ValueChange, Verdict, VerdictStatus
 from nightbridge.models.series import NOT_IN_ARGUMENTS, NOT_IN_ENVIRONMENT, NOT_IN_OVERRIDES
 from nightbridge.store.protocol import ObjectStore
@@ -250,7 +250,7 @@ def _dumped(store: ObjectStore, rows: tuple[HistoryRow, HistoryRow], notes: list
     ]
 
 
-def _container(store: ObjectStore, row: HistoryRow, notes: list[str]) -> Container | None:
+def _container(store: ObjectStore, row: HistoryRow, notes: list[str]) -> ConfigContainer | None:
     import yaml
 
     key = f"{row.prefix}/{CONTAINER}"
@@ -262,7 +262,7 @@ def _container(store: ObjectStore, row: HistoryRow, notes: list[str]) -> Contain
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         notes.append(f"{store.url_of(key)}: not valid YAML: {' '.join(str(error).split())}")
         return None
-    return Container(Path(key), table) if isinstance(table, dict) else None
+    return ConfigContainer(Path(key), table) if isinstance(table, dict) else None
 
 
 def _plain_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[ValueChange]:

@@ -29,7 +29,7 @@ _HASH = re.compile(r"-[0-9a-f]{10}$")
 
 
 class LeftOut(Model):
-    """A file or a whole checkpoint that the run left and the store, for a reason, does not hold."""
+    """A file or a whole checkpoint of the run's output that the store does not hold, and the reason."""
 
     path: str = Field(description="Where it would be, relative to the prefix.")
     reason: str
@@ -45,7 +45,7 @@ class LeftOut(Model):
 
 
 class Manifest(StoredModel):
-    """What one attempt of a run left in the store: exactly these objects, with exactly these bytes."""
+    """What the store has of one attempt of a run: exactly these objects, with exactly these bytes."""
 
     version: Literal[1] = Field(1, description="Of the layout of `files`: a release refuses one that it does not know.")
     run_key: str
@@ -54,7 +54,7 @@ class Manifest(StoredModel):
     files: tuple[StoredFile, ...] = Field(description="Every object but the manifest itself, by path.")
     left_out: tuple[LeftOut, ...] = ()
     masks: int = Field(0, ge=0, description="How many secret values were masked in text files.")
-    pins: dict[str, str] = Field({}, description="What the run was made of: commits, image digest, environment.")
+    pins: dict[str, str] = Field({}, description="What the run used: commits, image digest, environment.")
     job: Job
     versions: dict[str, str] = Field({}, description="What wrote this: nightbridge and Python.")
     committed_at: datetime

@@ -1,4 +1,4 @@
-"""The harvest of a run: everything it left goes to the store, checked, and counts only once its manifest is there.
+"""The harvest of a run: its output is stored and checked, and counts only once its manifest is there.
 
 It is the same on the flow's host and on a compute node, and works on one model, `HarvestRequest`. Repeating it is
 always safe. A committed run is checked and its record returned; an interrupted harvest resumes where it was; of two
@@ -97,7 +97,7 @@ class HarvestRequest(Model):
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """What a run left, and what was measured of it: `metrics` has one row per step and tag.
+    """A run's output, and what was measured of it: `metrics` has one row per step and tag.
 
     Of `earlier` attempts the logs and curves are stored beside the run's.
     """
@@ -134,7 +134,7 @@ def run_harvest(
 
 
 def measure_run(request: HarvestRequest) -> MeasuredRun:
-    """Find what the run left, and measure it."""
+    """Find the run's output, and measure it."""
     plan, job = request.plan, request.job
     output = read_run(job, plan.output_dir, plan.checkpoint_dir)
     settings = read_settings(request.run, output.config_container)
@@ -150,7 +150,7 @@ def store_run(
     secrets: Iterable[str],
     on_progress: Callable[[Progress], None] | None = None,
 ) -> RunRecord:
-    """Store what a run left and return its record; arguments and errors are those of `run_harvest`."""
+    """Store a run's output and return its record; arguments and errors are those of `run_harvest`."""
     attempt_dir, values = request.plan.attempt_dir, tuple(secrets)
     # Two at once would write over each other's objects, and what one then commits would be partly the other's.
     with lease(attempt_dir / LEASE) as held, _scratch(attempt_dir) as scratch:
@@ -285,7 +285,7 @@ def _output_dir_of(earlier: Job, plan: LaunchPlan) -> Path | None:
 def _scratch(attempt_dir: Path) -> Iterator[Path]:
     """A folder beside the run, where there is room for copies of its logs; /tmp of a login node may be small.
 
-    For who holds the lease: any other such folder was left by a harvest that died.
+    For the holder of the lease: any other such folder is the leftover of a harvest that was killed.
     """
     with _needing_room(attempt_dir):
         for leftover in attempt_dir.glob(f"{SCRATCH}*"):

@@ -20,7 +20,7 @@ def missing_objects(store: ObjectStore, manifest: Manifest) -> list[str]:
 
 
 def verify_run(store: ObjectStore, prefix: str, on_progress: Callable[[Progress], None] | None = None) -> list[str]:
-    """Check a run against its manifest; returns one line per problem, none when every object is there and whole.
+    """Check a run against its manifest; returns one line per problem, none when every object is there and intact.
 
     Checks presence, size and checksum. A directory's checksums are computed from its bytes; those of S3 are the ones
     recorded with the objects, or the ETags of those sent in parts. Their bytes `fetch_run` checks.

@@ -1,10 +1,10 @@
-"""What of a run is kept, and where in its prefix: logs and curves always, checkpoints by policy and only whole ones.
+"""What of a run is stored, and where below its prefix: logs and curves always, checkpoints by policy when complete.
 
 logs/          the ranks' and the batch script's logs, launcher.log      masked text
 configs/       ConfigContainer.yaml, repo_status.json                    masked text
 attempt/       what nightbridge wrote about the attempt (job.sh, ...)    masked text
 tensorboard/   event files                                               as they are
-profiles/      what profilers left                                       as they are
+profiles/      output of profilers                                       as they are
 checkpoints/   iter_0000050/..., and beside it the trackers that name    as they are
                it, and energon/iter_0000050/... (its data loader's)
 earlier/       a1/..., of each earlier attempt, but for its checkpoints  likewise
@@ -15,19 +15,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from nightbridge.harvest.manifest import LeftOut
-from nightbridge.harvest.upload import LocalFile, Unit
+from nightbridge.harvest.upload import Kind, LocalFile, Unit
 from nightbridge.models import Checkpoint, CheckpointState
-from nightbridge.outputs.checkpoints import (
-    LOADER_STATES,
-    TRACKER,
-    checkpoint_size,
-    tracked_iteration,
-)
+from nightbridge.outputs.checkpoints import LOADER_STATES, TRACKER, checkpoint_size, tracked_iteration
 from nightbridge.outputs.experiment import RunOutput
 
 TRACKERS = (TRACKER, "latest_train_state.pt")
 """Files beside the checkpoints that name the newest. They belong to the checkpoint that they name: without it, a
-training that starts from the restored folder would look for something that is not there."""
+training that starts from the restored folder would look for a missing checkpoint."""
 
 
 def files_to_store(
@@ -45,34 +40,35 @@ def files_to_store(
     """
     checkpoints, left_out = _checkpoint_units(output, policy)
     notes = (note.partition(": ") for note in output.notes)
-    units, doubles = _unique((*_single_files(output), *checkpoints, *_earlier_files(earlier)))
+    single = (Unit(path=file.path, files=(file,)) for file in _single_files(output))
+    of_earlier = (Unit(path=file.path, files=(file,)) for file in _earlier_files(earlier))
+    units, doubles = _unique((*single, *checkpoints, *of_earlier))
     return units, (*left_out, *(LeftOut(path=path, reason=reason) for path, _, reason in notes), *doubles)
 
 
 def stored_path(output: RunOutput, checkpoint: Checkpoint) -> str:
     """Where a checkpoint goes, relative to the run's prefix."""
-    return f"{_folder_of(output, checkpoint.path.parent)}/{checkpoint.path.name}"
+    return f"{_below(output, checkpoint.path.parent, 'checkpoints', 'checkpoints')}/{checkpoint.path.name}"
 
 
-def _single_files(output: RunOutput) -> Iterator[Unit]:
-    for path in (*output.logs, *output.sbatch_logs, *filter(None, (output.launcher_log,))):
-        yield Unit.of(path, f"logs/{path.name}", "log")
-    for path in filter(None, (output.config_container, output.repo_status)):
-        yield Unit.of(path, f"configs/{path.name}", "config")
-    for path in output.attempt_files:
-        if path != output.launcher_log:
-            yield Unit.of(path, f"attempt/{path.name}", "config")
+def _single_files(output: RunOutput) -> Iterator[LocalFile]:
+    tables: tuple[tuple[Iterable[Path | None], str, Kind], ...] = (
+        ((*output.logs, *output.sbatch_logs, output.launcher_log), "logs", "log"),
+        ((output.config_container, output.repo_status), "configs", "config"),
+        ((path for path in output.attempt_files if path != output.launcher_log), "attempt", "config"),
+    )
+    for paths, folder, kind in tables:
+        yield from (LocalFile(path, f"{folder}/{path.name}", kind) for path in paths if path is not None)
     for path in output.event_files:
-        yield Unit.of(path, _below(output, path, "tb_logs", "tensorboard"), "tensorboard")
+        yield LocalFile(path, _below(output, path, "tb_logs", "tensorboard"), "tensorboard")
     for path in output.profiles:
-        yield Unit.of(path, _below(output, path, "profiles", "profiles"), "other")
+        yield LocalFile(path, _below(output, path, "profiles", "profiles"), "other")
 
 
-def _earlier_files(earlier: Sequence[RunOutput]) -> Iterator[Unit]:
+def _earlier_files(earlier: Sequence[RunOutput]) -> Iterator[LocalFile]:
     for output in earlier:
-        for unit in _single_files(output):
-            file = unit.files[0]
-            yield Unit.of(file.source, f"earlier/{output.attempt_dir.name}/{file.path}", file.kind)
+        for file in _single_files(output):
+            yield LocalFile(file.source, f"earlier/{output.attempt_dir.name}/{file.path}", file.kind)
 
 
 def _checkpoint_units(output: RunOutput, policy: str) -> tuple[list[Unit], list[LeftOut]]:
@@ -111,7 +107,7 @@ def chosen(complete: Sequence[Checkpoint], policy: str) -> Sequence[Checkpoint]:
 
 
 class _NotAsJudged(Exception):
-    """A checkpoint cannot be stored whole: a link leads out of it, or it is not any more what was judged."""
+    """A checkpoint cannot be stored completely: a link leads out of it, or it was modified since it was judged."""
 
 
 def _files_of(checkpoint: Checkpoint, stored: str) -> Iterator[LocalFile]:
@@ -150,10 +146,6 @@ def _trackers_of(checkpoint: Checkpoint, stored: str) -> Iterator[LocalFile]:
         path = checkpoint.path.parent / name
         if path.is_file() and not path.is_symlink():
             yield LocalFile(source=path, path=f"{Path(stored).parent}/{name}", kind="checkpoint")
-
-
-def _folder_of(output: RunOutput, save_dir: Path) -> str:
-    return _below(output, save_dir, "checkpoints", "checkpoints").rstrip("/")
 
 
 def _below(output: RunOutput, path: Path, folder: str, stored_folder: str) -> str:

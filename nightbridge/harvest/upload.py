@@ -1,7 +1,7 @@
 """Files into the store, many at once: each read once, checked for secrets, sent unless already there.
 
-A unit goes whole or not at all: a checkpoint is one, so is a log. What is wrong with a file (unreadable, changed since
-it was chosen, a secret inside a binary) leaves its unit out; what is wrong with the store ends the upload.
+A unit is stored completely or not at all: a checkpoint is one, so is a log. A bad file (unreadable, modified since it
+was chosen, a secret inside a binary) leaves its unit out; an error of the store ends the upload.
 """
 
 import functools
@@ -27,7 +27,7 @@ Kind = Literal["checkpoint", "tensorboard", "log", "config", "summary", "metrics
 
 @dataclass(frozen=True, slots=True)
 class LocalFile:
-    """A file to store: where it lies, and where it goes relative to the run's prefix."""
+    """A file to store: its path here, and its path relative to the run's prefix."""
 
     source: Path
     path: str
@@ -47,7 +47,7 @@ class Unit(Model):
 
 
 class Uploaded(Model):
-    """What an upload left in the store."""
+    """What an upload has stored."""
 
     files: tuple[StoredFile, ...]
     left_out: tuple[LeftOut, ...]
@@ -90,7 +90,7 @@ def upload(
         prefix: The run's folder in the store.
         units: What to store; paths are unique.
         secrets: Values masked in text files and looked for in others.
-        scratch: An empty folder with room for masked copies of the text files that are under way.
+        scratch: An empty folder with room for masked copies of the text files in progress.
         on_progress: Called in this thread after each file, and at intervals while none is done.
 
     Raises:
@@ -136,7 +136,7 @@ def _task(number: int, unit: str, file: LocalFile) -> _Task:
 
 
 class _Sender:
-    """Sends the files of one upload. State: what an earlier try left in the store, and the units that failed."""
+    """Sends the files of one upload. State: what an earlier try has stored, and the units that failed."""
 
     def __init__(self, store: ObjectStore, prefix: str, secrets: Sequence[str], scratch: Path, meter: Meter) -> None:
         self._store, self._prefix, self._secrets, self._scratch, self._meter = store, prefix, secrets, scratch, meter

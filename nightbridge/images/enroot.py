@@ -18,14 +18,8 @@ from nightbridge.errors import (
     TransientError,
     classify,
 )
-from nightbridge.images.references import ImageReference
-from nightbridge.images.registry import enroot_config, login_advice, registry_digest
-from nightbridge.images.scratch_dirs import (
-    cache_folder,
-    check_folders,
-    scratch_dir,
-    temporary_folder,
-)
+from nightbridge.images.registry import ImageReference, enroot_config, login_advice, registry_digest
+from nightbridge.images.scratch_dirs import cache_folder, check_folders, scratch_dir, temporary_folder
 from nightbridge.models import ImageImport, Model
 from nightbridge.processes import Finished, run
 
@@ -94,7 +88,7 @@ class Enroot(Model):
     def import_image(self, reference: ImageReference, output: Path) -> str:
         """Import an image into a file that does not exist yet; return what made it, for its sidecar.
 
-        What a failed import left is removed.
+        The file of a failed import is removed.
 
         Raises:
             InvalidInput: There is no such image.
@@ -133,7 +127,7 @@ def find_enroot(settings: ImageImport | None = None, credentials: str = "") -> E
         credentials: Logins as lines of netrc(5), which come in the place of those in its own file.
 
     Raises:
-        PermanentError: There is none, or it does not tell its version.
+        PermanentError: There is none, or its version cannot be read.
 
     """
     program = shutil.which("enroot")
@@ -155,68 +149,50 @@ def find_enroot(settings: ImageImport | None = None, credentials: str = "") -> E
 # itself as a failed write of curl or zstd.
 _ERRORS = (
     ErrorPattern(
-        pattern=r"Invalid image reference|curl: \(3\)",
-        kind=InvalidInput,
-        what="enroot cannot read this reference",
-        advice="Write REGISTRY/IMAGE:TAG",
+        r"Invalid image reference|curl: \(3\)",
+        InvalidInput, "enroot cannot read this reference", "Write REGISTRY/IMAGE:TAG",
     ),
     ErrorPattern(
-        pattern=r"No space left on device|Disk quota exceeded|Failed to write to output filesystem"
+        r"No space left on device|Disk quota exceeded|Failed to write to output filesystem"
         r"|zstd: error 70|curl: \(23\)",
-        kind=PermanentError,
-        what="no space left on a disk",
-        advice="Free up space for images, or set the Image Cache's cache and temp (ENROOT_CACHE_PATH, "
+        PermanentError, "no space left on a disk",
+        "Free up space for images, or set the Image Cache's cache and temp (ENROOT_CACHE_PATH, "
         "ENROOT_TEMP_PATH) to larger disks",
     ),
     ErrorPattern(
-        pattern=r"returned error(?: code)?: (408|429|5\d\d)",
-        kind=TransientError,
-        what="the registry is busy or failing",
+        r"returned error(?: code)?: (408|429|5\d\d)", TransientError, "the registry is busy or failing",
     ),
     ErrorPattern(
-        pattern=r"returned error(?: code)?: 40[13]",
-        kind=PermanentError,
-        what="the registry refused our credentials",
-        advice="{login}",
+        r"returned error(?: code)?: 40[13]", PermanentError, "the registry refused our credentials", "{login}",
     ),
     ErrorPattern(
-        pattern=r"returned error(?: code)?: 404",
-        kind=InvalidInput,
-        what="the registry has no such image",
-        advice="Check name and tag; private images also look missing without a login",
+        r"returned error(?: code)?: 404", InvalidInput, "the registry has no such image",
+        "Check name and tag; private images also look missing without a login",
     ),
     ErrorPattern(
-        pattern=r"returned error(?: code)?: 400",
-        kind=PermanentError,
-        what="enroot does not support this image's manifest format",
-        advice="Push the image again in Docker's format with `skopeo copy --format v2s2`",
+        r"returned error(?: code)?: 400", PermanentError, "enroot does not support this image's manifest format",
+        "Push the image again in Docker's format with `skopeo copy --format v2s2`",
     ),
     ErrorPattern(
-        pattern=r"corrupted|Checksum mismatch|invalid compressed data|unexpected end of file",
-        kind=TransientError,
-        what="a layer was corrupted in transit",
+        r"corrupted|Checksum mismatch|invalid compressed data|unexpected end of file",
+        TransientError, "a layer was corrupted in transit",
     ),
     ErrorPattern(
-        pattern=r"curl: \((5|6|7|16|18|22|28|35|52|55|56|92)\)",
-        kind=TransientError,
-        what="the registry is unreachable, or the transfer was interrupted",
+        r"curl: \((5|6|7|16|18|22|28|35|52|55|56|92)\)",
+        TransientError, "the registry is unreachable, or the transfer was interrupted",
     ),
     ErrorPattern(
-        pattern=r"[Cc]ommand not found|[Cc]ould not find (a )?(command|program)",
-        kind=PermanentError,
-        what="enroot is missing a required program",
-        advice="Install the named program on this machine",
+        r"[Cc]ommand not found|[Cc]ould not find (a )?(command|program)",
+        PermanentError, "enroot is missing a required program", "Install the named program on this machine",
     ),
     ErrorPattern(
-        pattern=r"File already exists|will not overwrite",
-        kind=TransientError,
-        what="another import wrote the same file",
+        r"File already exists|will not overwrite", TransientError, "another import wrote the same file",
     ),
-)
+)  # fmt: skip
 
 # curl's exit codes that enroot passes on: no connection, cut off, HTTP error, timed out.
 _TRANSIENT_CODES = {7, 18, 22, 28}
-# A shell's way to say that its child was killed.
+# A shell's exit codes for a child that was killed.
 _KILLED_CODES = {137, 143}
 
 

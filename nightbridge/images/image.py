@@ -1,8 +1,7 @@
 """The container stage: a verified image of known digest, or the declared absence of one.
 
-Squashfs files: whether one is whole, and its checksum.
-
-Which workspaces use a folder of images: several may share one, and each knows its own jobs only.
+An image is a whole squashfs file with a sidecar that proves it. Several workspaces may share a folder of images; each
+knows its own jobs only, so the folder records which workspaces use it.
 """
 
 import hashlib
@@ -19,7 +18,7 @@ from typing import Protocol
 from nightbridge.errors import DamagedData, InvalidInput, PermanentError, TransientError
 from nightbridge.files import write_model
 from nightbridge.images.enroot import IMPORT_TIMEOUT_SECONDS, find_enroot
-from nightbridge.images.references import ImageReference, parse_reference
+from nightbridge.images.registry import ImageReference, parse_reference
 from nightbridge.images.scratch_dirs import named_write_errors, remove_leftovers, unfinished
 from nightbridge.locking import get_or_create, lease
 from nightbridge.models import Image, RunSpec, Site, StoredModel, utc_now
@@ -51,7 +50,7 @@ class ImagePin(StoredModel):
 
 
 class Importer(Protocol):
-    """What makes a .sqsh file of an image in a registry: enroot here, or on a compute node."""
+    """Makes a .sqsh file of an image in a registry: enroot here, or on a compute node."""
 
     @property
     def tool(self) -> str:
@@ -160,7 +159,7 @@ def _check_import(path: Path, tool: str, reference: ImageReference) -> None:
     try:
         check_squashfs(path)
     except (DamagedData, FileNotFoundError) as error:
-        # The tool said that all was well; another import may well be.
+        # The tool reported success, so this may be a fault that another import does not meet.
         raise TransientError(f"{tool} produced an incomplete image: {error}", thing=str(reference)) from error
 
 

@@ -1,14 +1,9 @@
 """Import on a compute node, for sites whose login nodes lack enroot or the room.
 
-The tag is resolved here, by the registry's own API. The import is one job that runs this package on the node: the same
-code as on this machine, with the enroot, the folders and the space that the node has. It leaves its file on the shared
-file system, where it is checked like any other. How a program gets onto a node is the caller's: this package knows no
-Slurm.
-
-The part of an import on a compute node that runs there: the import itself, with the node's enroot.
-
-It is given an order as JSON and logins on stdin, and prints its answer as one line of JSON. Everything else that it
-says goes to stderr.
+The tag is resolved here, by the registry's own API. The import is one job that runs this module as a program on the
+node: the same code as on this machine, with the node's enroot and disks. It gets an `ImportRequest` as its argument and
+logins on stdin, logs to stderr, and prints an `ImportResult` as its last line. The file lands on the shared file
+system, where it is checked like any other. How a program gets onto a node is the caller's: this package knows no Slurm.
 """
 
 import logging
@@ -23,8 +18,7 @@ from pydantic import SecretStr
 
 from nightbridge.errors import NightbridgeError, TransientError
 from nightbridge.images.enroot import IMPORT_TIMEOUT_SECONDS, find_enroot
-from nightbridge.images.references import ImageReference
-from nightbridge.images.registry import registry_digest
+from nightbridge.images.registry import ImageReference, registry_digest
 from nightbridge.images.scratch_dirs import named_write_errors, remove_scratch_dirs, scratch_name
 from nightbridge.models import ImageImport, Model
 from nightbridge.node_programs import Failure, RunOnNode, begin_on_node, read_answer
@@ -64,7 +58,7 @@ class NodeImporter:
     def import_image(self, reference: ImageReference, output: Path) -> str:
         """Import an image of known digest into a file that does not exist yet; return what made it, and on which node.
 
-        What a failed import left is removed.
+        The file of a failed import is removed.
 
         Raises:
             InvalidInput: There is no such image.
@@ -73,12 +67,12 @@ class NodeImporter:
             TransientError: The registry cannot be reached or is busy, or the cluster did not let the import end.
 
         """
-        order = NodeOrder(reference=reference, output=output, settings=self._settings)
+        request = ImportRequest(reference=reference, output=output, settings=self._settings)
         try:
             finished = self._run_on_node(
                 # The folder's own part keeps apart the jobs of several workspaces that import the same image.
                 scratch_name(output).partition(".")[0] + f"-{str(reference.digest).removeprefix('sha256:')[:_DIGITS]}",
-                own_program("nightbridge.images.on_node", [order.model_dump_json()]),
+                own_program("nightbridge.images.on_node", [request.model_dump_json()]),
                 environment={name: value for name, value in os.environ.items() if _PASSED_ON.fullmatch(name)},
                 timeout=IMPORT_TIMEOUT_SECONDS,
                 given=self._credentials.get_secret_value().encode(),
@@ -86,7 +80,7 @@ class NodeImporter:
             )
             answer = read_answer(
                 finished,
-                NodeAnswer,
+                ImportResult,
                 doing="import",
                 thing=str(reference),
                 instead="image_import.on to host",
@@ -105,38 +99,38 @@ class NodeImporter:
         return answer.tool
 
 
-class NodeOrder(Model):
-    """What is to be imported, into which file (see `unfinished`); the digest of the reference is known."""
+class ImportRequest(Model):
+    """The image to import, and into which file (see `unfinished`); the digest of the reference is known."""
 
     reference: ImageReference
     output: Path
     settings: ImageImport
 
 
-class NodeAnswer(Model):
+class ImportResult(Model):
     """How an import on a node ended: what made the image and where, or the error."""
 
     tool: str = ""
     failure: Failure | None = None
 
 
-def carry_out(order: NodeOrder, credentials: str) -> NodeAnswer:
-    """Import an image on this node, after clearing away what a killed import of it left here."""
+def run_import(request: ImportRequest, credentials: str) -> ImportResult:
+    """Import an image on this node, after removing what a killed import of it left here."""
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     try:
-        with named_write_errors(order.reference, order.output.parent):
-            importer = find_enroot(order.settings, credentials)
-            name = str(order.reference.digest).removeprefix("sha256:")
-            remove_scratch_dirs(order.output.parent.parent, name, importer.scratch_parents)
-            return NodeAnswer(tool=f"{importer.import_image(order.reference, order.output)} on {node}")
+        with named_write_errors(request.reference, request.output.parent):
+            importer = find_enroot(request.settings, credentials)
+            name = str(request.reference.digest).removeprefix("sha256:")
+            remove_scratch_dirs(request.output.parent.parent, name, importer.scratch_parents)
+            return ImportResult(tool=f"{importer.import_image(request.reference, request.output)} on {node}")
     except NightbridgeError as error:
         failure = Failure.of(error)
-        return NodeAnswer(failure=failure.model_copy(update={"what": f"{failure.what} (on {node})"}))
+        return ImportResult(failure=failure.model_copy(update={"what": f"{failure.what} (on {node})"}))
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Carry out the order that is the only argument; return the exit code."""
+    """Run the import that the only argument requests; return the exit code."""
     begin_on_node()
-    answer = carry_out(NodeOrder.model_validate_json(arguments[0]), sys.stdin.read())
+    answer = run_import(ImportRequest.model_validate_json(arguments[0]), sys.stdin.read())
     print(answer.model_dump_json())
     return 1 if answer.failure else 0

@@ -1,11 +1,8 @@
-"""A registry's own HTTP API (OCI distribution specification): what a tag means now.
+"""Image references, and what they mean now by the registry's own HTTP API (OCI distribution specification).
 
-Logins are the ones that enroot uses (see `logins`). They go to the registry and to the token server that it
-names, never through a redirect to a third place.
-
-Logins of registries: a secret of ours, enroot's `.credentials`, else the files of docker and podman.
-
-A secret has the lines of enroot's own file, which are those of netrc(5); it is handed on in memory alone.
+Logins go to the registry and to the token server that it names, never through a redirect to a third host. They come
+from a secret of ours, which has the lines of netrc(5) and is handed on in memory alone, from enroot's `.credentials`,
+else from the files of docker and podman.
 """
 
 import base64
@@ -35,10 +32,100 @@ from nightbridge.errors import (
     TransientError,
     classify,
 )
-from nightbridge.images.references import ImageReference
-from nightbridge.secrets import Login, file_in_memory, read_netrc, whole_lines
+from nightbridge.models import Model
+from nightbridge.secrets import Login, file_in_memory, read_netrc
 
 log = logging.getLogger(__name__)
+
+# enroot's own default, and what other tools call it.
+_DOCKER_HUB_NAMES = {"docker.io", "index.docker.io", "registry-1.docker.io"}
+
+_DIGEST = r"sha256:[0-9a-f]{64}"
+# The grammar of github.com/distribution/reference, with enroot's `USER@` and `REGISTRY#`.
+_REFERENCE = re.compile(
+    r"(?:docker://)?"
+    r"(?:(?P<user>[^@/#\s]+)@(?!sha256:))?"
+    r"(?:(?P<registry>[A-Za-z0-9._-]+(?::\d+)?)(?P<separator>[#/]))?"
+    r"(?P<name>[a-z0-9]+(?:[._/-]+[a-z0-9]+)*)"
+    r"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127}))?"
+    rf"(?:@(?P<digest>{_DIGEST}))?"
+)
+
+
+class ImageReference(Model):
+    """A reference in its parts. `registry` None is Docker Hub; a digest, where there is one, decides over the tag."""
+
+    user: str | None = None
+    registry: str | None = None
+    name: str
+    tag: str | None = None
+    digest: str | None = None
+
+    def __str__(self) -> str:
+        return (
+            (f"{self.registry}/" if self.registry else "")
+            + self.name
+            + (f":{self.tag}" if self.tag else "")
+            + (f"@{self.digest}" if self.digest else "")
+        )
+
+    @property
+    def identity(self) -> str:
+        """Sixteen hex digits for this reference, whichever way it was written."""
+        return hashlib.sha256(str(self).encode()).hexdigest()[:16]
+
+    def uri(self, enroot_major: int) -> str:
+        """The address that `enroot import` takes.
+
+        `REGISTRY#IMAGE` is understood by every enroot; `REGISTRY/IMAGE` means Docker Hub to versions before 4. Those
+        know no `@sha256:`, but query the registry for a tag's manifest in the same way as for a digest's.
+        """
+        user = f"{self.user}@" if self.user else ""
+        registry = f"{self.registry}#" if self.registry else ""
+        if self.digest:
+            version = f"@{self.digest}" if enroot_major >= 4 else f":{self.digest}"
+        else:
+            version = f":{self.tag or 'latest'}"
+        return f"docker://{user}{registry}{self.name}{version}"
+
+
+def parse_reference(text: str) -> ImageReference:
+    """Take a reference apart: `nvcr.io#nvidia/nemo:tag`, `nvcr.io/nvidia/nemo:tag`, `docker://...`, `...@sha256:...`.
+
+    Raises:
+        InvalidInput: It is none, or it carries a password.
+
+    """
+    match = _REFERENCE.fullmatch(text.strip())
+    parts = match.groupdict() if match else {"name": "", "separator": "", "registry": ""}
+    registry, name = parts["registry"], parts["name"]
+    if parts["separator"] == "/" and not _is_registry(registry):
+        registry, name = None, f"{registry}/{name}"
+    if not name or name != name.lower():
+        raise InvalidInput(
+            "not an image reference",
+            thing=text,
+            advice="Write REGISTRY/IMAGE:TAG or REGISTRY#IMAGE:TAG in lower case, the path of a .sqsh file, or none",
+        )
+    if parts["user"] and ":" in parts["user"]:
+        raise InvalidInput(
+            "a password in an image reference would be shown in process lists and logs",
+            thing=name,
+            advice="Put it in enroot's .credentials file",
+        )
+    return ImageReference(
+        user=parts["user"],
+        registry=None if registry in _DOCKER_HUB_NAMES else registry,
+        name=name,
+        tag=parts["tag"],
+        digest=parts["digest"],
+    )
+
+
+def _is_registry(first: str) -> bool:
+    """Whether the first part of a path names a registry; the rule of docker and of enroot 4."""
+    return "." in first or ":" in first or first == "localhost"
+
 
 _MANIFEST_TYPES = (
     "application/vnd.oci.image.index.v1+json",
@@ -71,17 +158,17 @@ def registry_digest(reference: ImageReference, credentials: str = "") -> str:
         DamagedData: It answered with no digest.
 
     """
-    digest = _ask_for_manifest(reference, "HEAD", credentials).headers.get("Docker-Content-Digest")
+    digest = _request_manifest(reference, "HEAD", credentials).headers.get("Docker-Content-Digest")
     if digest is None:
         # The header is optional; the digest is by definition that of the manifest's bytes.
-        with _ask_for_manifest(reference, "GET", credentials) as manifest:
+        with _request_manifest(reference, "GET", credentials) as manifest:
             digest = f"sha256:{hashlib.sha256(manifest.read()).hexdigest()}"
     if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
         raise DamagedData(f"the registry returned an unsupported digest ({digest[:80]!r})", thing=str(reference))
     return digest
 
 
-def _ask_for_manifest(reference: ImageReference, method: str, credentials: str) -> http.client.HTTPResponse:
+def _request_manifest(reference: ImageReference, method: str, credentials: str) -> http.client.HTTPResponse:
     registry = reference.registry or DOCKER_HUB
     name = reference.name if reference.registry or "/" in reference.name else f"library/{reference.name}"
     version = reference.digest or reference.tag or "latest"
@@ -89,16 +176,16 @@ def _ask_for_manifest(reference: ImageReference, method: str, credentials: str) 
     url = f"{scheme}://{registry}/v2/{name}/manifests/{version}"
     headers = {"Accept": ", ".join(_MANIFEST_TYPES)}
     try:
-        return _ask(url, headers, method=method, reference=reference)
+        return _request(url, headers, method, reference)
     except urllib.error.HTTPError as error:
         if error.code != http.HTTPStatus.UNAUTHORIZED:
             raise _refusal(error, reference) from error
         headers["Authorization"] = _authorization(error.headers, registry, reference, credentials)
-        return _ask_again(url, headers, method, reference)
+        return _checked_request(url, headers, method, reference)
 
 
-def _ask(url: str, headers: Mapping[str, str], *, method: str, reference: ImageReference) -> http.client.HTTPResponse:
-    """One question; HTTPError is the caller's to read, everything below it is explained here."""
+def _request(url: str, headers: Mapping[str, str], method: str, reference: ImageReference) -> http.client.HTTPResponse:
+    """One request; HTTPError is the caller's to read, everything below it is explained here."""
     for last_try in [False] * (_TRIES - 1) + [True]:
         request = urllib.request.Request(url, method=method, headers={"User-Agent": "nightbridge"})
         for name, value in headers.items():
@@ -106,7 +193,7 @@ def _ask(url: str, headers: Mapping[str, str], *, method: str, reference: ImageR
         try:
             answer: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS)
         except urllib.error.HTTPError as error:
-            pause = _asked_to_wait(error)
+            pause = _retry_after(error)
             if last_try or pause is None:
                 raise
             log.info("%s: rate limited, retrying in %.0f s", reference, pause)
@@ -118,19 +205,19 @@ def _ask(url: str, headers: Mapping[str, str], *, method: str, reference: ImageR
     raise AssertionError("unreachable")
 
 
-def _ask_again(
+def _checked_request(
     url: str, headers: Mapping[str, str], method: str, reference: ImageReference
 ) -> http.client.HTTPResponse:
     try:
-        return _ask(url, headers, method=method, reference=reference)
+        return _request(url, headers, method, reference)
     except urllib.error.HTTPError as error:
         raise _refusal(error, reference) from error
 
 
-def _asked_to_wait(error: urllib.error.HTTPError) -> float | None:
-    """Seconds from `Retry-After`; None where the server did not say, or said more than we wait."""
-    said = error.headers.get("Retry-After", "") if error.code in (429, 503) else ""
-    return float(said) if said.isdecimal() and float(said) <= _MAX_PAUSE_SECONDS else None
+def _retry_after(error: urllib.error.HTTPError) -> float | None:
+    """Seconds from `Retry-After`; None where the server sent none, or more than we wait."""
+    pause = error.headers.get("Retry-After", "") if error.code in (429, 503) else ""
+    return float(pause) if pause.isdecimal() and float(pause) <= _MAX_PAUSE_SECONDS else None
 
 
 def _authorization(headers: Message, registry: str, reference: ImageReference, credentials: str) -> str:
@@ -152,7 +239,7 @@ def _authorization(headers: Message, registry: str, reference: ImageReference, c
     login = find_login(registry, token_server=server, credentials=credentials)
     query = urllib.parse.urlencode({name: fields[name] for name in ("service", "scope") if name in fields})
     basic = {"Authorization": _basic(login)} if login else {}
-    with _ask_again(f"{realm}?{query}", basic, "GET", reference) as answer:
+    with _checked_request(f"{realm}?{query}", basic, "GET", reference) as answer:
         try:
             given = json.loads(answer.read())
             token = given.get("token") or given["access_token"]
@@ -169,24 +256,20 @@ def _basic(login: Login) -> str:
 _REFUSALS = (
     ErrorPattern(r"HTTP 40[13]\b", PermanentError, "the registry refused our credentials", "{login}"),
     ErrorPattern(
-        r"HTTP 404\b",
-        InvalidInput,
-        "the registry has no such image",
+        r"HTTP 404\b", InvalidInput, "the registry has no such image",
         "Check name and tag; private images also look missing without a login",
     ),
     ErrorPattern(r"HTTP (408|429|5\d\d)\b", TransientError, "the registry is busy or failing"),
     ErrorPattern("", PermanentError, "the registry refused the request"),
-)
+)  # fmt: skip
 # Connection errors, as worded by Python's ssl and socket modules.
 _FAULTS = (
     ErrorPattern(
-        r"CERTIFICATE_VERIFY_FAILED",
-        PermanentError,
-        "the registry's certificate is not trusted here",
+        r"CERTIFICATE_VERIFY_FAILED", PermanentError, "the registry's certificate is not trusted here",
         "Install the site's certificate authority, or set SSL_CERT_FILE",
     ),
     ErrorPattern("", TransientError, "the registry is unreachable"),
-)
+)  # fmt: skip
 
 
 def _refusal(error: urllib.error.HTTPError, reference: ImageReference) -> NightbridgeError:
@@ -198,10 +281,10 @@ def _no_answer(error: Exception, url: str, reference: ImageReference) -> Nightbr
     return _classified(f"{host}: {getattr(error, 'reason', None) or error}", _FAULTS, reference)
 
 
-def _classified(said: str, patterns: Sequence[ErrorPattern], reference: ImageReference) -> NightbridgeError:
-    known = classify(said, patterns)
+def _classified(message: str, patterns: Sequence[ErrorPattern], reference: ImageReference) -> NightbridgeError:
+    known = classify(message, patterns)
     assert known is not None  # the last pattern of each table occurs in everything
-    return known.error(str(reference), said, login=login_advice(reference))
+    return known.error(str(reference), message, login=login_advice(reference))
 
 
 DOCKER_HUB = "registry-1.docker.io"
@@ -250,7 +333,7 @@ def enroot_config(credentials: str) -> Iterator[dict[str, str]]:
         return
     with (
         tempfile.TemporaryDirectory(prefix="nightbridge-") as folder,
-        file_in_memory(whole_lines(credentials)) as path,
+        file_in_memory(credentials) as path,
     ):
         (Path(folder) / ".credentials").symlink_to(path)
         yield {"ENROOT_CONFIG_PATH": folder}
@@ -259,7 +342,7 @@ def enroot_config(credentials: str) -> Iterator[dict[str, str]]:
 def _given_logins(credentials: str) -> Mapping[str, Login]:
     if not credentials:
         return {}
-    with file_in_memory(whole_lines(credentials)) as path:
+    with file_in_memory(credentials) as path:
         return _read_netrc(path, "the image credentials")
 
 

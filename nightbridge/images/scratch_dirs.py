@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from nightbridge.files import check_writable, write_error
-from nightbridge.images.references import ImageReference
+from nightbridge.images.registry import ImageReference
 
 OTHER_FOLDERS = "Check it, or set the Image Cache's cache and temp (ENROOT_CACHE_PATH, ENROOT_TEMP_PATH) to other disks"
 """The advice for a folder of imports that cannot be written."""

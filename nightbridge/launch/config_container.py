@@ -1,38 +1,39 @@
 """`ConfigContainer.yaml`: the whole configuration of a run, as Megatron-Bridge dumps it, and what follows from it.
 
-Nothing of Megatron-Bridge is imported: the file is data. Data parallel size and scheduler steps are computed as its own
-`validate()` computes them.
+Nothing of Megatron-Bridge is imported: the file is data. Sizes are computed as its own `validate()` computes them.
 """
 
 import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from nightbridge.errors import InvalidInput
 from nightbridge.models import Model
 
-TARGET = "megatron.bridge.training.config.ConfigContainer"
+SIZES = ("model.tensor_model_parallel_size", "model.pipeline_model_parallel_size", "model.context_parallel_size")
+"""The parallel sizes whose product is one copy of the model."""
 
-_PARALLEL = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
 _MISSING = object()
 _SIZE_LIMIT = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True)
-class Container:
+class ConfigContainer:
     """One ConfigContainer.
 
     Attributes:
         path: The file as the user named it.
         table: What YAML made of it.
+        world_size: GPUs of the run, where known.
 
     """
 
     path: Path
     table: Mapping[str, Any] = field(repr=False)
+    world_size: int | None = None
 
     def value(self, path: str) -> Any:
         """The value at a dotted path; None where there is none.
@@ -67,7 +68,7 @@ class Container:
         return bool(self.value(path))
 
     def kind(self, section: str) -> str:
-        """The name of the class that a section was dumped from; empty where nothing says so."""
+        """The name of the class that a section was dumped from; empty where it is unknown."""
         target = self.value(f"{section}._target_")
         return str(target).rsplit(".", 1)[-1] if target else ""
 
@@ -75,14 +76,51 @@ class Container:
         """A parallel size of the model; one where it is not written."""
         return self.integer(f"model.{name}") or 1
 
+    def dtype(self, path: str) -> str:
+        """The last part of a dumped torch type's name, such as `bfloat16`; empty where none is written."""
+        value = self.value(f"{path}._target_") or self.value(path)
+        return str(value).rsplit(".", 1)[-1] if value else ""
 
-class SchedulerSteps(Model):
-    """What the learning rate and weight decay schedules count: samples, whatever the mode."""
+    @property
+    def captured_modules(self) -> tuple[str, ...]:
+        """What CUDA graphs capture of each layer; empty for all of it. Before v0.5 the field was called scope."""
+        return self.names("model.cuda_graph_modules") or self.names("model.cuda_graph_scope")
 
-    lr_decay_steps: int
-    lr_warmup_steps: int
-    wd_incr_steps: int
-    wsd_decay_steps: int | None = None
+    @property
+    def captures_graphs(self) -> bool:
+        """Whether anything runs as a CUDA graph."""
+        return self.value("model.cuda_graph_impl") not in (None, "none")
+
+    @property
+    def captures_iteration(self) -> bool:
+        """Whether one CUDA graph holds the full iteration."""
+        scopes = self.names("model.cuda_graph_scope")
+        return self.value("model.cuda_graph_impl") == "full_iteration" or "full_iteration" in scopes
+
+    @property
+    def model_parallel_size(self) -> int:
+        """How many GPUs hold one copy of the model: TP x PP x CP."""
+        return math.prod(self.integer(path) or 1 for path in SIZES)
+
+    @property
+    def data_parallel_size(self) -> int | None:
+        """How many copies of the model train: 0 where there are too few GPUs, None where it is unknown.
+
+        Without a world size it is the one that the file itself records.
+        """
+        if self.world_size is not None:
+            return self.world_size // self.model_parallel_size
+        return self.integer("comm_overlap.data_parallel_size")
+
+    @property
+    def decay_samples(self) -> int | None:
+        """Samples over which the learning rate decays; None where the duration is not written."""
+        if samples := self.integer("train.train_samples"):
+            return self.integer("scheduler.lr_decay_samples") or samples
+        iterations, batch = self.integer("train.train_iters"), self.integer("train.global_batch_size")
+        if iterations is None or batch is None:
+            return None
+        return (self.integer("scheduler.max_steps") or self.integer("scheduler.lr_decay_iters") or iterations) * batch
 
 
 class Difference(Model):
@@ -93,7 +131,7 @@ class Difference(Model):
     after: Any = None
 
 
-def read_container(path: Path) -> Container:
+def read_container(path: Path) -> ConfigContainer:
     """Read a `ConfigContainer.yaml`.
 
     Raises:
@@ -121,10 +159,10 @@ def read_container(path: Path) -> Container:
             thing=str(path),
             advice="Name the configs/ConfigContainer.yaml of a run",
         )
-    return Container(path, table)
+    return ConfigContainer(path, table)
 
 
-def with_overrides(container: Container, overrides: Sequence[str]) -> Container:
+def with_overrides(container: ConfigContainer, overrides: Sequence[str]) -> ConfigContainer:
     """Lay overrides in Hydra's grammar over a ConfigContainer: `a.b=value`, `+a.b=value`, `~a.b`.
 
     Raises:
@@ -157,7 +195,7 @@ def with_overrides(container: Container, overrides: Sequence[str]) -> Container:
         raise InvalidInput(
             "the overrides are not valid", thing=str(container.path), advice="Fix the following", violations=problems
         )
-    return Container(container.path, table)
+    return replace(container, table=table)
 
 
 def _current_path(table: Mapping[str, Any], path: str) -> str | None:
@@ -167,63 +205,7 @@ def _current_path(table: Mapping[str, Any], path: str) -> str | None:
     return next((path for path in paths if _at(table, path) is not _MISSING), None)
 
 
-def model_parallel_size(container: Container) -> int:
-    """How many GPUs hold one copy of the model: TP x PP x CP."""
-    return math.prod(container.size(name) for name in _PARALLEL)
-
-
-def data_parallel_size(container: Container, world_size: int | None = None) -> int | None:
-    """How many copies of the model train.
-
-    Args:
-        container: The configuration.
-        world_size: GPUs of the run; without it, the size that the file itself records is taken.
-
-    Returns:
-        The size, 0 where there are too few GPUs, None where nothing says it.
-
-    """
-    if world_size is not None:
-        return world_size // model_parallel_size(container)
-    return container.integer("comm_overlap.data_parallel_size")
-
-
-def scheduler_steps(container: Container) -> SchedulerSteps | None:
-    """Compute the scheduler's steps; None where the file does not say how long it trains."""
-    counted = _samples(container) if container.integer("train.train_samples") else _iterations(container)
-    if counted is None:
-        return None
-    decay, weight_decay, wsd, written_warmup = counted
-    fraction = container.number("scheduler.lr_warmup_fraction")
-    warmup = int(fraction * decay) if fraction is not None and math.isfinite(fraction) else written_warmup
-    # A warm-up as long as the decay would divide by zero: the last step is taken from it.
-    capped = min(warmup, decay - 1) if warmup >= decay else warmup
-    return SchedulerSteps(lr_decay_steps=decay, lr_warmup_steps=capped, wd_incr_steps=weight_decay, wsd_decay_steps=wsd)
-
-
-def _samples(container: Container) -> tuple[int, int, int | None, int] | None:
-    samples = container.integer("train.train_samples")
-    if samples is None:
-        return None
-    decay = container.integer("scheduler.lr_decay_samples") or samples
-    wsd = container.integer("scheduler.lr_wsd_decay_samples")
-    return decay, samples, wsd, container.integer("scheduler.lr_warmup_samples") or 0
-
-
-def _iterations(container: Container) -> tuple[int, int, int | None, int] | None:
-    iterations, batch = container.integer("train.train_iters"), container.integer("train.global_batch_size")
-    if iterations is None or batch is None:
-        return None
-    longest = container.integer("scheduler.max_steps")
-    decay = longest or container.integer("scheduler.lr_decay_iters") or iterations
-    wsd = container.integer("scheduler.lr_wsd_decay_iters")
-    if wsd is None and container.value("scheduler.lr_decay_style") == "WSD":
-        wsd = decay
-    warmup = container.integer("scheduler.lr_warmup_iters") or 0
-    return decay * batch, (longest or iterations) * batch, wsd * batch if wsd else None, warmup * batch
-
-
-def container_differences(before: Container, after: Container) -> tuple[Difference, ...]:
+def container_differences(before: ConfigContainer, after: ConfigContainer) -> tuple[Difference, ...]:
     """Every value that is not the same in both, by path; lists are compared as a whole."""
     old, new = dict(_leaves(before.table, "")), dict(_leaves(after.table, ""))
     return tuple(

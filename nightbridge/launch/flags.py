@@ -1,6 +1,6 @@
 """The launcher's flags, one row each: the field of `[cmd_args]`, the flag, how it is written, and since when it exists.
 
-The rows stand in the order in which CloudAI writes them, so that an argv of ours can be held beside one of theirs. Rows
+The rows are in the order in which CloudAI writes them, so that an argv can be compared with one of theirs. Rows
 whose source is `site` are filled in by nightbridge and are no keys of `[cmd_args]`. Versions were read from the
 argument parsers of every Megatron-Bridge release; for one commit its own parser decides (`parser_source.py`).
 """
@@ -9,9 +9,37 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from nightbridge.launch.versions import Version
+
+class Version(NamedTuple):
+    """A released version of Megatron-Bridge; tuples compare as versions do."""
+
+    major: int
+    minor: int
+    patch: int = 0
+
+    def __str__(self) -> str:
+        return "HEAD" if self == HEAD else f"v{self.major}.{self.minor}.{self.patch}"
+
+
+HEAD = Version(9999, 0)
+"""Newer than every release: the development branch."""
+
+_TAG = re.compile(r"^[vr]?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?(?:[.-]?(?:rc|a|b|dev)\d*)?$")
+
+
+@lru_cache(maxsize=1024)
+def version_of_ref(ref: str) -> Version | None:
+    """Return the version that a tag (`v0.4.1`, `0.4.1`) or release branch (`r0.4.0`) names; None for any other ref."""
+    match = _TAG.match(ref.rsplit("/", 1)[-1])
+    return Version(*(int(part or 0) for part in match.groups())) if match else None
+
+
+def version_for_pin(ref: str) -> Version:
+    """Return the version of a pin: that of a tag or release branch, else `HEAD`."""
+    return version_of_ref(ref) or HEAD
+
 
 Kind = Literal["text", "integer", "number", "boolean", "texts", "integers", "integer_or_none", "text_or_none"]
 Format = Literal["value", "true_false", "presence", "comma", "space", "pairs", "virtual_pipeline", "escaped", "unsent"]
@@ -38,7 +66,7 @@ class Flag:
         format: How flag and value are written, a key of `FORMATS`.
         first: First version that has the flag.
         last: Last version that has it; None while it exists.
-        source: Who says the value: a test, or nightbridge for the site.
+        source: Where the value comes from: a test, or nightbridge for the site.
         secret: Environment variable that carries the value instead of the flag; such a flag is never written.
 
     """
@@ -164,32 +192,19 @@ FLAGS: tuple[Flag, ...] = (
 TEST_FLAGS: Mapping[str, Flag] = {flag.field: flag for flag in FLAGS if flag.source == "test"}
 """The keys of `[cmd_args]`."""
 
+_WAITING_ONLY_KEYS = (
+    *("retry_on_testing_failure", "golden_values_path", "timing_threshold", "skip_first_percent_time"),
+    *("eval_time_start_step", "eval_time_end_step", "correlation_threshold", "high_loss_tolerance"),
+    *("medium_loss_tolerance", "low_loss_tolerance", "final_loss_tolerance", "max_outlier_ratio"),
+    *("outlier_threshold", "skip_first_percent_loss", "memory_threshold"),
+)
 _WAITING_ONLY = "is read by a launcher that waits for the job; nightbridge's own gate is the [gate] table"
 
 NO_EFFECT: Mapping[str, str] = {
     "fp8_recipe": "has no flag in any launcher since v0.3; compute_dtype names the recipe (fp8_cs, fp8_mx, fp8_sc)",
-    "log_dir": "is not passed on: every attempt has a folder of its own, and the logs are harvested from it",
+    "log_dir": "is not passed on: every attempt has a directory of its own, and the logs are harvested from it",
     "detach": "is not passed on: the launcher always returns after submitting, and nightbridge watches the job",
-    "retry_on_testing_failure": _WAITING_ONLY,
-    **dict.fromkeys(
-        (
-            "golden_values_path",
-            "timing_threshold",
-            "skip_first_percent_time",
-            "eval_time_start_step",
-            "eval_time_end_step",
-            "correlation_threshold",
-            "high_loss_tolerance",
-            "medium_loss_tolerance",
-            "low_loss_tolerance",
-            "final_loss_tolerance",
-            "max_outlier_ratio",
-            "outlier_threshold",
-            "skip_first_percent_loss",
-            "memory_threshold",
-        ),
-        _WAITING_ONLY,
-    ),
+    **dict.fromkeys(_WAITING_ONLY_KEYS, _WAITING_ONLY),
 }
 """Keys of `[cmd_args]` that are accepted and do nothing here, with the reason."""
 
@@ -224,15 +239,7 @@ CHOICES: Mapping[str, tuple[tuple[Version, tuple[str, ...]], ...]] = {
 }
 """Field to the values it allows from a version on, oldest first."""
 
-GPUS_PER_NODE: Mapping[str, int] = {
-    "h100": 8,
-    "b200": 8,
-    "b300": 8,
-    "gb200": 4,
-    "gb300": 4,
-    "vr200": 4,
-    "r100": 1,
-}
+GPUS_PER_NODE: Mapping[str, int] = {"h100": 8, "b200": 8, "b300": 8, "gb200": 4, "gb300": 4, "vr200": 4, "r100": 1}
 """What the launcher assumes of a node from v0.4 on; v0.3 assumes eight whatever the GPU."""
 
 
@@ -362,7 +369,7 @@ _REASONS = (
 
 @lru_cache(maxsize=4096)
 def danger_in(text: str) -> str | None:
-    """Say why a word cannot be passed to the launcher; None when it can."""
+    """Return why a word cannot be passed to the launcher; None when it can."""
     if text.startswith("#"):
         return "begins with #: the batch script would drop the rest of the line"
     if _HOME.search(text):
@@ -383,12 +390,12 @@ def escaped(text: str) -> str:
 
 
 def danger_in_escaped(text: str) -> str | None:
-    """Say why a word cannot be passed on even with backslashes; None when it can."""
+    """Return why a word cannot be passed on even with backslashes; None when it can."""
     return danger_in(_CARRIED.sub("", text))
 
 
 def danger_in_variable(name: str, value: str) -> str | None:
-    """Say why an environment variable cannot be passed on; `${NAME}` in a value is expanded in the job and is fine."""
+    """Return why an environment variable cannot be passed on; `${NAME}` in a value is expanded in the job."""
     if not _VARIABLE_NAME.fullmatch(name):
         return "is not the name of an environment variable"
     return danger_in(f"{name}={_VARIABLE.sub('', value)}")

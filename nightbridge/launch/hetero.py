@@ -5,18 +5,16 @@ arguments as in Megatron-LM's `examples/mimo/training/args.py` and `megatron/tra
 """
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from nightbridge.errors import InvalidInput
-from nightbridge.launch import grids
-from nightbridge.launch.batch_script import RENDEZVOUS, BatchScript, Container, render
-from nightbridge.launch.flags import Choices, expands
+from nightbridge.launch.flags import HEAD, Choices, expands
+from nightbridge.launch.hetero_arguments import DEFAULT_GPUS_PER_NODE, PASSED, Grids, grids_of, option_of_field
 from nightbridge.launch.parser_source import flags_in
 from nightbridge.launch.resources import gpus_per_node, nodes_for, num_gpus, site_options, time_limit_seconds
-from nightbridge.launch.versions import HEAD
 from nightbridge.models import (
     LAUNCHER_HOME,
     ClusterLimits,
@@ -29,7 +27,7 @@ from nightbridge.models import (
 )
 
 PROGRAMS = ("examples/mimo/pretrain_mimo.py", "examples/mimo/train_hetero.py")
-"""Where Megatron-LM keeps the program, the newest place first."""
+"""Where Megatron-LM keeps the program, the newest path first."""
 
 GRID_PARSERS = ("examples/mimo/training/args.py", "examples/mimo/training/hetero/args.py")
 """Where the flags of the grids are declared."""
@@ -40,10 +38,16 @@ STANDALONE = "examples/mimo/train_hetero.py"
 _STANDALONE_PARSERS = ("examples/mimo/training/hetero/args.py", "examples/mimo/model_providers/*.py")
 _OWN_PARSER = "ArgumentParser("
 
+_PORT = 29500
+"""torchrun's own default; a job has its nodes for itself."""
+
+# What only a node of the running job knows.
+_RENDEZVOUS = ('--node-rank="$SLURM_NODEID"', '--master-addr="$NIGHTBRIDGE_FIRST_NODE"', f"--master-port={_PORT}")
+
 KnownOptions = Mapping[str, Choices]
 
 JOB = "hetero"
-"""Name of the job's folder below the attempt's `experiments`, and a part of its logs' names."""
+"""Name of the job's directory below the attempt's `experiments`, and a part of its logs' names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,85 +58,13 @@ class _Program:
     options: KnownOptions | None
 
 
-@dataclass(frozen=True, slots=True)
-class HeteroFlag:
-    """One key of `[cmd_args]` and how it is passed on: `switch` is written where true, `either` also as `--no-`.
+_AXES = {"tp": "tp", "cp": "cp", "pp": "pp", "dp": "dp", "ep": "ep", "etp": "expt-tp"}
+_ENCODER = {axis: f"--encoder-{name}" for axis, name in _AXES.items()}
+_LANGUAGE_MODEL = {axis: f"--llm-{name}" for axis, name in _AXES.items()}
 
-    `standalone`: what the standalone program calls it, where that is something else.
-    """
+_NEGATED = frozenset({"dynamic_resolution"})
+"""Switches of which `false` is written as well, as `--no-`."""
 
-    field: str
-    option: str
-    form: Literal["value", "switch", "either"] = "value"
-    standalone: str = ""
-
-
-FLAGS: tuple[HeteroFlag, ...] = (
-    HeteroFlag("model_provider", "--model-provider"),
-    HeteroFlag("training_stage", "--training-stage"),
-    HeteroFlag("freeze_projection", "--freeze-projection", "switch"),
-    HeteroFlag("mb", "--micro-batch-size"),
-    HeteroFlag("gb", "--global-batch-size"),
-    HeteroFlag("seq_length", "--seq-length"),
-    HeteroFlag("num_layers", "--num-layers"),
-    HeteroFlag("hidden_size", "--hidden-size"),
-    HeteroFlag("num_moe_experts", "--num-experts", standalone="--num-moe-experts"),
-    HeteroFlag("max_steps", "--train-iters"),
-    HeteroFlag("train_samples", "--train-samples"),
-    HeteroFlag("lr", "--lr"),
-    HeteroFlag("min_lr", "--min-lr"),
-    HeteroFlag("lr_decay_style", "--lr-decay-style"),
-    HeteroFlag("warmup_iters", "--lr-warmup-iters"),
-    HeteroFlag("lr_warmup_samples", "--lr-warmup-samples"),
-    HeteroFlag("lr_decay_samples", "--lr-decay-samples"),
-    HeteroFlag("lr_wsd_decay_samples", "--lr-wsd-decay-samples"),
-    HeteroFlag("lr_wsd_decay_style", "--lr-wsd-decay-style"),
-    HeteroFlag("save_dir", "--save"),
-    HeteroFlag("load_dir", "--load"),
-    HeteroFlag("save_interval", "--save-interval"),
-    HeteroFlag("load_nemotron_checkpoint", "--load-nemotron-checkpoint"),
-    HeteroFlag("finetune", "--finetune", "switch"),
-    HeteroFlag("no_save_optim", "--no-save-optim", "switch"),
-    HeteroFlag("no_save_rng", "--no-save-rng", "switch"),
-    HeteroFlag("no_load_optim", "--no-load-optim", "switch"),
-    HeteroFlag("no_load_scheduler", "--no-load-scheduler", "switch"),
-    HeteroFlag("no_load_rng", "--no-load-rng", "switch"),
-    HeteroFlag("dist_ckpt_optim_fully_reshardable", "--dist-ckpt-optim-fully-reshardable", "switch"),
-    HeteroFlag("log_interval", "--log-interval"),
-    HeteroFlag("overlap_param_gather", "--overlap-param-gather", "switch"),
-    HeteroFlag("ddp_num_buckets", "--ddp-num-buckets"),
-    HeteroFlag("ddp_bucket_size", "--ddp-bucket-size"),
-    HeteroFlag("ddp_pad_buckets_for_high_nccl_busbw", "--ddp-pad-buckets-for-high-nccl-busbw", "switch"),
-    HeteroFlag("dynamic_resolution", "--dynamic-resolution", "either"),
-    HeteroFlag("dynamic_resolution_min_patches", "--dynamic-resolution-min-patches"),
-    HeteroFlag("dynamic_resolution_max_patches", "--dynamic-resolution-max-patches"),
-    HeteroFlag("num_image_tiles", "--num-image-tiles"),
-    HeteroFlag("use_thumbnail", "--use-thumbnail", "switch"),
-    HeteroFlag(
-        "correct_encoder_grad_for_partial_participation", "--correct-encoder-grad-for-partial-participation", "switch"
-    ),
-    HeteroFlag("num_workers", "--num-workers"),
-    HeteroFlag("tokenizer_model", "--tokenizer-model"),
-    HeteroFlag("vocab_size", "--vocab-size"),
-)
-"""The keys of `[cmd_args]` that are passed to the program unchanged."""
-
-_ENCODER: Mapping[str, str] = {
-    "tp": "--encoder-tp",
-    "cp": "--encoder-cp",
-    "pp": "--encoder-pp",
-    "dp": "--encoder-dp",
-    "ep": "--encoder-ep",
-    "etp": "--encoder-expt-tp",
-}
-_LANGUAGE_MODEL: Mapping[str, str] = {
-    "tp": "--llm-tp",
-    "cp": "--llm-cp",
-    "pp": "--llm-pp",
-    "dp": "--llm-dp",
-    "ep": "--llm-ep",
-    "etp": "--llm-expt-tp",
-}
 _OFFSET = "--llm-offset"
 PUBLISHED_GRID_FLAGS: frozenset[str] = frozenset({"--encoder-tp", "--encoder-dp", _OFFSET, *_LANGUAGE_MODEL.values()})
 """What the newest published program has; assumed until the code has been fetched."""
@@ -144,8 +76,7 @@ _STANDALONE_LOGGING = ("--log-memory",)
 _TENSORBOARD = "--tensorboard-dir"
 
 _OWN_OPTIONS = frozenset(
-    {flag.option for flag in FLAGS}
-    | {flag.standalone for flag in FLAGS if flag.standalone}
+    {option_of_field(field, standalone=standalone) for field in PASSED for standalone in (False, True)}
     | {_OFFSET, _TENSORBOARD}
     | set(_ENCODER.values())
     | set(_LANGUAGE_MODEL.values())
@@ -180,30 +111,31 @@ def hetero_plan(
     """
     test = spec.test
     program = _program(test, code)
-    per_node = gpus_per_node(test, HEAD, site.cluster, limits) or grids.GPUS_PER_NODE
+    per_node = gpus_per_node(test, HEAD, site.cluster, limits) or DEFAULT_GPUS_PER_NODE
     nodes = nodes_for(num_gpus(test), per_node)
+    processes = per_node if nodes > 1 else num_gpus(test)
     job = attempt_dir / LAUNCHER_HOME / "experiments" / JOB
     output = attempt_dir / "output"
-    script = BatchScript(
-        directives=tuple(_directives(test, site, limits, nodes, per_node, job)),
-        variables=_variables(test, Path(_code_path(test, code, image))),
-        expanded=tuple(name for name, value in test.extra_env_vars.items() if expands(value)),
-        command=_command(spec, code, output, nodes, per_node, program, image),
-        container=_container(test, code, image, attempt_dir),
+    script = _batch_script(
+        directives=_directives(test, site, limits, nodes, per_node, job),
+        variables=_variables(test, _code_path(test, code, image)),
+        expanded={name for name, value in test.extra_env_vars.items() if expands(value)},
+        srun_options=_srun_options(test, code, image, attempt_dir),
+        torchrun=(*_torchrun(test, image), f"--nnodes={nodes}", f"--nproc-per-node={processes}"),
+        program=(program.path, *_program_words(spec, code, output, program.options)),
         log_prefix=str(job / f"log-{JOB}_"),
-        folder=Path(_code_path(test, code, image)),
-        made=(output,),
+        output=output,
     )
     return LaunchPlan(
         run_key=spec.run_key,
         attempt=attempt,
         attempt_dir=attempt_dir,
         argv=("sbatch", "--parsable", str(job / "train.sh")),
-        batch_script=render(script),
+        batch_script=script,
         cwd=code.path,
         environment={"NIGHTBRIDGE_ATTEMPT": str(attempt_dir)},
         secret_environment=test.secrets,
-        sbatch_args=_sbatch_args(test, site),
+        sbatch_args=(*site_options(site.cluster), *test.sbatch_args),
         nodes=nodes,
         tasks_per_node=per_node,
         time_limit_seconds=time_limit_seconds(test),
@@ -233,16 +165,12 @@ def _directives(
     yield "open-mode", "append"
 
 
-def _sbatch_args(test: TestDefinition, site: Site) -> tuple[str, ...]:
-    return (*site_options(site.cluster), *test.sbatch_args)
-
-
-def _variables(test: TestDefinition, code: Path) -> dict[str, str]:
+def _variables(test: TestDefinition, code: str) -> dict[str, str]:
     return {
         # Megatron's overlap of communication and computation relies on one hardware queue.
         "CUDA_DEVICE_MAX_CONNECTIONS": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTHONPATH": str(code),
+        "PYTHONPATH": code,
         **test.extra_env_vars,
     }
 
@@ -251,42 +179,35 @@ def _code_path(test: TestDefinition, code: PinnedRepository, image: Image) -> st
     return str(code.path) if image.kind == "none" else (test.megatron_bridge.mount_as or str(code.path))
 
 
-def _container(test: TestDefinition, code: PinnedRepository, image: Image, attempt_dir: Path) -> Container | None:
+def _srun_options(test: TestDefinition, code: PinnedRepository, image: Image, attempt_dir: Path) -> list[str]:
+    """The options of pyxis, or the working directory without a container."""
+    directory = shlex.quote(_code_path(test, code, image))
     if image.kind == "none":
-        return None
-    mounts = (
-        f"{code.path}:{test.megatron_bridge.mount_as or code.path}",
-        f"{attempt_dir}:{attempt_dir}",
-        *test.extra_container_mounts,
-    )
-    save_dir = test.cmd_args.get("save_dir")
-    return Container(image=str(image.path), mounts=(*mounts, f"{save_dir}:{save_dir}") if save_dir else mounts)
+        return [f"--chdir={directory}"]
+    mounts = [f"{code.path}:{_code_path(test, code, image)}", f"{attempt_dir}:{attempt_dir}"]
+    mounts += test.extra_container_mounts
+    if save_dir := test.cmd_args.get("save_dir"):
+        mounts.append(f"{save_dir}:{save_dir}")
+    return [
+        f"--container-image={shlex.quote(str(image.path))}",
+        f"--container-mounts={shlex.quote(','.join(mounts))}",
+        f"--container-workdir={directory}",
+        "--no-container-mount-home",
+    ]
 
 
-def _command(
-    spec: RunSpec,
-    code: PinnedRepository,
-    output: Path,
-    nodes: int,
-    per_node: int,
-    program: _Program,
-    image: Image,
-) -> tuple[str, ...]:
-    """The words that each node runs; the batch script adds which node this is and where the first one is."""
-    test, known = spec.test, program.options
+def _program_words(spec: RunSpec, code: PinnedRepository, output: Path, known: KnownOptions | None) -> Iterator[str]:
+    """The program's options: grids, `[cmd_args]`, `[extra_cmd_args]`, and what it logs."""
+    test = spec.test
     arguments = tuple(_arguments(test, _outputs(spec, output), known))
     _check_known(test, arguments, known)
-    return (
-        *_torchrun(test, image),
-        f"--nnodes={nodes}",
-        f"--nproc-per-node={per_node if nodes > 1 else num_gpus(test)}",
-        RENDEZVOUS,
-        program.path,
-        *_grid_words(grids.grids_of(test), _grid_flags(code)),
-        *(word for words in arguments for word in words),
-        *((_TENSORBOARD, f"{output}/tb_logs") if known is None or _TENSORBOARD in known else ()),
-        *(option for option in _logging(known) if option not in map(option_of, test.extra_cmd_args)),
-    )
+    yield from _grid_words(grids_of(test), _grid_flags(code))
+    for words in arguments:
+        yield from words
+    if known is None or _TENSORBOARD in known:
+        yield from (_TENSORBOARD, f"{output}/tb_logs")
+    logging = _LOGGING if known is None else [option for option in _STANDALONE_LOGGING if option in known]
+    yield from (option for option in logging if option not in map(option_of, test.extra_cmd_args))
 
 
 def _torchrun(test: TestDefinition, image: Image) -> list[str]:
@@ -295,10 +216,6 @@ def _torchrun(test: TestDefinition, image: Image) -> list[str]:
     if image.kind == "none" and "/" in words[0]:
         words[0] = str(Path(words[0]).absolute())
     return words
-
-
-def _logging(known: KnownOptions | None) -> tuple[str, ...]:
-    return _LOGGING if known is None else tuple(option for option in _STANDALONE_LOGGING if option in known)
 
 
 def _warnings(program: _Program) -> tuple[str, ...]:
@@ -323,7 +240,7 @@ def _program(test: TestDefinition, code: PinnedRepository) -> _Program:
 
 
 def _known_options(program: str, code: PinnedRepository) -> KnownOptions | None:
-    """Every option of a program with a parser of its own; None for one that has Megatron-LM's, and so far too many.
+    """Every option of a program with a parser of its own; None for one that has Megatron-LM's.
 
     Which of the two `train_hetero.py` is depends on the commit: only its first versions parse by themselves.
     """
@@ -361,7 +278,7 @@ def _grid_flags(code: PinnedRepository) -> Mapping[str, Choices] | frozenset[str
     return PUBLISHED_GRID_FLAGS
 
 
-def _grid_words(of: grids.Grids, known: Mapping[str, Choices] | frozenset[str]) -> Iterator[str]:
+def _grid_words(of: Grids, known: Mapping[str, Choices] | frozenset[str]) -> Iterator[str]:
     for name, grid, options in (
         ("encoder", of.encoder, _ENCODER),
         ("language_model", of.language_model, _LANGUAGE_MODEL),
@@ -381,7 +298,7 @@ def _grid_words(of: grids.Grids, known: Mapping[str, Choices] | frozenset[str]) 
 
 
 def _save_dir(spec: RunSpec, output: Path) -> str:
-    """A folder that the test names gets the run's name appended: last night's checkpoints would be resumed else."""
+    """The test's directory with the run's name appended, so that no earlier run's checkpoint is resumed."""
     named = spec.test.cmd_args.get("save_dir")
     if not named:
         return f"{output}/checkpoints"
@@ -403,18 +320,72 @@ def _outputs(spec: RunSpec, output: Path) -> dict[str, Any]:
 def _arguments(
     test: TestDefinition, outputs: Mapping[str, Any], known: KnownOptions | None
 ) -> Iterator[tuple[str, ...]]:
-    """What `[cmd_args]` and `[extra_cmd_args]` say: an option each, with its value if it takes one."""
+    """The options of `[cmd_args]` and `[extra_cmd_args]`, each with its value if it takes one."""
     values = {**test.cmd_args, **outputs}
-    for flag in FLAGS:
-        value = values.get(flag.field)
-        option = flag.standalone if flag.standalone and known is not None else flag.option
-        if value is None:
-            continue
-        if flag.form == "value":
-            yield option, str(value)
-        elif value:
+    for field in PASSED:
+        value = values.get(field)
+        option = option_of_field(field, standalone=known is not None)
+        if value is True:
             yield (option,)
-        elif flag.form == "either":
-            yield (f"--no-{option.removeprefix('--')}",)
+        elif value is False:
+            if field in _NEGATED:
+                yield (f"--no-{option.removeprefix('--')}",)
+        elif value is not None:
+            yield option, str(value)
     for key, text in test.extra_cmd_args.items():
         yield (option_of(key), text) if text else (option_of(key),)
+
+
+# --- the batch script -------------------------------------------------------------------------------------------------
+
+
+def _batch_script(
+    *,
+    directives: Iterable[tuple[str, str]],
+    variables: Mapping[str, str],
+    expanded: Collection[str],
+    srun_options: Iterable[str],
+    torchrun: Iterable[str],
+    program: Iterable[str],
+    log_prefix: str,
+    output: Path,
+) -> str:
+    """Write a batch script that starts the program once on every node. Every word of the test is quoted.
+
+    Args:
+        directives: sbatch's long options and their values.
+        variables: Environment of the program.
+        expanded: Names of variables whose values refer to variables of the job, as `${NAME}`.
+        srun_options: Options of srun as a shell reads them: the container, or the working directory without one.
+        torchrun: Command that starts the ranks of a node.
+        program: What each rank runs.
+        log_prefix: The program's output goes to this and `<job id>_<restart count>.out`, as NeMo-Run's logs do.
+        output: Directory to make on the host before the program starts.
+
+    """
+    log = f'{shlex.quote(log_prefix)}%j_"${{SLURM_RESTART_COUNT:-0}}".out'
+    command = ["exec", *map(shlex.quote, torchrun), *_RENDEZVOUS, *map(shlex.quote, program)]
+    options = ["--ntasks-per-node=1", "--kill-on-bad-exit=1", f"--output={log}", *srun_options]
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            *(f"#SBATCH --{option}={value}" for option, value in directives),
+            "",
+            "set -euo pipefail",
+            "",
+            *(_export(name, value, name in expanded) for name, value in sorted(variables.items())),
+            'NIGHTBRIDGE_FIRST_NODE=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+            "export NIGHTBRIDGE_FIRST_NODE",
+            "",
+            f"mkdir -p {shlex.quote(str(output))}",
+            "",
+            "srun \\",
+            *(f"    {option} \\" for option in options),
+            f"    bash -c {shlex.quote(' '.join(command))}",
+            "",
+        ]
+    )
+
+
+def _export(name: str, value: str, expands: bool) -> str:
+    return f'export {name}="{value}"' if expands else f"export {name}={shlex.quote(value)}"

@@ -20,7 +20,7 @@ PARSER = LAUNCHER.with_name(_PARSER_NAME)
 
 
 def launcher_of(test: TestDefinition) -> Path:
-    """The launcher's place in its repository: where the test says, else where Megatron-Bridge has it."""
+    """The launcher's path in its repository: the test's, else Megatron-Bridge's own."""
     return Path(test.megatron_bridge.launcher or LAUNCHER)
 
 

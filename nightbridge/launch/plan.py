@@ -1,7 +1,7 @@
 """RunSpec, Checkout and Image to the `LaunchPlan`: exactly what will be started."""
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +11,20 @@ from nightbridge.launch.flags import (
     FLAGS,
     V0_3_0,
     KnownFlags,
+    Version,
     danger_in,
     danger_in_escaped,
     danger_in_variable,
     escaped,
     expands,
     known_in,
+    version_for_pin,
     written,
 )
 from nightbridge.launch.hetero import hetero_plan
 from nightbridge.launch.parser_source import known_flags, launcher_of
 from nightbridge.launch.resources import clock, gpus_per_node, nodes_for, num_gpus, site_options, time_limit_seconds
 from nightbridge.launch.run_outputs import JOB_FOLDER, output_arguments, output_dir, overrides
-from nightbridge.launch.versions import Version, version_for_pin
 from nightbridge.models import (
     LAUNCHER_HOME,
     Checkout,
@@ -42,9 +43,9 @@ NO_ACCOUNT = "nightbridge"
 """NeMo-Run insists on an account; the local cluster has none, and Slurm without enforced accounts takes any."""
 
 PLACEHOLDER = Path("/placeholder")
-"""Placeholder for every folder that does not exist before the first stages have run."""
+"""Root of paths that do not exist before the first stages have run."""
 
-# enroot reads these while it creates the container, so they must also stand outside of it.
+# enroot reads these while it creates the container, so they must be set outside of it as well.
 _CONTAINER_RUNTIME = ("MELLANOX_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES")
 
 
@@ -56,78 +57,33 @@ def make_plan(
     site: Site,
     attempt: int,
     attempt_dir: Path,
+    *,
+    known: KnownFlags | None = None,
 ) -> LaunchPlan:
-    """Plan one attempt against the pinned launcher's own parser.
+    """Plan one attempt.
+
+    Args:
+        spec: The run.
+        checkout: The pinned code.
+        image: The container image.
+        limits: The cluster.
+        site: The site's settings.
+        attempt: Number of the attempt.
+        attempt_dir: Its directory.
+        known: The launcher's flags; read from the pinned launcher's own parser where they are not given.
 
     Raises:
         InvalidInput: The pinned launcher has no such flag or value, or a value would not survive the batch script;
             every violation is reported.
 
     """
+    attempt_dir = attempt_dir.absolute()
     if not spec.test.has_launcher:
-        return hetero_plan(spec, checkout.megatron_bridge, image, limits, site, attempt, attempt_dir.absolute())
-    known = known_flags(checkout.megatron_bridge.path, launcher_of(spec.test))
-    return _plan(spec, checkout, image, limits, site, attempt, attempt_dir.absolute(), known)
-
-
-def placeholder_plan(spec: RunSpec, site: Site, limits: ClusterLimits | None = None) -> LaunchPlan:
-    """Plan a run without a checkout: the version comes from a pin that looks like a tag, paths are placeholders.
-
-    Raises:
-        InvalidInput: As for `make_plan`, by the flag table of that version.
-
-    """
-    bridge, nemo_run = spec.test.megatron_bridge, spec.test.nemo_run_repo
-    checkout = Checkout(
-        megatron_bridge=PinnedRepository(
-            url=bridge.url,
-            ref=bridge.commit,
-            commit="0" * 40,
-            path=PLACEHOLDER / "checkouts" / "Megatron-Bridge" / bridge.commit,
-        ),
-        nemo_run=PinnedRepository(
-            url=nemo_run.url, ref=nemo_run.commit, commit="0" * 40, path=PLACEHOLDER / "checkouts" / "Run"
-        ),
-        environment=LauncherEnvironment(python=PLACEHOLDER / "envs" / "launcher" / "bin" / "python", digest=""),
-    )
-    reference = str(spec.test.cmd_args.get("container_image", ""))
-    image = Image(kind="none") if reference == "none" else Image(kind="sqsh", path=PLACEHOLDER / "images/image.sqsh")
-    attempt_dir = PLACEHOLDER / "runs" / spec.run_key / "a1"
-    if not spec.test.has_launcher:
-        return hetero_plan(spec, checkout.megatron_bridge, image, limits or ClusterLimits(), site, 1, attempt_dir)
-    known = known_in(version_for_pin(bridge.commit))
-    return _plan(spec, checkout, image, limits or ClusterLimits(), site, 1, attempt_dir, known)
-
-
-def launcher_version(known: KnownFlags) -> Version:
-    """The oldest release that has all the flags which a launcher is known to have."""
-    return max((flag.first for flag in FLAGS if flag.option in known), default=V0_3_0)
-
-
-def _plan(
-    spec: RunSpec,
-    checkout: Checkout,
-    image: Image,
-    limits: ClusterLimits,
-    site: Site,
-    attempt: int,
-    attempt_dir: Path,
-    known: KnownFlags,
-) -> LaunchPlan:
+        return hetero_plan(spec, checkout.megatron_bridge, image, limits, site, attempt, attempt_dir)
+    if known is None:
+        known = known_flags(checkout.megatron_bridge.path, launcher_of(spec.test))
     test = spec.test
-    problems = [f"{path}: {reason}" for path, reason in _refused(test, known)]
-    problems += [
-        f"env_vars.{name} of {site.cluster.name}: {value!r} {reason}"
-        for name, value in site.cluster.env_vars.items()
-        if (reason := danger_in_variable(name, value))
-    ]
-    if problems:
-        raise InvalidInput(
-            "the pinned launcher cannot run this test",
-            thing=f"{test.source or test.id} at {test.megatron_bridge.commit}",
-            advice="Fix the following",
-            violations=problems,
-        )
+    _check_test(test, known, site.cluster)
     if checkout.environment is None:
         raise InvalidInput("the launcher has no environment to run in", thing=test.id)
     bridge = checkout.megatron_bridge.path
@@ -154,22 +110,17 @@ def _plan(
         "detach": True,
         "packager": "none" if "--packager" in known else "",
     }
-    words = list(_words(values, known))
     hydra = [f"{key}={value}" if value else key for key, value in overrides(spec, folder).items()]
-    launcher = (str(checkout.environment.python), str(bridge / launcher_of(test)))
-    _check_words((*launcher[1:], *words), {*values.get("custom_bash_cmds", ()), *_carried_words(values)}, danger_in)
-    _check_words(hydra, set(), danger_in_escaped)
-    argv = (*launcher, *words, *map(escaped, hydra))
     _check_workspace(image, attempt_dir)
     return LaunchPlan(
         run_key=spec.run_key,
         attempt=attempt,
         attempt_dir=attempt_dir,
-        argv=argv,
+        argv=_argv(checkout.environment.python, bridge / launcher_of(test), values, hydra, known),
         cwd=bridge,
         environment=_environment(test, site.cluster, attempt_dir),
         secret_environment=test.secrets,
-        sbatch_args=_sbatch_args(test, site.cluster),
+        sbatch_args=(*site_options(site.cluster), *test.sbatch_args),
         nodes=nodes_for(num_gpus(test), per_node),
         tasks_per_node=per_node,
         time_limit_seconds=time_limit_seconds(test),
@@ -180,8 +131,67 @@ def _plan(
     )
 
 
+def placeholder_plan(spec: RunSpec, site: Site, limits: ClusterLimits | None = None) -> LaunchPlan:
+    """Plan a run without a checkout: the version comes from a pin that looks like a tag, paths are placeholders.
+
+    Raises:
+        InvalidInput: As for `make_plan`, by the flag table of that version.
+
+    """
+    bridge, nemo_run = spec.test.megatron_bridge, spec.test.nemo_run_repo
+    checkout = Checkout(
+        megatron_bridge=PinnedRepository(
+            url=bridge.url,
+            ref=bridge.commit,
+            commit="0" * 40,
+            path=PLACEHOLDER / "checkouts" / "Megatron-Bridge" / bridge.commit,
+        ),
+        nemo_run=PinnedRepository(
+            url=nemo_run.url, ref=nemo_run.commit, commit="0" * 40, path=PLACEHOLDER / "checkouts" / "Run"
+        ),
+        environment=LauncherEnvironment(python=PLACEHOLDER / "envs" / "launcher" / "bin" / "python", digest=""),
+    )
+    reference = str(spec.test.cmd_args.get("container_image", ""))
+    image = Image(kind="none") if reference == "none" else Image(kind="sqsh", path=PLACEHOLDER / "images/image.sqsh")
+    attempt_dir = PLACEHOLDER / "runs" / spec.run_key / "a1"
+    known = known_in(version_for_pin(bridge.commit))
+    return make_plan(spec, checkout, image, limits or ClusterLimits(), site, 1, attempt_dir, known=known)
+
+
+def launcher_version(known: KnownFlags) -> Version:
+    """The oldest release that has all the flags which a launcher is known to have."""
+    return max((flag.first for flag in FLAGS if flag.option in known), default=V0_3_0)
+
+
+def _check_test(test: TestDefinition, known: KnownFlags, cluster: ClusterSettings) -> None:
+    refused = (*unknown_flags(test, known), *wrong_choices(test, known), *unsafe_values(test))
+    problems = [f"{path}: {reason}" for path, reason in refused]
+    problems += [
+        f"env_vars.{name} of {cluster.name}: {value!r} {reason}"
+        for name, value in cluster.env_vars.items()
+        if (reason := danger_in_variable(name, value))
+    ]
+    if problems:
+        raise InvalidInput(
+            "the pinned launcher cannot run this test",
+            thing=f"{test.source or test.id} at {test.megatron_bridge.commit}",
+            advice="Fix the following",
+            violations=problems,
+        )
+
+
+def _argv(
+    python: Path, launcher: Path, values: Mapping[str, Any], hydra: Sequence[str], known: KnownFlags
+) -> tuple[str, ...]:
+    words = list(_words(values, known))
+    carried = [word for flag in FLAGS if flag.format == "escaped" for word in written(flag, values.get(flag.field, ""))]
+    _check_words((str(launcher), *words), {*values.get("custom_bash_cmds", ()), *carried}, danger_in)
+    _check_words(hydra, set(), danger_in_escaped)
+    return (str(python), str(launcher), *words, *map(escaped, hydra))
+
+
 def _words(values: Mapping[str, Any], known: KnownFlags) -> Iterator[str]:
-    """Every flag that has something to say, in the table's order."""
+    """Every flag with a value, in the table's order."""
     for flag in FLAGS:
         words = written(flag, values[flag.field]) if flag.field in values else ()
         if words and flag.option not in known:
@@ -191,10 +201,6 @@ def _words(values: Mapping[str, Any], known: KnownFlags) -> Iterator[str]:
                 advice="Pin a Megatron-Bridge commit from v0.3.0 on",
             )
         yield from words
-
-
-def _refused(test: TestDefinition, known: KnownFlags) -> list[tuple[str, str]]:
-    return [*unknown_flags(test, known), *wrong_choices(test, known), *unsafe_values(test)]
 
 
 def _mounts(test: TestDefinition, bridge: Path) -> tuple[str, ...]:
@@ -211,25 +217,17 @@ def _variables(test: TestDefinition, cluster: ClusterSettings, known: KnownFlags
     fields: dict[str, list[str]] = {}
     for name in sorted(variables):
         value = variables[name]
-        if expands(value):
-            # Only a command in the container sees the variables of the container.
-            fields.setdefault("custom_bash_cmds", []).append(f"export {name}={value}")
-        elif "-E" in known:
+        if "-E" in known and not expands(value):
             fields.setdefault("env", []).append(f"{name}={value}")
         else:
-            # v0.3 has -ce, too, which takes no comma and no equals sign; an export takes both, as CloudAI found.
+            # Only a command in the container sees the variables of the container. And v0.3 has no -E but -ce, which
+            # takes no comma and no equals sign; an export takes both, as CloudAI found.
             fields.setdefault("custom_bash_cmds", []).append(f"export {name}={value}")
     return fields
 
 
-def _carried_words(values: Mapping[str, Any]) -> Iterator[str]:
-    for flag in FLAGS:
-        if flag.format == "escaped" and flag.field in values:
-            yield from written(flag, values[flag.field])
-
-
 def _check_words(words: Iterable[str], known_good: set[str], danger: Callable[[str], str | None]) -> None:
-    """The paths of this site go the same way as the test's values."""
+    """Refuse words of this site, such as paths, that the batch script would alter."""
     problems = [f"{word!r} {reason}" for word in words if word not in known_good and (reason := danger(word))]
     if problems:
         raise InvalidInput(
@@ -261,24 +259,15 @@ def _environment(test: TestDefinition, cluster: ClusterSettings, attempt_dir: Pa
     }
 
 
-def _sbatch_args(test: TestDefinition, cluster: ClusterSettings) -> tuple[str, ...]:
-    return (*site_options(cluster), *test.sbatch_args)
-
-
-def _warnings(test: TestDefinition, cluster: ClusterSettings, image: Image, per_node: int) -> list[str]:
-    said = test.cmd_args.get("gpus_per_node")
-    unmounted = [repo.url for repo in test.git_repos if repo != test.megatron_bridge]
-    found = {
-        f"cmd_args.gpus_per_node is {said}, and {cluster.name} has {per_node}: {per_node} it is": bool(said)
-        and said != per_node,
-        f"neither cloned nor mounted, only Megatron-Bridge is: {', '.join(unmounted)}": bool(unmounted),
-        "without a container nothing is mounted: extra_container_mounts has no effect": image.kind == "none"
-        and bool(test.extra_container_mounts),
-        f"{cluster.name} has no account, so {NO_ACCOUNT!r} is used; Slurm may refuse it": (
-            cluster.kind != "local" and not cluster.account
-        ),
-    }
-    return [message for message, applies in found.items() if applies]
+def _warnings(test: TestDefinition, cluster: ClusterSettings, image: Image, per_node: int) -> Iterator[str]:
+    if (gpus := test.cmd_args.get("gpus_per_node")) and gpus != per_node:
+        yield f"cmd_args.gpus_per_node is {gpus}, but {cluster.name} has {per_node}: using {per_node}"
+    if unmounted := [repo.url for repo in test.git_repos if repo != test.megatron_bridge]:
+        yield f"neither cloned nor mounted, only Megatron-Bridge is: {', '.join(unmounted)}"
+    if image.kind == "none" and test.extra_container_mounts:
+        yield "without a container nothing is mounted: extra_container_mounts has no effect"
+    if cluster.kind != "local" and not cluster.account:
+        yield f"{cluster.name} has no account, so {NO_ACCOUNT!r} is used; Slurm may refuse it"
 
 
 def shell_command(plan: LaunchPlan) -> str:

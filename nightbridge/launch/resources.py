@@ -1,10 +1,6 @@
-"""How many GPUs, nodes and seconds a test needs.
+"""How many GPUs, nodes and seconds a test needs, also at one point of its sweep, and the options of its cluster.
 
-A swept test at one of its points: a test with nothing left to choose.
-
-Time limits of tests, as CloudAI reads them, and the forms of sbatch(1) that it does not know.
-
-The options of sbatch that a cluster's settings require, whatever the workload.
+Time limits are read as CloudAI reads them, and in the forms of sbatch(1) that it does not know.
 """
 
 import re
@@ -13,13 +9,12 @@ from functools import lru_cache
 from typing import Any
 
 from nightbridge.errors import InvalidInput
-from nightbridge.launch import grids
-from nightbridge.launch.flags import GPUS_PER_NODE, LAUNCHER_TIME_LIMIT
-from nightbridge.launch.versions import Version, version_for_pin
+from nightbridge.launch.flags import GPUS_PER_NODE, LAUNCHER_TIME_LIMIT, Version, version_for_pin
+from nightbridge.launch.hetero_arguments import DEFAULT_GPUS_PER_NODE, grids_of
 from nightbridge.models import ClusterLimits, ClusterSettings, TestDefinition
 
 DEFAULT_NUM_GPUS = 8
-"""What CloudAI passes on where a test does not say."""
+"""CloudAI's default where a test sets none."""
 
 _GPUS_PER_NODE_0_3 = 8
 
@@ -27,17 +22,17 @@ _GPUS_PER_NODE_0_3 = 8
 def num_gpus(test: TestDefinition) -> int:
     """The GPUs that the launcher uses; of two grids, all their ranks."""
     if not test.has_launcher:
-        return grids.grids_of(test).ranks
+        return grids_of(test).ranks
     return int(test.cmd_args.get("num_gpus", DEFAULT_NUM_GPUS))
 
 
 def gpus_per_node(
     test: TestDefinition, version: Version, cluster: ClusterSettings | None = None, limits: ClusterLimits | None = None
 ) -> int | None:
-    """GPUs of one node: the cluster's setting, else the test's, else what the cluster says, else the GPU type's.
+    """GPUs of one node: the cluster's setting, else the test's, else what the cluster reports, else the GPU type's.
 
-    CloudAI's launcher flag is the system's, too, whatever `[cmd_args]` says. Where only the limits are known they
-    carry the setting, apart from what the cluster itself says: the local one pretends to have two GPUs.
+    CloudAI's launcher flag is the system's, too, whatever `[cmd_args]` has. Where only the limits are known they
+    carry the setting, apart from what the cluster itself reports: the local one emulates two GPUs.
 
     None when unknown.
     """
@@ -50,7 +45,7 @@ def gpus_per_node(
     if limits is not None and limits.gpus_per_node:
         return limits.gpus_per_node
     if not test.has_launcher:
-        return grids.GPUS_PER_NODE
+        return DEFAULT_GPUS_PER_NODE
     if version < Version(0, 4):
         return _GPUS_PER_NODE_0_3
     return GPUS_PER_NODE.get(str(test.cmd_args.get("gpu_type", "")).lower())
@@ -65,7 +60,7 @@ def time_limit_seconds(test: TestDefinition) -> int:
     """The job's time limit; the launcher's own where the test has none.
 
     Raises:
-        InvalidInput: What the test says is no time limit.
+        InvalidInput: The test's time limit is not valid.
 
     """
     return seconds_of(test.time_limit or LAUNCHER_TIME_LIMIT)
@@ -76,10 +71,7 @@ _NODES = "num_nodes"
 
 
 def at_point(
-    test: TestDefinition,
-    point: Mapping[str, Any],
-    version: Version | None = None,
-    limits: ClusterLimits | None = None,
+    test: TestDefinition, point: Mapping[str, Any], version: Version | None = None, limits: ClusterLimits | None = None
 ) -> TestDefinition:
     """Lay the values of a point over a test.
 
@@ -116,7 +108,7 @@ def seconds_of(text: str) -> int:
 
     `hours:minutes:seconds`, `days-hours:minutes:seconds` and a number with one of the units s, m, h, d, w, as in
     CloudAI; `minutes`, `days-hours`, `days-hours:minutes`, as in sbatch(1); and `hours:minutes`, as in CloudAI, which
-    sbatch would take for minutes and seconds.
+    sbatch would read as minutes and seconds.
 
     Raises:
         InvalidInput: It is none of these, or no time at all.
@@ -127,7 +119,11 @@ def seconds_of(text: str) -> int:
         seconds = int(match[1]) * _UNITS[match[2].lower()]
     elif match := _CLOCK.match(text):
         days, *parts = match.groups()
-        seconds = _clock_seconds(None if days is None else int(days), [int(part) for part in parts if part is not None])
+        written = [int(part) for part in parts if part is not None]
+        if days is None and len(written) == 1:
+            written.insert(0, 0)  # minutes alone
+        hours, minutes, rest = (*written, 0, 0)[:3]
+        seconds = int(days or 0) * 86400 + hours * 3600 + minutes * 60 + rest
     else:
         seconds = 0
     if seconds <= 0:
@@ -135,19 +131,8 @@ def seconds_of(text: str) -> int:
     return seconds
 
 
-def _clock_seconds(days: int | None, parts: list[int]) -> int:
-    if days is not None:
-        hours, minutes, seconds = (*parts, 0, 0)[:3]
-        return days * 86400 + hours * 3600 + minutes * 60 + seconds
-    if len(parts) == 3:
-        return parts[0] * 3600 + parts[1] * 60 + parts[2]
-    if len(parts) == 2:
-        return parts[0] * 3600 + parts[1] * 60
-    return parts[0] * 60
-
-
 def is_read_differently_by_sbatch(text: str) -> bool:
-    """Whether it is `hours:minutes`, which sbatch takes for `minutes:seconds`."""
+    """Whether it is `hours:minutes`, which sbatch reads as `minutes:seconds`."""
     return text.count(":") == 1 and "-" not in text
 
 

@@ -1,6 +1,6 @@
 """Where a run writes, and the flags that make it write there: a performance recipe alone writes nothing.
 
-What is known of checkpoints before anything is trained: how large they will be, whether a run begins with one.
+Also what is known of checkpoints before the run: their size, and whether it resumes from one.
 """
 
 import re
@@ -12,10 +12,10 @@ from typing import Any
 from nightbridge.models import Image, RunSpec, TestDefinition
 
 JOB_FOLDER = "/nemo_run"
-"""Where NeMo-Run mounts the job's folder in its container."""
+"""Where NeMo-Run mounts the job's directory in its container."""
 
 RECIPE_STEPS = 50
-"""Steps of every flat performance recipe, where the test does not say."""
+"""Steps of every flat performance recipe, unless the test sets them."""
 
 _LOGGING: Mapping[str, str] = {
     "logger.log_timers_to_tensorboard": "true",
@@ -25,12 +25,12 @@ _LOGGING: Mapping[str, str] = {
 
 
 def output_dir(image: Image, attempt_dir: Path) -> Path | None:
-    """The host folder that a run without a container writes to; None in a container, where it is the job's folder."""
+    """The host directory that a run without a container writes to; None in a container, which has the job's."""
     return attempt_dir / "output" if image.kind == "none" else None
 
 
 def overrides(spec: RunSpec, folder: Path | None) -> dict[str, str]:
-    """The Hydra overrides: TensorBoard switched on, unless the test says otherwise, then the test's own."""
+    """The Hydra overrides: TensorBoard switched on unless the test switches it off, then the test's own."""
     written = spec.test.extra_cmd_args
     taken = {key.lstrip("+~") for key in written}
     added = {"logger.tensorboard_dir": f"{folder or JOB_FOLDER}/tb_logs", **_LOGGING}
@@ -38,9 +38,9 @@ def overrides(spec: RunSpec, folder: Path | None) -> dict[str, str]:
 
 
 def output_arguments(spec: RunSpec, folder: Path | None, attempt_name: str) -> dict[str, Any]:
-    """The fields of the launcher that say where and when the run writes; they replace the test's own.
+    """The fields of the launcher that decide where and when the run writes; they replace the test's own.
 
-    A folder that the test names gets the attempt appended: the checkpoints of last night would be resumed else.
+    A directory that the test names gets the attempt appended, so that no earlier run's checkpoint is resumed.
     """
     written = spec.test.cmd_args
     fields: dict[str, Any] = {}
@@ -70,7 +70,7 @@ _NAMED: Mapping[str, float] = {
     "nemotron_3_nano": 31.6e9,
     "nemotron_3_super": 124e9,
 }
-"""Parameters of recipes whose names do not say them."""
+"""Parameters of recipes whose names do not contain them."""
 
 _COUNT = re.compile(r"(?:^|_)(\d{1,6}(?:[.p]\d{1,6})?)([bmt])(?=_|$)")
 _UNITS: Mapping[str, float] = {"m": 1e6, "b": 1e9, "t": 1e12}
@@ -97,7 +97,7 @@ def trains_adapters(test: TestDefinition) -> bool:
 
 
 def parameters_of(test: TestDefinition) -> float | None:
-    """The model's parameters, by the recipe's name; None where it does not say them or the test changes the model."""
+    """The model's parameters, by the recipe's name; None where the name has none or the test changes the model."""
     if any(test.cmd_args.get(field) for field in _RESHAPING):
         return None
     return _parameters_named(str(test.cmd_args.get("model_recipe_name", "")).lower())
@@ -112,6 +112,6 @@ def _parameters_named(recipe: str) -> float | None:
 
 
 def bytes_per_parameter(test: TestDefinition) -> int:
-    """What is kept of a parameter: its bf16 value, the optimiser's own in fp32, and the optimiser's moments."""
+    """Bytes of a parameter in a checkpoint: its bf16 value, the optimiser's fp32 value, and the optimiser's moments."""
     moments = _MOMENTS.get(str(test.cmd_args.get("optimizer_type")), max(_MOMENTS.values()))
     return _WEIGHT_BYTES + _MAIN_WEIGHT_BYTES + moments * _MOMENT_BYTES

@@ -2,7 +2,7 @@
 
 Every model is frozen and serialises to JSON, so that a stage's result can be persisted, shown, and picked up again
 after a crash. No model ever holds a secret's value: a `SecretRef` names where it is found. Times are UTC and aware,
-sizes are bytes, durations seconds unless a name says otherwise.
+sizes are bytes, durations seconds unless a name has another unit.
 """
 
 from nightbridge.models.base import (
@@ -39,6 +39,7 @@ from nightbridge.models.scenario import (
     TestDefinition,
 )
 from nightbridge.models.site import (
+    ClusterKind,
     ClusterLimits,
     ClusterSettings,
     HarvestPlace,
@@ -92,6 +93,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointPolicy",
     "CheckpointState",
+    "ClusterKind",
     "ClusterLimits",
     "ClusterSettings",
     "Comparison",

@@ -38,7 +38,7 @@ class GitRepo(Model):
 
     @property
     def is_megatron_bridge(self) -> bool:
-        """Whether URL or mount point say so, as CloudAI finds it."""
+        """Whether URL or mount point are those of Megatron-Bridge, as CloudAI decides it."""
         return "megatron-bridge" in self.url.lower() or (self.mount_as or "").rstrip("/") == MOUNT_POINT
 
 
@@ -190,7 +190,7 @@ class Dependency(Model):
 
 
 class TestDefinition(Model):
-    """One test, after its scenario's overrides: what the person wrote, nothing that they did not write.
+    """One test, after its scenario's overrides: exactly what the user wrote.
 
     `cmd_args` holds exactly the keys of `[cmd_args]` (checked against the flag table in `launch/flags.py`).
     """
@@ -239,7 +239,7 @@ class TestDefinition(Model):
 
     @property
     def megatron_bridge(self) -> GitRepo:
-        """The repository of the launcher, or the program: the first that says so, else by its URL or mount point."""
+        """The repository of the launcher, or the program: the one with `launcher`, else by its URL or mount point."""
         return next(
             (repo for repo in self.git_repos if repo.launcher is not None),
             next((repo for repo in self.git_repos if repo.is_megatron_bridge), self.git_repos[0]),

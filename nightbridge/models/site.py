@@ -28,6 +28,10 @@ class Limits(Model):
     max: float | None = Field(None, description="Largest value that is allowed.")
 
 
+ClusterKind = Literal["local", "slurm", "pyslurm", "auto"]
+"""The ways to reach a cluster; `nightbridge.slurm.factory.OPENERS` opens each."""
+
+
 class ClusterSettings(Model):
     """How to reach a cluster.
 
@@ -35,7 +39,7 @@ class ClusterSettings(Model):
     and auto takes pyslurm where it works, else the tools.
     """
 
-    kind: Literal["local", "slurm", "pyslurm", "auto"] = "local"
+    kind: ClusterKind = "local"
     name: str = Field("local", description="The cluster's name in histories and reports.")
     partition: str | None = Field(None, description="Partition to submit to; the site's default when unset.")
     account: str | None = Field(None, description="Slurm account to charge.")

@@ -1,4 +1,4 @@
-"""What the stages produce, each from the models before it."""
+"""The results of the stages, each made from the models before it."""
 
 import enum
 from datetime import datetime
@@ -145,7 +145,7 @@ class Outcome(enum.StrEnum):
 
     SUCCEEDED = "succeeded"
     TEARDOWN = "teardown"  # all steps done, then failed while shutting down
-    SHORT = "short"  # ended before the last iteration, whatever Slurm says
+    SHORT = "short"  # ended before the last iteration, in whatever state
     INFRASTRUCTURE = "infrastructure"
     TIMEOUT = "timeout"
     OUT_OF_MEMORY = "out_of_memory"
@@ -275,7 +275,7 @@ class RunRecord(StoredModel):
     checkpoints: tuple[Checkpoint, ...] = ()
     left_out: tuple[str, ...] = Field((), description="Files that the store does not hold, each with its reason.")
     tainted: tuple[str, ...] = Field((), description="What in the checked-out code was changed when the run had ended.")
-    facts: dict[str, str] = Field({}, description="Driver, CUDA, NCCL, the image's release: as the job itself says.")
+    facts: dict[str, str] = Field({}, description="Driver, CUDA, NCCL, the image's release: as the job reports them.")
     harvested_at: datetime
 
     @property

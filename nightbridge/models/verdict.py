@@ -1,4 +1,4 @@
-"""What the comparison says: verdicts, their evidence, sweeps and the report of a night."""
+"""Results of the comparison: verdicts, their evidence, sweeps and the report of a night."""
 
 import enum
 from datetime import datetime
@@ -95,14 +95,14 @@ class Verdict(StoredModel):
     job_id: int | None = None
     store_url: str = ""
     prefix: str = ""
-    series: str = Field("", description="The series it was compared in; empty when nobody could say.")
+    series: str = Field("", description="The series it was compared in; empty if unknown.")
     reruns: int = Field(0, description="Runs of this night that are still wanted before the verdict counts.")
     suspect_nodes: tuple[str, ...] = Field((), description="Nodes that those runs should do without, if they can.")
     suspects: Suspects | None = Field(None, description="What changed, where the run is not as the good ones were.")
 
     @property
     def exit_code(self) -> int:
-        """DESIGN.md's exit code for this verdict alone."""
+        """The command line's exit code for this verdict alone."""
         return EXIT_CODES[self.status]
 
 
@@ -121,7 +121,7 @@ EXIT_CODES: dict[VerdictStatus, int] = {
 
 
 class SweepPoint(Model):
-    """One point of a sweep that was run, as often as its test's `iterations` say."""
+    """One point of a sweep that was run, `iterations` times."""
 
     point: dict[str, Any] = Field(description="Axis name to value, as in `RunSpec.sweep_point`.")
     run_keys: tuple[str, ...]
@@ -137,7 +137,7 @@ class SkippedPart(Model):
     point: dict[str, Any] = Field(description="Axis name to value; an axis that is not named may have any of its own.")
     points: int = Field(ge=1, description="How many points it has.")
     rule: str
-    reason: str = Field(description="What the rule says of its first point.")
+    reason: str = Field(description="The rule's message about its first point.")
 
 
 class SweepResult(Model):
@@ -151,7 +151,7 @@ class SweepResult(Model):
     points: tuple[SweepPoint, ...] = Field(description="Best first; those without a reward last.")
     skipped: tuple[SkippedPart, ...] = ()
     skipped_points: int = Field(0, description="Points in the parts that were skipped, the unlisted ones included.")
-    note: str = Field("", description="What is not told of the skipped points; empty where everything is.")
+    note: str = Field("", description="What is left out about the skipped points; empty if nothing is.")
     configuration: str = Field("", description="The best point alone as a scenario file, TOML; empty without one.")
 
     @property
@@ -168,7 +168,7 @@ class NightReport(Model):
     verdicts: tuple[Verdict, ...]
     report: str = Field("", description="Where the HTML report is kept.")
     sweeps: tuple[SweepResult, ...] = Field((), description="One for each swept test, in the scenario's order.")
-    note: str = Field("", description="What a person should know about the night as a whole, such as that it ran late.")
+    note: str = Field("", description="About the night as a whole, such as that it ran late.")
     found_again: bool = Field(False, description="Whether an earlier flow run of this night had every verdict already.")
 
     @property

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nightbridge.errors import InvalidInput
-from nightbridge.launch.config_container import Container, read_container
+from nightbridge.launch.config_container import ConfigContainer, read_container
 from nightbridge.launch.resources import num_gpus
 from nightbridge.models import GatePolicy, Job, Model, RunSpec, Summary
 from nightbridge.models.metrics import METRICS
@@ -94,7 +94,7 @@ def _requested(spec: RunSpec) -> RunSettings:
     )
 
 
-def _profiled_in(container: Container) -> ProfiledSteps | None:
+def _profiled_in(container: ConfigContainer) -> ProfiledSteps | None:
     return _profiled(
         container.integer("profiling.profile_step_start") or 0,
         container.integer("profiling.profile_step_end") or 0,

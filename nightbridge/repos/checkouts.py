@@ -2,7 +2,8 @@
 
 A checkout is a local clone of its mirror, whose object files it hard-links. So it costs no space for history, stays
 whole when the mirror is packed again or removed (a clone that borrows objects, or a worktree, would not), and git
-commands work in it without the mirror, as NeMo-Run's packager needs.
+commands work in it without the mirror, as NeMo-Run's packager needs. Submodules are checked out at the commits that
+the tree pins, each from a mirror of its own.
 """
 
 import logging
@@ -12,19 +13,20 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from contextvars import copy_context
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from nightbridge.errors import DamagedData
 from nightbridge.locking import lease
-from nightbridge.models import PinnedRepository
+from nightbridge.models import Model, PinnedRepository
 from nightbridge.repos.git import attempt, git
 from nightbridge.repos.mirrors import Mirror, clone_at
 from nightbridge.repos.remotes import masked
-from nightbridge.repos.submodules import clone_with_submodules, pinned_commits
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +84,7 @@ def check_out(
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)
             log.info("%s at %s checked out in %.1f s", mirror.name, commit[:12], time.monotonic() - started)
-        # When it was last wanted: what `prune` goes by.
+        # When it was last used, for `prune`.
         os.utime(folder)
     pointers = find_lfs_pointers(folder, timeout=mirror.timeout)
     if pointers:
@@ -119,7 +121,7 @@ def find_lfs_pointers(folder: Path, *, timeout: float = 600.0) -> list[str]:
 
 
 def find_changes(folder: Path, commit: str, *, timeout: float = 600.0) -> list[str]:
-    """What in a checkout is not as its commit says, one line each; empty when nothing is.
+    """The differences of a checkout from its commit, one line each; empty when there are none.
 
     Files that git ignores count too, because a launcher may read them. Python's bytecode caches do not: Python
     itself checks them against their sources.
@@ -225,7 +227,7 @@ def _find_changes_once(folder: Path, commit: str, *, read_all: bool = False, tim
 
     git counts times in whole seconds: of a file that was written in the same second as the index (of which a checkout
     writes thousands) the times do not show whether it was modified afterwards, so it is read each time. Now it
-    has been read, after that second: a later change has a later time. So the index may be said to be as new as this.
+    has been read, after that second: a later change has a later time. So the index may be dated as new as this.
     Only the holder of the checkout's lease may.
 
     Args:
@@ -291,3 +293,115 @@ def _remove_leftovers(folder: Path) -> None:
 
 def _is_old(changed: Path) -> bool:
     return time.time() - changed.stat().st_ctime > CHANGED_TREES_KEPT_SECONDS
+
+
+class Submodule(Model):
+    """One submodule: its name in `.gitmodules`, its folder, its absolute address, and the commit the tree pins."""
+
+    name: str
+    path: str
+    url: str
+    commit: str
+
+
+def clone_with_submodules(mirror: Mirror, commit: str, folder: Path, workspace: Path) -> None:
+    """Recreate `folder` as a clone of a mirror with a commit checked out, every submodule in its place, and theirs.
+
+    All repositories are checked out side by side. A submodule is made beside `folder` (as `<folder>.<number>`) and
+    moved into it: nothing else may write into the tree that git makes.
+
+    Args:
+        mirror: The mirror; relative addresses of submodules are relative to its repository.
+        commit: Full commit, which the mirror has.
+        folder: Where the tree is made.
+        workspace: Where mirrors are kept.
+
+    Raises:
+        InvalidInput: A submodule's repository or commit does not exist.
+        PermanentError: A submodule's repository refuses us.
+        TransientError: It cannot be reached.
+
+    """
+    with ThreadPoolExecutor() as pool:
+
+        def begin(action: Callable[[], None]) -> "Future[None]":
+            return pool.submit(copy_context().run, action)  # a context holds the site's logins
+
+        own = begin(partial(clone_at, mirror, commit, folder))
+        made = []
+        for number, submodule in enumerate(find_submodules(mirror, commit)):
+            source = Mirror(submodule.url, workspace, timeout=mirror.timeout)
+            aside = folder.with_name(f"{folder.name}.{number}")
+            action = partial(_check_out_submodule, source, submodule.commit, aside, workspace)
+            made.append((submodule, aside, begin(partial(source.repaired, action))))
+        own.result()
+        for submodule, aside, ended in made:
+            ended.result()
+            aside.rename(folder / submodule.path)
+            git("config", f"submodule.{submodule.name}.active", "true", timeout=mirror.timeout, folder=folder)
+
+
+def _check_out_submodule(source: Mirror, commit: str, folder: Path, workspace: Path) -> None:
+    source.resolve(commit)
+    # A repository of its own in the submodule's folder: what `git submodule update` makes in many more steps.
+    clone_with_submodules(source, commit, folder, workspace)
+
+
+def find_submodules(mirror: Mirror, commit: str) -> list[Submodule]:
+    """The submodules that a commit of a mirror pins."""
+    pinned = _pinned_commits(mirror.path, commit, timeout=mirror.timeout)
+    return [
+        Submodule(name=name, path=path, url=absolute_submodule_url(url, mirror.url), commit=pinned[path])
+        for path, (name, url) in _addresses(mirror.path, commit, pinned, timeout=mirror.timeout).items()
+    ]
+
+
+def absolute_submodule_url(url: str, parent: str) -> str:
+    """A submodule's address: `./` and `../` are relative to its parent's (gitmodules(5))."""
+    if not url.startswith(("./", "../")):
+        return url
+    parent, separator = parent.rstrip("/"), "/"
+    while url.startswith(("./", "../")):
+        if url.startswith("../"):
+            cut = max(parent.rfind("/"), parent.rfind(":"))
+            parent, separator = parent[:cut], parent[cut]
+        url = url.split("/", 1)[1]
+    return f"{parent}{separator}{url}"
+
+
+def pinned_commits(tree: Path, *, timeout: float) -> dict[str, str]:
+    """The commits that the tree of a checkout pins for its submodules, by folder, checked out or not."""
+    if not (tree / ".gitmodules").is_file():
+        return {}
+    pinned = _pinned_commits(tree, "HEAD", timeout=timeout)
+    return {path: pinned[path] for path in _addresses(tree, "HEAD", pinned, timeout=timeout)}
+
+
+def _pinned_commits(repository: Path, commit: str, *, timeout: float) -> dict[str, str]:
+    """The commits that a commit pins, by folder; empty where it names no addresses for them."""
+    commits, named = {}, False
+    listing = git("ls-tree", "-r", "-z", commit, timeout=timeout, folder=repository)
+    for entry in listing.split("\0"):
+        facts, _, path = entry.partition("\t")
+        named = named or path == ".gitmodules"
+        if facts.startswith("160000 commit "):
+            commits[path] = facts.split()[2]
+    return commits if named else {}
+
+
+def _addresses(repository: Path, commit: str, pinned: Collection[str], *, timeout: float) -> dict[str, tuple[str, str]]:
+    """Name and address of those folders that have one in a commit's `.gitmodules`; git passes over the others too."""
+    if not pinned:
+        return {}
+    settings: dict[str, dict[str, str]] = {}
+    listing = git("config", "--blob", f"{commit}:.gitmodules", "--null", "--list", timeout=timeout, folder=repository)
+    for entry in listing.split("\0"):
+        key, _, value = entry.partition("\n")
+        match = re.fullmatch(r"submodule\.(?P<name>.+)\.(?P<key>path|url)", key, re.DOTALL)
+        if match:
+            settings.setdefault(match["name"], {})[match["key"]] = value
+    return {
+        found["path"]: (name, found["url"])
+        for name, found in settings.items()
+        if found.get("path") in pinned and "url" in found
+    }

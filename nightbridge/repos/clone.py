@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 def make_checkout(spec: RunSpec, site: Site) -> Checkout:
     """Pin Megatron-Bridge and NeMo-Run for the run's night, check them out, and make the launcher's environment.
 
-    Every step is made once by whoever comes first; all others, on any host that sees the workspace, wait and share it.
+    Every step runs once, in the first process; all others, on any host that sees the workspace, wait and share it.
 
     Raises:
         InvalidInput: A repository or ref does not exist.
@@ -47,7 +47,7 @@ def make_code(test: TestDefinition, site: Site, night: str) -> Checkout:
 
 
 def verify_unchanged(checkout: Checkout, since: datetime) -> list[str]:
-    """What in the two trees is no longer as their commits say, one line each; empty when nothing changed.
+    """The differences of the two trees from their commits, one line each; empty when nothing changed.
 
     Called after a run: a modified tree means that the tested code is unknown.
 

@@ -1,6 +1,6 @@
-"""Which commit a ref means tonight: decided once per night, the same for all its runs and after a restart.
+"""Pins: the commit of a ref, resolved once per night, the same for all its runs and after a restart.
 
-The commits between two pins, from the mirror: suspects for the report, and the range of a bisect.
+Also the commits between two pins: suspects for the report, and the range of a bisect.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from nightbridge.repos.mirrors import Mirror
 from nightbridge.repos.remotes import masked
 
 
-class Pin(StoredModel):
+class CommitPin(StoredModel):
     """The commit that a ref resolved to when the night first needed it."""
 
     url: str
@@ -30,12 +30,7 @@ class Pin(StoredModel):
     previous: str | None = Field(None, description="The commit that it resolved to in the latest other night.")
 
 
-def pin(mirror: Mirror, ref: str, night: str, workspace: Path) -> str:
-    """Return the full commit of a ref for a night; see `pinned`."""
-    return pinned(mirror, ref, night, workspace).commit
-
-
-def pinned(mirror: Mirror, ref: str, night: str, workspace: Path) -> Pin:
+def pinned(mirror: Mirror, ref: str, night: str, workspace: Path) -> CommitPin:
     """Return the commit of a ref for a night; resolve it on the night's first call.
 
     Each pin is a file of its own, `nights/<night>/pins/<name>-<hash>.json`, so that many processes have no common
@@ -52,8 +47,8 @@ def pinned(mirror: Mirror, ref: str, night: str, workspace: Path) -> Pin:
     path = workspace.absolute() / "nights" / night / "pins" / f"{mirror.name}-{identity}.json"
     return get_or_create(
         path,
-        Pin,
-        lambda: Pin(
+        CommitPin,
+        lambda: CommitPin(
             url=masked(mirror.url),
             ref=ref,
             commit=mirror.resolve(ref),
@@ -68,7 +63,7 @@ def _previous(path: Path) -> str | None:
     found = []
     for other in path.parents[2].glob(f"*/pins/{path.name}"):
         with suppress(OSError, ValueError):  # A damaged pin is reported when its own night reads it.
-            found.append(Pin.model_validate_json(other.read_bytes()))
+            found.append(CommitPin.model_validate_json(other.read_bytes()))
     return max(found, key=lambda pin: pin.resolved_at).commit if found else None
 
 

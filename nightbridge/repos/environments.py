@@ -67,41 +67,30 @@ _PIP_ERRORS = (
         r"NewConnectionError|ConnectTimeout|ReadTimeout|Read timed out|Connection(Error|ResetError| refused| reset"
         r"| broken)|Temporary failure in name resolution|Name or service not known|Max retries exceeded|IncompleteRead"
         r"|ProtocolError|(429|50[0234]) (Client|Server) Error",
-        TransientError,
-        _NOT_INSTALLED,
+        TransientError, _NOT_INSTALLED,
     ),
     ErrorPattern(
         r"DO NOT MATCH THE HASHES",
-        PermanentError,
-        _NOT_INSTALLED,
-        "The package index or the wheel folder holds another file than was locked",
+        PermanentError, _NOT_INSTALLED, "The package index or the wheel folder holds another file than was locked",
     ),
     ErrorPattern(
         r"No space left on device|Disk quota exceeded",
-        PermanentError,
-        _NOT_INSTALLED,
-        "Free up space where launcher environments are kept",
+        PermanentError, _NOT_INSTALLED, "Free up space where launcher environments are kept",
     ),
     ErrorPattern(
         r"No matching distribution|Could not find a version",
-        PermanentError,
-        _NOT_INSTALLED,
-        "Check pip's package index, or the wheel folder of the site (PIP_FIND_LINKS)",
+        PermanentError, _NOT_INSTALLED, "Check pip's package index, or the wheel folder of the site (PIP_FIND_LINKS)",
     ),
     ErrorPattern(
         r"BackendUnavailable|Cannot import '[\w.]+'",
-        PermanentError,
-        _NOT_INSTALLED,
-        "This commit needs a build back end that launcher.in does not have",
+        PermanentError, _NOT_INSTALLED, "This commit needs a build back end that launcher.in does not have",
     ),
     ErrorPattern(
         r"requires a different Python|Requires-Python",
-        PermanentError,
-        _NOT_INSTALLED,
-        "Use a Python that this NeMo-Run supports",
+        PermanentError, _NOT_INSTALLED, "Use a Python that this NeMo-Run supports",
     ),
     ErrorPattern("", PermanentError, _NOT_INSTALLED),
-)
+)  # fmt: skip
 _PIP_KILLED = ErrorPattern("", TransientError, "pip was killed")
 
 _CHECK = """
@@ -146,7 +135,7 @@ def prepare_base(envs_dir: Path, *, lock: Path = LAUNCHER_LOCK, wheels: Path | N
 
     Raises:
         InvalidInput: There is no such wheel folder.
-        PermanentError: A requirement cannot be installed here, or its file has another hash than the lock file says.
+        PermanentError: A requirement cannot be installed here, or its file does not have the hash of the lock file.
         TransientError: The package index is unreachable, or another process took too long to install.
 
     """
@@ -317,7 +306,7 @@ def _read_record(layer: Path) -> EnvironmentRecord | None:
 
 
 def _sources(wheels: Path | None) -> list[str | Path]:
-    """Options of pip that say where packages come from."""
+    """Options of pip for where packages come from."""
     if wheels is None:
         return []
     if not wheels.is_dir():

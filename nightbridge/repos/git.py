@@ -1,4 +1,4 @@
-"""The one place that runs git, and that knows what its messages mean."""
+"""Running git, and its messages as errors."""
 
 import os
 from collections.abc import Sequence
@@ -46,88 +46,71 @@ _FOREIGN_VARIABLES = {
 # Read from the top: a refused login ends with the same "Could not read from remote repository" as a lost connection.
 _ERRORS = (
     ErrorPattern(
-        pattern=r"couldn't find remote ref|not our ref|unadvertised object|no such remote ref",
-        kind=InvalidInput,
-        what="the repository has no such ref",
-        advice="Check its spelling, and that it was pushed",
+        r"couldn't find remote ref|not our ref|unadvertised object|no such remote ref",
+        InvalidInput, "the repository has no such ref", "Check its spelling, and that it was pushed",
     ),
     ErrorPattern(
-        pattern=r"Authentication failed|could not read (Username|Password)|terminal prompts disabled"
+        r"Authentication failed|could not read (Username|Password)|terminal prompts disabled"
         r"|Permission denied \(|returned error: 40[13]|Invalid username or (password|token)|[Aa]ccess denied"
         r"|HTTP Basic: Access",
-        kind=PermanentError,
-        what="the repository refused our credentials",
-        advice="Check that git on this machine can read it: `git ls-remote URL` must work without a prompt; or name "
+        PermanentError, "the repository refused our credentials",
+        "Check that git on this machine can read it: `git ls-remote URL` must work without a prompt; or name "
         "a secret with logins as git_credentials",
     ),
     ErrorPattern(
-        pattern=r"Host key verification failed",
-        kind=PermanentError,
-        what="the host's ssh key is not known here",
-        advice="Add it to ~/.ssh/known_hosts",
+        r"Host key verification failed",
+        PermanentError, "the host's ssh key is not known here", "Add it to ~/.ssh/known_hosts",
     ),
     ErrorPattern(
-        pattern=r"dubious ownership",
-        kind=PermanentError,
-        what="git does not trust a repository of another user",
-        advice="Run `git config --global --add safe.directory FOLDER`, or use a workspace of your own",
+        r"dubious ownership", PermanentError, "git does not trust a repository of another user",
+        "Run `git config --global --add safe.directory FOLDER`, or use a workspace of your own",
     ),
     ErrorPattern(
-        pattern=r"[Rr]epository not found|does not appear to be a git repository"
+        r"[Rr]epository not found|does not appear to be a git repository"
         r"|repository '[^']*' (does not exist|not found)"
         r"|returned error: 404|not found: did you run git update-server-info|no such repository",
-        kind=InvalidInput,
-        what="no such repository",
-        advice="Check its address; private repositories also look missing without read access",
+        InvalidInput, "no such repository",
+        "Check its address; private repositories also look missing without read access",
     ),
     ErrorPattern(
-        pattern=r"SSL certificate problem|certificate verif(y|ication) failed",
-        kind=PermanentError,
-        what="the server's certificate is not trusted here",
-        advice="Check GIT_SSL_CAINFO, or install the site's certificate authority",
+        r"SSL certificate problem|certificate verif(y|ication) failed",
+        PermanentError, "the server's certificate is not trusted here",
+        "Check GIT_SSL_CAINFO, or install the site's certificate authority",
     ),
     ErrorPattern(
-        pattern=r"No space left on device|[Dd]isk quota exceeded",
-        kind=PermanentError,
-        what="no space left on the disk",
-        advice="Free up space in the workspace",
+        r"No space left on device|[Dd]isk quota exceeded",
+        PermanentError, "no space left on the disk", "Free up space in the workspace",
     ),
     ErrorPattern(
-        pattern=r"[Uu]nable to find remote helper|Unsupported protocol|URL using bad/illegal format"
+        r"[Uu]nable to find remote helper|Unsupported protocol|URL using bad/illegal format"
         r"|transport '[^']*' not allowed|Port number",
-        kind=InvalidInput,
-        what="git does not support this address",
-        advice="Give an https://, ssh:// or file:// URL, or a folder",
+        InvalidInput, "git does not support this address", "Give an https://, ssh:// or file:// URL, or a folder",
     ),
     ErrorPattern(
-        pattern=r"repository corruption on the remote side|packfile .* cannot be accessed"
+        r"repository corruption on the remote side|packfile .* cannot be accessed"
         r"|object file .* is (empty|corrupt)",
-        kind=PermanentError,
-        what="the repository is damaged or incomplete",
-        advice="Run `git fsck` in it, or clone it again from its origin",
+        PermanentError, "the repository is damaged or incomplete",
+        "Run `git fsck` in it, or clone it again from its origin",
     ),
     ErrorPattern(
-        pattern=r"Unable to create '[^']*\.lock'|cannot lock ref|[Cc]ould not lock|Another git process",
-        kind=TransientError,
-        what="another git process holds a lock",
+        r"Unable to create '[^']*\.lock'|cannot lock ref|[Cc]ould not lock|Another git process",
+        TransientError, "another git process holds a lock",
     ),
     ErrorPattern(
         # What came, not what lies here: a damaged object of the mirror is "corrupt".
-        pattern=r"(?s)^(?!.*\bis corrupt\b).*(inflate.*unpack-objects failed|final sha1 did not match"
+        r"(?s)^(?!.*\bis corrupt\b).*(inflate.*unpack-objects failed|final sha1 did not match"
         r"|pack is corrupted \(SHA1 mismatch\))",
-        kind=TransientError,
-        what="the objects were corrupted in transit",
+        TransientError, "the objects were corrupted in transit",
     ),
     ErrorPattern(
-        pattern=r"early EOF|unexpected disconnect|hung up|RPC failed|fetch-pack: invalid index-pack|index-pack died"
+        r"early EOF|unexpected disconnect|hung up|RPC failed|fetch-pack: invalid index-pack|index-pack died"
         r"|returned error: (408|429|5\d\d)|Could not resolve host|[Cc]onnection (refused|reset|timed out|closed)"
         r"|[Ff]ailed to connect|Network is unreachable|No route to host|[Oo]peration (too slow|timed out)"
         r"|SSL_ERROR_SYSCALL|gnutls|GnuTLS|kex_exchange|unable to access|unable to look up|unable to connect"
         r"|Could not read from remote repository|Temporary failure|Stale file handle",
-        kind=TransientError,
-        what="the repository is unreachable, or the transfer was interrupted",
+        TransientError, "the repository is unreachable, or the transfer was interrupted",
     ),
-)
+)  # fmt: skip
 
 
 def git(*arguments: str | Path, timeout: float, folder: Path | None = None, thing: str = "", umask: int = -1) -> str:
@@ -153,7 +136,7 @@ def git(*arguments: str | Path, timeout: float, folder: Path | None = None, thin
 
 
 def attempt(*arguments: str | Path, timeout: float, folder: Path | None = None, umask: int = -1) -> Finished:
-    """Run git and return how it ended, for questions whose answer may be no."""
+    """Run git and return how it ended, for queries whose answer may be no."""
     argv: list[str | Path] = ["git"]
     for setting in (*_SETTINGS, *login_settings()):
         argv += ["-c", setting]
@@ -173,14 +156,14 @@ def environment() -> dict[str, str]:
 
 def classify_failure(finished: Finished, thing: str, arguments: Sequence[str | Path] = ()) -> NightbridgeError:
     """Map a failed git command to an error. Its message ends with git's last lines, without credentials."""
-    said = masked(finished.tail)
+    output = masked(finished.tail)
     if known := classify(finished.stderr, _ERRORS):
-        return known.error(masked(thing), said)
+        return known.error(masked(thing), output)
     if finished.code < 0:
         return TransientError(f"git was killed by signal {-finished.code}", thing=masked(thing))
     command = next((str(argument) for argument in arguments if not str(argument).startswith("-")), "")
     return PermanentError(
-        f"git {command} failed with code {finished.code}: {said or 'no output'}".replace("git  ", "git "),
+        f"git {command} failed with code {finished.code}: {output or 'no output'}".replace("git  ", "git "),
         thing=masked(thing),
         advice="Run the same command manually for details",
     )

@@ -1,6 +1,6 @@
-"""One bare mirror per repository address, fetched incrementally: refs are resolved and checkouts made from it.
+"""One bare mirror per repository address, fetched incrementally: refs are resolved in it, and checkouts cloned from it.
 
-Clones of a mirror on the same file system: whole repositories whose object files are the mirror's, hard-linked.
+A clone on the same file system is a whole repository whose object files are the mirror's, hard-linked.
 """
 
 import difflib
@@ -45,24 +45,6 @@ class Commit(Model):
     describe: str
 
 
-def resolve(url: str, ref: str, workspace: Path, *, timeout: float) -> str:
-    """Return the full commit that `ref` of the repository `url` means now.
-
-    Args:
-        url: Repository address, as the user wrote it.
-        ref: Branch, tag, full or abbreviated commit, `HEAD`, or a full ref name such as `refs/pull/7/head`.
-        workspace: Where mirrors are kept, under `repos/`.
-        timeout: Longest time one git command may take, seconds.
-
-    Raises:
-        InvalidInput: No such repository or ref, or the ref means two different commits.
-        PermanentError: The repository refuses us.
-        TransientError: The repository cannot be reached, or another process holds the mirror for too long.
-
-    """
-    return Mirror(url, workspace, timeout=timeout).resolve(ref)
-
-
 class Mirror:
     """The bare mirror of one repository. Nothing is fetched before it is needed.
 
@@ -80,13 +62,23 @@ class Mirror:
         self.timeout = timeout
 
     def resolve(self, ref: str) -> str:
-        """The full commit that `ref` means now; see the module's `resolve`."""
+        """The full commit that `ref` means now.
+
+        Args:
+            ref: Branch, tag, full or abbreviated commit, `HEAD`, or a full ref name such as `refs/pull/7/head`.
+
+        Raises:
+            InvalidInput: No such repository or ref, or the ref means two different commits.
+            PermanentError: The repository refuses us.
+            TransientError: The repository cannot be reached, or another process holds the mirror for too long.
+
+        """
         return self.repaired(lambda: self._resolve(ref.strip()))
 
     def repaired(self, action: Callable[[], T]) -> T:
         """Do something with the mirror; when that fails and the mirror is damaged, make the mirror and it again.
 
-        git checks every object that it reads, so what a disk has spoilt shows itself as a failure; a whole `git fsck`
+        git checks every object that it reads, so what a disk has damaged shows as a failure; a whole `git fsck`
         each night would take longer than all the rest.
         """
         try:
@@ -109,8 +101,8 @@ class Mirror:
         finished = attempt("fsck", "--full", "--no-dangling", "--no-progress", timeout=self.timeout, folder=self.path)
         if not finished.code:
             return []
-        said = (*finished.stderr.splitlines(), *finished.stdout.decode(errors="replace").splitlines())
-        return [line for line in said if line] or [f"git fsck ended with code {finished.code}"]
+        lines = (*finished.stderr.splitlines(), *finished.stdout.decode(errors="replace").splitlines())
+        return [line for line in lines if line] or [f"git fsck ended with code {finished.code}"]
 
     def commits_between(self, old: str, new: str) -> tuple[str, ...]:
         """Hash and subject of the commits that `new` has and `old` has not, newest first, at most 50 lines.
@@ -280,7 +272,7 @@ def _lock_files(mirror: Path) -> list[Path]:
 def clone_at(mirror: Mirror, commit: str, folder: Path) -> None:
     """Recreate `folder` as a clone of a mirror with a commit of it checked out, its files read-only.
 
-    A program that would change a file fails, and says so. Folders stay writable: NeMo-Run's packager puts a short-lived
+    A program that tries to change a file fails. Folders stay writable: NeMo-Run's packager puts a short-lived
     archive there. git records no write permission.
 
     Raises:

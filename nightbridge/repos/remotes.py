@@ -1,10 +1,9 @@
-"""Repository addresses as users write them: made absolute, and without passwords in messages.
+"""Repository addresses, made absolute and masked in messages, and the logins for them.
 
-Logins for git over HTTPS that a site keeps as a secret: given to git on request, and never written to disk.
-
-git runs a credential helper (gitcredentials(7)) only when a server requires a login. Ours is this module, run as a
-program of its own that reads the secret from a file in memory. Neither git's arguments nor its environment, its
-configuration or its addresses ever hold a password.
+A site keeps logins for git over HTTPS as a secret, which is never written to disk. git runs a credential helper
+(gitcredentials(7)) only when a server requires a login. Ours is this module, run as a program of its own that reads the
+secret from a file in memory. Neither git's arguments nor its environment, its configuration or its addresses ever hold
+a password.
 """
 
 import hashlib
@@ -20,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 from nightbridge.errors import InvalidInput
 from nightbridge.models import slug
 from nightbridge.processes import own_program
-from nightbridge.secrets import MASK, file_in_memory, read_netrc, whole_lines
+from nightbridge.secrets import MASK, file_in_memory, read_netrc
 
 _USERINFO = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*://)(?P<userinfo>[^/@\s]+)@", re.IGNORECASE)
 # git-clone(1): an address with a colon before the first slash is `host:path`, over ssh.
@@ -93,9 +92,9 @@ def git_logins(lines: str) -> Iterator[None]:
     if not lines.strip():
         yield
         return
-    with file_in_memory(whole_lines(lines)) as path:
+    with file_in_memory(lines) as path:
         read_netrc(path, "the git credentials")
-        # The empty one takes all helpers of the person away: git tells each of them a login that worked, to keep it.
+        # The empty one removes all helpers of the user: git would pass each of them a login that worked, to keep it.
         token = _SETTINGS.set(("credential.helper=", f"credential.helper={_command(path)}"))
         try:
             yield

@@ -4,11 +4,13 @@ A rule has an id to look up, the fields it reads, a severity, the versions it ho
 the values and the way out. Keys and types are checked before, in `config`. Rules read models and the flag table only.
 """
 
-from nightbridge.rules.cloudai import CloudaiVerdict, cloudai_verdict
+from nightbridge.rules.cloudai import failed_constraints
 from nightbridge.rules.registry import (
+    CONTAINER_RULES,
     PROFILES,
     RULES,
     check,
+    check_container,
     check_scenario,
     check_test,
     errors_of,
@@ -19,19 +21,20 @@ from nightbridge.rules.rule import Rule, Violation
 from nightbridge.rules.sweeps import Cut, Grid, expansion_of
 
 __all__ = [
+    "CONTAINER_RULES",
     "PROFILES",
     "RULES",
-    "CloudaiVerdict",
     "Cut",
     "Grid",
     "Rule",
     "Violation",
     "check",
+    "check_container",
     "check_scenario",
     "check_test",
-    "cloudai_verdict",
     "errors_of",
     "expansion_of",
+    "failed_constraints",
     "grid_of",
     "points_of",
 ]

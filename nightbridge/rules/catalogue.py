@@ -1,21 +1,12 @@
 """Every rule in one list: what `nightbridge rules` and the reference show."""
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from nightbridge.errors import InvalidInput
-from nightbridge.launch.versions import HEAD
 from nightbridge.models import Model
-from nightbridge.rules import (
-    cloudai,
-    registry,
-)
-from nightbridge.rules import (
-    config_container as containers,
-)
-from nightbridge.rules import (
-    config_container_extra as container_missed,
-)
+from nightbridge.rules import registry
 from nightbridge.rules.rule import OLDEST, Need, Rule, Severity
 from nightbridge.rules.sweeps import MAX_RUNS
 
@@ -81,24 +72,12 @@ _READING = (
 
 def rule_entries() -> tuple[RuleEntry, ...]:
     """Every rule of every profile, each once."""
-    profiles: dict[str, Iterable[Rule]] = {
-        "tests": registry.RULES,
-        'tests with compat = "cloudai"': cloudai.RULES,
-        "heterogeneous tests": registry.HETERO_RULES,
-    }
     merged: dict[str, RuleEntry] = {}
-    for entry in (*_READING, *_test_rules(profiles), *_container_rules()):
-        known = merged.get(entry.id)
-        merged[entry.id] = (
-            entry
-            if known is None
-            else known.model_copy(
-                update={
-                    "applies_to": (*known.applies_to, *entry.applies_to),
-                    "fields": tuple(dict.fromkeys((*known.fields, *entry.fields))),
-                }
-            )
-        )
+    for entry in (*_READING, *_entries()):
+        known = merged.setdefault(entry.id, entry)
+        if known is not entry:
+            applies_to, fields = (*known.applies_to, *entry.applies_to), dict.fromkeys((*known.fields, *entry.fields))
+            merged[entry.id] = known.model_copy(update={"applies_to": applies_to, "fields": tuple(fields)})
     return tuple(merged.values())
 
 
@@ -117,34 +96,22 @@ def find_rule(rule_id: str) -> RuleEntry:
     return entries[rule_id]
 
 
-def _test_rules(profiles: Mapping[str, Iterable[Rule]]) -> Iterator[RuleEntry]:
+def _entries() -> Iterator[RuleEntry]:
+    profiles: Mapping[str, tuple[Rule[Any], ...]] = {
+        "tests": registry.RULES,
+        'tests with compat = "cloudai"': registry.CLOUDAI_RULES,
+        "heterogeneous tests": registry.HETERO_RULES,
+        "ConfigContainer.yaml": registry.CONTAINER_RULES,
+    }
     for profile, rules in profiles.items():
         for rule in rules:
             yield RuleEntry(
                 id=rule.id,
                 severity=rule.severity,
                 applies_to=(profile,),
-                versions=_versions(rule),
+                versions="" if rule.first == OLDEST else f"from {rule.first}",
                 needs=_NEEDS[rule.needs],
                 fields=rule.fields,
                 reason=rule.reason,
                 source=rule.source,
             )
-
-
-def _container_rules() -> Iterator[RuleEntry]:
-    for rule in (*containers.RULES, *container_missed.MISSED):
-        yield RuleEntry(
-            id=rule.id,
-            severity=rule.severity,
-            applies_to=("ConfigContainer.yaml",),
-            fields=rule.fields,
-            reason=rule.reason,
-            source=rule.source,
-        )
-
-
-def _versions(rule: Rule) -> str:
-    if rule.last != HEAD:
-        return f"up to {rule.last}" if rule.first == OLDEST else f"{rule.first} to {rule.last}"
-    return "" if rule.first == OLDEST else f"from {rule.first}"

@@ -1,8 +1,9 @@
 """CloudAI's own constraints, for `compat = "cloudai"`: the same verdicts as CloudAI gives, mistakes included.
 
 CloudAI numbers its constraints and keeps one answer, yes or no, for all of them. Each is a named rule here; those that
-have turned out too strict or too lax stand corrected in `sizes` and `graphs`, which the normal profile uses.
-`CORRECTED` says which rule covers which constraint. An unwritten size counts as 1 in this module only.
+have turned out too strict or too lax are corrected in `sizes` and `graphs`, which the normal profile uses, and name the
+rules that replace them. An unwritten size counts as 1 in this module only. The constraints are those of CloudAI's
+development branch from August 2026 on.
 """
 
 import math
@@ -11,31 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from nightbridge.launch.resources import DEFAULT_NUM_GPUS
-from nightbridge.rules.context import Facts
-from nightbridge.rules.rule import Rule
+from nightbridge.rules.rule import Rule, RuleContext, cmd_args, rule
 
-CORRECTED: Mapping[int, tuple[str, ...]] = {
-    1: ("gpus-divide",),
-    2: ("layers-divide",),
-    3: ("gpus-divide", "sizes-positive"),
-    4: ("batch-divides",),
-    5: ("fsdp-graphs",),
-    6: ("fsdp-sizes",),
-    7: ("expert-gpus-divide",),
-    8: ("virtual-pipeline",),
-    9: ("optimizer-instances",),
-    10: ("offload-pipeline",),
-    11: ("overlap-graphs",),
-    12: ("offload-graphs",),
-    13: ("choice",),
-    14: ("graph-scope", "choice"),
-    15: ("graph-moe-router",),
-    16: ("graph-moe-preprocess",),
-    17: ("graph-recompute", "graph-recompute-dropout"),
-    18: ("deepseek-layout",),
-}
-"""CloudAI's number of a constraint to the rules of the normal profile that stand for it."""
-
+_SIZES = "num_gpus tp pp cp"
+_GRAPH = "cuda_graph_impl cuda_graph_scope"
 _NO_GRAPHS = frozenset({"", "none", "null"})
 _IMPLEMENTATIONS = _NO_GRAPHS | {"transformer_engine", "local"}
 _LAYER_SCOPES = frozenset({"attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba"})
@@ -55,30 +35,38 @@ class Constraint:
 
     Attributes:
         number: The number by which CloudAI's log names it.
+        broken: A message where `[cmd_args]` breaks it.
+        corrected_by: The rules of the normal profile that replace it.
         rule: The same as a rule of the `cloudai` profile.
 
     """
 
     number: int
-    rule: Rule
     broken: Callable[[Mapping[str, Any]], str | None]
+    corrected_by: tuple[str, ...]
+    rule: Rule[RuleContext]
 
 
-@dataclass(frozen=True, slots=True)
-class CloudaiVerdict:
-    """What CloudAI says of one configuration.
+def _constraint(
+    number: int, name: str, fields: str, *corrected_by: str
+) -> Callable[[Callable[[Mapping[str, Any]], str | None]], Constraint]:
+    """Make a function from `[cmd_args]` to a message a constraint."""
 
-    Attributes:
-        passed: Its answer.
-        failed: The numbers of the constraints that its log would name, ascending.
+    def make(broken: Callable[[Mapping[str, Any]], str | None]) -> Constraint:
+        def check(run: RuleContext) -> Iterator[str]:
+            if (message := broken(run.args)) is not None:
+                yield f"{message} (constraint {number} of CloudAI)"
 
-    """
+        check.__doc__ = f"CloudAI refuses it. Corrected in the normal profile: {', '.join(corrected_by)}."
+        source = f"CloudAI: constraint {number} of its Megatron-Bridge workload"
+        return Constraint(
+            number, broken, corrected_by, rule(f"cloudai-{number:02}-{name}", source, cmd_args(fields))(check)
+        )
 
-    passed: bool
-    failed: tuple[int, ...]
+    return make
 
 
-# --- what CloudAI makes of the values --------------------------------------------------------------------------------
+# --- how CloudAI reads the values -------------------------------------------------------------------------------------
 
 
 def _size(args: Mapping[str, Any], field: str) -> int:
@@ -140,6 +128,7 @@ def _offloaded(args: Mapping[str, Any]) -> int:
 # --- the constraints: a message where one is broken ------------------------------------------------------------------
 
 
+@_constraint(1, "gpus-divide", _SIZES, "gpus-divide")
 def _gpus_divide(args: Mapping[str, Any]) -> str | None:
     size = _model_parallel(args)
     if _gpus(args) % size == 0:
@@ -147,17 +136,21 @@ def _gpus_divide(args: Mapping[str, Any]) -> str | None:
     return f"num_gpus {_gpus(args)} is not a multiple of tp * pp * cp = {size}; change one of them"
 
 
-def _always_met(args: Mapping[str, Any]) -> str | None:
+@_constraint(2, "layers", "vp num_layers", "layers-divide")
+def _layers(args: Mapping[str, Any]) -> None:
     """CloudAI has a number for it and checks nothing."""
-    return None
 
 
+@_constraint(3, "data-parallel", _SIZES, "gpus-divide", "sizes-positive")
 def _data_parallel_given(args: Mapping[str, Any]) -> str | None:
     if _data_parallel(args) != 0:
         return None
     return f"num_gpus {_gpus(args)} leave a data parallel size of 0; use at least tp * pp * cp GPUs"
 
 
+@_constraint(
+    4, "batch-divides", f"gb mb {_SIZES} use_megatron_fsdp num_distributed_optimizer_instances", "batch-divides"
+)
 def _batch_divides(args: Mapping[str, Any]) -> str | None:
     micro, total = _given(args, "mb"), _given(args, "gb")
     if not micro or not total:
@@ -169,10 +162,12 @@ def _batch_divides(args: Mapping[str, Any]) -> str | None:
     return f"gb {total} is not a multiple of mb * data parallel size = {unit}; change one of them"
 
 
+@_constraint(5, "fsdp-graphs", f"use_megatron_fsdp {_GRAPH}", "fsdp-graphs")
 def _fsdp_graphs(args: Mapping[str, Any]) -> str | None:
     return "use_megatron_fsdp excludes CUDA graphs; switch one off" if _fsdp(args) and _graphs(args) else None
 
 
+@_constraint(6, "fsdp-sizes", "use_megatron_fsdp pp cp vp", "fsdp-sizes")
 def _fsdp_sizes(args: Mapping[str, Any]) -> str | None:
     virtual = _given(args, "vp")
     if not _fsdp(args) or (_size(args, "pp") == 1 and _size(args, "cp") == 1 and virtual in (None, 1)):
@@ -180,6 +175,7 @@ def _fsdp_sizes(args: Mapping[str, Any]) -> str | None:
     return "use_megatron_fsdp needs pp, cp and vp of 1; change them or switch it off"
 
 
+@_constraint(7, "experts-divide", "num_gpus et ep pp", "expert-gpus-divide")
 def _experts_divide(args: Mapping[str, Any]) -> str | None:
     tensor, expert = _given(args, "et"), _given(args, "ep")
     if tensor is None or expert is None:
@@ -190,6 +186,12 @@ def _experts_divide(args: Mapping[str, Any]) -> str | None:
     return f"num_gpus {_gpus(args)} is not a multiple of et * ep * pp = {size}; change one of them"
 
 
+@_constraint(8, "virtual-pipeline", "vp", "virtual-pipeline")
+def _virtual_pipeline(args: Mapping[str, Any]) -> None:
+    """CloudAI has a number for it and checks nothing."""
+
+
+@_constraint(9, "optimizer-instances", "num_distributed_optimizer_instances use_megatron_fsdp", "optimizer-instances")
 def _instances_need_fsdp(args: Mapping[str, Any]) -> str | None:
     instances = _given(args, "num_distributed_optimizer_instances") or 1
     if instances <= 1 or _fsdp(args):
@@ -197,44 +199,45 @@ def _instances_need_fsdp(args: Mapping[str, Any]) -> str | None:
     return f"num_distributed_optimizer_instances {instances} needs use_megatron_fsdp = true"
 
 
+@_constraint(10, "offload-pipeline", "pp activation_offload_layers", "offload-pipeline")
 def _offload_pipeline(args: Mapping[str, Any]) -> str | None:
     if _size(args, "pp") <= 1 or _offloaded(args) <= 0:
         return None
     return "activation_offload_layers excludes pp > 1; use one of them"
 
 
+@_constraint(11, "overlap-graphs", "moe_a2a_overlap cuda_graph_impl", "overlap-graphs")
 def _overlap_implementation(args: Mapping[str, Any]) -> str | None:
     if not args.get("moe_a2a_overlap") or _implementation(args) in _NO_GRAPHS:
         return None
     return f"moe_a2a_overlap excludes cuda_graph_impl = {_implementation(args)!r}; switch one off"
 
 
-def _overlap_graphs(args: Mapping[str, Any]) -> str | None:
-    """The published check of March 2026, which an implementation without a scope passes."""
-    return _overlap_implementation(args) if _graphs(args) else None
-
-
+@_constraint(12, "offload-graphs", f"activation_offload_layers {_GRAPH}", "offload-graphs")
 def _offload_graphs(args: Mapping[str, Any]) -> str | None:
     if not _graphs(args) or _offloaded(args) <= 0:
         return None
     return "activation_offload_layers excludes CUDA graphs; use one of them"
 
 
+@_constraint(13, "graph-impl", "cuda_graph_impl", "choice")
 def _implementation_known(args: Mapping[str, Any]) -> str | None:
     if _implementation(args) in _IMPLEMENTATIONS:
         return None
     return f"cuda_graph_impl {_implementation(args)!r} is not none, transformer_engine or local"
 
 
+@_constraint(14, "graph-scope", _GRAPH, "graph-scope", "choice")
 def _scope_fits(args: Mapping[str, Any]) -> str | None:
     implementation, scopes = _implementation(args), _scopes(args)
     if implementation == "local" and scopes and scopes != ["full_iteration"]:
         return "cuda_graph_impl local takes the scope full_iteration alone; change cuda_graph_scope"
-    if implementation == "transformer_engine" and (odd := sorted(set(scopes) - _LAYER_SCOPES)):
-        return f"cuda_graph_impl transformer_engine takes no scope {', '.join(odd)}; change cuda_graph_scope"
+    if implementation == "transformer_engine" and (unknown := sorted(set(scopes) - _LAYER_SCOPES)):
+        return f"cuda_graph_impl transformer_engine takes no scope {', '.join(unknown)}; change cuda_graph_scope"
     return None
 
 
+@_constraint(15, "graph-moe-router", "cuda_graph_scope", "graph-moe-router")
 def _scope_moe(args: Mapping[str, Any]) -> str | None:
     return (
         "cuda_graph_scope holds both moe and moe_router; keep one"
@@ -243,6 +246,7 @@ def _scope_moe(args: Mapping[str, Any]) -> str | None:
     )
 
 
+@_constraint(16, "graph-moe-preprocess", "cuda_graph_scope", "graph-moe-preprocess")
 def _scope_preprocess(args: Mapping[str, Any]) -> str | None:
     scopes = _scopes(args)
     if "moe_preprocess" not in scopes or "moe_router" in scopes:
@@ -250,6 +254,7 @@ def _scope_preprocess(args: Mapping[str, Any]) -> str | None:
     return "cuda_graph_scope moe_preprocess needs moe_router beside it"
 
 
+@_constraint(17, "graph-recompute", "cuda_graph_scope recompute_modules", "graph-recompute", "graph-recompute-dropout")
 def _recompute(args: Mapping[str, Any]) -> str | None:
     scopes, modules = set(_scopes(args)), set(_names(args.get("recompute_modules")))
     clashes = [
@@ -260,6 +265,7 @@ def _recompute(args: Mapping[str, Any]) -> str | None:
     return f"captured and recomputed: {', '.join(sorted(clashes))}; take them out of one" if clashes else None
 
 
+@_constraint(18, "deepseek-layout", "model_recipe_name pp vp", "deepseek-layout")
 def _deepseek_stages(args: Mapping[str, Any]) -> str | None:
     recipe = str(args.get("model_recipe_name") or "").lower()
     if "deepseek_v3" not in recipe and "deepseekv3" not in recipe:
@@ -271,74 +277,17 @@ def _deepseek_stages(args: Mapping[str, Any]) -> str | None:
     return f"DeepSeek-V3 has no layout for pp {pair[0]} with vp {pair[1]}; known: {sorted(DEEPSEEK_STAGES)}"
 
 
-def _constraint(number: int, name: str, broken: Callable[[Mapping[str, Any]], str | None], *fields: str) -> Constraint:
-    def check(facts: Facts) -> Iterator[str]:
-        if (message := broken(facts.args)) is not None:
-            yield f"{message} (constraint {number} of CloudAI)"
+CONSTRAINTS = tuple(found for found in list(globals().values()) if isinstance(found, Constraint))
+"""The constraints, in the order of their numbers."""
 
-    rule = Rule(
-        f"cloudai-{number:02}-{name}",
-        "error",
-        tuple(f"cmd_args.{field}" for field in fields),
-        check,
-        source=f"CloudAI: constraint {number} of its Megatron-Bridge workload",
-        why=f"CloudAI refuses it. Corrected in the normal profile: {', '.join(CORRECTED[number])}.",
-    )
-    return Constraint(number, rule, broken)
+RULES = tuple(constraint.rule for constraint in CONSTRAINTS)
 
 
-_SIZES = ("num_gpus", "tp", "pp", "cp")
-_GRAPH = ("cuda_graph_impl", "cuda_graph_scope")
-
-_SHARED: Mapping[int, Constraint] = {
-    constraint.number: constraint
-    for constraint in (
-        _constraint(1, "gpus-divide", _gpus_divide, *_SIZES),
-        _constraint(2, "layers", _always_met, "vp", "num_layers"),
-        _constraint(3, "data-parallel", _data_parallel_given, *_SIZES),
-        _constraint(
-            4,
-            "batch-divides",
-            _batch_divides,
-            *("gb", "mb", *_SIZES, "use_megatron_fsdp", "num_distributed_optimizer_instances"),
-        ),
-        _constraint(5, "fsdp-graphs", _fsdp_graphs, "use_megatron_fsdp", *_GRAPH),
-        _constraint(6, "fsdp-sizes", _fsdp_sizes, "use_megatron_fsdp", "pp", "cp", "vp"),
-        _constraint(7, "experts-divide", _experts_divide, "num_gpus", "et", "ep", "pp"),
-        _constraint(8, "virtual-pipeline", _always_met, "vp"),
-        _constraint(
-            9, "optimizer-instances", _instances_need_fsdp, "num_distributed_optimizer_instances", "use_megatron_fsdp"
-        ),
-        _constraint(10, "offload-pipeline", _offload_pipeline, "pp", "activation_offload_layers"),
-        _constraint(11, "overlap-graphs", _overlap_implementation, "moe_a2a_overlap", "cuda_graph_impl"),
-        _constraint(12, "offload-graphs", _offload_graphs, "activation_offload_layers", *_GRAPH),
-        _constraint(13, "graph-impl", _implementation_known, "cuda_graph_impl"),
-        _constraint(14, "graph-scope", _scope_fits, *_GRAPH),
-        _constraint(15, "graph-moe-router", _scope_moe, "cuda_graph_scope"),
-        _constraint(16, "graph-moe-preprocess", _scope_preprocess, "cuda_graph_scope"),
-        _constraint(17, "graph-recompute", _recompute, "cuda_graph_scope", "recompute_modules"),
-        _constraint(18, "deepseek-layout", _deepseek_stages, "model_recipe_name", "pp", "vp"),
-    )
-}
-
-CONSTRAINTS: tuple[Constraint, ...] = tuple(_SHARED.values())
-"""The constraints of CloudAI's development branch, from August 2026 on: eighteen."""
-
-_PUBLISHED_11 = _constraint(11, "overlap-graphs", _overlap_graphs, "moe_a2a_overlap", *_GRAPH)
-
-PUBLISHED: tuple[Constraint, ...] = tuple({**_SHARED, 11: _PUBLISHED_11}[number] for number in range(1, 18))
-"""The seventeen of CloudAI's published documentation of 3 March 2026."""
-
-RULES: tuple[Rule, ...] = tuple(constraint.rule for constraint in CONSTRAINTS)
-
-
-def cloudai_verdict(args: Mapping[str, Any], constraints: tuple[Constraint, ...] = CONSTRAINTS) -> CloudaiVerdict:
-    """Say what CloudAI would say of one `[cmd_args]` table without sweeps.
+def failed_constraints(args: Mapping[str, Any]) -> tuple[int, ...]:
+    """The numbers of the constraints that CloudAI's log would name for one `[cmd_args]` table without sweeps.
 
     Args:
         args: Field to value, as the table has them; a field that is missing or None counts as CloudAI's default.
-        constraints: `CONSTRAINTS` or `PUBLISHED`.
 
     """
-    failed = tuple(constraint.number for constraint in constraints if constraint.broken(args) is not None)
-    return CloudaiVerdict(not failed, failed)
+    return tuple(constraint.number for constraint in CONSTRAINTS if constraint.broken(args) is not None)

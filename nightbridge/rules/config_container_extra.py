@@ -1,25 +1,20 @@
-"""What Megatron-Bridge's own check of a configuration lets through: the job fails on the cluster, or misleads there."""
+"""What Megatron-Bridge's own check of a configuration accepts although the job then fails or misleads."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
-from nightbridge.launch.config_container import Container, data_parallel_size
-from nightbridge.rules.container_rule import (
-    SCHEDULE,
-    SIZES,
-    ContainerFacts,
-    ContainerRule,
-    captured_modules,
-    dtype_of,
-    of,
-)
+from nightbridge.launch.config_container import SIZES, ConfigContainer
+from nightbridge.rules.config_container_training import SCHEDULE
+from nightbridge.rules.rule import rule
+
+_UNCHECKED = "Megatron-Core: found by running what validate() lets through"
 
 
-def _train_batch(facts: ContainerFacts) -> Iterator[str]:
+@rule("container-train-batch", _UNCHECKED, ("train", *SIZES))
+def _train_batch(c: ConfigContainer) -> Iterator[str]:
     """The micro-batch calculator fails on it, when training starts."""
-    total = facts.container.integer("train.global_batch_size")
-    micro = facts.container.integer("train.micro_batch_size")
-    parallel = data_parallel_size(facts.container, facts.world_size)
+    total = c.integer("train.global_batch_size")
+    micro = c.integer("train.micro_batch_size")
+    parallel = c.data_parallel_size
     if total and micro and parallel and total % (micro * parallel):
         yield (
             f"global_batch_size {total} is not a multiple of micro_batch_size {micro} * data parallel size {parallel} "
@@ -27,7 +22,8 @@ def _train_batch(facts: ContainerFacts) -> Iterator[str]:
         )
 
 
-def _layers(c: Container) -> Iterator[str]:
+@rule("container-layers", _UNCHECKED, ("model.num_layers", "model.pipeline_model_parallel_size"))
+def _layers(c: ConfigContainer) -> Iterator[str]:
     """Megatron-Core fails on it, when the model is built."""
     layers, stages = c.integer("model.num_layers"), c.size("pipeline_model_parallel_size")
     virtual = c.size("virtual_pipeline_model_parallel_size")
@@ -43,7 +39,8 @@ def _layers(c: Container) -> Iterator[str]:
         yield f"model.num_layers {layers} is not a multiple of the pipeline's {stages * virtual} stages; write a layout"
 
 
-def _heads(c: Container) -> Iterator[str]:
+@rule("container-heads", _UNCHECKED, ("model.num_attention_heads", "model.tensor_model_parallel_size"))
+def _heads(c: ConfigContainer) -> Iterator[str]:
     """Tensor parallelism splits attention by heads."""
     tensor = c.size("tensor_model_parallel_size")
     for name in ("num_attention_heads", "num_query_groups"):
@@ -52,7 +49,8 @@ def _heads(c: Container) -> Iterator[str]:
             yield f"model.{name} {heads} is not a multiple of tensor_model_parallel_size {tensor}; change one"
 
 
-def _experts(c: Container) -> Iterator[str]:
+@rule("container-experts", _UNCHECKED, ("model.num_moe_experts", "model.expert_model_parallel_size"))
+def _experts(c: ConfigContainer) -> Iterator[str]:
     """Expert parallelism gives each rank the same whole number of experts."""
     experts, parallel = c.integer("model.num_moe_experts"), c.size("expert_model_parallel_size")
     if parallel > 1 and not experts:
@@ -61,16 +59,18 @@ def _experts(c: Container) -> Iterator[str]:
         yield f"model.num_moe_experts {experts} is not a multiple of expert_model_parallel_size {parallel}; change one"
 
 
-def _pipeline_type(c: Container) -> Iterator[str]:
+@rule("container-pipeline-type", _UNCHECKED, ("model.pipeline_dtype", "model.pipeline_model_parallel_size"))
+def _pipeline_type(c: ConfigContainer) -> Iterator[str]:
     """The stages of a pipeline cannot exchange activations of an unknown type."""
     # A recipe of mixed precision that is only named sets the type when the job starts.
     named = isinstance(c.value("mixed_precision"), str)
-    known = named or dtype_of(c, "model.pipeline_dtype") or dtype_of(c, "mixed_precision.pipeline_dtype")
+    known = named or c.dtype("model.pipeline_dtype") or c.dtype("mixed_precision.pipeline_dtype")
     if c.size("pipeline_model_parallel_size") > 1 and not known:
         yield "a pipeline needs the dtype of the tensors between its stages: write model.pipeline_dtype"
 
 
-def _recompute(c: Container) -> Iterator[str]:
+@rule("container-recompute", _UNCHECKED, ("model.recompute_granularity", "model.recompute_method"))
+def _recompute(c: ConfigContainer) -> Iterator[str]:
     """Megatron-Core fails on it, when the model is built."""
     granularity, method = c.value("model.recompute_granularity"), c.value("model.recompute_method")
     layers = c.value("model.recompute_num_layers")
@@ -88,30 +88,34 @@ def _recompute(c: Container) -> Iterator[str]:
         yield "model.recompute_num_layers goes with recompute_granularity full only; remove it"
 
 
-def _captured(c: Container) -> Iterator[str]:
+@rule("container-captured", _UNCHECKED, ("model.cuda_graph_modules", "model.cuda_graph_impl"))
+def _captured(c: ConfigContainer) -> Iterator[str]:
     """Megatron-Core fails on it, when graphs are captured."""
     if c.value("model.cuda_graph_impl") != "transformer_engine":
         return
-    modules = set(captured_modules(c))
+    modules = set(c.captured_modules)
     if {"moe", "moe_router"} <= modules:
         yield "CUDA graphs of moe and of moe_router exclude each other; keep one"
     if "moe_preprocess" in modules and "moe_router" not in modules:
         yield "a CUDA graph of moe_preprocess needs moe_router beside it"
 
 
-def _sequence_parallel(c: Container) -> Iterator[str]:
+@rule("container-sequence-parallel", _UNCHECKED, ("model.sequence_parallel", "model.tensor_model_parallel_size"))
+def _sequence_parallel(c: ConfigContainer) -> Iterator[str]:
     """It silently does nothing, and a comparison would be of two equal runs."""
     if c.is_on("model.sequence_parallel") and c.size("tensor_model_parallel_size") == 1:
         yield "model.sequence_parallel does nothing with tensor_model_parallel_size 1; switch it off"
 
 
-def _no_training(c: Container) -> Iterator[str]:
+@rule("container-no-training", _UNCHECKED, ("train.train_iters",))
+def _no_training(c: ConfigContainer) -> Iterator[str]:
     """The job succeeds without a step."""
     if c.integer("train.train_iters") == 0:
         yield "train.train_iters is 0: the run would end immediately; write a number of iterations"
 
 
-def _intervals(c: Container) -> Iterator[str]:
+@rule("container-intervals", _UNCHECKED, ("checkpoint.save_interval", "dataset.num_workers"))
+def _intervals(c: ConfigContainer) -> Iterator[str]:
     """It fails at the first save, or in the first worker of the loader."""
     interval = c.integer("checkpoint.save_interval")
     if interval is not None and interval < 1:
@@ -121,7 +125,8 @@ def _intervals(c: Container) -> Iterator[str]:
         yield f"dataset.num_workers {workers} must not be negative"
 
 
-def _long_warmup(c: Container) -> Iterator[str]:
+@rule("container-long-warmup", _UNCHECKED, SCHEDULE, "warning")
+def _long_warmup(c: ConfigContainer) -> Iterator[str]:
     """Megatron-Bridge truncates the warm-up with a warning that is easily missed."""
     unit = "samples" if c.value("train.train_samples") is not None else "iters"
     warmup = c.integer(f"scheduler.lr_warmup_{unit}") or 0
@@ -133,21 +138,4 @@ def _long_warmup(c: Container) -> Iterator[str]:
 
 
 _SOURCE = "Megatron-Core: found by running what validate() lets through"
-
-MISSED: tuple[ContainerRule, ...] = tuple(
-    replace(rule, source=_SOURCE)
-    for rule in (
-        ContainerRule("container-train-batch", ("train", *SIZES), _train_batch),
-        ContainerRule("container-layers", ("model.num_layers", SIZES[1]), of(_layers)),
-        ContainerRule("container-heads", ("model.num_attention_heads", SIZES[0]), of(_heads)),
-        ContainerRule("container-experts", ("model.num_moe_experts", "model.expert_model_parallel_size"), of(_experts)),
-        ContainerRule("container-pipeline-type", ("model.pipeline_dtype", SIZES[1]), of(_pipeline_type)),
-        ContainerRule("container-recompute", ("model.recompute_granularity", "model.recompute_method"), of(_recompute)),
-        ContainerRule("container-captured", ("model.cuda_graph_modules", "model.cuda_graph_impl"), of(_captured)),
-        ContainerRule("container-sequence-parallel", ("model.sequence_parallel", SIZES[0]), of(_sequence_parallel)),
-        ContainerRule("container-no-training", ("train.train_iters",), of(_no_training)),
-        ContainerRule("container-intervals", ("checkpoint.save_interval", "dataset.num_workers"), of(_intervals)),
-        ContainerRule("container-long-warmup", SCHEDULE, of(_long_warmup), "warning"),
-    )
-)
 """What Megatron-Bridge's `validate()` lets through, and fails or misleads only on the cluster."""

@@ -1,54 +1,269 @@
-"""What the pinned launcher takes, and what survives its batch script."""
+"""What the pinned launcher and its recipe accept: checkpoints, profilers, flags, Hydra overrides, recipe names.
 
-from collections.abc import Callable, Iterable, Iterator
+Recipes are found by reading the pinned code: importing it would need torch and a GPU.
+"""
+
+import re
+from collections.abc import Iterator
+from difflib import get_close_matches
+from functools import lru_cache
+from pathlib import Path
 
 from nightbridge.launch.checks import unknown_flags, unsafe_values, wrong_choices
-from nightbridge.launch.versions import version_of_ref
-from nightbridge.rules.context import Facts
-from nightbridge.rules.rule import Rule, from_source
+from nightbridge.launch.flags import V0_6_0, version_of_ref
+from nightbridge.launch.parser_source import launcher_of
+from nightbridge.launch.run_outputs import (
+    RECIPE_STEPS,
+    bytes_per_parameter,
+    parameters_of,
+    resumed_from,
+    trains_adapters,
+)
+from nightbridge.models import HarvestPolicy
+from nightbridge.rules.rule import RuleContext, cmd_args, rule
+
+_NIGHTS = "nightbridge: what a night stores and compares"
+
+_CHOICES = 'write harvest.checkpoint = "none", or in harvest.max_checkpoint_bytes how large it may be'
+
+_DEFAULT_LIMIT = HarvestPolicy().max_checkpoint_bytes
 
 
-def _lines(found: Callable[[Facts], Iterable[tuple[str, str]]]) -> Callable[[Facts], Iterator[str]]:
-    return lambda facts: (f"{field}: {reason}" for field, reason in found(facts))
+@rule(
+    "checkpoint-size",
+    _NIGHTS,
+    cmd_args("model_recipe_name task optimizer_type hidden_size num_layers num_moe_experts first_k_dense_replace"),
+    "warning",
+)
+def _size(run: RuleContext) -> Iterator[str]:
+    """A checkpoint with optimiser state is 14 bytes or more for each parameter, and every night stores one."""
+    harvest, recipe = run.test.harvest, run.args.get("model_recipe_name")
+    if harvest.checkpoint == "none" or trains_adapters(run.test):
+        return
+    parameters, each, limit = parameters_of(run.test), bytes_per_parameter(run.test), harvest.max_checkpoint_bytes
+    if parameters is None:
+        if limit == _DEFAULT_LIMIT:
+            yield f"cannot tell the size of a checkpoint of {recipe} from this configuration; {_CHOICES}"
+    elif (size := parameters * each) > limit:
+        yield (
+            f"a checkpoint of {recipe} takes about {size / 1e9:,.0f} GB ({parameters / 1e9:g} billion parameters of "
+            f"{each} bytes with the optimiser's state), more than harvest.max_checkpoint_bytes, "
+            f"{limit / 1e9:,.0f} GB; {_CHOICES}"
+        )
 
 
-def _version_unknown(facts: Facts) -> Iterator[str]:
-    """Flags differ between releases; a branch or commit says which ones only once it was fetched."""
-    ref = facts.test.megatron_bridge.commit
-    if facts.checkout is None and version_of_ref(ref) is None:
+@rule("checkpoint-interval", _NIGHTS, cmd_args("save_interval"), "warning")
+def _interval(run: RuleContext) -> Iterator[str]:
+    """A policy for several checkpoints means nothing where only one is written."""
+    kept = run.test.harvest.checkpoint
+    if kept not in ("none", "last") and not run.args.get("save_interval"):
+        yield (
+            f"harvest.checkpoint is {kept!r}, and without save_interval the run saves once, at its end; "
+            "write cmd_args.save_interval"
+        )
+
+
+@rule("resumes", _NIGHTS, (*cmd_args("load_dir"), "extra_cmd_args"), "warning")
+def resumes(run: RuleContext) -> Iterator[str]:
+    """A run that resumes from a checkpoint trains other steps than one that starts from scratch; it is no baseline."""
+    if path := resumed_from(run.test):
+        yield (
+            f"the run resumes from {path}, where another one ended, so it cannot be a baseline; "
+            "remove cmd_args.load_dir, or the override checkpoint.load, for a run that starts from scratch"
+        )
+
+
+_PROFILING = "Megatron-Bridge: ProfilingConfig"
+
+_DEFAULT_START, _DEFAULT_STOP = 10, 11
+
+
+@rule("one-profiler", _PROFILING, cmd_args("enable_nsys pytorch_profiler"))
+def _one_profiler(run: RuleContext) -> Iterator[str]:
+    """Two profilers slow each other down, and the launcher passes only one of them on."""
+    if run.args.get("enable_nsys") and run.args.get("pytorch_profiler"):
+        yield "enable_nsys and pytorch_profiler are both on, and the launcher takes one of them; switch one off"
+
+
+@rule(
+    "profiling-window",
+    _PROFILING,
+    cmd_args("profiling_start_step profiling_stop_step max_steps enable_nsys pytorch_profiler"),
+)
+def _window(run: RuleContext) -> Iterator[str]:
+    """A window outside the run profiles nothing and ends without a message."""
+    if not (run.args.get("enable_nsys") or run.args.get("pytorch_profiler")):
+        return
+    start = run.args.get("profiling_start_step", _DEFAULT_START)
+    stop = run.args.get("profiling_stop_step", _DEFAULT_STOP)
+    steps = run.test.max_steps or RECIPE_STEPS
+    if not 0 <= start < stop <= steps:
+        yield (
+            f"the profiling window {start} to {stop} is not inside the run's {steps} steps; "
+            "choose 0 <= profiling_start_step < profiling_stop_step <= max_steps"
+        )
+
+
+_PARSER = "Megatron-Bridge: scripts/performance/argument_parser.py of the pinned version"
+
+
+@rule("flag-exists", _PARSER, ("cmd_args", "git_repos"), alone=True)
+def _flag_exists(run: RuleContext) -> Iterator[str]:
+    """The launcher's parser exits on an option that its version does not have."""
+    return (f"{field}: {reason}" for field, reason in unknown_flags(run.test, run.known))
+
+
+@rule("choice", _PARSER, ("cmd_args", "git_repos"), alone=True)
+def _choice(run: RuleContext) -> Iterator[str]:
+    """The launcher's parser exits on a value that is not among an option's choices."""
+    return (f"{field}: {reason}" for field, reason in wrong_choices(run.test, run.known))
+
+
+@rule("version-unknown", _PARSER, ("git_repos",), "warning")
+def _version_unknown(run: RuleContext) -> Iterator[str]:
+    """Flags differ between releases; those of a branch or commit are known once it has been fetched."""
+    ref = run.test.megatron_bridge.commit
+    if run.checkout is None and version_of_ref(ref) is None:
         yield f"git_repos: {ref!r} names no version, so the newest flags are assumed until the code has been fetched"
 
 
-RULES = (
-    *from_source(
-        "Megatron-Bridge: scripts/performance/argument_parser.py of the pinned version",
-        Rule(
-            "flag-exists",
-            "error",
-            ("cmd_args", "git_repos"),
-            _lines(lambda facts: unknown_flags(facts.test, facts.known)),
-            alone=True,
-            why="The launcher's parser exits on an option that its version does not have.",
-        ),
-        Rule(
-            "choice",
-            "error",
-            ("cmd_args", "git_repos"),
-            _lines(lambda facts: wrong_choices(facts.test, facts.known)),
-            alone=True,
-            why="The launcher's parser exits on a value that is not among an option's choices.",
-        ),
-        Rule("version-unknown", "warning", ("git_repos",), _version_unknown),
-    ),
-    *from_source(
-        "NeMo-Run: the template of its batch script",
-        Rule(
-            "launch-safe",
-            "error",
-            ("cmd_args", "extra_cmd_args", "extra_env_vars", "extra_container_mounts"),
-            _lines(lambda facts: unsafe_values(facts.test)),
-            alone=True,
-            why="The batch script quotes arguments in a way that some characters do not survive.",
-        ),
-    ),
+@rule(
+    "launch-safe",
+    "NeMo-Run: the template of its batch script",
+    ("cmd_args", "extra_cmd_args", "extra_env_vars", "extra_container_mounts"),
+    alone=True,
 )
+def _launch_safe(run: RuleContext) -> Iterator[str]:
+    """The batch script quotes arguments in a way that some characters do not survive."""
+    return (f"{field}: {reason}" for field, reason in unsafe_values(run.test))
+
+
+_HYDRA = "Hydra: the grammar of overrides"
+_RECIPES_AND_LOGGING = "Megatron-Bridge: recipes and logging"
+
+_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z0-9_]+)*")
+
+_TRANSFORMER = frozenset(
+    {
+        *("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
+        *("virtual_pipeline_model_parallel_size", "expert_model_parallel_size", "expert_tensor_parallel_size"),
+        *("num_layers", "hidden_size", "num_moe_experts", "sequence_parallel", "recompute_modules"),
+    }
+)
+
+
+@rule("override-grammar", _HYDRA, ("extra_cmd_args",))
+def _grammar(run: RuleContext) -> Iterator[str]:
+    """Hydra refuses other forms when the job starts."""
+    for key, value in run.test.extra_cmd_args.items():
+        if key.startswith("-"):
+            continue  # a flag of a newer launcher
+        removes = key.startswith("~")
+        if not _KEY.fullmatch(key.lstrip("+") if not removes else key[1:]) or key.startswith("+++"):
+            yield f"extra_cmd_args: {key!r} is not an override; write a.b, +a.b or ~a.b"
+        elif not value and not removes:
+            yield f'extra_cmd_args: {key!r} has no value, which only ~{key} allows; write one, such as "null"'
+
+
+@rule("override-appends", _HYDRA, ("extra_cmd_args",), "warning")
+def _appends(run: RuleContext) -> Iterator[str]:
+    """Hydra's + adds any key, and nothing reads one that is misspelt."""
+    for key in run.test.extra_cmd_args:
+        if key.startswith("+"):
+            yield f"extra_cmd_args: {key!r}: with a +, a misspelt key is silently dropped; check its name"
+
+
+@rule("override-moved", _RECIPES_AND_LOGGING, ("extra_cmd_args",), "warning", first=V0_6_0)
+def _moved(run: RuleContext) -> Iterator[str]:
+    """Most recipes nest the transformer's fields one level deeper since v0.6.0."""
+    for key in run.test.extra_cmd_args:
+        section, _, field = key.lstrip("+~").partition(".")
+        if section == "model" and field in _TRANSFORMER:
+            yield f"extra_cmd_args: {key!r} is model.transformer.{field} in most recipes of this version; check which"
+
+
+@rule("wandb-together", _RECIPES_AND_LOGGING, cmd_args("wandb_project_name wandb_experiment_name"), "warning")
+def _wandb(run: RuleContext) -> Iterator[str]:
+    """Megatron-Bridge logs to W&B only where project and experiment are both named."""
+    named = [field for field in ("wandb_project_name", "wandb_experiment_name") if run.args.get(field)]
+    if "WANDB_API_KEY" in run.test.secrets and len(named) < 2:
+        yield "a W&B key is given, and runs are logged only with both wandb_project_name and wandb_experiment_name"
+
+
+_PERF_RECIPES = "Megatron-Bridge: src/megatron/bridge/perf_recipes at the pinned commit"
+
+PERF_RECIPES = Path("src/megatron/bridge/perf_recipes")
+"""Where Megatron-Bridge keeps its flat performance recipes, one function each; older versions have none."""
+
+_DEFINED = re.compile(r"^def ([a-zA-Z0-9_]+_config)\(", re.MULTILINE)
+
+_GPUS = re.compile(r"_(\d+)gpu_")
+
+_DEFAULT_TASK, _DEFAULT_DTYPE = "pretrain", "bf16"
+
+_OLD_VARIANTS = frozenset({"v1", "v2"})
+"""Labels of older versions, which select the canonical recipe."""
+
+_FIELDS = cmd_args(
+    "model_recipe_name task num_gpus gpu_type compute_dtype config_variant use_recipes list_config_variants"
+)
+
+
+@lru_cache(maxsize=16)
+def perf_recipe_names(root: Path) -> tuple[str, ...]:
+    """The names of all flat performance recipes below Megatron-Bridge's root."""
+    files = sorted((root / PERF_RECIPES).rglob("*.py"))
+    return tuple(
+        name for path in files for name in _DEFINED.findall(path.read_text(encoding="utf-8", errors="replace"))
+    )
+
+
+def _wanted(run: RuleContext) -> tuple[str, str, tuple[str, ...]] | None:
+    """The name that the launcher will look for, the same without its number of GPUs, and all names there are."""
+    recipe, gpu = run.args.get("model_recipe_name"), run.args.get("gpu_type")
+    if run.checkout is None or run.args.get("use_recipes") or not recipe or not gpu:
+        return None
+    names = perf_recipe_names(run.checkout.megatron_bridge.path / launcher_of(run.test).parent.parent.parent)
+    if not names:
+        return None
+    dtype = str(run.args.get("compute_dtype") or _DEFAULT_DTYPE).lower().replace("_", "")
+    variant = str(run.args.get("config_variant") or "").lower()
+    tail = f"_{variant}_config" if variant and variant not in _OLD_VARIANTS else "_config"
+    task = run.args.get("task") or _DEFAULT_TASK
+    before, after = f"{recipe}_{task}", f"{str(gpu).lower()}_{dtype}{tail}"
+    return f"{before}_{run.gpus}gpu_{after}", f"{before}_{after}", names
+
+
+@rule("recipe-exists", _PERF_RECIPES, _FIELDS, needs="checkout")
+def _exists(run: RuleContext) -> Iterator[str]:
+    """The launcher looks the recipe up by name when the job starts, after the wait in the queue."""
+    wanted = _wanted(run)
+    if wanted is None:
+        return
+    _, any_size, names = wanted
+    sizeless = {_GPUS.sub("_", name) for name in names}
+    if any_size not in sizeless:
+        near = get_close_matches(any_size, sorted(sizeless), n=3)
+        hint = f"; there are {', '.join(near)}" if near else ""
+        yield (
+            f"the pinned code has no performance recipe {any_size} for any number of GPUs{hint}; "
+            "change model_recipe_name, task, gpu_type, compute_dtype or config_variant"
+        )
+
+
+@rule("recipe-gpus", _PERF_RECIPES, _FIELDS, "warning", needs="checkout")
+def _for_these_gpus(run: RuleContext) -> Iterator[str]:
+    """A recipe tuned for another number of GPUs runs with sizes that were chosen for that number."""
+    wanted = _wanted(run)
+    if wanted is None:
+        return
+    exact, any_size, names = wanted
+    if exact not in names:
+        sizes = sorted(
+            int(gpus[1]) for name in names if _GPUS.sub("_", name) == any_size and (gpus := _GPUS.search(name))
+        )
+        if sizes:
+            yield (
+                f"the pinned code has this recipe for {', '.join(map(str, sizes))} GPUs, not for {run.gpus}: "
+                "another one is used with its global batch size scaled; write gb to set it yourself"
+            )

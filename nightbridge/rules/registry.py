@@ -1,37 +1,26 @@
-"""All rules, and checking runs against them."""
+"""All rules, and checking runs and configurations against them."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import lru_cache
-from itertools import chain
 
+from nightbridge.launch.config_container import ConfigContainer
+from nightbridge.launch.flags import Version
 from nightbridge.launch.resources import at_point
-from nightbridge.launch.versions import Version
-from nightbridge.models import (
-    Checkout,
-    ClusterLimits,
-    Compat,
-    InvalidTest,
-    RunSpec,
-    Scenario,
-    TestDefinition,
-)
+from nightbridge.models import Checkout, ClusterLimits, Compat, InvalidTest, RunSpec, Scenario, TestDefinition
 from nightbridge.rules import (
-    checkpoints,
     cloudai,
+    config_container_extra,
+    config_container_runtime,
+    config_container_training,
     graphs,
     hetero,
     launcher,
-    overrides,
-    profiling,
-    recipes,
     required,
+    site_rules,
     sizes,
 )
-from nightbridge.rules import (
-    site_rules as places,
-)
-from nightbridge.rules.context import Facts
-from nightbridge.rules.rule import Rule, Severity, Violation
+from nightbridge.rules.rule import Rule, RuleContext, Severity, Violation, rules_in, violations_of
 from nightbridge.rules.sweeps import (
     MAX_OUTCOMES,
     MAX_RUNS,
@@ -43,40 +32,55 @@ from nightbridge.rules.sweeps import (
     expansion_of,
 )
 
-_COMMON = (
-    *(*places.RULES, *checkpoints.RULES, *profiling.RULES),
-    *(*launcher.RULES, *overrides.RULES, *recipes.RULES),
-)
+RunRules = tuple[Rule[RuleContext], ...]
 
-RULES: tuple[Rule, ...] = (*required.RULES, *sizes.RULES, *graphs.RULES, *_COMMON)
+RULES: RunRules = rules_in(required, sizes, graphs, site_rules, launcher)
 """The rules of the normal profile."""
 
-PROFILES: Mapping[Compat, tuple[Rule, ...]] = {
+CLOUDAI_RULES: RunRules = cloudai.RULES
+
+PROFILES: Mapping[Compat, RunRules] = {
     "none": RULES,
-    "cloudai": (*required.RULES, *cloudai.RULES, *_COMMON),
+    "cloudai": (*rules_in(required), *CLOUDAI_RULES, *rules_in(site_rules, launcher)),
 }
 """What a test's `compat` makes of sizes and CUDA graphs: our corrected rules, or CloudAI's own constraints.
 
 The rules of the launcher and the site hold in both: no verdict of another tool makes them pass.
 """
 
-HETERO_RULES: tuple[Rule, ...] = (*places.RULES, *hetero.RULES)
+HETERO_RULES: RunRules = rules_in(site_rules, hetero)
 """The rules of a heterogeneous-parallel test: the site's, and its own."""
 
+CONTAINER_RULES: tuple[Rule[ConfigContainer], ...] = rules_in(
+    config_container_training, config_container_runtime, config_container_extra
+)
+"""What Megatron-Bridge's own check of a configuration raises when the job starts, then what it lets through."""
 
-def rules_of(test: TestDefinition) -> tuple[Rule, ...]:
+
+def rules_of(test: TestDefinition) -> RunRules:
     """The rules that a test is checked by."""
     return _profile(test.compat, test.has_launcher)
 
 
-def _profile(compat: Compat, has_launcher: bool) -> tuple[Rule, ...]:
+def _profile(compat: Compat, has_launcher: bool) -> RunRules:
     return PROFILES[compat] if has_launcher else HETERO_RULES
 
 
 @lru_cache(maxsize=256)
-def _holding(compat: Compat, has_launcher: bool, version: Version, available: frozenset[str]) -> tuple[Rule, ...]:
+def _holding(compat: Compat, has_launcher: bool, version: Version, available: frozenset[str]) -> RunRules:
     """The rules of a profile that hold: the same for every run of a night, so computed once."""
     return tuple(rule for rule in _profile(compat, has_launcher) if rule.holds(version, available))
+
+
+def check_container(container: ConfigContainer, world_size: int | None = None) -> tuple[Violation, ...]:
+    """Return every rule that a ConfigContainer breaks.
+
+    Args:
+        container: The configuration.
+        world_size: GPUs of the run; without it, the data parallel size that the file records is taken.
+
+    """
+    return tuple(violations_of(CONTAINER_RULES, replace(container, world_size=world_size)))
 
 
 def check(
@@ -103,8 +107,8 @@ def check_test(
 ) -> tuple[Violation, ...]:
     """Return every rule that a test breaks, whatever the night.
 
-    Of a swept test the points that break a rule are warnings, one for each rule, as long as some point is left; then
-    the other rules speak of the first point that is.
+    Of a swept test the points that break a rule are warnings, one for each rule, as long as a valid point is left; then
+    the other rules are checked at the first valid point.
     """
     if not test.axes and not test.drawn:
         return _check_one(test, limits, checkout)
@@ -112,12 +116,10 @@ def check_test(
     expansion = expansion_of(grid, MAX_OUTCOMES)
     first = next(iter(chosen_points(test, grid)), None)
     severity: Severity = "error" if first is None else "warning"
-    skipped = chain.from_iterable(_skipped(rule, expansion, severity) for rule in rules_of(test))
-    refused = (*skipped, *_skipped_draws(test, grid, severity))
+    refused = (*_skipped(test, expansion, severity), *_skipped_draws(test, grid, severity))
     if first is None:
         return refused
-    too_many = _too_many(test, expansion)
-    return (*too_many, *refused, *_check_one(at_point(test, first, limits=limits), limits, checkout))
+    return (*_too_many(test, expansion), *refused, *_check_one(at_point(test, first, limits=limits), limits, checkout))
 
 
 def grid_of(test: TestDefinition, limits: ClusterLimits | None = None, checkout: Checkout | None = None) -> Grid:
@@ -131,30 +133,30 @@ def points_of(test: TestDefinition, limits: ClusterLimits | None = None) -> Iter
 
 
 def _check_one(test: TestDefinition, limits: ClusterLimits | None, checkout: Checkout | None) -> tuple[Violation, ...]:
-    facts = Facts(test, limits, checkout)
-    rules = _holding(test.compat, test.has_launcher, facts.version, facts.available)
-    return tuple([rule.violation(message) for rule in rules for message in rule.check(facts)])
+    run = RuleContext(test, limits, checkout)
+    return tuple(violations_of(_holding(test.compat, test.has_launcher, run.version, run.available), run))
 
 
-def _skipped(rule: Rule, expansion: Expansion, severity: Severity) -> Iterator[Violation]:
-    skipped = expansion.skipped.get(rule.id)
-    if skipped is not None:
-        message = f"{skipped.points} of {_walked(expansion)} of the sweep are skipped, for example: {skipped.example}"
-        yield Violation(rule=rule.id, severity=severity, fields=rule.fields, message=message)
+def _skipped(test: TestDefinition, expansion: Expansion, severity: Severity) -> Iterator[Violation]:
+    walked = _walked(expansion)
+    for rule in rules_of(test):
+        if skipped := expansion.skipped.get(rule.id):
+            message = f"{skipped.points} of {walked} of the sweep are skipped, for example: {skipped.example}"
+            yield rule.violation(message, severity)
 
 
 def _skipped_draws(test: TestDefinition, grid: Grid, severity: Severity) -> Iterator[Violation]:
     if not test.drawn:
         return
     refusals = [grid.first_refusal(point) for point in drawn_points(test, grid)]
-    skipped: dict[str, list[tuple[Rule, str]]] = {}
+    skipped: dict[str, list[tuple[Rule[RuleContext], str]]] = {}
     for refusal in refusals:
         if refusal is not None:
             skipped.setdefault(refusal[0].id, []).append(refusal)
     for refused in skipped.values():
         rule, example = refused[0]
         message = f"{len(refused)} of {len(refusals)} sampled points are skipped, for example: {example}"
-        yield Violation(rule=rule.id, severity=severity, fields=rule.fields, message=message)
+        yield rule.violation(message, severity)
 
 
 def _walked(expansion: Expansion) -> str:
@@ -177,7 +179,7 @@ def _too_many(test: TestDefinition, expansion: Expansion) -> Iterator[Violation]
 
 
 def check_scenario(scenario: Scenario, limits: ClusterLimits | None = None) -> Scenario:
-    """Move every test that breaks a rule to `invalid` and add what the rules warn of; the other tests stay."""
+    """Move every test that breaks a rule to `invalid` and add the warnings of the rules; the other tests stay."""
     valid: list[TestDefinition] = []
     invalid = list(scenario.invalid)
     warnings = list(scenario.warnings)

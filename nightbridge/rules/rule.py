@@ -1,18 +1,40 @@
-"""A rule and what it finds."""
+"""A rule, what it looks at, and what it finds.
+
+A rule is a function that yields a message for each problem, and its docstring is the rule's reason:
+
+    @rule("one-profiler", "Megatron-Bridge: ProfilingConfig", cmd_args("enable_nsys pytorch_profiler"))
+    def _one_profiler(run: RuleContext) -> Iterator[str]:
+        "Two profilers slow each other down, and the launcher passes only one of them on."
+        if run.args.get("enable_nsys") and run.args.get("pytorch_profiler"):
+            yield "enable_nsys and pytorch_profiler are both on; switch one off"
+
+`registry` collects the rules of each module in the order in which they are defined, and reports them in that order.
+"""
 
 import inspect
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from types import ModuleType
+from typing import Any, Generic, Literal, TypeVar
 
-from nightbridge.launch.versions import HEAD, Version
-from nightbridge.models import Model
-from nightbridge.rules.context import Facts
+from nightbridge.launch.flags import HEAD, KnownFlags, Version, items_of, known_in, version_for_pin
+from nightbridge.launch.parser_source import known_flags, launcher_of
+from nightbridge.launch.plan import launcher_version
+from nightbridge.launch.resources import gpus_per_node, nodes_for, num_gpus
+from nightbridge.models import Checkout, ClusterLimits, Model, TestDefinition
 
 Severity = Literal["error", "warning"]
 Need = Literal["nothing", "limits", "checkout"]
+Subject = TypeVar("Subject")
 
 OLDEST = Version(0, 0)
+
+PARALLEL = ("tp", "pp", "cp")
+"""The sizes whose product is one copy of a model."""
+
+NO_GRAPHS = ("none", "null")
+"""Spellings of `cuda_graph_impl` with which the launcher captures nothing."""
 
 
 class Violation(Model):
@@ -36,52 +58,160 @@ class Violation(Model):
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """A named rule.
+class Rule(Generic[Subject]):
+    """A named rule for runs (`RuleContext`) or for dumped configurations (`ConfigContainer`).
 
     Attributes:
         id: Its name, stable: users look it up and scripts match it.
+        source: Whose code or documentation the rule follows.
+        fields: The fields that it reads; its result depends on nothing else.
+        check: Yields a message for each way in which the subject breaks the rule.
+        reason: Why the rule exists, in one sentence.
         severity: What breaking it means.
-        fields: The fields that it reads; it has nothing to say where none of them changed.
-        check: Yields a message for each way in which a run breaks it; its docstring is the reason for the rule.
         needs: What must be known before it can be checked.
         first: First version of Megatron-Bridge for which it holds.
-        last: Last version for which it holds.
-        alone: Whether it looks at every value by itself, so that no combination of values is worth asking it.
-        source: Whose code or documentation the rule follows.
-        why: The reason, where the check has no docstring of its own.
+        alone: Whether it looks at each value separately, so that combinations of values need no check.
 
     """
 
     id: str
-    severity: Severity
+    source: str
     fields: tuple[str, ...]
-    check: Callable[[Facts], Iterable[str]]
+    check: Callable[[Subject], Iterable[str]]
+    reason: str
+    severity: Severity = "error"
     needs: Need = "nothing"
     first: Version = OLDEST
-    last: Version = HEAD
     alone: bool = False
-    source: str = ""
-    why: str = ""
-
-    @property
-    def reason(self) -> str:
-        """Why the rule exists, in one sentence."""
-        return self.why or inspect.getdoc(self.check) or ""
-
-    def applies(self, facts: Facts) -> bool:
-        """Whether what it needs is known and the run's version is in its range."""
-        return self.holds(facts.version, facts.available)
 
     def holds(self, version: Version, available: frozenset[str]) -> bool:
-        """The same for all runs of a version of which the same things are known (`Facts.available`)."""
-        return self.needs in available and self.first <= version <= self.last
+        """Whether it can be checked for runs of a version of which this much is known (`RuleContext.available`)."""
+        return self.needs in available and self.first <= version
 
-    def violation(self, message: str) -> Violation:
+    def violation(self, message: str, severity: Severity | None = None) -> Violation:
         """What the rule found, with the id to look it up."""
-        return Violation(rule=self.id, severity=self.severity, fields=self.fields, message=message)
+        return Violation(rule=self.id, severity=severity or self.severity, fields=self.fields, message=message)
 
 
-def from_source(source: str, *rules: Rule) -> tuple[Rule, ...]:
-    """The rules, each with the source that they share."""
-    return tuple(replace(rule, source=source) for rule in rules)
+def rule(
+    rule_id: str,
+    source: str,
+    fields: tuple[str, ...],
+    severity: Severity = "error",
+    *,
+    needs: Need = "nothing",
+    first: Version = OLDEST,
+    alone: bool = False,
+) -> Callable[[Callable[[Subject], Iterable[str]]], Rule[Subject]]:
+    """Make a function a rule: see `Rule` for the arguments."""
+
+    def make(check: Callable[[Subject], Iterable[str]]) -> Rule[Subject]:
+        reason = inspect.getdoc(check) or ""
+        return Rule(rule_id, source, fields, check, reason, severity, needs=needs, first=first, alone=alone)
+
+    return make
+
+
+def rules_in(*modules: ModuleType) -> tuple[Rule[Any], ...]:
+    """The rules that modules define, in the order of their definition."""
+    return tuple(found for module in modules for found in vars(module).values() if isinstance(found, Rule))
+
+
+def cmd_args(*fields: str) -> tuple[str, ...]:
+    """Keys of `[cmd_args]`, one by one or separated by spaces, as the fields of a rule."""
+    return tuple(f"cmd_args.{field}" for names in fields for field in names.split())
+
+
+# A sweep needs it for every point, and the parser of a commit never changes.
+_pinned = lru_cache(maxsize=16)(known_flags)
+_released = lru_cache(maxsize=16)(known_in)
+
+_AVAILABLE = {
+    (limits, checkout): frozenset({"nothing", *("limits",) * limits, *("checkout",) * checkout})
+    for limits in (False, True)
+    for checkout in (False, True)
+}
+
+
+class RuleContext:
+    """One run as the rules see it.
+
+    Attributes:
+        test: The run's test, with nothing left to choose.
+        limits: What the cluster allows; None until queried.
+        checkout: The pinned code; None before it is fetched.
+        args: The test's `[cmd_args]`.
+        available: Which of the needs of rules (`Rule.needs`) are met.
+
+    """
+
+    def __init__(
+        self, test: TestDefinition, limits: ClusterLimits | None = None, checkout: Checkout | None = None
+    ) -> None:
+        self.test, self.limits, self.checkout = test, limits, checkout
+        self.args: Mapping[str, Any] = test.cmd_args
+        self.available: frozenset[str] = _AVAILABLE[limits is not None, checkout is not None]
+
+    @cached_property
+    def known(self) -> KnownFlags:
+        """The launcher's flags: the pinned commit's own, or the table's for the version it seems to be."""
+        if self.checkout is not None:
+            return _pinned(self.checkout.megatron_bridge.path, launcher_of(self.test))
+        return _released(self.version)
+
+    @cached_property
+    def version(self) -> Version:
+        """The version that rules with a version range look at."""
+        if not self.test.has_launcher:
+            return HEAD
+        if self.checkout is not None:
+            return launcher_version(self.known)
+        return version_for_pin(self.test.megatron_bridge.commit)
+
+    @cached_property
+    def gpus(self) -> int:
+        """GPUs of the run."""
+        return num_gpus(self.test)
+
+    @cached_property
+    def gpus_per_node(self) -> int | None:
+        """GPUs of a node, which is also how many tasks the launcher starts on each; None where unknown."""
+        return gpus_per_node(self.test, self.version, limits=self.limits)
+
+    @property
+    def nodes(self) -> int | None:
+        """Nodes of the run, as the launch plan counts them; None where the GPUs of a node are unknown."""
+        return nodes_for(self.gpus, self.gpus_per_node) if self.gpus_per_node else None
+
+    @cached_property
+    def parallel_sizes(self) -> Mapping[str, int]:
+        """Those of tp, pp and cp that are written."""
+        return self.sizes(*PARALLEL)
+
+    @cached_property
+    def graph_implementation(self) -> str | None:
+        """How CUDA graphs are made, in lower case; None where the recipe decides."""
+        value = self.args.get("cuda_graph_impl")
+        return str(value).strip().lower() if value else None
+
+    @cached_property
+    def graph_scopes(self) -> tuple[str, ...]:
+        """The parts of a layer that are captured, in lower case: those that are written and used."""
+        value = self.args.get("cuda_graph_scope")
+        if not value or self.graph_implementation in NO_GRAPHS:
+            return ()
+        return tuple([item.lower() for item in items_of(value)])
+
+    def integer(self, field: str) -> int | None:
+        """A positive whole number of `[cmd_args]`; None where it is not written, or nonsense that has its own rule."""
+        value = self.args.get(field)
+        return value if isinstance(value, int) and value > 0 else None
+
+    def sizes(self, *fields: str) -> dict[str, int]:
+        """Those of the fields that are written, with their positive whole numbers."""
+        return {field: size for field in fields if (size := self.integer(field)) is not None}
+
+
+def violations_of(rules: Iterable[Rule[Subject]], subject: Subject) -> Iterator[Violation]:
+    """What the rules find."""
+    return (found.violation(message) for found in rules for message in found.check(subject))

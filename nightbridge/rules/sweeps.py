@@ -4,7 +4,7 @@ A rule names the fields that it reads. So it is checked once for each combinatio
 as the last of them is set, and whatever lies below a combination that it refuses is left out whole and only counted.
 Nothing is kept but the answers to such questions, so a grid of any size takes the same memory.
 
-The parts of a sweep that are not run, each with the rule that it breaks and what that rule says.
+`skipped_parts` lists the parts of a sweep that are not run, each with the rule that it breaks and that rule's message.
 """
 
 import math
@@ -16,11 +16,10 @@ from typing import Any
 
 from nightbridge.launch.resources import at_point
 from nightbridge.models import Checkout, ClusterLimits, SkippedPart, SweepAxis, TestDefinition
-from nightbridge.rules.context import Facts
-from nightbridge.rules.rule import Rule
+from nightbridge.rules.rule import Rule, RuleContext
 
 MAX_RUNS = 1000
-"""Points of one test that are run in one night; more than these are a mistake rather than a wish."""
+"""Points of one test that are run in one night; more are almost certainly a mistake."""
 
 MAX_OUTCOMES = 2_000_000
 """Points and cuts that are looked at before a grid is called too large for a night; a few seconds of work."""
@@ -44,7 +43,7 @@ class Cut:
 
     """
 
-    rule: Rule
+    rule: Rule[RuleContext]
     fixed: Point
     axis: str
     values: tuple[Any, ...]
@@ -53,11 +52,11 @@ class Cut:
 
 @dataclass(slots=True)
 class Skipped:
-    """What one rule has taken out of a grid.
+    """The points of a grid that one rule refuses.
 
     Attributes:
         points: How many points; a point that several rules refuse counts for the first of them.
-        example: What the rule says of the first of them.
+        example: The rule's message for the first of them.
 
     """
 
@@ -67,13 +66,13 @@ class Skipped:
 
 @dataclass(slots=True)
 class Expansion:
-    """What became of a grid.
+    """The counts of a grid that has been walked.
 
     Attributes:
         points: Its points.
         valid: How many break no rule.
         walked: How many of the points have been looked at: all, unless the walk was cut short.
-        skipped: Rule id to what it took out, in the order in which it was found.
+        skipped: Rule id to the points that it refuses, in the order in which they were found.
 
     """
 
@@ -86,7 +85,9 @@ class Expansion:
 class _Question:
     """One rule over the axes that it depends on: for the values before its last axis, which values it takes there."""
 
-    def __init__(self, rule: Rule, axes: Sequence[int], refuses: Callable[[Mapping[int, int]], bool], width: int):
+    def __init__(
+        self, rule: Rule[RuleContext], axes: Sequence[int], refuses: Callable[[Mapping[int, int]], bool], width: int
+    ):
         self.rule = rule
         self._before, self._last = tuple(axes[:-1]), axes[-1]
         self._refuses, self._width = refuses, width
@@ -99,10 +100,10 @@ class _Question:
         if answer is None:
             if len(self._answers) >= _ANSWERS_KEPT:
                 self._answers.clear()
-            answer = self._answers[key] = self._asked(key)
+            answer = self._answers[key] = self._evaluate(key)
         return answer
 
-    def _asked(self, key: tuple[int, ...]) -> int:
+    def _evaluate(self, key: tuple[int, ...]) -> int:
         set_before = dict(zip(self._before, key, strict=True))
         return sum(1 << value for value in range(self._width) if not self._refuses({**set_before, self._last: value}))
 
@@ -116,19 +117,21 @@ class Grid:
     def __init__(
         self,
         test: TestDefinition,
-        rules: Sequence[Rule],
+        rules: Sequence[Rule[RuleContext]],
         limits: ClusterLimits | None = None,
         checkout: Checkout | None = None,
     ) -> None:
         self._test, self._limits, self._checkout = test, limits, checkout
-        self._base = self._facts({})
+        self._base = self._context({})
         self._axes: tuple[SweepAxis, ...] = test.axes
         self._below = [
             math.prod(len(axis.values) for axis in self._axes[depth + 1 :]) for depth in range(len(test.axes))
         ]
         self._questions: list[list[_Question]] = [[] for _ in self._axes]
-        self._refused_at_once: list[Rule] = []
-        self._rules = [rule for rule in rules if rule.severity == "error" and rule.applies(self._base)]
+        self._refused_at_once: list[Rule[RuleContext]] = []
+        self._rules = [
+            rule for rule in rules if rule.severity == "error" and rule.holds(self._base.version, self._base.available)
+        ]
         for rule in self._rules:
             self._place(rule)
 
@@ -171,26 +174,26 @@ class Grid:
                     found[index] = self._point(dict(enumerate(chosen)))
         return tuple(found[index] for index in sorted(found))
 
-    def first_refusal(self, point: Point) -> tuple[Rule, str] | None:
-        """The first rule that a whole point breaks and what it says; None where it keeps all of them."""
-        facts = self._facts(point)
+    def first_refusal(self, point: Point) -> tuple[Rule[RuleContext], str] | None:
+        """The first rule that a whole point breaks, and its message; None where it breaks none."""
+        run = self._context(point)
         for rule in self._rules:
-            for message in rule.check(facts):
+            for message in rule.check(run):
                 return rule, message
         return None
 
     def messages(self, cut: Cut) -> tuple[str, ...]:
-        """What the rule says of the first point that was cut."""
+        """The rule's messages for the first point that was cut."""
         point = {**cut.fixed, cut.axis: cut.values[0]} if cut.axis else {}
-        return tuple(cut.rule.check(self._facts(point)))
+        return tuple(cut.rule.check(self._context(point)))
 
-    # --- how it is done ----------------------------------------------------------------------------------------------
+    # --- implementation ---------------------------------------------------------------------------------------------
 
-    def _facts(self, point: Point, test: TestDefinition | None = None) -> Facts:
+    def _context(self, point: Point, test: TestDefinition | None = None) -> RuleContext:
         concrete = at_point(test or self._test, point, self._base.version if point else None, self._limits)
-        return Facts(concrete, self._limits, self._checkout)
+        return RuleContext(concrete, self._limits, self._checkout)
 
-    def _place(self, rule: Rule) -> None:
+    def _place(self, rule: Rule[RuleContext]) -> None:
         """Check the rule at the last axis that it depends on."""
         axes = [index for index, axis in enumerate(self._axes) if _reads(rule, axis, self._axes)]
         if rule.alone:
@@ -201,15 +204,15 @@ class Grid:
                 update={"cmd_args": {}, "extra_env_vars": {}, "extra_cmd_args": {}, "extra_container_mounts": ()}
             )
             for axis in axes:
-                self._ask(rule, [axis], nothing)
+                self._add_question(rule, [axis], nothing)
         elif axes:
-            self._ask(rule, axes, self._test)
+            self._add_question(rule, axes, self._test)
         elif any(rule.check(self._base)):
             self._refused_at_once.append(rule)
 
-    def _ask(self, rule: Rule, axes: Sequence[int], test: TestDefinition) -> None:
+    def _add_question(self, rule: Rule[RuleContext], axes: Sequence[int], test: TestDefinition) -> None:
         def refuses(chosen: Mapping[int, int]) -> bool:
-            return any(True for _ in rule.check(self._facts(self._point(chosen), test)))
+            return any(True for _ in rule.check(self._context(self._point(chosen), test)))
 
         width = len(self._axes[axes[-1]].values)
         self._questions[axes[-1]].append(_Question(rule, axes, refuses, width))
@@ -311,22 +314,22 @@ def _chosen_of_grid(test: TestDefinition, grid: Grid) -> Iterator[Point]:
     return islice((outcome for outcome in outcomes if not isinstance(outcome, Cut)), MAX_RUNS)
 
 
-def _reads(rule: Rule, axis: SweepAxis, axes: Sequence[SweepAxis]) -> bool:
-    """Whether what the rule says can change along the axis."""
+def _reads(rule: Rule[RuleContext], axis: SweepAxis, axes: Sequence[SweepAxis]) -> bool:
+    """Whether the rule's result can change along the axis."""
     table = axis.field.split(".", 1)[0]
     if axis.field in rule.fields or table in rule.fields:
         return True
-    # The number of nodes says the GPUs, together with what says the GPUs of a node.
-    says_gpus = {"num_nodes", "cmd_args.gpu_type", "cmd_args.gpus_per_node"}
+    # The number of GPUs follows from the number of nodes and the GPUs of a node.
+    sets_gpus = {"num_nodes", "cmd_args.gpu_type", "cmd_args.gpus_per_node"}
     return (
-        axis.field in says_gpus
+        axis.field in sets_gpus
         and any(other.field == "num_nodes" for other in axes)
         and ("cmd_args.num_gpus" in rule.fields or "cmd_args" in rule.fields)
     )
 
 
 MAX_LISTED = 200
-"""The most parts that are listed one by one, so that the table stays readable."""
+"""Parts that are listed one by one at most, so that the table stays readable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,7 +351,7 @@ class SkippedParts:
 def skipped_parts(test: TestDefinition, grid: Grid) -> SkippedParts:
     """Say which points of a swept test break a rule.
 
-    Points that `[sweep]` did not draw are listed as well: they say where not to look. A grid
+    Points that `[sweep]` did not draw are listed as well. A grid
     of any size is walked in constant memory, and at most as far as the rules themselves walk it.
 
     Args:
@@ -377,7 +380,7 @@ def skipped_parts(test: TestDefinition, grid: Grid) -> SkippedParts:
 
 
 def _by_value(cut: Cut) -> Iterator[Cut]:
-    """A cut of several values is one part for each of them: a rule's words have one value in them."""
+    """A cut of several values is one part for each of them: a rule's message names one value."""
     if not cut.axis:
         yield cut
         return

@@ -1,4 +1,4 @@
 """Slurm: the `Cluster` protocol and its implementations, job states, the sbatch shim, submission and the watcher.
 
-Nothing here knows what a checkpoint or an event file is; what a run left behind comes in as `RunEvidence`.
+Nothing here knows what a checkpoint or an event file is; the output of a run comes in as `RunEvidence`.
 """

@@ -1,10 +1,10 @@
-"""An attempt's folder: what is written there, when, and by whom. The ledger that makes a job exactly one.
+"""The files of an attempt's folder: what is written there, when, and by which process. They make a job exactly one.
 
 attempt.json      opened, before anything else                       `AttemptContext`
 intent.json       about to submit; later intents intent-2.json, ...  `Intent`
 job.sh            the script as submitted
 submission.json   submitted: the job's id                            `Submission`
-refusal.json      why the shim did not submit, the last time        `Refusal`
+refusal.json      why the shim did not submit, the last time         `SubmitRefusal`
 cancellation.json why the watcher cancelled the job                  `Cancellation`
 claim, exit_code  left by the job itself (see `script`)
 """
@@ -13,32 +13,26 @@ import contextlib
 import os
 import re
 import socket
-from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Literal, TypeVar
 
 from pydantic import Field
 
-from nightbridge.errors import (
-    DamagedData,
-    LaunchRefused,
-    PermanentError,
-    StatusUnknown,
-    TransientError,
-)
-from nightbridge.files import create_exclusively, read_model, write_model
+from nightbridge.errors import DamagedData, LaunchRefused, PermanentError, StatusUnknown, TransientError
+from nightbridge.files import create_exclusively, read_model
 from nightbridge.models import ClusterSettings, Model, RunKey, StoredModel, utc_now
 from nightbridge.slurm.protocol import JobNotAccepted
-from nightbridge.slurm.script import ATTEMPT_RECORD, CLAIM, EXIT_CODE
+from nightbridge.slurm.script import ATTEMPT_FILE as ATTEMPT_FILE
+from nightbridge.slurm.script import CLAIM, EXIT_CODE
 
-ATTEMPT_FILE = ATTEMPT_RECORD
 SUBMISSION_FILE = "submission.json"
 REFUSAL_FILE = "refusal.json"
 CANCELLATION_FILE = "cancellation.json"
 JOB_SCRIPT = "job.sh"
 
 _M = TypeVar("_M", bound=Model)
+CancelPolicy = Literal["hopeless", "max_pending", "max_runtime"]
 _Kind = Literal["not_accepted", "unknown", "transient", "permanent"]
 
 _ATTEMPT_FOLDER = re.compile(r"a([1-9]\d*)")
@@ -46,7 +40,7 @@ _INTENT_FILE = re.compile(r"intent(?:-([1-9]\d*))?\.json")
 
 
 class AttemptContext(StoredModel):
-    """What the shim needs to know to submit, whoever started it."""
+    """An opened attempt: all that the shim needs to submit, whichever process started it."""
 
     run_key: RunKey
     attempt: int = Field(ge=1)
@@ -63,7 +57,7 @@ class AttemptContext(StoredModel):
 
 
 class Intent(StoredModel):
-    """Somebody is about to submit. Until it is older than the accounting horizon, nobody else does."""
+    """A process is about to submit. Until the intent is older than the accounting horizon, no other process does."""
 
     at: datetime
     host: str
@@ -82,12 +76,10 @@ class Submission(StoredModel):
     launcher_script: Path
     experiment_dir: Path
     submitted_at: datetime
-    found: bool = Field(
-        False, description="Found in Slurm by its name: whoever submitted it did not live to record it."
-    )
+    found: bool = Field(False, description="Found in Slurm by its name: its submitter died before recording it.")
 
 
-class Refusal(StoredModel):
+class SubmitRefusal(StoredModel):
     """Why the shim did not submit."""
 
     kind: _Kind
@@ -97,7 +89,7 @@ class Refusal(StoredModel):
     at: datetime
 
     @classmethod
-    def of(cls, error: TransientError | PermanentError) -> "Refusal":
+    def of(cls, error: TransientError | PermanentError) -> "SubmitRefusal":
         """The record of an error."""
         kind = next((kind for kind, made in _REFUSALS.items() if isinstance(error, made)), "permanent")
         return cls(kind=kind, what=error.what, thing=error.thing, advice=error.advice, at=utc_now())
@@ -120,7 +112,7 @@ class Cancellation(StoredModel):
     """Why the watcher cancelled a job, recorded before it did."""
 
     job_id: int
-    policy: Literal["hopeless", "max_pending", "max_runtime"]
+    policy: CancelPolicy
     reason: str
     advice: str
     at: datetime
@@ -133,71 +125,54 @@ def last_attempt(run_dir: Path) -> int:
         run_dir: `<workspace>/runs/<run key>`.
 
     """
-    if not run_dir.is_dir():
-        return 0
-    found = (_ATTEMPT_FOLDER.fullmatch(entry.name) for entry in run_dir.iterdir())
+    found = (_ATTEMPT_FOLDER.fullmatch(entry.name) for entry in run_dir.glob("a*"))
     return max((int(match[1]) for match in found if match), default=0)
 
 
-def open_attempt(
-    workspace: Path, run_key: str, cluster: ClusterSettings, *, sbatch_options: Sequence[str] = ()
-) -> AttemptContext:
+def open_attempt(workspace: Path, run_key: str, cluster: ClusterSettings) -> AttemptContext:
     """Open the next attempt of a run: make its folder, which only one caller can, and record it before anything else.
 
     Args:
         workspace: The workspace; the folder is `<workspace>/runs/<run key>/a<n>`, absolute.
         run_key: The run.
         cluster: Where its job will be submitted.
-        sbatch_options: Further options for sbatch.
 
     """
-    run_dir = workspace.absolute() / "runs" / run_key
-    run_dir.mkdir(parents=True, exist_ok=True)
-    number = last_attempt(run_dir) + 1
+    number = last_attempt(workspace.absolute() / "runs" / run_key)
     while True:
-        folder = run_dir / f"a{number}"
+        number += 1
         try:
-            folder.mkdir()
-            break
+            (workspace.absolute() / "runs" / run_key / f"a{number}").mkdir(parents=True)
         except FileExistsError:
-            number += 1
-    context = _opened_now(workspace, run_key, number, cluster, sbatch_options)
-    write_model(folder / ATTEMPT_FILE, context)
-    return context
+            continue
+        return _record_opened(workspace.absolute(), run_key, number, cluster)
 
 
-def current_attempt(
-    workspace: Path, run_key: str, cluster: ClusterSettings, *, sbatch_options: Sequence[str] = ()
-) -> AttemptContext:
+def current_attempt(workspace: Path, run_key: str, cluster: ClusterSettings) -> AttemptContext:
     """The newest attempt of a run, opened now if there is none.
 
     An attempt whose opener died before recording it has submitted nothing; it is recorded here.
     """
-    run_dir = workspace.absolute() / "runs" / run_key
-    number = last_attempt(run_dir)
+    number = last_attempt(workspace.absolute() / "runs" / run_key)
     if number == 0:
-        return open_attempt(workspace, run_key, cluster, sbatch_options=sbatch_options)
-    folder = run_dir / f"a{number}"
-    if (folder / ATTEMPT_FILE).exists():
-        return read_attempt(folder)
-    context = _opened_now(workspace, run_key, number, cluster, sbatch_options)
-    create_exclusively(folder / ATTEMPT_FILE, context.model_dump_json(indent=2).encode())
+        return open_attempt(workspace, run_key, cluster)
+    return _record_opened(workspace.absolute(), run_key, number, cluster)
+
+
+def _record_opened(workspace: Path, run_key: str, number: int, cluster: ClusterSettings) -> AttemptContext:
+    """Record an attempt unless it is recorded; return what is recorded."""
+    folder = workspace / "runs" / run_key / f"a{number}"
+    if not (folder / ATTEMPT_FILE).exists():
+        context = AttemptContext(
+            run_key=run_key,
+            attempt=number,
+            attempt_dir=folder,
+            workspace=workspace,
+            cluster=cluster,
+            opened_at=utc_now(),
+        )
+        create_exclusively(folder / ATTEMPT_FILE, context.model_dump_json(indent=2).encode() + b"\n")
     return read_attempt(folder)
-
-
-def _opened_now(
-    workspace: Path, run_key: str, number: int, cluster: ClusterSettings, sbatch_options: Sequence[str]
-) -> AttemptContext:
-    root = workspace.absolute()
-    return AttemptContext(
-        run_key=run_key,
-        attempt=number,
-        attempt_dir=root / "runs" / run_key / f"a{number}",
-        workspace=root,
-        cluster=cluster,
-        sbatch_options=tuple(sbatch_options),
-        opened_at=utc_now(),
-    )
 
 
 def read_attempt(attempt_dir: Path) -> AttemptContext:
@@ -218,9 +193,9 @@ def read_submission(attempt_dir: Path) -> Submission | None:
     return _read(Submission, attempt_dir / SUBMISSION_FILE)
 
 
-def read_refusal(attempt_dir: Path, *, since: datetime) -> Refusal | None:
+def read_refusal(attempt_dir: Path, *, since: datetime) -> SubmitRefusal | None:
     """Why the shim refused at or after `since`, None when it did not."""
-    refusal = _read(Refusal, attempt_dir / REFUSAL_FILE)
+    refusal = _read(SubmitRefusal, attempt_dir / REFUSAL_FILE)
     return refusal if refusal is not None and refusal.at >= since else None
 
 
@@ -231,10 +206,10 @@ def read_intents(attempt_dir: Path) -> list[Intent]:
 
 
 def declare_intent(attempt_dir: Path, launcher_script: Path, experiment_dir: Path, *, after: int) -> Path | None:
-    """Declare that this process is about to submit; None when somebody else did so first.
+    """Declare that this process is about to submit; None when another process did so first.
 
     Intents are numbered, and each number can be made once. `after` is how many the caller saw before it looked for the
-    job: whoever looked at an older state of things loses.
+    job: a caller that has not seen the newest one loses.
 
     Args:
         attempt_dir: The attempt.
@@ -260,7 +235,7 @@ def newest_intent(attempt_dir: Path) -> int:
 
 
 def withdraw_intent(path: Path) -> None:
-    """Take one's own intent back after Slurm said no: no job exists, so nobody needs to wait for it."""
+    """Withdraw one's own intent after Slurm has refused: no job exists, so no process needs to wait for it."""
     path.unlink(missing_ok=True)
 
 

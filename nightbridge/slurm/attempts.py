@@ -1,25 +1,38 @@
-"""A run's attempts: which one to work on, which have ended and how, and whether another may be opened.
+"""A run's attempts: which one to work on, how the earlier ones ended, and what that means for the next job.
 
-Crashes and transient errors stay in the attempt: whoever comes back goes on with it. Only a terminal infrastructure
-outcome, or a person, opens the next one.
-
-Nodes that failed under an earlier attempt of a run are left out of the next one.
+Crashes and transient errors stay in the attempt: a flow that starts again resumes it. Only a terminal infrastructure
+outcome, or a person, opens the next one, whose job leaves out the nodes that failed before. Also here: dependencies
+between the runs of a night as dependencies between Slurm jobs.
 """
 
 import enum
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from nightbridge.embedded.names import hostnames
+from nightbridge.errors import LaunchRefused
 from nightbridge.files import read_model, write_model
-from nightbridge.models import ClusterLimits, Job, JobState, JobStatus, LaunchPlan, Outcome, RunSpec, Site
+from nightbridge.models import (
+    ClusterLimits,
+    Job,
+    JobState,
+    JobStatus,
+    LaunchPlan,
+    Outcome,
+    RunDependency,
+    RunSpec,
+    Site,
+)
 from nightbridge.slurm.attempt_files import (
     ATTEMPT_FILE,
     AttemptContext,
+    Submission,
     current_attempt,
     open_attempt,
     read_attempt,
+    read_submission,
 )
 from nightbridge.slurm.protocol import Cluster
 from nightbridge.slurm.states import TERMINAL
@@ -44,12 +57,12 @@ def attempts_of(run_key: str, workspace: Path) -> tuple[AttemptContext, ...]:
 
 
 def record_ended(job: Job) -> None:
-    """Record what became of an attempt's job, beside the attempt."""
+    """Record an attempt's ended job, beside the attempt."""
     write_model(job.attempt_dir / ENDED_FILE, job)
 
 
 def read_ended(attempt_dir: Path) -> Job | None:
-    """What became of an attempt's job; None while it lives, or while nobody has looked.
+    """The ended job of an attempt; None while it lives, or until its end has been recorded.
 
     Raises:
         DamagedData: The record cannot be read.
@@ -67,15 +80,15 @@ def ended_jobs(run: RunSpec, site: Site) -> tuple[Job, ...]:
 
 
 class AttemptChoice(enum.StrEnum):
-    """Which attempt a run goes on with."""
+    """Which attempt a run works on."""
 
     CURRENT = "current"  # the newest, or the first of a new run
-    AFTER_FAILURE = "after_failure"  # a new one if the newest ended badly: what a retry in the UI asks for
-    NEW = "new"  # a new one however the newest ended: what --new-attempt asks for
+    AFTER_FAILURE = "after_failure"  # a new one if the newest ended badly: a retry in the UI
+    NEW = "new"  # a new one however the newest ended: --new-attempt
 
 
 def choose_attempt(choice: AttemptChoice, run: RunSpec, site: Site) -> AttemptContext:
-    """Return the attempt to go on with, opened and recorded.
+    """Return the attempt to work on, opened and recorded.
 
     While the newest attempt has not ended it is that one, whatever was chosen: one job is enough.
     """
@@ -84,7 +97,7 @@ def choose_attempt(choice: AttemptChoice, run: RunSpec, site: Site) -> AttemptCo
     if choice is AttemptChoice.CURRENT:
         return newest
     if ended is None:
-        log.info("%s has not ended: going on with it; for another attempt cancel it first", newest.name)
+        log.info("%s is still running, resuming it; cancel it to start a new attempt", newest.name)
         return newest
     if choice is AttemptChoice.AFTER_FAILURE and ended.outcome in GOOD_OUTCOMES:
         return newest
@@ -125,7 +138,6 @@ def cancel_jobs(run_key: str, workspace: Path, cluster: Cluster) -> tuple[int, .
 _NOT_THE_NODES = frozenset({JobState.PREEMPTED, JobState.REVOKED, JobState.UNKNOWN})
 # What srun and slurmstepd write when they lose one node of several.
 _NODE_FAILURE = re.compile(r"[Nn]ode failure on ([\w.-]+)")
-_GROUP = re.compile(r"([^,\[\]]+)(?:\[([^\]]*)\]([^,\[\]]*))?")
 
 
 def failed_nodes(jobs: Sequence[Job]) -> tuple[str, ...]:
@@ -171,20 +183,72 @@ def merged_options(options: Sequence[str]) -> tuple[str, ...]:
     return tuple(kept)
 
 
-def hostnames(expression: str) -> tuple[str, ...]:
-    """The names in Slurm's node expression: `node[1-2,05-06],login` has five."""
-    names: list[str] = []
-    for prefix, ranges, suffix in _GROUP.findall(expression):
-        names += [f"{prefix}{number}{suffix}" for number in _numbers(ranges)] if ranges else [prefix + suffix]
-    return tuple(name for name in names if name)
+SLURM_TYPES: Mapping[str, str] = {
+    "start_post_comp": "afterany",
+    "start_post_init": "after",
+    "start_post_success": "afterok",
+}
+"""CloudAI's types of dependency, and ours, as types of sbatch's `--dependency`. An `afterok` that can never be
+satisfied leaves the job pending as DependencyNeverSatisfied, which ends the wait for it."""
 
 
-def _numbers(ranges: str) -> list[str]:
-    found: list[str] = []
-    for part in ranges.split(","):
-        first, _, last = part.partition("-")
-        if last.isdigit() and first.isdigit():
-            found += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+class NotSubmittedYet(Exception):
+    """A job that another one depends on is still to be submitted, by the run of this key."""
+
+
+def dependency_options(run: RunSpec, workspace: Path, is_active: Callable[[str], bool]) -> tuple[str, ...]:
+    """The sbatch option that makes a run's job wait for the jobs that it depends on; none when all have ended.
+
+    What has ended is judged here and not by Slurm, which forgets a job some minutes after its end.
+
+    Args:
+        run: The run.
+        workspace: Where the attempts of all runs of the night are recorded.
+        is_active: Whether a run of this night, by its key, may still submit a job.
+
+    Raises:
+        NotSubmittedYet: Try again when the run that it names has submitted its job, or is over.
+        LaunchRefused: A test that had to end well has not.
+
+    """
+    wishes = [
+        f"{SLURM_TYPES[dependency.type]}:{job_id}"
+        for dependency in run.after
+        for job_id in _jobs_to_wait_for(run, dependency, workspace, is_active)
+    ]
+    return (f"--dependency={','.join(dict.fromkeys(wishes))}",) if wishes else ()
+
+
+def _jobs_to_wait_for(
+    run: RunSpec, dependency: RunDependency, workspace: Path, is_active: Callable[[str], bool]
+) -> Iterator[int]:
+    if not dependency.run_keys:
+        _check_end(run, dependency, "cannot run")
+    for run_key in dependency.run_keys:
+        # Checked before the records are read: what is submitted in between is seen there.
+        may_submit = is_active(run_key)
+        submission, ended = _newest_job(run_key, workspace)
+        if ended is not None and not (may_submit and ended.outcome is Outcome.INFRASTRUCTURE):
+            _check_end(run, dependency, f"ended as {ended.outcome}", good=ended.outcome in GOOD_OUTCOMES)
+        elif ended is None and submission is not None:
+            yield submission.job_id
+        elif may_submit:
+            raise NotSubmittedYet(run_key)
         else:
-            found.append(part)
-    return found
+            _check_end(run, dependency, "never had a job")
+
+
+def _newest_job(run_key: str, workspace: Path) -> tuple[Submission | None, Job | None]:
+    attempts = attempts_of(run_key, workspace)
+    if not attempts:
+        return None, None
+    return read_submission(attempts[-1].attempt_dir), read_ended(attempts[-1].attempt_dir)
+
+
+def _check_end(run: RunSpec, dependency: RunDependency, what: str, *, good: bool = False) -> None:
+    if dependency.type == "start_post_success" and not good:
+        raise LaunchRefused(
+            f"it starts only after {dependency.id!r} has ended well, and that {what}",
+            thing=run.test.id,
+            advice=f"Fix {dependency.id!r}, or depend on its end alone (start_post_comp)",
+        )

@@ -1,4 +1,4 @@
-"""A cluster through Slurm's own commands: sbatch, squeue, sacct, scancel, scontrol, sinfo. Slurm 22.05 to 26.05.
+"""Slurm through its own commands: sbatch, squeue, sacct, scancel, scontrol, sinfo. Slurm 22.05 to 26.05.
 
 Every command gets explicit fields in parsable text, UTC, a time limit, and an environment without the caller's
 SLURM_*, SBATCH_*, SQUEUE_* and SACCT_* variables.
@@ -8,25 +8,17 @@ import getpass
 import os
 import re
 import shutil
-import subprocess
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from nightbridge.embedded.sbatch_options import parse_time_limit
-from nightbridge.errors import (
-    InvalidInput,
-    LaunchRefused,
-    PermanentError,
-    StatusUnknown,
-    TransientError,
-)
+from nightbridge.embedded.options import parse_time_limit
+from nightbridge.errors import InvalidInput, LaunchRefused, PermanentError, StatusUnknown, TransientError
 from nightbridge.models import ClusterLimits, ClusterSettings, JobStatus
-from nightbridge.slurm.environment import without_slurm
+from nightbridge.processes import Finished, run
 from nightbridge.slurm.protocol import Lookup
 from nightbridge.slurm.sbatch_errors import known_refusal_of, last_line, refusal_of
 from nightbridge.slurm.states import (
     SACCT_FORMAT,
-    SHORTER_RANGES,
     SQUEUE_FORMAT,
     TERMINAL,
     lookup_of,
@@ -36,12 +28,16 @@ from nightbridge.slurm.states import (
 )
 
 QUERY_TIMEOUT = 60.0
-"""Seconds for one question. Slurm's clients give up by themselves after a few times MessageTimeout (10 s)."""
+"""Seconds for one query. Slurm's clients give up by themselves after a few times MessageTimeout (10 s)."""
 SUBMIT_TIMEOUT = 120.0
-"""Seconds for sbatch, which itself sleeps and tries again while the controller is busy."""
+"""Seconds for sbatch, which itself retries while the controller is busy."""
+SHORTER_RANGES = (90, 30, 7, 1)
+"""Days to go back where a site forbids long ranges in accounting."""
 
+# Slurm's own commands read these as options (sbatch(1), "INPUT ENVIRONMENT VARIABLES"), and a caller that is itself a
+# job has dozens of them. SLURM_CONF alone says which cluster is meant.
+_SLURM_VARIABLES = re.compile(r"(?!SLURM_CONF$)(SLURMD?|SBATCH|SALLOC|SRUN|SQUEUE|SACCT|SINFO|SCANCEL|SCONTROL)_")
 
-# What a command writes when the question, not the answer, was the trouble: it can be asked again.
 _NO_SUCH_JOB = re.compile(r"Invalid job id specified", re.IGNORECASE)
 _RANGE_REFUSED = re.compile(r"(query|time) range|MaxQueryTimeRange|too wide", re.IGNORECASE)
 _ALREADY_ENDED = re.compile(
@@ -52,10 +48,11 @@ _NOT_CONFIGURED = re.compile(r"Could not establish a configuration source|[Uu]na
 _ALLOWED_ACCOUNTS = re.compile(r"\bAllowAccounts=(\S+)")
 # `limits` and `qos` imply it (slurm.conf(5)).
 _NEEDS_ASSOCIATION = re.compile(r"^AccountingStorageEnforce\s*=.*\b(associations|limits|qos|all)\b", re.MULTILINE)
+_NO_SLURMDBD = re.compile(r"Connection refused|slurm_persist_conn_open|Problem talking to")
 _EXIT_CODE = re.compile(r"\bExitCode=(\d+):(\d+)")
 _ABOUT_NODES = re.compile(r"configuration (is )?not available")
-_NODES_AT_WORK = frozenset({"idle", "mixed", "allocated", "completing"})
-# What sinfo puts behind a state, power saving and planned work. A node that does not answer has a `*` and is not there.
+_UP = frozenset({"idle", "mixed", "allocated", "completing"})
+# What sinfo puts behind a state, power saving and planned work. A node that does not answer has a `*` and is down.
 _NODE_FLAGS = "~#!%@-+"
 _ACCEPTED = re.compile(r"^(?:Submitted batch job )?(\d+)(?:;\S+)?\s*$", re.MULTILINE)
 _ASSOCIATIONS = ("sacctmgr", "--noheader", "--parsable2", "show", "associations")
@@ -72,6 +69,11 @@ class CommandLineCluster:
         self.settings = settings
 
     @property
+    def description(self) -> str:
+        """How the cluster is reached, for messages."""
+        return "using Slurm's commands"
+
+    @property
     def accounting_horizon(self) -> float:
         """Seconds after an intent to submit during which a lookup that finds nothing proves nothing."""
         return self.settings.accounting_horizon
@@ -82,46 +84,42 @@ class CommandLineCluster:
         The job gets this process's environment without the caller's SLURM_* variables.
 
         Raises:
-            StatusUnknown: sbatch did not end, or says that it lost the controller; the job may exist.
-            JobNotAccepted: Not now (`REFUSALS`).
-            LaunchRefused: Never (`REFUSALS`), with the advice that fits.
+            StatusUnknown: sbatch did not end, or lost the controller; the job may exist.
+            JobNotAccepted: Slurm accepts no job now (see `sbatch_errors`).
+            LaunchRefused: Slurm never accepts this job, with the advice that fits.
 
         """
         argv = ("sbatch", "--parsable", "--no-requeue", *options, f"--job-name={name}", str(script))
-        answer = self._run(argv, environment=self._environment(), timeout=SUBMIT_TIMEOUT)
-        if ids := _ACCEPTED.findall(answer.stdout):
+        answer = self._run(argv, timeout=SUBMIT_TIMEOUT)
+        printed = answer.stdout.decode(errors="replace")
+        if ids := _ACCEPTED.findall(printed):
             return int(ids[-1])
-        raise refusal_of(answer.stderr or answer.stdout, name)
+        raise refusal_of(answer.stderr or printed, name)
 
     def find(self, name: str) -> Lookup:
-        """Find this user's jobs of exactly this name in squeue and in sacct, however old.
+        """Find this user's jobs of exactly this name, in slurmctld and in accounting, however old.
 
         A site that forbids long ranges in accounting gets shorter ones; then "however old" is what the site allows.
         """
-        user = str(os.getuid())
-        live = self._ask(("squeue", *_SQUEUE, f"--user={user}", f"--name={name}"))
-        past = self._past_jobs(name, user)
-        return lookup_of(name, _rows(parse_squeue, live), _rows(parse_sacct, past))
+        return lookup_of(name, self._live_jobs(name=name), self._past_jobs(name=name))
 
     def states(self, job_ids: Sequence[int]) -> dict[int, JobStatus]:
-        """Ask squeue and sacct once each about all these jobs."""
+        """Query slurmctld and accounting once each for all these jobs."""
         if not job_ids:
             return {}
-        ids = ",".join(str(job_id) for job_id in sorted(set(job_ids)))
-        live = self._ask(("squeue", *_SQUEUE, f"--jobs={ids}"))
-        past = self._ask(("sacct", *_SACCT, f"--jobs={ids}"))
-        rows = _rows(parse_squeue, live), _rows(parse_sacct, past)
-        return statuses_of(self.settings.name, job_ids, *rows, self._with_exit_code)
+        ids = sorted(set(job_ids))
+        live, past = self._live_jobs(ids=ids), self._past_jobs(ids=ids)
+        return statuses_of(self.settings.name, job_ids, live, past, self._with_exit_code)
 
     def cancel(self, job_id: int) -> None:
         """Cancel a job. scancel's own exit code proves nothing; what it writes does.
 
         Raises:
             TransientError: slurmctld did not answer.
-            PermanentError: The job is somebody else's.
+            PermanentError: The job is another user's.
 
         """
-        answer = self._run(("scancel", str(job_id)), environment=self._environment(), timeout=QUERY_TIMEOUT)
+        answer = self._run(("scancel", str(job_id)))
         if not answer.stderr.strip() or _ALREADY_ENDED.search(answer.stderr):
             return
         if re.search(r"denied|not permitted", answer.stderr):
@@ -129,7 +127,7 @@ class CommandLineCluster:
         raise TransientError(f"scancel failed: {last_line(answer.stderr)}", thing=f"job {job_id}")
 
     def limits(self) -> ClusterLimits:
-        """What Slurm says about the partition of the settings, else the default one, and whether srun knows pyxis.
+        """The limits of the settings' partition, else of the default one, and whether srun has pyxis.
 
         The settings' own GPUs of a node win: not every site has its GPUs in Slurm's configuration. Accounts are known
         only where Slurm insists on them, by its associations or by the partition's AllowAccounts.
@@ -161,14 +159,14 @@ class CommandLineCluster:
             configured_gpus_per_node=self.settings.gpus_per_node,
             gpus_per_node=self.settings.gpus_per_node
             or max((gpus for row in ours if (gpus := _count_gpus(row[4])) is not None), default=None),
-            has_pyxis=self.has_pyxis(),
+            has_pyxis="--container-image" in (self._ask(("srun", "--help")) or ""),
         )
 
     def test_only(self, name: str, options: Sequence[str]) -> LaunchRefused | None:
-        """Why sbatch would refuse a job with these options for good; None when it would not, or did not say.
+        """Why sbatch would refuse a job with these options for good; None when it would not, or did not answer.
 
-        `--test-only` calls a job impossible for which a node is drained or down tonight, though sbatch itself takes it
-        and lets it wait (Slurm 22.05). So what it says of nodes counts only where all of them are there.
+        `--test-only` calls a job impossible for which a node is drained or down tonight, though sbatch itself accepts
+        it and lets it wait (Slurm 22.05). So an error about nodes counts only where all of them are up.
 
         Args:
             name: The job, for the message.
@@ -176,23 +174,29 @@ class CommandLineCluster:
 
         """
         argv = ("sbatch", "--test-only", "--no-requeue", "--output=/dev/null", *options, "--wrap=true")
-        said = self._refusal_of(argv)
-        if _ABOUT_NODES.search(said):
-            # Asked again, of nodes that all are there: they may have come back just now.
-            said = self._refusal_of(argv) if self._all_nodes_are_there() else ""
-        return known_refusal_of(said, name)
+        message = self._refusal_of(argv)
+        if _ABOUT_NODES.search(message):
+            # Repeated when all nodes are up: they may have come back just now.
+            message = self._refusal_of(argv) if self._all_nodes_are_up() else ""
+        return known_refusal_of(message, name)
 
     def _refusal_of(self, argv: Sequence[str]) -> str:
         """What a command writes when it refuses; empty when it does not, or does not answer."""
         try:
-            answer = self._run(argv, environment=self._environment(), timeout=QUERY_TIMEOUT)
+            answer = self._run(argv)
         except StatusUnknown:
             return ""
-        return answer.stderr if answer.returncode else ""
+        return answer.stderr if answer.code else ""
 
-    def has_pyxis(self) -> bool:
-        """Whether srun knows pyxis' options."""
-        return "--container-image" in (self._ask(("srun", "--help")) or "")
+    def available_slots(self, nodes: int) -> int:
+        """Jobs of so many nodes that would start now, by the partition's idle nodes; 1 where Slurm does not answer."""
+        partition = (f"--partition={self.settings.partition}",) if self.settings.partition else ()
+        try:
+            listing = self._ask(("sinfo", "--noheader", "--states=idle", "--format=%D", *partition)) or ""
+        except PermanentError:  # no sinfo here
+            return 1
+        idle = sum(int(word) for word in listing.split() if word.isdigit())
+        return max(1, idle // max(nodes, 1))
 
     def launch_environment(self) -> dict[str, str]:
         """PATH with the settings' folder first, and SLURM_CONF, where they are set."""
@@ -204,23 +208,23 @@ class CommandLineCluster:
         return environment
 
     def _with_exit_code(self, row: JobStatus) -> JobStatus:
-        """Add the exit code that slurmctld knows while accounting is behind; asked at a job's end only."""
+        """Add the exit code that slurmctld knows while accounting is behind; queried at a job's end only."""
         if row.state not in TERMINAL or row.exit_code is not None:
             return row
         found = _EXIT_CODE.search(self._ask(("scontrol", "--oneliner", "show", "job", str(row.job_id))) or "")
         return row if found is None else row.model_copy(update={"exit_code": int(found[1]), "signal": int(found[2])})
 
-    def _all_nodes_are_there(self) -> bool:
+    def _all_nodes_are_up(self) -> bool:
         states = (self._ask(("sinfo", "--noheader", "--all", "--format=%T")) or "").split()
-        return bool(states) and all(state.rstrip(_NODE_FLAGS) in _NODES_AT_WORK for state in states)
+        return bool(states) and all(state.rstrip(_NODE_FLAGS) in _UP for state in states)
 
     def _environment(self) -> dict[str, str]:
         return without_slurm(os.environ) | self.launch_environment()
 
     def _accounts(self, partition: str | None) -> tuple[str, ...] | None:
-        """The accounts that this user may charge there; None where any will do, or where Slurm does not say.
+        """The accounts that this user may charge there; None where any will do, or where Slurm does not answer.
 
-        Asked only where it matters: the settings name an account, or Slurm insists on one.
+        Queried only where it matters: the settings name an account, or Slurm insists on one.
         """
         insists = _NEEDS_ASSOCIATION.search(self._ask(("scontrol", "show", "config")) or "") is not None
         if not insists and self.settings.account is None:
@@ -241,77 +245,78 @@ class CommandLineCluster:
         of_user = {account for account, _, only_there in rows if only_there in ("", partition)}
         return tuple(sorted(of_user if of_partition is None else of_user & of_partition))
 
-    def _past_jobs(self, name: str, user: str) -> str | None:
+    def _live_jobs(self, *, ids: Sequence[int] = (), name: str = "") -> list[JobStatus] | None:
+        """What slurmctld knows of these ids, or of this user's jobs of a name; None when it did not answer."""
+        chosen = (f"--jobs={_comma(ids)}",) if ids else (f"--user={os.getuid()}", f"--name={name}")
+        listing = self._ask(("squeue", *_SQUEUE, *chosen))
+        return None if listing is None else parse_squeue(listing)
+
+    def _past_jobs(self, *, ids: Sequence[int] = (), name: str = "") -> list[JobStatus] | None:
+        """What accounting knows of these ids, or of this user's jobs of a name; None when it did not answer."""
+        if ids:
+            listing = self._ask(("sacct", *_SACCT, f"--jobs={_comma(ids)}"))
+            return None if listing is None else parse_sacct(listing)
+        chosen = ("--duplicates", f"--user={os.getuid()}", f"--name={name}")
         for start in _SACCT_STARTS:
-            answer = self._query(
-                ("sacct", *_SACCT, "--duplicates", f"--user={user}", f"--name={name}", f"--starttime={start}")
-            )
-            if answer is None or answer.returncode == 0:
-                return None if answer is None else answer.stdout
-            if not _RANGE_REFUSED.search(answer.stderr):
+            answer = self._query(("sacct", *_SACCT, *chosen, f"--starttime={start}"))
+            if answer is not None and answer.code == 0:
+                return parse_sacct(answer.stdout.decode(errors="replace"))
+            if answer is None or not _RANGE_REFUSED.search(answer.stderr):
                 return None
         return None
 
     def _ask(self, argv: Sequence[str]) -> str | None:
-        """The answer to a question; None when there was none."""
+        """The output of a query; None when it was not answered."""
         answer = self._query(argv)
-        if answer is None:
-            return None
         # squeue calls one unknown id an error: that is an answer.
-        return answer.stdout if answer.returncode == 0 or _NO_SUCH_JOB.search(answer.stderr) else None
+        if answer is None or (answer.code and not _NO_SUCH_JOB.search(answer.stderr)):
+            return None
+        return answer.stdout.decode(errors="replace")
 
     def _must(self, *argv: str) -> str:
         answer = self._query(argv)
-        if answer is None or answer.returncode != 0:
-            detail = last_line(answer.stderr) if answer else "no answer in time"
-            if _NOT_CONFIGURED.search(detail):
-                raise PermanentError(
-                    f"Slurm is not configured on this machine ({detail})",
-                    thing=self.settings.name,
-                    advice="Run this where Slurm's commands work, or set the cluster's slurm_conf",
-                )
-            raise TransientError(f"{argv[0]} failed: {detail}", thing=self.settings.name)
-        return answer.stdout
+        if answer is not None and answer.code == 0:
+            return answer.stdout.decode(errors="replace")
+        detail = last_line(answer.stderr) if answer else "no answer in time"
+        if _NOT_CONFIGURED.search(detail):
+            raise PermanentError(
+                f"Slurm is not configured on this machine ({detail})",
+                thing=self.settings.name,
+                advice="Run this where Slurm's commands work, or set the cluster's slurm_conf",
+            )
+        raise TransientError(f"{argv[0]} failed: {detail}", thing=self.settings.name)
 
-    def _query(self, argv: Sequence[str]) -> subprocess.CompletedProcess[str] | None:
-        environment = self._environment() | {"TZ": "UTC", "SLURM_TIME_FORMAT": "standard", "LC_ALL": "C"}
+    def _query(self, argv: Sequence[str]) -> Finished | None:
         try:
-            answer = self._run(argv, environment=environment, timeout=QUERY_TIMEOUT)
+            answer = self._run(argv, TZ="UTC", SLURM_TIME_FORMAT="standard", LC_ALL="C")
         except StatusUnknown:
             return None
-        # sacct says that slurmdbd is away on stderr only, and ends with 0 in some releases.
-        if re.search(r"Connection refused|slurm_persist_conn_open|Problem talking to", answer.stderr):
-            return None
-        return answer
+        # sacct reports a missing slurmdbd on stderr only, and ends with 0 in some releases.
+        return None if _NO_SLURMDBD.search(answer.stderr) else answer
 
-    def _run(
-        self, argv: Sequence[str], *, environment: dict[str, str], timeout: float
-    ) -> subprocess.CompletedProcess[str]:
+    def _run(self, argv: Sequence[str], *, timeout: float | None = None, **variables: str) -> Finished:
+        environment = self._environment() | variables
         program = shutil.which(argv[0], path=environment.get("PATH"))
         if program is None:
             raise PermanentError(
                 "command not found", thing=argv[0], advice="Set the cluster's bin_dir to the folder of Slurm's commands"
             )
+        timeout = timeout or QUERY_TIMEOUT
         try:
-            return subprocess.run(
-                [program, *argv[1:]],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=timeout,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as error:
+            return run([program, *argv[1:]], environment=environment, timeout=timeout)
+        except TransientError as error:
             raise StatusUnknown(
-                f"{argv[0]} did not answer in {timeout:.0f} s", thing=self.settings.name, advice="It is asked again"
+                f"{argv[0]} did not answer in {timeout:.0f} s", thing=self.settings.name, advice="Will retry"
             ) from error
 
 
-def _rows(parse: Callable[[str], list[JobStatus]], listing: str | None) -> list[JobStatus] | None:
-    """What a command printed as rows; None where it did not answer."""
-    return None if listing is None else parse(listing)
+def without_slurm(environ: Mapping[str, str]) -> dict[str, str]:
+    """`environ` without the variables that Slurm's commands would take for options; SLURM_CONF stays."""
+    return {name: value for name, value in environ.items() if not _SLURM_VARIABLES.match(name)}
+
+
+def _comma(ids: Iterable[int]) -> str:
+    return ",".join(str(job_id) for job_id in ids)
 
 
 def _max_nodes(rows: Sequence[Sequence[str]]) -> int | None:

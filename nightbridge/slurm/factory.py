@@ -2,33 +2,44 @@
 
 import functools
 import logging
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from nightbridge.models import ClusterSettings
+from nightbridge.errors import NightbridgeError
+from nightbridge.models import ClusterKind, ClusterSettings
 from nightbridge.slurm.command_line import CommandLineCluster
 from nightbridge.slurm.local import LocalCluster
 from nightbridge.slurm.protocol import Cluster
-from nightbridge.slurm.pyslurm_cluster import PyslurmCluster, helper_of, trouble_with_pyslurm
+from nightbridge.slurm.pyslurm_cluster import PyslurmCluster
 
 log = logging.getLogger(__name__)
 
 
 def open_cluster(settings: ClusterSettings, workspace: Path) -> Cluster:
     """Open the cluster that the settings describe."""
-    if settings.kind == "local":
-        return LocalCluster(settings, settings.root or workspace / "cluster")
-    if settings.kind == "slurm" or (settings.kind == "auto" and not _pyslurm_works(settings.model_dump_json())):
-        return CommandLineCluster(settings)
-    return PyslurmCluster(settings)
+    return OPENERS[settings.kind](settings, workspace)
 
 
-@functools.cache
-def _pyslurm_works(settings_json: str) -> bool:
-    """Whether pyslurm works with this Slurm; tried, and logged, once in a process."""
+def _open_best(settings: ClusterSettings, workspace: Path) -> Cluster:
+    return PyslurmCluster(settings) if pyslurm_works(settings.model_dump_json()) else CommandLineCluster(settings)
+
+
+@functools.lru_cache(maxsize=16)
+def pyslurm_works(settings_json: str) -> bool:
+    """Whether pyslurm works with this Slurm. Process-wide: tried, and logged, once for each cluster's settings."""
     settings = ClusterSettings.model_validate_json(settings_json)
-    trouble = trouble_with_pyslurm(settings)
-    if trouble is None:
-        log.info("%s: using pyslurm %s", settings.name, helper_of(settings).version)
-    else:
-        log.info("%s: using Slurm's commands: %s", settings.name, trouble)
-    return trouble is None
+    try:
+        log.info("%s: using pyslurm %s", settings.name, PyslurmCluster(settings).version())
+    except NightbridgeError as error:
+        log.info("%s: using Slurm's commands: %s", settings.name, error.happened)
+        return False
+    return True
+
+
+OPENERS: Mapping[ClusterKind, Callable[[ClusterSettings, Path], Cluster]] = {
+    "local": lambda settings, workspace: LocalCluster(settings, settings.root or workspace / "cluster"),
+    "slurm": lambda settings, _: CommandLineCluster(settings),
+    "pyslurm": lambda settings, _: PyslurmCluster(settings),
+    "auto": _open_best,
+}
+"""How each kind of `ClusterSettings.kind` is opened."""

@@ -1,29 +1,27 @@
-"""The embedded cluster as a `Cluster`."""
+"""The embedded cluster as a `Cluster`: a stand-in for Slurm on one machine."""
 
-import errno
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
 from nightbridge.embedded import jobs
-from nightbridge.embedded.submit import path_with_shims, submit, user_name, write_shims
-from nightbridge.errors import LaunchRefused, PermanentError, StatusUnknown, TransientError
+from nightbridge.embedded.submit import submit, user_name, write_shims
+from nightbridge.errors import LaunchRefused, PermanentError
+from nightbridge.files import write_error
 from nightbridge.models import ClusterLimits, ClusterSettings, JobState, JobStatus
 from nightbridge.slurm.protocol import Lookup
-
-_PERMANENT = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP})
 
 PRETENDED_GPUS_PER_NODE = 2
 """Two ranks a node are enough to tell the first from the last, and as many as a laptop runs at once."""
 
 
 class LocalCluster:
-    """A `Cluster` on this machine. It pretends to have as many nodes as a job asks for; all of them are this machine.
+    """A `Cluster` on this machine. It pretends to have as many nodes as a job requests; all of them are this machine.
 
-    All state is in files under `root` (see `jobs`), so that any process can query, and a job outlives whoever
-    submitted it. Opening it writes nothing; the folder appears with the first job.
+    All state is in files under `root` (see `jobs`), so that any process can query, and a job outlives its
+    submitter. Opening it writes nothing; the folder appears with the first job.
 
     Args:
         settings: Name, and how many jobs run at once.
@@ -38,6 +36,11 @@ class LocalCluster:
         self.config = jobs.LocalClusterConfig(name=settings.name, slots=settings.slots, kill_wait=kill_wait)
 
     @property
+    def description(self) -> str:
+        """How the cluster is reached, for messages."""
+        return "the embedded cluster of this machine"
+
+    @property
     def accounting_horizon(self) -> float:
         """None: a job is found from the moment it is registered."""
         return 0.0
@@ -50,24 +53,24 @@ class LocalCluster:
             TransientError: It could not be registered now.
 
         """
-        with _clear_errors(TransientError, str(self.root)):
+        with _write_errors(self.root):
             jobs.write_config(self.root, self.config)
             words = [*options, f"--job-name={name}"]
             return submit(self.root, script, words, environment=os.environ, directory=Path.cwd())
 
     def test_only(self, name: str, options: Sequence[str]) -> LaunchRefused | None:
-        """None: what it refuses it refuses at once, and it takes every size."""
+        """None: a job that it refuses is refused at once, and it accepts every size."""
         return None
 
     def find(self, name: str) -> Lookup:
         """Find every job of this user and name; always complete."""
-        with _clear_errors(StatusUnknown, str(self.root)):
+        with _write_errors(self.root):
             mine = [job for job in jobs.all_jobs(self.root) if job.request.uid == os.getuid()]
             return Lookup(jobs=tuple(_status(job) for job in mine if job.request.name == name), complete=True)
 
     def states(self, job_ids: Sequence[int]) -> dict[int, JobStatus]:
         """The status of each of these jobs that exists."""
-        with _clear_errors(StatusUnknown, str(self.root)):
+        with _write_errors(self.root):
             found = (jobs.inspect(jobs.job_dir(self.root, job_id)) for job_id in job_ids)
             return {job.job_id: _status(job) for job in found if job is not None}
 
@@ -78,7 +81,7 @@ class LocalCluster:
             PermanentError: There is no such job.
 
         """
-        with _clear_errors(TransientError, str(self.root)):
+        with _write_errors(self.root):
             job = jobs.inspect(jobs.job_dir(self.root, job_id))
             if job is None:
                 raise PermanentError("no such job", thing=f"job {job_id}")
@@ -94,12 +97,16 @@ class LocalCluster:
             has_pyxis=False,
         )
 
+    def available_slots(self, nodes: int) -> int:
+        """The slots, whatever the size: all nodes are this machine."""
+        return self.settings.slots
+
     def launch_environment(self) -> dict[str, str]:
         """PATH with this cluster's commands first."""
-        with _clear_errors(TransientError, str(self.root)):
+        with _write_errors(self.root):
             jobs.write_config(self.root, self.config)
             write_shims(self.root)
-        return {"PATH": path_with_shims(self.root)}
+        return {"PATH": jobs.path_with_shims(self.root)}
 
 
 def _status(job: jobs.LocalJob) -> JobStatus:
@@ -124,12 +131,10 @@ def _utc(seconds: float | None) -> datetime | None:
 
 
 @contextmanager
-def _clear_errors(transient: Callable[..., TransientError], thing: str) -> Iterator[None]:
+def _write_errors(root: Path) -> Iterator[None]:
     """Turn errors of the file system into ours."""
     try:
         yield
     except OSError as error:
-        what = f"cannot use the embedded cluster's folder: {error.strerror}"
-        if error.errno in _PERMANENT:
-            raise PermanentError(what, thing=thing, advice="Choose a workspace that can be written") from error
-        raise transient(what, thing=thing, advice="It is tried again") from error
+        advice = "Choose a workspace that can be written"
+        raise write_error(error, what="the embedded cluster's folder", thing=str(root), advice=advice) from error

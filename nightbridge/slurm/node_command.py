@@ -22,8 +22,8 @@ ENDING_SECONDS = 180.0
 
 _KEPT_VARIABLES = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ", "SLURM_CONF")
 
-# What Slurm says when the job was taken from us, and when there never was one; texts of Slurm 22.05 to 26.05.
-_TAKEN_AWAY = re.compile(
+# Slurm's messages when a job was ended early, and when there never was one; texts of Slurm 22.05 to 26.05.
+_ENDED_EARLY = re.compile(
     r"CANCELLED AT|DUE TO (TIME LIMIT|NODE FAILURE|PREEMPTION)|[Jj]ob allocation .* has been revoked|Node failure"
     r"|Force Terminated job|oom-kill|Out Of Memory",
     re.IGNORECASE,
@@ -48,8 +48,8 @@ def run_on_node(
 ) -> Finished:
     """Run a program as a job of one task, and return how it ended once it has.
 
-    The caller makes sure that nobody else uses the name: a job of this name that still lives belongs to a process that
-    was killed, and is ended first.
+    The caller makes sure that no other process uses the name: a job of this name that still lives belongs to a process
+    that was killed, and is ended first.
 
     Args:
         settings: The cluster.
@@ -64,7 +64,7 @@ def run_on_node(
     Raises:
         LaunchRefused: Slurm refused the job for good.
         PermanentError: There is no srun here.
-        TransientError: Slurm takes no job now or does not answer, the job was cancelled, ran into its time or memory
+        TransientError: Slurm accepts no job now or does not answer, the job was cancelled, ran into its time or memory
             limit, or lost its node, or `timeout` is over.
 
     """
@@ -86,13 +86,13 @@ def run_on_node(
         with suppress(NightbridgeError):
             _cancel_all(cluster, name)
         raise
-    if finished.code and (error := _slurms_own(finished, name)):
+    if finished.code and (error := _slurm_error(finished, name)):
         raise error
     return finished
 
 
 def _variables(cluster: CommandLineCluster) -> dict[str, str]:
-    """What srun needs; the rest of this process's environment, with its keys and tokens, is no business of the job."""
+    """What srun needs; the rest of this process's environment, with its keys and tokens, stays out of the job."""
     kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
     return {"PATH": os.defpath} | kept | cluster.launch_environment()
 
@@ -104,21 +104,21 @@ def _options(settings: ClusterSettings, name: str) -> list[str]:
         "qos": settings.qos,
         "reservation": settings.reservation,
     }
-    asked = [f"--{option}={value}" for option, value in named.items() if value]
-    return [f"--job-name={name}", "--nodes=1", "--ntasks=1", "--mpi=none", "--chdir=/", *asked]
+    given = [f"--{option}={value}" for option, value in named.items() if value]
+    return [f"--job-name={name}", "--nodes=1", "--ntasks=1", "--mpi=none", "--chdir=/", *given]
 
 
 def _cancel_all(cluster: CommandLineCluster, name: str) -> list[int]:
     """Cancel the jobs of a name that live; return their ids."""
     live = [job.job_id for job in cluster.find(name).jobs if job.state not in TERMINAL]
     for job_id in live:
-        log.info("cancelling job %d, %s: nobody waits for it", job_id, name)
+        log.info("cancelling job %d, %s: orphaned", job_id, name)
         cluster.cancel(job_id)
     return live
 
 
 def _wait_for_end(cluster: CommandLineCluster, job_ids: Sequence[int], name: str) -> None:
-    """Wait until cancelled jobs are gone: what they are still writing must not get in the next one's way."""
+    """Wait until cancelled jobs are gone: what they are still writing must not interfere with the next one."""
     patience = time.monotonic() + ENDING_SECONDS
     while any(job.state not in TERMINAL for job in cluster.states(job_ids).values()):
         if time.monotonic() > patience:
@@ -126,13 +126,13 @@ def _wait_for_end(cluster: CommandLineCluster, job_ids: Sequence[int], name: str
         time.sleep(1)
 
 
-def _slurms_own(finished: Finished, name: str) -> NightbridgeError | None:
+def _slurm_error(finished: Finished, name: str) -> NightbridgeError | None:
     """The error of a job that Slurm did not run, or did not let end; None where the program itself failed."""
-    if _TAKEN_AWAY.search(finished.stderr):
+    if _ENDED_EARLY.search(finished.stderr):
         return TransientError(
             f"Slurm did not let the job end ({finished.tail})",
             thing=name,
-            advice="It is tried again; if its time or memory was too small, allow it more with srun_args",
+            advice="Will retry; if its time or memory was too small, raise the limits with srun_args",
         )
     if _NO_JOB.search(finished.stderr):
         return refusal_of(finished.stderr, name)

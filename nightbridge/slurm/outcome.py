@@ -1,6 +1,7 @@
-"""What became of a job, from Slurm's word, the exit file and the run's own evidence together."""
+"""The outcome of a job, from Slurm's state, the exit file and the run's own evidence together."""
 
 import re
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +22,7 @@ _NOT_LAUNCHED = frozenset({"joblaunchfailure", "launchfailed"})
 
 
 class RunEvidence(Model):
-    """What the run itself left, read from its logs and event files."""
+    """The evidence of the run itself, read from its logs and event files."""
 
     steps_done: int
     steps_expected: int | None
@@ -33,7 +34,7 @@ class RunEvidence(Model):
 
     @property
     def all_steps_done(self) -> bool:
-        """Whether the last iteration was reached; without an expectation, whether the program says that it ended."""
+        """Whether the last iteration was reached; without an expected number, whether the program reports its end."""
         if self.steps_expected is None:
             return self.finished_marker
         return self.steps_done >= self.steps_expected
@@ -42,7 +43,7 @@ class RunEvidence(Model):
 class _Case(NamedTuple):
     """Everything that the rules look at."""
 
-    status: JobStatus | None
+    status: JobStatus
     exit_file: int | None
     evidence: RunEvidence
     claimed: bool
@@ -51,34 +52,30 @@ class _Case(NamedTuple):
 
     @property
     def state(self) -> JobState:
-        return self.status.state if self.status is not None else JobState.UNKNOWN
+        return self.status.state
 
     @property
     def script_code(self) -> int | None:
         """The batch script's exit code: the exit file's, else Slurm's."""
-        if self.exit_file is not None:
-            return self.exit_file
-        return self.status.exit_code if self.status is not None else None
+        return self.exit_file if self.exit_file is not None else self.status.exit_code
 
     @property
     def guard_code(self) -> int | None:
         """The guard's exit code: it leaves no exit file, so the same code of a script is not taken for it."""
-        if self.exit_file is None and self.status is not None and self.status.exit_code in GUARD_CODES:
-            return self.status.exit_code
-        return None
+        return self.status.exit_code if self.exit_file is None and self.status.exit_code in GUARD_CODES else None
 
     @property
     def started(self) -> bool:
-        return self.claimed or (self.status is not None and self.status.started_at is not None)
+        return self.claimed or self.status.started_at is not None
 
     @property
     def lost(self) -> bool:
-        """Slurm lost it: nobody cancelled it, although accounting may call it so."""
-        return self.status is not None and self.status.reason.startswith(f"{LOST}:")
+        """Slurm lost it: no user cancelled it, although accounting may call it cancelled."""
+        return self.status.reason.startswith(f"{LOST}:")
 
     @property
     def cancelled(self) -> bool:
-        """Somebody cancelled it before its script had ended with 0.
+        """A user cancelled it before its script had ended with 0.
 
         A slurmctld that was killed before it saved a job's start cancels, when it is back, what has long ended.
         """
@@ -87,7 +84,7 @@ class _Case(NamedTuple):
 
     @property
     def ended_well(self) -> bool:
-        """Slurm and the exit file both say so, or the one that spoke does."""
+        """Slurm and the exit file both report success, or the only one of them that exists."""
         if self.state not in TERMINAL:
             return self.exit_file == 0
         return self.state is JobState.COMPLETED and self.exit_file in (None, 0)
@@ -103,13 +100,18 @@ class _Case(NamedTuple):
 
     @property
     def nodes(self) -> str:
-        return (self.status.nodes if self.status is not None else "") or "its node"
+        return self.status.nodes or "its node"
+
+    @property
+    def policy(self) -> str:
+        """Why the watcher cancelled it, with advice."""
+        return f"{self.cancellation.reason}. {self.cancellation.advice}" if self.cancellation is not None else ""
 
     @property
     def why(self) -> str:
         """Slurm's state with its reason, and the last error of the log."""
         said = self.state.value
-        if self.status is not None and self.status.reason:
+        if self.status.reason:
             said += f" ({self.status.reason})"
         if self.script_code:
             said += f", exit code {self.script_code}"
@@ -127,6 +129,8 @@ class _Rule(NamedTuple):
 
 
 _INFRASTRUCTURE_STATES = frozenset({JobState.NODE_FAIL, JobState.BOOT_FAIL, JobState.PREEMPTED, JobState.REVOKED})
+# What the exit file of a lost job holds: slurmd kills the job, and its recorder may or may not still write.
+_KILLED = (None, 128 + signal.SIGTERM, 128 + signal.SIGKILL)
 _OVER_TIME = frozenset({JobState.TIMEOUT, JobState.DEADLINE})
 
 # The first rule that applies decides.
@@ -143,21 +147,12 @@ _RULES: tuple[_Rule, ...] = (
         lambda case: f"{GUARD_CODES[case.guard_code or 0]} on {case.nodes}",
     ),
     _Rule(
-        lambda case: (
-            not case.claimed
-            and case.status is not None
-            and case.status.signal == _NO_OUTPUT_FILE
-            and case.state is JobState.FAILED
-        ),
+        lambda case: not case.claimed and case.status.signal == _NO_OUTPUT_FILE and case.state is JobState.FAILED,
         Outcome.INFRASTRUCTURE,
         lambda case: f"workspace not visible on {case.nodes}: the output file could not be opened there",
     ),
     _Rule(
-        lambda case: (
-            not case.claimed
-            and case.status is not None
-            and case.status.reason.lower().replace(" ", "") in _NOT_LAUNCHED
-        ),
+        lambda case: not case.claimed and case.status.reason.lower().replace(" ", "") in _NOT_LAUNCHED,
         Outcome.INFRASTRUCTURE,
         lambda case: f"could not be launched on {case.nodes}",
     ),
@@ -165,7 +160,7 @@ _RULES: tuple[_Rule, ...] = (
     _Rule(
         lambda case: case.state is JobState.CANCELLED and case.cancellation is not None and not case.started,
         Outcome.NEVER_STARTED,
-        lambda case: f"cancelled before it started: {_policy(case)}",
+        lambda case: f"cancelled before it started: {case.policy}",
     ),
     _Rule(
         lambda case: (
@@ -174,20 +169,20 @@ _RULES: tuple[_Rule, ...] = (
             and case.cancellation.policy == "max_runtime"
         ),
         Outcome.TIMEOUT,
-        lambda case: f"cancelled after {case.steps}: {_policy(case)}",
+        lambda case: f"cancelled after {case.steps}: {case.policy}",
     ),
-    # A person's word is final, whatever had been reached.
+    # A cancellation by a person is final, whatever had been reached.
     _Rule(
-        lambda case: case.state is JobState.CANCELLED and not case.started and _hopeless(case) is not None,
+        lambda case: (
+            case.state is JobState.CANCELLED and not case.started and hopeless_advice(case.status.reason) is not None
+        ),
         Outcome.NEVER_STARTED,
-        lambda case: f"it could never start ({case.status.reason if case.status else ''}). {_hopeless(case)}",
+        lambda case: f"it could never start ({case.status.reason}). {hopeless_advice(case.status.reason)}",
     ),
     _Rule(
         lambda case: case.cancelled,
         Outcome.CANCELLED,
-        lambda case: (
-            f"cancelled by {(case.status.cancelled_by if case.status else '') or 'somebody'} after {case.steps}"
-        ),
+        lambda case: f"cancelled by {case.status.cancelled_by or 'somebody'} after {case.steps}",
     ),
     _Rule(
         lambda case: case.state is JobState.DEADLINE and not case.started,
@@ -208,7 +203,7 @@ _RULES: tuple[_Rule, ...] = (
     ),
     # It is not.
     _Rule(
-        lambda case: case.state in _INFRASTRUCTURE_STATES or (case.lost and case.exit_file is None),
+        lambda case: case.state in _INFRASTRUCTURE_STATES or (case.lost and case.exit_file in _KILLED),
         Outcome.INFRASTRUCTURE,
         lambda case: f"{case.why} after {case.steps}",
     ),
@@ -224,7 +219,7 @@ _RULES: tuple[_Rule, ...] = (
     _Rule(
         lambda case: case.state not in TERMINAL and case.exit_file is None,
         Outcome.INFRASTRUCTURE,
-        lambda case: f"neither Slurm nor an exit file says what became of it after {case.steps}",
+        lambda case: f"neither Slurm nor an exit file reports its end after {case.steps}",
     ),
     _Rule(
         lambda case: case.evidence.timeout_marker,
@@ -253,12 +248,12 @@ def classify(job: Job, evidence: RunEvidence) -> Job:
 
     Args:
         job: As the watcher returned it.
-        evidence: What the run left.
+        evidence: Read from the run's output.
 
     """
     cancellation = read_cancellation(job.attempt_dir)
     case = _Case(
-        job.status,
+        job.status or JobStatus(job_id=job.job_id, state=JobState.UNKNOWN),
         job.exit_file_code,
         evidence,
         read_claim(job.attempt_dir) == job.job_id,
@@ -267,11 +262,3 @@ def classify(job: Job, evidence: RunEvidence) -> Job:
     )
     rule = next(rule for rule in _RULES if rule.applies(case))
     return job.model_copy(update={"outcome": rule.outcome, "outcome_reason": rule.reason(case)})
-
-
-def _policy(case: _Case) -> str:
-    return f"{case.cancellation.reason}. {case.cancellation.advice}" if case.cancellation is not None else ""
-
-
-def _hopeless(case: _Case) -> str | None:
-    return hopeless_advice(case.status.reason) if case.status is not None else None

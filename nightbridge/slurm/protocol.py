@@ -9,7 +9,7 @@ from nightbridge.models import ClusterLimits, ClusterSettings, JobStatus, Model
 
 
 class JobNotAccepted(TransientError):
-    """The cluster did not take the job now, and none exists: a submit limit, a partition that is down.
+    """The cluster accepts no job now, and none exists: a submit limit, a partition that is down.
 
     Every other `TransientError` of `submit` leaves open whether there is a job.
     """
@@ -25,13 +25,17 @@ class Lookup(Model):
 
 
 class Cluster(Protocol):
-    """What the rest of nightbridge asks of a cluster.
+    """A cluster as the rest of nightbridge uses it.
 
     Every method raises `TransientError` when the cluster does not answer, and `LaunchRefused` or another
-    `PermanentError` when it answers no for good.
+    `PermanentError` when it refuses for good.
     """
 
     settings: ClusterSettings
+
+    @property
+    def description(self) -> str:
+        """How the cluster is reached, for messages."""
 
     @property
     def accounting_horizon(self) -> float:
@@ -44,7 +48,7 @@ class Cluster(Protocol):
         """
 
     def test_only(self, name: str, options: Sequence[str]) -> LaunchRefused | None:
-        """Why a job with these sbatch options would be refused for good; None where it would not, or nobody can say.
+        """Why a job with these sbatch options would be refused for good; None where it would not, or that is unknown.
 
         No job is made.
         """
@@ -53,7 +57,7 @@ class Cluster(Protocol):
         """Find every job of this user and this exact name, live or ended, however old."""
 
     def states(self, job_ids: Sequence[int]) -> dict[int, JobStatus]:
-        """The status of many jobs in one question per source. A job that nobody knows (yet) is not in the answer.
+        """The status of many jobs with one query per source. A job that no source knows (yet) is not in the answer.
 
         Raises:
             StatusUnknown: No source answered.
@@ -65,6 +69,9 @@ class Cluster(Protocol):
 
     def limits(self) -> ClusterLimits:
         """What the cluster allows."""
+
+    def available_slots(self, nodes: int) -> int:
+        """Jobs of so many nodes that would start now; at least 1, also where the cluster does not answer."""
 
     def launch_environment(self) -> dict[str, str]:
         """Variables that a launcher needs to reach this cluster; squeue, sacct, srun, scontrol are on its PATH."""

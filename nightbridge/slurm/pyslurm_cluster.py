@@ -1,36 +1,52 @@
-"""A cluster through pyslurm, in a helper process of its own (see `pyslurm_process`). pyslurm 25.11 with Slurm 25.11.
+"""Slurm through pyslurm, in a helper process. pyslurm 25.11 with Slurm 25.11.
 
-Slurm's commands have to be on PATH all the same: the launcher and the jobs call them, and what pyslurm cannot do is
-done through them, which is said once in the log.
+pyslurm submits, finds, queries and cancels jobs. The rest is done by Slurm's commands, which have to be on PATH all the
+same: the launcher and the jobs call them. A job with an option that is not in the table of `job_attributes` is
+submitted by sbatch too, which is logged once: pyslurm's own reading of #SBATCH lines drops or misreads many of them,
+and a job must not differ from what its script requests.
+
+pyslurm is never imported here. It can end its process from C, and it holds the interpreter's lock for 10 to 20 seconds
+while slurmctld is away, which would stop everything else. Every call is one run of `pyslurm_helper`.
 """
 
-import getpass
+import json
 import logging
 import os
+import re
+import signal
+import socket
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from nightbridge.errors import LaunchRefused, PermanentError, StatusUnknown, TransientError
-from nightbridge.models import ClusterLimits, ClusterSettings, JobStatus
-from nightbridge.slurm.command_line import QUERY_TIMEOUT, SUBMIT_TIMEOUT, CommandLineCluster
-from nightbridge.slurm.environment import without_slurm
-from nightbridge.slurm.protocol import Lookup
-from nightbridge.slurm.pyslurm_options import Inexpressible, job_attributes, submit_environment
-from nightbridge.slurm.pyslurm_process import PyslurmFault, PyslurmProcess, helper_command
+from nightbridge.embedded.options import SBATCH, parse_time_limit, script_options, split_options
+from nightbridge.errors import (
+    InvalidInput,
+    LaunchRefused,
+    NightbridgeError,
+    PermanentError,
+    StatusUnknown,
+    TransientError,
+)
+from nightbridge.models import ClusterSettings, JobStatus
+from nightbridge.processes import run
+from nightbridge.slurm.command_line import QUERY_TIMEOUT, SHORTER_RANGES, SUBMIT_TIMEOUT, CommandLineCluster
 from nightbridge.slurm.sbatch_errors import refusal_of
-from nightbridge.slurm.states import ACTIVE, SHORTER_RANGES, TERMINAL, lookup_of, parse_state, statuses_of
+from nightbridge.slurm.states import job_status
 
 log = logging.getLogger(__name__)
+
+_HELPER = Path(__file__).with_name("pyslurm_helper.py")
 
 # slurm_errno.h of 25.11.
 _NO_SUCH_JOB = 2017
 _ALREADY_DONE = 2021
 _ACCESS_DENIED = 2002
 _POLICY = 2050
-"""A limit of an association or a QOS; sbatch says which, pyslurm does not."""
+"""A limit of an association or a QOS; sbatch names it, pyslurm does not."""
 _LEAST_SLURM_ERROR = 1000
 """Below are the C library's own numbers: after a cancel pyslurm reads whatever happens to stand there."""
 
@@ -46,25 +62,43 @@ _TEXTS: Mapping[int, str] = {
 _DAY = 86_400
 
 
-class PyslurmCluster:
+class PyslurmError(NightbridgeError):
+    """What pyslurm raised. `errno` is Slurm's error number; None for any other exception, such as a wrong type."""
+
+    errno: int | None = None
+
+
+class PyslurmCluster(CommandLineCluster):
     """Slurm through pyslurm as a `Cluster`.
 
     Args:
-        settings: The cluster's; `pyslurm_python` names the Python that has pyslurm.
-        process: The helper; the one of this process for these settings when unset.
+        settings: The cluster's; `pyslurm_python` names the Python that has pyslurm, this one when unset.
 
     """
 
-    def __init__(self, settings: ClusterSettings, process: PyslurmProcess | None = None) -> None:
-        self.settings = settings
-        self._commands = CommandLineCluster(settings)
-        self._process = process or helper_of(settings)
-        self._told: set[str] = set()
+    def __init__(self, settings: ClusterSettings) -> None:
+        super().__init__(settings)
+        self._logged: set[str] = set()
 
     @property
-    def accounting_horizon(self) -> float:
-        """Seconds after an intent to submit during which a lookup that finds nothing proves nothing."""
-        return self.settings.accounting_horizon
+    def description(self) -> str:
+        """How the cluster is reached, for messages."""
+        return "using pyslurm"
+
+    def version(self) -> str:
+        """The version of pyslurm, after a small query that slurmctld has answered.
+
+        Raises:
+            NightbridgeError: pyslurm does not work with this Slurm; the message says why.
+
+        """
+        conf = self.settings.slurm_conf
+        if conf is not None and not conf.exists():
+            raise PermanentError("is not there", thing=str(conf))  # Slurm's library would wait a minute for it
+        try:
+            return str(self._call("probe"))
+        except PyslurmError as error:
+            raise TransientError(f"slurmctld does not answer pyslurm: {_text_of(error)}") from error
 
     def submit(self, name: str, script: Path, options: Sequence[str]) -> int:
         """Submit `script` as `name`.
@@ -74,8 +108,8 @@ class PyslurmCluster:
 
         Raises:
             StatusUnknown: The helper did not answer, or slurmctld was lost meanwhile; the job may exist.
-            JobNotAccepted: Not now (`refusals.REFUSALS`).
-            LaunchRefused: Never, with the advice that fits.
+            JobNotAccepted: Slurm accepts no job now (see `sbatch_errors`).
+            LaunchRefused: Slurm never accepts this job, with the advice that fits.
 
         """
         folder = str(Path.cwd())
@@ -86,192 +120,243 @@ class PyslurmCluster:
         try:
             attributes = job_attributes(name, text, options, folder)
         except Inexpressible as error:
-            self._tell(f"pyslurm cannot express {error}: sbatch submits such jobs")
-            return self._commands.submit(name, script, options)
+            self._log_once(f"pyslurm cannot express {error}: using sbatch for such jobs")
+            return super().submit(name, script, options)
         environment = submit_environment(self._environment(), attributes, folder)
         try:
-            return int(self._process.call("submit", SUBMIT_TIMEOUT, attributes=attributes, environment=environment))
-        except PyslurmFault as fault:
-            if fault.errno == _POLICY:  # no job exists: sbatch is asked for the limit's name
-                return self._commands.submit(name, script, options)
-            if fault.errno is None:
-                raise LaunchRefused(f"pyslurm refused the job: {fault.what}", thing=name) from fault
-            raise refusal_of(f"Batch job submission failed: {_words(fault)}", name) from fault
-
-    def test_only(self, name: str, options: Sequence[str]) -> LaunchRefused | None:
-        """Why Slurm would refuse a job with these options for good, asked of sbatch: pyslurm has no such question."""
-        try:
-            return self._commands.test_only(name, options)
-        except PermanentError as error:
-            self._tell(f"whether Slurm would take a job is not asked: {error}")
-            return None
-
-    def find(self, name: str) -> Lookup:
-        """Find this user's jobs of exactly this name in slurmctld and in accounting, however old.
-
-        A site that forbids long ranges in accounting gets shorter ones; then "however old" is what the site allows.
-        """
-        uid = os.getuid()
-        now = int(time.time())
-        starts = (1, *(now - days * _DAY for days in SHORTER_RANGES))
-        return lookup_of(
-            name,
-            self._rows("live", name=name, uid=uid),
-            self._rows("past", name=name, uid=uid, starts=starts),
-        )
-
-    def states(self, job_ids: Sequence[int]) -> dict[int, JobStatus]:
-        """Ask slurmctld and slurmdbd once each about all these jobs."""
-        if not job_ids:
-            return {}
-        ids = sorted(set(job_ids))
-        return statuses_of(self.settings.name, job_ids, self._rows("live", ids=ids), self._rows("past", ids=ids))
+            return int(self._call("submit", SUBMIT_TIMEOUT, attributes=attributes, environment=environment))
+        except PyslurmError as error:
+            if error.errno == _POLICY:  # no job exists: sbatch names the limit
+                return super().submit(name, script, options)
+            if error.errno is None:
+                raise LaunchRefused(f"pyslurm refused the job: {error.what}", thing=name) from error
+            raise refusal_of(f"Batch job submission failed: {_text_of(error)}", name) from error
 
     def cancel(self, job_id: int) -> None:
         """Cancel a job; one that has ended is no error.
 
         Raises:
             TransientError: slurmctld did not answer.
-            PermanentError: The job is somebody else's.
+            PermanentError: The job is another user's.
 
         """
         try:
-            self._process.call("cancel", QUERY_TIMEOUT, job_id=job_id)
-        except PyslurmFault as fault:
-            number = fault.errno
+            self._call("cancel", job_id=job_id)
+        except PyslurmError as error:
+            number = error.errno
             if number in (_NO_SUCH_JOB, _ALREADY_DONE) or (number is not None and 0 <= number < _LEAST_SLURM_ERROR):
                 return
             if number == _ACCESS_DENIED:
-                raise PermanentError(f"Slurm refused: {_words(fault)}", thing=f"job {job_id}") from fault
-            raise TransientError(f"the job was not cancelled: {_words(fault)}", thing=f"job {job_id}") from fault
+                raise PermanentError(f"Slurm refused: {_text_of(error)}", thing=f"job {job_id}") from error
+            raise TransientError(f"the job was not cancelled: {_text_of(error)}", thing=f"job {job_id}") from error
 
-    def limits(self) -> ClusterLimits:
-        """What Slurm says about the partition of the settings, else the default one, and whether srun knows pyxis.
-
-        Raises:
-            PermanentError: pyslurm cannot be used here.
-            TransientError: slurmctld did not answer.
-
-        """
+    def _refusal_of(self, argv: Sequence[str]) -> str:
         try:
-            listed = self._process.call("limits", QUERY_TIMEOUT)
-        except PyslurmFault as fault:
-            raise TransientError(f"slurmctld did not answer: {_words(fault)}", thing=self.settings.name) from fault
-        default = next((one["name"] for one in listed if one["default"]), None)
-        partition = self.settings.partition or default
-        ours = next((one for one in listed if one["name"] == partition), None)
-        known = ClusterLimits(
-            partitions=tuple(one["name"] for one in listed),
-            partition=partition,
-            account=self.settings.account,
-            configured_gpus_per_node=self.settings.gpus_per_node,
-            gpus_per_node=self.settings.gpus_per_node,
-            has_pyxis=self._commands.has_pyxis(),
-        )
-        if ours is None:
-            return known
-        gpus = max((_gpus(gres) for gres in ours["gres"]), default=0)
-        return known.model_copy(
-            update={
-                "accounts": self._accounts(ours),
-                "gres": tuple(sorted({name.partition(":")[0] for gres in ours["gres"] for name in gres})),
-                "max_nodes": min(ours["nodes"], ours["max_nodes"] or ours["nodes"]),
-                "max_time_seconds": None if ours["max_minutes"] is None else 60 * ours["max_minutes"],
-                "gpus_per_node": known.gpus_per_node or gpus or None,
-            }
-        )
+            return super()._refusal_of(argv)
+        except PermanentError as error:
+            self._log_once(f"jobs are not tested before their submission: {error}")
+            return ""
 
-    def launch_environment(self) -> dict[str, str]:
-        """PATH with the settings' folder first, and SLURM_CONF, where they are set."""
-        return self._commands.launch_environment()
+    def _live_jobs(self, *, ids: Sequence[int] = (), name: str = "") -> list[JobStatus] | None:
+        return self._jobs("live", ids=list(ids), name=name, uid=os.getuid())
 
-    def _environment(self) -> dict[str, str]:
-        return without_slurm(os.environ) | self.launch_environment()
+    def _past_jobs(self, *, ids: Sequence[int] = (), name: str = "") -> list[JobStatus] | None:
+        now = int(time.time())
+        starts = (1, *(now - days * _DAY for days in SHORTER_RANGES))
+        return self._jobs("past", ids=list(ids), name=name, uid=os.getuid(), starts=starts)
 
-    def _rows(self, source: str, **arguments: Any) -> list[JobStatus] | None:
+    def _jobs(self, source: str, **arguments: Any) -> list[JobStatus] | None:
         """What one source knows; None when it does not answer."""
         try:
-            return [_status(row) for row in self._process.call(source, QUERY_TIMEOUT, **arguments)]
-        except PyslurmFault as fault:
-            if fault.errno is None:
-                self._tell(f"pyslurm failed at what {source} jobs there are: {fault.what}")
+            rows = self._call(source, **arguments)
+        except PyslurmError as error:
+            if error.errno is None:
+                self._log_once(f"pyslurm cannot list {source} jobs: {error.what}")
             return None
         except StatusUnknown:
             return None
+        return [_status(**row) for row in rows]
 
-    def _accounts(self, partition: Mapping[str, Any]) -> tuple[str, ...] | None:
-        """The accounts that this user may charge there; None where any will do, or where Slurm does not say."""
-        allowed = {account for account in partition["accounts"] if account.upper() != "ALL"} or None
+    def _call(self, call: str, timeout: float | None = None, **arguments: Any) -> Any:
+        """Run one call of the helper.
+
+        Isolated (`-I`): neither PYTHONPATH nor the current folder can put another module in its way.
+
+        Raises:
+            PyslurmError: pyslurm raised something.
+            StatusUnknown: No answer in time, or the helper died; the call may have had its effect.
+            PermanentError: pyslurm cannot be used here.
+
+        """
+        python = str(self.settings.pyslurm_python or sys.executable)
+        question = json.dumps({"call": call, "arguments": arguments}).encode()
+        timeout = timeout or QUERY_TIMEOUT
         try:
-            if "ASSOCIATIONS" not in self._process.call("enforced", QUERY_TIMEOUT):
-                return None if allowed is None or self.settings.account is None else tuple(sorted(allowed))
-            rows = self._process.call("associations", QUERY_TIMEOUT, user=getpass.getuser())
-        except (PyslurmFault, StatusUnknown):
-            return None
-        of_user = {account for account, only_there in rows if only_there in ("", partition["name"])}
-        if not of_user:
-            return None
-        return tuple(sorted(of_user if allowed is None else of_user & allowed))
+            finished = run([python, "-I", _HELPER], environment=self._environment(), timeout=timeout, given=question)
+        except PermanentError as error:
+            raise PermanentError(error.what, thing=python, advice="Correct the cluster's pyslurm_python") from error
+        except TransientError as error:
+            raise StatusUnknown(f"pyslurm did not answer in {timeout:.0f} s", advice="Will retry") from error
+        imported, *answers = [json.loads(line) for line in finished.stdout.splitlines()] or [{}]
+        if not imported.get("ready"):
+            reason = imported.get("error") or finished.tail or "no output"
+            raise PermanentError(f"pyslurm cannot be used here: {reason}", thing=python)
+        if not answers:
+            raise StatusUnknown(f"pyslurm's process died: {finished.tail or 'no output'}", advice="Will retry")
+        if "error" in answers[0]:
+            raised = PyslurmError(answers[0]["error"], thing="pyslurm")
+            raised.errno = answers[0]["errno"]
+            raise raised
+        return answers[0]["result"]
 
-    def _tell(self, message: str) -> None:
-        if message not in self._told:
-            self._told.add(message)
+    def _log_once(self, message: str) -> None:
+        if message not in self._logged:
+            self._logged.add(message)
             log.info("%s: %s", self.settings.name, message)
 
 
-_helpers: dict[tuple[object, ...], PyslurmProcess] = {}
+def _text_of(error: PyslurmError) -> str:
+    return error.what or _TEXTS.get(error.errno or 0, f"error {error.errno}")
 
 
-def helper_of(settings: ClusterSettings) -> PyslurmProcess:
-    """The one helper of this process for a Slurm: starting it and its import of pyslurm take a moment."""
-    command = helper_command(settings.pyslurm_python)
-    environment = without_slurm(os.environ)
-    if settings.slurm_conf is not None:
-        environment["SLURM_CONF"] = str(settings.slurm_conf)
-    return _helpers.setdefault((command, environment.get("SLURM_CONF")), PyslurmProcess(command, environment))
-
-
-def trouble_with_pyslurm(settings: ClusterSettings, process: PyslurmProcess | None = None) -> str | None:
-    """Why pyslurm does not work with this Slurm; None when it does, tried on slurmctld itself."""
-    if settings.slurm_conf is not None and not settings.slurm_conf.exists():
-        return f"{settings.slurm_conf} is not there"  # Slurm's library would wait a minute for it
-    helper = process or helper_of(settings)
-    try:
-        helper.call("probe", QUERY_TIMEOUT)
-    except PyslurmFault as fault:
-        return f"slurmctld does not answer pyslurm {helper.version}: {_words(fault)}"
-    except (PermanentError, StatusUnknown) as error:
-        return error.what
-    return None
-
-
-def _words(fault: PyslurmFault) -> str:
-    return fault.what or _TEXTS.get(fault.errno or 0, f"error {fault.errno}")
-
-
-def _gpus(gres: Mapping[str, int]) -> int:
-    return sum(count for name, count in gres.items() if name.partition(":")[0] == "gpu")
-
-
-def _status(row: Mapping[str, Any]) -> JobStatus:
-    state = parse_state(row["state"])
-    held_nodes = state in ACTIVE | TERMINAL and bool(row["nodes"])
-    by = row.get("cancelled_by", "")
-    return JobStatus(
-        job_id=row["id"],
-        name=row["name"],
-        state=state,
-        reason="" if row["reason"] == "None" else row["reason"],
-        exit_code=row["exit_code"] if state in TERMINAL else None,
-        signal=row["signal"] if state in TERMINAL else None,
-        submitted_at=_time(row["submitted"]),
-        # Of a pending job these are estimates, and of one that was cancelled while pending the time of that.
-        started_at=_time(row["started"]) if held_nodes else None,
-        ended_at=_time(row["ended"]) if state in TERMINAL else None,
-        nodes=row["nodes"] if held_nodes else "",
-        cancelled_by=by if row["state"].startswith("CANCELLED") else "",
-    )
+def _status(*, submitted: int | None, started: int | None, ended: int | None, **fields: Any) -> JobStatus:
+    return job_status(submitted=_time(submitted), started=_time(started), ended=_time(ended), **fields)
 
 
 def _time(seconds: int | None) -> datetime | None:
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+
+
+class Inexpressible(Exception):
+    """An option that pyslurm cannot express."""
+
+
+_Read = Callable[[str], object]
+"""Turns an option's value into the attribute's; None where pyslurm cannot express it."""
+
+
+def _matching(pattern: str, convert: _Read = str) -> _Read:
+    return lambda value: convert(value) if re.fullmatch(pattern, value) else None
+
+
+def _minutes(value: str) -> int | None:
+    """Whole minutes: a string of digits alone is a type error in pyslurm, and Slurm rounds seconds up."""
+    seconds = parse_time_limit(value)
+    return -(-seconds // 60) if seconds else None
+
+
+def _signal(value: str) -> dict[str, Any] | None:
+    """The signal that a job requests before its time limit: `[B:]NAME[@SECONDS]`; `R` is not in pyslurm."""
+    found = re.fullmatch(r"(B:)?(?:SIG)?(\w+)(?:@(\d+))?", value, re.IGNORECASE)
+    if found is None:
+        return None
+    names = {member.name.removeprefix("SIG"): int(member) for member in signal.Signals}
+    number = int(found[2]) if found[2].isdigit() else names.get(found[2].upper())
+    return {"signal": number, "time": int(found[3] or 60), "batch_only": bool(found[1])} if number else None
+
+
+_TEXT = _matching(r".+")
+_COUNT = _matching(r"[1-9]\d*", int)
+# Zero means a node's whole memory to sbatch, and nothing to pyslurm.
+_MEMORY = _matching(r"[1-9]\d*[KMGT]?")
+# Names with a count each: pyslurm stumbles over a bare name and over units.
+_GRES = _matching(r"(\w+(:[\w.]+)?:\d+)(,\w+(:[\w.]+)?:\d+)*")
+
+_ATTRIBUTES: Mapping[str, tuple[str, _Read]] = {
+    "account": ("account", _TEXT),
+    "begin": ("begin_time", _TEXT),
+    "chdir": ("working_directory", _TEXT),
+    "comment": ("comment", _TEXT),
+    "constraint": ("constraints", _TEXT),
+    "contiguous": ("requires_contiguous_nodes", _matching("", lambda _: True)),
+    "cpus-per-task": ("cpus_per_task", _COUNT),
+    "dependency": ("dependencies", _TEXT),
+    "error": ("standard_error", _TEXT),
+    "exclude": ("excluded_nodes", _TEXT),
+    "exclusive": ("resource_sharing", _matching("|user|mcs", lambda value: value or "no")),
+    "gpus-per-node": ("gres_per_node", _matching(r"([\w.]+:)?[1-9]\d*", lambda value: f"gpu:{value}")),
+    "gres": ("gres_per_node", _GRES),
+    "input": ("standard_in", _TEXT),
+    "job-name": ("name", _TEXT),
+    "licenses": ("licenses", _TEXT),
+    "mem": ("memory_per_node", _MEMORY),
+    "mem-per-cpu": ("memory_per_cpu", _MEMORY),
+    "no-requeue": ("is_requeueable", _matching("", lambda _: False)),
+    "nodelist": ("required_nodes", _TEXT),
+    "nodes": ("nodes", _matching(r"[1-9]\d*(-[1-9]\d*)?")),
+    "ntasks": ("ntasks", _COUNT),
+    "ntasks-per-node": ("ntasks_per_node", _COUNT),
+    "open-mode": ("log_files_open_mode", _TEXT),
+    "output": ("standard_output", _TEXT),
+    "partition": ("partitions", _TEXT),
+    "qos": ("qos", _TEXT),
+    "reservation": ("reservations", _TEXT),
+    "segment": ("segment_size", _COUNT),
+    "signal": ("signal", _signal),
+    "time": ("time_limit", _minutes),
+    "time-min": ("time_limit_min", _minutes),
+    "wckey": ("wckey", _TEXT),
+}
+_MEANINGLESS = frozenset({"parsable", "quiet", "verbose", "requeue"})
+
+
+def job_attributes(name: str, script: str, options: Sequence[str], folder: str) -> dict[str, Any]:
+    """What a `JobSubmitDescription` is made of.
+
+    Args:
+        name: The job's name.
+        script: The batch script's text. `options` win over its #SBATCH lines.
+        options: Further sbatch options.
+        folder: Where the job runs without `--chdir`, absolute.
+
+    Raises:
+        Inexpressible: pyslurm cannot express an option, or sbatch has to refuse it.
+
+    """
+    given = _options_of(script_options(script)) | _options_of(options)
+    given["no-requeue"] = ""
+    attributes: dict[str, Any] = {"working_directory": folder}
+    for option, value in given.items():
+        if option in _MEANINGLESS:
+            continue
+        if option not in _ATTRIBUTES:
+            raise Inexpressible(f"--{option}")
+        attribute, read = _ATTRIBUTES[option]
+        if attribute == "gres_per_node" and attribute in attributes:
+            raise Inexpressible("--gres beside --gpus-per-node")
+        attributes[attribute] = read(value)
+        if attributes[attribute] is None:
+            raise Inexpressible(f"--{option}={value}" if value else f"--{option}")
+    if "nodes" not in attributes and attributes.get("ntasks", 1) > 1:
+        raise Inexpressible("--ntasks without --nodes")  # pyslurm makes that one node
+    # One task by default to pyslurm, whatever the nodes; sbatch counts at least one for each.
+    smallest = int(str(attributes.get("nodes", "1")).partition("-")[0])
+    attributes.setdefault("ntasks", smallest * attributes.get("ntasks_per_node", 1))
+    return attributes | {"name": name, "script": script}
+
+
+def submit_environment(environment: Mapping[str, str], attributes: Mapping[str, Any], folder: str) -> dict[str, str]:
+    """The job's environment with the variables that sbatch itself would add (sbatch(1), "OUTPUT ENVIRONMENT")."""
+    tasks = None if "-" in str(attributes.get("nodes", "")) else attributes["ntasks"]
+    added: dict[str, object] = {
+        "SLURM_SUBMIT_DIR": folder,
+        "SLURM_SUBMIT_HOST": socket.gethostname(),
+        "SLURM_JOB_NAME": attributes["name"],
+        "SLURM_PRIO_PROCESS": os.getpriority(os.PRIO_PROCESS, 0),
+        "SLURM_NTASKS_PER_NODE": attributes.get("ntasks_per_node"),
+        "SLURM_CPUS_PER_TASK": attributes.get("cpus_per_task"),
+        "SLURM_NTASKS": tasks,
+        "SLURM_NPROCS": tasks,
+    }
+    return dict(environment) | {key: str(value) for key, value in added.items() if value is not None}
+
+
+def _options_of(words: Sequence[str]) -> dict[str, str]:
+    try:
+        options, rest = split_options(words, SBATCH)
+    except (InvalidInput, ValueError) as error:
+        # sbatch refuses it in its own words, or knows the option after all.
+        raise Inexpressible(str(error)) from error
+    if rest:
+        raise Inexpressible(rest[0])
+    return options

@@ -1,4 +1,4 @@
-"""What sbatch's refusals mean: wait, look the job up, or change something."""
+"""sbatch's refusals as errors: wait, look the job up, or change something."""
 
 import re
 from collections.abc import Sequence
@@ -8,11 +8,11 @@ from nightbridge.slurm.protocol import JobNotAccepted
 
 # The first pattern that occurs in what sbatch wrote decides. Texts: slurm_errno.c, opt.c and sbatch.c of Slurm 22.05 to
 # 26.05. StatusUnknown: the job may exist all the same, so it is looked up by name before the next try.
-# JobNotAccepted: there is no job, a later try may work. LaunchRefused: a person has to change something.
+# JobNotAccepted: there is no job, a later try may work. LaunchRefused: the user has to change something.
 REFUSALS: tuple[ErrorPattern, ...] = (
     ErrorPattern(
         r"Unable to contact slurm controller \(connect failure\)|Connection refused|controller in standby mode",
-        JobNotAccepted, "slurmctld cannot be reached", "It is tried again; ask the site if this lasts",
+        JobNotAccepted, "slurmctld cannot be reached", "Will retry; contact the site if this lasts",
     ),
     ErrorPattern(
         r"Socket timed out|Unable to contact slurm controller|Zero Bytes were transmitted|Unexpected message received"
@@ -28,16 +28,16 @@ REFUSALS: tuple[ErrorPattern, ...] = (
     ErrorPattern(
         r"(?:Assoc|QOS)\w*Submit\w*|MaxSubmitJobs|MaxJobCount",
         JobNotAccepted, "a submit limit of the user, account or QOS is reached",
-        "It is tried again when jobs have ended",
+        "Will retry when jobs have ended",
     ),
     ErrorPattern(
         r"temporarily unable to accept job|Resource temporarily unavailable|Unable to create job record, try again"
         r"|RPC limit exceeded|rate limit|the DB index is being set|I/O error writing script/environment",
-        JobNotAccepted, "slurmctld takes no jobs at the moment", "It is tried again",
+        JobNotAccepted, "slurmctld accepts no jobs at the moment", "Will retry",
     ),
     ErrorPattern(
         r"Required (partition|node) not available|Requested nodes are busy",
-        JobNotAccepted, "the partition or its nodes are down, drained or reserved", "It is tried again; see `sinfo -R`",
+        JobNotAccepted, "the partition or its nodes are down, drained or reserved", "Will retry; see `sinfo -R`",
     ),
     ErrorPattern(
         r"[Ii]nvalid partition|partition name specified|No partition specified",
@@ -67,7 +67,7 @@ REFUSALS: tuple[ErrorPattern, ...] = (
     ),
     ErrorPattern(
         r"[Ii]nvalid (generic resource|GRES|gres)|Invalid Trackable RESource",
-        LaunchRefused, "the GPUs (gres) asked for do not exist here", "Compare gpus_per_node with `sinfo -o '%P %G'`",
+        LaunchRefused, "the requested GPUs (gres) do not exist here", "Compare gpus_per_node with `sinfo -o '%P %G'`",
     ),
     ErrorPattern(
         r"node configuration is not available|partition configuration not available|Memory required by task"
@@ -80,7 +80,7 @@ REFUSALS: tuple[ErrorPattern, ...] = (
     ),
     ErrorPattern(
         r"group not permitted to use this partition|Access/permission denied|Operation not permitted",
-        LaunchRefused, "you may not submit there", "Choose another partition or account, or ask the site",
+        LaunchRefused, "you may not submit there", "Choose another partition or account, or contact the site",
     ),
     ErrorPattern(
         r"violates accounting/QOS policy",
@@ -96,24 +96,24 @@ REFUSALS: tuple[ErrorPattern, ...] = (
         "Check the cluster's extra_sbatch_args against sbatch(1) of this site",
     ),
     ErrorPattern(
-        # The last one says nothing that the message does not.
-        r"Batch job submission failed", LaunchRefused, "the site refused the job", "See the message; ask the site",
+        # The last one adds nothing to the message.
+        r"Batch job submission failed", LaunchRefused, "the site refused the job", "See the message; contact the site",
     ),
 )  # fmt: skip
 
 
 def refusal_of(message: str, thing: str) -> NightbridgeError:
-    """The error that fits what sbatch wrote. Silence leaves open whether there is a job."""
+    """The error that fits what sbatch wrote. Without output the job may exist."""
     if not message.strip():
         return StatusUnknown(
-            "sbatch ended without a word; the job may exist", thing=thing, advice="It is looked up before the next try"
+            "sbatch ended without output; the job may exist", thing=thing, advice="It is looked up before the next try"
         )
     known = _first_of(REFUSALS, message, thing)
     return known or LaunchRefused(f"sbatch refused the job: {last_line(message)}", thing=thing, advice="See sbatch(1)")
 
 
 def known_refusal_of(message: str, thing: str) -> LaunchRefused | None:
-    """What a person has to change, from what sbatch wrote; None for what may pass and for what no one has heard of."""
+    """What the user has to change, from what sbatch wrote; None for what may pass and for unknown messages."""
     known = _first_of(REFUSALS[:-1], message, thing)
     return known if isinstance(known, LaunchRefused) else None
 
@@ -124,13 +124,13 @@ def _first_of(refusals: Sequence[ErrorPattern], message: str, thing: str) -> Nig
 
 
 def _line_of(pattern: str, message: str) -> str:
-    """The line of a message in which a pattern ends; the last that says something before it, where that is empty."""
+    """The line of a message in which a pattern ends; the last line with text before it, where that is empty."""
     found = re.search(pattern, message)
     end = found.end() if found else len(message)
     return last_line(message[:end] + message[end:].partition("\n")[0])
 
 
 def last_line(text: str) -> str:
-    """The last line that says something, without the command's own prefix."""
+    """The last line with text, without the command's own prefix."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return re.sub(r"^\w+: error: ", "", lines[-1]) if lines else ""

@@ -1,4 +1,4 @@
-"""What stands as `sbatch` on the launcher's PATH, so that an attempt has exactly one job.
+"""The `sbatch` on the launcher's PATH, so that an attempt has exactly one job.
 
 The launcher calls `sbatch --requeue --parsable SCRIPT`. The shim looks the attempt's job up, declares its intent,
 submits a guarded copy of the script under the attempt's name, records the job, and prints its numeric id alone. It
@@ -17,19 +17,12 @@ import socket
 import subprocess
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 
-from nightbridge.embedded.sbatch_options import SBATCH, split_options
-from nightbridge.errors import (
-    DamagedData,
-    InvalidInput,
-    LaunchRefused,
-    PermanentError,
-    StatusUnknown,
-    TransientError,
-)
+from nightbridge.embedded.options import SBATCH, split_options
+from nightbridge.errors import DamagedData, InvalidInput, LaunchRefused, PermanentError, StatusUnknown, TransientError
 from nightbridge.files import create_exclusively, quota_error, write_atomically, write_model
 from nightbridge.models import JobStatus, utc_now
 from nightbridge.processes import own_program
@@ -39,8 +32,8 @@ from nightbridge.slurm.attempt_files import (
     SUBMISSION_FILE,
     AttemptContext,
     Intent,
-    Refusal,
     Submission,
+    SubmitRefusal,
     declare_intent,
     newest_intent,
     read_attempt,
@@ -49,7 +42,7 @@ from nightbridge.slurm.attempt_files import (
     read_submission,
     withdraw_intent,
 )
-from nightbridge.slurm.environment import LAUNCHER_ONLY, without_folder
+from nightbridge.slurm.command_line import without_slurm
 from nightbridge.slurm.factory import open_cluster
 from nightbridge.slurm.protocol import Cluster, JobNotAccepted
 from nightbridge.slurm.script import wrap_script
@@ -59,14 +52,32 @@ PERMANENT_FAILURE = 1
 
 ATTEMPT_VARIABLE = "NIGHTBRIDGE_ATTEMPT"
 
+# sbatch hands its environment on to the job. These belong to the process that runs the pipeline: where its Prefect and
+# its store are, with what keys, and which Python it is.
+_OWN_PREFIXES = ("PREFECT_", "AWS_", "NIGHTBRIDGE_")
+_OWN_NAMES = frozenset({"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "VIRTUAL_ENV_PROMPT", "__PYVENV_LAUNCHER__"})
+
+# What the submit stage adds for the launcher alone. (Not PYTHONDONTWRITEBYTECODE: a job that has the checkout mounted
+# must not write into it either.)
+_LAUNCHER_ONLY = frozenset({ATTEMPT_VARIABLE, "COLUMNS"})
+
 # sbatch options that the shim decides itself. A requeue behind our back would overwrite the job's evidence; the job's
 # name is the attempt's.
 _OWN_OPTIONS = frozenset({"requeue", "no-requeue", "parsable", "job-name", "quiet", "verbose"})
 _INFORMATION = frozenset({"help", "version", "usage", "test-only"})
-# An intent whose process still lives forbids another one for this long: a stopped process may go on and submit.
+# An intent whose process still lives forbids another one for this long: a stopped process may resume and submit.
 _STALLED_AFTER = timedelta(minutes=10)
 # How far apart the clocks of this host and of slurmctld may be when a found job is matched with its intent.
 _CLOCK_SLACK = timedelta(seconds=5)
+
+
+def launcher_base(environ: Mapping[str, str]) -> dict[str, str]:
+    """`environ` without Slurm's variables and without what belongs to the pipeline's own process."""
+    return {
+        name: value
+        for name, value in without_slurm(environ).items()
+        if name not in _OWN_NAMES and not name.startswith(_OWN_PREFIXES)
+    }
 
 
 def install_shim(attempt_dir: Path) -> Path:
@@ -94,10 +105,10 @@ def _write_program(path: Path, text: str) -> None:
     )
     if written.returncode:
         temporary.unlink(missing_ok=True)
-        said = written.stderr.decode(errors="replace").strip()
-        if os.strerror(errno.EDQUOT) in said:
+        reason = written.stderr.decode(errors="replace").strip()
+        if os.strerror(errno.EDQUOT) in reason:
             raise quota_error(path)
-        raise TransientError(f"cannot be written: {said}", thing=str(path), advice="It is tried again")
+        raise TransientError(f"cannot be written: {reason}", thing=str(path), advice="Will retry")
 
 
 def submit_once(context: AttemptContext, cluster: Cluster, script: Path, options: Sequence[str]) -> Submission:
@@ -114,7 +125,7 @@ def submit_once(context: AttemptContext, cluster: Cluster, script: Path, options
         PermanentError: The cluster refused the job.
 
     """
-    # Before the lookup: an intent that appears after it means that somebody else is submitting.
+    # Before the lookup: an intent that appears after it means that another process is submitting.
     seen = newest_intent(context.attempt_dir)
     if submission := find_submission(context, cluster, script):
         return submission
@@ -125,7 +136,7 @@ def submit_once(context: AttemptContext, cluster: Cluster, script: Path, options
     intent = declare_intent(context.attempt_dir, script, experiment_dir, after=seen)
     if intent is None:
         raise TransientError(
-            "another process is submitting this attempt", thing=context.name, advice="It is looked up again"
+            "another process is submitting this attempt", thing=context.name, advice="Will look it up again"
         )
     try:
         write_atomically(copy, guarded.encode())
@@ -154,7 +165,7 @@ def find_submission(context: AttemptContext, cluster: Cluster, script: Path | No
     Args:
         context: The attempt.
         cluster: Where it was submitted.
-        script: The launcher's script, for a job that left no intent (its workspace was made anew).
+        script: The launcher's script, for a job that left no intent (its workspace was recreated).
 
     Returns:
         None only when there certainly is no job: every source answered, and no intent is younger than the horizon.
@@ -168,7 +179,7 @@ def find_submission(context: AttemptContext, cluster: Cluster, script: Path | No
     lookup = cluster.find(context.name)
     intents = read_intents(context.attempt_dir)
     if lookup.jobs:
-        job = _the_one(lookup.jobs, read_claim(context.attempt_dir))
+        job = _claimed_or_first(lookup.jobs, read_claim(context.attempt_dir))
         return _record(context, _submission_of(context, job, intents, script))
     for intent in intents:
         _check_intent(context, intent, cluster.accounting_horizon)
@@ -176,7 +187,7 @@ def find_submission(context: AttemptContext, cluster: Cluster, script: Path | No
         raise StatusUnknown(
             "cannot tell whether the job exists: squeue or sacct did not answer",
             thing=context.name,
-            advice="It is looked up again",
+            advice="Will look it up again",
         )
     return None
 
@@ -204,18 +215,17 @@ def main(arguments: Sequence[str]) -> int:
         return _refuse(attempt_dir, error)
     except OSError as error:
         name = str(error.filename or attempt_dir)
-        return _refuse(
-            attempt_dir, TransientError(error.strerror or str(error), thing=name, advice="It is tried again")
-        )
+        return _refuse(attempt_dir, TransientError(error.strerror or str(error), thing=name, advice="Will retry"))
     print(submission.job_id)
     return 0
 
 
 def _restore_environment(attempt_dir: Path) -> None:
     """Undo what was for the launcher alone: the job gets this environment, and the real sbatch must be found."""
-    for name in LAUNCHER_ONLY:
+    for name in _LAUNCHER_ONLY:
         os.environ.pop(name, None)
-    os.environ["PATH"] = without_folder(os.environ.get("PATH", os.defpath), str(attempt_dir / "bin"))
+    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    os.environ["PATH"] = os.pathsep.join(one for one in folders if one.rstrip("/") != str(attempt_dir / "bin"))
 
 
 def _read_arguments(arguments: Sequence[str], cluster: Cluster) -> tuple[list[str], Path]:
@@ -234,7 +244,7 @@ def _read_arguments(arguments: Sequence[str], cluster: Cluster) -> tuple[list[st
 
 
 def _become_sbatch(arguments: Sequence[str], cluster: Cluster) -> None:
-    """Hand a question that submits nothing to the real command."""
+    """Pass a query that submits nothing to the real command."""
     environment = dict(os.environ) | cluster.launch_environment()
     program = shutil.which("sbatch", path=environment["PATH"])
     if program is None:
@@ -250,21 +260,21 @@ def _read_script(script: Path) -> str:
 
 
 def _check_intent(context: AttemptContext, intent: Intent, horizon: float) -> None:
-    """Raise while a job of this intent may still show up."""
+    """Raise while a job of this intent may still appear."""
     age = utc_now() - intent.at
     left = timedelta(seconds=horizon) - age
     if left > timedelta():
         raise StatusUnknown(
             f"{intent.host} may have submitted this attempt {age.total_seconds():.0f} s ago",
             thing=context.name,
-            advice=f"Certain in {left.total_seconds():.0f} s, when accounting must know of it",
+            advice=f"Retry in {left.total_seconds():.0f} s, when accounting is guaranteed to list it",
         )
     if age < _STALLED_AFTER and _lives(intent):
         raise TransientError(f"process {intent.pid} on {intent.host} is submitting this attempt", thing=context.name)
 
 
 def _lives(intent: Intent) -> bool:
-    """Whether the process that declared an intent still runs on this host; of other hosts nothing is known."""
+    """Whether the process that declared an intent still runs on this host; the processes of other hosts are unknown."""
     if intent.host != socket.gethostname() or intent.pid == os.getpid():
         return False
     try:
@@ -276,7 +286,7 @@ def _lives(intent: Intent) -> bool:
     return True
 
 
-def _the_one(jobs: Sequence[JobStatus], claimant: int | None) -> JobStatus:
+def _claimed_or_first(jobs: Sequence[JobStatus], claimant: int | None) -> JobStatus:
     """Of several jobs of one name, the one that claimed the attempt; else the first, which will."""
     return next((job for job in jobs if job.job_id == claimant), min(jobs, key=lambda job: job.job_id))
 
@@ -317,7 +327,7 @@ def _record(context: AttemptContext, submission: Submission) -> Submission:
 
 def _refuse(attempt_dir: Path, error: TransientError | PermanentError) -> int:
     with contextlib.suppress(OSError):
-        write_model(attempt_dir / REFUSAL_FILE, Refusal.of(error))
+        write_model(attempt_dir / REFUSAL_FILE, SubmitRefusal.of(error))
     print(f"sbatch: error: {' '.join(str(error).split())}", file=sys.stderr)
     return TEMPORARY_FAILURE if isinstance(error, TransientError) else PERMANENT_FAILURE
 

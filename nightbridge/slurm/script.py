@@ -14,7 +14,7 @@ from pathlib import Path
 
 from nightbridge.errors import LaunchRefused
 
-ATTEMPT_RECORD = "attempt.json"
+ATTEMPT_FILE = "attempt.json"
 """File that every attempt's folder has before anything is submitted from it."""
 CLAIM = "claim"
 """File of the attempt that holds the id of the job which may run, and nothing else."""
@@ -56,7 +56,7 @@ if [ "${%(inner)s:-}" != "${SLURM_JOB_ID:-none}" ]; then
         echo "workspace not writable on $nb_node: $nb_attempt" >&2
         exit %(not_writable)d
     fi
-    # A hard link is made by one job only, on NFS as well; what counts is whose id it holds, not who was told so.
+    # A hard link is made by one job only, on NFS as well; what counts is the id that it holds, not the exit code of ln.
     ln "$nb_mine" "$nb_attempt/%(claim)s" 2> /dev/null
     rm -f "$nb_mine"
     if [ ! -e "$nb_attempt/%(claim)s" ]; then
@@ -105,7 +105,7 @@ def wrap_script(text: str, attempt_dir: Path) -> str:
 
     The shebang and every #SBATCH line stay where sbatch reads them, less `--requeue`, plus `--no-requeue`: a job that
     Slurm starts again behind our back would overwrite its own evidence. A requeue by an administrator keeps the job id,
-    so it passes the claim and goes on.
+    so it passes the claim and runs again.
 
     Args:
         text: The script as the launcher wrote it.
@@ -123,7 +123,7 @@ def wrap_script(text: str, attempt_dir: Path) -> str:
         "attempt": shlex.quote(str(attempt_dir)),
         "interpreter": interpreter,
         "inner": _INNER,
-        "record": ATTEMPT_RECORD,
+        "record": ATTEMPT_FILE,
         "claim": CLAIM,
         "exit_code": EXIT_CODE,
         "not_visible": NOT_VISIBLE,

@@ -1,12 +1,11 @@
-"""Slurm's job states as text: what squeue and sacct write, in full, truncated or as short codes.
+"""Job states, and what Slurm's sources know of a job as one `JobStatus`.
 
-What squeue and sacct print, as `JobStatus`: explicit fields, parsable text, the free text last.
-
-What slurmctld and accounting say of the same jobs, put together; None is a source that did not answer.
+State words as squeue and sacct write them; the pending reasons that no waiting clears; rows of each source; and what
+slurmctld and accounting know of the same jobs, merged. None stands for a source that did not answer.
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 
 from nightbridge.errors import StatusUnknown
@@ -27,7 +26,7 @@ TERMINAL: frozenset[JobState] = frozenset(
         JobState.REVOKED,
     }
 )
-"""States that a job does not leave. A requeued job is live again in squeue, which is asked first."""
+"""States that a job does not leave. A requeued job is live again in squeue, which wins."""
 
 ACTIVE: frozenset[JobState] = frozenset(
     {
@@ -44,7 +43,7 @@ ACTIVE: frozenset[JobState] = frozenset(
 """States in which a job holds nodes. PENDING and the requeued states are neither active nor terminal."""
 
 LOST = "lost"
-"""How our own reason begins where Slurm has lost a job, whatever accounting then made of it."""
+"""The prefix of our own reason for a job that Slurm has lost, whatever accounting then made of it."""
 
 # squeue(1), "JOB STATE CODES".
 _SHORT: dict[str, JobState] = {
@@ -88,7 +87,7 @@ _CANCELLED_BY = re.compile(r"^\s*CANCELLED by (\S+)", re.IGNORECASE)
 def parse_state(text: str) -> JobState:
     """Read a state as Slurm writes it: `COMPLETED`, `OUT_OF_ME+`, `CANCELLED by 1000`, `CANCELLED+`, `CD`.
 
-    A truncated word (`+` at its end) counts when exactly one state begins with it. What no one has heard of is
+    A truncated word (`+` at its end) counts when exactly one state begins with it. Any other word is
     `JobState.UNKNOWN`, which never ends a job.
     """
     found = _FIRST_WORD.match(text)
@@ -102,39 +101,39 @@ def parse_state(text: str) -> JobState:
 
 
 def parse_cancelled_by(text: str) -> str:
-    """The user or uid of `CANCELLED by 1000`; empty when the text does not say."""
+    """The user or uid of `CANCELLED by 1000`; empty when the text has none."""
     found = _CANCELLED_BY.match(text)
     return found[1] if found else ""
 
 
-# Reasons that no waiting clears, with what a person can do (job_state_reason.c of Slurm 22.05 to 25.11). Held jobs and
-# nodes that are not available are left out on purpose: a person releases them, a reservation ends.
+# Reasons that no waiting clears, with what the user can do (job_state_reason.c of Slurm 22.05 to 25.11). Held jobs and
+# nodes that are not available are left out on purpose: someone releases them, a reservation ends.
 HOPELESS_REASONS: dict[str, str] = {
-    "PartitionConfig": "Ask for no more nodes than the partition has.",
-    "PartitionNodeLimit": "Ask for a number of nodes that the partition allows.",
-    "PartitionTimeLimit": "Ask for a time limit that the partition allows.",
+    "PartitionConfig": "Request no more nodes than the partition has.",
+    "PartitionNodeLimit": "Request a number of nodes that the partition allows.",
+    "PartitionTimeLimit": "Request a time limit that the partition allows.",
     "BadConstraints": "No node can meet the constraints; check GPUs, memory and features.",
     "InvalidAccount": "Set the cluster's account to one that you may charge.",
     "InvalidQOS": "Set the cluster's qos to one that your account has.",
     "AccountNotAllowed": "The partition does not accept this account.",
     "QOSNotAllowed": "The partition does not accept this QOS.",
     "DependencyNeverSatisfied": "The job that it depends on failed.",
-    "AssocMaxWallDurationPerJobLimit": "Ask for less time: your account's limit is lower.",
-    "QOSMaxWallDurationPerJobLimit": "Ask for less time: the QOS allows less.",
-    "AssocMaxNodePerJobLimit": "Ask for fewer nodes: your account's limit is lower.",
-    "QOSMaxNodePerJobLimit": "Ask for fewer nodes: the QOS allows less.",
-    "QOSTimeLimit": "Ask for less time: the QOS allows less.",
+    "AssocMaxWallDurationPerJobLimit": "Request less time: your account's limit is lower.",
+    "QOSMaxWallDurationPerJobLimit": "Request less time: the QOS allows less.",
+    "AssocMaxNodePerJobLimit": "Request fewer nodes: your account's limit is lower.",
+    "QOSMaxNodePerJobLimit": "Request fewer nodes: the QOS allows less.",
+    "QOSTimeLimit": "Request less time: the QOS allows less.",
     "QOSResourceLimit": "The QOS never allows this size.",
     "ReservationDeleted": "The reservation is gone; set another one.",
     "ReservationInvalid": "Set a reservation that exists and that you may use.",
-    "MaxMemPerLimit": "Ask for less memory: the partition allows less for a node or a CPU.",
+    "MaxMemPerLimit": "Request less memory: the partition allows less for a node or a CPU.",
 }
-# What one job or one of its nodes asks for is above, or below, what an account or a QOS allows: CPUs, memory, GPUs ...
+# What one job or one of its nodes requests is above, or below, what an account or a QOS allows: CPUs, memory, GPUs ...
 _SIZE_OF_JOB = re.compile(r"(Assoc|QOS)(Max\w+Per(Job|Node)(Limit)?|Min\w+)")
 
 
 def hopeless_advice(reason: str) -> str | None:
-    """Say what to do about a pending reason that can never clear; None for one that may.
+    """Advice on a pending reason that can never clear; None for one that may.
 
     Args:
         reason: As squeue writes it, with or without parentheses and details (`(PartitionConfig)`).
@@ -155,59 +154,73 @@ _JOB_ID = re.compile(r"^(\d+)(?:\+0)?$")
 
 def parse_squeue(text: str) -> list[JobStatus]:
     """The rows of `squeue --format=SQUEUE_FORMAT`. A banner, or a task of an array, is left out."""
-    rows = []
-    for line in text.splitlines():
-        fields = line.split("|", 7)
-        if len(fields) < 8 or (found := _JOB_ID.match(fields[0].strip())) is None:
-            continue
-        _, state, submitted, started, ended, nodes, reason, name = fields
-        parsed = parse_state(state)
-        rows.append(
-            JobStatus(
-                job_id=int(found[1]),
-                name=name,
-                state=parsed,
-                reason="" if reason == "None" else reason,
-                submitted_at=_parse_time(submitted),
-                # Of a pending job these are estimates, and of one that was cancelled while pending the time of that.
-                started_at=_parse_time(started) if parsed in ACTIVE | TERMINAL and nodes.strip() else None,
-                ended_at=_parse_time(ended) if parsed in TERMINAL else None,
-                nodes=nodes if parsed in ACTIVE | TERMINAL else "",
-            )
+    return [
+        job_status(
+            job_id, name=name, state=state, reason=reason, submitted=_parse_time(submitted),
+            started=_parse_time(started), ended=_parse_time(ended), nodes=nodes,
         )
-    return rows
+        for job_id, (state, submitted, started, ended, nodes, reason, name) in _fields(text, 8)
+    ]  # fmt: skip
 
 
 def parse_sacct(text: str) -> list[JobStatus]:
     """The rows of `sacct --allocations --parsable2 --format=SACCT_FORMAT`."""
     rows = []
-    for line in text.splitlines():
-        fields = line.split("|", 8)
-        if len(fields) < 9 or (found := _JOB_ID.match(fields[0].strip())) is None:
-            continue
-        _, state, submitted, started, ended, nodes, reason, exit_code, name = fields
-        parsed = parse_state(state)
+    for job_id, (state, submitted, started, ended, nodes, reason, exit_code, name) in _fields(text, 9):
         code, _, signal = exit_code.partition(":")
-        # Accounting that has heard of a job's state and not of its end calls its exit code 0:0 (Slurm 22.05).
-        ended_at = _parse_time(ended)
-        is_over = parsed in TERMINAL and ended_at is not None
-        assigned = "" if nodes == "None assigned" else nodes
-        rows.append(
-            JobStatus(
-                job_id=int(found[1]),
-                name=name,
-                state=parsed,
-                reason="" if reason == "None" else reason,
-                exit_code=int(code) if code.isdigit() and is_over else None,
-                signal=int(signal) if signal.isdigit() and is_over else None,
-                submitted_at=_parse_time(submitted),
-                started_at=_parse_time(started) if assigned else None,
-                ended_at=ended_at,
-                nodes=assigned,
-                cancelled_by=parse_cancelled_by(state),
-            )
-        )
+        status = job_status(
+            job_id, name=name, state=state, reason=reason, submitted=_parse_time(submitted),
+            started=_parse_time(started), ended=_parse_time(ended), nodes=nodes,
+            exit_code=int(code) if code.isdigit() else None, signal=int(signal) if signal.isdigit() else None,
+            cancelled_by=parse_cancelled_by(state),
+        )  # fmt: skip
+        rows.append(status)
     return rows
+
+
+def _fields(text: str, count: int) -> Iterator[tuple[int, list[str]]]:
+    """The job id and the other fields of each line that is about a whole job."""
+    for line in text.splitlines():
+        first, *fields = line.split("|", count - 1)
+        if len(fields) == count - 1 and (found := _JOB_ID.match(first.strip())):
+            yield int(found[1]), fields
+
+
+def job_status(
+    job_id: int,
+    *,
+    name: str,
+    state: str,
+    reason: str,
+    submitted: datetime | None,
+    started: datetime | None,
+    ended: datetime | None,
+    nodes: str,
+    exit_code: int | None = None,
+    signal: int | None = None,
+    cancelled_by: str = "",
+) -> JobStatus:
+    """One row of any source, without what Slurm only estimates or fills in.
+
+    Times of a pending job are estimates, and of one that was cancelled while pending they say when. Accounting that has
+    a job's state and not its end yet calls its exit code 0:0 (Slurm 22.05).
+    """
+    parsed = parse_state(state)
+    held = nodes.strip() if parsed in ACTIVE | TERMINAL and nodes not in ("None assigned", "(null)") else ""
+    is_over = parsed in TERMINAL and ended is not None
+    return JobStatus(
+        job_id=job_id,
+        name=name,
+        state=parsed,
+        reason="" if reason == "None" else reason,
+        exit_code=exit_code if is_over else None,
+        signal=signal if is_over else None,
+        submitted_at=submitted,
+        started_at=started if held else None,
+        ended_at=ended if is_over else None,
+        nodes=held,
+        cancelled_by=cancelled_by if parsed is JobState.CANCELLED else "",
+    )
 
 
 def newest(rows: Iterable[JobStatus]) -> dict[int, JobStatus]:
@@ -231,10 +244,10 @@ def merge(live: dict[int, JobStatus], past: dict[int, JobStatus]) -> dict[int, J
 def without_false_cancellation(row: JobStatus) -> JobStatus:
     """A row of accounting about a job that slurmctld does not know.
 
-    When slurmctld has lost a running job, slurmdbd closes it as cancelled, and by nobody. It is said to be lost.
+    When slurmctld has lost a running job, slurmdbd closes it as cancelled, and by no user. Such a job is lost.
     """
     if row.state is JobState.CANCELLED and not row.cancelled_by and row.nodes:
-        return row.model_copy(update={"reason": f"{LOST}: unknown to slurmctld, and nobody cancelled it"})
+        return row.model_copy(update={"reason": f"{LOST}: unknown to slurmctld, and cancelled by no user"})
     return row
 
 
@@ -247,17 +260,12 @@ def _parse_time(text: str) -> datetime | None:
 
 Rows = Sequence[JobStatus]
 
-SHORTER_RANGES = (90, 30, 7, 1)
-"""Days to go back where a site forbids long ranges in accounting."""
-
 
 def lookup_of(name: str, live: Rows | None, past: Rows | None) -> Lookup:
     """The jobs of exactly this name, complete only when both sources answered."""
     merged = merge(newest(live or ()), newest(past or ()))
-    jobs = (status for status in merged.values() if status.name == name)
-    return Lookup(
-        jobs=tuple(sorted(jobs, key=lambda status: status.job_id)), complete=live is not None and past is not None
-    )
+    jobs = sorted((status for status in merged.values() if status.name == name), key=lambda status: status.job_id)
+    return Lookup(jobs=tuple(jobs), complete=live is not None and past is not None)
 
 
 def statuses_of(
@@ -281,21 +289,15 @@ def statuses_of(
 
     """
     if live is None and past is None:
-        raise StatusUnknown("neither slurmctld nor slurmdbd answered", thing=cluster, advice="They are asked again")
-    merged = _merged(live, newest(past or ()), finished)
+        raise StatusUnknown("neither slurmctld nor slurmdbd answered", thing=cluster, advice="Will retry")
+    merged = newest(past or ())
+    if live is not None:
+        # slurmctld answered and does not know the job: a row that still calls it live is accounting's delay.
+        known = newest(live)
+        ended = {
+            job_id: row if job_id in known else without_false_cancellation(row)
+            for job_id, row in merged.items()
+            if job_id in known or row.state in TERMINAL
+        }
+        merged = {job_id: finished(row) for job_id, row in merge(known, ended).items()}
     return {job_id: merged[job_id] for job_id in job_ids if job_id in merged}
-
-
-def _merged(
-    live: Rows | None, ended: dict[int, JobStatus], finished: Callable[[JobStatus], JobStatus]
-) -> dict[int, JobStatus]:
-    if live is None:
-        return ended
-    # slurmctld answered and does not know the job: a row that still calls it live is accounting's delay.
-    known = newest(live)
-    ended = {
-        job_id: row if job_id in known else without_false_cancellation(row)
-        for job_id, row in ended.items()
-        if job_id in known or row.state in TERMINAL
-    }
-    return {job_id: finished(row) for job_id, row in merge(known, ended).items()}

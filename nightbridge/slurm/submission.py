@@ -2,36 +2,23 @@
 
 import contextlib
 import os
-import signal
-import subprocess
-import threading
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import IO
 
-from nightbridge.errors import PermanentError, TransientError
+from nightbridge.errors import LaunchRefused, PermanentError, TransientError
 from nightbridge.files import write_atomically, write_model
 from nightbridge.models import LAUNCHER_HOME, Job, LaunchPlan, utc_now
-from nightbridge.processes import GUARD
+from nightbridge.processes import run
 from nightbridge.secrets import mask_secrets
-from nightbridge.slurm import preflight
-from nightbridge.slurm.attempt_files import (
-    ATTEMPT_FILE,
-    AttemptContext,
-    Submission,
-    read_refusal,
-    read_submission,
-)
+from nightbridge.slurm.attempt_files import ATTEMPT_FILE, AttemptContext, Submission, read_refusal, read_submission
 from nightbridge.slurm.attempts import merged_options
-from nightbridge.slurm.environment import launcher_base
 from nightbridge.slurm.protocol import Cluster
-from nightbridge.slurm.sbatch_shim import ATTEMPT_VARIABLE, find_submission, install_shim
+from nightbridge.slurm.sbatch_shim import ATTEMPT_VARIABLE, find_submission, install_shim, launcher_base
 
 LAUNCHER_TIMEOUT = 1800.0
 """Seconds for the launcher: it packages the repository, which is slow on a shared file system, and calls sbatch."""
 
-_KILL_WAIT = 10.0
 _REMEMBERED_LINES = 50
 _LAUNCHER_LOG = "launcher.log"
 
@@ -63,15 +50,15 @@ def submit_attempt(
     """
     if submission := find_submission(context, cluster):
         return _job_of(context, submission)
-    preflight.check(plan, context, cluster)
+    _check(plan, context, cluster)
     _record_options(plan, context)
     if plan.batch_script is not None:
         write_atomically(Path(plan.argv[-1]), plan.batch_script.encode())
     began = utc_now()
-    launcher = _Launcher(plan, _environment(plan, context, cluster, secrets, withheld), secrets)
-    code = launcher.run(timeout)
-    # Whatever the launcher says of its end: with a job recorded, the job goes on, and without one there is none to wait
-    # for. Upstream's launcher ends with 0 or 1 for many reasons that have nothing to do with the job.
+    environment = _environment(plan, context, cluster, secrets, withheld)
+    code, last_words = _run_launcher(plan, environment, secrets, timeout)
+    # The records decide, whatever the launcher's exit code is: upstream's ends with 0 or 1 for many reasons that have
+    # nothing to do with the job.
     if submission := read_submission(context.attempt_dir):
         return _job_of(context, submission)
     if refusal := read_refusal(context.attempt_dir, since=began):
@@ -80,77 +67,70 @@ def submit_attempt(
     if code is None:
         raise TransientError(f"the launcher did not end within {timeout:.0f} s", thing=log, advice="It was killed")
     raise PermanentError(
-        f"the launcher ended with {code} and submitted nothing: {launcher.last_words()}",
+        f"the launcher ended with {code} and submitted nothing: {last_words}",
         thing=log,
         advice="Read the log",
     )
 
 
-class _Launcher:
-    """One run of the launcher, its output masked line by line on the way to its log."""
+def _run_launcher(
+    plan: LaunchPlan, environment: Mapping[str, str], secrets: Mapping[str, str], timeout: float
+) -> tuple[int | None, str]:
+    """Run the launcher, its output masked line by line on the way to its log.
 
-    def __init__(self, plan: LaunchPlan, environment: Mapping[str, str], secrets: Mapping[str, str]) -> None:
-        self._plan = plan
-        self._environment = environment
-        self._secrets = tuple(secrets.values())
-        self._last_lines: deque[str] = deque(maxlen=_REMEMBERED_LINES)
+    Returns:
+        Its exit code, None when it ran into the time limit and was killed; and the last line with text,
+        an error's rather than what follows it.
 
-    def run(self, timeout: float) -> int | None:
-        """Run it to its end; return its exit code, None when it ran into the time limit and was killed."""
-        process = self._start()
-        reader = threading.Thread(target=self._copy, args=(process.stdout,), daemon=True)
-        with GUARD.over(process):
-            reader.start()
-            try:
-                return process.wait(timeout=timeout)
-            except subprocess.TimeoutExpired:
-                return None
-            finally:
-                _end_group(process)
-                # Not for ever: what left the launcher's session may hold its output open.
-                reader.join(timeout=_KILL_WAIT)
+    """
+    log = plan.attempt_dir / _LAUNCHER_LOG
+    recent: deque[str] = deque(maxlen=_REMEMBERED_LINES)
 
-    def last_words(self) -> str:
-        """The last line that says something: an error's rather than what follows it."""
-        lines = [line.strip() for line in self._last_lines if any(letter.isalnum() for letter in line)]
-        errors = [line for line in lines if "Error" in line or "error:" in line]
-        return (errors or lines or ["it printed nothing"])[-1][:500]
-
-    def _start(self) -> "subprocess.Popen[str]":
+    def keep(line: str) -> None:
+        recent.append(mask_secrets(line, tuple(secrets.values())))
         try:
-            return subprocess.Popen(
-                self._plan.argv,
-                cwd=self._plan.cwd,
-                env=dict(self._environment),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                # Its own session: Ctrl-C of a person reaches us first, and everything that it started can be ended.
-                start_new_session=True,
-            )
+            with log.open("a", encoding="utf-8") as stream:
+                stream.write(f"{recent[-1]}\n")
         except OSError as error:
-            raise PermanentError(
-                f"the launcher cannot be started: {error.strerror}", thing=str(error.filename or self._plan.argv[0])
-            ) from error
+            # The launcher would hang at a full pipe: its output is read all the same.
+            recent.append(f"the log cannot be written: {error.strerror}")
 
-    def _copy(self, output: IO[str]) -> None:
-        began = f"--- {utc_now().isoformat(timespec='seconds')} {self._masked(' '.join(self._plan.argv))}\n"
-        try:
-            with (self._plan.attempt_dir / _LAUNCHER_LOG).open("a", encoding="utf-8") as log:
-                log.write(began)
-                for line in output:
-                    self._last_lines.append(self._masked(line))
-                    log.write(self._last_lines[-1])
-                    log.flush()
-        except OSError as error:
-            # The launcher would hang at a full pipe: it is read on, without a log.
-            self._last_lines.append(f"the log cannot be written: {error.strerror}\n")
-            self._last_lines.extend(self._masked(line) for line in output)
+    keep(f"--- {utc_now().isoformat(timespec='seconds')} {' '.join(plan.argv)}")
+    recent.clear()
+    code = None
+    with contextlib.suppress(TransientError):  # the time limit
+        code = run(plan.argv, environment=environment, timeout=timeout, cwd=plan.cwd, on_line=keep, merged=True).code
+    lines = [line.strip() for line in recent if any(letter.isalnum() for letter in line)]
+    errors = [line for line in lines if "Error" in line or "error:" in line]
+    return code, (errors or lines or ["it printed nothing"])[-1][:500]
 
-    def _masked(self, text: str) -> str:
-        return mask_secrets(text, self._secrets)
+
+def _check(plan: LaunchPlan, context: AttemptContext, cluster: Cluster) -> None:
+    """Raise what sbatch would refuse for good, before a launcher spends minutes on it: a job's size, time or partition.
+
+    What may pass later is left to the submission itself. A dependency is left out: it decides when the job starts,
+    not whether it may. What the launcher adds by itself is not known yet, so sbatch may still refuse the job.
+
+    Raises:
+        LaunchRefused: sbatch would refuse it; the launcher was not started.
+
+    """
+    refusal = cluster.test_only(context.name, tuple(_sbatch_options(plan, context)))
+    if refusal is not None:
+        raise LaunchRefused(
+            f"{refusal.what}; the launcher was not started", thing=refusal.thing, advice=refusal.advice
+        ) from refusal
+
+
+def _sbatch_options(plan: LaunchPlan, context: AttemptContext) -> Iterator[str]:
+    yield f"--nodes={plan.nodes}"
+    yield f"--ntasks-per-node={plan.tasks_per_node}"
+    if plan.time_limit_seconds is not None:
+        yield f"--time={-(-plan.time_limit_seconds // 60)}"
+    place = {"partition": context.cluster.partition, "account": context.cluster.account}
+    yield from (f"--{option}={value}" for option, value in place.items() if value)
+    given = (*context.sbatch_options, *plan.sbatch_args)
+    yield from (option for option in given if not option.startswith("--dependency"))
 
 
 def _environment(
@@ -192,15 +172,3 @@ def _job_of(context: AttemptContext, submission: Submission) -> Job:
         experiment_dir=submission.experiment_dir,
         submitted_at=submission.submitted_at,
     )
-
-
-def _end_group(process: "subprocess.Popen[str]") -> None:
-    """End whatever is left of the launcher's session: with SIGTERM, and after a while with SIGKILL.
-
-    A shim that dies here while it submits has left its intent, so the next try looks its job up.
-    """
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=_KILL_WAIT)

@@ -1,8 +1,7 @@
-"""Watching jobs to their true end: one question for all of them per interval, and unknown is not failed.
+"""Watching jobs to their true end: one query for all of them per interval, and unknown is not failed.
 
-When a job is cancelled because waiting for it has no sense any more, and what a person is told then.
-
-Three policies: a pending reason that never clears, `max_pending` and `max_runtime` of the cluster's settings.
+The watcher also cancels a job that three policies end: a pending reason that never clears, and `max_pending` and
+`max_runtime` of the cluster's settings (`due_cancellation`).
 """
 
 import logging
@@ -13,7 +12,7 @@ from datetime import UTC, datetime
 
 from nightbridge.errors import NightbridgeError, PermanentError, StatusUnknown, TransientError
 from nightbridge.models import ClusterSettings, Job, JobState, JobStatus, utc_now
-from nightbridge.slurm.attempt_files import Cancellation, read_claim, read_exit_code, record_cancellation
+from nightbridge.slurm.attempt_files import Cancellation, CancelPolicy, read_claim, read_exit_code, record_cancellation
 from nightbridge.slurm.protocol import Cluster
 from nightbridge.slurm.script import ALREADY_CLAIMED
 from nightbridge.slurm.states import LOST, TERMINAL, hopeless_advice, without_false_cancellation
@@ -21,7 +20,7 @@ from nightbridge.slurm.states import LOST, TERMINAL, hopeless_advice, without_fa
 log = logging.getLogger(__name__)
 
 SHORTEST_INTERVAL = 1.0
-"""Seconds between two questions just after a change, and when the exit file says that the end is near."""
+"""Seconds between two queries just after a change, and once the exit file exists."""
 SILENT_GRACE = 60.0
 """Seconds that Slurm may know nothing of a job whose exit file is there, before the file alone ends it."""
 DETAIL_GRACE = 90.0
@@ -30,10 +29,10 @@ slurmdbd can be a minute behind."""
 HOPELESS_GRACE = 120.0
 """Seconds for which a job may be pending for a reason that never clears before it is cancelled."""
 LOST_GRACE = 1800.0
-"""Seconds without a word about a job after which its name is looked up: when squeue and sacct both answer, and nobody
+"""Seconds without any report of a job after which its name is looked up: when squeue and sacct both answer, and neither
 has a live job or an end of it, it is lost, as when slurmctld lost its state."""
 PATIENCE = 7 * 86_400.0
-"""Seconds without a word about a job, from Slurm or its script, after which watching it is given up."""
+"""Seconds without any report of a job, from Slurm or its script, after which watching it is given up."""
 
 _WAKE_UP = 1.0
 _AGE_PER_INTERVAL = 10.0
@@ -48,7 +47,7 @@ class _Watched:
         self.followers = 0
         self.status: JobStatus | None = None
         self.changed_at = now
-        self.heard_at = now
+        self.reported_at = now
         self.ended_at: float | None = None
         self.exit_code: int | None = None
         self.exit_code_at: float | None = None
@@ -56,21 +55,21 @@ class _Watched:
         self.lost = False
         self.error: NightbridgeError | None = None
 
-    def hear(self, status: JobStatus, now: float) -> None:
-        """Take in an answer."""
+    def report(self, status: JobStatus, now: float) -> None:
+        """Take in a status."""
         if self.status is None or (status.state, status.reason) != (self.status.state, self.status.reason):
             self.changed_at = now
         self.status = status
-        self.heard_at = now
+        self.reported_at = now
         if status.state is JobState.UNKNOWN:
-            # A word that tells nothing does not keep the exit file from ending the job.
+            # An unknown state does not keep the exit file from ending the job.
             self.silence()
         else:
             self.silent_since = None
         self.ended_at = (self.ended_at or now) if status.state in TERMINAL else None
 
     def silence(self) -> bool:
-        """Take in that nobody said anything about it; whether that is new."""
+        """Take in that no source reported it; whether that is new."""
         if self.silent_since is not None:
             return False
         self.silent_since = utc_now()
@@ -91,7 +90,7 @@ class _Watched:
         return appeared
 
     def interval(self, now: float, longest: float) -> float:
-        """Seconds until it should be asked about again: short after a change, longer the longer nothing happens."""
+        """Seconds until the next query for it: short after a change, longer the longer nothing happens."""
         state = self.status.state if self.status is not None else None
         if state in _ENDING or state in TERMINAL or self.exit_code is not None:
             return min(SHORTEST_INTERVAL, longest)
@@ -102,7 +101,7 @@ class Watcher:
     """Follows any number of jobs of one cluster; one per process. `follow` may be called from many threads.
 
     Args:
-        cluster: Whom to ask.
+        cluster: The cluster of all its jobs.
         silent_grace: See `SILENT_GRACE`.
         detail_grace: See `DETAIL_GRACE`.
         hopeless_grace: See `HOPELESS_GRACE`.
@@ -152,8 +151,8 @@ class Watcher:
             on_wait: Called in this thread about once a second, until the job has ended.
 
         Raises:
-            StatusUnknown: The watcher was stopped, or nobody said anything for longer than its patience.
-            NightbridgeError: The cluster refused the question for good.
+            StatusUnknown: The watcher was stopped, or no source reported the job for longer than its patience.
+            NightbridgeError: The cluster refused the query for good.
 
         """
         ended = self._follow_one(job, on_change, on_wait)
@@ -164,7 +163,7 @@ class Watcher:
         return self._follow_one(job.model_copy(update={"job_id": holder}), on_change, on_wait)
 
     def stop(self) -> None:
-        """Stop asking. Whoever follows a job gets `StatusUnknown`; the jobs go on."""
+        """Stop. Whoever follows a job gets `StatusUnknown`; the jobs keep running."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
@@ -176,18 +175,18 @@ class Watcher:
         self, job: Job, on_change: Callable[[JobStatus], None] | None, on_wait: Callable[[], None] | None
     ) -> Job:
         watched = self._register(job)
-        told: tuple[JobState, str] | None = None
+        reported: tuple[JobState, str] | None = None
         try:
             while True:
                 with self._changed:
                     if self._stopped:
-                        raise StatusUnknown("watching was stopped", thing=job.name, advice="The job goes on")
+                        raise StatusUnknown("watching was stopped", thing=job.name, advice="The job keeps running")
                     if watched.error is not None:
                         raise watched.error
                     status, ended = watched.status, self._end_of(watched)
                     self._check_patience(watched)
-                if status is not None and (status.state, status.reason) != told:
-                    told = (status.state, status.reason)
+                if status is not None and (status.state, status.reason) != reported:
+                    reported = (status.state, status.reason)
                     if on_change is not None:
                         on_change(status)
                 if ended is not None:
@@ -218,19 +217,19 @@ class Watcher:
                 del self._watched[job_id]
 
     def _run(self) -> None:
-        """Ask, publish, sleep; until nobody follows anything."""
+        """Query, publish, sleep; until no job is followed."""
         while True:
             with self._changed:
                 if self._stopped or not self._watched:
                     self._thread = None
                     return
                 jobs = {job_id: watched.job for job_id, watched in self._watched.items()}
-            self._ask(jobs)
+            self._query(jobs)
             self._look_for_lost()
             self._enforce_policies()
             self._sleep()
 
-    def _ask(self, jobs: dict[int, Job]) -> None:
+    def _query(self, jobs: dict[int, Job]) -> None:
         try:
             rows = self._cluster.states(list(jobs))
             answer = {job_id: self._own(jobs[job_id], status) for job_id, status in rows.items()}
@@ -245,7 +244,7 @@ class Watcher:
             return
         except Exception as error:
             refusal = error if isinstance(error, NightbridgeError) else None
-            log.exception("asking about %d jobs failed", len(jobs))
+            log.exception("querying %d jobs failed", len(jobs))
             with self._changed:
                 for job_id in jobs:
                     if watched := self._watched.get(job_id):
@@ -265,7 +264,7 @@ class Watcher:
         return None if ours is None else without_false_cancellation(ours)
 
     def _look_for_lost(self) -> None:
-        """Tell a job that Slurm has lost from one that it is silent about."""
+        """Find the jobs among the silent ones that Slurm has lost."""
         if self._failures:
             return
         with self._changed:
@@ -290,15 +289,15 @@ class Watcher:
                 self._changed.notify_all()
 
     def _enforce_policies(self) -> None:
-        """Cancel the jobs that a policy ends. One that could not be cancelled is tried again at the next question."""
+        """Cancel the jobs that a policy ends. One that could not be cancelled is retried after the next query."""
         now = time.monotonic()
         with self._changed:
-            heard = [
+            reported = [
                 (watched.job, watched.status, now - watched.changed_at)
                 for watched in self._watched.values()
                 if watched.status is not None and watched.silent_since is None
             ]
-        for job, status, seconds in heard:
+        for job, status, seconds in reported:
             cancellation = due_cancellation(
                 status, self._cluster.settings, reason_seconds=seconds, grace=self._hopeless_grace, now=utc_now()
             )
@@ -322,20 +321,20 @@ class Watcher:
                 if watched is None:
                     continue
                 if status := answer.get(job_id):
-                    watched.hear(status, now)
+                    watched.report(status, now)
                 elif watched.silence() and not self._failures:
                     log.warning("job %d (%s): neither squeue nor sacct knows it", job_id, watched.job.name)
                 watched.look_for_exit_code(now)
             self._changed.notify_all()
 
     def _sleep(self) -> None:
-        """Wait until the next question is due, a job is new, or an exit file appears."""
-        asked_at = time.monotonic()
+        """Wait until the next query is due, a job is new, or an exit file appears."""
+        queried_at = time.monotonic()
         with self._changed:
             known = set(self._watched)
             while not self._stopped and self._watched and set(self._watched) <= known:
                 now = time.monotonic()
-                left = asked_at + self._interval(now) - now
+                left = queried_at + self._interval(now) - now
                 if left <= 0:
                     return
                 self._changed.wait(min(left, _WAKE_UP))
@@ -360,22 +359,24 @@ class Watcher:
                 return watched.job.model_copy(update={"status": status, "exit_file_code": watched.exit_code})
             return None
         if watched.lost and watched.silent_since is not None:
-            return watched.job.model_copy(update={"status": _status_of_lost(watched)})
-        if watched.exit_code is None or watched.exit_code_at is None or watched.silent_since is None:
+            lost = _without_slurm(watched, JobState.UNKNOWN, f"{LOST}: unknown to Slurm")
+            return watched.job.model_copy(update={"status": lost})
+        code = watched.exit_code
+        if code is None or watched.exit_code_at is None or watched.silent_since is None:
             return None
         silent = (datetime.now(UTC) - watched.silent_since).total_seconds()
         if min(silent, now - watched.exit_code_at) < self._silent_grace:
             return None
-        return watched.job.model_copy(
-            update={"status": _status_from_file(watched, watched.exit_code), "exit_file_code": watched.exit_code}
-        )
+        state = JobState.FAILED if code else JobState.COMPLETED
+        status = _without_slurm(watched, state, "exit file; Slurm silent", exit_code=code, signal=0)
+        return watched.job.model_copy(update={"status": status, "exit_file_code": code})
 
     def _check_patience(self, watched: _Watched) -> None:
-        if time.monotonic() - watched.heard_at > self._patience and watched.exit_code is None:
+        if time.monotonic() - watched.reported_at > self._patience and watched.exit_code is None:
             raise StatusUnknown(
-                f"nobody has said anything about the job since {watched.silent_since}",
+                f"neither Slurm nor the job has reported anything since {watched.silent_since}",
                 thing=f"{watched.job.name} (job {watched.job.job_id})",
-                advice="Look it up with the site's help; its folder is kept",
+                advice="Contact the site; the job's folder is kept",
             )
 
     def _claimed_by_another(self, job: Job) -> int | None:
@@ -385,24 +386,11 @@ class Watcher:
         return holder if holder is not None and holder != job.job_id else None
 
 
-def _status_of_lost(watched: _Watched) -> JobStatus:
-    """A status that claims no end, with what Slurm last said of nodes and times."""
+def _without_slurm(watched: _Watched, state: JobState, reason: str, **fields: int) -> JobStatus:
+    """A status that Slurm did not report, with the nodes and times that it last did."""
     known = watched.status or JobStatus(job_id=watched.job.job_id, name=watched.job.name, state=JobState.UNKNOWN)
     since = f"{watched.silent_since:%Y-%m-%d %H:%M:%S} UTC"
-    return known.model_copy(update={"state": JobState.UNKNOWN, "reason": f"{LOST}: unknown to Slurm since {since}"})
-
-
-def _status_from_file(watched: _Watched, code: int) -> JobStatus:
-    """The status that the exit file amounts to, with what Slurm last said of nodes and times."""
-    known = watched.status or JobStatus(job_id=watched.job.job_id, name=watched.job.name, state=JobState.UNKNOWN)
-    return known.model_copy(
-        update={
-            "state": JobState.COMPLETED if code == 0 else JobState.FAILED,
-            "reason": f"exit file; Slurm silent since {watched.silent_since:%Y-%m-%d %H:%M:%S} UTC",
-            "exit_code": code,
-            "signal": 0,
-        }
-    )
+    return known.model_copy(update={"state": state, "reason": f"{reason} since {since}", **fields})
 
 
 _WAITING = frozenset({JobState.PENDING, JobState.REQUEUED, JobState.REQUEUE_HOLD, JobState.SPECIAL_EXIT})
@@ -412,38 +400,36 @@ _RUNNING = frozenset({JobState.RUNNING, JobState.SUSPENDED, JobState.STOPPED})
 def due_cancellation(
     status: JobStatus, settings: ClusterSettings, *, reason_seconds: float, grace: float, now: datetime
 ) -> Cancellation | None:
-    """Say why a job should be cancelled; None while it should not.
+    """The cancellation of a job that a policy ends; None while none does.
 
     Args:
-        status: Slurm's last word about it.
+        status: As Slurm last reported it.
         settings: The cluster's, with `max_pending` and `max_runtime`.
         reason_seconds: For how long its state and reason have been what they are.
         grace: Seconds for which even a hopeless reason may stand: an administrator may be changing the partition.
         now: The time, against the job's own times.
 
     """
-    if status.state in _WAITING:
-        advice = hopeless_advice(status.reason)
-        if advice is not None and reason_seconds >= grace:
-            return Cancellation(
-                job_id=status.job_id, policy="hopeless", reason=status.reason, advice=advice, at=utc_now()
-            )
-        if _longer_than(settings.max_pending, status.submitted_at, now):
-            return Cancellation(
-                job_id=status.job_id,
-                policy="max_pending",
-                reason=f"pending for {settings.max_pending:.0f} s, last for {status.reason or 'no reason given'}",
-                advice="Raise the cluster's max_pending, or ask for less",
-                at=utc_now(),
-            )
-    if status.state in _RUNNING and _longer_than(settings.max_runtime, status.started_at, now):
-        return Cancellation(
-            job_id=status.job_id,
-            policy="max_runtime",
-            reason=f"running for {settings.max_runtime:.0f} s",
-            advice="Raise the cluster's max_runtime, or do fewer steps",
-            at=utc_now(),
-        )
+    hopeless = hopeless_advice(status.reason) or ""
+    pending, running = status.state in _WAITING, status.state in _RUNNING
+    due: tuple[tuple[bool, CancelPolicy, str, str], ...] = (
+        (pending and bool(hopeless) and reason_seconds >= grace, "hopeless", status.reason, hopeless),
+        (
+            pending and _longer_than(settings.max_pending, status.submitted_at, now),
+            "max_pending",
+            f"pending for {settings.max_pending or 0:.0f} s, last for {status.reason or 'no reason given'}",
+            "Raise the cluster's max_pending, or request less",
+        ),
+        (
+            running and _longer_than(settings.max_runtime, status.started_at, now),
+            "max_runtime",
+            f"running for {settings.max_runtime or 0:.0f} s",
+            "Raise the cluster's max_runtime, or do fewer steps",
+        ),
+    )
+    for is_due, policy, reason, advice in due:
+        if is_due:
+            return Cancellation(job_id=status.job_id, policy=policy, reason=reason, advice=advice, at=utc_now())
     return None
 
 

@@ -1,4 +1,4 @@
-"""The one checksum of every file, and a file on its way into a store: read once, its checksum made of what is sent.
+"""The one checksum of every file, and a file to send: read once, its checksum computed from the bytes that are sent.
 
 It is the file's SHA-256. A file that S3 gets in parts has what S3 calls a composite checksum: the SHA-256 of its parts'
 SHA-256s, in their order. So one pass over the bytes gives what the server checks with each part and what the manifest
@@ -136,7 +136,7 @@ class FileSource:
     def rewind(self, part_size: int = 0) -> None:
         """Restart, as an interrupted upload does whose parts are gone.
 
-        `part_size` is the one of `FileDigest`: how the checksum is made.
+        `part_size` is that of `FileDigest`: how the checksum is computed.
         """
         self._stream.seek(0)
         self.digest = FileDigest(part_size)

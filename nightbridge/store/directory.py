@@ -7,7 +7,7 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import quote
@@ -15,13 +15,14 @@ from urllib.parse import quote
 from nightbridge.errors import InvalidInput, PermanentError, TransientError
 from nightbridge.files import create_exclusively, flush_folder, new_file, write_atomically
 from nightbridge.models import StoreSettings
+from nightbridge.secrets import BlockValue
 from nightbridge.store.checksum import FileSource, sha256_of_file
 from nightbridge.store.protocol import ObjectInfo, checked_folder, checked_key, write_read_delete
 
 CHUNK = 1 << 20
 
 INCOMING = ".incoming"
-"""Folder of the root where uploads grow until they are whole; never listed."""
+"""Folder of the root where uploads are written until they are complete; never listed."""
 
 LEFTOVER_AGE = 6 * 3600.0
 """Seconds without a write after which a file in `INCOMING` belongs to a process that died."""
@@ -49,14 +50,14 @@ _PERMANENT_ERRORS: dict[int, tuple[str, str]] = {
 
 
 class DirectoryStore:
-    """Objects as files below a root directory, made when first written to.
+    """Objects as files below a root directory, which the first write creates.
 
     `stat` computes the checksum from the bytes on disk, at the price of reading the file; `list` gives sizes only.
     Nothing but the objects is kept: no sidecar can disagree. Safe for many threads, processes and hosts at once on a
     file system with atomic rename and hard links.
     """
 
-    def __init__(self, settings: StoreSettings, block_value: Callable[[str], str] | None = None) -> None:
+    def __init__(self, settings: StoreSettings, block_value: BlockValue | None = None) -> None:
         del block_value  # it has no secrets
         path = settings.url.removeprefix("file://")
         if not path.startswith("/"):
@@ -65,7 +66,7 @@ class DirectoryStore:
         self.url = f"file://{self.root}"
 
     def check_writable(self) -> None:
-        """Write, read back and delete a small object; remove what uploads that died have left."""
+        """Write, read back and delete a small object; remove the leftovers of killed uploads."""
         write_read_delete(self)
         self.remove_leftovers("")
 
@@ -120,7 +121,7 @@ class DirectoryStore:
             return found if found.sha256 == source.sha256 else None
 
     def remove_leftovers(self, prefix: str, begun_before: datetime | None = None) -> None:
-        """Remove what uploads that died have left: `INCOMING` is one for the whole store, so only by age."""
+        """Remove the leftovers of killed uploads, by age only: `INCOMING` is one for the whole store."""
         del prefix, begun_before
         oldest = time.time() - LEFTOVER_AGE
         with contextlib.suppress(OSError):  # another process may be removing them too
@@ -138,7 +139,7 @@ class DirectoryStore:
                 return None
 
     def get_file(self, key: str, path: Path) -> None:
-        """Copy an object to `path` (parents are made), atomically.
+        """Copy an object to `path` (parents are created), atomically.
 
         Raises:
             PermanentError: There is no such object, or `path` cannot be written.

@@ -1,14 +1,11 @@
 """Opening the store that the settings describe. A new kind of store is one module and one row of `STORES`."""
 
 import pkgutil
-from collections.abc import Callable
 
 from nightbridge.errors import InvalidInput
 from nightbridge.models import StoreSettings
+from nightbridge.secrets import BlockValue
 from nightbridge.store.protocol import ObjectStore
-
-BlockValue = Callable[[str], str]
-"""Returns the value of a Prefect `Secret` block by name."""
 
 # Imported when one is opened: boto3 takes half a second, and commands that need no S3 do not pay for it.
 STORES = {

@@ -76,7 +76,7 @@ class ObjectStore(Protocol):
         """
 
     def remove_leftovers(self, prefix: str, begun_before: datetime | None = None) -> None:
-        """Remove what interrupted uploads have left below a prefix: of those begun before a time, or of all.
+        """Remove the leftovers of interrupted uploads below a prefix: of those begun before a time, or of all.
 
         An upload in progress there restarts.
         """
@@ -85,7 +85,7 @@ class ObjectStore(Protocol):
         """Read an object; None when there is none."""
 
     def get_file(self, key: str, path: Path) -> None:
-        """Download an object to `path` (parents are made), atomically, checking the recorded checksum.
+        """Download an object to `path` (parents are created), atomically, checking the recorded checksum.
 
         Raises:
             PermanentError: There is no such object, or `path` cannot be written.
@@ -96,7 +96,7 @@ class ObjectStore(Protocol):
     def stat(self, key: str, part_size: int = 0) -> ObjectInfo | None:
         """Size and checksum of an object; None when there is none.
 
-        A store that computes checksums makes it of parts of `part_size` bytes; one that records them returns its own.
+        A store that computes checksums does so over parts of `part_size` bytes; one that records them returns its own.
         """
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:

@@ -17,6 +17,7 @@ from botocore import exceptions as aws
 from nightbridge.errors import DamagedData, InvalidInput, PermanentError, TransientError
 from nightbridge.files import new_file
 from nightbridge.models import StoreSettings
+from nightbridge.secrets import BlockValue
 from nightbridge.store.checksum import FileSource, sha256_hex
 from nightbridge.store.protocol import ObjectInfo, checked_folder, checked_key, write_read_delete
 from nightbridge.store.s3_client import make_client, object_options
@@ -24,7 +25,7 @@ from nightbridge.store.s3_errors import error_code, http_status, s3_errors
 from nightbridge.store.s3_upload import SHA256_METADATA, Uploader, has_bytes_of, plain_etag, recorded_checksum
 
 WRITER_METADATA = "writer"
-"""User metadata of an exclusively created object: tells a lost response to our own write from another's write."""
+"""User metadata of an exclusively created object: distinguishes a lost response to our own write from another's."""
 
 CHUNK = 1 << 20
 
@@ -37,10 +38,10 @@ class S3Store:
     """Objects under a prefix of one bucket. Safe for many threads.
 
     An object records its SHA-256 in its metadata. That of one sent in parts the server records if it can; if not, its
-    ETag tells its bytes.
+    ETag identifies its bytes.
     """
 
-    def __init__(self, settings: StoreSettings, block_value: Callable[[str], str] | None = None) -> None:
+    def __init__(self, settings: StoreSettings, block_value: BlockValue | None = None) -> None:
         location = urlsplit(settings.url)
         self.bucket, self.prefix = location.netloc, checked_folder(location.path.strip("/"))
         if not self.bucket:
@@ -110,7 +111,7 @@ class S3Store:
         return data.getvalue() if self._read(key, data.write) else None
 
     def get_file(self, key: str, path: Path) -> None:
-        """Download an object to `path` (parents are made), atomically, checking its recorded checksum.
+        """Download an object to `path` (parents are created), atomically, checking its recorded checksum.
 
         Raises:
             PermanentError: There is no such object, or `path` cannot be written.
@@ -126,7 +127,7 @@ class S3Store:
             raise PermanentError(f"cannot be written: {error.strerror}", thing=str(path)) from error
 
     def stat(self, key: str, part_size: int = 0) -> ObjectInfo | None:
-        """Size and recorded checksum of an object, made as it was recorded; None when there is none."""
+        """Size and recorded checksum of an object, as the writer computed it; None when there is none."""
         del part_size
         found = self._head(self._key(key))
         if found is None:

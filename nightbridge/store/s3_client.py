@@ -1,7 +1,7 @@
 """The boto3 client of an S3 store: endpoint, credentials, signatures, and the options of every object."""
 
 import base64
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -16,7 +16,7 @@ from botocore.credentials import AssumeRoleCredentialFetcher, DeferredRefreshabl
 
 from nightbridge.errors import InvalidInput
 from nightbridge.models import SecretRef, StoreSettings
-from nightbridge.secrets import resolve_secret
+from nightbridge.secrets import BlockValue, resolve_secret
 from nightbridge.store.s3_upload import REQUESTS
 from nightbridge.store.transfers import WORKERS
 
@@ -40,7 +40,7 @@ ROLE_SESSION = "nightbridge"
 _NOT_READABLE_AT_ONCE = frozenset({"GLACIER", "DEEP_ARCHIVE"})
 
 
-def make_client(settings: StoreSettings, block_value: Callable[[str], str] | None) -> Any:
+def make_client(settings: StoreSettings, block_value: BlockValue | None) -> Any:
     """Make the client that the settings describe; no request is sent yet.
 
     With `endpoint_url` every request goes there, those that assume a role included: an own S3 server is its own STS.
@@ -130,7 +130,7 @@ def _with_role(base: boto3.Session, role_arn: str, endpoint: Mapping[str, Any]) 
     return boto3.Session(botocore_session=core, region_name=base.region_name)
 
 
-def _secret(ref: SecretRef | None, block_value: Callable[[str], str] | None) -> str | None:
+def _secret(ref: SecretRef | None, block_value: BlockValue | None) -> str | None:
     return None if ref is None else resolve_secret(ref, block_value)
 
 
@@ -158,8 +158,8 @@ class _KnownChecksumAuth(S3SigV4Auth):  # type: ignore[misc]  # botocore has no 
 def _sign_known_checksums(client: Any, credentials: Any) -> None:
     """Make one client take the checksum given with a body for the signature too; botocore would compute it again.
 
-    botocore looks signers up in one table of the whole process. So it is told to leave these requests unsigned, and
-    they are signed by the client's own handler of the event before it.
+    botocore looks signers up in one table of the whole process. So these requests stay unsigned by it, and the
+    client's own event handler signs them.
     """
 
     def choose_none(signature_version: Any, **_: Any) -> Any:

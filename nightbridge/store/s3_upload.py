@@ -2,10 +2,10 @@
 
 Every file is read once, and the SHA-256 of each part is computed once, while it is read. It signs the part's request,
 so that every server which checks signatures checks it; it is the checksum that S3 keeps with the part; and the checksum
-of the whole is made of it (`checksum`). A part stays in memory from its reading to its answer, so that it can be sent
-again without being read again; all parts together stay below `MEMORY`. An interrupted upload stays in the bucket and is
-resumed: a part that is there is known by the SHA-256 that the server keeps, or by its MD5, which S3 calls its ETag,
-where the server keeps none. Only where there is neither (keys of KMS on such a server) are parts sent again.
+of the whole is computed from it (`checksum`). A part stays in memory until its answer, so that it can be sent again
+without being read again; all parts together stay below `MEMORY`. An interrupted upload stays in the bucket and is
+resumed: a part that is there is identified by the SHA-256 that the server keeps, or by its MD5 (S3's ETag) where the
+server keeps none. Only where there is neither (keys of KMS on such a server) are parts sent again.
 """
 
 import base64
@@ -71,7 +71,7 @@ class _Part(NamedTuple):
     sha256: str | None = None
 
     def holds(self, buffer: bytearray, filled: int, sha256: str) -> bool:
-        """Whether the part is what lies in the buffer."""
+        """Whether the part has the bytes in the buffer."""
         if self.size != filled:
             return False
         return self.sha256 == sha256 if self.sha256 else self.etag == _md5(buffer, filled)
@@ -100,7 +100,7 @@ class Uploader:
         """Send an opened source; returns the object's ETag.
 
         Raises:
-            DamagedData: The file cannot be read to its end, or must not be sent; nothing of it is left.
+            DamagedData: The file cannot be read to its end, or must not be sent; nothing of it is stored.
             TransientError: Also when another process ended the upload again and again.
 
         """
@@ -312,7 +312,7 @@ def has_bytes_of(answer: Answer, source: FileSource) -> bool:
 
     Args:
         answer: What the server answered to HEAD with `ChecksumMode`.
-        source: An opened source; its checksum is made as the object's is, or as an upload makes it.
+        source: An opened source; its checksum is computed as the object's was, or as an upload does.
 
     """
     if answer["ContentLength"] != source.size:
@@ -331,7 +331,7 @@ def has_bytes_of(answer: Answer, source: FileSource) -> bool:
 
 
 def recorded_checksum(answer: Answer) -> tuple[str | None, int]:
-    """The SHA-256 that is recorded with an object (lower-case hex), and the bytes of the parts that it is made of.
+    """The SHA-256 that is recorded with an object (lower-case hex), and the bytes of the parts that it covers.
 
     Args:
         answer: What the server answered to HEAD with `ChecksumMode`.

@@ -121,7 +121,7 @@ def in_parallel(function: Callable[[Item], Result], items: Sequence[Item], meter
 
     with ThreadPoolExecutor(WORKERS, thread_name_prefix="nightbridge-store") as pool:
         try:
-            # A future takes more memory than the account of a small file: only a few are made ahead.
+            # A future takes more memory than the record of a small file: only a few are created ahead.
             for number, item in enumerate(items):
                 running[pool.submit(function, item)] = number
                 collect(2 * WORKERS - 1)

@@ -157,14 +157,14 @@ def test_saved_repositories_refer_to_their_credentials_and_git_logs_in_with_them
         "import sys\n"
         "from pathlib import Path\n"
         "from nightbridge.blocks import Site, SourceRepositories\n"
-        "from nightbridge.repos.mirrors import resolve\n"
+        "from nightbridge.repos.mirrors import Mirror\n"
         "from nightbridge.tasks.secrets import site_logins\n"
         "lines = 'machine 127.0.0.1 login reader password planted-token'\n"
         "SourceRepositories(credentials=lines).save('code', overwrite=True)\n"
         "site = Site(workspace=sys.argv[2], repositories=SourceRepositories.load('code')).settings()\n"
         "assert 'planted-token' not in site.model_dump_json(), site\n"
         "with site_logins(site):\n"
-        "    print(resolve(sys.argv[1], 'main', site.workspace, timeout=60))\n"
+        "    print(Mirror(sys.argv[1], site.workspace, timeout=60).resolve('main'))\n"
     )
     folder = Path(repositories.bridge_url)
 

@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -137,7 +138,7 @@ def test_main_moves_to_any_commit(repositories: PracticeRepositories) -> None:
     ],
 )
 def test_an_unknown_behaviour_is_refused(
-    repositories: PracticeRepositories, behaviour: dict[str, object], told: str
+    repositories: PracticeRepositories, behaviour: dict[str, Any], told: str
 ) -> None:
     with pytest.raises(InvalidInput, match=told):
         commit_behaviour(repositories, "Misbehave", **behaviour)

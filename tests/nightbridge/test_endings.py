@@ -25,7 +25,7 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_after_a_signal_it_ends_with_the_signals_code_though_a_thread_goes_on(number: signal.Signals) -> None:
+def test_after_a_signal_it_ends_with_the_signals_code_despite_a_running_thread(number: signal.Signals) -> None:
     process = subprocess.Popen([sys.executable, "-c", HELD], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"

@@ -49,7 +49,7 @@ run(["sh", "-c", {program!r}], environment=os.environ, timeout=600)
     wait_until_gone(child)
 
 
-def test_all_of_them_are_ended_when_asked_and_what_had_ended_is_left_alone() -> None:
+def test_all_of_them_are_ended_on_request_and_what_had_ended_is_left_alone() -> None:
     run(["true"], environment=os.environ, timeout=60)
     codes: list[int] = []
 

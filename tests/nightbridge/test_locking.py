@@ -183,7 +183,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.random_kill
 @pytest.mark.parametrize("seed", SEEDS)
-def test_whatever_is_killed_never_two_hold_it_and_the_others_go_on(tmp_path: Path, seed: int) -> None:
+def test_whatever_is_killed_never_two_hold_it_and_the_others_continue(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     journal = tmp_path / "journal"
     program = f"""

@@ -165,7 +165,7 @@ class TestMail:
             notify(NOTICE, in_the_clear(away), patience=0.5)
 
         assert 0.3 < time.monotonic() - began < 10
-        assert caplog.text.count("trying again: 127.0.0.1") >= 3
+        assert caplog.text.count("retrying: 127.0.0.1") >= 3
 
     def test_a_server_that_comes_back_within_the_patience_gets_it(
         self, at_short_intervals: None, caplog: pytest.LogCaptureFixture
@@ -174,7 +174,7 @@ class TestMail:
 
         with ThreadPoolExecutor(1) as pool:
             sending = pool.submit(notify, NOTICE, in_the_clear(MailServer(port=port)))
-            while "trying again" not in caplog.text:
+            while "retrying" not in caplog.text:
                 assert not sending.done()
                 time.sleep(0.01)
             with mail_server(port=port) as server:
@@ -217,7 +217,7 @@ class TestWebhook:
         with pytest.raises(TransientError, match=r"the webhook does not answer: .*Connection refused") as raised:
             notify(NOTICE, calling(f"http://127.0.0.1:{free_ports(1)[0]}{HOOK_PATH}", monkeypatch), patience=0.3)
         assert "planted-token" not in str(raised.value) + caplog.text
-        assert "trying again" in caplog.text
+        assert "retrying" in caplog.text
 
     @pytest.mark.parametrize("url", ["planted-token", "ftp://h/planted-token", "http:///planted-token", "http://h/a b"])
     def test_what_is_no_url_is_not_shown(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from nightbridge.errors import PermanentError, TransientError
 from nightbridge.processes import run
 
 
-def test_output_and_exit_code_come_back_and_lines_are_heard_as_they_come() -> None:
+def test_output_and_exit_code_come_back_and_lines_as_they_come() -> None:
     heard: list[str] = []
 
     finished = run(

@@ -15,8 +15,8 @@ from nightbridge.images.scratch_dirs import scratch_name, unfinished
 from nightbridge.models import ImageImport
 from nightbridge.prune import (
     DAY_SECONDS,
-    Candidate,
     Policy,
+    Removal,
     choose,
     find_old_checkouts,
     find_old_images,
@@ -25,11 +25,11 @@ from nightbridge.prune import (
 )
 
 
-def candidate(name: str, days: float, size: int = 10) -> Candidate:
-    return Candidate(path=Path("/w") / name, size=size, last_used=time.time() - days * DAY_SECONDS)
+def candidate(name: str, days: float, size: int = 10) -> Removal:
+    return Removal.candidate(Path("/w") / name, size, time.time() - days * DAY_SECONDS)
 
 
-def names(candidates: list[Candidate], policy: Policy, used: str = "") -> list[str]:
+def names(candidates: list[Removal], policy: Policy, used: str = "") -> list[str]:
     return [removal.path.name for removal in choose(candidates, policy, used, now=time.time())]
 
 
@@ -200,16 +200,18 @@ def test_a_changed_tree_goes_when_nobody_asks_any_more(place: Place, monkeypatch
 
 
 def test_what_killed_imports_left_goes_here_and_where_they_worked(place: Place) -> None:
-    settings = ImageImport(temp=place.workspace / "temp")
-    dead, at_work = [], []
+    temp = place.workspace / "temp"
+    settings = ImageImport(temp=temp)
+    dead: list[Path] = []
+    at_work: list[Path] = []
     for digit, days, folders in (("d", 1.1, dead), ("e", 0.1, at_work)):
         with unfinished(place.images, digit * 64) as output:
-            folders += [output.parent, settings.temp / scratch_name(output)]
+            folders += [output.parent, temp / scratch_name(output)]
         for folder in folders:
             (folder / "rootfs").mkdir(parents=True)
             (folder / "rootfs").chmod(0o500)
             place.age(folder, days)
-    (settings.temp / "somebody-else").mkdir()
+    (temp / "somebody-else").mkdir()
 
     found = find_old_images(place.workspace, place.images, Policy(), settings)
 
@@ -217,7 +219,7 @@ def test_what_killed_imports_left_goes_here_and_where_they_worked(place: Place) 
     assert {removal.reason for removal in found} == {"left by an interrupted import"}
     assert remove_images(place.workspace, place.images, found) == found
     assert not any(folder.exists() for folder in dead)
-    assert all(folder.exists() for folder in (*at_work, settings.temp / "somebody-else"))
+    assert all(folder.exists() for folder in (*at_work, temp / "somebody-else"))
 
 
 def test_an_image_that_a_job_of_another_workspace_uses_stays(place: Place, tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ from nightbridge.bisect.plan import BisectPlan, keep_plan, load_plan, make_plan,
 from nightbridge.bisect.result import Point, evaluate, next_points, point_of, result_lines, stored_points
 from nightbridge.errors import InvalidInput
 from nightbridge.history.rows import HistoryRow
-from nightbridge.models import RunRecord, Summary, Verdict, VerdictStatus
-from nightbridge.repos.commits import RangeCommit
+from nightbridge.models import RangeCommit, RunRecord, Summary, Verdict, VerdictStatus
 from nightbridge.store.directory import DirectoryStore
 
 GOOD, BAD = "a" * 40, "e" * 40

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +18,7 @@ from nightbridge.rules import check_scenario
 PATH = Path("any.toml")
 
 
-def outcome(text):
+def outcome(text: str) -> Scenario | None:
     try:
         scenario = scenario_of(parse_document(text, PATH))
     except InvalidInput:
@@ -30,7 +31,7 @@ def outcome(text):
 
 
 @given(st.text())
-def test_any_text_gives_a_scenario_or_a_clear_error(text):
+def test_any_text_gives_a_scenario_or_a_clear_error(text: str) -> None:
     outcome(text)
 
 
@@ -86,11 +87,11 @@ TABLES = st.builds(
 )
 
 
-def quoted(text):
+def quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def toml_of(value):
+def toml_of(value: Any) -> str:
     """The table as TOML; every value inline."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{quoted(key)} = {toml_of(item)}" for key, item in value.items()) + "}"
@@ -103,13 +104,13 @@ def toml_of(value):
     return str(value)
 
 
-def document_of(table):
+def document_of(table: dict[str, Any]) -> str:
     return "\n".join(f"{quoted(key)} = {toml_of(value)}" for key, value in table.items())
 
 
 @settings(max_examples=300, deadline=None)
 @given(TABLES)
-def test_any_table_with_our_keys_gives_a_scenario_or_a_clear_error(table):
+def test_any_table_with_our_keys_gives_a_scenario_or_a_clear_error(table: dict[str, Any]) -> None:
     scenario = outcome(document_of(table))
 
     if scenario is not None:
@@ -119,6 +120,6 @@ def test_any_table_with_our_keys_gives_a_scenario_or_a_clear_error(table):
 
 @settings(max_examples=100, deadline=None)
 @given(TABLES, st.dictionaries(FIELDS, VALUES, max_size=3))
-def test_any_scenario_entry_gives_a_scenario_or_a_clear_error(table, entry):
+def test_any_scenario_entry_gives_a_scenario_or_a_clear_error(table: dict[str, Any], entry: dict[str, Any]) -> None:
     entry = {"id": "a", **table, **entry}
     outcome(document_of({"name": "s", "Tests": [entry, {"id": "b", "test_name": "nowhere"}]}))

@@ -1,5 +1,9 @@
 """Every field that CloudAI's files can have: each is honoured, or said to have no meaning here; none is dropped."""
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from nightbridge import config
@@ -12,7 +16,10 @@ from nightbridge.config.schema import (
 )
 from nightbridge.config.sites import CLOUDAI_IGNORED, CloudaiSystem, load_site
 from nightbridge.errors import InvalidInput
+from nightbridge.models import Scenario
 from nightbridge.rules.sweeps import draw
+
+Loader = Callable[..., Scenario]
 
 TEST = """
 name = "small"
@@ -52,26 +59,26 @@ SYSTEM_FIELDS = (
 
 
 @pytest.mark.parametrize("field", [*TEST_FIELDS.split(), *ENTRY_FIELDS.split()])
-def test_a_field_of_a_test_or_an_entry_is_read_or_said_to_do_nothing(field):
+def test_a_field_of_a_test_or_an_entry_is_read_or_said_to_do_nothing(field: str) -> None:
     known = {*TestTable.model_fields, *ENTRY_KEYS}
 
     assert (field in known) != (field in IGNORED)
 
 
 @pytest.mark.parametrize("field", SCENARIO_FIELDS.split())
-def test_a_field_of_a_scenario_is_read_or_said_to_do_nothing(field):
+def test_a_field_of_a_scenario_is_read_or_said_to_do_nothing(field: str) -> None:
     assert field in SCENARIO_KEYS
     assert field in {"name", "Tests"} or SCENARIO_IGNORED[field]
 
 
 @pytest.mark.parametrize("field", SYSTEM_FIELDS.split())
-def test_a_field_of_a_system_file_is_read_or_said_to_do_nothing(field):
+def test_a_field_of_a_system_file_is_read_or_said_to_do_nothing(field: str) -> None:
     assert (field in CloudaiSystem.model_fields) != (field in CLOUDAI_IGNORED)
 
 
 @pytest.fixture
-def load(tmp_path):
-    def _load(top="", args="", tables=""):
+def load(tmp_path: Path) -> Loader:
+    def _load(top: str = "", args: str = "", tables: str = "") -> Scenario:
         path = tmp_path / "test.toml"
         path.write_text(TEST.format(top=top, args=args, tables=tables))
         return config.load(path)
@@ -79,12 +86,12 @@ def load(tmp_path):
     return _load
 
 
-def only(scenario):
+def only(scenario: Scenario) -> Any:
     assert scenario.invalid == ()
     return scenario.tests[0]
 
 
-def told(scenario):
+def messages(scenario: Scenario) -> Any:
     return "\n".join(scenario.invalid[0].violations)
 
 
@@ -96,26 +103,26 @@ def told(scenario):
         ('["--comment=x", "--nice 5"]', ("--comment=x", "--nice=5")),
     ],
 )
-def test_options_of_srun_reach_the_batch_job(load, written, options):
+def test_options_of_srun_reach_the_batch_job(load: Loader, written: Any, options: Any) -> None:
     assert only(load(f"extra_srun_args = {written}")).sbatch_args == options
 
 
-def test_a_short_option_of_srun_is_refused_and_not_dropped(load):
-    assert "'-w' is not an option of the form --name" in told(load('extra_srun_args = "-w node1"'))
+def test_a_short_option_of_srun_is_refused_and_not_dropped(load: Loader) -> None:
+    assert "'-w' is not an option of the form --name" in messages(load('extra_srun_args = "-w node1"'))
 
 
-def test_the_warm_up_of_a_training_report_is_the_gates(load):
+def test_the_warm_up_of_a_training_report_is_the_gates(load: Loader) -> None:
     assert only(load(tables="[training_report]\nexclude_start_steps = 7")).gate.warmup_steps == 7
 
 
-def test_the_gates_own_warm_up_wins_and_that_is_told(load):
+def test_the_gates_own_warm_up_wins_and_that_is_reported(load: Loader) -> None:
     scenario = load(tables="[training_report]\nexclude_start_steps = 7\n[gate]\nwarmup_steps = 3")
 
     assert only(scenario).gate.warmup_steps == 3
     assert any("training_report.exclude_start_steps: has no effect" in warning for warning in scenario.warnings)
 
 
-def test_an_agent_that_learns_becomes_points_drawn_at_random_and_that_is_told(load):
+def test_an_agent_that_learns_becomes_points_drawn_at_random_and_that_is_reported(load: Loader) -> None:
     scenario = load(
         'agent = "bo"\nagent_steps = 4\nagent_metrics = ["tflops-per-gpu"]\nagent_reward_function = "identity"',
         "tp = [1, 2, 4, 8]",
@@ -128,14 +135,14 @@ def test_an_agent_that_learns_becomes_points_drawn_at_random_and_that_is_told(lo
     assert any("'bo' chooses each point by earlier results" in warning for warning in scenario.warnings)
 
 
-def test_our_own_sweep_table_wins_over_an_agent(load):
+def test_our_own_sweep_table_wins_over_an_agent(load: Loader) -> None:
     scenario = load('agent = "bo"\nagent_steps = 4', "tp = [1, 2]", '[sweep]\nmethod = "grid"')
 
     assert only(scenario).sweep.method == "grid"
 
 
-def test_a_metric_that_this_workload_does_not_have_is_refused(load):
-    assert "'tflops-per-gpus' is not a metric of this workload; unknown key; did you mean" in told(
+def test_a_metric_that_this_workload_does_not_have_is_refused(load: Loader) -> None:
+    assert "'tflops-per-gpus' is not a metric of this workload; unknown key; did you mean" in messages(
         load('agent_metrics = ["tflops-per-gpus"]', "tp = [1, 2]")
     )
 
@@ -143,7 +150,7 @@ def test_a_metric_that_this_workload_does_not_have_is_refused(load):
 DRAWN = "[env_params.seq_length]\nweights = [0.25, 0.75]"
 
 
-def test_a_drawn_parameter_is_drawn_for_each_point_and_not_expanded(load):
+def test_a_drawn_parameter_is_drawn_for_each_point_and_not_expanded(load: Loader) -> None:
     scenario = load('agent = "random"\nagent_steps = 20', "seq_length = [4096, 8192]\ntp = [1, 2]", DRAWN)
 
     runs = config.runs(scenario, "2026-11-21")
@@ -153,7 +160,7 @@ def test_a_drawn_parameter_is_drawn_for_each_point_and_not_expanded(load):
     assert runs == config.runs(scenario, "2026-11-21")
 
 
-def test_draws_follow_the_weights_and_depend_on_seed_name_and_trial_alone(load):
+def test_draws_follow_the_weights_and_depend_on_seed_name_and_trial_alone(load: Loader) -> None:
     test = only(load('agent = "random"', "seq_length = [4096, 8192]\ntp = [1, 2]", DRAWN))
 
     draws = [draw(test, trial)["seq_length"] for trial in range(1, 401)]
@@ -171,14 +178,16 @@ def test_draws_follow_the_weights_and_depend_on_seed_name_and_trial_alone(load):
         ("seq_length = [1, 2]", "[env_params.seq_length]\nweights = [-1.0, 2.0]", "must be finite and not negative"),
     ],
 )
-def test_a_drawn_parameter_that_makes_no_sense_is_refused(load, args, tables, reason):
-    assert reason in told(load("", args, tables))
+def test_a_drawn_parameter_that_makes_no_sense_is_refused(
+    load: Loader, args: dict[str, Any], tables: Any, reason: str
+) -> None:
+    assert reason in messages(load("", args, tables))
 
 
 SYSTEM = 'name = "s"\ninstall_path = "/i"\noutput_path = "/o"\ndefault_partition = "batch"\n'
 
 
-def test_variables_and_options_of_a_system_file_reach_every_run(tmp_path):
+def test_variables_and_options_of_a_system_file_reach_every_run(tmp_path: Path) -> None:
     path = tmp_path / "system.toml"
     path.write_text(SYSTEM + 'extra_srun_args = "--constraint=a"\n[global_env_vars]\nNCCL_DEBUG = "WARN"\n')
 
@@ -189,7 +198,7 @@ def test_variables_and_options_of_a_system_file_reach_every_run(tmp_path):
     assert warnings == ()
 
 
-def test_a_secret_among_the_variables_of_a_system_file_is_refused(tmp_path):
+def test_a_secret_among_the_variables_of_a_system_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "system.toml"
     path.write_text(SYSTEM + '[global_env_vars]\nWANDB_API_KEY = "x"\n')
 

@@ -1,10 +1,16 @@
 """Dependencies between the tests of a scenario."""
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from nightbridge import config
 from nightbridge.errors import InvalidInput
-from nightbridge.models import Dependency
+from nightbridge.models import Dependency, Scenario
+
+Loader = Callable[..., Scenario]
 
 TEST = """
 test_template_name = "MegatronBridge"
@@ -25,8 +31,8 @@ model_recipe_name = "llama3_8b"
 
 
 @pytest.fixture
-def load(tmp_path):
-    def _load(*entries):
+def load(tmp_path: Path) -> Loader:
+    def _load(*entries: Any) -> Scenario:
         text = 'name = "nightly"\n'
         for test_id, *dependencies in entries:
             text += f'[[Tests]]\nid = "{test_id}"\nname = "{test_id}"{TEST}'
@@ -38,7 +44,7 @@ def load(tmp_path):
     return _load
 
 
-def test_a_run_comes_after_every_run_that_it_depends_on(load):
+def test_a_run_comes_after_every_run_that_it_depends_on(load: Loader) -> None:
     scenario = load(("fine", ("start_post_comp", "base")), ("other",), ("base",))
 
     runs = config.runs(scenario, "2026-11-21")
@@ -49,7 +55,7 @@ def test_a_run_comes_after_every_run_that_it_depends_on(load):
     assert (dependency.type, dependency.id, dependency.run_keys) == ("start_post_comp", "base", (runs[0].run_key,))
 
 
-def test_a_dependency_changes_no_run_key(load):
+def test_a_dependency_changes_no_run_key(load: Loader) -> None:
     alone, dependent = load(("a",), ("b",)), load(("a",), ("b", ("start_post_success", "a")))
 
     keys = [{run.run_key for run in config.runs(scenario, "n")} for scenario in (alone, dependent)]
@@ -58,18 +64,18 @@ def test_a_dependency_changes_no_run_key(load):
 
 
 @pytest.mark.parametrize("kind", ["start_post_comp", "start_post_init", "start_post_success"])
-def test_the_types_that_say_when_a_test_starts_are_kept(load, kind):
+def test_the_types_that_say_when_a_test_starts_are_kept(load: Loader, kind: str) -> None:
     scenario = load(("a",), ("b", (kind, "a")))
     assert scenario.tests[1].dependencies == (Dependency(type=kind, id="a"),)
 
 
-def test_that_a_test_ends_because_of_another_one_is_not_offered_and_said(load):
+def test_that_a_test_ends_because_of_another_one_is_not_offered_and_said(load: Loader) -> None:
     scenario = load(("a",), ("b", ("end_post_comp", "a")))
     assert scenario.tests[1].dependencies == ()
     assert any("a test never ends because another one has ended" in warning for warning in scenario.warnings)
 
 
-def test_an_unknown_type_makes_the_test_invalid(load):
+def test_an_unknown_type_makes_the_test_invalid(load: Loader) -> None:
     scenario = load(("a",), ("b", ("start_before", "a")))
     assert [test.id for test in scenario.invalid] == ["b"]
     assert "dependencies[0].type" in scenario.invalid[0].violations[0]
@@ -84,7 +90,7 @@ def test_an_unknown_type_makes_the_test_invalid(load):
     ],
     ids=["unknown", "itself", "circle"],
 )
-def test_what_can_never_be_satisfied_is_a_fault_of_the_scenario(load, entries, said):
+def test_what_can_never_be_satisfied_is_a_fault_of_the_scenario(load: Loader, entries: Any, said: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         load(*entries)
     assert said in str(caught.value)

@@ -37,7 +37,8 @@ def write(folder: Path, name: str, *, top: str = "", tables: str = "", commit: s
 
 def only(path: Path) -> TestDefinition | InvalidTest:
     scenario = config.load(path)
-    return (*scenario.tests, *scenario.invalid)[0]
+    both: tuple[TestDefinition | InvalidTest, ...] = (*scenario.tests, *scenario.invalid)
+    return both[0]
 
 
 def test_a_gate_is_read_with_its_floors_and_ceilings_and_the_rules_of_its_golden_values(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """A heterogeneous-parallel test as a file: what is read, and what is refused with its line."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,7 +31,7 @@ commit = "main"
 """
 
 
-def read(tmp_path: Path, text: str):
+def read(tmp_path: Path, text: str) -> Any:
     path = tmp_path / "vlm.toml"
     path.write_text(text)
     return load(path)
@@ -61,7 +62,7 @@ def test_only_what_was_written_is_kept(tmp_path: Path) -> None:
         ("max_steps = 5", "max_steps = []", "cmd_args.max_steps: is an empty list"),
     ],
 )
-def test_a_mistake_is_told_with_its_place(tmp_path: Path, old: str, new: str, says: str) -> None:
+def test_a_mistake_is_reported_with_its_line(tmp_path: Path, old: str, new: str, says: str) -> None:
     scenario = read(tmp_path, GOOD.replace(old, new, 1))
 
     assert says in "\n".join(scenario.invalid[0].violations)

@@ -1,12 +1,16 @@
-"""Test files, scenario files, and what is told when they are wrong."""
+"""Test files, scenario files, and what is message when they are wrong."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nightbridge import config
 from nightbridge.errors import InvalidInput
 from nightbridge.models import GatePolicy, HarvestPolicy, SecretRef
+
+Write = Callable[..., Path]
 
 EXAMPLES = Path(__file__).parents[3] / "conf" / "examples"
 
@@ -29,10 +33,10 @@ TEST = HEAD + BRIDGE + PINNED_RUN + ARGS
 
 
 @pytest.fixture
-def write(tmp_path, monkeypatch):
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
     monkeypatch.chdir(tmp_path)
 
-    def _write(text, name="test.toml"):
+    def _write(text: str, name: str = "test.toml") -> Path:
         path = Path(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -41,7 +45,7 @@ def write(tmp_path, monkeypatch):
     return _write
 
 
-def violations_of(path, **options):
+def violations_of(path: Any, **options: Any) -> str:
     scenario = config.load(path, **options)
     assert not scenario.tests
     return "\n".join(scenario.invalid[0].violations)
@@ -50,7 +54,7 @@ def violations_of(path, **options):
 # --- test files ------------------------------------------------------------------------------------------------------
 
 
-def test_a_test_file_is_a_scenario_of_one_test(write):
+def test_a_test_file_is_a_scenario_of_one_test(write: Write) -> None:
     scenario = config.load(write(TEST))
 
     (test,) = scenario.tests
@@ -59,7 +63,7 @@ def test_a_test_file_is_a_scenario_of_one_test(write):
     assert scenario.warnings == ()
 
 
-def test_only_what_somebody_wrote_is_in_cmd_args(write):
+def test_only_what_somebody_wrote_is_in_cmd_args(write: Write) -> None:
     (test,) = config.load(write(TEST)).tests
 
     assert set(test.cmd_args) == {
@@ -67,7 +71,7 @@ def test_only_what_somebody_wrote_is_in_cmd_args(write):
     }  # fmt: skip
 
 
-def test_own_tables_set_what_is_kept_and_how_far_a_metric_may_move(write):
+def test_own_tables_set_what_is_kept_and_how_far_a_metric_may_move(write: Write) -> None:
     text = TEST + '[harvest]\ncheckpoint = "all"\n[gate]\nstep_time = 0.1\n'
 
     (test,) = config.load(write(text)).tests
@@ -76,7 +80,7 @@ def test_own_tables_set_what_is_kept_and_how_far_a_metric_may_move(write):
     assert test.gate == GatePolicy(step_time=0.1)
 
 
-def test_an_unpinned_nemo_run_is_taken_with_a_warning(write):
+def test_an_unpinned_nemo_run_is_taken_with_a_warning(write: Write) -> None:
     scenario = config.load(write(HEAD + BRIDGE + ARGS))
 
     (test,) = scenario.tests
@@ -84,7 +88,7 @@ def test_an_unpinned_nemo_run_is_taken_with_a_warning(write):
     assert any("nemo_run_repo" in warning and "not pinned" in warning for warning in scenario.warnings)
 
 
-def test_an_unknown_key_is_told_with_its_line_and_the_nearest_known_one(write):
+def test_an_unknown_key_is_reported_with_its_line_and_the_nearest_known_one(write: Write) -> None:
     path = write(TEST + "max_step = 5\n")
 
     line = (TEST + "max_step = 5\n").split("\n").index("max_step = 5") + 1
@@ -92,7 +96,7 @@ def test_an_unknown_key_is_told_with_its_line_and_the_nearest_known_one(write):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         (TEST.replace("description", "descripton"), "test.toml:2: descripton: unknown key; did you mean 'description'?"),
         (TEST.replace("commit = \"v0.4.2\"", "comit = \"v0.4.2\""), "git_repos[0].comit: unknown key; did you mean 'commit'?"),
@@ -104,7 +108,7 @@ def test_an_unknown_key_is_told_with_its_line_and_the_nearest_known_one(write):
         (TEST + "time_limit = 1\n", "cmd_args.time_limit: must be text"),
         (TEST + "tp = []\n", "cmd_args.tp: is an empty list, a sweep over nothing"),
         (TEST + 'tp = [1, "two"]\n', "cmd_args.tp: must be a whole number, or a list of such to sweep over, not 'two'"),
-        ('dse_excluded_args = ["cmd_args.tp"]\n' + TEST + "tp = [1, 2]\n", "dse_excluded_args says that it is no sweep"),
+        ('dse_excluded_args = ["cmd_args.tp"]\n' + TEST + "tp = [1, 2]\n", "dse_excluded_args excludes it from sweeps"),
         (TEST + '[sweep]\nfields = ["tpp"]\n', "sweep.fields[0]: 'tpp' is not a key of [cmd_args]"),
         (TEST + '[sweep]\nfields = ["tp"]\n', "sweep.fields[0]: 'tp' is not a list in [cmd_args]"),
         (TEST + '[sweep]\nmethod = "bayes"\n', "sweep.method: input should be 'grid' or 'random'"),
@@ -123,14 +127,14 @@ def test_an_unknown_key_is_told_with_its_line_and_the_nearest_known_one(write):
         ("nodes = ['batch:g1:2']\n" + TEST, "nodes: names a group"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_told_with_its_place(write, text, told):
-    assert told in violations_of(write(text))
+def test_what_is_wrong_is_reported_with_its_line(write: Write, text: str, message: str) -> None:
+    assert message in violations_of(write(text))
 
 
-def test_all_violations_of_a_test_are_told_at_once(write):
-    told = violations_of(write(TEST.replace("description", "descripton") + 'tpp = 1\ngb = "x"\n'))
+def test_all_violations_of_a_test_are_reported_at_once(write: Write) -> None:
+    message = violations_of(write(TEST.replace("description", "descripton") + 'tpp = 1\ngb = "x"\n'))
 
-    assert all(key in told for key in ("descripton", "cmd_args.tpp", "cmd_args.gb"))
+    assert all(key in message for key in ("descripton", "cmd_args.tpp", "cmd_args.gb"))
 
 
 @pytest.mark.parametrize(
@@ -147,7 +151,7 @@ def test_all_violations_of_a_test_are_told_at_once(write):
         ('vp = "None"', "vp", "None"),
     ],
 )
-def test_values_are_read_as_cloudai_reads_them(write, line, field, value):
+def test_values_are_read_as_cloudai_reads_them(write: Write, line: Any, field: str, value: Any) -> None:
     text = TEST.replace("num_gpus = 8\n", "") + line + "\n"
 
     (test,) = config.load(write(text)).tests
@@ -155,7 +159,7 @@ def test_values_are_read_as_cloudai_reads_them(write, line, field, value):
     assert test.cmd_args[field] == value
 
 
-def test_a_list_for_a_flag_that_takes_a_list_is_one_value_and_the_difference_is_told(write):
+def test_a_list_for_a_flag_that_takes_a_list_is_one_value_and_the_difference_is_reported(write: Write) -> None:
     scenario = config.load(write(TEST + 'cuda_graph_scope = ["moe_router", "moe_preprocess"]\n'))
 
     assert scenario.tests[0].cmd_args["cuda_graph_scope"] == ["moe_router", "moe_preprocess"]
@@ -165,7 +169,7 @@ def test_a_list_for_a_flag_that_takes_a_list_is_one_value_and_the_difference_is_
 # --- older spellings and fields without a meaning --------------------------------------------------------------------
 
 
-def test_older_fields_are_accepted_with_a_warning_each(write):
+def test_older_fields_are_accepted_with_a_warning_each(write: Write) -> None:
     args = ARGS.replace('model_family_name = "llama"\nmodel_recipe_name = "llama3_8b"\n', "")
     older = (
         'model_name = "llama3"\nmodel_size = "8b"\nwandb_prj_name = "p"\ntime_limit = "00:10:00"\n'
@@ -193,7 +197,7 @@ def test_older_fields_are_accepted_with_a_warning_each(write):
         (TEST + 'log_dir = "/x"\n', "cmd_args.log_dir"),
     ],
 )
-def test_a_field_without_a_meaning_here_is_never_dropped_silently(write, text, field):
+def test_a_field_without_a_meaning_here_is_never_dropped_silently(write: Write, text: str, field: str) -> None:
     scenario = config.load(write(text))
 
     assert scenario.tests
@@ -203,13 +207,13 @@ def test_a_field_without_a_meaning_here_is_never_dropped_silently(write, text, f
     )
 
 
-def test_an_older_and_a_newer_spelling_together_are_refused(write):
-    told = violations_of(write(TEST + 'wandb_prj_name = "a"\nwandb_project_name = "b"\n'))
+def test_an_older_and_a_newer_spelling_together_are_refused(write: Write) -> None:
+    message = violations_of(write(TEST + 'wandb_prj_name = "a"\nwandb_project_name = "b"\n'))
 
-    assert "wandb_prj_name: is set together with wandb_project_name" in told
+    assert "wandb_prj_name: is set together with wandb_project_name" in message
 
 
-def test_node_lists_become_options_of_sbatch(write):
+def test_node_lists_become_options_of_sbatch(write: Write) -> None:
     (test,) = config.load(write("nodes = ['n[01-03]', 'n7']\nexclude_nodes = ['n5']\n" + TEST)).tests
 
     assert test.sbatch_args == ("--nodelist=n[01-03],n7", "--exclude=n5")
@@ -218,7 +222,7 @@ def test_node_lists_become_options_of_sbatch(write):
 # --- secrets ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_literal_token_becomes_a_reference_to_its_place_and_is_told(write):
+def test_a_literal_token_becomes_a_reference_to_its_place_and_is_reported(write: Write) -> None:
     path = write(TEST + 'hf_token = "hf_verysecret"\nwandb_key = "wb_verysecret"\n')
 
     scenario = config.load(path)
@@ -231,7 +235,7 @@ def test_a_literal_token_becomes_a_reference_to_its_place_and_is_told(write):
     assert "verysecret" not in scenario.model_dump_json()
 
 
-def test_a_literal_token_in_a_scenario_is_found_again_where_it_was_written(write):
+def test_a_literal_token_in_a_scenario_is_found_again_where_it_was_written(write: Write) -> None:
     from nightbridge.secrets import resolve_secret
 
     write(TEST, "small.toml")
@@ -253,7 +257,7 @@ def test_a_literal_token_in_a_scenario_is_found_again_where_it_was_written(write
         ("block:hf-token", SecretRef(source="block", name="hf-token")),
     ],
 )
-def test_a_named_place_is_kept_as_a_reference_without_a_warning(write, value, ref):
+def test_a_named_place_is_kept_as_a_reference_without_a_warning(write: Write, value: str, ref: SecretRef) -> None:
     scenario = config.load(write(TEST + f'hf_token = "{value}"\n'))
 
     assert scenario.tests[0].secrets == {"HF_TOKEN": ref}
@@ -268,7 +272,7 @@ def test_a_named_place_is_kept_as_a_reference_without_a_warning(write, value, re
         "ssh://me:verysecret@example.org/Megatron-Bridge.git",
     ],
 )
-def test_a_secret_in_a_repositorys_address_is_refused_and_not_shown(write, address):
+def test_a_secret_in_a_repositorys_address_is_refused_and_not_shown(write: Write, address: str) -> None:
     text = TEST.replace("https://github.com/NVIDIA-NeMo/Megatron-Bridge.git", address)
 
     scenario = config.load(write(text))
@@ -281,7 +285,7 @@ def test_a_secret_in_a_repositorys_address_is_refused_and_not_shown(write, addre
 @pytest.mark.parametrize(
     "image", ["me:verysecret@nvcr.io#nvidia/nemo:1", "docker://me:verysecret@nvcr.io#nvidia/nemo:1"]
 )
-def test_a_password_in_an_image_is_refused_and_not_shown(write, image):
+def test_a_password_in_an_image_is_refused_and_not_shown(write: Write, image: str) -> None:
     scenario = config.load(write(TEST.replace("nvcr.io#nvidia/nemo:26.04", image)))
 
     (invalid,) = scenario.invalid
@@ -298,7 +302,7 @@ def test_a_password_in_an_image_is_refused_and_not_shown(write, image):
         "nvcr.io/nvidia/nemo:1@sha256:" + "0a" * 32,
     ],
 )
-def test_users_ports_and_digests_of_an_image_are_no_passwords(write, image):
+def test_users_ports_and_digests_of_an_image_are_no_passwords(write: Write, image: str) -> None:
     assert (
         config.load(write(TEST.replace("nvcr.io#nvidia/nemo:26.04", image))).tests[0].cmd_args["container_image"]
         == image
@@ -308,7 +312,7 @@ def test_users_ports_and_digests_of_an_image_are_no_passwords(write, image):
 @pytest.mark.parametrize(
     "address", ["git@example.org:team/Megatron-Bridge.git", "ssh://git@example.org:2222/Megatron-Bridge.git"]
 )
-def test_the_user_of_ssh_is_no_secret(write, address):
+def test_the_user_of_ssh_is_no_secret(write: Write, address: str) -> None:
     assert (
         config.load(write(TEST.replace("https://github.com/NVIDIA-NeMo/Megatron-Bridge.git", address)))
         .tests[0]
@@ -317,7 +321,7 @@ def test_the_user_of_ssh_is_no_secret(write, address):
     )
 
 
-def test_a_repository_of_any_name_that_says_where_the_launcher_lies_is_megatron_bridge(write):
+def test_a_repository_of_any_name_that_says_where_the_launcher_lies_is_megatron_bridge(write: Write) -> None:
     folded = TEST.replace("NVIDIA-NeMo/Megatron-Bridge.git", "NVIDIA/Megatron-LM.git").replace(
         'commit = "v0.4.2"', 'commit = "main"\nlauncher = "bridge/scripts/performance/setup_experiment.py"', 1
     )
@@ -328,13 +332,13 @@ def test_a_repository_of_any_name_that_says_where_the_launcher_lies_is_megatron_
     assert test.megatron_bridge.launcher == "bridge/scripts/performance/setup_experiment.py"
 
 
-def test_an_empty_token_means_the_one_in_the_environment(write):
+def test_an_empty_token_means_the_one_in_the_environment(write: Write) -> None:
     scenario = config.load(write(TEST + 'hf_token = ""\n'))
 
     assert scenario.tests[0].secrets == {}
 
 
-def test_an_environment_variable_that_is_named_like_a_secret_becomes_a_reference(write):
+def test_an_environment_variable_that_is_named_like_a_secret_becomes_a_reference(write: Write) -> None:
     text = TEST + '[extra_env_vars]\nNGC_API_KEY = "verysecret"\nTOKENIZERS_PARALLELISM = "false"\nX = "env:Y"\n'
 
     scenario = config.load(write(text))
@@ -345,7 +349,7 @@ def test_an_environment_variable_that_is_named_like_a_secret_becomes_a_reference
     assert "verysecret" not in scenario.model_dump_json()
 
 
-def test_a_wrong_token_is_refused_without_being_shown(write):
+def test_a_wrong_token_is_refused_without_being_shown(write: Write) -> None:
     assert "4711" not in violations_of(write(TEST + "hf_token = 4711\n"))
 
 
@@ -362,7 +366,7 @@ max_steps = 20
 
 
 @pytest.mark.parametrize("place", ["small.toml", "test/x.toml", "tests/x.toml", "../tests/x.toml"])
-def test_a_scenario_finds_the_tests_that_it_names_nearby(write, place):
+def test_a_scenario_finds_the_tests_that_it_names_nearby(write: Write, place: str) -> None:
     path = write(SCENARIO, "night/scenario.toml")
     write(TEST, f"night/{place}")
 
@@ -371,7 +375,7 @@ def test_a_scenario_finds_the_tests_that_it_names_nearby(write, place):
     assert (test.id, test.name, test.time_limit) == ("one", "small", "00:20:00")
 
 
-def test_a_folder_given_on_purpose_wins_over_those_nearby(write):
+def test_a_folder_given_on_purpose_wins_over_those_nearby(write: Write) -> None:
     path = write(SCENARIO, "scenario.toml")
     write(TEST, "small.toml")
     write(TEST.replace("num_gpus = 8", "num_gpus = 32"), "elsewhere/small.toml")
@@ -381,7 +385,7 @@ def test_a_folder_given_on_purpose_wins_over_those_nearby(write):
     assert test.cmd_args["num_gpus"] == 32
 
 
-def test_an_override_changes_only_what_it_writes(write):
+def test_an_override_changes_only_what_it_writes(write: Write) -> None:
     write(TEST, "small.toml")
 
     (test,) = config.load(write(SCENARIO, "scenario.toml")).tests
@@ -392,7 +396,7 @@ def test_an_override_changes_only_what_it_writes(write):
     }  # fmt: skip
 
 
-def test_a_list_in_an_override_replaces_the_whole_list(write):
+def test_a_list_in_an_override_replaces_the_whole_list(write: Write) -> None:
     write(TEST.replace(HEAD, HEAD + 'extra_container_mounts = ["/a:/a"]\n'), "small.toml")
     text = SCENARIO.replace("time_limit", 'extra_container_mounts = ["/b:/b"]\ntime_limit')
 
@@ -401,7 +405,7 @@ def test_a_list_in_an_override_replaces_the_whole_list(write):
     assert test.extra_container_mounts == ("/b:/b",)
 
 
-def test_a_test_can_be_defined_inside_the_scenario(write):
+def test_a_test_can_be_defined_inside_the_scenario(write: Write) -> None:
     inline = TEST.replace("[[git_repos]]", "[[Tests.git_repos]]").replace("[cmd_args]", "[Tests.cmd_args]")
     inline = inline.replace("[nemo_run_repo]", "[Tests.nemo_run_repo]")
 
@@ -410,7 +414,7 @@ def test_a_test_can_be_defined_inside_the_scenario(write):
     assert (test.id, test.name) == ("in.1", "small")
 
 
-def test_an_override_of_the_caller_lies_on_top(write):
+def test_an_override_of_the_caller_lies_on_top(write: Write) -> None:
     write(TEST, "small.toml")
 
     (test,) = config.load(write(SCENARIO, "s.toml"), overrides={"cmd_args": {"max_steps": 5}}).tests
@@ -418,14 +422,14 @@ def test_an_override_of_the_caller_lies_on_top(write):
     assert test.cmd_args["max_steps"] == 5
 
 
-def test_a_mistake_in_an_override_is_told_with_the_line_in_the_scenario(write):
+def test_a_mistake_in_an_override_is_reported_with_the_line_in_the_scenario(write: Write) -> None:
     write(TEST, "small.toml")
     path = write(SCENARIO.replace("max_steps = 20", "max_step = 20"), "scenario.toml")
 
     assert "scenario.toml:7: cmd_args.max_step: unknown key" in violations_of(path)
 
 
-def test_an_invalid_test_leaves_the_others_to_run(write):
+def test_an_invalid_test_leaves_the_others_to_run(write: Write) -> None:
     write(TEST, "small.toml")
     text = SCENARIO + '[[Tests]]\nid = "two"\ntest_name = "small"\n[Tests.cmd_args]\ntpp = 1\n'
 
@@ -435,22 +439,22 @@ def test_an_invalid_test_leaves_the_others_to_run(write):
     assert [test.id for test in scenario.invalid] == ["two"]
 
 
-def test_a_test_that_is_not_found_is_invalid_and_the_nearest_name_is_told(write):
+def test_a_test_that_is_not_found_is_invalid_and_the_nearest_name_is_reported(write: Write) -> None:
     write(TEST, "small.toml")
 
-    told = violations_of(write(SCENARIO.replace('"small"', '"smal"'), "scenario.toml"))
+    message = violations_of(write(SCENARIO.replace('"small"', '"smal"'), "scenario.toml"))
 
-    assert "scenario.toml:4: test_name: no test named 'smal'" in told
-    assert "did you mean 'small'?" in told
+    assert "scenario.toml:4: test_name: no test named 'smal'" in message
+    assert "did you mean 'small'?" in message
 
 
-def test_a_broken_file_nearby_is_mentioned_when_the_test_is_not_found(write):
+def test_a_broken_file_nearby_is_mentioned_when_the_test_is_not_found(write: Write) -> None:
     write("name = ", "broken.toml")
 
     assert "broken.toml" in violations_of(write(SCENARIO, "scenario.toml"))
 
 
-def test_one_name_for_two_tests_is_refused(write):
+def test_one_name_for_two_tests_is_refused(write: Write) -> None:
     write(TEST, "a.toml")
     write(TEST, "tests/b.toml")
 
@@ -458,7 +462,7 @@ def test_one_name_for_two_tests_is_refused(write):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         (SCENARIO.replace("name = \"night\"\n", "nam = \"night\"\n"), "nam: unknown key; did you mean 'name'?"),
         (SCENARIO.replace('name = "night"\n', ""), "a scenario needs a name"),
@@ -468,17 +472,17 @@ def test_one_name_for_two_tests_is_refused(write):
         ('name = "x"\nTests = 3\n', "must be one or more [[Tests]] tables"),
     ],
 )  # fmt: skip
-def test_a_scenario_that_is_wrong_itself_raises_with_everything(write, text, told):
+def test_a_scenario_that_is_wrong_itself_raises_with_everything(write: Write, text: str, message: str) -> None:
     write(TEST, "small.toml")
 
     with pytest.raises(InvalidInput) as raised:
         config.load(write(text, "scenario.toml"))
 
-    assert told in str(raised.value)
+    assert message in str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (b"name = ", "not valid TOML"),
         (b"\xff\xfe", "not UTF-8"),
@@ -488,17 +492,17 @@ def test_a_scenario_that_is_wrong_itself_raises_with_everything(write, text, tol
         (b"scheduler = 'slurm'", "--system"),
     ],
 )
-def test_a_file_that_cannot_be_read_raises(write, content, told):
+def test_a_file_that_cannot_be_read_raises(write: Write, content: Any, message: str) -> None:
     path = write("", "bad.toml")
     path.write_bytes(content)
 
     with pytest.raises(InvalidInput, match=r"bad\.toml") as raised:
         config.load(path)
 
-    assert told in str(raised.value)
+    assert message in str(raised.value)
 
 
-def test_a_missing_file_raises_with_its_name():
+def test_a_missing_file_raises_with_its_name() -> None:
     with pytest.raises(InvalidInput, match=r"nowhere\.toml: no such file"):
         config.load(Path("nowhere.toml"))
 
@@ -541,7 +545,7 @@ time_limit = "00:30:00"
 
 
 @pytest.mark.parametrize("text", [PUBLISHED_TEST, PUBLISHED_SCENARIO, PUBLISHED_INLINE])
-def test_the_shapes_that_cloudai_publishes_run_unchanged(write, text):
+def test_the_shapes_that_cloudai_publishes_run_unchanged(write: Write, text: str) -> None:
     from nightbridge.rules import check_scenario
 
     write(PUBLISHED_TEST, "test/qwen.toml")
@@ -556,7 +560,7 @@ def test_the_shapes_that_cloudai_publishes_run_unchanged(write, text):
 # --- runs ------------------------------------------------------------------------------------------------------------
 
 
-def test_every_iteration_is_a_run_with_a_key_of_its_own(write):
+def test_every_iteration_is_a_run_with_a_key_of_its_own(write: Write) -> None:
     scenario = config.load(write("iterations = 3\n" + TEST))
 
     runs = config.runs(scenario, "2026-11-21")
@@ -565,7 +569,7 @@ def test_every_iteration_is_a_run_with_a_key_of_its_own(write):
     assert len({run.run_key for run in runs}) == 3
 
 
-def test_the_same_scenario_and_night_give_the_same_run_keys(write):
+def test_the_same_scenario_and_night_give_the_same_run_keys(write: Write) -> None:
     path = write(TEST)
 
     first, again = (config.runs(config.load(path), "2026-11-21") for _ in range(2))
@@ -577,7 +581,7 @@ def test_the_same_scenario_and_night_give_the_same_run_keys(write):
 
 
 @pytest.mark.parametrize("name", ["llama3_8b.toml", "nightly.toml", "sweep.toml"])
-def test_the_samples_are_valid_without_a_word_of_warning(name):
+def test_the_samples_are_valid_without_a_word_of_warning(name: str) -> None:
     scenario = config.load(EXAMPLES / name)
 
     assert scenario.tests
@@ -588,7 +592,7 @@ def test_the_samples_are_valid_without_a_word_of_warning(name):
 # --- whose verdict counts --------------------------------------------------------------------------------------------
 
 
-def test_a_test_can_ask_for_cloudais_own_verdict(write):
+def test_a_test_can_ask_for_cloudais_own_verdict(write: Write) -> None:
     (ours,) = config.load(write(TEST)).tests
     (theirs,) = config.load(write('compat = "cloudai"\n' + TEST)).tests
 
@@ -599,7 +603,7 @@ def test_a_test_can_ask_for_cloudais_own_verdict(write):
 # --- sweeps ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_list_is_a_sweep_and_every_valid_point_a_run(write):
+def test_a_list_is_a_sweep_and_every_valid_point_a_run(write: Write) -> None:
     scenario = config.load(write(TEST + "tp = [1, 2, 3]\ngb = [8, 16]\n"))
 
     (test,) = scenario.tests
@@ -612,7 +616,7 @@ def test_a_list_is_a_sweep_and_every_valid_point_a_run(write):
     assert all(run.test.cmd_args["tp"] == run.sweep_point["tp"] and run.test.axes == () for run in runs)
 
 
-def test_a_list_for_a_flag_that_takes_lists_is_one_value_and_cloudais_other_reading_is_told(write):
+def test_a_list_for_a_flag_that_takes_lists_is_one_value_and_cloudais_other_reading_is_reported(write: Write) -> None:
     text = TEST + 'cuda_graph_scope = ["moe_router", "moe_preprocess"]\n'
 
     warned = config.load(write(text))
@@ -623,7 +627,7 @@ def test_a_list_for_a_flag_that_takes_lists_is_one_value_and_cloudais_other_read
     assert excluded.warnings == ()
 
 
-def test_a_flag_that_takes_lists_sweeps_when_it_is_asked_to_or_given_lists_of_lists(write):
+def test_a_flag_that_takes_lists_sweeps_when_it_is_asked_to_or_given_lists_of_lists(write: Write) -> None:
     asked = config.load(write(TEST + 'cuda_graph_scope = ["attn", "mlp"]\n[sweep]\nfields = ["cuda_graph_scope"]\n'))
     nested = config.load(write(TEST + 'cuda_graph_scope = [["attn"], ["attn", "mlp"]]\n'))
 
@@ -632,7 +636,7 @@ def test_a_flag_that_takes_lists_sweeps_when_it_is_asked_to_or_given_lists_of_li
     assert asked.warnings == nested.warnings == ()
 
 
-def test_environment_variables_and_nodes_sweep_as_well(write):
+def test_environment_variables_and_nodes_sweep_as_well(write: Write) -> None:
     text = (
         "num_nodes = [1, 2]\n" + TEST.replace("num_gpus = 8\n", "") + '[extra_env_vars]\nNCCL_ALGO = ["Ring", "Tree"]\n'
     )
@@ -644,14 +648,14 @@ def test_environment_variables_and_nodes_sweep_as_well(write):
     assert {run.test.extra_env_vars["NCCL_ALGO"] for run in runs} == {"Ring", "Tree"}
 
 
-def test_a_value_that_is_written_twice_is_run_once(write):
+def test_a_value_that_is_written_twice_is_run_once(write: Write) -> None:
     scenario = config.load(write(TEST + "tp = [1, 2, 1]\n"))
 
     assert scenario.tests[0].axes[0].values == (1, 2)
     assert any("lists 1 twice" in warning for warning in scenario.warnings)
 
 
-def test_a_scenarios_entry_can_replace_a_sweep_by_one_value(write):
+def test_a_scenarios_entry_can_replace_a_sweep_by_one_value(write: Write) -> None:
     write(TEST + "tp = [1, 2]\n", "tests/small.toml")
     entry = 'name = "s"\n[[Tests]]\nid = "one"\ntest_name = "small"\n[Tests.cmd_args]\ntp = 4\n'
 

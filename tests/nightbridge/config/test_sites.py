@@ -1,6 +1,8 @@
 """CloudAI's system files, our site files, and the site that a person names."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,12 +11,14 @@ from nightbridge.config.sites import plain_site
 from nightbridge.errors import InvalidInput
 from nightbridge.models import SecretRef, Site
 
+Write = Callable[..., Path]
+
 EXAMPLES = Path(__file__).parents[3] / "conf" / "examples"
 
 
 @pytest.fixture
-def write(tmp_path):
-    def _write(text):
+def write(tmp_path: Path) -> Write:
+    def _write(text: str) -> Path:
         path = tmp_path / "site.toml"
         path.write_text(text)
         return path
@@ -22,7 +26,7 @@ def write(tmp_path):
     return _write
 
 
-def test_a_site_file_says_everything_about_a_place():
+def test_a_site_file_says_everything_about_a_place() -> None:
     site, warnings = load_site(EXAMPLES / "site.toml")
 
     assert (site.cluster.kind, site.cluster.account, site.cluster.containers) == ("slurm", "llm-perf", "pyxis")
@@ -31,7 +35,7 @@ def test_a_site_file_says_everything_about_a_place():
     assert warnings == ()
 
 
-def test_a_cloudai_system_file_is_read_as_it_is():
+def test_a_cloudai_system_file_is_read_as_it_is() -> None:
     site, warnings = load_site(EXAMPLES / "cloudai_system.toml")
 
     assert (site.cluster.kind, site.cluster.name, site.cluster.partition) == ("slurm", "hopper", "batch")
@@ -41,7 +45,7 @@ def test_a_cloudai_system_file_is_read_as_it_is():
     assert "cloudai_system.toml:11: partitions: has no effect" in warnings[0]
 
 
-def test_a_file_changes_only_what_it_writes(write):
+def test_a_file_changes_only_what_it_writes(write: Write) -> None:
     below = Site(workspace=Path("/w"), git_timeout=5.0)
 
     site, _ = load_site(write('[cluster]\nname = "x"\n'), below)
@@ -50,7 +54,7 @@ def test_a_file_changes_only_what_it_writes(write):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("[cluster]\nacount = 'x'\n", "site.toml:2: cluster.acount: unknown key; did you mean 'account'?"),
         ("workspce = '/x'\n", "site.toml:1: workspce: unknown key; did you mean 'workspace'?"),
@@ -61,14 +65,14 @@ def test_a_file_changes_only_what_it_writes(write):
         ("[store]\nurl = 3\n", "site.toml:2: store.url"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_line(write, text, told):
+def test_what_is_wrong_is_reported_with_its_line(write: Write, text: str, message: str) -> None:
     with pytest.raises(InvalidInput) as raised:
         load_site(write(text))
 
-    assert told in "\n".join(raised.value.violations)
+    assert message in "\n".join(raised.value.violations)
 
 
-def test_a_literal_store_key_becomes_a_reference_and_is_told(write):
+def test_a_literal_store_key_becomes_a_reference_and_is_reported(write: Write) -> None:
     path = write('[store]\nurl = "s3://b/p"\nsecret_key = "verysecret"\n')
 
     site, warnings = load_site(path)
@@ -79,7 +83,9 @@ def test_a_literal_store_key_becomes_a_reference_and_is_told(write):
     assert "verysecret" not in site.model_dump_json()
 
 
-def test_nothing_named_is_the_embedded_default_with_an_absolute_workspace(tmp_path, monkeypatch):
+def test_nothing_named_is_the_embedded_default_with_an_absolute_workspace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
 
     named = plain_site()
@@ -88,21 +94,21 @@ def test_nothing_named_is_the_embedded_default_with_an_absolute_workspace(tmp_pa
     assert (named[0].cluster.kind, named[0].workspace) == ("local", tmp_path / ".nightbridge")
 
 
-def test_the_cluster_of_another_file_can_be_named():
+def test_the_cluster_of_another_file_can_be_named() -> None:
     named = plain_site(cluster=str(EXAMPLES / "site.toml"), workspace="/w")
 
     assert named is not None
     assert (named[0].cluster.name, named[0].workspace, named[0].store) == ("hopper", Path("/w"), None)
 
 
-def test_the_site_s_own_slurm_can_be_asked_another_way():
+def test_the_site_s_own_slurm_can_be_asked_another_way() -> None:
     named = plain_site(str(EXAMPLES / "site.toml"), cluster="auto")
 
     assert named is not None
     assert (named[0].cluster.kind, named[0].cluster.name, named[0].cluster.partition) == ("auto", "hopper", "batch")
 
 
-def test_a_store_url_keeps_endpoint_and_credentials_of_the_system_file():
+def test_a_store_url_keeps_endpoint_and_credentials_of_the_system_file() -> None:
     named = plain_site(str(EXAMPLES / "site.toml"), store="s3://other/place")
 
     assert named is not None
@@ -111,18 +117,18 @@ def test_a_store_url_keeps_endpoint_and_credentials_of_the_system_file():
 
 
 @pytest.mark.parametrize("named", [{"system": "a-block"}, {"cluster": "a-block"}, {"store": "a-block"}])
-def test_a_name_that_only_a_block_can_have_is_left_to_prefect(named):
+def test_a_name_that_only_a_block_can_have_is_left_to_prefect(named: Any) -> None:
     assert plain_site(**named) is None
 
 
-def test_the_login_of_git_is_named(write):
+def test_the_login_of_git_is_named(write: Write) -> None:
     site, warnings = load_site(write('git_credentials = "env:GIT_LOGINS"\n'))
 
     assert site.git_credentials == SecretRef(source="env", name="GIT_LOGINS")
     assert warnings == ()
 
 
-def test_the_import_of_images_is_a_table_whose_credentials_are_named(write):
+def test_the_import_of_images_is_a_table_whose_credentials_are_named(write: Write) -> None:
     path = write(
         '[image_import]\ntemp = "/local"\ncredentials = "env:NGC"\non = "node"\nsrun_args = ["--time=2:00:00"]\n'
     )

@@ -2,6 +2,7 @@
 
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -19,27 +20,28 @@ ROOT = Path(__file__).parents[3]
 SAMPLES = sorted(path for folder in ("examples", "practice") for path in (ROOT / "conf" / folder).rglob("*.toml"))
 TESTS = [path for path in SAMPLES if "test_template_name" in path.read_text() or "[[Tests]]" in path.read_text()]
 
-BASE = {**ENOUGH, "cmd_args": {"model_family_name": "llama", "model_recipe_name": "llama3_8b", "gpu_type": "h100"}}
+CMD_ARGS = {"model_family_name": "llama", "model_recipe_name": "llama3_8b", "gpu_type": "h100"}
+BASE = {**ENOUGH, "cmd_args": CMD_ARGS}
 
 
-def without_places(scenario):
+def without_places(scenario: Scenario) -> Scenario:
     """What a scenario says, whatever files it came from and whatever was warned about."""
     tests = tuple(test.model_copy(update={"source": ""}) for test in scenario.tests)
     return scenario.model_copy(update={"source": "", "tests": tests, "invalid": (), "warnings": ()})
 
 
-def read_again(scenario):
+def read_again(scenario: Scenario) -> Scenario:
     again = scenario_of(parse_document(scenario_toml(scenario), Path("written.toml")))
     assert again.invalid == ()
     return without_places(again)
 
 
-def of(table):
+def of(table: dict[str, Any]) -> Scenario:
     return scenario_of(parse_document(document_of(table), Path("t.toml")))
 
 
 @pytest.mark.parametrize("path", TESTS, ids=lambda path: str(path.relative_to(ROOT / "conf")))
-def test_every_sample_is_the_same_after_it_was_written(path):
+def test_every_sample_is_the_same_after_it_was_written(path: Path) -> None:
     scenario = config.load(path)
 
     assert scenario.tests
@@ -54,25 +56,25 @@ def test_every_sample_is_the_same_after_it_was_written(path):
         {"extra_srun_args": "--comment 'two words' --exclusive", "nodes": ["n-[1-2]"], "exclude_nodes": ["n9"]},
         {"num_nodes": [1, 2]},
         {"sweep": {"method": "random", "points": 3, "seed": 7, "metric": "peak_memory", "reward": "negative"}},
-        {"cmd_args": {**BASE["cmd_args"], "tp": [1, 2], "cuda_graph_scope": [["attn"], ["moe_router"]]}},
-        {"cmd_args": {**BASE["cmd_args"], "cuda_graph_scope": ["attn", "mlp"]}},
-        {"cmd_args": {**BASE["cmd_args"], "cuda_graph_scope": ["attn", "mlp"]}, "sweep": {"fields": ["cuda_graph_scope"]}},
-        {"cmd_args": {**BASE["cmd_args"], "gb": [8, 16], "mb": [1, 2]}, "env_params": {"gb": {"weights": [0.25, 0.75]}, "mb": {}}, "agent": "bo", "agent_steps": 4},
-        {"cmd_args": {**BASE["cmd_args"], "lr": 3e-4, "min_lr": 1e16, "warmup_iters": "10", "profiling_ranks": "0,4"}},
+        {"cmd_args": {**CMD_ARGS, "tp": [1, 2], "cuda_graph_scope": [["attn"], ["moe_router"]]}},
+        {"cmd_args": {**CMD_ARGS, "cuda_graph_scope": ["attn", "mlp"]}},
+        {"cmd_args": {**CMD_ARGS, "cuda_graph_scope": ["attn", "mlp"]}, "sweep": {"fields": ["cuda_graph_scope"]}},
+        {"cmd_args": {**CMD_ARGS, "gb": [8, 16], "mb": [1, 2]}, "env_params": {"gb": {"weights": [0.25, 0.75]}, "mb": {}}, "agent": "bo", "agent_steps": 4},
+        {"cmd_args": {**CMD_ARGS, "lr": 3e-4, "min_lr": 1e16, "warmup_iters": "10", "profiling_ranks": "0,4"}},
         {"harvest": {"checkpoint": "every 5"}, "gate": {"limits": {"step_time": {"max": 1.5}}, "required": ["grad_norm"], "golden_rules": {"grad_norm": "if measured"}}},
         {"training_report": {"exclude_start_steps": 3}, "iterations": 2, "compat": "cloudai", "time_limit": "30m"},
         {"extra_cmd_args": {"model.x": "[0,3]", "~model.y": "", "quoted \"key\"\t": "\x7f\\"}},
         {"description": "two\nlines, \"quotes\", \u00e9 and \U0001f600", "extra_container_mounts": ["/a:/b:ro"]},
     ],
 )  # fmt: skip
-def test_what_a_test_says_is_kept(fields):
+def test_what_a_test_says_is_kept(fields: Any) -> None:
     scenario = of({**BASE, **fields})
 
     assert scenario.invalid == ()
     assert read_again(scenario) == without_places(scenario)
 
 
-def test_a_scenario_keeps_its_tests_their_order_and_what_they_wait_for():
+def test_a_scenario_keeps_its_tests_their_order_and_what_they_wait_for() -> None:
     canary = {
         **BASE,
         "canary": True,
@@ -93,14 +95,14 @@ def test_a_scenario_keeps_its_tests_their_order_and_what_they_wait_for():
     assert read_again(scenario) == without_places(scenario)
 
 
-def test_a_test_without_arguments_keeps_its_empty_table():
+def test_a_test_without_arguments_keeps_its_empty_table() -> None:
     scenario = of({**ENOUGH, "cmd_args": {}})
 
     assert read_again(scenario) == without_places(scenario)
 
 
-def test_a_token_that_stands_in_a_file_is_written_as_its_place():
-    text = scenario_toml(of({**BASE, "cmd_args": {**BASE["cmd_args"], "hf_token": "hf_verysecret"}}))
+def test_a_token_that_stands_in_a_file_is_written_as_its_place() -> None:
+    text = scenario_toml(of({**BASE, "cmd_args": {**CMD_ARGS, "hf_token": "hf_verysecret"}}))
 
     assert "hf_verysecret" not in text
     assert f'HF_TOKEN = "toml:{Path("t.toml").absolute()}#cmd_args.hf_token"' in text
@@ -109,20 +111,22 @@ def test_a_token_that_stands_in_a_file_is_written_as_its_place():
 @settings(max_examples=150, deadline=None)
 @given(TABLES)
 @example({**BASE, "extra_env_vars": {"A": "toml:x#y"}})
-def test_any_test_that_is_read_is_the_same_after_it_was_written(table):
+def test_any_test_that_is_read_is_the_same_after_it_was_written(table: dict[str, Any]) -> None:
     check(table)
 
 
 @settings(max_examples=100, deadline=None)
 @given(PLAUSIBLE, st.dictionaries(FIELDS, VALUES, max_size=2), st.dictionaries(FIELDS, VALUES, max_size=2))
-def test_any_scenario_that_is_read_is_the_same_after_it_was_written(arguments, first, second):
+def test_any_scenario_that_is_read_is_the_same_after_it_was_written(
+    arguments: dict[str, Any], first: dict[str, Any], second: dict[str, Any]
+) -> None:
     entries = [
         {**ENOUGH, **fields, "cmd_args": arguments, "id": name} for name, fields in (("a", first), ("b", second))
     ]
     check({"name": "s", "Tests": entries})
 
 
-def check(table):
+def check(table: dict[str, Any]) -> None:
     try:
         scenario = of(table)
     except InvalidInput:
@@ -137,5 +141,5 @@ def check(table):
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=6,
 ))  # fmt: skip
-def test_any_value_is_the_same_in_toml(value):
+def test_any_value_is_the_same_in_toml(value: Any) -> None:
     assert tomllib.loads(f"value = {toml_value(value)}\n") == {"value": value}

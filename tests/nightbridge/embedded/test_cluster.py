@@ -48,7 +48,7 @@ def test_the_settings_open_it(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_job_runs_to_its_end_and_says_when(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_a_job_runs_to_its_end_and_has_its_times(cluster: LocalCluster, tmp_path: Path) -> None:
     job_id = run(cluster, tmp_path, "echo done")
 
     ended = wait_for_end(cluster, job_id)
@@ -75,7 +75,7 @@ def test_a_signal_fails_the_job(cluster: LocalCluster, tmp_path: Path) -> None:
     assert (ended.state, ended.exit_code, ended.signal) == (JobState.FAILED, 0, int(signal.SIGSEGV))
 
 
-def test_ids_go_on_after_a_restart_and_are_found_by_name(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_ids_continue_after_a_restart_and_are_found_by_name(cluster: LocalCluster, tmp_path: Path) -> None:
     first = run(cluster, tmp_path, "true", name="one")
     second = run(cluster, tmp_path, "true", name="two")
     opened_again = LocalCluster(cluster.settings, cluster.root)
@@ -89,7 +89,7 @@ def test_ids_go_on_after_a_restart_and_are_found_by_name(cluster: LocalCluster, 
     assert opened_again.find("on").jobs == ()
 
 
-def test_a_job_that_nobody_knows_is_not_in_the_answer(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_an_unknown_job_is_not_in_the_answer(cluster: LocalCluster, tmp_path: Path) -> None:
     job_id = run(cluster, tmp_path, "true")
 
     assert set(cluster.states([job_id, 77])) == {job_id}
@@ -109,7 +109,7 @@ def test_options_of_the_command_line_win_over_the_scripts_own(cluster: LocalClus
     assert not (tmp_path / "theirs.out").exists()
 
 
-def test_output_and_error_go_to_their_files_and_append_when_asked(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_output_and_error_go_to_their_files_and_append_on_request(cluster: LocalCluster, tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "out.txt").write_text("before\n")
     (tmp_path / "logs" / "err.txt").write_text("before\n")
@@ -212,7 +212,7 @@ def test_a_folder_that_cannot_be_made_is_a_permanent_error(tmp_path: Path) -> No
     (tmp_path / "file").write_text("")
     cluster = LocalCluster(ClusterSettings(), tmp_path / "file" / "cluster")
 
-    with pytest.raises(PermanentError, match="cannot use the embedded cluster's folder"):
+    with pytest.raises(PermanentError, match="the embedded cluster's folder cannot be written"):
         cluster.submit("night", write_script(tmp_path / "job.sh", "true"), ())
 
 
@@ -269,7 +269,7 @@ def test_jobs_start_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (tmp_path / "order").read_text().split() == [str(job_id) for job_id in ids]
 
 
-def test_a_dependency_is_waited_for_and_holds_up_nobody_else(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_a_dependency_is_waited_for_and_holds_up_no_other_job(cluster: LocalCluster, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     first = run(cluster, tmp_path, f"while [ ! -e {gate} ]; do sleep 0.05; done; exit 1")
     after_any = run(cluster, tmp_path, "true", f"--dependency=afterany:{first}")
@@ -287,7 +287,7 @@ def test_a_dependency_is_waited_for_and_holds_up_nobody_else(cluster: LocalClust
 # --- being ended -----------------------------------------------------------------------------------------------------
 
 
-def test_the_time_limit_ends_a_job_and_says_so_in_its_log(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_the_time_limit_ends_a_job_and_is_named_in_its_log(cluster: LocalCluster, tmp_path: Path) -> None:
     job_id = run(cluster, tmp_path, "sleep 600", "--time=0:01")
 
     ended = wait_for_end(cluster, job_id)

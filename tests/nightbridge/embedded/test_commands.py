@@ -10,12 +10,7 @@ import pytest
 
 from nightbridge.embedded.submit import python_command
 from nightbridge.slurm.local import LocalCluster
-from tests.nightbridge.embedded.local_cluster import (
-    local_cluster,
-    wait_for_end,
-    wait_for_state,
-    write_script,
-)
+from tests.nightbridge.embedded.local_cluster import local_cluster, wait_for_end, wait_for_state, write_script
 
 
 @pytest.fixture
@@ -50,7 +45,7 @@ def test_sacct_of_an_unknown_job_is_a_heading(cluster: LocalCluster, tmp_path: P
     assert (answer.returncode, len(answer.stdout.splitlines())) == (0, 1)
 
 
-def test_squeue_tells_nemo_run_whether_a_job_waits(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_squeue_shows_nemo_run_whether_a_job_waits(cluster: LocalCluster, tmp_path: Path) -> None:
     first, second, third = (submit(cluster, tmp_path, "sleep 600") for _ in range(3))
     wait_for_state(cluster, second, "RUNNING")
     question = "squeue --start --noheader -j {} -o '%i|%S|%T'"

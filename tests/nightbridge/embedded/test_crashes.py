@@ -159,7 +159,9 @@ def test_a_killed_runner_is_a_node_failure_and_takes_what_it_started_along(
     assert [pid for pid in pids if is_running(pid)] == []
 
 
-def test_who_asks_about_a_dead_runner_keeps_its_own_childrens_exit_codes(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_a_query_about_a_dead_runner_leaves_the_exit_codes_of_own_children(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
     job_id = cluster.submit(
         "night-a1", write_script(tmp_path / "job.sh", "echo up; trap '' TERM; sleep 600 & wait"), ()
     )
@@ -207,7 +209,7 @@ def test_a_runner_that_dies_while_its_job_waits_is_a_node_failure(cluster: Local
     assert (answer.state, answer.started_at) == (JobState.NODE_FAIL, None)
 
 
-def test_a_runner_that_is_told_to_stop_ends_its_job_and_says_so(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_a_stopped_runner_ends_its_job_and_records_why(cluster: LocalCluster, tmp_path: Path) -> None:
     job_id = cluster.submit("night-a1", write_script(tmp_path / "job.sh", "echo up; sleep 600"), ())
     wait_for_text(tmp_path / f"slurm-{job_id}.out", "up")
 

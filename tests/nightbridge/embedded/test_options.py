@@ -1,17 +1,76 @@
-"""What the embedded cluster makes of sbatch's and srun's options, node expressions and file name patterns."""
+"""How sbatch's and srun's options are parsed, and what the embedded cluster makes of them."""
 
 import pytest
 
-from nightbridge.embedded.names import (
-    expand_expression,
-    fill_pattern,
-    node_expression,
-    node_names,
-    tasks_expression,
+from nightbridge.embedded.options import (
+    EMBEDDED_SBATCH,
+    SBATCH,
+    SRUN,
+    exported,
+    parse_dependencies,
+    parse_time,
+    parse_time_limit,
+    script_options,
+    split_options,
 )
-from nightbridge.embedded.options import SBATCH, exported, parse_dependencies, parse_time
-from nightbridge.embedded.sbatch_options import split_options
 from nightbridge.errors import InvalidInput
+
+
+def test_options_end_at_the_first_word_that_is_none() -> None:
+    options, rest = split_options(["-N2", "-n", "4", "--wait=60", "-lu", "-K1", "--overlap", "env", "-i", "-n"], SRUN)
+
+    assert options == {
+        "nodes": "2",
+        "ntasks": "4",
+        "wait": "60",
+        "label": "",
+        "unbuffered": "",
+        "kill-on-bad-exit": "1",
+        "overlap": "",
+    }
+    assert rest == ["env", "-i", "-n"]
+
+
+def test_a_double_dash_ends_options_and_the_last_of_two_counts() -> None:
+    assert split_options(["-J", "a", "--job-name=b", "--", "-x"], SBATCH) == ({"job-name": "b"}, ["-x"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--nodes"], "option '--nodes' requires an argument"),
+        (["-y"], "invalid option -- 'y'"),
+        (["--no-such-option"], "unrecognized option '--no-such-option'"),
+    ],
+)
+def test_a_wrong_option_is_named(words: list[str], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        split_options(words, SBATCH)
+
+
+def test_sbatch_lines_are_read_up_to_the_first_command() -> None:
+    script = (
+        "#!/bin/bash\n#\n# Generated\n\n#SBATCH --job-name='two words' # why\n"
+        "  # indented comment\n#SBATCH -N 2\nset -e\n#SBATCH --nodes=9\n"
+    )
+
+    assert script_options(script) == ["--job-name=two words", "-N", "2"]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("30", 1800),
+        ("30:15", 1815),
+        ("08:00:00", 28_800),
+        ("1-00:00:00", 86_400),
+        ("2-12", 216_000),
+        ("infinite", None),
+        ("", None),
+    ],
+)
+def test_time_limits_are_read_as_slurm_writes_them(text: str, seconds: int | None) -> None:
+    assert parse_time_limit(text) == seconds
 
 
 @pytest.mark.parametrize(
@@ -22,7 +81,7 @@ from nightbridge.errors import InvalidInput
     ],
 )
 def test_what_cannot_matter_on_one_machine_is_accepted(words: str) -> None:
-    assert split_options(words.split(), SBATCH)[1] == []
+    assert split_options(words.split(), EMBEDDED_SBATCH)[1] == []
 
 
 @pytest.mark.parametrize(
@@ -36,7 +95,7 @@ def test_what_cannot_matter_on_one_machine_is_accepted(words: str) -> None:
 )
 def test_what_would_change_the_jobs_meaning_is_refused_by_name(words: list[str], message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
-        split_options(words, SBATCH)
+        split_options(words, EMBEDDED_SBATCH)
 
 
 @pytest.mark.parametrize(
@@ -72,30 +131,6 @@ def test_dependencies() -> None:
     for wrong in ("afterok", "afterok:x", "afterok:1?afterany:2", "aftercorr:1", "singleton", "afternotok:1"):
         with pytest.raises(InvalidInput, match="dependency"):
             parse_dependencies(wrong)
-
-
-@pytest.mark.parametrize("count", [1, 2, 12])
-def test_node_expressions_expand_and_contract(count: int) -> None:
-    assert expand_expression(node_expression(node_names(count))) == node_names(count)
-
-
-def test_nodes_that_are_not_the_first_ones_are_listed() -> None:
-    assert node_expression(["node2", "node4"]) == "node2,node4"
-    assert expand_expression("node2,node4") == ["node2", "node4"]
-    assert expand_expression("node[2-4]") == ["node2", "node3", "node4"]
-    for wrong in ("node[1", "node[a-b]", "node1]", "node[1-2,4]", ""):
-        with pytest.raises(ValueError, match="not a list of nodes"):
-            expand_expression(wrong)
-
-
-def test_tasks_of_nodes_contract() -> None:
-    assert tasks_expression([2, 2, 2, 1]) == "2(x3),1"
-
-
-def test_file_name_patterns() -> None:
-    values = {"j": 12, "x": "run", "t": 3}
-
-    assert fill_pattern("log-%x_%j_%4t%%_%Q.out", values) == "log-run_12_0003%_%Q.out"
 
 
 def test_export_none_keeps_slurms_variables() -> None:

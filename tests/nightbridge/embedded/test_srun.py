@@ -7,12 +7,7 @@ from pathlib import Path
 import pytest
 
 from nightbridge.slurm.local import LocalCluster
-from tests.nightbridge.embedded.local_cluster import (
-    is_running,
-    local_cluster,
-    wait_for_end,
-    write_script,
-)
+from tests.nightbridge.embedded.local_cluster import is_running, local_cluster, wait_for_end, write_script
 
 
 @pytest.fixture
@@ -95,7 +90,7 @@ def test_lines_can_be_labelled_with_their_task(cluster: LocalCluster, tmp_path: 
     assert sorted(run(cluster, tmp_path, "srun -l -n2 echo hi").splitlines()) == ["0: hi", "1: hi"]
 
 
-def test_a_task_starts_in_the_folder_that_is_asked_for(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_a_task_starts_in_the_requested_folder(cluster: LocalCluster, tmp_path: Path) -> None:
     (tmp_path / "code").mkdir()
 
     assert run(cluster, tmp_path, "srun -n1 -N1 --chdir code pwd") == f"{tmp_path}/code\n"
@@ -118,7 +113,7 @@ def test_the_exit_code_is_the_highest_of_the_tasks(
     assert run(cluster, tmp_path, f"{command} 2> /dev/null\necho code $?") == f"code {code}\n"
 
 
-def test_without_kill_on_bad_exit_the_others_go_on(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_without_kill_on_bad_exit_the_others_keep_running(cluster: LocalCluster, tmp_path: Path) -> None:
     log = run(cluster, tmp_path, "srun bash -c '[ $SLURM_PROCID = 1 ] && exit 7; sleep 0.3; echo done'\necho code $?")
 
     *lines, last = log.splitlines()
@@ -126,7 +121,7 @@ def test_without_kill_on_bad_exit_the_others_go_on(cluster: LocalCluster, tmp_pa
     assert last == "code 7"
 
 
-def test_an_ended_task_leaves_nothing_running_and_nobody_waiting(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_an_ended_task_leaves_nothing_running_and_nothing_waiting(cluster: LocalCluster, tmp_path: Path) -> None:
     # The helper holds the task's output open; srun ends all the same, and the helper with it.
     log = run(cluster, tmp_path, f"srun -n1 -N1 bash -c 'sleep 600 & echo $! > {tmp_path}/helper'\necho after")
 
@@ -189,7 +184,7 @@ def test_what_it_cannot_do_is_refused_in_one_line(
     assert lines[1] == "code 1"
 
 
-def test_export_says_what_tasks_see(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_export_decides_what_tasks_see(cluster: LocalCluster, tmp_path: Path) -> None:
     show = "bash -c 'echo ${A:-none} ${B:-none} ${SLURM_PROCID:-none}'"
     wishes = ("ALL", "NONE", "A", "ALL,B=changed", "NONE,B=only")
     body = "export A=1 B=2\n" + "\n".join(f"srun -n1 -N1 --export={wish} {show}" for wish in wishes)

@@ -9,7 +9,7 @@ import pytest
 
 from nightbridge.errors import InvalidInput, PermanentError, TransientError
 from nightbridge.images.enroot import Enroot, find_enroot
-from nightbridge.images.references import ImageReference, parse_reference
+from nightbridge.images.registry import ImageReference, parse_reference
 from nightbridge.models import ImageImport
 
 NEMO = parse_reference("nvcr.io/nvidia/nemo:26.02.00")
@@ -27,7 +27,7 @@ def test_a_reference_that_enroot_cannot_read_is_invalid_input(any_enroot: Enroot
         any_enroot.import_image(ImageReference(name="not an image"), tmp_path / "image.sqsh")
 
 
-def test_a_registry_that_nobody_answers_is_transient_and_leaves_nothing(any_enroot: Enroot, tmp_path: Path) -> None:
+def test_a_registry_that_does_not_answer_is_transient_and_leaves_nothing(any_enroot: Enroot, tmp_path: Path) -> None:
     with pytest.raises(TransientError, match="unreachable"):
         any_enroot.import_image(ImageReference(registry="127.0.0.1:1", name="x"), tmp_path / "image.sqsh")
 
@@ -59,7 +59,7 @@ def test_what_may_pass_is_transient_and_leaves_nothing(enroot: Any, tmp_path: Pa
         ("silent-3", PermanentError, "failed with code 3"),
     ],
 )
-def test_what_a_person_must_change_is_permanent_and_says_how(
+def test_what_the_user_must_change_is_permanent_and_has_advice(
     enroot: Any, tmp_path: Path, fault: str, kind: type[PermanentError], advice: str
 ) -> None:
     enroot.fail_once(fault)
@@ -70,14 +70,14 @@ def test_what_a_person_must_change_is_permanent_and_says_how(
     assert not (tmp_path / "image.sqsh").exists()
 
 
-def test_a_digest_is_asked_for_and_its_refusals_are_understood(enroot: Any) -> None:
+def test_a_digest_is_queried_and_its_refusals_are_understood(enroot: Any) -> None:
     assert find_enroot().digest(NEMO) == "sha256:" + "ab" * 32
     enroot.fail_once("404", "digest")
     with pytest.raises(InvalidInput, match="no such image"):
         find_enroot().digest(NEMO)
 
 
-def test_enroot_3_knows_no_digest_and_the_registry_is_asked(
+def test_enroot_3_knows_no_digest_and_the_registry_is_queried(
     enroot: Any, demo_image: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     enroot.set_version("3.5.0")
@@ -88,7 +88,7 @@ def test_enroot_3_knows_no_digest_and_the_registry_is_asked(
     assert enroot.calls("digest") == []
 
 
-def test_transfers_have_a_time_limit_and_retries_unless_the_site_says_otherwise(
+def test_transfers_have_a_time_limit_and_retries_unless_the_site_sets_others(
     enroot: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ENROOT_TRANSFER_RETRIES", "9")
@@ -124,7 +124,7 @@ def test_credentials_reach_it_and_leave_no_trace(enroot: Any, tmp_path: Path) ->
     assert written == []
 
 
-def test_a_machine_without_enroot_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_enroot_gets_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
 
     with pytest.raises(PermanentError, match=r"enroot is not installed here.*\.sqsh file or to .none."):

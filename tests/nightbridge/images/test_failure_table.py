@@ -17,7 +17,7 @@ import pytest
 from nightbridge.errors import InvalidInput, NightbridgeError, PermanentError, TransientError
 from nightbridge.images.enroot import find_enroot
 from nightbridge.images.image import check_squashfs
-from nightbridge.images.references import ImageReference, parse_reference
+from nightbridge.images.registry import ImageReference, parse_reference
 from tests.real.registry import DEMO_CONFIG, member, tar_of, write_layout
 from tests.real.s3_proxy import Answer, Proxy, Request, proxy_to
 
@@ -165,7 +165,9 @@ def end_fault(enroot: Enroot) -> None:
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("fault", ["disk", "cache-disk"])
-def test_a_disk_that_fills_up_is_permanent_and_says_which_settings_help(enroot_that_fails: Enroot, fault: str) -> None:
+def test_a_disk_that_fills_up_is_permanent_and_the_advice_names_the_settings(
+    enroot_that_fails: Enroot, fault: str
+) -> None:
     enroot_that_fails.fail_once(fault)
 
     with pytest.raises(PermanentError, match=r"no space left on a disk.*ENROOT_CACHE_PATH, ENROOT_TEMP_PATH"):
@@ -182,7 +184,7 @@ def test_an_output_that_is_there_already_is_not_overwritten_by_enroot(enroot_tha
 
 
 @pytest.mark.usefixtures("real_enroot")
-def test_enroot_comes_back_when_a_busy_registry_says(
+def test_enroot_retries_when_a_busy_registry_allows(
     demo_image: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ENROOT_TRANSFER_RETRIES", "2")

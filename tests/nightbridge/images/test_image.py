@@ -218,7 +218,7 @@ def test_what_a_killed_import_left_elsewhere_is_removed_by_the_next_one(
     assert sorted(path.name for path in site.images_dir.iterdir()) == [f"{HEX}.json", f"{HEX}.sqsh"]
 
 
-def test_without_enroot_a_reference_says_what_to_do_and_leaves_nothing(
+def test_without_enroot_a_reference_gets_advice_and_leaves_nothing(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -15,24 +15,10 @@ from typing import Any
 
 import pytest
 
-from nightbridge.errors import (
-    InvalidInput,
-    LaunchRefused,
-    NightbridgeError,
-    PermanentError,
-    TransientError,
-)
+from nightbridge.errors import InvalidInput, LaunchRefused, NightbridgeError, PermanentError, TransientError
 from nightbridge.images.image import pull_image
 from nightbridge.images.on_node import NodeImporter
-from nightbridge.models import (
-    ClusterSettings,
-    GitRepo,
-    Image,
-    ImageImport,
-    RunSpec,
-    Site,
-    TestDefinition,
-)
+from nightbridge.models import ClusterSettings, GitRepo, Image, ImageImport, RunSpec, Site, TestDefinition
 from nightbridge.slurm.node_command import run_on_node
 from tests.real.registry import DEMO_CONFIG, PASSWORD, USER, demo_layers, start_private_registry, write_layout
 from tests.real.slurm_daemons import SlurmDaemons
@@ -81,7 +67,7 @@ def wait_for(happened: Callable[[], bool]) -> None:
         time.sleep(0.2)
 
 
-def test_the_image_is_made_there_checked_here_and_the_sidecar_says_where(
+def test_the_image_is_made_there_checked_here_and_the_sidecar_names_the_node(
     site: Site, enroot: Any, tiny_image: bytes
 ) -> None:
     image = pull(site)
@@ -120,7 +106,7 @@ def test_its_failures_mean_the_same_as_on_this_host(
     assert nothing_is_left(site)
 
 
-def test_a_node_without_enroot_and_a_partition_that_is_not_there_are_told(
+def test_a_node_without_enroot_and_a_missing_partition_are_errors(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commands = tmp_path / "commands"
@@ -135,7 +121,7 @@ def test_a_node_without_enroot_and_a_partition_that_is_not_there_are_told(
         pull_image(run_spec(PINNED), site, lambda: importer(site, options=("--partition=nowhere",)))
 
 
-def test_a_python_that_the_nodes_do_not_see_is_told(
+def test_a_python_that_the_nodes_do_not_see_is_an_error(
     site: Site, enroot: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.executable", str(tmp_path / "only-here" / "python"))

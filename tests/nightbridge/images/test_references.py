@@ -3,7 +3,7 @@
 import pytest
 
 from nightbridge.errors import InvalidInput
-from nightbridge.images.references import parse_reference
+from nightbridge.images.registry import parse_reference
 
 DIGEST = "sha256:" + "0a" * 32
 

@@ -12,8 +12,7 @@ from typing import Any, ClassVar
 import pytest
 
 from nightbridge.errors import DamagedData, InvalidInput, PermanentError, TransientError
-from nightbridge.images.references import ImageReference, parse_reference
-from nightbridge.images.registry import DOCKER_HUB, find_login, registry_digest
+from nightbridge.images.registry import DOCKER_HUB, ImageReference, find_login, parse_reference, registry_digest
 from tests.conftest import need
 from tests.real.registry import (
     DEMO_CONFIG,
@@ -64,7 +63,7 @@ def test_a_fault_on_the_way_is_understood(
             registry_digest(parse_reference(f"{host}/{demo_image.name}:1"))
 
 
-def test_a_registry_that_nobody_answers_is_transient() -> None:
+def test_a_registry_that_does_not_answer_is_transient() -> None:
     with pytest.raises(TransientError, match=r"unreachable \(127\.0\.0\.1:1: "):
         registry_digest(ImageReference(registry="127.0.0.1:1", name="x"))
 
@@ -210,7 +209,7 @@ def test_a_token_is_fetched_with_the_login_and_shown_to_the_registry_only(token_
     ]
 
 
-def test_a_token_without_encryption_is_not_asked_for_unless_the_site_allows_it(
+def test_a_token_without_encryption_is_not_requested_unless_the_site_allows_it(
     token_registry: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reference = ImageReference(registry=token_registry, name="x", tag="1")
@@ -220,7 +219,7 @@ def test_a_token_without_encryption_is_not_asked_for_unless_the_site_allows_it(
         registry_digest(reference)
 
 
-def test_a_registry_without_the_digest_header_is_asked_for_the_manifest(token_registry: str) -> None:
+def test_without_the_digest_header_the_manifest_is_fetched(token_registry: str) -> None:
     digest = registry_digest(ImageReference(registry=token_registry, name="x", tag="1"))
 
     assert digest == f"sha256:{hashlib.sha256(MANIFEST).hexdigest()}"
@@ -233,16 +232,14 @@ def test_a_digest_of_another_kind_is_refused(token_registry: str) -> None:
         registry_digest(ImageReference(registry=token_registry, name="x", tag="1"))
 
 
-def test_a_registry_that_says_when_to_come_back_is_asked_again_then(token_registry: str) -> None:
+def test_a_registry_that_rate_limits_is_retried_after_its_pause(token_registry: str) -> None:
     TokenRegistry.pauses = ["0", "0"]
 
     assert registry_digest(ImageReference(registry=token_registry, name="x", tag="1")).startswith("sha256:")
 
 
 @pytest.mark.parametrize("pauses", [["0"] * 9, ["3600"], ["Sat, 21 Nov 2026 04:00:00 GMT"]])
-def test_one_that_goes_on_saying_so_or_says_much_later_is_left_to_the_stage(
-    token_registry: str, pauses: list[str]
-) -> None:
+def test_one_that_keeps_rate_limiting_or_for_long_is_left_to_the_stage(token_registry: str, pauses: list[str]) -> None:
     TokenRegistry.pauses = pauses
 
     with pytest.raises(TransientError, match=r"busy or failing .HTTP 429"):

@@ -1,9 +1,20 @@
 """The flag table: which flags a version has, and how each kind of value is written."""
 
+from typing import Any
+
 import pytest
 
-from nightbridge.launch.flags import FLAGS, TEST_FLAGS, choices_of, known_in, written
-from nightbridge.launch.versions import HEAD, Version, version_for_pin, version_of_ref
+from nightbridge.launch.flags import (
+    FLAGS,
+    HEAD,
+    TEST_FLAGS,
+    Version,
+    choices_of,
+    known_in,
+    version_for_pin,
+    version_of_ref,
+    written,
+)
 
 # cloudai.md 1.5: every field of CloudAI's MegatronBridge cmd_args that has a flag.
 CLOUDAI = {
@@ -31,25 +42,25 @@ CLOUDAI = {
 }  # fmt: skip
 
 
-def test_every_field_of_cloudai_has_its_flag_in_every_version():
+def test_every_field_of_cloudai_has_its_flag_in_every_version() -> None:
     for field, option in CLOUDAI.items():
         assert TEST_FLAGS[field].option == option
         assert option in known_in(Version(0, 3))
 
 
-def test_no_field_and_no_flag_stands_twice():
+def test_no_field_and_no_flag_stands_twice() -> None:
     assert len({flag.field for flag in FLAGS}) == len(FLAGS)
     options = [flag.option for flag in FLAGS if flag.option]
     assert len(set(options)) == len(options)
 
 
-def test_a_flag_is_known_from_its_first_version_on():
+def test_a_flag_is_known_from_its_first_version_on() -> None:
     assert "-E" not in known_in(Version(0, 3, 1))
     assert "-E" in known_in(Version(0, 4))
     assert "-E" in known_in(HEAD)
 
 
-def test_choices_change_with_the_version():
+def test_choices_change_with_the_version() -> None:
     assert choices_of("task", Version(0, 5)) == ("pretrain", "sft", "lora")
     assert choices_of("task", Version(0, 6)) == ("pretrain", "sft", "peft")
     assert choices_of("model_recipe_name", HEAD) is None
@@ -79,7 +90,7 @@ def test_choices_change_with_the_version():
         ("num_distributed_optimizer_instances", 2, ()),
     ],
 )
-def test_each_kind_of_value_is_written_in_its_way(field, value, words):
+def test_each_kind_of_value_is_written_in_its_way(field: str, value: Any, words: Any) -> None:
     assert written(TEST_FLAGS[field], value) == words
 
 
@@ -95,10 +106,10 @@ def test_each_kind_of_value_is_written_in_its_way(field, value, words):
         ("06f25c227ef9d3d9b22e5561fb9f46e1cbdab7e2", None),
     ],
 )
-def test_a_pin_that_looks_like_a_tag_says_its_version(ref, version):
+def test_a_pin_that_looks_like_a_tag_says_its_version(ref: str, version: Version | None) -> None:
     assert version_of_ref(ref) == version
 
 
-def test_any_other_pin_is_taken_for_the_newest():
+def test_any_other_pin_is_taken_for_the_newest() -> None:
     assert version_for_pin("main") == HEAD
     assert str(HEAD) == "HEAD"

@@ -4,6 +4,7 @@ import re
 import shlex
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,7 @@ from nightbridge.models import (
 SITE = Site(cluster=ClusterSettings(kind="slurm", name="c", account="acct", partition="batch"))
 
 
-def spec(args=None, **fields):
+def spec(args: dict[str, Any] | None = None, **fields: Any) -> RunSpec:
     """Nine nodes of eight GPUs, the encoder's first."""
     written = {
         "container_image": "none",
@@ -65,8 +66,17 @@ def option(words: list[str], name: str) -> str:
 def test_the_grids_become_flags_and_the_language_model_begins_after_the_encoder() -> None:
     words = program_words(placeholder_plan(spec(), SITE).batch_script or "")
 
-    told = ("--encoder-tp", "--encoder-dp", "--llm-offset", "--llm-tp", "--llm-cp", "--llm-pp", "--llm-dp", "--llm-ep")
-    assert [option(words, name) for name in told] == ["1", "8", "8", "2", "1", "1", "32", "16"]
+    message = (
+        "--encoder-tp",
+        "--encoder-dp",
+        "--llm-offset",
+        "--llm-tp",
+        "--llm-cp",
+        "--llm-pp",
+        "--llm-dp",
+        "--llm-ep",
+    )
+    assert [option(words, name) for name in message] == ["1", "8", "8", "2", "1", "1", "32", "16"]
     assert "--encoder-pp" not in words  # the newest published program has none
 
 
@@ -183,7 +193,7 @@ def test_whatever_a_value_holds_arrives_as_it_was_written(tmp_path: Path) -> Non
 # --- the program with a parser of its own ----------------------------------------------------------------------------
 
 
-def plan_standalone(args=None, **fields) -> LaunchPlan:
+def plan_standalone(args: dict[str, Any] | None = None, **fields: Any) -> LaunchPlan:
     """Plan against the practice program, which has Megatron-LM's standalone parser's flags and no others."""
     code = PinnedRepository(url="x", ref="main", commit="0" * 40, path=TEMPLATE / "megatron_lm")
     run = spec({"program": "examples/mimo/train_hetero.py", **(args or {})}, **fields)
@@ -191,7 +201,7 @@ def plan_standalone(args=None, **fields) -> LaunchPlan:
     return make_plan(run, Checkout(megatron_bridge=code), image, ClusterLimits(), SITE, 1, Path("/runs/a1"))
 
 
-def test_a_program_with_its_own_parser_is_told_what_it_knows() -> None:
+def test_a_program_with_its_own_parser_is_reported_what_it_knows() -> None:
     plan = plan_standalone({"num_moe_experts": 128, "overlap_param_gather": True, "dynamic_resolution": False})
 
     words = program_words(plan.batch_script or "")
@@ -203,7 +213,7 @@ def test_a_program_with_its_own_parser_is_told_what_it_knows() -> None:
     assert not {"--num-experts", "--log-timers-to-tensorboard", "--log-throughput"} & set(words)
 
 
-def test_flags_and_choices_that_it_would_refuse_are_told_at_once() -> None:
+def test_flags_and_choices_that_it_would_refuse_are_reported_at_once() -> None:
     with pytest.raises(InvalidInput) as refused:
         plan_standalone(
             {"model_provider": "nemotron"}, extra_cmd_args={"bf16": "", "use-distributed-optimizer": "", "seed": "7"}

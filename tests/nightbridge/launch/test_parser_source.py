@@ -1,5 +1,8 @@
 """Reading a launcher's argument parser without running it."""
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
 from nightbridge.errors import InvalidInput
@@ -58,8 +61,8 @@ def parser():
 
 
 @pytest.fixture
-def checkout(tmp_path):
-    def _checkout(source):
+def checkout(tmp_path: Path) -> Callable[[str], Path]:
+    def _checkout(source: str) -> Path:
         (tmp_path / PARSER).parent.mkdir(parents=True)
         (tmp_path / PARSER).write_text(source)
         return tmp_path
@@ -67,7 +70,7 @@ def checkout(tmp_path):
     return _checkout
 
 
-def test_every_option_is_found_with_what_it_allows_and_nothing_is_imported(checkout):
+def test_every_option_is_found_with_what_it_allows_and_nothing_is_imported(checkout: Callable[[str], Path]) -> None:
     assert known_flags(checkout(SOURCE)) == {
         "-m": None,
         "--model_family_name": None,
@@ -83,17 +86,17 @@ def test_every_option_is_found_with_what_it_allows_and_nothing_is_imported(check
     }
 
 
-def test_a_checkout_without_a_launcher_is_refused(tmp_path):
+def test_a_checkout_without_a_launcher_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="no launcher at scripts/performance"):
         known_flags(tmp_path)
 
 
-def test_a_parser_that_is_no_python_is_refused(checkout):
+def test_a_parser_that_is_no_python_is_refused(checkout: Callable[[str], Path]) -> None:
     with pytest.raises(InvalidInput, match="cannot read the launcher's parser"):
         known_flags(checkout("def ("))
 
 
-def test_an_option_with_two_forms_has_both(tmp_path):
+def test_an_option_with_two_forms_has_both(tmp_path: Path) -> None:
     file = tmp_path / "args.py"
     file.write_text('parser.add_argument("-o", "--overlap", action=argparse.BooleanOptionalAction)\n')
 

@@ -1,17 +1,18 @@
 """The launch plan: the argv, and everything that is refused before a launcher starts."""
 
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from nightbridge.errors import InvalidInput
-from nightbridge.launch.flags import danger_in, danger_in_escaped, escaped, known_in
+from nightbridge.launch.flags import Version, danger_in, danger_in_escaped, escaped, known_in
 from nightbridge.launch.parser_source import PARSER
 from nightbridge.launch.plan import make_plan, placeholder_plan, shell_command
-from nightbridge.launch.versions import Version
 from nightbridge.models import (
     Checkout,
     ClusterLimits,
@@ -20,12 +21,15 @@ from nightbridge.models import (
     HarvestPolicy,
     Image,
     LauncherEnvironment,
+    LaunchPlan,
     PinnedRepository,
     RunSpec,
     SecretRef,
     Site,
     TestDefinition,
 )
+
+Planner = Callable[..., LaunchPlan]
 
 ARGS = {
     "gpu_type": "h100",
@@ -44,7 +48,7 @@ TENSORBOARD = (
 )
 
 
-def spec(args=None, *, version="v0.4.2", **fields):
+def spec(args: dict[str, Any] | None = None, *, version: str = "v0.4.2", **fields: Any) -> RunSpec:
     test = TestDefinition(
         id="t",
         name="t",
@@ -57,18 +61,25 @@ def spec(args=None, *, version="v0.4.2", **fields):
     return RunSpec(scenario="s", night="2026-11-21", test=test)
 
 
-def without(run, *fields):
+def without(run: RunSpec, *fields: Any) -> RunSpec:
     args = {key: value for key, value in run.test.cmd_args.items() if key not in fields}
     return run.model_copy(update={"test": run.test.model_copy(update={"cmd_args": args})})
 
 
 @pytest.fixture
-def plan(tmp_path):
+def plan(tmp_path: Path) -> Planner:
     """Plan a run against a checkout whose parser has the flags of the run's version."""
 
     def _plan(
-        run, *, image=None, cluster=SLURM, limits=None, attempt=1, attempt_dir=tmp_path / "runs/k/a1", parser=PARSER
-    ):
+        run: Any,
+        *,
+        image: Image | None = None,
+        cluster: Any = SLURM,
+        limits: ClusterLimits | None = None,
+        attempt: int = 1,
+        attempt_dir: Any = tmp_path / "runs/k/a1",
+        parser: Any = PARSER,
+    ) -> LaunchPlan:
         bridge = tmp_path / "bridge"
         version = Version(*(int(part) for part in run.test.megatron_bridge.commit[1:].split(".")))
         lines = [f"parser.add_argument({name!r}, choices={choices!r})" for name, choices in known_in(version).items()]
@@ -84,7 +95,7 @@ def plan(tmp_path):
     return _plan
 
 
-def after(plan, option):
+def after(plan: LaunchPlan, option: str) -> str | None:
     """The word behind a flag; None where the flag is not there."""
     return plan.argv[plan.argv.index(option) + 1] if option in plan.argv else None
 
@@ -92,7 +103,7 @@ def after(plan, option):
 # --- argv ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_argv_is_what_was_written_and_what_a_run_cannot_do_without(plan, tmp_path):
+def test_the_argv_is_what_was_written_and_what_a_run_cannot_do_without(plan: Planner, tmp_path: Path) -> None:
     made = plan(spec(time_limit="00:20:00"))
 
     bridge = tmp_path / "bridge"
@@ -109,7 +120,7 @@ def test_the_argv_is_what_was_written_and_what_a_run_cannot_do_without(plan, tmp
     assert made.output_dir is None
 
 
-def test_flags_follow_the_pinned_commit(plan):
+def test_flags_follow_the_pinned_commit(plan: Planner) -> None:
     made = plan(spec(version="v0.3.0", extra_env_vars={"A": "1", "B": "x,y", "C": "k=v"}))
 
     assert "--packager" not in made.argv
@@ -118,33 +129,33 @@ def test_flags_follow_the_pinned_commit(plan):
     assert exports == ["export A=1", "export B=x,y", "export C=k=v"]
 
 
-def test_variables_go_by_their_own_flag_where_the_launcher_has_one(plan):
+def test_variables_go_by_their_own_flag_where_the_launcher_has_one(plan: Planner) -> None:
     made = plan(spec(extra_env_vars={"B": "x,y=z", "A": "1"}))
 
     assert [made.argv[index + 1] for index, word in enumerate(made.argv) if word == "-E"] == ["A=1", "B=x,y=z"]
 
 
-def test_a_variable_that_refers_to_another_is_exported_inside_the_container(plan):
+def test_a_variable_that_refers_to_another_is_exported_inside_the_container(plan: Planner) -> None:
     made = plan(spec(extra_env_vars={"PYTHONPATH": "/opt/x:${PYTHONPATH}"}))
 
     assert after(made, "-cb") == "export PYTHONPATH=/opt/x:${PYTHONPATH}"
 
 
-def test_variables_that_the_container_runtime_reads_are_set_outside_too(plan):
+def test_variables_that_the_container_runtime_reads_are_set_outside_too(plan: Planner) -> None:
     made = plan(spec(extra_env_vars={"NVIDIA_VISIBLE_DEVICES": "all", "NCCL_DEBUG": "WARN"}))
 
     assert made.environment["NVIDIA_VISIBLE_DEVICES"] == "all"
     assert "NCCL_DEBUG" not in made.environment
 
 
-def test_the_attempt_has_a_launcher_home_of_its_own(plan, tmp_path):
+def test_the_attempt_has_a_launcher_home_of_its_own(plan: Planner, tmp_path: Path) -> None:
     made = plan(spec())
 
     assert made.environment["NEMORUN_HOME"] == str(tmp_path / "runs/k/a1/nemorun")
     assert made.environment["NIGHTBRIDGE_ATTEMPT"] == str(tmp_path / "runs/k/a1")
 
 
-def test_a_token_travels_as_a_reference_and_lets_the_libraries_go_online(plan):
+def test_a_token_travels_as_a_reference_and_lets_the_libraries_go_online(plan: Planner) -> None:
     made = plan(spec(secrets={"HF_TOKEN": SecretRef(source="env", name="HF_TOKEN")}))
 
     assert made.secret_environment == {"HF_TOKEN": SecretRef(source="env", name="HF_TOKEN")}
@@ -152,7 +163,7 @@ def test_a_token_travels_as_a_reference_and_lets_the_libraries_go_online(plan):
     assert "-hf" not in made.argv
 
 
-def test_options_of_cluster_and_test_reach_sbatch(plan):
+def test_options_of_cluster_and_test_reach_sbatch(plan: Planner) -> None:
     limits = {"qos": "high", "reservation": "r1", "segment": 4, "exclusive": True}
     cluster = SLURM.model_copy(update={**limits, "extra_sbatch_args": ("--comment=x",)})
 
@@ -163,17 +174,17 @@ def test_options_of_cluster_and_test_reach_sbatch(plan):
     )  # fmt: skip
 
 
-def test_a_cluster_without_accounts_gets_a_name_that_nemo_run_accepts(plan):
+def test_a_cluster_without_accounts_gets_a_name_that_nemo_run_accepts(plan: Planner) -> None:
     assert after(plan(spec(), cluster=ClusterSettings()), "-a") == "nightbridge"
 
 
-def test_a_slurm_cluster_without_an_account_is_told(plan):
+def test_a_slurm_cluster_without_an_account_is_reported(plan: Planner) -> None:
     made = plan(spec(), cluster=SLURM.model_copy(update={"account": None}))
 
     assert any("no account" in warning for warning in made.warnings)
 
 
-def test_what_only_the_job_reads_gets_backslashes_for_its_shell(plan):
+def test_what_only_the_job_reads_gets_backslashes_for_its_shell(plan: Planner) -> None:
     overrides = {"~logger.y": "", "model.x": "{a:[1,2],b:(c|d)*}"}
 
     made = plan(spec({"pipeline_model_parallel_layout": "Et*4|(t*4|)*14tmL"}, extra_cmd_args=overrides))
@@ -185,7 +196,7 @@ def test_what_only_the_job_reads_gets_backslashes_for_its_shell(plan):
     assert said.stdout.splitlines()[-1] == "model.x={a:[1,2],b:(c|d)*}"
 
 
-def test_every_character_that_is_carried_arrives_through_a_shell():
+def test_every_character_that_is_carried_arrives_through_a_shell() -> None:
     text = "".join(chr(code) for code in range(33, 127) if not danger_in_escaped(chr(code)))
 
     said = subprocess.run(["bash", "-c", f"printf %s x{escaped(text)}"], capture_output=True, text=True)
@@ -196,7 +207,7 @@ def test_every_character_that_is_carried_arrives_through_a_shell():
 
 @given(st.text("a1_@%+=:,./[]~#-", min_size=1))
 @settings(max_examples=50)
-def test_what_is_called_safe_arrives_through_a_shell_as_it_is(text):
+def test_what_is_called_safe_arrives_through_a_shell_as_it_is(text: str) -> None:
     assume(danger_in(text) is None)
 
     said = subprocess.run(["bash", "-c", f"printf '%s,' {text} end"], cwd="/", capture_output=True, text=True)
@@ -204,7 +215,7 @@ def test_what_is_called_safe_arrives_through_a_shell_as_it_is(text):
     assert said.stdout == f"{text},end,"
 
 
-def test_the_launcher_may_lie_elsewhere_in_another_repository(plan, tmp_path):
+def test_the_launcher_may_lie_elsewhere_in_another_repository(plan: Planner, tmp_path: Path) -> None:
     folded = GitRepo(url="https://x/Megatron-LM", commit="v0.4.2", launcher="bridge/scripts/performance/launch.py")
     run = spec()
     run = run.model_copy(update={"test": run.test.model_copy(update={"git_repos": (*run.test.git_repos, folded)})})
@@ -229,8 +240,8 @@ def test_the_launcher_may_lie_elsewhere_in_another_repository(plan, tmp_path):
     ],
 )
 def test_the_gpus_of_a_node_come_from_the_one_who_knows_best(
-    plan, cluster_has, test_says, limits_say, gpu, version, tasks
-):
+    plan: Planner, cluster_has: Any, test_says: Any, limits_say: Any, gpu: Any, version: str, tasks: Any
+) -> None:
     args = {"gpu_type": gpu, **({"gpus_per_node": test_says} if test_says else {})}
 
     made = plan(
@@ -243,20 +254,20 @@ def test_the_gpus_of_a_node_come_from_the_one_who_knows_best(
     assert made.nodes == 16 // tasks
 
 
-def test_a_test_that_contradicts_the_cluster_is_told(plan):
+def test_a_test_that_contradicts_the_cluster_is_reported(plan: Planner) -> None:
     made = plan(spec({"gpus_per_node": 4}))
 
     assert any("gpus_per_node is 4" in warning for warning in made.warnings)
 
 
-def test_nodes_are_rounded_up(plan):
+def test_nodes_are_rounded_up(plan: Planner) -> None:
     assert plan(spec({"num_gpus": 9})).nodes == 2
 
 
 # --- what the run writes ---------------------------------------------------------------------------------------------
 
 
-def test_without_a_container_everything_is_written_below_the_attempt(plan, tmp_path):
+def test_without_a_container_everything_is_written_below_the_attempt(plan: Planner, tmp_path: Path) -> None:
     made = plan(spec({"container_image": "none"}), image=Image(kind="none"))
 
     output = tmp_path / "runs/k/a1/output"
@@ -268,21 +279,21 @@ def test_without_a_container_everything_is_written_below_the_attempt(plan, tmp_p
     assert "-cm" not in made.argv
 
 
-def test_no_checkpoint_is_asked_for_where_none_is_kept(plan):
+def test_no_checkpoint_is_asked_for_where_none_is_kept(plan: Planner) -> None:
     made = plan(spec(harvest=HarvestPolicy(checkpoint="none")))
 
     assert "--save_interval" not in made.argv
 
 
-def test_the_persons_own_interval_stays(plan):
+def test_the_persons_own_interval_stays(plan: Planner) -> None:
     assert after(plan(spec({"save_interval": 10})), "--save_interval") == "10"
 
 
-def test_a_recipe_of_unknown_length_is_saved_after_the_steps_of_every_performance_recipe(plan):
+def test_a_recipe_of_unknown_length_is_saved_after_the_steps_of_every_performance_recipe(plan: Planner) -> None:
     assert after(plan(without(spec(), "max_steps")), "--save_interval") == "50"
 
 
-def test_a_folder_that_the_test_names_gets_the_attempt_so_that_no_night_resumes_another(plan):
+def test_a_folder_that_the_test_names_gets_the_attempt_so_that_no_night_resumes_another(plan: Planner) -> None:
     run = spec({"save_dir": "/lustre/ckpt/", "wandb_save_dir": "/lustre/wandb"})
 
     made = plan(run, attempt=2)
@@ -292,7 +303,7 @@ def test_a_folder_that_the_test_names_gets_the_attempt_so_that_no_night_resumes_
     assert made.checkpoint_dir == Path(f"/lustre/ckpt/{run.run_key}-a2")
 
 
-def test_the_persons_own_overrides_win_and_come_last(plan):
+def test_the_persons_own_overrides_win_and_come_last(plan: Planner) -> None:
     made = plan(spec(extra_cmd_args={"logger.tensorboard_dir": "/nemo_run/tb", "model.x": "[0,3]", "~model.y": ""}))
 
     overrides = made.argv[made.argv.index("--save_config_filepath") + 2 :]
@@ -303,7 +314,7 @@ def test_the_persons_own_overrides_win_and_come_last(plan):
 
 
 @pytest.mark.parametrize(
-    ("args", "fields", "told"),
+    ("args", "fields", "message"),
     [
         ({"num_moe_experts": 8}, {}, "cmd_args.num_moe_experts: the launcher has no flag --num_moe_experts; it exists from v0.6.0 on"),
         ({"task": "peft"}, {}, "cmd_args.task: 'peft' is not one of pretrain, sft, lora"),
@@ -327,26 +338,28 @@ def test_the_persons_own_overrides_win_and_come_last(plan):
         ({}, {"extra_container_mounts": ("/a:/b,/c:/d",)}, "contains a comma"),
     ],
 )  # fmt: skip
-def test_what_would_not_reach_the_job_as_written_is_refused_with_the_reason(plan, args, fields, told):
+def test_what_would_not_reach_the_job_as_written_is_refused_with_the_reason(
+    plan: Planner, args: dict[str, Any], fields: Any, message: str
+) -> None:
     with pytest.raises(InvalidInput) as raised:
         plan(spec(args, **fields))
 
-    assert told in "\n".join(raised.value.violations)
+    assert message in "\n".join(raised.value.violations)
 
 
-def test_every_refusal_is_told_at_once(plan):
+def test_every_refusal_is_reported_at_once(plan: Planner) -> None:
     with pytest.raises(InvalidInput) as raised:
         plan(spec({"task": "x", "save_dir": "a b"}, extra_env_vars={"A": "'"}))
 
     assert len(raised.value.violations) == 3
 
 
-def test_a_site_path_that_would_not_survive_is_refused(plan):
+def test_a_site_path_that_would_not_survive_is_refused(plan: Planner) -> None:
     with pytest.raises(InvalidInput, match="without special characters"):
         plan(spec(), cluster=SLURM.model_copy(update={"account": "my account"}))
 
 
-def test_no_secret_is_in_the_argv_whatever_stands_in_cmd_args(plan):
+def test_no_secret_is_in_the_argv_whatever_stands_in_cmd_args(plan: Planner) -> None:
     made = plan(spec({"hf_token": "hf_verysecret", "wandb_key": "wb_verysecret"}))
 
     assert "verysecret" not in made.model_dump_json()
@@ -355,7 +368,7 @@ def test_no_secret_is_in_the_argv_whatever_stands_in_cmd_args(plan):
 # --- without a checkout ----------------------------------------------------------------------------------------------
 
 
-def test_without_a_checkout_the_pin_says_the_version_and_paths_are_placeholders():
+def test_without_a_checkout_the_pin_says_the_version_and_paths_are_placeholders() -> None:
     made = placeholder_plan(spec(version="v0.3.0"), Site(cluster=SLURM))
 
     assert "--packager" not in made.argv
@@ -363,13 +376,13 @@ def test_without_a_checkout_the_pin_says_the_version_and_paths_are_placeholders(
     assert shell_command(made).startswith("/placeholder/")
 
 
-def test_without_a_checkout_a_pin_that_is_no_tag_means_the_newest_flags():
+def test_without_a_checkout_a_pin_that_is_no_tag_means_the_newest_flags() -> None:
     made = placeholder_plan(spec({"num_moe_experts": 8}, version="main"), Site(cluster=SLURM))
 
     assert after(made, "--num_moe_experts") == "8"
 
 
-def test_without_a_container_no_path_may_hold_what_nemo_run_replaces(plan, tmp_path):
+def test_without_a_container_no_path_may_hold_what_nemo_run_replaces(plan: Planner, tmp_path: Path) -> None:
     attempt_dir = tmp_path / "nemo_run_nightly" / "runs/k/a1"
 
     with pytest.raises(InvalidInput, match="/nemo_run, which NeMo-Run would replace"):

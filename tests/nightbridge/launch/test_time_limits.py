@@ -24,17 +24,17 @@ from nightbridge.launch.resources import clock, seconds_of
         (" 00:30:00 ", 1800),
     ],
 )
-def test_every_form_of_cloudai_and_of_sbatch_is_read(text, seconds):
+def test_every_form_of_cloudai_and_of_sbatch_is_read(text: str, seconds: int) -> None:
     assert seconds_of(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "0", "soon", "1:2:3:4", "-5", "00:00:00", "1-", "1.5h", "UNLIMITED"])
-def test_anything_else_is_refused_with_the_forms_that_are_read(text):
+def test_anything_else_is_refused_with_the_forms_that_are_read(text: str) -> None:
     with pytest.raises(InvalidInput, match="HH:MM:SS"):
         seconds_of(text)
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(1800, "00:30:00"), (95415, "1-02:30:15"), (59, "00:00:59")])
-def test_seconds_are_written_as_slurm_reads_them(seconds, text):
+def test_seconds_are_written_as_slurm_reads_them(seconds: int, text: str) -> None:
     assert clock(seconds) == text
     assert seconds_of(text) == seconds

@@ -35,8 +35,8 @@ from nightbridge.nights.watched import MissingVerdict, WatchedNight
 from nightbridge.slurm.attempt_files import (
     REFUSAL_FILE,
     SUBMISSION_FILE,
-    Refusal,
     Submission,
+    SubmitRefusal,
     open_attempt,
 )
 from nightbridge.slurm.factory import open_cluster
@@ -311,7 +311,7 @@ class TestWhyAVerdictIsMissing:
     def test_refused_by_slurm(self, place: Place) -> None:
         attempt = open_attempt(place.site.workspace, place.key("llama"), place.site.cluster)
         error = LaunchRefused("Invalid account", thing="llama-a1", advice="Set account")
-        write_model(attempt.attempt_dir / REFUSAL_FILE, Refusal.of(error))
+        write_model(attempt.attempt_dir / REFUSAL_FILE, SubmitRefusal.of(error))
 
         assert place.missing().why.endswith("it has no job yet; llama-a1: Invalid account. Set account")
 

@@ -35,7 +35,7 @@ def git(folder: Path, *arguments: str) -> str:
     ).stdout.strip()
 
 
-def test_the_tree_is_the_commit_and_says_what_it_is(origin: Any, checkout: PinnedRepository, workspace: Path) -> None:
+def test_the_tree_is_the_commit_with_its_description(origin: Any, checkout: PinnedRepository, workspace: Path) -> None:
     commit = origin.git("rev-parse", "main")
 
     assert checkout.path == workspace / "checkouts" / "Megatron-Bridge" / commit
@@ -162,7 +162,7 @@ def test_files_are_read_only(checkout: PinnedRepository) -> None:
     assert all(path.stat().st_mode & 0o222 == 0 for path in files)
 
 
-def test_files_are_as_readable_as_the_sites_umask_says(mirror: Mirror, workspace: Path) -> None:
+def test_files_are_as_readable_as_the_sites_umask_allows(mirror: Mirror, workspace: Path) -> None:
     before = os.umask(0o027)
     try:
         path = check_out(mirror, "main", mirror.resolve("main"), workspace).path

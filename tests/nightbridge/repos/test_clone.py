@@ -10,15 +10,7 @@ from typing import Any
 import pytest
 
 from nightbridge.errors import InvalidInput, PermanentError
-from nightbridge.models import (
-    Checkout,
-    GitRepo,
-    LauncherEnvironment,
-    PinnedRepository,
-    RunSpec,
-    Site,
-    TestDefinition,
-)
+from nightbridge.models import Checkout, GitRepo, LauncherEnvironment, PinnedRepository, RunSpec, Site, TestDefinition
 from nightbridge.repos.checkouts import check_out
 from nightbridge.repos.clone import make_checkout, verify_unchanged
 from nightbridge.repos.mirrors import Mirror
@@ -69,6 +61,7 @@ def test_all_runs_of_a_night_share_commits_trees_and_environment(
     site = Site(workspace=workspace, environments=environments_dir)
 
     first = make_checkout(run_spec(origin, run_origin), site)
+    assert first.environment is not None
     try:
         moved = origin.commit("Third", {"README.md": "three\n"})
         same_night = make_checkout(run_spec(origin, run_origin, test="b"), site)
@@ -147,6 +140,8 @@ def test_the_next_night_knows_which_commits_came_since(
 ) -> None:
     site = Site(workspace=workspace, environments=environments_dir)
     first = make_checkout(run_spec(origin, run_origin, night="2026-11-21"), site)
+    assert first.environment is not None
+    assert first.nemo_run is not None
     try:
         origin.commit("Third", {"README.md": "three\n"})
         second = make_checkout(run_spec(origin, run_origin, night="2026-11-22"), site)
@@ -157,4 +152,5 @@ def test_the_next_night_knows_which_commits_came_since(
     assert second.megatron_bridge.previous == first.megatron_bridge.commit
     (line,) = second.megatron_bridge.commits_since
     assert line.endswith(" Third")
+    assert second.nemo_run is not None
     assert (second.nemo_run.previous, second.nemo_run.commits_since) == (first.nemo_run.commit, ())

@@ -210,7 +210,9 @@ def test_a_wheel_folder_of_the_site_needs_no_network_and_no_settings_of_pip(
         prepare_base(tmp_path / "other", lock=lock, wheels=tmp_path / "nowhere")
 
 
-def test_an_index_that_nobody_answers_is_transient(tmp_path: Path, lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_that_does_not_answer_is_transient(
+    tmp_path: Path, lock: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("PIP_NO_INDEX")
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:1/simple")
     monkeypatch.setenv("PIP_RETRIES", "1")

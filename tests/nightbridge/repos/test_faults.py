@@ -79,7 +79,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("first", [True, False])
-def test_it_is_told_what_it_is_and_the_next_fetch_gets_everything(
+def test_it_is_classified_and_the_next_fetch_gets_everything(
     origin: Any, mirror: Mirror, proxy: Proxy, workspace: Path, fault: str, first: bool
 ) -> None:
     arm, kind = FAULTS[fault]

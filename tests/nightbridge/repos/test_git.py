@@ -49,7 +49,7 @@ TRANSIENT = [
 
 
 @pytest.mark.parametrize(("stderr", "what"), PERMANENT.items())
-def test_what_a_person_must_change_is_permanent_and_says_what_to_check(stderr: str, what: str) -> None:
+def test_what_the_user_must_change_is_permanent_and_has_advice(stderr: str, what: str) -> None:
     error = classify_failure(Finished(code=128, stdout=b"", stderr=stderr), URL)
 
     assert isinstance(error, PermanentError)
@@ -112,7 +112,7 @@ def server() -> Iterator[HTTPServer]:
         (503, TransientError, "unreachable"),
     ],
 )
-def test_what_a_real_git_says_of_a_real_servers_answer(
+def test_the_messages_of_a_real_git_about_a_real_servers_answers(
     server: HTTPServer, status: int, kind: type[Exception], what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", "/dev/null")
@@ -123,7 +123,7 @@ def test_what_a_real_git_says_of_a_real_servers_answer(
         git("ls-remote", f"http://127.0.0.1:{server.server_port}/Run.git", timeout=30)
 
 
-def test_a_connection_that_nobody_answers_is_transient(tmp_path: Path) -> None:
+def test_a_connection_that_is_not_answered_is_transient(tmp_path: Path) -> None:
     with pytest.raises(TransientError, match="unreachable"):
         git("ls-remote", "git://127.0.0.1:1/x.git", timeout=30)
 
@@ -141,7 +141,7 @@ def test_a_folder_inside_another_repository_is_not_taken_for_it(tmp_path: Path) 
         git("status", timeout=30, folder=tmp_path / "inside")
 
 
-def test_git_is_told_nothing_by_a_surrounding_hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_surrounding_hook_changes_nothing_for_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     subprocess.run(["git", "init", "--quiet", str(tmp_path / "mine")], check=True)
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
 

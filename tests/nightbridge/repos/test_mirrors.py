@@ -10,7 +10,7 @@ import pytest
 from nightbridge.errors import InvalidInput, TransientError
 from nightbridge.repos import mirrors
 from nightbridge.repos.checkouts import check_out
-from nightbridge.repos.mirrors import Mirror, resolve
+from nightbridge.repos.mirrors import Mirror
 
 TIMEOUT = 60.0
 
@@ -30,7 +30,8 @@ def test_a_branch_a_tag_and_a_commit_full_or_abbreviated_are_resolved(origin: An
     first = origin.git("rev-parse", "main~1")
 
     found = {
-        ref: resolve(origin.url, ref, workspace, timeout=TIMEOUT) for ref in ("main", "HEAD", "v1.0", second, first[:9])
+        ref: Mirror(origin.url, workspace, timeout=TIMEOUT).resolve(ref)
+        for ref in ("main", "HEAD", "v1.0", second, first[:9])
     }
 
     assert found == {"main": second, "HEAD": second, "v1.0": first, second: second, first[:9]: first}
@@ -39,7 +40,7 @@ def test_a_branch_a_tag_and_a_commit_full_or_abbreviated_are_resolved(origin: An
 def test_a_relative_path_is_a_repository_too(origin: Any, workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(origin.path.parent)
 
-    assert resolve("Megatron-Bridge", "main", workspace, timeout=TIMEOUT) == origin.git("rev-parse", "main")
+    assert Mirror("Megatron-Bridge", workspace, timeout=TIMEOUT).resolve("main") == origin.git("rev-parse", "main")
 
 
 def test_the_head_of_a_pull_request_is_resolved(origin: Any, mirror: Mirror) -> None:
@@ -159,14 +160,14 @@ def test_an_abbreviation_of_several_commits_is_refused(origin: Any, mirror: Mirr
 
 def test_a_repository_that_is_not_there_leaves_nothing_behind(workspace: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"nothing.*no such repository.*Check its address"):
-        resolve(str(tmp_path / "nothing"), "main", workspace, timeout=TIMEOUT)
+        Mirror(str(tmp_path / "nothing"), workspace, timeout=TIMEOUT).resolve("main")
 
     assert list((workspace / "repos").iterdir()) == []
 
 
 def test_a_fetch_that_cannot_reach_the_repository_is_transient(workspace: Path) -> None:
     with pytest.raises(TransientError, match=r"127\.0\.0\.1"):
-        resolve("http://127.0.0.1:1/Run.git", "main", workspace, timeout=TIMEOUT)
+        Mirror("http://127.0.0.1:1/Run.git", workspace, timeout=TIMEOUT).resolve("main")
 
 
 def test_a_damaged_mirror_is_made_again(origin: Any, mirror: Mirror) -> None:

@@ -7,23 +7,23 @@ from typing import Any
 import pytest
 
 from nightbridge.errors import InvalidInput
-from nightbridge.repos.commits import pin, pinned
+from nightbridge.repos.commits import pinned
 from nightbridge.repos.mirrors import Mirror
 
 TIMEOUT = 60.0
 
 
 def test_a_night_stays_with_what_it_resolved_first(origin: Any, workspace: Path) -> None:
-    first = pin(Mirror(origin.url, workspace, timeout=TIMEOUT), "main", "2026-11-21", workspace)
+    first = pinned(Mirror(origin.url, workspace, timeout=TIMEOUT), "main", "2026-11-21", workspace).commit
     moved = origin.commit("Third", {"README.md": "three\n"})
 
     # Asked again as after a restart, then by the next night.
-    assert pin(Mirror(origin.url, workspace, timeout=TIMEOUT), "main", "2026-11-21", workspace) == first
-    assert pin(Mirror(origin.url, workspace, timeout=TIMEOUT), "main", "2026-11-22", workspace) == moved
+    assert pinned(Mirror(origin.url, workspace, timeout=TIMEOUT), "main", "2026-11-21", workspace).commit == first
+    assert pinned(Mirror(origin.url, workspace, timeout=TIMEOUT), "main", "2026-11-22", workspace).commit == moved
 
 
-def test_the_record_says_what_was_resolved(origin: Any, workspace: Path) -> None:
-    commit = pin(Mirror(origin.url, workspace, timeout=TIMEOUT), "v1.0", "2026-11-21", workspace)
+def test_the_record_holds_what_was_resolved(origin: Any, workspace: Path) -> None:
+    commit = pinned(Mirror(origin.url, workspace, timeout=TIMEOUT), "v1.0", "2026-11-21", workspace).commit
 
     (path,) = (workspace / "nights" / "2026-11-21" / "pins").iterdir()
     record = json.loads(path.read_text())
@@ -33,14 +33,14 @@ def test_the_record_says_what_was_resolved(origin: Any, workspace: Path) -> None
 
 def test_a_ref_that_cannot_be_resolved_is_not_recorded(origin: Any, workspace: Path) -> None:
     with pytest.raises(InvalidInput):
-        pin(Mirror(origin.url, workspace, timeout=TIMEOUT), "later", "2026-11-21", workspace)
+        pinned(Mirror(origin.url, workspace, timeout=TIMEOUT), "later", "2026-11-21", workspace)
     origin.git("branch", "later")
 
-    commit = pin(Mirror(origin.url, workspace, timeout=TIMEOUT), "later", "2026-11-21", workspace)
+    commit = pinned(Mirror(origin.url, workspace, timeout=TIMEOUT), "later", "2026-11-21", workspace).commit
     assert commit == origin.git("rev-parse", "main")
 
 
-def test_a_pin_says_what_the_ref_meant_the_night_before(origin: Any, workspace: Path) -> None:
+def test_a_pin_holds_the_commit_of_the_night_before(origin: Any, workspace: Path) -> None:
     mirror = Mirror(origin.url, workspace, timeout=TIMEOUT)
     first = pinned(mirror, "main", "2026-11-20", workspace)
     moved = origin.commit("Third", {"README.md": "three\n"})

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from nightbridge.errors import InvalidInput
-from nightbridge.repos.checkouts import check_out, find_changes
+from nightbridge.repos.checkouts import absolute_submodule_url, check_out, find_changes
 from nightbridge.repos.mirrors import Mirror
-from nightbridge.repos.submodules import absolute_submodule_url
 
 TIMEOUT = 60.0
 
@@ -125,7 +124,7 @@ def _check_out_by_hand(inner: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [_write_file, _check_out_by_hand])
-def test_what_somebody_puts_into_the_folder_of_one_that_was_not_asked_for_is_found_out(
+def test_files_added_to_the_folder_of_one_that_is_not_checked_out_are_found(
     mirror: Mirror, workspace: Path, change: Callable[[Path], None]
 ) -> None:
     commit = mirror.resolve("main")

@@ -1,6 +1,7 @@
 """The rules of a heterogeneous-parallel test: what breaks each, and that the published topologies break none."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,13 @@ LANGUAGE_MODEL = {"tp": 2, "dp": 32, "ep": 16}
 SAMPLES = {"max_steps": None, "train_samples": 1_000_000}
 
 
-def make_test(args=None, *, encoder=None, language_model=None, **fields):
+def make_test(
+    args: dict[str, Any] | None = None,
+    *,
+    encoder: dict[str, Any] | None = None,
+    language_model: dict[str, Any] | None = None,
+    **fields: Any,
+) -> TestDefinition:
     """A sound test on nine nodes of eight GPUs, with changes."""
     written = {
         "container_image": "none",
@@ -44,19 +51,19 @@ def make_test(args=None, *, encoder=None, language_model=None, **fields):
     )
 
 
-def broken(test, limits=None):
+def broken(test: TestDefinition, limits: ClusterLimits | None = None) -> dict[str, str]:
     return {violation.rule: violation.message for violation in check_test(test, limits)}
 
 
 @pytest.mark.parametrize("path", TOPOLOGIES, ids=lambda path: path.stem)
-def test_a_published_topology_breaks_no_rule(path):
+def test_a_published_topology_breaks_no_rule(path: Path) -> None:
     scenario = load(path)
 
     assert scenario.invalid == ()
     assert errors_of(check_test(scenario.tests[0])) == ()
 
 
-def test_there_is_a_sample_of_each_published_topology():
+def test_there_is_a_sample_of_each_published_topology() -> None:
     assert {path.stem for path in TOPOLOGIES} >= {
         "1_node", "3_nodes", "9_nodes", "17_nodes", "33_nodes", "68_nodes", "100_nodes",
     }  # fmt: skip
@@ -100,27 +107,27 @@ def test_there_is_a_sample_of_each_published_topology():
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_broken_rule_says_the_values_and_the_way_out(test, rule, says):
+def test_a_broken_rule_says_the_values_and_the_way_out(test: TestDefinition, rule: str, says: str) -> None:
     assert says in broken(test)[rule]
 
 
-def test_a_sound_test_breaks_no_rule():
+def test_a_sound_test_breaks_no_rule() -> None:
     limits = ClusterLimits(max_nodes=16, max_time_seconds=86400, gpus_per_node=8, has_pyxis=True)
 
     assert check_test(make_test(), limits) == ()
 
 
-def test_both_grids_count_against_the_nodes_of_the_partition():
+def test_both_grids_count_against_the_nodes_of_the_partition() -> None:
     assert "need 9 nodes" in broken(make_test(), ClusterLimits(max_nodes=8, gpus_per_node=8))["nodes-allowed"]
 
 
-def test_iterations_of_a_schedule_in_samples_are_rounded_up():
+def test_iterations_of_a_schedule_in_samples_are_rounded_up() -> None:
     spec = RunSpec(scenario="s", night="n", test=make_test({**SAMPLES, "train_samples": 193}))
 
     assert spec.max_steps == 2
 
 
-def test_an_axis_that_the_pinned_program_lacks_is_refused(tmp_path):
+def test_an_axis_that_the_pinned_program_lacks_is_refused(tmp_path: Path) -> None:
     (tmp_path / "examples/mimo/training").mkdir(parents=True)
     (tmp_path / "examples/mimo/pretrain_mimo.py").touch()
     flags = ("encoder-tp", "encoder-dp", "llm-offset", "llm-tp", "llm-dp", "llm-ep")

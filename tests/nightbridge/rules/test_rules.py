@@ -1,5 +1,8 @@
 """Every rule: what breaks it, what does not, and the way out that it tells."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from nightbridge.launch.flags import TEST_FLAGS
@@ -21,7 +24,7 @@ from nightbridge.models import (
     TestDefinition,
 )
 from nightbridge.rules import RULES, check, check_scenario, check_test, errors_of
-from nightbridge.rules.context import Facts
+from nightbridge.rules.rule import RuleContext
 from nightbridge.slurm.factory import open_cluster
 
 ARGS = {
@@ -38,7 +41,13 @@ TE = {"cuda_graph_impl": "transformer_engine"}
 DEEPSEEK = {"model_family_name": "deepseek", "model_recipe_name": "deepseek_v3"}
 
 
-def make_test(args=None, *, version="v0.4.2", url="https://x/Megatron-Bridge", **fields):
+def make_test(
+    args: dict[str, Any] | None = None,
+    *,
+    version: str = "v0.4.2",
+    url: str = "https://x/Megatron-Bridge",
+    **fields: Any,
+) -> TestDefinition:
     written = {key: value for key, value in {**ARGS, **(args or {})}.items() if value is not None}
     return TestDefinition(
         id="t",
@@ -51,15 +60,15 @@ def make_test(args=None, *, version="v0.4.2", url="https://x/Megatron-Bridge", *
     )
 
 
-def broken(test, limits=None):
+def broken(test: TestDefinition, limits: ClusterLimits | None = None) -> dict[str, str]:
     return {violation.rule: violation.message for violation in check_test(test, limits)}
 
 
-def test_a_sound_test_breaks_no_rule():
+def test_a_sound_test_breaks_no_rule() -> None:
     assert check_test(make_test(), ROOMY) == ()
 
 
-def test_rules_have_ids_of_their_own_and_name_fields_that_exist():
+def test_rules_have_ids_of_their_own_and_name_fields_that_exist() -> None:
     assert len({rule.id for rule in RULES}) == len(RULES)
     tables = {"cmd_args", "git_repos", "time_limit", "extra_container_mounts", "extra_cmd_args", "extra_env_vars"}
     for rule in RULES:
@@ -67,7 +76,7 @@ def test_rules_have_ids_of_their_own_and_name_fields_that_exist():
             assert field in tables or field.removeprefix("cmd_args.") in TEST_FLAGS, (rule.id, field)
 
 
-BREAKS = [
+BREAKS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("required-fields", {"gpu_type": None}, {}, "cmd_args.gpu_type is required"),
     ("required-fields", {"model_recipe_name": ""}, {}, "cmd_args.model_recipe_name is required"),
     ("num-gpus-default", {"num_gpus": None}, {}, "8 are used"),
@@ -144,7 +153,7 @@ BREAKS = [
     ("resumes", {"load_dir": "/old"}, {}, "it cannot be a baseline"),
     ("nodes-filled", {"num_gpus": 12}, {}, "tasks on each of 2, so 16 GPUs train; write num_gpus = 16"),
     ("nodes-filled", {"num_gpus": 7}, {}, "8 tasks on each of 1, so 8 GPUs train"),
-    ("nodes-filled", {"num_gpus": 7}, {}, "8 GPUs (as h100 nodes usually have; the cluster may say otherwise):"),
+    ("nodes-filled", {"num_gpus": 7}, {}, "8 GPUs (as h100 nodes usually have; the cluster may differ):"),
     ("nodes-filled", {"num_gpus": 7, "gpus_per_node": 4}, {}, "do not fill nodes of 4 GPUs: the launcher"),
     ("mount-syntax", {}, {"extra_container_mounts": ("/a",)}, "HOST_PATH:/CONTAINER_PATH"),
     ("mount-syntax", {}, {"extra_container_mounts": ("/a:b",)}, "HOST_PATH:/CONTAINER_PATH"),
@@ -176,9 +185,11 @@ BREAKS = [
 ]
 
 
-@pytest.mark.parametrize(("rule", "args", "fields", "told"), BREAKS)
-def test_what_breaks_a_rule_is_told_with_the_way_out(rule, args, fields, told):
-    assert told in broken(make_test(args, **fields))[rule]
+@pytest.mark.parametrize(("rule", "args", "fields", "expected"), BREAKS)
+def test_what_breaks_a_rule_is_reported_with_the_way_out(
+    rule: str, args: dict[str, Any], fields: Any, expected: str
+) -> None:
+    assert expected in broken(make_test(args, **fields))[rule]
 
 
 @pytest.mark.parametrize(
@@ -235,11 +246,11 @@ def test_what_breaks_a_rule_is_told_with_the_way_out(rule, args, fields, told):
         ("wandb-together", {"wandb_project_name": "p"}, {}),
     ],
 )
-def test_what_a_rule_does_not_forbid_passes(rule, args, fields):
+def test_what_a_rule_does_not_forbid_passes(rule: str, args: dict[str, Any], fields: Any) -> None:
     assert rule not in broken(make_test(args, **fields))
 
 
-def test_every_rule_that_needs_nothing_is_broken_by_some_test_here():
+def test_every_rule_that_needs_nothing_is_broken_by_some_test_here() -> None:
     tested = {rule for rule, *_ in BREAKS}
 
     assert {rule.id for rule in RULES if rule.needs == "nothing"} <= tested
@@ -249,7 +260,7 @@ def test_every_rule_that_needs_nothing_is_broken_by_some_test_here():
 
 
 @pytest.mark.parametrize(
-    ("rule", "limits", "told"),
+    ("rule", "limits", "expected"),
     [
         ("container-runtime", {"has_pyxis": False}, 'write container_image = "none"'),
         ("time-limit-allowed", {"max_time_seconds": 600}, "longer than the partition allows, 00:10:00"),
@@ -257,10 +268,10 @@ def test_every_rule_that_needs_nothing_is_broken_by_some_test_here():
         ("nodes-allowed", {"gpus_per_node": 1, "max_nodes": 8}, "need 16 nodes"),
     ],
 )
-def test_what_the_cluster_cannot_give_is_refused(rule, limits, told):
+def test_what_the_cluster_cannot_give_is_refused(rule: str, limits: dict[str, Any], expected: str) -> None:
     test = make_test(time_limit="00:30:00")
 
-    assert told in broken(test, ROOMY.model_copy(update=limits))[rule]
+    assert expected in broken(test, ROOMY.model_copy(update=limits))[rule]
     assert rule not in broken(test, ROOMY)
     assert rule not in broken(test)
 
@@ -269,33 +280,35 @@ def test_what_the_cluster_cannot_give_is_refused(rule, limits, told):
     ("settings_say", "test_says", "cluster_says", "nodes"),
     [(8, 4, None, 2), (8, 4, 2, 2), (None, 4, 8, 4), (None, None, 4, 4), (None, None, None, 2)],
 )
-def test_nodes_are_counted_as_the_launch_plan_counts_them(settings_say, test_says, cluster_says, nodes):
+def test_nodes_are_counted_as_the_launch_plan_counts_them(
+    settings_say: Any, test_says: Any, cluster_says: Any, nodes: Any
+) -> None:
     limits = ClusterLimits(configured_gpus_per_node=settings_say, gpus_per_node=cluster_says)
     site = Site(cluster=ClusterSettings(kind="slurm", gpus_per_node=settings_say))
     run = RunSpec(scenario="s", night="n", test=make_test({"gpus_per_node": test_says}))
 
-    assert Facts(run.test, limits).nodes == placeholder_plan(run, site, limits).nodes == nodes
+    assert RuleContext(run.test, limits).nodes == placeholder_plan(run, site, limits).nodes == nodes
 
 
-def test_the_local_cluster_pretends_two_gpus_and_believes_what_a_test_says(tmp_path):
+def test_the_local_cluster_pretends_two_gpus_and_believes_what_a_test_says(tmp_path: Path) -> None:
     limits = open_cluster(ClusterSettings(), tmp_path).limits()
     run = RunSpec(scenario="s", night="n", test=make_test({"gpus_per_node": 8, "container_image": "none"}))
 
     assert limits.gpus_per_node == 2
-    assert Facts(run.test, limits).nodes == placeholder_plan(run, Site(), limits).nodes == 2
+    assert RuleContext(run.test, limits).nodes == placeholder_plan(run, Site(), limits).nodes == 2
 
 
-def test_limits_that_nobody_knows_forbid_nothing():
+def test_limits_that_nobody_knows_forbid_nothing() -> None:
     unknown = ClusterLimits(has_pyxis=True)
 
     assert check_test(make_test(time_limit="30-0"), unknown) == ()
 
 
-def test_a_run_without_a_container_needs_no_pyxis():
+def test_a_run_without_a_container_needs_no_pyxis() -> None:
     assert "container-runtime" not in broken(make_test({"container_image": "none"}), ClusterLimits())
 
 
-def test_the_launchers_own_time_limit_counts_where_the_test_has_none():
+def test_the_launchers_own_time_limit_counts_where_the_test_has_none() -> None:
     limits = ROOMY.model_copy(update={"max_time_seconds": 600})
 
     assert "the launcher's own time limit 00:30:00" in broken(make_test(), limits)["time-limit-allowed"]
@@ -304,7 +317,7 @@ def test_the_launchers_own_time_limit_counts_where_the_test_has_none():
 # --- the pinned code -------------------------------------------------------------------------------------------------
 
 
-def test_the_pinned_parser_decides_over_the_table(tmp_path):
+def test_the_pinned_parser_decides_over_the_table(tmp_path: Path) -> None:
     (tmp_path / PARSER).parent.mkdir(parents=True)
     (tmp_path / PARSER).write_text('p.add_argument("-g", choices=["h200"])\np.add_argument("-m")\n')
     pinned = PinnedRepository(url="u", ref="main", commit="0" * 40, path=tmp_path)
@@ -320,7 +333,7 @@ def test_the_pinned_parser_decides_over_the_table(tmp_path):
 
 
 @pytest.fixture
-def pinned(tmp_path):
+def pinned(tmp_path: Path) -> Checkout:
     """A checkout with one recipe file and a launcher that takes every flag used here."""
     recipes = tmp_path / "src/megatron/bridge/perf_recipes/llama"
     recipes.mkdir(parents=True)
@@ -350,14 +363,14 @@ def pinned(tmp_path):
         ({"gpu_type": "b200"}, {"recipe-exists": "no performance recipe llama3_8b_pretrain_b200_bf16_config"}),
     ],
 )
-def test_the_recipe_must_stand_in_the_pinned_code(pinned, args, found):
-    told = {violation.rule: violation.message for violation in check_test(make_test(args), checkout=pinned)}
+def test_the_recipe_must_stand_in_the_pinned_code(pinned: Checkout, args: dict[str, Any], found: Any) -> None:
+    expected = {violation.rule: violation.message for violation in check_test(make_test(args), checkout=pinned)}
 
-    assert told.keys() == found.keys()
-    assert all(text in told[rule] for rule, text in found.items())
+    assert expected.keys() == found.keys()
+    assert all(text in expected[rule] for rule, text in found.items())
 
 
-def test_code_without_flat_recipes_is_not_judged(pinned, tmp_path):
+def test_code_without_flat_recipes_is_not_judged(pinned: Checkout, tmp_path: Path) -> None:
     (tmp_path / "src/megatron/bridge/perf_recipes/llama/llama3.py").unlink()
 
     assert check_test(make_test({"model_recipe_name": "llama3_9b"}), checkout=pinned) == ()
@@ -366,7 +379,7 @@ def test_code_without_flat_recipes_is_not_judged(pinned, tmp_path):
 # --- scenarios -------------------------------------------------------------------------------------------------------
 
 
-def test_a_test_that_breaks_a_rule_is_set_aside_and_the_others_stay():
+def test_a_test_that_breaks_a_rule_is_set_aside_and_the_others_stay() -> None:
     good, bad = make_test(), make_test({"tp": 3, "gb": 0}).model_copy(update={"id": "bad"})
 
     checked = check_scenario(Scenario(name="s", tests=(good, bad)))
@@ -378,7 +391,7 @@ def test_a_test_that_breaks_a_rule_is_set_aside_and_the_others_stay():
     assert invalid.violations[0].startswith("t.toml: bad: cmd_args.gb = 0")
 
 
-def test_a_warning_never_keeps_a_test_from_running():
+def test_a_warning_never_keeps_a_test_from_running() -> None:
     test = make_test({"num_gpus": None})
 
     checked = check_scenario(Scenario(name="s", tests=(test,)))
@@ -404,7 +417,7 @@ def test_a_warning_never_keeps_a_test_from_running():
         ("llama_" + "9" * 400 + "b", None),
     ],
 )
-def test_the_parameters_of_a_model_follow_from_its_recipes_name(recipe, billions):
+def test_the_parameters_of_a_model_follow_from_its_recipes_name(recipe: str, billions: Any) -> None:
     parameters = parameters_of(make_test({"model_recipe_name": recipe}))
 
     assert parameters == (None if billions is None else billions * 1e9)
@@ -420,7 +433,7 @@ def test_the_parameters_of_a_model_follow_from_its_recipes_name(recipe, billions
         ({"num_layers": 4}, {"harvest": HarvestPolicy(max_checkpoint_bytes=10**12)}),
     ],
 )
-def test_a_checkpoint_that_fits_or_was_chosen_is_not_warned_of(args, fields):
+def test_a_checkpoint_that_fits_or_was_chosen_is_not_warned_of(args: dict[str, Any], fields: Any) -> None:
     assert "checkpoint-size" not in broken(make_test(args, **fields))
 
 
@@ -435,12 +448,12 @@ def test_a_checkpoint_that_fits_or_was_chosen_is_not_warned_of(args, fields):
         "none",
     ],
 )
-def test_images_are_accepted_in_every_form_that_people_write(image):
+def test_images_are_accepted_in_every_form_that_people_write(image: str) -> None:
     assert "image-reference" not in broken(make_test({"container_image": image}))
 
 
 @pytest.mark.parametrize(
-    ("rule", "limits", "told"),
+    ("rule", "limits", "expected"),
     [
         ("partition-exists", {"partition": "bach", "partitions": ("batch",)}, "no partition 'bach'; it has batch"),
         ("account-allowed", {"account": "me", "accounts": ("llm", "perf")}, "these may: llm, perf"),
@@ -448,11 +461,11 @@ def test_images_are_accepted_in_every_form_that_people_write(image):
         ("resources-exist", {"gres": ()}, "none at all"),
     ],
 )
-def test_what_the_site_does_not_have_is_refused(rule, limits, told):
+def test_what_the_site_does_not_have_is_refused(rule: str, limits: dict[str, Any], expected: str) -> None:
     found = broken(make_test({"gres": "shard:2"}), ROOMY.model_copy(update=limits))
 
-    assert told in found[rule]
+    assert expected in found[rule]
 
 
-def test_what_the_site_does_not_say_is_no_reason_to_refuse():
+def test_what_the_site_does_not_say_is_no_reason_to_refuse() -> None:
     assert errors_of(check_test(make_test({"gres": "gpu:8"}), ROOMY)) == ()

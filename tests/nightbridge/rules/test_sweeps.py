@@ -2,13 +2,14 @@
 
 import itertools
 import tracemalloc
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nightbridge.launch.resources import at_point
-from nightbridge.models import ClusterLimits, GitRepo, SweepAxis, SweepPolicy, TestDefinition
+from nightbridge.models import ClusterLimits, Compat, GitRepo, SweepAxis, SweepPolicy, TestDefinition
 from nightbridge.rules import (
     PROFILES,
     check_scenario,
@@ -19,8 +20,8 @@ from nightbridge.rules import (
     points_of,
     registry,
 )
-from nightbridge.rules.context import Facts
-from nightbridge.rules.sweeps import MAX_RUNS, Cut
+from nightbridge.rules.rule import Rule, RuleContext
+from nightbridge.rules.sweeps import MAX_RUNS, Cut, Point
 from tests.nightbridge.rules.test_rules import BREAKS
 from tests.nightbridge.rules.test_rules import make_test as rules_test
 
@@ -33,7 +34,9 @@ ARGS = {
 }
 
 
-def swept(args=None, *, compat="none", sweep=None, **axes):
+def swept(
+    args: dict[str, Any] | None = None, /, *, compat: Any = "none", sweep: Any = None, **axes: Any
+) -> TestDefinition:
     return TestDefinition(
         id="t",
         name="t",
@@ -50,49 +53,49 @@ def swept(args=None, *, compat="none", sweep=None, **axes):
     )
 
 
-def every_point(test):
+def every_point(test: TestDefinition) -> list[dict[str, Any]]:
     names = [axis.name for axis in test.axes]
     return [dict(zip(names, values, strict=True)) for values in itertools.product(*(axis.values for axis in test.axes))]
 
 
-def is_valid(test, point, limits=None):
+def is_valid(test: TestDefinition, point: Point, limits: ClusterLimits | None = None) -> bool:
     return not errors_of(check_test(at_point(test, point), limits))
 
 
 # --- what a rule may read --------------------------------------------------------------------------------------------
 
 
-class Watched(dict):
+class Watched(dict[str, Any]):
     """A table that notes which keys are asked for."""
 
-    def __init__(self, table, read):
+    def __init__(self, table: dict[str, Any], read: set[str]) -> None:
         super().__init__(table)
         self.read = read
 
-    def __getitem__(self, key):
+    def __getitem__(self, key: str) -> Any:
         self.read.add(key)
         return super().__getitem__(key)
 
-    def get(self, key, default=None):
+    def get(self, key: str, default: Any = None) -> Any:
         self.read.add(key)
         return super().get(key, default)
 
-    def __contains__(self, key):
-        self.read.add(key)
+    def __contains__(self, key: object) -> bool:
+        self.read.add(str(key))
         return super().__contains__(key)
 
 
 @pytest.mark.parametrize("rule", [rule for rules in PROFILES.values() for rule in rules], ids=lambda rule: rule.id)
-def test_a_rule_reads_no_field_that_it_does_not_name(rule):
+def test_a_rule_reads_no_field_that_it_does_not_name(rule: Rule[RuleContext]) -> None:
     if "cmd_args" in rule.fields:
         return  # it names all of them
     limits = ClusterLimits(max_nodes=1, max_time_seconds=60, has_pyxis=False)
     for _, args, fields, _ in BREAKS:
-        read = set()
+        read: set[str] = set()
         test = rules_test(args, **fields)
         watched = test.model_copy(update={"cmd_args": Watched(test.cmd_args, read)})
 
-        list(rule.check(Facts(watched, limits)))
+        list(rule.check(RuleContext(watched, limits)))
 
         assert {f"cmd_args.{field}" for field in read} <= set(rule.fields), rule.id
 
@@ -119,7 +122,9 @@ GRIDS = st.lists(st.sampled_from(sorted(AXES)), min_size=1, max_size=4, unique=T
 
 @given(GRIDS, st.sampled_from(["none", "cloudai"]), st.sampled_from([None, ClusterLimits(max_nodes=2, has_pyxis=True)]))
 @settings(max_examples=150, deadline=None)
-def test_a_grid_holds_exactly_the_points_that_are_valid_one_by_one(axes, compat, limits):
+def test_a_grid_holds_exactly_the_points_that_are_valid_one_by_one(
+    axes: dict[str, list[Any]], compat: Compat, limits: ClusterLimits | None
+) -> None:
     test = swept({"cp": 1}, compat=compat, **axes)
 
     outcomes = list(grid_of(test, limits).outcomes())
@@ -129,7 +134,7 @@ def test_a_grid_holds_exactly_the_points_that_are_valid_one_by_one(axes, compat,
     assert len(points) + sum(cut.points for cut in outcomes if isinstance(cut, Cut)) == len(every_point(test))
 
 
-def test_a_cut_names_the_rule_the_values_and_how_much_it_leaves_out():
+def test_a_cut_names_the_rule_the_values_and_how_much_it_leaves_out() -> None:
     grid = grid_of(swept(tp=[1, 3], gb=[8, 16, 32]))
 
     (cut,) = [outcome for outcome in grid.outcomes() if isinstance(outcome, Cut)]
@@ -138,24 +143,25 @@ def test_a_cut_names_the_rule_the_values_and_how_much_it_leaves_out():
     assert "num_gpus 16 is not a multiple of tp 3" in grid.messages(cut)[0]
 
 
-def test_a_fixed_field_that_breaks_a_rule_takes_the_whole_grid():
+def test_a_fixed_field_that_breaks_a_rule_takes_the_whole_grid() -> None:
     expansion = expansion_of(grid_of(swept({"gpu_type": "h10"}, tp=[1, 2], gb=[8, 16])))
 
     assert (expansion.valid, expansion.points) == (0, 4)
     assert expansion.skipped["choice"].points == 4
 
 
-def test_a_huge_grid_is_counted_at_once_and_cut_without_walking_it():
+def test_a_huge_grid_is_counted_at_once_and_cut_without_walking_it() -> None:
     test = swept(tp=[3], **{name: range(1, 1001) for name in ("gb", "seq_length", "max_steps", "warmup_iters")})
 
     grid = grid_of(test)
 
     assert grid.size == 10**12
     (cut,) = grid.outcomes()
+    assert isinstance(cut, Cut)
     assert cut.points == 10**12
 
 
-def test_a_large_grid_needs_little_memory():
+def test_a_large_grid_needs_little_memory() -> None:
     grid = grid_of(swept(tp=[1, 2, 4, 8], pp=[1, 2, 4], cp=[1, 2], mb=[1, 2, 4], gb=range(8, 1008, 8)))
     tracemalloc.start()
 
@@ -169,7 +175,7 @@ def test_a_large_grid_needs_little_memory():
 # --- points drawn at random ------------------------------------------------------------------------------------------
 
 
-def test_the_same_seed_draws_the_same_valid_points():
+def test_the_same_seed_draws_the_same_valid_points() -> None:
     axes = {"tp": [1, 2, 3, 4, 5], "gb": range(1, 101)}
     draw = {
         seed: list(points_of(swept(sweep=SweepPolicy(method="random", points=9, seed=seed), **axes))) for seed in (1, 2)
@@ -181,29 +187,29 @@ def test_the_same_seed_draws_the_same_valid_points():
     assert all(point["tp"] in (1, 2, 4) for point in again)
 
 
-def test_no_more_points_are_drawn_than_there_are():
+def test_no_more_points_are_drawn_than_there_are() -> None:
     drawn = list(points_of(swept(sweep=SweepPolicy(method="random", points=50), tp=[1, 2, 3])))
 
     assert drawn == [{"tp": 1}, {"tp": 2}]
 
 
-def test_points_are_drawn_from_a_grid_that_nobody_could_walk():
+def test_points_are_drawn_from_a_grid_that_nobody_could_walk() -> None:
     axes = {name: range(1, 1001) for name in ("gb", "seq_length", "max_steps", "warmup_iters")}
 
     assert len(list(points_of(swept(sweep=SweepPolicy(method="random", points=5), **axes)))) == 5
 
 
-# --- what a person is told -------------------------------------------------------------------------------------------
+# --- what a person is expected -------------------------------------------------------------------------------------------
 
 
-def test_skipped_points_are_warnings_with_an_example_while_others_are_left():
+def test_skipped_points_are_warnings_with_an_example_while_others_are_left() -> None:
     (skipped,) = check_test(swept(tp=[1, 2, 3], pp=[1, 2]))
 
     assert (skipped.rule, skipped.severity) == ("gpus-divide", "warning")
     assert skipped.message.startswith("2 of 6 points of the sweep are skipped, for example: num_gpus 16")
 
 
-def test_a_sweep_without_a_valid_point_is_invalid():
+def test_a_sweep_without_a_valid_point_is_invalid() -> None:
     from nightbridge.models import Scenario
 
     checked = check_scenario(Scenario(name="s", tests=(swept(tp=[3, 5]),)))
@@ -212,14 +218,14 @@ def test_a_sweep_without_a_valid_point_is_invalid():
     assert "2 of 2 points" in checked.invalid[0].violations[0]
 
 
-def test_a_sweep_that_no_night_could_run_is_refused():
+def test_a_sweep_that_no_night_could_run_is_refused() -> None:
     (violation,) = errors_of(check_test(swept(gb=range(1, MAX_RUNS + 2))))
 
     assert violation.rule == "sweep-size"
     assert f"{MAX_RUNS + 1} of {MAX_RUNS + 1} points" in violation.message
 
 
-def test_a_grid_that_nobody_could_walk_is_refused_in_time_and_drawn_from(monkeypatch):
+def test_a_grid_that_nobody_could_walk_is_refused_in_time_and_drawn_from(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "MAX_OUTCOMES", 500)
     axes = {"tp": [1, 3], **{name: range(1, 1001) for name in ("gb", "seq_length", "max_steps")}}
 
@@ -230,7 +236,7 @@ def test_a_grid_that_nobody_could_walk_is_refused_in_time_and_drawn_from(monkeyp
     assert errors_of(drawn) == ()
 
 
-def test_nodes_that_are_swept_over_say_the_gpus():
+def test_nodes_that_are_swept_over_say_the_gpus() -> None:
     test = swept({"gpu_type": "gb200"}, num_nodes=[1, 4])
 
     assert [at_point(test, point).cmd_args["num_gpus"] for point in points_of(test)] == [4, 16]

@@ -7,10 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from nightbridge.files import write_model
 from nightbridge.models import ClusterSettings
-from nightbridge.slurm.attempt_files import AttemptContext, open_attempt
+from nightbridge.slurm.attempt_files import ATTEMPT_FILE, AttemptContext, open_attempt
 from nightbridge.slurm.command_line import CommandLineCluster
 from tests.real.slurm_daemons import SlurmDaemons
+
+
+def opened_attempt(workspace: Path, run_key: str, settings: ClusterSettings, *options: str) -> AttemptContext:
+    """A freshly opened attempt with options for sbatch, as the submit stage records them."""
+    opened = open_attempt(workspace, run_key, settings).model_copy(update={"sbatch_options": options})
+    write_model(opened.attempt_dir / ATTEMPT_FILE, opened)
+    return opened
 
 
 @pytest.fixture
@@ -38,7 +46,7 @@ def cluster(settings: ClusterSettings) -> CommandLineCluster:
 @pytest.fixture
 def attempt(workspace: Path, settings: ClusterSettings, run_key: str) -> AttemptContext:
     """A freshly opened attempt."""
-    return open_attempt(workspace, run_key, settings, sbatch_options=("--time=5",))
+    return opened_attempt(workspace, run_key, settings, "--time=5")
 
 
 @pytest.fixture

@@ -67,14 +67,14 @@ def test_a_job_is_found_by_its_name_live_and_ended(
 
 
 @pytest.mark.slurm
-def test_a_name_that_nobody_used_is_a_complete_and_empty_answer(cluster: CommandLineCluster) -> None:
+def test_an_unused_name_is_a_complete_and_empty_answer(cluster: CommandLineCluster) -> None:
     found = cluster.find("nobody-ever-used-this")
 
     assert (found.jobs, found.complete) == ((), True)
 
 
 @pytest.mark.slurm
-def test_many_jobs_are_asked_about_at_once_and_unknown_ones_are_left_out(
+def test_many_jobs_are_queried_at_once_and_unknown_ones_are_left_out(
     cluster: CommandLineCluster, script: Callable[[str], Path], run_key: str
 ) -> None:
     good = cluster.submit(f"{run_key}-good", script("true"), [])
@@ -91,7 +91,7 @@ def test_many_jobs_are_asked_about_at_once_and_unknown_ones_are_left_out(
 
 
 @pytest.mark.slurm
-def test_a_cancelled_job_says_who_cancelled_it_and_cancelling_twice_is_no_error(
+def test_a_cancelled_job_names_its_canceller_and_cancelling_twice_is_no_error(
     cluster: CommandLineCluster, script: Callable[[str], Path], run_key: str
 ) -> None:
     job_id = cluster.submit(run_key, script("sleep 60"), [])
@@ -211,7 +211,7 @@ def test_without_any_answer_the_status_is_unknown(fake: Callable[..., CommandLin
         fake().states([1])
 
 
-def test_a_site_that_forbids_long_ranges_is_asked_for_shorter_ones(fake: Callable[..., CommandLineCluster]) -> None:
+def test_a_site_that_forbids_long_ranges_is_queried_for_shorter_ones(fake: Callable[..., CommandLineCluster]) -> None:
     sacct = """case "$*" in *now-7days*) echo "5|COMPLETED|2026-01-01T00:00:00|||None assigned|None|0:0|mine";;
     *) echo "sacct: error: slurmdbd: Query time range exceeds MaxQueryTimeRange" >&2; exit 1;; esac"""
 
@@ -268,7 +268,7 @@ def test_accounts_are_those_that_slurm_insists_on(
 
 
 @pytest.mark.parametrize(("enforced", "accounts"), [("none", None), ("associations", ("llm",))])
-def test_without_an_account_in_the_settings_slurm_is_asked_for_accounts_only_if_it_insists(
+def test_without_an_account_in_the_settings_accounts_are_queried_only_where_slurm_insists(
     enforced: str, accounts: tuple[str, ...] | None, fake: Callable[..., CommandLineCluster], tmp_path: Path
 ) -> None:
     scontrol = f"""case "$*" in *partition*) echo "$*" >> {tmp_path}/asked; echo "PartitionName=batch AllowAccounts=llm,perf";;
@@ -281,7 +281,7 @@ def test_without_an_account_in_the_settings_slurm_is_asked_for_accounts_only_if_
     assert (tmp_path / "asked").exists() == (accounts is not None)
 
 
-def test_a_site_without_accounting_says_nothing_on_accounts(fake: Callable[..., CommandLineCluster]) -> None:
+def test_a_site_without_accounting_has_no_accounts(fake: Callable[..., CommandLineCluster]) -> None:
     scontrol = "echo 'AccountingStorageEnforce = associations'"
 
     limits = fake(sinfo="echo 'batch*|1:00|1|1|(null)'", scontrol=scontrol, sacctmgr="exit 1").limits()
@@ -364,7 +364,7 @@ def test_each_refusal_is_of_its_kind(message: str, kind: type[NightbridgeError])
     assert isinstance(error, TransientError) == (kind is not LaunchRefused)
 
 
-def test_a_site_without_a_default_partition_asks_for_one() -> None:
+def test_a_site_without_a_default_partition_requires_one() -> None:
     error = refusal_of("sbatch: error: Batch job submission failed: No partition specified or system default", "job")
 
     assert isinstance(error, LaunchRefused)
@@ -382,7 +382,7 @@ def test_a_site_without_a_default_partition_asks_for_one() -> None:
         ("", False),
     ],
 )
-def test_a_trial_tells_only_what_a_person_has_to_change(
+def test_a_test_only_submission_reports_only_what_the_user_has_to_change(
     message: str, known: bool, fake: Callable[..., CommandLineCluster]
 ) -> None:
     refusal = fake(sbatch=f"echo '{message}' >&2; exit 1").test_only("job", ("--nodes=2",))
@@ -394,7 +394,7 @@ def test_a_trial_tells_only_what_a_person_has_to_change(
     ("states", "believed"),
     [("idle mixed~ allocated", True), ("idle drained", False), ("down*", False), ("idle*", False), ("", False)],
 )
-def test_what_a_trial_says_of_nodes_counts_only_where_all_of_them_are_there(
+def test_a_test_only_error_about_nodes_counts_only_where_all_of_them_are_up(
     states: str, believed: bool, fake: Callable[..., CommandLineCluster]
 ) -> None:
     message = "allocation failure: Requested node configuration is not available"

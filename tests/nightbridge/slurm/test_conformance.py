@@ -13,15 +13,16 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
-from nightbridge.errors import LaunchRefused, PermanentError
-from nightbridge.models import ClusterSettings, JobState
-from nightbridge.slurm.factory import open_cluster
+from nightbridge.config.sites import PLAIN_CLUSTERS
+from nightbridge.errors import LaunchRefused, NightbridgeError, PermanentError
+from nightbridge.models import ClusterKind, ClusterSettings, JobState
+from nightbridge.slurm.factory import OPENERS, open_cluster
 from nightbridge.slurm.protocol import Cluster, Lookup
-from nightbridge.slurm.pyslurm_cluster import trouble_with_pyslurm
+from nightbridge.slurm.pyslurm_cluster import PyslurmCluster
 from nightbridge.slurm.states import TERMINAL
 
 _PREFIX = "NIGHTBRIDGE_CONFORMANCE_"
@@ -50,7 +51,11 @@ def slurm_settings(request: pytest.FixtureRequest) -> ClusterSettings:
 @pytest.fixture(scope="module")
 def trouble(slurm_settings: ClusterSettings) -> str | None:
     """Why pyslurm does not work here; None when it does."""
-    return trouble_with_pyslurm(slurm_settings.model_copy(update={"kind": "pyslurm"}))
+    try:
+        PyslurmCluster(slurm_settings).version()
+    except NightbridgeError as error:
+        return str(error)
+    return None
 
 
 @pytest.fixture(
@@ -136,7 +141,7 @@ def test_a_job_is_found_by_its_exact_name_live_and_ended(
     assert (shorter.jobs, shorter.complete) == ((), True)
 
 
-def test_many_jobs_are_asked_about_at_once_and_unknown_ones_are_left_out(
+def test_many_jobs_are_queried_at_once_and_unknown_ones_are_left_out(
     cluster: Cluster, script: Callable[..., Path], run_key: str
 ) -> None:
     good = cluster.submit(f"{run_key}-good", script("true"), [])
@@ -174,7 +179,7 @@ def test_a_job_has_its_size_its_own_environment_and_its_tasks(
     assert sorted((workspace / "tasks").read_text().split()) == ["0/4", "1/4", "2/4", "3/4"]
 
 
-def test_a_cancelled_job_says_so_and_cancelling_it_again_is_no_error(
+def test_a_cancelled_job_is_cancelled_and_cancelling_it_again_is_no_error(
     cluster: Cluster, script: Callable[..., Path], run_key: str
 ) -> None:
     job_id = cluster.submit(run_key, script("sleep 600"), [])
@@ -223,12 +228,16 @@ def test_what_slurm_refuses_for_good_is_refused_with_advice(
     assert refusal.value.advice
 
 
-def test_a_trial_tells_what_would_be_refused_and_makes_no_job(cluster: Cluster, run_key: str) -> None:
+def test_a_test_only_submission_reports_a_refusal_and_makes_no_job(cluster: Cluster, run_key: str) -> None:
     assert cluster.test_only(run_key, ["--nodes=2", "--time=5"]) is None
     refusal = cluster.test_only(run_key, ["--nodes=9999"])
 
     assert (refusal is None) == (cluster.settings.kind == "local")
     assert cluster.find(run_key).jobs == ()
+
+
+def test_every_kind_of_cluster_can_be_opened() -> None:
+    assert set(OPENERS) == set(get_args(ClusterKind)) == set(PLAIN_CLUSTERS)
 
 
 def test_limits_name_the_partition(cluster: Cluster) -> None:
@@ -240,3 +249,8 @@ def test_limits_name_the_partition(cluster: Cluster) -> None:
         assert limits.max_nodes is not None
         assert limits.max_nodes >= 2
         assert limits.gres is not None
+
+
+def test_slots_are_available(cluster: Cluster) -> None:
+    assert cluster.available_slots(1) >= 1
+    assert cluster.available_slots(999) >= 1

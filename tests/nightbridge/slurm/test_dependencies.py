@@ -6,24 +6,9 @@ import pytest
 
 from nightbridge.errors import LaunchRefused
 from nightbridge.files import write_model
-from nightbridge.models import (
-    ClusterSettings,
-    GitRepo,
-    Job,
-    Outcome,
-    RunDependency,
-    RunSpec,
-    TestDefinition,
-    utc_now,
-)
-from nightbridge.slurm.attempt_files import (
-    SUBMISSION_FILE,
-    AttemptContext,
-    Submission,
-    open_attempt,
-)
-from nightbridge.slurm.attempts import record_ended
-from nightbridge.slurm.dependencies import NotSubmittedYet, dependency_options
+from nightbridge.models import ClusterSettings, GitRepo, Job, Outcome, RunDependency, RunSpec, TestDefinition, utc_now
+from nightbridge.slurm.attempt_files import SUBMISSION_FILE, AttemptContext, Submission, open_attempt
+from nightbridge.slurm.attempts import NotSubmittedYet, dependency_options, record_ended
 
 TEST = TestDefinition(
     id="fine",
@@ -108,7 +93,7 @@ def test_a_job_that_the_cluster_failed_is_waited_for_while_another_attempt_may_c
 
 
 @pytest.mark.parametrize("outcome", [Outcome.SUCCEEDED, Outcome.TEARDOWN, Outcome.PROGRAM_ERROR])
-def test_the_end_of_a_job_is_enough_where_no_good_one_is_asked_for(tmp_path: Path, outcome: Outcome) -> None:
+def test_the_end_of_a_job_is_enough_where_no_success_is_required(tmp_path: Path, outcome: Outcome) -> None:
     ended(tmp_path, "base", 11, outcome)
     assert dependency_options(after(("start_post_comp", "base", ("base",))), tmp_path, lambda _: True) == ()
 

@@ -4,21 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from nightbridge.models import (
-    ClusterLimits,
-    Job,
-    JobState,
-    JobStatus,
-    LaunchPlan,
-    Outcome,
-    utc_now,
-)
-from nightbridge.slurm.attempts import (
-    failed_nodes,
-    hostnames,
-    merged_options,
-    without_failed_nodes,
-)
+from nightbridge.models import ClusterLimits, Job, JobState, JobStatus, LaunchPlan, Outcome, utc_now
+from nightbridge.slurm.attempts import failed_nodes, merged_options, without_failed_nodes
 
 PLAN = LaunchPlan(
     run_key="r", attempt=2, attempt_dir=Path("/w/a2"), argv=("true",), cwd=Path("/w"), nodes=2, tasks_per_node=1,
@@ -37,20 +24,6 @@ def job(
         experiment_dir=Path("/w/e"), submitted_at=utc_now(), outcome=outcome, outcome_reason=reason,
         status=JobStatus(job_id=1, state=state, nodes=nodes),
     )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("expression", "names"),
-    [
-        ("", ()),
-        ("node1", ("node1",)),
-        ("node[1-3]", ("node1", "node2", "node3")),
-        ("gpu[008-010,12],login", ("gpu008", "gpu009", "gpu010", "gpu12", "login")),
-        ("r[1-2]n01,x", ("r1n01", "r2n01", "x")),
-    ],
-)
-def test_a_node_expression_has_these_names(expression: str, names: tuple[str, ...]) -> None:
-    assert hostnames(expression) == names
 
 
 @pytest.mark.parametrize(

@@ -292,7 +292,7 @@ def test_a_node_that_dies_under_the_job_is_infrastructure(lost: str, run: Run, s
     assert run.jobs() == [job.job_id]
 
 
-def test_a_job_on_a_drained_node_waits_until_somebody_resumes_the_node(run: Run, slurm_cluster: SlurmDaemons) -> None:
+def test_a_job_on_a_drained_node_waits_until_the_node_is_resumed(run: Run, slurm_cluster: SlurmDaemons) -> None:
     slurm_cluster.command("scontrol", "update", "node=node2", "state=drain", "reason=disk")
     job = run.submit("true", "--nodelist=node2")
     run.follow(job)
@@ -323,7 +323,7 @@ def test_a_job_above_its_memory_is_out_of_memory(run: Run) -> None:
 # --- people and other jobs -------------------------------------------------------------------------------------------
 
 
-def test_a_job_that_an_operator_cancels_says_who_it_was(run: Run, slurm_cluster: SlurmDaemons) -> None:
+def test_a_job_that_an_operator_cancels_names_the_operator(run: Run, slurm_cluster: SlurmDaemons) -> None:
     slurm_cluster.command("sacctmgr", "-i", "add", "account", "ops")
     slurm_cluster.command("sacctmgr", "-i", "add", "user", "nobody", "account=ops", "adminlevel=operator")
     job = run.start("sleep 100")
@@ -386,7 +386,7 @@ def test_a_job_that_can_never_start_is_cancelled_with_the_advice(run: Run) -> No
     ended = run.ended(0)
 
     assert ended.outcome is Outcome.NEVER_STARTED
-    assert "Ask for a number of nodes that the partition allows" in ended.outcome_reason
+    assert "Request a number of nodes that the partition allows" in ended.outcome_reason
     assert run.jobs() == [job.job_id]
 
 

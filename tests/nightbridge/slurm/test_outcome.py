@@ -181,7 +181,7 @@ def test_a_job_cancelled_because_it_could_never_start_has_never_started(tmp_path
         ("max_runtime", NOW, Outcome.TIMEOUT),
     ],
 )
-def test_a_job_that_a_policy_cancelled_says_so_with_the_advice(
+def test_a_job_that_a_policy_cancelled_has_the_reason_and_the_advice(
     policy: Literal["hopeless", "max_pending", "max_runtime"],
     started_at: datetime | None,
     outcome: Outcome,
@@ -200,14 +200,14 @@ def test_a_job_that_a_policy_cancelled_says_so_with_the_advice(
 
 
 def test_a_job_that_slurm_lost_is_not_taken_for_cancelled(tmp_path: Path) -> None:
-    lost = ended(tmp_path, JobState.CANCELLED, reason="lost: unknown to slurmctld, and nobody cancelled it")
+    lost = ended(tmp_path, JobState.CANCELLED, reason="lost: unknown to slurmctld, and cancelled by no user")
 
     assert classify(lost, SOME).outcome is Outcome.INFRASTRUCTURE
     assert classify(lost.model_copy(update={"exit_file_code": 0}), ALL).outcome is Outcome.TEARDOWN
     assert classify(lost.model_copy(update={"exit_file_code": 1}), SOME).outcome is Outcome.PROGRAM_ERROR
 
 
-def test_the_reason_says_who_cancelled_and_how_far_it_was(tmp_path: Path) -> None:
+def test_the_reason_names_the_canceller_and_the_steps_done(tmp_path: Path) -> None:
     judged = classify(ended(tmp_path, JobState.CANCELLED, cancelled_by="1000"), SOME)
 
     assert judged.outcome_reason == "cancelled by 1000 after 20 of 50 steps"

@@ -1,9 +1,9 @@
 """pyslurm in its helper process, against a stand-in that misbehaves as the real one was seen to (see `standin`)."""
 
 import json
+import shlex
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,7 @@ from nightbridge.models import ClusterSettings, JobState
 from nightbridge.slurm.command_line import CommandLineCluster
 from nightbridge.slurm.factory import open_cluster
 from nightbridge.slurm.protocol import JobNotAccepted
-from nightbridge.slurm.pyslurm_cluster import PyslurmCluster, trouble_with_pyslurm
-from nightbridge.slurm.pyslurm_options import Inexpressible, job_attributes
-from nightbridge.slurm.pyslurm_process import PyslurmProcess, helper_command
+from nightbridge.slurm.pyslurm_cluster import Inexpressible, PyslurmCluster, job_attributes
 
 STANDIN = Path(__file__).with_name("standin")
 NAME = "nightly-a1"
@@ -29,15 +27,17 @@ class Scripted:
         self.folder = folder
         self._script: dict[str, Any] = {}
         self.script()
-        program = f"import sys, runpy; sys.path.insert(0, {str(STANDIN)!r}); sys.argv = ['helper']; runpy.run_path({helper_command()[-1]!r}, run_name='__main__')"
-        environment = {
-            "SLURM_CONF": str(folder / "slurm.conf"),
-            "PYSLURM_SCRIPT": str(folder / "script.json"),
-            "PYTHONDONTWRITEBYTECODE": "1",
-        }
-        self.process = PyslurmProcess((sys.executable, "-I", "-c", program), environment)
-        settings = ClusterSettings(kind="pyslurm", name="scripted", bin_dir=folder)
-        self.cluster = PyslurmCluster(settings, self.process)
+        program = (
+            f"import os, sys, runpy; os.environ['PYSLURM_SCRIPT'] = {str(folder / 'script.json')!r};"
+            f"sys.path.insert(0, {str(STANDIN)!r}); runpy.run_path(sys.argv[1], run_name='__main__')"
+        )
+        self.command("python", f'shift; exec {sys.executable} -I -B -c {shlex.quote(program)} "$@"')
+        (folder / "slurm.conf").touch()
+        settings = ClusterSettings(
+            kind="pyslurm", name="scripted", bin_dir=folder, slurm_conf=folder / "slurm.conf",
+            pyslurm_python=folder / "python",
+        )  # fmt: skip
+        self.cluster = PyslurmCluster(settings)
         self.command("sbatch", "echo 'not to be called' >&2; exit 1")
 
     def script(self, **script: Any) -> None:
@@ -61,10 +61,8 @@ class Scripted:
 
 
 @pytest.fixture
-def scripted(tmp_path: Path) -> Iterator[Scripted]:
-    made = Scripted(tmp_path)
-    yield made
-    made.process.close()
+def scripted(tmp_path: Path) -> Scripted:
+    return Scripted(tmp_path)
 
 
 def row(**attributes: Any) -> dict[str, Any]:
@@ -112,6 +110,8 @@ def test_a_launchers_script_becomes_attributes_of_the_right_types(
         "--mail-type=END",
         "--gres=gpu",
         "--array=1-2",
+        "--time=tomorrow",
+        "--nodes=many",
     ],
 )
 def test_what_pyslurm_cannot_express_is_submitted_by_sbatch(option: str, scripted: Scripted) -> None:
@@ -148,13 +148,7 @@ def test_error_numbers_are_refused_as_sbatchs_texts_are(
     assert type(refusal.value) is kind
 
 
-@pytest.mark.parametrize(("option", "what"), [("--time=tomorrow", "time limit"), ("--nodes=many", "number of nodes")])
-def test_a_value_that_is_wrong_is_refused_before_pyslurm_sees_it(option: str, what: str, scripted: Scripted) -> None:
-    with pytest.raises(LaunchRefused, match=what):
-        scripted.cluster.submit(NAME, scripted.job(f"#SBATCH {option}"), [])
-
-
-def test_which_limit_is_reached_is_asked_of_sbatch(scripted: Scripted) -> None:
+def test_sbatch_names_the_limit_that_is_reached(scripted: Scripted) -> None:
     scripted.script(errors={"submit": [2050, "Job violates accounting/QOS policy"]})
     scripted.command(
         "sbatch",
@@ -167,7 +161,7 @@ def test_which_limit_is_reached_is_asked_of_sbatch(scripted: Scripted) -> None:
 
 
 @pytest.mark.parametrize("end", ["fatal", "late"])
-def test_a_helper_that_dies_or_hangs_leaves_open_whether_there_is_a_job_and_is_started_again(
+def test_a_helper_that_dies_or_hangs_leaves_open_whether_there_is_a_job(
     end: str, scripted: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nightbridge.slurm.pyslurm_cluster.SUBMIT_TIMEOUT", 5.0 if end == "late" else 120.0)
@@ -180,7 +174,7 @@ def test_a_helper_that_dies_or_hangs_leaves_open_whether_there_is_a_job_and_is_s
     assert scripted.cluster.submit(NAME, scripted.job(), []) == 4711
 
 
-def test_what_slurm_would_refuse_is_asked_of_sbatch(scripted: Scripted) -> None:
+def test_sbatch_reports_what_slurm_would_refuse(scripted: Scripted) -> None:
     scripted.command("sbatch", "echo 'sbatch: error: invalid partition specified: nope' >&2; exit 1")
 
     refusal = scripted.cluster.test_only(NAME, ["--partition=nope"])
@@ -219,7 +213,7 @@ def test_slurmctld_decides_the_state_and_accounting_adds_who_cancelled(scripted:
 
 
 def test_a_job_is_found_by_its_exact_name_and_user_after_slurmctld_forgot_it(scripted: Scripted) -> None:
-    ended = {"state": "FAILED", "exit_code": 3}
+    ended = {"state": "FAILED", "exit_code": 3, "end_time": 1_790_000_060}
     scripted.script(past=[row(**ended), row(id=8, name=f"{NAME}0"), row(id=9, user_id=1234)])
 
     found = scripted.cluster.find(NAME)
@@ -255,7 +249,7 @@ def test_without_accounting_a_lookup_is_incomplete_and_states_still_come(
     assert scripted.cluster.states([7])[7].state is JobState.RUNNING
 
 
-def test_a_site_that_forbids_long_ranges_is_asked_for_shorter_ones(scripted: Scripted) -> None:
+def test_a_site_that_forbids_long_ranges_is_queried_for_shorter_ones(scripted: Scripted) -> None:
     scripted.script(earliest=time.time() - 8 * 86_400, past=[row(state="COMPLETED")])
 
     found = scripted.cluster.find(NAME)
@@ -279,53 +273,35 @@ def test_cancelling_what_has_ended_is_no_error_and_neither_is_a_stale_number(num
 
 
 @pytest.mark.parametrize(("number", "kind"), [(2002, PermanentError), (1800, TransientError)])
-def test_a_job_that_could_not_be_cancelled_is_told(number: int, kind: type[Exception], scripted: Scripted) -> None:
+def test_a_job_that_could_not_be_cancelled_is_an_error(number: int, kind: type[Exception], scripted: Scripted) -> None:
     scripted.script(errors={"cancel": [number, "no"]})
 
     with pytest.raises(kind, match="job 7"):
         scripted.cluster.cancel(7)
 
 
-def test_limits_are_the_partitions(scripted: Scripted) -> None:
-    scripted.command("srun", "echo '      --container-image=[USER@]...'")
-    scripted.script(
-        partitions=[
-            {"name": "batch", "is_default": True, "total_nodes": 120, "max_nodes": 64, "max_time": 1440},
-            {"name": "long", "total_nodes": 10},
-        ],
-        nodes=[
-            {"name": "n1", "partitions": ["batch"], "configured_gres": {"gpu:h100": 8, "nvme": 1}},
-            {"name": "n2", "partitions": ["long"], "configured_gres": {"shard": 4}},
-        ],
-        enforced=["ASSOCIATIONS", "LIMITS"],
-        associations=[["llm", None], ["there", "long"]],
-    )  # fmt: skip
-
-    limits = scripted.cluster.limits()
-
-    assert (limits.partitions, limits.partition) == (("batch", "long"), "batch")
-    assert (limits.max_nodes, limits.max_time_seconds, limits.gpus_per_node) == (64, 86_400, 8)
-    assert (limits.gres, limits.accounts, limits.has_pyxis) == (("gpu", "nvme"), ("llm",), True)
-
-
 # --- whether it works here -------------------------------------------------------------------------------------------
 
 
-def test_a_pyslurm_that_reaches_slurmctld_works(scripted: Scripted) -> None:
-    assert trouble_with_pyslurm(scripted.cluster.settings, scripted.process) is None
-    assert scripted.process.version == "25.11.2"
+def test_a_pyslurm_that_reaches_slurmctld_works(scripted: Scripted, caplog: pytest.LogCaptureFixture) -> None:
+    assert scripted.cluster.version() == "25.11.2"
+    settings = scripted.cluster.settings.model_copy(update={"kind": "auto"})
+
+    with caplog.at_level("INFO"):
+        opened = [open_cluster(settings, scripted.folder) for _ in range(2)]
+
+    assert [type(one) for one in opened] == [PyslurmCluster, PyslurmCluster]
+    assert caplog.text.count("scripted: using pyslurm 25.11.2") == 1
 
 
-def test_a_slurmctld_of_another_version_is_no_place_for_it(scripted: Scripted) -> None:
+def test_a_slurmctld_of_another_version_refuses_it(scripted: Scripted) -> None:
     scripted.script(errors={"partitions": [1005, "Incompatible versions of client and server code"]})
 
-    trouble = trouble_with_pyslurm(scripted.cluster.settings, scripted.process)
-
-    assert trouble is not None
-    assert "25.11.2: Incompatible versions" in trouble
+    with pytest.raises(TransientError, match="does not answer pyslurm: Incompatible versions"):
+        scripted.cluster.version()
 
 
-def test_auto_takes_the_commands_where_pyslurm_is_missing_and_says_so(
+def test_auto_uses_the_commands_where_pyslurm_is_missing_and_logs_why(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     python = tmp_path / "python"
@@ -341,26 +317,46 @@ def test_auto_takes_the_commands_where_pyslurm_is_missing_and_says_so(
     assert "No module named 'pyslurm'" in caplog.text
 
 
-def test_a_slurm_conf_that_is_not_there_is_a_reason_at_once(scripted: Scripted) -> None:
+def test_a_slurm_conf_that_is_not_there_is_an_error_at_once(scripted: Scripted) -> None:
     scripted.script(late=["partitions"])
-    settings = scripted.cluster.settings.model_copy(update={"slurm_conf": scripted.folder / "gone.conf"})
+    (scripted.folder / "slurm.conf").unlink()
 
-    assert trouble_with_pyslurm(settings, scripted.process) == f"{scripted.folder}/gone.conf is not there"
+    with pytest.raises(PermanentError, match=r"slurm\.conf: is not there"):
+        scripted.cluster.version()
 
 
-def test_an_import_that_ends_the_process_is_a_reason_and_not_our_end(scripted: Scripted) -> None:
-    process = PyslurmProcess(scripted.process._command, {**scripted.process._environment, "SLURM_CONF": ""})
+def test_an_import_that_ends_the_process_is_an_error_and_not_our_end(
+    scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    settings = scripted.cluster.settings.model_copy(update={"slurm_conf": None})
 
-    trouble = trouble_with_pyslurm(scripted.cluster.settings, process)
-
-    assert trouble is not None
-    assert "Could not establish a configuration source" in trouble
+    with pytest.raises(PermanentError, match="Could not establish a configuration source"):
+        PyslurmCluster(settings).version()
 
 
 def test_the_options_that_decide_are_the_last() -> None:
     attributes = job_attributes("n", "#!/bin/sh\n#SBATCH -N 4 -t 30\n", ["--nodes=2"], "/work")
 
     assert (attributes["nodes"], attributes["ntasks"], attributes["time_limit"]) == ("2", 2, 30)
+
+
+@pytest.mark.parametrize(
+    ("option", "seen"),
+    [
+        ("TERM@120", {"signal": 15, "time": 120, "batch_only": False}),
+        ("B:10", {"signal": 10, "time": 60, "batch_only": True}),
+        ("sigusr1", {"signal": 10, "time": 60, "batch_only": False}),
+    ],
+)
+def test_a_signal_before_the_time_limit_is_expressed(option: str, seen: dict[str, Any]) -> None:
+    assert job_attributes("n", "#!/bin/sh\n", [f"--signal={option}"], "/work")["signal"] == seen
+
+
+@pytest.mark.parametrize("option", ["R:TERM@60", "RB:TERM", "WINTER@10", "TERM@soon"])
+def test_any_other_signal_is_left_to_sbatch(option: str) -> None:
+    with pytest.raises(Inexpressible):
+        job_attributes("n", "#!/bin/sh\n", [f"--signal={option}"], "/work")
 
 
 def test_a_heterogeneous_job_is_not_flattened() -> None:

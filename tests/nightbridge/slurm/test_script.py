@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nightbridge.errors import LaunchRefused
-from nightbridge.slurm.script import ALREADY_CLAIMED, ATTEMPT_RECORD, NOT_VISIBLE, wrap_script
+from nightbridge.slurm.script import ALREADY_CLAIMED, ATTEMPT_FILE, NOT_VISIBLE, wrap_script
 
 SHELLS = [
     shell for shell in ("/bin/bash", "/bin/sh", "/bin/bash -l", "/usr/bin/env bash") if Path(shell.split()[0]).exists()
@@ -21,7 +21,7 @@ SHELLS = [
 def attempt(tmp_path: Path) -> Path:
     folder = tmp_path / "an attempt"
     folder.mkdir()
-    (folder / ATTEMPT_RECORD).touch()
+    (folder / ATTEMPT_FILE).touch()
     return folder
 
 
@@ -75,7 +75,7 @@ def test_the_exit_code_is_left_however_the_script_ends(shell: str, body: str, co
     assert result.returncode == code
     assert (attempt / "exit_code").read_text() == f"{code}\n"
     assert (attempt / "claim").read_text() == "7\n"
-    assert sorted(path.name for path in attempt.iterdir()) == [ATTEMPT_RECORD, "claim", "exit_code"]
+    assert sorted(path.name for path in attempt.iterdir()) == [ATTEMPT_FILE, "claim", "exit_code"]
 
 
 def test_the_script_sees_what_it_saw_before(attempt: Path) -> None:
@@ -104,7 +104,7 @@ def test_sbatch_still_sees_every_option_and_no_requeue(attempt: Path) -> None:
     assert wrapped[-3:] == ["set -e", "#SBATCH --late", ""]
 
 
-def test_a_second_job_ends_at_once_and_says_who_has_the_attempt(attempt: Path) -> None:
+def test_a_second_job_ends_at_once_and_names_the_holder_of_the_attempt(attempt: Path) -> None:
     run("#!/bin/bash\nexit 0\n", attempt, job_id=7)
 
     second = run(f"#!/bin/bash\ntouch '{attempt}/ran-twice'\n", attempt, job_id=8)
@@ -116,7 +116,7 @@ def test_a_second_job_ends_at_once_and_says_who_has_the_attempt(attempt: Path) -
     assert not (attempt / "ran-twice").exists()
 
 
-def test_the_same_job_goes_on_after_a_requeue(attempt: Path) -> None:
+def test_the_same_job_runs_again_after_a_requeue(attempt: Path) -> None:
     run("#!/bin/bash\nexit 1\n", attempt)
 
     again = run("#!/bin/bash\nexit 0\n", attempt)

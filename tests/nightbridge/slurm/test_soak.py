@@ -22,17 +22,11 @@ import pytest
 from nightbridge.errors import TransientError
 from nightbridge.files import write_model
 from nightbridge.models import ClusterSettings, Job, LaunchPlan
-from nightbridge.slurm.attempt_files import (
-    AttemptContext,
-    newest_intent,
-    open_attempt,
-    read_claim,
-    read_exit_code,
-    read_submission,
-)
+from nightbridge.slurm.attempt_files import AttemptContext, newest_intent, read_claim, read_exit_code, read_submission
 from nightbridge.slurm.command_line import CommandLineCluster
 from nightbridge.slurm.submission import submit_attempt
 from tests.conftest import SEEDS, need
+from tests.nightbridge.slurm.conftest import opened_attempt
 from tests.real.slurm_daemons import COMMANDS, SlurmDaemons, missing_reason, start_slurm
 
 pytestmark = [pytest.mark.slurm, pytest.mark.random_kill, pytest.mark.timeout(7200)]
@@ -97,7 +91,7 @@ def test_killed_at_random_moments_every_attempt_has_one_job(
     began = time.monotonic()
 
     def soak(seed: int) -> Killed:
-        attempt = open_attempt(workspace, f"{run_key}-s{seed}", settings, sbatch_options=("--time=5", "--mem=50"))
+        attempt = opened_attempt(workspace, f"{run_key}-s{seed}", settings, "--time=5", "--mem=50")
         return kill_and_restart(seed, attempt)
 
     with ThreadPoolExecutor(AT_ONCE) as pool:

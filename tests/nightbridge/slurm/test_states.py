@@ -3,13 +3,7 @@
 import pytest
 
 from nightbridge.models import JobState, JobStatus
-from nightbridge.slurm.states import (
-    ACTIVE,
-    TERMINAL,
-    hopeless_advice,
-    parse_cancelled_by,
-    parse_state,
-)
+from nightbridge.slurm.states import ACTIVE, TERMINAL, hopeless_advice, parse_cancelled_by, parse_state
 
 
 @pytest.mark.parametrize("state", [state for state in JobState if state is not JobState.UNKNOWN])
@@ -41,7 +35,7 @@ def test_truncated_decorated_and_short_words_are_understood(text: str, state: Jo
 
 
 @pytest.mark.parametrize("text", ["", "TELEPORTED", "COMP+", "42", "COMPLET"])
-def test_what_no_one_has_heard_of_never_ends_a_job(text: str) -> None:
+def test_an_unknown_word_never_ends_a_job(text: str) -> None:
     assert parse_state(text) is JobState.UNKNOWN
     assert parse_state(text) not in TERMINAL
 

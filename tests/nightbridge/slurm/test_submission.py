@@ -440,7 +440,7 @@ def test_a_quota_that_stops_the_front_is_named(
     assert list((attempt.attempt_dir / "bin").iterdir()) == []
 
 
-def test_a_launcher_whose_log_cannot_be_written_goes_on(
+def test_a_launcher_whose_log_cannot_be_written_keeps_running(
     plan: Callable[..., LaunchPlan], attempt: AttemptContext, cluster: CommandLineCluster
 ) -> None:
     (attempt.attempt_dir / "launcher.log").symlink_to("/dev/full")

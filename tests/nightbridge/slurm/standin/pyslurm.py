@@ -13,13 +13,16 @@ What is submitted and cancelled is appended to `done`, beside the script, one JS
 import json
 import os
 import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 __version__ = "25.11.2"
 UNLIMITED = "UNLIMITED"
+_Named = dict[Any, SimpleNamespace]
 _SCRIPT = Path(os.environ["PYSLURM_SCRIPT"])
-_NOTHING = {
+_NOTHING: dict[str, Any] = {
     "exit_code": 0, "exit_code_signal": 0, "submit_time": None, "start_time": None, "end_time": None, "user_id": 0,
     "state_reason": "None", "allocated_nodes": None, "array_task_id": None,
     "heterogeneous_offset": None,
@@ -29,18 +32,18 @@ _NOTHING_PAST = _NOTHING | {"heterogeneous_offset": 0xFFFFFFFE, "nodelist": "Non
 
 
 class RPCError(Exception):
-    def __init__(self, errno=-1, msg=None):
+    def __init__(self, errno: int = -1, msg: str | None = None) -> None:
         super().__init__(msg)
         self.errno = errno
         self.msg = msg
 
 
-def _fatal():
+def _fatal() -> None:
     os.write(2, b"standin: fatal: Could not establish a configuration source\n")
     os._exit(1)
 
 
-def slurm_init():
+def slurm_init() -> None:
     if not os.environ.get("SLURM_CONF"):
         _fatal()
 
@@ -49,9 +52,9 @@ if not os.environ.get("PYSLURM_DISABLE_AUTO_INIT"):
     slurm_init()
 
 
-def _script(call):
+def _script(call: str) -> dict[str, Any]:
     """What the script says, after what it wants to go wrong at this call."""
-    script = json.loads(_SCRIPT.read_text())
+    script: dict[str, Any] = json.loads(_SCRIPT.read_text())
     # The C library writes where it likes.
     os.write(1, b"slurm: debug: printed by C\n")
     if call in script.get("fatal", ()):
@@ -64,7 +67,7 @@ def _script(call):
     return script
 
 
-def _did(**what):
+def _did(**what: Any) -> None:
     with (_SCRIPT.parent / "done").open("a") as done:
         done.write(json.dumps(what) + "\n")
 
@@ -72,50 +75,22 @@ def _did(**what):
 class JobSubmitDescription:
     _NAMES = frozenset(
         [
-            "name",
-            "script",
-            "working_directory",
-            "environment",
-            "account",
-            "begin_time",
-            "comment",
-            "constraints",
-            "cpus_per_task",
-            "dependencies",
-            "requires_contiguous_nodes",
-            "standard_error",
-            "excluded_nodes",
-            "resource_sharing",
-            "gres_per_node",
-            "standard_in",
-            "licenses",
-            "memory_per_node",
-            "memory_per_cpu",
-            "is_requeueable",
-            "required_nodes",
-            "nodes",
-            "ntasks",
-            "ntasks_per_node",
-            "log_files_open_mode",
-            "standard_output",
-            "partitions",
-            "qos",
-            "reservations",
-            "segment_size",
-            "signal",
-            "time_limit",
-            "time_limit_min",
-            "wckey",
+            "name", "script", "working_directory", "environment", "account", "begin_time", "comment", "constraints",
+            "cpus_per_task", "dependencies", "requires_contiguous_nodes", "standard_error", "excluded_nodes",
+            "resource_sharing", "gres_per_node", "standard_in", "licenses", "memory_per_node", "memory_per_cpu",
+            "is_requeueable", "required_nodes", "nodes", "ntasks", "ntasks_per_node", "log_files_open_mode",
+            "standard_output", "partitions", "qos", "reservations", "segment_size", "signal", "time_limit",
+            "time_limit_min", "wckey",
         ]
-    )
+    )  # fmt: skip
 
-    def __init__(self, **attributes):
+    def __init__(self, **attributes: Any) -> None:
         for name in attributes:
             if name not in self._NAMES:
                 raise AttributeError(name)
         self.attributes = attributes
 
-    def submit(self):
+    def submit(self) -> int:
         if not self.attributes["script"].startswith("#!"):
             raise ValueError("Not a valid Batch script.")
         limit = self.attributes.get("time_limit")
@@ -123,29 +98,29 @@ class JobSubmitDescription:
             raise TypeError("an integer is required")
         script = _script("submit")
         _did(submit=self.attributes)
-        return script.get("job_id", 4711)
+        return int(script.get("job_id", 4711))
 
 
 class Job:
-    def __init__(self, job_id):
+    def __init__(self, job_id: int) -> None:
         self.id = job_id
 
-    def cancel(self):
+    def cancel(self) -> None:
         _script("cancel")
         _did(cancel=self.id)
 
 
-def _jobs(rows, nothing=_NOTHING):
-    return {row["id"]: SimpleNamespace(**nothing | row) for row in rows}
+def _jobs(rows: Iterable[dict[str, Any]], nothing: Mapping[str, Any] = _NOTHING) -> _Named:
+    return {row["id"]: SimpleNamespace(**{**nothing, **row}) for row in rows}
 
 
 class Jobs:
     @staticmethod
-    def load():
+    def load() -> _Named:
         return _jobs(_script("live").get("live", ()))
 
 
-def _past(chosen):
+def _past(chosen: Mapping[str, Any]) -> _Named:
     script = _script("past")
     # A site that forbids long ranges.
     if chosen.get("start_time", time.time()) < script.get("earliest", 0):
@@ -168,7 +143,7 @@ db = SimpleNamespace(
 
 class Partitions:
     @staticmethod
-    def load():
+    def load() -> _Named:
         script = _script("partitions")
         known = {
             "total_nodes": 0, "max_nodes": UNLIMITED, "max_time": UNLIMITED, "allowed_accounts": ["ALL"],
@@ -179,7 +154,7 @@ class Partitions:
 
 class Nodes:
     @staticmethod
-    def load():
+    def load() -> _Named:
         return {one["name"]: SimpleNamespace(**one) for one in _script("nodes").get("nodes", ())}
 
 

@@ -1,11 +1,12 @@
 """The line of every key, in texts that tomllib accepts."""
 
 import tomllib
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nightbridge.config.documents import key_lines, line_of
+from nightbridge.config.documents import KeyPath, key_lines, line_of
 
 TEXT = '''# a comment with [brackets] and "quotes
 name = "x" # and one behind
@@ -30,7 +31,7 @@ key = 1
 '''
 
 
-def test_keys_stand_where_an_editor_shows_them():
+def test_keys_stand_where_an_editor_shows_them() -> None:
     tomllib.loads(TEXT)
     lines = key_lines(TEXT)
 
@@ -45,16 +46,16 @@ def test_keys_stand_where_an_editor_shows_them():
     assert lines["quoted A", "key"] == 20
 
 
-def test_a_key_inside_an_inline_table_has_the_line_of_the_key_that_holds_it():
+def test_a_key_inside_an_inline_table_has_the_line_of_the_key_that_holds_it() -> None:
     assert line_of(key_lines(TEXT), ("cmd_args", "inline", "two")) == 8
 
 
-def test_a_key_that_is_not_there_has_no_line():
+def test_a_key_that_is_not_there_has_no_line() -> None:
     assert line_of(key_lines(TEXT), ("nothing",)) is None
 
 
 @given(st.text())
-def test_no_text_breaks_the_scan(text):
+def test_no_text_breaks_the_scan(text: str) -> None:
     key_lines(text)
 
 
@@ -63,8 +64,9 @@ VALUES = st.sampled_from(["1", '"a # b"', "'[x]'", '["]",\n"["]', '"""\n# no\n""
 
 
 @given(st.dictionaries(BARE, st.dictionaries(BARE, VALUES, max_size=4), max_size=4))
-def test_every_key_of_generated_tables_is_found_on_its_own_line(tables):
-    lines, expected = [], {}
+def test_every_key_of_generated_tables_is_found_on_its_own_line(tables: Any) -> None:
+    lines: list[str] = []
+    expected: dict[KeyPath, int] = {}
     for table, entries in tables.items():
         lines.append(f"[{table}]")
         expected[(table,)] = len(lines)

@@ -74,7 +74,7 @@ def test_a_new_run_begins_with_its_first_attempt(site: Site, choice: AttemptChoi
 
 
 @pytest.mark.parametrize("choice", list(AttemptChoice))
-def test_while_an_attempt_has_not_ended_everybody_goes_on_with_it(site: Site, choice: AttemptChoice) -> None:
+def test_an_attempt_that_has_not_ended_is_always_resumed(site: Site, choice: AttemptChoice) -> None:
     first = choose_attempt(CURRENT, RUN, site)
 
     assert choose_attempt(choice, RUN, site) == first
@@ -85,7 +85,7 @@ GOOD = (Outcome.SUCCEEDED, Outcome.TEARDOWN)
 
 
 @pytest.mark.parametrize("outcome", list(Outcome))
-def test_an_ended_attempt_is_gone_on_with_unless_a_person_asks_for_another(site: Site, outcome: Outcome) -> None:
+def test_an_ended_attempt_is_kept_unless_the_user_requests_another(site: Site, outcome: Outcome) -> None:
     end(choose_attempt(CURRENT, RUN, site), outcome)
 
     assert choose_attempt(CURRENT, RUN, site).attempt == 1
@@ -107,7 +107,7 @@ def test_attempts_are_in_the_order_of_their_numbers_and_not_of_their_names(site:
     assert choose_attempt(CURRENT, RUN, site).attempt == 11
 
 
-def test_a_folder_that_nobody_recorded_is_no_attempt_until_somebody_goes_on_with_it(site: Site) -> None:
+def test_an_unrecorded_folder_is_no_attempt_until_it_is_resumed(site: Site) -> None:
     (site.workspace / "runs" / RUN.run_key / "a1").mkdir(parents=True)
     assert numbers(site) == []
 

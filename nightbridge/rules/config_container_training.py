@@ -1,0 +1,308 @@
+"""How a `ConfigContainer.yaml` trains: sizes, batches, duration, data and schedule, as Megatron-Bridge validates them.
+
+The rules follow its own `validate()` and `finalize()`, which raise when the job starts. Left out is what needs the
+cluster's files, its GPUs or its packages.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+
+from nightbridge.launch.config_container import SIZES, ConfigContainer
+from nightbridge.rules.rule import rule
+
+VALIDATE = "Megatron-Bridge: ConfigContainer.validate() and finalize()"
+SCHEDULE = ("train.train_iters", "train.train_samples", "scheduler")
+
+_SFT = frozenset({"GPTSFTDatasetConfig", "DirectHFSFTDatasetConfig", "EnergonDatasetConfig", "MockVLMSFTDatasetConfig"})
+_COLLATED = _SFT - {"GPTSFTDatasetConfig"}
+
+
+@rule("container-world-size", VALIDATE, SIZES)
+def _world_divides(c: ConfigContainer) -> Iterator[str]:
+    """Training and evaluation both divide the GPUs into model-parallel groups."""
+    size = c.model_parallel_size
+    if c.world_size is not None and c.world_size % size:
+        yield f"{c.world_size} GPUs are not a multiple of TP * PP * CP = {size}; change one of them"
+    context = c.integer("dist.eval_context_parallel_size")
+    if c.world_size is None or not context or context < 0:
+        return
+    size = size // c.size("context_parallel_size") * context
+    if c.world_size % size:
+        yield f"{c.world_size} GPUs are not a multiple of TP * PP * eval_context_parallel_size = {size}; change one"
+
+
+@rule("container-eval-batch", VALIDATE, ("validation", "train.global_batch_size", *SIZES))
+def _eval_batch(c: ConfigContainer) -> Iterator[str]:
+    """Every data-parallel replica evaluates the same whole number of micro batches."""
+    total = c.integer("validation.eval_global_batch_size") or c.integer("train.global_batch_size")
+    micro = c.integer("validation.eval_micro_batch_size") or c.integer("train.micro_batch_size")
+    parallel = _eval_data_parallel(c)
+    if total is None or micro is None:
+        what = "global_batch_size" if total is None else "micro_batch_size"
+        yield f"train.{what} is not set, and validation.eval_{what} is not either; write one"
+    elif parallel and micro > 0 and total % (micro * parallel):
+        yield (
+            f"eval_global_batch_size {total} is not a multiple of eval_micro_batch_size {micro} * data parallel size "
+            f"{parallel} = {micro * parallel}; change one of them"
+        )
+
+
+def _eval_data_parallel(c: ConfigContainer) -> int | None:
+    parallel = c.data_parallel_size
+    context = c.integer("dist.eval_context_parallel_size")
+    if parallel is None or not context:
+        return parallel
+    world = c.world_size or parallel * c.model_parallel_size
+    return world // (c.model_parallel_size // c.size("context_parallel_size") * context)
+
+
+# --- how long it trains ----------------------------------------------------------------------------------------------
+
+
+@rule("container-duration", VALIDATE, ("train",))
+def _one_duration(c: ConfigContainer) -> Iterator[str]:
+    """Training has exactly one end: iterations, samples or epochs."""
+    iterations, samples = c.integer("train.train_iters"), c.integer("train.train_samples")
+    epochs, batch = c.value("train.num_epochs"), c.integer("train.global_batch_size")
+    if iterations is None and samples is None and epochs is None:
+        yield "none of train.train_iters, train_samples and num_epochs is set; write one"
+    if samples is not None and (epochs is not None or (iterations and batch and iterations != samples // batch)):
+        yield "more than one of train.train_iters, train_samples and num_epochs is set; keep one"
+    if (samples is not None or epochs is not None) and batch is None:
+        yield "train_samples and num_epochs need train.global_batch_size; write it"
+    if (samples is not None or epochs is not None) and c.value("train.rampup_batch_size") is not None:
+        yield "train.rampup_batch_size goes with train_iters only; remove it"
+    if samples is not None and samples <= 0:
+        yield f"train.train_samples {samples} must be positive"
+    number = c.number("train.num_epochs")
+    if number is not None and number <= 0:
+        yield f"train.num_epochs {number:g} must be positive"
+
+
+@rule("container-epochs", VALIDATE, ("train.num_epochs", "dataset"))
+def _epochs(c: ConfigContainer) -> Iterator[str]:
+    """Epochs are counted for finite fine-tuning data sets only."""
+    if c.value("train.num_epochs") is None:
+        return
+    if c.kind("dataset") != "GPTSFTDatasetConfig":
+        yield f"train.num_epochs is for GPTSFTDatasetConfig, not for {c.kind('dataset')}; write train_iters"
+    if c.value("dataset.dataloader_type") != "batch":
+        yield 'train.num_epochs needs dataset.dataloader_type = "batch"'
+
+
+# --- datasets and packing --------------------------------------------------------------------------------------------
+
+
+@rule("container-packing", VALIDATE, ("dataset", "train.micro_batch_size"))
+def _packing(c: ConfigContainer) -> Iterator[str]:
+    """Offline and in-batch packing exclude each other, and each needs its own micro batch."""
+    offline, in_batch = c.is_on("dataset.enable_offline_packing"), c.is_on("dataset.enable_in_batch_packing")
+    specs, micro = c.value("dataset.offline_packing_specs"), c.integer("train.micro_batch_size") or 1
+    if offline and in_batch:
+        yield "dataset.enable_offline_packing and enable_in_batch_packing exclude each other; keep one"
+    if offline and specs is None:
+        yield "dataset.enable_offline_packing needs offline_packing_specs; write them"
+    if specs is not None and not offline:
+        yield "dataset.offline_packing_specs need enable_offline_packing = true"
+    if offline and micro > 1:
+        yield f"offline packing needs train.micro_batch_size 1, not {micro}; multiply the packed length instead"
+    if in_batch and micro == 1:
+        yield "in-batch packing needs train.micro_batch_size > 1: it packs the sequences of one micro-batch"
+    size = c.integer("dataset.offline_packing_specs.packed_sequence_size")
+    if offline and size is not None and size <= 0:
+        yield f"dataset.offline_packing_specs.packed_sequence_size {size} must be positive"
+
+
+@rule("container-padded-packing", VALIDATE, ("dataset", "model.cuda_graph_impl"))
+def _padded_packing(c: ConfigContainer) -> Iterator[str]:
+    """A captured graph needs inputs of one shape, so packed sequences must be padded to it."""
+    if c.value("dataset.offline_packing_specs") is None:
+        return
+    padded = c.is_on("dataset.pad_to_max_length") or c.is_on("dataset.dataset_kwargs.pad_to_max_length")
+    lengths = c.is_on("dataset.offline_packing_specs.pad_cu_seqlens")
+    if lengths and not padded:
+        yield "offline_packing_specs.pad_cu_seqlens needs dataset.pad_to_max_length = true"
+    modules = c.captured_modules
+    per_layer = c.value("model.cuda_graph_impl") == "transformer_engine"
+    whole = c.captures_iteration
+    if (whole or per_layer) and not padded:
+        yield "CUDA graphs with offline packing need dataset.pad_to_max_length = true"
+    if (whole or (per_layer and (not modules or "attn" in modules))) and not lengths:
+        yield "CUDA graphs of packed attention need offline_packing_specs.pad_cu_seqlens = true"
+
+
+@rule("container-energon", VALIDATE, ("dataset", "train", "model", "ddp"))
+def _energon(c: ConfigContainer) -> Iterator[str]:
+    """Energon packs sequences in the loader, which the rest of the configuration must match."""
+    if c.kind("dataset") != "EnergonDatasetConfig":
+        return
+    micro = c.integer("train.micro_batch_size")
+    if c.integer("dataset.micro_batch_size") != micro:
+        written = c.value("dataset.micro_batch_size")
+        yield f"dataset.micro_batch_size {written} and train.micro_batch_size {micro} differ; write the same"
+    evaluated = c.integer("validation.eval_micro_batch_size")
+    if (
+        evaluated is not None
+        and c.is_on("dataset.do_validation")
+        and evaluated != c.integer("dataset.micro_batch_size")
+    ):
+        written = c.value("dataset.micro_batch_size")
+        yield f"dataset.micro_batch_size {written} and eval_micro_batch_size {evaluated} differ; write the same"
+    if c.value("dataset.packing_buffer_size") is None:
+        return
+    broken = {
+        f"train.micro_batch_size 1, not {micro}": micro != 1,
+        "model.calculate_per_token_loss = true": not c.is_on("model.calculate_per_token_loss"),
+        "ddp.average_in_collective = false": c.is_on("ddp.average_in_collective"),
+        "no multi-token prediction": c.is_on("model.mtp_num_layers"),
+        "no CUDA graphs": c.captures_graphs or c.value("model.vision_cuda_graph_impl") not in (None, "none"),
+        "no model.dist_train": c.is_on("model.dist_train.use_dist_train"),
+        "pipeline_model_parallel_size 1": c.size("pipeline_model_parallel_size") > 1,
+    }
+    for need, is_broken in broken.items():
+        if is_broken:
+            yield f"Energon's own packing needs {need}"
+
+
+# --- sequences and context parallelism -------------------------------------------------------------------------------
+
+
+@rule("container-collate-padding", VALIDATE, ("dataset.seq_length", *SIZES))
+def _collate_padding(c: ConfigContainer) -> Iterator[str]:
+    """Batches are padded to this multiple, so that every rank gets equal parts."""
+    length = c.integer("dataset.seq_length")
+    if c.kind("dataset") not in _COLLATED or not length:
+        return
+    contexts = {c.size("context_parallel_size"), c.integer("dist.eval_context_parallel_size") or 1}
+    tensor = c.size("tensor_model_parallel_size") if c.is_on("model.sequence_parallel") else 1
+    multiple = math.lcm(*(2 * size if size > 1 else 1 for size in contexts), *(size * tensor for size in contexts))
+    if tensor == 1:
+        multiple = math.lcm(*(2 * size if size > 1 else 1 for size in contexts))
+    if length % multiple:
+        yield f"dataset.seq_length {length} is not a multiple of {multiple}, which context and sequence parallel need"
+
+
+@rule("container-sequence-length", VALIDATE, ("model.seq_length", "dataset.seq_length"))
+def _sequence_lengths(c: ConfigContainer) -> Iterator[str]:
+    """The model would be built for other sequences than the data set yields."""
+    model, data = c.integer("model.seq_length"), c.integer("dataset.seq_length")
+    if c.kind("dataset") in {*_SFT, "GPTDatasetConfig"} and model != data:
+        yield f"model.seq_length {model} and dataset.seq_length {data} differ; write the same"
+
+
+@rule("container-context-length", VALIDATE, ("model.seq_length", "model.context_parallel_size"))
+def _context_length(c: ConfigContainer) -> Iterator[str]:
+    """Context parallelism cuts a sequence into two pieces for each rank, to balance causal attention."""
+    context, length = c.size("context_parallel_size"), c.integer("model.seq_length")
+    if context > 1 and length and length % (2 * context):
+        yield f"model.seq_length {length} is not a multiple of 2 * context_parallel_size = {2 * context}; change one"
+
+
+@rule("container-context-loss", VALIDATE, ("model.calculate_per_token_loss", "ddp"))
+def _context_loss(c: ConfigContainer) -> Iterator[str]:
+    """Ranks see different numbers of tokens, and an average of averages weighs them wrongly."""
+    if c.size("context_parallel_size") <= 1 or c.kind("dataset") not in _SFT:
+        return
+    if not c.is_on("model.calculate_per_token_loss"):
+        yield "fine-tuning with context_parallel_size > 1 needs model.calculate_per_token_loss = true"
+    if c.is_on("ddp.average_in_collective"):
+        yield "fine-tuning with context_parallel_size > 1 needs ddp.average_in_collective = false"
+
+
+def _counted_in(c: ConfigContainer, unit: str) -> list[str]:
+    """The scheduler's fields that count in a unit and are written; a warm-up of none is not."""
+    names = [
+        f"{what}_{unit}" for what in ("lr_decay", "lr_wsd_decay") if c.value(f"scheduler.{what}_{unit}") is not None
+    ]
+    return names + [f"lr_warmup_{unit}"] * c.is_on(f"scheduler.lr_warmup_{unit}")
+
+
+@rule("container-context-communication", VALIDATE, ("model.cp_comm_type", "model.context_parallel_size"))
+def _context_communication(c: ConfigContainer) -> Iterator[str]:
+    """Communication is chosen for each layer, and a hierarchy must cover the ranks exactly."""
+    kinds, sizes = c.value("model.cp_comm_type"), c.value("model.hierarchical_context_parallel_sizes")
+    context, layers = c.size("context_parallel_size"), c.integer("model.num_layers")
+    if context > 1 and isinstance(kinds, list) and len(kinds) != layers:
+        yield f"model.cp_comm_type has {len(kinds)} entries for {layers} layers; write one for each, or one text"
+    if context > 1 and kinds is not None and not isinstance(kinds, list | str):
+        yield f"model.cp_comm_type {kinds!r} must be a text, or a list of one for each layer"
+    named = kinds if isinstance(kinds, list) else [kinds or "p2p"]
+    if any("a2a+p2p" in str(kind) for kind in named) and sizes is None:
+        yield (
+            "model.cp_comm_type a2a+p2p without hierarchical_context_parallel_sizes turns context parallelism off: "
+            "fast, and trains something else; write the sizes"
+        )
+    numbers = isinstance(sizes, list) and all(isinstance(size, int) for size in sizes)
+    if sizes is not None and not numbers:
+        yield f"hierarchical_context_parallel_sizes {sizes} must be a list of whole numbers"
+    elif sizes is not None and math.prod(sizes) != context:
+        yield f"hierarchical_context_parallel_sizes {sizes} multiply to {math.prod(sizes)}, not to {context}; fix them"
+
+
+# --- the learning-rate schedule --------------------------------------------------------------------------------------
+
+
+@rule("container-schedule-mode", VALIDATE, SCHEDULE)
+def _schedule_mode(c: ConfigContainer) -> Iterator[str]:
+    """A schedule counts iterations or samples, as training does."""
+    by_samples = c.value("train.train_samples") is not None
+    foreign: Mapping[str, bool] = (
+        {
+            "max_steps": c.value("scheduler.max_steps") is not None,
+            "lr_decay_iters": c.value("scheduler.lr_decay_iters") is not None,
+            "lr_warmup_iters": c.is_on("scheduler.lr_warmup_iters"),
+        }
+        if by_samples
+        else {
+            "lr_decay_samples": c.value("scheduler.lr_decay_samples") is not None,
+            "lr_warmup_samples": c.is_on("scheduler.lr_warmup_samples"),
+        }
+    )
+    mode = "samples" if by_samples else "iterations"
+    for name, written in foreign.items():
+        if written:
+            yield f"scheduler.{name} does not go with training by {mode}; remove it"
+    warmup = "lr_warmup_samples" if by_samples else "lr_warmup_iters"
+    if c.value("scheduler.lr_warmup_fraction") is not None and c.is_on(f"scheduler.{warmup}"):
+        yield f"scheduler.lr_warmup_fraction and {warmup} are both set; keep one"
+
+
+@rule("container-schedule-mixed", VALIDATE, ("scheduler",))
+def _schedule_mixed(c: ConfigContainer) -> Iterator[str]:
+    """A schedule counts iterations or samples, not both."""
+    iterations, samples = (_counted_in(c, unit) for unit in ("iters", "samples"))
+    if iterations and samples:
+        yield f"scheduler counts iterations and samples: {', '.join(iterations + samples)}; keep those of one kind"
+
+
+@rule("container-weight-decay", VALIDATE, ("scheduler",))
+def _weight_decay(c: ConfigContainer) -> Iterator[str]:
+    """The scheduler raises the weight decay from a start to an end and cannot lower it."""
+    start, end = c.number("scheduler.start_weight_decay"), c.number("scheduler.end_weight_decay")
+    if start is None:
+        return
+    if start < 0:
+        yield f"scheduler.start_weight_decay {start:g} must not be negative"
+    if end is None or end < start:
+        shown = "not set" if end is None else f"{end:g}"
+        yield f"scheduler.end_weight_decay is {shown}, and start_weight_decay is {start:g}; it may only grow"
+
+
+@rule("container-schedule-length", VALIDATE, SCHEDULE)
+def _schedule_length(c: ConfigContainer) -> Iterator[str]:
+    """A schedule that ends before training, or has no length, leaves the last steps without a learning rate."""
+    longest, iterations = c.integer("scheduler.max_steps"), c.integer("train.train_iters")
+    if longest is not None and longest <= 0:
+        yield f"scheduler.max_steps {longest} must be positive"
+    elif longest is not None and iterations is not None and longest < iterations:
+        yield f"scheduler.max_steps {longest} is less than train.train_iters {iterations}; raise it"
+    decay = c.decay_samples
+    if iterations != 0 and decay is not None and decay <= 0:
+        yield f"the learning rate decays over {decay} samples; it needs at least one"
+
+
+@rule("container-schedule-override", VALIDATE, ("scheduler",))
+def _schedule_override(c: ConfigContainer) -> Iterator[str]:
+    """The scheduler's state comes from the configuration or from the checkpoint."""
+    if c.is_on("scheduler.override_opt_param_scheduler") and c.is_on("scheduler.use_checkpoint_opt_param_scheduler"):
+        yield "scheduler takes its values from the checkpoint and overrides them; switch one off"

@@ -1,0 +1,88 @@
+"""`events`, `verify` and `fetch`: stored files and event files."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.nightbridge.cli.conftest import Program
+
+
+@pytest.fixture
+def event_folder(tmp_path: Path) -> str:
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    writer = EventFileWriter(str(tmp_path / "tb"))
+    for step in (1, 2, 3):
+        value = Summary.Value(tag="lm loss", simple_value=10.0 / step)
+        writer.add_event(Event(step=step, wall_time=step, summary=Summary(value=[value])))
+    writer.close()
+    return str(tmp_path / "tb")
+
+
+def test_events_prints_one_line_for_each_tag(nightbridge: Program, event_folder: str) -> None:
+    code, out, _ = nightbridge("events", event_folder)
+
+    assert code == 0
+    assert out.splitlines()[1] == "lm loss\t3\t1\t3\t3.33333"
+
+
+def test_events_counts_what_is_no_scalar(nightbridge: Program, event_folder: str) -> None:
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    writer = EventFileWriter(event_folder)
+    values = [Summary.Value(tag="weights", histo=HistogramProto()), Summary.Value(tag="seen", image=Summary.Image())]
+    for value in (*values, values[0]):
+        writer.add_event(Event(summary=Summary(value=[value])))
+    writer.close()
+
+    code, out, err = nightbridge("events", event_folder)
+
+    assert (code, len(out.splitlines())) == (0, 2)
+    assert "not scalars, left out: 2 histogram, 1 image" in err
+
+
+def test_events_writes_the_table_as_parquet(nightbridge: Program, event_folder: str, tmp_path: Path) -> None:
+    import pandas as pd
+
+    code, out, _ = nightbridge("events", event_folder, "--out", str(tmp_path / "x.parquet"))
+
+    assert (code, out) == (0, "")
+    assert list(pd.read_parquet(tmp_path / "x.parquet")["step"]) == [1, 2, 3]
+
+
+def test_events_into_a_place_that_cannot_be_written_say_so(
+    nightbridge: Program, event_folder: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+
+    code, _, err = nightbridge("events", event_folder, "--out", str(tmp_path / "file" / "x.parquet"))
+
+    assert code == 2
+    assert "cannot be written" in err
+
+
+def test_events_without_any_say_so(nightbridge: Program, tmp_path: Path) -> None:
+    code, _, err = nightbridge("events", str(tmp_path))
+
+    assert code == 2
+    assert "no TensorBoard scalars" in err
+
+
+def test_events_of_a_missing_folder_say_so(nightbridge: Program) -> None:
+    code, _, err = nightbridge("events", "nowhere")
+
+    assert (code, "nowhere: no such file or folder" in err) == (2, True)
+
+
+@pytest.mark.parametrize("command", [["verify"], ["fetch", "dest"], ["compare"], ["accept", "--why", "known"]])
+def test_a_run_that_was_never_stored_is_named(nightbridge: Program, tmp_path: Path, command: list[str]) -> None:
+    key = "test-2026-11-21-0123456789"
+
+    code, _, err = nightbridge(command[0], key, *command[1:], "--workspace", str(tmp_path / "ws"))
+
+    assert code == 2
+    assert key in err
