@@ -20,8 +20,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from nightbridge.history.metrics import METRIC_BY_NAME
 from nightbridge.models import GatePolicy
+from nightbridge.models.metrics import METRIC_BY_NAME
 from nightbridge.outputs.measurements import tail_slowdown
 
 SLOW_SHARE, SLOW_FACTOR = 0.09, 2.0

@@ -24,9 +24,10 @@ from typing import NamedTuple
 import numpy as np
 
 from nightbridge.gate.evidence import gather_evidence, since_of
-from nightbridge.gate.gate import compare
+from nightbridge.gate.verdict import compare
 from nightbridge.history.history_store import COMPACT_AT, write_generation
-from nightbridge.history.reading import HistoryRow, add, read_history, read_recent, row_of
+from nightbridge.history.reading import add, read_history, read_recent
+from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import (
     Checkout,
     GitRepo,

@@ -21,9 +21,9 @@ from pydantic_core import PydanticUndefined
 from nightbridge import blocks, errors, flows, models
 from nightbridge.cli import main as cli
 from nightbridge.config import schema, sites
-from nightbridge.history.metrics import METRIC_BY_NAME
 from nightbridge.launch.flags import CHOICES, NO_EFFECT, TEST_FLAGS, Flag
 from nightbridge.launch.hetero_arguments import HeteroArguments
+from nightbridge.models.metrics import METRIC_BY_NAME
 from nightbridge.rules.catalogue import RuleEntry, rule_entries
 
 Cells = Sequence[str]

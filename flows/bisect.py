@@ -17,7 +17,7 @@ from nightbridge.errors import NightbridgeError
 from nightbridge.flows.pipeline import pipeline
 from nightbridge.flows.side_by_side import side_by_side
 from nightbridge.flows.states import result_of, state_of_error
-from nightbridge.gate.gate import verdict_for_error
+from nightbridge.gate.verdict import verdict_for_error
 from nightbridge.models import RunRecord, Site
 from nightbridge.tasks.bisect import (
     base_run,

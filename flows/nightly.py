@@ -20,7 +20,7 @@ from nightbridge.flows.confirm import confirmed
 from nightbridge.flows.pipeline import pipeline
 from nightbridge.flows.side_by_side import side_by_side
 from nightbridge.flows.states import TAG, result_of, state_of_error, state_of_night
-from nightbridge.gate.gate import verdict_for_error, verdict_for_invalid
+from nightbridge.gate.verdict import verdict_for_error, verdict_for_invalid
 from nightbridge.models import NightReport, RunSpec, Site, Verdict
 from nightbridge.models.series import series_id
 from nightbridge.nights.liveness import alive

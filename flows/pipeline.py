@@ -10,7 +10,7 @@ from prefect.logging import get_run_logger
 from nightbridge.errors import NightbridgeError
 from nightbridge.flows.side_by_side import tell_begun
 from nightbridge.flows.states import state_of_verdict
-from nightbridge.gate.gate import verdict_for_error
+from nightbridge.gate.verdict import verdict_for_error
 from nightbridge.models import Job, LaunchPlan, RunRecord, RunSpec, Site, Verdict
 from nightbridge.models.series import series_id
 from nightbridge.slurm.attempts import (

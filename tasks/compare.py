@@ -6,12 +6,14 @@ from pydantic import ValidationError
 
 from nightbridge.errors import DamagedData, NightbridgeError, TransientError
 from nightbridge.gate.evidence import gather_evidence, since_of
-from nightbridge.gate.gate import compare as compare_with_history
 from nightbridge.gate.suspects import find_suspects
+from nightbridge.gate.verdict import compare as compare_with_history
 from nightbridge.harvest.manifest import committed_attempts, load_record
-from nightbridge.history.reading import add, compact, read_recent, row_of
+from nightbridge.history.history_store import compact
+from nightbridge.history.reading import add, read_recent
+from nightbridge.history.rows import row_of
 from nightbridge.models import RunRecord, RunSpec, Site, Verdict
-from nightbridge.report.report import markdown_table
+from nightbridge.report.tables import markdown_table
 from nightbridge.store.factory import open_store
 from nightbridge.store.protocol import ObjectStore
 from nightbridge.tasks.mirror import show

@@ -10,8 +10,9 @@ from nightbridge.errors import TransientError
 from nightbridge.models import NightReport, Site, SweepResult, Verdict, slug, utc_now
 from nightbridge.nights.records import NightStart, read_end, record_end, was_reported
 from nightbridge.report.junit import junit_xml
-from nightbridge.report.report import markdown_table, night_note, night_report_html
-from nightbridge.report.sweep_tables import best_line, sweep_markdown
+from nightbridge.report.report import night_note, night_report_html
+from nightbridge.report.sweeps import best_line, sweep_markdown
+from nightbridge.report.tables import markdown_table
 from nightbridge.store.factory import open_store
 from nightbridge.store.protocol import ObjectStore
 from nightbridge.tasks.events import send_report_events

@@ -19,15 +19,14 @@ import typer
 import yaml
 
 from nightbridge.cli import main as cli
-from nightbridge.gate.gate import compare
-from nightbridge.history.reading import add, row_of
+from nightbridge.gate.verdict import compare
+from nightbridge.history.reading import add
+from nightbridge.history.rows import row_of
 from nightbridge.models import ClusterSettings, RunRecord, StoreSettings, utc_now
 from nightbridge.nights.records import NightStart, NightTest, record_start
 from nightbridge.slurm.attempt_files import open_attempt
 from nightbridge.store.directory import DirectoryStore
-from tests.nightbridge.conftest import commit_run, make_record, make_spec
-
-__all__ = ["make_record", "make_spec"]  # fixtures
+from tests.builders import commit_run, make_record
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("docs/**/*.md"), *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md"))])
@@ -169,7 +168,7 @@ def _asks_elsewhere(words: list[str]) -> bool:
 
 
 @pytest.fixture
-def used_site(tmp_path: Path, make_record: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+def used_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """A folder with the samples, a workspace and a store of four nights; returns what stands for the placeholders."""
     (tmp_path / "conf").symlink_to(ROOT / "conf")
     workspace = tmp_path / ".nightbridge"

@@ -12,21 +12,14 @@ from typing import Literal, NamedTuple
 
 from pydantic import ValidationError
 
-from nightbridge.bisect.search import BisectPolicy, Levels, Measured, prior_of_nights
+from nightbridge.bisect.search import BisectPolicy, Levels, Measured, Search, prior_of_nights
 from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.gate.trend import trends
-from nightbridge.history.metrics import COMPLETE_OUTCOMES, GATED, METRICS, Metric, measured
+from nightbridge.history.metrics import COMPLETE_OUTCOMES, measured
 from nightbridge.history.nightly_values import Night, nights_of
-from nightbridge.history.reading import HistoryRow, Pin
-from nightbridge.models import (
-    GitRepo,
-    HarvestPolicy,
-    RangeCommit,
-    RunRecord,
-    RunSpec,
-    StoredModel,
-    VerdictStatus,
-)
+from nightbridge.history.rows import HistoryRow, Pin
+from nightbridge.models import GitRepo, HarvestPolicy, RangeCommit, RunRecord, RunSpec, StoredModel, VerdictStatus
+from nightbridge.models.metrics import COLUMNS, METRIC_BY_NAME, Metric
 from nightbridge.store.protocol import ObjectStore
 
 Repository = Literal["megatron_bridge", "nemo_run"]
@@ -67,6 +60,11 @@ class BisectPlan(StoredModel):
     policy: BisectPolicy
 
     @property
+    def search(self) -> Search:
+        """The decisions over this range."""
+        return Search(len(self.commits), self.levels, self.prior, self.policy)
+
+    @property
     def places(self) -> range:
         """Every place that can be measured: 0 is the good commit."""
         return range(len(self.commits) + 1)
@@ -94,10 +92,9 @@ def metric_named(name: str) -> Metric:
     Raises:
         InvalidInput: There is none.
     """
-    for metric in GATED:
-        if metric.name == name:
-            return metric
-    raise InvalidInput("no such metric", thing=name, advice=f"Use one of {', '.join(metric.name for metric in GATED)}")
+    if name not in METRIC_BY_NAME:
+        raise InvalidInput("no such metric", thing=name, advice=f"Use one of {', '.join(METRIC_BY_NAME)}")
+    return METRIC_BY_NAME[name]
 
 
 def find_shift(rows: Sequence[HistoryRow], metric: str | None = None) -> Shift:
@@ -301,7 +298,7 @@ def _regressed_shift(rows: Sequence[HistoryRow], metric: str | None) -> Shift:
     bad = next(night for night in nights[last_good + 1 :] if night.verdict is VerdictStatus.REGRESSED)
     good = [night for night in nights[: last_good + 1] if night.verdict in (nights[last_good].verdict, "passed")][-7:]
     moved = []
-    for one in METRICS if metric is None else (metric_named(metric),):
+    for one in COLUMNS if metric is None else (metric_named(metric),):
         earlier = [value for row in good if (value := measured(one, row.summary)) is not None]
         now = measured(one, bad.summary)
         if earlier and now is not None and (level := statistics.median(earlier)):
@@ -310,7 +307,7 @@ def _regressed_shift(rows: Sequence[HistoryRow], metric: str | None) -> Shift:
     if not moved or max(item[0] for item in moved) <= 0:
         raise InvalidInput("no metric became worse", thing=bad.run_key, advice="Name one with --metric")
     _, found, level, now = max(moved, key=lambda item: item[0])
-    return Shift(found, found.attribute, bad.night, nights[last_good], bad, level, now)
+    return Shift(found, found.field, bad.night, nights[last_good], bad, level, now)
 
 
 def _noise(rows: Sequence[HistoryRow], shift: Shift) -> float:
@@ -328,7 +325,7 @@ def _noise(rows: Sequence[HistoryRow], shift: Shift) -> float:
 
 
 def _night_value(night: Night, shift: Shift) -> float | None:
-    metric = shift.metric._replace(attribute=shift.statistic)
+    metric = shift.metric._replace(field=shift.statistic)
     values = [
         value
         for run in night.runs

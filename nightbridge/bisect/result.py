@@ -9,7 +9,7 @@ from nightbridge.bisect.plan import (
     metric_named,
     point_run,
 )
-from nightbridge.bisect.search import Answer, Measured, answer, medians, next_places
+from nightbridge.bisect.search import Answer, Measured, medians
 from nightbridge.harvest.manifest import load_record
 from nightbridge.history.metrics import format_change, format_count, format_value, measured
 from nightbridge.models import Model, RangeCommit, RunRecord, StoredModel, Verdict, VerdictStatus
@@ -67,7 +67,7 @@ def point_of(plan: BisectPlan, place: int, number: int, verdict: Verdict, record
         verdict: What the pipeline returned.
         record: The harvested run; None where there is none.
     """
-    metric = metric_named(plan.metric)._replace(attribute=plan.statistic)
+    metric = metric_named(plan.metric)._replace(field=plan.statistic)
     ran = record is not None and verdict.status not in NOTHING_SAID | DOES_NOT_RUN
     return Point(
         place=place,
@@ -106,7 +106,7 @@ def stored_points(store: ObjectStore, plan: BisectPlan, base: RunRecord) -> tupl
 def evaluate(plan: BisectPlan, points: Sequence[Point]) -> BisectResult:
     """What the points say together."""
     skipped = _skipped(points)
-    found = answer(len(plan.commits), plan.levels, _measured(points), skipped, plan.prior, plan.policy)
+    found = plan.search.answer(_measured(points), skipped)
     return BisectResult(plan=plan, answer=found, points=tuple(points), skipped=tuple(sorted(skipped)))
 
 
@@ -117,15 +117,7 @@ def next_points(plan: BisectPlan, points: Sequence[Point], at_once: int) -> tupl
         InvalidInput: No commit of the range can be run.
     """
     left = plan.policy.most_runs - len(points)
-    places = next_places(
-        len(plan.commits),
-        plan.levels,
-        _measured(points),
-        _skipped(points),
-        plan.prior,
-        plan.policy,
-        max(1, min(at_once, left)),
-    )
+    places = plan.search.next_places(_measured(points), _skipped(points), max(1, min(at_once, left)))
     used = {(point.place, point.number) for point in points}
     chosen = []
     for place in places if left > 0 else ():

@@ -18,7 +18,7 @@ A commit that does not build or start is skipped: commits that are indistinguish
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +51,11 @@ class BisectPolicy(Model):
     stray: float = Field(0.03, gt=0, lt=0.5, description="Share of runs that say nothing: bad nodes, busy networks.")
 
 
+DEFAULT_POLICY = BisectPolicy()
+
+AnswerKind = Literal["found", "undecided", "already_bad", "still_good"]
+
+
 class Levels(Model):
     """The two levels of a metric and the noise between runs, all in the metric's unit."""
 
@@ -69,153 +74,136 @@ class Measured(Model):
 class Answer(Model):
     """What the measurements say so far."""
 
-    kind: Literal["found", "undecided", "already_bad", "still_good"]
+    kind: AnswerKind
     first: int = Field(0, description="Place of the first commit that may be the first bad one; 0 where none may.")
     last: int = Field(0, description="Place of the last such commit: more than one where those between were skipped.")
     probability: float = Field(description="Of the answer, or of the likeliest one while undecided.")
     runs: int = Field(description="Measurements that it rests on.")
 
 
-def likelihoods(
-    commits: int,
-    levels: Levels,
-    measured: Sequence[Measured],
-    prior: Sequence[float] | None = None,
-    policy: BisectPolicy | None = None,
-) -> Array:
-    """The probability of each place to be the first bad one: `commits + 2` numbers that add up to 1.
+class Search(NamedTuple):
+    """A range of commits in which one changed the level from good to bad.
 
-    Number 0 is "already bad at the good end", the last one "still good at the bad end".
-
-    Args:
-        commits: How many commits there are after the good end, the bad end included.
-        levels: The two levels.
-        measured: All measurements, in any order.
-        prior: Weight of each commit beforehand; all alike when left out.
-        policy: How much is believed.
-
-    Raises:
-        InvalidInput: There is no commit, the levels are equal, or a place is not in the range.
+    `commits`: how many there are after the good end, the bad end included. `prior`: weight of each commit beforehand;
+    all alike when None. `policy`: how much is believed.
     """
-    policy = policy or BisectPolicy()
-    _check(commits, levels, measured)
-    drift = np.linspace(-DRIFT_RANGE, DRIFT_RANGE, DRIFT_STEPS)
-    # By first bad place and drift: the drift is Gaussian beforehand, with the noise as its standard deviation.
-    belief = np.log(_prior(commits, prior, policy))[:, None] - drift[None, :] ** 2 / 2
-    if measured:
-        values = np.array([one.value for one in measured])
-        good, bad = (_log_density(values - level, drift, levels, policy) for level in (levels.good, levels.bad))
-        # A measurement counts as bad for every first bad place up to its own.
-        by_place = np.zeros((commits + 2, drift.size))
-        np.add.at(by_place, [one.place for one in measured], bad - good)
-        belief += good.sum(axis=0)[None, :] + by_place[::-1].cumsum(axis=0)[::-1]
-    weights = np.exp(belief - belief.max()).sum(axis=1)
-    probabilities: Array = weights / weights.sum()
-    return probabilities
 
+    commits: int
+    levels: Levels
+    prior: Sequence[float] | None = None
+    policy: BisectPolicy = DEFAULT_POLICY
 
-def answer(
-    commits: int,
-    levels: Levels,
-    measured: Sequence[Measured],
-    skipped: frozenset[int] = frozenset(),
-    prior: Sequence[float] | None = None,
-    policy: BisectPolicy | None = None,
-) -> Answer:
-    """The answer: a commit, several indistinguishable ones, undecided, or none of them.
+    def likelihoods(self, measured: Sequence[Measured]) -> Array:
+        """The probability of each place to be the first bad one: `commits + 2` numbers that add up to 1.
 
-    Args:
-        commits: As for `likelihoods`.
-        levels: As for `likelihoods`.
-        measured: As for `likelihoods`.
-        skipped: Places that cannot be measured.
-        prior: As for `likelihoods`.
-        policy: As for `likelihoods`.
-    """
-    policy = policy or BisectPolicy()
-    probabilities = likelihoods(commits, levels, measured, prior, policy)
-    groups = _groups(commits, skipped)
-    sums = [float(probabilities[first : last + 1].sum()) for first, last in groups]
-    best = int(np.argmax(sums))
-    first, last = groups[best]
-    probability = sums[best]
-    if best in (0, len(groups) - 1) and len(groups) > 1:
-        # That it is none of the commits is one answer: which of the two is only as sure as the drift is known.
-        probability = sums[0] + sums[-1]
-    kind: Literal["found", "undecided", "already_bad", "still_good"] = "found"
-    if probability < policy.confidence:
-        kind = "undecided"
-    elif first == 0:
-        kind = "already_bad"
-    elif last == commits + 1:
-        kind = "still_good"
-    return Answer(
-        kind=kind,
-        first=max(first, 1) if kind in ("found", "undecided") else 0,
-        last=min(last, commits) if kind in ("found", "undecided") else 0,
-        probability=probability,
-        runs=len(measured),
-    )
+        Number 0 is "already bad at the good end", the last one "still good at the bad end".
 
+        Args:
+            measured: All measurements, in any order.
 
-def next_places(
-    commits: int,
-    levels: Levels,
-    measured: Sequence[Measured],
-    skipped: frozenset[int] = frozenset(),
-    prior: Sequence[float] | None = None,
-    policy: BisectPolicy | None = None,
-    at_once: int = 1,
-) -> tuple[int, ...]:
-    """The places to measure next, `at_once` of them, which may name one place several times; empty when decided.
+        Raises:
+            InvalidInput: There is no commit, the levels are equal, or a place is not in the range.
+        """
+        levels = self.levels
+        _check(self.commits, levels, measured)
+        drift = np.linspace(-DRIFT_RANGE, DRIFT_RANGE, DRIFT_STEPS)
+        # By first bad place and drift: the drift is Gaussian beforehand, with the noise as its standard deviation.
+        belief = np.log(_prior(self.commits, self.prior, self.policy))[:, None] - drift[None, :] ** 2 / 2
+        if measured:
+            values = np.array([one.value for one in measured])
+            good, bad = (
+                _log_density(values - level, drift, levels, self.policy) for level in (levels.good, levels.bad)
+            )
+            # A measurement counts as bad for every first bad place up to its own.
+            by_place = np.zeros((self.commits + 2, drift.size))
+            np.add.at(by_place, [one.place for one in measured], bad - good)
+            belief += good.sum(axis=0)[None, :] + by_place[::-1].cumsum(axis=0)[::-1]
+        weights = np.exp(belief - belief.max()).sum(axis=1)
+        probabilities: Array = weights / weights.sum()
+        return probabilities
 
-    Both ends are measured first. After that one point divides the probability in halves, k points in k + 1 parts.
+    def answer(self, measured: Sequence[Measured], skipped: frozenset[int] = frozenset()) -> Answer:
+        """The answer: a commit, several indistinguishable ones, undecided, or none of them.
 
-    Raises:
-        InvalidInput: Every place is skipped.
-    """
-    policy = policy or BisectPolicy()
-    open_places = [place for place in range(commits + 1) if place not in skipped]
-    if not open_places:
-        raise InvalidInput("no commit of the range can be run", thing=f"{commits} commits", advice="Choose other ends")
-    found = answer(commits, levels, measured, skipped, prior, policy)
-    left = policy.most_runs - found.runs
-    # Both ends come first: without them a drift of the cluster could be taken for either level.
-    ends = sorted({0, commits} - skipped - {one.place for one in measured})
-    if ends and left > 0:
-        return tuple(ends[: min(at_once, left)])
-    if found.kind != "undecided" or left <= 0:
-        return ()
-    # The probability that a place is bad: that the first bad one is there or before it.
-    is_bad = np.cumsum(likelihoods(commits, levels, measured, prior, policy))[open_places]
-    wanted = min(at_once, left)
-    chosen: list[int] = []
-    runs = {place: sum(one.place == place for one in measured) for place in open_places}
-    for number in range(1, wanted + 1):
-        share = number / (wanted + 1)
-        # 1 where a run divides the probability as wanted, 0 where it would tell nothing.
-        worth = np.minimum(is_bad / share, (1 - is_bad) / (1 - share))
-        # A place that many runs have left in doubt is given up for its neighbours: it may be the drift that is in
-        # doubt, and the same place never tells it from the change.
-        worth /= 1 + REPEAT_COST * np.array([runs[place] for place in open_places])
-        place = open_places[int(np.argmax(worth))]
-        chosen.append(place)
-        runs[place] += 1
-    return tuple(chosen)
+        Args:
+            measured: All measurements, in any order.
+            skipped: Places that cannot be measured.
+        """
+        probabilities = self.likelihoods(measured)
+        groups = _groups(self.commits, skipped)
+        sums = [float(probabilities[first : last + 1].sum()) for first, last in groups]
+        best = int(np.argmax(sums))
+        first, last = groups[best]
+        probability = sums[best]
+        if best in (0, len(groups) - 1) and len(groups) > 1:
+            # That it is none of the commits is one answer: which of the two is only as sure as the drift is known.
+            probability = sums[0] + sums[-1]
+        if probability < self.policy.confidence:
+            kind: AnswerKind = "undecided"
+        else:
+            kind = "already_bad" if first == 0 else "still_good" if last == self.commits + 1 else "found"
+        named = kind in ("found", "undecided")
+        return Answer(
+            kind=kind,
+            first=max(first, 1) if named else 0,
+            last=min(last, self.commits) if named else 0,
+            probability=probability,
+            runs=len(measured),
+        )
+
+    def next_places(
+        self, measured: Sequence[Measured], skipped: frozenset[int] = frozenset(), at_once: int = 1
+    ) -> tuple[int, ...]:
+        """The places to measure next, `at_once` of them, which may name one place several times; empty when decided.
+
+        Both ends are measured first. After that one point divides the probability in halves, k points in k + 1 parts.
+
+        Raises:
+            InvalidInput: Every place is skipped.
+        """
+        commits = self.commits
+        open_places = [place for place in range(commits + 1) if place not in skipped]
+        if not open_places:
+            raise InvalidInput(
+                "no commit of the range can be run", thing=f"{commits} commits", advice="Choose other ends"
+            )
+        found = self.answer(measured, skipped)
+        wanted = min(at_once, self.policy.most_runs - found.runs)
+        if wanted <= 0:
+            return ()
+        # Both ends come first: without them a drift of the cluster could be taken for either level.
+        if ends := sorted({0, commits} - skipped - {one.place for one in measured}):
+            return tuple(ends[:wanted])
+        if found.kind != "undecided":
+            return ()
+        # The probability that a place is bad: that the first bad one is there or before it.
+        is_bad = np.cumsum(self.likelihoods(measured))[open_places]
+        chosen: list[int] = []
+        runs = {place: sum(one.place == place for one in measured) for place in open_places}
+        for number in range(1, wanted + 1):
+            share = number / (wanted + 1)
+            # 1 where a run divides the probability as wanted, 0 where it would tell nothing.
+            worth = np.minimum(is_bad / share, (1 - is_bad) / (1 - share))
+            # A place that many runs have left in doubt is given up for its neighbours: it may be the drift that is in
+            # doubt, and the same place never tells it from the change.
+            worth /= 1 + REPEAT_COST * np.array([runs[place] for place in open_places])
+            place = open_places[int(np.argmax(worth))]
+            chosen.append(place)
+            runs[place] += 1
+        return tuple(chosen)
 
 
 def prior_of_nights(
-    commits: int, levels: Levels, nights: Sequence[Measured], policy: BisectPolicy | None = None
+    commits: int, levels: Levels, nights: Sequence[Measured], policy: BisectPolicy = DEFAULT_POLICY
 ) -> tuple[float, ...]:
     """The weight of each commit as the nights of the history suggest it, for pins that lie in the range.
 
     Nights may have been slow for another reason than the code, so that they only say where to look first: no commit
     gets less than a fifth of an equal share, and nights say nothing about whether the change is in the range at all.
     """
-    policy = policy or BisectPolicy()
     if not nights:
         return (1.0 / commits,) * commits
-    inside = likelihoods(commits, levels, nights, None, policy)[1 : commits + 1]
+    inside = Search(commits, levels, None, policy).likelihoods(nights)[1 : commits + 1]
     mixed = 0.8 * inside / inside.sum() + 0.2 / commits
     return tuple(float(weight) for weight in mixed / mixed.sum())
 

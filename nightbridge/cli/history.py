@@ -41,7 +41,7 @@ def history(
     site = load_site(system, store=store, workspace=workspace)
     opened = open_site_store(site)
     if rebuild:
-        from nightbridge.history.rebuild import rebuild_history
+        from nightbridge.history.reading import rebuild_history
 
         note_all(rebuild_history(opened, test_id).damaged)
     found = history_of(opened, test_id, cluster)

@@ -43,7 +43,7 @@ def print_all(lines: "Iterable[str | Table]") -> None:
 
 def verdict_lines(verdicts: "Sequence[Verdict]") -> "list[str | Table]":
     """A table of verdicts, and the reasons below it."""
-    from nightbridge.report.report import reason_lines, verdict_table
+    from nightbridge.report.tables import reason_lines, verdict_table
 
     return [verdict_table(verdicts), *reason_lines(verdicts)]
 

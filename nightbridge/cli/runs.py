@@ -160,7 +160,7 @@ def cancel(
 
 
 def _night_lines(report: "NightReport") -> "Iterator[str | Table]":
-    from nightbridge.report.sweep_tables import best_line, sweep_table
+    from nightbridge.report.sweeps import best_line, sweep_table
 
     yield from verdict_lines(report.verdicts)
     for sweep in report.sweeps:

@@ -9,8 +9,10 @@ from nightbridge.gate.decisions import Decision, DecisionKind, read_decisions, r
 from nightbridge.gate.trend import Trend, trends
 from nightbridge.harvest.manifest import last_attempt, load_record
 from nightbridge.history.history_store import folder_of
-from nightbridge.history.reading import HistoryRow, read_history
+from nightbridge.history.reading import read_history
+from nightbridge.history.rows import HistoryRow
 from nightbridge.models import MetricName, VerdictStatus, utc_now
+from nightbridge.models.metrics import METRIC_BY_NAME
 from nightbridge.store.protocol import ObjectStore
 
 BAD = frozenset({VerdictStatus.REGRESSED, VerdictStatus.UNSTABLE})
@@ -36,7 +38,7 @@ def checked_metrics(names: Sequence[str]) -> tuple[MetricName, ...]:
     Raises:
         InvalidInput: There is no such metric.
     """
-    return tuple(cast(MetricName, _one_of(name, get_args(MetricName), "metric")) for name in names)
+    return tuple(_one_of(name, tuple(METRIC_BY_NAME), "metric") for name in names)
 
 
 def accept(
@@ -128,6 +130,6 @@ def _since(
     if latest is None:
         return streak
     nights = sorted({row.night for row in rows})
-    # The start of a change is known to a night or two; the first verdict that said so is more exact.
+    # The start of a change is known to a night or two; the first bad verdict is more exact.
     late = nights.index(latest.night) - nights.index(streak)
     return streak if 0 <= late <= START_IS_KNOWN_TO else latest.night

@@ -19,8 +19,8 @@ from urllib.parse import quote
 from pydantic import AwareDatetime, Field, ValidationError
 
 from nightbridge.errors import DamagedData, InvalidInput
-from nightbridge.history.metrics import METRIC_BY_NAME
 from nightbridge.models import MetricName, StoredModel
+from nightbridge.models.metrics import METRIC_BY_NAME
 from nightbridge.store.protocol import ObjectStore
 
 ROOT = "decisions"

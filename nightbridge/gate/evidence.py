@@ -1,20 +1,78 @@
-"""The gate's inputs besides a run and its history, gathered from the store and from the site."""
+"""The gate's inputs besides a run and its history, gathered from the store and from the site.
 
+Golden values: `[gate] golden = "FILE.json"`. The rules are those of `goldens`, with the parameters of
+`[gate.golden_rules]`. What makes a run fail and what makes it regressed differ: missing steps, missing metrics and
+numbers that are not finite are a failure, like everywhere else in the gate; the others say that it is not as good as
+the golden run.
+
+A reference run: `[gate] reference = "RUN KEY or TEST ID"`. Two programs that should compute the same, such as one model
+on two grids and on one, are run with the same seed and data, and their losses are laid over each other. The first
+iteration has seen no update yet: what differs there is the model or the data. From the second on, the order of
+additions differs, and a band says how far that may lead. Without the reference, or without an iteration of either, the
+gate fails.
+"""
+
+import math
+import statistics
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from nightbridge.errors import DamagedData, PermanentError
+from nightbridge.gate.comparison import Evidence, ReferenceResult
 from nightbridge.gate.decisions import read_decisions
-from nightbridge.gate.gate import Evidence
-from nightbridge.gate.golden_gate import golden_answer
-from nightbridge.gate.reference import joined, reference_answer
-from nightbridge.history.reading import HistoryRow, find_series, read_history
-from nightbridge.models import Limits, MetricName, RunRecord
+from nightbridge.goldens.goldens import (
+    ITERATION_TIME,
+    LOSS,
+    STEP_TIME,
+    UTILISATION,
+    GoldenValues,
+    compare_golden,
+    golden_of_steps,
+    read_golden_file,
+)
+from nightbridge.goldens.parity import curve_of, follow
+from nightbridge.harvest.manifest import METRICS, committed_attempts, load_scalars
+from nightbridge.history.metrics import COMPLETE_OUTCOMES
+from nightbridge.history.reading import find_series, read_history
+from nightbridge.history.rows import HistoryRow
+from nightbridge.models import Limits, MetricName, RunRecord, Summary
 from nightbridge.store.protocol import ObjectStore
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Contract = Mapping[str, Mapping[MetricName, Limits]]
 
-# By store, cluster, canary and night, the canary's series.
-_series_tonight: dict[tuple[str, str, str, str], str] = {}
+_canary_series: dict[tuple[str, str, str, str], str] = {}
+"""Process-wide: by store, cluster, canary and night the canary's series. Emptied when another night asks."""
+
+DATA_RULES = frozenset({"metrics", "steps", "grad norm", "loss"})
+"""Rules about whether the data are there and finite."""
+
+# Tag of TensorBoard, and what it is multiplied with, by Megatron-Bridge's name in golden files.
+BRIDGE_TAGS: Mapping[str, tuple[str, float]] = {
+    "lm loss": ("lm loss", 1.0),
+    "elapsed time per iteration (ms)": ("iteration-time", 1e3),
+    "GPU utilization": ("throughput/tflops/device", 1.0),
+    "grad norm": ("grad-norm", 1.0),
+}
+
+# The first value counts, as upstream reads it; of `max_reserved` the largest.
+BRIDGE_MEMORY_TAGS: Mapping[str, str] = {
+    "alloc": "memory/mem-allocated-gigabytes",
+    "max_alloc": "memory/mem-max-allocated-gigabytes",
+    "max_reserved": "memory/mem-max-reserved-gigabytes",
+}
+
+# The gate's metric, the golden file's name of it, and what makes the gate's unit of its value.
+GOLDEN_SPEEDS: tuple[tuple[MetricName, str, float], ...] = (
+    ("step_time", STEP_TIME, 1e-3),
+    ("step_time", ITERATION_TIME, 1.0),
+    ("tflops_per_gpu", UTILISATION, 1.0),
+)
+GOLDEN_MEMORY = (("max_alloc", 1.0), ("mem-max-allocated-bytes", 1e-9))
 
 
 def gather_evidence(
@@ -39,7 +97,7 @@ def gather_evidence(
         if test.gate.canary != test.id
         else (),
         decisions=read_decisions(store, cluster, record.series),
-        golden=joined(golden_answer(store, record), reference_answer(store, record)),
+        golden=joined(golden_result(store, record), reference_result(store, record)),
     )
 
 
@@ -67,12 +125,175 @@ def canary_rows(
     """
     if canary is None:
         return ()
+    if any(known_night != night for *_, known_night in _canary_series):
+        _canary_series.clear()
     site = (store.url, cluster, canary, night)
-    known = _series_tonight.get(site)
+    known = _canary_series.get(site)
     for series in [known] if known else [found.series for found in find_series(store, canary, cluster)]:
         rows = read_history(store, cluster, series, since)
         if rows and rows[0].test_id == canary:
             if any(row.night == night for row in rows):
-                _series_tonight[site] = series
+                _canary_series[site] = series
             return rows
     return ()
+
+
+def golden_result(store: ObjectStore, record: RunRecord) -> ReferenceResult | None:
+    """Check a stored run against its golden values; None for a test that names none.
+
+    A run without scalars has no steps, and fails like one whose steps are missing.
+
+    Raises:
+        InvalidInput: The golden file is missing or is none.
+        DamagedData: It is not whole.
+    """
+    gate = record.spec.test.gate
+    if gate.golden is None:
+        return None
+    golden = read_golden_file(Path(gate.golden))
+    values = run_values(load_scalars(store, record.prefix), record.summary, golden)
+    found = compare_golden(values, golden, gate.golden_rules)
+    failed = {check.rule for check in found.failures}
+    return ReferenceResult(
+        whole=not failed & DATA_RULES,
+        as_good=not failed - DATA_RULES,
+        reasons=tuple(f"golden values, {check.rule}: {check.message}" for check in found.failures),
+        values=golden_levels(golden, record.summary),
+    )
+
+
+def golden_levels(golden: GoldenValues, summary: Summary) -> dict[MetricName, float]:
+    """What a golden run measured, as the gate's metrics: medians over the steps of the run's steady window.
+
+    Args:
+        golden: The golden values.
+        summary: Of the run that they came with.
+    """
+    first, last = summary.steady_first_step or 1, summary.steady_last_step or summary.steps_done
+    levels: dict[MetricName, float] = {}
+    for metric, name, factor in GOLDEN_SPEEDS:
+        steady = [value for step, value in golden.metrics.get(name, {}).items() if first <= step <= last]
+        if steady:
+            levels[metric] = statistics.median(steady) * factor
+    for name, factor in GOLDEN_MEMORY:
+        if name in golden.memory:
+            levels["peak_memory"] = golden.memory[name] * factor
+    final = golden.metrics.get(LOSS, {}).get(summary.steps_done)
+    return levels if final is None else {**levels, "final_loss": final}
+
+
+def run_values(scalars: "pd.DataFrame | None", summary: Summary, golden: GoldenValues) -> GoldenValues:
+    """What a run measured, in the golden file's own names.
+
+    Args:
+        scalars: The run's scalars; None where it has none.
+        summary: Its peak memory is taken where the scalars have none.
+        golden: Its format says the names.
+    """
+    curves = _curves(scalars)
+    if golden.format == "megatron-lm":
+        metrics = {name: curves.get(name, {}) for name in {*golden.metrics, "grad norm"}}
+        metrics["grad norm"] = curves.get("grad-norm", {})
+        values = golden_of_steps({name: curve for name, curve in metrics.items() if curve}, {})
+        peaks = {name: max(known.values()) for name in golden.memory if (known := values.metrics.get(name))}
+        return values.model_copy(update={"format": "megatron-lm", "memory": peaks})
+    named = {
+        name: {step: value * factor for step, value in curves[tag].items()}
+        for name, (tag, factor) in BRIDGE_TAGS.items()
+        if tag in curves
+    }
+    return golden_of_steps(named, _memory(curves, summary))
+
+
+def _memory(curves: Mapping[str, Mapping[int, float]], summary: Summary) -> dict[str, float | None]:
+    sizes: dict[str, float | None] = {"max_alloc": summary.peak_memory}
+    for name, tag in BRIDGE_MEMORY_TAGS.items():
+        known = [value for _step, value in sorted(curves.get(tag, {}).items()) if math.isfinite(value)]
+        if known:
+            sizes[name] = max(known) if name == "max_reserved" else known[0]
+    return sizes
+
+
+def _curves(scalars: "pd.DataFrame | None") -> dict[str, dict[int, float]]:
+    """By tag, the value of each step; the last where one was recorded again."""
+    if scalars is None:
+        return {}
+    iterations = scalars[scalars["step"] > 0]
+    return {str(tag): curve_of(iterations, str(tag)) for tag in iterations["tag"].unique()}
+
+
+def reference_result(store: ObjectStore, record: RunRecord) -> ReferenceResult | None:
+    """Check a stored run against its reference; None for a test that names none.
+
+    Raises:
+        DamagedData: The scalars of one of the two are not what was committed.
+    """
+    gate = record.spec.test.gate
+    if gate.reference is None:
+        return None
+    try:
+        prefix = reference_prefix(store, record)
+        theirs, own = read_scalars(store, prefix), read_scalars(store, record.prefix)
+    except PermanentError as error:
+        if isinstance(error, DamagedData):
+            raise
+        return ReferenceResult(whole=False, as_good=True, reasons=(f"reference {gate.reference}: {error.what}",))
+    found = follow(curve_of(theirs, LOSS), curve_of(own, LOSS), gate.reference_rules)
+    run_key = prefix.split("/")[-2]
+    return ReferenceResult(
+        whole=found.is_complete,
+        as_good=not found.beyond,
+        reasons=tuple(f"reference {run_key}: {fault}" for fault in found.faults),
+        run_key=run_key,
+    )
+
+
+def reference_prefix(store: ObjectStore, record: RunRecord) -> str:
+    """Where the reference of a run lies: the run of that key, else the newest whole run of that test until this night.
+
+    Raises:
+        PermanentError: The store has neither.
+        DamagedData: The test's history cannot be read.
+    """
+    name = record.spec.test.gate.reference or ""
+    if attempts := committed_attempts(store, name):
+        return attempts[-1]
+    cluster, night = record.job.cluster, record.spec.night
+    rows = [
+        row
+        for series in find_series(store, name, cluster)
+        for row in read_history(store, cluster, series.series)
+        if row.test_id == name and row.night <= night and not row.repeat and row.outcome in COMPLETE_OUTCOMES
+    ]
+    if not rows:
+        raise PermanentError(
+            "no such run, and no complete run of such a test up to this night",
+            thing=name,
+            advice="Name a stored run, or a test that has run on this cluster",
+        )
+    return max(rows, key=lambda row: (row.night, row.harvested_at)).prefix
+
+
+def read_scalars(store: ObjectStore, prefix: str) -> "pd.DataFrame":
+    """The scalars of a run that must have some.
+
+    Raises:
+        DamagedData: There are none, or they are not a table of scalars.
+    """
+    scalars = load_scalars(store, prefix)
+    if scalars is None:
+        raise DamagedData("no scalars", thing=store.url_of(f"{prefix}/{METRICS}"), advice="Harvest the run again")
+    return scalars
+
+
+def joined(one: ReferenceResult | None, other: ReferenceResult | None) -> ReferenceResult | None:
+    """What golden values and a reference say together: as good only where both are."""
+    if one is None or other is None:
+        return one or other
+    return ReferenceResult(
+        whole=one.whole and other.whole,
+        as_good=one.as_good and other.as_good,
+        reasons=(*one.reasons, *other.reasons),
+        values={**other.values, **one.values},
+        run_key=one.run_key or other.run_key,
+    )

@@ -4,9 +4,9 @@ import re
 import statistics
 from collections.abc import Sequence
 
-from nightbridge.history.metrics import METRIC_BY_NAME, Metric
 from nightbridge.history.nightly_values import Night, night_value, pins_of, run_value
 from nightbridge.models import Model
+from nightbridge.models.metrics import METRIC_BY_NAME, Metric
 
 # Nights with a node, and without it, that its effect takes.
 MIN_NIGHTS = 4
@@ -54,7 +54,7 @@ def node_effects(nights: Sequence[Night], metric: Metric) -> tuple[NodeEffect, .
     """
     values = [night_value(night, metric) for night in nights]
     known = [(node_names(night.own.nodes), value) for night, value in zip(nights, values, strict=True) if value]
-    ratios = [value / _around(known, place) - 1 for place, (_nodes, value) in enumerate(known)]
+    ratios = [value / _around(known, index) - 1 for index, (_nodes, value) in enumerate(known)]
     found = []
     for node in sorted({node for names, _value in known for node in names}):
         with_it = [ratio for (names, _value), ratio in zip(known, ratios, strict=True) if node in names]
@@ -69,7 +69,7 @@ def node_effects(nights: Sequence[Night], metric: Metric) -> tuple[NodeEffect, .
 
 
 def suspects_among(past: Sequence[Night], tonight: Night) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The nodes that may be why tonight is suspicious, and what speaks for it in words.
+    """The nodes that may explain why tonight is suspicious, and the reasons.
 
     A node is suspect when the history says that it is slow, when only the worse of tonight's runs had it, and when
     nothing that is pinned has changed since the night before: then the code cannot be why. None is named where the
@@ -78,7 +78,7 @@ def suspects_among(past: Sequence[Night], tonight: Night) -> tuple[tuple[str, ..
     metric = METRIC_BY_NAME["step_time"]
     tonights = node_names(tonight.own.nodes)
     slow = [effect for effect in node_effects(past[-100:], metric) if effect.node in tonights]
-    said = [
+    reasons = [
         f"{effect.node} is a slow node: {effect.change:+.1%} {metric.label} in the {effect.nights} nights that had it"
         for effect in slow
     ]
@@ -86,13 +86,13 @@ def suspects_among(past: Sequence[Night], tonight: Night) -> tuple[tuple[str, ..
     split = _only_in_worse(tonight, metric)
     if split:
         suspects |= set(split)
-        said.append(f"only the slow runs of this night had {', '.join(split)}")
+        reasons.append(f"only the slow runs of this night had {', '.join(split)}")
     if past and not suspects and pins_of(past[-1].own) == pins_of(tonight.own):
         suspects |= set(tonights)
-        said.append("no pinned version changed since the previous night: check the nodes, not the code")
+        reasons.append("no pinned version changed since the previous night: check the nodes, not the code")
     others = {node for night in past for node in node_names(night.own.nodes)} - suspects
     # A run that may not have its nodes, on a cluster without others, would wait indefinitely.
-    return tuple(sorted(suspects)) if len(others) >= len(tonights) else (), tuple(said)
+    return tuple(sorted(suspects)) if len(others) >= len(tonights) else (), tuple(reasons)
 
 
 def _only_in_worse(tonight: Night, metric: Metric) -> tuple[str, ...]:
@@ -110,9 +110,9 @@ def _only_in_worse(tonight: Night, metric: Metric) -> tuple[str, ...]:
     return tuple(sorted(set.intersection(*worse) - fine))
 
 
-def _around(known: Sequence[tuple[tuple[str, ...], float]], place: int, near: int = 5) -> float:
-    others = [known[at][1] for at in range(max(0, place - near), min(len(known), place + near + 1)) if at != place]
-    return statistics.median(others) if others else known[place][1]
+def _around(known: Sequence[tuple[tuple[str, ...], float]], index: int, near: int = 5) -> float:
+    others = [known[at][1] for at in range(max(0, index - near), min(len(known), index + near + 1)) if at != index]
+    return statistics.median(others) if others else known[index][1]
 
 
 def _welch(left: Sequence[float], right: Sequence[float]) -> float:

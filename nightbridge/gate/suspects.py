@@ -1,4 +1,4 @@
-"""What may be why a run is not as the good ones were: the nights between which it began, and what changed there.
+"""The suspects behind a bad verdict: the nights between which it began, and what changed there.
 
 The night in which a verdict says "regressed" need not be the one in which it began: a small change is sure only after
 some nights. Where the history has a change point for a metric that regressed, its range of start nights counts; else
@@ -19,10 +19,9 @@ from typing import Any, NamedTuple
 
 from nightbridge.errors import DamagedData, NightbridgeError
 from nightbridge.gate.decisions import Decision
-from nightbridge.gate.gate import good_runs_before
 from nightbridge.gate.trend import Change, Trend, trends
 from nightbridge.harvest.manifest import load_record
-from nightbridge.history.nightly_values import nights_of
+from nightbridge.history.nightly_values import good_runs_before, nights_of
 from nightbridge.history.rows import HistoryRow, Pin
 from nightbridge.launch.config_container import ConfigContainer, container_differences
 from nightbridge.models import RangeCommit, RepositoryChange, RunRecord, Suspects, ValueChange, Verdict, VerdictStatus
@@ -130,8 +129,8 @@ def _named(change: Change, commits_between: CommitsBetween) -> Change:
     for suspect in change.suspects:
         if suspect.url:
             old, new = (Pin(url=suspect.url, commit=commit) for commit in (suspect.before, suspect.after))
-            said = _repository_change(suspect.name, old, new, commits_between)
-            suspect = suspect.model_copy(update={"commits": said.commits, "note": said.note})
+            described = _repository_change(suspect.name, old, new, commits_between)
+            suspect = suspect.model_copy(update={"commits": described.commits, "note": described.note})
         suspects.append(suspect)
     return change.model_copy(update={"suspects": tuple(suspects)})
 
@@ -169,8 +168,6 @@ CONTAINER = "configs/ConfigContainer.yaml"
 MAX_LETTERS = 200
 """Of one value; a longer one is cut."""
 
-Side = tuple[HistoryRow, RunRecord | None]
-
 
 class Differences(NamedTuple):
     """What differs, and what could not be compared."""
@@ -188,7 +185,7 @@ def differences(store: ObjectStore, before: HistoryRow, after: HistoryRow) -> Di
     environment = list(_plain_changes(_of_row(before), _of_row(after)))
     old, new = records
     if old and new:
-        configuration = [*_plain_changes(_asked(old), _asked(new)), *configuration]
+        configuration = [*_plain_changes(_requested(old), _requested(new)), *configuration]
         environment += _plain_changes(_surroundings(old), _surroundings(new))
     return Differences(tuple(configuration), tuple(environment), tuple(notes))
 
@@ -208,7 +205,7 @@ def _of_row(row: HistoryRow) -> dict[str, Any]:
     return {"image": row.image, "image digest": row.image_digest, "nodes": row.nodes, **row.facts}
 
 
-def _asked(record: RunRecord) -> dict[str, Any]:
+def _requested(record: RunRecord) -> dict[str, Any]:
     """What the test requests, without what never counts."""
     test = record.spec.test
     tables: tuple[tuple[str, Mapping[str, Any], tuple[str, ...]], ...] = (

@@ -1,8 +1,8 @@
 """Trends: the change points of a series' metrics, and what was pinned on both sides of each.
 
-The nights' values are those of `nightly_values`, without what the canary and the nodes explain where changes are looked
-for. Each time metric has two statistics, the median of its steps and their 5th percentile; the steadier one is taken.
-Users' decisions about a change (`decisions`) are shown with it.
+The nights' values are those of `nightly_values`, without what the canary and the nodes explain where changes are
+searched. Of a metric with several statistics, such as the median of the step times and their 5th percentile, the
+steadiest one is taken. Users' decisions about a change (`decisions`) are shown with it.
 """
 
 from collections.abc import Sequence
@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from nightbridge.gate.decisions import Decision, decision_on
-from nightbridge.history.metrics import GATED, METRIC_BY_NAME, METRICS, Metric, format_change, format_value
+from nightbridge.history.metrics import format_change, format_value
 from nightbridge.history.nightly_values import (
-    OTHER_STATISTICS,
     Night,
     adjusted,
     canary_values,
     night_value,
 )
 from nightbridge.history.nightly_values import nights_of as nights_of
-from nightbridge.history.reading import HistoryRow
-from nightbridge.models import MetricName, Model, RangeCommit
+from nightbridge.history.rows import HistoryRow
+from nightbridge.models import MetricName, Model, RangeCommit, RepositoryChange
+from nightbridge.models.metrics import COLUMNS, METRIC_BY_NAME, METRICS, Metric
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -32,15 +32,10 @@ MAX_NIGHTS_SHOWN = 28
 MAX_COMMITS_SHOWN = 20
 
 
-class Suspects(Model):
-    """One pinned thing that is not the same before and after a change: commits, image or nodes."""
+class ChangedPin(RepositoryChange):
+    """What is not pinned the same before and after a change: a repository, the image, or the nodes, without a URL."""
 
-    name: str
-    before: str = Field(description="Of the last night before the change may have begun.")
-    after: str = Field(description="Of the last night with which it may have begun.")
-    url: str = Field("", description="The repository, where it is one.")
-    commits: tuple[RangeCommit, ...] = Field((), description="The commits in between, newest first, where requested.")
-    note: str = Field("", description="What the list of commits leaves out, or why there is none.")
+    url: str = ""
 
 
 class Change(Model):
@@ -56,7 +51,7 @@ class Change(Model):
     change: float = Field(description="Relative, signed.")
     worse: bool
     p_value: float
-    suspects: tuple[Suspects, ...] = Field((), description="What is pinned differently on both sides.")
+    suspects: tuple[ChangedPin, ...] = Field((), description="What is pinned differently on both sides.")
     decision: Decision | None = Field(None, description="A user's decision about it, which silences the alert.")
 
 
@@ -85,7 +80,7 @@ def trends(
         canary: Rows of the test whose pins never move, on the same cluster.
     """
     nights = nights_of(rows)
-    found = tuple(_trend(metric, nights, policy, decisions, canary) for metric in GATED)
+    found = tuple(_trend(metric, nights, policy, decisions, canary) for metric in METRICS)
     return tuple(
         trend
         for trend in found
@@ -102,15 +97,15 @@ def trend_table(found: Sequence[Trend], rows: Sequence[HistoryRow]) -> "Table":
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("night", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
-    shown = [trend for trend in found if any(trend.metric == metric.name for metric in METRICS)]
+    shown = [trend for trend in found if any(trend.metric == metric.name for metric in COLUMNS)]
     for trend in shown:
         table.add_column(METRIC_BY_NAME[trend.metric].heading, justify="right", no_wrap=True)
     table.add_column("commit", no_wrap=True)
-    for place, night in list(enumerate(nights_of(rows)))[-MAX_NIGHTS_SHOWN:]:
+    for index, night in list(enumerate(nights_of(rows)))[-MAX_NIGHTS_SHOWN:]:
         cells = []
         for trend in shown:
             begins = any(change.night == night.own.night for change in trend.changes)
-            cells.append(Text(f"{'◆ ' * begins}{format_value(trend.values[place])}"))
+            cells.append(Text(f"{'◆ ' * begins}{format_value(trend.values[index])}"))
         verdict = night.own.verdict.value.replace("_", " ") if night.own.verdict else "–"
         table.add_row(Text(night.own.night), Text(verdict), *cells, Text(night.own.megatron_bridge.commit[:10]))
     return table
@@ -155,7 +150,7 @@ def _trend(
     # numpy is imported with the first trend: commands that need none do not pay for it.
     from nightbridge.history.changepoints import DEFAULT_POLICY, find_change_points, steadiest
 
-    fields = (metric.attribute, *OTHER_STATISTICS.get(metric.name, ()))
+    fields = (metric.field, *metric.statistics)
     raw = {field: [night_value(night, metric, field) for night in nights] for field in fields}
     control = canary_values(nights, canary, metric) if metric.follows_cluster else ()
     series = {field: adjusted(metric, values, nights, control) for field, values in raw.items()}
@@ -178,7 +173,7 @@ def _trend(
                 change=point.change,
                 worse=metric.worse(point.change),
                 p_value=point.p_value,
-                suspects=_suspects(last_before.own, latest.own),
+                suspects=_changed_pins(last_before.own, latest.own),
                 decision=decision_on(decisions, metric.name, last_before.own.night, nights[point.index].own.night),
             )
         )
@@ -186,12 +181,12 @@ def _trend(
         metric=metric.name,
         unit=metric.unit,
         nights=tuple(night.own.night for night in nights),
-        values=tuple(raw[metric.attribute]),
+        values=tuple(raw[metric.field]),
         changes=tuple(changes),
     )
 
 
-def _suspects(before: HistoryRow, after: HistoryRow) -> tuple[Suspects, ...]:
+def _changed_pins(before: HistoryRow, after: HistoryRow) -> tuple[ChangedPin, ...]:
     pairs = (
         ("Megatron-Bridge", before.megatron_bridge.commit, after.megatron_bridge.commit, after.megatron_bridge.url),
         *(
@@ -202,4 +197,4 @@ def _suspects(before: HistoryRow, after: HistoryRow) -> tuple[Suspects, ...]:
         ("Image", before.image_digest or before.image or "–", after.image_digest or after.image or "–", ""),
         ("Nodes", before.nodes or "–", after.nodes or "–", ""),
     )
-    return tuple(Suspects(name=name, before=old, after=new, url=url) for name, old, new, url in pairs if old != new)
+    return tuple(ChangedPin(name=name, before=old, after=new, url=url) for name, old, new, url in pairs if old != new)

@@ -1,4 +1,4 @@
-"""Golden values: reading and writing upstream's files, and upstream's comparison made to fail closed.
+"""Golden values: reading upstream's files, and upstream's comparison made to fail closed.
 
 Two formats:
 
@@ -15,7 +15,7 @@ smaller never fails; and throughput is looked at over the whole run as well, not
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -31,7 +31,6 @@ Format = Literal["megatron-bridge", "megatron-lm"]
 
 LOSS, GRAD_NORM = "lm loss", "grad norm"
 STEP_TIME, UTILISATION, ITERATION_TIME = "elapsed time per iteration (ms)", "GPU utilization", "iteration-time"
-BRIDGE_METRICS = (LOSS, STEP_TIME, UTILISATION)
 BRIDGE_MEMORY = ("alloc", "max_alloc", "max_reserved")
 MEGATRON_LM_MEMORY = ("mem-allocated-bytes", "mem-max-allocated-bytes")
 WRAPPERS = ("baseline", "current")
@@ -121,11 +120,6 @@ def read_golden(data: bytes | str, thing: str = "golden values") -> GoldenValues
         return _read_megatron_lm(content, thing)
     inner = next((content[name] for name in WRAPPERS if isinstance(content.get(name), dict)), content)
     return _read_bridge(inner, thing)
-
-
-def write_golden(values: GoldenValues) -> str:
-    """The values as a file of their format, keys in order; reading it gives the same values."""
-    return json.dumps(WRITERS[values.format](values), indent=2) + "\n"
 
 
 def golden_of_steps(
@@ -244,39 +238,6 @@ def _steps_of(series: Mapping[str, Any], thing: str) -> dict[int, Any]:
     if not all(_is_value(value) for value in values.values()):
         raise DamagedData("has a value that is not a number", thing=thing)
     return dict(sorted(values.items()))
-
-
-def _bridge_content(values: GoldenValues) -> dict[str, Any]:
-    named = {name: {*known, *values.not_recorded.get(name, ())} for name, known in values.metrics.items()}
-    steps = sorted(set().union(*named.values())) if named else []
-    content: dict[str, Any] = {
-        str(step - 1): {name: known[step] for name, known in values.metrics.items() if step in known} for step in steps
-    }
-    content |= values.memory
-    if values.job_id:
-        content["job_id"] = values.job_id
-    return content
-
-
-def _megatron_lm_content(values: GoldenValues) -> dict[str, Any]:
-    content = {}
-    for name, known in values.metrics.items():
-        steps = sorted({*known, *values.not_recorded.get(name, ())})
-        # Of the steps 1, 5, 10, 15 the interval is 5: the first distance is shorter than the others.
-        interval = steps[-1] - steps[-2] if len(steps) > 1 else 1
-        content[name] = {
-            "start_step": steps[0],
-            "end_step": steps[-1],
-            "step_interval": interval,
-            "values": {str(step): known.get(step, "nan") for step in steps},
-        }
-    return content
-
-
-WRITERS: dict[Format, Callable[[GoldenValues], dict[str, Any]]] = {
-    "megatron-bridge": _bridge_content,
-    "megatron-lm": _megatron_lm_content,
-}
 
 
 # --- comparison ------------------------------------------------------------------------------------------------------
@@ -410,14 +371,14 @@ def _evaluated(steps: Sequence[int], policy: GoldenPolicy) -> NDArray[np.bool_]:
     """Which steps make the mean throughput."""
     first = policy.eval_time_start_step
     if first is None:
-        place = max(1, int(policy.skip_first_percent_time * len(steps)))
-        first = steps[place] if place < len(steps) else steps[-1]
+        start = max(1, int(policy.skip_first_percent_time * len(steps)))
+        first = steps[start] if start < len(steps) else steps[-1]
     last = steps[-1] if policy.eval_time_end_step is None else policy.eval_time_end_step
     return np.array([first <= step <= last for step in steps])
 
 
 def _worse(value: float, reference: float, lower_is_better: bool) -> float:
-    """How much worse, relative to the reference; negative where better, NaN where it cannot be said."""
+    """How much worse, relative to the reference; negative where better, NaN where unknown."""
     if not reference > 0:
         return math.nan
     change = (value - reference) / reference
@@ -439,8 +400,8 @@ def _check_memory(run: GoldenValues, golden: GoldenValues, policy: GoldenPolicy)
 def _within(rule: str, value: float, limit: float, what: str) -> GoldenCheck:
     """Being within passes; what is not a number is not within. The limit itself is, also after rounding."""
     within = value <= limit or math.isclose(value, limit, rel_tol=1e-9)
-    said = "unknown" if math.isnan(value) else f"{100 * value:.3g} % {what}"
-    return GoldenCheck(rule=rule, passed=within, message=f"{said} (limit {100 * limit:.3g} %)")
+    amount = "unknown" if math.isnan(value) else f"{100 * value:.3g} % {what}"
+    return GoldenCheck(rule=rule, passed=within, message=f"{amount} (limit {100 * limit:.3g} %)")
 
 
 def _check(rule: str, faults: Sequence[str], success: str) -> GoldenCheck:

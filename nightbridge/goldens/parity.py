@@ -12,8 +12,7 @@ reported and never passes: parity must be observed. Three gates:
   in another order, such as one model on two grids and on one.
 
 The default bands pass 97 % of pairs of real runs whose loss differs by less than 2 % at any step, and flag a loss that
-is 0.5 % higher in the second half (`benchmarks/parity.py`). They are for losses; other tests have other noise, and
-`calibrated_bands` takes it from repeated runs of one configuration.
+is 0.5 % higher in the second half (`benchmarks/parity.py`). They are for losses.
 """
 
 import math
@@ -24,7 +23,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from nightbridge.errors import InvalidInput
 from nightbridge.models import Model, ReferencePolicy
 
 if TYPE_CHECKING:
@@ -42,7 +40,7 @@ GATE_WORDS: dict[ParityGate, tuple[str, str]] = {
     "convergence": ("converge alike", "do not converge alike"),
     "iterations": ("agree at every iteration", "do not agree at every iteration"),
 }
-"""What is said of two runs that pass a gate, and of two that do not."""
+"""How the report words two runs that pass a gate, and two that do not."""
 
 LOSS, GRAD_NORM, LEARNING_RATE = "lm loss", "grad-norm", "learning-rate"
 TAGS = (LOSS, GRAD_NORM, LEARNING_RATE)
@@ -299,29 +297,8 @@ def curve_of(metrics: "pd.DataFrame", tag: str) -> dict[int, float]:
     return {int(step): float(value) for step, value in zip(rows["step"].tolist(), rows["value"].tolist(), strict=True)}
 
 
-def calibrated_bands(repeats: Sequence[Curve], margin: float = 1.5, bands: ParityBands = DEFAULT_BANDS) -> ParityBands:
-    """Bands from repeated runs of one configuration: the largest difference of any two of them, times a margin.
-
-    A band is never narrower than what one would allow who knows nothing, divided by ten: three repeats prove little.
-
-    Raises:
-        InvalidInput: Fewer than three repeats, or some of them cannot be compared.
-    """
-    if len(repeats) < 3:
-        raise InvalidInput(f"{len(repeats)} repeats", thing="calibration", advice="Run it at least three times")
-    pairs = [compare_curves(a, b) for number, a in enumerate(repeats) for b in repeats[number + 1 :]]
-    if not all(pair.is_complete for pair in pairs):
-        raise InvalidInput("the repeats differ in their steps, or are not finite", thing="calibration")
-    seen = {
-        "smoothed": max(pair.smoothed or 0.0 for pair in pairs),
-        "tail": max(abs(pair.tail or 0.0) for pair in pairs),
-        "single_step": max(pair.largest or 0.0 for pair in pairs),
-    }
-    return bands.model_copy(update={name: max(margin * seen[name], getattr(bands, name) / 10) for name in seen})
-
-
 def _differences(a: Curve, b: Curve, steps: list[int], bands: ParityBands) -> dict[str, float | int | None]:
-    """What can be said about the common steps, as fields of `CurveParity`."""
+    """Statistics of the common steps, as fields of `CurveParity`."""
     left, right = (np.array([curve[step] for step in steps], dtype=np.float64) for curve in (a, b))
     single = _relative(right, left)
     smooth_left, smooth_right = _smoothed(left, bands.smoothing), _smoothed(right, bands.smoothing)

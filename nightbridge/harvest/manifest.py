@@ -3,9 +3,10 @@
 The manifest is written last, only if absent, and is the one sign that a run is complete.
 """
 
+import io
 import re
 from datetime import datetime
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import pydantic
 from pydantic import Field
@@ -15,6 +16,9 @@ from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.models import Job, Model, RunRecord, RunSpec, StoredFile, StoredModel
 from nightbridge.store.checksum import sha256_hex
 from nightbridge.store.protocol import ObjectStore, read_model
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MANIFEST = "manifest.json"
 RECORD = "record.json"
@@ -86,6 +90,26 @@ def load_record(store: ObjectStore, prefix: str) -> RunRecord | None:
     """
     manifest = read_manifest(store, prefix)
     return None if manifest is None else committed_record(store, manifest)
+
+
+def load_scalars(store: ObjectStore, prefix: str) -> "pd.DataFrame | None":
+    """Read the scalars of a stored run: tag, step, value, superseded; None when it has none.
+
+    Raises:
+        DamagedData: They are not a table of scalars.
+
+    """
+    key = f"{prefix}/{METRICS}"
+    data = store.get(key)
+    if data is None:
+        return None
+    import pandas as pd
+    import pyarrow as pa
+
+    try:
+        return pd.read_parquet(io.BytesIO(data), columns=["tag", "step", "value", "superseded"])
+    except (pa.ArrowException, ValueError) as error:
+        raise DamagedData("not a table of scalars", thing=store.url_of(key), advice="Harvest the run again") from error
 
 
 def committed_record(store: ObjectStore, manifest: Manifest) -> RunRecord:

@@ -51,8 +51,7 @@ from nightbridge.models import (
     utc_now,
 )
 from nightbridge.models.series import series_id
-from nightbridge.outputs.environment_report import read_facts
-from nightbridge.outputs.experiment import RunOutput, read_run
+from nightbridge.outputs.experiment import RunOutput, read_facts, read_run
 from nightbridge.outputs.measurements import measure, read_settings
 from nightbridge.secrets import mask_text
 from nightbridge.store.checksum import sha256_hex

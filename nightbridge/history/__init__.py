@@ -1,6 +1,6 @@
-"""History: one row per run in the store, and what the rows of a series say.
+"""History: one row per run in the store, and the trend of each metric.
 
-`rows` says what a row holds, `history_store` how rows lie in the store, `reading` which of them a verdict looks at,
-`metrics` what is measured, `nightly_values` and `changepoints` what a metric's level was, and `rebuild` makes the rows
-again from the stored runs. Whether a run is good is decided in `gate`.
+`rows` defines a row, `history_store` how rows lie in the store, `reading` reads, adds and rebuilds them, `metrics` and
+`nightly_values` make a metric's value of a run and of a night, and `changepoints` finds when its level shifted. Whether
+a run is good is decided in `gate`.
 """

@@ -198,17 +198,17 @@ def remove_node_effects(
     if raw.size != len(nodes):
         raise InvalidInput(f"nodes of {len(nodes)} nights for {raw.size} nights", thing="nodes")
     known = np.isfinite(raw)
-    sets, place = np.unique(np.asarray(nodes, dtype=str), return_inverse=True)
-    counts = np.bincount(place[known], minlength=sets.size)
+    sets, set_of_night = np.unique(np.asarray(nodes, dtype=str), return_inverse=True)
+    counts = np.bincount(set_of_night[known], minlength=sets.size)
     adjusted = raw.copy()
     if np.count_nonzero(counts) < 2:
         return _as_list(adjusted)
     reference = int(np.argmax(counts))
-    anchors = np.flatnonzero(known & (place == reference))
+    anchors = np.flatnonzero(known & (set_of_night == reference))
     for other in np.flatnonzero(counts >= least_nights):
         if other == reference:
             continue
-        own = np.flatnonzero(known & (place == other))
+        own = np.flatnonzero(known & (set_of_night == other))
         ratios = _ratios(raw, own, anchors, policy)
         if ratios.size >= least_nights:
             adjusted[own] = raw[own] / _median(ratios)
@@ -253,7 +253,7 @@ def reruns_needed(
     usual: int = 2,
     most: int = 6,
 ) -> int:
-    """How often a night should be run again before anything is said about it.
+    """How often a night should be run again before it is judged.
 
     `usual` times when it is far from the nights before it or was not measured, and as often as it takes, up to `most`
     times, when single runs of this test are so noisy that one says little. Fewer than 5 earlier nights need none.
@@ -315,10 +315,10 @@ def _median(values: Array) -> float:
 def _quantile(values: Array, share: float) -> float:
     """A quantile of finite values, linear between neighbours, as numpy's."""
     ordered = np.sort(values)
-    place = share * (values.size - 1)
-    below = int(place)
+    position = share * (values.size - 1)
+    below = int(position)
     above = min(below + 1, values.size - 1)
-    return float(ordered[below] + (place - below) * (ordered[above] - ordered[below]))
+    return float(ordered[below] + (position - below) * (ordered[above] - ordered[below]))
 
 
 def _row_medians(rows: Array) -> Array:
@@ -333,10 +333,10 @@ def _row_medians(rows: Array) -> Array:
 def _ratios(raw: Array, nights: NDArray[np.intp], anchors: NDArray[np.intp], policy: ChangePointPolicy) -> Array:
     """Nights' values over the median of the reference nights around each; without those that have none on one side."""
     near = policy.neighbourhood // 2
-    place = np.searchsorted(anchors, nights)
-    inside = (place > 0) & (place < anchors.size)
+    position = np.searchsorted(anchors, nights)
+    inside = (position > 0) & (position < anchors.size)
     padded = np.concatenate([np.full(near, np.nan), raw[anchors], np.full(near, np.nan)])
-    levels = _row_medians(np.lib.stride_tricks.sliding_window_view(padded, 2 * near)[place[inside]])
+    levels = _row_medians(np.lib.stride_tricks.sliding_window_view(padded, 2 * near)[position[inside]])
     ratios: Array = raw[nights[inside]][levels != 0] / levels[levels != 0]
     return ratios
 
@@ -463,8 +463,8 @@ def _start_range(part: Array, at: int, policy: ChangePointPolicy) -> tuple[int, 
     """First and last split that the data cannot distinguish from the best one."""
     statistics = _split_statistics(part, policy)
     likelihood = (part.size / 2) * np.log1p(statistics**2 / (part.size - 2))
-    place = at - policy.minimum_nights
-    possible = np.flatnonzero(2 * (likelihood[place] - likelihood) <= START_RANGE)
+    position = at - policy.minimum_nights
+    possible = np.flatnonzero(2 * (likelihood[position] - likelihood) <= START_RANGE)
     first, last = int(possible.min()), int(possible.max())
     return min(at, first + policy.minimum_nights), max(at, last + policy.minimum_nights)
 

@@ -1,4 +1,4 @@
-"""The objects of a series: one small object per row, swallowed from time to time by one Parquet object with all rows.
+"""The objects of a series: one small object per row, merged from time to time into one Parquet object with all rows.
 
     history/<cluster>/<series>/<night>-<run key>.<stamp>.json    a version of a row; written once, never changed
     history/<cluster>/<series>/compacted/<generation>.parquet    every row of the generation before it, and more
@@ -7,9 +7,9 @@ No object is ever written twice, and nothing is removed before something that ha
 and readers need no lock:
 
 * A row is written under a name of its own. Of several versions of one run's row (a confirmed verdict, a later attempt)
-  one counts by a rule that does not depend on where they lie, so a row that is in two places is still one row.
+  one counts by a rule that does not depend on where they lie, so a row that is in two objects is still one row.
 * A compaction reads everything, writes the next generation only if no other process has, and only then removes what
-  it has merged. Killed at any moment it leaves rows in both places, and the next compaction removes the small ones.
+  it has merged. Killed at any moment it leaves rows in both, and the next compaction removes the small ones.
 * A reader lists the rows first and the generations afterwards: a row that was removed before it could be listed is in a
   generation that was there before. It restarts when an object vanishes before it is read.
 * A generation is removed a day after the next one was written. No listing takes that long, so every listing has the
@@ -17,10 +17,9 @@ and readers need no lock:
 
 Reading takes two listings, one Parquet object and fewer than `COMPACT_AT` small ones, however long the history is.
 
-Many history rows in one Parquet object: a few columns to choose rows by, and each row's JSON.
-
-The rows' text is kept as it is, so that a row which a later version of the model reads is read the same from both. It
-lies in groups of `ROWS_TOGETHER`, oldest first: whoever wants the latest nights decodes only the last groups.
+The rows' text is kept as it is, beside a few columns to choose rows by, so that a row which a later version of the
+model reads is read the same from both. It lies in groups of `ROWS_TOGETHER`, oldest first: whoever wants the latest
+nights decodes only the last groups.
 """
 
 import io
@@ -30,7 +29,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from pydantic import ValidationError
@@ -98,7 +97,7 @@ class Pack:
             return [RowKey(*values) for values in zip(*columns, strict=True)]
 
     def texts(self, first: int = 0) -> list[str]:
-        """The JSON of the rows from place `first` on."""
+        """The JSON of the rows from index `first` on."""
         with self._reading():
             groups = range(first // ROWS_TOGETHER, self._file.num_row_groups)
             found: list[str] = (
@@ -165,11 +164,14 @@ _GENERATION = re.compile(rf"{COMPACTED}/(\d{{8}})\.parquet")
 
 
 class _Row(NamedTuple):
-    """The version of a row that counts: its place in the newest generation, or the row itself from a small object."""
+    """The version of a row that counts: its position in the newest generation, or the row of a small object."""
 
     key: RowKey
-    place: int
+    position: int
     row: HistoryRow | None
+
+
+_AnyRow = TypeVar("_AnyRow", _Row, tuple[RowKey, str])
 
 
 class SeriesObjects(NamedTuple):
@@ -192,15 +194,15 @@ class SeriesObjects(NamedTuple):
             DamagedData: A row cannot be read. Leaving it out would move the baseline unseen.
         """
         wanted = [row for row in self.rows if row.key.night >= since]
-        places = [row.place for row in wanted if row.row is None]
-        first = min(places, default=0)
-        texts = self.pack.texts(first) if self.pack and places else []
-        return tuple(row.row or _parsed(texts[row.place - first], row.key.run_key) for row in wanted)
+        indexes = [row.position for row in wanted if row.row is None]
+        first = min(indexes, default=0)
+        texts = self.pack.texts(first) if self.pack and indexes else []
+        return tuple(row.row or _parsed(texts[row.position - first], row.key.run_key) for row in wanted)
 
     def texts(self) -> list[tuple[RowKey, str]]:
         """Every row with its JSON, as a generation keeps it."""
         packed_texts = self.pack.texts() if self.pack else []
-        return [(row.key, row.row.model_dump_json() if row.row else packed_texts[row.place]) for row in self.rows]
+        return [(row.key, row.row.model_dump_json() if row.row else packed_texts[row.position]) for row in self.rows]
 
 
 def folder_of(cluster: str, series: str) -> str:
@@ -266,7 +268,7 @@ def list_generations(store: ObjectStore, folder: str) -> list[ObjectInfo]:
 
 
 def compact(store: ObjectStore, cluster: str, series: str, least: int = COMPACT_AT) -> int:
-    """Swallow a series' small objects into the next generation, where there are at least so many; return how many.
+    """Merge a series' small objects into the next generation, where there are at least so many; return how many.
 
     Safe beside writers, readers and other compactions: of two at once the later one leaves everything as it is.
 
@@ -282,7 +284,7 @@ def compact(store: ObjectStore, cluster: str, series: str, least: int = COMPACT_
         number += 1
         if not _put_generation(store, folder, number, found.texts()):
             return 0
-    return len(found.small) if _swallowed(store, folder, number, found.small) else 0
+    return len(found.small) if _remove_merged(store, folder, number, found.small) else 0
 
 
 def write_generation(
@@ -315,11 +317,11 @@ def write_generation(
         if not best or _put_generation(store, folder, newest + 1, sorted(best.values())):
             break
     replaced = {key for key in damaged if any(run_key in key for run_key in given)}
-    _swallowed(store, folder, newest + 1, [key for key in small if key not in damaged or key in replaced])
+    _remove_merged(store, folder, newest + 1, [key for key in small if key not in damaged or key in replaced])
     return tuple(text for key, text in damaged.items() if key not in replaced)
 
 
-def _swallowed(store: ObjectStore, folder: str, number: int, small: Iterable[str]) -> bool:
+def _remove_merged(store: ObjectStore, folder: str, number: int, small: Iterable[str]) -> bool:
     """Remove small objects that generation `number` has, and what it supersedes; return whether that was possible.
 
     One that was read long ago may have been written a second time, after its successors were: those that the newest
@@ -341,23 +343,20 @@ def _objects(store: ObjectStore, folder: str, data: Mapping[str, bytes]) -> Seri
     small = [key for key in data if not key.startswith(f"{folder}/{COMPACTED}/")]
     newest = next((key for key in data if key not in small), None)
     pack = Pack(data[newest], store.url_of(newest)) if newest else None
-    best: dict[str, _Row] = {}
-    packed_rows = [_Row(key, place, None) for place, key in enumerate(pack.row_keys())] if pack else []
-    for candidate in (*packed_rows, *(_small_row(store, key, data[key]) for key in small)):
-        known = best.get(candidate.key.run_key)
-        # The same version may be in both places; that of the generation, which comes first, is then the one to keep.
-        if known is None or candidate.key.precedence > known.key.precedence:
-            best[candidate.key.run_key] = candidate
+    packed_rows = [_Row(key, position, None) for position, key in enumerate(pack.row_keys())] if pack else []
+    # The same version may be in both; that of the generation, which comes first, is then the one to keep.
+    best = _best([*packed_rows, *(_small_row(store, key, data[key]) for key in small)])
     rows = tuple(sorted(best.values(), key=lambda row: row.key))
     return SeriesObjects(rows, _generation(folder, newest) if newest else 0, pack, tuple(small))
 
 
-def _best(rows: Iterable[tuple[RowKey, str]]) -> dict[str, tuple[RowKey, str]]:
-    """Of each run's versions the one that counts."""
-    best: dict[str, tuple[RowKey, str]] = {}
-    for key, text in rows:
+def _best(rows: Iterable[_AnyRow]) -> dict[str, _AnyRow]:
+    """Of each run's versions the one that counts; of equal ones the first."""
+    best: dict[str, _AnyRow] = {}
+    for row in rows:
+        key = row[0]
         if key.run_key not in best or key.precedence > best[key.run_key][0].precedence:
-            best[key.run_key] = (key, text)
+            best[key.run_key] = row
     return best
 
 

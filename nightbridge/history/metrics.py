@@ -1,15 +1,13 @@
-"""What is gated: each metric's name, unit and direction, and when a number is a measurement at all.
-
-Number formats: on the page, in tables, and in reasons.
-"""
+"""A metric's value in a run: when a number is a measurement at all, its limits, and how numbers are written."""
 
 import math
 import re
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
-from nightbridge.models import GatePolicy, Limits, MetricName, Outcome, Summary, VerdictStatus
+from nightbridge.models import Limits, Outcome, Summary, VerdictStatus
+from nightbridge.models.metrics import Metric
 
 WARM_SHARE = 0.2
 """Of a loss curve, the share of steps at the start that says little."""
@@ -18,76 +16,10 @@ GOOD_VERDICTS = frozenset({VerdictStatus.PASSED, VerdictStatus.IMPROVED, Verdict
 COMPLETE_OUTCOMES = frozenset({Outcome.SUCCEEDED, Outcome.TEARDOWN})
 
 
-class Metric(NamedTuple):
-    """One number of a run that is gated. `attribute` is its field in `Summary`.
-
-    `always`: every run must have it; another one must be there once an earlier run had it, or where the test needs
-    it. `follows_cluster`: the cluster's speed moves it, so that canary and nodes may explain a change.
-    `least_change`: the smallest relative change that is worth reporting, where that is more than the policy's.
-    """
-
-    name: MetricName
-    label: str
-    unit: str
-    lower_is_better: bool
-    attribute: str
-    must_be_positive: bool
-    always: bool = True
-    follows_cluster: bool = False
-    least_change: float = 0.0
-
-    def threshold(self, gate: GatePolicy) -> float:
-        """The widest band that the policy gives it where history is steady."""
-        value: float = getattr(gate, self.name)
-        return value
-
-    @property
-    def heading(self) -> str:
-        """Its name and unit above a column of a terminal's table: a word a line, the numbers need the 80 columns."""
-        return "\n".join([*self.label.split(), self.unit.replace("/GPU", "\n/GPU")]).rstrip()
-
-    def worse(self, change: float) -> bool:
-        """Whether a change with this sign is for the worse."""
-        return change > 0 if self.lower_is_better else change < 0
-
-
-# Megatron-Bridge prints MODEL_TFLOP as 0 when it cannot count it: such a zero is no measurement. A loss may be zero.
-METRICS = (
-    Metric("step_time", "step time", "s", True, "step_time", True, follows_cluster=True),
-    Metric("tflops_per_gpu", "throughput", "TFLOP/s/GPU", False, "tflops_per_gpu", True, follows_cluster=True),
-    Metric("peak_memory", "peak memory", "GB", True, "peak_memory", True),
-    Metric("final_loss", "final loss", "", True, "final_loss", False),
-)
-"""Those that every table shows."""
-
-MORE_METRICS = (
-    Metric(
-        "tokens_per_gpu",
-        "tokens per second",
-        "tokens/s/GPU",
-        False,
-        "tokens_per_second_per_gpu",
-        True,
-        always=False,
-        follows_cluster=True,
-    ),
-    Metric("startup_time", "start-up time", "s", True, "startup_time", True, always=False, least_change=0.2),
-    Metric("checkpoint_time", "checkpoint time", "s", True, "checkpoint_time", True, always=False, least_change=0.2),
-    Metric("loss_curve", "loss curve", "", True, "loss_anchors", False, always=False),
-    Metric("grad_norm", "largest grad norm", "", True, "grad_norm_max", False, always=False, least_change=0.1),
-    # A median over all steps does not see what slows the last ones alone.
-    Metric("tail_slowdown", "slowness of the last steps", "", True, "tail_slowdown", True, False, least_change=0.4),
-)
-"""Those that are gated besides, and named where they are news."""
-
-GATED = (*METRICS, *MORE_METRICS)
-METRIC_BY_NAME: dict[str, Metric] = {metric.name: metric for metric in GATED}
-
-
 def measured(metric: Metric, summary: Summary) -> float | None:
     """The value, where it is one: present, finite, and positive where nothing else makes sense."""
     value: float | None
-    value = curve_level(summary) if metric.name == "loss_curve" else getattr(summary, metric.attribute)
+    value = curve_level(summary) if metric.name == "loss_curve" else getattr(summary, metric.field)
     if value is None or not math.isfinite(value) or (metric.must_be_positive and value <= 0):
         return None
     return value

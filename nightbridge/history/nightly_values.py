@@ -1,10 +1,8 @@
-"""A metric night by night, with what moves it without the code taken out.
+"""A metric night by night, and the band that a night is compared with.
 
 A night's value is the median of its runs with the night's own pins: confirming re-runs count, bisect points do not.
 Runs that did not do all their steps have no value. The cluster's drift is taken out by the canary, a test whose pins
 never move, where the test has one, and the level of the nodes that a night ran on by that of the others.
-
-How far a metric may be from its last good nights before one night is news.
 
 The band comes from the test's own history. `sigmas` times the noise between its nights (robust: the four fifths of the
 differences between consecutive nights that are smallest, so that neither bad nodes nor changes of level count), but
@@ -17,24 +15,23 @@ differences between consecutive nights that are smallest, so that neither bad no
 Cold start: with fewer than `cold_start` good nights the band is the threshold, whatever those nights say.
 
 One night's band finds what is large, at once. What is smaller than the band is found over several nights, by the test
-for changes of level (`standing`).
+for changes of level (`gate.comparison`).
 """
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from nightbridge.errors import InvalidInput
-from nightbridge.history.metrics import COMPLETE_OUTCOMES, Metric, measured
-from nightbridge.history.reading import HistoryRow
+from nightbridge.history.metrics import COMPLETE_OUTCOMES, measured
+from nightbridge.history.reading import is_good
+from nightbridge.history.rows import HistoryRow
 from nightbridge.models import GatePolicy, VerdictStatus
+from nightbridge.models.metrics import Metric
 
 # A run with one of these verdicts has no numbers that stand for the test.
 NO_VALUE = frozenset({VerdictStatus.FAILED, VerdictStatus.SHORT, VerdictStatus.CANCELLED, VerdictStatus.INFRASTRUCTURE})
-
-# By metric, the other fields of `Summary` that measure the same.
-OTHER_STATISTICS: Mapping[str, tuple[str, ...]] = {"step_time": ("step_time_p05", "step_time_midmean")}
 
 
 class Night(NamedTuple):
@@ -57,6 +54,25 @@ def nights_of(rows: Iterable[HistoryRow]) -> tuple[Night, ...]:
     return tuple(nights)
 
 
+def good_runs_before(night: str, history: Sequence[HistoryRow]) -> tuple[HistoryRow, ...]:
+    """The runs that may make a baseline for a night, oldest first."""
+    good = (row for row in history if row.night < night and is_good(row) and not row.resumed)
+    return tuple(sorted(good, key=lambda row: (row.night, row.harvested_at)))
+
+
+def repeats_of(own: HistoryRow, history: Iterable[HistoryRow]) -> list[HistoryRow]:
+    """The runs that confirm a night's own run, in their order; none of a run that is one of them itself."""
+    repeats = [
+        row
+        for row in history
+        if row.night == own.night
+        and row.repeat > own.repeat == 0
+        and (row.scenario, row.iteration) == (own.scenario, own.iteration)
+        and pins_of(row) == pins_of(own)
+    ]
+    return sorted(repeats, key=lambda row: row.repeat)
+
+
 def pins_of(row: HistoryRow) -> tuple[str | None, ...]:
     """What the run was pinned to: the commits and the image."""
     return row.megatron_bridge.commit, row.nemo_run.commit if row.nemo_run else None, row.image_digest
@@ -66,7 +82,7 @@ def run_value(run: HistoryRow, metric: Metric, field: str = "") -> float | None:
     """What one run measured of a metric, or of another field that measures the same."""
     if run.outcome not in COMPLETE_OUTCOMES or run.verdict in NO_VALUE:
         return None
-    return measured(metric._replace(attribute=field) if field else metric, run.summary)
+    return measured(metric._replace(field=field) if field else metric, run.summary)
 
 
 def night_value(night: Night, metric: Metric, field: str = "") -> float | None:
@@ -113,7 +129,7 @@ class Band(NamedTuple):
     nights: int
     noise: float
 
-    def place(self, value: float) -> int:
+    def side(self, value: float) -> int:
         """1 above the band, -1 below it, 0 inside; a change of exactly the width is inside."""
         if self.reference is None:
             return 0

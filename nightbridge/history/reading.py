@@ -1,25 +1,34 @@
-"""History: what the runs of a series were and measured, one row per run, kept in the store.
+"""The history of a series: reading its rows, adding one, and writing them again from the stored runs.
 
 A row says what the run was (pins, image, nodes), what became of it, and what it measured. It is written once the
-verdict is known; a confirmed verdict or a new attempt of the same run replaces it. `row_objects` says how rows are
+verdict is known; a confirmed verdict or a new attempt of the same run replaces it. `history_store` says how rows are
 kept; many runs may add theirs at the same time.
 
-How far a verdict looks back: which runs are good, and where the rows begin that count.
+Rows are a copy of what manifests, records and verdicts say, so that the history can be rebuilt. All rows of a series
+become one generation, written at once: a rebuild that is killed has changed whole series or nothing of them.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 from urllib.parse import quote, unquote
 
-from nightbridge.history.history_store import COMPACTED, ROOT, Pack, folder_of, put_row, read_objects
-from nightbridge.history.history_store import compact as compact
+from pydantic import ValidationError
+
+from nightbridge.errors import DamagedData
+from nightbridge.harvest.manifest import MANIFEST, load_record
+from nightbridge.history.history_store import (
+    COMPACTED,
+    ROOT,
+    Pack,
+    folder_of,
+    put_row,
+    read_objects,
+    write_generation,
+)
 from nightbridge.history.metrics import COMPLETE_OUTCOMES, GOOD_VERDICTS
-from nightbridge.history.rows import HistoryRow as HistoryRow
-from nightbridge.history.rows import Pin as Pin
-from nightbridge.history.rows import history_frame as history_frame
-from nightbridge.history.rows import row_of as row_of
-from nightbridge.models import slug
+from nightbridge.history.rows import HistoryRow, row_of
+from nightbridge.models import RunRecord, Verdict, slug, utc_now
 from nightbridge.store.protocol import ObjectStore
 
 
@@ -125,16 +134,76 @@ def is_good(row: Judged) -> bool:
 
 
 def first_that_counts(past: Sequence[Judged]) -> int:
-    """The place of the first row that a verdict takes into account: `LOOK_BACK` nights end with the last good run.
+    """The index of the first row that a verdict takes into account: `LOOK_BACK` nights end with the last good run.
 
     Args:
         past: The rows of earlier nights, oldest first. Each night has one, and may have several, so that as many rows
             hold at least as many nights as are wanted.
     """
-    last_good = next((place for place in range(len(past) - 1, -1, -1) if is_good(past[place])), len(past) - 1)
+    last_good = next((index for index in range(len(past) - 1, -1, -1) if is_good(past[index])), len(past) - 1)
     nights: set[str] = set()
-    for place in range(last_good, -1, -1):
-        nights.add(past[place].night)
+    for index in range(last_good, -1, -1):
+        nights.add(past[index].night)
         if len(nights) > LOOK_BACK:
-            return place + 1
+            return index + 1
     return 0
+
+
+_MANIFEST = re.compile(rf"(runs/[^/]+/[^/]+/[^/]+)/a(\d+)/{re.escape(MANIFEST)}")
+
+
+class Rebuilt(NamedTuple):
+    """What a rebuild did: the rows that the runs have, and what it could not read, each with the reason."""
+
+    rows: tuple[HistoryRow, ...]
+    damaged: tuple[str, ...]
+
+
+def rebuild_history(store: ObjectStore, test_id: str | None = None) -> Rebuilt:
+    """Write the row of every committed run again, of one test or of all.
+
+    The last committed attempt of a run counts, and the verdict that was given on that night, not one of today. A run
+    without a verdict gets a row without one, which makes no baseline. A row whose run is gone is left as it is, and so
+    is one that was written while this was reading. Unreadable runs are reported and do not stop the others.
+    """
+    began = utc_now()
+    rows: list[HistoryRow] = []
+    damaged: list[str] = []
+    for folder, attempt in sorted(_last_attempts(found.key for found in store.list("runs")).items()):
+        try:
+            record = load_record(store, f"{folder}/a{attempt}")
+            if record is None or (test_id is not None and record.spec.test.id != test_id):
+                continue
+            row = _row(store, folder, record)
+        except DamagedData as error:
+            damaged.append(str(error))
+            continue
+        rows.append(row)
+    by_series: dict[tuple[str, str], list[HistoryRow]] = {}
+    for row in rows:
+        by_series.setdefault((row.cluster, row.series), []).append(row)
+    for (cluster, series), of_series in by_series.items():
+        damaged += write_generation(store, cluster, series, of_series, began)
+    return Rebuilt(tuple(rows), tuple(damaged))
+
+
+def _last_attempts(keys: Iterable[str]) -> dict[str, int]:
+    """The number of the last committed attempt, by the run's folder."""
+    last: dict[str, int] = {}
+    for key in keys:
+        if match := _MANIFEST.fullmatch(key):
+            last[match[1]] = max(int(match[2]), last.get(match[1], 0))
+    return last
+
+
+def _row(store: ObjectStore, folder: str, record: RunRecord) -> HistoryRow:
+    key = f"{folder}/verdict.json"
+    data = store.get(key)
+    if data is None:
+        return row_of(record, None)
+    try:
+        verdict = Verdict.model_validate_json(data)
+    except ValidationError as error:
+        raise DamagedData("not a verdict", thing=store.url_of(key), advice="Compare the run again") from error
+    # A verdict on an earlier attempt says nothing about this one.
+    return row_of(record, verdict if verdict.prefix == record.prefix else None)

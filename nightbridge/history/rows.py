@@ -1,16 +1,21 @@
 """The row of a run in the history: what it was, what became of it, and what it measured."""
 
-from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import AwareDatetime, Field
 
 from nightbridge.launch.run_outputs import resumed_from
-from nightbridge.models import Model, Outcome, PinnedRepository, RunRecord, StoredModel, Summary, Verdict, VerdictStatus
-
-if TYPE_CHECKING:
-    import pandas as pd
+from nightbridge.models import (
+    Model,
+    Outcome,
+    PinnedRepository,
+    RunRecord,
+    StoredModel,
+    Summary,
+    Verdict,
+    VerdictStatus,
+)
 
 
 class Pin(Model):
@@ -84,31 +89,6 @@ def row_of(record: RunRecord, verdict: Verdict | None) -> HistoryRow:
         prefix=record.prefix,
         harvested_at=record.harvested_at,
     )
-
-
-def history_frame(rows: Sequence[HistoryRow]) -> "pd.DataFrame":
-    """The rows as a table for analysis in Python: one line per run, its measurements as columns of their own.
-
-    Pins become `megatron_bridge` and `nemo_run` (the commits) and their `..._describe`; `harvested_at` is UTC.
-    """
-    import pandas as pd
-
-    lines = []
-    for row in rows:
-        line = row.model_dump(exclude={"summary", "megatron_bridge", "nemo_run", "outcome", "verdict"})
-        for name in ("megatron_bridge", "nemo_run"):
-            pin: Pin | None = getattr(row, name)
-            line |= {
-                name: pin.commit if pin else None,
-                f"{name}_describe": pin.describe if pin else None,
-                f"{name}_subject": pin.subject if pin else None,
-            }
-        line |= {name: value.value if (value := getattr(row, name)) else None for name in ("outcome", "verdict")}
-        lines.append(line | row.summary.model_dump())
-    if not lines:
-        fields = [name for name in HistoryRow.model_fields if name != "summary"]
-        return pd.DataFrame(columns=[*fields, *Summary.model_fields]).drop(columns="schema_version")
-    return pd.DataFrame(lines).drop(columns="schema_version")
 
 
 def _pin_of(repository: PinnedRepository) -> Pin:

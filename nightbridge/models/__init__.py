@@ -16,6 +16,7 @@ from nightbridge.models.base import (
     slug,
     utc_now,
 )
+from nightbridge.models.metrics import MetricName
 from nightbridge.models.scenario import (
     HETERO_MIMO,
     MOUNT_POINT,
@@ -45,7 +46,6 @@ from nightbridge.models.site import (
     ImageImport,
     Limits,
     MailAddress,
-    MetricName,
     NotifySettings,
     RetentionPolicy,
     SecretRef,

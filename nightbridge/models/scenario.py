@@ -8,7 +8,8 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from nightbridge.models.base import Model, NightId, make_run_key
-from nightbridge.models.site import Limits, MetricName, SecretRef
+from nightbridge.models.metrics import METRIC_BY_NAME, MetricName
+from nightbridge.models.site import Limits, SecretRef
 
 
 def _checked_repository_path(text: str) -> str:
@@ -100,6 +101,10 @@ class ReferencePolicy(Model):
     steps: int | None = Field(None, ge=1, description="The last iteration that is compared; all are when unset.")
 
 
+def _band(metric: str) -> Any:
+    return Field(METRIC_BY_NAME[metric].band, gt=0)
+
+
 class GatePolicy(Model):
     """When a test has become worse. Relative numbers are shares: 0.05 is 5 %.
 
@@ -107,16 +112,16 @@ class GatePolicy(Model):
     Changes in the good direction beyond the band are improvements, never failures.
     """
 
-    step_time: float = Field(0.05, gt=0)
-    tflops_per_gpu: float = Field(0.05, gt=0)
-    tokens_per_gpu: float = Field(0.05, gt=0)
-    peak_memory: float = Field(0.05, gt=0)
-    startup_time: float = Field(0.5, gt=0)
-    checkpoint_time: float = Field(0.5, gt=0)
-    final_loss: float = Field(0.05, gt=0)
-    loss_curve: float = Field(0.05, gt=0)
-    grad_norm: float = Field(0.5, gt=0)
-    tail_slowdown: float = Field(0.5, gt=0)
+    step_time: float = _band("step_time")
+    tflops_per_gpu: float = _band("tflops_per_gpu")
+    tokens_per_gpu: float = _band("tokens_per_gpu")
+    peak_memory: float = _band("peak_memory")
+    startup_time: float = _band("startup_time")
+    checkpoint_time: float = _band("checkpoint_time")
+    final_loss: float = _band("final_loss")
+    loss_curve: float = _band("loss_curve")
+    grad_norm: float = _band("grad_norm")
+    tail_slowdown: float = _band("tail_slowdown")
     warmup_steps: int = Field(10, ge=0, description="Steps at the start that no statistic uses.")
     baseline_runs: int = Field(7, ge=1, description="How many last good runs make the baseline.")
     cold_start: int = Field(7, ge=2, description="Good nights from which on a band comes from the test's own history.")

@@ -7,6 +7,7 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from nightbridge.models.base import Model
+from nightbridge.models.metrics import MetricName
 
 
 class SecretRef(Model):
@@ -18,21 +19,6 @@ class SecretRef(Model):
 
     source: Literal["env", "block", "toml"]
     name: str
-
-
-MetricName = Literal[
-    "step_time",
-    "tflops_per_gpu",
-    "tokens_per_gpu",
-    "peak_memory",
-    "startup_time",
-    "checkpoint_time",
-    "final_loss",
-    "loss_curve",
-    "grad_norm",
-    "tail_slowdown",
-]
-"""The metrics that a gate knows, by their names in `[gate]`."""
 
 
 class Limits(Model):

@@ -7,8 +7,8 @@ from typing import Any, Literal
 from pydantic import Field
 
 from nightbridge.models.base import Model, StoredModel
+from nightbridge.models.metrics import MetricName
 from nightbridge.models.scenario import RewardKind
-from nightbridge.models.site import MetricName
 
 
 class VerdictStatus(enum.StrEnum):

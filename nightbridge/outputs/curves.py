@@ -7,25 +7,25 @@ never replaced, not even a NaN.
 
 import itertools
 import math
+import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from nightbridge.models.metrics import METRIC_BY_NAME, METRICS, Metric, Reduction
 from nightbridge.outputs.event_files import empty_table, mark_superseded, scalars
 from nightbridge.outputs.logs import LogReading, StepRecord, latest_steps, read_logs
-from nightbridge.outputs.tags import with_usual_tags
 
 if TYPE_CHECKING:
     import pandas as pd
 
-PEAK_MEMORY_TAG = "memory/mem-max-allocated-gigabytes"
 LOG_FILE = "log"
 """The `file` of a row of the scalar table that comes from the log."""
 
 
-class _Metric(NamedTuple):
+class StepColumn(NamedTuple):
     """One value per iteration: TensorBoard's tag, the log's field and its factor, and how far the log is rounded."""
 
     tag: str
@@ -34,11 +34,11 @@ class _Metric(NamedTuple):
     rounding: float
 
 
-METRICS: dict[str, _Metric] = {
-    "step_time": _Metric("iteration-time", "elapsed_ms", 1e-3, 6e-5),
-    "tflops_per_gpu": _Metric("throughput/tflops/device", "tflops_per_gpu", 1.0, 0.06),
-    "loss": _Metric("lm loss", "lm_loss", 1.0, 0.0),
-    "grad_norm": _Metric("grad-norm", "grad_norm", 1.0, 6e-4),
+STEP_COLUMNS: dict[str, StepColumn] = {
+    "step_time": StepColumn(METRIC_BY_NAME["step_time"].tag, "elapsed_ms", 1e-3, 6e-5),
+    "tflops_per_gpu": StepColumn(METRIC_BY_NAME["tflops_per_gpu"].tag, "tflops_per_gpu", 1.0, 0.06),
+    "loss": StepColumn(METRIC_BY_NAME["final_loss"].tag, "lm_loss", 1.0, 0.0),
+    "grad_norm": StepColumn(METRIC_BY_NAME["grad_norm"].tag, "grad_norm", 1.0, 6e-4),
 }
 """Columns of `Curves.steps`: step time in seconds, TFLOP/s per GPU, lm loss, gradient norm."""
 
@@ -50,10 +50,10 @@ _RELATIVE_TOLERANCE = 1e-4
 class Curves:
     """Everything that was recorded about a run's iterations.
 
-    `steps`: one row per recorded iteration (the index, ascending), one float column per entry of `METRICS`, NaN where
-    there is no value or the value is not a number. `table`: the scalar table of `event_files`, with the log's values
-    (file `log`, no wall time) where TensorBoard has none. `notes` says where that is so; `damage` is what is wrong with
-    the files, or between them.
+    `steps`: one row per recorded iteration (the index, ascending), one float column per entry of `STEP_COLUMNS`, NaN
+    where there is no value or the value is not a number. `table`: the scalar table of `event_files`, with the log's
+    values (file `log`, no wall time) where TensorBoard has none. `notes` says where that is so; `damage` is what is
+    wrong with the files, or between them.
     """
 
     steps: "pd.DataFrame"
@@ -63,7 +63,6 @@ class Curves:
     damage: tuple[str, ...]
     notes: tuple[str, ...]
     start: int
-    peak_memory: float | None
 
     @property
     def steps_done(self) -> int:
@@ -83,7 +82,7 @@ class Curves:
         import numpy as np
 
         finite = np.isfinite(self.steps["loss"])
-        if (self.table["tag"] == METRICS["grad_norm"].tag).any():
+        if (self.table["tag"] == STEP_COLUMNS["grad_norm"].tag).any():
             finite &= np.isfinite(self.steps["grad_norm"])
         return int((~finite).sum()) + self.missing_steps
 
@@ -103,7 +102,7 @@ def read_curves(event_files: Sequence[Path], logs: Sequence[Path]) -> Curves:
     log = read_logs(logs)
     records = latest_steps(step for step in log.steps if 0 < step.iteration <= step.total)
     current = table[~table["superseded"] & (table["step"] > 0)]
-    step_tags = {metric.tag for metric in METRICS.values()} | set(_OTHER_STEP_TAGS)
+    step_tags = {column.tag for column in STEP_COLUMNS.values()} | set(_OTHER_STEP_TAGS)
     recorded = set(current.loc[current["tag"].isin(step_tags), "step"]) | set(records)
     steps = pd.DataFrame(index=pd.Index(sorted(recorded), dtype="int64", name="step"))
     notes: list[str] = []
@@ -111,20 +110,20 @@ def read_curves(event_files: Sequence[Path], logs: Sequence[Path]) -> Curves:
     filled: list[pd.DataFrame] = []
     from_events = 0
     compare_loss = logging_interval(list(records)) == 1  # else the log prints means over the interval
-    for name, metric in METRICS.items():
-        board = current.loc[current["tag"] == metric.tag].set_index("step")["value"]
-        logged = _log_values(records, metric)
+    for name, column in STEP_COLUMNS.items():
+        board = current.loc[current["tag"] == column.tag].set_index("step")["value"]
+        logged = _log_values(records, column)
         extra = logged[~logged.index.isin(board.index)]
         from_events += len(board)
         if len(event_files) and len(extra):
             notes.append(
-                f"TensorBoard lacks `{metric.tag}` at {len(extra)} of {len(logged)} iterations, the first is"
+                f"TensorBoard lacks `{column.tag}` at {len(extra)} of {len(logged)} iterations, the first is"
                 f" {extra.index[0]}; the log's values are used"
             )
         if name != "loss" or compare_loss:
-            disagreements += _disagreement(metric, board, logged[_certain(records, metric, logged)])
+            disagreements += _disagreement(column, board, logged[_certain(records, column, logged)])
         steps[name] = pd.concat([board, extra]).reindex(steps.index).astype("float64")
-        filled.append(_rows(metric.tag, extra))
+        filled.append(_rows(column.tag, extra))
     return Curves(
         steps=steps,
         table=_with_log_rows(table, filled),
@@ -133,31 +132,30 @@ def read_curves(event_files: Sequence[Path], logs: Sequence[Path]) -> Curves:
         damage=(*damage, *log.damage, *disagreements),
         notes=tuple(notes),
         start=log.start_iteration or 0,
-        peak_memory=_peak_memory(current, log),
     )
 
 
-def _log_values(records: dict[int, StepRecord], metric: _Metric) -> "pd.Series[float]":
+def _log_values(records: dict[int, StepRecord], column: StepColumn) -> "pd.Series[float]":
     import pandas as pd
 
     values = {
-        iteration: value * metric.factor
+        iteration: value * column.factor
         for iteration, record in records.items()
-        if (value := getattr(record, metric.field)) is not None
+        if (value := getattr(record, column.field)) is not None
     }
     return pd.Series(values, dtype="float64", index=pd.Index(list(values), dtype="int64"))
 
 
-def _certain(records: dict[int, StepRecord], metric: _Metric, logged: "pd.Series[float]") -> list[bool]:
+def _certain(records: dict[int, StepRecord], column: StepColumn, logged: "pd.Series[float]") -> list[bool]:
     """Which of the log's values are certainly their iteration's.
 
     Where two nodes' text tore a line of rank 0, the next one that agrees in step time may be a neighbour's: good enough
     to fill a hole, no evidence of damage.
     """
-    return [metric.field != "tflops_per_gpu" or not records[iteration].matched for iteration in logged.index]
+    return [column.field != "tflops_per_gpu" or not records[iteration].matched for iteration in logged.index]
 
 
-def _disagreement(metric: _Metric, board: "pd.Series[float]", logged: "pd.Series[float]") -> list[str]:
+def _disagreement(column: StepColumn, board: "pd.Series[float]", logged: "pd.Series[float]") -> list[str]:
     """The message for an iteration on which TensorBoard and the log disagree."""
     common = board.index.intersection(logged.index)
     different = [
@@ -165,13 +163,13 @@ def _disagreement(metric: _Metric, board: "pd.Series[float]", logged: "pd.Series
         for step, one, other in zip(common, board[common], logged[common], strict=True)
         if math.isfinite(one)
         and math.isfinite(other)
-        and abs(one - other) > metric.rounding + _RELATIVE_TOLERANCE * abs(one)
+        and abs(one - other) > column.rounding + _RELATIVE_TOLERANCE * abs(one)
     ]
     if not different:
         return []
     step = different[0]
     return [
-        f"TensorBoard and the log disagree on `{metric.tag}` at {len(different)} of {len(common)} iterations, first at"
+        f"TensorBoard and the log disagree on `{column.tag}` at {len(different)} of {len(common)} iterations, first at"
         f" {step}: {board[step]:g} and {logged[step]:g}"
     ]
 
@@ -197,11 +195,48 @@ def _with_log_rows(table: "pd.DataFrame", additions: "Sequence[pd.DataFrame]") -
     return mark_superseded(pd.concat(parts, ignore_index=True)) if parts else empty_table()
 
 
-def _peak_memory(current: "pd.DataFrame", log: LogReading) -> float | None:
-    """The largest `mem-max-allocated`, gigabytes: TensorBoard's, which is recorded to the end, else the log's."""
+def value_of(metric: Metric, curves: Curves, steady: "pd.DataFrame") -> float | None:
+    """The value of a metric that says how its steps become one number: TensorBoard's, else the log's.
+
+    None where nothing was recorded, or where TensorBoard recorded a value that is not finite.
+
+    Args:
+        metric: One with `reduce`.
+        curves: What was recorded.
+        steady: The steady window, of which a median is taken; the other reductions take all steps.
+    """
     import numpy as np
 
-    values = current.loc[current["tag"] == PEAK_MEMORY_TAG, "value"]
-    if len(values):
-        return float(values.max()) if np.isfinite(values).all() else None
-    return log.peak_memory
+    table = curves.table
+    recorded = table[(table["tag"] == metric.tag) & ~table["superseded"] & (table["step"] > 0)].sort_values("step")
+    if metric.reduce == "median":
+        recorded = recorded[recorded["step"].isin(steady.index)]
+    values: Sequence[float] = recorded["value"].tolist() or curves.log.values.get(metric.name, ())
+    if metric.reduce is None or not len(values) or not np.isfinite(values).all():
+        return None
+    return float(_REDUCTIONS[metric.reduce](values))
+
+
+_REDUCTIONS: dict[Reduction, Callable[[Sequence[float]], float]] = {
+    "median": statistics.median,
+    "max": max,
+    "last": lambda values: values[-1],
+}
+
+
+def with_usual_tags(table: "pd.DataFrame") -> "pd.DataFrame":
+    """Add the values under Megatron-Bridge's tags to a scalar table that has them under other programs' only.
+
+    What the program wrote stays in the table as well. A tag that it wrote itself is never added to.
+    """
+    import pandas as pd
+
+    present = set(table["tag"].unique())
+    added = [
+        rows.assign(tag=metric.tag, value=rows["value"] * factor)
+        for metric in METRICS
+        for other, factor in metric.other_tags
+        if other in present and metric.tag not in present
+        for rows in [table[table["tag"] == other]]
+    ]
+    return pd.concat([table, *added], ignore_index=True) if added else table

@@ -3,24 +3,13 @@
 Only four messages matter: `Event`, `Summary`, `Summary.Value` and `TensorProto`. Reading them without the protobuf
 classes keeps tensorboard out of the runtime and is several times faster. Field numbers are those of tensorboard's
 `event.proto`, `summary.proto`, `tensor.proto` and `types.proto`, which never change once released.
-
-Many records of an event file at once: what `event_files` reads one by one, with whole columns in place of numbers.
-
-Python only walks from one record to the next, has each one's checksum made, and looks up its tag; checksums are
-compared and numbers taken out by numpy, for all records of a block together. The first record that is not whole or not
-what was written ends a block: what is wrong with it is for the reader of single records to say.
 """
 
 import struct
 from collections import defaultdict
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 import google_crc32c
-
-if TYPE_CHECKING:
-    pass
-
 
 # Wire types (https://protobuf.dev/programming-guides/encoding/).
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
@@ -141,62 +130,54 @@ def _text(data: bytes | None) -> str:
 # --- tensors ---------------------------------------------------------------------------------------------------------
 
 
-def _half(bits: int) -> float:
-    return float(struct.unpack("<e", struct.pack("<H", bits & 0xFFFF))[0])
+class _ElementType(NamedTuple):
+    """How one element is written: its layout for `struct`, and its field of typed values."""
+
+    layout: str
+    field: int
+
+    @property
+    def size(self) -> int:
+        return 2 if self.layout == BFLOAT16 else struct.calcsize("<" + self.layout)
+
+    @property
+    def wire(self) -> int:
+        """The wire type of one value in the field of typed values."""
+        return {"f": FIXED32, "d": FIXED64}.get(self.layout, VARINT)
+
+    def from_bytes(self, data: bytes) -> float:
+        if self.layout == BFLOAT16:
+            return _float32(b"\0\0" + data)
+        return float(struct.unpack("<" + self.layout, data)[0])
+
+    def from_varint(self, number: int) -> float:
+        if self.layout in ("e", BFLOAT16):
+            return self.from_bytes((number & 0xFFFF).to_bytes(2, "little"))
+        return float(signed(number) if self.layout in "bhiq" else number)
 
 
-def _bfloat16(bits: int) -> float:
-    return float(struct.unpack("<f", struct.pack("<HH", 0, bits & 0xFFFF))[0])
+BFLOAT16 = "bfloat16"
+
+# By the number of the type in `types.proto`.
+_ELEMENT_TYPES: dict[int, _ElementType] = {
+    1: _ElementType("f", 5),
+    2: _ElementType("d", 6),
+    3: _ElementType("i", 7),
+    4: _ElementType("B", 7),
+    5: _ElementType("h", 7),
+    6: _ElementType("b", 7),
+    9: _ElementType("q", 10),
+    10: _ElementType("?", 11),
+    14: _ElementType(BFLOAT16, 13),
+    17: _ElementType("H", 7),
+    19: _ElementType("e", 13),
+    22: _ElementType("I", 16),
+    23: _ElementType("Q", 17),
+}
 
 
 def _float32(data: bytes) -> float:
     return float(struct.unpack("<f", data)[0])
-
-
-def _float64(data: bytes) -> float:
-    return float(struct.unpack("<d", data)[0])
-
-
-def _packed(layout: str) -> Callable[[bytes], float]:
-    return lambda data: float(struct.unpack("<" + layout, data)[0])
-
-
-class _ElementType(NamedTuple):
-    """How one element is written: its bytes in `tensor_content`, and its field of typed values.
-
-    `wire` is the wire type of one value in that field, `convert` makes a number of it.
-    """
-
-    content: Callable[[bytes], float]
-    content_size: int
-    field: int
-    wire: int
-    convert: Callable[[int], float] | Callable[[bytes], float]
-
-
-def _bits_type(layout: str, field: int, convert: Callable[[int], float]) -> _ElementType:
-    return _ElementType(_packed(layout), struct.calcsize("<" + layout), field, VARINT, convert)
-
-
-def _from_signed(number: int) -> float:
-    return float(signed(number))
-
-
-_ELEMENT_TYPES: dict[int, _ElementType] = {
-    1: _ElementType(_float32, 4, 5, FIXED32, _float32),  # DT_FLOAT
-    2: _ElementType(_float64, 8, 6, FIXED64, _float64),  # DT_DOUBLE
-    3: _bits_type("i", 7, _from_signed),  # DT_INT32
-    4: _bits_type("B", 7, float),  # DT_UINT8
-    5: _bits_type("h", 7, _from_signed),  # DT_INT16
-    6: _bits_type("b", 7, _from_signed),  # DT_INT8
-    9: _bits_type("q", 10, _from_signed),  # DT_INT64
-    10: _bits_type("?", 11, float),  # DT_BOOL
-    14: _ElementType(lambda data: _bfloat16(int.from_bytes(data, "little")), 2, 13, VARINT, _bfloat16),  # DT_BFLOAT16
-    17: _bits_type("H", 7, float),  # DT_UINT16
-    19: _bits_type("e", 13, _half),  # DT_HALF
-    22: _bits_type("I", 16, float),  # DT_UINT32
-    23: _bits_type("Q", 17, float),  # DT_UINT64
-}
 
 
 def _element_count(shape: bytes | None) -> int:
@@ -206,30 +187,23 @@ def _element_count(shape: bytes | None) -> int:
     return count
 
 
-def _unpacked(block: bytes, wire: int) -> list[int] | list[bytes]:
-    """Split a packed repeated field into its values."""
-    if wire in _FIXED_SIZES:
-        size = _FIXED_SIZES[wire]
-        if len(block) % size:
-            raise MalformedRecord("a packed value is truncated")
-        return [block[start : start + size] for start in range(0, len(block), size)]
-    numbers, position = [], 0
-    while position < len(block):
-        number, position = _varint(block, position)
-        numbers.append(number)
-    return numbers
-
-
 def _typed_values(message: _Message, kind: _ElementType) -> list[float]:
     """The values of a repeated field, packed or one by one: writers do both and readers must take both."""
-    raw: list[Any] = list((message.numbers if kind.wire == VARINT else message.fixed).get(kind.field, []))
-    for block in message.blocks.get(kind.field, []):
-        raw += _unpacked(block, kind.wire)
-    convert: Callable[[Any], float] = kind.convert
-    try:
-        return [convert(value) for value in raw]
-    except struct.error as error:
-        raise MalformedRecord(f"a tensor's value has a wrong size: {error}") from error
+    packed = b"".join(message.blocks.get(kind.field, []))
+    if kind.wire != VARINT:
+        values = [*message.fixed.get(kind.field, []), *_chunks(packed, kind.size)]
+        if any(len(value) != kind.size for value in values):
+            raise MalformedRecord("a tensor's value has a wrong size")
+        return [kind.from_bytes(value) for value in values]
+    numbers, position = list(message.numbers.get(kind.field, [])), 0
+    while position < len(packed):
+        number, position = _varint(packed, position)
+        numbers.append(number)
+    return [kind.from_varint(number) for number in numbers]
+
+
+def _chunks(data: bytes, size: int) -> list[bytes]:
+    return [data[start : start + size] for start in range(0, len(data), size)]
 
 
 def _tensor_scalar(data: bytes) -> float | None:
@@ -239,7 +213,7 @@ def _tensor_scalar(data: bytes) -> float | None:
     if kind is None or _element_count(message.block(2)) != 1:
         return None
     if content := message.block(4):
-        return kind.content(content) if len(content) == kind.content_size else None
+        return kind.from_bytes(content) if len(content) == kind.size else None
     values = _typed_values(message, kind)
     return values[0] if len(values) == 1 else None
 
@@ -280,7 +254,7 @@ class EventDecoder:
                 else:
                     skipped.append(found)
         step = signed(event.number(2))
-        return Event(_float64(wall_time) if wall_time else 0.0, step, scalars, skipped)
+        return Event(struct.unpack("<d", wall_time)[0] if wall_time else 0.0, step, scalars, skipped)
 
     def _value(self, value: _Message) -> Scalar | str:
         """A scalar, or the kind of what the value is instead."""

@@ -11,7 +11,6 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
 
@@ -55,52 +54,6 @@ class Row(NamedTuple):
     step: int
     wall_time: float
     value: float
-
-
-@dataclass(frozen=True)
-class EventFile:
-    """The scalars of one file, as columns of equal length, and how whole the file was.
-
-    `status` complete: every byte was read, or only zeros follow, as file systems that allocate ahead leave them.
-    truncated: the last record is cut off, as after a kill. corrupt: a record is not what was written.
-    """
-
-    path: Path
-    status: Literal["complete", "truncated", "corrupt"] = "complete"
-    damage_offset: int | None = None
-    reason: str = ""
-    bytes_ok: int = 0
-    bytes_total: int = 0
-    skipped: dict[str, int] = field(default_factory=dict)
-    names: list[str] = field(default_factory=list, repr=False)
-    tag_numbers: "array[int]" = field(default_factory=lambda: array("i"), repr=False)
-    steps: "array[int]" = field(default_factory=lambda: array("q"), repr=False)
-    wall_times: "array[float]" = field(default_factory=lambda: array("d"), repr=False)
-    values: "array[float]" = field(default_factory=lambda: array("d"), repr=False)
-
-    def __len__(self) -> int:
-        return len(self.tag_numbers)
-
-    @property
-    def tags(self) -> list[str]:
-        """The tag of each row, as written: its name is `names` at its number."""
-        return [self.names[number] for number in self.tag_numbers]
-
-    @property
-    def rows(self) -> Iterator[Row]:
-        """The scalars in the order of the file, tags as written."""
-        return map(Row, self.tags, self.steps, self.wall_times, self.values)
-
-    @property
-    def damage(self) -> str:
-        """What is wrong with the file in one line, empty when nothing is."""
-        malformed = self.skipped.get("malformed", 0)
-        if self.status == "complete":
-            return f"{self.path.name}: {malformed} records are not events" if malformed else ""
-        return (
-            f"{self.path.name}: {self.status} at byte {self.damage_offset} of {self.bytes_total}"
-            f" ({self.reason}); {len(self)} scalars before it were kept"
-        )
 
 
 class RecordsEnd(Exception):
@@ -194,10 +147,18 @@ class Columns:
         self.wall_times.frombytes(rows.wall_times.tobytes())
         self.values.frombytes(rows.values.tobytes())
 
+    def __len__(self) -> int:
+        return len(self.tag_numbers)
+
+    @property
+    def rows(self) -> Iterator[Row]:
+        """The scalars in the order of the file, tags as written."""
+        tags = (self.names[number] for number in self.tag_numbers)
+        return map(Row, tags, self.steps, self.wall_times, self.values)
+
     def take(self) -> list[Row]:
         """The rows that were collected, which are forgotten then."""
-        tags = (self.names[number] for number in self.tag_numbers)
-        rows = list(map(Row, tags, self.steps, self.wall_times, self.values))
+        rows = list(self.rows)
         for column in (self.tag_numbers, self.steps, self.wall_times, self.values):
             del column[:]
         return rows
@@ -210,6 +171,33 @@ class Columns:
         return number
 
 
+class EventFile(Columns):
+    """The scalars of one file, as columns of equal length, and how whole the file was.
+
+    `status` complete: every byte was read, or only zeros follow, as file systems that allocate ahead leave them.
+    truncated: the last record is cut off, as after a kill. corrupt: a record is not what was written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+        self.status: Literal["complete", "truncated", "corrupt"] = "complete"
+        self.damage_offset: int | None = None
+        self.reason = ""
+        self.bytes_ok = self.bytes_total = 0
+
+    @property
+    def damage(self) -> str:
+        """What is wrong with the file in one line, empty when nothing is."""
+        malformed = self.skipped.get("malformed", 0)
+        if self.status == "complete":
+            return f"{self.path.name}: {malformed} records are not events" if malformed else ""
+        return (
+            f"{self.path.name}: {self.status} at byte {self.damage_offset} of {self.bytes_total}"
+            f" ({self.reason}); {len(self)} scalars before it were kept"
+        )
+
+
 def read_event_file(path: Path) -> EventFile:
     """Read one event file up to its end or its first damage. Damage is part of the answer, not an error.
 
@@ -217,34 +205,19 @@ def read_event_file(path: Path) -> EventFile:
         DamagedData: The file cannot be opened or read at all.
 
     """
-    columns = Columns()
-    status: Literal["complete", "truncated", "corrupt"] = "complete"
-    damage_offset, reason, bytes_ok = None, "", 0
+    file = EventFile(path)
     try:
         with path.open("rb", buffering=_BLOCK) as stream:
-            total = os.fstat(stream.fileno()).st_size
+            file.bytes_total = os.fstat(stream.fileno()).st_size
             try:
-                for offset in read_on(stream, total, columns):
-                    bytes_ok = offset
-                bytes_ok = total
+                for offset in read_on(stream, file.bytes_total, file):
+                    file.bytes_ok = offset
+                file.bytes_ok = file.bytes_total
             except RecordsEnd as stop:
-                status, damage_offset, reason = stop.status, stop.offset, stop.reason
+                file.status, file.damage_offset, file.reason = stop.status, stop.offset, stop.reason
     except OSError as error:
         raise DamagedData(f"cannot read the event file: {error.strerror or error}", thing=str(path)) from error
-    return EventFile(
-        path=path,
-        status=status,
-        damage_offset=damage_offset,
-        reason=reason,
-        bytes_ok=bytes_ok,
-        bytes_total=total,
-        skipped=dict(columns.skipped),
-        names=columns.names,
-        tag_numbers=columns.tag_numbers,
-        steps=columns.steps,
-        wall_times=columns.wall_times,
-        values=columns.values,
-    )
+    return file
 
 
 def read_on(stream: BinaryIO, total: int, columns: Columns, offset: int = 0) -> Iterator[int]:

@@ -1,7 +1,5 @@
 """A job while it runs: what is new in its log, and how far the training has come by its log and its event files.
 
-Event files read on while a job writes them.
-
 The writer buffers, so a file may end in the middle of a record at any moment: such a tail is no damage yet, and is read
 again at the next look. Once the writer has ended, it is what `event_files.read_event_file` calls it.
 """
@@ -13,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from nightbridge.models import Job, Model
-from nightbridge.outputs.curves import METRICS
+from nightbridge.models.metrics import METRIC_BY_NAME
 from nightbridge.outputs.event_files import (
     Columns,
     RecordsEnd,
@@ -24,7 +22,6 @@ from nightbridge.outputs.event_files import (
 )
 from nightbridge.outputs.experiment import event_folders, logs_so_far
 from nightbridge.outputs.logs import LogTail, parse_steps
-from nightbridge.outputs.tags import OTHER_TAGS
 from nightbridge.secrets import mask_text
 
 LOOK_INTERVAL = 10.0
@@ -36,7 +33,7 @@ _MAX_LINE_LENGTH = 500
 _STEPS_OF_MEDIAN = 10
 
 
-class Progress(Model):
+class TrainingProgress(Model):
     """How far a training has come."""
 
     iteration: int
@@ -57,13 +54,13 @@ class Progress(Model):
         return None if self.step_time is None else max(0, self.total - self.iteration) * self.step_time
 
     def __str__(self) -> str:
-        said = f"iteration {self.iteration}/{self.total}"
+        text = f"iteration {self.iteration}/{self.total}"
         if self.loss is not None:
-            said += f", loss {self.loss:.4g}"
+            text += f", loss {self.loss:.4g}"
         if self.step_time is None or self.seconds_left is None:
-            return said
+            return text
         left = timedelta(seconds=round(self.seconds_left))
-        return f"{said}, {self.step_time:.3g} s a step, {left} left"
+        return f"{text}, {self.step_time:.3g} s a step, {left} left"
 
 
 class LogNews(Model):
@@ -75,8 +72,8 @@ class LogNews(Model):
     """New lines that are not among them."""
     source: Path | None = None
     """The log that they stand in."""
-    progress: Progress | None = None
-    """How far the run has come as far as a log or an event file has said; None before its first step."""
+    progress: TrainingProgress | None = None
+    """How far the run has come by its logs and event files; None before its first step."""
     damage: tuple[str, ...] = ()
     """One line per event file that is damaged so far."""
 
@@ -108,11 +105,10 @@ class RunFollower:
         self._logged = self._recorded = 0
         self._step_times: dict[int, float] = {}
         self._losses: dict[int, float] = {}
-        step_time = METRICS["step_time"].tag
+        step_time = METRIC_BY_NAME["step_time"]
         self._of_tag = {
-            step_time: (self._step_times, 1.0),
-            METRICS["loss"].tag: (self._losses, 1.0),
-            **{other.name: (self._step_times, other.factor) for other in OTHER_TAGS if other.usual == step_time},
+            METRIC_BY_NAME["final_loss"].tag: (self._losses, 1.0),
+            **{tag: (self._step_times, factor) for tag, factor in ((step_time.tag, 1.0), *step_time.other_tags)},
         }
 
     def look(self) -> LogNews:
@@ -164,7 +160,7 @@ class RunFollower:
             return
         for step in parse_steps(line):
             if step.iteration < self._logged:
-                # A restart: what was said after the checkpoint that it began from is no longer so.
+                # A restart: what was logged after the checkpoint that it began from is void.
                 self._recorded = 0
                 self._step_times.clear()
                 self._losses.clear()
@@ -189,11 +185,11 @@ class RunFollower:
         for early in sorted(values)[:-_STEPS_OF_MEDIAN]:
             del values[early]
 
-    def _progress(self) -> Progress | None:
+    def _progress(self) -> TrainingProgress | None:
         iteration = max(self._logged, self._recorded)
         if not iteration or self._total is None:
             return None
-        return Progress(
+        return TrainingProgress(
             iteration=iteration,
             total=self._total,
             step_time=statistics.median(self._step_times.values()) if self._step_times else None,

@@ -3,9 +3,8 @@
 A log holds the text of all ranks. Two ranks' texts can stand on one line, a launcher may put a prefix before a line,
 colours may be switched on, and the file may end in the middle of a line. So nothing here is anchored to the start of a
 line: each kind of text is searched for where it stands. Step times and losses are printed by the last rank, the
-`Step Time` line by rank 0; the two are matched by order and by agreeing step times.
-
-The new lines of a growing log: read in bounded pieces, however large, rotated or cut the file is.
+`Step Time` line by rank 0; the two are matched by order and by agreeing step times. The new lines of a growing log are
+read in bounded pieces, however large, rotated or cut the file is.
 """
 
 import itertools
@@ -15,9 +14,12 @@ import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
+
+from pydantic import Field
 
 from nightbridge.models import Model
+from nightbridge.models.metrics import METRICS, NUMBER
 
 _BLOCK = 1 << 20
 _MAX_LINE_BYTES = 1 << 20
@@ -86,11 +88,9 @@ class LogReading(Model):
 
     steps: tuple[StepRecord, ...] = ()
     start_iteration: int | None = None
-    peak_memory: float | None = None
-    """Largest `mem-max-allocated-gigabytes` over the ranks that print it, gigabytes."""
+    values: dict[str, tuple[float, ...]] = Field({})
+    """By metric, what the lines say by its log patterns, in its unit; only finite values."""
     saved_checkpoints: tuple[SavedCheckpoint, ...] = ()
-    save_times: tuple[float, ...] = ()
-    """How long training stood still for each save, by the slowest rank, seconds."""
     training_done: bool = False
     exit_iteration: int | None = None
     flaky_marker: str | None = None
@@ -142,22 +142,20 @@ def clean_line(line: bytes) -> str:
 
 # --- what the lines say ----------------------------------------------------------------------------------------------
 
-_NUMBER = r"([-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|nan|inf))"
 _STEP = re.compile(r"\biteration\s+(\d+)/\s*(\d+)\s*\|")
 _FIELD = re.compile(r"\s*([^|:]+):\s*([^|]*?)\s*\|")
-_PERF = re.compile(rf"Step Time : {_NUMBER}s GPU utilization: {_NUMBER}MODEL_TFLOP/s/GPU", re.IGNORECASE)
-_PEAK = re.compile(rf"\bmem-max-allocated-gigabytes: {_NUMBER}", re.IGNORECASE)
+_PERF = re.compile(rf"Step Time : {NUMBER}s GPU utilization: {NUMBER}MODEL_TFLOP/s/GPU", re.IGNORECASE)
 _SAVED = re.compile(r"successfully saved checkpoint from iteration\s+(\d+) to (\S.*?) \[ t \d+/\d+")
-# Megatron-LM's timers, with `timing_log_option` minmax or max, milliseconds.
-_SAVE_TIME = re.compile(rf"\bsave-checkpoint(?:-non-persistent)? \.*: (?:\({_NUMBER}, {_NUMBER}\)|{_NUMBER})")
-# Megatron-LM's own: of each rank that reports in mebibytes, and in one line after the first iterations.
-_PEAK_MEBIBYTES = re.compile(rf"(?:\bmax_alloc_MB=|memory \(MB\) \|.*?\bmax allocated: ){_NUMBER}")
-_MEMORY_TEXTS = ("mem-max-allocated", "max_alloc_MB", "max allocated")
-_GIGABYTES_OF_A_MEBIBYTE = 2**20 / 1e9
 _START = re.compile(r"Starting training loop at iteration (\d+)")
 # The heterogeneous loop names the first iteration that it will do.
 _HETERO_START = re.compile(r"Starting hetero MIMO training: .*\biters=(\d+)\.\.")
 _EXIT = re.compile(r"\[exiting program at iteration (\d+)\]")
+_PATTERNS = tuple(
+    (metric.name, known.text, re.compile(known.pattern, re.IGNORECASE), known.factor)
+    for metric in METRICS
+    for known in metric.log
+)
+"""Of each metric that the log prints, a text that its lines contain, its pattern, and the factor of the number."""
 _DONE = ("[after training is done]", "Heterogeneous MIMO training completed")
 
 _STEP_FIELDS = {
@@ -301,19 +299,13 @@ def match_perf(perfs: Sequence[Perf], steps: Sequence[StepRecord]) -> dict[int, 
 
 
 class _Reader:
-    """Collects what the lines of several logs say."""
+    """Collects what the lines of several logs say. `found` holds fields of `LogReading`."""
 
     def __init__(self) -> None:
+        self.found: dict[str, Any] = {}
         self.steps: list[StepRecord] = []
         self.saved: list[SavedCheckpoint] = []
-        self.save_times: list[float] = []
-        self.start: int | None = None
-        self.peak: float | None = None
-        self.done = False
-        self.exit: int | None = None
-        self.flaky: str | None = None
-        self.nan = False
-        self.timeout = False
+        self.values: dict[str, list[float]] = {}
         self.errors = _Errors()
         self._file_steps: list[StepRecord] = []
         self._perfs: list[Perf] = []
@@ -328,19 +320,19 @@ class _Reader:
             self._see_iteration(line)
         if match := _HETERO_START.search(line):
             self._see_start(int(match[1]) - 1)
-        if any(text in line for text in _MEMORY_TEXTS):
-            self._see_memory(line)
-        if "save-checkpoint" in line:
-            longest = [_float(match[2] or match[3]) for match in _SAVE_TIME.finditer(line)]
-            self.save_times += [milliseconds / 1000 for milliseconds in longest if milliseconds is not None]
+        for metric, text, pattern, factor in _PATTERNS:
+            if text in line:
+                numbers = [_float(match[match.lastindex or 0]) for match in pattern.finditer(line)]
+                finite = [number * factor for number in numbers if number is not None and math.isfinite(number)]
+                self.values.setdefault(metric, []).extend(finite)
         if any(text in line for text in _DONE):
-            self.done = True
+            self.found["training_done"] = True
         if TIMEOUT_MARKER in line:
-            self.timeout = True
+            self.found["timeout_marker"] = True
         if NAN_MARKER in line:
-            self.nan = True
-        if self.flaky is None:
-            self.flaky = next((marker for marker in FLAKY_MARKERS if marker in line), None)
+            self.found["nan_marker"] = True
+        if self.found.get("flaky_marker") is None:
+            self.found["flaky_marker"] = next((marker for marker in FLAKY_MARKERS if marker in line), None)
         self.errors.see(line)
 
     def _see_iteration(self, line: str) -> None:
@@ -351,18 +343,12 @@ class _Reader:
         if match := _START.search(line):
             self._see_start(int(match[1]))
         if match := _EXIT.search(line):
-            self.exit = int(match[1])
+            self.found["exit_iteration"] = int(match[1])
 
     def _see_start(self, iteration: int) -> None:
         # The first start counts: what a restart repeats was this run's work too.
-        self.start = iteration if self.start is None else self.start
-        self.done, self.exit = False, None
-
-    def _see_memory(self, line: str) -> None:
-        read = [(_float(text), 1.0) for text in _PEAK.findall(line)]
-        read += [(_float(text), _GIGABYTES_OF_A_MEBIBYTE) for text in _PEAK_MEBIBYTES.findall(line)]
-        found = [value * unit for value, unit in read if value is not None and math.isfinite(value)]
-        self.peak = max([*found, *([] if self.peak is None else [self.peak])], default=None)
+        self.found.setdefault("start_iteration", iteration)
+        self.found |= {"training_done": False, "exit_iteration": None}
 
     def end_file(self) -> None:
         """Finish one log: match its ranks, and drop a last line that a killed job did not print to its end."""
@@ -390,17 +376,11 @@ def read_logs(paths: Sequence[Path]) -> LogReading:
         reader.end_file()
     return LogReading(
         steps=tuple(reader.steps),
-        start_iteration=reader.start,
-        peak_memory=reader.peak,
+        values={metric: tuple(values) for metric, values in reader.values.items()},
         saved_checkpoints=tuple(reader.saved),
-        save_times=tuple(reader.save_times),
-        training_done=reader.done,
-        exit_iteration=reader.exit,
-        flaky_marker=reader.flaky,
-        nan_marker=reader.nan,
-        timeout_marker=reader.timeout,
         last_error=reader.errors.best,
         damage=tuple(damage),
+        **reader.found,
     )
 
 

@@ -6,45 +6,26 @@ window is all recorded iterations from there to D, but for those that a profiler
 need a finite value at every recorded iteration of the window: a statistic over the part that happened to be recorded
 could hide the part that went wrong.
 
-How long a job waited, how long it took to begin, and how long training stood still to save.
-
-What of a run's configuration its measurements depend on: GPUs, tokens of one step, steps that a profiler slows.
-
-The dumped `ConfigContainer.yaml` counts where there is one, since it is what really ran; the test file is the fallback.
-
-A loss curve in a few characters: two runs with the same digest had the same loss at every iteration, bit for bit.
+What the measurements need to know of the run's configuration (GPUs, tokens of one step, profiled steps) is taken from
+the dumped `ConfigContainer.yaml` where there is one, since it is what really ran; the test file is the fallback.
 """
 
+import hashlib
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from nightbridge.models import GatePolicy, Job, Summary
-from nightbridge.outputs.curves import METRICS, Curves, logging_interval, read_curves
+from nightbridge.errors import InvalidInput
+from nightbridge.launch.config_container import ConfigContainer, read_container
+from nightbridge.launch.resources import num_gpus
+from nightbridge.models import GatePolicy, Job, Model, RunSpec, Summary
+from nightbridge.models.metrics import METRICS
+from nightbridge.outputs.curves import LOG_FILE, STEP_COLUMNS, Curves, logging_interval, read_curves, value_of
 from nightbridge.outputs.experiment import RunOutput
 from nightbridge.outputs.logs import latest_steps
 
 if TYPE_CHECKING:
     import pandas as pd
-import statistics
-from typing import TYPE_CHECKING
-
-from nightbridge.outputs.curves import LOG_FILE
-from nightbridge.outputs.logs import LogReading
-
-if TYPE_CHECKING:
-    import pandas as pd
-import hashlib
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-from nightbridge.errors import InvalidInput
-from nightbridge.launch.config_container import ConfigContainer, read_container
-from nightbridge.launch.resources import num_gpus
-from nightbridge.models import Model, RunSpec
-
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 # Megatron-Bridge's handle_profiling_step() looks at the steps that are done, so a window A to B is the iterations A + 1
 # to B. It is left after iteration B was measured, so stopping falls into B + 1. PyTorch's profiler counts one step
@@ -160,7 +141,7 @@ def loss_anchors(curves: Curves) -> "tuple[tuple[int, float], ...]":
 
 
 def _source(curves: Curves) -> str:
-    rows = curves.table[(curves.table["tag"] == METRICS["loss"].tag) & (curves.table["step"] > 0)]
+    rows = curves.table[(curves.table["tag"] == STEP_COLUMNS["loss"].tag) & (curves.table["step"] > 0)]
     of_log = (rows.loc[~rows["superseded"], "file"] == LOG_FILE).tolist()
     return "log" if all(of_log) else "mixed" if any(of_log) else "tensorboard"
 
@@ -215,10 +196,14 @@ def summarise(
         # A metric that never occurs was not requested; one that occurs only at times was lost.
         if 0 < present < len(window):
             lost = f"{len(window) - present} of {len(window)} steady iterations"
-            damage.append(f"`{METRICS[name].tag}` is missing or not finite at {lost}")
-    step_time, tflops = _statistics(window["step_time"]), _statistics(window["tflops_per_gpu"])
+            damage.append(f"`{STEP_COLUMNS[name].tag}` is missing or not finite at {lost}")
     grad_norms = _finite(curves.steps["grad_norm"])
     logged = latest_steps(curves.log.steps).values()
+    measured: dict[str, Any] = {
+        **{metric.field: value_of(metric, curves, window) for metric in METRICS if metric.reduce is not None},
+        **_statistics("step_time", window["step_time"]),
+        **_statistics("tflops_per_gpu", window["tflops_per_gpu"]),
+    }
     return Summary(
         steps_expected=steps_expected,
         steps_done=curves.steps_done,
@@ -226,18 +211,9 @@ def summarise(
         steady_last_step=int(window.index[-1]) if len(window) else None,
         steady_steps=len(window),
         profiled_steps=len(warm) - len(window),
-        step_time=step_time.median,
-        step_time_p05=step_time.p05,
-        step_time_p95=step_time.p95,
-        step_time_midmean=step_time.midmean,
-        step_time_spread=step_time.spread,
+        step_time_midmean=_midmean(window["step_time"]),
         tail_slowdown=tail_slowdown(window["step_time"]),
-        tflops_per_gpu=tflops.median,
-        tflops_per_gpu_p05=tflops.p05,
-        tflops_per_gpu_p95=tflops.p95,
-        tflops_per_gpu_spread=tflops.spread,
-        tokens_per_second_per_gpu=_tokens_per_second(curves, window, step_time.median, settings),
-        peak_memory=curves.peak_memory,
+        tokens_per_second_per_gpu=_tokens_per_second(curves, window, measured.get("step_time"), settings),
         final_loss=_final_loss(curves, steps_expected),
         loss_digest=loss_digest(curves),
         loss_anchors=loss_anchors(curves),
@@ -248,10 +224,10 @@ def summarise(
         skipped_iterations=sum(step.skipped_iterations for step in logged) if logged else None,
         queue_time=queue_time(job),
         startup_time=startup_time(curves, job),
-        checkpoint_time=checkpoint_time(curves.log),
         source=curves.source,
         damage=tuple(damage),
         notes=curves.notes,
+        **measured,
     )
 
 
@@ -268,25 +244,25 @@ def _without_profiled(steps: "pd.DataFrame", curves: Curves, profiled: ProfiledS
     return steps[[not profiled.spoils(iteration, interval) for iteration in steps.index]]
 
 
-class _Statistics(NamedTuple):
-    """Of one metric over the steady window; all None where it was not measured."""
+def _statistics(name: str, values: "pd.Series[float]") -> dict[str, float | None]:
+    """Fields of `Summary`: the median and, linear between neighbours, quantiles over the steady window.
 
-    median: float | None = None
-    p05: float | None = None
-    p95: float | None = None
-    midmean: float | None = None
-    spread: float | None = None
-
-
-def _statistics(values: "pd.Series[float]") -> _Statistics:
-    """Quantiles (linear between neighbours) and so on; none without values, or when one is not a finite number."""
+    None without values, or when one is not a finite number.
+    """
     if not len(values) or len(_finite(values)) < len(values):
-        return _Statistics()
+        return {}
     p05, median, p95 = (float(values.quantile(quantile)) for quantile in (0.05, 0.5, 0.95))
     deviation = float((values - median).abs().median())
+    spread = _NORMAL_SIGMA * deviation / abs(median) if median else None
+    return {name: median, f"{name}_p05": p05, f"{name}_p95": p95, f"{name}_spread": spread}
+
+
+def _midmean(values: "pd.Series[float]") -> float | None:
+    """The mean of the middle half; None as for `_statistics`."""
+    if not len(values) or len(_finite(values)) < len(values):
+        return None
     quarter = len(values) // 4
-    midmean = float(values.sort_values().iloc[quarter : len(values) - quarter].mean())
-    return _Statistics(median, p05, p95, midmean, _NORMAL_SIGMA * deviation / abs(median) if median else None)
+    return float(values.sort_values().iloc[quarter : len(values) - quarter].mean())
 
 
 def tail_slowdown(values: "pd.Series[float]") -> float | None:
@@ -367,12 +343,8 @@ def _step_times(curves: Curves) -> "pd.DataFrame":
     import numpy as np
 
     table = curves.table
-    usable = (table["tag"] == METRICS["step_time"].tag) & (table["file"] != LOG_FILE) & (table["step"] > curves.start)
+    usable = (
+        (table["tag"] == STEP_COLUMNS["step_time"].tag) & (table["file"] != LOG_FILE) & (table["step"] > curves.start)
+    )
     found: pd.DataFrame = table.loc[usable & np.isfinite(table["wall_time"]) & np.isfinite(table["value"])]
     return found
-
-
-def checkpoint_time(log: LogReading) -> float | None:
-    """Median seconds for which training stood still to save one checkpoint; None without one."""
-    times = [seconds for seconds in log.save_times if math.isfinite(seconds)]
-    return statistics.median(times) if times else None

@@ -45,9 +45,9 @@ class NightPoint(NamedTuple):
 
 
 class ChosenPoint(NamedTuple):
-    """One point of a sweep on one of its axes: the place of its choice there, its value, and whether it is the best."""
+    """One point of a sweep on one of its axes: where its choice is drawn, its value, and whether it is the best."""
 
-    place: int
+    position: int
     value: float
     is_best: bool
 
@@ -82,25 +82,15 @@ def nights_chart(points: Sequence[NightPoint], label: str, baseline: float | Non
     axes.plot([x for x, _ in known], [value for _, value in known], color=GREY, linewidth=0.8, alpha=0.7, zorder=2)
     for kind, (marker, colour, size) in POINTS.items():
         chosen = [(x, value) for x, value in known if points[x].kind == kind]
-        axes.scatter(
-            [x for x, _ in chosen],
-            [value for _, value in chosen],
-            marker=marker,
-            color=colour,
-            s=size,
-            zorder=3,
-            edgecolor="white",
-        )
+        _scatter(axes, chosen, marker=marker, color=colour, s=size, edgecolor="white")
     for x, point in enumerate(points):
         if point.value is None:
-            axes.plot(x, 0.03, marker="x", color=GREY, markersize=6, transform=axes.get_xaxis_transform())
+            _mark(axes, x, 0.03, "x", GREY)
     if points[-1].value is not None:
         top = max(points[-1].value, points[-1].high or points[-1].value)
         _label(axes, len(points) - 1, top, points[-1].value, POINTS[points[-1].kind][1])
     _label_nights(axes, [point.night for point in points])
-    axes.set_xlabel("night")
-    axes.set_ylabel(label)
-    return _svg(figure)
+    return _labelled(figure, axes, "night", label)
 
 
 def sparkline(points: Sequence[NightPoint]) -> str:
@@ -119,7 +109,7 @@ def sparkline(points: Sequence[NightPoint]) -> str:
     for x, point in enumerate(points):
         if point.value is not None and (point.kind == "regressed" or x == len(points) - 1):
             marker, colour, _size = POINTS[point.kind]
-            axes.scatter([x], [point.value], marker=marker, color=colour, s=14, zorder=3)
+            _scatter(axes, [(x, point.value)], marker=marker, color=colour, s=14)
     return _svg(figure)
 
 
@@ -152,7 +142,7 @@ def spread_chart(tonight: Sequence[float], baseline: Sequence[float]) -> str:
     if not shown[0]:
         return ""
     ends = _inner_range([*shown[0], *shown[1]])
-    bins = [ends[0] + (ends[1] - ends[0]) * place / SPREAD_BINS for place in range(SPREAD_BINS + 1)]
+    bins = [ends[0] + (ends[1] - ends[0]) * edge / SPREAD_BINS for edge in range(SPREAD_BINS + 1)]
     figure, axes = _new_figure()
     for values, colour, style, fills in ((shown[1], GREY, (0, (4, 3)), False), (shown[0], BLUE, "solid", True)):
         if values:
@@ -163,9 +153,7 @@ def spread_chart(tonight: Sequence[float], baseline: Sequence[float]) -> str:
             axes.hist(inside, bins=bins, weights=shares, histtype="step", **look)
             if fills:
                 axes.hist(inside, bins=bins, weights=shares, color=colour, alpha=0.15)
-    axes.set_xlabel("step time, s")
-    axes.set_ylabel("share of steps")
-    return _svg(figure)
+    return _labelled(figure, axes, "step time, s", "share of steps")
 
 
 def step_times(metrics: "pd.DataFrame", first: int | None, last: int | None) -> list[float]:
@@ -201,18 +189,16 @@ def steps_chart(
         axes.plot(*finite[0], marker="o", color=BLUE)
     for step, value in zip(steps, values, strict=True):
         if not math.isfinite(value):
-            axes.plot(step, 0.03, marker="x", color=VERMILLION, markersize=6, transform=axes.get_xaxis_transform())
+            _mark(axes, step, 0.03, "x", VERMILLION)
     if cut:
         low, high = _inner_range([value for value in (*values, *others[1]) if math.isfinite(value)])
         axes.set_ylim(low, high)
         for step, value in finite:
             if value > high:
-                axes.plot(step, 0.97, marker="^", color=BLUE, markersize=5, transform=axes.get_xaxis_transform())
+                _mark(axes, step, 0.97, "^", BLUE, size=5)
     else:
         _label(axes, finite[-1][0], finite[-1][1], finite[-1][1], BLUE)
-    axes.set_xlabel("step")
-    axes.set_ylabel(label)
-    return _svg(figure)
+    return _labelled(figure, axes, "step", label)
 
 
 def differences_chart(steps: Sequence[int], differences: Sequence[float], limits: Sequence[float]) -> str:
@@ -236,10 +222,8 @@ def differences_chart(steps: Sequence[int], differences: Sequence[float], limits
         if not abs(difference) <= limit and math.isfinite(difference)
     ]
     marker, colour, size = POINTS["regressed"]
-    axes.scatter([x for x, _ in beyond], [y for _, y in beyond], marker=marker, color=colour, s=size, zorder=3)
-    axes.set_xlabel("step")
-    axes.set_ylabel("difference, %")
-    return _svg(figure)
+    _scatter(axes, beyond, marker=marker, color=colour, s=size)
+    return _labelled(figure, axes, "step", "difference, %")
 
 
 def _curve(metrics: "pd.DataFrame", tag: str) -> tuple[list[int], list[float]]:
@@ -266,26 +250,15 @@ def choice_chart(points: Sequence[ChosenPoint], choices: Sequence[str], axis: st
         label: What the values are, with their unit.
     """
     figure, axes = _new_figure()
-    others = [point for point in points if not point.is_best]
-    axes.scatter(
-        [point.place for point in others],
-        [point.value for point in others],
-        marker="o",
-        color=BLUE,
-        s=24,
-        alpha=0.6,
-        edgecolor="white",
-        zorder=3,
-    )
+    others = [(point.position, point.value) for point in points if not point.is_best]
+    _scatter(axes, others, marker="o", color=BLUE, s=24, alpha=0.6, edgecolor="white")
     for best in (point for point in points if point.is_best):
-        axes.scatter([best.place], [best.value], marker="*", color=VERMILLION, s=110, edgecolor="white", zorder=4)
-        _label(axes, best.place, best.value, best.value, VERMILLION)
+        _scatter(axes, [(best.position, best.value)], marker="*", color=VERMILLION, s=110, edgecolor="white", zorder=4)
+        _label(axes, best.position, best.value, best.value, VERMILLION)
     shown = range(0, len(choices), math.ceil(len(choices) / MAX_CHOICE_LABELS))
-    axes.set_xticks(list(shown), [_plain(choices[place][:MAX_CHOICE_LETTERS]) for place in shown])
+    axes.set_xticks(list(shown), [_plain(choices[index][:MAX_CHOICE_LETTERS]) for index in shown])
     axes.set_xlim(-0.5, len(choices) - 0.5)
-    axes.set_xlabel(_plain(axis))
-    axes.set_ylabel(label)
-    return _svg(figure)
+    return _labelled(figure, axes, _plain(axis), label)
 
 
 def _with_gaps(steps: Sequence[int], values: Sequence[float]) -> tuple[list[float], list[float]]:
@@ -318,6 +291,21 @@ def _new_figure() -> "tuple[Figure, Axes]":
     axes.margins(x=0.06, y=0.18)
     axes.ticklabel_format(useOffset=False)
     return figure, axes
+
+
+def _labelled(figure: "Figure", axes: "Axes", x: str, y: str) -> str:
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    return _svg(figure)
+
+
+def _scatter(axes: "Axes", points: Sequence[tuple[float, float]], zorder: int = 3, **look: Any) -> None:
+    axes.scatter([x for x, _ in points], [y for _, y in points], zorder=zorder, **look)
+
+
+def _mark(axes: "Axes", x: float, height: float, marker: str, colour: str, size: int = 6) -> None:
+    """A mark at a share of the axes' height, whatever the values are."""
+    axes.plot(x, height, marker=marker, color=colour, markersize=size, transform=axes.get_xaxis_transform())
 
 
 def _label(axes: "Axes", x: float, y: float, value: float, colour: str) -> None:

@@ -12,7 +12,7 @@ from typing import Literal
 from xml.etree import ElementTree
 
 from nightbridge.models import Verdict, VerdictStatus
-from nightbridge.report.page import STATUS_WORDS, gravest_first, short_reason
+from nightbridge.report.tables import STATUS_WORDS, gravest_first, short_reason
 
 Kind = Literal["failure", "error", "skipped"]
 
@@ -78,10 +78,10 @@ def _add_case(suite: ElementTree.Element, scenario: str, verdict: Verdict) -> No
         if kind != "skipped":
             detail.set("type", verdict.status.value)
             detail.text = reasons
-    said = [STATUS_WORDS[verdict.status].label, reasons]
+    lines = [STATUS_WORDS[verdict.status].label, reasons]
     if verdict.prefix:
-        said.append(_text(f"kept at {verdict.store_url}/{verdict.prefix}"))
-    ElementTree.SubElement(case, "system-out").text = "\n".join(line for line in said if line)
+        lines.append(_text(f"kept at {verdict.store_url}/{verdict.prefix}"))
+    ElementTree.SubElement(case, "system-out").text = "\n".join(line for line in lines if line)
 
 
 def _text(text: str) -> str:

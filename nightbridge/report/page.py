@@ -1,26 +1,17 @@
-"""What the report says: verdicts and history turned into the words and rows that the template lays out."""
+"""The night's HTML page: verdicts and history turned into the words, rows and drawings that its template lays out."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
 
-from nightbridge.gate.gate import (
-    GOOD_VERDICTS,
-    METRIC_BY_NAME,
-    METRICS,
-    OUTCOME_WORDS,
-    good_runs_before,
-    repeats_of,
-)
-from nightbridge.history.metrics import (
-    format_change,
-    format_count,
-    format_percent,
-    format_point,
-    format_value,
-)
-from nightbridge.history.reading import HistoryRow, Pin
-from nightbridge.models import Comparison, Summary, Verdict, VerdictStatus
-from nightbridge.report.changes_view import Since, changes_since, compare_link
+import jinja2
+
+from nightbridge.gate.verdict import OUTCOME_WORDS
+from nightbridge.history.metrics import GOOD_VERDICTS, format_count, format_percent, format_point, format_value
+from nightbridge.history.nightly_values import good_runs_before, repeats_of
+from nightbridge.history.rows import HistoryRow, Pin
+from nightbridge.models import RangeCommit, RepositoryChange, Summary, Suspects, ValueChange, Verdict, VerdictStatus
+from nightbridge.models.metrics import COLUMNS
 from nightbridge.report.charts import (
     NightPoint,
     PointKind,
@@ -31,64 +22,40 @@ from nightbridge.report.charts import (
     step_time_chart,
     step_times,
 )
+from nightbridge.report.tables import STATUS_WORDS, Cell, StatusWords, Tone, cell_of, gravest_first, headline_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Tone = Literal["good", "bad", "warn", "none"]
-
 SPARKLINE_NIGHTS = 30
 
-
-class StatusWords(NamedTuple):
-    """How a verdict is shown, and what to do about it."""
-
-    label: str
-    symbol: str
-    tone: Tone
-    task: str
+OPEN_COMMITS = 12
+"""So many commits are shown at once; more are folded, and printed all the same."""
 
 
-# A run with one of these verdicts was measured over less than it should have been: its numbers are shown, not judged.
-UNJUDGED = frozenset({VerdictStatus.FAILED, VerdictStatus.SHORT, VerdictStatus.CANCELLED, VerdictStatus.INFRASTRUCTURE})
+class NewCommits(NamedTuple):
+    """What a repository got since the night before: hash and subject, newest first."""
 
-# The gravest first: the order of the matrix and of the morning's list.
-STATUS_WORDS: dict[VerdictStatus, StatusWords] = {
-    VerdictStatus.REGRESSED: StatusWords(
-        "regressed", "◆", "bad", "Find the cause in the changes below, then fix it or accept the new level."
-    ),
-    VerdictStatus.UNSTABLE: StatusWords("unstable", "≈", "bad", "Rerun it, and compare the nodes it ran on."),
-    VerdictStatus.FAILED: StatusWords("failed", "✕", "bad", "Read the job's log; changed pins are listed below."),
-    VerdictStatus.SHORT: StatusWords("short", "✕", "bad", "Read the job's log: why did it end before its last step?"),
-    VerdictStatus.INFRASTRUCTURE: StatusWords(
-        "infrastructure", "!", "warn", "The code was not tested. Fix the cause, then start a new attempt."
-    ),
-    VerdictStatus.INVALID: StatusWords("invalid", "!", "warn", "Fix the test's file; nothing was started."),
-    VerdictStatus.CANCELLED: StatusWords("cancelled", "–", "warn", "Start a new attempt if it is still needed."),
-    VerdictStatus.NO_BASELINE: StatusWords("no baseline", "○", "none", ""),
-    VerdictStatus.IMPROVED: StatusWords("improved", "★", "good", ""),
-    VerdictStatus.PASSED: StatusWords("passed", "✓", "good", ""),
-}
-
-COMPARISON_WORDS: dict[str, tuple[str, Tone]] = {
-    "regressed": ("worse", "bad"),
-    "improved": ("better", "good"),
-    "passed": ("", "none"),
-    "missing": ("not measured", "bad"),
-    "no_baseline": ("nothing to compare with", "none"),
-}
+    name: str
+    lines: tuple[str, ...]
 
 
-class Cell(NamedTuple):
-    """One metric of one test in the matrix."""
+class ReportedRun(NamedTuple):
+    """One run of the night, and what the page shows of it.
 
-    label: str
-    unit: str
-    value: str
-    change: str
-    word: str
-    tone: Tone
-    golden: str = ""
+    `rows`: the history of its series, tonight's row included where there is one. `scalars`: columns tag, step, value
+    and superseded. `baseline`: the scalars of the last good run, which tonight's curves are laid over. `notes`: about
+    the evidence itself. `links`: names and web addresses of what the store has of the run. `commits`: what each
+    repository got since the night before.
+    """
+
+    verdict: Verdict
+    rows: Sequence[HistoryRow] = ()
+    scalars: "pd.DataFrame | None" = None
+    baseline: "pd.DataFrame | None" = None
+    notes: Sequence[str] = ()
+    links: Sequence[tuple[str, str]] = ()
+    commits: Sequence[NewCommits] = ()
 
 
 class PinChange(NamedTuple):
@@ -111,11 +78,36 @@ class Drawing(NamedTuple):
     caption: str
 
 
-class NewCommits(NamedTuple):
-    """What a repository got since the night before: hash and subject, newest first."""
+class CommitLine(NamedTuple):
+    """One commit. Texts may hold anything: escape them."""
+
+    short: str
+    link: str
+    subject: str
+    author: str
+    day: str
+
+
+class RepositoryLines(NamedTuple):
+    """One repository whose pin changed."""
 
     name: str
-    lines: tuple[str, ...]
+    before: str
+    after: str
+    link: str
+    heading: str
+    is_open: bool
+    commits: tuple[CommitLine, ...]
+    note: str
+
+
+class Since(NamedTuple):
+    """The block of one test. `values` are tables: their captions and rows."""
+
+    caption: str
+    repositories: tuple[RepositoryLines, ...]
+    values: tuple[tuple[str, tuple[ValueChange, ...]], ...]
+    notes: tuple[str, ...]
 
 
 class Section(NamedTuple):
@@ -159,31 +151,16 @@ class Page(NamedTuple):
     has_golden: bool
 
 
-def build_page(
-    night: str,
-    scenario: str,
-    verdicts: Sequence[Verdict],
-    rows: Mapping[str, Sequence[HistoryRow]],
-    curves: "Mapping[str, pd.DataFrame | None]",
-    notes: Mapping[str, Sequence[str]],
-    baselines: "Mapping[str, pd.DataFrame | None] | None" = None,
-    links: Mapping[str, Sequence[tuple[str, str]]] | None = None,
-    commits: Mapping[str, Sequence[NewCommits]] | None = None,
-) -> Page:
-    """Everything that the template needs; the mappings are by run key."""
-    verdicts = gravest_first(verdicts)
-    sections = tuple(
-        _section(
-            verdict,
-            rows.get(verdict.run_key, ()),
-            curves.get(verdict.run_key),
-            notes.get(verdict.run_key, ()),
-            (baselines or {}).get(verdict.run_key),
-            (links or {}).get(verdict.run_key, ()),
-            (commits or {}).get(verdict.run_key, ()),
-        )
-        for verdict in verdicts
-    )
+def render_page(template: str, **values: object) -> str:
+    """Fill a template of this package's folder `templates`; a value that it lacks is an error, text is escaped."""
+    return _environment().get_template(template).render(**values)
+
+
+def build_page(night: str, scenario: str, runs: Sequence[ReportedRun]) -> Page:
+    """Everything that the template needs."""
+    by_key = {run.verdict.run_key: run for run in runs}
+    verdicts = gravest_first(run.verdict for run in runs)
+    sections = tuple(_section(by_key[verdict.run_key]) for verdict in verdicts)
     calls = [verdict for verdict in verdicts if STATUS_WORDS[verdict.status].task]
     headline, subline = headline_of(verdicts)
     return Page(
@@ -192,75 +169,11 @@ def build_page(
         headline=headline,
         subline=subline,
         tone=STATUS_WORDS[calls[0].status].tone if calls else "good",
-        columns=tuple((metric.label, metric.unit) for metric in METRICS),
+        columns=tuple((metric.label, metric.unit) for metric in COLUMNS),
         tasks=sections[: len(calls)],
         sections=sections,
         has_golden=any(cell.golden for section in sections for cell in section.cells),
     )
-
-
-def gravest_first(verdicts: Iterable[Verdict]) -> list[Verdict]:
-    """The order in which verdicts are shown."""
-    order = list(STATUS_WORDS)
-    return sorted(verdicts, key=lambda verdict: (order.index(verdict.status), verdict.test_id, verdict.run_key))
-
-
-def headline_of(verdicts: Sequence[Verdict]) -> tuple[str, str]:
-    """What needs attention in one sentence, and how the night went in another."""
-    calls = [verdict for verdict in verdicts if STATUS_WORDS[verdict.status].task]
-    counts = [
-        f"{count} {words.label}"
-        for status, words in STATUS_WORDS.items()
-        if (count := sum(verdict.status is status for verdict in verdicts))
-    ]
-    tests = format_count(len(verdicts), "test")
-    subline = f"{tests}: {', '.join(counts)}." if verdicts else "No test ran."
-    if not verdicts:
-        return "Nothing ran tonight.", subline
-    if not calls:
-        return "Nothing to do this morning.", subline
-    if len(calls) == 1:
-        return f"Look at {calls[0].test_id}: {short_reason(calls[0])}.", subline
-    return f"{len(calls)} of {tests} need attention.", subline
-
-
-def short_reason(verdict: Verdict) -> str:
-    """The verdict in a few words: the metrics that regressed, else the status and its first reason."""
-    moved = [
-        f"{METRIC_BY_NAME[item.metric].label} {format_change(item.change)}".rstrip()
-        for item in verdict.comparisons
-        if item.status == "regressed"
-    ]
-    if verdict.status is VerdictStatus.REGRESSED and moved:
-        return ", ".join(moved)
-    label = STATUS_WORDS[verdict.status].label
-    return f"{label}, {verdict.reasons[0]}" if verdict.reasons else label
-
-
-def cell_of(comparison: Comparison, verdict: VerdictStatus) -> Cell:
-    """One metric in words. The arrow says where the number went, the word whether that is good."""
-    judged = verdict not in UNJUDGED or comparison.status == "missing"
-    word, tone = COMPARISON_WORDS[comparison.status if judged else "passed"]
-    arrow = "" if not comparison.change else ("▲ " if comparison.change > 0 else "▼ ")
-    change = format_change(comparison.change)
-    if change.startswith("±"):
-        arrow = ""
-    return Cell(
-        label=METRIC_BY_NAME[comparison.metric].label,
-        unit=comparison.unit,
-        value=format_value(comparison.value),
-        change=arrow + change,
-        word=word,
-        tone=tone,
-        golden=_beside_golden(comparison),
-    )
-
-
-def _beside_golden(comparison: Comparison) -> str:
-    """The change against the golden value, `golden +1.2 %`; empty without one."""
-    if comparison.value is None or not comparison.golden:
-        return ""
-    return f"golden {format_change((comparison.value - comparison.golden) / abs(comparison.golden))}"
 
 
 def last_good_run(verdict: Verdict, rows: Sequence[HistoryRow]) -> HistoryRow | None:
@@ -268,16 +181,11 @@ def last_good_run(verdict: Verdict, rows: Sequence[HistoryRow]) -> HistoryRow | 
     return next(reversed(good_runs_before(verdict.night, rows)), None)
 
 
-def _section(
-    verdict: Verdict,
-    rows: Sequence[HistoryRow],
-    curve: "pd.DataFrame | None",
-    notes: Sequence[str],
-    baseline: "pd.DataFrame | None",
-    links: Sequence[tuple[str, str]],
-    commits: Sequence[NewCommits],
-) -> Section:
-    rows = sorted((row for row in rows if row.night <= verdict.night), key=lambda row: (row.night, row.harvested_at))
+def _section(run: ReportedRun) -> Section:
+    verdict, curve, baseline = run.verdict, run.scalars, run.baseline
+    rows = sorted(
+        (row for row in run.rows if row.night <= verdict.night), key=lambda row: (row.night, row.harvested_at)
+    )
     tonight = next((row for row in rows if row.run_key == verdict.run_key), None)
     last_good = last_good_run(verdict, rows)
     first_bad = _first_regressed(verdict.night, rows, last_good) if verdict.status is VerdictStatus.REGRESSED else None
@@ -292,11 +200,11 @@ def _section(
         point=_sweep_point(tonight),
         words=STATUS_WORDS[verdict.status],
         reasons=verdict.reasons,
-        notes=(*notes, *(tonight.summary.notes if tonight else ())),
+        notes=(*run.notes, *(tonight.summary.notes if tonight else ())),
         cells=tuple(
             cell_of(comparison, verdict.status)
             for comparison in verdict.comparisons
-            if any(comparison.metric == metric.name for metric in METRICS)
+            if any(comparison.metric == metric.name for metric in COLUMNS)
         ),
         sparkline=_sparkline(verdict, rows),
         nights_svg=nights_svg,
@@ -311,8 +219,8 @@ def _section(
         since=changes_since(verdict.suspects) if verdict.suspects else None,
         facts=_facts(verdict, tonight, runs),
         kept_at=f"{verdict.store_url}/{verdict.prefix}" if verdict.prefix else "",
-        links=tuple(links),
-        commits=tuple(commits),
+        links=tuple(run.links),
+        commits=tuple(run.commits),
     )
 
 
@@ -406,29 +314,22 @@ def _kind(row: HistoryRow) -> PointKind:
 def _pins(tonight: HistoryRow | None, before: HistoryRow | None) -> tuple[PinChange, ...]:
     if tonight is None:
         return ()
+    repositories = [("Megatron-Bridge", tonight.megatron_bridge, before.megatron_bridge if before else None)]
+    if tonight.nemo_run:
+        repositories.append(("NeMo-Run", tonight.nemo_run, before.nemo_run if before else None))
     return (
-        _commit_change("Megatron-Bridge", tonight.megatron_bridge, before.megatron_bridge if before else None),
-        *(
-            (_commit_change("NeMo-Run", tonight.nemo_run, before.nemo_run if before else None),)
-            if tonight.nemo_run
-            else ()
-        ),
+        *(_commit_change(name, now, old) for name, now, old in repositories),
         _plain_change("Image", _image(tonight), _image(before) if before else None),
         _plain_change("Nodes", tonight.nodes or "–", (before.nodes or "–") if before else None),
     )
 
 
 def _commit_change(name: str, now: Pin, before: Pin | None) -> PinChange:
-    changed = None if before is None else before.commit != now.commit
-    return PinChange(
-        name=name,
-        now=_commit_text(now),
-        subject=now.subject,
-        before=_commit_text(before) if before else "",
-        subject_before=before.subject if before else "",
-        changed=changed,
-        link=compare_link(now.url, before.commit, now.commit) if before and changed else "",
-    )
+    if before is None:
+        return PinChange(name, _commit_text(now), now.subject, "", "", None, "")
+    changed = before.commit != now.commit
+    link = compare_link(now.url, before.commit, now.commit) if changed else ""
+    return PinChange(name, _commit_text(now), now.subject, _commit_text(before), before.subject, changed, link)
 
 
 def _plain_change(name: str, now: str, before: str | None) -> PinChange:
@@ -479,3 +380,64 @@ def _summary_facts(summary: Summary) -> list[tuple[str, str]]:
         ("Step time, 5 % to 95 %", spread),
         ("Measured from", summary.source if summary.source != "none" else "nothing"),
     ]
+
+
+def changes_since(suspects: Suspects) -> Since:
+    """Lay out what a verdict says about what changed."""
+    tables = (("Configuration", suspects.configuration), ("Environment", suspects.environment))
+    found = tuple((caption, changes) for caption, changes in tables if changes)
+    changed = bool(suspects.repositories or found)
+    return Since(
+        caption=f"What changed between the last good night, {suspects.last_good}, and {suspects.night}"
+        if changed
+        else f"No known change between the last good night, {suspects.last_good}, "
+        f"and {suspects.night}: suspect the machines",
+        repositories=tuple(_repository_lines(change) for change in suspects.repositories),
+        values=found,
+        notes=suspects.notes,
+    )
+
+
+def compare_link(url: str, before: str, now: str) -> str:
+    """A link to the commits between two pins, where the host is known to have such a page."""
+    return f"{base}/compare/{before}...{now}" if (base := _web_address(url)) else ""
+
+
+def _repository_lines(change: RepositoryChange) -> RepositoryLines:
+    count = len(change.commits)
+    return RepositoryLines(
+        name=change.name,
+        before=change.before[:10],
+        after=change.after[:10],
+        link=compare_link(change.url, change.before, change.after),
+        heading=format_count(count, "commit") if count else "another commit",
+        is_open=count <= OPEN_COMMITS,
+        commits=tuple(_commit_line(change.url, commit) for commit in change.commits),
+        note=change.note,
+    )
+
+
+def _commit_line(url: str, commit: RangeCommit) -> CommitLine:
+    return CommitLine(
+        short=commit.commit[:10],
+        link=f"{base}/commit/{commit.commit}" if (base := _web_address(url)) else "",
+        subject=commit.subject,
+        author=commit.author,
+        day=f"{commit.authored_at:%Y-%m-%d}",
+    )
+
+
+def _web_address(url: str) -> str:
+    base = url.removesuffix("/").removesuffix(".git")
+    return base if base.startswith("https://github.com/") else ""
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader("nightbridge.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )

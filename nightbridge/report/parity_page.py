@@ -19,7 +19,7 @@ from nightbridge.report.charts import differences_chart, steps_chart
 if TYPE_CHECKING:
     import pandas as pd
 
-from nightbridge.report.templating import render_page
+from nightbridge.report.page import render_page
 
 LABELS = {LOSS: "loss", GRAD_NORM: "grad norm", LEARNING_RATE: "learning rate"}
 

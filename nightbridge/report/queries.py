@@ -4,19 +4,12 @@ from typing import TYPE_CHECKING
 
 from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.gate.decisions import read_decisions
-from nightbridge.gate.evidence import Contract, gather_evidence, since_of
-from nightbridge.gate.gate import compare, compare_with
-from nightbridge.gate.reference import read_scalars
+from nightbridge.gate.evidence import Contract, gather_evidence, read_scalars, since_of
 from nightbridge.gate.trend import Trend, trends
+from nightbridge.gate.verdict import compare, compare_with
 from nightbridge.harvest.manifest import last_attempt, load_record
-from nightbridge.history.reading import (
-    HistoryRow,
-    StoredSeries,
-    find_series,
-    read_history,
-    read_recent,
-    row_of,
-)
+from nightbridge.history.reading import StoredSeries, find_series, read_history, read_recent
+from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import Model, ReferencePolicy, RunRecord, Verdict
 from nightbridge.store.protocol import ObjectStore
 

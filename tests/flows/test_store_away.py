@@ -17,6 +17,7 @@ from nightbridge.store.factory import open_store
 from nightbridge.tasks.harvest import harvest
 from nightbridge.tasks.stage import DELAY_VARIABLE
 from nightbridge.tasks.watch import watch
+from tests.builders import make_job, make_plan
 from tests.conftest import BUCKET
 from tests.nightbridge.harvest.left_run import make_run
 from tests.real.prefect_harness import prefect_in_this_process
@@ -36,15 +37,9 @@ def running_job(site: Site) -> tuple[Job, LaunchPlan]:
     attempt_dir.mkdir(parents=True)
     script = attempt_dir / "job.sh"
     script.write_text("#!/bin/bash\n#SBATCH --output=/dev/null\nsleep 2\n")
-    job = Job(
-        run_key="watched", attempt=1, job_id=open_cluster(site.cluster, site.workspace).submit("watched-a1", script, []),
-        cluster="local", attempt_dir=attempt_dir, script=script, experiment_dir=attempt_dir, submitted_at=utc_now(),
-    )  # fmt: skip
-    plan = LaunchPlan(
-        run_key="watched", attempt=1, attempt_dir=attempt_dir, argv=("true",), cwd=attempt_dir, nodes=1,
-        tasks_per_node=1,
-    )  # fmt: skip
-    return job, plan
+    job_id = open_cluster(site.cluster, site.workspace).submit("watched-a1", script, [])
+    job = make_job("watched", attempt_dir, job_id=job_id, cluster="local", submitted_at=utc_now())
+    return job, make_plan("watched", attempt_dir, tasks_per_node=1)
 
 
 def messages() -> str:

@@ -5,22 +5,13 @@ from prefect.events import Event
 
 from nightbridge.models import NightReport, Verdict, VerdictStatus
 from nightbridge.tasks.events import MAX_LETTERS, night_event, send_report_events
+from tests.builders import make_verdict
 
 REPORT = "s3://bucket/nightly/reports/2026-11-21/nightly.html"
 
 
 def verdict_of(test_id: str, status: VerdictStatus, *reasons: str) -> Verdict:
-    run_key = f"{test_id}-2026-11-21-0123456789"
-    return Verdict(
-        run_key=run_key,
-        test_id=test_id,
-        night="2026-11-21",
-        status=status,
-        reasons=reasons,
-        job_id=4711,
-        store_url="s3://bucket/nightly",
-        prefix=f"runs/{test_id}/2026-11-21/{run_key}/a1",
-    )
+    return make_verdict(status, *reasons, test_id=test_id, job_id=4711)
 
 
 def report_of(*verdicts: Verdict) -> NightReport:

@@ -15,6 +15,7 @@ from nightbridge.files import write_model
 from nightbridge.models import ClusterSettings, LaunchPlan, Site, utc_now
 from nightbridge.slurm.attempt_files import SUBMISSION_FILE, Submission
 from nightbridge.tasks.limits import job_slots, limits_of
+from tests.builders import make_plan
 from tests.real.prefect_harness import prefect_in_this_process
 
 
@@ -27,9 +28,7 @@ def prefect() -> Iterator[None]:
 def plan(folder: Path, run_key: str) -> LaunchPlan:
     attempt_dir = folder / run_key / "a1"
     attempt_dir.mkdir(parents=True)
-    return LaunchPlan(
-        run_key=run_key, attempt=1, attempt_dir=attempt_dir, argv=("true",), cwd=folder, nodes=1, tasks_per_node=1
-    )
+    return make_plan(run_key, attempt_dir)
 
 
 def with_job(planned: LaunchPlan) -> LaunchPlan:

@@ -7,11 +7,12 @@ import pytest
 from prefect import flow
 from prefect.client.orchestration import get_client
 
-from nightbridge.models import Job, LaunchPlan, Outcome, SecretRef, Site, utc_now
+from nightbridge.models import Job, Outcome, SecretRef, Site, utc_now
 from nightbridge.secrets import MASK
 from nightbridge.slurm.attempts import read_ended
 from nightbridge.slurm.factory import open_cluster
 from nightbridge.tasks.watch import watch
+from tests.builders import make_job, make_plan
 from tests.real.prefect_harness import prefect_in_this_process
 
 KNOWN = "a known value"
@@ -41,14 +42,10 @@ def test_the_error_that_ended_a_job_is_kept_and_told_without_secrets(
         "#!/bin/bash\n#SBATCH --output=/dev/null\n"
         f"echo '[rank0]: OSError: {KNOWN} and {SHAPED} refused' > {attempt_dir}/log-x_${{SLURM_JOB_ID}}_0.out\nexit 1\n"
     )
-    job = Job(
-        run_key="watched", attempt=1, job_id=open_cluster(site.cluster, tmp_path).submit("watched-a1", script, []),
-        cluster="local", attempt_dir=attempt_dir, script=script, experiment_dir=attempt_dir, submitted_at=utc_now(),
-    )  # fmt: skip
-    plan = LaunchPlan(
-        run_key="watched", attempt=1, attempt_dir=attempt_dir, argv=("true",), cwd=attempt_dir, nodes=1,
-        tasks_per_node=1, secret_environment={"TOKEN": SecretRef(source="env", name="KNOWN_SECRET")},
-    )  # fmt: skip
+    job_id = open_cluster(site.cluster, tmp_path).submit("watched-a1", script, [])
+    job = make_job("watched", attempt_dir, job_id=job_id, cluster="local", submitted_at=utc_now())
+    secret = SecretRef(source="env", name="KNOWN_SECRET")
+    plan = make_plan("watched", attempt_dir, tasks_per_node=1, secret_environment={"TOKEN": secret})
 
     @flow
     def night() -> Job:

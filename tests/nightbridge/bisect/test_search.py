@@ -11,9 +11,7 @@ from nightbridge.bisect.search import (
     BisectPolicy,
     Levels,
     Measured,
-    answer,
-    likelihoods,
-    next_places,
+    Search,
     prior_of_nights,
 )
 from nightbridge.errors import InvalidInput
@@ -30,11 +28,12 @@ def search(
     at_once: int = 1,
     policy: BisectPolicy | None = None,
 ) -> tuple[Answer, Sequence[Measured], int]:
-    """Measure what is asked for until nothing is; a value of None is a commit that does not run."""
+    """Measure what is wanted until nothing is; a value of None is a commit that does not run."""
+    decisions = Search(commits, levels, policy=policy or BisectPolicy())
     measured: list[Measured] = []
     skipped: frozenset[int] = frozenset()
     rounds = 0
-    while places := next_places(commits, levels, measured, skipped, None, policy, at_once):
+    while places := decisions.next_places(measured, skipped, at_once):
         rounds += 1
         for place in places:
             found = value(place)
@@ -42,7 +41,7 @@ def search(
                 skipped |= {place}
             else:
                 measured.append(Measured(place=place, value=found))
-    return answer(commits, levels, measured, skipped, None, policy), measured, rounds
+    return decisions.answer(measured, skipped), measured, rounds
 
 
 def noisy(first_bad: int, seed: int, *, drift: float = 0.0, stray: float = 0.0) -> Callable[[int], float]:
@@ -141,7 +140,7 @@ def test_commits_that_do_not_run_elsewhere_cost_the_answer_nothing() -> None:
 
 def test_a_range_in_which_nothing_runs_is_refused() -> None:
     with pytest.raises(InvalidInput, match="no commit of the range can be run"):
-        next_places(2, LEVELS, (), frozenset({0, 1, 2}))
+        Search(2, LEVELS).next_places((), frozenset({0, 1, 2}))
 
 
 # --- what it costs ---------------------------------------------------------------------------------------------------
@@ -150,13 +149,13 @@ def test_a_range_in_which_nothing_runs_is_refused() -> None:
 def test_points_at_once_divide_the_range_in_as_many_parts() -> None:
     ends = [Measured(place=0, value=LEVELS.good), Measured(place=99, value=LEVELS.bad)]
 
-    assert next_places(99, LEVELS, ends, at_once=1) in ((49,), (50,))
-    assert next_places(99, LEVELS, ends, at_once=3) == pytest.approx((24, 50, 75), abs=2)
+    assert Search(99, LEVELS).next_places(ends, at_once=1) in ((49,), (50,))
+    assert Search(99, LEVELS).next_places(ends, at_once=3) == pytest.approx((24, 50, 75), abs=2)
 
 
 def test_both_ends_are_measured_before_anything_between_them() -> None:
-    assert next_places(99, LEVELS, (), at_once=4) == (0, 99)
-    assert next_places(99, LEVELS, (Measured(place=0, value=1.0),)) == (99,)
+    assert Search(99, LEVELS).next_places((), at_once=4) == (0, 99)
+    assert Search(99, LEVELS).next_places((Measured(place=0, value=1.0),)) == (99,)
 
 
 def test_points_at_once_need_fewer_rounds() -> None:
@@ -180,7 +179,7 @@ def test_it_ends_undecided_when_the_runs_are_spent() -> None:
 
 
 def test_probabilities_add_up_to_one_and_start_out_equal() -> None:
-    beforehand = likelihoods(COMMITS, LEVELS, ())
+    beforehand = Search(COMMITS, LEVELS).likelihoods(())
 
     assert beforehand.sum() == pytest.approx(1.0)
     assert beforehand[1:-1] == pytest.approx([0.9 / COMMITS] * COMMITS)
@@ -208,4 +207,4 @@ def test_nights_of_the_history_say_where_to_look_first_and_exclude_nothing() -> 
 )
 def test_a_question_without_an_answer_is_refused(commits: int, levels: Levels, measured: tuple[Measured, ...]) -> None:
     with pytest.raises(InvalidInput):
-        likelihoods(commits, levels, measured)
+        Search(commits, levels).likelihoods(measured)

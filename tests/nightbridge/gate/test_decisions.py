@@ -9,6 +9,7 @@ import pytest
 from nightbridge.cli.main import run
 from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.gate.accept import accept, checked_kind, checked_metrics
+from nightbridge.gate.comparison import Evidence
 from nightbridge.gate.decisions import (
     Decision,
     in_force,
@@ -17,9 +18,10 @@ from nightbridge.gate.decisions import (
     read_decisions,
     record_decision,
 )
-from nightbridge.gate.gate import Evidence, compare
 from nightbridge.gate.trend import trend_lines, trends
-from nightbridge.history.reading import HistoryRow, add, row_of
+from nightbridge.gate.verdict import compare
+from nightbridge.history.reading import add
+from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import GatePolicy, RunRecord, Summary, Verdict, VerdictStatus
 from nightbridge.store.directory import DirectoryStore
 
@@ -137,7 +139,7 @@ def found(verdicts: list[Verdict]) -> list[VerdictStatus]:
 
 
 @pytest.mark.parametrize("kind", ["acknowledged", "baseline"])
-def test_an_accepted_level_alarms_no_more_and_the_verdict_says_so(slowed, kind: str) -> None:
+def test_an_accepted_level_alarms_no_more_and_the_verdict_says_so(slowed: Callable[..., Any], kind: str) -> None:
     made = decision(kind, night(20), night(24))
 
     verdicts, _rows = slowed(*[1.1] * 12, decisions=(made,))
@@ -146,7 +148,7 @@ def test_an_accepted_level_alarms_no_more_and_the_verdict_says_so(slowed, kind: 
     assert made.text in verdicts[-1].reasons
 
 
-def test_getting_worse_still_alarms(slowed) -> None:
+def test_getting_worse_still_alarms(slowed: Callable[..., Any]) -> None:
     made = decision("acknowledged", night(20), night(24))
 
     verdicts, _rows = slowed(*[1.1] * 12, 1.25, 1.25, decisions=(made,))
@@ -154,7 +156,7 @@ def test_getting_worse_still_alarms(slowed) -> None:
     assert found(verdicts)[-2:] == [VerdictStatus.REGRESSED] * 2
 
 
-def test_a_fault_that_was_fixed_alarms_again_when_it_was_not(slowed) -> None:
+def test_a_fault_that_was_fixed_alarms_again_when_it_was_not(slowed: Callable[..., Any]) -> None:
     made = decision("fixed", night(20), night(24))
 
     repaired, _rows = slowed(*[1.1] * 5, *[1.0] * 5, decisions=(made,))
@@ -164,7 +166,7 @@ def test_a_fault_that_was_fixed_alarms_again_when_it_was_not(slowed) -> None:
     assert found(still_there)[5:] == [VerdictStatus.REGRESSED] * 5
 
 
-def test_the_trend_shows_the_change_with_the_decision(slowed) -> None:
+def test_the_trend_shows_the_change_with_the_decision(slowed: Callable[..., Any]) -> None:
     _verdicts, rows = slowed(*[1.1] * 12)
     made = decision("baseline", night(20), night(24))
 
@@ -180,7 +182,7 @@ def test_the_trend_shows_the_change_with_the_decision(slowed) -> None:
 
 @pytest.mark.parametrize("cluster", ["dgx", "dgx/h100 Süd"])
 def test_accepting_a_series_decides_about_the_level_that_it_stands_at(
-    store: DirectoryStore, slowed, cluster: str
+    store: DirectoryStore, slowed: Callable[..., Any], cluster: str
 ) -> None:
     _verdicts, rows = slowed(*[1.1] * 6)
     for row in rows:
@@ -193,7 +195,10 @@ def test_accepting_a_series_decides_about_the_level_that_it_stands_at(
 
 
 def test_accepting_a_run_takes_cluster_series_and_night_from_it(
-    store: DirectoryStore, slowed, make_record: Callable[..., RunRecord], commit: Callable[..., RunRecord]
+    store: DirectoryStore,
+    slowed: Callable[..., Any],
+    make_record: Callable[..., RunRecord],
+    commit: Callable[..., RunRecord],
 ) -> None:
     _verdicts, rows = slowed(1.1, 1.1)
     for row in rows:
@@ -214,7 +219,7 @@ def test_what_does_not_exist_is_refused() -> None:
 
 
 def test_the_command_line_decides_and_says_what(
-    store: DirectoryStore, slowed, capsys: pytest.CaptureFixture[str]
+    store: DirectoryStore, slowed: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     _verdicts, rows = slowed(1.1, 1.1)
     for row in rows:

@@ -1,16 +1,20 @@
 """What the gate takes into account besides the last good runs: limits, the canary, the nodes, all nights together."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import date, timedelta
+from typing import Any
 
 import numpy as np
 import pytest
 
+from nightbridge.gate.comparison import Evidence
 from nightbridge.gate.evidence import canary_rows, limits_for
-from nightbridge.gate.gate import Evidence, compare
-from nightbridge.history.reading import HistoryRow, add, row_of
+from nightbridge.gate.verdict import compare
+from nightbridge.history.reading import add
+from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import GatePolicy, Limits, RunRecord, Summary, Verdict, VerdictStatus
 from nightbridge.store.directory import DirectoryStore
+from nightbridge.store.protocol import ObjectInfo
 
 Records = Callable[..., RunRecord]
 
@@ -44,6 +48,7 @@ def judged(make_record: Records) -> Callable[..., tuple[list[Verdict], list[Hist
                 test_id=test_id,
             )
             if nodes:
+                assert record.job.status is not None
                 status = record.job.status.model_copy(update={"nodes": nodes[number]})
                 record = record.model_copy(update={"jobs": (record.job.model_copy(update={"status": status}),)})
             verdict = compare(
@@ -67,7 +72,9 @@ def statuses(verdicts: Sequence[Verdict]) -> set[VerdictStatus]:
 
 
 class TestAllNightsTogether:
-    def test_what_is_smaller_than_any_nights_band_is_found_over_several_and_says_since_when(self, judged) -> None:
+    def test_what_is_smaller_than_any_nights_band_is_found_over_several_and_says_since_when(
+        self, judged: Callable[..., Any]
+    ) -> None:
         values = noise(40, 1, sigma=0.008)
         values[28:] *= 1.025
 
@@ -79,7 +86,7 @@ class TestAllNightsTogether:
         assert any(f"since {night(start)}" in reason for start in (27, 28, 29))
         assert "p = " in reason
 
-    def test_it_stays_regressed_until_the_night_that_is_back(self, judged) -> None:
+    def test_it_stays_regressed_until_the_night_that_is_back(self, judged: Callable[..., Any]) -> None:
         values = np.r_[noise(30, 2, sigma=0.002), 1.04 * noise(15, 3, sigma=0.002), noise(6, 4, sigma=0.002)]
 
         verdicts, _rows = judged(values)
@@ -89,13 +96,13 @@ class TestAllNightsTogether:
 
 
 class TestLimits:
-    def test_a_ceiling_of_the_test_fails_the_first_night_of_all(self, judged) -> None:
+    def test_a_ceiling_of_the_test_fails_the_first_night_of_all(self, judged: Callable[..., Any]) -> None:
         verdicts, _rows = judged([1.0], gate=GatePolicy(confirm=0, limits={"step_time": Limits(max=0.9)}))
 
         assert verdicts[0].status is VerdictStatus.REGRESSED
         assert "step time is above its ceiling of 0.9 s, the test's" in verdicts[0].reasons[0]
 
-    def test_what_the_cluster_owes_the_test_counts_too(self, judged) -> None:
+    def test_what_the_cluster_owes_the_test_counts_too(self, judged: Callable[..., Any]) -> None:
         evidence = Evidence(contract={"tflops_per_gpu": Limits(min=710)})
 
         verdicts, _rows = judged([1.0] * 3, evidence=evidence)
@@ -111,7 +118,7 @@ class TestLimits:
 
 
 class TestCanary:
-    def test_what_the_canary_shows_is_not_laid_at_the_codes_door(self, judged) -> None:
+    def test_what_the_canary_shows_is_not_laid_at_the_codes_door(self, judged: Callable[..., Any]) -> None:
         drift = np.r_[np.ones(30), np.full(6, 1.08)]
         _verdicts, canary = judged(3 * drift * noise(36, 5, 0.002), test_id="canary")
 
@@ -121,7 +128,7 @@ class TestCanary:
         assert alone[-1].status is VerdictStatus.REGRESSED
         assert VerdictStatus.REGRESSED not in statuses(beside)
 
-    def test_a_slower_commit_is_found_beside_a_canary_that_stays(self, judged) -> None:
+    def test_a_slower_commit_is_found_beside_a_canary_that_stays(self, judged: Callable[..., Any]) -> None:
         values = noise(36, 7, 0.002)
         values[30:] *= 1.08
         _verdicts, canary = judged(noise(36, 8, 0.002), test_id="canary")
@@ -148,7 +155,12 @@ class TestCanarysSeries:
             ran(number)
         listed: list[str] = []
         listing = store.list
-        monkeypatch.setattr(store, "list", lambda prefix: listed.append(prefix) or listing(prefix))
+
+        def list_and_count(prefix: str) -> Iterator[ObjectInfo]:
+            listed.append(prefix)
+            return listing(prefix)
+
+        monkeypatch.setattr(store, "list", list_and_count)
 
         found = [canary_rows(store, "canary", "dgx", night=night(2)) for _test in range(5)]
 
@@ -168,7 +180,7 @@ class TestCanarysSeries:
 
 
 class TestNodes:
-    def test_the_level_of_a_known_node_set_is_no_regression(self, judged) -> None:
+    def test_the_level_of_a_known_node_set_is_no_regression(self, judged: Callable[..., Any]) -> None:
         slow = np.arange(40) % 5 == 4
         nodes = ["node[5-8]" if other else "node[1-4]" for other in slow]
 

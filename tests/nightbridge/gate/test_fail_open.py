@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from nightbridge.gate.gate import compare
-from nightbridge.history.reading import HistoryRow
+from nightbridge.gate.verdict import compare
+from nightbridge.history.rows import HistoryRow
 from nightbridge.models import GatePolicy, RunRecord, Summary, Verdict, VerdictStatus
 from nightbridge.outputs.curves import read_curves
 from nightbridge.outputs.experiment import read_run

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from nightbridge.errors import DamagedData, InvalidInput
-from nightbridge.gate.gate import Evidence, compare
-from nightbridge.gate.golden_gate import golden_answer
+from nightbridge.gate.comparison import Evidence
+from nightbridge.gate.evidence import golden_result
+from nightbridge.gate.verdict import compare
 from nightbridge.models import GatePolicy, GoldenPolicy, RunRecord, Verdict, VerdictStatus
 from nightbridge.outputs.curves import read_curves
 from nightbridge.outputs.event_files import metrics_parquet
@@ -55,7 +56,7 @@ def judge(tmp_path: Path, store: DirectoryStore, make_record: Callable[..., RunR
         gate = GatePolicy(golden=str(file), golden_rules=GoldenPolicy(**rules))
         record = make_record(summarise(curves, gate, STEPS, RunSettings(), None), gate=gate)
         store.put(f"{record.prefix}/metrics.parquet", metrics_parquet(curves.table))
-        return compare(record, (), Evidence(golden=golden_answer(store, record)))
+        return compare(record, (), Evidence(golden=golden_result(store, record)))
 
     return judge
 
@@ -147,7 +148,7 @@ def test_a_golden_file_that_is_gone_is_told(store: DirectoryStore, make_record: 
     record = make_record(gate=GatePolicy(golden="/nowhere/golden.json"))
 
     with pytest.raises(InvalidInput, match="cannot be read"):
-        golden_answer(store, record)
+        golden_result(store, record)
 
 
 def test_a_run_without_scalars_fails(
@@ -156,7 +157,7 @@ def test_a_run_without_scalars_fails(
     (tmp_path / "golden.json").write_text(json.dumps(BRIDGE))
     record = make_record(gate=GatePolicy(golden=str(tmp_path / "golden.json")))
 
-    answer = golden_answer(store, record)
+    answer = golden_result(store, record)
 
     assert answer is not None
     assert (answer.whole, answer.as_good) == (False, False)

@@ -8,9 +8,10 @@ import pytest
 
 from nightbridge import config
 from nightbridge.gate.evidence import gather_evidence
-from nightbridge.gate.gate import compare
+from nightbridge.gate.verdict import compare
 from nightbridge.goldens.parity import follow
-from nightbridge.history.reading import add, row_of
+from nightbridge.history.reading import add
+from nightbridge.history.rows import row_of
 from nightbridge.models import GatePolicy, ReferencePolicy, RunRecord, Verdict, VerdictStatus
 from nightbridge.store.directory import DirectoryStore
 

@@ -10,10 +10,10 @@ import pytest
 
 from examples.practice.repositories import PracticeRepositories, commit_behaviour
 from nightbridge.errors import InvalidInput, PermanentError
-from nightbridge.gate.gate import compare
 from nightbridge.gate.suspects import MAX_COMMITS, differences, find_suspects, suspect_nights, with_commits
 from nightbridge.gate.trend import trend_lines, trends
-from nightbridge.history.reading import HistoryRow, row_of
+from nightbridge.gate.verdict import compare
+from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import (
     Outcome,
     RangeCommit,

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from nightbridge.gate.trend import Trend, nights_of, trend_lines, trend_table, trends
-from nightbridge.history.reading import HistoryRow
+from nightbridge.history.rows import HistoryRow
 from nightbridge.models import Outcome, Summary, VerdictStatus
 
 GOOD, BAD = "a" * 40, "e" * 40

@@ -7,16 +7,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from nightbridge.errors import InvalidInput
 from nightbridge.goldens.parity import (
     CurveParity,
-    calibrated_bands,
     compare_curves,
     compare_runs,
     curve_of,
 )
 from nightbridge.models import ReferencePolicy
-from tests.nightbridge.conftest import scalar_table as table
+from tests.builders import scalar_table as table
 
 STEPS = range(1, 101)
 
@@ -102,6 +100,7 @@ class TestSameConvergence:
 
         assert found.first_divergence == 70
         assert found.largest == pytest.approx(0.2)
+        assert found.largest_at is not None
         assert found.largest_at >= 70
         assert found.tail == pytest.approx(0.2)
         assert "the mean of the tail differs by +20 % (limit 0.25 %)" in " ".join(found.faults)
@@ -194,28 +193,3 @@ class TestRuns:
         found = compare_curves(loss, loss | {5: 8.0})
 
         assert CurveParity.model_validate_json(found.model_dump_json()) == found
-
-
-class TestCalibration:
-    def noisy(self, loss: dict[int, float], seed: int, sigma: float) -> dict[int, float]:
-        rng = np.random.default_rng(seed)
-        return {step: value * (1 + sigma * rng.standard_normal()) for step, value in loss.items()}
-
-    def test_bands_are_as_wide_as_repeats_are_apart(self, loss: dict[int, float]) -> None:
-        repeats = [self.noisy(loss, seed, 0.03) for seed in range(5)]
-
-        bands = calibrated_bands(repeats)
-
-        assert not compare_curves(repeats[0], repeats[1]).same_convergence
-        assert all(compare_curves(repeats[0], other, bands=bands).same_convergence for other in repeats)
-
-    def test_equal_repeats_do_not_make_bands_of_nothing(self, loss: dict[int, float]) -> None:
-        bands = calibrated_bands([loss, loss, loss])
-
-        assert (bands.smoothed, bands.tail, bands.single_step) == pytest.approx((0.0004, 0.00025, 0.01))
-
-    def test_two_repeats_or_a_broken_one_calibrate_nothing(self, loss: dict[int, float]) -> None:
-        with pytest.raises(InvalidInput, match="2 repeats"):
-            calibrated_bands([loss, loss])
-        with pytest.raises(InvalidInput, match="not finite"):
-            calibrated_bands([loss, loss, loss | {4: math.nan}])

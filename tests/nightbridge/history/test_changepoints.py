@@ -47,7 +47,7 @@ class TestFinding:
         assert abs(point.index - 60) <= 1
         assert point.earliest <= 60 <= point.latest
         assert point.change == pytest.approx(0.05, abs=0.01)
-        assert (point.before, point.after) == (pytest.approx(40, rel=0.01), pytest.approx(42, rel=0.01))
+        assert [point.before, point.after] == pytest.approx([40, 42], rel=0.01)
         assert point.p_value < 1e-20
         assert point.confidence == pytest.approx(1)
 

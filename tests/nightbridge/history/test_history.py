@@ -8,18 +8,10 @@ from datetime import UTC, date, datetime, timedelta
 import pytest
 
 from nightbridge.errors import DamagedData
-from nightbridge.gate.gate import compare
-from nightbridge.history.history_store import write_generation
-from nightbridge.history.reading import (
-    LOOK_BACK,
-    HistoryRow,
-    add,
-    compact,
-    find_series,
-    read_history,
-    read_recent,
-    row_of,
-)
+from nightbridge.gate.verdict import compare
+from nightbridge.history.history_store import compact, write_generation
+from nightbridge.history.reading import LOOK_BACK, add, find_series, read_history, read_recent
+from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import RunRecord, Summary, VerdictStatus
 from nightbridge.store.directory import DirectoryStore
 
@@ -34,6 +26,7 @@ def test_a_row_says_what_the_run_was_what_became_of_it_and_what_it_measured(
     assert row.run_key == record.spec.run_key
     assert (row.cluster, row.series, row.nodes, row.job_id) == ("dgx", record.series, "node[1-2]", 4711)
     assert (row.megatron_bridge.commit, row.megatron_bridge.subject) == ("a" * 40, "Fuse the softmax")
+    assert row.nemo_run is not None
     assert row.nemo_run.commit == "b" * 40
     assert row.image_digest == "sha256:" + "d" * 64
     assert row.summary == record.summary

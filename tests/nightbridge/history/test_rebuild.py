@@ -4,12 +4,14 @@ from collections.abc import Callable
 
 import pytest
 
-from nightbridge.gate.gate import compare
-from nightbridge.history import rebuild
-from nightbridge.history.reading import add, read_history, row_of
-from nightbridge.history.rebuild import rebuild_history
+from nightbridge.gate.verdict import compare
+from nightbridge.harvest.manifest import load_record
+from nightbridge.history import reading
+from nightbridge.history.reading import add, read_history, rebuild_history
+from nightbridge.history.rows import row_of
 from nightbridge.models import RunRecord, VerdictStatus
 from nightbridge.store.directory import DirectoryStore
+from nightbridge.store.protocol import ObjectStore
 
 
 @pytest.fixture
@@ -153,15 +155,14 @@ def test_a_verdict_that_was_given_meanwhile_is_newer(
 ) -> None:
     rebuild_history(store)
     confirmed = read_history(store, "dgx", judged[0].series)[1].model_copy(update={"verdict": VerdictStatus.UNSTABLE})
-    read = rebuild.load_record
 
-    def read_and_be_overtaken(*given: object) -> RunRecord | None:
-        record: RunRecord | None = read(*given)
+    def read_and_be_overtaken(store: ObjectStore, prefix: str) -> RunRecord | None:
+        record = load_record(store, prefix)
         if record and record.spec.run_key == confirmed.run_key:
             add(store, confirmed)
         return record
 
-    monkeypatch.setattr(rebuild, "load_record", read_and_be_overtaken)
+    monkeypatch.setattr(reading, "load_record", read_and_be_overtaken)
 
     rebuild_history(store)
 

@@ -1,4 +1,7 @@
 import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +17,9 @@ COMPLETE, IN_PROGRESS, DAMAGED = CheckpointState.COMPLETE, CheckpointState.IN_PR
 
 
 class TestWriteOrder:
-    def test_a_checkpoint_with_all_parts_is_complete_without_a_common_pt(self, tmp_path, write_checkpoint):
+    def test_a_checkpoint_with_all_parts_is_complete_without_a_common_pt(
+        self, tmp_path: Path, write_checkpoint: Callable[..., Path]
+    ) -> None:
         path = write_checkpoint(tmp_path)
         assert checkpoint_state(path) == (COMPLETE, "")
 
@@ -31,19 +36,23 @@ class TestWriteOrder:
         ],
     )
     def test_one_that_is_still_being_written_is_in_progress_at_every_moment(
-        self, tmp_path, write_checkpoint, until, missing
-    ):
+        self, tmp_path: Path, write_checkpoint: Callable[..., Path], until: str, missing: str
+    ) -> None:
         state, reason = checkpoint_state(write_checkpoint(tmp_path, until=until))
         assert state is IN_PROGRESS
         assert missing in reason
 
     @pytest.mark.parametrize("tracker", ["", "1", "10\n"])
-    def test_a_tracker_that_is_being_written_is_no_damage(self, tmp_path, write_checkpoint, tracker):
+    def test_a_tracker_that_is_being_written_is_no_damage(
+        self, tmp_path: Path, write_checkpoint: Callable[..., Path], tracker: str
+    ) -> None:
         path = write_checkpoint(tmp_path, until=TRACKER)
         (tmp_path / TRACKER).write_text(tracker)
         assert checkpoint_state(path)[0] is IN_PROGRESS
 
-    def test_a_second_save_in_progress_leaves_the_first_complete(self, tmp_path, write_checkpoint):
+    def test_a_second_save_in_progress_leaves_the_first_complete(
+        self, tmp_path: Path, write_checkpoint: Callable[..., Path]
+    ) -> None:
         write_checkpoint(tmp_path, iteration=10)
         write_checkpoint(tmp_path, iteration=20, until="__0_0.distcp")
         assert [(found.iteration, found.state) for found in find_checkpoints(tmp_path)] == [
@@ -51,14 +60,18 @@ class TestWriteOrder:
             (20, IN_PROGRESS),
         ]
 
-    def test_one_that_was_never_finished_before_a_later_one_is_damaged(self, tmp_path, write_checkpoint):
+    def test_one_that_was_never_finished_before_a_later_one_is_damaged(
+        self, tmp_path: Path, write_checkpoint: Callable[..., Path]
+    ) -> None:
         path = write_checkpoint(tmp_path, iteration=10, until="__0_0.distcp")
         write_checkpoint(tmp_path, iteration=20)
         state, reason = checkpoint_state(path)
         assert state is DAMAGED
         assert ".metadata" in reason
 
-    def test_one_whose_last_part_was_never_written_before_a_later_one_is_damaged(self, tmp_path, write_checkpoint):
+    def test_one_whose_last_part_was_never_written_before_a_later_one_is_damaged(
+        self, tmp_path: Path, write_checkpoint: Callable[..., Path]
+    ) -> None:
         path = write_checkpoint(tmp_path, iteration=10, until=TRACKER)
         write_checkpoint(tmp_path, iteration=20)
         state, reason = checkpoint_state(path)
@@ -66,21 +79,25 @@ class TestWriteOrder:
         assert "run_config.yaml" in reason
 
     @pytest.mark.parametrize("part", [".metadata", "metadata.json", "train_state.pt"])
-    def test_a_part_missing_before_one_that_is_there_is_damage(self, tmp_path, write_checkpoint, part):
+    def test_a_part_missing_before_one_that_is_there_is_damage(
+        self, tmp_path: Path, write_checkpoint: Callable[..., Path], part: str
+    ) -> None:
         path = write_checkpoint(tmp_path)
         (path / part).unlink()
         state, reason = checkpoint_state(path)
         assert state is DAMAGED
         assert part in reason
 
-    def test_a_whole_directory_that_the_tracker_does_not_reach_is_not_complete(self, tmp_path, write_checkpoint):
+    def test_a_whole_directory_that_the_tracker_does_not_reach_is_not_complete(
+        self, tmp_path: Path, write_checkpoint: Callable[..., Path]
+    ) -> None:
         path = write_checkpoint(tmp_path, iteration=20)
         (tmp_path / TRACKER).write_text("10")
         state, reason = checkpoint_state(path)
         assert state is DAMAGED
         assert "names iteration 10" in reason
 
-    def test_fsdp_dtensor_has_no_metadata_json(self, tmp_path, write_checkpoint):
+    def test_fsdp_dtensor_has_no_metadata_json(self, tmp_path: Path, write_checkpoint: Callable[..., Path]) -> None:
         path = write_checkpoint(tmp_path)
         (path / "metadata.json").unlink()
         (path / "run_config.yaml").write_text("checkpoint:\n  ckpt_format: fsdp_dtensor\n")
@@ -91,8 +108,8 @@ class TestMegatronLM:
     """Megatron-LM on its own writes neither a training state nor a configuration, and its tracker last."""
 
     @pytest.fixture
-    def write(self, write_checkpoint):
-        def write_one(folder, iteration=10, tracker=None):
+    def write(self, write_checkpoint: Callable[..., Path]) -> Callable[..., Path]:
+        def write_one(folder: Path, iteration: int = 10, tracker: str | None = None) -> Path:
             path = write_checkpoint(folder, iteration=iteration)
             for part in (path / "train_state.pt", path / "run_config.yaml", folder / "latest_train_state.pt"):
                 part.unlink(missing_ok=True)
@@ -101,28 +118,30 @@ class TestMegatronLM:
 
         return write_one
 
-    def test_a_checkpoint_that_the_tracker_names_is_complete(self, tmp_path, write):
+    def test_a_checkpoint_that_the_tracker_names_is_complete(self, tmp_path: Path, write: Any) -> None:
         assert checkpoint_state(write(tmp_path)) == (COMPLETE, "")
 
-    def test_so_is_one_before_it(self, tmp_path, write):
+    def test_so_is_one_before_it(self, tmp_path: Path, write: Any) -> None:
         write(tmp_path, 10)
         write(tmp_path, 20)
         assert [found.state for found in find_checkpoints(tmp_path)] == [COMPLETE, COMPLETE]
 
-    def test_one_that_the_tracker_does_not_reach_is_not_complete(self, tmp_path, write):
+    def test_one_that_the_tracker_does_not_reach_is_not_complete(self, tmp_path: Path, write: Any) -> None:
         write(tmp_path, 10)
         state, reason = checkpoint_state(write(tmp_path, 20, tracker=10))
         assert state is IN_PROGRESS
         assert TRACKER in reason
 
     @pytest.mark.parametrize("part", [".metadata", "__0_0.distcp"])
-    def test_a_missing_part_is_damage(self, tmp_path, write, part):
+    def test_a_missing_part_is_damage(self, tmp_path: Path, write: Any, part: str) -> None:
         path = write(tmp_path)
         (path / part).unlink()
         assert checkpoint_state(path)[0] is DAMAGED
 
     @pytest.mark.parametrize("left", ["train_state.pt", "run_config.yaml", "latest_train_state.pt"])
-    def test_whatever_is_left_of_megatron_bridges_parts_asks_for_the_others(self, tmp_path, write_checkpoint, left):
+    def test_whatever_is_left_of_megatron_bridges_parts_asks_for_the_others(
+        self, tmp_path: Path, write_checkpoint: Callable[..., Path], left: Any
+    ) -> None:
         path = write_checkpoint(tmp_path)
         for part in (path / "train_state.pt", path / "run_config.yaml", tmp_path / "latest_train_state.pt"):
             if part.name != left:
@@ -131,23 +150,25 @@ class TestMegatronLM:
 
 
 class TestContent:
-    def test_a_missing_shard_is_damage(self, tmp_path, write_checkpoint):
+    def test_a_missing_shard_is_damage(self, tmp_path: Path, write_checkpoint: Callable[..., Path]) -> None:
         path = write_checkpoint(tmp_path)
         (path / "__1_0.distcp").unlink()
         assert checkpoint_state(path) == (DAMAGED, "shard __1_0.distcp is missing")
 
-    def test_a_shard_one_byte_short_is_damage(self, tmp_path, write_checkpoint):
+    def test_a_shard_one_byte_short_is_damage(self, tmp_path: Path, write_checkpoint: Callable[..., Path]) -> None:
         path = write_checkpoint(tmp_path)
         (path / "__1_0.distcp").write_bytes(bytes(7508))
         assert checkpoint_state(path) == (DAMAGED, "shard __1_0.distcp has 7508 of 7509 bytes")
 
-    def test_a_shard_that_is_a_link_is_damage(self, tmp_path, write_checkpoint):
+    def test_a_shard_that_is_a_link_is_damage(self, tmp_path: Path, write_checkpoint: Callable[..., Path]) -> None:
         path = write_checkpoint(tmp_path)
         (path / "__1_0.distcp").rename(tmp_path / "elsewhere")
         (path / "__1_0.distcp").symlink_to(tmp_path / "elsewhere")
         assert checkpoint_state(path) == (DAMAGED, "shard __1_0.distcp is not a regular file")
 
-    def test_stale_shards_of_a_larger_run_are_named_and_no_damage(self, tmp_path, write_checkpoint):
+    def test_stale_shards_of_a_larger_run_are_named_and_no_damage(
+        self, tmp_path: Path, write_checkpoint: Callable[..., Path]
+    ) -> None:
         path = write_checkpoint(tmp_path)
         (path / "__7_0.distcp").write_bytes(b"old")
         state, reason = checkpoint_state(path)
@@ -167,36 +188,44 @@ class TestContent:
             ("run_config.yaml", b"just text"),
         ],
     )
-    def test_a_small_file_that_cannot_be_parsed_is_damage(self, tmp_path, write_checkpoint, part, content):
+    def test_a_small_file_that_cannot_be_parsed_is_damage(
+        self, tmp_path: Path, write_checkpoint: Callable[..., Path], part: str, content: Any
+    ) -> None:
         path = write_checkpoint(tmp_path)
         (path / part).write_bytes(content)
         assert checkpoint_state(path)[0] is DAMAGED
 
-    def test_a_metadata_that_names_no_shard_is_damage(self, tmp_path, write_checkpoint):
+    def test_a_metadata_that_names_no_shard_is_damage(
+        self, tmp_path: Path, write_checkpoint: Callable[..., Path]
+    ) -> None:
         path = write_checkpoint(tmp_path)
         (path / ".metadata").write_bytes(
             b"\x80\x04\x8c\x25torch.distributed.checkpoint.metadata\x8c\x08Metadata\x93)\x81}\x8c\x0cstorage_data}sb."
         )
         assert checkpoint_state(path) == (DAMAGED, ".metadata names no shard")
 
-    def test_a_metadata_that_is_cut_off_is_damage(self, tmp_path, write_checkpoint):
+    def test_a_metadata_that_is_cut_off_is_damage(self, tmp_path: Path, write_checkpoint: Callable[..., Path]) -> None:
         path = write_checkpoint(tmp_path)
         whole = (path / ".metadata").read_bytes()
         for size in range(1, len(whole), 97):
             (path / ".metadata").write_bytes(whole[:size])
             assert checkpoint_state(path)[0] is DAMAGED, size
 
-    def test_tags_of_the_writers_own_classes_do_not_make_a_configuration_unreadable(self, tmp_path, write_checkpoint):
+    def test_tags_of_the_writers_own_classes_do_not_make_a_configuration_unreadable(
+        self, tmp_path: Path, write_checkpoint: Callable[..., Path]
+    ) -> None:
         path = write_checkpoint(tmp_path)
         (path / "run_config.yaml").write_text("model: !!python/object/apply:os.system ['touch /tmp/no']\n")
         assert checkpoint_state(path)[0] is COMPLETE
 
 
 class TestFind:
-    def test_a_missing_folder_has_no_checkpoints(self, tmp_path):
+    def test_a_missing_folder_has_no_checkpoints(self, tmp_path: Path) -> None:
         assert find_checkpoints(tmp_path / "nothing") == ()
 
-    def test_only_real_iter_directories_count_and_sizes_are_summed(self, tmp_path, write_checkpoint):
+    def test_only_real_iter_directories_count_and_sizes_are_summed(
+        self, tmp_path: Path, write_checkpoint: Callable[..., Path]
+    ) -> None:
         path = write_checkpoint(tmp_path)
         (tmp_path / "iter_0000020").write_text("a file")
         (tmp_path / "iter_0000030").symlink_to(path)
@@ -205,16 +234,20 @@ class TestFind:
         assert found.path == path
         assert found.size == sum(file.stat().st_size for file in path.iterdir())
 
-    def test_iterations_beyond_seven_digits_are_in_order(self, tmp_path, write_checkpoint):
+    def test_iterations_beyond_seven_digits_are_in_order(
+        self, tmp_path: Path, write_checkpoint: Callable[..., Path]
+    ) -> None:
         write_checkpoint(tmp_path, iteration=9_999_999)
         write_checkpoint(tmp_path, iteration=10_000_000)
         assert [found.iteration for found in find_checkpoints(tmp_path)] == [9_999_999, 10_000_000]
 
-    def test_a_directory_deleted_in_between_is_left_out(self, tmp_path, write_checkpoint, monkeypatch):
+    def test_a_directory_deleted_in_between_is_left_out(
+        self, tmp_path: Path, write_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         path = write_checkpoint(tmp_path, iteration=10)
         write_checkpoint(tmp_path, iteration=20)
 
-        def judge_while_it_is_deleted(judged):
+        def judge_while_it_is_deleted(judged: Path) -> tuple[CheckpointState, str]:
             shutil.rmtree(path, ignore_errors=True)
             return checkpoint_state(judged)
 
@@ -222,6 +255,6 @@ class TestFind:
         assert [found.iteration for found in find_checkpoints(tmp_path)] == [20]
 
     @pytest.mark.parametrize(("content", "expected"), [("10", 10), (" 10\n", 10), ("release", None), ("", None)])
-    def test_tracked_iteration(self, tmp_path, content, expected):
+    def test_tracked_iteration(self, tmp_path: Path, content: Any, expected: Any) -> None:
         (tmp_path / TRACKER).write_text(content)
         assert tracked_iteration(tmp_path) == expected

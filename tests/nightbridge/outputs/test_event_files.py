@@ -2,8 +2,10 @@ import contextlib
 import math
 import os
 import struct
+from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -30,6 +32,7 @@ from nightbridge.outputs.event_files import (
     scalars,
 )
 from nightbridge.outputs.following import EventFileTail
+from tests.nightbridge.outputs.builders import EventFileBuilder
 
 
 def _record_offsets(path: Path) -> list[int]:
@@ -45,7 +48,7 @@ def _scalar_metadata(plugin: str) -> SummaryMetadata:
 
 
 class TestAgainstTensorboard:
-    def test_the_rows_are_those_of_tensorboards_own_accumulator(self, tmp_path):
+    def test_the_rows_are_those_of_tensorboards_own_accumulator(self, tmp_path: Path) -> None:
         writer = EventFileWriter(str(tmp_path))
         rng = np.random.default_rng(1)
         for step in range(1, 301):
@@ -66,7 +69,7 @@ class TestAgainstTensorboard:
             assert ours["value"].tolist() == [event.value for event in expected]
             assert ours["wall_time"].tolist() == [event.wall_time for event in expected]
 
-    def test_values_of_many_tags_in_one_event_are_all_read(self, tmp_path):
+    def test_values_of_many_tags_in_one_event_are_all_read(self, tmp_path: Path) -> None:
         values = [Summary.Value(tag=f"tag {n}", simple_value=n) for n in range(5)]
         writer = EventFileWriter(str(tmp_path))
         writer.add_event(Event(wall_time=1.0, step=3, summary=Summary(value=values)))
@@ -77,13 +80,13 @@ class TestAgainstTensorboard:
         ]
 
     @pytest.mark.parametrize("step", [0, 1, 127, 128, 16_383, 2**21, 2**28 - 1, 2**28, 2**40, 2**63 - 1, -1])
-    def test_every_length_of_a_step_is_read(self, event_file, step):
+    def test_every_length_of_a_step_is_read(self, event_file: Callable[..., EventFileBuilder], step: Any) -> None:
         path = event_file().scalar("lm loss", step, 1.5).write()
         (row,) = read_event_file(path).rows
         assert (row.step, row.value) == (step, 1.5)
 
     @pytest.mark.parametrize("length", [1, 100, 101, 110, 111, 120, 127, 128, 5_000])
-    def test_every_length_of_a_tag_is_read(self, event_file, length):
+    def test_every_length_of_a_tag_is_read(self, event_file: Callable[..., EventFileBuilder], length: Any) -> None:
         path = event_file().scalar("ü" + "x" * length, 7, 1.5).write()
         (row,) = read_event_file(path).rows
         assert row.tag == "ü" + "x" * length
@@ -93,7 +96,7 @@ class TestAgainstTensorboard:
             st.tuples(st.text(min_size=1), st.integers(0, 2**62), st.floats(width=32), st.floats(0, 1e12)), max_size=20
         )
     )
-    def test_whatever_is_written_is_read(self, tmp_path_factory, events):
+    def test_whatever_is_written_is_read(self, tmp_path_factory: pytest.TempPathFactory, events: Any) -> None:
         folder = tmp_path_factory.mktemp("events")
         writer = EventFileWriter(str(folder))
         for tag, step, value, wall_time in events:
@@ -123,7 +126,9 @@ class TestTensorScalars:
             ("bool", True),
         ],
     )
-    def test_every_number_type_is_read_from_content_and_from_typed_values(self, event_file, dtype, number):
+    def test_every_number_type_is_read_from_content_and_from_typed_values(
+        self, event_file: Callable[..., EventFileBuilder], dtype: Any, number: int
+    ) -> None:
         array = np.array(number, dtype=dtype)
         typed = make_tensor_proto(array)
         content = TensorProto(dtype=typed.dtype, tensor_shape=typed.tensor_shape, tensor_content=array.tobytes())
@@ -132,7 +137,7 @@ class TestTensorScalars:
             builder.value(step, Summary.Value(tag="x", tensor=tensor, metadata=_scalar_metadata("scalars")))
         assert [row.value for row in read_event_file(builder.write()).rows] == [float(number)] * 2
 
-    def test_bfloat16_is_read(self, event_file):
+    def test_bfloat16_is_read(self, event_file: Callable[..., EventFileBuilder]) -> None:
         tensors = (
             TensorProto(dtype=14, tensor_content=b"\xc0\x3f"),
             TensorProto(dtype=14, half_val=[0x3FC0]),
@@ -142,7 +147,9 @@ class TestTensorScalars:
             builder.value(1, Summary.Value(tag="x", tensor=tensor))
         assert [row.value for row in read_event_file(builder.write()).rows] == [1.5, 1.5]
 
-    def test_the_plugin_that_only_the_first_value_names_holds_for_the_tag(self, event_file):
+    def test_the_plugin_that_only_the_first_value_names_holds_for_the_tag(
+        self, event_file: Callable[..., EventFileBuilder]
+    ) -> None:
         tensor = make_tensor_proto(np.array(2.0))
         builder = event_file().value(1, Summary.Value(tag="h", tensor=tensor, metadata=_scalar_metadata("hparams")))
         builder.value(2, Summary.Value(tag="h", tensor=tensor))
@@ -150,7 +157,9 @@ class TestTensorScalars:
         assert len(file) == 0
         assert file.skipped == {"hparams": 2}
 
-    def test_text_and_histograms_are_counted_and_not_taken_for_numbers(self, event_file):
+    def test_text_and_histograms_are_counted_and_not_taken_for_numbers(
+        self, event_file: Callable[..., EventFileBuilder]
+    ) -> None:
         text = TensorProto(dtype=7, string_val=[b"hello"], tensor_shape=TensorShapeProto())
         vector = make_tensor_proto(np.array([1.0, 2.0]))
         builder = event_file()
@@ -165,7 +174,7 @@ class TestTensorScalars:
 
 
 class TestDamage:
-    def test_a_whole_file_is_complete(self, event_file):
+    def test_a_whole_file_is_complete(self, event_file: Callable[..., EventFileBuilder]) -> None:
         path = event_file().scalar("lm loss", 1, 2.0).write()
         file = read_event_file(path)
         assert (file.status, file.bytes_ok, file.bytes_total, file.damage) == (
@@ -176,14 +185,18 @@ class TestDamage:
         )
 
     @pytest.mark.parametrize("content", [b"", None])
-    def test_an_empty_file_and_one_with_only_a_header_are_complete_and_have_no_rows(self, event_file, content):
+    def test_an_empty_file_and_one_with_only_a_header_are_complete_and_have_no_rows(
+        self, event_file: Callable[..., EventFileBuilder], content: Any
+    ) -> None:
         path = event_file().write()
         if content is not None:
             path.write_bytes(content)
         file = read_event_file(path)
         assert (file.status, len(file)) == ("complete", 0)
 
-    def test_a_cut_at_every_byte_of_the_last_record_keeps_all_records_before_it(self, event_file):
+    def test_a_cut_at_every_byte_of_the_last_record_keeps_all_records_before_it(
+        self, event_file: Callable[..., EventFileBuilder]
+    ) -> None:
         builder = event_file()
         for step in range(1, 6):
             builder.scalar("lm loss", step, float(step))
@@ -195,12 +208,14 @@ class TestDamage:
             assert list(file.steps) == [1, 2, 3, 4]
             assert (file.status, file.damage_offset, file.bytes_ok) == ("truncated", offsets[-2], offsets[-2]), size
 
-    def test_a_cut_between_two_records_cannot_be_seen(self, event_file):
+    def test_a_cut_between_two_records_cannot_be_seen(self, event_file: Callable[..., EventFileBuilder]) -> None:
         path = event_file().scalar("lm loss", 1, 1.0).scalar("lm loss", 2, 2.0).write()
         path.write_bytes(path.read_bytes()[: _record_offsets(path)[-2]])
         assert (read_event_file(path).status, list(read_event_file(path).steps)) == ("complete", [1])
 
-    def test_a_flipped_bit_anywhere_in_a_record_is_reported_with_the_records_offset(self, event_file):
+    def test_a_flipped_bit_anywhere_in_a_record_is_reported_with_the_records_offset(
+        self, event_file: Callable[..., EventFileBuilder]
+    ) -> None:
         builder = event_file()
         for step in range(1, 6):
             builder.scalar("lm loss", step, float(step))
@@ -218,13 +233,15 @@ class TestDamage:
         assert "2 scalars" in file.damage
 
     @pytest.mark.parametrize("zeros", [1, 11, 12, 4096])
-    def test_a_tail_of_zeros_counts_as_the_end(self, event_file, zeros):
+    def test_a_tail_of_zeros_counts_as_the_end(self, event_file: Callable[..., EventFileBuilder], zeros: Any) -> None:
         path = event_file().scalar("lm loss", 1, 1.0).write()
         path.write_bytes(path.read_bytes() + bytes(zeros))
         file = read_event_file(path)
         assert (file.status, list(file.steps)) == ("complete", [1])
 
-    def test_a_record_that_was_cut_and_filled_with_zeros_is_truncated_not_corrupt(self, event_file):
+    def test_a_record_that_was_cut_and_filled_with_zeros_is_truncated_not_corrupt(
+        self, event_file: Callable[..., EventFileBuilder]
+    ) -> None:
         path = event_file().scalar("lm loss", 1, 1.0).scalar("lm loss", 2, 2.0).write()
         whole, offsets = path.read_bytes(), _record_offsets(path)
         for size in range(offsets[-2] + 1, offsets[-1]):
@@ -232,14 +249,16 @@ class TestDamage:
             file = read_event_file(path)
             assert (file.status, file.damage_offset, list(file.steps)) == ("truncated", offsets[-2], [1]), size
 
-    def test_records_behind_a_hole_are_not_trusted(self, event_file):
+    def test_records_behind_a_hole_are_not_trusted(self, event_file: Callable[..., EventFileBuilder]) -> None:
         path = event_file().scalar("lm loss", 1, 1.0).write()
         whole = path.read_bytes()
         path.write_bytes(whole + bytes(64) + whole)
         file = read_event_file(path)
         assert (file.status, file.damage_offset, list(file.steps)) == ("corrupt", len(whole), [1])
 
-    def test_a_record_with_a_right_checksum_that_is_no_event_is_counted(self, event_file):
+    def test_a_record_with_a_right_checksum_that_is_no_event_is_counted(
+        self, event_file: Callable[..., EventFileBuilder]
+    ) -> None:
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         path = event_file().scalar("lm loss", 1, 1.0).write()
@@ -249,7 +268,9 @@ class TestDamage:
         assert (file.status, file.skipped) == ("complete", {"malformed": 1})
         assert "1 records are not events" in file.damage
 
-    def test_a_record_whose_inner_lengths_are_wrong_is_not_guessed_at(self, event_file):
+    def test_a_record_whose_inner_lengths_are_wrong_is_not_guessed_at(
+        self, event_file: Callable[..., EventFileBuilder]
+    ) -> None:
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         value = Summary.Value(tag="lm loss", simple_value=1.0)
@@ -267,12 +288,14 @@ class TestDamage:
         assert len(file) == 0
         assert file.skipped["malformed"] == 2
 
-    def test_a_missing_file_is_a_clear_error(self, tmp_path):
+    def test_a_missing_file_is_a_clear_error(self, tmp_path: Path) -> None:
         with pytest.raises(DamagedData, match="cannot read the event file"):
             read_event_file(tmp_path / "events.out.tfevents.1")
 
     @given(st.binary(max_size=300))
-    def test_random_bytes_are_reported_and_never_raise(self, tmp_path_factory, content):
+    def test_random_bytes_are_reported_and_never_raise(
+        self, tmp_path_factory: pytest.TempPathFactory, content: Any
+    ) -> None:
         path = tmp_path_factory.mktemp("random") / "events.out.tfevents.1"
         path.write_bytes(content)
         file = read_event_file(path)
@@ -280,7 +303,7 @@ class TestDamage:
         assert file.status == "complete" or file.damage
 
     @given(st.binary(max_size=200))
-    def test_random_records_raise_only_malformed_record(self, record):
+    def test_random_records_raise_only_malformed_record(self, record: Any) -> None:
         with contextlib.suppress(MalformedRecord):
             EventDecoder().decode(record)
 
@@ -288,7 +311,7 @@ class TestDamage:
 class TestBlocks:
     """Whole files are read in blocks; record by record, as a running job's are, must give the same."""
 
-    def _mixed(self, event_file):
+    def _mixed(self, event_file: Callable[..., EventFileBuilder]) -> Any:
         builder = event_file()
         for step in (1, 127, 128, 20_000, 2**21, 2**28 - 1, 2**28, 2**40, -1):
             builder.scalar("lm loss", step, step / 3).scalar("a tag that is longer than others" * 5, step, math.nan)
@@ -296,13 +319,15 @@ class TestBlocks:
             builder.value(step, Summary.Value(tag="t", tensor=make_tensor_proto(2.5, dtype=np.float32)))
         return builder.write()
 
-    def _one_by_one(self, path, content):
+    def _one_by_one(self, path: Path, content: Any) -> Any:
         path.write_bytes(content)
         tail = EventFileTail(path)
         return tail.new_rows(), tail.damage
 
     @pytest.mark.parametrize("size", [1, 60, 61, 100, 4096, 1 << 20])
-    def test_blocks_of_any_size_give_the_rows_that_single_records_give(self, event_file, monkeypatch, size):
+    def test_blocks_of_any_size_give_the_rows_that_single_records_give(
+        self, event_file: Callable[..., EventFileBuilder], monkeypatch: pytest.MonkeyPatch, size: int
+    ) -> None:
         path = self._mixed(event_file)
         rows, _ = self._one_by_one(path, path.read_bytes())
         monkeypatch.setattr(event_blocks, "BLOCK", size)
@@ -313,7 +338,9 @@ class TestBlocks:
         assert file.skipped == {"histogram": 9}
 
     @pytest.mark.parametrize("size", [100, 1 << 20])
-    def test_damage_anywhere_leaves_the_rows_that_single_records_leave(self, event_file, monkeypatch, size):
+    def test_damage_anywhere_leaves_the_rows_that_single_records_leave(
+        self, event_file: Callable[..., EventFileBuilder], monkeypatch: pytest.MonkeyPatch, size: int
+    ) -> None:
         path = self._mixed(event_file)
         whole = path.read_bytes()
         monkeypatch.setattr(event_blocks, "BLOCK", size)
@@ -327,11 +354,13 @@ class TestBlocks:
 
 
 class TestTable:
-    def test_a_missing_folder_gives_an_empty_table_with_the_right_columns(self, tmp_path):
+    def test_a_missing_folder_gives_an_empty_table_with_the_right_columns(self, tmp_path: Path) -> None:
         table, damage = scalars(tmp_path / "nothing")
         assert (len(table), damage, tuple(table.columns)) == (0, [], COLUMNS)
 
-    def test_after_a_restart_the_later_file_wins_and_the_earlier_rows_are_kept(self, event_file, tmp_path):
+    def test_after_a_restart_the_later_file_wins_and_the_earlier_rows_are_kept(
+        self, event_file: Callable[..., EventFileBuilder], tmp_path: Path
+    ) -> None:
         later = event_file(time=1_760_000_900)
         for step in range(80, 91):
             later.scalar("lm loss", step, 2.0)
@@ -351,7 +380,9 @@ class TestTable:
         assert current[80] == 2.0
         assert set(table.loc[table["superseded"], "file"]) == {earlier.path.name}
 
-    def test_files_of_one_second_are_ordered_by_their_first_event(self, event_file, tmp_path):
+    def test_files_of_one_second_are_ordered_by_their_first_event(
+        self, event_file: Callable[..., EventFileBuilder], tmp_path: Path
+    ) -> None:
         second = event_file(uid=0)
         second.start += 0.9
         second.scalar("lm loss", 1, 2.0).write()
@@ -359,7 +390,9 @@ class TestTable:
         table, _ = scalars(tmp_path)
         assert table.loc[~table["superseded"], "value"].tolist() == [2.0]
 
-    def test_curves_over_samples_are_dropped_and_sanitised_tags_get_their_names_back(self, event_file, tmp_path):
+    def test_curves_over_samples_are_dropped_and_sanitised_tags_get_their_names_back(
+        self, event_file: Callable[..., EventFileBuilder], tmp_path: Path
+    ) -> None:
         builder = event_file().scalar("lm loss vs samples", 128, 1.0).scalar("lm_loss_vs_samples", 128, 1.0)
         builder.scalar("lm_loss", 1, 2.0).scalar("mtp_1_loss", 1, 3.0).scalar("grad-norm", 1, 4.0).write()
         table, _ = scalars(tmp_path)
@@ -369,13 +402,15 @@ class TestTable:
             "grad-norm": 4.0,
         }
 
-    def test_nan_and_infinities_are_kept(self, event_file, tmp_path):
+    def test_nan_and_infinities_are_kept(self, event_file: Callable[..., EventFileBuilder], tmp_path: Path) -> None:
         event_file().scalar("lm loss", 1, math.nan).scalar("lm loss", 2, math.inf).write()
         table, _ = scalars(tmp_path)
         assert math.isnan(table["value"][0])
         assert table["value"][1] == math.inf
 
-    def test_a_damaged_file_is_named_and_the_others_count(self, event_file, tmp_path):
+    def test_a_damaged_file_is_named_and_the_others_count(
+        self, event_file: Callable[..., EventFileBuilder], tmp_path: Path
+    ) -> None:
         event_file(time=1_760_000_000).scalar("lm loss", 1, 1.0).write()
         broken = event_file(time=1_760_000_001).scalar("lm loss", 2, 1.0).write()
         broken.write_bytes(broken.read_bytes()[:-1])
@@ -384,24 +419,26 @@ class TestTable:
         assert len(damage) == 1
         assert damage[0].startswith(broken.name)
 
-    def test_links_are_not_followed(self, event_file, tmp_path):
+    def test_links_are_not_followed(self, event_file: Callable[..., EventFileBuilder], tmp_path: Path) -> None:
         path = event_file("elsewhere").scalar("lm loss", 1, 1.0).write()
         folder = tmp_path / "tb_logs"
         folder.mkdir()
         (folder / path.name).symlink_to(path)
         assert find_event_files(folder) == ()
 
-    def test_the_table_survives_parquet_bit_by_bit(self, event_file, tmp_path):
+    def test_the_table_survives_parquet_bit_by_bit(
+        self, event_file: Callable[..., EventFileBuilder], tmp_path: Path
+    ) -> None:
         event_file().scalar("lm loss", 1, 0.1).scalar("lm loss", 1, math.nan).write()
         table, _ = scalars(tmp_path)
         content = metrics_parquet(table)
         pd.testing.assert_frame_equal(pd.read_parquet(BytesIO(content)), table)
         assert metrics_parquet(table) == content
 
-    def test_an_empty_table_can_be_written(self, tmp_path):
+    def test_an_empty_table_can_be_written(self, tmp_path: Path) -> None:
         table, _ = scalars(tmp_path)
         assert tuple(pd.read_parquet(BytesIO(metrics_parquet(table))).columns) == COLUMNS
 
     @pytest.mark.parametrize(("tag", "expected"), [("lm loss", "lm loss"), ("loss-scale vs samples", None)])
-    def test_canonical_tag(self, tag, expected):
+    def test_canonical_tag(self, tag: str, expected: Any) -> None:
         assert canonical_tag(tag) == expected

@@ -1,19 +1,26 @@
 import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nightbridge.models import CheckpointState
 from nightbridge.outputs.experiment import evidence, read_run
+from tests.nightbridge.outputs.builders import EventFileBuilder, RunFolder, StepLine
 
 
 class TestReadRun:
-    def test_a_job_that_left_nothing_has_only_empty_fields(self, run_folder):
+    def test_a_job_that_left_nothing_has_only_empty_fields(self, run_folder: RunFolder) -> None:
         run_folder.job_dir.rmdir()
         output = read_run(run_folder.job, None)
-        assert output.logs == output.sbatch_logs == output.event_files == output.checkpoints == output.notes == ()
+        assert output.logs + output.sbatch_logs + output.event_files == ()
+        assert (output.checkpoints, output.notes) == ((), ())
         assert (output.config_container, output.repo_status, output.launcher_log) == (None, None, None)
 
-    def test_everything_that_a_run_in_a_container_leaves_is_found(self, run_folder, write_checkpoint):
+    def test_everything_that_a_run_in_a_container_leaves_is_found(
+        self, run_folder: RunFolder, write_checkpoint: Callable[..., Path]
+    ) -> None:
         log = run_folder.log("text")
         batch = run_folder.write(f"sbatch_acct-acct.{run_folder.job.name}_4711.out", "text")
         events = run_folder.curves(range(1, 3))
@@ -37,7 +44,9 @@ class TestReadRun:
             "launcher.log",
         ]
 
-    def test_a_run_without_a_container_is_found_in_its_output_folder(self, run_folder, event_file, write_checkpoint):
+    def test_a_run_without_a_container_is_found_in_its_output_folder(
+        self, run_folder: RunFolder, event_file: Callable[..., EventFileBuilder], write_checkpoint: Callable[..., Path]
+    ) -> None:
         output_dir = run_folder.attempt_dir / "output"
         events = event_file(output_dir / "tb_logs").scalar("lm loss", 1, 1.0).write()
         write_checkpoint(output_dir / "checkpoints")
@@ -48,35 +57,43 @@ class TestReadRun:
         assert len(output.checkpoints) == 1
         assert output.config_container == output_dir / "configs" / "ConfigContainer.yaml"
 
-    def test_folders_that_an_experiment_name_puts_elsewhere_are_found(self, run_folder, event_file, write_checkpoint):
+    def test_folders_that_an_experiment_name_puts_elsewhere_are_found(
+        self, run_folder: RunFolder, event_file: Callable[..., EventFileBuilder], write_checkpoint: Callable[..., Path]
+    ) -> None:
         write_checkpoint(run_folder.job_dir / "my_experiment" / "checkpoints")
         events = event_file(run_folder.job_dir / "my_experiment" / "tb_logs").scalar("lm loss", 1, 1.0).write()
         output = read_run(run_folder.job, None)
         assert output.event_files == (events,)
         assert len(output.checkpoints) == 1
 
-    def test_restarts_are_in_order_and_logs_of_other_jobs_are_not_ours(self, run_folder):
+    def test_restarts_are_in_order_and_logs_of_other_jobs_are_not_ours(self, run_folder: RunFolder) -> None:
         restarts = [run_folder.log("x", restart=number) for number in (10, 2, 0)]
         run_folder.log("foreign", job_id=4712)
         assert read_run(run_folder.job, None).logs == tuple(reversed(restarts))
 
-    def test_a_title_that_ends_with_the_jobs_number_is_not_taken_for_it(self, run_folder):
+    def test_a_title_that_ends_with_the_jobs_number_is_not_taken_for_it(self, run_folder: RunFolder) -> None:
         run_folder.write("log-acct.title_4711_9_0.out", "job 9")
         assert read_run(run_folder.job, None).logs == ()
 
-    def test_logs_that_name_no_job_are_the_fallback(self, run_folder):
+    def test_logs_that_name_no_job_are_the_fallback(self, run_folder: RunFolder) -> None:
         plain = run_folder.write("log.out", "text")
         assert read_run(run_folder.job, None).logs == (plain,)
         own = run_folder.log("text")
         assert read_run(run_folder.job, None).logs == (own,)
 
-    def test_the_archive_of_the_launchers_repository_is_not_output(self, run_folder, event_file):
+    def test_the_archive_of_the_launchers_repository_is_not_output(
+        self, run_folder: RunFolder, event_file: Callable[..., EventFileBuilder]
+    ) -> None:
         event_file(run_folder.job_dir / "code" / "tests" / "data").scalar("lm loss", 1, 1.0).write()
         assert read_run(run_folder.job, None).event_files == ()
 
     def test_links_out_of_the_tree_are_not_followed_and_reported(
-        self, run_folder, event_file, tmp_path, write_checkpoint
-    ):
+        self,
+        run_folder: RunFolder,
+        event_file: Callable[..., EventFileBuilder],
+        tmp_path: Path,
+        write_checkpoint: Callable[..., Path],
+    ) -> None:
         foreign = event_file("foreign").scalar("lm loss", 1, 1.0).write()
         write_checkpoint(tmp_path / "foreign_checkpoints")
         inside = run_folder.curves(range(1, 2))
@@ -89,17 +106,19 @@ class TestReadRun:
         assert len(output.notes) == 3
         assert all("link to outside" in note for note in output.notes)
 
-    def test_where_a_data_loader_stood_is_no_checkpoint_of_its_own(self, run_folder, write_checkpoint):
+    def test_where_a_data_loader_stood_is_no_checkpoint_of_its_own(
+        self, run_folder: RunFolder, write_checkpoint: Callable[..., Path]
+    ) -> None:
         save_dir = run_folder.job_dir / "checkpoints"
         write_checkpoint(save_dir, iteration=10)
         run_folder.write("checkpoints/energon/iter_0000010/train_dataloader_dprank000.pt", "state")
         assert [found.path for found in read_run(run_folder.job, None).checkpoints] == [save_dir / "iter_0000010"]
 
-    def test_output_inside_the_job_folder_is_found_once(self, run_folder):
+    def test_output_inside_the_job_folder_is_found_once(self, run_folder: RunFolder) -> None:
         run_folder.curves(range(1, 2))
         assert len(read_run(run_folder.job, run_folder.job_dir / "tb_logs").event_files) == 1
 
-    def test_the_model_survives_json(self, run_folder, write_checkpoint):
+    def test_the_model_survives_json(self, run_folder: RunFolder, write_checkpoint: Callable[..., Path]) -> None:
         run_folder.curves(range(1, 3))
         write_checkpoint(run_folder.job_dir / "checkpoints")
         output = read_run(run_folder.job, None)
@@ -107,7 +126,7 @@ class TestReadRun:
 
 
 class TestEvidence:
-    def test_a_whole_run_proves_itself(self, run_folder, step_line):
+    def test_a_whole_run_proves_itself(self, run_folder: RunFolder, step_line: type[StepLine]) -> None:
         lines = "\n".join(step_line(n).step for n in range(1, 51))
         run_folder.log(f"{lines}\n[after training is done] datetime: now\n")
         found = evidence(read_run(run_folder.job, None), 50)
@@ -116,31 +135,37 @@ class TestEvidence:
         assert found.finished_marker
         assert (found.flaky_marker, found.timeout_marker, found.last_error) == (None, False, "")
 
-    def test_the_log_proves_steps_that_a_killed_writer_never_flushed(self, run_folder, step_line):
+    def test_the_log_proves_steps_that_a_killed_writer_never_flushed(
+        self, run_folder: RunFolder, step_line: type[StepLine]
+    ) -> None:
         run_folder.curves(range(1, 21))
         run_folder.log("\n".join(step_line(n).step for n in range(1, 51)))
         assert evidence(read_run(run_folder.job, None), 50).steps_done == 50
 
     @pytest.mark.parametrize("bad", [math.nan, math.inf])
-    def test_one_loss_that_is_not_finite_is_enough(self, run_folder, bad):
+    def test_one_loss_that_is_not_finite_is_enough(self, run_folder: RunFolder, bad: Any) -> None:
         run_folder.curves(range(1, 51), loss=lambda step: bad if step == 20 else 2.0)
         found = evidence(read_run(run_folder.job, None), 50)
         assert found.steps_done == 50
         assert not found.losses_finite
 
-    def test_a_loss_that_the_log_leaves_out_is_not_finite(self, run_folder, step_line):
+    def test_a_loss_that_the_log_leaves_out_is_not_finite(
+        self, run_folder: RunFolder, step_line: type[StepLine]
+    ) -> None:
         run_folder.log("\n".join(step_line(n, loss=math.nan if n == 3 else 2.0).step for n in range(1, 6)))
         assert not evidence(read_run(run_folder.job, None), 5).losses_finite
 
-    def test_a_run_that_stopped_at_a_nan_has_no_finite_losses(self, run_folder, step_line):
+    def test_a_run_that_stopped_at_a_nan_has_no_finite_losses(
+        self, run_folder: RunFolder, step_line: type[StepLine]
+    ) -> None:
         run_folder.log(f"{step_line(1).step}\nRuntimeError: found NaN in local grad norm for bucket #0\n")
         assert not evidence(read_run(run_folder.job, None), 50).losses_finite
 
-    def test_a_job_that_never_trained_has_no_steps(self, run_folder):
+    def test_a_job_that_never_trained_has_no_steps(self, run_folder: RunFolder) -> None:
         found = evidence(read_run(run_folder.job, None), 50)
         assert (found.steps_done, found.finished_marker, found.last_error) == (0, False, "")
 
-    def test_slurms_complaints_in_the_batch_log_count(self, run_folder, step_line):
+    def test_slurms_complaints_in_the_batch_log_count(self, run_folder: RunFolder, step_line: type[StepLine]) -> None:
         run_folder.log(step_line(1).step)
         text = "slurmstepd: error: *** JOB 4711 ON node1 CANCELLED AT 2026-11-20T22:00:00 DUE TO TIME LIMIT ***\n"
         run_folder.write("sbatch_acct.title_4711.out", text)
@@ -148,7 +173,7 @@ class TestEvidence:
         assert found.timeout_marker
         assert "TIME LIMIT" in found.last_error
 
-    def test_a_crash_names_its_marker_and_its_error(self, run_folder, step_line):
+    def test_a_crash_names_its_marker_and_its_error(self, run_folder: RunFolder, step_line: type[StepLine]) -> None:
         run_folder.log(
             step_line(1).step + "\n[rank0]: Traceback (most recent call last):\n"
             "[rank0]: RuntimeError: CUDA error: an illegal memory access was encountered\n"

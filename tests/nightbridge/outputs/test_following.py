@@ -1,13 +1,16 @@
 """What is shown of a job while it runs."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from nightbridge.outputs.following import MAX_LINES, Progress, RunFollower
+from nightbridge.outputs.following import MAX_LINES, RunFollower, TrainingProgress
+from tests.nightbridge.outputs.builders import EventFileBuilder, RunFolder
 
 
-def step(iteration, seconds=0.5, total=50):
+def step(iteration: int, seconds: Any = 0.5, total: int = 50) -> Any:
     return (
         f" [2026-11-21 01:02:03] iteration {iteration:8d}/{total:8d} | consumed samples: 8 |"
         f" elapsed time per iteration (ms): {seconds * 1000:.1f} | lm loss: 2.5E+00 |"
@@ -15,7 +18,7 @@ def step(iteration, seconds=0.5, total=50):
     )
 
 
-def test_new_lines_are_shown_once_and_the_last_of_many(run_folder):
+def test_new_lines_are_shown_once_and_the_last_of_many(run_folder: RunFolder) -> None:
     follower = RunFollower(run_folder.job, ())
     log = run_folder.log("one\n\ntwo\n")
     first, second = follower.look(), follower.look()
@@ -26,7 +29,7 @@ def test_new_lines_are_shown_once_and_the_last_of_many(run_folder):
     assert str(third).startswith(f"... {100 - MAX_LINES} more lines in {log}\n")
 
 
-def test_no_secret_is_shown_not_even_one_that_is_cut_or_has_several_lines(run_folder):
+def test_no_secret_is_shown_not_even_one_that_is_cut_or_has_several_lines(run_folder: RunFolder) -> None:
     secret, key = "hf_0123456789abcdef", "-----BEGIN KEY-----\nMIIEvAIBADANBg\n-----END KEY-----"
     run_folder.log(f"token {secret}\n{'x' * 490}{secret}\n{key}\n")
     shown = str(RunFollower(run_folder.job, (secret, key)).look())
@@ -34,19 +37,21 @@ def test_no_secret_is_shown_not_even_one_that_is_cut_or_has_several_lines(run_fo
     assert not any(part in shown for part in (secret[:10], "MIIEvAIBADANBg"))
 
 
-def test_progress_says_how_far_how_fast_and_how_long_still(run_folder):
+def test_progress_says_how_far_how_fast_and_how_long_still(run_folder: RunFolder) -> None:
     follower = RunFollower(run_folder.job, ())
     run_folder.log("starting\n")
     before = follower.look().progress
     run_folder.log(step(9, 4.0) + step(10) + step(11), restart=1)
     progress = follower.look().progress
     assert before is None
-    assert progress == Progress(iteration=11, total=50, step_time=0.5, loss=2.5)
+    assert progress == TrainingProgress(iteration=11, total=50, step_time=0.5, loss=2.5)
     assert (progress.percent, str(progress)) == (22.0, "iteration 11/50, loss 2.5, 0.5 s a step, 0:00:20 left")
 
 
 @pytest.mark.parametrize(("tag", "factor"), [("iteration-time", 1.0), ("iteration-time-ms", 1000.0)])
-def test_event_files_say_how_far_a_run_is_before_its_log_does(run_folder, event_file, tag, factor):
+def test_event_files_say_how_far_a_run_is_before_its_log_does(
+    run_folder: RunFolder, event_file: Callable[..., EventFileBuilder], tag: str, factor: float
+) -> None:
     output = run_folder.job.attempt_dir / "output"
     follower = RunFollower(run_folder.job, (), output_dir=output, total=50)
     before = follower.look().progress
@@ -58,50 +63,59 @@ def test_event_files_say_how_far_a_run_is_before_its_log_does(run_folder, event_
     assert str(progress) == "iteration 2/50, loss nan, 0.5 s a step, 0:00:24 left"
 
 
-def test_a_step_that_log_and_event_files_tell_counts_once_and_a_lagging_file_sets_nothing_back(run_folder, event_file):
+def test_a_step_that_log_and_event_files_tell_counts_once_and_a_lagging_file_sets_nothing_back(
+    run_folder: RunFolder, event_file: Callable[..., EventFileBuilder]
+) -> None:
     follower = RunFollower(run_folder.job, (), total=50)
     run_folder.log(step(1, 1.0) + step(2, 3.0) + step(3, 5.0))
     follower.look()
     event_file(run_folder.job_dir / "tb_logs").scalar("iteration-time", 1, 1.0).write()
-    assert follower.look().progress == Progress(iteration=3, total=50, step_time=3.0, loss=2.5)
+    assert follower.look().progress == TrainingProgress(iteration=3, total=50, step_time=3.0, loss=2.5)
 
 
-def test_a_restart_goes_back_to_its_checkpoint(run_folder, event_file):
+def test_a_restart_goes_back_to_its_checkpoint(
+    run_folder: RunFolder, event_file: Callable[..., EventFileBuilder]
+) -> None:
     follower = RunFollower(run_folder.job, (), total=50)
     event_file(run_folder.job_dir / "tb_logs").scalar("iteration-time", 20, 9.0).write()
     run_folder.log(step(19, 9.0) + step(20, 9.0))
     before = follower.look().progress
     run_folder.log(step(11, 1.0), restart=1)
     after = follower.look().progress
+    assert before is not None
+    assert after is not None
     assert (before.iteration, before.step_time) == (20, 9.0)
     assert (after.iteration, after.step_time) == (11, 1.0)
 
 
-def test_a_damaged_event_file_is_told_while_the_job_runs(run_folder, event_file):
+def test_a_damaged_event_file_is_told_while_the_job_runs(
+    run_folder: RunFolder, event_file: Callable[..., EventFileBuilder]
+) -> None:
     path = event_file(run_folder.job_dir / "tb_logs").scalar("lm loss", 1, 2.5).scalar("lm loss", 2, 2.25).write()
     content = bytearray(path.read_bytes())
     content[-6] ^= 1
     path.write_bytes(content)
     news = RunFollower(run_folder.job, (), total=50).look()
+    assert news.progress is not None
     assert news.progress.iteration == 1
     assert [line.split(":")[0] for line in news.damage] == [path.name]
 
 
-def test_a_last_step_without_a_line_end_counts_when_the_job_has_ended(run_folder):
+def test_a_last_step_without_a_line_end_counts_when_the_job_has_ended(run_folder: RunFolder) -> None:
     follower = RunFollower(run_folder.job, ())
     run_folder.log(step(49) + step(50).rstrip("\n"))
     while_it_runs, at_the_end = follower.look(), follower.last_look()
-    assert while_it_runs.progress.iteration == 49
-    assert (at_the_end.progress.iteration, len(at_the_end.lines)) == (50, 1)
+    assert [look.progress and look.progress.iteration for look in (while_it_runs, at_the_end)] == [49, 50]
+    assert len(at_the_end.lines) == 1
 
 
-def test_a_job_without_a_folder_shows_nothing(run_folder):
+def test_a_job_without_a_folder_shows_nothing(run_folder: RunFolder) -> None:
     run_folder.job_dir.rmdir()
     news = RunFollower(run_folder.job, ()).look()
     assert (news.lines, news.progress) == ((), None)
 
 
 @pytest.mark.parametrize("total", [0, 5])
-def test_progress_never_passes_its_end(total):
-    assert 0 <= Progress(iteration=10, total=total, step_time=1.0).percent <= 100
-    assert Progress(iteration=10, total=total, step_time=1.0).seconds_left == 0
+def test_progress_never_passes_its_end(total: int) -> None:
+    assert 0 <= TrainingProgress(iteration=10, total=total, step_time=1.0).percent <= 100
+    assert TrainingProgress(iteration=10, total=total, step_time=1.0).seconds_left == 0

@@ -1,7 +1,9 @@
 import io
 import math
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from nightbridge.outputs.logs import (
     FLAKY_MARKERS,
+    LogReading,
     Perf,
     StepRecord,
     latest_steps,
@@ -17,11 +20,12 @@ from nightbridge.outputs.logs import (
     read_logs,
     text_lines,
 )
+from tests.nightbridge.outputs.builders import StepLine
 
 
 @pytest.fixture
-def read(tmp_path: Path):
-    def read_text(*texts: str | bytes):
+def read(tmp_path: Path) -> Any:
+    def read_text(*texts: str | bytes) -> Any:
         paths = []
         for number, text in enumerate(texts):
             path = tmp_path / f"log_{number}.out"
@@ -33,12 +37,12 @@ def read(tmp_path: Path):
 
 
 class TestStepLines:
-    def test_a_step_line_is_read_in_full(self, step_line):
+    def test_a_step_line_is_read_in_full(self, step_line: type[StepLine]) -> None:
         line = step_line(7, total=50, seconds=0.2304, loss=11.89415, grad_norm=1.5, throughput=True, tflops=712.3)
         (record,) = parse_steps(line.step)
         assert record == StepRecord(7, 50, elapsed_ms=230.4, tflops_per_gpu=712.3, lm_loss=11.89415, grad_norm=1.5)
 
-    def test_the_optional_fields_of_newer_versions_do_not_disturb(self):
+    def test_the_optional_fields_of_newer_versions_do_not_disturb(self) -> None:
         text = (
             " [2026-11-20 22:51:38] iteration       10/      50 | consumed samples:         1280 |"
             " skipped samples:          128 | elapsed time per iteration (ms): 230.1 |"
@@ -50,26 +54,26 @@ class TestStepLines:
         )
         assert parse_steps(text) == [StepRecord(10, 50, 230.1, 700.1, 2.5, 1.25, 0, 0)]
 
-    def test_a_loss_that_is_not_finite_is_left_out_and_read_as_missing(self, step_line):
+    def test_a_loss_that_is_not_finite_is_left_out_and_read_as_missing(self, step_line: type[StepLine]) -> None:
         (record,) = parse_steps(step_line(7, loss=math.nan, nan=1).step)
         assert record.lm_loss is None
         assert record.nan_iterations == 1
 
-    def test_an_infinite_loss_and_a_nan_gradient_are_kept_as_they_are(self, step_line):
+    def test_an_infinite_loss_and_a_nan_gradient_are_kept_as_they_are(self, step_line: type[StepLine]) -> None:
         (record,) = parse_steps(step_line(7, loss=math.inf, grad_norm=math.nan).step)
         assert record.lm_loss == math.inf
         assert record.grad_norm is not None
         assert math.isnan(record.grad_norm)
 
-    def test_the_zero_that_a_skipped_iteration_prints_is_not_a_loss(self, step_line):
+    def test_the_zero_that_a_skipped_iteration_prints_is_not_a_loss(self, step_line: type[StepLine]) -> None:
         (record,) = parse_steps(step_line(7, loss=0.0, skipped=1).step)
         assert (record.lm_loss, record.skipped_iterations) == (None, 1)
 
-    def test_a_loss_of_zero_in_a_step_that_was_done_is_a_loss(self, step_line):
+    def test_a_loss_of_zero_in_a_step_that_was_done_is_a_loss(self, step_line: type[StepLine]) -> None:
         (record,) = parse_steps(step_line(7, loss=0.0).step)
         assert record.lm_loss == 0.0
 
-    def test_a_line_cut_anywhere_never_gives_a_wrong_number(self, step_line):
+    def test_a_line_cut_anywhere_never_gives_a_wrong_number(self, step_line: type[StepLine]) -> None:
         whole = step_line(7, seconds=0.2304, loss=11.89415, grad_norm=1.5).step
         (complete,) = parse_steps(whole)
         for size in range(len(whole)):
@@ -79,13 +83,15 @@ class TestStepLines:
                     :size
                 ]
 
-    def test_two_records_on_one_line_are_two_records(self, step_line):
+    def test_two_records_on_one_line_are_two_records(self, step_line: type[StepLine]) -> None:
         text = step_line(7, loss=1.0).step + step_line(8, loss=2.0).step
         assert [(record.iteration, record.lm_loss) for record in parse_steps(text)] == [(7, 1.0), (8, 2.0)]
 
 
 class TestWholeLogs:
-    def test_both_ranks_lines_are_put_together(self, read, step_line):
+    def test_both_ranks_lines_are_put_together(
+        self, read: Callable[..., LogReading], step_line: type[StepLine]
+    ) -> None:
         lines = [step_line(n, seconds=0.2 + n / 100, tflops=700.0 + n) for n in range(1, 6)]
         reading = read("\n".join(f"{line.perf}\n{line.step}" for line in lines))
         assert [(step.iteration, step.tflops_per_gpu) for step in reading.steps] == [
@@ -105,47 +111,59 @@ class TestWholeLogs:
             "\ufeff\x00garbage \ufffd {perf} {step}",
         ],
     )
-    def test_ranks_text_is_found_wherever_it_stands(self, read, step_line, text):
+    def test_ranks_text_is_found_wherever_it_stands(
+        self, read: Callable[..., LogReading], step_line: type[StepLine], text: str
+    ) -> None:
         line = step_line(3, seconds=0.25, tflops=701.5, loss=2.5)
         (step,) = read(text.format(perf=line.perf, step=line.step)).steps
         assert (step.iteration, step.lm_loss, step.tflops_per_gpu) == (3, 2.5, 701.5)
 
-    def test_a_perf_line_in_the_middle_of_a_step_line_spoils_neither(self, read, step_line):
+    def test_a_perf_line_in_the_middle_of_a_step_line_spoils_neither(
+        self, read: Callable[..., LogReading], step_line: type[StepLine]
+    ) -> None:
         line = step_line(3, seconds=0.25, tflops=701.5, loss=2.5)
         middle = line.step.index("lm loss") + 12
         (step,) = read(line.step[:middle] + line.perf + line.step[middle:]).steps
         assert (step.lm_loss, step.tflops_per_gpu) == (2.5, 701.5)
 
-    def test_a_log_without_a_newline_at_its_end_counts_its_last_line(self, read, step_line):
+    def test_a_log_without_a_newline_at_its_end_counts_its_last_line(
+        self, read: Callable[..., LogReading], step_line: type[StepLine]
+    ) -> None:
         assert read(step_line(1).step + "\n" + step_line(2).step).last_iteration == 2
 
-    def test_a_line_that_a_killed_job_did_not_finish_is_no_step_without_a_loss(self, read, step_line):
+    def test_a_line_that_a_killed_job_did_not_finish_is_no_step_without_a_loss(
+        self, read: Callable[..., LogReading], step_line: type[StepLine]
+    ) -> None:
         text = f"{step_line(1).step}\n{step_line(2).step}"
         assert [step.iteration for step in read(text[:-20]).steps] == [1]
 
-    def test_a_line_that_was_torn_in_the_middle_of_the_log_is_a_step_without_a_loss(self, read, step_line):
+    def test_a_line_that_was_torn_in_the_middle_of_the_log_is_a_step_without_a_loss(
+        self, read: Callable[..., LogReading], step_line: type[StepLine]
+    ) -> None:
         torn = step_line(1).step[:70]
         steps = read(f"{torn}\n{step_line(2).step}\n").steps
         assert [(step.iteration, step.lm_loss) for step in steps] == [(1, None), (2, 2.5)]
 
-    def test_after_a_restart_the_later_record_wins(self, read, step_line):
+    def test_after_a_restart_the_later_record_wins(
+        self, read: Callable[..., LogReading], step_line: type[StepLine]
+    ) -> None:
         first = "\n".join(step_line(n, loss=9.0).step for n in range(1, 6))
         second = "\n".join(step_line(n, loss=1.0).step for n in range(4, 8))
         steps = latest_steps(read(first, second).steps)
         assert list(steps) == list(range(1, 8))
         assert [steps[n].lm_loss for n in (3, 4, 7)] == [9.0, 1.0, 1.0]
 
-    def test_a_zero_throughput_is_a_value(self, read, step_line):
+    def test_a_zero_throughput_is_a_value(self, read: Callable[..., LogReading], step_line: type[StepLine]) -> None:
         line = step_line(1, tflops=0.0)
         assert read(f"{line.perf}\n{line.step}\n").steps[0].tflops_per_gpu == 0.0
 
-    def test_the_largest_memory_of_all_ranks_is_kept(self, read):
+    def test_the_largest_memory_of_all_ranks_is_kept(self, read: Callable[..., LogReading]) -> None:
         text = (
             "[Rank 0] (after 2 iterations) memory (GB) | mem-allocated-gigabytes: 30.5 | mem-active-gigabytes: 31.0"
             " | mem-max-allocated-gigabytes: 40.25 | mem-max-reserved-gigabytes: 99.0 | mem-alloc-retires: 0"
             "[Rank 8] (after 2 iterations) memory (GB) | mem-max-allocated-gigabytes: 41.5 | mem-alloc-retires: 0\n"
         )
-        assert read(text).peak_memory == 41.5
+        assert max(read(text).values["peak_memory"]) == 41.5
 
     @pytest.mark.parametrize(
         "text",
@@ -156,10 +174,10 @@ class TestWholeLogs:
         ],
         ids=["heterogeneous loop", "Megatron-LM"],
     )
-    def test_memory_in_mebibytes_is_read_as_gigabytes(self, read, text):
-        assert read(text).peak_memory == pytest.approx(40000 * 1024**2 / 1e9)
+    def test_memory_in_mebibytes_is_read_as_gigabytes(self, read: Callable[..., LogReading], text: str) -> None:
+        assert max(read(text).values["peak_memory"]) == pytest.approx(40000 * 1024**2 / 1e9)
 
-    def test_saved_checkpoints_are_listed_and_scheduled_ones_are_not(self, read):
+    def test_saved_checkpoints_are_listed_and_scheduled_ones_are_not(self, read: Callable[..., LogReading]) -> None:
         text = (
             "saving checkpoint at iteration      10 to /nemo_run/check points in torch_dist format\n"
             "  scheduled an async checkpoint save at iteration      20 to /nemo_run/check points\n"
@@ -178,31 +196,37 @@ class TestWholeLogs:
             ("[after training is done] datetime: x\nStarting training loop at iteration 20", False),
         ],
     )
-    def test_the_end_of_training_is_recognised(self, read, text, finished):
+    def test_the_end_of_training_is_recognised(
+        self, read: Callable[..., LogReading], text: str, finished: bool
+    ) -> None:
         assert read(text).finished is finished
 
-    def test_the_first_start_is_the_runs_start(self, read):
+    def test_the_first_start_is_the_runs_start(self, read: Callable[..., LogReading]) -> None:
         reading = read("Starting training loop at iteration 100\n", "Starting training loop at iteration 120\n")
         assert reading.start_iteration == 100
 
-    def test_the_heterogeneous_loop_starts_after_the_iteration_that_it_loaded(self, read):
+    def test_the_heterogeneous_loop_starts_after_the_iteration_that_it_loaded(
+        self, read: Callable[..., LogReading]
+    ) -> None:
         line = "Starting hetero MIMO training: world_size=8, encoder_size=4, llm_size=4, iters=4..5, dataset_provider=mock\n"
         assert read(line).start_iteration == 3
 
     @pytest.mark.parametrize("marker", FLAKY_MARKERS)
-    def test_every_flaky_marker_is_found(self, read, marker):
+    def test_every_flaky_marker_is_found(self, read: Callable[..., LogReading], marker: str) -> None:
         assert read(f"rank 3: {marker} at node7\n").flaky_marker == marker
 
-    def test_nan_is_the_codes_result_and_not_the_machines_fault(self, read):
+    def test_nan_is_the_codes_result_and_not_the_machines_fault(self, read: Callable[..., LogReading]) -> None:
         reading = read("RuntimeError: found NaN in local grad norm\n")
         assert reading.flaky_marker is None
         assert reading.nan_marker
 
-    def test_the_time_limit_is_recognised(self, read):
+    def test_the_time_limit_is_recognised(self, read: Callable[..., LogReading]) -> None:
         text = "slurmstepd: error: *** JOB 4711 ON node1 CANCELLED AT 2026-11-20T22:00:00 DUE TO TIME LIMIT ***\n"
         assert read(text).timeout_marker
 
-    def test_a_log_that_cannot_be_read_is_named_and_the_others_count(self, tmp_path, step_line):
+    def test_a_log_that_cannot_be_read_is_named_and_the_others_count(
+        self, tmp_path: Path, step_line: type[StepLine]
+    ) -> None:
         good = tmp_path / "log_1.out"
         good.write_text(step_line(1).step)
         reading = read_logs([tmp_path / "log_0.out", good])
@@ -210,17 +234,17 @@ class TestWholeLogs:
         assert len(reading.damage) == 1
         assert "log_0.out" in reading.damage[0]
 
-    def test_nothing_is_read_from_nothing(self, read):
+    def test_nothing_is_read_from_nothing(self, read: Callable[..., LogReading]) -> None:
         reading = read("")
         assert (reading.steps, reading.last_iteration, reading.last_error, reading.finished) == ((), 0, "", False)
 
     @given(st.binary(max_size=2000))
-    def test_random_bytes_never_raise(self, tmp_path_factory, content):
+    def test_random_bytes_never_raise(self, tmp_path_factory: pytest.TempPathFactory, content: Any) -> None:
         path = tmp_path_factory.mktemp("log") / "log.out"
         path.write_bytes(content)
         assert read_logs([path]).damage == ()
 
-    def test_memory_does_not_grow_with_the_log(self, tmp_path, step_line):
+    def test_memory_does_not_grow_with_the_log(self, tmp_path: Path, step_line: type[StepLine]) -> None:
         path = tmp_path / "log.out"
         noise = b"x" * 200 + b"\n"
         with path.open("wb") as stream:
@@ -235,14 +259,14 @@ class TestWholeLogs:
         finally:
             tracemalloc.stop()
 
-    def test_lines_are_found_across_blocks(self):
+    def test_lines_are_found_across_blocks(self) -> None:
         text = b"\n".join(b"line %d" % number for number in range(300_000))
         assert list(text_lines(io.BytesIO(text)))[-1] == "line 299999"
         assert sum(1 for _ in text_lines(io.BytesIO(text))) == 300_000
 
 
 class TestErrors:
-    def test_the_last_line_of_a_traceback_is_the_error(self, read):
+    def test_the_last_line_of_a_traceback_is_the_error(self, read: Callable[..., LogReading]) -> None:
         text = (
             "Traceback (most recent call last):\n"
             '  File "/opt/x.py", line 3, in <module>\n'
@@ -252,25 +276,27 @@ class TestErrors:
         )
         assert read(text).last_error == "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
 
-    def test_the_rank_prefix_of_torch_is_taken_off(self, read):
+    def test_the_rank_prefix_of_torch_is_taken_off(self, read: Callable[..., LogReading]) -> None:
         text = "[rank3]: Traceback (most recent call last):\n[rank3]:   File x\n[rank3]: ValueError: bad shape\n"
         assert read(text).last_error == "ValueError: bad shape"
 
-    def test_the_exception_that_a_rank_names_is_the_error_without_a_traceback_too(self, read):
+    def test_the_exception_that_a_rank_names_is_the_error_without_a_traceback_too(
+        self, read: Callable[..., LogReading]
+    ) -> None:
         text = (
             "[rank0]: RuntimeError: out of patience\n[rank1]: RuntimeError: out of patience\n"
             "srun: error: node1: tasks 0-1: Exited with exit code 1\n"
         )
         assert read(text).last_error == "RuntimeError: out of patience"
 
-    def test_a_rank_that_noticed_anothers_death_is_not_the_cause(self, read):
+    def test_a_rank_that_noticed_anothers_death_is_not_the_cause(self, read: Callable[..., LogReading]) -> None:
         text = (
             "[rank0]: Traceback (most recent call last):\n[rank0]: ValueError: bad shape\n"
             "[rank1]: Traceback (most recent call last):\n[rank1]: torch.distributed.DistBackendError: NCCL error\n"
         )
         assert read(text).last_error == "ValueError: bad shape"
 
-    def test_a_traceback_that_was_handled_early_is_not_the_cause(self, read):
+    def test_a_traceback_that_was_handled_early_is_not_the_cause(self, read: Callable[..., LogReading]) -> None:
         text = (
             "Traceback (most recent call last):\n  File x\nModuleNotFoundError: No module named 'apex'\n"
             "training goes on\n"
@@ -278,14 +304,14 @@ class TestErrors:
         )
         assert read(text).last_error == "RuntimeError: the real one"
 
-    def test_without_a_traceback_slurms_first_complaint_is_the_error(self, read):
+    def test_without_a_traceback_slurms_first_complaint_is_the_error(self, read: Callable[..., LogReading]) -> None:
         text = (
             "slurmstepd: error: Detected 1 oom_kill event in StepId=4711.0. Some of the step tasks have been OOM Killed.\n"
             "srun: error: node1: task 0: Out Of Memory\n"
         )
         assert read(text).last_error.startswith("slurmstepd: error: Detected 1 oom_kill")
 
-    def test_a_newer_slurmstepd_gives_the_time_in_place_of_its_name(self, read):
+    def test_a_newer_slurmstepd_gives_the_time_in_place_of_its_name(self, read: Callable[..., LogReading]) -> None:
         line = "[2026-11-22T08:02:36.924] error: Exceeded job memory limit"
         assert read(f"{line}\n").last_error == line
 
@@ -297,29 +323,29 @@ class TestMatching:
     def _steps(*seconds: float) -> list[StepRecord]:
         return [StepRecord(n, 50, elapsed_ms=s * 1000) for n, s in enumerate(seconds, 1)]
 
-    def test_equal_counts_match_in_order_whatever_the_interleaving(self):
+    def test_equal_counts_match_in_order_whatever_the_interleaving(self) -> None:
         perfs = [Perf(0.25, 700.0 + n) for n in range(4)]
         assert match_perf(perfs, self._steps(0.25, 0.25, 0.25, 0.25)) == dict(enumerate(perfs))
 
-    def test_after_a_lost_perf_line_the_rest_still_matches(self):
+    def test_after_a_lost_perf_line_the_rest_still_matches(self) -> None:
         perfs = [Perf(5.0, 30.0), Perf(0.40, 400.0), Perf(0.50, 300.0)]
         matched = match_perf(perfs, self._steps(5.0, 0.30, 0.40, 0.50))
         assert matched == {0: perfs[0], 2: perfs[1], 3: perfs[2]}
 
-    def test_after_a_lost_step_line_the_rest_still_matches(self):
+    def test_after_a_lost_step_line_the_rest_still_matches(self) -> None:
         perfs = [Perf(5.0, 30.0), Perf(0.30, 500.0), Perf(0.40, 400.0), Perf(0.50, 300.0)]
         matched = match_perf(perfs, self._steps(5.0, 0.40, 0.50))
         assert matched == {0: perfs[0], 1: perfs[2], 2: perfs[3]}
 
-    def test_the_perf_line_of_a_step_whose_own_line_was_never_printed_is_left_over(self):
+    def test_the_perf_line_of_a_step_whose_own_line_was_never_printed_is_left_over(self) -> None:
         perfs = [Perf(0.25, 700.0), Perf(0.25, 701.0), Perf(0.25, 702.0)]
         assert match_perf(perfs, self._steps(0.25, 0.25)) == {0: perfs[0], 1: perfs[1]}
 
-    def test_lines_that_agree_with_nothing_are_matched_with_nothing(self):
+    def test_lines_that_agree_with_nothing_are_matched_with_nothing(self) -> None:
         assert match_perf([Perf(9.0, 1.0)], self._steps(0.25)) == {}
 
     @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=30), st.lists(st.floats(0.01, 100), max_size=30))
-    def test_whatever_is_matched_agrees_and_keeps_its_order(self, step_seconds, perf_seconds):
+    def test_whatever_is_matched_agrees_and_keeps_its_order(self, step_seconds: Any, perf_seconds: Any) -> None:
         steps = self._steps(*step_seconds)
         perfs = [Perf(seconds, float(n)) for n, seconds in enumerate(perf_seconds)]
         matched = match_perf(perfs, steps)

@@ -1,3 +1,6 @@
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from nightbridge.models import GitRepo, RunSpec, TestDefinition
@@ -17,8 +20,8 @@ profiling:
 
 
 @pytest.fixture
-def spec():
-    def make(**cmd_args) -> RunSpec:
+def spec() -> Any:
+    def make(**cmd_args: Any) -> RunSpec:
         repo = GitRepo(url="https://github.com/NVIDIA-NeMo/Megatron-Bridge.git")
         test = TestDefinition(id="llama3_8b", name="x", cmd_args=cmd_args, git_repos=(repo,), nemo_run_repo=repo)
         return RunSpec(scenario="nightly", night="2026-11-20", test=test)
@@ -27,8 +30,8 @@ def spec():
 
 
 @pytest.fixture
-def container(tmp_path):
-    def write(text: str):
+def container(tmp_path: Path) -> Any:
+    def write(text: str) -> Any:
         path = tmp_path / "ConfigContainer.yaml"
         path.write_text(text)
         return path
@@ -36,13 +39,13 @@ def container(tmp_path):
     return write
 
 
-def test_without_a_dump_the_test_file_counts(spec):
+def test_without_a_dump_the_test_file_counts(spec: Any) -> None:
     assert read_settings(spec(num_gpus=64, gb=128, seq_length=4096), None) == RunSettings(
         num_gpus=64, global_batch_size=128, sequence_length=4096
     )
 
 
-def test_what_the_run_dumped_counts_more(spec, container):
+def test_what_the_run_dumped_counts_more(spec: Any, container: Any) -> None:
     settings = read_settings(spec(num_gpus=64, gb=128, seq_length=4096, pytorch_profiler=True), container(CONTAINER))
     assert settings == RunSettings(
         num_gpus=64, global_batch_size=256, sequence_length=8192, profiled=ProfiledSteps(first=31, last=33)
@@ -50,7 +53,7 @@ def test_what_the_run_dumped_counts_more(spec, container):
 
 
 @pytest.mark.parametrize("text", ["model: [", "{}", "model: {}\ntrain: {}\nprofiling: 7\n"])
-def test_what_a_broken_or_empty_dump_does_not_say_is_taken_from_the_test(spec, container, text):
+def test_what_a_broken_or_empty_dump_does_not_say_is_taken_from_the_test(spec: Any, container: Any, text: str) -> None:
     settings = read_settings(spec(gb=128, seq_length=4096), container(text))
     assert (settings.global_batch_size, settings.sequence_length) == (128, 4096)
 
@@ -64,7 +67,9 @@ def test_what_a_broken_or_empty_dump_does_not_say_is_taken_from_the_test(spec, c
         ({"pytorch_profiler": True, "profiling_start_step": 0, "profiling_stop_step": 2}, 1, 3),
     ],
 )
-def test_a_profiler_spoils_its_window_and_what_it_takes_to_start_and_stop(spec, args, first, last):
+def test_a_profiler_spoils_its_window_and_what_it_takes_to_start_and_stop(
+    spec: Any, args: Any, first: Any, last: Any
+) -> None:
     assert read_settings(spec(**args), None).profiled == ProfiledSteps(first=first, last=last)
 
 
@@ -72,5 +77,5 @@ def test_a_profiler_spoils_its_window_and_what_it_takes_to_start_and_stop(spec, 
     "args",
     [{}, {"profiling_start_step": 5}, {"enable_nsys": True, "profiling_start_step": 9, "profiling_stop_step": 9}],
 )
-def test_without_a_profiler_or_a_window_nothing_is_spoiled(spec, args):
+def test_without_a_profiler_or_a_window_nothing_is_spoiled(spec: Any, args: Any) -> None:
     assert read_settings(spec(**args), None).profiled is None

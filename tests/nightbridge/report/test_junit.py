@@ -8,6 +8,7 @@ import pytest
 
 from nightbridge.models import Verdict, VerdictStatus
 from nightbridge.report.junit import KINDS, junit_xml
+from tests.builders import make_verdict
 
 # The schema that Jenkins, GitLab and GitHub's readers have in common: of each element the attributes that it must and
 # may have, and its children in their order, each with how often it may occur.
@@ -51,15 +52,7 @@ def check(element: ElementTree.Element) -> None:
 
 
 def verdict_of(status: VerdictStatus, *reasons: str, test_id: str = "llama3-8b") -> Verdict:
-    return Verdict(
-        run_key=f"{test_id}-2026-11-21-0123456789",
-        test_id=test_id,
-        night="2026-11-21",
-        status=status,
-        reasons=reasons or (f"because it {status.value}",),
-        store_url="s3://bucket/nightly",
-        prefix=f"runs/{test_id}/2026-11-21/run/a1",
-    )
+    return make_verdict(status, *reasons or (f"because it {status.value}",), test_id=test_id)
 
 
 def read(*verdicts: Verdict, scenario: str = "nightly") -> ElementTree.Element:

@@ -6,7 +6,7 @@ import pytest
 
 from nightbridge.harvest.manifest import MANIFEST, read_manifest
 from nightbridge.models import StoreSettings
-from nightbridge.report.links import run_links
+from nightbridge.report.report import run_links
 from nightbridge.store.factory import STORES, open_store
 from tests.nightbridge.harvest.left_run import make_run
 

@@ -3,14 +3,14 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from nightbridge.cli import main as cli
 from nightbridge.errors import DamagedData, InvalidInput, PermanentError
-from nightbridge.gate.gate import compare
-from nightbridge.history.reading import HistoryRow, add, find_series, history_frame, row_of
+from nightbridge.gate.verdict import compare
+from nightbridge.history.reading import add, find_series
+from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import RunRecord, Summary, VerdictStatus
 from nightbridge.report.queries import compare_stored, history_of, parity_page_stored, parity_stored
 from nightbridge.store.directory import DirectoryStore
@@ -196,19 +196,3 @@ class TestHistory:
         add(store, make_row(night="by-hand-09-llama3-8b-x"))
 
         assert find_series(store, "llama3-8b")[0].last_night == "by-hand-09-llama3-8b-x"
-
-    def test_the_rows_are_a_table_in_python(self, make_row: Callable[..., HistoryRow]) -> None:
-        rows = [make_row(night="2026-11-08"), make_row(night="2026-11-09", subject="Fuse the softmax")]
-
-        table = history_frame(rows)
-
-        assert table["night"].tolist() == ["2026-11-08", "2026-11-09"]
-        assert table["step_time"].tolist() == [1.0, 1.0]
-        assert table["verdict"].tolist() == ["no_baseline", "no_baseline"]
-        assert table["megatron_bridge_subject"].tolist() == ["Tidy the docs", "Fuse the softmax"]
-        assert table["megatron_bridge"].tolist() == ["a" * 40] * 2
-
-    def test_a_table_of_nothing_has_its_columns_all_the_same(self) -> None:
-        empty: list[Any] = history_frame([])["step_time"].tolist()
-
-        assert empty == []

@@ -13,8 +13,9 @@ import pytest
 from rich.console import Console
 
 from nightbridge.errors import LaunchRefused, TransientError
-from nightbridge.gate.gate import METRICS, compare, verdict_for_error, verdict_for_invalid
-from nightbridge.history.reading import HistoryRow, Pin, add, row_of
+from nightbridge.gate.verdict import compare, verdict_for_error, verdict_for_invalid
+from nightbridge.history.reading import add
+from nightbridge.history.rows import HistoryRow, Pin, row_of
 from nightbridge.models import (
     InvalidTest,
     Outcome,
@@ -28,15 +29,11 @@ from nightbridge.models import (
     Verdict,
     VerdictStatus,
 )
+from nightbridge.models.metrics import COLUMNS
 from nightbridge.outputs.event_files import empty_table, metrics_parquet
-from nightbridge.report.page import STATUS_WORDS, headline_of
-from nightbridge.report.report import (
-    markdown_table,
-    night_report_html,
-    reason_lines,
-    render_report,
-    verdict_table,
-)
+from nightbridge.report.page import ReportedRun
+from nightbridge.report.report import night_report_html, render_report
+from nightbridge.report.tables import STATUS_WORDS, headline_of, markdown_table, reason_lines, verdict_table
 from nightbridge.store.directory import DirectoryStore
 
 Records = Callable[..., RunRecord]
@@ -96,11 +93,7 @@ def nights(make_record: Records, summary_of: Summaries) -> Nights:
 
 
 def render(*tests: tuple[Verdict, tuple[HistoryRow, ...]]) -> Page:
-    return Page(
-        render_report(
-            "2026-11-21", "nightly", [verdict for verdict, _ in tests], {v.run_key: rows for v, rows in tests}
-        )
-    )
+    return Page(render_report("2026-11-21", "nightly", [ReportedRun(verdict, rows) for verdict, rows in tests]))
 
 
 # --- the headline ----------------------------------------------------------------------------------------------------
@@ -145,7 +138,7 @@ def test_the_matrix_shows_each_metric_with_value_change_and_judgement(nights: Ni
 
     assert "1.080 ▲ +8.0 % worse" in text
     assert "700.0 ±0.0 %" in text
-    assert all(metric.label in text and metric.unit in text for metric in METRICS)
+    assert all(metric.label in text and metric.unit in text for metric in COLUMNS)
 
 
 def test_the_gravest_test_comes_first(nights: Nights) -> None:
@@ -264,7 +257,7 @@ def test_the_page_needs_nothing_but_itself(nights: Nights) -> None:
     loading = [value for _, attributes in page.tags for name, value in attributes.items() if name in ("src", "srcset")]
     handlers = [name for _, attributes in page.tags for name in attributes if name.startswith("on")]
     assert (loading, handlers) == ([], [])
-    html = render_report("2026-11-21", "nightly", [verdict], {verdict.run_key: rows})
+    html = render_report("2026-11-21", "nightly", [ReportedRun(verdict, rows)])
     assert "@import" not in html
     assert "url(http" not in html
 
@@ -275,9 +268,7 @@ def test_text_from_outside_stays_text(nights: Nights) -> None:
     bad_link = Pin(url="javascript:alert(1)", commit="e" * 40, describe=HOSTILE, subject=HOSTILE)
     rows = (*rows[:-1], rows[-1].model_copy(update={"megatron_bridge": bad_link, "nodes": HOSTILE}))
 
-    page = Page(
-        render_report("2026-11-21", HOSTILE, [verdict], {verdict.run_key: rows}, {}, {verdict.run_key: [HOSTILE]})
-    )
+    page = Page(render_report("2026-11-21", HOSTILE, [ReportedRun(verdict, rows, notes=[HOSTILE])]))
 
     assert "script" not in {tag for tag, _ in page.tags}
     assert page.text.count("<script>alert('x')</script>") >= 8
@@ -405,28 +396,27 @@ def test_history_and_curves_come_from_the_store(store: DirectoryStore, nights: N
 
 
 def test_a_good_night_tells_the_commits_since_the_one_before(
-    store: DirectoryStore, nights: Nights, make_record: Records
+    store: DirectoryStore, make_record: Records, commit: Callable[..., RunRecord]
 ) -> None:
-    verdict, _ = nights([1.0, 1.0])
-    record = make_record()
+    record = make_record(night="2026-11-21")
     came = record.checkout.megatron_bridge.model_copy(update={"commits_since": ("0a1b2c3 Fuse <the> optimiser",)})
     checkout = record.checkout.model_copy(update={"megatron_bridge": came})
-    store.put(
-        f"{verdict.prefix}/record.json", record.model_copy(update={"checkout": checkout}).model_dump_json().encode()
-    )
+    verdict = compare(commit(store, record.model_copy(update={"checkout": checkout})), ())
 
     text = Page(night_report_html(store, "nightly", "2026-11-21", [verdict], cluster="dgx")).text
 
     assert "Megatron-Bridge: what came since the night before 0a1b2c3 Fuse <the> optimiser" in text
 
 
-def test_a_damaged_record_is_named_on_the_page(store: DirectoryStore, nights: Nights) -> None:
-    verdict, _ = nights([1.0])
+def test_a_damaged_record_is_named_on_the_page(
+    store: DirectoryStore, make_record: Records, commit: Callable[..., RunRecord]
+) -> None:
+    verdict = compare(commit(store, make_record(night="2026-11-21")), ())
     store.put(f"{verdict.prefix}/record.json", b"{}")
 
     text = Page(night_report_html(store, "nightly", "2026-11-21", [verdict], cluster="dgx")).text
 
-    assert "not the record of a run" in text
+    assert "not the committed record" in text
 
 
 def test_tonights_curves_are_laid_over_those_of_the_last_good_night(store: DirectoryStore, nights: Nights) -> None:
@@ -469,9 +459,9 @@ def test_what_is_kept_can_be_opened_from_the_page(
 
     page = Page(night_report_html(store, "nightly", "2026-11-21", [verdict], cluster="dgx"))
 
-    names = ("record.json", "metrics.parquet", "manifest.json")
-    assert [store.link_of(f"{record.prefix}/{name}") for name in names] == [
-        link for link in page.links() if link.startswith("file://")
+    folder = f"{store.url}/{record.prefix}"
+    assert [f"{folder}/{name}" for name in ("record.json", "metrics.parquet", "manifest.json")] == [
+        link for link in page.links() if link.startswith("file:")
     ]
 
 
@@ -548,11 +538,11 @@ def test_the_terminal_table_fits_80_columns(nights: Nights, make_spec: Specs) ->
         nights([1.0, 1.08], "llama3.1-405b-gb200-fp8-with-a-long-name")[0],
         verdict_for_error(make_spec(test_id=HOSTILE), LaunchRefused("invalid account [red]x[/red]")),
     ]
-    console = Console(width=80, file=io.StringIO(), force_terminal=False)
+    terminal = io.StringIO()
 
-    console.print(verdict_table(verdicts))
+    Console(width=80, file=terminal, force_terminal=False).print(verdict_table(verdicts))
 
-    output = console.file.getvalue()
+    output = terminal.getvalue()
     assert "◆ regressed" in output
     assert "▲ +8.0 %" in output
     assert "…" not in output
@@ -568,7 +558,7 @@ def test_the_reasons_below_the_table_are_one_line_each(make_spec: Specs) -> None
 
 def test_importing_the_report_loads_no_heavy_library() -> None:
     code = (
-        "import sys, nightbridge.report.report, nightbridge.gate.gate\n"
+        "import sys, nightbridge.report.report, nightbridge.gate.verdict\n"
         "print(sorted({'pandas', 'numpy', 'pyarrow', 'matplotlib', 'rich', 'boto3', 'prefect'} & set(sys.modules)))"
     )
 

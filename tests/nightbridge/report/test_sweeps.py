@@ -28,14 +28,15 @@ from nightbridge.models import (
 )
 from nightbridge.report.charts import ChosenPoint, choice_chart
 from nightbridge.report.report import render_report
-from nightbridge.report.sweep_tables import (
+from nightbridge.report.sweeps import (
     best_line,
+    reward_kind,
     sweep_markdown,
+    sweep_results,
     sweep_rows,
     sweep_section,
     sweep_table,
 )
-from nightbridge.report.sweeps import reward_kind, sweep_results
 
 NIGHT = "2026-11-21"
 HOSTILE = "<b>|$x$ [red]"
@@ -297,7 +298,7 @@ def test_markup_in_a_value_stays_what_was_written(sweep: Sweep) -> None:
 
     assert f"X = {HOSTILE}0" in out.getvalue()
     assert "\\<b\\>\\|$x$ \\[red\\]" in sweep_markdown(result)
-    assert "<b>" not in render_report(NIGHT, "s", [], {}, sweeps=[result])
+    assert "<b>" not in render_report(NIGHT, "s", [], sweeps=[result])
 
 
 def test_markdown_names_the_best_point_and_has_a_line_for_each(sweep: Sweep) -> None:
@@ -309,7 +310,7 @@ def test_markdown_names_the_best_point_and_has_a_line_for_each(sweep: Sweep) -> 
 
 
 def test_the_page_shows_sentence_plot_and_table(sweep: Sweep) -> None:
-    html = render_report(NIGHT, "s", [], {}, sweeps=[sweep({1: 2.0, 2: 0.5})])
+    html = render_report(NIGHT, "s", [], sweeps=[sweep({1: 2.0, 2: 0.5})])
 
     assert "best point: tp = 2, step time 0.5000 s" in html
     assert 'aria-label="step time, s by tp"' in html
@@ -323,7 +324,7 @@ def test_only_an_axis_with_several_measured_values_is_drawn(sweep: Sweep) -> Non
 
 
 def test_a_page_without_a_sweep_has_no_section_for_one() -> None:
-    assert "sweep-" not in render_report(NIGHT, "s", [], {})
+    assert "sweep-" not in render_report(NIGHT, "s", [])
 
 
 # --- the plot --------------------------------------------------------------------------------------------------------

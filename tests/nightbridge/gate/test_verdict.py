@@ -14,17 +14,10 @@ from nightbridge.errors import (
     StatusUnknown,
     TransientError,
 )
-from nightbridge.gate.gate import (
-    GOOD_VERDICTS,
-    METRICS,
-    OUTCOME_FAULTS,
-    OUTCOME_WORDS,
-    compare,
-    good_runs_before,
-    verdict_for_error,
-    verdict_for_invalid,
-)
-from nightbridge.history.reading import HistoryRow, row_of
+from nightbridge.gate.verdict import OUTCOME_FAULTS, OUTCOME_WORDS, compare, verdict_for_error, verdict_for_invalid
+from nightbridge.history.metrics import GOOD_VERDICTS
+from nightbridge.history.nightly_values import good_runs_before
+from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import (
     GatePolicy,
     InvalidTest,
@@ -36,6 +29,7 @@ from nightbridge.models import (
     VerdictStatus,
     make_run_key,
 )
+from nightbridge.models.metrics import COLUMNS
 
 Records = Callable[..., RunRecord]
 Rows = Callable[..., HistoryRow]
@@ -63,7 +57,7 @@ def test_the_same_numbers_pass(make_record: Records, history: tuple[HistoryRow, 
 
     assert verdict.status is VerdictStatus.PASSED
     assert verdict.reasons == ()
-    assert [comparison.metric for comparison in verdict.comparisons] == [metric.name for metric in METRICS]
+    assert [comparison.metric for comparison in verdict.comparisons] == [metric.name for metric in COLUMNS]
     assert all(comparison.change == 0.0 for comparison in verdict.comparisons)
     assert (verdict.job_id, verdict.prefix, verdict.series) == (4711, record.prefix, record.series)
 
@@ -385,7 +379,7 @@ def test_a_teardown_failure_is_compared_and_told(
     assert slow.reasons[-1] == "all steps done, then the job failed in teardown"
 
 
-@pytest.mark.parametrize("metric", [metric.name for metric in METRICS])
+@pytest.mark.parametrize("metric", [metric.name for metric in COLUMNS])
 @pytest.mark.parametrize("value", [None, math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("earlier", [0, 9])
 def test_a_missing_or_broken_number_never_passes(

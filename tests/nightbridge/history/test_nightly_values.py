@@ -3,15 +3,17 @@
 import numpy as np
 import pytest
 
-from nightbridge.history.metrics import METRIC_BY_NAME, beyond_limits
+from nightbridge.history.metrics import beyond_limits
 from nightbridge.history.nightly_values import Band, band_of
 from nightbridge.models import GatePolicy, Limits
+from nightbridge.models.metrics import METRIC_BY_NAME
 
 STEP_TIME = METRIC_BY_NAME["step_time"]
 
 
 def nights(count: int, sigma: float, seed: int = 3) -> list[float]:
-    return (1 + sigma * np.random.default_rng(seed).standard_normal(count)).tolist()
+    values: list[float] = (1 + sigma * np.random.default_rng(seed).standard_normal(count)).tolist()
+    return values
 
 
 def width(values: list[float], gate: GatePolicy | None = None) -> float:
@@ -54,12 +56,12 @@ def test_bad_nodes_and_a_change_of_level_make_no_band_wider() -> None:
 
 
 def test_without_a_reference_nothing_is_beyond() -> None:
-    assert band_of(STEP_TIME, GatePolicy(), [], []).place(5.0) == 0
+    assert band_of(STEP_TIME, GatePolicy(), [], []).side(5.0) == 0
 
 
 @pytest.mark.parametrize(("value", "place"), [(1.05, 0), (1.0500001, 1), (0.95, 0), (0.94, -1), (float("nan"), -1)])
 def test_the_edge_is_inside(value: float, place: int) -> None:
-    assert Band(1.0, 0.05, 7, 0.01).place(value) == place
+    assert Band(1.0, 0.05, 7, 0.01).side(value) == place
 
 
 @pytest.mark.parametrize(

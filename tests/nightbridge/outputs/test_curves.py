@@ -1,13 +1,16 @@
 """Megatron-LM's own tags mean what Megatron-Bridge's do, whatever their names and units."""
 
+from collections.abc import Callable
+
 import pytest
 
-from nightbridge.outputs.curves import read_curves
+from nightbridge.models.metrics import METRIC_BY_NAME
+from nightbridge.outputs.curves import read_curves, value_of, with_usual_tags
 from nightbridge.outputs.event_files import scalars
-from nightbridge.outputs.tags import with_usual_tags
+from tests.nightbridge.outputs.builders import EventFileBuilder
 
 
-def test_the_heterogeneous_loops_tags_make_whole_curves(event_file):
+def test_the_heterogeneous_loops_tags_make_whole_curves(event_file: Callable[..., EventFileBuilder]) -> None:
     builder = event_file()
     for step in (1, 2, 3):
         builder.scalar("lm loss", step, 3.0 - step / 10).scalar("iteration-time-ms", step, 4500.0 + step)
@@ -20,7 +23,9 @@ def test_the_heterogeneous_loops_tags_make_whole_curves(event_file):
     assert (curves.source, curves.damage, curves.notes) == ("tensorboard", (), ())
 
 
-def test_megatron_lms_throughput_and_memory_are_read_in_the_usual_units(event_file):
+def test_megatron_lms_throughput_and_memory_are_read_in_the_usual_units(
+    event_file: Callable[..., EventFileBuilder],
+) -> None:
     builder = event_file()
     for step, peak in ((1, 40e9), (2, 58e9)):
         builder.scalar("throughput", step, 410.0 + step).scalar("mem-max-allocated-bytes", step, peak)
@@ -28,10 +33,10 @@ def test_megatron_lms_throughput_and_memory_are_read_in_the_usual_units(event_fi
     curves = read_curves([builder.write()], [])
 
     assert curves.steps["tflops_per_gpu"].tolist() == [411.0, 412.0]
-    assert curves.peak_memory == pytest.approx(58.0)
+    assert value_of(METRIC_BY_NAME["peak_memory"], curves, curves.steps) == pytest.approx(58.0)
 
 
-def test_what_the_program_wrote_stays_in_the_table(event_file):
+def test_what_the_program_wrote_stays_in_the_table(event_file: Callable[..., EventFileBuilder]) -> None:
     table, _ = scalars([event_file().scalar("iteration-time-ms", 1, 250.0).write()])
 
     both = with_usual_tags(table)
@@ -39,7 +44,7 @@ def test_what_the_program_wrote_stays_in_the_table(event_file):
     assert dict(zip(both["tag"], both["value"], strict=True)) == {"iteration-time-ms": 250.0, "iteration-time": 0.25}
 
 
-def test_a_usual_tag_is_never_added_to(event_file):
+def test_a_usual_tag_is_never_added_to(event_file: Callable[..., EventFileBuilder]) -> None:
     builder = event_file().scalar("iteration-time", 1, 0.5).scalar("iteration-time-ms", 2, 250.0)
 
     table, _ = scalars([builder.write()])
@@ -47,7 +52,7 @@ def test_a_usual_tag_is_never_added_to(event_file):
     assert len(with_usual_tags(table)) == 2
 
 
-def test_the_later_of_two_values_of_a_restarted_run_counts(event_file):
+def test_the_later_of_two_values_of_a_restarted_run_counts(event_file: Callable[..., EventFileBuilder]) -> None:
     first = event_file().scalar("iteration-time-ms", 1, 250.0).scalar("iteration-time-ms", 2, 260.0).write()
     second = event_file(time=1_760_000_100).scalar("iteration-time-ms", 2, 300.0).write()
 

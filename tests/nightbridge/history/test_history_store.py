@@ -11,7 +11,8 @@ import pytest
 
 from nightbridge.errors import DamagedData
 from nightbridge.history.history_store import COMPACT_AT, compact, read_objects, write_generation
-from nightbridge.history.reading import HistoryRow, add, find_series, read_history
+from nightbridge.history.reading import add, find_series, read_history
+from nightbridge.history.rows import HistoryRow
 from nightbridge.models import StoreSettings, VerdictStatus
 from nightbridge.store.directory import DirectoryStore
 from nightbridge.store.protocol import ObjectInfo

@@ -6,20 +6,21 @@ import os
 import pickle
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nightbridge.errors import DamagedData
-from nightbridge.outputs.metadata_pickle import StorageEntry, read_storage_entries
+from nightbridge.outputs.checkpoints import StorageEntry, read_storage_entries
 
 DATA = Path(__file__).parent / "data"
 REAL = DATA / "torch_2_13_two_ranks.metadata"
 
 
 @pytest.mark.parametrize("name", ["torch_2_13_two_ranks.metadata", "torch_2_13_with_plans.metadata"])
-def test_what_torch_wrote_is_read_without_torch(name):
+def test_what_torch_wrote_is_read_without_torch(name: Any) -> None:
     entries = read_storage_entries(DATA / name)
     assert StorageEntry("__0_0.distcp", 0, 1261) in entries
     ends = {
@@ -32,10 +33,10 @@ def test_what_torch_wrote_is_read_without_torch(name):
 class _Reduces:
     """Pickles as a call of anything."""
 
-    def __init__(self, function, *arguments):
+    def __init__(self, function: Any, *arguments: Any) -> None:
         self.call = (function, arguments)
 
-    def __reduce__(self):
+    def __reduce__(self) -> Any:
         return self.call
 
 
@@ -70,7 +71,9 @@ def _attacks(canary: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", list(_attacks(Path("unused"))))
-def test_nothing_of_a_malicious_file_is_run(tmp_path, canary, name, monkeypatch):
+def test_nothing_of_a_malicious_file_is_run(
+    tmp_path: Path, canary: Path, name: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     path = tmp_path / ".metadata"
     path.write_bytes(_attacks(canary)[name])
@@ -80,7 +83,7 @@ def test_nothing_of_a_malicious_file_is_run(tmp_path, canary, name, monkeypatch)
     assert not canary.exists()
 
 
-def test_the_attacks_are_real(tmp_path, canary):
+def test_the_attacks_are_real(tmp_path: Path, canary: Path) -> None:
     """Else the test above would pass on files that do nothing anywhere."""
     pickle.loads(_attacks(canary)["os.system"])
     assert canary.exists()
@@ -100,7 +103,7 @@ def test_the_attacks_are_real(tmp_path, canary):
         b"\x80\x04\x8c\x25torch.distributed.checkpoint.metadata\x8c\x08Metadata\x93K\x01b.",
     ],
 )
-def test_anything_else_is_damage_and_says_so(tmp_path, content):
+def test_anything_else_is_damage_and_says_so(tmp_path: Path, content: Any) -> None:
     path = tmp_path / ".metadata"
     path.write_bytes(content)
     with pytest.raises(DamagedData):
@@ -108,7 +111,7 @@ def test_anything_else_is_damage_and_says_so(tmp_path, content):
 
 
 @given(st.binary(max_size=200))
-def test_random_bytes_raise_only_damage(tmp_path_factory, content):
+def test_random_bytes_raise_only_damage(tmp_path_factory: pytest.TempPathFactory, content: Any) -> None:
     path = tmp_path_factory.mktemp("pickle") / ".metadata"
     path.write_bytes(content)
     with pytest.raises(DamagedData):
@@ -116,7 +119,9 @@ def test_random_bytes_raise_only_damage(tmp_path_factory, content):
 
 
 @given(st.integers(0, REAL.stat().st_size - 1), st.integers(0, 255))
-def test_a_real_file_with_one_byte_changed_never_raises_anything_else(tmp_path_factory, position, byte):
+def test_a_real_file_with_one_byte_changed_never_raises_anything_else(
+    tmp_path_factory: pytest.TempPathFactory, position: int, byte: int
+) -> None:
     path = tmp_path_factory.mktemp("pickle") / ".metadata"
     content = bytearray(REAL.read_bytes())
     content[position] = byte

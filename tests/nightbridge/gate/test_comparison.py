@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
-from nightbridge.gate.gate import compare
+from nightbridge.gate.comparison import agreement_of, reruns_wanted
 from nightbridge.gate.nodes import node_names
-from nightbridge.gate.ongoing_regression import agreement_of, reruns_wanted
-from nightbridge.history.reading import HistoryRow, row_of
+from nightbridge.gate.verdict import compare
+from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import GatePolicy, Outcome, RunRecord, Summary, Verdict, VerdictStatus
 
 Records = Callable[..., RunRecord]

@@ -2,13 +2,7 @@
 
 import pytest
 
-from nightbridge.history.metrics import (
-    format_change,
-    format_count,
-    format_percent,
-    format_point,
-    format_value,
-)
+from nightbridge.history.metrics import format_change, format_count, format_percent, format_point, format_value
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,306 @@
+"""The verdict: a run against the last good runs of its series.
+
+It fails closed. Upstream's gate passes a run with 20 of 50 steps, without a single loss, or without a throughput,
+because a missing number becomes NaN and every test of it reads "fail if greater". Here a run is checked for what it
+must have first, and only a run that has all of it is compared:
+
+1. The job's outcome (`OUTCOME_FAULTS`). All steps done and then a failure in teardown is compared, and says so.
+2. The run's own data: every step done, every step finite, every metric measured, no damaged file.
+3. Each metric, with its direction, against floors and ceilings (the test's own, and what the cluster owes it), against
+   the band of the last good runs (`nightly_values`), and against all of its history (`comparison`: a level that is
+   worse). Beyond in the bad direction is a regression, in the good direction an improvement, which never fails. One
+   regression outweighs improvements. What the cluster's canary and the nodes explain is taken out first.
+4. Golden values, where the test names some.
+
+What one night alone says is suspicious until it was run again: the verdict names how many runs it wants.
+
+What makes the baseline: the last `gate.baseline_runs` runs of the same series from strictly earlier nights (night ids
+sort by time) whose verdict was passed, improved or no baseline, and whose job did all its steps. A regressed run never
+gets there by itself, so a slow-down is reported every night until it is repaired or accepted (`decisions`). Confirming
+re-runs and bisect points (`repeat`) are no part of it, nor is a run that resumed where another one had ended.
+"""
+
+from collections.abc import Sequence
+
+from nightbridge.errors import InvalidInput, NightbridgeError
+from nightbridge.gate.comparison import (
+    ComparisonStatus,
+    Evidence,
+    MetricResult,
+    ReferenceResult,
+    Tonight,
+    compare_metric,
+    compare_with_band,
+    is_required,
+)
+from nightbridge.gate.decisions import in_force
+from nightbridge.gate.nodes import suspects_among
+from nightbridge.history.metrics import format_count, measured
+from nightbridge.history.nightly_values import Night, fixed_band, good_runs_before, nights_of, repeats_of
+from nightbridge.history.reading import first_that_counts
+from nightbridge.history.rows import HistoryRow, row_of
+from nightbridge.launch.run_outputs import resumed_from
+from nightbridge.models import (
+    Comparison,
+    InvalidTest,
+    Outcome,
+    RunRecord,
+    RunSpec,
+    Summary,
+    Verdict,
+    VerdictStatus,
+    make_run_key,
+)
+from nightbridge.models.metrics import METRIC_BY_NAME, METRICS
+
+# The verdict on a run whose job ended like this, whatever it measured. None: its numbers decide.
+OUTCOME_FAULTS: dict[Outcome | None, VerdictStatus | None] = {
+    Outcome.SUCCEEDED: None,
+    Outcome.TEARDOWN: None,
+    Outcome.SHORT: VerdictStatus.SHORT,
+    Outcome.TIMEOUT: VerdictStatus.FAILED,
+    Outcome.OUT_OF_MEMORY: VerdictStatus.FAILED,
+    Outcome.PROGRAM_ERROR: VerdictStatus.FAILED,
+    Outcome.CANCELLED: VerdictStatus.CANCELLED,
+    Outcome.INFRASTRUCTURE: VerdictStatus.INFRASTRUCTURE,
+    Outcome.NEVER_STARTED: VerdictStatus.INFRASTRUCTURE,
+    None: VerdictStatus.INFRASTRUCTURE,
+}
+
+
+OUTCOME_WORDS: dict[Outcome | None, str] = {
+    Outcome.SUCCEEDED: "the job succeeded",
+    Outcome.TEARDOWN: "all steps done, then the job failed in teardown",
+    Outcome.SHORT: "the job ended before its last step",
+    Outcome.TIMEOUT: "the job ran into its time limit",
+    Outcome.OUT_OF_MEMORY: "the job ran out of memory",
+    Outcome.PROGRAM_ERROR: "the program failed",
+    Outcome.CANCELLED: "the job was cancelled",
+    Outcome.INFRASTRUCTURE: "the cluster failed, not the program",
+    Outcome.NEVER_STARTED: "the job never started",
+    None: "the state of the job is unknown",
+}
+
+
+# What the comparisons make of a run that has no fault of its own: the first that any of them has.
+COMPARED: tuple[tuple[ComparisonStatus, VerdictStatus], ...] = (
+    ("missing", VerdictStatus.FAILED),
+    ("regressed", VerdictStatus.REGRESSED),
+    ("no_baseline", VerdictStatus.NO_BASELINE),
+    ("improved", VerdictStatus.IMPROVED),
+    ("passed", VerdictStatus.PASSED),
+)
+
+
+def compare(record: RunRecord, history: Sequence[HistoryRow], evidence: Evidence | None = None) -> Verdict:
+    """Judge a run by its own evidence, and then by the history of its series.
+
+    Args:
+        record: The harvested run.
+        history: Rows of the run's series in any order; the run itself, its confirming re-runs, which are taken into
+            account, and later nights may be among them.
+        evidence: What else is known; None for nothing.
+    """
+    tonight = Tonight(record, _nights(record, history), evidence or Evidence())
+    results = tuple(result for metric in METRICS if (result := compare_metric(metric, tonight)))
+    baseline = good_runs_before(record.spec.night, [night.own for night in tonight.nights[:-1]])
+    return _verdict(record, baseline[-tonight.gate.baseline_runs :], results, tonight)
+
+
+def compare_with(record: RunRecord, baseline: Sequence[HistoryRow]) -> Verdict:
+    """Judge a run by its own evidence, and then by the median of the given runs, whatever became of those.
+
+    Args:
+        record: The harvested run.
+        baseline: What it is compared with; of another series too, at a user's request.
+    """
+    gate = record.spec.test.gate
+    results = []
+    for metric in METRICS:
+        values = [value for row in baseline if (value := measured(metric, row.summary)) is not None]
+        value = measured(metric, record.summary)
+        if is_required(metric, record.spec.test, value, values):
+            results.append(compare_with_band(metric, value, fixed_band(metric, gate, values), len(values)))
+    return _verdict(record, baseline, tuple(results), None)
+
+
+def verdict_for_error(spec: RunSpec, error: BaseException, series: str = "") -> Verdict:
+    """The verdict on a run that died in a stage: nothing was measured, so the code was not tested.
+
+    Args:
+        spec: The run.
+        error: What it died of.
+        series: The run's series, where the caller knows it: the report then shows the test's history all the same.
+    """
+    invalid = isinstance(error, InvalidInput)
+    return Verdict(
+        run_key=spec.run_key,
+        test_id=spec.test.id,
+        night=spec.night,
+        status=VerdictStatus.INVALID if invalid else VerdictStatus.INFRASTRUCTURE,
+        reasons=_error_reasons(error),
+        series=series,
+    )
+
+
+def verdict_for_invalid(test: InvalidTest, scenario: str, night: str) -> Verdict:
+    """The verdict on a test that was never started, because of what is written in its file."""
+    run_key = make_run_key(scenario=scenario, night=night, test_id=test.id, sweep_point={}, iteration=1, repeat=0)
+    return Verdict(
+        run_key=run_key,
+        test_id=test.id,
+        night=night,
+        status=VerdictStatus.INVALID,
+        reasons=test.violations,
+    )
+
+
+def _nights(record: RunRecord, history: Sequence[HistoryRow]) -> tuple[Night, ...]:
+    """The nights that count, oldest first, tonight last: its own run, and its confirming re-runs."""
+    own = row_of(record, None)
+    past = sorted((row for row in history if row.night < own.night), key=lambda row: (row.night, row.harvested_at))
+    return (*nights_of(past[first_that_counts(past) :]), Night(own, (own, *repeats_of(own, history))))
+
+
+def _verdict(
+    record: RunRecord, baseline: Sequence[HistoryRow], results: Sequence[MetricResult], tonight: Tonight | None
+) -> Verdict:
+    outcome_fault = OUTCOME_FAULTS[record.job.outcome]
+    short = _missing_steps(record, baseline)
+    wrong = _wrong_data(record.summary)
+    reruns = 0
+    suspects: tuple[str, ...] = ()
+    if outcome_fault:
+        # Metrics that a failed run has not measured are no news.
+        status, reasons = outcome_fault, (_outcome_reason(record), *short, *wrong)
+    elif wrong:
+        status, reasons = VerdictStatus.FAILED, (*wrong, *short)
+    elif short:
+        status, reasons = VerdictStatus.SHORT, short
+    else:
+        golden = tonight.evidence.golden if tonight else None
+        status = _status_of(results, golden)
+        reasons = _comparison_reasons(results) + (golden.reasons if golden else ())
+        if tonight:
+            reruns = max((result.reruns for result in results), default=0)
+            suspects, node_reasons = suspects_among(tonight.nights[:-1], tonight.nights[-1]) if reruns else ((), ())
+            reasons = (*reasons, *node_reasons, *_decided(tonight))
+    if record.job.outcome is Outcome.TEARDOWN:
+        reasons = (*reasons, _outcome_reason(record))
+    reasons = (*reasons, *_resume_reasons(record), *_taint_reasons(record))
+
+    return Verdict(
+        run_key=record.spec.run_key,
+        test_id=record.spec.test.id,
+        night=record.spec.night,
+        status=status,
+        reasons=reasons,
+        comparisons=tuple(_beside_golden(result.comparison, tonight) for result in results),
+        baseline_runs=tuple(row.run_key for row in baseline),
+        reference_run=tonight.evidence.golden.run_key if tonight and tonight.evidence.golden else None,
+        job_id=record.job.job_id,
+        store_url=record.store_url,
+        prefix=record.prefix,
+        series=record.series,
+        reruns=reruns,
+        suspect_nodes=suspects,
+    )
+
+
+def _status_of(results: Sequence[MetricResult], golden: ReferenceResult | None) -> VerdictStatus:
+    seen = {result.comparison.status for result in results if _decides(result)}
+    if golden and not golden.whole:
+        seen.add("missing")
+    if golden and not golden.as_good:
+        seen.add("regressed")
+    if golden and seen == {"no_baseline"}:
+        return VerdictStatus.PASSED
+    status = next(verdict for word, verdict in COMPARED if word in seen)
+    if status is VerdictStatus.REGRESSED and not (golden and not golden.as_good):
+        regressed = [result for result in results if result.comparison.status == "regressed"]
+        if all(result.agreement and result.agreement.is_split for result in regressed):
+            return VerdictStatus.UNSTABLE
+    return status
+
+
+def _beside_golden(comparison: Comparison, tonight: Tonight | None) -> Comparison:
+    """The same with what the golden run measured."""
+    answer = tonight.evidence.golden if tonight else None
+    values = {str(name): value for name, value in answer.values.items()} if answer else {}
+    golden = values.get(comparison.metric)
+    return comparison if golden is None else comparison.model_copy(update={"golden": golden})
+
+
+def _decides(result: MetricResult) -> bool:
+    """Whether a result has a part in the verdict: a metric that no run had before is measured, and no more."""
+    return METRIC_BY_NAME[result.comparison.metric].always or result.comparison.status != "no_baseline"
+
+
+def _missing_steps(record: RunRecord, baseline: Sequence[HistoryRow]) -> tuple[str, ...]:
+    """Why the run is short. The number of steps is the requested one, else that of earlier runs."""
+    done = record.summary.steps_done
+    requested = (record.summary.steps_expected, record.plan.max_steps, record.spec.max_steps)
+    expected = max((steps for steps in requested if steps is not None), default=None)
+    if expected is None:
+        expected = max((row.summary.steps_done for row in baseline), default=1)
+    return (f"{done} of {expected} steps done",) if done < expected else ()
+
+
+def _wrong_data(summary: Summary) -> tuple[str, ...]:
+    """What is wrong with what the run measured, apart from its length."""
+    steps = summary.non_finite_steps
+    non_finite = (f"{format_count(steps, 'step')} without a finite loss or gradient norm",) if steps else ()
+    return non_finite + tuple(f"damaged data: {damage}" for damage in summary.damage)
+
+
+def _outcome_reason(record: RunRecord) -> str:
+    words = OUTCOME_WORDS[record.job.outcome]
+    return f"{words}: {record.job.outcome_reason}" if record.job.outcome_reason else words
+
+
+def _comparison_reasons(results: Sequence[MetricResult]) -> tuple[str, ...]:
+    """One line per metric that is news, the gravest first."""
+    order = [status for status, _verdict in COMPARED]
+    news = sorted(
+        (result for result in results if result.reason), key=lambda result: order.index(result.comparison.status)
+    )
+    reasons = tuple(result.reason for result in news)
+    required = [result.comparison for result in results if METRIC_BY_NAME[result.comparison.metric].always]
+    unknown = [METRIC_BY_NAME[item.metric].label for item in required if item.status == "no_baseline"]
+    if unknown and len(unknown) == len(required):
+        return (*reasons, "no earlier good run of this configuration to compare with")
+    return (*reasons, *(f"no earlier good run measured {label}" for label in unknown))
+
+
+def _decided(tonight: Tonight) -> tuple[str, ...]:
+    """Users' decisions about the present levels."""
+    night = tonight.record.spec.night
+    forced = {
+        decision.text: decision
+        for metric in METRICS
+        for decision in in_force(tonight.evidence.decisions, metric.name)
+        if decision.since <= night
+    }
+    return tuple(text for text, _decision in sorted(forced.items(), key=lambda item: item[1].when))
+
+
+def _resume_reasons(record: RunRecord) -> tuple[str, ...]:
+    path = resumed_from(record.spec.test)
+    return (f"the run resumed from {path}, where another one ended; it is not used as a baseline",) if path else ()
+
+
+def _taint_reasons(record: RunRecord) -> tuple[str, ...]:
+    if not record.tainted:
+        return ()
+    first, *others = record.tainted
+    more = f", and {len(others)} more" if others else ""
+    return (f"the checkout was modified; the tested code is unknown ({first}{more})",)
+
+
+def _error_reasons(error: BaseException) -> tuple[str, ...]:
+    if isinstance(error, NightbridgeError):
+        return tuple(line.strip() for line in str(error).splitlines() if line.strip())
+    # Only the first line: the rest of a foreign message (a validation error's input, a command's output) is
+    # for the log, and may hold what must not be in a report.
+    first_line = next(iter(str(error).splitlines()), "")
+    return (f"internal error, {type(error).__name__}: {first_line}"[:300].rstrip(": "),)

@@ -1,0 +1,190 @@
+"""The metrics that are measured and gated: one row each, from which everything else about a metric follows.
+
+A row declares the metric's name in `[gate]`, how it is shown, which direction is worse, its default band, and where its
+value is read: a TensorBoard tag, log patterns, and how the values of the steps become one number. `outputs` measures
+by the row, `gate` compares by it, `report` shows it. A row needs two typed fields: `Summary.<field>`, where the value
+is stored, and `GatePolicy.<name>`, the key of its band in TOML.
+"""
+
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+NUMBER = r"([-+]?(?:\d[\d.]*(?:e[-+]?\d+)?|nan|inf))"
+"""A number in a log, in a pattern that ignores case."""
+
+Reduction = Literal["median", "max", "last"]
+"""What becomes of the values of a run's steps: of the steady window the median, of all of them the largest or last."""
+
+
+class LogPattern(NamedTuple):
+    """What a log line says of a metric. Only lines that contain `text` are searched.
+
+    `pattern` is searched without regard to case; its last group that takes part holds the number, which is multiplied
+    by `factor`.
+    """
+
+    text: str
+    pattern: str
+    factor: float = 1.0
+
+
+class Metric(NamedTuple):
+    """One number of a run that is gated. `field` is its field in `Summary`, `band` its default band.
+
+    `always`: every run must have it, and every table has a column for it; another one must be there once an earlier
+    run had it, or where the test needs it. `launcher_only`: only runs of Megatron-Bridge's launcher always have it.
+    `follows_cluster`: the cluster's speed moves it, so that canary and nodes may explain a change. `least_change`: the
+    smallest relative change that is worth reporting, where that is more than the policy's. `statistics`: other fields
+    of `Summary` that measure the same.
+
+    `tag` is Megatron-Bridge's name in TensorBoard, `other_tags` those of other programs, each with its factor.
+    TensorBoard counts before the log. Without `reduce` the value has a rule of its own in `outputs.measurements`.
+    """
+
+    name: str
+    label: str
+    unit: str
+    field: str
+    band: float
+    lower_is_better: bool = True
+    must_be_positive: bool = True
+    always: bool = False
+    launcher_only: bool = False
+    follows_cluster: bool = False
+    least_change: float = 0.0
+    statistics: tuple[str, ...] = ()
+    tag: str = ""
+    other_tags: tuple[tuple[str, float], ...] = ()
+    log: tuple[LogPattern, ...] = ()
+    reduce: Reduction | None = None
+
+    def threshold(self, gate: object) -> float:
+        """The widest band that a `GatePolicy` gives it where history is steady."""
+        value: float = getattr(gate, self.name)
+        return value
+
+    @property
+    def heading(self) -> str:
+        """Its name and unit above a column of a terminal's table: a word a line, the numbers need the 80 columns."""
+        return "\n".join([*self.label.split(), self.unit.replace("/GPU", "\n/GPU")]).rstrip()
+
+    def worse(self, change: float) -> bool:
+        """Whether a change with this sign is for the worse."""
+        return change > 0 if self.lower_is_better else change < 0
+
+
+_GIGABYTES_OF_A_MEBIBYTE = 2**20 / 1e9
+
+# Megatron-Bridge prints MODEL_TFLOP as 0 when it cannot count it: such a zero is no measurement. A loss may be zero.
+METRICS = (
+    Metric(
+        "step_time",
+        label="step time",
+        unit="s",
+        field="step_time",
+        band=0.05,
+        always=True,
+        follows_cluster=True,
+        statistics=("step_time_p05", "step_time_midmean"),
+        tag="iteration-time",
+        other_tags=(("iteration-time-ms", 1e-3),),  # the heterogeneous loop of examples/mimo
+    ),
+    Metric(
+        "tflops_per_gpu",
+        label="throughput",
+        unit="TFLOP/s/GPU",
+        field="tflops_per_gpu",
+        band=0.05,
+        lower_is_better=False,
+        always=True,
+        launcher_only=True,
+        follows_cluster=True,
+        tag="throughput/tflops/device",
+        other_tags=(("throughput", 1.0),),
+    ),
+    Metric(
+        "peak_memory",
+        label="peak memory",
+        unit="GB",
+        field="peak_memory",
+        band=0.05,
+        always=True,
+        launcher_only=True,
+        tag="memory/mem-max-allocated-gigabytes",
+        other_tags=(("mem-max-allocated-bytes", 1e-9),),
+        log=(
+            LogPattern("mem-max-allocated", rf"\bmem-max-allocated-gigabytes: {NUMBER}"),
+            # Megatron-LM's own: of each rank that reports in mebibytes, and in one line after the first iterations.
+            LogPattern("max_alloc_MB", rf"\bmax_alloc_MB={NUMBER}", _GIGABYTES_OF_A_MEBIBYTE),
+            LogPattern("max allocated", rf"memory \(MB\) \|.*?\bmax allocated: {NUMBER}", _GIGABYTES_OF_A_MEBIBYTE),
+        ),
+        reduce="max",
+    ),
+    Metric(
+        "final_loss",
+        label="final loss",
+        unit="",
+        field="final_loss",
+        band=0.05,
+        must_be_positive=False,
+        always=True,
+        tag="lm loss",
+    ),
+    Metric(
+        "tokens_per_gpu",
+        label="tokens per second",
+        unit="tokens/s/GPU",
+        field="tokens_per_second_per_gpu",
+        band=0.05,
+        lower_is_better=False,
+        follows_cluster=True,
+    ),
+    Metric("startup_time", label="start-up time", unit="s", field="startup_time", band=0.5, least_change=0.2),
+    Metric(
+        "checkpoint_time",
+        label="checkpoint time",
+        unit="s",
+        field="checkpoint_time",
+        band=0.5,
+        least_change=0.2,
+        log=(
+            # Megatron-LM's timers, with `timing_log_option` minmax or max, milliseconds: the slowest rank's.
+            LogPattern(
+                "save-checkpoint",
+                rf"\bsave-checkpoint(?:-non-persistent)? \.*: (?:\({NUMBER}, {NUMBER}\)|{NUMBER})",
+                1e-3,
+            ),
+        ),
+        reduce="median",
+    ),
+    Metric("loss_curve", label="loss curve", unit="", field="loss_anchors", band=0.05, must_be_positive=False),
+    Metric(
+        "grad_norm",
+        label="largest grad norm",
+        unit="",
+        field="grad_norm_max",
+        band=0.5,
+        must_be_positive=False,
+        least_change=0.1,
+        tag="grad-norm",
+    ),
+    # A median over all steps does not see what slows the last ones alone.
+    Metric(
+        "tail_slowdown",
+        label="slowness of the last steps",
+        unit="",
+        field="tail_slowdown",
+        band=0.5,
+        least_change=0.4,
+    ),
+)
+
+METRIC_BY_NAME: dict[str, Metric] = {metric.name: metric for metric in METRICS}
+
+COLUMNS = tuple(metric for metric in METRICS if metric.always)
+"""The metrics that every table shows; the others are named where they are news."""
+
+if TYPE_CHECKING:
+    MetricName = str
+else:
+    MetricName = Literal[tuple(METRIC_BY_NAME)]
+"""The name of a metric in `[gate]`, checked where a model is read."""

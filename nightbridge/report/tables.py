@@ -1,0 +1,194 @@
+"""How verdicts are shown: their words and order, a metric's cell, and the tables for Markdown and a terminal."""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from nightbridge.history.metrics import format_change, format_count, format_value, markdown_text
+from nightbridge.models import Comparison, Verdict, VerdictStatus
+from nightbridge.models.metrics import COLUMNS, METRIC_BY_NAME
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Tone = Literal["good", "bad", "warn", "none"]
+
+RICH_STYLES: dict[Tone, str] = {"good": "blue", "bad": "bold red", "warn": "yellow", "none": ""}
+
+
+class StatusWords(NamedTuple):
+    """How a verdict is shown, and what to do about it."""
+
+    label: str
+    symbol: str
+    tone: Tone
+    task: str
+
+
+# A run with one of these verdicts was measured over less than it should have been: its numbers are shown, not judged.
+UNJUDGED = frozenset({VerdictStatus.FAILED, VerdictStatus.SHORT, VerdictStatus.CANCELLED, VerdictStatus.INFRASTRUCTURE})
+
+# The gravest first: the order of the matrix and of the morning's list.
+STATUS_WORDS: dict[VerdictStatus, StatusWords] = {
+    VerdictStatus.REGRESSED: StatusWords(
+        "regressed", "◆", "bad", "Find the cause in the changes below, then fix it or accept the new level."
+    ),
+    VerdictStatus.UNSTABLE: StatusWords("unstable", "≈", "bad", "Rerun it, and compare the nodes it ran on."),
+    VerdictStatus.FAILED: StatusWords("failed", "✕", "bad", "Read the job's log; changed pins are listed below."),
+    VerdictStatus.SHORT: StatusWords("short", "✕", "bad", "Read the job's log: why did it end before its last step?"),
+    VerdictStatus.INFRASTRUCTURE: StatusWords(
+        "infrastructure", "!", "warn", "The code was not tested. Fix the cause, then start a new attempt."
+    ),
+    VerdictStatus.INVALID: StatusWords("invalid", "!", "warn", "Fix the test's file; nothing was started."),
+    VerdictStatus.CANCELLED: StatusWords("cancelled", "–", "warn", "Start a new attempt if it is still needed."),
+    VerdictStatus.NO_BASELINE: StatusWords("no baseline", "○", "none", ""),
+    VerdictStatus.IMPROVED: StatusWords("improved", "★", "good", ""),
+    VerdictStatus.PASSED: StatusWords("passed", "✓", "good", ""),
+}
+
+COMPARISON_WORDS: dict[str, tuple[str, Tone]] = {
+    "regressed": ("worse", "bad"),
+    "improved": ("better", "good"),
+    "passed": ("", "none"),
+    "missing": ("not measured", "bad"),
+    "no_baseline": ("nothing to compare with", "none"),
+}
+
+
+class Cell(NamedTuple):
+    """One metric of one test in the matrix."""
+
+    label: str
+    unit: str
+    value: str
+    change: str
+    word: str
+    tone: Tone
+    golden: str = ""
+
+
+def gravest_first(verdicts: Iterable[Verdict]) -> list[Verdict]:
+    """The order in which verdicts are shown."""
+    order = list(STATUS_WORDS)
+    return sorted(verdicts, key=lambda verdict: (order.index(verdict.status), verdict.test_id, verdict.run_key))
+
+
+def headline_of(verdicts: Sequence[Verdict]) -> tuple[str, str]:
+    """What needs attention in one sentence, and how the night went in another."""
+    calls = [verdict for verdict in verdicts if STATUS_WORDS[verdict.status].task]
+    counts = [
+        f"{count} {words.label}"
+        for status, words in STATUS_WORDS.items()
+        if (count := sum(verdict.status is status for verdict in verdicts))
+    ]
+    tests = format_count(len(verdicts), "test")
+    subline = f"{tests}: {', '.join(counts)}." if verdicts else "No test ran."
+    if not verdicts:
+        return "Nothing ran tonight.", subline
+    if not calls:
+        return "Nothing to do this morning.", subline
+    if len(calls) == 1:
+        return f"Look at {calls[0].test_id}: {short_reason(calls[0])}.", subline
+    return f"{len(calls)} of {tests} need attention.", subline
+
+
+def short_reason(verdict: Verdict) -> str:
+    """The verdict in a few words: the metrics that regressed, else the status and its first reason."""
+    moved = [
+        f"{METRIC_BY_NAME[item.metric].label} {format_change(item.change)}".rstrip()
+        for item in verdict.comparisons
+        if item.status == "regressed"
+    ]
+    if verdict.status is VerdictStatus.REGRESSED and moved:
+        return ", ".join(moved)
+    label = STATUS_WORDS[verdict.status].label
+    return f"{label}, {verdict.reasons[0]}" if verdict.reasons else label
+
+
+def cell_of(comparison: Comparison, verdict: VerdictStatus) -> Cell:
+    """One metric in words. The arrow says where the number went, the word whether that is good."""
+    judged = verdict not in UNJUDGED or comparison.status == "missing"
+    word, tone = COMPARISON_WORDS[comparison.status if judged else "passed"]
+    arrow = "" if not comparison.change else ("▲ " if comparison.change > 0 else "▼ ")
+    change = format_change(comparison.change)
+    if change.startswith("±"):
+        arrow = ""
+    return Cell(
+        label=METRIC_BY_NAME[comparison.metric].label,
+        unit=comparison.unit,
+        value=format_value(comparison.value),
+        change=arrow + change,
+        word=word,
+        tone=tone,
+        golden=_beside_golden(comparison),
+    )
+
+
+def _beside_golden(comparison: Comparison) -> str:
+    """The change against the golden value, `golden +1.2 %`; empty without one."""
+    if comparison.value is None or not comparison.golden:
+        return ""
+    return f"golden {format_change((comparison.value - comparison.golden) / abs(comparison.golden))}"
+
+
+def markdown_table(verdicts: Iterable[Verdict]) -> str:
+    """The verdicts as a Markdown table: one row per run, one column per metric, the reasons last."""
+    header = ("test", "verdict", *(metric.label for metric in COLUMNS), "why")
+    lines = [header, ("---",) * len(header)]
+    for verdict in gravest_first(verdicts):
+        words = STATUS_WORDS[verdict.status]
+        lines.append(
+            (
+                markdown_text(verdict.test_id),
+                f"{words.symbol} {words.label}",
+                *(_markdown_cell(cell) for cell in _cells(verdict)),
+                markdown_text("; ".join(verdict.reasons)),
+            )
+        )
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def verdict_table(verdicts: Iterable[Verdict]) -> "Table":
+    """The verdicts as a table for a terminal of 80 columns or more, the gravest first; `reason_lines` go below it."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.add_column("test", overflow="fold")
+    table.add_column("verdict", no_wrap=True)
+    for metric in COLUMNS:
+        table.add_column(metric.heading, justify="right", no_wrap=True)
+    for verdict in gravest_first(verdicts):
+        words = STATUS_WORDS[verdict.status]
+        cells = _cells(verdict)
+        # Texts from outside are Text, never rich's markup.
+        table.add_row(
+            Text(verdict.test_id),
+            Text(f"{words.symbol} {words.label}", style=RICH_STYLES[words.tone]),
+            *(Text(f"{cell.value}\n{cell.change}".rstrip(), RICH_STYLES[cell.tone]) if cell else "–" for cell in cells),
+        )
+    return table
+
+
+def reason_lines(verdicts: Iterable[Verdict]) -> tuple[str, ...]:
+    """Why the verdicts are what they are, one line each and none of them broken, so that they can be searched."""
+    return tuple(
+        f"{verdict.test_id}: {' '.join(reason.split())}"
+        for verdict in gravest_first(verdicts)
+        for reason in verdict.reasons
+    )
+
+
+def _cells(verdict: Verdict) -> list[Cell | None]:
+    """One cell per metric, None where nothing was measured."""
+    cells = {item.metric: cell_of(item, verdict.status) for item in verdict.comparisons}
+    return [cells.get(metric.name) for metric in COLUMNS]
+
+
+def _markdown_cell(cell: Cell | None) -> str:
+    """`1.081 s (▲ +8.1 %)`; a dash where nothing was measured."""
+    if cell is None or cell.value == "–":
+        return "–"
+    value = f"{cell.value} {cell.unit}".rstrip()
+    changes = ", ".join(text for text in (cell.change, cell.golden) if text)
+    return f"{value} ({changes})" if changes else value

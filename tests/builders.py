@@ -1,0 +1,211 @@
+"""Builders of models that many tests share: plain functions with usual values, of which a test names what it is about.
+
+Fixtures of the same names in the conftest files only hand them on. Nothing here starts, reads or writes anything but
+what a test passes in.
+"""
+
+import io
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from nightbridge.gate.verdict import compare
+from nightbridge.harvest.manifest import Manifest, commit_manifest
+from nightbridge.history.rows import HistoryRow, row_of
+from nightbridge.models import (
+    Checkout,
+    GatePolicy,
+    GitRepo,
+    Image,
+    Job,
+    JobState,
+    JobStatus,
+    LauncherEnvironment,
+    LaunchPlan,
+    Outcome,
+    PinnedRepository,
+    RunRecord,
+    RunSpec,
+    StoredFile,
+    Summary,
+    TestDefinition,
+    Verdict,
+    VerdictStatus,
+)
+from nightbridge.store.checksum import sha256_hex
+from nightbridge.store.protocol import ObjectStore
+
+STEPS = 50
+WARMUP = 10
+BRIDGE_URL = "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git"
+RUN_URL = "https://github.com/NVIDIA-NeMo/Run.git"
+
+
+def make_summary(
+    step_times: Sequence[float] = (1.0,) * STEPS,
+    losses: Sequence[float | None] | None = None,
+    tflops: float | None = 700.0,
+    memory: float | None = 80.0,
+    expected: int | None = STEPS,
+) -> Summary:
+    """Summarise measured steps: medians over the steps after the warm-up, loss of the last step."""
+    steady = step_times[WARMUP:]
+    losses = [10.0 - 0.1 * step for step in range(len(step_times))] if losses is None else losses
+    return Summary(
+        steps_expected=expected,
+        steps_done=len(step_times),
+        step_time=statistics.median(steady) if steady else None,
+        tflops_per_gpu=tflops,
+        peak_memory=memory,
+        final_loss=losses[-1] if losses else None,
+        non_finite_steps=sum(loss is None or not math.isfinite(loss) for loss in losses),
+        source="log",
+    )
+
+
+def make_spec(
+    night: str = "2026-11-10",
+    *,
+    test_id: str = "llama3-8b",
+    sweep_point: dict[str, Any] | None = None,
+    repeat: int = 0,
+    **fields: Any,
+) -> RunSpec:
+    """A run of a test; further fields are the test's."""
+    given = {
+        "cmd_args": {"model_recipe_name": "llama3_8b", "num_gpus": 8, "max_steps": STEPS},
+        "git_repos": (GitRepo(url=BRIDGE_URL),),
+        "nemo_run_repo": GitRepo(url=RUN_URL),
+    } | fields
+    test = TestDefinition(id=test_id, name=test_id, **given)
+    return RunSpec(scenario="nightly", night=night, test=test, sweep_point=sweep_point or {}, repeat=repeat)
+
+
+def make_checkout(commit: str = "a" * 40, subject: str = "Tidy the docs") -> Checkout:
+    """Both repositories at a commit, with a launcher environment."""
+    return Checkout(
+        megatron_bridge=PinnedRepository(
+            url=BRIDGE_URL,
+            ref="main",
+            commit=commit,
+            path=Path("/shared/bridge"),
+            subject=subject,
+            describe=f"v0.6.0-3-g{commit[:9]}",
+        ),
+        nemo_run=PinnedRepository(url=RUN_URL, ref="main", commit="b" * 40, path=Path("/shared/run")),
+        environment=LauncherEnvironment(python=Path("/shared/env/bin/python"), digest="c" * 64),
+    )
+
+
+def make_plan(run_key: str, folder: Path, **fields: Any) -> LaunchPlan:
+    """The launch plan of a run's first attempt, whose folder is given."""
+    usual = {"argv": ("python",), "cwd": folder, "nodes": 1, "tasks_per_node": 8}
+    return LaunchPlan(run_key=run_key, attempt=1, attempt_dir=folder, **usual | fields)
+
+
+def make_job(run_key: str, folder: Path, **fields: Any) -> Job:
+    """The job of a run's first attempt, whose folder is given."""
+    usual: dict[str, Any] = {
+        "job_id": 4711,
+        "cluster": "dgx",
+        "script": folder / "job.sh",
+        "experiment_dir": folder,
+        "submitted_at": datetime(2026, 11, 10, tzinfo=UTC),
+    }
+    return Job(run_key=run_key, attempt=1, attempt_dir=folder, **usual | fields)
+
+
+def make_record(
+    summary: Summary | None = None,
+    night: str = "2026-11-10",
+    *,
+    outcome: Outcome | None = Outcome.SUCCEEDED,
+    outcome_reason: str = "",
+    gate: GatePolicy | None = None,
+    commit: str = "a" * 40,
+    subject: str = "Tidy the docs",
+    max_steps: int | None = STEPS,
+    **spec_fields: Any,
+) -> RunRecord:
+    """A harvested run; further fields are its spec's."""
+    if gate:
+        spec_fields["gate"] = gate
+    spec = make_spec(night, **spec_fields)
+    folder = Path("/shared/runs") / spec.run_key / "a1"
+    status = JobStatus(job_id=4711, state=JobState.COMPLETED, nodes="node[1-2]")
+    job = make_job(spec.run_key, folder, status=status, outcome=outcome, outcome_reason=outcome_reason)
+    return RunRecord(
+        spec=spec,
+        checkout=make_checkout(commit, subject),
+        image=Image(kind="sqsh", reference="nvcr.io/nvidia/nemo:26.08", digest="sha256:" + "d" * 64),
+        plan=make_plan(spec.run_key, folder, max_steps=max_steps),
+        jobs=(job,),
+        store_url="s3://bucket/nightly",
+        prefix=f"runs/{spec.test_slug}/{night}/{spec.run_key}/a1",
+        series="llama3-8b-0123456789ab",
+        summary=summary or make_summary(),
+        harvested_at=datetime(2026, 11, 1, 3, tzinfo=UTC) + timedelta(days=int(night[8:10])),
+    )
+
+
+def make_row(
+    summary: Summary | None = None,
+    night: str = "2026-11-09",
+    *,
+    verdict: VerdictStatus | None = None,
+    **fields: Any,
+) -> HistoryRow:
+    """A row as the compare stage adds it, with the verdict that the gate gives, or another one."""
+    record = make_record(summary, night, **fields)
+    judged = compare(record, ())
+    return row_of(record, judged.model_copy(update={"status": verdict}) if verdict else judged)
+
+
+def make_verdict(
+    status: VerdictStatus, *reasons: str, test_id: str = "llama3-8b", night: str = "2026-11-21", **fields: Any
+) -> Verdict:
+    """A verdict on a stored run, with its reasons."""
+    run_key = f"{test_id}-{night}-0123456789"
+    usual: dict[str, Any] = {
+        "run_key": run_key,
+        "store_url": "s3://bucket/nightly",
+        "prefix": f"runs/{test_id}/{night}/{run_key}/a1",
+    }
+    return Verdict(test_id=test_id, night=night, status=status, reasons=reasons, **usual | fields)
+
+
+def scalar_table(**curves: Mapping[int, float]) -> pd.DataFrame:
+    """Scalars as `metrics.parquet` has them; `lm_loss` stands for `lm loss`, `grad_norm` for `grad-norm`."""
+    names = {"lm_loss": "lm loss", "grad_norm": "grad-norm", "learning_rate": "learning-rate"}
+    rows = [
+        (names[name], step, value, False) for name, curve in curves.items() for step, value in sorted(curve.items())
+    ]
+    return pd.DataFrame(rows, columns=["tag", "step", "value", "superseded"])
+
+
+def commit_run(
+    store: ObjectStore, record: RunRecord, losses: Mapping[int, float] | None = None, attempt: int = 1
+) -> RunRecord:
+    """Store a run as the harvest does: record and scalars, then the manifest."""
+    losses = {step: 10.0 - 0.1 * step for step in range(1, 51)} if losses is None else losses
+    table = io.BytesIO()
+    scalar_table(lm_loss=losses).to_parquet(table, index=False)
+    files = []
+    for path, data in (("record.json", record.model_dump_json().encode()), ("metrics.parquet", table.getvalue())):
+        store.put(f"{record.prefix}/{path}", data)
+        files.append(StoredFile(path=path, size=len(data), sha256=sha256_hex(data), kind="other"))
+    manifest = Manifest(
+        run_key=record.spec.run_key,
+        attempt=attempt,
+        prefix=record.prefix,
+        files=tuple(files),
+        job=record.job,
+        committed_at=datetime.now(UTC),
+    )
+    commit_manifest(store, manifest)
+    return record
