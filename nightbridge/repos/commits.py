@@ -13,8 +13,7 @@ from pydantic import Field
 
 from nightbridge.errors import InvalidInput
 from nightbridge.locking import get_or_create
-from nightbridge.models import RangeCommit as RangeCommit
-from nightbridge.models import Site, StoredModel, utc_now
+from nightbridge.models import RangeCommit, Site, StoredModel, utc_now
 from nightbridge.repos.git import attempt, git
 from nightbridge.repos.mirrors import Mirror
 from nightbridge.repos.remotes import masked
