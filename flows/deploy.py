@@ -25,9 +25,9 @@ from prefect.workers.process import ProcessWorker
 
 from nightbridge.blocks import load_site
 from nightbridge.errors import NightbridgeError
+from nightbridge.models import SiteChoice
 from nightbridge.nights.records import checked_night, find_nights, new_night
-from nightbridge.store.factory import open_store
-from nightbridge.tasks.secrets import block_value
+from nightbridge.tasks.site import store_of
 
 DEPLOYMENT = "nightly-regression/nightly"
 PREFECT_YAML = Path("prefect.yaml")
@@ -128,10 +128,9 @@ def _flow_run_of(client: SyncPrefectClient, deployment: DeploymentResponse, nigh
 
 def _recorded(deployment: DeploymentResponse, night: str) -> list[UUID]:
     """The flow runs that began a night, as the store has them."""
-    given = deployment.parameters
     try:
-        site = load_site(given.get("system"), **{name: given.get(name) for name in ("cluster", "store", "workspace")})
-        nights = find_nights(open_store(site.store_settings, block_value), night=night)
+        site = load_site(SiteChoice.of(deployment.parameters))
+        nights = find_nights(store_of(site), night=night)
     except NightbridgeError as error:
         print(f"nights by the schedule are not looked for: {error}", file=sys.stderr)
         return []

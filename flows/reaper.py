@@ -11,7 +11,6 @@ It also cancels the jobs of nights that were cancelled while no process of their
 import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -32,15 +31,13 @@ from prefect.logging import get_run_logger
 from prefect.settings import get_current_settings
 from prefect.states import Cancelled, Crashed, Scheduled
 
-from nightbridge.blocks import load_site
 from nightbridge.errors import NightbridgeError
-from nightbridge.flows.nightly import cancel_jobs, nightly
+from nightbridge.flows.nightly import cancel_hook, nightly
 from nightbridge.flows.states import TAG
 from nightbridge.models import Model
 from nightbridge.nights.liveness import SILENCE_SECONDS, LastSign, last_sign
 from nightbridge.tasks.cancel import is_recorded
-from nightbridge.tasks.plan import PLAN_LABEL, plan_of
-from nightbridge.tasks.restarts import RESUMING
+from nightbridge.tasks.night import RESUMING, plan_of, workspace_of
 
 MAX_RESUMES = 3
 RESUME_WITHIN = timedelta(hours=24)
@@ -169,24 +166,11 @@ def _gone_by_file(run: FlowRun, sign: LastSign, now: datetime) -> Gone:
 
 def _sign_of(run: FlowRun) -> LastSign | None:
     try:
-        workspace = _workspace_of(run)
+        workspace = workspace_of(run)
         return last_sign(workspace, str(run.id)) if workspace else None
     except NightbridgeError as error:
         get_run_logger().warning("%s: its sign of life cannot be read: %s", run.name, error)
         return None
-
-
-def _workspace_of(run: FlowRun) -> Path | None:
-    """The workspace that a night recorded, else the one that its parameters name; None where nothing does."""
-    given = run.parameters
-    if plan := run.labels.get(PLAN_LABEL):
-        return Path(str(plan)).parents[1]
-    if isinstance(site := given.get("site"), dict) and "workspace" in site:
-        return Path(site["workspace"])
-    if "scenario" not in given:
-        return None
-    named = {name: given.get(name) for name in ("cluster", "store", "workspace")}
-    return load_site(given.get("system"), **named).workspace
 
 
 def _has_heartbeat(client: SyncPrefectClient, run: FlowRun, now: datetime, seconds: float) -> bool:
@@ -226,7 +210,7 @@ def _finish_cancellation(client: SyncPrefectClient, run: FlowRun) -> None:
         get_run_logger().warning("%s: whether its jobs are cancelled cannot be read: %s", run.name, error)
         return
     assert run.state is not None  # it was found by its state
-    cancel_jobs(nightly, run, run.state)
+    cancel_hook(nightly, run, run.state)
     _end_children(client, run.id, Cancelled(message="The night was cancelled"))
     get_run_logger().warning("%s (%s): its jobs were cancelled", run.name, run.id)
 

@@ -1,18 +1,24 @@
 """Events, which automations react to.
 
 One `nightbridge.verdict` for each verdict of a night that has its report, and one `nightbridge.night` for each end of a
-night: with a report, invalid, for want of infrastructure, cancelled or skipped.
+night: with a report, invalid, for want of infrastructure, cancelled or skipped. One `nightbridge.watchdog` for each
+look of the watchdog, which also notifies people in the site's own ways; a retry of the watchdog is a new look.
 """
 
 from uuid import NAMESPACE_URL, uuid5
 
 from prefect.events import Event, Resource
 
-from nightbridge.models import NightReport, Verdict, slug
+from nightbridge.models import NightReport, Site, Verdict, slug
+from nightbridge.nights.prefect_api import configured_server
+from nightbridge.nights.watchdog import Question, Watch, look, notice_of, summary
+from nightbridge.notify import notify
 from nightbridge.tasks.mirror import send_events
+from nightbridge.tasks.site import block_value, store_of
 
 VERDICT_EVENT = "nightbridge.verdict"
 NIGHT_EVENT = "nightbridge.night"
+WATCHDOG_EVENT = "nightbridge.watchdog"
 
 MAX_LETTERS = 2000
 """Of the reasons in an event; the report has all of them. An event of more than 1.5 MB is refused by Prefect."""
@@ -105,3 +111,32 @@ def send_report_events(report: NightReport, end: str, cluster: str) -> None:
     ]
     of_the_night = night_event(report.scenario, report.night, end, cluster=cluster, message=bad, report=report.report)
     send_events([*events, of_the_night])
+
+
+def look_for_verdicts(asked: Question, site: Site) -> Watch:
+    """Look which test has no verdict, and why."""
+    return look(asked, site, lambda: store_of(site), configured_server())
+
+
+def alarm(watch: Watch, site: Site) -> tuple[str, ...]:
+    """Tell people what is missing; return in which ways."""
+    return notify(notice_of(watch), site.notify, block_value)
+
+
+def send_watchdog_event(watch: Watch) -> None:
+    """Tell Prefect what was seen: automations match on the label `nightbridge.watchdog`, `missing` or `complete`."""
+    send_events(
+        [
+            Event(
+                event=WATCHDOG_EVENT,
+                resource=Resource(
+                    {
+                        "prefect.resource.id": "nightbridge.watchdog",
+                        "prefect.resource.name": "watchdog",
+                        "nightbridge.watchdog": "missing" if watch.exit_code else "complete",
+                    }
+                ),
+                payload={"message": summary(watch), "by": watch.by.isoformat(), **notice_of(watch).facts},
+            )
+        ]
+    )

@@ -30,9 +30,8 @@ from nightbridge.errors import PermanentError
 from nightbridge.locking import lease, read_holder
 from nightbridge.models import ClusterSettings, LaunchPlan, Site, slug
 from nightbridge.slurm.attempt_files import read_submission
-from nightbridge.tasks.interrupt import raise_if_interrupted
+from nightbridge.tasks.context import raise_if_interrupted, run_log, this_flow_run, this_night
 from nightbridge.tasks.mirror import insist
-from nightbridge.tasks.this_run import run_log, this_flow_run
 
 LEASE_SECONDS = 900.0
 """How long a dead process keeps its slots. Its job lives on, so a short lease would let another job in beside it."""
@@ -40,10 +39,8 @@ LEASE_SECONDS = 900.0
 _ASK_FOR = 5.0
 _LOOK_AGAIN = 1.0
 
-_made: set[tuple[str, int]] = set()
-_making = threading.Lock()
-# Prefect answers one caller of a process after the other, so one waits there and the others here, where they notice an
-# interrupt at once.
+# Of the whole process, and held for one question only: Prefect's client answers one caller of a process after the
+# other, so one waits there and the others here, where they notice an interrupt at once.
 _asking = threading.Lock()
 
 
@@ -78,12 +75,13 @@ def job_slots(plan: LaunchPlan, site: Site, *, lease: float = LEASE_SECONDS) -> 
 
 
 def _make(limits: Mapping[str, int]) -> None:
-    """Create the limits, or set them to what the cluster's settings say now; once in a process."""
-    with _making, get_client(sync_client=True) as client:
+    """Create the limits, or set them to what the cluster's settings say now; once in a night."""
+    night = this_night()
+    with night.lock, get_client(sync_client=True) as client:
         for name, slots in limits.items():
-            if (name, slots) not in _made:
+            if (name, slots) not in night.limits:
                 _make_one(client, name, slots)
-                _made.add((name, slots))
+                night.limits.add((name, slots))
 
 
 def _make_one(client: SyncPrefectClient, name: str, slots: int) -> None:

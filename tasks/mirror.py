@@ -15,9 +15,8 @@ from prefect.context import SettingsContext, get_settings_context
 from prefect.events import Event, RelatedResource
 
 from nightbridge.errors import TransientError
-from nightbridge.tasks.interrupt import raise_if_interrupted, wait_out
+from nightbridge.tasks.context import raise_if_interrupted, run_log, this_flow_run, wait_out
 from nightbridge.tasks.stage import first_delay
-from nightbridge.tasks.this_run import run_log, this_flow_run
 
 R = TypeVar("R")
 

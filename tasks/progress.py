@@ -8,7 +8,7 @@ from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.logging import get_run_logger
 
 from nightbridge.store.transfers import Progress
-from nightbridge.tasks.interrupt import raise_if_interrupted
+from nightbridge.tasks.context import raise_if_interrupted
 from nightbridge.tasks.mirror import client_retries
 
 LOG_INTERVAL, ARTIFACT_INTERVAL = 30.0, 5.0

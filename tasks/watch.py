@@ -1,9 +1,7 @@
 """Watch: a job to its true end, then what became of it."""
 
-import threading
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from prefect.logging import get_run_logger
 
@@ -12,26 +10,11 @@ from nightbridge.outputs.experiment import evidence, read_run
 from nightbridge.outputs.following import LOOK_INTERVAL, LogNews, RunFollower
 from nightbridge.secrets import mask_text
 from nightbridge.slurm.attempts import record_ended
-from nightbridge.slurm.factory import open_cluster
 from nightbridge.slurm.outcome import classify
-from nightbridge.slurm.watcher import Watcher
-from nightbridge.tasks.interrupt import raise_if_interrupted
+from nightbridge.tasks.context import raise_if_interrupted, this_night
 from nightbridge.tasks.progress import ProgressArtifact
-from nightbridge.tasks.secrets import resolve_all
+from nightbridge.tasks.site import resolve_all
 from nightbridge.tasks.stage import stage
-
-# One watcher per cluster and process: all of a night's runs are asked about in one question.
-_watchers: dict[tuple[str, Path], Watcher] = {}
-_watchers_lock = threading.Lock()
-
-
-def watcher_of(site: Site) -> Watcher:
-    """The process's one watcher of this site's cluster, started when it is first needed."""
-    key = (site.cluster.model_dump_json(), site.workspace)
-    with _watchers_lock:
-        if key not in _watchers:
-            _watchers[key] = Watcher(open_cluster(site.cluster, site.workspace))
-        return _watchers[key]
 
 
 class _Shown:
@@ -116,7 +99,7 @@ def watch(job: Job, plan: LaunchPlan, site: Site) -> Job:
         raise_if_interrupted()
         shown.look()
 
-    ended = watcher_of(site).follow(job, on_change=shown.change, on_wait=wait)
+    ended = this_night().watcher(site).follow(job, on_change=shown.change, on_wait=wait)
     shown.last_look(ended)
     left = read_run(ended, plan.output_dir, plan.checkpoint_dir)
     ended = classify(ended, evidence(left, plan.max_steps))

@@ -63,13 +63,13 @@ def run_scenario(
         # Refused before the night begins, not after it.
         raise InvalidInput("its folder does not exist", thing=str(junit), advice="Create it, or name another file")
     tonight = new_night() if night is None else checked_night(night)
-    runs = config.runs(check_scenario(config.load(file)), tonight)
+    scenario = check_scenario(config.load(file))
     note(f"night {tonight}")
     from nightbridge.flows import nightly_regression
 
     try:
         report = nightly_regression(
-            file,
+            scenario,
             night=tonight,
             system=system,
             cluster=cluster,
@@ -79,7 +79,7 @@ def run_scenario(
         )
     except (KeyboardInterrupt, Terminated):
         note(f"interrupted: the jobs keep running. To resume, run the same command with --night {tonight}")
-        note_all(f"cancel: nightbridge cancel {run.run_key}" for run in runs)
+        note_all(f"cancel: nightbridge cancel {run.run_key}" for run in config.runs(scenario, tonight))
         raise
     document = {**report.model_dump(mode="json"), "exit_code": report.exit_code}
     show(as_json, document, lambda: _night_lines(report))

@@ -250,6 +250,21 @@ def find_nights(store: ObjectStore, *, limit: int | None = None, night: str | No
     return list(_read_nights(store, [key for key in sorted(folders, reverse=True) if key[0] in chosen]))
 
 
+def read_verdict(store: ObjectStore, run_key: str, night: str) -> Verdict | None:
+    """The stored verdict of a run; None while it has none.
+
+    Raises:
+        DamagedData: It cannot be read.
+    """
+    test_slug = run_key[: -len(f"-{night}-") - 10]
+    key = f"runs/{test_slug}/{night}/{run_key}/verdict.json"
+    data = store.get(key)
+    try:
+        return Verdict.model_validate_json(data) if data else None
+    except ValidationError as error:
+        raise DamagedData("not a verdict", thing=store.url_of(key), advice="Run the night again") from error
+
+
 def _read_nights(store: ObjectStore, folders: Sequence[tuple[str, str]]) -> Iterator[Night]:
     for night, scenario in folders:
         start = _read(store, f"nights/{night}/{scenario}/begun.json", NightStart)

@@ -9,12 +9,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from nightbridge.errors import DamagedData, NightbridgeError, TransientError
-from nightbridge.models import EXIT_CODES, JobState, JobStatus, Model, Verdict, VerdictStatus, slug
+from nightbridge.errors import NightbridgeError, TransientError
+from nightbridge.models import EXIT_CODES, JobState, JobStatus, Model, Verdict, VerdictStatus
 from nightbridge.nights.liveness import is_alive
-from nightbridge.nights.records import Night, NightStart
+from nightbridge.nights.records import Night, NightStart, read_verdict
 from nightbridge.slurm.attempt_files import Submission, read_submission
 from nightbridge.slurm.attempts import attempts_of
 from nightbridge.slurm.protocol import Cluster
@@ -66,7 +66,7 @@ def run_statuses(start: NightStart, store: ObjectStore, cluster: Cluster) -> tup
     Raises:
         DamagedData: A stored verdict cannot be read.
     """
-    verdicts = {test.run_key: _verdict(store, start.night, test.test_id, test.run_key) for test in start.tests}
+    verdicts = {test.run_key: read_verdict(store, test.run_key, start.night) for test in start.tests}
     jobs = {key: _newest_job(key, start.workspace) for key, verdict in verdicts.items() if verdict is None}
     asked = [job.job_id for job in jobs.values() if isinstance(job, Submission)]
     known, silence = _ask(cluster, asked)
@@ -76,16 +76,6 @@ def run_statuses(start: NightStart, store: ObjectStore, cluster: Cluster) -> tup
         else _under_way(test.test_id, test.run_key, jobs[test.run_key], known, silence)
         for test in start.tests
     )
-
-
-def _verdict(store: ObjectStore, night: str, test_id: str, run_key: str) -> Verdict | None:
-    test_slug = run_key[: -len(f"-{night}-") - 10]
-    key = f"runs/{test_slug or slug(test_id)}/{night}/{run_key}/verdict.json"
-    data = store.get(key)
-    try:
-        return Verdict.model_validate_json(data) if data else None
-    except ValidationError as error:
-        raise DamagedData("not a verdict", thing=store.url_of(key), advice="Run the night again") from error
 
 
 def _newest_job(run_key: str, workspace: Path) -> Submission | datetime | None:

@@ -45,7 +45,7 @@ from nightbridge.nights.records import NightPlan, NightStart, read_end, write_pl
 from nightbridge.slurm.attempt_files import open_attempt
 from nightbridge.slurm.factory import open_cluster
 from nightbridge.store.factory import open_store
-from nightbridge.tasks.plan import PLAN_LABEL
+from nightbridge.tasks.night import PLAN_LABEL
 from tests.nights.installation import descendants
 from tests.real.prefect_server import PrefectServer, start_prefect
 

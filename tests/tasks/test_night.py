@@ -9,7 +9,7 @@ from prefect.client.schemas.objects import CreatedBy, DeploymentSchedule, FlowRu
 from prefect.client.schemas.schedules import CronSchedule
 
 from nightbridge.nights.records import checked_night
-from nightbridge.tasks.plan import ChosenNight, NightSkipped, check_catch_up, night_of_schedule
+from nightbridge.tasks.night import ChosenNight, NightSkipped, check_catch_up, night_of_schedule
 
 BERLIN = "Europe/Berlin"
 

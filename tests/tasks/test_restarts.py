@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from prefect.client.schemas.objects import State, StateType
 
-from nightbridge.tasks.restarts import start_after
+from nightbridge.tasks.night import start_after
 
 FIRST = "Scheduled Late Pending Running"
 

@@ -1,6 +1,5 @@
 """Waiting for what may be away for hours."""
 
-import contextvars
 import logging
 import signal
 import threading
@@ -11,12 +10,12 @@ from prefect.exceptions import Pause, TerminationSignal
 from prefect.states import Suspended
 
 from nightbridge.errors import PermanentError, StatusUnknown, TransientError
-from nightbridge.tasks.interrupt import interrupt_stages, interrupted_together, wait_out
+from nightbridge.tasks.context import interrupted_together, wait_out
 
 
 @pytest.fixture(autouse=True)
 def logger(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nightbridge.tasks.interrupt.run_log", lambda: logging.getLogger("waiting"))
+    monkeypatch.setattr("nightbridge.tasks.context.run_log", lambda: logging.getLogger("waiting"))
 
 
 class Tried:
@@ -47,7 +46,7 @@ def test_what_is_waited_for_is_said_once(caplog: pytest.LogCaptureFixture) -> No
 
 def test_delays_grow_up_to_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr("nightbridge.tasks.interrupt._sleep", slept.append)
+    monkeypatch.setattr("nightbridge.tasks.context._sleep", slept.append)
 
     wait_out(Tried(*[StatusUnknown("away")] * 8), (StatusUnknown,), first_delay=10)
 
@@ -81,8 +80,8 @@ def test_an_interruption_ends_the_wait_at_once_with_its_own_cause(
 ) -> None:
     began = time.monotonic()
 
-    with interrupted_together():
-        threading.Timer(0.2, contextvars.copy_context().run, args=(interrupt_stages, cause)).start()
+    with interrupted_together() as interruption:
+        threading.Timer(0.2, setattr, args=(interruption, "cause", cause)).start()
         with pytest.raises(raised):
             wait_out(Tried(StatusUnknown("away")), (StatusUnknown,), first_delay=600)
 
@@ -91,8 +90,8 @@ def test_an_interruption_ends_the_wait_at_once_with_its_own_cause(
 
 def test_what_fails_because_of_an_interruption_tells_the_interruption() -> None:
     def killed() -> None:
-        interrupt_stages(KeyboardInterrupt())
+        interruption.cause = KeyboardInterrupt()
         raise PermanentError("git was killed")
 
-    with interrupted_together(), pytest.raises(KeyboardInterrupt):
+    with interrupted_together() as interruption, pytest.raises(KeyboardInterrupt):
         wait_out(killed, (StatusUnknown,), first_delay=0.01)
