@@ -30,7 +30,7 @@ from nightbridge.report.sweeps import sweep_results
 from nightbridge.slurm.attempts import AttemptChoice, merged_options
 from nightbridge.tasks.cancel import cancel_night, record_cancelled
 from nightbridge.tasks.compare import confirm, stored_verdict
-from nightbridge.tasks.context import Night, run_log, shared_night
+from nightbridge.tasks.context import NightContext, run_log, shared_night
 from nightbridge.tasks.events import night_event
 from nightbridge.tasks.limits import own_turn
 from nightbridge.tasks.mirror import insist, send_events
@@ -165,7 +165,7 @@ def _new_plan(process: ExitStack, scenario: str, night: str | None, catch_up: Ca
         raise
 
 
-def _end_state(plan: NightPlan, new_attempt: bool, shared: Night) -> State[NightReport]:
+def _end_state(plan: NightPlan, new_attempt: bool, shared: NightContext) -> State[NightReport]:
     try:
         with tags(TAG), own_turn(plan.site):
             return state_of_night(_run(plan, _requested_attempt(new_attempt), shared))
@@ -181,7 +181,7 @@ def _requested_attempt(new_attempt: bool) -> AttemptChoice:
     return {"first": first, "retry": AttemptChoice.AFTER_FAILURE, "resumption": AttemptChoice.CURRENT}[this_start()]
 
 
-def _run(plan: NightPlan, attempt: AttemptChoice, shared: Night) -> NightReport:
+def _run(plan: NightPlan, attempt: AttemptChoice, shared: NightContext) -> NightReport:
     """Run everything that can run, and write the report; every test has a verdict."""
     runs, start = plan.runs, plan.start
     invalid = [verdict_for_invalid(test, start.scenario, start.night) for test in plan.scenario.invalid]
@@ -205,7 +205,7 @@ def _comes_first(run: RunSpec, runs: Sequence[RunSpec]) -> bool:
     return not run.after and (run.test.canary or (named and run.test.gate.reference is None))
 
 
-def _verdict_of(run: RunSpec, site: Site, attempt: AttemptChoice, shared: Night) -> Verdict:
+def _verdict_of(run: RunSpec, site: Site, attempt: AttemptChoice, shared: NightContext) -> Verdict:
     """Run one pipeline; whatever becomes of it is a verdict, so that one failing run never stops the others."""
     tries = iter((attempt,))
 

@@ -1,8 +1,8 @@
 """The flow run that the code runs in, and what the runs of one night share in this process.
 
-A flow opens a `Night` (`shared_night`), and the threads of its subflows reach it through copies of its context: the
-cluster's watcher, which runs may still submit, and how the flow run was interrupted. Nothing of it is module state, and
-it ends with the flow.
+A flow opens a `NightContext` (`shared_night`), and the threads of its subflows reach it through copies of its context:
+the cluster's watcher, which runs may still submit, and how the flow run was interrupted. Nothing of it is module state,
+and it ends with the flow.
 
 Only one thread hears of an interruption: a Ctrl-C, SIGTERM, a cancellation or a suspension. The others end with the
 same exception, because Prefect makes a run's state out of it. Slurm jobs are not affected: they go on, and the next run
@@ -51,7 +51,7 @@ def run_log() -> "logging.Logger | logging.LoggerAdapter[Any]":
 # --- what a night shares ---------------------------------------------------------------------------------------------
 
 
-class Night:
+class NightContext:
     """What the runs of one night share in this process.
 
     Attributes:
@@ -110,7 +110,7 @@ class Interruption:
 class _Scope:
     """What the calling thread has of its night."""
 
-    night: Night = field(default_factory=Night)
+    night: NightContext = field(default_factory=NightContext)
     interruption: Interruption | None = None
     started: threading.Event | None = None
 
@@ -127,13 +127,13 @@ def _scoped(scope: _Scope) -> Iterator[_Scope]:
         _scope.reset(token)
 
 
-def this_night() -> Night:
+def this_night() -> NightContext:
     """The night that the calling thread belongs to; one of its own for a stage that is called outside of any flow."""
     return (_scope.get() or _Scope()).night
 
 
 @contextlib.contextmanager
-def shared_night(scenario: Scenario | None = None) -> Iterator[Night]:
+def shared_night(scenario: Scenario | None = None) -> Iterator[NightContext]:
     """Share a night for the length of the block: the one that is open already, else a new one.
 
     Args:
@@ -142,7 +142,7 @@ def shared_night(scenario: Scenario | None = None) -> Iterator[Night]:
     if (scope := _scope.get()) is not None:
         yield scope.night
         return
-    with _scoped(_Scope(Night(scenario))) as scope:
+    with _scoped(_Scope(NightContext(scenario))) as scope:
         yield scope.night
 
 
