@@ -1,6 +1,7 @@
 """Stage 5, harvest: what the run left goes to the store, the manifest last."""
 
 import contextvars
+import time
 
 from prefect.logging import get_run_logger
 
@@ -9,9 +10,41 @@ from nightbridge.harvest.on_node import harvest_on_node
 from nightbridge.harvest.request import HarvestRequest, run_harvest
 from nightbridge.models import Checkout, Image, Job, LaunchPlan, RunRecord, RunSpec, Site
 from nightbridge.repos.clone import verify_unchanged
-from nightbridge.tasks.progress import ShownProgress
+from nightbridge.store.transfers import Progress
+from nightbridge.tasks.context import raise_if_interrupted
+from nightbridge.tasks.mirror import ProgressArtifact
 from nightbridge.tasks.site import node_runner, resolve_secrets, store_of
 from nightbridge.tasks.stage import stage
+
+LOG_INTERVAL, ARTIFACT_INTERVAL = 30.0, 5.0
+"""Seconds between two lines of the log, and between two states of the artifact."""
+
+
+class ShownProgress:
+    """Shows each progress that it is called with in the log and as an artifact: not too often, and the last one always.
+
+    Args:
+        subject: What makes progress.
+    """
+
+    def __init__(self, subject: str) -> None:
+        self._subject = subject
+        self._log = get_run_logger()
+        self._artifact = ProgressArtifact(f"the progress of the {subject}")
+        self._log_due = time.monotonic() + LOG_INTERVAL
+        self._artifact_due = 0.0
+
+    def __call__(self, progress: Progress) -> None:
+        """Show it, if it is time or the end; an interruption of the flow run ends the harvest here."""
+        raise_if_interrupted()
+        now = time.monotonic()
+        ended = progress.files_done == progress.files_total
+        if ended or now >= self._log_due:
+            self._log.info("%s", progress)
+            self._log_due = now + LOG_INTERVAL
+        if ended or now >= self._artifact_due:
+            self._artifact.show(progress.percent, f"{self._subject}: {progress}")
+            self._artifact_due = time.monotonic() + ARTIFACT_INTERVAL
 
 
 @stage("harvest", waits_for=(TransientError,))

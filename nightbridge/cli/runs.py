@@ -193,8 +193,7 @@ def _show_night_status(name: str | None, site: "Site", as_json: bool) -> None:
             thing=f"{name or opened.url} in {site.workspace}",
             advice="`nightbridge nights` lists the nights; check --store and --workspace",
         )
-    cluster = open_site_cluster(site)
-    runs_of = [(night, run_statuses(night.start, opened, cluster)) for night in found]
+    runs_of = [(night, run_statuses(night.start, opened, partial(open_site_cluster, site))) for night in found]
     document = {"nights": [{**night.model_dump(mode="json"), "runs": runs} for night, runs in runs_of]}
     show(as_json, document, lambda: (line for night, runs in runs_of for line in night_lines(night, runs)))
 

@@ -30,8 +30,16 @@ from nightbridge.models import (
 from nightbridge.nights.due import Cause
 from nightbridge.nights.liveness import alive
 from nightbridge.nights.records import NightStart, NightTest, record_end, record_start
-from nightbridge.nights.watchdog import Watch, look, notice_of, question, summary, watch_lines
-from nightbridge.nights.watched import MissingVerdict, WatchedNight
+from nightbridge.nights.watchdog import (
+    MissingVerdict,
+    Watch,
+    WatchedNight,
+    look,
+    notice_of,
+    question,
+    summary,
+    watch_lines,
+)
 from nightbridge.slurm.attempt_files import (
     REFUSAL_FILE,
     SUBMISSION_FILE,
@@ -47,7 +55,7 @@ from tests.nightbridge.embedded.local_cluster import local_cluster, wait_for_end
 from tests.real.slurm_daemons import SlurmDaemons, free_ports
 
 BERLIN = ZoneInfo("Europe/Berlin")
-TODAY = datetime.now(BERLIN).date()
+TODAY = (datetime.now(BERLIN) - timedelta(hours=9)).date()  # a morning that is over: its night has ended by now
 NIGHT = TODAY.isoformat()
 NOW = datetime.combine(TODAY, time(8, 0, 1), BERLIN)
 SLOT = datetime.combine(TODAY, time(1), BERLIN)
@@ -343,7 +351,7 @@ class TestWhyAVerdictIsMissing:
 
         ended, going = watch.missing
         assert ended.cause is Cause.UNKNOWN
-        assert ended.why.endswith("(COMPLETED), and nobody can say whether the night's process lives")
+        assert ended.why.endswith("(COMPLETED), and whether the night's process lives is unknown")
         assert going.cause is Cause.RUNNING
         assert any(str(nights) in trouble for trouble in watch.troubles)
 
