@@ -1,4 +1,4 @@
-"""Site: everything a run needs to know about the place it runs in, put together from the other blocks."""
+"""Site: everything a run needs to know about where it runs, put together from the other blocks."""
 
 import logging
 from pathlib import Path
@@ -105,7 +105,7 @@ class Notifications(MailSettings, SettingsBlock):
 
 
 class Site(SettingsBlock):
-    """The place that runs run in: workspace, cluster, store, images, repositories.
+    """Where runs run: workspace, cluster, store, images, repositories.
 
     Example:
         ```python

@@ -39,7 +39,7 @@ GRACE_SECONDS = 3.0
 
 OWN_PROCESS_SECONDS = 5.5
 """How long a process that a worker has started takes to end: the worker looks every three seconds whether it has, and
-tells the run's state itself where the process could not."""
+sets the run's state itself where the process could not."""
 
 EXIT_TERMINATED = 128 + signal.SIGTERM
 
@@ -133,10 +133,10 @@ def _state_after(cause: BaseException) -> State[Any]:
     if isinstance(cause, TerminationSignal) and get_intent() == "cancel":
         return Cancelled(message="The night was cancelled.")
     if isinstance(cause, Pause):
-        # Not one that is to be rescheduled: without a deployment that could never go on.
-        message = "The night is suspended; a job that was submitted goes on."
+        # Not one that is to be rescheduled: without a deployment it could never be resumed.
+        message = "The night is suspended; a submitted job keeps running."
         return State(type=StateType.PAUSED, name="Suspended", message=message)
-    return Crashed(message="The process was interrupted; a job that was submitted goes on.")
+    return Crashed(message="The process was interrupted; a submitted job keeps running.")
 
 
 def _end_subflows(state: State[Any]) -> None:

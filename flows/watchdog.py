@@ -73,7 +73,7 @@ def _alarm(watch: Watch, site: Site) -> str:
             get_run_logger().info("sent: %s", way)
     except NightbridgeError as error:
         get_run_logger().error("%s", error)
-        return f"not told: {error}"
+        return f"not notified: {error}"
     return ""
 
 

@@ -27,7 +27,7 @@ def compare(record: RunRecord, site: Site) -> Verdict:
 
 @stage("confirm", waits_for=(TransientError,), key=never_reused)
 def confirm(run: RunSpec, site: Site, attempt: int) -> Verdict:
-    """Judge a stored run again, now that its night has further runs; `attempt` is how many were asked for."""
+    """Judge a stored run again, now that its night has further runs; `attempt` is how many were requested."""
     store = store_of(site)
     attempts = committed_attempts(store, run.run_key)
     record = load_record(store, attempts[-1]) if attempts else None

@@ -5,8 +5,8 @@ the cluster's watcher, which runs may still submit, and how the flow run was int
 and it ends with the flow.
 
 Only one thread hears of an interruption: a Ctrl-C, SIGTERM, a cancellation or a suspension. The others end with the
-same exception, because Prefect makes a run's state out of it. Slurm jobs are not affected: they go on, and the next run
-of the same night finds them, unless a person cancelled them.
+same exception, because Prefect makes a run's state out of it. Slurm jobs keep running, and the next run of the same
+night finds them, unless a person cancelled them.
 """
 
 import contextlib
@@ -71,7 +71,7 @@ class NightContext:
         self._changed = threading.Condition()
 
     def watcher(self, site: Site) -> Watcher:
-        """The one watcher of a site's cluster: all jobs of the night are asked about in one query."""
+        """The one watcher of a site's cluster: one query covers all jobs of the night."""
         key = f"{site.workspace} {site.cluster.model_dump_json()}"
         with self.lock:
             if key not in self._watchers:
@@ -196,7 +196,7 @@ def _raise_again(cause: BaseException) -> NoReturn:
         case Pause():
             raise Pause(state=cause.state)
         case _:
-            raise KeyboardInterrupt("the process was interrupted; jobs that were submitted go on")
+            raise KeyboardInterrupt("the process was interrupted; submitted jobs keep running")
 
 
 PATIENCE = 720

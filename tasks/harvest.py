@@ -1,4 +1,4 @@
-"""Stage 5, harvest: what the run left goes to the store, the manifest last."""
+"""Stage 5, harvest: the run's output goes to the store, the manifest last."""
 
 import contextvars
 import time

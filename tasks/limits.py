@@ -6,7 +6,7 @@ renewed as long as this process lives: a process that dies gives its slots back 
 
 One night of a cluster at a time: a second fence behind the limit of the work queue.
 
-Prefect's server counts a queue's free places when a worker asks for work, not when it takes it: on PostgreSQL, two
+Prefect's server counts a queue's free slots when a worker asks for work, not when it takes it: on PostgreSQL, two
 workers that ask at the same moment are each given a night.
 """
 
@@ -93,12 +93,12 @@ def _make_one(client: SyncPrefectClient, name: str, slots: int) -> None:
 
 
 class _GivenUp(Exception):
-    """Nobody needs the slots any more."""
+    """The slots are not needed any more."""
 
 
 def _take(names: list[str], lease: float, slots: contextlib.ExitStack, check: Callable[[], None]) -> None:
     """Wait for a slot of each limit, and enter it; `check` is called now and then, and ends the wait by raising."""
-    told = False
+    logged = False
     while True:
         check()
         if not _asking.acquire(timeout=_LOOK_AGAIN):
@@ -110,9 +110,9 @@ def _take(names: list[str], lease: float, slots: contextlib.ExitStack, check: Ca
                 slots.enter_context(taken.pop_all())
             return
         except TimeoutError:
-            if not told:
+            if not logged:
                 get_run_logger().info("waiting for a slot of %s: all are taken", " and ".join(names))
-            told = True
+            logged = True
         except ConcurrencySlotAcquisitionError as error:
             _check_refusal(names, error)
         finally:
@@ -122,7 +122,7 @@ def _take(names: list[str], lease: float, slots: contextlib.ExitStack, check: Ca
 def _slot(name: str, lease: float) -> contextlib.AbstractContextManager[None]:
     """A slot of one limit. Of several names in one question, Prefect would pass over one that is not there.
 
-    A lease that could not be renewed is no error: the job goes on, whether or not Prefect's server can count it.
+    A lease that could not be renewed is no error: the job keeps running, whether or not Prefect's server can count it.
     """
     return concurrency(
         name,
@@ -192,7 +192,7 @@ SILENCE_SECONDS = 600.0
 def own_turn(site: Site) -> Iterator[None]:
     """Run the block while no other night of the cluster runs, if this night comes from a queue for one at a time.
 
-    A person who gives the queue another limit wants several. Nights without a queue wait for nobody.
+    A person who gives the queue another limit wants several. Nights without a queue do not wait.
 
     Raises:
         TransientError: Another night held the turn all the time.

@@ -54,14 +54,14 @@ class ChosenNight(Model):
 
 @stage("night")
 def fix_night(night: str | None) -> ChosenNight:
-    """Return the night that was asked for, else the one of the schedule's slot, else a new one."""
+    """Return the requested night, else the one of the schedule's slot, else a new one."""
     chosen = choose_night(night, this_flow_run())
     get_run_logger().info("night %s", chosen.night)
     return chosen
 
 
 def choose_night(night: str | None, flow_run: FlowRun | None) -> ChosenNight:
-    """The night that was asked for, else the one of the flow run's slot, else a new one."""
+    """The requested night, else the one of the flow run's slot, else a new one."""
     if night:
         return ChosenNight(night=checked_night(night))
     if flow_run is None or not flow_run.auto_scheduled or flow_run.deployment_id is None:
@@ -80,7 +80,7 @@ def night_of_schedule(flow_run: FlowRun, schedules: Sequence[DeploymentSchedule]
     own = [schedule for schedule in schedules if flow_run.created_by and schedule.id == flow_run.created_by.id]
     expected = flow_run.expected_start_time
     assert expected is not None  # scheduled flow runs have one
-    # A deployment that was made again since has new schedules: then the first of them says the zone.
+    # A deployment that was made again since has new schedules: then the first of them gives the zone.
     zone = _zone([*own, *schedules][0]) if schedules else ZoneInfo("UTC")
     slot = expected.astimezone(zone)
     first_of_the_day = [
@@ -114,11 +114,11 @@ CatchUp = Literal["last", "all", "none"]
 
 
 class NightSkipped(Exception):
-    """The night is not run: its slot was missed, and the catch-up policy says that it is let go."""
+    """The night is not run: its slot was missed, and the catch-up policy drops it."""
 
 
 def check_catch_up(chosen: ChosenNight, policy: CatchUp) -> None:
-    """Let a missed night go, if that is the policy.
+    """Drop a missed night, if that is the policy.
 
     Raises:
         NightSkipped: It is.
@@ -259,7 +259,7 @@ _ON_THE_WAY = frozenset({StateType.SCHEDULED, StateType.PENDING})
 def this_start() -> Start:
     """Why this flow run has started.
 
-    Prefect's own count of starts does not tell: it counts those after the loss of a worker, and not those after a
+    Prefect's own count of starts does not show it: it counts those after the loss of a worker, and not those after a
     suspension.
 
     Raises:

@@ -27,7 +27,7 @@ def submit(plan: LaunchPlan, site: Site, options: tuple[str, ...] = ()) -> Job:
     Args:
         plan: What is started.
         site: Where.
-        options: Further options for sbatch, that nobody knew when the launch was planned.
+        options: Further options for sbatch, which were unknown when the launch was planned.
     """
     cluster = cluster_of(site)
     plan = plan.model_copy(update={"sbatch_args": (*plan.sbatch_args, *options)})

@@ -48,7 +48,10 @@ def node_limits(tests: Scenario, site: Site) -> ClusterLimits | None:
 
 @stage("prepare", waits_for=(TransientError,))
 def prepare(run: RunSpec, site: Site) -> ClusterLimits:
-    """Check all that needs no checkout: the place, and every rule against the cluster's limits, which are returned.
+    """Check all that needs no checkout: workspace and store, and every rule against the cluster's limits.
+
+    Returns:
+        The limits.
 
     Raises:
         InvalidInput: The run breaks a rule.

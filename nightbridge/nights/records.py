@@ -83,7 +83,7 @@ def _is_second_time_round(slot: datetime) -> bool:
 
 
 LATE = timedelta(minutes=30)
-"""A scheduled night that begins later after its slot than this says so."""
+"""A scheduled night that begins later after its slot than this is late."""
 
 _M = TypeVar("_M", bound=StoredModel)
 
@@ -125,7 +125,7 @@ class NightPlan(StoredModel):
     scenario: Scenario
     runs: tuple[RunSpec, ...]
     site: Site
-    limits: ClusterLimits | None = Field(None, description="What the cluster said of itself, where a sweep needed it.")
+    limits: ClusterLimits | None = Field(None, description="The cluster's limits, where a sweep needed them.")
 
 
 class NightVerdict(Model):
@@ -189,7 +189,7 @@ def read_plan(path: Path) -> NightPlan | None:
 def record_start(store: ObjectStore, start: NightStart) -> None:
     """Say in the store that a night has begun.
 
-    A later flow run of the same night replaces what an earlier one said, but for the slot of the schedule.
+    A later flow run of the same night replaces the record of an earlier one, but for the slot of the schedule.
     """
     earlier = read_start(store, start.night, start.scenario) if start.slot is None else None
     if earlier is not None:

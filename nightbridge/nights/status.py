@@ -46,7 +46,7 @@ class RunStatus(Model):
     verdict: VerdictStatus | None = None
     job_id: int | None = None
     since: datetime | None = Field(None, description="When this phase began, where that is known.")
-    reason: str = Field("", description="Slurm's reason or state, or why nobody knows.")
+    reason: str = Field("", description="Slurm's reason or state, or why it is unknown.")
 
     def __str__(self) -> str:
         said = (self.verdict.value if self.verdict else self.phase.value).replace("_", " ")

@@ -35,7 +35,7 @@ DAYS = 7
 
 
 class VerdictsMissing(NightbridgeError):
-    """Verdicts are missing, or nobody can say."""
+    """Verdicts are missing, or whether they are is unknown."""
 
 
 class MissingVerdict(Model):
@@ -71,16 +71,16 @@ class WatchedNight(Model):
 
     @property
     def is_complete(self) -> bool:
-        """Whether every verdict is there, and the report that tells people of them."""
+        """Whether every verdict is there, and the report of them."""
         return not (self.missing or self.no_report)
 
 
 class Question(Model):
-    """What the watchdog is asked."""
+    """What the watchdog is to look for."""
 
     by: time
     zone: ZoneInfo | None = Field(None, description="The zone of `by`; this machine's own when None.")
-    files: tuple[Path, ...] = Field((), description="Scenarios that are expected whatever the store says.")
+    files: tuple[Path, ...] = Field((), description="Scenarios that are expected whatever the store has.")
     days: int = Field(DAYS, ge=1, description="How far back nights in the store say which ones to expect.")
 
 
@@ -99,7 +99,7 @@ class Watch(Model):
 
     @property
     def exit_code(self) -> int:
-        """0 when every verdict is there, 4 when one is missing or nobody can say, 2 for what cannot be read alone."""
+        """0 when every verdict is there, 4 when one is missing or that is unknown, 2 for unreadable files alone."""
         if self.troubles or not all(night.is_complete for night in self.nights):
             return EXIT_MISSING
         return EXIT_INVALID if self.invalid else 0
