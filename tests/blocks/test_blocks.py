@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 from prefect.blocks.core import Block
+from pydantic import SecretStr
 
 from examples.practice.repositories import PracticeRepositories
 from nightbridge import blocks
 from nightbridge.blocks import HarvestStore, Site, SlurmCluster, load_site
 from nightbridge.errors import InvalidInput
-from nightbridge.models import ImageImport, SecretRef, SiteChoice
+from nightbridge.models import ClusterSettings, ImageImport, SecretRef, SiteChoice
 from tests.real.git_server import served_over_http
 from tests.real.notify_servers import webhook_server
 from tests.real.prefect_server import PrefectServer
@@ -73,6 +74,36 @@ class TestSite:
 
         assert site.store_settings.url == "s3://other/prefix"
         assert site.store_settings.endpoint_url == "http://127.0.0.1:9"
+
+
+class TestWhatABlockOpens:
+    def test_a_cluster_block_opens_its_cluster(self, tmp_path: Path) -> None:
+        opened = SlurmCluster(kind="local", name="here", slots=3).open(tmp_path)
+
+        assert (opened.settings.kind, opened.settings.name, opened.settings.slots) == ("local", "here", 3)
+
+    def test_a_store_block_opens_its_store(self, tmp_path: Path) -> None:
+        opened = HarvestStore(url=f"file://{tmp_path}/store").open()
+        opened.put("a", b"1")
+
+        assert opened.get("a") == b"1"
+
+    def test_keys_of_a_block_that_was_never_saved_are_refused(self) -> None:
+        with pytest.raises(ValueError, match="save the Harvest Store block before using its secrets"):
+            HarvestStore(url="s3://a/b", access_key_id=SecretStr("key")).open()
+
+
+class TestFields:
+    def test_every_setting_of_the_domain_can_be_set(self) -> None:
+        assert [name for name in ClusterSettings.model_fields if name not in SlurmCluster.model_fields] == []
+
+    def test_a_text_that_was_cleared_in_the_ui_is_unset(self) -> None:
+        settings = SlurmCluster.model_validate({"partition": "", "bin_dir": ""}).settings()
+
+        assert (settings.partition, settings.bin_dir, settings.kind) == (None, None, "slurm")
+
+    def test_a_cluster_that_was_saved_under_the_former_name_of_a_field_is_read(self) -> None:
+        assert SlurmCluster.model_validate({"cluster_name": "eos"}).settings().name == "eos"
 
 
 def test_a_saved_store_refers_to_its_secrets_by_name(prefect_server: PrefectServer, tmp_path: Path) -> None:

@@ -1,16 +1,20 @@
-"""Waiting for what may be away for hours."""
+"""What the runs of a night share, and waiting for what may be away for hours."""
 
+import contextvars
 import logging
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from prefect.exceptions import Pause, TerminationSignal
 from prefect.states import Suspended
 
 from nightbridge.errors import PermanentError, StatusUnknown, TransientError
-from nightbridge.tasks.context import interrupted_together, wait_out
+from nightbridge.models import ClusterSettings, Scenario, Site
+from nightbridge.tasks.context import NightContext, interrupted_together, shared_night, this_night, wait_out
+from nightbridge.tasks.night import read_scenario
 
 
 @pytest.fixture(autouse=True)
@@ -95,3 +99,44 @@ def test_what_fails_because_of_an_interruption_tells_the_interruption() -> None:
 
     with interrupted_together() as interruption, pytest.raises(KeyboardInterrupt):
         wait_out(killed, (StatusUnknown,), first_delay=0.01)
+
+
+# --- what a night shares ---------------------------------------------------------------------------------------------
+
+
+def test_a_scenario_that_the_caller_has_read_is_not_read_again() -> None:
+    scenario = Scenario(name="nightly", tests=())
+
+    with shared_night(scenario):
+        assert read_scenario("nowhere.toml") is scenario
+
+
+def test_threads_share_the_night_of_the_context_that_they_copy() -> None:
+    seen: list[NightContext] = []
+
+    with shared_night() as night, shared_night() as inner:
+        here = contextvars.copy_context()
+        thread = threading.Thread(target=here.run, args=(lambda: seen.append(this_night()),))
+        thread.start()
+        thread.join()
+
+    assert seen == [night]
+    assert inner is night
+    assert this_night() is not night
+
+
+def test_a_run_may_submit_from_its_registration_to_its_end() -> None:
+    night = NightContext()
+    night.register_runs(["a", "b"])
+
+    night.unregister_run("a")
+
+    assert (night.may_submit("a"), night.may_submit("b"), night.may_submit("c")) == (False, True, False)
+
+
+def test_a_night_has_one_watcher_for_each_cluster(tmp_path: Path) -> None:
+    night = NightContext()
+    one, other = (Site(workspace=tmp_path, cluster=ClusterSettings(name=name)) for name in ("one", "other"))
+
+    assert night.watcher(one) is night.watcher(one)
+    assert night.watcher(one) is not night.watcher(other)
