@@ -153,7 +153,8 @@ def _bare(count: int) -> int:
     from prefect import flow, task
 
     from nightbridge.flows.nightly import MAX_RUNS_AT_ONCE
-    from nightbridge.flows.side_by_side import side_by_side, tell_begun
+    from nightbridge.flows.side_by_side import side_by_side
+    from nightbridge.tasks.context import mark_started
 
     def nothing(key: str, stage: str) -> dict[str, str]:
         return {"key": key, "stage": stage}
@@ -162,7 +163,7 @@ def _bare(count: int) -> int:
 
     @flow(name="bare-run", persist_result=True)
     def bare_run(key: str) -> int:
-        tell_begun()
+        mark_started()
         for stage in stages:
             stage(key, stage.name)
         return 1

@@ -45,12 +45,13 @@ def month(nights: int, commits: int, per_cent: float, folder: Path) -> int:
     from nightbridge.config.sites import plain_site
     from nightbridge.flows import bisect_regression, nightly_regression
     from nightbridge.gate.trend import trend_lines
+    from nightbridge.models import SiteChoice
     from nightbridge.report.queries import history_of
     from nightbridge.store.factory import open_store
 
     repositories = make_practice_repositories(folder / "practice")
     site_file, test_file = _files(folder, repositories.bridge_url)
-    site = plain_site(str(site_file))
+    site = plain_site(SiteChoice(system=str(site_file)))
     assert site is not None
     store = open_store(site[0].store_settings)
     planted_night, planted_place = nights - NIGHTS_AFTER, commits * 5 // 8

@@ -1,14 +1,12 @@
 """Prefect blocks: the settings of the outside world that people edit in the UI.
 
-A block holds settings and secrets and builds the `nightbridge` object that uses them; it does no work of its own.
+A block inherits the fields of a settings model and adds secrets. It opens what it describes: `SlurmCluster.open()`
+returns a cluster, `HarvestStore.open()` a store. A run carries a block's settings, with references to its secrets.
 Register all of them with `prefect block register -m nightbridge.blocks`.
 """
 
 from nightbridge.blocks.cluster import SlurmCluster
-from nightbridge.blocks.images import ImageCache
-from nightbridge.blocks.notifications import Notifications
-from nightbridge.blocks.repositories import SourceRepositories
-from nightbridge.blocks.site import Site, load_site
+from nightbridge.blocks.site import ImageCache, Notifications, Site, SourceRepositories, load_site
 from nightbridge.blocks.store import HarvestStore
 
 __all__ = [

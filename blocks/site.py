@@ -1,28 +1,111 @@
-"""Site: everything a run needs to know about the place it runs in, put together from the other blocks."""
+"""Site: everything a run needs to know about where it runs, put together from the other blocks."""
 
 import logging
 from pathlib import Path
 from typing import TypeVar, cast
 
 from prefect.blocks.core import Block
-from pydantic import Field
+from pydantic import Field, SecretStr
 
 from nightbridge import models
+from nightbridge.blocks.base import SettingsBlock
 from nightbridge.blocks.cluster import SlurmCluster
-from nightbridge.blocks.images import ImageCache
-from nightbridge.blocks.notifications import Notifications
-from nightbridge.blocks.repositories import SourceRepositories
 from nightbridge.blocks.store import HarvestStore
 from nightbridge.config.sites import plain_site
 from nightbridge.errors import InvalidInput
+from nightbridge.models import ImageImport, ImportFolders, MailSettings, NotifySettings, SiteChoice
 
 B = TypeVar("B", bound=Block)
 
 log = logging.getLogger(__name__)
 
 
-class Site(Block):
-    """The place that runs run in: workspace, cluster, store, images, repositories.
+class ImageCache(ImportFolders, SettingsBlock):
+    """A folder of verified .sqsh images that the compute nodes see.
+
+    Example:
+        ```python
+        from nightbridge.blocks import ImageCache
+
+        folder = ImageCache.load("BLOCK_NAME").folder
+        ```
+    """
+
+    _block_type_name = "Image Cache"
+    _block_type_slug = "nightbridge-image-cache"
+    _description = "Where pulled container images are kept, on a file system that the compute nodes see."
+
+    folder: str | None = Field(None, description="Folder of images; the workspace's own when empty.")
+    import_on: models.Place = Field(
+        "host", description="Where imports run: on the host of the flow, or through srun on a compute node."
+    )
+    credentials: SecretStr | None = Field(
+        None, description="Lines machine HOST login USER password PASSWORD; the files of enroot and docker when empty."
+    )
+
+    def settings(self) -> ImageImport:
+        """Build the settings that the domain works with; the credentials become a reference to this block.
+
+        Raises:
+            ValueError: The block holds credentials and was never saved, so nothing could refer to it.
+        """
+        return self.build(ImageImport, on=self.import_on)
+
+
+class SourceRepositories(SettingsBlock):
+    """Settings for clones, checkouts and launcher environments.
+
+    Example:
+        ```python
+        from nightbridge.blocks import SourceRepositories
+
+        timeout = SourceRepositories.load("BLOCK_NAME").git_timeout
+        ```
+    """
+
+    _block_type_name = "Source Repositories"
+    _block_type_slug = "nightbridge-source-repositories"
+    _description = "How repositories are fetched, and where launcher environments are kept."
+
+    git_timeout: float = Field(600.0, description="Longest time that one git command may take, in seconds.")
+    environments: Path | None = Field(None, description="Folder of launcher environments; the workspace's when empty.")
+    wheels: Path | None = Field(
+        None, description="Folder of wheels to install environments from without network; pip's sources when empty."
+    )
+    credentials: SecretStr | None = Field(
+        None, description="Lines machine HOST login USER password TOKEN; git's own credential helpers when empty."
+    )
+
+
+class Notifications(MailSettings, SettingsBlock):
+    """Mail, a webhook, or both.
+
+    Example:
+        ```python
+        from nightbridge.blocks import Notifications
+
+        settings = Notifications.load("BLOCK_NAME").settings()
+        ```
+    """
+
+    _block_type_name = "Notifications"
+    _block_type_slug = "nightbridge-notifications"
+    _description = "The mail server, the people and the webhook to notify when a night has no verdict."
+
+    smtp_password: SecretStr | None = Field(None, description="The user's password.")
+    webhook: SecretStr | None = Field(None, description="URL of a webhook of Slack, Mattermost or Teams.")
+
+    def settings(self) -> NotifySettings:
+        """Build the settings that the domain works with; secrets become references to this block.
+
+        Raises:
+            ValueError: The block holds secrets and was never saved, or a mail server without anybody to write to.
+        """
+        return self.build(NotifySettings)
+
+
+class Site(SettingsBlock):
+    """Where runs run: workspace, cluster, store, images, repositories.
 
     Example:
         ```python
@@ -41,63 +124,57 @@ class Site(Block):
     store: HarvestStore | None = Field(None, description="The store; a folder of the workspace when empty.")
     images: ImageCache | None = Field(None, description="The image cache; a folder of the workspace when empty.")
     repositories: SourceRepositories | None = Field(None, description="Settings for git and launcher environments.")
-    notifications: Notifications | None = Field(None, description="Who is told what matters; nobody when empty.")
+    notifications: Notifications | None = Field(
+        None, description="Who is notified of a missing verdict; no one when empty."
+    )
 
     def settings(self) -> models.Site:
         """Build the settings that the domain works with."""
-        images = self.images or ImageCache()
-        repositories = self.repositories or SourceRepositories()
-        return models.Site(
+        images, repositories = self.images or ImageCache(), self.repositories or SourceRepositories()
+        return repositories.build(
+            models.Site,
             workspace=Path(self.workspace).absolute(),
             cluster=self.cluster.settings() if self.cluster else models.ClusterSettings(),
             store=self.store.settings() if self.store else None,
-            images=Path(images.folder) if images.folder else None,
+            images=images.folder,
             image_import=images.settings(),
-            harvest=self.store.place() if self.store else models.HarvestPlace(),
-            wheels=Path(repositories.wheels) if repositories.wheels else None,
-            environments=Path(repositories.environments) if repositories.environments else None,
-            git_timeout=repositories.git_timeout,
-            git_credentials=repositories.credentials_reference(),
+            harvest=self.store.harvest_place() if self.store else models.HarvestPlace(),
+            git_credentials=repositories.reference("credentials"),
             notify=self.notifications.settings() if self.notifications else models.NotifySettings(),
         )
 
 
-def load_site(
-    system: str | None = None, *, cluster: str | None = None, store: str | None = None, workspace: str | None = None
-) -> models.Site:
+def load_site(choice: SiteChoice = SiteChoice()) -> models.Site:  # noqa: B008  (frozen)
     """Put a site together from what a person names; the embedded default when nothing is named.
 
-    Args:
-        system: Name of a Site block, or path of a site or CloudAI system file.
-        cluster: `local`, `slurm`, or the name of a Slurm Cluster block; wins over the site's.
-        store: `file://` or `s3://` URL, or the name of a Harvest Store block; wins over the site's.
-        workspace: Folder; wins over the site's.
+    A cluster, store or workspace that is named wins over the site's.
 
     Raises:
         InvalidInput: A block or file of that name does not exist.
     """
-    plain = plain_site(system, cluster=cluster, store=store, workspace=workspace)
+    plain = plain_site(choice)
     if plain is None:
-        return _site_with_blocks(system, cluster, store, workspace)
+        return _site_with_blocks(choice)
     site, warnings = plain
     for warning in warnings:
         log.warning("%s", warning)
     return site
 
 
-def _site_with_blocks(system: str | None, cluster: str | None, store: str | None, workspace: str | None) -> models.Site:
+def _site_with_blocks(choice: SiteChoice) -> models.Site:
     """Put a site together when at least one of the names is a block's."""
-    plain = plain_site(system)
+    system, cluster, store = choice.system, choice.cluster, choice.store
+    plain = plain_site(SiteChoice(system=system))
     site = plain[0] if plain else _load(Site, system, "a path ending in .toml").settings()
-    changes: dict[str, object] = {"workspace": Path(workspace or site.workspace).absolute()}
+    changes: dict[str, object] = {"workspace": (choice.workspace or site.workspace).absolute()}
     if cluster and cluster not in (site.cluster.kind, site.cluster.name):
-        known = plain_site(cluster=cluster)
+        known = plain_site(SiteChoice(cluster=cluster))
         changes["cluster"] = known[0].cluster if known else _load(SlurmCluster, cluster, "local or slurm").settings()
     if store and "://" in store:
         changes["store"] = (site.store or models.StoreSettings(url=store)).model_copy(update={"url": store})
     elif store:
         block = _load(HarvestStore, store, "a file:// or s3:// URL")
-        changes |= {"store": block.settings(), "harvest": block.place()}
+        changes |= {"store": block.settings(), "harvest": block.harvest_place()}
     return site.model_copy(update=changes)
 
 

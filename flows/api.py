@@ -14,19 +14,19 @@ from nightbridge.flows.bisect import bisect_flow
 from nightbridge.flows.nightly import nightly
 from nightbridge.flows.pipeline import pipeline
 from nightbridge.flows.server import reach_server
-from nightbridge.flows.states import TAG, result_of
-from nightbridge.models import ClusterLimits, NightReport, RunSpec, Scenario, Site, Verdict
+from nightbridge.flows.states import TAG, plain_errors, result_of
+from nightbridge.models import ClusterLimits, NightReport, RunSpec, Scenario, Site, SiteChoice, Verdict
 from nightbridge.nights.records import checked_night, new_night
 from nightbridge.rules import check_scenario
 from nightbridge.slurm.attempts import AttemptChoice
-from nightbridge.tasks.secrets import block_value
+from nightbridge.tasks.context import shared_night
 from nightbridge.tasks.validate import node_limits
 
-__all__ = ["bisect_regression", "block_value", "load_site", "nightly_regression", "run_pipeline"]
+__all__ = ["bisect_regression", "nightly_regression", "run_pipeline"]
 
 
 def nightly_regression(
-    scenario: str | Path,
+    scenario: str | Path | Scenario,
     *,
     night: str | None = None,
     system: str | None = None,
@@ -35,10 +35,11 @@ def nightly_regression(
     workspace: str | Path | None = None,
     new_attempt: bool = False,
 ) -> NightReport:
-    """Run a scenario for one night, and return every test's verdict and the report's place.
+    """Run a scenario for one night, and return every test's verdict and the address of the report.
 
     Args:
-        scenario: Path of a scenario or test file.
+        scenario: Path of a scenario or test file, or the scenario itself, read with `config.load` and checked with
+            `rules.check_scenario`.
         night: Night id; the same id finds everything again. Default: a new one.
         system: Name of a Site block, or path of a site file.
         cluster: `local`, `slurm`, or the name of a Slurm Cluster block.
@@ -51,20 +52,14 @@ def nightly_regression(
         PermanentError: The workspace or the store cannot be written.
         TransientError: The store or the Prefect server does not answer.
     """
-    _valid_tests(scenario, config.load(Path(scenario)))
+    checked = scenario if isinstance(scenario, Scenario) else check_scenario(config.load(Path(scenario)))
+    _require_a_test(checked)
     tonight = new_night() if night is None else checked_night(night)
-    _reach_site(system, cluster, store, workspace)
-    with tags(TAG):
-        state = nightly(
-            str(scenario),
-            night=tonight,
-            system=system,
-            cluster=cluster,
-            store=store,
-            workspace=_text(workspace),
-            new_attempt=new_attempt,
-            return_state=True,
-        )
+    choice = SiteChoice(system=system, cluster=cluster, store=store, workspace=_path(workspace))
+    _reach_site(choice)
+    file = checked.source if isinstance(scenario, Scenario) else str(scenario)
+    with tags(TAG), plain_errors(), shared_night(checked):
+        state = nightly(file, night=tonight, new_attempt=new_attempt, return_state=True, **choice.parameters())
     report: NightReport = result_of(state)
     return report
 
@@ -94,16 +89,17 @@ def run_pipeline(
         InvalidInput: The file is wrong or has several runs, or a named block does not exist; nothing was started.
         TransientError: The Prefect server does not answer.
     """
+    choice = SiteChoice(system=system, cluster=cluster, store=store, workspace=_path(workspace))
     if isinstance(test, RunSpec):
-        run, site = test, _reach_site(system, cluster, store, workspace)
+        run, site = test, _reach_site(choice)
     else:
-        written = config.load(Path(test))
-        run = _only_run(test, written, new_night() if night is None else checked_night(night))
-        site = _reach_site(system, cluster, store, workspace)
-        if limits := node_limits(written, site):
-            run = _only_run(test, written, run.night, limits)
+        checked = check_scenario(config.load(Path(test)))
+        run = _only_run(checked, new_night() if night is None else checked_night(night))
+        site = _reach_site(choice)
+        if limits := node_limits(checked, site):
+            run = _only_run(check_scenario(checked, limits), run.night, limits)
     attempt = AttemptChoice.NEW if new_attempt else AttemptChoice.CURRENT
-    with tags(TAG):
+    with tags(TAG), plain_errors():
         verdict: Verdict = result_of(pipeline(run, site, attempt, return_state=True))
     return verdict
 
@@ -130,10 +126,10 @@ def bisect_regression(
         test_id: The test, as its history knows it.
         metric: Which metric; the one that became worse last when unset.
         repository: `megatron_bridge` or `nemo_run`; the one whose commit changed when unset.
-        good: Commit to begin after, any name of it; that of the last night with the old level when unset.
+        good: Commit to start after, any name of it; that of the last night with the old level when unset.
         bad: Commit to end with; that of the first night with the new level when unset.
-        bisect_id: Go on with this bisect. The same question has the same id without it.
-        confidence: Probability from which on a commit is named.
+        bisect_id: Resume this bisect. The same search has the same id without it.
+        confidence: Probability at which a commit is named.
         most_runs: Runs after which the search ends undecided.
         at_once: Runs at once; as many as the cluster has room for when unset.
         system: As for `nightly_regression`.
@@ -150,8 +146,9 @@ def bisect_regression(
         raise InvalidInput(
             "out of range", thing="confidence, most_runs or at_once", advice="Give 0.5 to 1, and at least one run"
         )
-    _reach_site(system, cluster, store, workspace)
-    with tags(TAG):
+    choice = SiteChoice(system=system, cluster=cluster, store=store, workspace=_path(workspace))
+    _reach_site(choice)
+    with tags(TAG), plain_errors():
         state = bisect_flow(
             test_id,
             metric=metric,
@@ -162,40 +159,38 @@ def bisect_regression(
             confidence=confidence,
             most_runs=most_runs,
             at_once=at_once,
-            system=system,
-            cluster=cluster,
-            store=store,
-            workspace=_text(workspace),
             return_state=True,
+            **choice.parameters(),
         )
     result: BisectResult = result_of(state)
     return result
 
 
-def _valid_tests(file: str | Path, written: Scenario, limits: ClusterLimits | None = None) -> Scenario:
-    """What was written in the file, checked; at least one test of it can run."""
-    scenario = check_scenario(written, limits)
+def _require_a_test(scenario: Scenario) -> None:
     if scenario.invalid and not scenario.tests:
         violations = [violation for test in scenario.invalid for violation in test.violations]
-        raise InvalidInput("no test of it can run", thing=str(file), advice="Fix the following", violations=violations)
-    return scenario
+        raise InvalidInput(
+            "no test of it can run", thing=scenario.source, advice="Fix the following", violations=violations
+        )
 
 
-def _only_run(file: str | Path, written: Scenario, night: str, limits: ClusterLimits | None = None) -> RunSpec:
-    scenario = _valid_tests(file, written, limits)
+def _only_run(scenario: Scenario, night: str, limits: ClusterLimits | None = None) -> RunSpec:
+    _require_a_test(scenario)
     runs = config.runs(scenario, night, limits)
     count = len(runs) + len(scenario.invalid)
     if count != 1:
-        raise InvalidInput(f"holds {count} runs, not one", thing=str(file), advice="Use nightly_regression for several")
+        raise InvalidInput(
+            f"holds {count} runs, not one", thing=scenario.source, advice="Use nightly_regression for several"
+        )
     return runs[0]
 
 
-def _reach_site(system: str | None, cluster: str | None, store: str | None, workspace: str | Path | None) -> Site:
-    """The site, once a Prefect server answers; a file that is wrong is told without starting one."""
-    plain_site(system, cluster=cluster, store=store, workspace=_text(workspace))
+def _reach_site(choice: SiteChoice) -> Site:
+    """The site, once a Prefect server answers; an invalid file is reported without starting one."""
+    plain_site(choice)
     reach_server()
-    return load_site(system, cluster=cluster, store=store, workspace=_text(workspace))
+    return load_site(choice)
 
 
-def _text(path: str | Path | None) -> str | None:
-    return None if path is None else str(path)
+def _path(path: str | Path | None) -> Path | None:
+    return None if path is None else Path(path)

@@ -1,4 +1,4 @@
-"""Bisect: which commit did it. Each point is a run of its own through the same pipeline, several of them at once."""
+"""Bisect: the culprit commit. Each point is a run of its own through the same pipeline, several of them at once."""
 
 from functools import partial
 from typing import Any
@@ -16,34 +16,35 @@ from nightbridge.blocks import load_site
 from nightbridge.errors import NightbridgeError
 from nightbridge.flows.pipeline import pipeline
 from nightbridge.flows.side_by_side import side_by_side
-from nightbridge.flows.states import result_of, state_of_error
+from nightbridge.flows.states import log_errors_plainly, result_of, state_of_error
 from nightbridge.gate.verdict import verdict_for_error
-from nightbridge.models import RunRecord, Site
+from nightbridge.models import RunRecord, Site, SiteChoice
 from nightbridge.tasks.bisect import (
     base_run,
-    cancel_points,
     earlier_points,
     keep_result,
     plan_bisect,
     read_point,
     resume_plan,
     room_for,
+    unfinished_points,
 )
+from nightbridge.tasks.cancel import cancel_runs
+from nightbridge.tasks.context import shared_night
 
 MAX_AT_ONCE = 8
-"""Points that are run at once where the cluster has room: more divide the range hardly any faster."""
+"""Points that are run at once where the cluster has room: more hardly speed up the search."""
 
 
-def cancel_jobs(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
+def cancel_hook(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
     """Cancel the jobs of a cancelled bisect. Prefect runs this in another process, so they are found by their names."""
     given = flow_run.parameters
-    site = load_site(
-        given.get("system"), cluster=given.get("cluster"), store=given.get("store"), workspace=given.get("workspace")
-    )
-    cancel_points(given["test_id"], given.get("bisect_id"), site)
+    site = load_site(SiteChoice.of(given))
+    points = unfinished_points(given["test_id"], given.get("bisect_id"), site)
+    cancel_runs(f"bisect of {given['test_id']}", points, site)
 
 
-@flow(name="bisect", flow_run_name="bisect {test_id}", on_cancellation=[cancel_jobs], persist_result=True)
+@flow(name="bisect", flow_run_name="bisect {test_id}", on_cancellation=[cancel_hook], persist_result=True)
 def bisect_flow(
     test_id: str,
     metric: str | None = None,
@@ -65,10 +66,10 @@ def bisect_flow(
         test_id: The test.
         metric: Which metric; the one that became worse last when unset.
         repository: `megatron_bridge` or `nemo_run`; the one whose commit changed when unset.
-        good: Commit to begin after; that of the last night with the old level when unset.
+        good: Commit to start after; that of the last night with the old level when unset.
         bad: Commit to end with; that of the first night with the new level when unset.
-        bisect_id: Go on with this bisect, whatever the history says by now.
-        confidence: Probability from which on a commit is named.
+        bisect_id: Resume this bisect, whatever the history says by now.
+        confidence: Probability at which a commit is named.
         most_runs: Runs after which the search ends undecided.
         at_once: Runs at once; as many as the cluster has room for when unset.
         system: As for `nightly`.
@@ -76,15 +77,18 @@ def bisect_flow(
         store: As for `nightly`.
         workspace: As for `nightly`.
     """
+    log_errors_plainly()
+    choice = SiteChoice.of({"system": system, "cluster": cluster, "store": store, "workspace": workspace})
     try:
-        site = load_site(system, cluster=cluster, store=store, workspace=workspace)
+        site = load_site(choice)
         policy = BisectPolicy(confidence=confidence, most_runs=most_runs)
         plan = (
             resume_plan(bisect_id, site)
             if bisect_id
             else plan_bisect(test_id, site, metric, repository, good, bad, policy)
         )
-        result = _search(plan, base_run(plan, site), site, at_once)
+        with shared_night():
+            result = _search(plan, base_run(plan, site), site, at_once)
     except NightbridgeError as error:
         get_run_logger().error("%s", error)
         return state_of_error(error)
@@ -98,19 +102,19 @@ def _search(plan: BisectPlan, base: RunRecord, site: Site, at_once: int | None) 
     if points:
         get_run_logger().info("%d runs of this bisect are already there", len(points))
     while chosen := next_points(plan, points, at_once or room_for(base, site, MAX_AT_ONCE)):
-        for place, number in chosen:
-            get_run_logger().info("commit %d of %d, run %d", place, len(plan.commits), number)
+        for index, number in chosen:
+            get_run_logger().info("commit %d of %d, run %d", index, len(plan.commits), number)
         one_point = partial(_run_point, plan=plan, base=base, site=site)
         points += side_by_side(one_point, chosen, most=len(chosen))
     return keep_result(plan, tuple(points), site)
 
 
 def _run_point(chosen: tuple[int, int], plan: BisectPlan, base: RunRecord, site: Site) -> Point:
-    place, number = chosen
-    run = point_run(plan, base, place, number)
+    index, number = chosen
+    run = point_run(plan, base, index, number)
     try:
         verdict = result_of(pipeline(run, site, return_state=True))
     except Exception as error:
         get_run_logger().error("%s: %s", run.run_key, error)
         verdict = verdict_for_error(run, error)
-    return read_point(plan, place, number, verdict, site)
+    return read_point(plan, index, number, verdict, site)

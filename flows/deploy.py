@@ -1,7 +1,7 @@
 """What the deployments need on the Prefect server besides `prefect deploy`, and a night by hand.
 
 python -m nightbridge.flows.deploy prepare         make the work queues; remove what older releases left
-python -m nightbridge.flows.deploy night [ID]      start the nightly deployment for one night, or go on with it
+python -m nightbridge.flows.deploy night [ID]      start the nightly deployment for one night, or resume it
 """
 
 import contextlib
@@ -25,9 +25,9 @@ from prefect.workers.process import ProcessWorker
 
 from nightbridge.blocks import load_site
 from nightbridge.errors import NightbridgeError
+from nightbridge.models import SiteChoice
 from nightbridge.nights.records import checked_night, find_nights, new_night
-from nightbridge.store.factory import open_store
-from nightbridge.tasks.secrets import block_value
+from nightbridge.tasks.site import store_of
 
 DEPLOYMENT = "nightly-regression/nightly"
 PREFECT_YAML = Path("prefect.yaml")
@@ -75,7 +75,7 @@ def _make_queue(client: SyncPrefectClient, pool: str, name: str) -> str:
 
 
 def start_night(night: str) -> str:
-    """Start the nightly deployment for a night, or go on with its flow run where that has ended.
+    """Start the nightly deployment for a night, or resume its flow run where that has ended.
 
     A night that is over and passed is left alone: whoever wants it again starts another flow run of the deployment.
 
@@ -94,7 +94,7 @@ def start_night(night: str) -> str:
         if known.state.is_completed():
             return f"{what}, {_in_words(known.state)} before; {_again(night)}"
         client.set_flow_run_state(known.id, AwaitingRetry(message="`make night`"))
-        return f"{what}, {_ENDS[known.state.type]} before; goes on"
+        return f"{what}, {_ENDS[known.state.type]} before; resumed"
 
 
 _ENDS = {StateType.CRASHED: "crashed", StateType.FAILED: "failed", StateType.CANCELLED: "cancelled"}
@@ -128,10 +128,9 @@ def _flow_run_of(client: SyncPrefectClient, deployment: DeploymentResponse, nigh
 
 def _recorded(deployment: DeploymentResponse, night: str) -> list[UUID]:
     """The flow runs that began a night, as the store has them."""
-    given = deployment.parameters
     try:
-        site = load_site(given.get("system"), **{name: given.get(name) for name in ("cluster", "store", "workspace")})
-        nights = find_nights(open_store(site.store_settings, block_value), night=night)
+        site = load_site(SiteChoice.of(deployment.parameters))
+        nights = find_nights(store_of(site), night=night)
     except NightbridgeError as error:
         print(f"nights by the schedule are not looked for: {error}", file=sys.stderr)
         return []

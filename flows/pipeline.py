@@ -8,22 +8,16 @@ from prefect.flows import Flow
 from prefect.logging import get_run_logger
 
 from nightbridge.errors import NightbridgeError
-from nightbridge.flows.side_by_side import tell_begun
-from nightbridge.flows.states import state_of_verdict
+from nightbridge.flows.states import log_errors_plainly, state_of_verdict
 from nightbridge.gate.verdict import verdict_for_error
-from nightbridge.models import Job, LaunchPlan, RunRecord, RunSpec, Site, Verdict
+from nightbridge.models import ClusterLimits, Job, LaunchPlan, RunRecord, RunSpec, Site, Verdict
 from nightbridge.models.series import series_id
-from nightbridge.slurm.attempts import (
-    AttemptChoice,
-    choose_attempt,
-    ended_jobs,
-    may_try_again,
-    next_attempt,
-)
-from nightbridge.tasks.cancel import cancel_run
+from nightbridge.slurm.attempts import AttemptChoice, choose_attempt, ended_jobs, may_try_again, next_attempt
+from nightbridge.tasks.cancel import cancel_runs
 from nightbridge.tasks.clone import clone
 from nightbridge.tasks.compare import compare
 from nightbridge.tasks.container import container
+from nightbridge.tasks.context import mark_started, shared_night
 from nightbridge.tasks.harvest import harvest
 from nightbridge.tasks.limits import job_slots
 from nightbridge.tasks.submit import dependencies_of, submit
@@ -31,16 +25,16 @@ from nightbridge.tasks.validate import prepare, validate
 from nightbridge.tasks.watch import watch
 
 
-def cancel_job(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
+def cancel_hook(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
     """Cancel the job of a cancelled flow run. Prefect runs this in another process, so the job is found by its name."""
-    given = flow_run.parameters
-    cancel_run(RunSpec.model_validate(given["run"]), Site.model_validate(given["site"]))
+    run_key = RunSpec.model_validate(flow_run.parameters["run"]).run_key
+    cancel_runs(run_key, [run_key], Site.model_validate(flow_run.parameters["site"]))
 
 
 @flow(
     name="run-pipeline",
     flow_run_name="{run.run_key}",
-    on_cancellation=[cancel_job],
+    on_cancellation=[cancel_hook],
     persist_result=True,
 )
 def pipeline(run: RunSpec, site: Site, attempt: AttemptChoice = AttemptChoice.CURRENT) -> State[Verdict]:
@@ -49,34 +43,36 @@ def pipeline(run: RunSpec, site: Site, attempt: AttemptChoice = AttemptChoice.CU
     Args:
         run: The concrete configuration.
         site: Where it runs and where its results are kept.
-        attempt: Which attempt to go on with.
+        attempt: Which attempt to resume.
     """
-    tell_begun()
-    try:
-        prepare(run, site)
-        verdict = compare(_run_and_harvest(run, site, attempt), site)
-    except NightbridgeError as error:
-        get_run_logger().error("%s", error)
-        verdict = verdict_for_error(run, error, series_id(run, site.cluster.name))
+    mark_started()
+    log_errors_plainly()
+    with shared_night():
+        try:
+            limits = prepare(run, site)
+            verdict = compare(_run_and_harvest(run, site, limits, attempt), site)
+        except NightbridgeError as error:
+            get_run_logger().error("%s", error)
+            verdict = verdict_for_error(run, error, series_id(run, site.cluster.name))
     return state_of_verdict(verdict)
 
 
-def _run_and_harvest(run: RunSpec, site: Site, choice: AttemptChoice) -> RunRecord:
+def _run_and_harvest(run: RunSpec, site: Site, limits: ClusterLimits, choice: AttemptChoice) -> RunRecord:
     checkout = clone(run, site)
     image = container(run, site)
     attempt = choose_attempt(choice, run, site)
+    ended = tuple(job for job in ended_jobs(run, site) if job.attempt < attempt.attempt)
     while True:
-        plan = validate(run, checkout, image, site, attempt.attempt, attempt.attempt_dir)
-        ended = _submit_and_watch(run, plan, site)
-        if not may_try_again(run, site):
-            return harvest(run, checkout, image, plan, ended_jobs(run, site), site)
+        plan = validate(run, checkout, image, site, limits, attempt.attempt, attempt.attempt_dir, ended)
+        ended = (*ended, _submit_and_watch(run, plan, site))
+        if not may_try_again(ended, site.cluster):
+            return harvest(run, checkout, image, plan, ended, site)
         attempt = next_attempt(run, site)
-        get_run_logger().warning("%s: %s; going on as %s", ended.name, ended.outcome_reason, attempt.name)
+        get_run_logger().warning("%s: %s; retrying as %s", ended[-1].name, ended[-1].outcome_reason, attempt.name)
 
 
 def _submit_and_watch(run: RunSpec, plan: LaunchPlan, site: Site) -> Job:
-    """Submit once the jobs that it depends on are in Slurm and the site has a place for it; watch it to its end."""
+    """Submit once the jobs that it depends on are in Slurm and the site has a slot for it; watch it to its end."""
     options = dependencies_of(run, plan, site)
     with job_slots(plan, site):
-        ended: Job = watch(submit(plan, site, options), plan, site)
-    return ended
+        return watch(submit(plan, site, options), plan, site)

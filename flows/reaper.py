@@ -1,46 +1,35 @@
-"""The reaper: finds flow runs whose process is gone, says so to Prefect, and starts their nights again.
+"""The reaper: marks flow runs whose process is gone as Crashed, and starts their nights again.
 
-A process that is killed together with its worker says nothing: its flow run would stay Running for ever, and under a
+A process that is killed together with its worker reports nothing: its flow run would stay Running for ever, and under a
 concurrency limit no later night would start. Heartbeats cannot tell it from a living one whose server was away, so the
-reaper asks the night's own sign of life in the workspace (`nightbridge.nights.liveness`). It runs on a schedule and
-decides anew each time from what it finds: nothing is lost with a server that restarts or a reaper that is killed.
+reaper reads the night's own sign of life in the workspace (`nightbridge.nights.liveness`). It runs on a schedule and
+decides each time from what it finds: nothing is lost with a server that restarts or a reaper that is killed.
 
-It also cancels the jobs of nights that were cancelled while no process of theirs could hear it.
+It also cancels the jobs of nights that were cancelled while no process of theirs was running.
 """
 
 import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 from prefect import flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.filters import (
-    FlowRunFilter,
-    FlowRunFilterEndTime,
-    FlowRunFilterParentFlowRunId,
-    FlowRunFilterParentTaskRunId,
-    FlowRunFilterState,
-    FlowRunFilterStateType,
-    FlowRunFilterTags,
-)
+from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import TERMINAL_STATES, FlowRun, State, StateType
-from prefect.events.filters import EventFilter, EventNameFilter, EventOccurredFilter, EventResourceFilter
+from prefect.events.filters import EventFilter
 from prefect.logging import get_run_logger
 from prefect.settings import get_current_settings
 from prefect.states import Cancelled, Crashed, Scheduled
 
-from nightbridge.blocks import load_site
 from nightbridge.errors import NightbridgeError
-from nightbridge.flows.nightly import cancel_jobs, nightly
+from nightbridge.flows.nightly import cancel_hook, nightly
 from nightbridge.flows.states import TAG
 from nightbridge.models import Model
 from nightbridge.nights.liveness import SILENCE_SECONDS, LastSign, last_sign
 from nightbridge.tasks.cancel import is_recorded
-from nightbridge.tasks.plan import PLAN_LABEL, plan_of
-from nightbridge.tasks.restarts import RESUMING
+from nightbridge.tasks.night import RESUMING, plan_of, workspace_of
 
 MAX_RESUMES = 3
 RESUME_WITHIN = timedelta(hours=24)
@@ -54,7 +43,7 @@ _UNFINISHED = [kind for kind in StateType if kind not in TERMINAL_STATES]
 
 
 class Patience(Model):
-    """How long the reaper waits before it believes something, in seconds."""
+    """How long the reaper waits before it concludes something, in seconds."""
 
     silence: float
     start_up: float
@@ -99,7 +88,7 @@ def reaper(
         for run in _ended_of_late(client, StateType.CANCELLED, patience):
             _finish_cancellation(client, run)
         for one in _gone_in_both_looks(client, patience):
-            _bury(client, one)
+            _crash(client, one)
             _resume(client, one.run)
 
 
@@ -136,7 +125,7 @@ def _suspected_before(client: SyncPrefectClient, run: FlowRun, patience: Patienc
 
 
 def _gone(client: SyncPrefectClient, patience: Patience) -> list[Gone]:
-    runs = client.read_flow_runs(flow_run_filter=_ours(state=_in_states(_STARTED)))
+    runs = client.read_flow_runs(flow_run_filter=_ours(_STARTED))
     return [found for run in runs if (found := _if_gone(client, run, patience))]
 
 
@@ -169,31 +158,20 @@ def _gone_by_file(run: FlowRun, sign: LastSign, now: datetime) -> Gone:
 
 def _sign_of(run: FlowRun) -> LastSign | None:
     try:
-        workspace = _workspace_of(run)
+        workspace = workspace_of(run)
         return last_sign(workspace, str(run.id)) if workspace else None
     except NightbridgeError as error:
         get_run_logger().warning("%s: its sign of life cannot be read: %s", run.name, error)
         return None
 
 
-def _workspace_of(run: FlowRun) -> Path | None:
-    """The workspace that a night recorded, else the one that its parameters name; None where nothing does."""
-    given = run.parameters
-    if plan := run.labels.get(PLAN_LABEL):
-        return Path(str(plan)).parents[1]
-    if isinstance(site := given.get("site"), dict) and "workspace" in site:
-        return Path(site["workspace"])
-    if "scenario" not in given:
-        return None
-    named = {name: given.get(name) for name in ("cluster", "store", "workspace")}
-    return load_site(given.get("system"), **named).workspace
-
-
 def _has_heartbeat(client: SyncPrefectClient, run: FlowRun, now: datetime, seconds: float) -> bool:
-    wanted = EventFilter(
-        event=EventNameFilter(name=["prefect.flow-run.heartbeat"]),
-        resource=EventResourceFilter(id=[f"prefect.flow-run.{run.id}"]),
-        occurred=EventOccurredFilter(since=now - timedelta(seconds=seconds)),
+    wanted = EventFilter.model_validate(
+        {
+            "event": {"name": ["prefect.flow-run.heartbeat"]},
+            "resource": {"id": [f"prefect.flow-run.{run.id}"]},
+            "occurred": {"since": now - timedelta(seconds=seconds)},
+        }
     )
     return client.read_events(filter=wanted, limit=1).total > 0
 
@@ -209,14 +187,14 @@ def _reported_as_crashed(client: SyncPrefectClient, patience: Patience) -> list[
 
 def _ended_of_late(client: SyncPrefectClient, kind: StateType, patience: Patience) -> list[FlowRun]:
     now = datetime.now(UTC)
-    times = FlowRunFilterEndTime(after_=now - RESUME_WITHIN, before_=now - timedelta(seconds=patience.last_word))
-    return client.read_flow_runs(flow_run_filter=_ours(state=_in_states([kind]), end_time=times))
+    times = {"after_": now - RESUME_WITHIN, "before_": now - timedelta(seconds=patience.last_word)}
+    return client.read_flow_runs(flow_run_filter=_ours([kind], end_time=times))
 
 
 def _finish_cancellation(client: SyncPrefectClient, run: FlowRun) -> None:
     """Cancel the jobs of a cancelled night, unless that is recorded as done.
 
-    Nobody is told when a suspended night is cancelled: it has no process, so Prefect runs no hook.
+    A suspended night has no process, so Prefect runs no hook when it is cancelled.
     """
     try:
         plan = plan_of(run)
@@ -226,39 +204,39 @@ def _finish_cancellation(client: SyncPrefectClient, run: FlowRun) -> None:
         get_run_logger().warning("%s: whether its jobs are cancelled cannot be read: %s", run.name, error)
         return
     assert run.state is not None  # it was found by its state
-    cancel_jobs(nightly, run, run.state)
+    cancel_hook(nightly, run, run.state)
     _end_children(client, run.id, Cancelled(message="The night was cancelled"))
     get_run_logger().warning("%s (%s): its jobs were cancelled", run.name, run.id)
 
 
 def _resume(client: SyncPrefectClient, run: FlowRun) -> None:
-    """Start a crashed night again, some times, unless a person wanted its end."""
+    """Start a crashed night again, up to `MAX_RESUMES` times, unless a person cancelled it."""
     if run.deployment_id is None or client.read_flow(run.flow_id).name != nightly.name:
         return
     states = sorted(client.read_flow_run_states(run.id), key=lambda state: state.timestamp)
     times = 1 + sum(state.name == RESUMING for state in states)
-    if times > MAX_RESUMES or _asked_to_end(states):
+    if times > MAX_RESUMES or _was_cancelled(states):
         return
-    message = f"Its process was gone; it goes on by itself, {times} of at most {MAX_RESUMES} times"
+    message = f"Its process was gone; it is resumed, {times} of at most {MAX_RESUMES} times"
     client.set_flow_run_state(run.id, Scheduled(name=RESUMING, message=message))
     get_run_logger().warning("%s (%s): started again. %s", run.name, run.id, message)
 
 
-def _asked_to_end(states: Sequence[State[Any]]) -> bool:
+def _was_cancelled(states: Sequence[State[Any]]) -> bool:
     """Whether a person cancelled the flow run since it was last started."""
     ends = [state.type for state in states if state.type in (*_STARTED, StateType.CANCELLING, StateType.CANCELLED)]
     return bool(ends) and ends[-1] not in _STARTED
 
 
-def _bury(client: SyncPrefectClient, gone: Gone) -> None:
+def _crash(client: SyncPrefectClient, gone: Gone) -> None:
     _end_children(client, gone.run.id, Crashed(message=gone.message))
     client.set_flow_run_state(gone.run.id, Crashed(message=gone.message))
     get_run_logger().warning("%s (%s): crashed. %s", gone.run.name, gone.run.id, gone.message)
 
 
 def _end_children(client: SyncPrefectClient, flow_run: UUID, state: State[Any]) -> None:
-    children = FlowRunFilter(
-        parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[flow_run]), state=_in_states(_UNFINISHED)
+    children = FlowRunFilter.model_validate(
+        {"parent_flow_run_id": {"any_": [flow_run]}, "state": {"type": {"any_": _UNFINISHED}}}
     )
     while found := client.read_flow_runs(flow_run_filter=children):
         for child in found:
@@ -266,14 +244,13 @@ def _end_children(client: SyncPrefectClient, flow_run: UUID, state: State[Any]) 
             client.set_flow_run_state(child.id, state, force=True)
 
 
-def _ours(**conditions: Any) -> FlowRunFilter:
-    """The flow runs of nightbridge that no other flow run started."""
-    return FlowRunFilter(
-        tags=FlowRunFilterTags(all_=[TAG]),
-        parent_task_run_id=FlowRunFilterParentTaskRunId(is_null_=True),
-        **conditions,
+def _ours(states: list[StateType], **conditions: object) -> FlowRunFilter:
+    """The flow runs of nightbridge in these states that no other flow run started."""
+    return FlowRunFilter.model_validate(
+        {
+            "tags": {"all_": [TAG]},
+            "parent_task_run_id": {"is_null_": True},
+            "state": {"type": {"any_": states}},
+            **conditions,
+        }
     )
-
-
-def _in_states(kinds: list[StateType]) -> FlowRunFilterState:
-    return FlowRunFilterState(type=FlowRunFilterStateType(any_=kinds))

@@ -3,8 +3,8 @@
 Prefect's server for one process, where no other is configured.
 
 Prefect's own way is a child process that outlives a parent that is killed, and that dies of a Ctrl-C in the terminal
-before the flow run's last state has been told. `EmbeddedServer` takes its place: it hears no signal of the terminal,
-and it ends with this process, however that ends.
+before the flow run's last state has been reported. `EmbeddedServer` takes its place: it gets no signal of the
+terminal, and it ends with this process, however that ends.
 """
 
 import atexit
@@ -69,7 +69,7 @@ def _offer_own_server() -> None:
             thing=platform.node(),
             advice="Set PREFECT_API_URL to the address of a server",
         )
-    # Prefect's server is a second of imports, which nobody needs who has one elsewhere.
+    # Prefect's server is a second of imports, which a configured server elsewhere makes unnecessary.
     from nightbridge.flows.server import EmbeddedServer
 
     EmbeddedServer()

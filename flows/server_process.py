@@ -12,7 +12,7 @@ import threading
 def end_with_parent() -> None:
     """End this process at the end of its standard input: the other side of that pipe is held by the parent alone.
 
-    A parent that was killed says nothing, but the kernel closes its files.
+    A parent that was killed sends nothing, but the kernel closes its files.
     """
     os.read(0, 1)
     os._exit(0)

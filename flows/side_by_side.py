@@ -1,10 +1,10 @@
-"""Subflows of one flow run that go on side by side, and yet begin in a fixed order.
+"""Subflows of one flow run, side by side in threads: started in a fixed order, and ended together.
 
 Prefect finds a subflow of a retried flow run again by counting: the third call is the third subflow run. Threads call
 in any order, and a retried night would take one test's finished run for another's. So each thread waits with its call
-until the one before it has begun.
+until the one before it has started.
 
-Leaving a flow run before its end together with its subflows, in seconds, with states that tell the truth.
+A flow run that ends early ends its subflows with it, in seconds, and with their true states.
 """
 
 import contextvars
@@ -12,9 +12,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
-from contextlib import contextmanager
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
@@ -23,12 +22,11 @@ from prefect._internal.control_listener import get_intent
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import TERMINAL_STATES, State, StateType
-from prefect.context import FlowRunContext
 from prefect.exceptions import Pause, TerminationSignal
 from prefect.states import Cancelled, Crashed
 
 from nightbridge.processes import GUARD, end_within
-from nightbridge.tasks.interrupt import interrupt_stages, interrupted_together, raise_if_interrupted
+from nightbridge.tasks.context import Interruption, interrupted_together, raise_if_interrupted, starting, this_flow_run
 from nightbridge.tasks.mirror import show
 
 A = TypeVar("A")
@@ -36,13 +34,16 @@ R = TypeVar("R")
 
 _LOOK_AGAIN = 1.0
 
-_begun: contextvars.ContextVar[threading.Event | None] = contextvars.ContextVar("begun", default=None)
+GRACE_SECONDS = 3.0
+"""How long the threads of subflows may take to end and to report it to Prefect, before they are left behind."""
 
+OWN_PROCESS_SECONDS = 5.5
+"""How long a process that a worker has started takes to end: the worker looks every three seconds whether it has, and
+sets the run's state itself where the process could not."""
 
-def tell_begun() -> None:
-    """Let the next subflow begin; the first thing that a subflow does."""
-    if event := _begun.get():
-        event.set()
+EXIT_TERMINATED = 128 + signal.SIGTERM
+
+_KILL_AGAIN = 0.2
 
 
 def side_by_side(call: Callable[[A], R], arguments: Sequence[A], *, most: int) -> list[R]:
@@ -54,20 +55,20 @@ def side_by_side(call: Callable[[A], R], arguments: Sequence[A], *, most: int) -
     Args:
         call: Runs one subflow, in this flow run's context, so that it becomes a subflow of this one.
         arguments: One for each call.
-        most: How many go on at once.
+        most: How many run at once.
     """
-    begun = [threading.Event() for _ in arguments]
+    started = [threading.Event() for _ in arguments]
 
     def one(number: int, argument: A) -> R:
-        while number and not begun[number - 1].wait(_LOOK_AGAIN):
+        while number and not started[number - 1].wait(_LOOK_AGAIN):
             raise_if_interrupted()
         raise_if_interrupted()
-        with _telling(begun[number]):
+        with starting(started[number]):
             return call(argument)
 
     results: list[Future[R]] = [Future() for _ in arguments]
     waiting: SimpleQueue[tuple[Future[R], Callable[[], R]]] = SimpleQueue()
-    with interrupted_together():
+    with interrupted_together() as interruption:
         for number, argument in enumerate(arguments):
             waiting.put((results[number], partial(contextvars.copy_context().run, one, number, argument)))
         try:
@@ -76,7 +77,7 @@ def side_by_side(call: Callable[[A], R], arguments: Sequence[A], *, most: int) -
                 threading.Thread(target=_work_off, args=(waiting,), name="subflow", daemon=True).start()
             _wait_for(results)
         except BaseException as error:
-            leave_together(error, results)
+            _leave_together(error, interruption, results)
             raise
     return [result.result() for result in results]
 
@@ -105,37 +106,9 @@ def _wait_for(results: Sequence[Future[R]]) -> None:
         raise_if_interrupted()
 
 
-@contextmanager
-def _telling(event: threading.Event) -> Iterator[None]:
-    token = _begun.set(event)
-    try:
-        yield
-    finally:
-        # A subflow that Prefect found finished, or that could not start, never says that it has begun.
-        event.set()
-        _begun.reset(token)
-
-
-GRACE_SECONDS = 3.0
-"""How long the threads of subflows may take to end and to tell Prefect, before they are left behind."""
-
-OWN_PROCESS_SECONDS = 5.5
-"""How long a process that a worker has started takes to end: the worker looks every three seconds whether it has, and
-tells the run's state itself where the process could not."""
-
-EXIT_TERMINATED = 128 + signal.SIGTERM
-
-_KILL_AGAIN = 0.2
-
-
-def leave_together(cause: BaseException, results: Sequence[Future[Any]]) -> None:
-    """End the threads of this flow run's subflows, and see that none of them stays Running.
-
-    Args:
-        cause: What ends this flow run, and so the subflows.
-        results: What the threads work on.
-    """
-    interrupt_stages(cause)
+def _leave_together(cause: BaseException, interruption: Interruption, results: Sequence[Future[Any]]) -> None:
+    """End the threads of this flow run's subflows for the same cause, and leave none of them Running."""
+    interruption.cause = cause
     if _has_own_process():
         end_within(OWN_PROCESS_SECONDS, 0 if isinstance(cause, Pause) else EXIT_TERMINATED)
     for result in results:
@@ -151,29 +124,28 @@ def leave_together(cause: BaseException, results: Sequence[Future[Any]]) -> None
 
 def _has_own_process() -> bool:
     """Whether a worker has started this process for this flow run alone."""
-    context = FlowRunContext.get()
-    flow_run = context.flow_run if context else None
+    flow_run = this_flow_run()
     return flow_run is not None and os.environ.get("PREFECT__FLOW_RUN_ID") == str(flow_run.id)
 
 
 def _state_after(cause: BaseException) -> State[Any]:
-    """The state of a subflow that could not tell its own."""
+    """The state of a subflow that could not report its own."""
     if isinstance(cause, TerminationSignal) and get_intent() == "cancel":
         return Cancelled(message="The night was cancelled.")
     if isinstance(cause, Pause):
-        # Not one that is to be rescheduled: without a deployment that could never go on.
-        message = "The night is suspended; a job that was submitted goes on."
+        # Not one that is to be rescheduled: without a deployment it could never be resumed.
+        message = "The night is suspended; a submitted job keeps running."
         return State(type=StateType.PAUSED, name="Suspended", message=message)
-    return Crashed(message="The process was interrupted; a job that was submitted goes on.")
+    return Crashed(message="The process was interrupted; a submitted job keeps running.")
 
 
 def _end_subflows(state: State[Any]) -> None:
-    context = FlowRunContext.get()
-    if context is None or context.flow_run is None:
+    parent = this_flow_run()
+    if parent is None:
         return
-    going = FlowRunFilter.model_validate(
-        {"parent_flow_run_id": {"any_": [context.flow_run.id]}, "state": {"type": {"not_any_": list(TERMINAL_STATES)}}}
+    unfinished = FlowRunFilter.model_validate(
+        {"parent_flow_run_id": {"any_": [parent.id]}, "state": {"type": {"not_any_": list(TERMINAL_STATES)}}}
     )
     with get_client(sync_client=True) as client:
-        for flow_run in client.read_flow_runs(flow_run_filter=going):
+        for flow_run in client.read_flow_runs(flow_run_filter=unfinished):
             client.set_flow_run_state(flow_run.id, state, force=True)

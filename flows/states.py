@@ -1,6 +1,8 @@
 """Final states of flow runs: their type and name say what the night was, so that a bad night is never green."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from prefect.client.schemas.objects import State
@@ -15,7 +17,7 @@ TAG = "nightbridge"
 
 
 class BadEnd(Exception):
-    """What a run that did its work and ended badly raises for who asks Prefect for its result.
+    """What Prefect raises for the result of a run that did its work and ended badly.
 
     Prefect wants an exception with a Failed state: with anything else a worker's log, and `state.result()`, end in a
     TypeError about it instead of the verdict.
@@ -35,21 +37,46 @@ class BadEnd(Exception):
         return self.message
 
 
-class _OwnWords(logging.Filter):
-    """Lets an error of ours speak for itself where Prefect says "unexpected exception" and adds a traceback.
+class _PlainErrors(logging.Filter):
+    """Lets an error of ours speak for itself where Prefect logs "unexpected exception" and a traceback.
 
-    Prefect does so at the end of every flow run of a deployment that did not end in Completed, whoever chose that end.
+    Prefect does so when a stage's retries are used up, and at the end of every flow run of a deployment that did not
+    end in Completed, whoever chose that end. A defect keeps its traceback.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
         if isinstance(error, BadEnd | NightbridgeError):
-            record.msg, record.args, record.exc_info = str(error), (), None
+            record.exc_info = None
+            if record.name != _TASK_RUNS:
+                record.msg, record.args = str(error), ()
         return True
 
 
-for _logger in ("prefect.flow_runs", "prefect.engine"):
-    logging.getLogger(_logger).addFilter(_OwnWords())
+_TASK_RUNS = "prefect.task_runs"
+_LOGGERS = (_TASK_RUNS, "prefect.flow_runs", "prefect.engine")
+_PLAIN_ERRORS = _PlainErrors()
+
+
+def log_errors_plainly() -> None:
+    """Have Prefect log errors of ours without a traceback, in the whole process: called first by each flow.
+
+    Prefect logs the end of a flow run after the flow has returned, so it stays until the process ends, which a worker
+    has started for this flow run alone; the Python API takes it back (`plain_errors`).
+    """
+    for name in _LOGGERS:
+        logging.getLogger(name).addFilter(_PLAIN_ERRORS)  # once, however often it is added
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Log errors of ours without a traceback within the block."""
+    log_errors_plainly()
+    try:
+        yield
+    finally:
+        for name in _LOGGERS:
+            logging.getLogger(name).removeFilter(_PLAIN_ERRORS)
 
 
 def state_of_verdict(verdict: Verdict) -> State[Any]:
@@ -73,7 +100,7 @@ def state_of_night(report: NightReport) -> State[Any]:
 
 
 def state_of_error(error: NightbridgeError) -> State[Any]:
-    """Failed, for a night that has no report; whoever asks for its result gets the error."""
+    """Failed, for a night that has no report; its result is the error."""
     status = VerdictStatus.INVALID if isinstance(error, InvalidInput) else VerdictStatus.INFRASTRUCTURE
     return Failed(name=_title(status), message=str(error), data=error)
 

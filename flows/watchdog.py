@@ -14,8 +14,8 @@ from prefect.states import Completed, Failed
 
 from nightbridge.blocks import load_site
 from nightbridge.errors import NightbridgeError
-from nightbridge.flows.states import state_of_error
-from nightbridge.models import Site
+from nightbridge.flows.states import log_errors_plainly, state_of_error
+from nightbridge.models import Site, SiteChoice
 from nightbridge.nights.watchdog import (
     DAYS,
     VerdictsMissing,
@@ -24,7 +24,7 @@ from nightbridge.nights.watchdog import (
     summary,
     watch_lines,
 )
-from nightbridge.tasks.watchdog import alarm, look_for_verdicts, send_event
+from nightbridge.tasks.events import alarm, look_for_verdicts, send_watchdog_event
 
 
 @flow(name="watchdog", flow_run_name="watchdog by {by}")
@@ -50,9 +50,11 @@ def watchdog(
         store: `file://` or `s3://` URL, or the name of a Harvest Store block.
         workspace: Folder that the compute nodes see under the same path.
     """
+    log_errors_plainly()
+    choice = SiteChoice.of({"system": system, "cluster": cluster, "store": store, "workspace": workspace})
     try:
         asked = question(by, timezone=timezone, files=map(Path, scenarios or ()), days=days)
-        site = load_site(system, cluster=cluster, store=store, workspace=workspace)
+        site = load_site(choice)
     except NightbridgeError as error:
         get_run_logger().error("%s", error)
         return state_of_error(error)
@@ -60,7 +62,7 @@ def watchdog(
     lines = "\n".join(watch_lines(watch))
     get_run_logger().info("%s", lines)
     untold = _alarm(watch, site) if watch.exit_code else ""
-    send_event(watch)
+    send_watchdog_event(watch)
     return _state(watch, "\n".join(filter(None, (lines, untold))))
 
 
@@ -71,7 +73,7 @@ def _alarm(watch: Watch, site: Site) -> str:
             get_run_logger().info("sent: %s", way)
     except NightbridgeError as error:
         get_run_logger().error("%s", error)
-        return f"not told: {error}"
+        return f"not notified: {error}"
     return ""
 
 

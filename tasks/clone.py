@@ -5,7 +5,7 @@ from prefect.logging import get_run_logger
 from nightbridge.models import Checkout, RunSpec, Site
 from nightbridge.repos.clone import make_checkout
 from nightbridge.tasks.mirror import PrefectAway
-from nightbridge.tasks.secrets import site_logins
+from nightbridge.tasks.site import site_logins
 from nightbridge.tasks.stage import stage
 
 

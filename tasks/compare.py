@@ -2,7 +2,6 @@
 
 from prefect.artifacts import create_markdown_artifact
 from prefect.logging import get_run_logger
-from pydantic import ValidationError
 
 from nightbridge.errors import DamagedData, NightbridgeError, TransientError
 from nightbridge.gate.evidence import gather_evidence, since_of
@@ -13,25 +12,25 @@ from nightbridge.history.history_store import compact
 from nightbridge.history.reading import add, read_recent
 from nightbridge.history.rows import row_of
 from nightbridge.models import RunRecord, RunSpec, Site, Verdict
+from nightbridge.nights.records import read_verdict
 from nightbridge.report.tables import markdown_table
-from nightbridge.store.factory import open_store
 from nightbridge.store.protocol import ObjectStore
+from nightbridge.tasks.context import run_log, this_night
 from nightbridge.tasks.mirror import show
-from nightbridge.tasks.secrets import block_value, commits_between
+from nightbridge.tasks.site import commits_between, store_of
 from nightbridge.tasks.stage import never_reused, stage
-from nightbridge.tasks.this_run import run_log
 
 
 @stage("compare", waits_for=(TransientError,))
 def compare(record: RunRecord, site: Site) -> Verdict:
     """Judge the run, then make it part of the history that later runs are judged by."""
-    return _judge(record, open_store(site.store_settings, block_value), site)
+    return _judge(record, store_of(site), site)
 
 
 @stage("confirm", waits_for=(TransientError,), key=never_reused)
 def confirm(run: RunSpec, site: Site, attempt: int) -> Verdict:
-    """Judge a stored run again, now that its night has further runs; `attempt` is how many were asked for."""
-    store = open_store(site.store_settings, block_value)
+    """Judge a stored run again, now that its night has further runs; `attempt` is how many were requested."""
+    store = store_of(site)
     attempts = committed_attempts(store, run.run_key)
     record = load_record(store, attempts[-1]) if attempts else None
     if record is None:
@@ -41,11 +40,9 @@ def confirm(run: RunSpec, site: Site, attempt: int) -> Verdict:
 
 def stored_verdict(run: RunSpec, site: Site) -> Verdict | None:
     """The verdict that a run of this night already has; None without one, or where it cannot be read."""
-    key = f"runs/{run.test_slug}/{run.night}/{run.run_key}/verdict.json"
     try:
-        data = open_store(site.store_settings, block_value).get(key)
-        return Verdict.model_validate_json(data) if data else None
-    except (NightbridgeError, ValidationError) as error:
+        return read_verdict(store_of(site), run.run_key, run.night)
+    except NightbridgeError as error:
         run_log().warning("the stored verdict of %s cannot be read: %s", run.run_key, error)
         return None
 
@@ -53,7 +50,7 @@ def stored_verdict(run: RunSpec, site: Site) -> Verdict | None:
 def _judge(record: RunRecord, store: ObjectStore, site: Site) -> Verdict:
     cluster, series = site.cluster.name, record.series
     history = read_recent(store, cluster, series, record.spec.night)
-    evidence = gather_evidence(store, record, site.contract, since_of(history))
+    evidence = gather_evidence(store, record, site.contract, since_of(history), this_night().canary_series)
     verdict = compare_with_history(record, history, evidence)
     row = row_of(record, verdict)
     rows = (*(other for other in history if other.run_key != row.run_key), row)

@@ -1,18 +1,25 @@
 """Events, which automations react to.
 
 One `nightbridge.verdict` for each verdict of a night that has its report, and one `nightbridge.night` for each end of a
-night: with a report, invalid, for want of infrastructure, cancelled or skipped.
+night: with a report, invalid, for want of infrastructure, cancelled or skipped. One `nightbridge.watchdog` for each
+look of the watchdog, which also notifies people in the site's own ways; a retry of the watchdog is a new look.
 """
 
+from collections.abc import Mapping
 from uuid import NAMESPACE_URL, uuid5
 
 from prefect.events import Event, Resource
 
-from nightbridge.models import NightReport, Verdict, slug
+from nightbridge.models import NightReport, Site, Verdict, slug
+from nightbridge.nights.prefect_api import configured_server
+from nightbridge.nights.watchdog import Question, Watch, look, notice_of, summary
+from nightbridge.notify import notify
 from nightbridge.tasks.mirror import send_events
+from nightbridge.tasks.site import block_value, store_of
 
 VERDICT_EVENT = "nightbridge.verdict"
 NIGHT_EVENT = "nightbridge.night"
+WATCHDOG_EVENT = "nightbridge.watchdog"
 
 MAX_LETTERS = 2000
 """Of the reasons in an event; the report has all of them. An event of more than 1.5 MB is refused by Prefect."""
@@ -32,27 +39,18 @@ def verdict_event(scenario: str, night: str, verdict: Verdict, report: str, clus
         report: Where the night's report is.
         cluster: Name of the cluster.
     """
-    return Event(
-        event=VERDICT_EVENT,
-        id=uuid5(NAMESPACE_URL, f"{VERDICT_EVENT}/{verdict.run_key}/{verdict.prefix}/{verdict.status.value}"),
-        # One resource for each test, whatever the night: automations may ask for "three times in a week".
-        resource=Resource(
-            {
-                "prefect.resource.id": f"nightbridge.test.{slug(verdict.test_id)}",
-                "prefect.resource.name": verdict.test_id,
-                "nightbridge.verdict": verdict.status.value,
-                "nightbridge.scenario": scenario,
-                "nightbridge.cluster": cluster,
-            }
-        ),
+    # One resource for each test, whatever the night: automations may ask for "three times in a week".
+    labels = {"verdict": verdict.status.value, "scenario": scenario, "cluster": cluster}
+    return _event(
+        VERDICT_EVENT,
+        f"{verdict.run_key}/{verdict.prefix}/{verdict.status.value}",
+        resource=("test", verdict.test_id, labels),
         payload={
-            "verdict": verdict.status.value,
+            **labels,
             "exit_code": verdict.exit_code,
             "test_id": verdict.test_id,
             "run_key": verdict.run_key,
             "night": night,
-            "scenario": scenario,
-            "cluster": cluster,
             "reasons": "\n".join(verdict.reasons)[:MAX_LETTERS],
             "link": f"{report}#{verdict.run_key}",
             "kept_at": f"{verdict.store_url}/{verdict.prefix}" if verdict.prefix else "",
@@ -64,7 +62,7 @@ def verdict_event(scenario: str, night: str, verdict: Verdict, report: str, clus
 def night_event(
     scenario: str, night: str, end: str, *, cluster: str = "", message: str = "", report: str = ""
 ) -> Event:
-    """The event of a night's end; the same end told again is the same event.
+    """The event of a night's end; the same end reported again is the same event.
 
     Args:
         scenario: The scenario's name.
@@ -74,34 +72,60 @@ def night_event(
         message: What a person should read first.
         report: Where the night's report is; empty without one.
     """
+    labels = {"night": night, "end": end, "cluster": cluster}
+    return _event(
+        NIGHT_EVENT,
+        f"{cluster}/{scenario}/{night}/{end}",
+        resource=("scenario", scenario, labels),
+        payload={**labels, "scenario": scenario, "message": message[:MAX_LETTERS], "report": report},
+    )
+
+
+def _event(
+    name: str, identity: str, *, resource: tuple[str, str, Mapping[str, str]], payload: dict[str, object]
+) -> Event:
+    """An event of a resource (kind, name, labels); the same identity makes the same event, which Prefect keeps once."""
+    kind, title, labels = resource
     return Event(
-        event=NIGHT_EVENT,
-        id=uuid5(NAMESPACE_URL, f"{NIGHT_EVENT}/{cluster}/{scenario}/{night}/{end}"),
+        event=name,
+        id=uuid5(NAMESPACE_URL, f"{name}/{identity}"),
         resource=Resource(
             {
-                "prefect.resource.id": f"nightbridge.scenario.{slug(scenario)}",
-                "prefect.resource.name": scenario,
-                "nightbridge.night": night,
-                "nightbridge.end": end,
-                "nightbridge.cluster": cluster,
+                "prefect.resource.id": f"nightbridge.{kind}.{slug(title)}",
+                "prefect.resource.name": title,
+                **{f"nightbridge.{label}": value for label, value in labels.items()},
             }
         ),
-        payload={
-            "scenario": scenario,
-            "night": night,
-            "end": end,
-            "cluster": cluster,
-            "message": message[:MAX_LETTERS],
-            "report": report,
-        },
+        payload=payload,
     )
 
 
 def send_report_events(report: NightReport, end: str, cluster: str) -> None:
-    """Tell Prefect each verdict of a night that has its report, and how the night ended."""
+    """Send an event for each verdict of a night that has its report, and for how the night ended."""
     bad = ", ".join(f"{verdict.test_id}: {verdict.status}" for verdict in report.verdicts if verdict.exit_code)
     events = [
         verdict_event(report.scenario, report.night, verdict, report.report, cluster) for verdict in report.verdicts
     ]
     of_the_night = night_event(report.scenario, report.night, end, cluster=cluster, message=bad, report=report.report)
     send_events([*events, of_the_night])
+
+
+def look_for_verdicts(asked: Question, site: Site) -> Watch:
+    """Look which test has no verdict, and why."""
+    return look(asked, site, lambda: store_of(site), configured_server())
+
+
+def alarm(watch: Watch, site: Site) -> tuple[str, ...]:
+    """Notify people of what is missing; return in which ways."""
+    return notify(notice_of(watch), site.notify, block_value)
+
+
+def send_watchdog_event(watch: Watch) -> None:
+    """Report to Prefect what was seen; automations match on the label `nightbridge.watchdog`: `missing`, `complete`."""
+    labels = {
+        "prefect.resource.id": "nightbridge.watchdog",
+        "prefect.resource.name": "watchdog",
+        "nightbridge.watchdog": "missing" if watch.exit_code else "complete",
+    }
+    payload = {"message": summary(watch), "by": watch.by.isoformat(), **notice_of(watch).facts}
+    send_events([Event(event=WATCHDOG_EVENT, resource=Resource(labels), payload=payload)])

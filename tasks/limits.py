@@ -6,7 +6,7 @@ renewed as long as this process lives: a process that dies gives its slots back 
 
 One night of a cluster at a time: a second fence behind the limit of the work queue.
 
-Prefect's server counts a queue's free places when a worker asks for work, not when it takes it: on PostgreSQL, two
+Prefect's server counts a queue's free slots when a worker asks for work, not when it takes it: on PostgreSQL, two
 workers that ask at the same moment are each given a night.
 """
 
@@ -30,9 +30,8 @@ from nightbridge.errors import PermanentError
 from nightbridge.locking import lease, read_holder
 from nightbridge.models import ClusterSettings, LaunchPlan, Site, slug
 from nightbridge.slurm.attempt_files import read_submission
-from nightbridge.tasks.interrupt import raise_if_interrupted
+from nightbridge.tasks.context import raise_if_interrupted, run_log, this_flow_run, this_night
 from nightbridge.tasks.mirror import insist
-from nightbridge.tasks.this_run import run_log, this_flow_run
 
 LEASE_SECONDS = 900.0
 """How long a dead process keeps its slots. Its job lives on, so a short lease would let another job in beside it."""
@@ -40,10 +39,8 @@ LEASE_SECONDS = 900.0
 _ASK_FOR = 5.0
 _LOOK_AGAIN = 1.0
 
-_made: set[tuple[str, int]] = set()
-_making = threading.Lock()
-# Prefect answers one caller of a process after the other, so one waits there and the others here, where they notice an
-# interrupt at once.
+# Of the whole process, and held for one question only: Prefect's client answers one caller of a process after the
+# other, so one waits there and the others here, where they notice an interrupt at once.
 _asking = threading.Lock()
 
 
@@ -78,12 +75,13 @@ def job_slots(plan: LaunchPlan, site: Site, *, lease: float = LEASE_SECONDS) -> 
 
 
 def _make(limits: Mapping[str, int]) -> None:
-    """Create the limits, or set them to what the cluster's settings say now; once in a process."""
-    with _making, get_client(sync_client=True) as client:
+    """Create the limits, or set them to what the cluster's settings say now; once in a night."""
+    night = this_night()
+    with night.lock, get_client(sync_client=True) as client:
         for name, slots in limits.items():
-            if (name, slots) not in _made:
+            if (name, slots) not in night.limits:
                 _make_one(client, name, slots)
-                _made.add((name, slots))
+                night.limits.add((name, slots))
 
 
 def _make_one(client: SyncPrefectClient, name: str, slots: int) -> None:
@@ -95,12 +93,12 @@ def _make_one(client: SyncPrefectClient, name: str, slots: int) -> None:
 
 
 class _GivenUp(Exception):
-    """Nobody needs the slots any more."""
+    """The slots are not needed any more."""
 
 
 def _take(names: list[str], lease: float, slots: contextlib.ExitStack, check: Callable[[], None]) -> None:
     """Wait for a slot of each limit, and enter it; `check` is called now and then, and ends the wait by raising."""
-    told = False
+    logged = False
     while True:
         check()
         if not _asking.acquire(timeout=_LOOK_AGAIN):
@@ -112,9 +110,9 @@ def _take(names: list[str], lease: float, slots: contextlib.ExitStack, check: Ca
                 slots.enter_context(taken.pop_all())
             return
         except TimeoutError:
-            if not told:
+            if not logged:
                 get_run_logger().info("waiting for a slot of %s: all are taken", " and ".join(names))
-            told = True
+            logged = True
         except ConcurrencySlotAcquisitionError as error:
             _check_refusal(names, error)
         finally:
@@ -124,7 +122,7 @@ def _take(names: list[str], lease: float, slots: contextlib.ExitStack, check: Ca
 def _slot(name: str, lease: float) -> contextlib.AbstractContextManager[None]:
     """A slot of one limit. Of several names in one question, Prefect would pass over one that is not there.
 
-    A lease that could not be renewed is no error: the job goes on, whether or not Prefect's server can count it.
+    A lease that could not be renewed is no error: the job keeps running, whether or not Prefect's server can count it.
     """
     return concurrency(
         name,
@@ -194,7 +192,7 @@ SILENCE_SECONDS = 600.0
 def own_turn(site: Site) -> Iterator[None]:
     """Run the block while no other night of the cluster runs, if this night comes from a queue for one at a time.
 
-    A person who gives the queue another limit wants several. Nights without a queue wait for nobody.
+    A person who gives the queue another limit wants several. Nights without a queue do not wait.
 
     Raises:
         TransientError: Another night held the turn all the time.

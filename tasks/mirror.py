@@ -1,23 +1,24 @@
 """Every call of ours to Prefect's API: the domain decides about a night, and Prefect shows it.
 
-What only shows something (`show`) never fails a stage, and never holds one up for long. What a night needs (`insist`),
-such as a subflow or the event that tells how it ended, is waited for as long as a store or a cluster is.
+What only shows something (`show`, `ProgressArtifact`) never fails a stage, and never delays one for long. What a night
+needs (`insist`), such as a subflow or the event of its end, is waited for as long as a store or a cluster is.
 """
 
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import TypeVar, cast
+from uuid import UUID
 
 import httpx
+from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.context import SettingsContext, get_settings_context
 from prefect.events import Event, RelatedResource
 
 from nightbridge.errors import TransientError
-from nightbridge.tasks.interrupt import raise_if_interrupted, wait_out
+from nightbridge.tasks.context import raise_if_interrupted, run_log, this_flow_run, wait_out
 from nightbridge.tasks.stage import first_delay
-from nightbridge.tasks.this_run import run_log, this_flow_run
 
 R = TypeVar("R")
 
@@ -66,22 +67,45 @@ def client_retries(count: int) -> Iterator[None]:
         yield
 
 
+class ProgressArtifact:
+    """The progress artifact of a task run, made when it is first shown; a failure is logged once."""
+
+    def __init__(self, subject: str) -> None:
+        self._subject = subject
+        self._id: UUID | None = None
+        self._failed = False
+
+    def show(self, percent: float, description: str) -> None:
+        """Show this state, 0 to 100 percent; what the server does not take at once is out of date soon anyway."""
+        try:
+            with client_retries(0):
+                if self._id is None:
+                    # Prefect types what serves sync and async callers as either.
+                    self._id = cast("UUID", create_progress_artifact(percent, description=description))
+                else:
+                    update_progress_artifact(self._id, percent, description=description)
+        except Exception as error:  # whatever it is: the work itself does not depend on it
+            if not self._failed:
+                run_log().warning("Prefect does not show %s: %s", self._subject, _reason(error))
+            self._failed = True
+
+
 def insist(what: str, call: Callable[[], R]) -> R:
     """Call until Prefect's server has answered; the wait stands in the run's log, and an interruption ends it.
 
     Args:
-        what: What is asked for, for the log.
-        call: Asks for it; it is called again from the start after a failure, so it must be repeatable.
+        what: What is requested, for the log.
+        call: Requests it; it is called again from the start after a failure, so it must be repeatable.
 
     Raises:
         PrefectAway: There was no answer for as long as the patience for stores and clusters lasts.
     """
 
-    def ask() -> R:
+    def request() -> R:
         with away_is_transient(what):
             return call()
 
-    return wait_out(ask, (PrefectAway,), first_delay=first_delay())
+    return wait_out(request, (PrefectAway,), first_delay=first_delay())
 
 
 @contextlib.contextmanager
@@ -89,7 +113,7 @@ def away_is_transient(what: str) -> Iterator[None]:
     """Turn the errors of a server that does not answer into `PrefectAway`.
 
     Raises:
-        PrefectAway: The same question may be answered later.
+        PrefectAway: The same request may be answered later.
     """
     try:
         yield

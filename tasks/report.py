@@ -13,11 +13,10 @@ from nightbridge.report.junit import junit_xml
 from nightbridge.report.report import night_note, night_report_html
 from nightbridge.report.sweeps import best_line, sweep_markdown
 from nightbridge.report.tables import markdown_table
-from nightbridge.store.factory import open_store
 from nightbridge.store.protocol import ObjectStore
 from nightbridge.tasks.events import send_report_events
 from nightbridge.tasks.mirror import show
-from nightbridge.tasks.secrets import block_value
+from nightbridge.tasks.site import store_of
 from nightbridge.tasks.stage import never_reused, stage
 
 
@@ -26,7 +25,7 @@ def report(
     start: NightStart, verdicts: tuple[Verdict, ...], site: Site, sweeps: tuple[SweepResult, ...] = ()
 ) -> NightReport:
     """Write the night's report to the store, record how the night ended, and show both in the Prefect UI."""
-    store = open_store(site.store_settings, block_value)
+    store = store_of(site)
     scenario, night = start.scenario, start.night
     _keep_sweeps(store, scenario, night, sweeps)
     note = night_note(store, start, verdicts)

@@ -1,13 +1,11 @@
-"""What every stage has in common: when it is retried, and under which key its result is kept.
+"""What every stage has in common: when it is retried, what it waits out, and under which key its result is kept.
 
-Waiting for what may be away for hours: a store, its credentials, a cluster that takes no jobs at the moment.
-
-Nobody gains by giving up: the job is there or may still come, and what it left is on disk. Prefect's own retries would
-wait in a sleep that no interrupt ends, and show only how often they tried.
+A store, its credentials or a cluster's queue may be unavailable for hours. Giving up gains nothing: the job is there or
+may still come, and its output is on disk. Prefect's own retries would wait in a sleep that no interrupt ends, and show
+only how often they tried.
 """
 
 import functools
-import logging
 import os
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
@@ -17,8 +15,8 @@ from prefect.client.schemas.objects import State, TaskRun
 from prefect.context import TaskRunContext
 from prefect.tasks import exponential_backoff
 
-from nightbridge.errors import InvalidInput, NightbridgeError, TransientError
-from nightbridge.tasks.interrupt import raise_if_interrupted, wait_out
+from nightbridge.errors import InvalidInput, TransientError
+from nightbridge.tasks.context import raise_if_interrupted, wait_out
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -48,21 +46,6 @@ def first_delay() -> float:
     return seconds
 
 
-class _PlainWords(logging.Filter):
-    """Takes the traceback from an error of ours, whose message says everything; a defect keeps its own.
-
-    Prefect logs one when a stage's retries are used up, for a repository that cannot be reached as for a bug.
-    """
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if record.exc_info and isinstance(record.exc_info[1], NightbridgeError):
-            record.exc_info = None
-        return True
-
-
-logging.getLogger("prefect.task_runs").addFilter(_PlainWords())
-
-
 def is_transient(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> bool:
     """Retry condition of every stage: only an error that may pass is worth another try."""
     try:
@@ -87,7 +70,7 @@ def stage_key(context: TaskRunContext, parameters: dict[str, Any]) -> str:
 
 
 def never_reused(context: TaskRunContext, parameters: dict[str, Any]) -> None:
-    """Key of a stage that says what is so now: a retried night asks it again."""
+    """Key of a stage that is run again by a retried night."""
 
 
 def stage(

@@ -3,21 +3,18 @@
 Dependencies: a run whose job waits for another one's needs that job's id first.
 """
 
-import threading
-from collections.abc import Iterable
-
 from prefect.logging import get_run_logger
 
 from nightbridge.errors import StatusUnknown
 from nightbridge.models import Job, LaunchPlan, RunSpec, Site
 from nightbridge.slurm.attempt_files import read_attempt, read_submission
 from nightbridge.slurm.attempts import NotSubmittedYet, dependency_options
-from nightbridge.slurm.factory import open_cluster
+from nightbridge.slurm.factory import cluster_of
 from nightbridge.slurm.protocol import JobNotAccepted
 from nightbridge.slurm.submission import submit_attempt
-from nightbridge.tasks.interrupt import raise_if_interrupted
+from nightbridge.tasks.context import raise_if_interrupted, this_night
 from nightbridge.tasks.mirror import PrefectAway
-from nightbridge.tasks.secrets import resolve_all, variables_of
+from nightbridge.tasks.site import resolve_all, variables_of
 from nightbridge.tasks.stage import stage
 
 
@@ -30,9 +27,9 @@ def submit(plan: LaunchPlan, site: Site, options: tuple[str, ...] = ()) -> Job:
     Args:
         plan: What is started.
         site: Where.
-        options: Further options for sbatch, that nobody knew when the launch was planned.
+        options: Further options for sbatch, which were unknown when the launch was planned.
     """
-    cluster = open_cluster(site.cluster, site.workspace)
+    cluster = cluster_of(site)
     plan = plan.model_copy(update={"sbatch_args": (*plan.sbatch_args, *options)})
     job = submit_attempt(
         plan,
@@ -47,23 +44,6 @@ def submit(plan: LaunchPlan, site: Site, options: tuple[str, ...] = ()) -> Job:
 
 _LOOK_AGAIN = 2.0
 
-# The runs of this process that may still submit a job.
-_going: set[str] = set()
-_changed = threading.Condition()
-
-
-def runs_begin(run_keys: Iterable[str]) -> None:
-    """Take in that these runs are about to start in this process."""
-    with _changed:
-        _going.update(run_keys)
-
-
-def run_is_over(run_key: str) -> None:
-    """Take in that a run has ended, however: no job of it will be submitted any more."""
-    with _changed:
-        _going.discard(run_key)
-        _changed.notify_all()
-
 
 def dependencies_of(run: RunSpec, plan: LaunchPlan, site: Site) -> tuple[str, ...]:
     """Wait until the jobs that this run depends on are in Slurm; return the sbatch options that say so.
@@ -72,18 +52,17 @@ def dependencies_of(run: RunSpec, plan: LaunchPlan, site: Site) -> tuple[str, ..
         LaunchRefused: A test that had to end well has not.
     """
     if not run.after or read_submission(plan.attempt_dir) is not None:
-        return ()  # nothing to wait for, or its own job is in Slurm, which has been told
-    told: set[str] = set()
+        return ()  # nothing to wait for, or its own job is in Slurm
+    night, logged = this_night(), set[str]()
     while True:
         try:
-            options = dependency_options(run, site.workspace, _going.__contains__)
+            options = dependency_options(run, site.workspace, night.may_submit)
         except NotSubmittedYet as waiting_for:
-            if str(waiting_for) not in told:
+            if str(waiting_for) not in logged:
                 get_run_logger().info("waiting until %s has submitted its job", waiting_for)
-            told.add(str(waiting_for))
+            logged.add(str(waiting_for))
         else:
             get_run_logger().info("depends on: %s", " ".join(options) or "nothing that has not ended")
             return options
         raise_if_interrupted()
-        with _changed:
-            _changed.wait(_LOOK_AGAIN)
+        night.wait_for_a_run(_LOOK_AGAIN)

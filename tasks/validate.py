@@ -1,6 +1,6 @@
-"""Stage 3, validate: every rule against the pinned code and the cluster's limits, then exactly what will be started.
+"""Stage 3, validate: the rules against the pinned code, then exactly what will be started.
 
-Before the first stage: everything that can be checked without a checkout, so that nothing is fetched in vain.
+Before the first stage, `prepare` checks everything that needs no checkout, so that nothing is fetched in vain.
 """
 
 from collections.abc import Sequence
@@ -13,13 +13,12 @@ from nightbridge.config.scenarios import sweeps_nodes
 from nightbridge.errors import InvalidInput, TransientError
 from nightbridge.files import check_workspace
 from nightbridge.launch.plan import make_plan
-from nightbridge.models import Checkout, ClusterLimits, Image, LaunchPlan, RunSpec, Scenario, Site
+from nightbridge.models import Checkout, ClusterLimits, Image, Job, LaunchPlan, RunSpec, Scenario, Site
 from nightbridge.rules import Violation, check, errors_of
-from nightbridge.slurm.attempts import ended_jobs, without_failed_nodes
-from nightbridge.slurm.factory import open_cluster
-from nightbridge.store.factory import open_store
+from nightbridge.slurm.attempts import without_failed_nodes
+from nightbridge.slurm.factory import cluster_of
 from nightbridge.tasks.mirror import show
-from nightbridge.tasks.secrets import block_value
+from nightbridge.tasks.site import store_of
 from nightbridge.tasks.stage import stage
 
 
@@ -36,55 +35,6 @@ def show_violations(scenario: Scenario) -> None:
         show("the violations", lambda: create_table_artifact(rows, key="violations", description=description))
 
 
-@stage("validate", waits_for=(TransientError,))
-def validate(run: RunSpec, checkout: Checkout, image: Image, site: Site, attempt: int, attempt_dir: Path) -> LaunchPlan:
-    """Check the run, and plan its launch."""
-    limits = open_cluster(site.cluster, site.workspace).limits()
-    violations = check(run, limits, checkout)
-    _show(run, violations)
-    refuse_errors(run, violations)
-    plan = make_plan(run, checkout, image, limits, site, attempt, attempt_dir)
-    plan = without_failed_nodes(plan, ended_jobs(run, site), limits)
-    log = get_run_logger()
-    for warning in plan.warnings:
-        log.warning("%s", warning)
-    log.info("%d node(s) x %d task(s): %s", plan.nodes, plan.tasks_per_node, " ".join(plan.argv))
-    return plan
-
-
-def _show(run: RunSpec, violations: Sequence[Violation]) -> None:
-    if violations:
-        show(
-            f"what {run.test.id} breaks",
-            lambda: create_table_artifact(
-                [violation.model_dump(mode="json") for violation in violations],
-                key=f"{run.test_slug}-violations",
-                description=f"What {run.test.id} breaks, against the pinned code and the cluster's limits",
-            ),
-        )
-
-
-def refuse_errors(run: RunSpec, violations: Sequence[Violation]) -> None:
-    """Log what was found.
-
-    Raises:
-        InvalidInput: There are errors among it; all of them are told.
-    """
-    for violation in violations:
-        get_run_logger().warning("%s", violation)
-    if found := errors_of(violations):
-        raise InvalidInput(
-            f"{len(found)} rule(s) broken", thing=run.test.id, violations=[str(violation) for violation in found]
-        )
-
-
-@stage("prepare", waits_for=(TransientError,))
-def prepare(run: RunSpec, site: Site) -> None:
-    """Check the run's configuration by every rule that needs no checkout, and its place."""
-    _check_place(site)
-    refuse_errors(run, check(run, open_cluster(site.cluster, site.workspace).limits()))
-
-
 @stage("place", waits_for=(TransientError,))
 def check_place(site: Site) -> None:
     """Check what every run of a night needs, and its report: that the workspace and the store can be written."""
@@ -92,14 +42,80 @@ def check_place(site: Site) -> None:
 
 
 def node_limits(tests: Scenario, site: Site) -> ClusterLimits | None:
-    """What the cluster says of itself, asked only where a test sweeps over its nodes: their GPUs follow from it.
+    """The cluster's limits, queried only where a test sweeps over its nodes: their GPUs follow from them."""
+    return cluster_of(site).limits() if sweeps_nodes(tests) else None
 
-    No stage: the runs of a night are made again after every restart.
+
+@stage("prepare", waits_for=(TransientError,))
+def prepare(run: RunSpec, site: Site) -> ClusterLimits:
+    """Check all that needs no checkout: workspace and store, and every rule against the cluster's limits.
+
+    Returns:
+        The limits.
+
+    Raises:
+        InvalidInput: The run breaks a rule.
     """
-    return open_cluster(site.cluster, site.workspace).limits() if sweeps_nodes(tests) else None
+    _check_place(site)
+    limits = cluster_of(site).limits()
+    _refuse_errors(run, check(run, limits))
+    return limits
+
+
+@stage("validate", waits_for=(TransientError,))
+def validate(
+    run: RunSpec,
+    checkout: Checkout,
+    image: Image,
+    site: Site,
+    limits: ClusterLimits,
+    attempt: int,
+    attempt_dir: Path,
+    earlier: tuple[Job, ...] = (),
+) -> LaunchPlan:
+    """Check the run against the code that it pins, and plan its launch.
+
+    Args:
+        run: The concrete configuration.
+        checkout: The pinned code.
+        image: The container's image.
+        site: Where it runs.
+        limits: What the cluster allows.
+        attempt: Number of the attempt.
+        attempt_dir: Its folder.
+        earlier: The ended jobs of earlier attempts: nodes that failed are left out.
+
+    Raises:
+        InvalidInput: The run breaks a rule.
+    """
+    violations = check(run, limits, checkout)
+    _show(run, violations)
+    _refuse_errors(run, violations)
+    plan = make_plan(run, checkout, image, limits, site, attempt, attempt_dir)
+    plan = without_failed_nodes(plan, earlier, limits)
+    log = get_run_logger()
+    for warning in (*violations, *plan.warnings):
+        log.warning("%s", warning)
+    log.info("%d node(s) x %d task(s): %s", plan.nodes, plan.tasks_per_node, " ".join(plan.argv))
+    return plan
+
+
+def _show(run: RunSpec, violations: Sequence[Violation]) -> None:
+    if violations:
+        rows = [violation.model_dump(mode="json") for violation in violations]
+        description = f"Violations of {run.test.id}, against the pinned code and the cluster's limits"
+        show(
+            f"the violations of {run.test.id}",
+            lambda: create_table_artifact(rows, key=f"{run.test_slug}-violations", description=description),
+        )
+
+
+def _refuse_errors(run: RunSpec, violations: Sequence[Violation]) -> None:
+    if found := [str(violation) for violation in errors_of(violations)]:
+        raise InvalidInput(f"{len(found)} rule(s) broken", thing=run.test.id, violations=found)
 
 
 def _check_place(site: Site) -> None:
-    store = open_store(site.store_settings, block_value)
+    store = store_of(site)
     check_workspace(site.workspace)
     store.check_writable()

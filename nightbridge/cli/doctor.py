@@ -8,7 +8,7 @@ from nightbridge.images.enroot import find_enroot
 from nightbridge.models import Model, Site
 from nightbridge.repos.environments import is_base_ready
 from nightbridge.repos.git import git
-from nightbridge.slurm.factory import open_cluster
+from nightbridge.slurm.factory import cluster_of
 from nightbridge.store.protocol import ObjectStore
 
 _GIT_TIMEOUT_SECONDS = 10.0
@@ -71,7 +71,7 @@ def _containers(site: Site) -> str:
 
 
 def _cluster(site: Site) -> str:
-    cluster = open_cluster(site.cluster, site.workspace)
+    cluster = cluster_of(site)
     limits = cluster.limits()
     if site.cluster.containers == "pyxis" and not limits.has_pyxis:
         raise PermanentError(

@@ -37,14 +37,16 @@ def load_site(
 ) -> "Site":
     """Return the site that these options name; Prefect is loaded only for a name that must be a block's."""
     from nightbridge.config.sites import plain_site
+    from nightbridge.models import SiteChoice
 
-    plain = plain_site(system, cluster=cluster, store=store, workspace=workspace)
+    choice = SiteChoice.of({"system": system, "cluster": cluster, "store": store, "workspace": workspace})
+    plain = plain_site(choice)
     if plain is None:
-        from nightbridge.flows import api
+        from nightbridge import blocks
         from nightbridge.flows.server import reach_server
 
         reach_server()
-        return api.load_site(system, cluster=cluster, store=store, workspace=workspace)
+        return blocks.load_site(choice)
     site, warnings = plain
     note_all(warnings)
     return site
@@ -52,9 +54,9 @@ def load_site(
 
 def open_site_cluster(site: "Site") -> "Cluster":
     """Open the site's cluster."""
-    from nightbridge.slurm.factory import open_cluster
+    from nightbridge.slurm.factory import cluster_of
 
-    return open_cluster(site.cluster, site.workspace)
+    return cluster_of(site)
 
 
 def open_site_store(site: "Site") -> "ObjectStore":
@@ -70,7 +72,7 @@ def block_values(*secrets: "SecretRef | None") -> Callable[[str], str] | None:
     if not any(secret and secret.source == "block" for secret in secrets):
         return None
     from nightbridge.flows.server import reach_server
-    from nightbridge.tasks.secrets import block_value
+    from nightbridge.tasks.site import block_value
 
     reach_server()
     return block_value

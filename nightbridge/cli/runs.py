@@ -3,6 +3,7 @@
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -63,13 +64,13 @@ def run_scenario(
         # Refused before the night begins, not after it.
         raise InvalidInput("its folder does not exist", thing=str(junit), advice="Create it, or name another file")
     tonight = new_night() if night is None else checked_night(night)
-    runs = config.runs(check_scenario(config.load(file)), tonight)
+    scenario = check_scenario(config.load(file))
     note(f"night {tonight}")
     from nightbridge.flows import nightly_regression
 
     try:
         report = nightly_regression(
-            file,
+            scenario,
             night=tonight,
             system=system,
             cluster=cluster,
@@ -79,7 +80,7 @@ def run_scenario(
         )
     except (KeyboardInterrupt, Terminated):
         note(f"interrupted: the jobs keep running. To resume, run the same command with --night {tonight}")
-        note_all(f"cancel: nightbridge cancel {run.run_key}" for run in runs)
+        note_all(f"cancel: nightbridge cancel {run.run_key}" for run in config.runs(scenario, tonight))
         raise
     document = {**report.model_dump(mode="json"), "exit_code": report.exit_code}
     show(as_json, document, lambda: _night_lines(report))
@@ -193,8 +194,7 @@ def _show_night_status(name: str | None, site: "Site", as_json: bool) -> None:
             thing=f"{name or opened.url} in {site.workspace}",
             advice="`nightbridge nights` lists the nights; check --store and --workspace",
         )
-    cluster = open_site_cluster(site)
-    runs_of = [(night, run_statuses(night.start, opened, cluster)) for night in found]
+    runs_of = [(night, run_statuses(night.start, opened, partial(open_site_cluster, site))) for night in found]
     document = {"nights": [{**night.model_dump(mode="json"), "runs": runs} for night, runs in runs_of]}
     show(as_json, document, lambda: (line for night, runs in runs_of for line in night_lines(night, runs)))
 

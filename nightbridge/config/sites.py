@@ -11,7 +11,7 @@ from nightbridge.config.cloudai_compat import sbatch_options
 from nightbridge.config.documents import Document, Findings, Layer, Layered, merge, read_document
 from nightbridge.config.schema import validated
 from nightbridge.errors import InvalidInput
-from nightbridge.models import ClusterKind, ClusterSettings, Model, Site, StoreSettings
+from nightbridge.models import ClusterKind, ClusterSettings, Model, Site, SiteChoice, StoreSettings
 
 _CLOUDAI_ONLY = frozenset({"scheduler", "install_path", "output_path", "default_partition", "partitions"})
 
@@ -87,16 +87,11 @@ def load_site(path: Path, base: Site | None = None) -> tuple[Site, tuple[str, ..
     return site, tuple(findings.warnings)
 
 
-def plain_site(
-    system: str | None = None, *, cluster: str | None = None, store: str | None = None, workspace: str | None = None
-) -> tuple[Site, tuple[str, ...]] | None:
+def plain_site(choice: SiteChoice) -> tuple[Site, tuple[str, ...]] | None:
     """Put a site together from files, URLs and the plain cluster names; None where a name can only be a block's.
 
-    Args:
-        system: Path of a site or system file.
-        cluster: `local`, `slurm`, the system file's own cluster, or the path of a file whose cluster is meant.
-        store: `file://` or `s3://` URL; endpoint and credentials stay those of the system file.
-        workspace: Folder; wins over the file's.
+    Of a cluster that is the path of a file, that file's cluster is meant. Endpoint and credentials of a store that is
+    named by its URL stay those of the system file.
 
     Returns:
         The site, and warnings about the files.
@@ -105,10 +100,11 @@ def plain_site(
         InvalidInput: A file cannot be read or something in it is wrong.
 
     """
+    system, cluster, store = choice.system, choice.cluster, choice.store
     if (system and not _is_file_name(system)) or (store and "://" not in store):
         return None
     site, warnings = load_site(Path(system)) if system else (Site(), ())
-    changes: dict[str, Any] = {"workspace": Path(workspace or site.workspace).absolute()}
+    changes: dict[str, Any] = {"workspace": (choice.workspace or site.workspace).absolute()}
     if cluster and cluster not in (site.cluster.kind, site.cluster.name):
         if _is_file_name(cluster):
             other, more = load_site(Path(cluster))

@@ -45,9 +45,6 @@ if TYPE_CHECKING:
 
 Contract = Mapping[str, Mapping[MetricName, Limits]]
 
-_canary_series: dict[tuple[str, str, str, str], str] = {}
-"""Process-wide: by store, cluster, canary and night the canary's series. Emptied when another night asks."""
-
 DATA_RULES = frozenset({"metrics", "steps", "grad norm", "loss"})
 """Rules about whether the data are there and finite."""
 
@@ -76,7 +73,11 @@ GOLDEN_MEMORY = (("max_alloc", 1.0), ("mem-max-allocated-bytes", 1e-9))
 
 
 def gather_evidence(
-    store: ObjectStore, record: RunRecord, contract: Contract | None = None, since: str = ""
+    store: ObjectStore,
+    record: RunRecord,
+    contract: Contract | None = None,
+    since: str = "",
+    canary_series: dict[tuple[str, str, str, str], str] | None = None,
 ) -> Evidence:
     """Everything that a verdict on a run takes into account.
 
@@ -85,6 +86,7 @@ def gather_evidence(
         record: The run.
         contract: The site's limits, by a pattern of test ids and by metric.
         since: The first night that counts; earlier ones of the canary are ignored.
+        canary_series: Shared by the runs of a night; see `canary_rows`.
 
     Raises:
         InvalidInput: The test's golden file is missing or is none.
@@ -93,7 +95,7 @@ def gather_evidence(
     cluster, test = record.job.cluster, record.spec.test
     return Evidence(
         contract=limits_for(test.id, contract or {}),
-        canary=canary_rows(store, test.gate.canary, cluster, since, record.spec.night)
+        canary=canary_rows(store, test.gate.canary, cluster, since, record.spec.night, canary_series)
         if test.gate.canary != test.id
         else (),
         decisions=read_decisions(store, cluster, record.series),
@@ -116,24 +118,27 @@ def since_of(history: Sequence[HistoryRow]) -> str:
 
 
 def canary_rows(
-    store: ObjectStore, canary: str | None, cluster: str, since: str = "", night: str = ""
+    store: ObjectStore,
+    canary: str | None,
+    cluster: str,
+    since: str = "",
+    night: str = "",
+    known: dict[tuple[str, str, str, str], str] | None = None,
 ) -> tuple[HistoryRow, ...]:
     """The canary's history on a cluster since a night; none where it has not run there.
 
-    Finding its series lists the histories of all tests, so that is done once for all tests of the given night: the
-    series that the canary ran in tonight stays its series tonight.
+    Finding its series lists the histories of all tests, so that is done once for all tests of the given night: `known`
+    remembers the series that the canary ran in tonight, by store, cluster, canary and night.
     """
     if canary is None:
         return ()
-    if any(known_night != night for *_, known_night in _canary_series):
-        _canary_series.clear()
     site = (store.url, cluster, canary, night)
-    known = _canary_series.get(site)
-    for series in [known] if known else [found.series for found in find_series(store, canary, cluster)]:
+    known = {} if known is None else known
+    for series in [known[site]] if site in known else [found.series for found in find_series(store, canary, cluster)]:
         rows = read_history(store, cluster, series, since)
         if rows and rows[0].test_id == canary:
             if any(row.night == night for row in rows):
-                _canary_series[site] = series
+                known[site] = series
             return rows
     return ()
 

@@ -1,7 +1,8 @@
 """Settings of the outside world: the site, its cluster, store, images and notifications."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -21,6 +22,26 @@ class SecretRef(Model):
     name: str
 
 
+class SiteChoice(Model):
+    """What a person names of a site: the options and flow parameters `system`, `cluster`, `store` and `workspace`."""
+
+    system: str | None = Field(None, description="Name of a Site block, or path of a site or CloudAI system file.")
+    cluster: str | None = Field(
+        None, description="`local`, `slurm`, `pyslurm`, `auto`, a site file, or the name of a Slurm Cluster block."
+    )
+    store: str | None = Field(None, description="`file://` or `s3://` URL, or the name of a Harvest Store block.")
+    workspace: Path | None = Field(None, description="Folder that the compute nodes see under the same path.")
+
+    @classmethod
+    def of(cls, parameters: Mapping[str, Any]) -> "SiteChoice":
+        """The choice in the parameters of a flow run or a deployment; what else they hold is ignored."""
+        return cls.model_validate({name: parameters.get(name) for name in cls.model_fields})
+
+    def parameters(self) -> dict[str, Any]:
+        """The choice as parameters of a flow run."""
+        return self.model_dump(mode="json")
+
+
 class Limits(Model):
     """A floor and a ceiling that a metric never may pass, in its own unit; a limit that is unset limits nothing."""
 
@@ -31,6 +52,8 @@ class Limits(Model):
 ClusterKind = Literal["local", "slurm", "pyslurm", "auto"]
 """The ways to reach a cluster; `nightbridge.slurm.factory.OPENERS` opens each."""
 
+ContainerSupport = Literal["pyxis", "none"]
+
 
 class ClusterSettings(Model):
     """How to reach a cluster.
@@ -39,7 +62,10 @@ class ClusterSettings(Model):
     and auto takes pyslurm where it works, else the tools.
     """
 
-    kind: ClusterKind = "local"
+    kind: ClusterKind = Field(
+        "local",
+        description="Slurm's commands, pyslurm, pyslurm where it works (auto), or jobs on this machine (local).",
+    )
     name: str = Field("local", description="The cluster's name in histories and reports.")
     partition: str | None = Field(None, description="Partition to submit to; the site's default when unset.")
     account: str | None = Field(None, description="Slurm account to charge.")
@@ -50,7 +76,7 @@ class ClusterSettings(Model):
     env_vars: dict[str, str] = Field({}, description="Environment variables of every run here; a test's own win.")
     bin_dir: Path | None = Field(None, description="Folder of sbatch, squeue, sacct...; found on PATH when unset.")
     slurm_conf: Path | None = Field(None, description="The slurm.conf to use (SLURM_CONF); the system's when unset.")
-    containers: Literal["pyxis", "none"] = Field("none", description="How jobs can run in containers here.")
+    containers: ContainerSupport = Field("none", description="How jobs can run in containers here.")
     pyslurm_python: Path | None = Field(
         None, description="The Python that has pyslurm, built for this site's Slurm; this one when unset."
     )
@@ -96,41 +122,55 @@ class RetentionPolicy(Model):
     )
 
 
-class StoreSettings(Model):
-    """Where harvested runs, histories and reports are kept. `url`: `file:///dir` or `s3://bucket/prefix`."""
+Place = Literal["host", "node"]
+"""Where a stage does heavy work: on the flow's host, or through srun on a compute node."""
+
+
+class StoreLocation(Model):
+    """A store without its keys. `url`: `file:///dir` or `s3://bucket/prefix`."""
 
     url: str = Field(description="`file:///DIRECTORY` or `s3://BUCKET/PREFIX`.")
     endpoint_url: str | None = Field(None, description="S3 endpoint; AWS when unset.")
     region: str | None = Field(None, description="S3 region.")
     profile: str | None = Field(None, description="Profile of the AWS configuration files.")
-    access_key: SecretRef | None = Field(
-        None, description="Where the access key id is found; boto3's own search when unset."
-    )
-    secret_key: SecretRef | None = Field(None, description="Where the secret access key is found.")
     ca_bundle: Path | None = Field(None, description="Certificate authorities to trust for this endpoint.")
     path_style: bool = Field(True, description="Address buckets by path, as most own S3 servers need it.")
-    role_arn: str | None = Field(None, description="Role to assume (STS); the keys above are what it is assumed with.")
+    role_arn: str | None = Field(None, description="Role to assume (STS), with the keys or the profile.")
     encryption: Literal["none", "AES256", "aws:kms"] = Field(
         "none", description="Server-side encryption to ask for; the bucket's own default when none."
     )
     kms_key_id: str | None = Field(None, description="Key for `aws:kms`; the bucket's default key when unset.")
     storage_class: str | None = Field(None, description="Storage class of new objects, e.g. STANDARD_IA.")
     tags: dict[str, str] = Field({}, description="Tags of every new object, for lifecycle rules and cost reports.")
+
+
+class StoreSettings(StoreLocation):
+    """Where harvested runs, histories and reports are kept."""
+
+    access_key: SecretRef | None = Field(
+        None, description="Where the access key id is found; boto3's own search when unset."
+    )
+    secret_key: SecretRef | None = Field(None, description="Where the secret access key is found.")
     retention: RetentionPolicy = RetentionPolicy()
 
 
-class ImageImport(Model):
-    """How container images are imported."""
+class ImportFolders(Model):
+    """Where container images are unpacked, and with which options of srun."""
 
-    on: Literal["host", "node"] = Field(
-        "host", description="Where imports run: on the host of the flow, or through srun on a compute node."
-    )
     srun_args: tuple[str, ...] = Field((), description="Further srun options of an import on a node: `--name=value`.")
     cache: Path | None = Field(
         None, description="Fetched layers; `ENROOT_CACHE_PATH`, else the user's cache, when unset."
     )
     temp: Path | None = Field(
         None, description="Where images are unpacked, a local disk; `ENROOT_TEMP_PATH`, else the system's, when unset."
+    )
+
+
+class ImageImport(ImportFolders):
+    """How container images are imported."""
+
+    on: Place = Field(
+        "host", description="Where imports run: on the host of the flow, or through srun on a compute node."
     )
     credentials: SecretRef | None = Field(
         None,
@@ -142,7 +182,7 @@ class ImageImport(Model):
 class HarvestPlace(Model):
     """Where runs are harvested."""
 
-    on: Literal["host", "node"] = Field(
+    on: Place = Field(
         "host", description="On the host of the flow, or through srun on a compute node: a login node may be too small."
     )
     srun_args: tuple[str, ...] = Field((), description="Further srun options of a harvest on a node: `--name=value`.")
@@ -158,8 +198,8 @@ def _checked_address(text: str) -> str:
 MailAddress = Annotated[str, AfterValidator(_checked_address)]
 
 
-class NotifySettings(Model):
-    """Whom nightbridge tells what a person has to know, and how: by mail, by a webhook, or both."""
+class MailSettings(Model):
+    """Mail, without the login's password."""
 
     smtp_host: str | None = Field(None, description="Host that takes mail; no mail when unset.")
     smtp_port: int | None = Field(
@@ -169,10 +209,15 @@ class NotifySettings(Model):
         "starttls", description="starttls begins in the clear and then encrypts, tls is encrypted from the start."
     )
     smtp_user: str | None = Field(None, description="User to log in as; no login when unset.")
-    smtp_password: SecretRef | None = Field(None, description="Where the user's password is found.")
     ca_bundle: Path | None = Field(None, description="Certificate authorities to trust; the system's when unset.")
     mail_from: MailAddress | None = Field(None, description="Sender; nightbridge@ this host when unset.")
     mail_to: tuple[MailAddress, ...] = Field((), description="Everybody who gets the mail.")
+
+
+class NotifySettings(MailSettings):
+    """Whom nightbridge notifies, and how: by mail, by a webhook, or both."""
+
+    smtp_password: SecretRef | None = Field(None, description="Where the user's password is found.")
     webhook: SecretRef | None = Field(
         None, description="Where the URL of a webhook is found, which is a secret for Slack, Mattermost and Teams."
     )

@@ -43,7 +43,7 @@ _BEGUN = re.compile(r"nights/([^/]+)/([^/]+)/begun\.json")
 
 
 class Expected(Model):
-    """A scenario that a person named, so that a night of it is due whatever the store says."""
+    """A scenario that a person named, so that a night of it is due whatever the store has."""
 
     file: str
     tests: tuple[str, ...]

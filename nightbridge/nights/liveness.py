@@ -1,9 +1,9 @@
-"""Signs of life: a night's flow process says that it lives by a file in the workspace.
+"""Signs of life: a night's flow process refreshes a file in the workspace as long as it lives.
 
     <workspace>/nights/<flow run id>.alive      Holder: host, process and its start; refreshed every few seconds
 
-Prefect's heartbeats pass through its server, so they are missing when the server is away. A night that goes on without
-the server still writes to its workspace, and so does one whose heartbeats are rare.
+Prefect's heartbeats pass through its server, so they are missing when the server is away. A night that continues
+without the server still writes to its workspace, and so does one whose heartbeats are rare.
 """
 
 import logging
@@ -33,13 +33,13 @@ class LastSign(Model):
     silent_for: float
 
     def is_of_the_living(self, silence: float = SILENCE_SECONDS) -> bool:
-        """Whether that process lives: asked itself where this host can, else judged by its silence in seconds."""
+        """Whether that process lives: looked up where it is this host's, else judged by its silence in seconds."""
         found = lives(self.holder) if self.holder else None
         return self.silent_for <= silence if found is None else found
 
 
 def alive_path(workspace: Path, flow_run: str) -> Path:
-    """Where the process of a flow run says that it lives."""
+    """The file that the process of a flow run refreshes as long as it lives."""
     return workspace / "nights" / f"{flow_run}.alive"
 
 
@@ -63,7 +63,7 @@ def alive(workspace: Path, flow_run: str, *, interval: float = INTERVAL_SECONDS)
 
 
 def is_alive(workspace: Path, flow_run: str, *, silence: float = SILENCE_SECONDS) -> bool | None:
-    """Whether the process of a flow run lives; None where none says so: it has not begun, or has ended its night.
+    """Whether the process of a flow run lives; None without a sign of life: it has not begun, or has ended its night.
 
     A process of another host is dead when it was silent for longer than `silence` seconds. A file system that was away
     makes all processes silent: ask twice, some beats apart, before you act on a death.
@@ -108,7 +108,7 @@ def _clock_of(folder: Path) -> float:
 
 
 class _Beats:
-    """The thread that says that this process lives, until it is stopped or another process goes on."""
+    """The thread that refreshes the sign of life, until it is stopped or another process takes over."""
 
     def __init__(self, path: Path, interval: float) -> None:
         self._path = path
@@ -132,7 +132,7 @@ class _Beats:
     def _refresh(self) -> None:
         found = read_holder(self._path)
         if self._taken and found and found.token != self._me.token:
-            log.warning("%s: another process goes on with this flow run: %s", self._path, found)
+            log.warning("%s: another process has taken over this flow run: %s", self._path, found)
             self._stopped.set()
             return
         if not self._taken or found is None:

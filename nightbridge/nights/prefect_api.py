@@ -1,4 +1,4 @@
-"""Why a night has not begun, as Prefect's server knows it: asked briefly over plain HTTP, and done without where away.
+"""Why a night has not begun, as Prefect's server knows it: queried over plain HTTP, and done without where it is away.
 
 The domain imports no Prefect, and the watchdog is for the mornings on which Prefect is what has failed.
 """
@@ -89,12 +89,12 @@ def why_not_begun(
     between: tuple[datetime, datetime],
     clock: Callable[[datetime], str],
 ) -> WhyNot:
-    """What Prefect's server says of a night that has left nothing in the store.
+    """What Prefect's server knows of a night that has left nothing in the store.
 
     Args:
         server: Whom to ask.
-        deployment: Name of the scenario's deployment; empty where nobody knows, then the scenario's file tells.
-        scenario_file: Path or name of the file; empty where nobody knows.
+        deployment: Name of the scenario's deployment; empty where unknown, then the scenario's file identifies it.
+        scenario_file: Path or name of the file; empty where it is unknown.
         between: When the night should have begun, and until when that counts.
         clock: Writes a time for people.
     """

@@ -83,7 +83,7 @@ def _is_second_time_round(slot: datetime) -> bool:
 
 
 LATE = timedelta(minutes=30)
-"""A scheduled night that begins later after its slot than this says so."""
+"""A scheduled night that begins later after its slot than this is late."""
 
 _M = TypeVar("_M", bound=StoredModel)
 
@@ -125,7 +125,7 @@ class NightPlan(StoredModel):
     scenario: Scenario
     runs: tuple[RunSpec, ...]
     site: Site
-    limits: ClusterLimits | None = Field(None, description="What the cluster said of itself, where a sweep needed it.")
+    limits: ClusterLimits | None = Field(None, description="The cluster's limits, where a sweep needed them.")
 
 
 class NightVerdict(Model):
@@ -189,7 +189,7 @@ def read_plan(path: Path) -> NightPlan | None:
 def record_start(store: ObjectStore, start: NightStart) -> None:
     """Say in the store that a night has begun.
 
-    A later flow run of the same night replaces what an earlier one said, but for the slot of the schedule.
+    A later flow run of the same night replaces the record of an earlier one, but for the slot of the schedule.
     """
     earlier = read_start(store, start.night, start.scenario) if start.slot is None else None
     if earlier is not None:
@@ -248,6 +248,21 @@ def find_nights(store: ObjectStore, *, limit: int | None = None, night: str | No
     }
     chosen = sorted({found for found, _ in folders}, reverse=True)[:limit]
     return list(_read_nights(store, [key for key in sorted(folders, reverse=True) if key[0] in chosen]))
+
+
+def read_verdict(store: ObjectStore, run_key: str, night: str) -> Verdict | None:
+    """The stored verdict of a run; None while it has none.
+
+    Raises:
+        DamagedData: It cannot be read.
+    """
+    test_slug = run_key[: -len(f"-{night}-") - 10]
+    key = f"runs/{test_slug}/{night}/{run_key}/verdict.json"
+    data = store.get(key)
+    try:
+        return Verdict.model_validate_json(data) if data else None
+    except ValidationError as error:
+        raise DamagedData("not a verdict", thing=store.url_of(key), advice="Run the night again") from error
 
 
 def _read_nights(store: ObjectStore, folders: Sequence[tuple[str, str]]) -> Iterator[Night]:

@@ -1,20 +1,20 @@
-"""Where each run of a night is: its verdict, else what its files and the cluster say of its newest job.
+"""Where each run of a night is: its verdict, else what its files and the cluster report of its newest job.
 
-Nights for people at a terminal: a table of many, and the lines of one.
+Also nights as text for a terminal: a table of many, and the lines of one.
 """
 
 import enum
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from nightbridge.errors import DamagedData, NightbridgeError, TransientError
-from nightbridge.models import EXIT_CODES, JobState, JobStatus, Model, Verdict, VerdictStatus, slug
+from nightbridge.errors import NightbridgeError, TransientError
+from nightbridge.models import EXIT_CODES, JobState, JobStatus, Model, Verdict, VerdictStatus
 from nightbridge.nights.liveness import is_alive
-from nightbridge.nights.records import Night, NightStart
+from nightbridge.nights.records import Night, NightStart, read_verdict
 from nightbridge.slurm.attempt_files import Submission, read_submission
 from nightbridge.slurm.attempts import attempts_of
 from nightbridge.slurm.protocol import Cluster
@@ -46,7 +46,7 @@ class RunStatus(Model):
     verdict: VerdictStatus | None = None
     job_id: int | None = None
     since: datetime | None = Field(None, description="When this phase began, where that is known.")
-    reason: str = Field("", description="Slurm's reason or state, or why nobody knows.")
+    reason: str = Field("", description="Slurm's reason or state, or why it is unknown.")
 
     def __str__(self) -> str:
         said = (self.verdict.value if self.verdict else self.phase.value).replace("_", " ")
@@ -55,37 +55,28 @@ class RunStatus(Model):
         return f"{said}, job {self.job_id}" if self.job_id is not None else said
 
 
-def run_statuses(start: NightStart, store: ObjectStore, cluster: Cluster) -> tuple[RunStatus, ...]:
-    """Where each run of a night is, in the night's order; the cluster is asked one question at most.
+def run_statuses(start: NightStart, store: ObjectStore, open_cluster: Callable[[], Cluster]) -> tuple[RunStatus, ...]:
+    """Where each run of a night is, in the night's order; the cluster gets one query at most.
 
     Args:
         start: The night's beginning.
         store: Where its verdicts are.
-        cluster: Where its jobs are; one that does not answer makes their runs `UNKNOWN`.
+        open_cluster: Opens the cluster of its jobs; one that does not answer, or is not here, makes their runs
+            `UNKNOWN`.
 
     Raises:
         DamagedData: A stored verdict cannot be read.
     """
-    verdicts = {test.run_key: _verdict(store, start.night, test.test_id, test.run_key) for test in start.tests}
+    verdicts = {test.run_key: read_verdict(store, test.run_key, start.night) for test in start.tests}
     jobs = {key: _newest_job(key, start.workspace) for key, verdict in verdicts.items() if verdict is None}
-    asked = [job.job_id for job in jobs.values() if isinstance(job, Submission)]
-    known, silence = _ask(cluster, asked)
+    live = [job.job_id for job in jobs.values() if isinstance(job, Submission)]
+    known, silence = _query(open_cluster, live)
     return tuple(
         _done(test.test_id, test.run_key, verdict)
         if (verdict := verdicts[test.run_key])
         else _under_way(test.test_id, test.run_key, jobs[test.run_key], known, silence)
         for test in start.tests
     )
-
-
-def _verdict(store: ObjectStore, night: str, test_id: str, run_key: str) -> Verdict | None:
-    test_slug = run_key[: -len(f"-{night}-") - 10]
-    key = f"runs/{test_slug or slug(test_id)}/{night}/{run_key}/verdict.json"
-    data = store.get(key)
-    try:
-        return Verdict.model_validate_json(data) if data else None
-    except ValidationError as error:
-        raise DamagedData("not a verdict", thing=store.url_of(key), advice="Run the night again") from error
 
 
 def _newest_job(run_key: str, workspace: Path) -> Submission | datetime | None:
@@ -96,12 +87,12 @@ def _newest_job(run_key: str, workspace: Path) -> Submission | datetime | None:
     return read_submission(attempts[-1].attempt_dir) or attempts[-1].opened_at
 
 
-def _ask(cluster: Cluster, job_ids: Sequence[int]) -> tuple[Mapping[int, JobStatus], str]:
-    """What the cluster says of the jobs, and why it says nothing where it does not."""
+def _query(open_cluster: Callable[[], Cluster], job_ids: Sequence[int]) -> tuple[Mapping[int, JobStatus], str]:
+    """What the cluster reports of the jobs, and why it reports nothing where it does not."""
     if not job_ids:
         return {}, ""
     try:
-        return cluster.states(job_ids), ""
+        return open_cluster().states(job_ids), ""
     except NightbridgeError as error:
         return {}, f"the cluster does not answer: {error}"
 

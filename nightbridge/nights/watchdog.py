@@ -1,26 +1,33 @@
 """The watchdog: which test has no verdict by a time of the morning, and why.
 
-It reads the store and asks Slurm. It needs no Prefect server, and asks one that is configured only why a night has not
-begun. A bad verdict is no alarm of its own: others tell it. A verdict that is not there is.
+It reads the store and queries Slurm. It needs no Prefect server, and asks one that is configured only why a night has
+not begun. A bad verdict raises no alarm here: the night itself reports it. A verdict that is missing does.
 """
 
 import platform
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, time
+from functools import partial
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
 from pydantic import Field
 
 from nightbridge import config
-from nightbridge.errors import InvalidInput, NightbridgeError
+from nightbridge.errors import InvalidInput, NightbridgeError, TransientError
 from nightbridge.history.metrics import format_count
-from nightbridge.models import EXIT_CODES, Model, Site, utc_now
-from nightbridge.nights.due import Expected, due_nights, morning_of, recent_nights
-from nightbridge.nights.prefect_api import PrefectServer
-from nightbridge.nights.watched import MissingVerdict, WatchedNight, Watcher
+from nightbridge.models import EXIT_CODES, Model, Site, VerdictStatus, utc_now
+from nightbridge.nights.due import Cause, DueNight, Expected, Morning, due_nights, morning_of, recent_nights
+from nightbridge.nights.liveness import is_alive
+from nightbridge.nights.prefect_api import PrefectServer, why_not_begun
+from nightbridge.nights.records import NightEnd, NightStart, NightTest, plan_path, read_plan
+from nightbridge.nights.status import RunPhase, RunStatus, run_statuses
 from nightbridge.notify import Notice
+from nightbridge.slurm.attempt_files import read_refusal
+from nightbridge.slurm.attempts import attempts_of, jobs_of
+from nightbridge.slurm.factory import open_cluster
+from nightbridge.slurm.protocol import Cluster
 from nightbridge.store.protocol import ObjectStore
 
 EXIT_MISSING, EXIT_INVALID = 4, 2
@@ -28,15 +35,52 @@ DAYS = 7
 
 
 class VerdictsMissing(NightbridgeError):
-    """Verdicts are missing, or nobody can say."""
+    """Verdicts are missing, or whether they are is unknown."""
+
+
+class MissingVerdict(Model):
+    """A run that has no verdict; a whole test where its night has not begun."""
+
+    scenario: str
+    night: str = Field(description="Id of the night; empty where it has not begun.")
+    test_id: str
+    run_key: str = ""
+    cause: Cause
+    why: str
+    since: datetime | None = None
+    job_id: int | None = None
+
+
+class GivenVerdict(Model):
+    """A verdict that is there."""
+
+    test_id: str
+    status: VerdictStatus
+
+
+class WatchedNight(Model):
+    """A night that should have its verdicts."""
+
+    scenario: str
+    night: str = Field(description="Its id; empty where it has not begun.")
+    title: str
+    verdicts: tuple[GivenVerdict, ...] = ()
+    missing: tuple[MissingVerdict, ...] = ()
+    no_report: str = Field("", description="Why a night that has every verdict has no report, where it has none.")
+    report: str = ""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every verdict is there, and the report of them."""
+        return not (self.missing or self.no_report)
 
 
 class Question(Model):
-    """What the watchdog is asked."""
+    """What the watchdog is to look for."""
 
     by: time
     zone: ZoneInfo | None = Field(None, description="The zone of `by`; this machine's own when None.")
-    files: tuple[Path, ...] = Field((), description="Scenarios that are expected whatever the store says.")
+    files: tuple[Path, ...] = Field((), description="Scenarios that are expected whatever the store has.")
     days: int = Field(DAYS, ge=1, description="How far back nights in the store say which ones to expect.")
 
 
@@ -55,7 +99,7 @@ class Watch(Model):
 
     @property
     def exit_code(self) -> int:
-        """0 when every verdict is there, 4 when one is missing or nobody can say, 2 for what cannot be read alone."""
+        """0 when every verdict is there, 4 when one is missing or that is unknown, 2 for unreadable files alone."""
         if self.troubles or not all(night.is_complete for night in self.nights):
             return EXIT_MISSING
         return EXIT_INVALID if self.invalid else 0
@@ -94,7 +138,7 @@ def look(
 ) -> Watch:
     """Look which test has no verdict, and why.
 
-    What goes wrong on the way is a part of what was seen, and not raised: who cannot look has seen no verdict either.
+    What goes wrong on the way is part of the result, and not raised: a verdict that cannot be read is missing, too.
 
     Args:
         asked: Until when, and of which scenarios.
@@ -108,9 +152,9 @@ def look(
     try:
         store = open_store()
         nights, troubles = recent_nights(store, morning.days_before(asked.days + 1))
-        watcher = Watcher(site, store, server, morning)
+        inspector = _Inspector(site, store, server, morning)
         due = due_nights(nights, morning, asked.days, expected if asked.files else None)
-        seen = tuple(watcher.watched(one) for one in due)
+        seen = tuple(inspector.inspect(one) for one in due)
     except InvalidInput as error:
         return Watch(by=morning.deadline, invalid=(*invalid, str(error)))
     except NightbridgeError as error:
@@ -118,8 +162,8 @@ def look(
     if not (due or invalid):
         advice = "Check --store and --workspace, or name the scenario files"
         troubles.append(f"{store.url}: no night was scheduled in the last {asked.days} days. {advice}")
-    told = tuple(dict.fromkeys((*troubles, *watcher.troubles)))
-    return Watch(by=morning.deadline, nights=seen, troubles=told, invalid=tuple(invalid))
+    known = tuple(dict.fromkeys((*troubles, *inspector.troubles)))
+    return Watch(by=morning.deadline, nights=seen, troubles=known, invalid=tuple(invalid))
 
 
 def _named(files: Sequence[Path]) -> tuple[dict[str, Expected], list[str]]:
@@ -135,6 +179,202 @@ def _named(files: Sequence[Path]) -> tuple[dict[str, Expected], list[str]]:
             tests = (*(test.id for test in scenario.tests), *(test.id for test in scenario.invalid))
             expected[scenario.name] = Expected(file=str(file), tests=tests)
     return expected, invalid
+
+
+# --- one night -------------------------------------------------------------------------------------------------------
+
+
+_PROCESS: Mapping[bool | None, str] = {
+    True: "",
+    False: "the night's process is gone",
+    None: "whether the night's process lives is unknown",
+}
+
+_WORDS: Mapping[tuple[RunPhase, bool], tuple[Cause, str]] = {
+    (RunPhase.NOT_STARTED, True): (Cause.IN_PROGRESS, "in progress: it has no job yet"),
+    (RunPhase.NOT_STARTED, False): (Cause.CRASHED, "{cause}: nothing of it was begun, and {process}"),
+    (RunPhase.PREPARING, True): (Cause.IN_PROGRESS, "in progress{since}: it has no job yet{also}"),
+    (RunPhase.PREPARING, False): (Cause.CRASHED, "{cause}: no job of it is recorded, and {process}{also}"),
+    (RunPhase.WAITING, True): (Cause.WAITING, "waiting{since} ({reason}), job {job}"),
+    (RunPhase.WAITING, False): (Cause.WAITING, "waiting{since} ({reason}), job {job}; {process}"),
+    (RunPhase.RUNNING, True): (Cause.RUNNING, "running{since}, job {job}"),
+    (RunPhase.RUNNING, False): (Cause.RUNNING, "running{since}, job {job}; {process}"),
+    (RunPhase.ENDED, True): (Cause.IN_PROGRESS, "in progress: job {job} ended{at} ({reason}) and is being judged"),
+    (RunPhase.ENDED, False): (Cause.CRASHED, "{cause}: job {job} ended{at} ({reason}), and {process}"),
+    (RunPhase.UNKNOWN, True): (Cause.UNKNOWN, "unknown: {reason}"),
+    (RunPhase.UNKNOWN, False): (Cause.UNKNOWN, "unknown: {reason}; {process}"),
+}
+"""Cause and words, by how far the run is and whether the night's process is known to live."""
+
+
+class _Inspector:
+    """Inspects one night after the other; `troubles` is what it could not read.
+
+    Args:
+        site: Where the nights are.
+        store: Its store.
+        server: Prefect's server, asked why a night has not begun; None for not at all.
+        morning: Until when verdicts should be there.
+    """
+
+    def __init__(self, site: Site, store: ObjectStore, server: PrefectServer | None, morning: Morning) -> None:
+        self._site = site
+        self._store = store
+        self._server = server
+        self._morning = morning
+        self.troubles: list[str] = []
+
+    def inspect(self, due: DueNight) -> WatchedNight:
+        """What is there of a night, and what is missing."""
+        if due.night is None:
+            return self._not_begun(due)
+        start, end = due.night.start, due.night.end
+        return self._under_way(start) if end is None or end.ended_at < start.begun_at else _ended(start, end)
+
+    # --- a night that has left nothing
+
+    def _not_begun(self, due: DueNight) -> WatchedNight:
+        moment = due.slot or self._morning.deadline
+        title = (
+            f"{due.scenario}, the night {'of' if due.slot else 'before'} "
+            f"{moment.astimezone(self._morning.zone):%Y-%m-%d %H:%M}"
+        )
+        cause, why = self._why_not_begun(due)
+        missing = tuple(
+            MissingVerdict(scenario=due.scenario, night="", test_id=test, cause=cause, why=why, since=due.slot)
+            for test in due.tests
+        )
+        return WatchedNight(
+            scenario=due.scenario, night="", title=title, missing=missing, no_report="" if due.tests else why
+        )
+
+    def _why_not_begun(self, due: DueNight) -> tuple[Cause, str]:
+        if self._server is None or not (due.deployment or due.file):
+            return Cause.NOT_STARTED, "not started"
+        between = (due.slot or self._morning.days_before(1), self._morning.deadline)
+        found = why_not_begun(self._server, due.deployment, due.file, between, self._morning.clock)
+        return found.cause, f"not started: {found.words}"
+
+    # --- a night that has begun, and has no report yet
+
+    def _under_way(self, start: NightStart) -> WatchedNight:
+        alive = self._is_alive(start)
+        runs = self._runs(start)
+        verdicts = [
+            *(GivenVerdict(test_id=run.test_id, status=run.verdict) for run in runs if run.verdict is not None),
+            *(GivenVerdict(test_id=test, status=VerdictStatus.INVALID) for test in start.invalid),
+        ]
+        missing = tuple(self._missing(start, run, alive) for run in runs if run.verdict is None)
+        report = "it is being written" if alive else _PROCESS[alive]
+        return WatchedNight(
+            scenario=start.scenario,
+            night=start.night,
+            title=_title(start),
+            verdicts=tuple(verdicts),
+            missing=missing,
+            no_report="" if missing else f"every verdict is stored, and there is no report: {report}",
+        )
+
+    def _is_alive(self, start: NightStart) -> bool | None:
+        """Whether the night's process lives; None where that is unknown."""
+        if not start.workspace.is_dir():
+            return None
+        try:
+            return bool(is_alive(start.workspace, start.flow_run))
+        except TransientError as error:
+            self.troubles.append(str(error))
+            return None
+
+    def _runs(self, start: NightStart) -> Sequence[RunStatus]:
+        """Where each run is; a run that cannot be read is unknown, with the reason."""
+        try:
+            return run_statuses(start, self._store, partial(self._cluster_of, start))
+        except (NightbridgeError, ValueError) as error:
+            self.troubles.append(f"{_title(start)}: {error}")
+            return [
+                RunStatus(test_id=test.test_id, run_key=test.run_key, phase=RunPhase.UNKNOWN, reason="see below")
+                for test in start.tests
+            ]
+
+    def _cluster_of(self, start: NightStart) -> Cluster:
+        """The cluster that the night's jobs are on: the site's, else the one that the night was planned for."""
+        settings = self._site.cluster
+        if settings.name != start.cluster:
+            plan = read_plan(plan_path(start.workspace, start.flow_run))
+            settings = plan.site.cluster if plan else settings
+        return open_cluster(settings, start.workspace)
+
+    def _missing(self, start: NightStart, run: RunStatus, alive: bool | None) -> MissingVerdict:
+        if run.job_id is None and not start.workspace.is_dir():
+            cause, words = Cause.UNKNOWN, "unknown: {workspace} cannot be seen from this machine"
+        else:
+            cause, words = _WORDS[run.phase, bool(alive)]
+            cause = Cause.UNKNOWN if cause is Cause.CRASHED and alive is None else cause
+        clock = self._morning.clock(run.since) if run.since else ""
+        why = words.format(
+            since=f" since {clock}" if clock else "",
+            at=f" at {clock}" if clock else "",
+            job=run.job_id,
+            reason=run.reason or "no reason is given",
+            cause=cause.value,
+            workspace=start.workspace,
+            process=_PROCESS[alive],
+            also=self._also(start, run) if run.phase is RunPhase.PREPARING else "",
+        )
+        return _missing_verdict(start, run, cause, why, since=run.since, job_id=run.job_id)
+
+    def _also(self, start: NightStart, run: RunStatus) -> str:
+        """What is known of an attempt without a recorded job: it was refused, or was submitted and not recorded."""
+        try:
+            attempt = attempts_of(run.run_key, start.workspace)[-1]
+            refusal = read_refusal(attempt.attempt_dir, since=attempt.opened_at)
+            if refusal is not None:
+                return f"; {refusal.error()}"
+            jobs = jobs_of(attempt, self._cluster_of(start))
+        except NightbridgeError as error:
+            return f"; {error}"
+        return "".join(f"; Slurm has job {job.job_id} of its name, {job.state.value}" for job in jobs)
+
+
+def _ended(start: NightStart, end: NightEnd) -> WatchedNight:
+    """A night that has its report; a run that is not in it has no verdict all the same."""
+    given = {verdict.run_key for verdict in end.verdicts}
+    return WatchedNight(
+        scenario=start.scenario,
+        night=start.night,
+        title=_title(start),
+        verdicts=tuple(GivenVerdict(test_id=one.test_id, status=one.status) for one in end.verdicts),
+        missing=tuple(
+            _missing_verdict(start, test, Cause.CRASHED, "the night ended without it")
+            for test in start.tests
+            if test.run_key not in given
+        ),
+        report=end.report,
+    )
+
+
+def _missing_verdict(
+    start: NightStart,
+    run: RunStatus | NightTest,
+    cause: Cause,
+    why: str,
+    since: datetime | None = None,
+    job_id: int | None = None,
+) -> MissingVerdict:
+    return MissingVerdict(
+        scenario=start.scenario,
+        night=start.night,
+        test_id=run.test_id,
+        run_key=run.run_key,
+        cause=cause,
+        why=why,
+        since=since,
+        job_id=job_id,
+    )
+
+
+def _title(start: NightStart) -> str:
+    return f"{start.scenario}, night {start.night}"
 
 
 # --- in words --------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from nightbridge.errors import LaunchRefused
 from nightbridge.files import read_model, write_model
 from nightbridge.models import (
     ClusterLimits,
+    ClusterSettings,
     Job,
     JobState,
     JobStatus,
@@ -109,11 +110,10 @@ def next_attempt(run: RunSpec, site: Site) -> AttemptContext:
     return open_attempt(site.workspace, run.run_key, site.cluster)
 
 
-def may_try_again(run: RunSpec, site: Site) -> bool:
-    """Whether the newest attempt failed for the cluster's reasons, and not too often before."""
-    jobs = ended_jobs(run, site)
+def may_try_again(jobs: Sequence[Job], settings: ClusterSettings) -> bool:
+    """Whether the newest of a run's ended jobs failed for the cluster's reasons, and not too often before."""
     failures = sum(job.outcome is Outcome.INFRASTRUCTURE for job in jobs)
-    return bool(jobs) and jobs[-1].outcome is Outcome.INFRASTRUCTURE and failures < site.cluster.max_attempts
+    return bool(jobs) and jobs[-1].outcome is Outcome.INFRASTRUCTURE and failures < settings.max_attempts
 
 
 def jobs_of(attempt: AttemptContext, cluster: Cluster) -> tuple[JobStatus, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from nightbridge.errors import NightbridgeError
-from nightbridge.models import ClusterKind, ClusterSettings
+from nightbridge.models import ClusterKind, ClusterSettings, Site
 from nightbridge.slurm.command_line import CommandLineCluster
 from nightbridge.slurm.local import LocalCluster
 from nightbridge.slurm.protocol import Cluster
@@ -18,6 +18,11 @@ log = logging.getLogger(__name__)
 def open_cluster(settings: ClusterSettings, workspace: Path) -> Cluster:
     """Open the cluster that the settings describe."""
     return OPENERS[settings.kind](settings, workspace)
+
+
+def cluster_of(site: Site) -> Cluster:
+    """Open a site's cluster."""
+    return open_cluster(site.cluster, site.workspace)
 
 
 def _open_best(settings: ClusterSettings, workspace: Path) -> Cluster:

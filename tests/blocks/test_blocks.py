@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 from prefect.blocks.core import Block
+from pydantic import SecretStr
 
 from examples.practice.repositories import PracticeRepositories
 from nightbridge import blocks
 from nightbridge.blocks import HarvestStore, Site, SlurmCluster, load_site
 from nightbridge.errors import InvalidInput
-from nightbridge.models import ImageImport, SecretRef
+from nightbridge.models import ClusterSettings, ImageImport, SecretRef, SiteChoice
 from tests.real.git_server import served_over_http
 from tests.real.notify_servers import webhook_server
 from tests.real.prefect_server import PrefectServer
@@ -36,14 +37,14 @@ class TestEveryBlock:
 
 
 def test_one_command_registers_all_blocks_from_a_fresh_install(prefect_server: PrefectServer, tmp_path: Path) -> None:
-    printed = prefect_server.prefect("block", "register", "-m", "blocks", cwd=tmp_path)
+    printed = prefect_server.prefect("block", "register", "-m", "nightbridge.blocks", cwd=tmp_path)
 
     assert f"Successfully registered {len(BLOCKS)} blocks" in printed
 
 
 class TestSite:
     def test_is_the_embedded_default_when_nothing_is_named(self, tmp_path: Path) -> None:
-        site = load_site(workspace=str(tmp_path))
+        site = load_site(SiteChoice(workspace=tmp_path))
 
         assert site.cluster.kind == "local"
         assert site.store_settings.url == f"file://{tmp_path}/store"
@@ -54,7 +55,7 @@ class TestSite:
     def test_puts_the_other_blocks_together(self) -> None:
         block = Site(
             workspace="/shared/nightbridge",
-            cluster=SlurmCluster(cluster_name="eos", account="nemo", extra_sbatch_args=["--switches=1"]),
+            cluster=SlurmCluster(name="eos", account="nemo", extra_sbatch_args=["--switches=1"]),
             store=HarvestStore(url="s3://nightly/llm", endpoint_url="http://127.0.0.1:1"),
         )
 
@@ -69,17 +70,47 @@ class TestSite:
         file = tmp_path / "site.toml"
         file.write_text('[store]\nurl = "s3://a/b"\nendpoint_url = "http://127.0.0.1:9"\n')
 
-        site = load_site(str(file), store="s3://other/prefix")
+        site = load_site(SiteChoice(system=str(file), store="s3://other/prefix"))
 
         assert site.store_settings.url == "s3://other/prefix"
         assert site.store_settings.endpoint_url == "http://127.0.0.1:9"
+
+
+class TestWhatABlockOpens:
+    def test_a_cluster_block_opens_its_cluster(self, tmp_path: Path) -> None:
+        opened = SlurmCluster(kind="local", name="here", slots=3).open(tmp_path)
+
+        assert (opened.settings.kind, opened.settings.name, opened.settings.slots) == ("local", "here", 3)
+
+    def test_a_store_block_opens_its_store(self, tmp_path: Path) -> None:
+        opened = HarvestStore(url=f"file://{tmp_path}/store").open()
+        opened.put("a", b"1")
+
+        assert opened.get("a") == b"1"
+
+    def test_keys_of_a_block_that_was_never_saved_are_refused(self) -> None:
+        with pytest.raises(ValueError, match="save the Harvest Store block before using its secrets"):
+            HarvestStore(url="s3://a/b", access_key_id=SecretStr("key")).open()
+
+
+class TestFields:
+    def test_every_setting_of_the_domain_can_be_set(self) -> None:
+        assert [name for name in ClusterSettings.model_fields if name not in SlurmCluster.model_fields] == []
+
+    def test_a_text_that_was_cleared_in_the_ui_is_unset(self) -> None:
+        settings = SlurmCluster.model_validate({"partition": "", "bin_dir": ""}).settings()
+
+        assert (settings.partition, settings.bin_dir, settings.kind) == (None, None, "slurm")
+
+    def test_a_cluster_that_was_saved_under_the_former_name_of_a_field_is_read(self) -> None:
+        assert SlurmCluster.model_validate({"cluster_name": "eos"}).settings().name == "eos"
 
 
 def test_a_saved_store_refers_to_its_secrets_by_name(prefect_server: PrefectServer, tmp_path: Path) -> None:
     script = tmp_path / "save.py"
     script.write_text(
         "from nightbridge.blocks import HarvestStore\n"
-        "from nightbridge.tasks.secrets import block_value\n"
+        "from nightbridge.tasks.site import block_value\n"
         "HarvestStore(url='s3://a/b', secret_access_key='planted-token').save('night', overwrite=True)\n"
         "settings = HarvestStore.load('night').settings()\n"
         "assert 'planted-token' not in settings.model_dump_json(), settings\n"
@@ -104,7 +135,7 @@ def test_a_saved_image_cache_refers_to_its_credentials_and_the_stage_finds_them(
     script.write_text(
         "from nightbridge.blocks import ImageCache, Site\n"
         "from nightbridge.secrets import resolve_secret\n"
-        "from nightbridge.tasks.secrets import block_value\n"
+        "from nightbridge.tasks.site import block_value\n"
         "lines = 'machine nvcr.io login $oauthtoken password planted-token'\n"
         "ImageCache(temp='/local', credentials=lines, import_on='node').save('images', overwrite=True)\n"
         "site = Site(images=ImageCache.load('images')).settings()\n"
@@ -131,7 +162,7 @@ def test_saved_notifications_refer_to_their_secrets_and_a_notice_is_sent_with_th
         "import sys\n"
         "from nightbridge.blocks import Notifications, Site\n"
         "from nightbridge.notify import Notice, notify\n"
-        "from nightbridge.tasks.secrets import block_value\n"
+        "from nightbridge.tasks.site import block_value\n"
         "Notifications(webhook=sys.argv[1], mail_to=[]).save('people', overwrite=True)\n"
         "site = Site(notifications=Notifications.load('people')).settings()\n"
         "assert 'planted-token' not in site.model_dump_json(), site\n"
@@ -158,7 +189,7 @@ def test_saved_repositories_refer_to_their_credentials_and_git_logs_in_with_them
         "from pathlib import Path\n"
         "from nightbridge.blocks import Site, SourceRepositories\n"
         "from nightbridge.repos.mirrors import Mirror\n"
-        "from nightbridge.tasks.secrets import site_logins\n"
+        "from nightbridge.tasks.site import site_logins\n"
         "lines = 'machine 127.0.0.1 login reader password planted-token'\n"
         "SourceRepositories(credentials=lines).save('code', overwrite=True)\n"
         "site = Site(workspace=sys.argv[2], repositories=SourceRepositories.load('code')).settings()\n"
@@ -183,7 +214,9 @@ def test_saved_repositories_refer_to_their_credentials_and_git_logs_in_with_them
 
 def test_an_unknown_block_is_named_with_the_way_out(prefect_server: PrefectServer, tmp_path: Path) -> None:
     script = tmp_path / "load.py"
-    script.write_text("from nightbridge.blocks import load_site\nload_site('no-such-site')\n")
+    script.write_text(
+        "from nightbridge.blocks import load_site\nfrom nightbridge.models import SiteChoice\nload_site(SiteChoice(system='no-such-site'))\n"
+    )
 
     done = subprocess.run(
         [sys.executable, script], env=prefect_server.environment, capture_output=True, text=True, check=False

@@ -7,6 +7,7 @@ from prefect import flow, tags
 from prefect.runtime import flow_run
 
 from nightbridge.blocks import load_site
+from nightbridge.models import SiteChoice
 from nightbridge.nights.liveness import alive
 from nightbridge.tasks.limits import own_turn
 
@@ -21,7 +22,7 @@ def sleeping_run(seconds: float) -> None:
 def sleeping_night(scenario: str, workspace: str, seconds: float) -> None:
     """Sleep in a subflow; started again, end at once."""
     diary = Path(workspace) / "diary.txt"
-    site = load_site(workspace=workspace)
+    site = load_site(SiteChoice(workspace=Path(workspace)))
     with alive(site.workspace, str(flow_run.id), interval=0.5), tags("nightbridge"), own_turn(site):
         _write(diary, "begins")
         sleeping_run(seconds if flow_run.run_count == 1 else 0.0)

@@ -143,7 +143,7 @@ def test_a_night_that_ended_badly_goes_on_as_the_same_flow_run(
 
     printed = start_night(night)
 
-    assert printed == f"night {night}: flow run {flow_run}, {said} before; goes on"
+    assert printed == f"night {night}: flow run {flow_run}, {said} before; resumed"
     assert client.read_flow_run(UUID(flow_run)).state_name == "AwaitingRetry"
     assert start_night(night).endswith(", still awaiting retry")
 
@@ -171,7 +171,7 @@ def test_a_night_that_the_schedule_began_goes_on_as_its_own_flow_run(client: Syn
 
     printed = start_night(night)
 
-    assert printed == f"night {night}: flow run {flow_run}, crashed before; goes on"
+    assert printed == f"night {night}: flow run {flow_run}, crashed before; resumed"
 
 
 def test_a_night_whose_flow_run_prefect_has_forgotten_is_started(client: SyncPrefectClient, tmp_path: Path) -> None:

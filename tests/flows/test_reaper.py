@@ -45,7 +45,7 @@ from nightbridge.nights.records import NightPlan, NightStart, read_end, write_pl
 from nightbridge.slurm.attempt_files import open_attempt
 from nightbridge.slurm.factory import open_cluster
 from nightbridge.store.factory import open_store
-from nightbridge.tasks.plan import PLAN_LABEL
+from nightbridge.tasks.night import PLAN_LABEL
 from tests.nights.installation import descendants
 from tests.real.prefect_server import PrefectServer, start_prefect
 
@@ -208,7 +208,7 @@ def test_a_night_of_a_host_that_fell_silent_crashed_and_goes_on(client: SyncPref
     *_, crashed, resuming = sorted(client.read_flow_run_states(night), key=lambda state: state.timestamp)
     assert "The flow's process is gone: host node7, process 4711, last sign of life 2" in str(crashed.message)
     assert (crashed.name, resuming.name) == ("Crashed", "Resuming")
-    assert resuming.message == "Its process was gone; it goes on by itself, 1 of at most 3 times"
+    assert resuming.message == "Its process was gone; it is resumed, 1 of at most 3 times"
 
 
 def test_a_night_that_was_started_again_has_time_to_say_that_it_lives(

@@ -100,7 +100,7 @@ def test_a_missing_verdict_fails_the_flow_run_and_is_told(deployed: PrefectServe
 
     assert (flow_run["state_type"], flow_run["state_name"]) == ("FAILED", "VerdictsMissing")
     assert "llama: crashed: nothing of it was begun, and the night's process is gone" in flow_run["state"]["message"]
-    assert "not told: NOWHERE: secret not found in env" in flow_run["state"]["message"]
+    assert "not notified: NOWHERE: secret not found in env" in flow_run["state"]["message"]
     event = event_of(deployed, flow_run)
     assert event["resource"]["nightbridge.watchdog"] == "missing"
     assert [missing["test_id"] for missing in event["payload"]["missing"]] == ["llama"]

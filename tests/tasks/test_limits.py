@@ -14,6 +14,7 @@ from nightbridge.errors import PermanentError
 from nightbridge.files import write_model
 from nightbridge.models import ClusterSettings, LaunchPlan, Site, utc_now
 from nightbridge.slurm.attempt_files import SUBMISSION_FILE, Submission
+from nightbridge.tasks.context import shared_night
 from nightbridge.tasks.limits import job_slots, limits_of
 from tests.builders import make_plan
 from tests.real.prefect_harness import prefect_in_this_process
@@ -101,7 +102,8 @@ def test_a_limit_that_somebody_deleted_is_no_licence(tmp_path: Path) -> None:
         with pytest.raises(PermanentError, match="nightbridge-gone-no-account"), job_slots(plan(tmp_path, "b"), site):
             raise AssertionError("a slot of a limit that is gone")
 
-    one()
+    with shared_night():
+        one()
 
 
 def test_a_job_that_is_found_again_is_watched_before_its_slot_is_free(tmp_path: Path) -> None:

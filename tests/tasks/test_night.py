@@ -1,15 +1,15 @@
-"""Which night a scheduled flow run belongs to, by the schedules of its deployment."""
+"""Which night a scheduled flow run belongs to, by the schedules of its deployment, and why it has started."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from uuid import UUID, uuid4
 from zoneinfo import ZoneInfo
 
 import pytest
-from prefect.client.schemas.objects import CreatedBy, DeploymentSchedule, FlowRun
+from prefect.client.schemas.objects import DeploymentSchedule, FlowRun, State, StateType
 from prefect.client.schemas.schedules import CronSchedule
 
 from nightbridge.nights.records import checked_night
-from nightbridge.tasks.plan import ChosenNight, NightSkipped, check_catch_up, night_of_schedule
+from nightbridge.tasks.night import ChosenNight, NightSkipped, check_catch_up, night_of_schedule, start_after
 
 BERLIN = "Europe/Berlin"
 
@@ -19,8 +19,9 @@ def schedule(cron: str, timezone: str = BERLIN) -> DeploymentSchedule:
 
 
 def flow_run(slot: datetime, by: UUID) -> FlowRun:
-    created_by = CreatedBy(id=by, type="SCHEDULE")
-    return FlowRun(flow_id=uuid4(), expected_start_time=slot, auto_scheduled=True, created_by=created_by)
+    created_by = {"id": by, "type": "SCHEDULE"}
+    given = {"flow_id": uuid4(), "expected_start_time": slot, "auto_scheduled": True, "created_by": created_by}
+    return FlowRun.model_validate(given)
 
 
 def night(slot: datetime, *schedules: DeploymentSchedule, now: datetime | None = None) -> ChosenNight:
@@ -109,3 +110,42 @@ def test_a_night_in_time_is_run_by_every_policy() -> None:
 def test_a_night_by_hand_is_never_let_go() -> None:
     for policy in ("last", "all", "none"):
         check_catch_up(ChosenNight(night="by-hand"), policy)
+
+
+# --- why a flow run has started ---------------------------------------------------------------------------------------
+
+FIRST = "Scheduled Late Pending Running"
+
+
+def history(names: str) -> list[State]:
+    begun = datetime(2026, 11, 22, tzinfo=UTC)
+    types = {"Late": "SCHEDULED", "AwaitingRetry": "SCHEDULED", "Resuming": "SCHEDULED", "Suspended": "PAUSED"}
+    types |= {"AwaitingConcurrencySlot": "SCHEDULED", "Submitting": "PENDING", "Passed": "COMPLETED"}
+    return [
+        State(type=StateType(types.get(name, name.upper())), name=name, timestamp=begun + timedelta(seconds=number))
+        for number, name in enumerate(names.split())
+    ]
+
+
+@pytest.mark.parametrize(
+    ("names", "start"),
+    [
+        ("Running", "first"),
+        (FIRST, "first"),
+        (f"{FIRST} Crashed AwaitingRetry Pending Running", "retry"),
+        (f"{FIRST} Failed AwaitingRetry Late AwaitingConcurrencySlot Pending Submitting Running", "retry"),
+        (f"{FIRST} Cancelled AwaitingRetry Pending Running", "retry"),
+        (f"{FIRST} Passed AwaitingRetry Pending Running", "retry"),
+        (f"{FIRST} Suspended Resuming Pending Running", "resumption"),
+        (f"{FIRST} AwaitingRetry Pending Running", "resumption"),
+        (f"{FIRST} Crashed Resuming Late Pending Running", "resumption"),
+        (f"{FIRST} Crashed Resuming Pending Running Failed AwaitingRetry Pending Running", "retry"),
+        (f"{FIRST} Failed AwaitingRetry Pending Running Suspended Resuming Pending Running", "resumption"),
+        (f"{FIRST} Suspended Resuming Pending Running Crashed AwaitingRetry Pending Running", "retry"),
+    ],
+)
+def test_a_start_is_explained_by_the_state_that_it_followed(names: str, start: str) -> None:
+    states = history(names)
+
+    assert start_after(states) == start
+    assert start_after(states[::-1]) == start

@@ -1,9 +1,10 @@
 """The retry policy that stands behind every stage."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
-from prefect import flow
+from prefect import Task, flow
 
 from nightbridge.errors import InvalidInput, PermanentError, StatusUnknown, TransientError
 from nightbridge.tasks import clone, compare, container, harvest, report, submit, validate, watch
@@ -29,7 +30,7 @@ def _server() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("task", STAGES, ids=lambda task: task.name)
-def test_every_stage_retries_transient_errors_only_and_keeps_its_result(task: object) -> None:
+def test_every_stage_retries_transient_errors_only_and_keeps_its_result(task: Task[..., Any]) -> None:
     assert task.retries >= 3
     assert task.retry_condition_fn is is_transient
     assert task.retry_jitter_factor

@@ -9,7 +9,7 @@ import pytest
 from nightbridge.config import load_site
 from nightbridge.config.sites import plain_site
 from nightbridge.errors import InvalidInput
-from nightbridge.models import SecretRef, Site
+from nightbridge.models import SecretRef, Site, SiteChoice
 
 Write = Callable[..., Path]
 
@@ -88,28 +88,28 @@ def test_nothing_named_is_the_embedded_default_with_an_absolute_workspace(
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    named = plain_site()
+    named = plain_site(SiteChoice())
 
     assert named is not None
     assert (named[0].cluster.kind, named[0].workspace) == ("local", tmp_path / ".nightbridge")
 
 
 def test_the_cluster_of_another_file_can_be_named() -> None:
-    named = plain_site(cluster=str(EXAMPLES / "site.toml"), workspace="/w")
+    named = plain_site(SiteChoice(cluster=str(EXAMPLES / "site.toml"), workspace=Path("/w")))
 
     assert named is not None
     assert (named[0].cluster.name, named[0].workspace, named[0].store) == ("hopper", Path("/w"), None)
 
 
 def test_the_site_s_own_slurm_can_be_asked_another_way() -> None:
-    named = plain_site(str(EXAMPLES / "site.toml"), cluster="auto")
+    named = plain_site(SiteChoice(system=str(EXAMPLES / "site.toml"), cluster="auto"))
 
     assert named is not None
     assert (named[0].cluster.kind, named[0].cluster.name, named[0].cluster.partition) == ("auto", "hopper", "batch")
 
 
 def test_a_store_url_keeps_endpoint_and_credentials_of_the_system_file() -> None:
-    named = plain_site(str(EXAMPLES / "site.toml"), store="s3://other/place")
+    named = plain_site(SiteChoice(system=str(EXAMPLES / "site.toml"), store="s3://other/place"))
 
     assert named is not None
     assert named[0].store is not None
@@ -118,7 +118,7 @@ def test_a_store_url_keeps_endpoint_and_credentials_of_the_system_file() -> None
 
 @pytest.mark.parametrize("named", [{"system": "a-block"}, {"cluster": "a-block"}, {"store": "a-block"}])
 def test_a_name_that_only_a_block_can_have_is_left_to_prefect(named: Any) -> None:
-    assert plain_site(**named) is None
+    assert plain_site(SiteChoice.of(named)) is None
 
 
 def test_the_login_of_git_is_named(write: Write) -> None:

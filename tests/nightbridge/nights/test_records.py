@@ -48,7 +48,7 @@ def start_of(night: str, scenario: str = "nightly", workspace: Path = Path("/lus
         begun_at=utc_now(),
         flow_run="f1",
         tests=(NightTest(test_id="llama", run_key=RUN_KEY),),
-        **more,  # type: ignore[arg-type]
+        **more,
     )
 
 

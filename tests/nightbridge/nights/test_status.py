@@ -72,7 +72,7 @@ def status_of(workspace: Path, store: ObjectStore, cluster: LocalCluster) -> Run
         begun_at=utc_now(),
         tests=(NightTest(test_id="llama", run_key=RUN_KEY),),
     )
-    (status,) = run_statuses(start, store, cluster)
+    (status,) = run_statuses(start, store, lambda: cluster)
     return status
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, time, timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -30,8 +31,16 @@ from nightbridge.models import (
 from nightbridge.nights.due import Cause
 from nightbridge.nights.liveness import alive
 from nightbridge.nights.records import NightStart, NightTest, record_end, record_start
-from nightbridge.nights.watchdog import Watch, look, notice_of, question, summary, watch_lines
-from nightbridge.nights.watched import MissingVerdict, WatchedNight
+from nightbridge.nights.watchdog import (
+    MissingVerdict,
+    Watch,
+    WatchedNight,
+    look,
+    notice_of,
+    question,
+    summary,
+    watch_lines,
+)
 from nightbridge.slurm.attempt_files import (
     REFUSAL_FILE,
     SUBMISSION_FILE,
@@ -40,14 +49,16 @@ from nightbridge.slurm.attempt_files import (
     open_attempt,
 )
 from nightbridge.slurm.factory import open_cluster
-from nightbridge.slurm.protocol import Cluster
 from nightbridge.store.factory import open_store
 from nightbridge.store.protocol import ObjectStore
 from tests.nightbridge.embedded.local_cluster import local_cluster, wait_for_end, wait_for_state, wait_until
 from tests.real.slurm_daemons import SlurmDaemons, free_ports
 
+if TYPE_CHECKING:
+    from nightbridge.slurm.local import LocalCluster
+
 BERLIN = ZoneInfo("Europe/Berlin")
-TODAY = datetime.now(BERLIN).date()
+TODAY = (datetime.now(BERLIN) - timedelta(hours=9)).date()  # a morning that is over: its night has ended by now
 NIGHT = TODAY.isoformat()
 NOW = datetime.combine(TODAY, time(8, 0, 1), BERLIN)
 SLOT = datetime.combine(TODAY, time(1), BERLIN)
@@ -67,8 +78,8 @@ class Place:
         return open_store(self.site.store_settings)
 
     @property
-    def cluster(self) -> Cluster:
-        return open_cluster(self.site.cluster, self.site.workspace)
+    def cluster(self) -> "LocalCluster":
+        return cast("LocalCluster", open_cluster(self.site.cluster, self.site.workspace))
 
     def key(self, test: str) -> str:
         return next(one.run_key for one in self.start.tests if one.test_id == test)
@@ -343,7 +354,7 @@ class TestWhyAVerdictIsMissing:
 
         ended, going = watch.missing
         assert ended.cause is Cause.UNKNOWN
-        assert ended.why.endswith("(COMPLETED), and nobody can say whether the night's process lives")
+        assert ended.why.endswith("(COMPLETED), and whether the night's process lives is unknown")
         assert going.cause is Cause.RUNNING
         assert any(str(nights) in trouble for trouble in watch.troubles)
 

@@ -147,17 +147,17 @@ def test_only_failures_of_the_cluster_are_tried_again(site: Site) -> None:
     may = {}
     for outcome in Outcome:
         end(next_attempt(RUN, site), outcome)
-        may[outcome] = may_try_again(RUN, site)
+        may[outcome] = may_try_again(ended_jobs(RUN, site), site.cluster)
 
     assert [outcome for outcome, again in may.items() if again] == [Outcome.INFRASTRUCTURE]
 
 
 def test_a_run_that_has_not_ended_is_not_tried_again(site: Site) -> None:
-    assert not may_try_again(RUN, site)
+    assert not may_try_again(ended_jobs(RUN, site), site.cluster)
 
     next_attempt(RUN, site)
 
-    assert not may_try_again(RUN, site)
+    assert not may_try_again(ended_jobs(RUN, site), site.cluster)
 
 
 @pytest.mark.parametrize("most", [1, 3])
@@ -167,7 +167,7 @@ def test_the_cluster_may_fail_so_often_and_no_more(site: Site, most: int) -> Non
     while True:
         end(next_attempt(RUN, site), Outcome.INFRASTRUCTURE)
         tries += 1
-        if not may_try_again(RUN, site):
+        if not may_try_again(ended_jobs(RUN, site), site.cluster):
             break
 
     assert tries == most

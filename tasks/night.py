@@ -1,6 +1,6 @@
-"""Which night a flow run belongs to: decided at its first start, the same after every retry.
+"""A night: which one a flow run belongs to, what it runs, and why the flow run has started.
 
-What a night runs: planned once, when it begins, and gone by ever after.
+Night and plan are settled at the first start and kept: every restart, and a cancellation, goes by them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,15 +12,16 @@ from uuid import UUID
 from zoneinfo import ZoneInfo
 
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.objects import DeploymentSchedule, FlowRun
+from prefect.client.schemas.objects import TERMINAL_STATES, DeploymentSchedule, FlowRun, State, StateType
 from prefect.logging import get_run_logger
 from prefect.runtime import deployment
 from prefect.server.schemas import schedules as server_schedules
 from prefect.utilities.asyncutils import run_coro_as_sync
 
 from nightbridge import config
+from nightbridge.blocks import load_site
 from nightbridge.errors import TransientError
-from nightbridge.models import Model, Site, utc_now
+from nightbridge.models import Model, Scenario, Site, SiteChoice, utc_now
 from nightbridge.nights.records import (
     LATE,
     NightPlan,
@@ -35,11 +36,10 @@ from nightbridge.nights.records import (
     write_plan,
 )
 from nightbridge.rules import check_scenario
-from nightbridge.store.factory import open_store
+from nightbridge.tasks.context import this_flow_run, this_night
 from nightbridge.tasks.mirror import insist, show
-from nightbridge.tasks.secrets import block_value
+from nightbridge.tasks.site import store_of
 from nightbridge.tasks.stage import never_reused, stage
-from nightbridge.tasks.this_run import this_flow_run
 from nightbridge.tasks.validate import check_place, node_limits, show_violations
 
 
@@ -54,14 +54,14 @@ class ChosenNight(Model):
 
 @stage("night")
 def fix_night(night: str | None) -> ChosenNight:
-    """Return the night that was asked for, else the one of the schedule's slot, else a new one."""
+    """Return the requested night, else the one of the schedule's slot, else a new one."""
     chosen = choose_night(night, this_flow_run())
     get_run_logger().info("night %s", chosen.night)
     return chosen
 
 
 def choose_night(night: str | None, flow_run: FlowRun | None) -> ChosenNight:
-    """The night that was asked for, else the one of the flow run's slot, else a new one."""
+    """The requested night, else the one of the flow run's slot, else a new one."""
     if night:
         return ChosenNight(night=checked_night(night))
     if flow_run is None or not flow_run.auto_scheduled or flow_run.deployment_id is None:
@@ -80,7 +80,7 @@ def night_of_schedule(flow_run: FlowRun, schedules: Sequence[DeploymentSchedule]
     own = [schedule for schedule in schedules if flow_run.created_by and schedule.id == flow_run.created_by.id]
     expected = flow_run.expected_start_time
     assert expected is not None  # scheduled flow runs have one
-    # A deployment that was made again since has new schedules: then the first of them says the zone.
+    # A deployment that was made again since has new schedules: then the first of them gives the zone.
     zone = _zone([*own, *schedules][0]) if schedules else ZoneInfo("UTC")
     slot = expected.astimezone(zone)
     first_of_the_day = [
@@ -114,11 +114,11 @@ CatchUp = Literal["last", "all", "none"]
 
 
 class NightSkipped(Exception):
-    """The night is not run: its slot was missed, and the catch-up policy says that it is let go."""
+    """The night is not run: its slot was missed, and the catch-up policy drops it."""
 
 
 def check_catch_up(chosen: ChosenNight, policy: CatchUp) -> None:
-    """Let a missed night go, if that is the policy.
+    """Drop a missed night, if that is the policy.
 
     Raises:
         NightSkipped: It is.
@@ -131,25 +131,34 @@ def check_catch_up(chosen: ChosenNight, policy: CatchUp) -> None:
         raise NightSkipped(f"its slot was at {chosen.slot:%H:%M}, and missed nights are not run")
 
 
-def make_plan(scenario: str, chosen: ChosenNight, site: Site) -> NightPlan:
-    """Read and check the scenario, settle what runs, and keep it: a restart and a cancellation go by the plan.
+def read_scenario(path: str) -> Scenario:
+    """The scenario of this night, checked by every rule that needs nothing of the site.
+
+    It is the one that the flow's caller has read already, else it is read here, once.
 
     Raises:
         InvalidInput: The scenario file is wrong, or is not there.
+    """
+    return this_night().scenario or check_scenario(config.load(Path(path)))
+
+
+def make_plan(scenario: Scenario, chosen: ChosenNight, site: Site) -> NightPlan:
+    """Settle what runs, and keep it: a restart and a cancellation go by the plan.
+
+    Raises:
         PermanentError: The workspace or the store cannot be written.
     """
-    written = config.load(Path(scenario))
-    limits = node_limits(written, site)
-    tests = check_scenario(written, limits)
-    for warning in tests.warnings:
+    if limits := node_limits(scenario, site):
+        scenario = check_scenario(scenario, limits)
+    for warning in scenario.warnings:
         get_run_logger().warning("%s", warning)
-    show_violations(tests)
+    show_violations(scenario)
     check_place(site)
-    runs = config.runs(tests, chosen.night, limits)
+    runs = config.runs(scenario, chosen.night, limits)
     flow_run = this_flow_run()
     start = NightStart(
         night=chosen.night,
-        scenario=tests.name,
+        scenario=scenario.name,
         cluster=site.cluster.name,
         workspace=site.workspace,
         begun_at=utc_now(),
@@ -157,9 +166,9 @@ def make_plan(scenario: str, chosen: ChosenNight, site: Site) -> NightPlan:
         flow_run=str(flow_run.id) if flow_run else "",
         deployment=deployment.name or "",
         tests=tuple(NightTest(test_id=run.test.id, run_key=run.run_key) for run in runs),
-        invalid=tuple(test.id for test in tests.invalid),
+        invalid=tuple(test.id for test in scenario.invalid),
     )
-    plan = NightPlan(start=start, scenario=tests, runs=runs, site=site, limits=limits)
+    plan = NightPlan(start=start, scenario=scenario, runs=runs, site=site, limits=limits)
     _label(write_plan(plan))
     keep_start(start, site)
     return plan
@@ -167,8 +176,8 @@ def make_plan(scenario: str, chosen: ChosenNight, site: Site) -> NightPlan:
 
 @stage("begin", waits_for=(TransientError,), key=never_reused)
 def keep_start(start: NightStart, site: Site) -> None:
-    """Record in the store that the night has begun, for the watchdog and for `nightbridge nights`."""
-    record_start(open_store(site.store_settings, block_value), start)
+    """Record in the store that the night has started, for the watchdog and for `nightbridge nights`."""
+    record_start(store_of(site), start)
 
 
 def plan_of_this_run() -> NightPlan | None:
@@ -191,6 +200,20 @@ def plan_of(flow_run: FlowRun, workspace: Path | None = None) -> NightPlan | Non
     if path:
         return read_plan(Path(str(path)))
     return read_plan(plan_path(workspace, str(flow_run.id))) if workspace else None
+
+
+def workspace_of(flow_run: FlowRun) -> Path | None:
+    """The workspace that a flow run's night recorded, else the one that its parameters name; None where nothing does.
+
+    Raises:
+        InvalidInput: A file or block that the parameters name cannot be read.
+    """
+    given = flow_run.parameters
+    if plan := flow_run.labels.get(PLAN_LABEL):
+        return Path(str(plan)).parents[1]
+    if isinstance(site := given.get("site"), dict) and "workspace" in site:
+        return Path(site["workspace"])
+    return load_site(SiteChoice.of(given)).workspace if "scenario" in given else None
 
 
 def show_name(name: str) -> None:
@@ -218,3 +241,50 @@ def _label(path: Path) -> None:
             client.update_flow_run_labels(flow_run.id, labels=dict(labels))
 
     insist("the flow run's label", update)
+
+
+# --- why a flow run has started ---------------------------------------------------------------------------------------
+
+Start = Literal["first", "retry", "resumption"]
+"""`first`; `retry`: it had ended, and a person retried it; `resumption`: it had not ended, but was suspended or given
+back by its worker, or it had crashed."""
+
+RESUMING = "Resuming"
+"""Name of the state of a flow run that is resumed without a person's retry: Prefect's own after a suspension, the
+reaper's after a crash."""
+
+_ON_THE_WAY = frozenset({StateType.SCHEDULED, StateType.PENDING})
+
+
+def this_start() -> Start:
+    """Why this flow run has started.
+
+    Prefect's own count of starts does not show it: it counts those after the loss of a worker, and not those after a
+    suspension.
+
+    Raises:
+        PrefectAway: Prefect's server did not answer for as long as the patience lasts.
+    """
+    flow_run = this_flow_run()
+    if flow_run is None:
+        return "first"
+
+    def read() -> list[State]:
+        with get_client(sync_client=True) as client:
+            return client.read_flow_run_states(flow_run.id)
+
+    return start_after(insist("the states that this flow run has had", read))
+
+
+def start_after(states: Sequence[State]) -> Start:
+    """Why a flow run has started that has had these states; its present one, Running, is the last."""
+    ordered = sorted(states, key=lambda state: state.timestamp)
+    on_the_way: set[str | None] = set()
+    while ordered and ordered[-1].type is StateType.RUNNING:
+        ordered.pop()
+    while ordered and ordered[-1].type in _ON_THE_WAY:
+        on_the_way.add(ordered.pop().name)
+    if not ordered:
+        return "first"
+    by_itself = RESUMING in on_the_way or ordered[-1].type not in TERMINAL_STATES
+    return "resumption" if by_itself else "retry"

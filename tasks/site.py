@@ -1,9 +1,10 @@
-"""Secrets in flow processes: Prefect blocks are one of the places where they may be kept.
+"""What the stages open of a site, with its secrets: its store, and its repositories logged in.
 
-A site's repositories, read with the login that it keeps for them.
+Prefect blocks are one of the places where secrets may be kept, so they are looked up here and not in the domain.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import cast
 
@@ -13,9 +14,13 @@ from pydantic import SecretStr
 
 from nightbridge.errors import InvalidInput
 from nightbridge.models import RangeCommit, SecretRef, Site
+from nightbridge.node_programs import RunOnNode
 from nightbridge.repos import commits as ranges
 from nightbridge.repos.remotes import git_logins
 from nightbridge.secrets import resolve_secret
+from nightbridge.slurm.node_command import run_on_node
+from nightbridge.store.factory import open_store
+from nightbridge.store.protocol import ObjectStore
 from nightbridge.tasks.mirror import away_is_transient
 
 
@@ -36,14 +41,47 @@ def block_value(name: str) -> str:
     return value.get_secret_value() if isinstance(value, SecretStr) else str(value)
 
 
+def store_of(site: Site) -> ObjectStore:
+    """Open a site's store. Nothing is read or written yet.
+
+    Raises:
+        InvalidInput: The store's URL or settings cannot work, or a secret is not where the site says.
+    """
+    return open_store(site.store_settings, block_value)
+
+
 def resolve_all(references: Mapping[str, SecretRef]) -> dict[str, str]:
     """Look up the values of a plan's secrets, for the environment of the process that needs them."""
     return {variable: resolve_secret(reference, block_value) for variable, reference in references.items()}
 
 
+def resolve_secrets(references: Iterable[SecretRef | None]) -> dict[SecretRef, str]:
+    """Look up the values of secrets, by their references."""
+    return {found: resolve_secret(found, block_value) for found in references if found}
+
+
 def variables_of(references: Iterable[SecretRef | None]) -> frozenset[str]:
     """The environment variables that hold secrets of this process, which none of its children should inherit."""
     return frozenset(reference.name for reference in references if reference and reference.source == "env")
+
+
+def node_runner(site: Site, options: Sequence[str], what: str, advice: str) -> RunOnNode:
+    """What runs a program on a compute node of the site, through srun.
+
+    Args:
+        site: The site.
+        options: Further options of srun.
+        what: What is to be done there, for the error.
+        advice: What to do where the cluster has no nodes to do it on.
+
+    Raises:
+        InvalidInput: The site's cluster is the embedded one.
+    """
+    if site.cluster.kind == "local":
+        raise InvalidInput(
+            f"{what} on a compute node, and this cluster has no Slurm", thing=site.cluster.name, advice=advice
+        )
+    return functools.partial(run_on_node, site.cluster, options=options)
 
 
 def site_logins(site: Site) -> AbstractContextManager[None]:

@@ -6,17 +6,14 @@ from uuid import UUID, uuid4
 import pytest
 
 from nightbridge.store.transfers import Progress
-from nightbridge.tasks import progress
-from nightbridge.tasks.progress import (
-    ARTIFACT_INTERVAL,
-    LOG_INTERVAL,
-    ProgressArtifact,
-    ShownProgress,
-)
+from nightbridge.tasks import harvest, mirror
+from nightbridge.tasks.harvest import ARTIFACT_INTERVAL, LOG_INTERVAL, ShownProgress
+from nightbridge.tasks.mirror import ProgressArtifact
 
 
 def test_an_artifact_is_made_once_and_brought_up_to_date_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, updated = [], []
+    made: list[tuple[float, str]] = []
+    updated: list[tuple[UUID, float, str]] = []
     identity = uuid4()
 
     def create(percent: float, description: str) -> UUID:
@@ -26,9 +23,9 @@ def test_an_artifact_is_made_once_and_brought_up_to_date_afterwards(monkeypatch:
     def update(artifact_id: UUID, percent: float, description: str) -> None:
         updated.append((artifact_id, percent, description))
 
-    monkeypatch.setattr(progress, "create_progress_artifact", create)
-    monkeypatch.setattr(progress, "update_progress_artifact", update)
-    artifact = ProgressArtifact()
+    monkeypatch.setattr(mirror, "create_progress_artifact", create)
+    monkeypatch.setattr(mirror, "update_progress_artifact", update)
+    artifact = ProgressArtifact("a harvest")
 
     artifact.show(10.0, "begun")
     artifact.show(60.0, "going on")
@@ -45,12 +42,10 @@ class Shown:
         self.clock = 1000.0
         self.artifacts: list[str] = []
         self.error: Exception | None = None
-        monkeypatch.setattr(progress, "get_run_logger", lambda: logging.getLogger("harvest"))
-        monkeypatch.setattr("nightbridge.tasks.progress.time.monotonic", lambda: self.clock)
-        monkeypatch.setattr(progress, "create_progress_artifact", lambda percent, description: self._take(description))
-        monkeypatch.setattr(
-            progress, "update_progress_artifact", lambda _, percent, description: self._take(description)
-        )
+        monkeypatch.setattr(harvest, "get_run_logger", lambda: logging.getLogger("harvest"))
+        monkeypatch.setattr("nightbridge.tasks.harvest.time.monotonic", lambda: self.clock)
+        monkeypatch.setattr(mirror, "create_progress_artifact", lambda percent, description: self._take(description))
+        monkeypatch.setattr(mirror, "update_progress_artifact", lambda _, percent, description: self._take(description))
         self.progress = ShownProgress("harvest of a-run")
 
     def _take(self, description: str) -> UUID:
@@ -98,4 +93,4 @@ def test_an_artifact_that_cannot_be_shown_is_said_once_and_disturbs_nothing(
     shown.error = OSError("no server")
     for files_done in range(1, 4):
         shown.after(ARTIFACT_INTERVAL, files_done)
-    assert caplog.messages == ["the progress of the harvest cannot be shown: no server"]
+    assert caplog.messages == ["Prefect does not show the progress of the harvest of a-run: no server"]

@@ -1,22 +1,25 @@
-"""Waiting for what may be away for hours."""
+"""What the runs of a night share, and waiting for what may be away for hours."""
 
 import contextvars
 import logging
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from prefect.exceptions import Pause, TerminationSignal
 from prefect.states import Suspended
 
 from nightbridge.errors import PermanentError, StatusUnknown, TransientError
-from nightbridge.tasks.interrupt import interrupt_stages, interrupted_together, wait_out
+from nightbridge.models import ClusterSettings, Scenario, Site
+from nightbridge.tasks.context import NightContext, interrupted_together, shared_night, this_night, wait_out
+from nightbridge.tasks.night import read_scenario
 
 
 @pytest.fixture(autouse=True)
 def logger(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nightbridge.tasks.interrupt.run_log", lambda: logging.getLogger("waiting"))
+    monkeypatch.setattr("nightbridge.tasks.context.run_log", lambda: logging.getLogger("waiting"))
 
 
 class Tried:
@@ -47,7 +50,7 @@ def test_what_is_waited_for_is_said_once(caplog: pytest.LogCaptureFixture) -> No
 
 def test_delays_grow_up_to_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr("nightbridge.tasks.interrupt._sleep", slept.append)
+    monkeypatch.setattr("nightbridge.tasks.context._sleep", slept.append)
 
     wait_out(Tried(*[StatusUnknown("away")] * 8), (StatusUnknown,), first_delay=10)
 
@@ -81,8 +84,8 @@ def test_an_interruption_ends_the_wait_at_once_with_its_own_cause(
 ) -> None:
     began = time.monotonic()
 
-    with interrupted_together():
-        threading.Timer(0.2, contextvars.copy_context().run, args=(interrupt_stages, cause)).start()
+    with interrupted_together() as interruption:
+        threading.Timer(0.2, setattr, args=(interruption, "cause", cause)).start()
         with pytest.raises(raised):
             wait_out(Tried(StatusUnknown("away")), (StatusUnknown,), first_delay=600)
 
@@ -91,8 +94,49 @@ def test_an_interruption_ends_the_wait_at_once_with_its_own_cause(
 
 def test_what_fails_because_of_an_interruption_tells_the_interruption() -> None:
     def killed() -> None:
-        interrupt_stages(KeyboardInterrupt())
+        interruption.cause = KeyboardInterrupt()
         raise PermanentError("git was killed")
 
-    with interrupted_together(), pytest.raises(KeyboardInterrupt):
+    with interrupted_together() as interruption, pytest.raises(KeyboardInterrupt):
         wait_out(killed, (StatusUnknown,), first_delay=0.01)
+
+
+# --- what a night shares ---------------------------------------------------------------------------------------------
+
+
+def test_a_scenario_that_the_caller_has_read_is_not_read_again() -> None:
+    scenario = Scenario(name="nightly", tests=())
+
+    with shared_night(scenario):
+        assert read_scenario("nowhere.toml") is scenario
+
+
+def test_threads_share_the_night_of_the_context_that_they_copy() -> None:
+    seen: list[NightContext] = []
+
+    with shared_night() as night, shared_night() as inner:
+        here = contextvars.copy_context()
+        thread = threading.Thread(target=here.run, args=(lambda: seen.append(this_night()),))
+        thread.start()
+        thread.join()
+
+    assert seen == [night]
+    assert inner is night
+    assert this_night() is not night
+
+
+def test_a_run_may_submit_from_its_registration_to_its_end() -> None:
+    night = NightContext()
+    night.register_runs(["a", "b"])
+
+    night.unregister_run("a")
+
+    assert (night.may_submit("a"), night.may_submit("b"), night.may_submit("c")) == (False, True, False)
+
+
+def test_a_night_has_one_watcher_for_each_cluster(tmp_path: Path) -> None:
+    night = NightContext()
+    one, other = (Site(workspace=tmp_path, cluster=ClusterSettings(name=name)) for name in ("one", "other"))
+
+    assert night.watcher(one) is night.watcher(one)
+    assert night.watcher(one) is not night.watcher(other)

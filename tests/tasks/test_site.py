@@ -1,6 +1,7 @@
 """Private repositories are read with the site's login by every stage that reads one, from a real git server."""
 
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -13,7 +14,7 @@ from tests.real.git_server import served_over_http
 
 @pytest.mark.parametrize("stage", [bisect, compare])
 def test_the_commits_of_a_range_are_fetched_with_the_sites_login(
-    repositories: PracticeRepositories, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: object
+    repositories: PracticeRepositories, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: ModuleType
 ) -> None:
     good = repositories.sha("main")
     bad = commit_behaviour(repositories, "Slower", slow_wall=0.1)

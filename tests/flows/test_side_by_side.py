@@ -6,14 +6,14 @@ import time
 
 import pytest
 
-from nightbridge.flows.side_by_side import side_by_side, tell_begun
+from nightbridge.flows.side_by_side import side_by_side
 from nightbridge.processes import run
-from nightbridge.tasks.interrupt import raise_if_interrupted
+from nightbridge.tasks.context import mark_started, raise_if_interrupted
 
 
 def test_results_come_in_the_arguments_order_whoever_ends_first() -> None:
     def call(delay: float) -> float:
-        tell_begun()
+        mark_started()
         time.sleep(delay)
         return delay
 
@@ -26,7 +26,7 @@ def test_each_call_begins_only_after_the_one_before_it_has_begun() -> None:
     def call(number: int) -> None:
         time.sleep(0.05 * (3 - number))  # the first would begin last if nobody waited
         begun.append(number)
-        tell_begun()
+        mark_started()
 
     side_by_side(call, range(4), most=4)
 
@@ -37,7 +37,7 @@ def test_they_go_on_at_the_same_time() -> None:
     meeting = threading.Barrier(3, timeout=60)
 
     def call(_: int) -> None:
-        tell_begun()
+        mark_started()
         meeting.wait()
 
     side_by_side(call, range(3), most=3)
@@ -52,7 +52,7 @@ def test_when_one_is_interrupted_the_others_end_and_no_further_one_starts() -> N
 
     def call(number: int) -> None:
         started.append(number)
-        tell_begun()
+        mark_started()
         if number == 0:
             raise KeyboardInterrupt
         while True:
@@ -70,7 +70,7 @@ def test_one_that_hears_nothing_is_left_behind_after_a_while(monkeypatch: pytest
     for_ever, begun = threading.Event(), time.monotonic()
 
     def call(number: int) -> None:
-        tell_begun()
+        mark_started()
         if number == 1:
             raise KeyboardInterrupt
         for_ever.wait(120)
@@ -84,7 +84,7 @@ def test_one_that_hears_nothing_is_left_behind_after_a_while(monkeypatch: pytest
 
 def test_programs_that_the_others_wait_for_are_ended() -> None:
     def call(number: int) -> None:
-        tell_begun()
+        mark_started()
         if number == 1:
             raise KeyboardInterrupt
         run(["sleep", "120"], environment=os.environ, timeout=600)
