@@ -18,9 +18,9 @@ from nightbridge.images.image import ImagePin, ImageRecord, WorkspaceRef
 from nightbridge.locking import Holder
 from nightbridge.models import Job, RunRecord, StoredModel, Summary, TestDefinition, Verdict
 from nightbridge.nights.records import NightEnd, NightPlan, NightStart
-from nightbridge.repos.commits import Pin
+from nightbridge.repos.commits import CommitPin
 from nightbridge.repos.environments import EnvironmentRecord
-from nightbridge.slurm.attempt_files import AttemptContext, Cancellation, Intent, Refusal, Submission
+from nightbridge.slurm.attempt_files import AttemptContext, Cancellation, Intent, Submission, SubmitRefusal
 
 ROOT = Path(__file__).parents[3]
 RELEASED = ROOT / "tests" / "data" / "released"
@@ -42,9 +42,9 @@ KINDS: dict[str, type[StoredModel]] = {
     "night_end": NightEnd,
     "night_plan": NightPlan,
     "night_start": NightStart,
-    "pin": Pin,
+    "pin": CommitPin,
     "record": RunRecord,
-    "refusal": Refusal,
+    "refusal": SubmitRefusal,
     "submission": Submission,
     "summary": Summary,
     "verdict": Verdict,
