@@ -8,6 +8,7 @@ import os
 import random
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import date, timedelta
@@ -15,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from nightbridge.embedded.jobs import all_jobs
 from tests.flows.practice_night import Entry
 from tests.nights.conftest import SEED, ClockRig, start_clock_rig
 from tests.nights.night import STAGES, Night
@@ -24,7 +24,6 @@ from tests.real.prefect_proxy import at_random
 pytestmark = [
     pytest.mark.launcher,
     pytest.mark.timeout(7200),
-    pytest.mark.skipif("NIGHTBRIDGE_SOAK_NIGHTS" not in os.environ, reason="a soak: `make soak` runs it"),
 ]
 
 NIGHTS = int(os.environ.get("NIGHTBRIDGE_SOAK_NIGHTS", "3"))
@@ -116,6 +115,10 @@ def test_every_night_of_a_month_ends_in_its_verdicts(rig: ClockRig) -> None:
         night.passes(patience=PATIENCE, meanwhile=rig.reap)
         print(f"{night.night}: {fault.__name__} in {stage}; {time.monotonic() - began:.0f} s")
 
-    assert len(list(all_jobs(rig.installed.workspace / "cluster"))) == NIGHTS * TESTS
+    jobs = Counter(job.name for job in rig.installed.jobs())
+    # A busy machine may make a night look slow: its confirming re-runs have jobs of their own.
+    print(f"{len(jobs)} jobs, {len(jobs) - NIGHTS * TESTS} of them confirming re-runs")
+    assert set(jobs.values()) == {1}
+    assert len(jobs) >= NIGHTS * TESTS
     size = sum(path.stat().st_size for path in rig.server.home.glob("prefect.db*"))
     print(f"Prefect's database after {NIGHTS} nights of {TESTS} tests: {size / 1e6:.1f} MB")
