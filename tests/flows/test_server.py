@@ -15,7 +15,8 @@ from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_EPHEMERAL_ENABLED, 
 
 from nightbridge.cli import main as cli
 from nightbridge.errors import InvalidInput, TransientError
-from nightbridge.flows.server import EmbeddedServer, reach_server
+from nightbridge.flows.embedded_server import EmbeddedServer
+from nightbridge.flows.server import reach_server
 from tests.real.slurm_daemons import free_ports
 
 MOMENT = 10.0

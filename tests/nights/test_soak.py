@@ -26,8 +26,8 @@ pytestmark = [
     pytest.mark.timeout(7200),
 ]
 
-NIGHTS = int(os.environ.get("NIGHTBRIDGE_SOAK_NIGHTS", "3"))
-TESTS = int(os.environ.get("NIGHTBRIDGE_SOAK_TESTS", "3"))
+NIGHTS = int(os.environ.get("NIGHTBRIDGE_SOAK_NIGHTS", "2"))
+TESTS = int(os.environ.get("NIGHTBRIDGE_SOAK_TESTS", "2"))
 FIRST = date(2027, 3, 1)
 OUTAGE = 8.0
 PATIENCE = 900.0

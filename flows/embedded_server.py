@@ -1,0 +1,90 @@
+"""Prefect's server for one process, where no other is configured.
+
+Prefect's own way is a child process that outlives a parent that is killed, and that dies of a Ctrl-C in the terminal
+before the flow run's last state has been reported. `EmbeddedServer` takes its place: it gets no signal of the
+terminal, and it ends with this process, however that ends.
+"""
+
+import atexit
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+from prefect.server.api.server import SubprocessASGIServer, subprocess_server_logger
+from prefect.settings import (
+    PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS,
+    get_current_settings,
+)
+
+_SCRIPT = Path(__file__).with_name("server_process.py")
+_LOOK_AGAIN = 0.1
+_ENVIRONMENT = {
+    "PREFECT_UI_ENABLED": "0",
+    "PREFECT__SERVER_EPHEMERAL": "1",
+    "PREFECT__SERVER_FINAL": "1",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "DO_NOT_TRACK": "1",
+}
+
+
+class EmbeddedServer(SubprocessASGIServer):
+    """The server of one process.
+
+    Prefect keeps one such object in a process and starts it where it needs an API and none is configured. The first
+    one that is made is that object, so making one of these is enough; one that is already running stays.
+    """
+
+    def start(self, timeout: int | None = None) -> None:
+        """Start the server and wait until it answers; nothing happens when it is running.
+
+        Args:
+            timeout: Seconds to wait; Prefect's setting when unset.
+
+        Raises:
+            RuntimeError: It did not answer in time, or ended. Prefect's own callers expect this type.
+        """
+        if self.running:
+            return
+        atexit.register(self.stop)
+        try:
+            self.server_process = self._run_uvicorn_command()
+            subprocess_server_logger.info("Starting a Prefect server for this process on %s", self.address)
+            self._wait_until_healthy(timeout or PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS.value())
+        except BaseException:
+            self.stop()
+            raise
+        self.running = True
+
+    def _run_uvicorn_command(self) -> "subprocess.Popen[Any]":
+        # Bound here: a port that was free when somebody looked may be another server's by now, which would answer, too.
+        with socket.socket() as bound:
+            bound.bind(("127.0.0.1", 0))
+            self.port = bound.getsockname()[1]
+            settings = get_current_settings().to_environment_variables(exclude_unset=True)
+            return subprocess.Popen(
+                [sys.executable, "-P", str(_SCRIPT), str(bound.fileno())],
+                env={**os.environ, **settings, **_ENVIRONMENT},
+                stdin=subprocess.PIPE,
+                pass_fds=[bound.fileno()],
+                start_new_session=True,
+            )
+
+    def _wait_until_healthy(self, seconds: float) -> None:
+        assert self.server_process is not None
+        deadline = time.monotonic() + seconds
+        with httpx.Client(trust_env=False) as client:
+            while time.monotonic() < deadline:
+                if (code := self.server_process.poll()) is not None:
+                    raise RuntimeError(f"Prefect's own server ended with code {code} while it was starting")
+                try:
+                    if client.get(f"{self.api_url}/health").is_success:
+                        return
+                except httpx.TransportError:
+                    pass
+                time.sleep(_LOOK_AGAIN)
+        raise RuntimeError(f"Prefect's own server did not start within {seconds:g} s")
