@@ -98,12 +98,13 @@ def _gone_in_both_looks(client: SyncPrefectClient, patience: Patience) -> Iterat
     They could not while the file system, or the server that takes heartbeats, was away until a moment ago.
     """
     first = _gone(client, patience)
+    # Before the wait below: what was found of them would be old after it.
+    yield from (one for one in first if not one.by_file and _suspected_before(client, one.run, patience))
     suspects = {one.run.id for one in first if one.by_file}
     if suspects:
         get_run_logger().info("%d flow run(s) seem to have no process: checking again", len(suspects))
         time.sleep(patience.second_look)
         yield from (one for one in _gone(client, patience) if one.run.id in suspects)
-    yield from (one for one in first if not one.by_file and _suspected_before(client, one.run, patience))
 
 
 def _suspected_before(client: SyncPrefectClient, run: FlowRun, patience: Patience) -> bool:

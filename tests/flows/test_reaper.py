@@ -258,6 +258,24 @@ def test_a_suspicion_that_only_heartbeats_can_clear_holds_nobody_up(client: Sync
     assert time.monotonic() - began < 60
 
 
+def test_what_heartbeats_say_is_decided_before_the_second_look_makes_it_old(
+    client: SyncPrefectClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent, lost = made(client, tmp_path, Running()), made(client, tmp_path, Running())
+    reap()
+    time.sleep(0.6)
+    sign_of_another_host(tmp_path, lost, seconds_ago=0.5)
+    states: list[str | None] = []
+    sleep = time.sleep
+    monkeypatch.setattr(
+        time, "sleep", lambda seconds: states.append(state_name(client, silent)) if seconds == 0.1 else sleep(seconds)
+    )
+
+    reap(silence=0.2)
+
+    assert states[0] == "Resuming"
+
+
 def test_a_heartbeat_clears_a_suspicion(client: SyncPrefectClient, tmp_path: Path) -> None:
     night = made(client, tmp_path, Running())
     reap()
