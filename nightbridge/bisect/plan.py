@@ -10,17 +10,15 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
-from pydantic import ValidationError
-
 from nightbridge.bisect.search import BisectPolicy, Levels, Measured, Search, prior_of_nights
-from nightbridge.errors import DamagedData, InvalidInput
+from nightbridge.errors import InvalidInput
 from nightbridge.gate.trend import trends
 from nightbridge.history.metrics import COMPLETE_OUTCOMES, measured
 from nightbridge.history.nightly_values import Night, nights_of
 from nightbridge.history.rows import HistoryRow, Pin
 from nightbridge.models import GitRepo, HarvestPolicy, RangeCommit, RunRecord, RunSpec, StoredModel, VerdictStatus
 from nightbridge.models.metrics import COLUMNS, METRIC_BY_NAME, Metric
-from nightbridge.store.protocol import ObjectStore
+from nightbridge.store.protocol import ObjectStore, read_stored
 
 Repository = Literal["megatron_bridge", "nemo_run"]
 REPOSITORIES: dict[Repository, str] = {"megatron_bridge": "Megatron-Bridge", "nemo_run": "NeMo-Run"}
@@ -200,13 +198,10 @@ def load_plan(store: ObjectStore, bisect_id: str) -> BisectPlan:
         DamagedData: It cannot be read.
     """
     key = _key(bisect_id)
-    data = store.get(key)
-    if data is None:
+    plan = read_stored(store, key, BisectPlan, what="not a bisect plan", advice="Delete it to start over")
+    if plan is None:
         raise InvalidInput("no bisect of this id", thing=store.url_of(key), advice="Check the id and the store")
-    try:
-        return BisectPlan.model_validate_json(data)
-    except ValidationError as error:
-        raise DamagedData("not a bisect plan", thing=store.url_of(key), advice="Delete it to start over") from error
+    return plan
 
 
 def point_run(plan: BisectPlan, base: RunRecord, place: int, number: int) -> RunSpec:

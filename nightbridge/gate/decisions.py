@@ -16,12 +16,12 @@ from collections.abc import Sequence
 from typing import Literal
 from urllib.parse import quote
 
-from pydantic import AwareDatetime, Field, ValidationError
+from pydantic import AwareDatetime, Field
 
-from nightbridge.errors import DamagedData, InvalidInput
+from nightbridge.errors import InvalidInput
 from nightbridge.models import MetricName, StoredModel
 from nightbridge.models.metrics import METRIC_BY_NAME
-from nightbridge.store.protocol import ObjectStore
+from nightbridge.store.protocol import ObjectStore, read_stored
 
 ROOT = "decisions"
 
@@ -85,13 +85,8 @@ def read_decisions(store: ObjectStore, cluster: str, series: str) -> tuple[Decis
     """
     found = []
     for info in store.list(_folder(cluster, series)):
-        data = store.get(info.key)
-        if data is None:
-            continue
-        try:
-            found.append(Decision.model_validate_json(data))
-        except ValidationError as error:
-            raise DamagedData("not a decision", thing=store.url_of(info.key), advice="Fix or delete it") from error
+        decision = read_stored(store, info.key, Decision, what="not a decision", advice="Fix or delete it")
+        found += [decision] if decision else []
     return tuple(sorted(found, key=lambda decision: decision.when))
 
 

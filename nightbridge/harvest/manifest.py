@@ -15,7 +15,7 @@ from pydantic_core import to_json
 from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.models import Job, Model, RunRecord, RunSpec, StoredFile, StoredModel
 from nightbridge.store.checksum import sha256_hex
-from nightbridge.store.protocol import ObjectStore, read_model
+from nightbridge.store.protocol import ObjectStore, read_stored
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -72,7 +72,7 @@ def read_manifest(store: ObjectStore, prefix: str) -> Manifest | None:
 
     """
     advice = "It was modified in the store, or written by a newer nightbridge"
-    return read_model(store, f"{prefix}/{MANIFEST}", Manifest, what="not a manifest", advice=advice)
+    return read_stored(store, f"{prefix}/{MANIFEST}", Manifest, what="not a manifest", advice=advice)
 
 
 def commit_manifest(store: ObjectStore, manifest: Manifest) -> bool:

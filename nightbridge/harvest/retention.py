@@ -13,7 +13,7 @@ from pydantic import AwareDatetime, Field
 
 from nightbridge.harvest.manifest import MANIFEST
 from nightbridge.models import GatePolicy, Model, RetentionPolicy, Verdict, VerdictStatus
-from nightbridge.store.protocol import ObjectInfo, ObjectStore, read_model
+from nightbridge.store.protocol import ObjectInfo, ObjectStore, read_stored
 from nightbridge.store.transfers import Meter, Progress, in_parallel
 
 VERDICT = "verdict.json"
@@ -211,7 +211,7 @@ def _newest(items: Iterable[ObjectInfo]) -> datetime:
 def _verdict_of(store: ObjectStore, run: StoredRun) -> Verdict | None:
     what = "not a verdict; the runs it was compared with are unknown"
     advice = "Compare the run again, or delete the file"
-    return read_model(store, f"{run.prefix}/{VERDICT}", Verdict, what=what, advice=advice)
+    return read_stored(store, f"{run.prefix}/{VERDICT}", Verdict, what=what, advice=advice)
 
 
 def _decisions(store: ObjectStore) -> str:

@@ -13,8 +13,6 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 from urllib.parse import quote, unquote
 
-from pydantic import ValidationError
-
 from nightbridge.errors import DamagedData
 from nightbridge.harvest.manifest import MANIFEST, load_record
 from nightbridge.history.history_store import (
@@ -29,7 +27,7 @@ from nightbridge.history.history_store import (
 from nightbridge.history.metrics import COMPLETE_OUTCOMES, GOOD_VERDICTS
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import RunRecord, Verdict, slug, utc_now
-from nightbridge.store.protocol import ObjectStore
+from nightbridge.store.protocol import ObjectStore, read_stored
 
 
 class StoredSeries(NamedTuple):
@@ -198,12 +196,6 @@ def _last_attempts(keys: Iterable[str]) -> dict[str, int]:
 
 def _row(store: ObjectStore, folder: str, record: RunRecord) -> HistoryRow:
     key = f"{folder}/verdict.json"
-    data = store.get(key)
-    if data is None:
-        return row_of(record, None)
-    try:
-        verdict = Verdict.model_validate_json(data)
-    except ValidationError as error:
-        raise DamagedData("not a verdict", thing=store.url_of(key), advice="Compare the run again") from error
+    verdict = read_stored(store, key, Verdict, what="not a verdict", advice="Compare the run again")
     # A verdict on an earlier attempt says nothing about this one.
-    return row_of(record, verdict if verdict.prefix == record.prefix else None)
+    return row_of(record, verdict if verdict and verdict.prefix == record.prefix else None)

@@ -35,7 +35,7 @@ from nightbridge.models import (
     slug,
     utc_now,
 )
-from nightbridge.store.protocol import ObjectStore
+from nightbridge.store.protocol import ObjectStore, read_stored
 
 _NIGHT_ID: TypeAdapter[str] = TypeAdapter(NightId)
 
@@ -273,13 +273,7 @@ def _read_nights(store: ObjectStore, folders: Sequence[tuple[str, str]]) -> Iter
 
 
 def _read(store: ObjectStore, key: str, kind: type[_M]) -> _M | None:
-    data = store.get(key)
-    if data is None:
-        return None
-    try:
-        return kind.model_validate_json(data)
-    except ValidationError as error:
-        raise DamagedData("not the record of a night", thing=store.url_of(key), advice="Remove it") from error
+    return read_stored(store, key, kind, what="not the record of a night", advice="Remove it")
 
 
 def _folder(night: str, scenario: str) -> str:

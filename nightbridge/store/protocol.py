@@ -148,7 +148,7 @@ def _invalid_because(key: str) -> str:
     return ""
 
 
-def read_model(store: ObjectStore, key: str, kind: type[_M], *, what: str, advice: str) -> _M | None:
+def read_stored(store: ObjectStore, key: str, kind: type[_M], *, what: str, advice: str) -> _M | None:
     """Read a model that was written as JSON; None where there is no such object.
 
     Args:
