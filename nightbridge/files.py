@@ -1,10 +1,16 @@
-"""Files that appear whole or not at all, on local and shared file systems."""
+"""Files that appear whole or not at all, on local and shared file systems; and files that somebody else wrote.
+
+A job can put anything under any name of its folders: a link to credentials, a FIFO that blocks whoever opens it, a file
+of a terabyte, and another one in the moment between a look at the name and its use. `open_regular` is the one way to
+open such a file, and what it returns is what was checked.
+"""
 
 import contextlib
 import errno
 import grp
 import os
 import pwd
+import stat
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -92,6 +98,99 @@ def _group_name(gid: int) -> str:
         return str(gid)
 
 
+class RefusedFile(OSError):
+    """A file that is not read, because it is none that this program or its job would have written so."""
+
+
+# O_NONBLOCK: a FIFO is opened at once, and then refused; to a regular file it makes no difference.
+_TO_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_TO_PASS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+MODEL_LIMIT = 64 << 20
+"""Bytes of the largest stored model; the plan of a night of 10,000 runs has half as many."""
+
+_LINK, _NOT_REGULAR = "it is a link, which is not followed", "it is not a regular file"
+# What opening a link and a socket gives.
+_REFUSED = {errno.ELOOP: _LINK, errno.ENXIO: _NOT_REGULAR}
+
+
+@contextlib.contextmanager
+def open_regular(
+    path: Path, *, below: Path | None = None, limit: int | None = None, buffering: int = -1
+) -> Iterator[BinaryIO]:
+    """Open a file that others can write, for reading: a regular file, and no link.
+
+    Args:
+        path: The file.
+        below: The run's folder that it lies in. Neither that folder nor any between the two may be a link, at the
+            moment of opening, nor may the file be a hard link to another user's. None: the file itself is no link.
+        limit: Bytes; a larger file is refused. None for what is read in pieces.
+        buffering: As of the built-in `open`.
+
+    Raises:
+        RefusedFile: It is a link or reached through one, not a regular file, a hard link to another user's file, or too
+            large; `strerror` says which.
+        OSError: There is no such file, or it cannot be read.
+
+    """
+    descriptor = _descriptor(path, below)
+    try:
+        _check(os.fstat(descriptor), path, limit, of_run=below is not None)
+    except OSError:
+        os.close(descriptor)
+        raise
+    with open(descriptor, "rb", buffering=buffering) as stream:
+        yield stream
+
+
+def read_regular(path: Path, *, limit: int, below: Path | None = None) -> bytes:
+    """The content of a small file that others can write; arguments and errors are those of `open_regular`."""
+    with open_regular(path, below=below, limit=limit) as stream:
+        data = stream.read(limit + 1)
+    if len(data) > limit:
+        raise _too_large(path, limit)
+    return data
+
+
+def _descriptor(path: Path, below: Path | None) -> int:
+    """Open the file for reading, from one folder to the next, so that no name is looked up twice."""
+    try:
+        if below is None:
+            return os.open(path, _TO_READ)
+        *folders, name = path.relative_to(below).parts
+        if ".." in (*folders, name):
+            raise ValueError("a way up")
+        folder = os.open(below, _TO_PASS)
+        try:
+            for part in folders:
+                inner = os.open(part, _TO_PASS, dir_fd=folder)
+                os.close(folder)
+                folder = inner
+            return os.open(name, _TO_READ, dir_fd=folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        if reason := _REFUSED.get(error.errno or 0):
+            raise RefusedFile(error.errno, reason, str(path)) from error
+        raise
+    except ValueError as error:  # it is not below that folder, or its name has a NUL
+        raise RefusedFile(errno.EXDEV, "it does not lie in the run's folder", str(path)) from error
+
+
+def _check(status: os.stat_result, path: Path, limit: int | None, *, of_run: bool) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise RefusedFile(errno.EINVAL, _NOT_REGULAR, str(path))
+    # Elsewhere, users who share a workspace create files by hard links (`create_exclusively`).
+    if of_run and status.st_nlink > 1 and status.st_uid != os.geteuid():
+        raise RefusedFile(errno.EPERM, "it is a hard link to another user's file", str(path))
+    if limit is not None and status.st_size > limit:
+        raise _too_large(path, limit)
+
+
+def _too_large(path: Path, limit: int) -> RefusedFile:
+    return RefusedFile(errno.EFBIG, f"it is larger than {limit} bytes", str(path))
+
+
 def write_model(path: Path, model: "BaseModel") -> None:
     """Write a model as indented JSON, atomically."""
     write_atomically(path, model.model_dump_json(indent=2).encode() + b"\n")
@@ -111,10 +210,10 @@ def read_model(path: Path, kind: type[_M], *, what: str, advice: str) -> _M | No
 
     """
     try:
-        return kind.model_validate_json(path.read_bytes())
+        return kind.model_validate_json(read_regular(path, limit=MODEL_LIMIT))
     except FileNotFoundError:
         return None
-    except ValueError as error:
+    except (RefusedFile, PermissionError, ValueError) as error:
         raise DamagedData(what, thing=str(path), advice=advice) from error
 
 

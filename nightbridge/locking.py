@@ -23,7 +23,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from nightbridge.errors import NightbridgeError, PermanentError, TransientError
-from nightbridge.files import create_exclusively, read_model
+from nightbridge.files import RefusedFile, create_exclusively, open_regular, read_model, read_regular
 from nightbridge.models import Model, StoredModel, utc_now
 
 log = logging.getLogger(__name__)
@@ -34,6 +34,7 @@ BEATS_PER_TTL = 4
 FIRST_PAUSE_SECONDS = 0.02
 MAX_PAUSE_SECONDS = 1.0
 LOG_AFTER_SECONDS = 2.0
+_MAX_HOLDER_BYTES = 64 << 10
 
 _UNWRITABLE = {errno.EEXIST, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENOSPC, errno.EDQUOT}
 
@@ -199,12 +200,14 @@ class _Watch:
     def holder_is_gone(self) -> bool:
         try:
             # Opened, because NFS promises fresh attributes only to those who open a file.
-            with self._path.open("rb") as stream:
+            with open_regular(self._path, limit=_MAX_HOLDER_BYTES) as stream:
                 mtime = os.fstat(stream.fileno()).st_mtime_ns
                 self.holder = parse_holder(stream.read())
         except FileNotFoundError:
             self._seen = None
             return False
+        except RefusedFile:  # not made by a holder: broken after `ttl`, as is one that cannot be parsed
+            self.holder, mtime = None, 0
         now = time.monotonic()
         state = (self.holder.token if self.holder else "", mtime)
         if state != self._seen:
@@ -252,8 +255,8 @@ def _clear_dead_guard(guard: Path, ttl: float) -> None:
 def read_holder(path: Path) -> Holder | None:
     """Who holds the lease at `path`; None where there is no such file, or not the file of a lease."""
     try:
-        return parse_holder(path.read_bytes())
-    except FileNotFoundError:
+        return parse_holder(read_regular(path, limit=_MAX_HOLDER_BYTES))
+    except (FileNotFoundError, RefusedFile):
         return None
 
 

@@ -9,11 +9,13 @@ import shutil
 import time
 import uuid
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
 from pydantic import Field
 
+from nightbridge.files import MODEL_LIMIT, RefusedFile, open_regular
 from nightbridge.images.image import workspace_refs
 from nightbridge.images.scratch_dirs import leftover_scratch_dirs, remove_tree, temporary_folder
 from nightbridge.locking import lease
@@ -108,15 +110,21 @@ def text_of_live_jobs(workspace: Path) -> str:
 
     An attempt has ended when its job left an exit code, or a watcher has seen its end.
     """
-    texts = []
+    texts: list[str] = []
     for attempt in (workspace.absolute() / "runs").glob(f"*/a*/{ATTEMPT_FILE}"):
         folder = attempt.parent
         ended = (folder / EXIT_CODE).exists() or (folder / ENDED_FILE).exists()
         if ended or time.time() - attempt.stat().st_mtime > _MAX_LIFE_SECONDS:
             continue
         for pattern in _FILES_THAT_NAME:
-            texts += [path.read_text(encoding="utf-8", errors="replace") for path in folder.glob(pattern)]
+            texts += map(_text_of, folder.glob(pattern))
     return "\n".join(texts)
+
+
+def _text_of(path: Path) -> str:
+    with suppress(RefusedFile), open_regular(path) as stream:
+        return stream.read(MODEL_LIMIT).decode(errors="replace")
+    return ""
 
 
 _CHECKOUT = re.compile(r"[0-9a-f]{40}(\+submodules)?")

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nightbridge.errors import DamagedData, InvalidInput, PermanentError
+from nightbridge.files import open_regular
 
 if TYPE_CHECKING:
     # git's credential helper reads logins, and starts too often to pay for pydantic's import.
@@ -198,11 +199,11 @@ def mask_secrets(text: str, values: Iterable[str]) -> str:
     return text
 
 
-def copy_masked(source: Path, target: Path, secrets: Iterable[str]) -> int:
+def copy_masked(source: Path, target: Path, secrets: Iterable[str], below: Path | None = None) -> int:
     """Copy a text file with every secret value, and every text in a secret's shape, replaced by `MASK`.
 
     The longest value at a position wins; values that `mask_secrets` does not mask stay here too. Returns how many
-    were masked.
+    were masked. The source is opened as by `files.open_regular`.
 
     Raises:
         DamagedData: The source cannot be read.
@@ -212,7 +213,7 @@ def copy_masked(source: Path, target: Path, secrets: Iterable[str]) -> int:
     maskers = _maskers(secrets)
     try:
         with target.open("wb") as writer:
-            for piece in _pieces(source):
+            for piece in _pieces(source, below):
                 masked = piece
                 for masker in maskers:
                     masked = masker.mask(masked, last=not piece)
@@ -224,10 +225,10 @@ def copy_masked(source: Path, target: Path, secrets: Iterable[str]) -> int:
     return sum(masker.found for masker in maskers)
 
 
-def _pieces(source: Path) -> Iterator[bytes]:
+def _pieces(source: Path, below: Path | None) -> Iterator[bytes]:
     """A file in chunks; the last one is empty."""
     try:
-        with source.open("rb") as reader:
+        with open_regular(source, below=below) as reader:
             while piece := reader.read(CHUNK):
                 yield piece
     except OSError as error:

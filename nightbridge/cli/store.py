@@ -36,7 +36,7 @@ def events(
 
     if not path.exists():
         raise InvalidInput("no such file or folder", thing=str(path), advice="Name an event file or its folder")
-    files, damage = read_event_files(path)
+    files, damage = read_event_files(path.resolve())
     table = scalar_table(files)
     note_all(damage)
     others = sum((Counter(file.skipped) for file in files), Counter[str]())

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from nightbridge.errors import DamagedData, InvalidInput
+from nightbridge.files import read_regular
 from nightbridge.models import GoldenPolicy, Model
 
 Array = NDArray[np.float64]
@@ -88,6 +89,9 @@ SPEEDS = (Speed(UTILISATION, False), Speed(ITERATION_TIME, True))
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
+_MAX_BYTES = 64 << 20
+
+
 def read_golden_file(path: Path) -> GoldenValues:
     """Read a golden file of either format.
 
@@ -96,7 +100,7 @@ def read_golden_file(path: Path) -> GoldenValues:
         DamagedData: It is not whole: no JSON, or steps that it declares are missing.
     """
     try:
-        data = path.read_bytes()
+        data = read_regular(path.resolve(), limit=_MAX_BYTES)
     except OSError as error:
         raise InvalidInput(f"cannot be read ({error.strerror})", thing=str(path)) from error
     return read_golden(data, str(path))

@@ -17,7 +17,7 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 
 from nightbridge.errors import NightbridgeError, TransientError
-from nightbridge.files import write_model
+from nightbridge.files import MODEL_LIMIT, read_regular, write_model
 from nightbridge.harvest.manifest import load_record
 from nightbridge.harvest.request import HarvestRequest, run_harvest
 from nightbridge.models import Model, RunRecord, SecretRef
@@ -133,7 +133,7 @@ def main(arguments: Sequence[str]) -> int:
     begin_on_node()
     given = NodeSecrets.model_validate_json(sys.stdin.read())
     os.environ.update(given.variables)
-    request = HarvestRequest.model_validate_json(Path(arguments[0]).read_bytes())
+    request = HarvestRequest.model_validate_json(read_regular(Path(arguments[0]), limit=MODEL_LIMIT))
     due = 0.0
 
     def report(progress: Progress) -> None:

@@ -12,6 +12,7 @@ earlier/       a1/..., of each earlier attempt, but for its checkpoints  likewis
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from nightbridge.harvest.manifest import LeftOut
@@ -58,17 +59,19 @@ def _single_files(output: RunOutput) -> Iterator[LocalFile]:
         ((path for path in output.attempt_files if path != output.launcher_log), "attempt", "config"),
     )
     for paths, folder, kind in tables:
-        yield from (LocalFile(path, f"{folder}/{path.name}", kind) for path in paths if path is not None)
+        for path in (path for path in paths if path is not None):
+            yield LocalFile(path, f"{folder}/{path.name}", kind, _folder_of(output, path))
     for path in output.event_files:
-        yield LocalFile(path, _below(output, path, "tb_logs", "tensorboard"), "tensorboard")
+        stored = _below(output, path, "tb_logs", "tensorboard")
+        yield LocalFile(path, stored, "tensorboard", _folder_of(output, path))
     for path in output.profiles:
-        yield LocalFile(path, _below(output, path, "profiles", "profiles"), "other")
+        yield LocalFile(path, _below(output, path, "profiles", "profiles"), "other", _folder_of(output, path))
 
 
 def _earlier_files(earlier: Sequence[RunOutput]) -> Iterator[LocalFile]:
     for output in earlier:
         for file in _single_files(output):
-            yield LocalFile(file.source, f"earlier/{output.attempt_dir.name}/{file.path}", file.kind)
+            yield replace(file, path=f"earlier/{output.attempt_dir.name}/{file.path}")
 
 
 def _checkpoint_units(output: RunOutput, policy: str) -> tuple[list[Unit], list[LeftOut]]:
@@ -90,7 +93,9 @@ def _checkpoint_units(output: RunOutput, policy: str) -> tuple[list[Unit], list[
         for checkpoint in chosen(complete, policy):
             path = stored_path(output, checkpoint)
             try:
-                units.append(Unit(path=path, files=tuple(_files_of(checkpoint, path))))
+                below = _folder_of(output, checkpoint.path)
+                files = tuple(replace(file, below=below) for file in _files_of(checkpoint, path))
+                units.append(Unit(path=path, files=files))
             except (OSError, _NotAsJudged) as error:
                 left_out.append(LeftOut(path=path, reason=str(error)))
     return units, left_out
@@ -133,8 +138,11 @@ def _files_below(root: Path, stored: str) -> Iterator[LocalFile]:
         for name in (*folders, *sorted(names)):
             path = Path(folder, name)
             inside = path.relative_to(root).as_posix()
-            if path.is_symlink() and not path.resolve().is_relative_to(root.resolve()):
-                raise _NotAsJudged(f"{inside} is a link to outside the checkpoint")
+            if path.is_symlink():
+                target = path.resolve()
+                if not target.is_relative_to(root.resolve()):
+                    raise _NotAsJudged(f"{inside} is a link to outside the checkpoint")
+                path = root / target.relative_to(root.resolve())
             if name in names:
                 yield LocalFile(source=path, path=f"{stored}/{inside}", kind="checkpoint")
 
@@ -146,6 +154,12 @@ def _trackers_of(checkpoint: Checkpoint, stored: str) -> Iterator[LocalFile]:
         path = checkpoint.path.parent / name
         if path.is_file() and not path.is_symlink():
             yield LocalFile(source=path, path=f"{Path(stored).parent}/{name}", kind="checkpoint")
+
+
+def _folder_of(output: RunOutput, path: Path) -> Path:
+    """The run's folder in which nothing on the way to `path` may be a link when it is opened."""
+    folders = (output.attempt_dir, output.output_dir, output.job_dir)
+    return next((folder for folder in folders if folder is not None and path.is_relative_to(folder)), path.parent)
 
 
 def _below(output: RunOutput, path: Path, folder: str, stored_folder: str) -> str:

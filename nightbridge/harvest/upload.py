@@ -27,11 +27,15 @@ Kind = Literal["checkpoint", "tensorboard", "log", "config", "summary", "metrics
 
 @dataclass(frozen=True, slots=True)
 class LocalFile:
-    """A file to store: its path here, and its path relative to the run's prefix."""
+    """A file to store: its path here, its path relative to the run's prefix, and the run's folder that it lies in.
+
+    Without such a folder it is one that this program has written.
+    """
 
     source: Path
     path: str
     kind: Kind
+    below: Path | None = None
 
 
 class Unit(Model):
@@ -123,7 +127,7 @@ def _task(number: int, unit: str, file: LocalFile) -> _Task:
     stamp, reason = None, ""
     try:
         checked_key(file.path)
-        status = file.source.stat()
+        status = file.source.lstat()
         if stat.S_ISREG(status.st_mode):
             stamp = Stamp.of(status)
         else:
@@ -156,14 +160,16 @@ class _Sender:
                 raise DamagedData(task.reason)
             if task.file.kind in TEXT_KINDS:
                 return self._send_masked(task, task.stamp)
-            return self._send(task, task.stamp, FileSource(task.file.source, task.stamp, self._secrets))
+            return self._send(
+                task, task.stamp, FileSource(task.file.source, task.stamp, self._secrets, task.file.below)
+            )
         except DamagedData as error:
             self._failed.add(task.unit)
             return LeftOut(path=task.file.path, reason=error.what)
 
     def _send_masked(self, task: _Task, stamp: Stamp) -> _Sent:
         masked = self._scratch / str(task.number)
-        masks = copy_masked(task.file.source, masked, self._secrets)
+        masks = copy_masked(task.file.source, masked, self._secrets, task.file.below)
         try:
             return self._send(task, stamp, FileSource(masked), masks)
         finally:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nightbridge.errors import InvalidInput
+from nightbridge.files import read_regular
 from nightbridge.models import Model
 
 SIZES = ("model.tensor_model_parallel_size", "model.pipeline_model_parallel_size", "model.context_parallel_size")
@@ -141,9 +142,7 @@ def read_container(path: Path) -> ConfigContainer:
     import yaml
 
     try:
-        if path.stat().st_size > _SIZE_LIMIT:
-            raise InvalidInput("too large for a configuration", thing=str(path), advice="Name a ConfigContainer.yaml")
-        table = yaml.safe_load(path.read_text(encoding="utf-8"))
+        table = yaml.safe_load(read_regular(path.resolve(), limit=_SIZE_LIMIT).decode())
     except OSError as error:
         raise InvalidInput(f"cannot be read: {error.strerror}", thing=str(path), advice="Check the path") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from nightbridge.errors import NightbridgeError, TransientError
-from nightbridge.files import write_model
+from nightbridge.files import open_regular, write_model
 from nightbridge.locking import Holder, lives, parse_holder, read_holder, this_process
 from nightbridge.models import Model
 
@@ -84,7 +84,7 @@ def last_sign(workspace: Path, flow_run: str) -> LastSign | None:
     path = alive_path(workspace, flow_run)
     try:
         # Opened, because NFS promises fresh attributes only to those who open a file.
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             beat = os.fstat(stream.fileno()).st_mtime
             holder = parse_holder(stream.read())
         return LastSign(holder=holder, silent_for=_clock_of(path.parent) - beat)

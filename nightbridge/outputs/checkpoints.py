@@ -26,6 +26,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from nightbridge.errors import DamagedData
+from nightbridge.files import read_regular
 from nightbridge.models import Checkpoint, CheckpointState
 
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -35,6 +36,11 @@ LOADER_STATES = "energon"
 _ITERATION = re.compile(r"iter_(\d{7,})")
 _SHARD_SUFFIX = ".distcp"
 _NAMES_SHOWN = 3
+
+_MAX_TRACKER_BYTES = 64
+_MAX_CONFIG_BYTES = 16 << 20
+_MAX_METADATA_BYTES = 1 << 30
+"""The metadata of the largest known models has some tens of megabytes."""
 
 
 def find_checkpoints(save_dir: Path) -> tuple[Checkpoint, ...]:
@@ -62,7 +68,7 @@ def find_checkpoints(save_dir: Path) -> tuple[Checkpoint, ...]:
 def tracked_iteration(save_dir: Path) -> int | None:
     """The iteration that the tracker file names; None without one, while it is written, or when it names a release."""
     try:
-        return int((save_dir / TRACKER).read_text(encoding="ascii", errors="replace").strip())
+        return int(read_regular(save_dir / TRACKER, limit=_MAX_TRACKER_BYTES).decode("ascii"))
     except (OSError, ValueError):
         return None
 
@@ -176,7 +182,7 @@ def _load_yaml(path: Path) -> dict[str, Any]:
     import yaml
 
     try:
-        node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
+        node = yaml.compose(read_regular(path, limit=_MAX_CONFIG_BYTES).decode(), Loader=yaml.CSafeLoader)
     except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(str(error)) from error
     if not isinstance(node, yaml.MappingNode):
@@ -201,7 +207,7 @@ def _unreadable(path: Path) -> str:
     """What is wrong with the small files; empty when both can be parsed."""
     if _is_file(path / "metadata.json"):
         try:
-            content = json.loads((path / "metadata.json").read_bytes())
+            content = json.loads(read_regular(path / "metadata.json", limit=_MAX_CONFIG_BYTES))
         except (ValueError, RecursionError) as error:
             return f"metadata.json is not JSON: {error}"
         if not isinstance(content, dict):
@@ -257,9 +263,6 @@ def _some(lines: list[str]) -> str:
 
 
 # --- the metadata ---------------------------------------------------------------------------------------------------
-
-_SIZE_LIMIT = 1 << 30
-"""Bytes. The metadata of the largest known models has some tens of megabytes."""
 
 _INERT_PACKAGES = ("torch.distributed.checkpoint.", "torch.distributed._shard.", "megatron.core.dist_checkpointing.")
 _INERT_NAMES: dict[str, re.Pattern[str]] = {
@@ -338,9 +341,7 @@ def read_storage_entries(path: Path) -> tuple[StorageEntry, ...]:
         OSError: The file cannot be read.
 
     """
-    if path.stat().st_size > _SIZE_LIMIT:
-        raise DamagedData("the checkpoint's metadata is too large", thing=str(path))
-    data = path.read_bytes()
+    data = read_regular(path, limit=_MAX_METADATA_BYTES)
     try:
         _check_opcodes(data)
         metadata = _Unpickler(data).load()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
 
 from nightbridge.errors import DamagedData
+from nightbridge.files import open_regular
 from nightbridge.outputs.event_decoder import (
     FOOTER_SIZE,
     HEADER_SIZE,
@@ -207,7 +208,7 @@ def read_event_file(path: Path) -> EventFile:
     """
     file = EventFile(path)
     try:
-        with path.open("rb", buffering=_BLOCK) as stream:
+        with open_regular(path, buffering=_BLOCK) as stream:
             file.bytes_total = os.fstat(stream.fileno()).st_size
             try:
                 for offset in read_on(stream, file.bytes_total, file):

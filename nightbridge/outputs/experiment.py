@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from nightbridge.files import open_regular
 from nightbridge.models import Checkpoint, Job, Model
 from nightbridge.outputs.checkpoints import LOADER_STATES, find_checkpoints
 from nightbridge.outputs.curves import read_curves
@@ -110,13 +111,16 @@ class _Tree:
     """Walks over the run's folders: its regular files, its checkpoint folders, and what it did not follow."""
 
     def __init__(self, roots: list[Path]) -> None:
-        self._roots = [root.resolve() for root in roots]
+        self._roots = [root.resolve() for root in roots if not root.is_symlink()]
         self._seen: set[Path] = set()
         self.files: list[Path] = []
         self.save_dirs: list[Path] = []
         self.notes: list[str] = []
 
     def walk(self, folder: Path) -> None:
+        if folder.is_symlink():
+            self._note_link(folder)
+            return
         for parent_name, folders, names in os.walk(folder, onerror=self._note_error):
             parent = Path(parent_name)
             if parent.resolve() in self._seen:
@@ -134,7 +138,8 @@ class _Tree:
             self.files += [path for name in sorted(names) if self._is_ours(path := parent / name)]
 
     def _is_ours(self, path: Path) -> bool:
-        if path.is_symlink() and not self._is_inside(path):
+        if path.is_symlink():
+            # What it links to inside the run's folders is found there under its own name.
             self._note_link(path)
             return False
         return path.is_file()
@@ -297,7 +302,7 @@ def _of_repositories(path: Path | None, pinned: frozenset[str]) -> Iterator[tupl
 
 def _head(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            return file.read(_MAX_BYTES).decode(errors="replace")
+        with open_regular(path) as stream:
+            return stream.read(_MAX_BYTES).decode(errors="replace")
     except OSError:
         return ""

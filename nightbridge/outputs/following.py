@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
 
+from nightbridge.files import open_regular
 from nightbridge.models import Job, Model
 from nightbridge.models.metrics import METRIC_BY_NAME
 from nightbridge.outputs.event_files import (
@@ -220,7 +221,7 @@ class EventFileTail:
 
         """
         try:
-            with self.path.open("rb") as stream:
+            with open_regular(self.path) as stream:
                 status = os.fstat(stream.fileno())
                 if self._inode != status.st_ino or status.st_size < self._offset:
                     self._inode, self._offset, self.damage, self._columns = status.st_ino, 0, "", Columns()

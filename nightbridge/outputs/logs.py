@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from pydantic import Field
 
+from nightbridge.files import open_regular
 from nightbridge.models import Model
 from nightbridge.models.metrics import METRICS, NUMBER
 
@@ -368,7 +369,7 @@ def read_logs(paths: Sequence[Path]) -> LogReading:
     damage: list[str] = []
     for path in paths:
         try:
-            with path.open("rb") as stream:
+            with open_regular(path) as stream:
                 for line in text_lines(stream):
                     reader.see(line)
         except OSError as error:
@@ -419,7 +420,7 @@ class LogTail:
 
         """
         try:
-            with self.path.open("rb", buffering=0) as stream:
+            with open_regular(self.path, buffering=0) as stream:
                 data = self._new_bytes(stream)
         except FileNotFoundError:
             return []

@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from nightbridge.errors import DamagedData
+from nightbridge.files import RefusedFile, open_regular
 from nightbridge.locking import lease
 from nightbridge.models import Model, PinnedRepository
 from nightbridge.repos.git import attempt, git
@@ -216,9 +217,9 @@ def _make(mirror: Mirror, commit: str, folder: Path, workspace: Path, with_submo
 
 def _is_lfs_pointer(path: Path) -> bool:
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             return stream.read(len(_LFS_POINTER)) == _LFS_POINTER
-    except (FileNotFoundError, IsADirectoryError):
+    except (FileNotFoundError, RefusedFile):
         return False
 
 

@@ -20,7 +20,7 @@ from typing import Literal, TypeVar
 from pydantic import Field
 
 from nightbridge.errors import DamagedData, LaunchRefused, PermanentError, StatusUnknown, TransientError
-from nightbridge.files import create_exclusively, read_model
+from nightbridge.files import RefusedFile, create_exclusively, read_model, read_regular
 from nightbridge.models import ClusterSettings, Model, RunKey, StoredModel, utc_now
 from nightbridge.slurm.protocol import JobNotAccepted
 from nightbridge.slurm.script import ATTEMPT_FILE as ATTEMPT_FILE
@@ -36,6 +36,7 @@ CancelPolicy = Literal["hopeless", "max_pending", "max_runtime"]
 _Kind = Literal["not_accepted", "unknown", "transient", "permanent"]
 
 _ATTEMPT_FOLDER = re.compile(r"a([1-9]\d*)")
+_MAX_NUMBER_BYTES = 32
 _INTENT_FILE = re.compile(r"intent(?:-([1-9]\d*))?\.json")
 
 
@@ -265,8 +266,9 @@ def _intent_files(attempt_dir: Path) -> list[tuple[int, Path]]:
 
 
 def _read_number(path: Path) -> int | None:
-    with contextlib.suppress(FileNotFoundError, ValueError):
-        return int(path.read_text(encoding="ascii"))
+    # A job can leave anything here: what is no file with a number says nothing.
+    with contextlib.suppress(FileNotFoundError, RefusedFile, PermissionError, ValueError):
+        return int(read_regular(path, below=path.parent, limit=_MAX_NUMBER_BYTES))
     return None
 
 

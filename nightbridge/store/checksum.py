@@ -6,13 +6,16 @@ records, and a reader needs nothing but the size of the parts to check it:
 https://docs.aws.amazon.com/AmazonS3/latest/userguide/checking-object-integrity-upload.html
 """
 
+import contextlib
 import hashlib
+import io
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from nightbridge.errors import DamagedData
+from nightbridge.files import open_regular
 from nightbridge.secrets import SecretFinder
 
 
@@ -90,6 +93,7 @@ class FileSource:
         path: The file.
         stamp: What the file was when it was chosen; what it is at opening where that does not matter.
         secrets: Values that must not be in it.
+        below: The run's folder that it lies in, as for `files.open_regular`.
 
     Raises:
         DamagedData: From opening or any read: the file is gone, cannot be read, is not the one that was chosen, changed
@@ -97,8 +101,12 @@ class FileSource:
 
     """
 
-    def __init__(self, path: Path, stamp: Stamp | None = None, secrets: Iterable[str] = ()) -> None:
+    def __init__(
+        self, path: Path, stamp: Stamp | None = None, secrets: Iterable[str] = (), below: Path | None = None
+    ) -> None:
         self.path = path
+        self._below = below
+        self._opened = contextlib.ExitStack()
         self._stamp = stamp
         self._secrets = tuple(secrets)
         self.on_read: Callable[[int], None] = lambda position: None
@@ -106,20 +114,21 @@ class FileSource:
 
     def __enter__(self) -> "FileSource":
         try:
-            self._stream = self.path.open("rb", buffering=0)
+            stream = self._opened.enter_context(open_regular(self.path, below=self._below, buffering=0))
+            self._stream = cast("io.FileIO", stream)
         except OSError as error:
             raise self._unreadable(error) from error
         self._stamp = self._stamp or Stamp.of(os.fstat(self._stream.fileno()))
         try:
             self._check_unchanged()
         except DamagedData:
-            self._stream.close()
+            self._opened.close()
             raise
         self.rewind()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stream.close()
+        self._opened.close()
 
     @property
     def size(self) -> int:

@@ -1,23 +1,32 @@
 """Files appear whole or not at all, and only one of many creates one."""
 
+import ast
 import errno
 import multiprocessing
 import os
 import pwd
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+import nightbridge
 from nightbridge.errors import DamagedData, PermanentError, TransientError
 from nightbridge.files import (
+    RefusedFile,
     check_workspace,
     create_exclusively,
+    open_regular,
     read_model,
+    read_regular,
     write_atomically,
     write_model,
 )
@@ -184,3 +193,185 @@ def test_a_place_that_takes_no_files_is_named_with_a_way_out(tmp_path: Path, pla
 
     with pytest.raises(PermanentError, match=f"{workspace}: the workspace cannot be written: .*--workspace"):
         check_workspace(workspace)
+
+
+# --- files that somebody else wrote ----------------------------------------------------------------------------------
+
+
+def make_link_to_fifo(path: Path) -> None:
+    os.mkfifo(f"{path}.fifo")
+    path.symlink_to(f"{path}.fifo")
+
+
+def make_large(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 1 << 40)
+
+
+def make_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        # The name of a socket has at most 107 bytes.
+        os.chdir(path.parent)
+        server.bind(path.name)
+
+
+FOREIGN = {
+    "a FIFO": (os.mkfifo, "not a regular file"),
+    "a folder": (Path.mkdir, "not a regular file"),
+    "a socket": (make_socket, "not a regular file"),
+    "a link to a file": (lambda path: path.symlink_to("/etc/passwd"), "a link"),
+    "a link to nothing": (lambda path: path.symlink_to("gone"), "a link"),
+    "a link to a FIFO": (make_link_to_fifo, "a link"),
+    "a file that is too large": (make_large, "larger than 1000 bytes"),
+}
+
+
+@pytest.mark.timeout(5)
+@pytest.mark.parametrize("within", [False, True])
+@pytest.mark.parametrize(("make", "reason"), FOREIGN.values(), ids=FOREIGN)
+def test_what_is_no_file_of_the_run_is_refused_at_once(
+    make: Callable[[Path], object], reason: str, within: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make(tmp_path / "file")
+
+    with pytest.raises(RefusedFile, match=reason):
+        read_regular(tmp_path / "file", below=tmp_path if within else None, limit=1000)
+
+
+@pytest.mark.parametrize("link", ["run", "run/logs", "run/logs/deep"])
+def test_no_folder_of_a_run_is_reached_through_a_link(link: str, tmp_path: Path) -> None:
+    (tmp_path / "home" / "logs" / "deep").mkdir(parents=True)
+    for folder in ("home", "home/logs", "home/logs/deep"):
+        (tmp_path / folder / "log").write_text("a credential")
+    (tmp_path / link).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / link).symlink_to(tmp_path / link.replace("run", "home", 1))
+    path = tmp_path / link / "log"
+    assert path.read_text() == "a credential"
+
+    with pytest.raises(OSError, match=r"a link|Not a directory"), open_regular(path, below=tmp_path / "run"):
+        pass
+
+
+@pytest.mark.parametrize("path", ["run/../secret", "secret", "run", "run/sub/../../secret", "run/a\0b"])
+def test_nothing_outside_of_the_run_is_opened(path: str, tmp_path: Path) -> None:
+    (tmp_path / "run" / "sub").mkdir(parents=True)
+    (tmp_path / "secret").write_text("a credential")
+
+    with pytest.raises(RefusedFile, match="does not lie in the run's folder"):
+        read_regular(tmp_path / path, below=tmp_path / "run", limit=1000)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to somebody else")
+def test_a_hard_link_to_another_users_file_is_none_of_the_run(tmp_path: Path) -> None:
+    (tmp_path / "theirs").write_text("a credential")
+    os.chown(tmp_path / "theirs", 12345, -1)
+    (tmp_path / "run").mkdir()
+    os.link(tmp_path / "theirs", tmp_path / "run" / "log")
+
+    with pytest.raises(RefusedFile, match="hard link to another user's file"):
+        read_regular(tmp_path / "run" / "log", below=tmp_path / "run", limit=1000)
+
+
+def test_a_file_swapped_for_a_link_a_thousand_times_is_read_as_it_was_or_not_at_all(tmp_path: Path) -> None:
+    """A look at the name before the use of it would lose this race within the first dozens of rounds."""
+    (tmp_path / "secret").write_text("a credential")
+    run, path = tmp_path / "run", tmp_path / "run" / "log"
+    run.mkdir()
+    ended = threading.Event()
+
+    def swap() -> None:
+        while not ended.is_set():
+            (run / "link").symlink_to(tmp_path / "secret")
+            (run / "link").replace(path)
+            (run / "new").write_text("of the run")
+            (run / "new").replace(path)
+
+    path.write_text("of the run")
+    swapper = threading.Thread(target=swap)
+    swapper.start()
+    found = Counter[str]()
+    try:
+        while found.total() < 1000:
+            try:
+                found[read_regular(path, below=run, limit=1000).decode()] += 1
+            except RefusedFile:
+                found["refused"] += 1
+    finally:
+        ended.set()
+        swapper.join()
+    assert set(found) == {"of the run", "refused"}
+
+
+def test_a_growing_file_is_read_up_to_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_bytes(b"x" * 2000)
+    status = os.stat(__file__)
+    monkeypatch.setattr(os, "fstat", lambda _: os.stat_result((*status[:6], 0, *status[7:])))
+
+    with pytest.raises(RefusedFile, match="larger than 1000 bytes"):
+        read_regular(tmp_path / "file", limit=1000)
+
+
+@pytest.mark.timeout(5)
+@pytest.mark.parametrize(("make", "_reason"), FOREIGN.values(), ids=FOREIGN)
+def test_a_stored_model_that_was_replaced_is_damage(
+    make: Callable[[Path], object], _reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make(tmp_path / "model.json")
+
+    with pytest.raises(DamagedData, match="no repository"):
+        read_model(tmp_path / "model.json", GitRepo, what="no repository", advice="")
+
+
+def test_descriptors_are_not_leaked(tmp_path: Path) -> None:
+    (tmp_path / "run" / "logs").mkdir(parents=True)
+    (tmp_path / "run" / "logs" / "log").touch()
+    (tmp_path / "run" / "logs" / "link").symlink_to("log")
+    before = len(os.listdir("/proc/self/fd"))
+
+    for name in ("log", "link", "gone", "../logs"):
+        with suppress(OSError), open_regular(tmp_path / "run" / "logs" / name, below=tmp_path / "run"):
+            pass
+
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+# --- who opens what a job can write ----------------------------------------------------------------------------------
+
+PACKAGE = Path(nightbridge.__file__).parent
+OF_JOBS = ("outputs", "harvest", "slurm", "goldens", "nights", "gate", "history", "report", "prune.py", "locking.py")
+OTHERS = [
+    "locking.py: read_text",  # /proc
+    "locking.py: read_text",
+    "nights/prefect_api.py: read_text",  # Prefect's settings
+    "slurm/pyslurm_cluster.py: read_text",  # the launcher's script, before there is a job
+    "slurm/sbatch_shim.py: read_text",
+]
+READING = {"read_text", "read_bytes", "open", "fdopen", "file_digest", "fromfile", "memmap", "loadtxt", "read_csv"}
+
+
+def openings(module: Path) -> list[str]:
+    """The calls of a module that open a file for reading by its name, other than through `open_regular`."""
+    found = []
+    for node in ast.walk(ast.parse(module.read_text())):
+        if not isinstance(node, ast.Call):
+            continue
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        modes = [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
+        if name in READING and not any(isinstance(mode, str) and set(mode) & set("wxa") for mode in modes):
+            found.append(f"{module.relative_to(PACKAGE)}: {name}")
+    return found
+
+
+def test_what_jobs_can_write_is_opened_in_one_place_only() -> None:
+    """Scanned is all that handles what jobs leave; a reader that opens a path by itself brings FIFOs and links back."""
+    modules = {
+        module
+        for name in (*OF_JOBS, "launch/config_container.py")
+        for module in ([PACKAGE / name] if name.endswith(".py") else (PACKAGE / name).rglob("*.py"))
+    }
+    assert len(modules) > 60
+
+    assert sorted(each for module in modules for each in openings(module)) == OTHERS
+    assert openings(PACKAGE / "files.py"), "what this looks for is found where it is"

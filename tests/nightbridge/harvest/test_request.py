@@ -295,6 +295,26 @@ def test_an_older_checkpoint_that_most_recent_k_is_deleting_costs_only_itself(
     assert verify_run(directory, record.prefix) == []
 
 
+@pytest.mark.parametrize("swapped", ["log-account.exp_4711_0.out", "tb_logs", "checkpoints/iter_0000040", "."])
+def test_what_is_swapped_for_a_link_between_selection_and_upload_is_not_stored(
+    directory: ObjectStore, left: LeftRun, tmp_path: Path, swapped: str
+) -> None:
+    """The link leads to files of the same names, as a credentials file of somebody whose harvester can read it."""
+    path = left.job_dir / swapped
+    aside = tmp_path / "aside"
+    path.rename(aside)
+    for file in (each for each in (aside, *aside.rglob("*")) if each.is_file()):
+        file.write_bytes(b"a credential")
+    path.symlink_to(aside)
+
+    record = left.harvest(directory)
+
+    stored = objects(directory, record.prefix)
+    assert b"a credential" not in stored.values()
+    assert [line for line in record.left_out if "in_progress" not in line]
+    assert verify_run(directory, record.prefix) == []
+
+
 @pytest.mark.parametrize("target", ["/etc/hostname", "../../../../.."])
 def test_a_link_out_of_a_checkpoint_leaves_it_out(directory: ObjectStore, left: LeftRun, target: str) -> None:
     (left.job_dir / "checkpoints/iter_0000040/link").symlink_to(target)
