@@ -14,6 +14,10 @@ LOCK = $(BIN)/uv pip compile --quiet --system-certs --universal --python-version
 # The marks of tests that need a part besides Python: see pyproject.toml.
 PARTS := slurm or s3 or registry or prefect or embedded or launcher or random_kill
 
+# Nothing that is started here sends usage data: Prefect's commands, its server and its workers with the flows they run.
+export DO_NOT_TRACK := 1
+export PREFECT_SERVER_ANALYTICS_ENABLED := false
+
 .PHONY: help require install lock demo check test docs lint soak bench server deploy worker night clean
 
 help:
@@ -73,7 +77,7 @@ test: lint
 
 # The theme's own advertisement would be a warning among ours.
 docs: install
-	PYTHONPATH=. DO_NOT_TRACK=1 NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	PYTHONPATH=. NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 soak: install
 	$(BIN)/python tests/real/packages.py

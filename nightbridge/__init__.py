@@ -5,6 +5,7 @@
 The flow API loads Prefect when one of its names is first used: importing the package, or validating a file, does not.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
     from nightbridge.flows import bisect_regression, nightly_regression, run_pipeline
 
 __version__ = "0.1.0"
+# Prefect reads both once, when it is imported: its telemetry, and that of a server that we start, stays off.
+os.environ.update(PREFECT_SERVER_ANALYTICS_ENABLED="false", DO_NOT_TRACK="1")
+
 __all__ = ["bisect_regression", "nightly_regression", "run_pipeline"]
 
 

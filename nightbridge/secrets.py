@@ -121,6 +121,21 @@ def read_netrc(path: Path, name: str) -> Mapping[str, Login]:
     return {host: (user, password) for host, (user, _, password) in hosts.items()}
 
 
+_CREDENTIAL_NAME = re.compile(
+    r"(?:TOKEN|KEY|KEY_ID|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|_(?:AUTH|PASS|PAT|PWD))$", re.IGNORECASE
+)
+_URL_PASSWORD = re.compile(r"://[^/@\s:]*:[^/@\s]+@")
+
+
+def looks_like_credential(name: str, value: str) -> bool:
+    """Whether a variable is named like a credential, or its value is a known kind of token or a URL with a login."""
+    return bool(
+        _CREDENTIAL_NAME.search(name)
+        or _URL_PASSWORD.search(value)
+        or next(find_shapes(value.encode("utf-8", "surrogateescape")), None)
+    )
+
+
 # --- masking ---------------------------------------------------------------------------------------------------------
 
 MASK = "********"

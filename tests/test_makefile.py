@@ -44,6 +44,16 @@ def require(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     return run
 
 
+def test_what_make_starts_keeps_prefects_telemetry_at_home() -> None:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "DO_NOT", "PREFECT"))}
+    show = "show: ; @echo $$DO_NOT_TRACK $$PREFECT_SERVER_ANALYTICS_ENABLED"
+    shown = subprocess.run(
+        ["make", "--no-print-directory", f"--eval={show}", "show"], env=clean, cwd=ROOT, capture_output=True, check=True
+    )
+
+    assert shown.stdout.split() == [b"1", b"false"]
+
+
 @pytest.mark.parametrize(
     ("programs", "python", "told"),
     [

@@ -4,7 +4,6 @@ A command returns its exit code, or raises a `NightbridgeError` that becomes one
 is imported inside the commands, so that `--help` and `validate` start at once.
 """
 
-import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
@@ -84,8 +83,6 @@ def _terminate(_number: int, _frame: object) -> NoReturn:
 
 def run(arguments: list[str]) -> int:
     """Run one command and return its exit code."""
-    # Prefect reads its settings once, when it is imported: its telemetry, and that of its server, stays off.
-    os.environ.update(PREFECT_SERVER_ANALYTICS_ENABLED="false", DO_NOT_TRACK="1")
     try:
         code = app(args=arguments, standalone_mode=False)
         if code == EXIT_INTERRUPTED:  # typer's answer to Ctrl-C

@@ -67,6 +67,19 @@ def show_progress(progress: "Progress") -> None:
         print(f"\x1b[2K{progress}", end=end, file=sys.stderr, flush=True)
 
 
+_PIECE = 1 << 16
+_CONTROLS = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
+
+
+def show_text_file(path: Path) -> None:
+    """Print a file that a job wrote, without the escape codes by which it could drive the terminal."""
+    from nightbridge.outputs.logs import clean_line
+
+    with path.open("rb") as stream:
+        while piece := stream.readline(_PIECE):
+            sys.stdout.write(clean_line(piece).translate(_CONTROLS))
+
+
 def write_file(path: Path, data: bytes) -> None:
     """Write a file that an option names.
 

@@ -1,7 +1,5 @@
 """Runs and nights: `run`, `nights`, `status`, `logs` and `cancel`."""
 
-import shutil
-import sys
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -21,7 +19,7 @@ from nightbridge.cli.options import (
     open_site_cluster,
     open_site_store,
 )
-from nightbridge.cli.output import note, note_all, show, verdict_lines, write_file
+from nightbridge.cli.output import note, note_all, show, show_text_file, verdict_lines, write_file
 from nightbridge.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -141,8 +139,7 @@ def logs(run_key: RunKeyArgument, system: SystemOption = None, workspace: Worksp
         note(f"{attempt.name} has no log yet")
     for path in found:
         note(f"==> {path}")
-        with path.open("rb") as stream:
-            shutil.copyfileobj(stream, sys.stdout.buffer)
+        show_text_file(path)
 
 
 def cancel(

@@ -48,17 +48,13 @@ INSTALL_TIMEOUT_SECONDS = 1800.0
 CHECK_TIMEOUT_SECONDS = 300.0
 RECORD_NAME = "environment.json"
 
-# The user's own Python settings must not leak into the environment.
-_FOREIGN_VARIABLES = {
-    "PIP_PREFIX",
-    "PIP_REQUIRE_VIRTUALENV",
-    "PIP_ROOT",
-    "PIP_TARGET",
-    "PYTHONHOME",
-    "PYTHONPATH",
-    "PYTHONSTARTUP",
-    "VIRTUAL_ENV",
-}
+# All that pip gets of our environment. A package's build back end is other people's code: it sees no secret of the site
+# or of a test, whatever its variable is called. The user's own Python settings must not leak in either.
+_KEPT_VARIABLES = re.compile(
+    r"PATH|HOME|USER|LOGNAME|SHELL|TMPDIR|TZ|LANG|NETRC|CC|CXX|[A-Z]+FLAGS|LD_LIBRARY_PATH|(?:https?|ftp|all|no)_proxy"
+    r"|(?:CURL|REQUESTS)_CA_BUNDLE|(?:LC|SSL|XDG)_\w+|PIP_(?!PREFIX$|REQUIRE_VIRTUALENV$|ROOT$|TARGET$)\w+",
+    re.IGNORECASE,
+)
 
 # pip reports no version also when it reached no index; the reason is printed above that, so this comes first.
 _NOT_INSTALLED = "pip could not install it"
@@ -215,7 +211,7 @@ def _make_layer(nemo_run: PinnedRepository, base: Path, folder: Path, digest: st
     packages = site_packages(folder)
     source = folder / "source"
     git("clone", "--quiet", "--local", "--template=", nemo_run.path, source, timeout=INSTALL_TIMEOUT_SECONDS)
-    _pip(base, "--no-deps", "--no-build-isolation", "--target", packages, source)
+    _pip(base, "--no-index", "--no-deps", "--no-build-isolation", "--target", packages, source)
     shutil.rmtree(source)
     # addsitedir also reads the base's own .pth files, which a plain line in a .pth file would not.
     (packages / "nightbridge-base.pth").write_text(f"import site; site.addsitedir({str(site_packages(base))!r})\n")
@@ -332,7 +328,7 @@ def _pip(environment: Path, *arguments: str | Path) -> None:
 
 
 def _environment() -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if name not in _FOREIGN_VARIABLES}
+    kept = {name: value for name, value in os.environ.items() if _KEPT_VARIABLES.fullmatch(name)}
     return kept | {"PIP_USER": "0", "LC_ALL": "C.UTF-8"}
 
 

@@ -10,7 +10,7 @@ from nightbridge.errors import LaunchRefused, PermanentError, TransientError
 from nightbridge.files import write_atomically, write_model
 from nightbridge.models import LAUNCHER_HOME, Job, LaunchPlan, utc_now
 from nightbridge.processes import run
-from nightbridge.secrets import mask_secrets
+from nightbridge.secrets import looks_like_credential, mask_secrets
 from nightbridge.slurm.attempt_files import ATTEMPT_FILE, AttemptContext, Submission, read_refusal, read_submission
 from nightbridge.slurm.attempts import merged_options
 from nightbridge.slurm.protocol import Cluster
@@ -39,7 +39,8 @@ def submit_attempt(
         context: The attempt, opened and recorded.
         cluster: Where it is submitted.
         secrets: Environment variables with their values, for the launcher's environment alone; masked in its log.
-        withheld: Environment variables that neither the launcher nor the job may see, such as the store's keys.
+        withheld: Environment variables that neither the launcher nor the job may see, such as the store's keys. What
+            else looks like a credential is withheld as well, unless `plan` or `secrets` name it.
         timeout: Seconds after which the launcher is killed.
 
     Raises:
@@ -140,7 +141,11 @@ def _environment(
     secrets: Mapping[str, str],
     withheld: Collection[str],
 ) -> dict[str, str]:
-    inherited = {name: value for name, value in launcher_base(os.environ).items() if name not in withheld}
+    inherited = {
+        name: value
+        for name, value in launcher_base(os.environ).items()
+        if name not in withheld and not looks_like_credential(name, value)
+    }
     environment = inherited | plan.environment | dict(secrets) | cluster.launch_environment()
     shim = install_shim(context.attempt_dir)
     return environment | {

@@ -13,7 +13,6 @@ from prefect.client.orchestration import get_client
 from prefect.server.api.server import SubprocessASGIServer
 from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_EPHEMERAL_ENABLED, temporary_settings
 
-from nightbridge.cli import main as cli
 from nightbridge.errors import InvalidInput, TransientError
 from nightbridge.flows.embedded_server import EmbeddedServer
 from nightbridge.flows.server import reach_server
@@ -152,10 +151,13 @@ print("prefect.server.api.server" in sys.modules)
     assert imported == "False"
 
 
-def test_every_command_keeps_prefects_telemetry_at_home(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("DO_NOT_TRACK", raising=False)
-    monkeypatch.setenv("PREFECT_SERVER_ANALYTICS_ENABLED", "true")
+def test_whoever_imports_our_flows_keeps_prefects_telemetry_at_home(environment: dict[str, str]) -> None:
+    script = """
+import nightbridge.flows
+from prefect._internal.analytics.enabled import is_telemetry_enabled
+from prefect.settings import get_current_settings
+print(is_telemetry_enabled(), get_current_settings().server.analytics_enabled)
+"""
+    process = start(script, {**environment, "PREFECT_SERVER_ANALYTICS_ENABLED": "true", "CI": ""})
 
-    cli.run(["--help"])
-
-    assert (os.environ["DO_NOT_TRACK"], os.environ["PREFECT_SERVER_ANALYTICS_ENABLED"]) == ("1", "false")
+    assert process.communicate(timeout=120)[0].split() == ["False", "False"]

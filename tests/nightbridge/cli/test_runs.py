@@ -48,6 +48,19 @@ def test_a_run_without_a_log_says_so(nightbridge: Program, tmp_path: Path) -> No
     assert err == f"{attempt.name} has no log yet\n"
 
 
+def test_a_log_cannot_drive_the_terminal(nightbridge: Program, tmp_path: Path) -> None:
+    site = tmp_path / "site.toml"
+    site.write_text(f'workspace = "{tmp_path}/ws"\n')
+    attempt = open_attempt(tmp_path / "ws", "test-2026-11-21-0123456789", ClusterSettings())
+    # A colour, the window's title, a report of the cursor that is typed back, an 8-bit code, and a line that is overwritten.
+    hostile = "a\x1b[31mred\x1b[0m\x1b]0;title\x07\x1b[6n\x9b31m\tb\r\x08c\n" + "x" * 70_000 + "\x1b[0m grün\n"
+    (attempt.attempt_dir / "launcher.log").write_bytes(hostile.encode())
+
+    _, out, _ = nightbridge("logs", attempt.run_key, "--system", str(site))
+
+    assert out == "ared31m\tbc\n" + "x" * 70_000 + " grün\n"
+
+
 # --- JUnit XML --------------------------------------------------------------------------------------------------------
 
 

@@ -335,6 +335,26 @@ def test_a_persons_python_path_does_not_reach_into_it(
     assert make_environment(checkout, envs, lock=lock).nemo_run_version == "0.12.0"
 
 
+def test_a_package_that_is_built_sees_no_secret_of_the_site_whatever_its_variable_is_called(
+    envs: Path,
+    lock: Path,
+    run_checkout: Callable[[dict[str, str]], PinnedRepository],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "OUR_STORE", "PREFECT_API_KEY"):
+        monkeypatch.setenv(name, "planted-value")
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
+    files = project_files("nemo_run", "0.12.0", nemo_run="")
+    files["back_end.py"] += (
+        "import os\npathlib.Path('packages/nemo_run/seen.py').write_text(f'variables = {dict(os.environ)!r}')\n"
+    )
+
+    seen = says(make_environment(run_checkout(files), envs, lock=lock), "from nemo_run.seen import *; print(variables)")
+
+    assert "planted-value" not in seen
+    assert "http://127.0.0.1:1" in seen
+
+
 def test_many_who_ask_at_once_share_one(
     tmp_path: Path,
     lock: Path,

@@ -165,26 +165,30 @@ def test_the_job_gets_the_launchers_environment_without_what_was_for_the_launche
 ) -> None:
     monkeypatch.setenv("PREFECT_API_KEY", "pnu_1")
     monkeypatch.setenv("SLURM_JOB_NAME", "outer")
-    monkeypatch.setenv("SITE_S3_SECRET", "s")
+    monkeypatch.setenv("SITE_S3", "s")
+    monkeypatch.setenv("GITHUB_TOKEN", "of the host")
+    monkeypatch.setenv("WANDB_API_KEY", "of the host")
+    monkeypatch.setenv("DATABASE", "postgres://me:word@host/db")
     dump = attempt.workspace / "environment"
 
     submit_attempt(
         plan(f"env > {dump}.tmp; mv {dump}.tmp {dump}", environment={"MINE": "yes"}),
         attempt,
         cluster,
-        {"HF_TOKEN": "t"},
-        withheld=("SITE_S3_SECRET",),
+        {"HF_TOKEN": "t", "WANDB_API_KEY": "named"},
+        withheld=("SITE_S3",),
     )
     wait_until(dump.exists)
     environment = dict(line.split("=", 1) for line in dump.read_text().splitlines() if "=" in line)
 
     assert environment["MINE"] == "yes"
     assert environment["HF_TOKEN"] == "t"
+    assert environment["WANDB_API_KEY"] == "named"
     assert environment["PYTHONDONTWRITEBYTECODE"] == "1"  # the checkout is mounted into jobs
     assert environment["SLURM_JOB_NAME"] == attempt.name
     assert str(attempt.attempt_dir / "bin") not in environment["PATH"]
-    ours = {"PREFECT_API_KEY", "NIGHTBRIDGE_ATTEMPT", "COLUMNS", "NIGHTBRIDGE_SCRIPT", "SITE_S3_SECRET"}
-    assert ours.isdisjoint(environment)
+    ours = {"PREFECT_API_KEY", "NIGHTBRIDGE_ATTEMPT", "COLUMNS", "NIGHTBRIDGE_SCRIPT", "SITE_S3"}
+    assert (ours | {"GITHUB_TOKEN", "DATABASE"}).isdisjoint(environment)
 
 
 def test_what_slurm_would_refuse_is_refused_before_the_launcher_runs(
