@@ -27,15 +27,17 @@ Kind = Literal["checkpoint", "tensorboard", "log", "config", "summary", "metrics
 
 @dataclass(frozen=True, slots=True)
 class LocalFile:
-    """A file to store: its path here, its path relative to the run's prefix, and the run's folder that it lies in.
+    """A file to store: its path here, and its path relative to the run's prefix.
 
-    Without such a folder it is one that this program has written.
+    `below` is the run's folder that it lies in; without one it is a file that this program has written. `extents` are
+    ranges with the CRC-32 that each must have, checked while the file is sent, as for `checksum.CrcCheck`.
     """
 
     source: Path
     path: str
     kind: Kind
     below: Path | None = None
+    extents: Sequence[int] = ()
 
 
 class Unit(Model):
@@ -160,9 +162,9 @@ class _Sender:
                 raise DamagedData(task.reason)
             if task.file.kind in TEXT_KINDS:
                 return self._send_masked(task, task.stamp)
-            return self._send(
-                task, task.stamp, FileSource(task.file.source, task.stamp, self._secrets, task.file.below)
-            )
+            file = task.file
+            source = FileSource(file.source, task.stamp, self._secrets, file.below, file.extents)
+            return self._send(task, task.stamp, source)
         except DamagedData as error:
             self._failed.add(task.unit)
             return LeftOut(path=task.file.path, reason=error.what)

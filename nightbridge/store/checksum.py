@@ -10,7 +10,8 @@ import contextlib
 import hashlib
 import io
 import os
-from collections.abc import Callable, Iterable
+import zlib
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -57,6 +58,40 @@ class FileDigest:
         return sha256_hex(b"".join(self.all_parts())) if self.part_size else self._current.hexdigest()
 
 
+class CrcCheck:
+    """Checks the CRC-32 of ranges of a file while its bytes pass, front to back in pieces of any size.
+
+    Args:
+        extents: Offset, length and CRC-32 of each range, one after the other in one flat sequence: a shard of a
+            checkpoint has a hundred thousand. Ranges are in the order of the file and do not overlap.
+
+    """
+
+    def __init__(self, extents: Sequence[int]) -> None:
+        self._extents = extents
+        self._next = self._position = self._crc = 0
+
+    def update(self, piece: bytes | bytearray | memoryview) -> None:
+        """Take what comes next.
+
+        Raises:
+            DamagedData: A range that ends in this piece has another CRC-32 than it should have.
+
+        """
+        begin, view = self._position, memoryview(piece)
+        self._position += len(view)
+        while self._next < len(self._extents):
+            offset, length, crc32 = self._extents[self._next : self._next + 3]
+            if offset >= self._position and length:
+                return
+            self._crc = zlib.crc32(view[max(offset - begin, 0) : max(offset + length - begin, 0)], self._crc)
+            if offset + length > self._position:
+                return
+            if self._crc != crc32:
+                raise DamagedData(f"bytes {offset} to {offset + length} do not have the CRC-32 recorded for them")
+            self._next, self._crc = self._next + 3, 0
+
+
 def sha256_of_file(path: Path, part_size: int = 0) -> str:
     """The checksum of a file on disk, lower-case hex.
 
@@ -94,19 +129,27 @@ class FileSource:
         stamp: What the file was when it was chosen; what it is at opening where that does not matter.
         secrets: Values that must not be in it.
         below: The run's folder that it lies in, as for `files.open_regular`.
+        extents: Ranges of it with the CRC-32 that each must have, as for `CrcCheck`.
 
     Raises:
         DamagedData: From opening or any read: the file is gone, cannot be read, is not the one that was chosen, changed
-            while it was read, or holds a secret. What was sent by then must not become an object.
+            while it was read, holds a secret, or a range of it has another CRC-32. What was sent by then must not
+            become an object.
 
     """
 
     def __init__(
-        self, path: Path, stamp: Stamp | None = None, secrets: Iterable[str] = (), below: Path | None = None
+        self,
+        path: Path,
+        stamp: Stamp | None = None,
+        secrets: Iterable[str] = (),
+        below: Path | None = None,
+        extents: Sequence[int] = (),
     ) -> None:
         self.path = path
         self._below = below
         self._opened = contextlib.ExitStack()
+        self._extents = extents
         self._stamp = stamp
         self._secrets = tuple(secrets)
         self.on_read: Callable[[int], None] = lambda position: None
@@ -150,6 +193,7 @@ class FileSource:
         self._stream.seek(0)
         self.digest = FileDigest(part_size)
         self._finder = SecretFinder(self._secrets)
+        self._crcs = CrcCheck(self._extents)
         self._read = 0
 
     def read_into(self, buffer: bytearray) -> int:
@@ -165,6 +209,7 @@ class FileSource:
                 raise self._changed()
             filled += count
         self.digest.update(view[:filled])
+        self._crcs.update(view[:filled])
         self._finder.feed(buffer, filled)
         if self._finder.found:
             raise DamagedData("contains a secret's value; binary files are never altered", thing=str(self.path))
