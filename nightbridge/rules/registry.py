@@ -16,6 +16,7 @@ from nightbridge.rules import (
     graphs,
     hetero,
     launcher,
+    overrides,
     required,
     site_rules,
     sizes,
@@ -34,14 +35,14 @@ from nightbridge.rules.sweeps import (
 
 RunRules = tuple[Rule[RuleContext], ...]
 
-RULES: RunRules = rules_in(required, sizes, graphs, site_rules, launcher)
+RULES: RunRules = rules_in(required, sizes, graphs, site_rules, launcher, overrides)
 """The rules of the normal profile."""
 
 CLOUDAI_RULES: RunRules = cloudai.RULES
 
 PROFILES: Mapping[Compat, RunRules] = {
     "none": RULES,
-    "cloudai": (*rules_in(required), *CLOUDAI_RULES, *rules_in(site_rules, launcher)),
+    "cloudai": (*rules_in(required), *CLOUDAI_RULES, *rules_in(site_rules, launcher, overrides)),
 }
 """What a test's `compat` makes of sizes and CUDA graphs: our corrected rules, or CloudAI's own constraints.
 

@@ -18,6 +18,8 @@ from functools import cached_property, lru_cache
 from types import ModuleType
 from typing import Any, Generic, Literal, TypeVar
 
+from nightbridge.launch.config_schema import ConfigSchema, released_schema
+from nightbridge.launch.config_source import read_schema
 from nightbridge.launch.flags import HEAD, KnownFlags, Version, items_of, known_in, version_for_pin
 from nightbridge.launch.parser_source import known_flags, launcher_of
 from nightbridge.launch.plan import launcher_version
@@ -125,6 +127,7 @@ def cmd_args(*fields: str) -> tuple[str, ...]:
 # A sweep needs it for every point, and the parser of a commit never changes.
 _pinned = lru_cache(maxsize=16)(known_flags)
 _released = lru_cache(maxsize=16)(known_in)
+_pinned_schema = lru_cache(maxsize=16)(read_schema)
 
 _AVAILABLE = {
     (limits, checkout): frozenset({"nothing", *("limits",) * limits, *("checkout",) * checkout})
@@ -158,6 +161,13 @@ class RuleContext:
         if self.checkout is not None:
             return _pinned(self.checkout.megatron_bridge.path, launcher_of(self.test))
         return _released(self.version)
+
+    @cached_property
+    def config_schema(self) -> ConfigSchema | None:
+        """What overrides may name: the pinned commit's own classes (None: it has none), or those of its release."""
+        if self.checkout is not None:
+            return _pinned_schema(self.checkout.megatron_bridge.path)
+        return released_schema(self.version)
 
     @cached_property
     def version(self) -> Version:

@@ -86,6 +86,12 @@ BREAKS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("qwen3-tokenizer", {"model_family_name": "qwen3", "model_recipe_name": "qwen3_30b_a3b"}, {}, "offline = true"),
     ("sizes-positive", {"tp": 0}, {}, "cmd_args.tp = 0 must be at least 1"),
     ("sizes-positive", {"max_steps": -1}, {}, "cmd_args.max_steps = -1"),
+    ("override-known", {}, {"extra_cmd_args": {"train.train_iterz": "5"}}, "did you mean train.train_iters?"),
+    ("override-known", {}, {"extra_cmd_args": {"optimizer.lr": "three"}}, "optimizer.lr is a number"),
+    ("override-known", {}, {"extra_cmd_args": {"+ddp": "5"}}, "ddp is a table of DistributedDataParallelConfig"),
+    ("override-known-later", {}, {"extra_cmd_args": {"modle.lr": "5"}, "version": "main"}, "no field modle"),
+    ("override-twice", {}, {"extra_cmd_args": {"train.train_samples": "5"}}, "cmd_args.max_steps"),
+    ("override-twice", {"tp": 2}, {"extra_cmd_args": {"model.tensor_model_parallel_size": "2"}}, "cmd_args.tp"),
     ("gpus-divide", {"tp": 3}, {}, "num_gpus 16 is not a multiple of tp 3 = 3; use 15 or 18 GPUs"),
     ("gpus-divide", {"tp": 4, "pp": 8}, {}, "tp 4 * pp 8 = 32; use 32 or 32 GPUs"),
     ("expert-gpus-divide", {"et": 1, "ep": 12}, {}, "et 1 * ep 12 = 12"),
@@ -244,6 +250,9 @@ def test_what_breaks_a_rule_is_reported_with_the_way_out(
         ("override-moved", {}, {"extra_cmd_args": {"model.num_layers": "4"}}),
         ("override-moved", {}, {"extra_cmd_args": {"model.seq_length": "4"}, "version": "v0.6.0"}),
         ("wandb-together", {"wandb_project_name": "p"}, {}),
+        ("override-known", {}, {"extra_cmd_args": {"optimizer.lr": "1e-4", "~logger.wandb_project": ""}}),
+        ("override-known", {}, {"extra_cmd_args": {"train.no_such": "1"}, "version": "a_branch"}),
+        ("override-twice", {}, {"extra_cmd_args": {"model.tensor_model_parallel_size": "2"}}),
     ],
 )
 def test_what_a_rule_does_not_forbid_passes(rule: str, args: dict[str, Any], fields: Any) -> None:

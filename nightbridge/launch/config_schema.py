@@ -1,0 +1,223 @@
+"""Which overrides a version of Megatron-Bridge accepts: the fields of its configuration classes, and their types.
+
+Megatron-Bridge turns the recipe's configuration into an OmegaConf of plain values, lets Hydra lay the overrides over
+it, and sets the result field by field. A name that does not exist ends the job when it starts, or is dropped where it
+was written with a `+`; a value of a wrong type ends it later, or trains something else.
+"""
+
+import ast
+import difflib
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from nightbridge.launch.flags import Version, version_for_pin
+from nightbridge.models import Model
+
+CONTAINER = "megatron.bridge.training.config:ConfigContainer"
+ANY = "Any"
+"""A type that cannot be told from the source: every value is accepted."""
+
+_DTYPES = frozenset(
+    ["float32", "fp32", "float", "bfloat16", "bf16", "float16", "fp16", "half", "float8_e4m3fn", "float8_e5m2"]
+)
+_INTEGER = re.compile(r"[+-]?\d+(?:_\d+)*")
+_NUMBER = re.compile(r"[+-]?(?:\d+(?:_\d+)*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[+-]?(?:inf|nan)", re.IGNORECASE)
+_WORDS: Mapping[str, Any] = {"null": None, "true": True, "false": False}
+
+_Table = tuple[dict[str, tuple[str, ...]], bool]
+
+
+class ConfigClass(Model):
+    """One dataclass or enumeration.
+
+    Attributes:
+        bases: Qualified names (`module:Class`) of the classes that it extends.
+        fields: Its own fields, each with its alternatives joined by ` | `: `int`, `float`, `bool`, `str`, `list`,
+            `dict`, `dtype`, `None`, the `repr` of a literal, a qualified name, or `Any`.
+        members: The names of an enumeration.
+        open: Whether it extends a class that could not be read, so that it may have more fields.
+
+    """
+
+    bases: tuple[str, ...] = ()
+    fields: dict[str, str] = Field(default_factory=dict)
+    members: tuple[str, ...] = ()
+    open: bool = False
+
+
+class ConfigSchema(Model):
+    """The configuration classes of one version.
+
+    Attributes:
+        commit: Commit of Megatron-Bridge that they were read from; empty for a pinned checkout's own.
+        classes: By qualified name.
+
+    """
+
+    commit: str = ""
+    classes: dict[str, ConfigClass]
+
+    @cached_property
+    def _subclasses(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for name, definition in self.classes.items():
+            for base in definition.bases:
+                found.setdefault(base, []).append(name)
+        return found
+
+    def _with_subclasses(self, name: str) -> Iterator[str]:
+        yield name
+        for subclass in self._subclasses.get(name, ()):
+            yield from self._with_subclasses(subclass)
+
+    def _fields(self, name: str) -> dict[str, str]:
+        """The fields of a class with those of its bases."""
+        definition = self.classes[name]
+        fields: dict[str, str] = {}
+        for base in reversed(definition.bases):
+            fields.update(self._fields(base))
+        return {**fields, **definition.fields}
+
+    def _is_open(self, name: str) -> bool:
+        return self.classes[name].open or any(map(self._is_open, self.classes[name].bases))
+
+    @cached_property
+    def _tables(self) -> dict[tuple[str, ...], _Table]:
+        return {}
+
+    def _table(self, types: tuple[str, ...]) -> _Table:
+        """The fields of values of these types, with the alternatives of each, and whether there may be more."""
+        if types not in self._tables:
+            names = {name for kind in types if kind in self.classes for name in self._with_subclasses(kind)}
+            fields: dict[str, dict[str, None]] = {}
+            for name in sorted(names):
+                for field, annotation in self._fields(name).items():
+                    fields.setdefault(field, {}).update(dict.fromkeys(annotation.split(" | ")))
+            is_open = bool({ANY, "dict"} & set(types)) or any(map(self._is_open, names))
+            self._tables[types] = {field: tuple(kinds) for field, kinds in fields.items()}, is_open
+        return self._tables[types]
+
+    def problem(self, path: str, text: str | None) -> str | None:
+        """What is wrong with an override; None where nothing is, or where the source does not say.
+
+        Args:
+            path: The dotted path without `+` or `~`.
+            text: The value as Hydra reads it; None where the override removes the key.
+
+        """
+        types: tuple[str, ...] = (CONTAINER,)
+        parts = path.split(".")
+        for position, part in enumerate(parts):
+            fields, is_open = self._table(types)
+            if part not in fields:
+                return None if is_open or not fields else self._unknown(path, parts[:position], fields)
+            types = fields[part]
+            if ANY in types:
+                return None
+        return None if text is None or self._accepts(types, _value(text)) else self._wrong_type(path, types, text)
+
+    def types(self, path: str) -> tuple[str, ...]:
+        """The alternatives of the field at a path, as in `ConfigClass.fields`; none where there is no such field."""
+        types: tuple[str, ...] = (CONTAINER,)
+        for part in path.split("."):
+            types = self._table(types)[0].get(part, ())
+        return types
+
+    def _unknown(self, path: str, parents: list[str], fields: Iterable[str]) -> str:
+        near = difflib.get_close_matches(path, self.paths, n=1, cutoff=0.7)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        where = f"the section {'.'.join(parents)}" if parents else "the configuration"
+        return f"{path} does not exist: {where} has no field {path.split('.')[len(parents)]}{hint}"
+
+    @cached_property
+    def paths(self) -> tuple[str, ...]:
+        """Every path down to three levels, which is as deep as overrides are written."""
+        return tuple(self._below((CONTAINER,), "", 3))
+
+    def _below(self, types: tuple[str, ...], prefix: str, levels: int) -> Iterator[str]:
+        for field, kinds in self._table(types)[0].items():
+            yield f"{prefix}{field}"
+            if levels > 1:
+                yield from self._below(kinds, f"{prefix}{field}.", levels - 1)
+
+    def _accepts(self, types: tuple[str, ...], value: Any) -> bool:
+        return any(self._fits(kind, value) for kind in types)
+
+    def _fits(self, kind: str, value: Any) -> bool:
+        if kind in self.classes:
+            definition = self.classes[kind]
+            if definition.members:
+                return isinstance(value, str) and value.rsplit(".", 1)[-1] in definition.members
+            return isinstance(value, dict)
+        return _FITS[kind](value) if kind in _FITS else bool(ast.literal_eval(kind) == value)
+
+    def _wrong_type(self, path: str, types: tuple[str, ...], text: str) -> str:
+        wanted = [
+            " or ".join(self.classes[kind].members) or f"a table of {kind.partition(':')[2]}"
+            if kind in self.classes
+            else _NAMES.get(kind, kind)
+            for kind in types
+        ]
+        return f"{path} is {', '.join(dict.fromkeys(wanted))}, not {text!r}"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+_FITS: Mapping[str, Callable[[Any], bool]] = {
+    "None": lambda value: value is None,
+    "bool": lambda value: isinstance(value, int),  # some of NVIDIA's own recipes write 100 for true
+    "int": lambda value: isinstance(value, int) and not isinstance(value, bool),
+    "float": _is_number,
+    "str": lambda value: isinstance(value, str | int | float),
+    "list": lambda value: isinstance(value, list),
+    "dict": lambda value: isinstance(value, dict),
+    "dtype": lambda value: isinstance(value, str) and value.removeprefix("torch.") in _DTYPES,
+    ANY: lambda value: True,
+}
+
+_NAMES = {
+    "None": "null",
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a text",
+    "list": "a list",
+    "dict": "a table",
+    "dtype": "a torch dtype such as torch.bfloat16",
+}
+
+
+def _value(text: str) -> Any:
+    """A value of Hydra's grammar: its type decides; what is inside a list or a table does not."""
+    text = text.strip()
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    if text[:1] in ("[", "{"):
+        return [] if text[0] == "[" else {}
+    if text[:1] in ("'", '"') and text[-1:] == text[:1]:
+        return text[1:-1]
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    return float(text.replace("_", "")) if _NUMBER.fullmatch(text) else text
+
+
+_RELEASED = Path(__file__).parent / "config_schemas"
+
+
+@lru_cache(maxsize=1)
+def _shipped() -> tuple[tuple[Version, Path], ...]:
+    return tuple(sorted((version_for_pin(path.stem), path) for path in _RELEASED.glob("*.json")))
+
+
+@lru_cache(maxsize=4)
+def released_schema(version: Version) -> ConfigSchema:
+    """The configuration classes of the newest release that is not newer than a version; `HEAD` is a recent main."""
+    path = next((path for known, path in reversed(_shipped()) if known <= version), _shipped()[0][1])
+    return ConfigSchema.model_validate_json(path.read_bytes())

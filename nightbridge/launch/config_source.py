@@ -1,0 +1,284 @@
+"""The configuration classes of a Megatron-Bridge checkout, read as source and never imported.
+
+An override such as `train.train_iters=50` names a field of a dataclass: of Megatron-Bridge, or of Megatron-Core, which
+is a submodule and whose classes Megatron-Bridge extends. Importing them would need torch; here they are read with
+`ast`: fields with their annotations, bases, enumerations, and aliases of types.
+"""
+
+import ast
+import json
+import re
+import sys
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+
+from nightbridge.launch.config_schema import ANY, CONTAINER, ConfigClass, ConfigSchema
+
+_CONTAINER_MODULE, _CONTAINER_NAME = CONTAINER.split(":")
+_SOURCE = Path("src")
+_MEGATRON_LM = Path("3rdparty/Megatron-LM")
+
+_SUBCLASSES_IN = ("models", "data", "peft", "training")
+"""Packages of megatron.bridge in which a section's class may have subclasses, which recipes use in its place."""
+
+_SUBCLASS_FILES = re.compile(r"^class \w+\(.*(?:Config|Provider|PEFT)\b", re.MULTILINE)
+_WITHOUT_FIELDS = frozenset({"ABC", "Generic", "Protocol", "object", "Enum", "str", "int"})
+_ENUMS = frozenset({"Enum", "IntEnum", "StrEnum"})
+_KEPT = frozenset({"int", "float", "bool", "str", "list", "dict", "None"})
+_SPELLINGS = {
+    **dict.fromkeys(("List", "tuple", "Tuple", "Sequence", "Iterable", "set", "Set"), "list"),
+    **dict.fromkeys(("Dict", "Mapping", "MutableMapping", "DictConfig"), "dict"),
+    **dict.fromkeys(("Path", "PathLike"), "str"),
+}
+"""What the container types of an annotation are once OmegaConf has read the value."""
+
+
+class _Module:
+    """One module: the classes that it defines, what it imports, and its aliases of types."""
+
+    def __init__(self, name: str, path: Path) -> None:
+        self.name = name
+        self.package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+        self.classes: dict[str, ast.ClassDef] = {}
+        self.imports: dict[str, tuple[str, str]] = {}
+        self.stars: list[str] = []
+        self.aliases: dict[str, ast.expr] = {}
+        for statement in _statements(ast.parse(path.read_text(encoding="utf-8", errors="replace")).body):
+            self._read(statement)
+
+    def _read(self, statement: ast.stmt) -> None:
+        if isinstance(statement, ast.ClassDef):
+            self.classes[statement.name] = statement
+        elif isinstance(statement, ast.ImportFrom):
+            parents = self.package.split(".")[: len(self.package.split(".")) - statement.level + 1]
+            source = ".".join([*parents, *filter(None, [statement.module])]) if statement.level else statement.module
+            for alias in statement.names:
+                if alias.name == "*":
+                    self.stars.append(source or "")
+                else:
+                    self.imports[alias.asname or alias.name] = (source or "", alias.name)
+        elif isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+            self.aliases[statement.targets[0].id] = statement.value
+
+
+def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements of a module, those below `try` and `if` among them."""
+    for statement in body:
+        yield statement
+        if isinstance(statement, ast.Try | ast.If):
+            yield from _statements([*statement.body, *statement.orelse])
+
+
+class _Reader:
+    """Reads the classes that `ConfigContainer` leads to."""
+
+    def __init__(self, checkout: Path) -> None:
+        self._checkout = checkout
+        self._modules: dict[str, _Module | None] = {}
+        self.classes: dict[str, ConfigClass] = {}
+
+    def module(self, name: str) -> _Module | None:
+        if name not in self._modules:
+            self._modules[name] = None  # an import circle ends here
+            path = self._path(name)
+            try:
+                self._modules[name] = _Module(name, path) if path else None
+            except (OSError, SyntaxError, ValueError):
+                self._modules[name] = None
+        return self._modules[name]
+
+    def _path(self, name: str) -> Path | None:
+        for root in (_SOURCE, _MEGATRON_LM):
+            below = self._checkout / root / name.replace(".", "/")
+            for path in (below.with_name(f"{below.name}.py"), below / "__init__.py"):
+                if path.is_file():
+                    return path
+        return None
+
+    def find(self, module: _Module, name: str, depth: int = 0) -> tuple[_Module, ast.ClassDef | ast.expr] | None:
+        """Where a name is defined: a class, or the expression that it is an alias of."""
+        if depth > 12:
+            return None
+        if name in module.classes:
+            return module, module.classes[name]
+        if name in module.imports:
+            source, original = module.imports[name]
+            found = self.module(source)
+            return self.find(found, original, depth + 1) if found else None
+        if name in module.aliases:
+            return module, module.aliases[name]
+        for star in module.stars:
+            if (found := self.module(star)) and (result := self.find(found, name, depth + 1)):
+                return result
+        return None
+
+    def add(self, module: _Module, definition: ast.ClassDef) -> str:
+        """Read a class, its bases, and the classes that its fields lead to; returns its qualified name."""
+        qualified = f"{module.name}:{definition.name}"
+        if qualified in self.classes:
+            return qualified
+        self.classes[qualified] = ConfigClass()  # a class may lead to itself
+        bases, is_open = [], False
+        for base in definition.bases:
+            expression = base.value if isinstance(base, ast.Subscript) else base
+            name = expression.id if isinstance(expression, ast.Name) else getattr(expression, "attr", "")
+            found = self.find(module, name) if isinstance(expression, ast.Name) else None
+            if found and isinstance(found[1], ast.ClassDef):
+                bases.append(self.add(found[0], found[1]))
+            elif name in _ENUMS:
+                self.classes[qualified] = ConfigClass(members=tuple(_members(definition)))
+                return qualified
+            elif name not in _WITHOUT_FIELDS:
+                is_open = True
+        fields = {name: self.type_of(module, field) for name, field in _fields(definition)}
+        self.classes[qualified] = ConfigClass(bases=tuple(bases), fields=fields, open=is_open)
+        return qualified
+
+    def type_of(self, module: _Module, field: ast.AnnAssign) -> str:
+        """A field's annotation in the form of `ConfigClass.fields`; many fields are None by default all the same."""
+        parts = dict.fromkeys(self._alternatives(module, field.annotation, 0))
+        if field.value is not None and _default_is_none(field.value):
+            parts["None"] = None
+        return ANY if ANY in parts else " | ".join(parts)
+
+    def _alternatives(self, module: _Module, node: ast.expr, depth: int) -> Iterator[str]:
+        if isinstance(node, ast.Constant):
+            yield from self._constant(module, node, depth)
+        elif isinstance(node, ast.BinOp):
+            yield from self._alternatives(module, node.left, depth)
+            yield from self._alternatives(module, node.right, depth)
+        elif isinstance(node, ast.Subscript):
+            yield from self._subscript(module, node, depth)
+        elif isinstance(node, ast.Name):
+            yield from self._name(module, node.id, depth)
+        elif isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.dtype":
+            yield "dtype"
+        elif isinstance(node, ast.Attribute):
+            yield from self._name(module, node.attr, depth) if node.attr in _SPELLINGS else (ANY,)
+        else:
+            yield ANY
+
+    def _constant(self, module: _Module, node: ast.Constant, depth: int) -> Iterator[str]:
+        if not isinstance(node.value, str):
+            yield "None" if node.value is None else ANY
+            return
+        try:
+            expression = ast.parse(node.value, mode="eval").body
+        except SyntaxError:
+            yield ANY
+        else:
+            yield from self._alternatives(module, expression, depth)
+
+    def _subscript(self, module: _Module, node: ast.Subscript, depth: int) -> Iterator[str]:
+        name = node.value.id if isinstance(node.value, ast.Name) else getattr(node.value, "attr", "")
+        inner = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        if name == "Literal":
+            yield from (repr(item.value) if isinstance(item, ast.Constant) else ANY for item in inner)
+        elif name in ("Optional", "Union", "Annotated"):
+            for item in inner[:1] if name == "Annotated" else inner:
+                yield from self._alternatives(module, item, depth)
+            if name == "Optional":
+                yield "None"
+        elif name != "ClassVar":
+            yield from self._name(module, name, depth)
+
+    def _name(self, module: _Module, name: str, depth: int) -> Iterator[str]:
+        found = self.find(module, name) if depth < 8 else None
+        if found is None:
+            spelling = _SPELLINGS.get(name, name)
+            yield spelling if spelling in _KEPT else ANY
+        elif isinstance(found[1], ast.ClassDef):
+            yield self.add(found[0], found[1]) if _is_configuration(found[1]) else ANY
+        else:
+            yield from self._alternatives(found[0], found[1], depth + 1)
+
+    def add_subclasses(self) -> None:
+        """Read every class of Megatron-Bridge that extends one that was read: a recipe may use it in its place."""
+        root = self._checkout / _SOURCE / "megatron" / "bridge"
+        for package in _SUBCLASSES_IN:
+            for path in sorted((root / package).rglob("*.py")):
+                text = path.read_text(encoding="utf-8", errors="replace")
+                if "@dataclass" in text and _SUBCLASS_FILES.search(text):
+                    name = ".".join(path.relative_to(self._checkout / _SOURCE).with_suffix("").parts)
+                    if module := self.module(name.removesuffix(".__init__")):
+                        for definition in module.classes.values():
+                            if self._extends(module, definition):
+                                self.add(module, definition)
+
+    def _extends(self, module: _Module, definition: ast.ClassDef, depth: int = 0) -> bool:
+        """Whether a class extends one that was read, at any distance."""
+        names = [base.id for base in definition.bases if isinstance(base, ast.Name)]
+        for found in (self.find(module, name) for name in names if depth < 12):
+            if found and isinstance(found[1], ast.ClassDef):
+                is_read = f"{found[0].name}:{found[1].name}" in self.classes
+                if is_read or self._extends(found[0], found[1], depth + 1):
+                    return True
+        return False
+
+    @cached_property
+    def container(self) -> tuple[_Module, ast.ClassDef] | None:
+        """Where ConfigContainer is defined; None in a checkout without it."""
+        module = self.module(_CONTAINER_MODULE)
+        return (module, module.classes[_CONTAINER_NAME]) if module and _CONTAINER_NAME in module.classes else None
+
+
+def _is_configuration(definition: ast.ClassDef) -> bool:
+    """Whether a value of this class is a table of fields or a word of an enumeration; other objects are opaque."""
+    dataclass = any("dataclass" in ast.unparse(decorator) for decorator in definition.decorator_list)
+    return dataclass or any(ast.unparse(base).rsplit(".", 1)[-1] in _ENUMS for base in definition.bases)
+
+
+def _members(definition: ast.ClassDef) -> Iterator[str]:
+    for statement in definition.body:
+        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+            yield statement.targets[0].id
+
+
+def _fields(definition: ast.ClassDef) -> Iterator[tuple[str, ast.AnnAssign]]:
+    for statement in definition.body:
+        if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
+            continue
+        if "ClassVar" not in ast.unparse(statement.annotation) and not statement.target.id.startswith("_"):
+            yield statement.target.id, statement
+
+
+def _default_is_none(value: ast.expr) -> bool:
+    values = (
+        [keyword.value for keyword in value.keywords if keyword.arg == "default"]
+        if isinstance(value, ast.Call)
+        else [value]
+    )
+    return any(isinstance(default, ast.Constant) and default.value is None for default in values)
+
+
+def read_schema(checkout: Path) -> ConfigSchema | None:
+    """Read the configuration classes of a Megatron-Bridge checkout, its submodule Megatron-LM included.
+
+    Args:
+        checkout: The checkout's root.
+
+    Returns:
+        The schema; None where the checkout has no `ConfigContainer`. A class that extends one which is not in the
+        checkout (a submodule that was not fetched, another package) is `open`: names that it does not have may exist.
+
+    """
+    reader = _Reader(checkout)
+    if reader.container is None:
+        return None
+    reader.add(*reader.container)
+    reader.add_subclasses()
+    return ConfigSchema(classes=reader.classes)
+
+
+if (
+    __name__ == "__main__"
+):  # python -m nightbridge.launch.config_source CHECKOUT COMMIT > .../config_schemas/vX.Y.Z.json
+    found = read_schema(Path(sys.argv[1]))
+    if found is None:
+        sys.exit(f"{sys.argv[1]} holds no {CONTAINER}")
+    lines = (
+        f"{json.dumps(name)}: {json.dumps(definition.model_dump(exclude_defaults=True), sort_keys=True)}"
+        for name, definition in sorted(found.classes.items())
+    )
+    sys.stdout.write(f'{{"commit": "{sys.argv[2]}", "classes": {{\n' + ",\n".join(lines) + "\n}}\n")
