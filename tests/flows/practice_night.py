@@ -20,17 +20,19 @@ Sample = Literal["llama_small", "deepseek_small", "vlm_small"]
 
 
 class Entry(Model):
-    """An entry of a scenario: a sample, what is laid over its `[cmd_args]`, and the commit it is pinned to."""
+    """An entry of a scenario: a sample, what is laid over its `[cmd_args]` and `[gate]`, and the commit it is pinned to."""
 
     id: str
     sample: Sample = "llama_small"
     cmd_args: Mapping[str, Any] = Field({})
+    gate: Mapping[str, Any] = Field({})
     commit: str | None = None
 
     def toml(self, repositories: PracticeRepositories) -> str:
         """The entry as it stands in a scenario file."""
         lines = ["[[Tests]]", f"id = {toml(self.id)}", f"test_name = {toml(self.sample)}"]
         lines += [f"cmd_args.{key} = {toml(value)}" for key, value in self.cmd_args.items()]
+        lines += [f"gate.{key} = {toml(value)}" for key, value in self.gate.items()]
         if self.commit:
             url = repositories.megatron_lm_url if self.sample == "vlm_small" else repositories.bridge_url
             lines += ["[[Tests.git_repos]]", f"url = {toml(url)}", f"commit = {toml(self.commit)}"]

@@ -67,7 +67,7 @@ def test_the_nights_around_the_beginning_of_summer_time_are_two(clock_rig: Clock
 
 @in_any_stage()
 def test_a_clock_that_jumps_over_midnight_changes_no_night(clock_rig: ClockRig, stage: str) -> None:
-    night = clock_rig.next_night(today(clock_rig) + DAY)
+    night = clock_rig.next_night()
     night.wait_until(stage)
 
     clock_rig.go_to(clock_rig.clock.now() + timedelta(hours=23))
@@ -99,7 +99,7 @@ def test_the_nights_around_the_end_of_summer_time_are_two(clock_rig: ClockRig) -
 
 @in_any_stage()
 def test_a_database_that_somebody_has_locked_is_waited_for(clock_rig: ClockRig, stage: str) -> None:
-    night = clock_rig.next_night(today(clock_rig) + DAY)
+    night = clock_rig.next_night()
     night.wait_until(stage)
 
     with sqlite3.connect(clock_rig.server.home / "prefect.db", timeout=60, isolation_level=None) as database:
@@ -114,7 +114,7 @@ def test_a_database_that_somebody_has_locked_is_waited_for(clock_rig: ClockRig, 
 def test_a_full_disk_of_the_server_is_waited_for(clock_rig: ClockRig, disk: Path, stage: str) -> None:
     if not disk.is_mount():
         pytest.skip("mounting a small disk needs root")
-    night = clock_rig.next_night(today(clock_rig) + DAY)
+    night = clock_rig.next_night()
     night.wait_until(stage)
 
     filler = disk / "filler"
