@@ -26,6 +26,11 @@ from nightbridge.models import TestDefinition
 _NUMBERS = (bool, int, float)
 """Written in characters that are safe."""
 
+_SPELLINGS = {
+    ("cuda_graph_impl", "full_iteration"): '; write cuda_graph_impl = "local" and cuda_graph_scope = "full_iteration"'
+}
+"""How the launcher wants what Megatron-Core has another word for."""
+
 
 def unknown_flags(test: TestDefinition, known: KnownFlags) -> Iterator[tuple[str, str]]:
     """Fields whose flag that launcher does not have, each with the reason."""
@@ -47,7 +52,7 @@ def wrong_choices(test: TestDefinition, known: KnownFlags) -> Iterator[tuple[str
             # Two options are lower-cased by the launcher itself.
             if word not in allowed and not (field in ("domain",) and word.lower() in allowed):
                 nearest = difflib.get_close_matches(word, allowed, n=1)
-                hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+                hint = _SPELLINGS.get((field, word)) or (f"; did you mean {nearest[0]!r}?" if nearest else "")
                 yield f"cmd_args.{field}", f"{word!r} is not one of {', '.join(allowed)}{hint}"
 
 

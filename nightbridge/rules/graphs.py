@@ -6,11 +6,14 @@ implementation without scopes captures the whole layer. What is not written is t
 
 from collections.abc import Iterator, Mapping
 
-from nightbridge.launch.flags import items_of
+from nightbridge.launch.flags import V0_4_2, V0_5_0, V0_6_0, items_of
 from nightbridge.rules.cloudai import DEEPSEEK_STAGES
 from nightbridge.rules.rule import NO_GRAPHS, RuleContext, cmd_args, rule
 
-_MEGATRON_CORE = "Megatron-Core: TransformerConfig"
+_MEGATRON_CORE = "Megatron-Core: transformer_config.py, from b0cc2706 (v0.3.0) to 2a75ac12 (main of August 2026)"
+_UNTIL_0_4 = "Megatron-Core: transformer_config.py, from b0cc2706 (v0.3.0) to 2edffadb (v0.4.2)"
+_SINCE_0_5 = "Megatron-Core: transformer_config.py, from d0b3b775 (v0.5.0) to 2a75ac12 (main of August 2026)"
+_BRIDGE_0_6 = "Megatron-Bridge: utils/cuda_graph.py, from 51885cf1 (v0.6.0) to 067f987d (main of August 2026)"
 
 _RECOMPUTED_INSIDE: Mapping[str, frozenset[str]] = {
     "attn": frozenset({"core_attn"}),
@@ -19,7 +22,8 @@ _RECOMPUTED_INSIDE: Mapping[str, frozenset[str]] = {
     "moe_router": frozenset({"shared_experts"}),
 }
 
-_NOT_OVERLAPPED = ("full_iteration", "mlp", "moe")
+_FULL_ITERATION = "full_iteration"
+_NOT_OVERLAPPED = (_FULL_ITERATION, "mlp", "moe")
 
 # DeepSeek-V3 ships with layouts of its own for these, beside those that the recipe can make.
 _SHIPPED_STAGES = frozenset({(2, 8), (8, 4)})
@@ -44,7 +48,7 @@ def _fsdp_graphs(run: RuleContext) -> Iterator[str]:
         )
 
 
-@rule("offload-graphs", _MEGATRON_CORE, cmd_args("activation_offload_layers cuda_graph_impl"))
+@rule("offload-graphs", _UNTIL_0_4, cmd_args("activation_offload_layers cuda_graph_impl"), last=V0_4_2)
 def _offload_graphs(run: RuleContext) -> Iterator[str]:
     """Offloading copies activations to the host on other streams, which a captured graph cannot replay."""
     layers = run.integer("activation_offload_layers")
@@ -52,6 +56,22 @@ def _offload_graphs(run: RuleContext) -> Iterator[str]:
         yield (
             f"activation_offload_layers {layers} and cuda_graph_impl = {run.graph_implementation!r} exclude each "
             'other, whatever the scope; remove one or write cuda_graph_impl = "none"'
+        )
+
+
+@rule(
+    "offload-layer-graphs",
+    _SINCE_0_5,
+    cmd_args("activation_offload_layers cuda_graph_impl cuda_graph_scope"),
+    first=V0_5_0,
+)
+def _offload_layer_graphs(run: RuleContext) -> Iterator[str]:
+    """Offloading copies activations to the host, which only a graph of the full iteration holds as well."""
+    layers = run.integer("activation_offload_layers")
+    if layers and _graphs_on(run) and _FULL_ITERATION not in run.graph_scopes:
+        yield (
+            f"activation_offload_layers {layers} and CUDA graphs of layers exclude each other; remove one, or write "
+            'cuda_graph_impl = "local" and cuda_graph_scope = "full_iteration"'
         )
 
 
@@ -67,12 +87,35 @@ def _offload_pipeline(run: RuleContext) -> Iterator[str]:
 def _graph_scope(run: RuleContext) -> Iterator[str]:
     """A graph of the full iteration contains every other one, and Transformer Engine captures layers only."""
     scopes = run.graph_scopes
-    if "full_iteration" not in scopes:
+    if _FULL_ITERATION not in scopes:
         return
     if len(scopes) > 1:
         yield f"cuda_graph_scope {', '.join(scopes)}: full_iteration excludes all others; remove it or the others"
     if run.graph_implementation == "transformer_engine":
         yield 'cuda_graph_scope full_iteration is not for transformer_engine; write cuda_graph_impl = "local"'
+
+
+@rule("local-graph-scope", _BRIDGE_0_6, cmd_args("cuda_graph_impl cuda_graph_scope"), first=V0_6_0)
+def _local_graph_scope(run: RuleContext) -> Iterator[str]:
+    """Megatron-Bridge captures layers with Transformer Engine only; its local graphs hold the full iteration."""
+    scopes = run.graph_scopes
+    if run.graph_implementation == "local" and scopes and _FULL_ITERATION not in scopes:
+        yield (
+            f"cuda_graph_scope {', '.join(scopes)} needs transformer_engine: local captures the full iteration only; "
+            'write cuda_graph_impl = "transformer_engine", or cuda_graph_scope = "full_iteration"'
+        )
+
+
+@rule("graph-full-recompute", _MEGATRON_CORE, cmd_args("cuda_graph_impl cuda_graph_scope recompute_num_layers"))
+def _graph_full_recompute(run: RuleContext) -> Iterator[str]:
+    """Whole layers can be recomputed only within a graph of the full iteration."""
+    layers, scopes = run.integer("recompute_num_layers"), run.graph_scopes
+    per_layer = run.graph_implementation == "transformer_engine" or (_graphs_on(run) and scopes)
+    if layers and per_layer and _FULL_ITERATION not in scopes:
+        yield (
+            f"recompute_num_layers {layers} excludes CUDA graphs of layers; remove it, recompute modules instead, or "
+            'write cuda_graph_impl = "local" and cuda_graph_scope = "full_iteration"'
+        )
 
 
 @rule("graph-moe-router", _MEGATRON_CORE, cmd_args("cuda_graph_impl cuda_graph_scope"))
@@ -116,7 +159,7 @@ def _graph_recompute_dropout(run: RuleContext) -> Iterator[str]:
             )
 
 
-@rule("overlap-graphs", _MEGATRON_CORE, cmd_args("moe_a2a_overlap cuda_graph_impl cuda_graph_scope"))
+@rule("overlap-graphs", _UNTIL_0_4, cmd_args("moe_a2a_overlap cuda_graph_impl cuda_graph_scope"), last=V0_4_2)
 def _overlap_graphs(run: RuleContext) -> Iterator[str]:
     """The overlap splits the expert layer into parts that run on two streams, so no graph may hold it whole."""
     if not run.args.get("moe_a2a_overlap"):
@@ -127,6 +170,17 @@ def _overlap_graphs(run: RuleContext) -> Iterator[str]:
         yield (
             f"moe_a2a_overlap is on and the CUDA graph {what}; switch the overlap off, or capture "
             "attn, moe_router and moe_preprocess with transformer_engine"
+        )
+
+
+@rule("overlap-layer-graphs", _SINCE_0_5, cmd_args("moe_a2a_overlap cuda_graph_impl cuda_graph_scope"), first=V0_5_0)
+def _overlap_layer_graphs(run: RuleContext) -> Iterator[str]:
+    """The overlap splits the expert layer into parts that run on two streams, so no graph of layers may hold it."""
+    captured = [scope for scope in ("mlp", "moe") if scope in run.graph_scopes]
+    if run.args.get("moe_a2a_overlap") and run.graph_implementation == "transformer_engine" and captured:
+        yield (
+            f"moe_a2a_overlap is on and the CUDA graph captures {', '.join(captured)}; switch the overlap off, or "
+            "capture attn, moe_router and moe_preprocess"
         )
 
 

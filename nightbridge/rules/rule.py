@@ -72,6 +72,7 @@ class Rule(Generic[Subject]):
         severity: What breaking it means.
         needs: What must be known before it can be checked.
         first: First version of Megatron-Bridge for which it holds.
+        last: Last one; None while it holds.
         alone: Whether it looks at each value separately, so that combinations of values need no check.
 
     """
@@ -84,11 +85,12 @@ class Rule(Generic[Subject]):
     severity: Severity = "error"
     needs: Need = "nothing"
     first: Version = OLDEST
+    last: Version | None = None
     alone: bool = False
 
     def holds(self, version: Version, available: frozenset[str]) -> bool:
         """Whether it can be checked for runs of a version of which this much is known (`RuleContext.available`)."""
-        return self.needs in available and self.first <= version
+        return self.needs in available and self.first <= version and (self.last is None or version <= self.last)
 
     def violation(self, message: str, severity: Severity | None = None) -> Violation:
         """What the rule found, with the id to look it up."""
@@ -103,13 +105,14 @@ def rule(
     *,
     needs: Need = "nothing",
     first: Version = OLDEST,
+    last: Version | None = None,
     alone: bool = False,
 ) -> Callable[[Callable[[Subject], Iterable[str]]], Rule[Subject]]:
     """Make a function a rule: see `Rule` for the arguments."""
 
     def make(check: Callable[[Subject], Iterable[str]]) -> Rule[Subject]:
         reason = inspect.getdoc(check) or ""
-        return Rule(rule_id, source, fields, check, reason, severity, needs=needs, first=first, alone=alone)
+        return Rule(rule_id, source, fields, check, reason, severity, needs, first, last, alone)
 
     return make
 

@@ -32,10 +32,10 @@ def _gpus_divide(run: RuleContext) -> Iterator[str]:
     sizes = run.parallel_sizes
     product = math.prod(sizes.values())
     if run.gpus > 0 and run.gpus % product:
+        near = sorted({max(run.gpus // product, 1) * product, (run.gpus // product + 1) * product})
         yield (
             f"num_gpus {run.gpus} is not a multiple of {_shown(sizes)} = {product}; "
-            f"use {run.gpus // product * product or product} or {(run.gpus // product + 1) * product} GPUs, "
-            "or other sizes"
+            f"use {' or '.join(map(str, near))} GPUs, or other sizes"
         )
 
 

@@ -38,6 +38,8 @@ ARGS = {
 ROOMY = ClusterLimits(max_nodes=64, max_time_seconds=7 * 86400, gpus_per_node=8, has_pyxis=True)
 FULL = {"tp": 1, "pp": 1, "cp": 1, "mb": 1}
 TE = {"cuda_graph_impl": "transformer_engine"}
+WHOLE = {"cuda_graph_impl": "local", "cuda_graph_scope": "full_iteration"}
+V6 = {"version": "v0.6.0"}
 DEEPSEEK = {"model_family_name": "deepseek", "model_recipe_name": "deepseek_v3"}
 
 
@@ -93,7 +95,7 @@ BREAKS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("override-twice", {}, {"extra_cmd_args": {"train.train_samples": "5"}}, "cmd_args.max_steps"),
     ("override-twice", {"tp": 2}, {"extra_cmd_args": {"model.tensor_model_parallel_size": "2"}}, "cmd_args.tp"),
     ("gpus-divide", {"tp": 3}, {}, "num_gpus 16 is not a multiple of tp 3 = 3; use 15 or 18 GPUs"),
-    ("gpus-divide", {"tp": 4, "pp": 8}, {}, "tp 4 * pp 8 = 32; use 32 or 32 GPUs"),
+    ("gpus-divide", {"tp": 4, "pp": 8}, {}, "tp 4 * pp 8 = 32; use 32 GPUs, or"),
     ("expert-gpus-divide", {"et": 1, "ep": 12}, {}, "et 1 * ep 12 = 12"),
     ("batch-divides", {"mb": 2, "gb": 5}, {}, "gb 5 is not a multiple of mb 2 = 2; use 4 or 6"),
     ("batch-divides", {"mb": 1, "gb": 12, "tp": 2, "pp": 1, "cp": 1}, {}, "data parallel size 8"),
@@ -113,6 +115,12 @@ BREAKS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("fsdp-graphs", {"use_megatron_fsdp": True, "cuda_graph_impl": "local"}, {}, 'write cuda_graph_impl = "none"'),
     ("offload-graphs", {"activation_offload_layers": 4, "cuda_graph_impl": "local"}, {}, "whatever the scope"),
     ("offload-pipeline", {"activation_offload_layers": 4, "pp": 2}, {}, "needs pp 1, not 2"),
+    ("offload-layer-graphs", {"activation_offload_layers": 4, **TE}, V6, '"full_iteration"'),
+    ("local-graph-scope", {"cuda_graph_impl": "local", "cuda_graph_scope": "attn"}, V6, "needs transformer_engine"),
+    ("graph-full-recompute", {**TE, "recompute_num_layers": 2}, {}, "excludes CUDA graphs of layers"),
+    ("graph-full-recompute", {**TE, "recompute_num_layers": 2}, V6, "excludes CUDA graphs of layers"),
+    ("overlap-layer-graphs", {"moe_a2a_overlap": True, **TE, "cuda_graph_scope": ["attn", "mlp"]}, V6, "captures mlp"),
+    ("choice", {"cuda_graph_impl": "full_iteration"}, V6, 'cuda_graph_impl = "local" and cuda_graph_scope'),
     ("graph-scope", {**TE, "cuda_graph_scope": "full_iteration"}, {}, 'cuda_graph_impl = "local"'),
     ("graph-scope", {"cuda_graph_scope": ["attn", "full_iteration"]}, {}, "excludes all others"),
     ("graph-moe-router", {"cuda_graph_scope": ["moe", "moe_router"]}, {}, "keep one of them"),
@@ -250,6 +258,15 @@ def test_what_breaks_a_rule_is_reported_with_the_way_out(
         ("override-moved", {}, {"extra_cmd_args": {"model.num_layers": "4"}}),
         ("override-moved", {}, {"extra_cmd_args": {"model.seq_length": "4"}, "version": "v0.6.0"}),
         ("wandb-together", {"wandb_project_name": "p"}, {}),
+        ("overlap-graphs", {"moe_a2a_overlap": True, **WHOLE}, {"version": "v0.5.0"}),
+        ("overlap-layer-graphs", {"moe_a2a_overlap": True, **WHOLE}, {"version": "v0.5.0"}),
+        ("overlap-layer-graphs", {"moe_a2a_overlap": True, **TE, "cuda_graph_scope": "attn"}, V6),
+        ("offload-graphs", {"activation_offload_layers": 4, **WHOLE}, {"version": "v0.5.0"}),
+        ("offload-layer-graphs", {"activation_offload_layers": 4, **WHOLE}, {"version": "v0.5.0"}),
+        ("local-graph-scope", WHOLE, V6),
+        ("local-graph-scope", {"cuda_graph_impl": "local", "cuda_graph_scope": "attn"}, {"version": "v0.5.0"}),
+        ("graph-full-recompute", {**WHOLE, "recompute_num_layers": 2}, V6),
+        ("graph-full-recompute", {"recompute_num_layers": 2}, V6),
         ("override-known", {}, {"extra_cmd_args": {"optimizer.lr": "1e-4", "~logger.wandb_project": ""}}),
         ("override-known", {}, {"extra_cmd_args": {"train.no_such": "1"}, "version": "a_branch"}),
         ("override-twice", {}, {"extra_cmd_args": {"model.tensor_model_parallel_size": "2"}}),
