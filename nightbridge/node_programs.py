@@ -22,7 +22,7 @@ from nightbridge.errors import (
 )
 from nightbridge.models import Model
 from nightbridge.processes import Finished
-from nightbridge.secrets import mask_secrets
+from nightbridge.secrets import mask_text
 
 # The exit code of a shell or srun for a program that was killed: 128 and the signal's number.
 _FIRST_KILLED_CODE = 129
@@ -63,7 +63,7 @@ class Failure(Model):
     def of(cls, error: NightbridgeError, secrets: tuple[str, ...] = ()) -> "Failure":
         """The data of an error, without the values of secrets."""
         kind = next(parent.__name__ for parent in type(error).__mro__ if parent.__name__ in _KINDS)
-        what, thing, advice = (mask_secrets(text, secrets) for text in (error.what, error.thing, error.advice))
+        what, thing, advice = (mask_text(text, secrets) for text in (error.what, error.thing, error.advice))
         return cls(kind=kind, what=what, thing=thing, advice=advice)
 
     def error(self) -> NightbridgeError:

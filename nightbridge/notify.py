@@ -24,7 +24,7 @@ from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_aft
 
 from nightbridge.errors import InvalidInput, NightbridgeError, PermanentError, TransientError
 from nightbridge.models import Model, NotifySettings
-from nightbridge.secrets import mask_secrets, resolve_secret
+from nightbridge.secrets import mask_text, resolve_secret
 
 log = logging.getLogger(__name__)
 
@@ -192,7 +192,7 @@ def _refused_mail(error: smtplib.SMTPException, where: str, password: str) -> Ni
     transient = isinstance(error, smtplib.SMTPServerDisconnected) or any(400 <= code < 500 for code in codes)
     kind = TransientError if transient else PermanentError
     return kind(
-        f"the mail was not sent: {mask_secrets(_answer_of(error), [password])}",
+        f"the mail was not sent: {mask_text(_answer_of(error), [password])}",
         thing=where,
         advice="Check smtp_security, smtp_user, smtp_password, mail_from and mail_to in [notify]",
     )
@@ -240,7 +240,7 @@ def _call_webhook(notice: Notice, url: str, trust: ssl.SSLContext) -> None:
         ) from None
     except (OSError, http.client.HTTPException) as error:
         # Not chained: the library's message may hold the whole URL.
-        reason = mask_secrets(str(getattr(error, "reason", error)), [url, urlsplit(url).path])
+        reason = mask_text(str(getattr(error, "reason", error)), [url])
         raise TransientError(
             f"the webhook does not answer: {reason}", thing=host, advice="Check the URL that [notify] webhook names"
         ) from None

@@ -3,29 +3,39 @@
 A `SecretRef` is all that models hold. The domain resolves environment variables and TOML keys; blocks are Prefect's, so
 the tasks layer passes a function for them. Logins are lines of netrc(5), the format that curl and enroot use.
 
-Masked are the values that are known, and texts that have the shape of a secret: tokens with a known beginning, and
-values named as secrets. Every shape is anchored to a text that only secrets have. Forty hexadecimal digits alone are a
-W&B key, and every git commit; `pad_token`, `eos_token_id` and `tokenizer` are no secrets at all. So a name counts only
-when it is one of a list, and a value only when it has letters and digits.
+Masked are the values that are known, in every usual encoding and also where escape codes or line breaks split them,
+and texts that have the shape of a secret: tokens with a known beginning, and values named as secrets. Every shape is
+anchored to a text that only secrets have. Forty hexadecimal digits alone are a W&B key, and every git commit;
+`pad_token`, `eos_token_id` and `tokenizer` are no secrets at all. So a name counts only when it is one of a list, and a
+value only when it has letters and digits.
 
-Text files are masked in the copy that leaves the machine; binary files are searched for known values. Both are read in
-chunks of bytes, so a log of many gigabytes, one without a line break, and one that is not UTF-8 are all fine. A value
-counts also where it crosses the border of two chunks or of two lines.
+Text files are masked in the copy that leaves the machine; binary files are searched for values in these encodings, and
+at their beginning for tokens. Both are read in chunks of bytes, so a log of many gigabytes, one without a line break,
+and one that is not UTF-8 are all fine.
 """
 
+import base64
+import bisect
 import contextlib
+import functools
+import html
+import json
 import netrc
 import os
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import quote, quote_plus
 
 from nightbridge.errors import DamagedData, InvalidInput, PermanentError
 from nightbridge.files import open_regular
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     # git's credential helper reads logins, and starts too often to pay for pydantic's import.
     from nightbridge.models import SecretRef
 
@@ -136,7 +146,7 @@ def looks_like_credential(name: str, value: str) -> bool:
     )
 
 
-# --- masking ---------------------------------------------------------------------------------------------------------
+# --- known values ----------------------------------------------------------------------------------------------------
 
 MASK = "********"
 
@@ -146,11 +156,155 @@ CHUNK = 1 << 20
 MIN_LENGTH = 4
 """Characters of the shortest value that is masked: shorter ones also occur in ordinary words."""
 
-MIN_BYTES_IN_BINARY = 8
-"""Bytes of the shortest value looked for in binary files: shorter ones occur in gigabytes of weights by chance."""
+MIN_ENCODED = 8
+"""Bytes of the shortest text looked for in an encoding, with gaps or in a binary file: shorter ones occur by chance."""
+
+_PASSWORD = re.compile(r"\bpassword\s+(\S+)")
+_URL_PATH = re.compile(r"\w+://[^/\s]+(/\S+)")
+
+_ESCAPE = rb"\x1b(?:\[[0-?]{0,64}[ -/]{0,8}[@-~]|\][^\x07\x1b]{0,256}(?:\x07|\x1b\\))"
+_SPACE = b" \t\r\n"
+_ESCAPES, _GAPS = re.compile(_ESCAPE), re.compile(rb"(?:[ \t\r\n]|%s)+" % _ESCAPE)
+"""What may stand between two characters of a value: a terminal's escape codes, line breaks and indentation."""
+
+_GAP_FACTOR = 8
+"""How many times as long a value may become by gaps in it, such as a colour for each character."""
+
+
+def _spellings(value: str) -> Iterator[bytes]:
+    """A value as it is, and as it appears in JSON, Python, HTML, URLs, hex dumps and base64."""
+    raw = value.encode("utf-8", "surrogateescape")  # an environment variable that is not UTF-8 comes with surrogates
+    yield raw
+    if len(raw) < MIN_ENCODED:
+        return
+    escaped, plain, page = json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], html.escape(value)
+    texts = [
+        *(escaped, plain, plain.replace("/", "\\/"), json.dumps(escaped)[1:-1], repr(value)[1:-1]),
+        *(page, html.escape(value, quote=False), page.replace("&#x27;", "&#39;").replace("&quot;", "&#34;")),
+    ]
+    yield from (text.encode("utf-8", "surrogateescape") for text in texts)
+    digits = [f"{byte:02x}" for byte in raw]
+    addresses = (quote(raw), quote(raw, safe=""), quote_plus(raw), "%" + "%".join(digits).upper())
+    for text in (*addresses, "".join(digits), ":".join(digits), "\\x" + "\\x".join(digits)):
+        yield text.encode()
+        yield re.sub(r"%..", lambda escape: escape[0].lower(), text).encode() if "%" in text else text.upper().encode()
+    for before in range(3):
+        # The characters of base64 that the value alone decides, wherever it stands in what was encoded.
+        own = slice(-(-8 * before // 6), 8 * (before + len(raw)) // 6)
+        for encode in (base64.b64encode, base64.urlsafe_b64encode):
+            encoded = encode(bytes(before) + raw + bytes(2))[own]
+            yield from (encoded, quote(encoded, safe="").encode())
+
+
+def _known_texts(values: Iterable[str]) -> set[bytes]:
+    """Every spelling of the values, of the passwords in lines of netrc(5), and of the path of a webhook's URL."""
+    parts = {part for value in values for found in (_PASSWORD, _URL_PATH) for part in found.findall(value)}
+    parts = {*values, *parts, *map(os.path.expandvars, parts)}
+    return {text for part in parts if len(part) >= MIN_LENGTH for text in _spellings(part)}
+
+
+class _Texts:
+    """Finds any of many texts of `MIN_ENCODED` bytes and more, as fast as a few.
+
+    Every occurrence covers four bytes at a multiple of four. So only these words are looked up among those that the
+    texts have at one of four offsets: by a hash of 16 bits, then by their first two bytes; the rest is compared.
+    """
+
+    _BLOCK = 1 << 18  # bytes: what numpy makes of them stays in the processor's cache
+    _MULTIPLIER = 2654435761  # Knuth's, for multiplicative hashing
+
+    def __init__(self, texts: Iterable[bytes]) -> None:
+        import numpy as np  # slow to import, and not needed to look secrets up
+
+        found = {text for text in texts if len(text) >= MIN_ENCODED}
+        self.longest = max(map(len, found), default=0)
+        self._by_word: dict[int, list[tuple[bytes, int]]] = {}
+        for text in found:
+            for offset in range(4):
+                word = int.from_bytes(text[offset : offset + 4], "little")
+                self._by_word.setdefault(word, []).append((text, offset))
+        words = np.array(list(self._by_word), dtype="<u4")
+        self._hashes, self._first_bytes = np.zeros((2, 1 << 16), dtype=bool)
+        self._hashes[self._hash(words)] = True
+        self._first_bytes[words.view("<u2")[::2]] = True
+
+    def find(self, data: bytes | bytearray, size: int) -> set[tuple[int, int]]:
+        """Where in the first `size` bytes the texts begin and end."""
+        import numpy as np
+
+        found = set()
+        for begin in range(0, size - 3 if self._by_word else 0, self._BLOCK):
+            words = np.frombuffer(data, "<u4", min(self._BLOCK, size - begin) // 4, begin)
+            likely = np.flatnonzero(self._hashes.take(self._hash(words)))
+            for index in likely[self._first_bytes.take(words[likely].view("<u2")[::2])].tolist():
+                for text, offset in self._by_word.get(int(words[index]), ()):
+                    start = begin + 4 * index - offset
+                    if start >= 0 and data.startswith(text, start) and start + len(text) <= size:
+                        found.add((start, start + len(text)))
+        return found
+
+    def _hash(self, words: "NDArray[np.uint32]") -> "NDArray[np.uint16]":
+        return (words * words.dtype.type(self._MULTIPLIER)).view("<u2")[1::2]
+
+
+@functools.lru_cache(maxsize=8)
+def _texts(values: frozenset[str]) -> _Texts:
+    return _Texts(_known_texts(values))
+
+
+class _Found(NamedTuple):
+    """Where a match begins, and what of it is the secret."""
+
+    begin: int
+    start: int
+    end: int
+
+
+_Find = Callable[[bytes, int], Iterator[_Found]]
+
+
+class _Values:
+    """Finds known values in a text, also with gaps in them."""
+
+    def __init__(self, texts: frozenset[bytes]) -> None:
+        self._short = [text for text in texts if len(text) < MIN_ENCODED]
+        self._joined = _Texts(_joined(text) for text in texts)
+        self.longest = max(map(len, texts), default=0)
+
+    def find(self, data: bytes, start: int) -> Iterator[_Found]:
+        """Find them from `start` on: in order, of several in one place the longest, and not overlapping."""
+        rest = data[start:]
+        joined = _joined(rest)
+        spans = {(each, each + len(text)) for text in self._short for each in _positions(data, text, start)}
+        if found := self._joined.find(joined, len(joined)):
+            # Positions in `joined` from which on so many bytes more are missing before it.
+            runs, missing = [0], [start]
+            for gap in _GAPS.finditer(rest):
+                runs.append(gap.start() + start - missing[-1])
+                missing.append(missing[-1] + len(gap[0]))
+            for begin, end in found:
+                first, last = (at + missing[bisect.bisect(runs, at) - 1] for at in (begin, end - 1))
+                spans.add((first, last + 1))
+        done = 0
+        for begin, end in sorted(spans, key=lambda span: (span[0], -span[1])):
+            if begin >= done:
+                done = end
+                yield _Found(begin, begin, end)
+
+
+def _joined(data: bytes) -> bytes:
+    return _ESCAPES.sub(b"", data).translate(None, _SPACE)
+
+
+@functools.lru_cache(maxsize=8)
+def _values(values: frozenset[str]) -> _Values:
+    return _Values(frozenset(_known_texts(values)))
+
+
+# --- shapes ----------------------------------------------------------------------------------------------------------
 
 _MAX_NAME = 96
-_MAX_VALUE = 4096
+_MAX_VALUE = 8192
 
 MAX_SHAPE_BYTES = _MAX_NAME + _MAX_VALUE
 """The most bytes of a match."""
@@ -158,16 +312,34 @@ MAX_SHAPE_BYTES = _MAX_NAME + _MAX_VALUE
 LEFT_CONTEXT = 13
 """Bytes before a match that decide about it; behind it, it is one."""
 
-_ANCHORS = (b"authorization", b"hf_", b"nvapi-", b"akia", b"asia", b"key", b"token", b"secret", b"passw")
-"""What every shape begins with, in lower case. To look for these first is ten times as fast as one big expression."""
+_ANCHORS = (b"authorization", b"key", b"token", b"secret", b"passw")
+"""What every named secret begins with, in lower case: to look for these first is ten times as fast."""
 
+# Beginning and rest of the tokens whose issuers publish their form, for scanners like this one: GitHub ("About
+# authentication to GitHub"), GitLab ("Token overview"), Slack ("Tokens"), AWS ("IAM identifiers"), RFC 7519, RFC 7468;
+# the others from the rules of gitleaks, whose lengths are bounded here.
 _TOKENS = (
-    rb"(?<![A-Za-z0-9_])("
-    rb"hf_[A-Za-z0-9]{30,200}"  # Hugging Face: 34 characters
-    rb"|nvapi-[A-Za-z0-9_-]{20,200}"  # NVIDIA NGC: 64
-    rb"|(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])"  # AWS access key ids
-    rb")"
+    (rb"hf_|api_org_", rb"[A-Za-z0-9]{30,200}"),  # Hugging Face
+    (rb"wandb_v1_", rb"\w{40,200}"),  # W&B; its older keys are hexadecimal digits alone
+    (rb"local-", rb"[0-9a-f]{40}(?!\w)"),  # a W&B server of one's own
+    (rb"nvapi-", rb"[\w-]{20,200}"),  # NVIDIA NGC
+    (rb"gh[pousr]_", rb"[A-Za-z0-9]{36,255}"),
+    (rb"github_pat_", rb"\w{22,255}"),
+    (rb"gl(?:pat|dt|rt|cbt|ptt|ft|imt|agent|oas|soat|ffct)-", rb"[\w.=-]{20,300}"),
+    (rb"xox[abeoprs]-|xapp-", rb"[A-Za-z0-9.-]{10,250}"),
+    (rb"hooks\.slack\.com/", rb"\w+/[\w/+-]{20,200}"),
+    (rb"dckr_pat_", rb"[\w-]{20,100}"),
+    (rb"sk-(?:ant|proj|svcacct)-", rb"[\w-]{20,300}"),
+    (rb"A(?:KI|SI|BI|CC)A", rb"[A-Z0-9]{16}(?![A-Za-z0-9])"),
+    (rb"eyJ", rb"[\w-]{8,512}\.eyJ[\w-]{8,4096}\.[\w-]{0,2048}"),
+    (rb"-----BEGIN ", rb"[A-Z ]{0,40}PRIVATE KEY[A-Z -]{5,20}(?s:.{1,8000}?-----END [A-Z ]{4,60}-----|[^-]{1,8000})"),
 )
+_TOKEN_START = re.compile(b"|".join(start for start, _ in _TOKENS))
+_TOKEN = rb"(?<![A-Za-z0-9_])(" + b"|".join(rb"(?:%s)%s" % token for token in _TOKENS) + rb")"
+
+TOKENS_IN_BINARY = 4 << 20
+"""Bytes at the beginning of a binary file that are searched for tokens: texts of TensorBoard and pickled arguments lie
+there, and weights behind them."""
 
 _QUALIFIERS = (
     *(b"access", b"account", b"api", b"auth", b"aws", b"bearer", b"client", b"github", b"gitlab", b"hf", b"hub"),
@@ -201,24 +373,37 @@ _ORDINARY = (
 )
 _AUTHORIZATION = rb"(?i:authorization)" + _ASSIGNED + rb"(?i:bearer|basic|token)[ \t]{1,3}([\w.~+/=-]{8,4096})"
 
-_SHAPES = re.compile(b"|".join((_AUTHORIZATION, _TOKENS, _NAMED, _ORDINARY)))
+_SHAPES = re.compile(b"|".join((_AUTHORIZATION, _TOKEN, _NAMED, _ORDINARY)))
 
 
-_Find = Callable[[bytes, int], Iterator[re.Match[bytes]]]
+def find_shapes(data: bytes, start: int = 0) -> Iterator[_Found]:
+    """Find what looks like a secret from `start` on: matches in order that do not overlap.
+
+    A match begins with the secret's name, where it has one.
+    """
+    lowered = data.lower()
+    named = (position for anchor in _ANCHORS for position in _positions(lowered, anchor, start))
+    for position in sorted((*named, *(token.start() for token in _TOKEN_START.finditer(data, start)))):
+        if position >= start and (match := _SHAPES.match(data, position)):
+            start = match.end()
+            yield _Found(match.start(), *match.span(match.lastindex or 0))
 
 
-def mask_secrets(text: str, values: Iterable[str]) -> str:
-    """Replace every secret value in `text` that has `MIN_LENGTH`."""
-    for value in sorted({value for value in values if len(value) >= MIN_LENGTH}, key=len, reverse=True):
-        text = text.replace(value, MASK)
-    return text
+def _positions(data: bytes | bytearray, text: bytes, start: int) -> Iterator[int]:
+    position = data.find(text, start)
+    while position >= 0:
+        yield position
+        position = data.find(text, position + 1)
+
+
+# --- masking ---------------------------------------------------------------------------------------------------------
 
 
 def copy_masked(source: Path, target: Path, secrets: Iterable[str], below: Path | None = None) -> int:
     """Copy a text file with every secret value, and every text in a secret's shape, replaced by `MASK`.
 
-    The longest value at a position wins; values that `mask_secrets` does not mask stay here too. Returns how many
-    were masked. The source is opened as by `files.open_regular`.
+    The longest value at a position wins; values shorter than `MIN_LENGTH` stay. Returns how many were masked. The source
+    is opened as by `files.open_regular`.
 
     Raises:
         DamagedData: The source cannot be read.
@@ -262,9 +447,8 @@ def mask_text(text: str, secrets: Iterable[str]) -> str:
 class _Masker:
     """Masks what is found in data that comes in pieces.
 
-    `find(data, start)` gives matches in order; of one with a group only the group is masked. `longest` is the most
-    bytes of a match, which may depend on `LEFT_CONTEXT` bytes before it and one behind it. State: what is not yet
-    decided, and the bytes before that.
+    `find(data, start)` gives matches in order. `longest` is the most bytes of a match, which may depend on
+    `LEFT_CONTEXT` bytes before it and one behind it. State: what is not yet decided, and the bytes before that.
     """
 
     def __init__(self, find: _Find, longest: int) -> None:
@@ -278,10 +462,9 @@ class _Masker:
         # A match that begins before the border is complete, however long; what begins later waits for the next piece.
         border = len(data) if last else max(len(data) - self._reach, self._decided)
         pieces, done = [], self._decided
-        for match in self._find(data, self._decided):
-            if match.start() >= border and not last:
+        for begin, start, end in self._find(data, self._decided):
+            if begin >= border and not last:
                 break
-            start, end = match.span(match.lastindex or 0)
             pieces += [data[done:start], MASK.encode()]
             done = end
             self.found += 1
@@ -292,59 +475,30 @@ class _Masker:
         return b"".join(pieces)
 
 
-def find_shapes(data: bytes, start: int = 0) -> Iterator[re.Match[bytes]]:
-    """Find what looks like a secret from `start` on: matches in order that do not overlap.
-
-    A match begins with the secret's name; the one group that takes part in it is the secret alone.
-    """
-    lowered = data.lower()
-    for position in sorted(position for anchor in _ANCHORS for position in _occurrences(lowered, anchor, start)):
-        if position >= start and (match := _SHAPES.match(data, position)):
-            start = match.end()
-            yield match
-
-
-def _occurrences(data: bytes, text: bytes, start: int) -> Iterator[int]:
-    position = data.find(text, start)
-    while position >= 0:
-        yield position
-        position = data.find(text, position + 1)
-
-
 def _maskers(secrets: Iterable[str]) -> list[_Masker]:
+    values = _values(frozenset(secrets))
     shapes = _Masker(find_shapes, MAX_SHAPE_BYTES)
-    values = _values(secrets)
-    if not values:
-        return [shapes]
-    pattern = re.compile(b"|".join(re.escape(value) for value in values))
     # Values first: a shape that ends in the middle of a value would leave the rest of it.
-    return [_Masker(pattern.finditer, len(values[0])), shapes]
+    return [_Masker(values.find, _GAP_FACTOR * values.longest), shapes] if values.longest else [shapes]
 
 
 class SecretFinder:
-    """Looks for secret values in a binary file that is fed to it in pieces; `found` counts the values seen so far."""
+    """Looks for secrets in a binary file that is fed to it in pieces; `found` says whether there was one so far."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
-        self._values = [value for value in _values(secrets) if len(value) >= MIN_BYTES_IN_BINARY]
-        self._overlap = max((len(value) for value in self._values), default=1) - 1
+        self._texts = _texts(frozenset(secrets))
+        self._overlap = max(self._texts.longest, MAX_SHAPE_BYTES) - 1
         self._tail = b""
-        self._seen = set[bytes]()
-
-    @property
-    def found(self) -> int:
-        """How many of the values have been seen."""
-        return len(self._seen)
+        self._unread = TOKENS_IN_BINARY
+        self.found = False
 
     def feed(self, piece: bytearray, size: int) -> None:
-        """Look at the first `size` bytes of the next piece, and at values that begin in the pieces before."""
-        if not self._values:
-            return
+        """Look at the first `size` bytes of the next piece, and at secrets that begin in the pieces before."""
         border = self._tail + piece[: min(self._overlap, size)]
-        self._seen |= {value for value in self._values if piece.find(value, 0, size) >= 0 or value in border}
+        self.found |= self._holds(piece, size) or self._holds(border, len(border))
+        self._unread -= size
         self._tail = (self._tail + piece[max(size - self._overlap, 0) : size])[-self._overlap :]
 
-
-def _values(secrets: Iterable[str]) -> list[bytes]:
-    maskable = {value for value in secrets if len(value) >= MIN_LENGTH}
-    # Longest first. An environment variable that is not UTF-8 comes with surrogates; this gives its bytes back.
-    return sorted((value.encode("utf-8", "surrogateescape") for value in maskable), key=len, reverse=True)
+    def _holds(self, data: bytes | bytearray, size: int) -> bool:
+        tokens = _TOKEN_START.finditer(data, 0, max(min(self._unread, size), 0))
+        return bool(self._texts.find(data, size)) or any(_SHAPES.match(data, start.start(), size) for start in tokens)

@@ -13,7 +13,7 @@ from nightbridge.repos.clone import verify_unchanged
 from nightbridge.store.transfers import Progress
 from nightbridge.tasks.context import raise_if_interrupted
 from nightbridge.tasks.mirror import ProgressArtifact
-from nightbridge.tasks.site import node_runner, resolve_secrets, store_of
+from nightbridge.tasks.site import node_runner, resolve_secrets, site_secrets, store_of
 from nightbridge.tasks.stage import stage
 
 LOG_INTERVAL, ARTIFACT_INTERVAL = 30.0, 5.0
@@ -65,7 +65,8 @@ def harvest(
         store=settings,
         tainted=tuple(verify_unchanged(checkout, jobs[-1].submitted_at)),
     )
-    secrets = resolve_secrets((*plan.secret_environment.values(), settings.access_key, settings.secret_key))
+    needed = resolve_secrets((*plan.secret_environment.values(), settings.access_key, settings.secret_key))
+    secrets = site_secrets(site) | needed
     shown = ShownProgress(f"harvest of {run.run_key}")
     if site.harvest.on == "host":
         record = run_harvest(request, store_of(site), secrets.values(), shown)

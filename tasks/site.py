@@ -3,14 +3,15 @@
 Prefect blocks are one of the places where secrets may be kept, so they are looked up here and not in the domain.
 """
 
+import contextlib
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import cast
 
 from prefect.blocks.core import Block
 from prefect.blocks.system import Secret
-from pydantic import SecretStr
+from pydantic import BaseModel, SecretStr
 
 from nightbridge.errors import InvalidInput
 from nightbridge.models import RangeCommit, SecretRef, Site
@@ -60,9 +61,30 @@ def resolve_secrets(references: Iterable[SecretRef | None]) -> dict[SecretRef, s
     return {found: resolve_secret(found, block_value) for found in references if found}
 
 
-def variables_of(references: Iterable[SecretRef | None]) -> frozenset[str]:
-    """The environment variables that hold secrets of this process, which none of its children should inherit."""
-    return frozenset(reference.name for reference in references if reference and reference.source == "env")
+def site_secrets(site: Site) -> dict[SecretRef, str]:
+    """The values of all secrets that a site names, by their references, to be masked: one that is missing has none.
+
+    Raises:
+        PrefectAway: Prefect's server does not answer.
+    """
+    found = {}
+    for reference in _references(site):
+        with contextlib.suppress(InvalidInput):
+            found[reference] = resolve_secret(reference, block_value)
+    return found
+
+
+def secret_variables(site: Site) -> frozenset[str]:
+    """The environment variables that hold secrets of the site, which no launcher and no job should inherit."""
+    return frozenset(reference.name for reference in _references(site) if reference.source == "env")
+
+
+def _references(settings: BaseModel) -> Iterator[SecretRef]:
+    for _, value in settings:
+        if isinstance(value, SecretRef):
+            yield value
+        elif isinstance(value, BaseModel):
+            yield from _references(value)
 
 
 def node_runner(site: Site, options: Sequence[str], what: str, advice: str) -> RunOnNode:

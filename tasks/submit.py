@@ -14,7 +14,7 @@ from nightbridge.slurm.protocol import JobNotAccepted
 from nightbridge.slurm.submission import submit_attempt
 from nightbridge.tasks.context import raise_if_interrupted, this_night
 from nightbridge.tasks.mirror import PrefectAway
-from nightbridge.tasks.site import resolve_all, variables_of
+from nightbridge.tasks.site import resolve_all, secret_variables
 from nightbridge.tasks.stage import stage
 
 
@@ -36,7 +36,7 @@ def submit(plan: LaunchPlan, site: Site, options: tuple[str, ...] = ()) -> Job:
         read_attempt(plan.attempt_dir),
         cluster,
         resolve_all(plan.secret_environment),
-        withheld=variables_of((site.store_settings.access_key, site.store_settings.secret_key)),
+        withheld=secret_variables(site),
     )
     get_run_logger().info("job %d on %s is %s", job.job_id, job.cluster, job.name)
     return job

@@ -13,7 +13,7 @@ from nightbridge.slurm.attempts import record_ended
 from nightbridge.slurm.outcome import classify
 from nightbridge.tasks.context import raise_if_interrupted, this_night
 from nightbridge.tasks.mirror import ProgressArtifact
-from nightbridge.tasks.site import resolve_all
+from nightbridge.tasks.site import resolve_all, site_secrets
 from nightbridge.tasks.stage import stage
 
 
@@ -23,12 +23,12 @@ class _JobDisplay:
     Nothing of it is needed: what goes wrong here is logged once, and the job is watched on.
     """
 
-    def __init__(self, job: Job, plan: LaunchPlan) -> None:
+    def __init__(self, job: Job, plan: LaunchPlan, site: Site) -> None:
         self._log = get_run_logger()
         self._job = job
         self._troubles: set[str] = set()
         self._values: list[str] | None = None
-        self._safely(lambda: self._look_up(plan.secret_environment))
+        self._safely(lambda: self._look_up(plan.secret_environment, site))
         self._follower = RunFollower(job, self._values or (), output_dir=plan.output_dir, total=plan.max_steps)
         self._status: JobStatus | None = None
         self._artifact = ProgressArtifact("the job's progress")
@@ -57,8 +57,8 @@ class _JobDisplay:
         """A text of the run's, as it may be kept and shown."""
         return mask_text(text, self._values or ())
 
-    def _look_up(self, secrets: Mapping[str, SecretRef]) -> None:
-        self._values = list(resolve_all(secrets).values())
+    def _look_up(self, secrets: Mapping[str, SecretRef], site: Site) -> None:
+        self._values = [*resolve_all(secrets).values(), *site_secrets(site).values()]
 
     def _show(self, news: LogNews) -> None:
         # What could not be masked is not shown.
@@ -89,7 +89,7 @@ class _JobDisplay:
 @stage("watch")
 def watch(job: Job, plan: LaunchPlan, site: Site) -> Job:
     """Follow the job until it has ended, and classify its end by Slurm's state and the run's own evidence."""
-    display = _JobDisplay(job, plan)
+    display = _JobDisplay(job, plan, site)
     ended = this_night().watcher(site).follow(job, on_change=display.change, on_wait=display.wait)
     display.end(ended)
     output = read_run(ended, plan.output_dir, plan.checkpoint_dir)

@@ -6,7 +6,6 @@ harvesters of one run the second waits, and returns the record of the first.
 """
 
 import contextlib
-import json
 import logging
 import platform
 import shutil
@@ -53,7 +52,7 @@ from nightbridge.models import (
 from nightbridge.models.series import series_id
 from nightbridge.outputs.experiment import RunOutput, read_facts, read_run
 from nightbridge.outputs.measurements import measure, read_settings
-from nightbridge.secrets import mask_text
+from nightbridge.secrets import SecretFinder, mask_text
 from nightbridge.store.checksum import sha256_hex
 from nightbridge.store.protocol import ObjectStore
 from nightbridge.store.transfers import Progress
@@ -164,8 +163,11 @@ def store_run(
         with _needing_room(scratch):
             units += _measurement_units(scratch, measured)
             masked_copies.mkdir()
+        named = [unit for unit in units if _names_secret(unit, values)]
+        left_out += tuple(LeftOut(path=unit.path, reason="its name contains a secret") for unit in named)
+        units = tuple(unit for unit in units if unit not in named)
         uploaded = upload(store, request.prefix, units, values, masked_copies, on_progress)
-        left_out += uploaded.left_out
+        left_out = tuple(_masked(each, values) for each in (*left_out, *uploaded.left_out))
         for each in left_out:
             _log.warning("not stored: %s", each)
 
@@ -239,8 +241,7 @@ def _record_of(
 
 def _put_record(store: ObjectStore, record: RunRecord, secrets: Sequence[str]) -> tuple[RunRecord, StoredFile]:
     """Store the record without secrets; returns it as it is stored."""
-    spelled = {spelling for value in secrets for spelling in (value, json.dumps(value, ensure_ascii=False)[1:-1])}
-    data = mask_text(record.model_dump_json(indent=2), spelled).encode() + b"\n"
+    data = mask_text(record.model_dump_json(indent=2), secrets).encode() + b"\n"
     key = f"{record.prefix}/{RECORD}"
     try:
         masked = RunRecord.model_validate_json(data)
@@ -249,6 +250,18 @@ def _put_record(store: ObjectStore, record: RunRecord, secrets: Sequence[str]) -
         raise PermanentError(what, thing=key, advice="Use a longer secret") from error
     store.put(key, data)
     return masked, StoredFile(path=RECORD, size=len(data), sha256=sha256_hex(data), kind="summary")
+
+
+def _names_secret(unit: Unit, secrets: Sequence[str]) -> bool:
+    """Whether a file of the unit is named like a secret: a key of the store cannot be masked."""
+    names = bytearray("\0".join(file.path for file in unit.files), "utf-8", "surrogateescape")
+    finder = SecretFinder(secrets)
+    finder.feed(names, len(names))
+    return finder.found
+
+
+def _masked(left_out: LeftOut, secrets: Sequence[str]) -> LeftOut:
+    return LeftOut(path=mask_text(left_out.path, secrets), reason=mask_text(left_out.reason, secrets))
 
 
 def _measurement_units(scratch: Path, measured: MeasuredRun) -> tuple[Unit, ...]:

@@ -146,11 +146,11 @@ class RunFollower:
         lines = [line for _, new in found for line in new if line.strip("\0 \t")]
         for line in lines:
             self._see(line)
-        shown = lines[-MAX_LINES:]
+        # Masked before it is cut, and as one text: half of a secret is one, too.
+        shown = mask_text("\n".join(lines[-MAX_LINES:]), self._secrets).split("\n") if lines else []
         return LogNews(
-            # Masked before it is cut: half of a secret is one, too.
-            lines=tuple(mask_text(line, self._secrets)[:_MAX_LINE_LENGTH].rstrip() for line in shown),
-            left_out=len(lines) - len(shown),
+            lines=tuple(line[:_MAX_LINE_LENGTH].rstrip() for line in shown),
+            left_out=max(0, len(lines) - MAX_LINES),
             source=next((path for path, new in reversed(found) if new), None),
             progress=self._progress(),
             damage=tuple(line for events in self._events for line in events.damage),

@@ -10,7 +10,7 @@ from nightbridge.errors import LaunchRefused, PermanentError, TransientError
 from nightbridge.files import write_atomically, write_model
 from nightbridge.models import LAUNCHER_HOME, Job, LaunchPlan, utc_now
 from nightbridge.processes import run
-from nightbridge.secrets import looks_like_credential, mask_secrets
+from nightbridge.secrets import looks_like_credential, mask_text
 from nightbridge.slurm.attempt_files import ATTEMPT_FILE, AttemptContext, Submission, read_refusal, read_submission
 from nightbridge.slurm.attempts import merged_options
 from nightbridge.slurm.protocol import Cluster
@@ -88,7 +88,7 @@ def _run_launcher(
     recent: deque[str] = deque(maxlen=_REMEMBERED_LINES)
 
     def keep(line: str) -> None:
-        recent.append(mask_secrets(line, tuple(secrets.values())))
+        recent.append(mask_text(line, tuple(secrets.values())))
         try:
             with log.open("a", encoding="utf-8") as stream:
                 stream.write(f"{recent[-1]}\n")

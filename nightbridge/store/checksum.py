@@ -212,7 +212,7 @@ class FileSource:
         self._crcs.update(view[:filled])
         self._finder.feed(buffer, filled)
         if self._finder.found:
-            raise DamagedData("contains a secret's value; binary files are never altered", thing=str(self.path))
+            raise DamagedData("contains a secret; binary files are never altered", thing=str(self.path))
         self._read += filled
         self.on_read(self._read)
         if filled and self._read == self.size:

@@ -1,7 +1,16 @@
 """Secrets: found where a reference names them, masked in text wherever they are, found in binaries, and never shown."""
 
+import base64
+import html
+import json
+import random
+import textwrap
+import time
+from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import quote, quote_plus
 
+import markupsafe
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +24,6 @@ from nightbridge.secrets import (
     SecretFinder,
     copy_masked,
     find_shapes,
-    mask_secrets,
     mask_text,
     resolve_secret,
 )
@@ -87,18 +95,129 @@ def test_a_block_without_prefect_says_how_it_is_read() -> None:
 
 
 def test_the_longer_of_two_secrets_is_masked_whole() -> None:
-    assert mask_secrets("abcdef abcd", ["abcd", "abcdef"]) == f"{MASK} {MASK}"
+    assert mask_text("abcdef abcd", ["abcd", "abcdef"]) == f"{MASK} {MASK}"
 
 
 def test_a_value_too_short_to_be_a_secret_masks_no_words() -> None:
-    assert mask_secrets("the cat", ["", "a", "cat"]) == "the cat"
+    assert mask_text("the cat", ["", "a", "cat"]) == "the cat"
 
 
-@given(before=st.text(), secret=st.text(min_size=4), after=st.text())
+PRINTED = st.characters(codec="utf-8", exclude_categories=("Cc", "Zs", "Zl", "Zp"))
+"""What a secret may be made of: no white space, which may stand anywhere in the text."""
+
+
+@given(before=st.text(), secret=st.text(PRINTED, min_size=4), after=st.text())
 def test_a_masked_text_never_holds_the_secret(before: str, secret: str, after: str) -> None:
-    masked = mask_secrets(before + secret + after, [secret])
+    masked = mask_text(before + secret + after, [secret])
 
     assert secret not in masked.replace(MASK, "\0") or secret in MASK
+
+
+# --- encodings -------------------------------------------------------------------------------------------------------
+
+HARD = "s3cr/et+\"wörd'<&>%\\ 9"
+"""Every encoding has something to escape in it."""
+
+
+@pytest.mark.parametrize("secret", ["hf_0123456789abcdefXYZ", HARD, "-" * 8, "a\nsecret of\n  three lines"])
+@pytest.mark.parametrize(
+    "encode",
+    [
+        str,
+        repr,
+        json.dumps,
+        lambda text: json.dumps(text, ensure_ascii=False),
+        lambda text: json.dumps({"log": json.dumps({"token": text})}),
+        lambda text: json.dumps(text, ensure_ascii=False).replace("/", "\\/"),
+        html.escape,
+        lambda text: html.escape(text, quote=False),
+        lambda text: str(markupsafe.escape(text)),
+        quote,
+        quote_plus,
+        lambda text: quote(text, safe=""),
+        lambda text: quote(text, safe="").lower(),
+        lambda text: "".join(f"%{byte:02X}" for byte in text.encode()),
+        lambda text: text.encode().hex(),
+        lambda text: text.encode().hex().upper(),
+        lambda text: text.encode().hex(" "),
+        lambda text: text.encode().hex(":"),
+        lambda text: "".join(f"\\x{byte:02x}" for byte in text.encode()),
+        lambda text: "\n".join(text),
+        lambda text: "\r\n    ".join(text),
+        lambda text: "\x1b[1;31m".join(text),
+        lambda text: "\x1b]8;;http://x\x07\x1b[0m\n".join(text),
+        lambda text: textwrap.fill(text.encode().hex(), 7, initial_indent="  "),
+    ],
+)
+def test_a_value_is_masked_in_every_encoding(tmp_path: Path, encode: Callable[[str], str], secret: str) -> None:
+    if secret.lower() != secret and encode(secret) == quote(secret, safe="").lower():
+        secret = secret.lower()  # lower-case escapes of an upper-case secret are another secret
+    text = encode(secret)
+    expected = masked(tmp_path, b"before " + text.encode() + b" after", [secret]).decode()
+
+    assert text.strip("\"'{}\\ ") not in expected
+    assert MASK in expected
+    assert len(expected) <= len(f"before {MASK} after") + len(text) - len(text.strip("\"'{}:\\ logtken"))
+
+
+@pytest.mark.parametrize("before", ["", "x", "user:", "user1:", "user22:"])
+@pytest.mark.parametrize("after", ["", "\n", "more of it"])
+@pytest.mark.parametrize("wrap", [0, 5, 76])
+@pytest.mark.parametrize("encode", [base64.b64encode, base64.urlsafe_b64encode])
+def test_a_value_is_masked_in_base64_wherever_it_begins_in_what_was_encoded(
+    before: str, after: str, wrap: int, encode: Callable[[bytes], bytes]
+) -> None:
+    secret = "hf_?~ÿ?~ÿ?0123456789abcdef"
+    encoded = encode((before + secret + after).encode()).decode()
+    text = "\n".join(textwrap.wrap(encoded, wrap)) if wrap else encoded
+
+    left = mask_text(text, [secret]).replace("\n", "").split(MASK)
+
+    # Of the first and the last byte of the value one character each remains, at most, which holds less than all its bits.
+    begin, end = len(before.encode()) * 8, len((before + secret).encode()) * 8
+    assert [len(part) for part in left] == [-(-begin // 6), len(encoded) - end // 6]
+
+
+@pytest.mark.parametrize(
+    ("secret", "part"),
+    [
+        (
+            "machine git.example.org login me password pass-word-77\nmachine b login c password other-word",
+            "pass-word-77",
+        ),
+        ("machine git.example.org login me password pass-word-77\nmachine b login c password other-word", "other-word"),
+        ("machine nvcr.io login $oauthtoken password $NGC_PLANTED", "key-of-the-registry"),
+        ("https://hooks.example.org/services/T0/B0/word", "/services/T0/B0/word"),
+    ],
+)
+def test_of_a_login_or_an_address_the_secret_part_alone_is_masked(
+    monkeypatch: pytest.MonkeyPatch, secret: str, part: str
+) -> None:
+    monkeypatch.setenv("NGC_PLANTED", "key-of-the-registry")
+
+    assert mask_text(f"a {part} b", [secret]) == f"a {MASK} b"
+
+
+@pytest.mark.parametrize("size", [1, 7, 4096])
+def test_a_value_with_gaps_is_masked_wherever_a_chunk_ends_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(secrets, "CHUNK", size)
+    text = b"x" * 5000 + b"\x1b[31m".join(bytes([byte]) for byte in SECRETS[0].encode()) + b"\n" + b"y" * 5000
+
+    assert masked(tmp_path, text, SECRETS) == b"x" * 5000 + MASK.encode() + b"\n" + b"y" * 5000
+
+
+def test_a_text_of_nothing_but_parts_of_a_value_is_masked_in_linear_time(tmp_path: Path) -> None:
+    def seconds(count: int) -> float:
+        began = time.process_time()
+        assert MASK.encode() not in masked(tmp_path, b"hf_0123456789\n" * count, ["hf_0123456789abcdef"])
+        return time.process_time() - began
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(secrets, "CHUNK", 1 << 20)
+        short, long = (min(seconds(count) for _ in range(3)) for count in (20_000, 80_000))
+    assert long < 10 * short
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
@@ -131,7 +250,8 @@ def test_a_file_is_masked_as_a_whole_text_would_be(
 ) -> None:
     text = "".join(parts)
     result = masked(tmp_path_factory.mktemp("masked"), text.encode(), secrets).decode()
-    assert result == whole(mask_secrets(text, secrets).encode()).decode()
+    assert result == mask_text(text, secrets)
+    assert not any(secret in result for secret in secrets)
 
 
 @given(parts=st.lists(st.sampled_from([*SECRETS, "hf_" + "Ab1" * 11, "key=", " ", "\n", "x"])))
@@ -168,11 +288,27 @@ WANDB = b"0123456789abcdef0123456789abcdef01234567"
 AWS_SECRET = b"wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
 
 
+TOKENS = (
+    *(b"gh%s_" % kind + b"Ab1" * 12 for kind in (b"p", b"o", b"u", b"s", b"r")),
+    b"github_pat_" + b"Ab1" * 7 + b"_" + b"Cd2" * 19,
+    b"glpat-" + b"Ab1_-" * 4,
+    b"glrt-" + b"t1_Ab1-" * 4,
+    b"xoxb-" + b"123456789012-" * 2 + b"AbCdEf",
+    b"https://hooks.slack.com/"[8:] + b"services/T00000000/B00000000/" + b"Ab1" * 8,
+    b".".join((b"eyJ" + b"hbGciOiJIUzI1NiJ9", b"eyJ" + b"zdWIiOiIxMjM0In0", b"Ab1-_" * 8)),
+    b"-----BEGIN RSA " + b"PRIVATE KEY-----\n" + b"Ab1/+" * 600 + b"\n-----END RSA PRIVATE KEY-----",
+    b"-----BEGIN " + b"PRIVATE KEY-----\\n" + b"Ab1/+" * 300 + b"\\n-----END PRIVATE KEY-----",
+    b"wandb" + b"_v1_" + b"Ab1" * 25,
+    b"local-" + WANDB,
+    b"dckr_pat_" + b"Ab1-_" * 5,
+    b"sk-ant-" + b"Ab1-_" * 8,
+)
+
+
 def whole(data: bytes) -> bytes:
     """The data with every shape masked, looked at in one piece."""
     pieces, done = [], 0
-    for match in find_shapes(data):
-        start, end = match.span(match.lastindex or 0)
+    for _, start, end in find_shapes(data):
         pieces += [data[done:start], MASK.encode()]
         done = end
     return b"".join([*pieces, data[done:]])
@@ -196,6 +332,7 @@ def whole(data: bytes) -> bytes:
         (b"password: ", b"correct7horse", b"\n"),
         (b"Authorization: Bearer ", b"abcDEFghi.jkl", b"\r\n"),
         (b'"authorization": "Bearer ', WANDB, b'"'),
+        *((b"with ", token, b" it") for token in TOKENS),
     ],
 )
 def test_what_has_the_shape_of_a_secret_is_masked_and_its_name_stays(
@@ -230,6 +367,13 @@ def test_what_has_the_shape_of_a_secret_is_masked_and_its_name_stays(
         b"hf_hub_download",
         b"AKIAIOSFODNN7EXAMPLEANDMORE",
         b"authorization: none",
+        b"ghp_short",
+        b"the_glpat-is-a-prefix-of-many-tokens-and-none",
+        b"ghp_" + b"x" * 35,
+        b"eyJhbGciOiJIUzI1NiJ9.no-second-part-0123456789",
+        b"-----BEGIN CERTIFICATE-----" + b"A" * 64 + b"-----END CERTIFICATE-----",
+        b"local-0123456789abcdef0123456789abcdef0123456789",
+        b"sk-learn-1.5.2-with-a-rather-long-name-behind-it",
     ],
 )
 def test_what_only_resembles_a_secret_is_left(tmp_path: Path, text: bytes) -> None:
@@ -266,7 +410,7 @@ def test_a_line_of_a_million_separators_is_looked_at_in_no_time(tmp_path: Path) 
 # --- binaries --------------------------------------------------------------------------------------------------------
 
 
-def found(data: bytes, secrets: list[str], piece: int = 16) -> int:
+def found(data: bytes, secrets: list[str], piece: int = 16) -> bool:
     finder = SecretFinder(secrets)
     for start in range(0, len(data), piece):
         part = data[start : start + piece]
@@ -278,15 +422,34 @@ def found(data: bytes, secrets: list[str], piece: int = 16) -> int:
 @pytest.mark.parametrize("piece", [3, 16, 100])
 def test_a_secret_is_found_in_a_binary_wherever_it_crosses_a_piece(offset: int, piece: int) -> None:
     for end in (b"", b"\x00" * 50):
-        assert found(b"\x00" * offset + SECRETS[0].encode() + end, SECRETS, piece) == 1
+        assert found(b"\x00" * offset + SECRETS[0].encode() + end, SECRETS, piece)
 
 
 def test_what_lies_in_a_buffer_behind_the_piece_is_not_in_the_file() -> None:
     finder = SecretFinder(SECRETS)
     finder.feed(bytearray(SECRETS[0].encode()), len(SECRETS[0]) - 1)
-    finder.feed(bytearray(b"x" * 16), 16)
-    assert finder.found == 0
+    finder.feed(bytearray(b"-" * 16), 16)
+    assert not finder.found
 
 
 def test_a_short_value_in_a_binary_is_chance() -> None:
-    assert found(b"\x001234\x00", ["1234"]) == 0
+    assert not found(b"\x001234\x00", ["1234"])
+
+
+@pytest.mark.parametrize("shift", range(3))
+@pytest.mark.parametrize("piece", [3, 16, 100])
+def test_an_encoded_value_is_found_in_a_binary(shift: int, piece: int) -> None:
+    for text in (base64.b64encode(b"u" * shift + SECRETS[0].encode()), SECRETS[0].encode().hex().encode()):
+        assert found(b"\0" * 21 + text + b"\0" * 30, SECRETS, piece)
+
+
+@pytest.mark.parametrize("token", [HF, AWS, *TOKENS])
+def test_a_token_is_found_near_the_beginning_of_a_binary(monkeypatch: pytest.MonkeyPatch, token: bytes) -> None:
+    assert found(b"\0" * 500 + token + b"\0" * 50, [])
+
+    monkeypatch.setattr(secrets, "TOKENS_IN_BINARY", 400)
+    assert not found(b"\0" * 500 + token + b"\0" * 50, [])
+
+
+def test_random_weights_hold_no_secret() -> None:
+    assert not found(random.Random(1).randbytes(8 << 20), [*SECRETS, TOKEN], 1 << 20)

@@ -232,11 +232,26 @@ def test_a_secret_inside_a_shard_leaves_its_whole_checkpoint_out(store: ObjectSt
     stored = objects(store)
     assert [key for key, data in stored.items() if "iter_" in key or TOKEN.encode() in data] == []
     reason = next(line for line in record.left_out if "iter_0000040" in line)
-    assert "__2_0.distcp: contains a secret's value" in reason
+    assert "__2_0.distcp: contains a secret" in reason
     assert TOKEN not in reason
     states = {checkpoint.iteration: checkpoint.state for checkpoint in record.checkpoints}
     assert states[40] is CheckpointState.DAMAGED
     assert verify_run(store, record.prefix) == []
+
+
+def test_a_file_that_is_named_like_a_secret_is_left_out_under_a_masked_name(
+    directory: ObjectStore, left: LeftRun
+) -> None:
+    named = left.job_dir / f"log-{TOKEN}_1_0.out"
+    named.write_text("a log")
+    output = left.output.model_copy(update={"logs": (*left.output.logs, named)})
+
+    record = LeftRun(**{**vars(left), "output": output}).harvest(directory)
+
+    assert [line for line in record.left_out if "********" in line] == [
+        "logs/log-********_1_0.out: its name contains a secret"
+    ]
+    assert not [key for key, data in objects(directory).items() if TOKEN in key or TOKEN.encode() in data]
 
 
 def test_a_secret_inside_an_event_file_leaves_that_file_out(directory: ObjectStore, left: LeftRun) -> None:

@@ -57,13 +57,16 @@ def test_what_has_a_secrets_shape_is_masked_in_text_and_counted(store: ObjectSto
 
 
 @pytest.mark.parametrize("kind", ["checkpoint", "tensorboard", "other"])
-def test_what_only_has_a_secrets_shape_does_not_alter_or_fail_a_binary(
+def test_a_token_fails_the_binary_that_holds_it_and_a_word_named_as_a_secret_does_not(
     store: ObjectStore, tmp_path: Path, kind: str
 ) -> None:
-    (tmp_path / "binary").write_bytes(SHAPED)
-    sent = send(store, tmp_path, Unit.of(tmp_path / "binary", "binary", kind))  # type: ignore[arg-type]
-    assert (sent.masks, sent.left_out) == (0, ())
-    assert store.get("runs/a1/binary") == SHAPED
+    named = b"api_key: 0123456789abcdef0123456789abcdef01234567"
+    for name, data in (("token", SHAPED), ("named", named)):
+        (tmp_path / name).write_bytes(data)
+    units = [Unit.of(tmp_path / name, name, kind) for name in ("token", "named")]  # type: ignore[arg-type]
+    sent = send(store, tmp_path, *units)
+    assert [(each.path, "contains a secret" in each.reason) for each in sent.left_out] == [("token", True)]
+    assert store.get("runs/a1/named") == named
 
 
 @pytest.mark.parametrize("kind", ["checkpoint", "tensorboard", "other"])
