@@ -75,6 +75,7 @@ class _Handler(BaseHTTPRequestHandler):
     ) -> None:
         body = re.sub(r">\s+<", "><", text).encode()
         self.send_response(status)
+        self.send_header("x-amz-request-id", "1")
         for name, value in (headers or {}).items():
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(body) if size is None else size))

@@ -402,8 +402,8 @@ def _positions(data: bytes | bytearray, text: bytes, start: int) -> Iterator[int
 def copy_masked(source: Path, target: Path, secrets: Iterable[str], below: Path | None = None) -> int:
     """Copy a text file with every secret value, and every text in a secret's shape, replaced by `MASK`.
 
-    The longest value at a position wins; values shorter than `MIN_LENGTH` stay. Returns how many were masked. The source
-    is opened as by `files.open_regular`.
+    The longest value at a position wins; values shorter than `MIN_LENGTH` stay. Returns how many were masked. The
+    source is opened as by `files.open_regular`.
 
     Raises:
         DamagedData: The source cannot be read.

@@ -195,17 +195,17 @@ def commit_run(
     losses = {step: 10.0 - 0.1 * step for step in range(1, 51)} if losses is None else losses
     table = io.BytesIO()
     scalar_table(lm_loss=losses).to_parquet(table, index=False)
-    files = []
-    for path, data in (("record.json", record.model_dump_json().encode()), ("metrics.parquet", table.getvalue())):
-        store.put(f"{record.prefix}/{path}", data)
-        files.append(StoredFile(path=path, size=len(data), sha256=sha256_hex(data), kind="other"))
+    data = table.getvalue()
+    store.put(f"{record.prefix}/metrics.parquet", data)
+    metrics = StoredFile(path="metrics.parquet", size=len(data), sha256=sha256_hex(data), kind="metrics")
     manifest = Manifest(
         run_key=record.spec.run_key,
         attempt=attempt,
         prefix=record.prefix,
-        files=tuple(files),
+        files=(metrics,),
         job=record.job,
         committed_at=datetime.now(UTC),
+        record=record,
     )
     commit_manifest(store, manifest)
     return record

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 RECORD = "record.json"
+"""Where version 0.1 kept the record; now it is part of the manifest."""
+
 SUMMARY = "summary.json"
 METRICS = "metrics.parquet"
 
@@ -58,6 +60,9 @@ class Manifest(StoredModel):
     job: Job
     versions: dict[str, str] = Field({}, description="What wrote this: nightbridge and Python.")
     committed_at: datetime
+    record: RunRecord | None = Field(
+        None, description="The run. A part of the manifest, so that the one conditional write decides which counts."
+    )
 
     def file(self, path: str) -> StoredFile | None:
         """The entry of one path, None when the run has no such file."""
@@ -113,12 +118,14 @@ def load_scalars(store: ObjectStore, prefix: str) -> "pd.DataFrame | None":
 
 
 def committed_record(store: ObjectStore, manifest: Manifest) -> RunRecord:
-    """Read the record that a manifest names.
+    """The record of a manifest, or the one that an older manifest names.
 
     Raises:
         DamagedData: It is missing, or not the one that was committed.
 
     """
+    if manifest.record is not None:
+        return manifest.record
     key, entry = f"{manifest.prefix}/{RECORD}", manifest.file(RECORD)
     data = store.get(key)
     if data is None or entry is None or sha256_hex(data) != entry.sha256:

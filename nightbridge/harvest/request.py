@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING
 
 import pydantic
 
-from nightbridge.errors import DamagedData, PermanentError
+from nightbridge.errors import DamagedData, PermanentError, TransientError
 from nightbridge.harvest.manifest import (
     METRICS,
-    RECORD,
     SUMMARY,
     LeftOut,
     Manifest,
@@ -44,7 +43,6 @@ from nightbridge.models import (
     Model,
     RunRecord,
     RunSpec,
-    StoredFile,
     StoreSettings,
     Summary,
     utc_now,
@@ -53,7 +51,6 @@ from nightbridge.models.series import series_id
 from nightbridge.outputs.experiment import RunOutput, read_facts, read_run
 from nightbridge.outputs.measurements import measure, read_settings
 from nightbridge.secrets import SecretFinder, mask_text
-from nightbridge.store.checksum import sha256_hex
 from nightbridge.store.protocol import ObjectStore
 from nightbridge.store.transfers import Progress
 
@@ -172,26 +169,39 @@ def store_run(
             _log.warning("not stored: %s", each)
 
         held.ensure_held()
-        record, stored_record = _put_record(store, _record_of(request, measured, store, left_out), values)
+        record = _masked_record(_record_of(request, measured, store, left_out), values)
         manifest = Manifest(
             run_key=request.run.run_key,
             attempt=request.job.attempt,
             prefix=request.prefix,
-            files=tuple(sorted((*uploaded.files, stored_record), key=lambda file: file.path)),
+            files=uploaded.files,
             left_out=left_out,
             masks=uploaded.masks,
             pins=_pins(request.checkout, request.image),
             job=record.job,
             versions={"nightbridge": version("nightbridge"), "python": platform.python_version()},
             committed_at=utc_now(),
+            record=record,
         )
-        if commit_manifest(store, manifest):
-            return record
-    first = _committed_run(request, store)
-    if first is None:
+        _check_stored(store, manifest)
+        commit_manifest(store, manifest)
+    # Read back, whoever committed it: what counts is what the store returns.
+    committed = _committed_run(request, store)
+    if committed is None:
         thing = store.url_of(request.prefix)
-        raise DamagedData("the manifest disappeared while it was committed", thing=thing)
-    return first
+        raise TransientError("the store does not return the manifest that was committed", thing=thing)
+    return committed
+
+
+def _check_stored(store: ObjectStore, manifest: Manifest) -> None:
+    """Prove by a listing that the store has what the manifest will promise, whatever it answered to the uploads."""
+    problems = missing_objects(store, manifest)
+    if problems:
+        raise TransientError(
+            f"{len(problems)} objects are not as they were sent ({problems[0]})",
+            thing=store.url_of(manifest.prefix),
+            advice="Harvest the run again; if it persists, check that the endpoint is the S3 server itself",
+        )
 
 
 def _committed_run(request: HarvestRequest, store: ObjectStore) -> RunRecord | None:
@@ -239,17 +249,13 @@ def _record_of(
     )
 
 
-def _put_record(store: ObjectStore, record: RunRecord, secrets: Sequence[str]) -> tuple[RunRecord, StoredFile]:
-    """Store the record without secrets; returns it as it is stored."""
-    data = mask_text(record.model_dump_json(indent=2), secrets).encode() + b"\n"
-    key = f"{record.prefix}/{RECORD}"
+def _masked_record(record: RunRecord, secrets: Sequence[str]) -> RunRecord:
+    """The record without secrets."""
     try:
-        masked = RunRecord.model_validate_json(data)
+        return RunRecord.model_validate_json(mask_text(record.model_dump_json(), secrets))
     except pydantic.ValidationError as error:
         what = "a secret's value also occurs as an ordinary word in the record"
-        raise PermanentError(what, thing=key, advice="Use a longer secret") from error
-    store.put(key, data)
-    return masked, StoredFile(path=RECORD, size=len(data), sha256=sha256_hex(data), kind="summary")
+        raise PermanentError(what, thing=record.prefix, advice="Use a longer secret") from error
 
 
 def _names_secret(unit: Unit, secrets: Sequence[str]) -> bool:

@@ -13,9 +13,9 @@ from nightbridge.store.transfers import Meter, Progress, in_parallel
 
 
 def missing_objects(store: ObjectStore, manifest: Manifest) -> list[str]:
-    """What a listing alone shows to be wrong: objects that are missing or have another size. One line each."""
+    """What one listing shows to be wrong: objects that are missing or have another size or ETag. One line each."""
     found = {each.key: each for each in store.list(manifest.prefix)}
-    problems = (_missing(file, found.get(f"{manifest.prefix}/{file.path}")) for file in manifest.files)
+    problems = (_wrong(file, found.get(f"{manifest.prefix}/{file.path}")) for file in manifest.files)
     return [problem for problem in problems if problem]
 
 
@@ -62,19 +62,27 @@ def fetch_run(
     return manifest
 
 
-def _missing(file: StoredFile, found: ObjectInfo | None) -> str:
+def _wrong(file: StoredFile, found: ObjectInfo | None) -> str:
+    """How an object differs from the manifest's entry in what is known of it, empty where it does not."""
     if found is None:
         return f"{file.path}: missing"
-    return "" if found.size == file.size else f"{file.path}: {found.size} bytes, expected {file.size}"
+    if found.size != file.size:
+        return f"{file.path}: {found.size} bytes, expected {file.size}"
+    for name, has, expected in (
+        ("sha256", found.sha256, file.sha256),
+        # The server's own: a recorded checksum says what the writer sent, or what somebody copied beside other bytes.
+        ("ETag", found.etag, file.etag),
+    ):
+        if has and expected and has != expected:
+            return f"{file.path}: {name} {has}, expected {expected}"
+    return ""
 
 
 def _problem(store: ObjectStore, prefix: str, file: StoredFile) -> str:
     found = store.stat(f"{prefix}/{file.path}", file.part_size)
-    if found is None or found.size != file.size:
-        return _missing(file, found)
-    if found.sha256 is None and file.etag:
-        return "" if found.etag == file.etag else f"{file.path}: ETag {found.etag}, expected {file.etag}"
-    return "" if found.sha256 == file.sha256 else f"{file.path}: sha256 {found.sha256}, expected {file.sha256}"
+    if found and not (found.sha256 or (found.etag and file.etag)):
+        return f"{file.path}: no checksum in the store; use --deep"
+    return _wrong(file, found)
 
 
 def _fetch(store: ObjectStore, prefix: str, file: StoredFile, path: Path) -> None:

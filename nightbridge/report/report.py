@@ -14,7 +14,7 @@ from nightbridge.report.sweeps import sweep_section
 from nightbridge.store.protocol import ObjectStore
 
 MAX_LINKS = 20
-FIRST = ("record.json", "summary.json", "metrics.parquet")
+FIRST = ("summary.json", "metrics.parquet")
 """The files that are opened most often come first."""
 
 

@@ -144,7 +144,8 @@ class S3Store:
             for page in self._client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=folder):
                 for found in page.get("Contents", ()):
                     key = found["Key"].removeprefix(self.prefix)
-                    yield ObjectInfo(key=key, size=found["Size"], modified=found["LastModified"])
+                    modified, etag = found["LastModified"], plain_etag(found)
+                    yield ObjectInfo(key=key, size=found["Size"], modified=modified, etag=etag)
 
     def delete(self, key: str) -> None:
         """Delete an object; a missing one is no error."""

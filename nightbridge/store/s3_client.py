@@ -17,6 +17,7 @@ from botocore.credentials import AssumeRoleCredentialFetcher, DeferredRefreshabl
 from nightbridge.errors import InvalidInput
 from nightbridge.models import SecretRef, StoreSettings
 from nightbridge.secrets import BlockValue, resolve_secret
+from nightbridge.store.s3_errors import NotS3Response
 from nightbridge.store.s3_upload import REQUESTS
 from nightbridge.store.transfers import WORKERS
 
@@ -69,6 +70,8 @@ def make_client(settings: StoreSettings, block_value: BlockValue | None) -> Any:
         config = Config(**_CONFIG, s3={"addressing_style": addressing, "payload_signing_enabled": True})
         client = session.client("s3", **endpoint, config=config)
         _sign_known_checksums(client, session.get_credentials())
+        client.meta.events.register("needs-retry.s3", _retry_if_not_s3)
+        client.meta.events.register("after-call.s3", _check_is_s3)
     except (aws.BotoCoreError, boto3.exceptions.Boto3Error, ValueError) as error:
         raise InvalidInput(str(error), thing=settings.url, advice="Correct the store's settings") from error
     return client
@@ -140,6 +143,24 @@ def _verify(settings: StoreSettings) -> str | bool | None:
         return str(settings.ca_bundle)
     # Nothing is verified over plain HTTP, so a broken AWS_CA_BUNDLE must not be looked at.
     return True if (settings.endpoint_url or "").startswith("http://") else None
+
+
+REQUEST_ID = "x-amz-request-id"
+"""Header of every answer of every S3 server, and of no login page that a proxy answers with status 200 instead."""
+
+NOT_S3_TRIES = 4
+
+
+def _retry_if_not_s3(response: Any, attempts: int, **_: Any) -> float | None:
+    """Seconds after which botocore tries again; None: by its own rules."""
+    http = response and response[0]
+    foreign = http is not None and http.status_code < 300 and REQUEST_ID not in http.headers
+    return 0.2 * 2**attempts if foreign and attempts < NOT_S3_TRIES else None
+
+
+def _check_is_s3(http_response: Any, **_: Any) -> None:
+    if http_response.status_code < 300 and REQUEST_ID not in http_response.headers:
+        raise NotS3Response(lacks=REQUEST_ID)
 
 
 _SIGNATURE_V4 = frozenset({"v4", "s3v4"})

@@ -9,6 +9,12 @@ from botocore.parsers import ResponseParserError
 from nightbridge.errors import ErrorPattern, NightbridgeError, PermanentError, TransientError, classify
 
 
+class NotS3Response(aws.BotoCoreError):  # type: ignore[misc]  # botocore has no types
+    """An answer of success that no S3 server gave: a login page, a proxy's greeting, another service on the port."""
+
+    fmt = "it has no {lacks}"
+
+
 class UploadGone(TransientError):
     """A multipart upload no longer exists: another process has completed or aborted it."""
 
@@ -43,7 +49,11 @@ _TRANSIENT_CODES = {
         "the credentials have expired",
         "Renew them; the transfer then continues",
     ),
-    "BadDigest|IncompleteBody|XAmzContentSHA256Mismatch": ("data was corrupted in transit", "Try again"),
+    # InvalidPart: the answer to a part had another ETag than the part has.
+    "BadDigest|IncompleteBody|XAmzContentSHA256Mismatch|InvalidPart|InvalidPartOrder": (
+        "data was corrupted in transit",
+        "Try again",
+    ),
     r"InternalError|ServiceUnavailable|RequestTimeout|OperationAborted|408|5\d\d": (
         "server error",
         "Try again; see the server's log if it persists",
@@ -67,7 +77,10 @@ _TRANSIENT_EXCEPTIONS = {
         "the S3 server is unreachable",
         "Check the endpoint and the network",
     ),
-    "ResponseParserError": ("not an S3 response", "Check that the endpoint is an S3 server"),
+    "ResponseParserError|NotS3Response": (
+        "not an S3 response",
+        "Check that the endpoint is an S3 server, and what stands before it",
+    ),
 }
 _UNTRUSTED = ErrorPattern(
     r"(?s)\bSSLError\b.*CERTIFICATE_VERIFY_FAILED",

@@ -23,7 +23,7 @@ from botocore import exceptions as aws
 
 from nightbridge.errors import DamagedData, TransientError
 from nightbridge.store.checksum import FileSource
-from nightbridge.store.s3_errors import UploadGone, error_code, http_status, s3_errors
+from nightbridge.store.s3_errors import NotS3Response, UploadGone, error_code, http_status, s3_errors
 
 PART_SIZE = 8 << 20
 """Bytes of a part, and of the largest file sent with one request."""
@@ -142,9 +142,9 @@ class Uploader:
                     Metadata={SHA256_METADATA: source.sha256},
                     **self._options,
                 )
+                return _given_etag(answer)
         finally:
             self._buffers.give(body)
-        return plain_etag(answer)
 
     def _send_parts(self, key: str, source: FileSource) -> str:
         source.rewind(part_size(source.size))
@@ -205,7 +205,7 @@ class Uploader:
                 answer = self._client.upload_part(
                     **self._object(key), UploadId=upload.id, PartNumber=number, Body=body, **known
                 )
-            return _Part(filled, plain_etag(answer), sha256)
+                return _Part(filled, _given_etag(answer), sha256)
         finally:
             self._buffers.give(buffer)
 
@@ -250,6 +250,8 @@ class Uploader:
             created = self._client.create_multipart_upload(
                 **self._object(key), ChecksumAlgorithm=_ALGORITHM, **self._options
             )
+            if "UploadId" not in created:
+                raise NotS3Response(lacks="upload id")
             return _Upload(created["UploadId"], created.get("ChecksumAlgorithm") == _ALGORITHM), {}
 
     def _unfinished(self, prefix: str) -> list[dict[str, Any]]:
@@ -349,6 +351,14 @@ def recorded_checksum(answer: Answer) -> tuple[str | None, int]:
 def plain_etag(answer: Answer) -> str:
     """The ETag of an answer without its quotes."""
     return str(answer.get("ETag", "")).strip('"')
+
+
+def _given_etag(answer: Answer) -> str:
+    """The ETag by which a server says that it has stored something; an answer without one stores nothing."""
+    etag = plain_etag(answer)
+    if not etag:
+        raise NotS3Response(lacks="ETag")
+    return etag
 
 
 def _etag_of_parts(etags: list[str]) -> str | None:

@@ -1,5 +1,6 @@
 """One night of the second workload: two grids on two nodes each, and one of the tests follows the other."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -65,7 +66,8 @@ def verdict_of(night: NightReport, test_id: str) -> Verdict:
 
 
 def record_of(folder: Path, verdict: Verdict) -> RunRecord:
-    return RunRecord.model_validate_json((folder / "workspace/store" / verdict.prefix / "record.json").read_bytes())
+    manifest = folder / "workspace/store" / verdict.prefix / "manifest.json"
+    return RunRecord.model_validate(json.loads(manifest.read_text())["record"])
 
 
 def test_a_test_of_two_grids_goes_through_every_stage(folder: Path, night: NightReport) -> None:

@@ -1,5 +1,6 @@
 """One night with tests of every kind: each has its own verdict, its own attempts, and its own flow run."""
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -147,7 +148,8 @@ def test_a_failure_of_the_cluster_opens_new_attempts_up_to_the_limit_and_all_are
     flaky = mixed.verdict("flaky")
     last = ClusterSettings().max_attempts
 
-    record = RunRecord.model_validate_json((mixed.store / flaky.prefix / "record.json").read_bytes())
+    manifest = json.loads((mixed.store / flaky.prefix / "manifest.json").read_text())
+    record = RunRecord.model_validate(manifest["record"])
 
     assert len(attempts_of(flaky.run_key, mixed.workspace)) == last
     assert flaky.prefix.endswith(f"/a{last}")

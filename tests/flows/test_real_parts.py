@@ -222,7 +222,7 @@ def test_every_object_is_byte_for_byte_what_the_job_wrote(place: Place, verdict:
         "logs/launcher.log": attempt / "launcher.log",
         **{f"attempt/{name}": attempt / name for name in ATTEMPT_FILES},
     }
-    ours = {"summary.json", "metrics.parquet", "record.json"}
+    ours = {"summary.json", "metrics.parquet"}
 
     assert {file.path for file in manifest.files} - ours == set(written)
     assert {path for path in written if "distcp" in path} == {
@@ -291,7 +291,7 @@ def scalar_tags(tensorboard: EventAccumulator) -> list[str]:
 
 
 def test_the_record_pins_both_repositories_and_the_launchers_environment(place: Place, verdict: Verdict) -> None:
-    record = RunRecord.model_validate_json(place.read(f"{verdict.prefix}/record.json"))
+    record = RunRecord.model_validate(json.loads(place.read(f"{verdict.prefix}/manifest.json"))["record"])
 
     assert record.checkout.nemo_run is not None
     assert record.checkout.environment is not None

@@ -16,18 +16,19 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from nightbridge.errors import DamagedData, PermanentError
+from nightbridge.errors import DamagedData, PermanentError, TransientError
 from nightbridge.harvest.manifest import load_record, read_manifest, run_prefix
 from nightbridge.harvest.restore import fetch_run, verify_run
-from nightbridge.models import CheckpointState, Outcome, RunRecord, StoreSettings
+from nightbridge.models import CheckpointState, Outcome, RunRecord, StoredFile, StoreSettings
 from nightbridge.secrets import MASK
-from nightbridge.store.checksum import FileSource
+from nightbridge.store.checksum import FileSource, sha256_hex
+from nightbridge.store.directory import DirectoryStore
 from nightbridge.store.factory import open_store
 from nightbridge.store.protocol import ObjectInfo, ObjectStore
 from nightbridge.store.transfers import Progress
 from tests.conftest import BUCKET, SEEDS
 from tests.nightbridge.harvest.left_run import TOKEN, LeftRun, make_run
-from tests.real.s3_proxy import proxy_to, s3_error
+from tests.real.s3_proxy import Answer, proxy_to, s3_error
 from tests.real.s3_servers import S3Server
 
 ROOT = Path(__file__).parents[3]
@@ -67,7 +68,7 @@ def test_every_object_is_byte_for_byte_what_the_job_wrote(store: ObjectStore, le
             if path.is_file() and not {"iter_0000020", "iter_0000060"} & set(path.parts)
         },
     }
-    made = {"manifest.json", "record.json", "summary.json", "metrics.parquet"}
+    made = {"manifest.json", "summary.json", "metrics.parquet"}
     assert set(stored) == {*originals, *masked, *made}
     for path, original in originals.items():
         assert stored[path] == original.read_bytes(), path
@@ -474,6 +475,60 @@ def test_a_committed_run_whose_objects_are_gone_is_damage_not_success(store: Obj
     assert verify_run(store, record.prefix) == ["checkpoints/iter_0000040/__1_0.distcp: missing"]
 
 
+def test_of_two_harvesters_without_a_common_lease_one_commits_and_neither_damages_it(tmp_path: Path) -> None:
+    settings = StoreSettings(url=f"file://{tmp_path}/store")
+    other = make_run(tmp_path / "copied workspace")
+    winners: list[RunRecord] = []
+
+    class Overtaken(DirectoryStore):
+        """While its harvest is about to commit, another harvest does."""
+
+        def put_if_absent(self, key: str, data: bytes) -> bool:
+            winners.append(other.harvest(open_store(settings)))
+            return super().put_if_absent(key, data)
+
+    record = make_run(tmp_path / "workspace").harvest(Overtaken(settings))
+
+    assert [record] == winners
+    assert load_record(open_store(settings), record.prefix) == record
+    assert verify_run(open_store(settings), record.prefix) == []
+
+
+@pytest.mark.s3
+def test_a_page_instead_of_the_servers_answer_never_counts_as_stored(
+    ceph: S3Server, settings_of: Callable[[str], StoreSettings], left: LeftRun
+) -> None:
+    settings = settings_of("ceph")
+    page = Answer(200, b"<html><body>Please log in</body></html>", (("Content-Type", "text/html"),))
+    with proxy_to(ceph.endpoint_url) as proxy:
+        behind = open_store(settings.model_copy(update={"endpoint_url": proxy.endpoint_url}))
+        proxy.before = lambda request: page if request.method == "PUT" else None
+        with pytest.raises(TransientError, match="not an S3 response"):
+            left.harvest(behind)
+        assert list(open_store(settings).list("")) == []
+        proxy.before = lambda request: page if len(proxy.requests) % 3 == 0 else None
+
+        record = left.harvest(behind)
+
+    assert verify_run(open_store(settings), record.prefix) == []
+
+
+def test_what_the_store_lost_after_it_was_sent_is_not_committed(tmp_path: Path, left: LeftRun) -> None:
+    class Forgetful(DirectoryStore):
+        """Answers that a shard is stored, and has another one."""
+
+        def put_file(self, key: str, source: FileSource) -> ObjectInfo:
+            stored = super().put_file(key, source)
+            if key.endswith("__0_0.distcp"):
+                self.put(key, b"")
+            return stored
+
+    store = Forgetful(StoreSettings(url=f"file://{tmp_path}/store"))
+    with pytest.raises(TransientError, match=r"not as they were sent .*__0_0.distcp: 0 bytes"):
+        left.harvest(store)
+    assert load_record(store, run_prefix(left.spec, 1)) is None
+
+
 @pytest.mark.random_kill
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("kind", ["directory", pytest.param("ceph", marks=pytest.mark.s3)])
@@ -498,7 +553,7 @@ def test_killed_at_any_moment_a_harvest_leaves_no_manifest_over_missing_data_and
         problems = verify_run(store, prefix)
         assert problems in ([], ["manifest.json: missing; this run was never committed"])
         committed += not problems
-        whole = {found.key: found.modified for found in store.list(prefix) if not found.key.endswith("record.json")}
+        whole = {found.key: found.modified for found in store.list(prefix)}
 
         record = left.harvest(store)
 
@@ -507,7 +562,7 @@ def test_killed_at_any_moment_a_harvest_leaves_no_manifest_over_missing_data_and
         assert {key: after[key] for key in whole} == whole
         going_on += 0 < len(whole) < len(after) - 1
         assert verify_run(store, prefix) == []
-        assert fetch_run(store, prefix, tmp_path / f"back-{seed}").file("record.json") is not None
+        assert fetch_run(store, prefix, tmp_path / f"back-{seed}").record == record
         for shard in (left.job_dir / "checkpoints/iter_0000040").glob("*.distcp"):
             back = tmp_path / f"back-{seed}/checkpoints/iter_0000040" / shard.name
             assert back.read_bytes() == shard.read_bytes()
@@ -561,11 +616,21 @@ def test_a_run_without_a_manifest_has_no_record(directory: ObjectStore, left: Le
     assert load_record(directory, record.prefix) is None
 
 
-def test_a_record_that_was_changed_in_the_store_is_damage(directory: ObjectStore, left: LeftRun) -> None:
+def test_a_record_beside_an_older_manifest_is_read_and_damage_where_it_was_changed(
+    directory: ObjectStore, left: LeftRun
+) -> None:
     record = left.harvest(directory)
-    data = directory.get(f"{record.prefix}/record.json")
-    assert data is not None
+    manifest = read_manifest(directory, record.prefix)
+    assert manifest is not None
+    data = record.model_dump_json().encode()
+    entry = StoredFile(path="record.json", size=len(data), sha256=sha256_hex(data), kind="summary")
+    older = manifest.model_copy(update={"record": None, "files": (*manifest.files, entry)})
+    directory.put(f"{record.prefix}/manifest.json", older.model_dump_json().encode())
+    directory.put(f"{record.prefix}/record.json", data)
+    assert load_record(directory, record.prefix) == record
+
     directory.put(f"{record.prefix}/record.json", data.replace(b"0.25", b"0.05"))
+
     with pytest.raises(DamagedData, match="not the committed record"):
         load_record(directory, record.prefix)
 

@@ -46,13 +46,13 @@ def test_fetching_again_keeps_what_is_whole_and_repairs_the_rest(
     prefix = left.harvest(directory).prefix
     fetch_run(directory, prefix, tmp_path / "back")
     before = files_below(tmp_path / "back")
-    kept = (tmp_path / "back/record.json").stat().st_ino
+    kept = (tmp_path / "back/metrics.parquet").stat().st_ino
     (tmp_path / "back/summary.json").write_text("{}")
 
     fetch_run(directory, prefix, tmp_path / "back")
 
     assert files_below(tmp_path / "back") == before
-    assert (tmp_path / "back/record.json").stat().st_ino == kept
+    assert (tmp_path / "back/metrics.parquet").stat().st_ino == kept
 
 
 def test_a_run_that_was_never_committed_is_not_fetched(store: ObjectStore, tmp_path: Path) -> None:

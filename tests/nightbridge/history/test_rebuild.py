@@ -64,7 +64,7 @@ def test_a_run_that_was_never_committed_has_no_row(store: DirectoryStore, judged
     assert [row.night for row in rebuild_history(store).rows] == ["2026-11-08", "2026-11-09"]
 
 
-@pytest.mark.parametrize("name", ["a1/manifest.json", "a1/record.json", "verdict.json"])
+@pytest.mark.parametrize("name", ["a1/manifest.json", "verdict.json"])
 def test_a_damaged_run_is_told_and_holds_up_no_other(store: DirectoryStore, judged: list[RunRecord], name: str) -> None:
     store.put(f"{judged[1].prefix.removesuffix('/a1')}/{name}", b"{")
 

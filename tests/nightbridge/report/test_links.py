@@ -22,8 +22,8 @@ def test_every_kind_of_store_has_links_to_all_of_a_run_but_its_checkpoints(
 
     links = dict(run_links(store, manifest))
 
-    assert list(links)[:3] == ["record.json", "summary.json", "metrics.parquet"]
+    assert list(links)[:2] == ["summary.json", "metrics.parquet"]
     assert MANIFEST in links
     assert not [path for path in links if path.startswith("checkpoints/")]
-    assert links["record.json"] == store.link_of(f"{record.prefix}/record.json")
-    assert links["record.json"].startswith("https://memory.example.org/")
+    assert links["summary.json"] == store.link_of(f"{record.prefix}/summary.json")
+    assert links["summary.json"].startswith("https://memory.example.org/")

@@ -412,11 +412,11 @@ def test_a_damaged_record_is_named_on_the_page(
     store: DirectoryStore, make_record: Records, commit: Callable[..., RunRecord]
 ) -> None:
     verdict = compare(commit(store, make_record(night="2026-11-21")), ())
-    store.put(f"{verdict.prefix}/record.json", b"{}")
+    store.put(f"{verdict.prefix}/manifest.json", b"{}")
 
     text = Page(night_report_html(store, "nightly", "2026-11-21", [verdict], cluster="dgx")).text
 
-    assert "not the committed record" in text
+    assert "not a manifest" in text
 
 
 def test_tonights_curves_are_laid_over_those_of_the_last_good_night(store: DirectoryStore, nights: Nights) -> None:
@@ -460,7 +460,7 @@ def test_what_is_kept_can_be_opened_from_the_page(
     page = Page(night_report_html(store, "nightly", "2026-11-21", [verdict], cluster="dgx"))
 
     folder = f"{store.url}/{record.prefix}"
-    assert [f"{folder}/{name}" for name in ("record.json", "metrics.parquet", "manifest.json")] == [
+    assert [f"{folder}/{name}" for name in ("metrics.parquet", "manifest.json")] == [
         link for link in page.links() if link.startswith("file:")
     ]
 
