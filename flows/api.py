@@ -1,11 +1,13 @@
 """The functions that Python users call; see `flows/__init__.py`."""
 
 from pathlib import Path
+from typing import Any
 
 from prefect import tags
+from pydantic import ValidationError
 
 from nightbridge import config
-from nightbridge.bisect.plan import Repository
+from nightbridge.bisect.plan import BisectRequest
 from nightbridge.bisect.result import BisectResult
 from nightbridge.blocks import load_site
 from nightbridge.config.sites import plain_site
@@ -107,61 +109,39 @@ def run_pipeline(
 def bisect_regression(
     test_id: str,
     *,
-    metric: str | None = None,
-    repository: Repository | None = None,
-    good: str | None = None,
-    bad: str | None = None,
-    bisect_id: str | None = None,
-    confidence: float = 0.99,
-    most_runs: int = 100,
-    at_once: int | None = None,
     system: str | None = None,
     cluster: str | None = None,
     store: str | None = None,
     workspace: str | Path | None = None,
+    **search: Any,
 ) -> BisectResult:
     """Find the commit that made a metric of a test worse, by running commits between a good and a bad night.
 
     Args:
         test_id: The test, as its history knows it.
-        metric: Which metric; the one that became worse last when unset.
-        repository: `megatron_bridge` or `nemo_run`; the one whose commit changed when unset.
-        good: Commit to start after, any name of it; that of the last night with the old level when unset.
-        bad: Commit to end with; that of the first night with the new level when unset.
-        bisect_id: Resume this bisect. The same search has the same id without it.
-        confidence: Probability at which a commit is named.
-        most_runs: Runs after which the search ends undecided.
-        at_once: Runs at once; as many as the cluster has room for when unset.
         system: As for `nightly_regression`.
         cluster: As for `nightly_regression`.
         store: As for `nightly_regression`.
         workspace: As for `nightly_regression`.
+        search: Fields of `nightbridge.bisect.plan.BisectRequest`, such as `metric` and `most_runs`.
 
     Raises:
-        InvalidInput: The test has no history, nothing became worse, or no commit changed; nothing was started.
+        InvalidInput: The test has no history, nothing became worse, no commit changed, or a field of the request is
+            unknown or out of range; nothing was started.
         PermanentError: The store cannot be read or written.
         TransientError: The store or the Prefect server does not answer.
     """
-    if not 0.5 < confidence < 1 or most_runs < 1 or (at_once is not None and at_once < 1):
+    try:
+        request = BisectRequest.model_validate(search)
+    except ValidationError as error:
+        problems = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
         raise InvalidInput(
-            "out of range", thing="confidence, most_runs or at_once", advice="Give 0.5 to 1, and at least one run"
-        )
+            "not a bisect's request", thing=test_id, advice="Fix the following", violations=problems
+        ) from error
     choice = SiteChoice(system=system, cluster=cluster, store=store, workspace=_path(workspace))
     _reach_site(choice)
     with tags(TAG), plain_errors():
-        state = bisect_flow(
-            test_id,
-            metric=metric,
-            repository=repository,
-            good=good,
-            bad=bad,
-            bisect_id=bisect_id,
-            confidence=confidence,
-            most_runs=most_runs,
-            at_once=at_once,
-            return_state=True,
-            **choice.parameters(),
-        )
+        state = bisect_flow(test_id, request, return_state=True, **choice.parameters())
     result: BisectResult = result_of(state)
     return result
 

@@ -9,9 +9,8 @@ from prefect.flows import Flow
 from prefect.logging import get_run_logger
 from prefect.states import Completed, Failed
 
-from nightbridge.bisect.plan import BisectPlan, Repository, point_run
+from nightbridge.bisect.plan import DEFAULT_REQUEST, BisectPlan, BisectRequest, point_run
 from nightbridge.bisect.result import BisectResult, Point, next_points, result_lines
-from nightbridge.bisect.search import BisectPolicy
 from nightbridge.blocks import load_site
 from nightbridge.errors import NightbridgeError
 from nightbridge.flows.pipeline import pipeline
@@ -25,7 +24,6 @@ from nightbridge.tasks.bisect import (
     keep_result,
     plan_bisect,
     read_point,
-    resume_plan,
     room_for,
     unfinished_points,
 )
@@ -40,21 +38,15 @@ def cancel_hook(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> N
     """Cancel the jobs of a cancelled bisect. Prefect runs this in another process, so they are found by their names."""
     given = flow_run.parameters
     site = load_site(SiteChoice.of(given))
-    points = unfinished_points(given["test_id"], given.get("bisect_id"), site)
+    request = BisectRequest.model_validate(given.get("request") or {})
+    points = unfinished_points(given["test_id"], request.bisect_id, site)
     cancel_runs(f"bisect of {given['test_id']}", points, site)
 
 
 @flow(name="bisect", flow_run_name="bisect {test_id}", on_cancellation=[cancel_hook], persist_result=True)
 def bisect_flow(
     test_id: str,
-    metric: str | None = None,
-    repository: Repository | None = None,
-    good: str | None = None,
-    bad: str | None = None,
-    bisect_id: str | None = None,
-    confidence: float = 0.99,
-    most_runs: int = 100,
-    at_once: int | None = None,
+    request: BisectRequest = DEFAULT_REQUEST,
     system: str | None = None,
     cluster: str | None = None,
     store: str | None = None,
@@ -64,14 +56,7 @@ def bisect_flow(
 
     Args:
         test_id: The test.
-        metric: Which metric; the one that became worse last when unset.
-        repository: `megatron_bridge` or `nemo_run`; the one whose commit changed when unset.
-        good: Commit to start after; that of the last night with the old level when unset.
-        bad: Commit to end with; that of the first night with the new level when unset.
-        bisect_id: Resume this bisect, whatever the history says by now.
-        confidence: Probability at which a commit is named.
-        most_runs: Runs after which the search ends undecided.
-        at_once: Runs at once; as many as the cluster has room for when unset.
+        request: What to search, and what it may cost.
         system: As for `nightly`.
         cluster: As for `nightly`.
         store: As for `nightly`.
@@ -81,14 +66,9 @@ def bisect_flow(
     choice = SiteChoice.of({"system": system, "cluster": cluster, "store": store, "workspace": workspace})
     try:
         site = load_site(choice)
-        policy = BisectPolicy(confidence=confidence, most_runs=most_runs)
-        plan = (
-            resume_plan(bisect_id, site)
-            if bisect_id
-            else plan_bisect(test_id, site, metric, repository, good, bad, policy)
-        )
+        plan = plan_bisect(test_id, request, site)
         with shared_night():
-            result = _search(plan, base_run(plan, site), site, at_once)
+            result = _search(plan, base_run(plan, site), site, request.at_once)
     except NightbridgeError as error:
         get_run_logger().error("%s", error)
         return state_of_error(error)

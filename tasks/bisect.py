@@ -3,7 +3,7 @@
 from prefect.artifacts import create_markdown_artifact
 from prefect.logging import get_run_logger
 
-from nightbridge.bisect.plan import BisectPlan, Repository, keep_plan, load_plan, make_plan
+from nightbridge.bisect.plan import BisectPlan, BisectRequest, keep_plan, load_plan, make_plan
 from nightbridge.bisect.result import (
     BisectResult,
     Point,
@@ -12,7 +12,6 @@ from nightbridge.bisect.result import (
     result_lines,
     stored_points,
 )
-from nightbridge.bisect.search import BisectPolicy
 from nightbridge.errors import DamagedData
 from nightbridge.harvest.manifest import load_record
 from nightbridge.models import RunRecord, Site, Verdict, slug
@@ -25,28 +24,19 @@ from nightbridge.tasks.stage import stage
 
 
 @stage("bisect-plan")
-def plan_bisect(
-    test_id: str,
-    site: Site,
-    metric: str | None,
-    repository: Repository | None,
-    good: str | None,
-    bad: str | None,
-    policy: BisectPolicy,
-) -> BisectPlan:
-    """Find the change in the test's history and the commits that may have done it; the first such plan holds."""
+def plan_bisect(test_id: str, request: BisectRequest, site: Site) -> BisectPlan:
+    """Find the change in the test's history and the commits that may have done it; the first such plan holds.
+
+    A request that names a bisect resumes it.
+    """
     store = store_of(site)
-    rows = history_of(store, test_id, site.cluster.name).rows
-    made = make_plan(
-        rows, commits_between(site), metric=metric, repository=repository, good=good, bad=bad, policy=policy
-    )
-    return _logged(keep_plan(store, made))
-
-
-@stage("bisect-plan")
-def resume_plan(bisect_id: str, site: Site) -> BisectPlan:
-    """Resume a bisect that was started."""
-    return _logged(load_plan(store_of(site), bisect_id))
+    if request.bisect_id:
+        plan = load_plan(store, request.bisect_id)
+    else:
+        rows = history_of(store, test_id, site.cluster.name).rows
+        plan = keep_plan(store, make_plan(rows, commits_between(site), request))
+    get_run_logger().info("bisect %s: %d commits; the same id resumes it", plan.bisect_id, len(plan.commits))
+    return plan
 
 
 @stage("bisect-base")
@@ -104,8 +94,3 @@ def unfinished_points(test_id: str, bisect_id: str | None, site: Site) -> list[s
         for name in names
         if not all(read_ended(attempt.attempt_dir) for attempt in attempts_of(name, site.workspace))
     ]
-
-
-def _logged(plan: BisectPlan) -> BisectPlan:
-    get_run_logger().info("bisect %s: %d commits; the same id resumes it", plan.bisect_id, len(plan.commits))
-    return plan

@@ -10,13 +10,24 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
+from pydantic import Field
+
 from nightbridge.bisect.search import BisectPolicy, Levels, Measured, Search, prior_of_nights
 from nightbridge.errors import InvalidInput
 from nightbridge.gate.trend import trends
 from nightbridge.history.metrics import COMPLETE_OUTCOMES, measured
 from nightbridge.history.nightly_values import Night, nights_of
 from nightbridge.history.rows import HistoryRow, Pin
-from nightbridge.models import GitRepo, HarvestPolicy, RangeCommit, RunRecord, RunSpec, StoredModel, VerdictStatus
+from nightbridge.models import (
+    GitRepo,
+    HarvestPolicy,
+    Model,
+    RangeCommit,
+    RunRecord,
+    RunSpec,
+    StoredModel,
+    VerdictStatus,
+)
 from nightbridge.models.metrics import COLUMNS, METRIC_BY_NAME, Metric
 from nightbridge.store.protocol import ObjectStore, read_stored
 
@@ -34,6 +45,35 @@ NOISE_NIGHTS = 60
 """Nights on each side of the change that the noise is taken from."""
 RUNS_OF_A_POINT = 1000
 """More than any point is ever given; the number of a point's run is `place * RUNS_OF_A_POINT + n`."""
+
+
+class BisectRequest(Model):
+    """What to search: all of it is found in the test's history when left out."""
+
+    metric: str | None = Field(None, description="Which metric; the one that became worse last when unset.")
+    repository: Repository | None = Field(
+        None, description="Which repository; the one whose commit changed when unset, Megatron-Bridge where both did."
+    )
+    good: str | None = Field(
+        None, description="Commit to start after, any name of it; that of the last night with the old level when unset."
+    )
+    bad: str | None = Field(
+        None, description="Commit to end with; that of the first night with the new level when unset."
+    )
+    bisect_id: str | None = Field(
+        None, description="Resume this bisect, whatever the history says by now; the same search has the same id."
+    )
+    confidence: float = Field(0.99, gt=0.5, lt=1, description="Probability at which a commit is named.")
+    most_runs: int = Field(100, ge=1, description="Runs after which the search ends undecided.")
+    at_once: int | None = Field(None, ge=1, description="Runs at once; as many as the cluster has room for when unset.")
+
+    @property
+    def policy(self) -> BisectPolicy:
+        """When a commit is certain enough."""
+        return BisectPolicy(confidence=self.confidence, most_runs=self.most_runs)
+
+
+DEFAULT_REQUEST = BisectRequest()
 
 
 class BisectPlan(StoredModel):
@@ -125,34 +165,22 @@ def find_shift(rows: Sequence[HistoryRow], metric: str | None = None) -> Shift:
 
 
 def make_plan(
-    rows: Sequence[HistoryRow],
-    find_commits: FindCommits,
-    *,
-    metric: str | None = None,
-    repository: Repository | None = None,
-    good: str | None = None,
-    bad: str | None = None,
-    policy: BisectPolicy | None = None,
+    rows: Sequence[HistoryRow], find_commits: FindCommits, request: BisectRequest = DEFAULT_REQUEST
 ) -> BisectPlan:
     """Find the change and the commits that may have done it.
 
     Args:
         rows: The rows of one series.
         find_commits: Lists the commits of a range.
-        metric: Which metric; the one with the latest change for the worse when left out.
-        repository: Which repository; the one whose commit changed when left out, Megatron-Bridge where both did.
-        good: Full commit to begin after, instead of the one of the last night with the old level.
-        bad: Full commit to end with, instead of the one of the first night with the new level.
-        policy: When a commit is certain enough.
+        request: What to search.
 
     Raises:
         InvalidInput: Nothing became worse, or no commit changed.
     """
-    policy = policy or BisectPolicy()
-    shift = find_shift(rows, metric)
-    searched = repository or _changed_repository(shift, explicit=bool(good and bad))
+    shift = find_shift(rows, request.metric)
+    searched = request.repository or _changed_repository(shift, explicit=bool(request.good and request.bad))
     before, after = _pin(shift.good, searched), _pin(shift.bad, searched)
-    good, bad = good or before.commit, bad or after.commit
+    good, bad = request.good or before.commit, request.bad or after.commit
     if good == bad:
         raise InvalidInput(
             f"{REPOSITORIES[searched]} had the same commit before and after",
@@ -178,9 +206,9 @@ def make_plan(
         bad=bad,
         commits=commits,
         levels=levels,
-        prior=prior_of_nights(len(commits), levels, _nights_inside(rows, shift, searched, commits), policy),
+        prior=prior_of_nights(len(commits), levels, _nights_inside(rows, shift, searched, commits), request.policy),
         base=shift.bad.prefix,
-        policy=policy,
+        policy=request.policy,
     )
 
 

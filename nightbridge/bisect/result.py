@@ -13,7 +13,7 @@ from nightbridge.bisect.search import Answer, Measured, medians
 from nightbridge.harvest.manifest import load_record
 from nightbridge.history.metrics import format_change, format_count, format_value, measured
 from nightbridge.models import Model, RangeCommit, RunRecord, StoredModel, Verdict, VerdictStatus
-from nightbridge.store.protocol import ObjectStore
+from nightbridge.store.protocol import ObjectStore, read_stored
 
 # Whatever the commit is, these say nothing about it: the point is tried again.
 NOTHING_SAID = frozenset({VerdictStatus.INFRASTRUCTURE, VerdictStatus.CANCELLED})
@@ -22,6 +22,8 @@ DOES_NOT_RUN = frozenset({VerdictStatus.FAILED, VerdictStatus.SHORT, VerdictStat
 
 TRIES = 3
 """Runs of a point that the cluster may lose before the point is given up."""
+
+_ADVICE = "Delete it; the same command runs the point again"
 
 
 class Point(Model):
@@ -84,7 +86,7 @@ def stored_points(store: ObjectStore, plan: BisectPlan, base: RunRecord) -> tupl
     """Every point of the plan that an earlier process has finished, by one listing and two reads for each.
 
     Raises:
-        DamagedData: A stored run is not what was committed.
+        DamagedData: A stored run or its verdict is not what was committed.
     """
     folder = f"runs/{point_run(plan, base, 0, 1).test_slug}/{plan.bisect_id}/"
     stored = {
@@ -96,9 +98,8 @@ def stored_points(store: ObjectStore, plan: BisectPlan, base: RunRecord) -> tupl
     for place in plan.places:
         for number in range(1, plan.policy.most_runs + 1):
             key = stored.get(point_run(plan, base, place, number).run_key)
-            data = store.get(key) if key else None
-            if data is not None:
-                verdict = Verdict.model_validate_json(data)
+            verdict = read_stored(store, key, Verdict, what="not a verdict", advice=_ADVICE) if key else None
+            if verdict is not None:
                 points.append(point_of(plan, place, number, verdict, load_record(store, verdict.prefix)))
     return tuple(points)
 

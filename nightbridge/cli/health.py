@@ -7,24 +7,23 @@ import typer
 
 from nightbridge.cli.options import (
     EXIT_INTERNAL,
-    ClusterOption,
     JsonOption,
-    StoreOption,
-    SystemOption,
-    WorkspaceOption,
     block_values,
     load_site,
     open_site_store,
+    site_options,
 )
 from nightbridge.cli.output import note, note_all, print_all, show
 from nightbridge.errors import InvalidInput, NightbridgeError
 
 if TYPE_CHECKING:
-    from nightbridge.models import Site
+    from nightbridge.models import Site, SiteChoice
     from nightbridge.notify import Notice
 
 
+@site_options("system", "cluster", "store", "workspace")
 def watchdog(
+    choice: "SiteChoice",
     by: Annotated[str, typer.Option("--by", metavar="HH:MM", help="When every verdict has to be there.")],
     files: Annotated[
         list[Path] | None,
@@ -42,10 +41,6 @@ def watchdog(
         typer.Option("--send-test", help="Only send a test notification, as [notify] of the site configures it."),
     ] = False,
     as_json: JsonOption = False,
-    system: SystemOption = None,
-    cluster: ClusterOption = None,
-    store: StoreOption = None,
-    workspace: WorkspaceOption = None,
 ) -> int:
     """Report which test has no verdict by a time of the morning, and why; alert by mail and webhook ([notify]).
 
@@ -58,10 +53,10 @@ def watchdog(
     from nightbridge.nights.watchdog import look, notice_of, question, trial_notice, watch_lines
 
     asked = question(by, timezone=timezone, files=files or (), days=days)
-    site = load_site(system, cluster, store, workspace)
+    site = load_site(choice)
     if send_test:
         if not _send(trial_notice(), site):
-            raise InvalidInput("no recipient", thing=system or "the site", advice="Give it a [notify] table")
+            raise InvalidInput("no recipient", thing=choice.system or "the site", advice="Give it a [notify] table")
         return 0
     watch = look(asked, site, lambda: open_site_store(site), configured_server())
     if as_json or watch.exit_code or not quiet:
@@ -70,12 +65,10 @@ def watchdog(
     return _alert(notice_of(watch), site, watch.exit_code) if watch.exit_code else 0
 
 
+@site_options("system", "cluster", "store", "workspace")
 def doctor(
+    choice: "SiteChoice",
     as_json: JsonOption = False,
-    system: SystemOption = None,
-    cluster: ClusterOption = None,
-    store: StoreOption = None,
-    workspace: WorkspaceOption = None,
 ) -> int:
     """Check what a night needs on this host: workspace, git, launcher environment, containers, cluster, store.
 
@@ -83,7 +76,7 @@ def doctor(
     """
     from nightbridge.cli.doctor import Check, checks
 
-    site = load_site(system, cluster, store, workspace)
+    site = load_site(choice)
     done: list[Check] = []
     for check in checks(site, lambda: open_site_store(site)):
         done.append(check)

@@ -6,31 +6,28 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from nightbridge.cli.options import (
-    ClusterOption,
     JsonOption,
     RunKeyArgument,
-    StoreOption,
-    SystemOption,
     TestIdArgument,
-    WorkspaceOption,
     load_site,
     open_site_store,
+    site_options,
 )
 from nightbridge.cli.output import note_all, show, verdict_lines, write_file
 from nightbridge.errors import InvalidInput
 
 if TYPE_CHECKING:
     from nightbridge.bisect.plan import Repository
+    from nightbridge.models import SiteChoice
 
 
+@site_options("system", "store", "workspace")
 def history(
+    choice: "SiteChoice",
     test_id: TestIdArgument,
     rebuild: Annotated[bool, typer.Option("--rebuild", help="First write the rows of all stored runs again.")] = False,
     as_json: JsonOption = False,
-    system: SystemOption = None,
     cluster: Annotated[str | None, typer.Option("--cluster", help="Name of the cluster; any when left out.")] = None,
-    store: StoreOption = None,
-    workspace: WorkspaceOption = None,
 ) -> None:
     """Show the trend of a test, and when the level of a metric shifted."""
     from nightbridge.gate.suspects import with_commits
@@ -38,7 +35,7 @@ def history(
     from nightbridge.report.queries import history_of
     from nightbridge.repos.commits import known_commits_between
 
-    site = load_site(system, store=store, workspace=workspace)
+    site = load_site(choice)
     opened = open_site_store(site)
     if rebuild:
         from nightbridge.history.reading import rebuild_history
@@ -49,37 +46,35 @@ def history(
     show(as_json, found, lambda: [trend_table(found.trends, found.rows), *trend_lines(found.trends)])
 
 
+@site_options("system", "store", "workspace")
 def compare(
+    choice: "SiteChoice",
     run_key: RunKeyArgument,
     baseline: Annotated[str | None, typer.Argument(metavar="BASELINE", help="Another run key.")] = None,
     as_json: JsonOption = False,
-    system: SystemOption = None,
-    store: StoreOption = None,
-    workspace: WorkspaceOption = None,
 ) -> int:
     """Judge a stored run again: against the good runs before it, or against one other run."""
     from nightbridge.report.queries import compare_stored
 
-    site = load_site(system, store=store, workspace=workspace)
+    site = load_site(choice)
     verdict = compare_stored(open_site_store(site), run_key, baseline, site.contract)
     document = {**verdict.model_dump(mode="json"), "exit_code": verdict.exit_code}
     show(as_json, document, lambda: verdict_lines([verdict]))
     return verdict.exit_code
 
 
+@site_options("system", "store", "workspace")
 def accept(
+    choice: "SiteChoice",
     target: Annotated[str, typer.Argument(metavar="RUN|SERIES", help="A run key, or a series.")],
     why: Annotated[str, typer.Option("--why", help="The reason, as verdicts will show it.")],
     kind: Annotated[str, typer.Option("--as", help="acknowledged, fixed or baseline.")] = "acknowledged",
     who: Annotated[str, typer.Option("--who", help="Who decides; the user who is logged in when left out.")] = "",
     metric: Annotated[list[str] | None, typer.Option("--metric", help="Only this one; may be repeated.")] = None,
     as_json: JsonOption = False,
-    system: SystemOption = None,
     cluster: Annotated[
         str | None, typer.Option("--cluster", help="Name of the cluster, for a series; the site's when left out.")
     ] = None,
-    store: StoreOption = None,
-    workspace: WorkspaceOption = None,
 ) -> None:
     """Acknowledge a regression, mark it as fixed, or make its level the new baseline; silences the alert.
 
@@ -90,7 +85,7 @@ def accept(
     from nightbridge.gate.accept import accept as decide
     from nightbridge.gate.accept import checked_kind, checked_metrics
 
-    site = load_site(system, store=store, workspace=workspace)
+    site = load_site(choice)
     decision = decide(
         open_site_store(site),
         target,
@@ -103,7 +98,9 @@ def accept(
     show(as_json, decision, lambda: [f"{decision.series}: {decision.text}"])
 
 
+@site_options("system", "store", "workspace")
 def parity(
+    choice: "SiteChoice",
     run_a: Annotated[str, typer.Argument(metavar="RUN_A", help="The run that is compared with.")],
     run_b: Annotated[str, typer.Argument(metavar="RUN_B", help="The run that is compared.")],
     gate: Annotated[
@@ -122,16 +119,13 @@ def parity(
         Path | None, typer.Option("--page", metavar="FILE.html", help="Draw both runs' curves over each other there.")
     ] = None,
     as_json: JsonOption = False,
-    system: SystemOption = None,
-    store: StoreOption = None,
-    workspace: WorkspaceOption = None,
 ) -> int:
     """Compare two stored runs step by step: whether they compute the same, or converge alike."""
     from nightbridge.goldens.parity import GATE_WORDS
     from nightbridge.models import ReferencePolicy
     from nightbridge.report.queries import parity_page_stored, parity_stored
 
-    opened = open_site_store(load_site(system, store=store, workspace=workspace))
+    opened = open_site_store(load_site(choice))
     given = {"first": first, "later": later, "steps": steps}
     policy = ReferencePolicy().model_copy(update={name: limit for name, limit in given.items() if limit is not None})
     found = parity_stored(opened, run_a, run_b, policy)
@@ -144,7 +138,9 @@ def parity(
     return 1 if faults else 0
 
 
+@site_options("system", "cluster", "store", "workspace")
 def bisect(
+    choice: "SiteChoice",
     test_id: TestIdArgument,
     metric: Annotated[
         str | None, typer.Option("--metric", help="Which metric; the one that became worse last.")
@@ -161,10 +157,6 @@ def bisect(
         int | None, typer.Option("--at-once", min=1, help="Runs at once; as many as the cluster has room for.")
     ] = None,
     as_json: JsonOption = False,
-    system: SystemOption = None,
-    cluster: ClusterOption = None,
-    store: StoreOption = None,
-    workspace: WorkspaceOption = None,
 ) -> int:
     """Find the commit that made a test worse, by running commits between a good and a bad night.
 
@@ -186,10 +178,7 @@ def bisect(
         confidence=confidence,
         most_runs=most_runs,
         at_once=at_once,
-        system=system,
-        cluster=cluster,
-        store=store,
-        workspace=workspace,
+        **choice.parameters(),
     )
     document = {**result.model_dump(mode="json"), "culprits": result.culprits, "gpu_hours": result.gpu_hours}
     show(as_json, document, lambda: result_lines(result))

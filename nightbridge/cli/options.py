@@ -1,26 +1,27 @@
 """Arguments and options that commands share, and the site and the store that they name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
 from nightbridge.cli.output import note_all
 
 if TYPE_CHECKING:
-    from nightbridge.models import SecretRef, Site
+    from nightbridge.models import SecretRef, Site, SiteChoice
     from nightbridge.slurm.protocol import Cluster
     from nightbridge.store.protocol import ObjectStore
 
 EXIT_INVALID, EXIT_INTERNAL = 2, 4
 
+_R = TypeVar("_R")
+
+SiteOption = Literal["system", "cluster", "store", "workspace"]
+
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, and nothing else there.")]
-SystemOption = Annotated[str | None, typer.Option("--system", help="Site or CloudAI system file, or a Site block.")]
-ClusterOption = Annotated[
-    str | None, typer.Option("--cluster", help="local, slurm, pyslurm, auto, a file, or a Slurm Cluster block.")
-]
-StoreOption = Annotated[str | None, typer.Option("--store", help="file:// or s3:// URL, or a Harvest Store block.")]
 WorkspaceOption = Annotated[str | None, typer.Option("--workspace", help="Folder that the compute nodes see, too.")]
 TestsDirOption = Annotated[
     list[Path] | None, typer.Option("--tests-dir", help="Folder of tests that a scenario names; may be repeated.")
@@ -31,15 +32,42 @@ TestIdArgument = Annotated[
     str, typer.Argument(metavar="TEST_ID", help="A test's id, as scenarios and reports show it.")
 ]
 
+_SITE_OPTIONS: Mapping[SiteOption, Any] = {
+    "system": Annotated[str | None, typer.Option("--system", help="Site or CloudAI system file, or a Site block.")],
+    "cluster": Annotated[
+        str | None, typer.Option("--cluster", help="local, slurm, pyslurm, auto, a file, or a Slurm Cluster block.")
+    ],
+    "store": Annotated[str | None, typer.Option("--store", help="file:// or s3:// URL, or a Harvest Store block.")],
+    "workspace": WorkspaceOption,
+}
 
-def load_site(
-    system: str | None = None, cluster: str | None = None, store: str | None = None, workspace: str | None = None
-) -> "Site":
-    """Return the site that these options name; Prefect is loaded only for a name that must be a block's."""
+
+def site_options(*names: SiteOption) -> Callable[[Callable[..., _R]], Callable[..., _R]]:
+    """Give a command these options, which name a site; its first parameter receives them as a `SiteChoice`."""
+
+    def decorate(command: Callable[..., _R]) -> Callable[..., _R]:
+        @wraps(command)
+        def with_choice(**given: Any) -> _R:
+            from nightbridge.models import SiteChoice
+
+            return command(SiteChoice.of({name: given.pop(name) for name in names}), **given)
+
+        own = tuple(signature(command).parameters.values())[1:]
+        added = [
+            Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=_SITE_OPTIONS[name]) for name in names
+        ]
+        # typer reads both, and resolves annotations, which name no class that only type checkers import.
+        with_choice.__signature__ = Signature((*own, *added))  # type: ignore[attr-defined]
+        with_choice.__annotations__ = {each.name: each.annotation for each in (*own, *added)}
+        return with_choice
+
+    return decorate
+
+
+def load_site(choice: "SiteChoice") -> "Site":
+    """Return the site that a choice names; Prefect is loaded only for a name that must be a block's."""
     from nightbridge.config.sites import plain_site
-    from nightbridge.models import SiteChoice
 
-    choice = SiteChoice.of({"system": system, "cluster": cluster, "store": store, "workspace": workspace})
     plain = plain_site(choice)
     if plain is None:
         from nightbridge import blocks

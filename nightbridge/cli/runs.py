@@ -8,16 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nightbridge.cli.options import (
-    ClusterOption,
     JsonOption,
     RunKeyArgument,
     ScenarioArgument,
-    StoreOption,
-    SystemOption,
-    WorkspaceOption,
     load_site,
     open_site_cluster,
     open_site_store,
+    site_options,
 )
 from nightbridge.cli.output import note, note_all, show, show_text_file, verdict_lines, write_file
 from nightbridge.errors import InvalidInput
@@ -25,7 +22,7 @@ from nightbridge.errors import InvalidInput
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from nightbridge.models import NightReport, Site
+    from nightbridge.models import NightReport, Site, SiteChoice
     from nightbridge.slurm.attempt_files import AttemptContext
 
 
@@ -33,13 +30,11 @@ class Terminated(BaseException):
     """SIGTERM was received."""
 
 
+@site_options("system", "cluster", "store", "workspace")
 def run_scenario(
+    choice: "SiteChoice",
     file: ScenarioArgument,
     as_json: JsonOption = False,
-    system: SystemOption = None,
-    cluster: ClusterOption = None,
-    store: StoreOption = None,
-    workspace: WorkspaceOption = None,
     night: Annotated[
         str | None, typer.Option("--night", metavar="ID", help="Night id; the same id resumes the same night.")
     ] = None,
@@ -70,11 +65,8 @@ def run_scenario(
         report = nightly_regression(
             scenario,
             night=tonight,
-            system=system,
-            cluster=cluster,
-            store=store,
-            workspace=workspace,
             new_attempt=new_attempt,
+            **choice.parameters(),
         )
     except (KeyboardInterrupt, Terminated):
         note(f"interrupted: the jobs keep running. To resume, run the same command with --night {tonight}")
@@ -87,38 +79,35 @@ def run_scenario(
     return report.exit_code
 
 
+@site_options("system", "store", "workspace")
 def list_nights(
+    choice: "SiteChoice",
     limit: Annotated[int, typer.Option("--limit", min=1, help="How many nights at most, the newest first.")] = 14,
     as_json: JsonOption = False,
-    system: SystemOption = None,
-    store: StoreOption = None,
-    workspace: WorkspaceOption = None,
 ) -> None:
     """List the nights in the store: when each began, and how it ended."""
     from nightbridge.nights.records import find_nights
     from nightbridge.nights.status import nights_table
 
-    opened = open_site_store(load_site(system, store=store, workspace=workspace))
+    opened = open_site_store(load_site(choice))
     found = find_nights(opened, limit=limit)
     show(as_json, {"nights": found}, lambda: [nights_table(found)] if found else [])
     if not found and not as_json:
         note(f"no night in {opened.url} yet")
 
 
+@site_options("system", "cluster", "store", "workspace")
 def status(
+    choice: "SiteChoice",
     name: Annotated[
         str | None, typer.Argument(metavar="[NIGHT|RUN_KEY]", help="A night or a run; the newest night when left out.")
     ] = None,
     as_json: JsonOption = False,
-    system: SystemOption = None,
-    cluster: ClusterOption = None,
-    store: StoreOption = None,
-    workspace: WorkspaceOption = None,
 ) -> None:
     """Show the progress of each run of a night, or every attempt of one run."""
     from nightbridge.slurm.attempts import attempts_of
 
-    site = load_site(system, cluster, store, workspace)
+    site = load_site(choice)
     attempts = attempts_of(name, site.workspace) if name is not None else ()
     if name is not None and attempts:
         _show_run_status(name, attempts, site, as_json)
@@ -126,11 +115,12 @@ def status(
         _show_night_status(name, site, as_json)
 
 
-def logs(run_key: RunKeyArgument, system: SystemOption = None, workspace: WorkspaceOption = None) -> None:
+@site_options("system", "workspace")
+def logs(choice: "SiteChoice", run_key: RunKeyArgument) -> None:
     """Print the log of a run's newest job, or the launcher's where no job has written one."""
     from nightbridge.slurm.attempt_files import read_submission
 
-    attempt = _attempts(run_key, load_site(system, workspace=workspace))[-1]
+    attempt = _attempts(run_key, load_site(choice))[-1]
     submission = read_submission(attempt.attempt_dir)
     written = sorted(submission.experiment_dir.glob("log*.out")) if submission else []
     launcher = attempt.attempt_dir / "launcher.log"
@@ -142,16 +132,15 @@ def logs(run_key: RunKeyArgument, system: SystemOption = None, workspace: Worksp
         show_text_file(path)
 
 
+@site_options("system", "cluster", "workspace")
 def cancel(
+    choice: "SiteChoice",
     run_key: RunKeyArgument,
-    system: SystemOption = None,
-    cluster: ClusterOption = None,
-    workspace: WorkspaceOption = None,
 ) -> None:
     """Cancel the live jobs of a run."""
     from nightbridge.slurm.attempts import cancel_jobs
 
-    site = load_site(system, cluster, workspace=workspace)
+    site = load_site(choice)
     _attempts(run_key, site)
     cancelled = cancel_jobs(run_key, site.workspace, open_site_cluster(site))
     print("\n".join(f"cancelled job {job_id}" for job_id in cancelled) or "no job of this run is live")

@@ -10,11 +10,9 @@ import typer
 from nightbridge.cli.options import (
     JsonOption,
     RunKeyArgument,
-    StoreOption,
-    SystemOption,
-    WorkspaceOption,
     load_site,
     open_site_store,
+    site_options,
 )
 from nightbridge.cli.output import note, note_all, print_all, show, show_progress, write_file
 from nightbridge.errors import DamagedData, InvalidInput
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from nightbridge.harvest.retention import RunRemoval
-    from nightbridge.models import Site
+    from nightbridge.models import Site, SiteChoice
     from nightbridge.prune import Removal
 
 
@@ -51,17 +49,16 @@ def events(
     note(f"{len(table)} scalars written to {out}")
 
 
+@site_options("system", "store", "workspace")
 def verify(
+    choice: "SiteChoice",
     run_key: RunKeyArgument,
-    system: SystemOption = None,
-    store: StoreOption = None,
-    workspace: WorkspaceOption = None,
 ) -> None:
     """Check every stored object of a run against its manifest."""
     from nightbridge.harvest.manifest import last_attempt
     from nightbridge.harvest.restore import verify_run
 
-    opened = open_site_store(load_site(system, store=store, workspace=workspace))
+    opened = open_site_store(load_site(choice))
     prefix = last_attempt(opened, run_key)
     problems = verify_run(opened, prefix, show_progress)
     if problems:
@@ -69,23 +66,24 @@ def verify(
     print(f"{opened.url_of(prefix)}: every object is there and whole")
 
 
+@site_options("system", "store", "workspace")
 def fetch(
+    choice: "SiteChoice",
     run_key: RunKeyArgument,
     dest: Annotated[Path, typer.Argument(metavar="DEST", help="Folder to restore the run into.")],
-    system: SystemOption = None,
-    store: StoreOption = None,
-    workspace: WorkspaceOption = None,
 ) -> None:
     """Download a stored run and verify every byte."""
     from nightbridge.harvest.manifest import last_attempt
     from nightbridge.harvest.restore import fetch_run
 
-    opened = open_site_store(load_site(system, store=store, workspace=workspace))
+    opened = open_site_store(load_site(choice))
     manifest = fetch_run(opened, last_attempt(opened, run_key), dest, show_progress)
     print(f"{dest}: {len(manifest.files)} files of {run_key}, attempt {manifest.attempt}")
 
 
+@site_options("system", "store", "workspace")
 def prune(
+    choice: "SiteChoice",
     days: Annotated[float, typer.Option("--days", min=1, help="Remove what was not used for so many days.")] = 30,
     keep: Annotated[int, typer.Option("--keep", min=1, help="Of the rest keep so many, per repository.")] = 20,
     max_gb: Annotated[float | None, typer.Option("--max-gb", min=0, help="Largest size of all images.")] = None,
@@ -100,9 +98,6 @@ def prune(
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Remove them; without this they are only listed.")] = False,
     as_json: JsonOption = False,
-    system: SystemOption = None,
-    store: StoreOption = None,
-    workspace: WorkspaceOption = None,
 ) -> None:
     """List old checkouts, images and stored runs, and remove them with --yes; never what is still needed.
 
@@ -111,7 +106,7 @@ def prune(
     """
     from nightbridge.prune import Policy, find_old_checkouts, find_old_images, remove_checkouts, remove_images
 
-    site = load_site(system, store=store, workspace=workspace)
+    site = load_site(choice)
     policy = Policy(days=days, keep=keep, max_bytes=None if max_gb is None else int(max_gb * 1e9))
     checkouts = find_old_checkouts(site.workspace, policy)
     images = find_old_images(site.workspace, site.images_dir, policy, site.image_import)

@@ -9,15 +9,13 @@ import typer
 
 from nightbridge.cli.options import (
     EXIT_INVALID,
-    ClusterOption,
     JsonOption,
     ScenarioArgument,
-    SystemOption,
     TestsDirOption,
-    WorkspaceOption,
     block_values,
     load_site,
     open_site_cluster,
+    site_options,
 )
 from nightbridge.cli.output import note, note_all, show
 
@@ -25,22 +23,22 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from nightbridge.cli.file_checks import FileReport
+    from nightbridge.models import SiteChoice
     from nightbridge.rules import Violation
     from nightbridge.rules.catalogue import RuleEntry
 
 
+@site_options("system", "cluster", "workspace")
 def validate(
+    choice: "SiteChoice",
     files: Annotated[
         list[Path], typer.Argument(metavar="FILE...", help="Test and scenario files, and ConfigContainer.yaml files.")
     ],
     as_json: JsonOption = False,
-    cluster: ClusterOption = None,
-    system: SystemOption = None,
     tests_dir: TestsDirOption = None,
     pinned: Annotated[
         bool, typer.Option("--pinned", help="Fetch the pinned code and check against its own launcher and recipes.")
     ] = False,
-    workspace: WorkspaceOption = None,
     gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="GPUs that a ConfigContainer is to run on.")] = None,
     override: Annotated[
         list[str] | None,
@@ -55,8 +53,9 @@ def validate(
     """
     from nightbridge.cli.file_checks import check_container_file, check_file, code_of_site
 
-    site = load_site(system, cluster, workspace=workspace) if cluster or system or pinned else None
-    limits = open_site_cluster(site).limits() if site and (cluster or system) else None
+    named = choice.cluster or choice.system
+    site = load_site(choice) if named or pinned else None
+    limits = open_site_cluster(site).limits() if site and named else None
     code_of = code_of_site(site, block_values(site.git_credentials)) if site and pinned else None
     reports = [
         check_container_file(file, override or [], gpus)
@@ -69,11 +68,11 @@ def validate(
     return 0 if valid else EXIT_INVALID
 
 
+@site_options("system", "cluster")
 def render(
+    choice: "SiteChoice",
     file: ScenarioArgument,
     as_json: JsonOption = False,
-    cluster: ClusterOption = None,
-    system: SystemOption = None,
     tests_dir: TestsDirOption = None,
 ) -> int:
     """Show the launch plan of every run: command line, environment with secrets masked, resources.
@@ -85,7 +84,7 @@ def render(
     from nightbridge.rules import check_scenario
     from nightbridge.secrets import MASK
 
-    site = load_site(system, cluster)
+    site = load_site(choice)
     scenario = check_scenario(config.load(file, tests_dirs=tests_dir or ()))
     plans = [placeholder_plan(run, site) for run in config.runs(scenario, "render")]
     note_all(scenario.warnings)

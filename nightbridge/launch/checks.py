@@ -16,9 +16,9 @@ from nightbridge.launch.flags import (
     FORMATS,
     TEST_FLAGS,
     KnownFlags,
-    danger_in,
-    danger_in_escaped,
-    danger_in_variable,
+    why_unsafe,
+    why_unsafe_escaped,
+    why_unsafe_variable,
     words_of,
 )
 from nightbridge.models import TestDefinition
@@ -60,24 +60,24 @@ def unsafe_values(test: TestDefinition) -> Iterator[tuple[str, str]]:
     """Texts that would not reach the job as they are written, each with the reason."""
     for field, value in test.cmd_args.items():
         if not isinstance(value, _NUMBERS):
-            for word, danger in _unsafe_words(field, tuple(value) if isinstance(value, list) else value):
-                yield f"cmd_args.{field}", f"{word!r} {danger}"
+            for word, reason in _unsafe_words(field, tuple(value) if isinstance(value, list) else value):
+                yield f"cmd_args.{field}", f"{word!r} {reason}"
     for key, text in test.extra_cmd_args.items():
-        if reason := danger_in(key.removeprefix("~")) or danger_in_escaped(text):
+        if reason := why_unsafe(key.removeprefix("~")) or why_unsafe_escaped(text):
             yield f"extra_cmd_args.{key}", f"{_override(key, text)!r} {reason}"
     for mount in test.extra_container_mounts:
-        if reason := danger_in(mount) or ("contains a comma: mounts are separated by it" if "," in mount else None):
+        if reason := why_unsafe(mount) or ("contains a comma: mounts are separated by it" if "," in mount else None):
             yield "extra_container_mounts", f"{mount!r} {reason}"
     for name, text in test.extra_env_vars.items():
-        if reason := danger_in_variable(name, text):
+        if reason := why_unsafe_variable(name, text):
             yield f"extra_env_vars.{name}", f"{text!r} {reason}"
 
 
 @lru_cache(maxsize=4096)
 def _unsafe_words(field: str, value: str | tuple[object, ...]) -> tuple[tuple[str, str], ...]:
     flag = TEST_FLAGS[field]
-    danger = danger_in_escaped if flag.format == "escaped" else danger_in
-    return tuple((word, reason) for word in words_of(flag, value) if (reason := danger(word)))
+    check = why_unsafe_escaped if flag.format == "escaped" else why_unsafe
+    return tuple((word, reason) for word in words_of(flag, value) if (reason := check(word)))
 
 
 def _override(key: str, value: str) -> str:

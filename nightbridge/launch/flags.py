@@ -368,7 +368,7 @@ _REASONS = (
 
 
 @lru_cache(maxsize=4096)
-def danger_in(text: str) -> str | None:
+def why_unsafe(text: str) -> str | None:
     """Return why a word cannot be passed to the launcher; None when it can."""
     if text.startswith("#"):
         return "begins with #: the batch script would drop the rest of the line"
@@ -389,16 +389,16 @@ def escaped(text: str) -> str:
     return _CARRIED.sub(r"\\\g<0>", text)
 
 
-def danger_in_escaped(text: str) -> str | None:
+def why_unsafe_escaped(text: str) -> str | None:
     """Return why a word cannot be passed on even with backslashes; None when it can."""
-    return danger_in(_CARRIED.sub("", text))
+    return why_unsafe(_CARRIED.sub("", text))
 
 
-def danger_in_variable(name: str, value: str) -> str | None:
+def why_unsafe_variable(name: str, value: str) -> str | None:
     """Return why an environment variable cannot be passed on; `${NAME}` in a value is expanded in the job."""
     if not _VARIABLE_NAME.fullmatch(name):
         return "is not the name of an environment variable"
-    return danger_in(f"{name}={_VARIABLE.sub('', value)}")
+    return why_unsafe(f"{name}={_VARIABLE.sub('', value)}")
 
 
 def expands(value: str) -> bool:

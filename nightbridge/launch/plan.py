@@ -12,13 +12,13 @@ from nightbridge.launch.flags import (
     V0_3_0,
     KnownFlags,
     Version,
-    danger_in,
-    danger_in_escaped,
-    danger_in_variable,
     escaped,
     expands,
     known_in,
     version_for_pin,
+    why_unsafe,
+    why_unsafe_escaped,
+    why_unsafe_variable,
     written,
 )
 from nightbridge.launch.hetero import hetero_plan
@@ -169,7 +169,7 @@ def _check_test(test: TestDefinition, known: KnownFlags, cluster: ClusterSetting
     problems += [
         f"env_vars.{name} of {cluster.name}: {value!r} {reason}"
         for name, value in cluster.env_vars.items()
-        if (reason := danger_in_variable(name, value))
+        if (reason := why_unsafe_variable(name, value))
     ]
     if problems:
         raise InvalidInput(
@@ -185,8 +185,8 @@ def _argv(
 ) -> tuple[str, ...]:
     words = list(_words(values, known))
     carried = [word for flag in FLAGS if flag.format == "escaped" for word in written(flag, values.get(flag.field, ""))]
-    _check_words((str(launcher), *words), {*values.get("custom_bash_cmds", ()), *carried}, danger_in)
-    _check_words(hydra, set(), danger_in_escaped)
+    _check_words((str(launcher), *words), {*values.get("custom_bash_cmds", ()), *carried}, why_unsafe)
+    _check_words(hydra, set(), why_unsafe_escaped)
     return (str(python), str(launcher), *words, *map(escaped, hydra))
 
 
@@ -226,9 +226,9 @@ def _variables(test: TestDefinition, cluster: ClusterSettings, known: KnownFlags
     return fields
 
 
-def _check_words(words: Iterable[str], known_good: set[str], danger: Callable[[str], str | None]) -> None:
+def _check_words(words: Iterable[str], known_good: set[str], check: Callable[[str], str | None]) -> None:
     """Refuse words of this site, such as paths, that the batch script would alter."""
-    problems = [f"{word!r} {reason}" for word in words if word not in known_good and (reason := danger(word))]
+    problems = [f"{word!r} {reason}" for word in words if word not in known_good and (reason := check(word))]
     if problems:
         raise InvalidInput(
             "a path or setting would be altered by the launcher's batch script",

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from nightbridge.errors import DamagedData, InvalidInput
+from nightbridge.errors import InvalidInput
 from nightbridge.files import read_model, write_model
 from nightbridge.models import (
     EXIT_CODES,
@@ -258,11 +258,7 @@ def read_verdict(store: ObjectStore, run_key: str, night: str) -> Verdict | None
     """
     test_slug = run_key[: -len(f"-{night}-") - 10]
     key = f"runs/{test_slug}/{night}/{run_key}/verdict.json"
-    data = store.get(key)
-    try:
-        return Verdict.model_validate_json(data) if data else None
-    except ValidationError as error:
-        raise DamagedData("not a verdict", thing=store.url_of(key), advice="Run the night again") from error
+    return read_stored(store, key, Verdict, what="not a verdict", advice="Run the night again")
 
 
 def _read_nights(store: ObjectStore, folders: Sequence[tuple[str, str]]) -> Iterator[Night]:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from nightbridge.bisect.plan import BisectPlan, keep_plan, load_plan, make_plan, point_run
+from nightbridge.bisect.plan import BisectPlan, BisectRequest, keep_plan, load_plan, make_plan, point_run
 from nightbridge.bisect.result import Point, evaluate, next_points, point_of, result_lines, stored_points
-from nightbridge.errors import InvalidInput
+from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.history.rows import HistoryRow
 from nightbridge.models import RangeCommit, RunRecord, Summary, Verdict, VerdictStatus
 from nightbridge.store.directory import DirectoryStore
@@ -64,7 +64,7 @@ def test_the_range_lies_between_the_pins_before_and_after_the_change(plan: Bisec
 def test_the_same_question_has_the_same_id_and_another_one_another(rows: Sequence[HistoryRow]) -> None:
     first = make_plan(rows, four_commits)
     later = make_plan(rows, four_commits)
-    other = make_plan(rows, four_commits, good="f" * 40)
+    other = make_plan(rows, four_commits, BisectRequest(good="f" * 40))
 
     assert first.bisect_id == later.bisect_id != other.bisect_id
     assert "-bisect-" in first.bisect_id
@@ -155,6 +155,18 @@ def test_finished_points_are_found_again_in_the_store(
 
     assert (point.place, point.number) == (3, 2)
     assert point.value == pytest.approx(1.03)
+
+
+def test_a_damaged_verdict_of_a_point_names_its_object_and_what_to_do(
+    plan: BisectPlan, store: DirectoryStore, make_record: Callable[..., RunRecord]
+) -> None:
+    base = make_record(commit=BAD)
+    run = point_run(plan, base, 3, 2)
+    key = f"runs/{run.test_slug}/{run.night}/{run.run_key}/verdict.json"
+    store.put(key, b'{"run_key": ')
+
+    with pytest.raises(DamagedData, match=f"{run.run_key}.*not a verdict.*runs the point again"):
+        stored_points(store, plan, base)
 
 
 def test_a_commit_that_fails_is_skipped_and_one_that_the_cluster_lost_is_tried_again(plan: BisectPlan) -> None:

@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from nightbridge.errors import InvalidInput
-from nightbridge.launch.flags import Version, danger_in, danger_in_escaped, escaped, known_in
+from nightbridge.launch.flags import Version, escaped, known_in, why_unsafe, why_unsafe_escaped
 from nightbridge.launch.parser_source import PARSER
 from nightbridge.launch.plan import make_plan, placeholder_plan, shell_command
 from nightbridge.models import (
@@ -197,7 +197,7 @@ def test_what_only_the_job_reads_gets_backslashes_for_its_shell(plan: Planner) -
 
 
 def test_every_character_that_is_carried_arrives_through_a_shell() -> None:
-    text = "".join(chr(code) for code in range(33, 127) if not danger_in_escaped(chr(code)))
+    text = "".join(chr(code) for code in range(33, 127) if not why_unsafe_escaped(chr(code)))
 
     said = subprocess.run(["bash", "-c", f"printf %s x{escaped(text)}"], capture_output=True, text=True)
 
@@ -208,7 +208,7 @@ def test_every_character_that_is_carried_arrives_through_a_shell() -> None:
 @given(st.text("a1_@%+=:,./[]~#-", min_size=1))
 @settings(max_examples=50)
 def test_what_is_called_safe_arrives_through_a_shell_as_it_is(text: str) -> None:
-    assume(danger_in(text) is None)
+    assume(why_unsafe(text) is None)
 
     said = subprocess.run(["bash", "-c", f"printf '%s,' {text} end"], cwd="/", capture_output=True, text=True)
 
