@@ -50,14 +50,14 @@ class ConfigContainer:
         return None if found is _MISSING else found
 
     def integer(self, path: str) -> int | None:
-        """The whole number at a path; None for anything else."""
+        """The whole number of at most 63 bits at a path; None for anything else."""
         value = self.value(path)
-        return value if isinstance(value, int) and not isinstance(value, bool) else None
+        return value if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() < 64 else None
 
     def number(self, path: str) -> float | None:
         """The number at a path; None for anything else."""
         value = self.value(path)
-        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+        return value if isinstance(value, float) else self.integer(path)
 
     def names(self, path: str) -> tuple[str, ...]:
         """The texts at a path: a list of them, or one alone."""
@@ -132,6 +132,38 @@ class Difference(Model):
     after: Any = None
 
 
+_MAX_DEPTH = 64
+_MAX_EVENTS = 200_000
+_MAX_NUMBER_LENGTH = 400
+
+
+def check_yaml(data: bytes) -> None:
+    """Check that values can be built of YAML that a job may have written.
+
+    libyaml's parser keeps its own stack and expands nothing. What builds values from its events recurses in C, resolves
+    merge keys into copies, and converts numbers of any length.
+
+    Raises:
+        ValueError: It is not YAML, or nests deeper, holds more, or has other things than a configuration.
+
+    """
+    import yaml
+
+    depth = 0
+    try:
+        for number, event in enumerate(yaml.parse(data, Loader=yaml.CSafeLoader)):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > _MAX_DEPTH or number > _MAX_EVENTS:
+                raise ValueError(f"more than {_MAX_DEPTH} levels or {_MAX_EVENTS} values")
+            if isinstance(event, yaml.ScalarEvent) and event.implicit[0]:
+                if event.value == "<<":
+                    raise ValueError("a merge key, which no configuration has")
+                if len(event.value) > _MAX_NUMBER_LENGTH and event.value[0] in "+-.0123456789":
+                    raise ValueError(f"a number of more than {_MAX_NUMBER_LENGTH} digits")
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
+
+
 def read_container(path: Path) -> ConfigContainer:
     """Read a `ConfigContainer.yaml`.
 
@@ -142,7 +174,9 @@ def read_container(path: Path) -> ConfigContainer:
     import yaml
 
     try:
-        table = yaml.safe_load(read_regular(path.resolve(), limit=_SIZE_LIMIT).decode())
+        data = read_regular(path.resolve(), limit=_SIZE_LIMIT)
+        check_yaml(data)
+        table = yaml.load(data, Loader=yaml.CSafeLoader)
     except OSError as error:
         raise InvalidInput(f"cannot be read: {error.strerror}", thing=str(path), advice="Check the path") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:

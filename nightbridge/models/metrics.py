@@ -115,7 +115,9 @@ METRICS = (
             LogPattern("mem-max-allocated", rf"\bmem-max-allocated-gigabytes: {NUMBER}"),
             # Megatron-LM's own: of each rank that reports in mebibytes, and in one line after the first iterations.
             LogPattern("max_alloc_MB", rf"\bmax_alloc_MB={NUMBER}", _GIGABYTES_OF_A_MEBIBYTE),
-            LogPattern("max allocated", rf"memory \(MB\) \|.*?\bmax allocated: {NUMBER}", _GIGABYTES_OF_A_MEBIBYTE),
+            LogPattern(
+                "max allocated", rf"memory \(MB\) \|.{{0,200}}?\bmax allocated: {NUMBER}", _GIGABYTES_OF_A_MEBIBYTE
+            ),
         ),
         reduce="max",
     ),

@@ -27,18 +27,21 @@ from typing import Any, NamedTuple
 
 from nightbridge.errors import DamagedData
 from nightbridge.files import read_regular
+from nightbridge.launch.config_container import check_yaml
 from nightbridge.models import Checkpoint, CheckpointState
+from nightbridge.numbers import whole_number
 
 TRACKER = "latest_checkpointed_iteration.txt"
 LOADER_STATES = "energon"
 """The folder beside the checkpoints in whose `iter_*` directories the data loader's ranks keep where they stood."""
 
-_ITERATION = re.compile(r"iter_(\d{7,})")
+_ITERATION = re.compile(r"iter_(\d{7,18})", re.ASCII)
 _SHARD_SUFFIX = ".distcp"
 _NAMES_SHOWN = 3
+_MAX_REASON = 1000
 
 _MAX_TRACKER_BYTES = 64
-_MAX_CONFIG_BYTES = 16 << 20
+_MAX_CONFIG_BYTES = 4 << 20
 _MAX_METADATA_BYTES = 1 << 30
 """The metadata of the largest known models has some tens of megabytes."""
 
@@ -68,8 +71,8 @@ def find_checkpoints(save_dir: Path) -> tuple[Checkpoint, ...]:
 def tracked_iteration(save_dir: Path) -> int | None:
     """The iteration that the tracker file names; None without one, while it is written, or when it names a release."""
     try:
-        return int(read_regular(save_dir / TRACKER, limit=_MAX_TRACKER_BYTES).decode("ascii"))
-    except (OSError, ValueError):
+        return whole_number(read_regular(save_dir / TRACKER, limit=_MAX_TRACKER_BYTES).decode("ascii"))
+    except (OSError, UnicodeDecodeError):
         return None
 
 
@@ -98,7 +101,8 @@ def checkpoint_state(path: Path) -> tuple[CheckpointState, str]:
     match = _ITERATION.fullmatch(path.name)
     iteration = int(match[1]) if match else 0
     try:
-        return _judge(path, iteration)
+        state, reason = _judge(path, iteration)
+        return state, reason[:_MAX_REASON]  # a file can name a shard in a megabyte
     except OSError as error:
         return CheckpointState.DAMAGED, f"cannot be read: {error.strerror or error}"
 
@@ -182,8 +186,10 @@ def _load_yaml(path: Path) -> dict[str, Any]:
     import yaml
 
     try:
-        node = yaml.compose(read_regular(path, limit=_MAX_CONFIG_BYTES).decode(), Loader=yaml.CSafeLoader)
-    except (yaml.YAMLError, RecursionError) as error:
+        data = read_regular(path, limit=_MAX_CONFIG_BYTES)
+        check_yaml(data)
+        node = yaml.compose(data, Loader=yaml.CSafeLoader)
+    except yaml.YAMLError as error:
         raise ValueError(str(error)) from error
     if not isinstance(node, yaml.MappingNode):
         raise ValueError("it is not a mapping")
@@ -275,6 +281,19 @@ _REFUSED_OPCODES = frozenset(("EXT1", "EXT2", "EXT4", "PERSID", "BINPERSID", "IN
 _MEMO_OPCODES = frozenset(("PUT", "BINPUT", "LONG_BINPUT"))
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 
+_MAX_KEY_VISITS = 10_000
+"""Values of one key that are visited when it is hashed, deep or wide; torch's keys have ten."""
+_MAX_VISITS_PER_BYTE = 64
+_SIZE_OF_ALL = 1 << 62
+_WITH_KEYS: dict[str, slice] = {
+    "SETITEM": slice(1, None, 2),
+    "SETITEMS": slice(1, None, 2),
+    "DICT": slice(0, None, 2),
+    "ADDITEMS": slice(1, None),
+    "FROZENSET": slice(0, None),
+}
+"""Opcodes that hash, and which of the values that they take are keys."""
+
 
 class StorageEntry(NamedTuple):
     """Where one item of a checkpoint lies: a file beside `.metadata`, and bytes in it."""
@@ -306,10 +325,15 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("collections", "OrderedDict"):
-            return dict
+            return _empty_dict
         if not _is_inert(module, name):
             raise _Refused(f"{module}.{name}")
         return self._classes.setdefault((module, name), type(name, (_StandIn,), {}))
+
+
+def _empty_dict() -> dict[Any, Any]:
+    """What an `OrderedDict` is written as since Python 3: its items come later, and their keys are counted then."""
+    return {}
 
 
 def _is_inert(module: str, name: str) -> bool:
@@ -324,12 +348,63 @@ class _Refused(Exception):
 
 
 def _check_opcodes(data: bytes) -> None:
+    """Refuse opcodes that torch never writes, and keys that take for ever to hash.
+
+    A tuple's hash is made anew each time from all that is in it. Of tuples that hold the one before twice, a pickle of
+    220 bytes takes minutes, and one of 300 bytes longer than anybody waits; so what would be visited is counted first.
+    """
+    stack: list[int] = []
+    """Of each value on the unpickler's stack, how many values are visited when it is hashed."""
+    marks: list[int] = []
+    memo: dict[int, int] = {}
+    visits = 0
     for opcode, argument, _ in pickletools.genops(data):
-        if opcode.name in _REFUSED_OPCODES:
-            raise _Refused(f"opcode {opcode.name}")
-        # The memo is a table as long as its largest index; nothing can be remembered more often than there are bytes.
-        if opcode.name in _MEMO_OPCODES and int(argument or 0) > len(data):
-            raise _Refused(f"memo index {argument}")
+        name = opcode.name
+        if name in _REFUSED_OPCODES:
+            raise _Refused(f"opcode {name}")
+        if name in _MEMO_OPCODES:
+            # The memo is a table as long as its largest index; no file remembers more often than it has bytes.
+            if int(argument or 0) > len(data):
+                raise _Refused(f"memo index {argument}")
+            memo[int(argument or 0)] = stack[-1]
+            continue
+        if name == "MARK":
+            marks.append(len(stack))
+            continue
+        taken = _take(stack, marks, opcode) if opcode.stack_before else []
+        if keys := _WITH_KEYS.get(name):
+            visits += sum(taken[keys])
+            if max(taken[keys], default=0) > _MAX_KEY_VISITS or visits > _MAX_VISITS_PER_BYTE * len(data):
+                raise _Refused("a key that takes for ever to hash")
+        if name == "MEMOIZE":
+            memo[len(memo)] = taken[0]
+        if len(opcode.stack_after) == 1:
+            stack.append(1 if type(argument) is str else _visits(name, argument, taken, memo))
+        elif opcode.stack_after:
+            stack += taken * 2  # DUP
+
+
+def _take(stack: list[int], marks: list[int], opcode: pickletools.OpcodeInfo) -> list[int]:
+    """Take from the stack what an opcode takes."""
+    before = opcode.stack_before
+    # A mark and what is above it count as two.
+    start = marks.pop() + 2 - len(before) if pickletools.stackslice in before else len(stack) - len(before)
+    if start < 0:
+        raise ValueError("it takes more from the stack than there is")
+    taken = stack[start:]
+    del stack[start:]
+    return taken
+
+
+def _visits(name: str, argument: Any, taken: list[int], memo: dict[int, int]) -> int:
+    """How many values are visited when the value that an opcode makes is hashed."""
+    if name.startswith("TUPLE"):
+        return min(1 + sum(taken), _SIZE_OF_ALL)
+    if name in ("GET", "BINGET", "LONG_BINGET"):
+        return memo[int(argument)]
+    if name == "MEMOIZE":
+        return taken[0]
+    return 1 + argument.bit_length() // 64 if isinstance(argument, int) else 1
 
 
 def read_storage_entries(path: Path) -> tuple[StorageEntry, ...]:

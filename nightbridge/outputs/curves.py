@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from nightbridge.models.metrics import METRIC_BY_NAME, METRICS, Metric, Reduction
 from nightbridge.outputs.event_files import empty_table, mark_superseded, scalars
-from nightbridge.outputs.logs import LogReading, StepRecord, latest_steps, read_logs
+from nightbridge.outputs.logs import MAX_LINE_BYTES, LogReading, StepRecord, latest_steps, read_logs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -110,6 +110,8 @@ def read_curves(event_files: Sequence[Path], logs: Sequence[Path]) -> Curves:
     filled: list[pd.DataFrame] = []
     from_events = 0
     compare_loss = logging_interval(list(records)) == 1  # else the log prints means over the interval
+    if log.cut_lines:
+        notes.append(f"{log.cut_lines} lines of the log are longer than {MAX_LINE_BYTES} bytes; the rest was not read")
     for name, column in STEP_COLUMNS.items():
         board = current.loc[current["tag"] == column.tag].set_index("step")["value"]
         logged = _log_values(records, column)

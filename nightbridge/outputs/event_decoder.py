@@ -93,11 +93,21 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
         shift += 7
 
 
+_MAX_FIELDS = 1 << 16
+"""Of one message. A summary has one for each of its values."""
+_MAX_DIMENSIONS = 64
+_MAX_PACKED = 32
+"""Bytes of a tensor's values that are looked at: those of one number, and whether there are more."""
+
+
 def _message(data: bytes) -> _Message:
     """Split one message into its fields."""
     message = _Message(defaultdict(list), defaultdict(list), defaultdict(list))
-    position = 0
+    position = count = 0
     while position < len(data):
+        count += 1
+        if count > _MAX_FIELDS:
+            raise MalformedRecord(f"a message of more than {_MAX_FIELDS} fields")
         key, position = _varint(data, position)
         field, wire = key >> 3, key & 7
         if wire == VARINT:
@@ -182,14 +192,14 @@ def _float32(data: bytes) -> float:
 
 def _element_count(shape: bytes | None) -> int:
     count = 1
-    for dimension in _message(shape or b"").blocks.get(2, []):
+    for dimension in _message(shape or b"").blocks.get(2, [])[:_MAX_DIMENSIONS]:
         count *= signed(_message(dimension).number(1))
     return count
 
 
 def _typed_values(message: _Message, kind: _ElementType) -> list[float]:
     """The values of a repeated field, packed or one by one: writers do both and readers must take both."""
-    packed = b"".join(message.blocks.get(kind.field, []))
+    packed = b"".join(message.blocks.get(kind.field, [])[:2])[:_MAX_PACKED]
     if kind.wire != VARINT:
         values = [*message.fixed.get(kind.field, []), *_chunks(packed, kind.size)]
         if any(len(value) != kind.size for value in values):

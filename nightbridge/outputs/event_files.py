@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 _BLOCK = 1 << 20
 
+MAX_RECORD_BYTES = 32 << 20
+"""A record is decoded in memory, and a sparse file of some kilobytes on disk can hold one of terabytes."""
+
 COLUMNS = ("tag", "step", "wall_time", "value", "file", "superseded")
 """The columns of the scalar table, in order."""
 
@@ -91,6 +94,8 @@ def _next_record(stream: BinaryIO, total: int, offset: int) -> bytes | None:
     if length is None:
         _end_at_bad_header(stream, offset)
         return None
+    if length > MAX_RECORD_BYTES:
+        raise RecordsEnd("corrupt", offset, f"a record of {length} bytes; no scalar has more than {MAX_RECORD_BYTES}")
     following = offset + HEADER_SIZE + length + FOOTER_SIZE
     if following > total:
         raise RecordsEnd("truncated", offset, "the last record is truncated")

@@ -241,10 +241,10 @@ VARIABLES: Mapping[str, str] = {
     "TRANSFORMER_ENGINE_VERSION": "Transformer Engine",
 }
 
-_VERSION = r"(\d+(?:\.\d+)+\w*)"
+_VERSION = r"(\d{1,9}(?:\.\d{1,9}){1,5}\w{0,20})"
 LINES: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = (
     (re.compile(rf"\bkernel driver version {_VERSION}"), ("driver",)),
-    (re.compile(rf"\bDriver Version: {_VERSION}\s+CUDA Version: {_VERSION}"), ("driver", "CUDA of the driver")),
+    (re.compile(rf"\bDriver Version: {_VERSION}\s{{1,40}}CUDA Version: {_VERSION}"), ("driver", "CUDA of the driver")),
     (re.compile(rf"\bNCCL version {_VERSION}(?:\+cuda{_VERSION})?"), ("NCCL", "CUDA of NCCL")),
     (re.compile(r"\bNVIDIA Release (\d\d\.\d\d\S*)"), ("image release",)),
     (re.compile(r"\bPyTorch Version (\d\S*)"), ("PyTorch",)),

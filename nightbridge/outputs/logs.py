@@ -21,9 +21,11 @@ from pydantic import Field
 from nightbridge.files import open_regular
 from nightbridge.models import Model
 from nightbridge.models.metrics import METRICS, NUMBER
+from nightbridge.numbers import real_number, whole_number
 
 _BLOCK = 1 << 20
-_MAX_LINE_BYTES = 1 << 20
+MAX_LINE_BYTES = 8 << 10
+"""What is beyond them is cut: no line that is read has as many, and a job can write a line of a terabyte."""
 
 FLAKY_MARKERS = (
     "The server socket has failed to listen on any local network address.",
@@ -98,6 +100,7 @@ class LogReading(Model):
     nan_marker: bool = False
     timeout_marker: bool = False
     last_error: str = ""
+    cut_lines: int = 0
     damage: tuple[str, ...] = ()
 
     @property
@@ -121,18 +124,20 @@ def latest_steps(steps: Iterable[StepRecord]) -> dict[int, StepRecord]:
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 
 
-def text_lines(stream: BinaryIO) -> Iterator[str]:
-    """The lines of a log, without colour codes. Carriage returns end lines too; a line of over 1 MiB is cut."""
+def raw_lines(stream: BinaryIO) -> Iterator[bytes]:
+    """The lines of a log but for empty ones, of each at most one byte more than `MAX_LINE_BYTES`.
+
+    Carriage returns end lines too.
+    """
     rest = b""
     while block := stream.read(_BLOCK):
-        lines = (rest + block).replace(b"\r", b"\n").split(b"\n")
-        rest = lines.pop()
-        if len(rest) > _MAX_LINE_BYTES:
-            lines.append(rest)
-            rest = b""
-        yield from map(clean_line, lines)
+        first, *others = block.replace(b"\r", b"\n").split(b"\n")
+        rest += first[: MAX_LINE_BYTES + 1 - len(rest)]
+        if others:
+            yield from (line[: MAX_LINE_BYTES + 1] for line in (rest, *others[:-1]) if line)
+            rest = others[-1][: MAX_LINE_BYTES + 1]
     if rest:
-        yield clean_line(rest)
+        yield rest
 
 
 def clean_line(line: bytes) -> str:
@@ -143,14 +148,17 @@ def clean_line(line: bytes) -> str:
 
 # --- what the lines say ----------------------------------------------------------------------------------------------
 
-_STEP = re.compile(r"\biteration\s+(\d+)/\s*(\d+)\s*\|")
-_FIELD = re.compile(r"\s*([^|:]+):\s*([^|]*?)\s*\|")
+# No pattern may look again at what it has looked at: each repetition is bounded, or ends where the next one begins.
+_STEP = re.compile(r"\biteration\s{1,32}(\d{1,18})/\s{0,32}(\d{1,18})\s{0,32}\|", re.ASCII)
 _PERF = re.compile(rf"Step Time : {NUMBER}s GPU utilization: {NUMBER}MODEL_TFLOP/s/GPU", re.IGNORECASE)
-_SAVED = re.compile(r"successfully saved checkpoint from iteration\s+(\d+) to (\S.*?) \[ t \d+/\d+")
-_START = re.compile(r"Starting training loop at iteration (\d+)")
+_SAVED = "successfully saved checkpoint from iteration"
+_SAVED_WHERE = re.compile(r"\s{1,32}(\d{1,18}) to (\S.*)", re.ASCII)
+_SAVED_END = re.compile(r" \[ t \d{1,6}/\d", re.ASCII)
+_START = re.compile(r"Starting training loop at iteration (\d{1,18})", re.ASCII)
 # The heterogeneous loop names the first iteration that it will do.
-_HETERO_START = re.compile(r"Starting hetero MIMO training: .*\biters=(\d+)\.\.")
-_EXIT = re.compile(r"\[exiting program at iteration (\d+)\]")
+_HETERO = "Starting hetero MIMO training: "
+_HETERO_START = re.compile(r"\biters=(\d{1,18})\.\.", re.ASCII)
+_EXIT = re.compile(r"\[exiting program at iteration (\d{1,18})\]", re.ASCII)
 _PATTERNS = tuple(
     (metric.name, known.text, re.compile(known.pattern, re.IGNORECASE), known.factor)
     for metric in METRICS
@@ -170,18 +178,11 @@ _STEP_FIELDS = {
 _COUNTS = ("skipped_iterations", "nan_iterations")
 
 
-def _float(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
-
-
 def parse_steps(text: str) -> list[StepRecord]:
     """The step records in one line of text: none, one, or several where ranks or restarts ran into each other.
 
-    Only fields that are closed by `|` count: a cut number is no number. A skipped iteration prints a loss of zero,
-    which is not a loss.
+    Only fields that are closed by `|` count: a cut number is no number, and neither is a count that is not whole. A
+    skipped iteration prints a loss of zero, which is not a loss.
     """
     starts = list(_STEP.finditer(text))
     ends = itertools.chain((match.start() for match in starts[1:]), (len(text),))
@@ -190,15 +191,20 @@ def parse_steps(text: str) -> list[StepRecord]:
 
 def _step(start: re.Match[str], text: str) -> StepRecord:
     values: dict[str, float | None] = {}
-    for match in _FIELD.finditer(text):
-        name = _STEP_FIELDS.get(match[1].strip())
-        if name is not None and name not in values:
-            values[name] = _float(match[2])
-    whole = "nan_iterations" in values
-    counts = {name: int(values.pop(name, None) or 0) for name in _COUNTS}
-    if counts["skipped_iterations"] and values.get("lm_loss") == 0.0:
+    counts: dict[str, int | None] = {}
+    for field in text.split("|")[:-1]:
+        label, _, value = field.partition(":")
+        name = _STEP_FIELDS.get(label.strip())
+        if name in _COUNTS:
+            counts.setdefault(name, whole_number(value))
+        elif name is not None:
+            values.setdefault(name, real_number(value))
+    skipped, nan = (counts.get(name) or 0 for name in _COUNTS)
+    whole = "nan_iterations" in counts and None not in counts.values()
+    if skipped and values.get("lm_loss") == 0.0:
         values["lm_loss"] = None
-    return StepRecord(int(start[1]), int(start[2]), **values, **counts, whole=whole)  # type: ignore[arg-type]
+    done = {"skipped_iterations": skipped, "nan_iterations": nan, "whole": whole}
+    return StepRecord(int(start[1]), int(start[2]), **values, **done)  # type: ignore[arg-type]
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------
@@ -208,7 +214,9 @@ _RANK_PREFIX = re.compile(r"^\s*(?:\[rank\d+\]:\s?|\[?\d+\]?:\s)")
 _NAMED_RANK = re.compile(r"^\s*\[rank\d+\]: ")
 _EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Timeout|Failure|Unavailable)\b")
 # slurmstepd adds its node's name where several slurmds run on one machine; since Slurm 25.11 it gives the time instead.
-_SCHEDULER_ERROR = re.compile(r"(?:(?:slurmstepd(?:-[\w.-]+)?|srun):|^\[\d{4}-\d\d-\d\dT[\d:.]+\]) error: .*")
+_SCHEDULER_ERROR = re.compile(
+    r"(?:(?:slurmstepd(?:-[\w.-]{1,255})?|srun):|^\[\d{4}-\d\d-\d\dT[\d:.]{1,32}\]) error: .*"
+)
 _CONSEQUENCES = re.compile(
     r"DistBackendError|DistNetworkError|ChildFailedError|BrokenPipeError|ConnectionResetError|KeyboardInterrupt"
 )
@@ -304,6 +312,7 @@ class _Reader:
 
     def __init__(self) -> None:
         self.found: dict[str, Any] = {}
+        self.cut_lines = 0
         self.steps: list[StepRecord] = []
         self.saved: list[SavedCheckpoint] = []
         self.values: dict[str, list[float]] = {}
@@ -311,19 +320,23 @@ class _Reader:
         self._file_steps: list[StepRecord] = []
         self._perfs: list[Perf] = []
 
+    def see_bytes(self, line: bytes) -> None:
+        self.cut_lines += len(line) > MAX_LINE_BYTES
+        self.see(clean_line(line[:MAX_LINE_BYTES]))
+
     def see(self, line: str) -> None:
         # A line is looked at closely only for texts that it contains: logs are long and mostly about other things.
         if "Step Time" in line:
-            found = [(_float(seconds), _float(tflops)) for seconds, tflops in _PERF.findall(line)]
+            found = [(real_number(seconds), real_number(tflops)) for seconds, tflops in _PERF.findall(line)]
             self._perfs += [Perf(s, t) for s, t in found if s is not None and t is not None]
             line = _PERF.sub("", line)
         if "iteration" in line:
             self._see_iteration(line)
-        if match := _HETERO_START.search(line):
-            self._see_start(int(match[1]) - 1)
+        if _HETERO in line and (starts := _HETERO_START.findall(line.partition(_HETERO)[2])):
+            self._see_start(int(starts[-1]) - 1)
         for metric, text, pattern, factor in _PATTERNS:
             if text in line:
-                numbers = [_float(match[match.lastindex or 0]) for match in pattern.finditer(line)]
+                numbers = [real_number(match[match.lastindex or 0]) for match in pattern.finditer(line)]
                 finite = [number * factor for number in numbers if number is not None and math.isfinite(number)]
                 self.values.setdefault(metric, []).extend(finite)
         if any(text in line for text in _DONE):
@@ -339,8 +352,9 @@ class _Reader:
     def _see_iteration(self, line: str) -> None:
         if "|" in line:
             self._file_steps += parse_steps(line)
-        if match := _SAVED.search(line):
-            self.saved.append(SavedCheckpoint(int(match[1]), match[2]))
+        for saved in line.split(_SAVED)[1:]:
+            if (end := _SAVED_END.search(saved)) and (where := _SAVED_WHERE.fullmatch(saved, 0, end.start())):
+                self.saved.append(SavedCheckpoint(int(where[1]), where[2]))
         if match := _START.search(line):
             self._see_start(int(match[1]))
         if match := _EXIT.search(line):
@@ -370,8 +384,8 @@ def read_logs(paths: Sequence[Path]) -> LogReading:
     for path in paths:
         try:
             with open_regular(path) as stream:
-                for line in text_lines(stream):
-                    reader.see(line)
+                for line in raw_lines(stream):
+                    reader.see_bytes(line)
         except OSError as error:
             damage.append(f"{path.name}: cannot read the log: {error.strerror or error}")
         reader.end_file()
@@ -380,6 +394,7 @@ def read_logs(paths: Sequence[Path]) -> LogReading:
         values={metric: tuple(values) for metric, values in reader.values.items()},
         saved_checkpoints=tuple(reader.saved),
         last_error=reader.errors.best,
+        cut_lines=reader.cut_lines,
         damage=tuple(damage),
         **reader.found,
     )
@@ -432,12 +447,12 @@ class LogTail:
             self._in_cut_line = False
         if len(self._rest) > _MAX_TAIL_BYTES:
             self._rest, self._in_cut_line = b"", True
-        return [clean_line(line) for line in lines]
+        return [clean_line(line[:MAX_LINE_BYTES]) for line in lines]
 
     def last_line(self) -> list[str]:
         """The line at the end that was never finished, once the writer has ended; none when there is no such line."""
         rest, self._rest = self._rest, b""
-        return [clean_line(rest)] if rest and not self._in_cut_line else []
+        return [clean_line(rest[:MAX_LINE_BYTES])] if rest and not self._in_cut_line else []
 
     def _new_bytes(self, stream: BinaryIO) -> bytes:
         size = self._size_of(stream)

@@ -22,6 +22,7 @@ from pydantic import Field
 from nightbridge.errors import DamagedData, LaunchRefused, PermanentError, StatusUnknown, TransientError
 from nightbridge.files import RefusedFile, create_exclusively, read_model, read_regular
 from nightbridge.models import ClusterSettings, Model, RunKey, StoredModel, utc_now
+from nightbridge.numbers import whole_number
 from nightbridge.slurm.protocol import JobNotAccepted
 from nightbridge.slurm.script import ATTEMPT_FILE as ATTEMPT_FILE
 from nightbridge.slurm.script import CLAIM, EXIT_CODE
@@ -267,8 +268,8 @@ def _intent_files(attempt_dir: Path) -> list[tuple[int, Path]]:
 
 def _read_number(path: Path) -> int | None:
     # A job can leave anything here: what is no file with a number says nothing.
-    with contextlib.suppress(FileNotFoundError, RefusedFile, PermissionError, ValueError):
-        return int(read_regular(path, below=path.parent, limit=_MAX_NUMBER_BYTES))
+    with contextlib.suppress(FileNotFoundError, RefusedFile, PermissionError, UnicodeDecodeError):
+        return whole_number(read_regular(path, below=path.parent, limit=_MAX_NUMBER_BYTES).decode("ascii"))
     return None
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from nightbridge.embedded.options import parse_time_limit
 from nightbridge.errors import InvalidInput, LaunchRefused, PermanentError, StatusUnknown, TransientError
 from nightbridge.models import ClusterLimits, ClusterSettings, JobStatus
+from nightbridge.numbers import whole_number
 from nightbridge.processes import Finished, run
 from nightbridge.slurm.protocol import Lookup
 from nightbridge.slurm.sbatch_errors import known_refusal_of, last_line, refusal_of
@@ -195,7 +196,7 @@ class CommandLineCluster:
             listing = self._ask(("sinfo", "--noheader", "--states=idle", "--format=%D", *partition)) or ""
         except PermanentError:  # no sinfo here
             return 1
-        idle = sum(int(word) for word in listing.split() if word.isdigit())
+        idle = sum(whole_number(word) or 0 for word in listing.split())
         return max(1, idle // max(nodes, 1))
 
     def launch_environment(self) -> dict[str, str]:
@@ -212,7 +213,9 @@ class CommandLineCluster:
         if row.state not in TERMINAL or row.exit_code is not None:
             return row
         found = _EXIT_CODE.search(self._ask(("scontrol", "--oneliner", "show", "job", str(row.job_id))) or "")
-        return row if found is None else row.model_copy(update={"exit_code": int(found[1]), "signal": int(found[2])})
+        if found is None:
+            return row
+        return row.model_copy(update={"exit_code": whole_number(found[1]), "signal": whole_number(found[2])})
 
     def _all_nodes_are_up(self) -> bool:
         states = (self._ask(("sinfo", "--noheader", "--all", "--format=%T")) or "").split()
@@ -323,8 +326,8 @@ def _max_nodes(rows: Sequence[Sequence[str]]) -> int | None:
     """The partition's nodes, or its largest job (`1-4`, `1-infinite`) where that is less."""
     if not rows:
         return None
-    total = sum(int(row[3]) for row in rows if row[3].isdigit())
-    largest = _smallest(int(row[2].rpartition("-")[2]) if row[2].rpartition("-")[2].isdigit() else None for row in rows)
+    total = sum(whole_number(row[3]) or 0 for row in rows)
+    largest = _smallest(whole_number(row[2].rpartition("-")[2]) for row in rows)
     return total if largest is None else min(total, largest)
 
 
@@ -340,5 +343,5 @@ def _resource_names(listed: Iterable[str]) -> tuple[str, ...]:
 
 def _count_gpus(gres: str) -> int | None:
     """GPUs of one node from `gpu:h100:8(S:0-1),nvme:1`; None without any."""
-    counts = [int(found[1]) for found in re.finditer(r"(?:^|,)gpu(?::[^:,()]+)?:(\d+)", gres)]
+    counts = [whole_number(found[1]) or 0 for found in re.finditer(r"(?:^|,)gpu(?::[^:,()]+)?:(\d+)", gres)]
     return sum(counts) if counts else None

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 
 from nightbridge.errors import StatusUnknown
 from nightbridge.models import JobState, JobStatus
+from nightbridge.numbers import whole_number
 from nightbridge.slurm.protocol import Lookup
 
 TERMINAL: frozenset[JobState] = frozenset(
@@ -171,7 +172,7 @@ def parse_sacct(text: str) -> list[JobStatus]:
         status = job_status(
             job_id, name=name, state=state, reason=reason, submitted=_parse_time(submitted),
             started=_parse_time(started), ended=_parse_time(ended), nodes=nodes,
-            exit_code=int(code) if code.isdigit() else None, signal=int(signal) if signal.isdigit() else None,
+            exit_code=whole_number(code), signal=whole_number(signal),
             cancelled_by=parse_cancelled_by(state),
         )  # fmt: skip
         rows.append(status)
@@ -182,8 +183,9 @@ def _fields(text: str, count: int) -> Iterator[tuple[int, list[str]]]:
     """The job id and the other fields of each line that is about a whole job."""
     for line in text.splitlines():
         first, *fields = line.split("|", count - 1)
-        if len(fields) == count - 1 and (found := _JOB_ID.match(first.strip())):
-            yield int(found[1]), fields
+        found = _JOB_ID.match(first.strip()) if len(fields) == count - 1 else None
+        if found and (job_id := whole_number(found[1])) is not None:
+            yield job_id, fields
 
 
 def job_status(

@@ -17,8 +17,8 @@ from nightbridge.outputs.logs import (
     latest_steps,
     match_perf,
     parse_steps,
+    raw_lines,
     read_logs,
-    text_lines,
 )
 from tests.nightbridge.outputs.builders import StepLine
 
@@ -261,8 +261,8 @@ class TestWholeLogs:
 
     def test_lines_are_found_across_blocks(self) -> None:
         text = b"\n".join(b"line %d" % number for number in range(300_000))
-        assert list(text_lines(io.BytesIO(text)))[-1] == "line 299999"
-        assert sum(1 for _ in text_lines(io.BytesIO(text))) == 300_000
+        assert list(raw_lines(io.BytesIO(text)))[-1] == b"line 299999"
+        assert sum(1 for _ in raw_lines(io.BytesIO(text))) == 300_000
 
 
 class TestErrors:

@@ -1,0 +1,179 @@
+"""Whatever a job leaves is read within seconds, without an exception; time grows with its size and no faster."""
+
+import re
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from nightbridge.launch.config_container import check_yaml
+from nightbridge.models import CheckpointState, GatePolicy
+from nightbridge.outputs.checkpoints import checkpoint_state
+from nightbridge.outputs.experiment import LINES, evidence, read_facts, read_run
+from nightbridge.outputs.logs import MAX_LINE_BYTES, read_logs
+from nightbridge.outputs.measurements import measure, read_settings
+from nightbridge.slurm.attempt_files import read_claim, read_exit_code
+from tests.builders import make_spec
+from tests.hostile import CHECKPOINT, CORPUS, MADE, corpus, plant
+from tests.nightbridge.outputs.builders import RunFolder, StepLine
+
+STEPS = 20
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture
+def run(run_folder: RunFolder, step_line: type[StepLine], write_checkpoint: Callable[..., Path]) -> RunFolder:
+    """A good run with all that a run leaves."""
+    run_folder.log("".join(f"{step_line(number).step}\n" for number in range(1, STEPS + 1)))
+    run_folder.curves(range(1, STEPS + 1))
+    write_checkpoint(run_folder.job_dir / "checkpoints")
+    return run_folder
+
+
+@pytest.mark.parametrize("name", [*corpus(), *MADE])
+def test_a_run_is_read_whatever_one_of_its_files_is(name: str, run: RunFolder) -> None:
+    plant(name, run.job)
+    started = time.process_time()
+
+    output = read_run(run.job, None)
+    found = evidence(output, STEPS)
+    summary, _ = measure(output, GatePolicy(), STEPS, read_settings(make_spec(), output.config_container), run.job)
+    read_facts(output, run.job)
+
+    assert time.process_time() - started < 5
+    assert summary.steps_done == found.steps_done
+    assert summary.steps_done >= STEPS
+    summary.model_dump_json()
+    output.model_dump_json()
+
+
+HARMLESS = {"run_config/aliases"}
+OF_CHECKPOINTS = ("metadata/", "metadata_json/", "run_config/")
+ALL = (*corpus(), *MADE)
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name.startswith(OF_CHECKPOINTS)])
+def test_a_hostile_part_of_a_checkpoint_is_damage(name: str, run: RunFolder) -> None:
+    plant(name, run.job)
+
+    state, reason = checkpoint_state(run.job_dir / CHECKPOINT)
+
+    assert (state is CheckpointState.COMPLETE) is (name in HARMLESS), reason
+    assert reason or name in HARMLESS
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name.startswith("event_file/")])
+def test_a_hostile_event_file_is_named_and_the_other_one_counts(name: str, run: RunFolder) -> None:
+    plant(name, run.job)
+
+    output = read_run(run.job, None)
+    summary, _ = measure(output, GatePolicy(), STEPS)
+
+    assert summary.source == "tensorboard"
+    assert summary.final_loss is not None
+    left_out = len(output.event_files) == 1
+    harmless = name.endswith(("dimensions", "values", "megabyte", "numbers"))
+    assert left_out or harmless or any("tfevents.1750000000" in line for line in summary.damage)
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name.startswith("number/")])
+def test_what_is_no_number_says_nothing(name: str, run: RunFolder) -> None:
+    plant(name, run.job)
+
+    assert read_exit_code(run.attempt_dir) == (10**18 - 1 if name == "number/huge" else None)
+    assert read_claim(run.attempt_dir) is None
+
+
+# --- time ------------------------------------------------------------------------------------------------------------
+
+PIECES = (
+    "iteration 1/ 10 |", " ", "a", "a: ", ":", "|", "lm loss: ", "iteration ", "iteration 1", "9", "1.", "(",
+    "Step Time : ", "Step Time : 1s GPU utilization: ", "slurmstepd-", "slurmstepd: error: ", "error: ",
+    "Starting hetero MIMO training: ", "Starting hetero MIMO training: iters=1.", "iters=1",
+    "successfully saved checkpoint from iteration ", "successfully saved checkpoint from iteration 1 to x", " [ t 1/",
+    "memory (MB) |", "memory (MB) | max allocated: ", "mem-max-allocated-gigabytes: ", "max_alloc_MB=", "save-checkpoint ",
+    "save-checkpoint .", "save-checkpoint : (1, ", "[rank0]: ", "[1]: ", "Traceback (most recent call last)", "A.",
+    "[2026-11-20T22:00:00", "\x1b[", "\x1b[0", "\x1b]0;", "\x1b", "\x00", "\xff", "é", "found NaN in", "EOFError", "\t",
+    "kernel driver version ", "Driver Version: 1.1 ", "Driver Version: 1.1", "NCCL version 1.1+cuda", "PyTorch Version 1",
+)  # fmt: skip
+PREFIXES = ("", "iteration 1/ 10 |", "Traceback (most recent call last)\n", "memory (MB) |", "error: ")
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Of processor time, the shortest of three: what another process takes does not count."""
+    times = []
+    for _ in range(3):
+        started = time.process_time()
+        work()
+        times.append(time.process_time() - started)
+    return min(times)
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_a_line_of_64_kib_of_any_shape_is_read_in_a_fifth_of_a_second(prefix: str, tmp_path: Path) -> None:
+    path = tmp_path / "log_0.out"
+    for piece in PIECES:
+        path.write_bytes(((prefix + piece * (65536 // len(piece))) + "\n").encode())
+
+        taken = seconds(lambda: read_logs([path]))
+
+        assert taken < 0.2, f"{piece!r}: {taken:.3f} s"
+
+
+GROWTH = 3.0
+"""Of the time when the input doubles: two, and what a measurement of milliseconds is off by."""
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_the_time_of_a_line_grows_with_its_length_and_no_faster(
+    prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if no line were cut."""
+    monkeypatch.setattr("nightbridge.outputs.logs.MAX_LINE_BYTES", 1 << 30)
+    path = tmp_path / "log_0.out"
+    for piece in PIECES:
+        taken = []
+        for size in (1 << 14, 1 << 16):
+            path.write_bytes(((prefix + piece * (size // len(piece))) + "\n").encode())
+            taken.append(seconds(lambda: read_logs([path])))
+        assert taken[1] < 0.005 + GROWTH**2 * taken[0], f"{piece!r}: {taken}"
+
+
+@pytest.mark.parametrize("pattern", [pattern for pattern, _ in LINES], ids=lambda pattern: pattern.pattern[:20])
+def test_the_time_for_the_facts_grows_with_the_log_and_no_faster(pattern: re.Pattern[str]) -> None:
+    for piece in PIECES:
+        texts = [piece * (size // len(piece)) for size in (1 << 14, 1 << 16)]
+        taken = [seconds(partial(pattern.search, text)) for text in texts]
+        assert taken[1] < 0.005 + GROWTH**2 * taken[0], f"{piece!r}: {taken}"
+
+
+YAML = ("[", "{", "a: ", "- ", "? ", "- a\n", "a: b\n", "'", '"', "&a ", "*a ", "!a ", "#", "<<: ", "1", "|\n", "[a,")
+
+
+@pytest.mark.parametrize("piece", YAML)
+def test_the_time_of_a_configuration_grows_with_its_size_and_no_faster(piece: str) -> None:
+    def check(data: bytes) -> None:
+        with suppress(ValueError):
+            check_yaml(data)
+
+    taken = [seconds(partial(check, (piece * (size // len(piece))).encode())) for size in (1 << 16, 1 << 18)]
+    assert taken[1] < 0.005 + GROWTH**2 * taken[0], taken
+
+
+def test_a_line_that_is_too_long_is_cut_and_counted(run: RunFolder, step_line: type[StepLine]) -> None:
+    path = run.log(f"{'x' * MAX_LINE_BYTES}\n{'y' * 3_000_000}\n{step_line(1).step}\n" + "z" * (MAX_LINE_BYTES + 1))
+
+    reading = read_logs([path])
+
+    assert reading.cut_lines == 2
+    assert [step.iteration for step in reading.steps] == [1]
+    summary, _ = measure(read_run(run.job, None), GatePolicy(), STEPS)
+    assert any("2 lines of the log are longer than 8192 bytes" in note for note in summary.notes)
+
+
+def test_the_corpus_has_every_kind() -> None:
+    assert {path.name for path in CORPUS.iterdir() if path.is_dir()} >= {"log", "metadata", "event_file", "number"}
+    assert len(corpus()) > 70
