@@ -11,7 +11,7 @@ from prefect.logging import get_run_logger
 
 from nightbridge.config.scenarios import sweeps_nodes
 from nightbridge.errors import InvalidInput, TransientError
-from nightbridge.files import check_workspace
+from nightbridge.files import open_workspace
 from nightbridge.launch.plan import make_plan
 from nightbridge.models import Checkout, ClusterLimits, Image, Job, LaunchPlan, RunSpec, Scenario, Site
 from nightbridge.rules import Violation, check, errors_of
@@ -117,5 +117,5 @@ def _refuse_errors(run: RunSpec, violations: Sequence[Violation]) -> None:
 
 def _check_place(site: Site) -> None:
     store = store_of(site)
-    check_workspace(site.workspace)
+    open_workspace(site.workspace)
     store.check_writable()

@@ -121,6 +121,15 @@ def need(reason: str | None) -> None:
     pytest.skip(reason)
 
 
+@pytest.fixture(autouse=True)
+def umask_of_this_process() -> Iterator[None]:
+    """A test that opens a workspace makes the files of the process private; those of the next test are as before."""
+    before = os.umask(0o022)
+    os.umask(before)
+    yield
+    os.umask(before)
+
+
 @pytest.fixture(scope="session")
 def environments_dir() -> Path:
     """Launcher environments, kept between test runs: the install step makes the base there."""

@@ -13,6 +13,7 @@ import nightbridge
 from nightbridge.cli.options import WorkspaceOption
 from nightbridge.cli.output import note, print_all, verdict_lines
 from nightbridge.errors import InvalidInput
+from nightbridge.files import open_workspace
 
 if TYPE_CHECKING:
     from nightbridge.models import NightReport
@@ -37,6 +38,7 @@ def demo(
         )
     folder = Path(workspace or ".nightbridge").absolute()
     # Prefect reads its settings once, when it is imported: the demo has its own server and database, and logs less.
+    open_workspace(folder)
     home = folder / "demo-prefect"
     home.mkdir(parents=True, exist_ok=True)
     os.environ.pop("PREFECT_API_URL", None)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from nightbridge.errors import NightbridgeError, PermanentError
-from nightbridge.files import check_workspace
+from nightbridge.files import open_workspace
 from nightbridge.images.enroot import find_enroot
 from nightbridge.models import Model, Site
 from nightbridge.repos.environments import is_base_ready
@@ -53,7 +53,7 @@ def checks(site: Site, open_store: Callable[[], ObjectStore]) -> Iterator[Check]
 
 
 def _workspace(site: Site) -> str:
-    check_workspace(site.workspace)
+    open_workspace(site.workspace)
     return f"{site.workspace.absolute()}: can be written; the compute nodes must see it under the same path"
 
 

@@ -7,6 +7,7 @@ import os
 import pwd
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -22,9 +23,9 @@ import nightbridge
 from nightbridge.errors import DamagedData, PermanentError, TransientError
 from nightbridge.files import (
     RefusedFile,
-    check_workspace,
     create_exclusively,
     open_regular,
+    open_workspace,
     read_model,
     read_regular,
     write_atomically,
@@ -173,15 +174,51 @@ def test_a_file_that_holds_no_such_model_is_damaged(tmp_path: Path, content: byt
 
 
 def test_a_workspace_is_made_and_left_empty(tmp_path: Path) -> None:
-    check_workspace(tmp_path / "a" / "b")
+    open_workspace(tmp_path / "a" / "b")
 
     assert list((tmp_path / "a" / "b").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("mode", "then", "folder", "file"),
+    [
+        (None, 0o700, 0o700, 0o600),
+        (0o755, 0o750, 0o750, 0o640),
+        (0o2770, 0o2770, 0o2770, 0o660),
+        (0o777, 0o770, 0o770, 0o660),
+    ],
+)
+def test_a_workspace_and_what_is_written_in_it_are_for_this_user_or_for_the_group_that_its_mode_names(
+    tmp_path: Path, mode: int | None, then: int, folder: int, file: int
+) -> None:
+    workspace = tmp_path / "workspace"
+    os.umask(0)
+    if mode is not None:
+        workspace.mkdir()
+        workspace.chmod(mode)
+
+    open_workspace(workspace)
+    write_atomically(workspace / "runs" / "attempt.json", b"")
+    subprocess.run(["touch", workspace / "runs" / "log"], check=True)
+
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (workspace, *workspace.rglob("*"))}
+    assert modes == {"workspace": then, "runs": folder, "attempt.json": file, "log": file}
+
+
+def test_a_umask_that_is_narrower_stays(tmp_path: Path) -> None:
+    (tmp_path / "workspace").mkdir()
+    (tmp_path / "workspace").chmod(0o770)
+    os.umask(0o077)
+
+    open_workspace(tmp_path / "workspace")
+
+    assert os.umask(0o077) == 0o077
 
 
 def test_what_is_in_a_workspace_stays(tmp_path: Path) -> None:
     (tmp_path / "kept").write_text("kept")
 
-    check_workspace(tmp_path)
+    open_workspace(tmp_path)
 
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
 
@@ -192,7 +229,7 @@ def test_a_place_that_takes_no_files_is_named_with_a_way_out(tmp_path: Path, pla
     workspace = Path(place.format(folder=tmp_path))
 
     with pytest.raises(PermanentError, match=f"{workspace}: the workspace cannot be written: .*--workspace"):
-        check_workspace(workspace)
+        open_workspace(workspace)
 
 
 # --- files that somebody else wrote ----------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ def test_a_workspace_in_the_place_of_a_file_is_told_in_one_line(
     code, out, err = nightbridge(*command, "--workspace", str(file))
 
     assert (code, out) == (4, "")
-    assert err == (f"nightbridge: {file}/demo-prefect: Not a directory. Check the path, and this user's rights to it\n")
+    assert err.startswith(f"nightbridge: {file}: the workspace cannot be written: File exists. ")
     assert file.read_text() == "kept"
 
 
