@@ -66,7 +66,7 @@ def configuration() -> Iterator[str]:
     yield "Each of `[cmd_args.encoder]` and `[cmd_args.language_model]` takes whole numbers for `nodes`, `tp`, `cp`,"
     yield "`pp`, `dp`, `ep` and `etp`.\n"
     yield "### Keys without effect\n"
-    yield "CloudAI's files may hold them; nightbridge says so and goes on.\n"
+    yield "CloudAI's files may hold them; nightbridge warns and continues.\n"
     ignored = {**schema.IGNORED, **{f"cmd_args.{key}": reason for key, reason in NO_EFFECT.items()}}
     yield from _table(("key", "reason"), ((f"`{key}`", reason) for key, reason in ignored.items()))
     yield "## Scenario files\n"
@@ -259,7 +259,7 @@ def error_classes() -> Iterator[str]:
     )
     yield "A night of several tests exits with the first of 1, 3, 4 and 2 that occurred, else 0.\n"
     yield "## Errors\n"
-    yield "A message says what happened to which thing, and what to do. Python users catch these classes, from"
+    yield "A message states what happened to which thing, and what to do. Python users catch these classes, from"
     yield "`nightbridge.errors`:\n"
     tree = next(part for part in (inspect.getdoc(errors) or "").split("\n\n") if "├──" in part)
     yield f"```text\n{textwrap.dedent(tree)}\n```\n"

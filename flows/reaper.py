@@ -93,7 +93,7 @@ def reaper(
 
 
 def _gone_in_both_looks(client: SyncPrefectClient, patience: Patience) -> Iterator[Gone]:
-    """Look twice: a worker that lives reports the end of its own process, and the living have time to say so.
+    """Look twice: a worker that lives reports the end of its own process, and the living have time for a heartbeat.
 
     They could not while the file system, or the server that takes heartbeats, was away until a moment ago.
     """
@@ -178,7 +178,7 @@ def _has_heartbeat(client: SyncPrefectClient, run: FlowRun, now: datetime, secon
 
 
 def _reported_as_crashed(client: SyncPrefectClient, patience: Patience) -> list[FlowRun]:
-    """The flow runs that crashed of late, by what their workers say, and whose process does not live after all.
+    """The flow runs that crashed of late, as their workers report, and whose process does not live after all.
 
     A worker reports a crash twice, some seconds apart: the second report would end a flow run started in between.
     """

@@ -1,4 +1,4 @@
-"""Final states of flow runs: their type and name say what the night was, so that a bad night is never green."""
+"""Final states of flow runs: their type and name show the night's result, so that a bad night is never green."""
 
 import logging
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """The watchdog as a deployment: a flow run that fails when a test has no verdict by a time of the morning.
 
-It cannot say that its own worker or server is away. `nightbridge watchdog` from cron or a systemd timer can, best on
+It cannot report that its own worker or server is away. `nightbridge watchdog` from cron or a systemd timer can, best on
 another machine than the worker's.
 """
 
@@ -44,7 +44,7 @@ def watchdog(
         by: When every verdict has to be there, local time as 08:00.
         timezone: Zone of it, as Europe/Berlin; that of the worker's machine when empty.
         scenarios: Scenario files to expect; all that had a scheduled night lately when empty.
-        days: How far back nights say which ones to expect.
+        days: How far back nights count as expected again.
         system: Name of a Site block, or path of a site file.
         cluster: `local`, `slurm`, or the name of a Slurm Cluster block.
         store: `file://` or `s3://` URL, or the name of a Harvest Store block.
@@ -53,12 +53,12 @@ def watchdog(
     log_errors_plainly()
     choice = SiteChoice.of({"system": system, "cluster": cluster, "store": store, "workspace": workspace})
     try:
-        asked = question(by, timezone=timezone, files=map(Path, scenarios or ()), days=days)
+        wanted = question(by, timezone=timezone, files=map(Path, scenarios or ()), days=days)
         site = load_site(choice)
     except NightbridgeError as error:
         get_run_logger().error("%s", error)
         return state_of_error(error)
-    watch = look_for_verdicts(asked, site)
+    watch = look_for_verdicts(wanted, site)
     lines = "\n".join(watch_lines(watch))
     get_run_logger().info("%s", lines)
     untold = _alarm(watch, site) if watch.exit_code else ""

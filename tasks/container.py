@@ -16,7 +16,7 @@ from nightbridge.tasks.stage import stage
 def container(run: RunSpec, site: Site) -> Image:
     """Pull and verify the run's container image."""
     image = pull_image(run, site, lambda: _importer(site))
-    get_run_logger().info("container: %s", image.path or "none, as the configuration says")
+    get_run_logger().info("container: %s", image.path or "none, as configured")
     return image
 
 

@@ -211,7 +211,7 @@ _WAKE_UP = 1.0
 def wait_out(
     call: Callable[[], R], errors: tuple[type[TransientError], ...], *, first_delay: float, patience: float = PATIENCE
 ) -> R:
-    """Call until no such error is raised; the run's log says what is waited for.
+    """Call until no such error is raised; the run's log names what is waited for.
 
     Args:
         call: What is tried.

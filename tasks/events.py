@@ -110,9 +110,9 @@ def send_report_events(report: NightReport, end: str, cluster: str) -> None:
     send_events([*events, of_the_night])
 
 
-def look_for_verdicts(asked: Question, site: Site) -> Watch:
+def look_for_verdicts(question: Question, site: Site) -> Watch:
     """Look which test has no verdict, and why."""
-    return look(asked, site, lambda: store_of(site), configured_server())
+    return look(question, site, lambda: store_of(site), configured_server())
 
 
 def alarm(watch: Watch, site: Site) -> tuple[str, ...]:

@@ -75,7 +75,7 @@ def job_slots(plan: LaunchPlan, site: Site, *, lease: float = LEASE_SECONDS) -> 
 
 
 def _make(limits: Mapping[str, int]) -> None:
-    """Create the limits, or set them to what the cluster's settings say now; once in a night."""
+    """Create the limits, or set them to the cluster's settings of now; once in a night."""
     night = this_night()
     with night.lock, get_client(sync_client=True) as client:
         for name, slots in limits.items():

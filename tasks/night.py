@@ -194,7 +194,7 @@ def plan_of(flow_run: FlowRun, workspace: Path | None = None) -> NightPlan | Non
 
     Args:
         flow_run: The night's flow run.
-        workspace: Where to look when the flow run does not say where its plan is.
+        workspace: Where to look when the flow run does not name its plan.
     """
     path = flow_run.labels.get(PLAN_LABEL)
     if path:

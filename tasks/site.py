@@ -46,7 +46,7 @@ def store_of(site: Site) -> ObjectStore:
     """Open a site's store. Nothing is read or written yet.
 
     Raises:
-        InvalidInput: The store's URL or settings cannot work, or a secret is not where the site says.
+        InvalidInput: The store's URL or settings cannot work, or a secret is not where the site names it.
     """
     return open_store(site.store_settings, block_value)
 
@@ -110,7 +110,7 @@ def site_logins(site: Site) -> AbstractContextManager[None]:
     """Let git log in with the site's secret for the length of a block; git's own helpers do where it names none.
 
     Raises:
-        InvalidInput: The secret is not where the site says.
+        InvalidInput: The secret is not where the site names it.
 
     """
     named = site.git_credentials

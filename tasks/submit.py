@@ -46,7 +46,7 @@ _LOOK_AGAIN = 2.0
 
 
 def dependencies_of(run: RunSpec, plan: LaunchPlan, site: Site) -> tuple[str, ...]:
-    """Wait until the jobs that this run depends on are in Slurm; return the sbatch options that say so.
+    """Wait until the jobs that this run depends on are in Slurm; return the sbatch options for them.
 
     Raises:
         LaunchRefused: A test that had to end well has not.

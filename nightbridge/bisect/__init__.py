@@ -1,4 +1,4 @@
-"""Bisect: which commit did it. `plan` asks the question, `search` chooses the next commit, `result` says what it found.
+"""Bisect: which commit did it. `plan` fixes what is searched, `search` chooses the next commit, `result` sums up.
 
 Nothing is run here: `flows/bisect.py` does.
 """

@@ -61,7 +61,7 @@ class BisectRequest(Model):
         None, description="Commit to end with; that of the first night with the new level when unset."
     )
     bisect_id: str | None = Field(
-        None, description="Resume this bisect, whatever the history says by now; the same search has the same id."
+        None, description="Resume this bisect, however the history has grown; the same search has the same id."
     )
     confidence: float = Field(0.99, gt=0.5, lt=1, description="Probability at which a commit is named.")
     most_runs: int = Field(100, ge=1, description="Runs after which the search ends undecided.")
@@ -360,7 +360,7 @@ def _night_value(night: Night, shift: Shift) -> float | None:
 def _nights_inside(
     rows: Sequence[HistoryRow], shift: Shift, repository: Repository, commits: Sequence[RangeCommit]
 ) -> list[Measured]:
-    """Nights whose pin lies inside the range: they say where to look first."""
+    """Nights whose pin lies inside the range: they order the search."""
     places = {one.commit: place for place, one in enumerate(commits, start=1)}
     found = []
     for night in nights_of(rows):

@@ -1,4 +1,4 @@
-"""What bisect has found so far: the points that were run, what they say, and what they cost."""
+"""What bisect has found so far: the points that were run, the answer that they support, and their cost."""
 
 from collections.abc import Iterable, Sequence
 
@@ -15,7 +15,7 @@ from nightbridge.history.metrics import format_change, format_count, format_valu
 from nightbridge.models import Model, RangeCommit, RunRecord, StoredModel, Verdict, VerdictStatus
 from nightbridge.store.protocol import ObjectStore, read_stored
 
-# Whatever the commit is, these say nothing about it: the point is tried again.
+# No evidence about the commit: the point is run again.
 NOTHING_SAID = frozenset({VerdictStatus.INFRASTRUCTURE, VerdictStatus.CANCELLED})
 # The commit does not run: it is skipped.
 DOES_NOT_RUN = frozenset({VerdictStatus.FAILED, VerdictStatus.SHORT, VerdictStatus.INVALID})
@@ -60,7 +60,7 @@ class BisectResult(StoredModel):
 
 
 def point_of(plan: BisectPlan, place: int, number: int, verdict: Verdict, record: RunRecord | None) -> Point:
-    """What a point's run says.
+    """The measurement of a point's run.
 
     Args:
         plan: What is searched.
@@ -105,7 +105,7 @@ def stored_points(store: ObjectStore, plan: BisectPlan, base: RunRecord) -> tupl
 
 
 def evaluate(plan: BisectPlan, points: Sequence[Point]) -> BisectResult:
-    """What the points say together."""
+    """Sum up all points."""
     skipped = _skipped(points)
     found = plan.search.answer(_measured(points), skipped)
     return BisectResult(plan=plan, answer=found, points=tuple(points), skipped=tuple(sorted(skipped)))

@@ -8,10 +8,10 @@ What a measurement may mean:
 
 * A run at a commit before the first bad one lies around the good level, any other around the bad level, with the noise
   between runs that the history shows.
-* Any run may be a stray one (a bad node): a share of `stray` of them says nothing. This bounds what one run can prove.
+* Any run may be a stray one (a bad node): a share of `stray` of them is noise. This bounds what one run can prove.
 * Today's runs may all lie a little off history's levels (the cluster drifts): that offset is estimated with the rest.
 * The change may not be among the commits at all. Those two answers, "already bad at the good end" and "still good at
-  the bad end", take part like any commit, and win where the measurements say so.
+  the bad end", take part like any commit, and win where the measurements support it.
 
 A commit that does not build or start is skipped: commits that are indistinguishable without it are named together.
 """
@@ -48,7 +48,7 @@ class BisectPolicy(Model):
     elsewhere: float = Field(
         0.1, gt=0, lt=1, description="Probability, beforehand, that no commit of the range did it."
     )
-    stray: float = Field(0.03, gt=0, lt=0.5, description="Share of runs that say nothing: bad nodes, busy networks.")
+    stray: float = Field(0.03, gt=0, lt=0.5, description="Share of runs without information: bad nodes, busy networks.")
 
 
 DEFAULT_POLICY = BisectPolicy()
@@ -72,7 +72,7 @@ class Measured(Model):
 
 
 class Answer(Model):
-    """What the measurements say so far."""
+    """The answer by the measurements so far."""
 
     kind: AnswerKind
     first: int = Field(0, description="Place of the first commit that may be the first bad one; 0 where none may.")
@@ -185,7 +185,7 @@ class Search(NamedTuple):
             # 1 where a run divides the probability as wanted, 0 where it would tell nothing.
             worth = np.minimum(is_bad / share, (1 - is_bad) / (1 - share))
             # A place that many runs have left in doubt is given up for its neighbours: it may be the drift that is in
-            # doubt, and the same place never tells it from the change.
+            # doubt, and the same place never separates it from the change.
             worth /= 1 + REPEAT_COST * np.array([runs[place] for place in open_places])
             place = open_places[int(np.argmax(worth))]
             chosen.append(place)
@@ -198,8 +198,8 @@ def prior_of_nights(
 ) -> tuple[float, ...]:
     """The weight of each commit as the nights of the history suggest it, for pins that lie in the range.
 
-    Nights may have been slow for another reason than the code, so that they only say where to look first: no commit
-    gets less than a fifth of an equal share, and nights say nothing about whether the change is in the range at all.
+    Nights may have been slow for another reason than the code, so that they only order the search: no commit
+    gets less than a fifth of an equal share, and nights do not decide whether the change is in the range at all.
     """
     if not nights:
         return (1.0 / commits,) * commits

@@ -52,13 +52,13 @@ def watchdog(
     from nightbridge.nights.prefect_api import configured_server
     from nightbridge.nights.watchdog import look, notice_of, question, trial_notice, watch_lines
 
-    asked = question(by, timezone=timezone, files=files or (), days=days)
+    wanted = question(by, timezone=timezone, files=files or (), days=days)
     site = load_site(choice)
     if send_test:
         if not _send(trial_notice(), site):
             raise InvalidInput("no recipient", thing=choice.system or "the site", advice="Give it a [notify] table")
         return 0
-    watch = look(asked, site, lambda: open_site_store(site), configured_server())
+    watch = look(wanted, site, lambda: open_site_store(site), configured_server())
     if as_json or watch.exit_code or not quiet:
         document = {**watch.model_dump(mode="json"), "exit_code": watch.exit_code}
         show(as_json, document, lambda: watch_lines(watch))

@@ -38,7 +38,7 @@ class ProcessIdentity:
 
 @dataclass(frozen=True)
 class ProcessEntry:
-    """What /proc/<pid>/stat says about one process."""
+    """A process by its /proc/<pid>/stat."""
 
     pid: int
     state: str

@@ -59,7 +59,7 @@ class GoldenCheck(Model):
 
 
 class GoldenComparison(Model):
-    """All rules' answers. `improved` says that a throughput or memory is better by more than its threshold."""
+    """All rules' answers. `improved`: a throughput or memory is better by more than its threshold."""
 
     checks: tuple[GoldenCheck, ...]
     improved: bool = False
@@ -76,7 +76,7 @@ class GoldenComparison(Model):
 
 
 class Speed(NamedTuple):
-    """A metric that says how fast a step was."""
+    """A metric of a step's speed."""
 
     name: str
     lower_is_better: bool

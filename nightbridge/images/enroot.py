@@ -145,8 +145,8 @@ def find_enroot(settings: ImageImport | None = None, credentials: str = "") -> E
     return Enroot(program=Path(program), version=version, settings=settings or ImageImport(), credentials=credentials)
 
 
-# Read from the top. A status of the registry says more than curl's exit code that follows from it; a full disk shows
-# itself as a failed write of curl or zstd.
+# Read from the top. A status of the registry is more precise than curl's exit code; a full disk shows itself
+# as a failed write of curl or zstd.
 _ERRORS = (
     ErrorPattern(
         r"Invalid image reference|curl: \(3\)",

@@ -218,7 +218,7 @@ def check_squashfs(path: Path) -> None:
     """Raise unless a file is a whole squashfs file system.
 
     Raises:
-        DamagedData: It is empty, no squashfs, shorter than its own superblock says, or unsquashfs refuses it.
+        DamagedData: It is empty, no squashfs, shorter than its own superblock claims, or unsquashfs refuses it.
 
     """
     with path.open("rb") as stream:

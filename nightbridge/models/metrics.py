@@ -16,7 +16,7 @@ Reduction = Literal["median", "max", "last"]
 
 
 class LogPattern(NamedTuple):
-    """What a log line says of a metric. Only lines that contain `text` are searched.
+    """How a metric stands in a log line. Only lines that contain `text` are searched.
 
     `pattern` is searched without regard to case; its last group that takes part holds the number, which is multiplied
     by `factor`.

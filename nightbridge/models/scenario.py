@@ -131,7 +131,7 @@ class GatePolicy(Model):
     minimum_change: float = Field(0.015, gt=0, description="Smallest change of level that counts.")
     limits: dict[MetricName, Limits] = Field({}, description="Floors and ceilings, by metric.")
     required: tuple[MetricName, ...] = Field((), description="Metrics that must be measured, besides those always.")
-    canary: str | None = Field(None, description="Id of the test that tells the cluster's drift from the code's.")
+    canary: str | None = Field(None, description="Id of the test that separates the cluster's drift from the code's.")
     confirm: int = Field(2, ge=0, le=10, description="Runs that a suspicious result is given before it counts.")
     golden: str | None = Field(None, description="Golden values to compare with, besides history: a JSON file.")
     golden_rules: GoldenPolicy = GoldenPolicy()

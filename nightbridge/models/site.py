@@ -112,7 +112,7 @@ class ClusterSettings(Model):
 class RetentionPolicy(Model):
     """How much of each test `prune` leaves in the store; a limit that is unset removes nothing.
 
-    What a baseline, the verdict of a run that stays, or an accepted decision refers to stays, whatever the limits say.
+    What a baseline, the verdict of a run that stays, or an accepted decision refers to stays, whatever the limits.
     """
 
     days: float | None = Field(None, ge=1, description="Runs that were stored before so many days go.")
@@ -271,16 +271,16 @@ class Site(Model):
 
 
 class ClusterLimits(Model):
-    """What the cluster allows, as far as it says so; None means unknown, never unlimited."""
+    """What the cluster allows, as far as it is known; None means unknown, never unlimited."""
 
     partitions: tuple[str, ...] = ()
     partition: str | None = Field(None, description="The partition that jobs go to.")
     account: str | None = Field(None, description="The account that they are charged to.")
     max_nodes: int | None = None
     max_time_seconds: int | None = None
-    gpus_per_node: int | None = Field(None, description="GPUs of one node, as the cluster says or is configured.")
+    gpus_per_node: int | None = Field(None, description="GPUs of one node, as the cluster reports or is configured.")
     configured_gpus_per_node: int | None = Field(
-        None, description="GPUs of one node by the cluster's settings alone; they win over what a test says."
+        None, description="GPUs of one node by the cluster's settings alone; they override those of a test."
     )
     has_pyxis: bool = False
     accounts: tuple[str, ...] | None = Field(None, description="Accounts that may submit to the partition.")

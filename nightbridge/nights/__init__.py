@@ -1,5 +1,5 @@
-"""Nights: their ids, and the records that say which runs a night has and how it ended.
+"""Nights: their ids, and the records of their runs and of their end.
 
-A night is recorded twice: in the workspace whole, with every run and the site, for whoever resumes or cancels
-it; in the store in short, for whoever asks which nights there were. Nothing of Prefect here.
+A night is recorded twice: in the workspace whole, with every run and the site, to resume or cancel it; in the store in
+short, to list nights. Nothing of Prefect here.
 """

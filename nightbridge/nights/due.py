@@ -2,7 +2,7 @@
 
 Which nights should have their verdicts by a time of the morning.
 
-A scenario's slots of the last days say which ones to expect, since a night that never began has left nothing behind.
+A scenario's slots of the last days are the ones to expect, since a night that never began has left nothing behind.
 Each is expected again at the same time of the next day: where a schedule leaves days out, the watchdog is to run on the
 mornings after its nights.
 """
@@ -50,7 +50,7 @@ class Expected(Model):
 
 
 class DueNight(Model):
-    """A night that should have its verdicts. Of one that has not begun earlier nights, or the file, say the rest."""
+    """A night that should have its verdicts; what one that has not begun lacks is taken from earlier nights."""
 
     scenario: str
     night: Night | None
@@ -125,7 +125,7 @@ def due_nights(
     Args:
         nights: What the store has.
         morning: Until when; what belongs to the 24 hours before counts.
-        days: How far back nights say which slots to expect.
+        days: How far back the slots of nights count as expected again.
         expected: By their names, the scenarios to look at; None for every one that had a scheduled night in those days.
     """
     scheduled = [night for night in nights if night.start.slot and night.start.slot > morning.days_before(days)]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class RunPhase(enum.StrEnum):
     """How far a run is."""
 
-    NOT_STARTED = "not started"  # nothing in the workspace says that it began
+    NOT_STARTED = "not started"  # the workspace has no trace of it
     PREPARING = "preparing"  # an attempt is open, and no job of it is recorded
     WAITING = "waiting"  # its job is in the queue
     RUNNING = "running"

@@ -81,7 +81,7 @@ class Question(Model):
     by: time
     zone: ZoneInfo | None = Field(None, description="The zone of `by`; this machine's own when None.")
     files: tuple[Path, ...] = Field((), description="Scenarios that are expected whatever the store has.")
-    days: int = Field(DAYS, ge=1, description="How far back nights in the store say which ones to expect.")
+    days: int = Field(DAYS, ge=1, description="How far back nights in the store count as expected again.")
 
 
 class Watch(Model):
@@ -129,7 +129,7 @@ def question(by: str, *, timezone: str | None = None, files: Iterable[Path] = ()
 
 
 def look(
-    asked: Question,
+    question: Question,
     site: Site,
     open_store: Callable[[], ObjectStore],
     server: PrefectServer | None = None,
@@ -141,19 +141,19 @@ def look(
     What goes wrong on the way is part of the result, and not raised: a verdict that cannot be read is missing, too.
 
     Args:
-        asked: Until when, and of which scenarios.
+        question: Until when, and of which scenarios.
         site: The workspace and the cluster.
         open_store: Opens the store.
-        server: Prefect's server, asked why a night has not begun; None for not at all.
+        server: Prefect's server, queried for why a night has not begun; None for not at all.
         now: The time; the machine's when None.
     """
-    morning = morning_of(asked.by, asked.zone, now or utc_now())
-    expected, invalid = _named(asked.files)
+    morning = morning_of(question.by, question.zone, now or utc_now())
+    expected, invalid = _named(question.files)
     try:
         store = open_store()
-        nights, troubles = recent_nights(store, morning.days_before(asked.days + 1))
+        nights, troubles = recent_nights(store, morning.days_before(question.days + 1))
         inspector = _Inspector(site, store, server, morning)
-        due = due_nights(nights, morning, asked.days, expected if asked.files else None)
+        due = due_nights(nights, morning, question.days, expected if question.files else None)
         seen = tuple(inspector.inspect(one) for one in due)
     except InvalidInput as error:
         return Watch(by=morning.deadline, invalid=(*invalid, str(error)))
@@ -161,7 +161,7 @@ def look(
         return Watch(by=morning.deadline, troubles=(f"the store cannot be read: {error}",), invalid=tuple(invalid))
     if not (due or invalid):
         advice = "Check --store and --workspace, or name the scenario files"
-        troubles.append(f"{store.url}: no night was scheduled in the last {asked.days} days. {advice}")
+        troubles.append(f"{store.url}: no night was scheduled in the last {question.days} days. {advice}")
     known = tuple(dict.fromkeys((*troubles, *inspector.troubles)))
     return Watch(by=morning.deadline, nights=seen, troubles=known, invalid=tuple(invalid))
 
@@ -213,7 +213,7 @@ class _Inspector:
     Args:
         site: Where the nights are.
         store: Its store.
-        server: Prefect's server, asked why a night has not begun; None for not at all.
+        server: Prefect's server, queried for why a night has not begun; None for not at all.
         morning: Until when verdicts should be there.
     """
 

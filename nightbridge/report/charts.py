@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's palette: safe for every kind of colour vision. Shapes say the same as the colours.
+# Okabe and Ito's palette: safe for every kind of colour vision. Shapes repeat what the colours mean.
 BLUE, VERMILLION, INK, GREY, FAINT = "#0072b2", "#d55e00", "#1d2733", "#66717d", "#d9dee4"
 
 # Inches at 72 points: about as wide as a phone, so that letters keep their size there.
@@ -126,7 +126,7 @@ def loss_chart(metrics: "pd.DataFrame", baseline: "pd.DataFrame | None" = None) 
 def step_time_chart(metrics: "pd.DataFrame", baseline: "pd.DataFrame | None" = None) -> str:
     """Draw the time of each step of one run; as `loss_chart`.
 
-    The first steps take many times as long as the others: the axis ends where the others are, and says so with arrows.
+    The first steps take many times as long as the others: the axis ends where the others are, and arrows mark the cut.
     """
     return steps_chart(metrics, baseline, STEP_TIME_TAG, "step time, s", cut=True)
 
@@ -174,7 +174,7 @@ def steps_chart(
         baseline: That of another run; dashed, below the first one's.
         tag: The quantity.
         label: What it is called, with its unit.
-        cut: End the axis where most values are, and say so with arrows.
+        cut: End the axis where most values are, and mark the cut with arrows.
     """
     steps, values = _curve(metrics, tag)
     finite = [(step, value) for step, value in zip(steps, values, strict=True) if math.isfinite(value)]

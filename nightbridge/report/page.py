@@ -383,7 +383,7 @@ def _summary_facts(summary: Summary) -> list[tuple[str, str]]:
 
 
 def changes_since(suspects: Suspects) -> Since:
-    """Lay out what a verdict says about what changed."""
+    """Lay out the changes that a verdict lists."""
     tables = (("Configuration", suspects.configuration), ("Environment", suspects.environment))
     found = tuple((caption, changes) for caption, changes in tables if changes)
     changed = bool(suspects.repositories or found)

@@ -49,7 +49,7 @@ def night_report_html(
 
 
 def night_note(store: ObjectStore, start: NightStart, verdicts: Iterable[Verdict]) -> str:
-    """What the report says of a night that began late: how late, and which code ran; empty for one in time.
+    """The report's note on a night that began late: how late, and which code ran; empty for one in time.
 
     Raises:
         TransientError: The store did not answer.

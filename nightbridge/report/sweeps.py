@@ -203,7 +203,7 @@ def sweep_table(result: SweepResult) -> "Table":
     table.add_column("why", overflow="fold")
     for row in sweep_rows(result):
         style = "bold" if row.is_best else ""
-        # What a file or a rule says is Text, never rich's markup.
+        # Text of a file or a rule is Text, never rich's markup.
         table.add_row(*(Text(text, style) for text in (row.point, row.verdict, row.value, row.reward, row.why)))
     return table
 

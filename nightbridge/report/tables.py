@@ -105,7 +105,7 @@ def short_reason(verdict: Verdict) -> str:
 
 
 def cell_of(comparison: Comparison, verdict: VerdictStatus) -> Cell:
-    """One metric in words. The arrow says where the number went, the word whether that is good."""
+    """One metric in words. The arrow shows the direction, the word whether that is good."""
     judged = verdict not in UNJUDGED or comparison.status == "missing"
     word, tone = COMPARISON_WORDS[comparison.status if judged else "passed"]
     arrow = "" if not comparison.change else ("▲ " if comparison.change > 0 else "▼ ")

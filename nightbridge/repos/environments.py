@@ -126,7 +126,7 @@ def prepare_base(envs_dir: Path, *, lock: Path = LAUNCHER_LOCK, wheels: Path | N
     Args:
         envs_dir: Where launcher environments are kept.
         lock: Pinned requirements, each with its hashes.
-        wheels: Folder in which all of them lie, for a site without network; pip's own configuration says where packages
+        wheels: Folder in which all of them lie, for a site without network; pip's own configuration sets where packages
             come from when it is unset.
 
     Raises:

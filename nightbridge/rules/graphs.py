@@ -1,6 +1,6 @@
 """CUDA graphs, recomputation, offloading and overlap: what Megatron-Core refuses in combination.
 
-Scopes say which parts of a layer a graph captures. With `cuda_graph_impl = "none"` the launcher drops them, and an
+Scopes are the parts of a layer that a graph captures. With `cuda_graph_impl = "none"` the launcher drops them, and an
 implementation without scopes captures the whole layer. What is not written is the recipe's and not guessed.
 """
 

@@ -36,7 +36,7 @@ SHORTER_RANGES = (90, 30, 7, 1)
 """Days to go back where a site forbids long ranges in accounting."""
 
 # Slurm's own commands read these as options (sbatch(1), "INPUT ENVIRONMENT VARIABLES"), and a caller that is itself a
-# job has dozens of them. SLURM_CONF alone says which cluster is meant.
+# job has dozens of them. SLURM_CONF alone selects the cluster.
 _SLURM_VARIABLES = re.compile(r"(?!SLURM_CONF$)(SLURMD?|SBATCH|SALLOC|SRUN|SQUEUE|SACCT|SINFO|SCANCEL|SCONTROL)_")
 
 _NO_SUCH_JOB = re.compile(r"Invalid job id specified", re.IGNORECASE)

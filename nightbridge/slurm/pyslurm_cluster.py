@@ -89,7 +89,7 @@ class PyslurmCluster(CommandLineCluster):
         """The version of pyslurm, after a small query that slurmctld has answered.
 
         Raises:
-            NightbridgeError: pyslurm does not work with this Slurm; the message says why.
+            NightbridgeError: pyslurm does not work with this Slurm, and why.
 
         """
         conf = self.settings.slurm_conf

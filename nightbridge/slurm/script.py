@@ -45,7 +45,7 @@ if [ "${%(inner)s:-}" != "${SLURM_JOB_ID:-none}" ]; then
     set +e +u +x +v
     nb_attempt=%(attempt)s
     nb_node=${SLURMD_NODENAME:-$(uname -n)}
-    # Since 23.02 slurmstepd makes the folders of a job's output file: only the record tells that this is the workspace.
+    # Since 23.02 slurmstepd makes the folders of a job's output file: only the record proves the workspace.
     if [ ! -e "$nb_attempt/%(record)s" ]; then
         echo "workspace not visible on $nb_node: $nb_attempt" >&2
         exit %(not_visible)d

@@ -204,7 +204,7 @@ def job_status(
 ) -> JobStatus:
     """One row of any source, without what Slurm only estimates or fills in.
 
-    Times of a pending job are estimates, and of one that was cancelled while pending they say when. Accounting that has
+    Times of a pending job are estimates, and of one that was cancelled while pending they are real. Accounting that has
     a job's state and not its end yet calls its exit code 0:0 (Slurm 22.05).
     """
     parsed = parse_state(state)

@@ -259,7 +259,7 @@ class Watcher:
         if status.name in ("", job.name):
             return status
         found = self._cluster.find(job.name).jobs
-        # Slurm gave the id away, so ours does not live, whatever accounting still says.
+        # Slurm gave the id away, so ours is not running, whatever accounting still reports.
         ours = next((one for one in found if one.job_id == job.job_id and one.state in TERMINAL), None)
         return None if ours is None else without_false_cancellation(ours)
 
