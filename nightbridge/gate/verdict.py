@@ -5,7 +5,8 @@ because a missing number becomes NaN and every test of it reads "fail if greater
 must have first, and only a run that has all of it is compared:
 
 1. The job's outcome (`OUTCOME_FAULTS`). All steps done and then a failure in teardown is compared, and says so.
-2. The run's own data: every step done, every step finite, every metric measured, no damaged file.
+2. The run's own data: every step done, every step finite, every metric measured, no damaged file; and plausible: what
+   was planned ran, and nothing impossible was measured (`plausibility`).
 3. Each metric, with its direction, against floors and ceilings (the test's own, and what the cluster owes it), against
    the band of the last good runs (`nightly_values`), and against all of its history (`comparison`: a level that is
    worse). Beyond in the bad direction is a regression, in the good direction an improvement, which never fails. One
@@ -35,6 +36,7 @@ from nightbridge.gate.comparison import (
 )
 from nightbridge.gate.decisions import in_force
 from nightbridge.gate.nodes import suspects_among
+from nightbridge.gate.plausibility import implausible
 from nightbridge.history.metrics import format_count, measured
 from nightbridge.history.nightly_values import Night, fixed_band, good_runs_before, nights_of, repeats_of
 from nightbridge.history.reading import first_that_counts
@@ -177,6 +179,8 @@ def _verdict(
         status, reasons = VerdictStatus.FAILED, (*wrong, *short)
     elif short:
         status, reasons = VerdictStatus.SHORT, short
+    elif strange := implausible(record):
+        status, reasons = VerdictStatus.FAILED, strange
     else:
         golden = tonight.evidence.golden if tonight else None
         status = _status_of(results, golden)
@@ -243,6 +247,11 @@ def _missing_steps(record: RunRecord, baseline: Sequence[HistoryRow]) -> tuple[s
     expected = max((steps for steps in requested if steps is not None), default=None)
     if expected is None:
         expected = max((row.summary.steps_done for row in baseline), default=1)
+    start = record.summary.start_step
+    if start and not resumed_from(record.spec.test):
+        return (
+            f"{max(done - start, 0)} of {expected} steps done: it resumed at iteration {start}, which is not planned",
+        )
     return (f"{done} of {expected} steps done",) if done < expected else ()
 
 

@@ -129,6 +129,10 @@ class GatePolicy(Model):
     least_change: float = Field(0.02, gt=0, description="No smaller change of one night alone is news.")
     p_value: float = Field(1e-5, gt=0, lt=1, description="Largest p-value of a change of level that counts.")
     minimum_change: float = Field(0.015, gt=0, description="Smallest change of level that counts.")
+    skipped_iterations: int = Field(
+        0, ge=0, description="Iterations that may be skipped; fp16's loss scaling needs some."
+    )
+    nan_iterations: int = Field(0, ge=0, description="Iterations that the log may count as NaN.")
     limits: dict[MetricName, Limits] = Field({}, description="Floors and ceilings, by metric.")
     required: tuple[MetricName, ...] = Field((), description="Metrics that must be measured, besides those always.")
     canary: str | None = Field(None, description="Id of the test that separates the cluster's drift from the code's.")

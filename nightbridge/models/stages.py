@@ -217,7 +217,8 @@ class Summary(StoredModel):
     """What a run measured. None means not measured, and never passes a gate."""
 
     steps_expected: int | None = None
-    steps_done: int = 0
+    steps_done: int = Field(0, description="The last iteration that was recorded.")
+    start_step: int = Field(0, description="The iteration that the run started from; 0 from scratch.")
     steady_first_step: int | None = None
     steady_last_step: int | None = None
     steady_steps: int = Field(0, description="Recorded iterations that the statistics are made of.")
@@ -241,6 +242,8 @@ class Summary(StoredModel):
     tokens_per_second_per_gpu: float | None = Field(None, description="Over the steady window, tokens / s / GPU.")
     peak_memory: float | None = Field(None, description="Largest mem-max-allocated, gigabytes.")
     final_loss: float | None = Field(None, description="lm loss of the last step.")
+    loss_min: float | None = Field(None, description="Smallest finite lm loss of all steps.")
+    loss_max: float | None = Field(None, description="Largest finite lm loss of all steps.")
     loss_digest: str | None = Field(
         None, description="`<source>:<sha256>` of the loss at every step; the same only where every bit is the same."
     )
@@ -250,6 +253,12 @@ class Summary(StoredModel):
     non_finite_steps: int = Field(0, description="Steps whose loss or grad norm was missing or not finite.")
     nan_iterations: int | None = Field(None, description="Iterations that the log counts as NaN; None without a log.")
     skipped_iterations: int | None = Field(None, description="Iterations that the log counts as skipped; as above.")
+    ran: dict[str, dict[str, float | str]] = Field(
+        {}, description="What really ran, such as the world size: by quantity, and by the source that says it."
+    )
+    model_flops: float | None = Field(
+        None, description="Least floating-point operations of one step on all GPUs; None where the model is unknown."
+    )
     queue_time: float | None = Field(None, description="From submission to the job's start, seconds.")
     startup_time: float | None = Field(None, description="From the job's start to its first iteration, seconds.")
     checkpoint_time: float | None = Field(

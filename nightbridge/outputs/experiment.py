@@ -248,6 +248,7 @@ LINES: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = (
     (re.compile(rf"\bNCCL version {_VERSION}(?:\+cuda{_VERSION})?"), ("NCCL", "CUDA of NCCL")),
     (re.compile(r"\bNVIDIA Release (\d\d\.\d\d\S*)"), ("image release",)),
     (re.compile(r"\bPyTorch Version (\d\S*)"), ("PyTorch",)),
+    (re.compile(r"\| +\d+ +NVIDIA ([\w -]+?) +(?:On|Off|N/A) +\|"), ("GPU",)),
 )
 """Texts of a log, and the names of the facts that their groups hold."""
 

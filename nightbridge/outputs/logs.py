@@ -75,6 +75,9 @@ class StepRecord(NamedTuple):
     grad_norm: float | None = None
     skipped_iterations: int = 0
     nan_iterations: int = 0
+    learning_rate: float | None = None
+    global_batch_size: float | None = None
+    consumed_samples: float | None = None
     matched: bool = False
     whole: bool = True
 
@@ -172,6 +175,9 @@ _STEP_FIELDS = {
     "throughput per GPU (TFLOP/s/GPU)": "tflops_per_gpu",
     "lm loss": "lm_loss",
     "grad norm": "grad_norm",
+    "learning rate": "learning_rate",
+    "global batch size": "global_batch_size",
+    "consumed samples": "consumed_samples",
     "number of skipped iterations": "skipped_iterations",
     "number of nan iterations": "nan_iterations",
 }

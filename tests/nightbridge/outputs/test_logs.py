@@ -40,7 +40,17 @@ class TestStepLines:
     def test_a_step_line_is_read_in_full(self, step_line: type[StepLine]) -> None:
         line = step_line(7, total=50, seconds=0.2304, loss=11.89415, grad_norm=1.5, throughput=True, tflops=712.3)
         (record,) = parse_steps(line.step)
-        assert record == StepRecord(7, 50, elapsed_ms=230.4, tflops_per_gpu=712.3, lm_loss=11.89415, grad_norm=1.5)
+        assert record == StepRecord(
+            7,
+            50,
+            elapsed_ms=230.4,
+            tflops_per_gpu=712.3,
+            lm_loss=11.89415,
+            grad_norm=1.5,
+            learning_rate=3e-4,
+            global_batch_size=128,
+            consumed_samples=896,
+        )
 
     def test_the_optional_fields_of_newer_versions_do_not_disturb(self) -> None:
         text = (
@@ -52,7 +62,7 @@ class TestStepLines:
             " num zeros: 5 | params norm: 12.000 | max attention logit: 3.000 |"
             " number of skipped iterations:   0 | number of nan iterations:   0 |"
         )
-        assert parse_steps(text) == [StepRecord(10, 50, 230.1, 700.1, 2.5, 1.25, 0, 0)]
+        assert parse_steps(text) == [StepRecord(10, 50, 230.1, 700.1, 2.5, 1.25, 0, 0, 3e-4, 128, 1280)]
 
     def test_a_loss_that_is_not_finite_is_left_out_and_read_as_missing(self, step_line: type[StepLine]) -> None:
         (record,) = parse_steps(step_line(7, loss=math.nan, nan=1).step)

@@ -48,7 +48,11 @@ def test_without_a_dump_the_test_file_counts(spec: Any) -> None:
 def test_what_the_run_dumped_counts_more(spec: Any, container: Any) -> None:
     settings = read_settings(spec(num_gpus=64, gb=128, seq_length=4096, pytorch_profiler=True), container(CONTAINER))
     assert settings == RunSettings(
-        num_gpus=64, global_batch_size=256, sequence_length=8192, profiled=ProfiledSteps(first=31, last=33)
+        num_gpus=64,
+        global_batch_size=256,
+        sequence_length=8192,
+        profiled=ProfiledSteps(first=31, last=33),
+        dumped={"global batch size": 256, "sequence length": 8192},
     )
 
 

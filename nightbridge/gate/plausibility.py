@@ -1,0 +1,197 @@
+"""Plausibility: did what was planned run, all of it, in a way that is physically possible?
+
+Asked before anything is compared: a run of half the batch, or with a loss of zero, has numbers that look better than
+any good night's. What contradicts the plan, or itself, or what a GPU can do, makes a run failed, on a first night too.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from nightbridge.history.metrics import format_count, format_value
+from nightbridge.launch.resources import num_gpus
+from nightbridge.models import RunRecord, TestDefinition
+
+Scalar = float | str
+
+
+class Quantity(NamedTuple):
+    """Something that is planned and then runs: where a test plans it, and how far its sources may be apart (a share).
+
+    `argument` is its key in `[cmd_args]`, `override` Megatron-Bridge's. Where a test has both, which of them wins
+    depends on the launcher, so that neither is the plan.
+    """
+
+    name: str
+    argument: str = ""
+    override: str = ""
+    tolerance: float = 0.0
+
+
+QUANTITIES = (
+    Quantity("world size"),
+    Quantity("global batch size", "gb", "train.global_batch_size"),
+    Quantity("micro batch size", "mb", "train.micro_batch_size"),
+    Quantity("sequence length", "seq_length", "model.seq_length"),
+    Quantity("tensor parallel size", "tp", "model.tensor_model_parallel_size"),
+    Quantity("pipeline parallel size", "pp", "model.pipeline_model_parallel_size"),
+    Quantity("context parallel size", "cp", "model.context_parallel_size"),
+    Quantity("iterations", "max_steps", "train.train_iters"),
+    Quantity("consumed samples"),
+    Quantity("precision", "compute_dtype"),
+    # A rate is logged before or after its step, and a short schedule makes much of one step.
+    Quantity("largest learning rate", "lr", "optimizer.lr", tolerance=0.1),
+    Quantity("last learning rate", tolerance=1.0),
+)
+
+SAME = {"sequence length of the data": "sequence length"}
+"""Names of `Summary.ran` that are another source of a quantity."""
+
+NOT_AFTER_RESUME = frozenset({"consumed samples", "largest learning rate", "last learning rate"})
+
+
+class Gpu(NamedTuple):
+    """A GPU by NVIDIA's data sheets: dense TFLOP/s of bf16, fp8 and fp4, and memory in GB (1e9), the largest sold."""
+
+    bf16: float
+    fp8: float
+    fp4: float
+    memory: float
+
+
+GPUS: Mapping[str, Gpu] = {
+    "a100": Gpu(312, 312, 312, 86),
+    "h100": Gpu(989, 1979, 1979, 101),
+    "h200": Gpu(989, 1979, 1979, 152),
+    "b200": Gpu(2250, 4500, 9000, 207),
+    "b300": Gpu(2250, 4500, 14000, 310),
+    "gb200": Gpu(2500, 5000, 10000, 207),
+    "gb300": Gpu(2500, 5000, 15000, 310),
+}
+
+BOOST = 1.1
+"""Above the data sheet's clock a GPU may run by so much."""
+
+FEW_STEPS = 5
+"""A loss that is the same at fewer iterations than this may be chance."""
+
+
+def implausible(record: RunRecord) -> tuple[str, ...]:
+    """Why what a run says of itself cannot be, or is not what was planned; a line each, none for a plausible run."""
+    return (*_contradictions(record), *_impossible_losses(record), *_lost_updates(record), *_impossible_speeds(record))
+
+
+def what_ran(record: RunRecord) -> dict[str, dict[str, Scalar]]:
+    """Every quantity by source, the plan first."""
+    test, summary = record.spec.test, record.summary
+    found: dict[str, dict[str, Scalar]] = {}
+    for quantity in QUANTITIES:
+        values = {"planned": value} if (value := _planned(quantity, test)) is not None else {}
+        values |= summary.ran.get(quantity.name, {})
+        for other, name in SAME.items():
+            if name == quantity.name and other in summary.ran:
+                values["the data"] = next(iter(summary.ran[other].values()))
+        found[quantity.name] = values
+    if gpu := record.facts.get("GPU"):
+        found["GPU"] = {**({"planned": planned} if (planned := _gpu_type(test)) else {}), "nvidia-smi": gpu}
+    return found
+
+
+def _planned(quantity: Quantity, test: TestDefinition) -> Scalar | None:
+    if quantity.name == "world size":
+        return num_gpus(test)
+    if quantity.name == "iterations":
+        return test.max_steps
+    overrides = {name.lstrip("+"): value for name, value in test.extra_cmd_args.items()}
+    written = [
+        table[name]
+        for table, name in ((test.cmd_args, quantity.argument), (overrides, quantity.override))
+        if name in table
+    ]
+    if len(written) != 1 or written[0] in (None, ""):
+        return None
+    if quantity.name == "precision":
+        return str(written[0]).removeprefix("nv")
+    try:
+        return float(written[0])
+    except (TypeError, ValueError):  # an interpolation, which only the run itself can resolve
+        return None
+
+
+def _gpu_type(test: TestDefinition) -> str:
+    return str(test.cmd_args.get("gpu_type") or "").lower()
+
+
+def _contradictions(record: RunRecord) -> Iterator[str]:
+    tolerances = {quantity.name: quantity.tolerance for quantity in QUANTITIES}
+    for name, values in what_ran(record).items():
+        if record.summary.start_step and name in NOT_AFTER_RESUME:
+            continue
+        first, *others = values.values() or (None,)
+        if all(_agree(first, other, tolerances.get(name, 0.0)) for other in others):
+            continue
+        told = [
+            f"{_text(value)} {source if source == 'planned' else f'by {source}'}" for source, value in values.items()
+        ]
+        yield f"not what was planned, {name}: {', '.join(told)}"
+
+
+def _agree(one: Scalar | None, other: Scalar, tolerance: float) -> bool:
+    if isinstance(one, float | int) and isinstance(other, float | int):
+        low, high = sorted((one, other))
+        return high == low or (low > 0 and high <= low * (1 + tolerance) * (1 + 1e-6))
+    # `fp8` is any of fp8_cs, fp8_mx and fp8_sc, and `h100` one word of "H100 80GB HBM3".
+    small, large = sorted((str(one).lower(), str(other).lower()), key=len)
+    return small in re.split(r"[\W_]+", large)
+
+
+def _text(value: Scalar) -> str:
+    return value if isinstance(value, str) else f"{value:.6g}"
+
+
+def _impossible_losses(record: RunRecord) -> Iterator[str]:
+    summary = record.summary
+    if summary.loss_min is None or summary.loss_max is None:
+        return
+    if summary.loss_min <= 0:
+        yield f"impossible: a loss of {summary.loss_min:.4g}; a cross-entropy is positive"
+    if summary.loss_max - summary.loss_min <= 1e-6 * abs(summary.loss_max) and summary.steps_done >= FEW_STEPS:
+        yield f"impossible: the loss is {summary.loss_max:.4g} at every iteration; nothing was learned"
+
+
+def _lost_updates(record: RunRecord) -> Iterator[str]:
+    summary, gate = record.summary, record.spec.test.gate
+    smallest, largest = summary.grad_norm_min, summary.grad_norm_max
+    # Without clipping Megatron-LM does not compute the norm and logs 0. The log rounds a small one to 0.
+    clipped = 0 not in summary.ran.get("gradient clipping", {}).values()
+    if clipped and smallest is not None and (smallest if summary.source == "tensorboard" else largest) == 0:
+        yield "impossible: a gradient norm of 0; no gradient reached the optimizer"
+    for what, count, most in (
+        ("skipped", summary.skipped_iterations, gate.skipped_iterations),
+        ("NaN", summary.nan_iterations, gate.nan_iterations),
+    ):
+        if count and count > most:
+            yield f"{format_count(count, 'iteration')} counted as {what} by the log, {most} allowed"
+
+
+def _impossible_speeds(record: RunRecord) -> Iterator[str]:
+    summary, test = record.summary, record.spec.test
+    gpu = GPUS.get(_gpu_type(test))
+    if gpu is None:
+        return
+    precision = str(test.cmd_args.get("compute_dtype", "bf16"))
+    peak = next((value for name, value in (("fp4", gpu.fp4), ("fp8", gpu.fp8)) if name in precision), gpu.bf16)
+    if summary.tflops_per_gpu is not None and summary.tflops_per_gpu > BOOST * peak:
+        yield (
+            f"impossible: {format_value(summary.tflops_per_gpu, 'TFLOP/s')} per GPU, where {_gpu_type(test)} does "
+            f"{peak:g} in {precision}"
+        )
+    if summary.step_time and summary.model_flops:
+        least = summary.model_flops / (num_gpus(test) * BOOST * peak * 1e12)
+        if summary.step_time < least:
+            step = format_value(summary.step_time, "s")
+            yield f"impossible: {step} a step, for which {_gpu_type(test)} needs {least:.3g} s"
+    named = re.search(r"(\d+) ?GB", record.facts.get("GPU", ""))
+    memory = int(named[1]) * 2**30 / 1e9 if named else gpu.memory
+    if summary.peak_memory is not None and summary.peak_memory > memory:
+        yield f"impossible: {format_value(summary.peak_memory, 'GB')} of memory on a GPU that has {memory:.0f} GB"

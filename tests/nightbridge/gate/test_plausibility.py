@@ -1,0 +1,140 @@
+"""Plausibility: what contradicts the plan, what is physically impossible, and what only looks as if it were."""
+
+from typing import Any
+
+import pytest
+
+from nightbridge.gate.plausibility import implausible
+from nightbridge.gate.verdict import compare
+from nightbridge.models import GatePolicy, VerdictStatus
+from tests.builders import make_record, make_summary
+
+ARGUMENTS = {"model_recipe_name": "llama3_8b", "gpu_type": "h100", "num_gpus": 8, "max_steps": 50}
+
+
+def reasons(
+    arguments: dict[str, Any] | None = None,
+    overrides: dict[str, str] | None = None,
+    facts: dict[str, str] | None = None,
+    gate: GatePolicy | None = None,
+    **summary: Any,
+) -> tuple[str, ...]:
+    """Why a run of which this was measured is not plausible."""
+    record = make_record(
+        make_summary().model_copy(update=summary),
+        cmd_args=ARGUMENTS | (arguments or {}),
+        extra_cmd_args=overrides or {},
+        gate=gate or GatePolicy(),
+    )
+    return implausible(record.model_copy(update={"facts": facts or {}}))
+
+
+def test_a_run_that_says_nothing_of_itself_contradicts_nothing() -> None:
+    assert reasons({"gb": 128, "lr": 3e-4, "compute_dtype": "bf16"}) == ()
+
+
+def test_a_contradiction_names_every_value_and_who_says_it() -> None:
+    ran = {"global batch size": {"its configuration": 64, "the log": 64, "TensorBoard": 64.0}}
+
+    assert reasons({"gb": 128}, ran=ran) == (
+        "not what was planned, global batch size: 128 planned, 64 by its configuration, 64 by the log, 64 by TensorBoard",
+    )
+
+
+def test_a_first_night_with_a_contradiction_is_failed() -> None:
+    summary = make_summary().model_copy(update={"ran": {"world size": {"TensorBoard": 4}}})
+
+    verdict = compare(make_record(summary, cmd_args=ARGUMENTS), ())
+
+    assert verdict.status is VerdictStatus.FAILED
+    assert verdict.reasons == ("not what was planned, world size: 8 planned, 4 by TensorBoard",)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "overrides", "ran", "plausible"),
+    [
+        ({}, {"+train.global_batch_size": "256"}, {"global batch size": {"the log": 256}}, True),
+        ({}, {"train.global_batch_size": "256"}, {"global batch size": {"the log": 128}}, False),
+        ({}, {"train.global_batch_size": "${oc.env:GBS}"}, {"global batch size": {"the log": 128}}, True),
+        # Which of the two wins depends on the launcher.
+        ({"gb": 128}, {"train.global_batch_size": "256"}, {"global batch size": {"the log": 256}}, True),
+        ({}, {}, {"sequence length": {"a": 4096}, "sequence length of the data": {"a": 8192}}, False),
+        ({"compute_dtype": "fp8_mx"}, {}, {"precision": {"its configuration": "fp8"}}, True),
+        ({"compute_dtype": "nvfp4"}, {}, {"precision": {"its configuration": "fp4"}}, True),
+        ({"compute_dtype": "fp8_mx"}, {}, {"precision": {"its configuration": "bf16"}}, False),
+        ({"lr": 3e-4}, {}, {"largest learning rate": {"the log": 2.85e-4}}, True),
+        ({"lr": 3e-4}, {}, {"largest learning rate": {"the log": 3e-5}}, False),
+        ({"lr": 3e-4}, {}, {"largest learning rate": {"the log": 0.0}}, False),
+    ],
+)
+def test_the_plan_is_what_the_test_writes(
+    arguments: dict[str, Any], overrides: dict[str, str], ran: dict[str, Any], plausible: bool
+) -> None:
+    assert (reasons(arguments, overrides, ran=ran) == ()) is plausible
+
+
+@pytest.mark.parametrize(
+    ("planned", "found", "plausible"),
+    [
+        ("h100", "H100 80GB HBM3", True),
+        ("b200", "B200", True),
+        ("b200", "GB200", False),
+        ("h100", "A100-SXM4-80GB", False),
+        ("a100", "A100-SXM4-80GB", True),
+    ],
+)
+def test_a_gpu_is_known_by_a_word_of_its_name(planned: str, found: str, plausible: bool) -> None:
+    assert (reasons({"gpu_type": planned}, facts={"GPU": found}, tflops_per_gpu=200.0) == ()) is plausible
+
+
+def test_what_a_resume_moves_is_no_contradiction() -> None:
+    ran = {"largest learning rate": {"its configuration": 3e-4, "the log": 3e-5}}
+
+    assert reasons(ran=ran) != ()
+    assert reasons(ran=ran, start_step=25) == ()
+
+
+@pytest.mark.parametrize(
+    ("measured", "text"),
+    [
+        ({"loss_min": 0.0, "loss_max": 2.0}, "a loss of 0"),
+        ({"loss_min": -1.0, "loss_max": 2.0}, "a loss of -1"),
+        ({"loss_min": 2.5, "loss_max": 2.5}, "the loss is 2.5 at every iteration"),
+        ({"grad_norm_min": 0.0, "grad_norm_max": 1.0, "source": "tensorboard"}, "a gradient norm of 0"),
+        ({"grad_norm_min": 0.0, "grad_norm_max": 0.0}, "a gradient norm of 0"),
+        ({"skipped_iterations": 1}, "1 iteration counted as skipped by the log, 0 allowed"),
+        ({"nan_iterations": 2}, "2 iterations counted as NaN by the log, 0 allowed"),
+        ({"tflops_per_gpu": 1100.0}, "where h100 does 989 in bf16"),
+        ({"step_time": 1.0, "model_flops": 1.2e16}, "for which h100 needs 1.38 s"),
+        ({"peak_memory": 102.0}, "on a GPU that has 101 GB"),
+    ],
+)
+def test_what_cannot_be_is_told(measured: dict[str, Any], text: str) -> None:
+    (reason,) = reasons(**measured)
+
+    assert text in reason
+
+
+@pytest.mark.parametrize(
+    ("arguments", "measured"),
+    [
+        ({}, {"loss_min": 0.3, "loss_max": 0.300001}),
+        ({}, {"grad_norm_min": 0.0, "grad_norm_max": 1.0}),  # the log has three digits
+        ({}, {"grad_norm_min": 0.0, "grad_norm_max": 0.0, "ran": {"gradient clipping": {"its configuration": 0.0}}}),
+        ({"compute_dtype": "fp8_cs"}, {"tflops_per_gpu": 1100.0}),
+        ({"gpu_type": "vr200"}, {"tflops_per_gpu": 20000.0, "peak_memory": 500.0}),
+        ({}, {"step_time": 1.4, "model_flops": 1.2e16}),
+        ({}, {"step_time": 0.001}),  # nothing is known of the model
+    ],
+)
+def test_what_can_be_is_not(arguments: dict[str, Any], measured: dict[str, Any]) -> None:
+    assert reasons(arguments, **measured) == ()
+
+
+def test_skipped_iterations_may_be_allowed() -> None:
+    assert reasons(gate=GatePolicy(skipped_iterations=12), skipped_iterations=12) == ()
+
+
+def test_the_memory_that_nvidia_smi_names_counts() -> None:
+    assert reasons(facts={"GPU": "H100 80GB HBM3"}, peak_memory=90.0) != ()
+    assert reasons(facts={"GPU": "H100 NVL"}, peak_memory=90.0) == ()
