@@ -24,6 +24,7 @@ from nightbridge.config.documents import Findings, KeyPath, Layered
 from nightbridge.config.schema import NODES, TestTable, check_table
 from nightbridge.launch.flags import version_for_pin
 from nightbridge.launch.resources import gpus_per_node
+from nightbridge.launch.run_outputs import oversized_checkpoint
 from nightbridge.models import (
     HETERO_MIMO,
     MOUNT_POINT,
@@ -114,8 +115,20 @@ def define_test(
             )
             _check_nodes(test, findings)
             if not findings.problems:
-                return test, tuple(findings.warnings)
+                return _without_oversized_checkpoint(test, table, findings), tuple(findings.warnings)
     return InvalidTest(id=test_id, source=file, violations=tuple(findings.problems)), tuple(findings.warnings)
+
+
+def _without_oversized_checkpoint(test: TestDefinition, table: TestTable, findings: Findings) -> TestDefinition:
+    """The test with no checkpoint requested where none is written and the likely one is beyond the limit."""
+    swept = next((axis.values for axis in test.axes if axis.name == "model_recipe_name"), ())
+    recipes = [test.model_copy(update={"cmd_args": {**test.cmd_args, "model_recipe_name": name}}) for name in swept]
+    sizes = (oversized_checkpoint(recipe) for recipe in recipes or [test])
+    size = next(filter(None, sizes), None) if test.has_launcher else None
+    if size is None or "checkpoint" in table.harvest.model_fields_set:
+        return test
+    findings.warn(("harvest", "checkpoint"), f"none is requested: {size}")
+    return test.model_copy(update={"harvest": test.harvest.model_copy(update={"checkpoint": "none"})})
 
 
 def _check_bridge(table: TestTable, findings: Findings) -> None:

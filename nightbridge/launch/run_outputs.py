@@ -115,3 +115,15 @@ def bytes_per_parameter(test: TestDefinition) -> int:
     """Bytes of a parameter in a checkpoint: its bf16 value, the optimiser's fp32 value, and the optimiser's moments."""
     moments = _MOMENTS.get(str(test.cmd_args.get("optimizer_type")), max(_MOMENTS.values()))
     return _WEIGHT_BYTES + _MAIN_WEIGHT_BYTES + moments * _MOMENT_BYTES
+
+
+def oversized_checkpoint(test: TestDefinition) -> str | None:
+    """How large a test's checkpoint is likely to be, where that is beyond its limit; None elsewhere."""
+    parameters, limit = parameters_of(test), test.harvest.max_checkpoint_bytes
+    if trains_adapters(test) or parameters is None or (size := parameters * bytes_per_parameter(test)) <= limit:
+        return None
+    return (
+        f"a checkpoint of {test.cmd_args.get('model_recipe_name')} takes about {size / 1e9:,.0f} GB "
+        f"({parameters / 1e9:g} billion parameters of {bytes_per_parameter(test)} bytes with the optimiser's state), "
+        f"more than harvest.max_checkpoint_bytes, {limit / 1e9:,.0f} GB"
+    )

@@ -55,10 +55,12 @@ class HarvestPolicy(Model):
     """What of a run is kept."""
 
     checkpoint: CheckpointPolicy = Field(
-        "last", description="Which complete checkpoints are kept: none, last, all, or `every K`, counted from the last."
+        "last",
+        description="Which complete checkpoints are kept: none, last, all, or `every K`, counted from the last. "
+        "By default none where it is likely to be larger than `max_checkpoint_bytes`.",
     )
     max_checkpoint_bytes: int = Field(
-        200_000_000_000, ge=0, description="A checkpoint that is likely to be larger is warned of."
+        200_000_000_000, ge=0, description="A test that asks for a checkpoint which is likely to be larger is invalid."
     )
 
 

@@ -218,10 +218,3 @@ def _deepseek_layout(run: RuleContext) -> Iterator[str]:
             f"pp {stages} with vp {virtual}: DeepSeek-V3's recipe has no layout of its layers for that; "
             f"write pipeline_model_parallel_layout, or use pp and vp of {shown}"
         )
-
-
-def _cmd(*fields: str) -> tuple[str, ...]:
-    return tuple(f"cmd_args.{field}" for field in fields)
-
-
-_GRAPH = ("cuda_graph_impl", "cuda_graph_scope")

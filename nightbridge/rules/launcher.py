@@ -14,7 +14,7 @@ from nightbridge.launch.flags import V0_6_0, version_of_ref
 from nightbridge.launch.parser_source import launcher_of
 from nightbridge.launch.run_outputs import (
     RECIPE_STEPS,
-    bytes_per_parameter,
+    oversized_checkpoint,
     parameters_of,
     resumed_from,
     trains_adapters,
@@ -24,31 +24,29 @@ from nightbridge.rules.rule import RuleContext, cmd_args, rule
 
 _NIGHTS = "nightbridge: what a night stores and compares"
 
-_CHOICES = 'write harvest.checkpoint = "none", or in harvest.max_checkpoint_bytes how large it may be'
+_SIZE_FIELDS = cmd_args(
+    "model_recipe_name task optimizer_type hidden_size num_layers num_moe_experts first_k_dense_replace"
+)
 
 _DEFAULT_LIMIT = HarvestPolicy().max_checkpoint_bytes
 
 
-@rule(
-    "checkpoint-size",
-    _NIGHTS,
-    cmd_args("model_recipe_name task optimizer_type hidden_size num_layers num_moe_experts first_k_dense_replace"),
-    "warning",
-)
+@rule("checkpoint-size", _NIGHTS, (*_SIZE_FIELDS, "harvest"))
 def _size(run: RuleContext) -> Iterator[str]:
     """A checkpoint with optimiser state is 14 bytes or more for each parameter, and every night stores one."""
-    harvest, recipe = run.test.harvest, run.args.get("model_recipe_name")
-    if harvest.checkpoint == "none" or trains_adapters(run.test):
-        return
-    parameters, each, limit = parameters_of(run.test), bytes_per_parameter(run.test), harvest.max_checkpoint_bytes
-    if parameters is None:
-        if limit == _DEFAULT_LIMIT:
-            yield f"cannot tell the size of a checkpoint of {recipe} from this configuration; {_CHOICES}"
-    elif (size := parameters * each) > limit:
+    if run.test.harvest.checkpoint != "none" and (size := oversized_checkpoint(run.test)):
+        yield f'{size}; write harvest.checkpoint = "none", or a larger max_checkpoint_bytes'
+
+
+@rule("checkpoint-size-unknown", _NIGHTS, (*_SIZE_FIELDS, "harvest"), "warning")
+def _size_unknown(run: RuleContext) -> Iterator[str]:
+    """A checkpoint whose size nobody has estimated may fill the file system of the cluster."""
+    harvest = run.test.harvest
+    is_written = harvest.checkpoint == "none" or harvest.max_checkpoint_bytes != _DEFAULT_LIMIT
+    if not is_written and not trains_adapters(run.test) and parameters_of(run.test) is None:
         yield (
-            f"a checkpoint of {recipe} takes about {size / 1e9:,.0f} GB ({parameters / 1e9:g} billion parameters of "
-            f"{each} bytes with the optimiser's state), more than harvest.max_checkpoint_bytes, "
-            f"{limit / 1e9:,.0f} GB; {_CHOICES}"
+            f"cannot tell the size of a checkpoint of {run.args.get('model_recipe_name')} from this configuration; "
+            'write harvest.checkpoint = "none", or in harvest.max_checkpoint_bytes how large it may be'
         )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from nightbridge.errors import InvalidInput
 from nightbridge.launch.resources import clock, is_read_differently_by_sbatch, time_limit_seconds
+from nightbridge.models.metrics import METRICS
 from nightbridge.rules.rule import RuleContext, cmd_args, rule
 
 _LAUNCHER = "Megatron-Bridge: scripts/performance, its launcher and its executor"
@@ -183,4 +184,9 @@ def _nodes_allowed(run: RuleContext) -> Iterator[str]:
         )
 
 
-_NODES = ("cmd_args.num_gpus", "cmd_args.gpus_per_node", "cmd_args.gpu_type")
+@rule("gate-band", "nightbridge: relative numbers of [gate] are shares", ("gate",))
+def _gate_band(run: RuleContext) -> Iterator[str]:
+    """A band of more than 100 % never alarms, and is a percentage that was meant as a share."""
+    for metric in METRICS:
+        if (band := getattr(run.test.gate, metric.name)) > 1:
+            yield f"gate.{metric.name} = {band:g} is {band:.0%}; write {band / 100:g} for {band:g} %"

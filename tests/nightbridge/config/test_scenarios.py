@@ -80,6 +80,25 @@ def test_own_tables_set_what_is_kept_and_how_far_a_metric_may_move(write: Write)
     assert test.gate == GatePolicy(step_time=0.1)
 
 
+@pytest.mark.parametrize(
+    ("harvest", "kept", "warned"),
+    [
+        ("", "none", ["harvest.checkpoint: none is requested: a checkpoint of llama3_70b takes about 980 GB"]),
+        ("[harvest]\nmax_checkpoint_bytes = 1_000_000_000_000\n", "last", []),
+        ('[harvest]\ncheckpoint = "last"\n', "last", []),
+    ],
+)
+def test_no_checkpoint_is_requested_that_is_larger_than_the_limit(
+    write: Write, harvest: str, kept: str, warned: list[str]
+) -> None:
+    scenario = config.load(write(TEST.replace("llama3_8b", "llama3_70b") + harvest))
+
+    assert scenario.tests[0].harvest.checkpoint == kept
+    found = [line for line in scenario.warnings if "harvest.checkpoint" in line]
+    assert len(found) == len(warned)
+    assert all(expected in line for expected, line in zip(warned, found, strict=True))
+
+
 def test_an_unpinned_nemo_run_is_taken_with_a_warning(write: Write) -> None:
     scenario = config.load(write(HEAD + BRIDGE + ARGS))
 

@@ -1,6 +1,7 @@
 """CloudAI's published examples as TOML, and the command line that the launcher is given for each of them.
 
-`every flag` is ours: one value for each flag that a version has.
+`every flag` is ours: one value for each flag that a version has. The limit of a checkpoint is ours, too: without it none
+would be requested of a model of this size, and the launchers were tried with one.
 """
 
 import tempfile
@@ -29,6 +30,9 @@ test_template_name = "MegatronBridge"
 url = "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git"
 commit = "VERSION"
 mount_as = "/opt/Megatron-Bridge"
+
+[harvest]
+max_checkpoint_bytes = 1_000_000_000_000
 
 [cmd_args]
 gpu_type = "gb200"
@@ -64,6 +68,9 @@ test_template_name = "MegatronBridge"
 url = "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git"
 commit = "VERSION"
 mount_as = "/opt/Megatron-Bridge"
+
+[Tests.harvest]
+max_checkpoint_bytes = 1_000_000_000_000
 
 [Tests.cmd_args]
 container_image = "nvcr.io#nvidia/nemo:26.02.01"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nightbridge.models import Compat, GitRepo, TestDefinition
+from nightbridge.models import Compat, GitRepo, HarvestPolicy, TestDefinition
 from nightbridge.rules import RULES, check_test, errors_of, failed_constraints
 from nightbridge.rules.cloudai import CONSTRAINTS
 
@@ -27,6 +27,7 @@ def make_test(args: dict[str, Any], *, version: str = "v0.4.0", compat: Compat =
         git_repos=(GitRepo(url="https://x/Megatron-Bridge", commit=version),),
         nemo_run_repo=GitRepo(url="https://x/Run"),
         compat=compat,
+        harvest=HarvestPolicy(checkpoint="none"),
     )
 
 

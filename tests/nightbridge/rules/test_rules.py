@@ -13,6 +13,7 @@ from nightbridge.models import (
     Checkout,
     ClusterLimits,
     ClusterSettings,
+    GatePolicy,
     GitRepo,
     HarvestPolicy,
     LauncherEnvironment,
@@ -72,7 +73,16 @@ def test_a_sound_test_breaks_no_rule() -> None:
 
 def test_rules_have_ids_of_their_own_and_name_fields_that_exist() -> None:
     assert len({rule.id for rule in RULES}) == len(RULES)
-    tables = {"cmd_args", "git_repos", "time_limit", "extra_container_mounts", "extra_cmd_args", "extra_env_vars"}
+    tables = {
+        "cmd_args",
+        "git_repos",
+        "time_limit",
+        "gate",
+        "harvest",
+        "extra_container_mounts",
+        "extra_cmd_args",
+        "extra_env_vars",
+    }
     for rule in RULES:
         for field in rule.fields:
             assert field in tables or field.removeprefix("cmd_args.") in TEST_FLAGS, (rule.id, field)
@@ -162,7 +172,8 @@ BREAKS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         "about 980 GB (70 billion parameters of 14 bytes with the optimiser's state), more than "
         'harvest.max_checkpoint_bytes, 200 GB; write harvest.checkpoint = "none"',
     ),
-    ("checkpoint-size", {"num_layers": 4}, {}, "cannot tell the size of a checkpoint of llama3_8b"),
+    ("checkpoint-size-unknown", {"num_layers": 4}, {}, "cannot tell the size of a checkpoint of llama3_8b"),
+    ("gate-band", {}, {"gate": GatePolicy(step_time=5)}, "gate.step_time = 5 is 500%; write 0.05 for 5 %"),
     ("checkpoint-interval", {}, {"harvest": HarvestPolicy(checkpoint="all")}, "write cmd_args.save_interval"),
     ("resumes", {"load_dir": "/old"}, {}, "it cannot be a baseline"),
     ("nodes-filled", {"num_gpus": 12}, {}, "tasks on each of 2, so 16 GPUs train; write num_gpus = 16"),
