@@ -271,30 +271,34 @@ OTHERS = 0o007
 GROUP = 0o070
 
 
-def open_workspace(workspace: Path) -> None:
-    """Make the workspace if it is not there, and check that files can be written in it.
+def make_workspace(workspace: Path) -> None:
+    """Make the workspace if it is not there, for this user alone: it holds what jobs print, which may be anything.
 
-    It holds what jobs print, which may be anything: it is made for this user alone, and other users get no access to
-    one that was there before. Its group has what the folder's mode says (`chmod 2770` lets it in). From here on all
-    files that this process and its children make, Slurm jobs included, are as private: their umask follows the mode.
+    Other users get no access to one that was there before. Its group has what the folder's mode says (`chmod 2770` lets
+    it in). From here on all files that this process and its children make, Slurm jobs included, are as private: their
+    umask follows that mode.
+    """
+    workspace.parent.mkdir(parents=True, exist_ok=True)
+    workspace.mkdir(mode=0o700, exist_ok=True)
+    mode = stat.S_IMODE(workspace.stat().st_mode)
+    if mode & OTHERS and workspace.stat().st_uid == os.geteuid():
+        workspace.chmod(mode & ~OTHERS)
+    os.umask(os.umask(GROUP | OTHERS) | ~mode & GROUP | OTHERS)
+
+
+def open_workspace(workspace: Path) -> None:
+    """Make the workspace, and check that files can be written in it.
 
     Raises:
         PermanentError: They cannot.
         TransientError: They cannot now.
     """
-    advice = "Choose another folder with --workspace, or get write access to this one"
+    what, advice = "the workspace", "Choose another folder with --workspace, or get write access to this one"
     try:
-        workspace.parent.mkdir(parents=True, exist_ok=True)
-        workspace.mkdir(mode=0o700, exist_ok=True)
-        mode = workspace.stat().st_mode
-        if mode & OTHERS:
-            workspace.chmod(stat.S_IMODE(mode) & ~OTHERS)
-    except PermissionError:
-        pass  # of another user; whether files can be written in it is seen next
+        make_workspace(workspace)
     except OSError as error:
-        raise write_error(error, what="the workspace", thing=str(workspace), advice=advice) from error
-    check_writable(workspace, what="the workspace", advice=advice)
-    os.umask(os.umask(GROUP | OTHERS) | ~workspace.stat().st_mode & GROUP | OTHERS)
+        raise write_error(error, what=what, thing=str(workspace), advice=advice) from error
+    check_writable(workspace, what=what, advice=advice)
 
 
 def write_error(error: OSError, *, what: str, thing: str, advice: str) -> PermanentError | TransientError:

@@ -197,5 +197,5 @@ def write_shims(root: Path) -> None:
         path = root / "bin" / command
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             write_atomically(path, text.encode())
-        if path.stat().st_mode & 0o111 != 0o111:
-            path.chmod(0o755)
+        if not os.access(path, os.X_OK):
+            path.chmod(path.stat().st_mode | 0o100)

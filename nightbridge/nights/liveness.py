@@ -11,11 +11,11 @@ import os
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from nightbridge.errors import NightbridgeError, TransientError
-from nightbridge.files import open_regular, write_model
+from nightbridge.files import make_workspace, open_regular, write_model
 from nightbridge.locking import Holder, lives, parse_holder, read_holder, this_process
 from nightbridge.models import Model
 
@@ -55,6 +55,8 @@ def alive(workspace: Path, flow_run: str, *, interval: float = INTERVAL_SECONDS)
         flow_run: The flow run's id.
         interval: Seconds from one beat to the next.
     """
+    with suppress(OSError):  # whoever needs the workspace says so
+        make_workspace(workspace)
     beats = _Beats(alive_path(workspace, flow_run), interval)
     try:
         yield

@@ -14,6 +14,7 @@ import os
 import shlex
 import shutil
 import socket
+import stat
 import subprocess
 import sys
 import uuid
@@ -98,7 +99,7 @@ def _write_program(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     written = subprocess.run(
-        ["/bin/sh", "-c", 'cat > "$1" && chmod 755 "$1" && mv -f "$1" "$2"', "sh", str(temporary), str(path)],
+        ["/bin/sh", "-c", 'cat > "$1" && chmod +x "$1" && mv -f "$1" "$2"', "sh", str(temporary), str(path)],
         input=text.encode(),
         capture_output=True,
         check=False,
@@ -140,7 +141,7 @@ def submit_once(context: AttemptContext, cluster: Cluster, script: Path, options
         )
     try:
         write_atomically(copy, guarded.encode())
-        copy.chmod(0o755)
+        copy.chmod(copy.stat().st_mode | stat.S_IXUSR)
         job_id = cluster.submit(context.name, copy, [*options, *context.sbatch_options])
     except (JobNotAccepted, PermanentError):
         withdraw_intent(intent)

@@ -74,11 +74,12 @@ def write_site(
 
 
 def nightbridge(
-    *arguments: str | Path, environment: Mapping[str, str], timeout: float = 1200
+    *arguments: str | Path, environment: Mapping[str, str], timeout: float = 1200, python: Path | None = None
 ) -> "subprocess.CompletedProcess[str]":
-    """Run the command line as a person does."""
+    """Run the command line as a person does, or with a Python of the test's."""
+    program = [NIGHTBRIDGE] if python is None else [python, "-P", "-m", "nightbridge"]
     return subprocess.run(
-        [NIGHTBRIDGE, *arguments], env=environment, capture_output=True, text=True, timeout=timeout, check=False
+        [*program, *arguments], env=environment, capture_output=True, text=True, timeout=timeout, check=False
     )
 
 

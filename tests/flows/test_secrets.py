@@ -1,30 +1,63 @@
-"""No secret is left anywhere: one night with planted values, and then everything that it left is searched for them.
+"""No secret is left anywhere, and no stranger is called: one night with planted values, whose jobs print them in every form.
 
 The embedded cluster, the real NeMo-Run and an S3 store. Home and temporary folder are the test's own, so that nothing
-which the night writes escapes the search.
+which the night writes escapes the search. Every process of ours writes down whom it talks to.
 """
 
-import base64
 import contextlib
+import html
 import json
 import os
+import platform
+import re
 import secrets
 import sqlite3
+import stat
 import subprocess
 import threading
+import tomllib
+from base64 import b64encode, urlsafe_b64encode
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
+from urllib.parse import quote, quote_plus, urlsplit
 
 import pytest
 
+from examples.practice.git_writer import Change, add_commits, git
 from examples.practice.repositories import commit_behaviour, make_practice_repositories
 from nightbridge.models import SecretRef, StoreSettings
 from tests.conftest import BUCKET
 from tests.flows.practice_night import Entry, nightbridge, toml, write_scenario, write_site
 from tests.real.s3_servers import S3Server
+from tests.real.socket_audit import called_hosts, make_audited_python
 
 pytestmark = [pytest.mark.s3, pytest.mark.launcher]
+
+
+TALKATIVE = """
+import base64, html, json, os, urllib.parse
+from pathlib import Path
+printed, foreign = json.load(open('FILE'))
+printed += [os.environ[name] for name in ('HF_TOKEN', 'SERVICE_API_KEY') if name in os.environ]
+print(foreign, flush=True)
+for value in printed:
+    raw = value.encode()
+    for text in (
+        value, repr(value), json.dumps({'token': value}), html.escape(value), raw.hex(), raw.hex(':'),
+        urllib.parse.quote(value, safe=''), urllib.parse.quote_plus(value), ''.join(f'%{byte:02X}' for byte in raw),
+        *('Basic ' + base64.b64encode(b'x' * n + raw + b'y' * n).decode() for n in range(4)),
+        *(base64.urlsafe_b64encode(b'x' * n + raw).decode() for n in range(3)),
+    ):
+        print(text)
+        print('\\x1b[1m'.join(text))
+        print(text[:9] + '\\n        ' + text[9:], flush=True)
+profile = Path.cwd().parent / 'nsys_profile'
+profile.mkdir(exist_ok=True)
+(profile / 'report.nsys-rep').write_bytes(bytes(99) + base64.b64encode(os.environ['HF_TOKEN'].encode()) + bytes(99))
+"""
+"""What a job does before it trains: print secrets in every form, and hide one in a file that cannot be masked."""
 
 
 def planted(prefix: str) -> str:
@@ -39,14 +72,42 @@ class Planted:
     literal_token: str = field(default_factory=lambda: planted("hf_"))
     literal_variable: str = field(default_factory=lambda: planted("key-"))
     s3_access: str = field(default_factory=lambda: planted("AKIA"))
-    literal_s3_secret: str = field(default_factory=lambda: planted("s3-"))
+    literal_s3_secret: str = field(default_factory=lambda: planted("s3/+\"<&'"))
+    git_login: str = field(default_factory=lambda: planted("git&'%"))
+    image_login: str = field(default_factory=lambda: planted("registry-"))
+    smtp_password: str = field(default_factory=lambda: planted("mail-"))
+    webhook_path: str = field(default_factory=lambda: planted("/services/"))
     git_password: str = field(default_factory=lambda: planted("glpat-"))
     git_token: str = field(default_factory=lambda: planted("ghp_"))
     registry_password: str = field(default_factory=lambda: planted("nvapi-"))
+    host_token: str = field(default_factory=lambda: planted("gho_"))
+    host_address: str = field(default_factory=lambda: planted("word-"))
+    foreign_token: str = field(default_factory=lambda: planted("ghp_0123"))
+    foreign_key: str = field(default_factory=lambda: planted("MIIE") + planted(""))
 
     @property
     def in_environment(self) -> dict[str, str]:
-        return {"HF_TOKEN": self.hf_token, "PLANTED_S3_ACCESS": self.s3_access}
+        return {
+            "HF_TOKEN": self.hf_token,
+            "PLANTED_S3_ACCESS": self.s3_access,
+            "PLANTED_GIT": f"machine git.example.org login me password {self.git_login}",
+            "PLANTED_IMAGES": f"machine nvcr.io login $oauthtoken password {self.image_login}",
+            "PLANTED_MAIL": self.smtp_password,
+            "PLANTED_WEBHOOK": f"http://127.0.0.1:9{self.webhook_path}",
+            "GITHUB_TOKEN": self.host_token,
+            "DATABASE": f"postgres://me:{self.host_address}@127.0.0.1/nightbridge",
+        }
+
+    @property
+    def foreign(self) -> str:
+        """What nobody named, and everybody recognises."""
+        return f"{self.foreign_token} -----BEGIN PRIVATE KEY-----\n{self.foreign_key}\n-----END PRIVATE KEY-----"
+
+    @property
+    def printed(self) -> list[str]:
+        """What each job prints in every form beside its own secrets: those that the site names."""
+        store = (self.s3_access, self.literal_s3_secret)
+        return [*store, self.git_login, self.image_login, self.smtp_password, self.webhook_path]
 
     @property
     def all(self) -> dict[str, str]:
@@ -101,14 +162,24 @@ class Left:
     objects: dict[str, bytes]
     """Everything in the bucket."""
 
+    hosts: dict[str, set[str]]
+    """Whom the night talked to, with the command lines of who did."""
+
     @property
     def written_by_the_person(self) -> list[Path]:
-        return [*(self.folder / "conf").glob("*.toml"), self.folder / "site.toml"]
+        return [*(self.folder / "conf").iterdir(), self.folder / "site.toml"]
+
+    @property
+    def written_by_jobs(self) -> list[Path]:
+        """What the jobs themselves wrote into the workspace, with their own hands."""
+        runs = self.folder / "workspace" / "runs"
+        return [path for path in runs.rglob("*") if path.is_file() and {"nemorun", "output"} & {*path.parts}]
 
     @property
     def files(self) -> list[Path]:
         """Every file below the night's folder, Prefect's home, the temporary folder and the home folder among them."""
-        return [path for path in self.folder.rglob("*") if path.is_file() and path not in self.written_by_the_person]
+        others = {*self.written_by_the_person, *self.written_by_jobs}
+        return [path for path in self.folder.rglob("*") if path.is_file() and path not in others]
 
     def verdict(self, test_id: str) -> dict[str, str]:
         (verdict,) = (each for each in json.loads(self.command.stdout)["verdicts"] if each["test_id"] == test_id)
@@ -123,6 +194,14 @@ def left(
     values = Planted()
     repositories = make_practice_repositories(folder / "practice")
     commit_behaviour(repositories, "Take long enough to be looked at", slow_wall=0.05)
+    (folder / "conf").mkdir()
+    (folder / "conf/printed.json").write_text(json.dumps([values.printed, values.foreign]))
+    bootstrap = "scripts/performance/bootstrap.py"
+    text = git(Path(repositories.bridge_url), "show", f"main:{bootstrap}")
+    talk = TALKATIVE.replace("FILE", str(folder / "conf/printed.json"))
+    text = text.replace("    args, overrides", f"    exec({talk!r}, {{}})\n    args, overrides", 1)
+    change = Change(message="Talk", made_at=datetime(2026, 11, 20, tzinfo=UTC), files={bootstrap: text.encode()})
+    add_commits(Path(repositories.bridge_url), [change])
     scenario = write_scenario(
         folder / "conf",
         repositories,
@@ -149,11 +228,20 @@ def left(
             access_key=SecretRef(source="env", name="PLANTED_S3_ACCESS"),
         ),
     )
-    site.write_text(site.read_text() + f"secret_key = {toml(values.literal_s3_secret)}\n")
+    settings = [
+        'git_credentials = "env:PLANTED_GIT"',
+        site.read_text() + f"secret_key = {toml(values.literal_s3_secret)}",
+        '[image_import]\ncredentials = "env:PLANTED_IMAGES"',
+        '[notify]\nsmtp_host = "127.0.0.1"\nsmtp_port = 9\nmail_to = ["me@example.org"]\nsmtp_user = "me"',
+        'smtp_password = "env:PLANTED_MAIL"\nwebhook = "env:PLANTED_WEBHOOK"\n',
+    ]
+    site.write_text("\n".join(settings))
     for name in ("home", "tmp", "prefect"):
         (folder / name).mkdir()
+    # What the tests themselves set to keep telemetry at home is not what keeps the night's at home.
+    telemetry = {"DO_NOT_TRACK", "PREFECT_SERVER_ANALYTICS_ENABLED", "CI"}
     environment = {
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if name not in telemetry},
         **values.in_environment,
         "HOME": str(folder / "home"),
         "TMPDIR": str(folder / "tmp"),
@@ -162,13 +250,15 @@ def left(
     }
     with watching() as watched:
         command = nightbridge(
-            "run", scenario, "--system", site, "--night", "2026-11-21", "--json", environment=environment
+            *("run", scenario, "--system", site, "--night", "2026-11-21", "--json"),
+            environment=environment,
+            python=make_audited_python(folder / "audited"),
         )
     assert command.stdout, command.stderr
     client = ministack.client()
     listed = client.list_objects_v2(Bucket=BUCKET, Prefix="secrets/")["Contents"]
     objects = {item["Key"]: client.get_object(Bucket=BUCKET, Key=item["Key"])["Body"].read() for item in listed}
-    return Left(folder, values, command, watched, objects)
+    return Left(folder, values, command, watched, objects, called_hosts(folder / "audited"))
 
 
 def address_entry(test_id: str, url: str) -> str:
@@ -177,15 +267,23 @@ def address_entry(test_id: str, url: str) -> str:
     )
 
 
-def spellings(value: str) -> list[bytes]:
-    """A value as it is, and as base64 wherever it may begin in the text that was encoded."""
-    padded = (base64.b64encode(b"\0" * shift + value.encode()) for shift in range(3))
-    return [value.encode(), *(text[4:-4] for text in padded)]
+def spellings(value: str) -> set[bytes]:
+    """A value as it is, and in every usual encoding: as base64 wherever it may begin in the text that was encoded."""
+    raw = value.encode()
+    padded = (encode(b"\0" * shift + raw) for shift in range(3) for encode in (b64encode, urlsafe_b64encode))
+    texts = {
+        *(value, raw.hex(), raw.hex().upper(), raw.hex(":"), quote(value, safe=""), quote_plus(value)),
+        *("".join(f"%{byte:02X}" for byte in raw), json.dumps(value)[1:-1], repr(value)[1:-1], html.escape(value)),
+    }
+    return {text.encode() for text in texts} | {text[4:-4] for text in padded}
 
 
 def found_in(data: bytes, planted: Planted) -> list[str]:
-    """The names of the planted secrets that are in some bytes."""
-    return [name for name, value in planted.all.items() if any(text in data for text in spellings(value))]
+    """The names of the planted secrets that are in some bytes, also with escape codes and white space in them."""
+    joined = re.sub(rb"\x1b\[[0-9;]*m|\s+", b"", data)
+    return [
+        name for name, value in planted.all.items() if any(text in data or text in joined for text in spellings(value))
+    ]
 
 
 # --- the night works -------------------------------------------------------------------------------------------------
@@ -206,15 +304,62 @@ def test_each_job_has_its_own_token_in_its_environment(left: Left) -> None:
     assert literal["SERVICE_API_KEY"] == left.planted.literal_variable
 
 
-def test_no_job_has_the_keys_of_the_store(left: Left) -> None:
+def test_no_job_has_a_secret_of_the_site_of_the_host_or_of_another_test(left: Left) -> None:
     for environment in left.watched.job_environments.values():
         values = "\0".join(environment.values()).encode()
-        assert {"s3_access", "literal_s3_secret"}.isdisjoint(found_in(values, left.planted))
+        own = {"hf_token"} if "SERVICE_API_KEY" not in environment else {"literal_token", "literal_variable"}
+        assert {*found_in(values, left.planted)} <= own
 
 
 @pytest.mark.parametrize("test_id", ["git-password", "git-token", "in-an-image"])
 def test_a_secret_in_an_address_is_refused(left: Left, test_id: str) -> None:
     assert left.verdict(test_id)["status"] == "invalid"
+
+
+def test_the_jobs_have_printed_every_secret_where_only_their_user_reads_it(left: Left) -> None:
+    printed = {name for path in left.written_by_jobs for name in found_in(path.read_bytes(), left.planted)}
+    modes = {
+        stat.S_IMODE(path.stat().st_mode) & 0o077
+        for path in (left.folder / "workspace").rglob("*")
+        # NeMo-Run gives the scripts that it renders a mode of its own.
+        if not path.is_symlink() and path.parent.name != "scripts"
+    }
+
+    assert printed >= {name for name, value in left.planted.all.items() if value in left.planted.printed}
+    assert printed >= {"hf_token", "literal_token", "literal_variable", "foreign_token", "foreign_key"}
+    assert (stat.S_IMODE((left.folder / "workspace").stat().st_mode), modes) == (0o700, {0})
+
+
+def test_what_was_printed_was_masked_and_what_cannot_be_masked_is_named(left: Left) -> None:
+    manifests = [json.loads(data) for key, data in left.objects.items() if key.endswith("/manifest.json")]
+
+    assert [manifest["masks"] > 100 for manifest in manifests] == [True, True]
+    for manifest in manifests:
+        assert [entry["path"] for entry in manifest["left_out"] if "contains a secret" in entry["reason"]] == [
+            "profiles/nsys_profile/report.nsys-rep"
+        ]
+
+
+# --- nobody else is called -------------------------------------------------------------------------------------------
+
+
+def test_the_night_talks_to_nobody_but_whom_the_site_file_names_and_this_machine(left: Left) -> None:
+    site = tomllib.loads((left.folder / "site.toml").read_text())
+    named = {urlsplit(str(site["store"][key])).hostname for key in ("url", "endpoint_url")} | {
+        site["notify"]["smtp_host"]
+    }
+    allowed = {*named, "127.0.0.1", "::1", "localhost", "None", platform.node()}
+
+    assert {host: lines for host, lines in left.hosts.items() if host not in allowed} == {}
+    assert any("nightbridge run" in line for line in left.hosts["127.0.0.1"]), left.hosts
+
+
+def test_the_audit_hears_isolated_processes_and_look_ups(tmp_path: Path) -> None:
+    python = make_audited_python(tmp_path)
+    call = "import socket; s = socket.socket(); s.settimeout(0.01); s.connect_ex(('192.0.2.1', 9)); socket.getaddrinfo('localhost', 9)"
+    subprocess.run([python, "-I", "-c", call], check=True)
+
+    assert called_hosts(tmp_path).keys() == {"192.0.2.1", "localhost"}
 
 
 # --- nothing is left -------------------------------------------------------------------------------------------------
@@ -229,11 +374,12 @@ def test_no_file_holds_a_secret(left: Left) -> None:
 def test_only_the_files_that_the_person_wrote_hold_the_literal_ones(left: Left) -> None:
     written = {name for path in left.written_by_the_person for name in found_in(path.read_bytes(), left.planted)}
 
-    assert written == left.planted.all.keys() - {"hf_token", "s3_access"}
+    assert written == left.planted.all.keys() - {"hf_token", "host_token", "host_address"}
 
 
 def test_no_object_in_the_bucket_holds_a_secret_in_its_name_or_its_bytes(left: Left) -> None:
-    assert [key for key, data in left.objects.items() if found_in(key.encode() + data, left.planted)] == []
+    found = {key: found_in(key.encode() + data, left.planted) for key, data in left.objects.items()}
+    assert {key: names for key, names in found.items() if names} == {}
 
 
 def test_neither_stdout_nor_the_log_on_stderr_shows_a_secret(left: Left) -> None:
@@ -275,8 +421,7 @@ def test_the_search_looks_where_prefect_keeps_runs_logs_results_and_artifacts(le
 def test_the_search_looks_at_the_launchers_and_the_jobs_files(left: Left) -> None:
     names = {path.name for path in left.files}
 
-    assert {"launcher.log", "job.sh", "attempt.json", "ConfigContainer.yaml"} <= names
-    assert any(name.startswith("log-") for name in names)
+    assert {"launcher.log", "job.sh", "attempt.json"} <= names
     assert any(key.endswith("/manifest.json") for key in left.objects)
     assert any(b"setup_experiment.py" in line for line in left.watched.command_lines)
 
@@ -285,5 +430,5 @@ def test_the_search_looks_at_the_launchers_and_the_jobs_files(left: Left) -> Non
 def test_the_search_sees_through_base64(shift: int) -> None:
     planted = Planted()
 
-    assert found_in(base64.b64encode(b"x" * shift + planted.hf_token.encode() + b"yz"), planted) == ["hf_token"]
+    assert found_in(b64encode(b"x" * shift + planted.hf_token.encode() + b"yz"), planted) == ["hf_token"]
     assert found_in(planted.git_token.encode(), planted) == ["git_token"]
