@@ -112,11 +112,14 @@ def _since(
     kind: DecisionKind, rows: Sequence[HistoryRow], found: Sequence[Trend], metrics: Sequence[MetricName]
 ) -> str:
     """The first night of the last row's level."""
-    streak = rows[-1].night
+    streak, last = rows[-1].night, rows[-1].verdict
+    alike = frozenset({last}) if last is VerdictStatus.SUSPICIOUS else BAD
     for row in reversed(rows):
-        if row.repeat == 0 and row.verdict not in BAD:
+        if row.repeat == 0 and row.verdict not in alike:
             break
         streak = row.night
+    if last is VerdictStatus.SUSPICIOUS:
+        return streak
     begun = [
         change
         for trend in found

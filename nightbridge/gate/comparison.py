@@ -15,7 +15,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from nightbridge.gate.decisions import Decision, in_force, is_accepted, is_left_out
 from nightbridge.history.metrics import beyond_limits, format_change, format_percent, format_value, measured
@@ -30,13 +30,17 @@ from nightbridge.history.nightly_values import (
 )
 from nightbridge.history.reading import is_good
 from nightbridge.history.rows import HistoryRow
-from nightbridge.models import Comparison, GatePolicy, Limits, MetricName, RunRecord, TestDefinition
+from nightbridge.models import Comparison, ComparisonStatus, GatePolicy, Limits, MetricName, RunRecord, TestDefinition
 from nightbridge.models.metrics import Metric
 
 if TYPE_CHECKING:
     from nightbridge.history.changepoints import ChangePoint
 
-ComparisonStatus = Literal["passed", "improved", "regressed", "missing", "no_baseline"]
+CHANGED_WORDS: dict[ComparisonStatus, str] = {
+    "regressed": "regressed",
+    "improved": "improved",
+    "suspicious": "is better than can be believed, not a baseline until it is accepted,",
+}
 
 CERTAINLY_BACK = 3.0
 """A night this many standard deviations on the good side of the worse level is taken to be back."""
@@ -178,7 +182,7 @@ def compare_metric(metric: Metric, tonight: Tonight) -> MetricResult | None:
     """Compare one metric of the run with its history; None where the metric is none of this test's."""
     decisions = in_force(tonight.evidence.decisions, metric.name)
     past = tuple(
-        None if night.own.resumed or is_left_out(decisions, metric.name, night.own.night) else night
+        None if night.own.resumed or is_left_out(decisions, metric.name, night.own.night, night.own.verdict) else night
         for night in tonight.nights[:-1]
     )
     series = _Series(metric, tonight, past)
@@ -276,20 +280,23 @@ def _status(metric: Metric, value: float | None, band: Band) -> ComparisonStatus
     side = band.side(value)
     if not side:
         return "passed"
-    return "regressed" if (side > 0) == metric.lower_is_better else "improved"
+    if (side > 0) == metric.lower_is_better:
+        return "regressed"
+    return "suspicious" if band._replace(width=max(band.width, metric.too_good)).side(value) else "improved"
 
 
 def _reason(metric: Metric, comparison: Comparison, runs: int) -> str:
     if comparison.status == "missing":
         return f"{metric.label} was not measured, or is not a {'positive ' * metric.must_be_positive}finite number"
-    if comparison.status not in ("regressed", "improved"):
+    if comparison.status not in CHANGED_WORDS:
         return ""
     value, reference = (format_value(number, comparison.unit) for number in (comparison.value, comparison.baseline))
     change = format_change(comparison.change) or "away from zero"
+    limit = metric.too_good if comparison.status == "suspicious" else comparison.threshold
     good_runs = "the last good run" if runs == 1 else f"the median of the last {runs} good runs"
     return (
-        f"{metric.label} {comparison.status} by {change}: {value} against {reference}, {good_runs} "
-        f"(limit {format_percent(comparison.threshold)})"
+        f"{metric.label} {CHANGED_WORDS[comparison.status]} by {change}: {value} against {reference}, {good_runs} "
+        f"(limit {format_percent(limit)})"
     )
 
 
@@ -329,7 +336,7 @@ def _with_limits(result: MetricResult, series: _Series, runs: Sequence[float]) -
 def _with_ongoing(result: MetricResult, series: _Series, steady: Sequence[float | None], band: Band) -> MetricResult:
     """The same, a regression where the nights together say that the level is worse; and the runs that are wanted."""
     metric, tonight = series.metric, series.tonight
-    if tonight.record.spec.repeat:
+    if tonight.record.spec.repeat or result.comparison.status == "suspicious":
         return result._replace(reruns=0)
     field, values = _steadiest(series, steady)
     ongoing = _ongoing(metric, values, tonight.gate)

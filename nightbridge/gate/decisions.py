@@ -19,7 +19,7 @@ from urllib.parse import quote
 from pydantic import AwareDatetime, Field
 
 from nightbridge.errors import InvalidInput
-from nightbridge.models import MetricName, StoredModel
+from nightbridge.models import MetricName, StoredModel, VerdictStatus
 from nightbridge.models.metrics import METRIC_BY_NAME
 from nightbridge.store.protocol import ObjectStore, read_stored
 
@@ -109,8 +109,14 @@ def level_start(decisions: Sequence[Decision], metric: str) -> str:
     return max(starts, default="")
 
 
-def is_left_out(decisions: Sequence[Decision], metric: str, night: str) -> bool:
-    """Whether a night of a metric counts for nothing: before the present level, or at a fault that was repaired."""
+def is_left_out(decisions: Sequence[Decision], metric: str, night: str, verdict: VerdictStatus | None = None) -> bool:
+    """Whether a night of a metric counts for nothing.
+
+    That is before the present level, at a fault that was repaired, and where it was too good to be believed and nobody
+    has accepted it.
+    """
+    if verdict is VerdictStatus.SUSPICIOUS and not is_accepted(decisions, metric, night):
+        return True
     forced = in_force(decisions, metric)
     if not forced:
         return False

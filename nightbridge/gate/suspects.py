@@ -31,6 +31,7 @@ from nightbridge.store.protocol import ObjectStore
 NEEDS_SUSPECTS = frozenset(
     {
         VerdictStatus.REGRESSED,
+        VerdictStatus.SUSPICIOUS,
         VerdictStatus.UNSTABLE,
         VerdictStatus.IMPROVED,
         VerdictStatus.FAILED,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from nightbridge.gate.decisions import Decision, decision_on
+from nightbridge.gate.decisions import Decision, decision_on, is_accepted
 from nightbridge.history.metrics import format_change, format_value
 from nightbridge.history.nightly_values import (
     Night,
@@ -20,7 +20,7 @@ from nightbridge.history.nightly_values import (
 )
 from nightbridge.history.nightly_values import nights_of as nights_of
 from nightbridge.history.rows import HistoryRow
-from nightbridge.models import MetricName, Model, RangeCommit, RepositoryChange
+from nightbridge.models import MetricName, Model, RangeCommit, RepositoryChange, VerdictStatus
 from nightbridge.models.metrics import COLUMNS, METRIC_BY_NAME, METRICS, Metric
 
 if TYPE_CHECKING:
@@ -153,7 +153,16 @@ def _trend(
     fields = (metric.field, *metric.statistics)
     raw = {field: [night_value(night, metric, field) for night in nights] for field in fields}
     control = canary_values(nights, canary, metric) if metric.follows_cluster else ()
-    series = {field: adjusted(metric, values, nights, control) for field, values in raw.items()}
+    believed = [
+        night.own.verdict is not VerdictStatus.SUSPICIOUS or is_accepted(decisions, metric.name, night.own.night)
+        for night in nights
+    ]
+    series = {
+        field: adjusted(
+            metric, [v if good else None for v, good in zip(values, believed, strict=True)], nights, control
+        )
+        for field, values in raw.items()
+    }
     statistic = steadiest(series)
     policy = policy or DEFAULT_POLICY
     least = max(policy.minimum_change, metric.least_change)

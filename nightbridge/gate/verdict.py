@@ -9,8 +9,9 @@ must have first, and only a run that has all of it is compared:
    was planned ran, and nothing impossible was measured (`plausibility`).
 3. Each metric, with its direction, against floors and ceilings (the test's own, and what the cluster owes it), against
    the band of the last good runs (`nightly_values`), and against all of its history (`comparison`: a level that is
-   worse). Beyond in the bad direction is a regression, in the good direction an improvement, which never fails. One
-   regression outweighs improvements. What the cluster's canary and the nodes explain is taken out first.
+   worse). Beyond in the bad direction is a regression, in the good direction an improvement; one that is too good to be
+   believed is suspicious, and no night's baseline until a user accepts it. One regression outweighs improvements. What
+   the cluster's canary and the nodes explain is taken out first.
 4. Golden values, where the test names some.
 
 What one night alone says is suspicious until it was run again: the verdict names how many runs it wants.
@@ -25,7 +26,6 @@ from collections.abc import Sequence
 
 from nightbridge.errors import InvalidInput, NightbridgeError
 from nightbridge.gate.comparison import (
-    ComparisonStatus,
     Evidence,
     MetricResult,
     ReferenceResult,
@@ -44,6 +44,7 @@ from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.launch.run_outputs import resumed_from
 from nightbridge.models import (
     Comparison,
+    ComparisonStatus,
     InvalidTest,
     Outcome,
     RunRecord,
@@ -88,6 +89,7 @@ OUTCOME_WORDS: dict[Outcome | None, str] = {
 COMPARED: tuple[tuple[ComparisonStatus, VerdictStatus], ...] = (
     ("missing", VerdictStatus.FAILED),
     ("regressed", VerdictStatus.REGRESSED),
+    ("suspicious", VerdictStatus.SUSPICIOUS),
     ("no_baseline", VerdictStatus.NO_BASELINE),
     ("improved", VerdictStatus.IMPROVED),
     ("passed", VerdictStatus.PASSED),

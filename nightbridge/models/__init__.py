@@ -77,6 +77,7 @@ from nightbridge.models.stages import (
 from nightbridge.models.verdict import (
     EXIT_CODES,
     Comparison,
+    ComparisonStatus,
     NightReport,
     RangeCommit,
     RepositoryChange,

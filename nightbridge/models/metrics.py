@@ -6,6 +6,7 @@ by the row, `gate` compares by it, `report` shows it. A row needs two typed fiel
 is stored, and `GatePolicy.<name>`, the key of its band in TOML.
 """
 
+import math
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 NUMBER = r"([-+]?(?:\d[\d.]*(?:e[-+]?\d+)?|nan|inf))"
@@ -33,8 +34,9 @@ class Metric(NamedTuple):
     `always`: every run must have it, and every table has a column for it; another one must be there once an earlier
     run had it, or where the test needs it. `launcher_only`: only runs of Megatron-Bridge's launcher always have it.
     `follows_cluster`: the cluster's speed moves it, so that canary and nodes may explain a change. `least_change`: the
-    smallest relative change that is worth reporting, where that is more than the policy's. `statistics`: other fields
-    of `Summary` that measure the same.
+    smallest relative change that is worth reporting, where that is more than the policy's. `too_good`: from which
+    relative improvement on it is more likely that something is wrong. `statistics`: other fields of `Summary` that
+    measure the same.
 
     `tag` is Megatron-Bridge's name in TensorBoard, `other_tags` those of other programs, each with its factor.
     TensorBoard counts before the log. Without `reduce` the value has a rule of its own in `outputs.measurements`.
@@ -51,6 +53,7 @@ class Metric(NamedTuple):
     launcher_only: bool = False
     follows_cluster: bool = False
     least_change: float = 0.0
+    too_good: float = math.inf
     statistics: tuple[str, ...] = ()
     tag: str = ""
     other_tags: tuple[tuple[str, float], ...] = ()
@@ -84,6 +87,7 @@ METRICS = (
         band=0.05,
         always=True,
         follows_cluster=True,
+        too_good=0.2,
         statistics=("step_time_p05", "step_time_midmean"),
         tag="iteration-time",
         other_tags=(("iteration-time-ms", 1e-3),),  # the heterogeneous loop of examples/mimo
@@ -98,6 +102,7 @@ METRICS = (
         always=True,
         launcher_only=True,
         follows_cluster=True,
+        too_good=0.25,
         tag="throughput/tflops/device",
         other_tags=(("throughput", 1.0),),
     ),
@@ -109,6 +114,7 @@ METRICS = (
         band=0.05,
         always=True,
         launcher_only=True,
+        too_good=0.2,
         tag="memory/mem-max-allocated-gigabytes",
         other_tags=(("mem-max-allocated-bytes", 1e-9),),
         log=(
@@ -129,6 +135,7 @@ METRICS = (
         band=0.05,
         must_be_positive=False,
         always=True,
+        too_good=0.1,
         tag="lm loss",
     ),
     Metric(
@@ -139,6 +146,7 @@ METRICS = (
         band=0.05,
         lower_is_better=False,
         follows_cluster=True,
+        too_good=0.25,
     ),
     Metric("startup_time", label="start-up time", unit="s", field="startup_time", band=0.5, least_change=0.2),
     Metric(
@@ -158,7 +166,9 @@ METRICS = (
         ),
         reduce="median",
     ),
-    Metric("loss_curve", label="loss curve", unit="", field="loss_anchors", band=0.05, must_be_positive=False),
+    Metric(
+        "loss_curve", label="loss curve", unit="", field="loss_anchors", band=0.05, must_be_positive=False, too_good=0.1
+    ),
     Metric(
         "grad_norm",
         label="largest grad norm",

@@ -18,12 +18,16 @@ class VerdictStatus(enum.StrEnum):
     IMPROVED = "improved"
     NO_BASELINE = "no_baseline"
     REGRESSED = "regressed"
+    SUSPICIOUS = "suspicious"  # better than can be believed: no baseline until a user accepts it
     UNSTABLE = "unstable"
     SHORT = "short"
     FAILED = "failed"
     CANCELLED = "cancelled"
     INFRASTRUCTURE = "infrastructure"
     INVALID = "invalid"
+
+
+ComparisonStatus = Literal["passed", "improved", "suspicious", "regressed", "missing", "no_baseline"]
 
 
 class Comparison(Model):
@@ -36,7 +40,7 @@ class Comparison(Model):
     baseline: float | None
     change: float | None = Field(None, description="(value - baseline) / baseline, signed.")
     threshold: float
-    status: Literal["passed", "improved", "regressed", "missing", "no_baseline"]
+    status: ComparisonStatus
     golden: float | None = Field(None, description="The golden values' own, over the same steps; None without any.")
 
 
@@ -111,6 +115,7 @@ EXIT_CODES: dict[VerdictStatus, int] = {
     VerdictStatus.IMPROVED: 0,
     VerdictStatus.NO_BASELINE: 0,
     VerdictStatus.REGRESSED: 1,
+    VerdictStatus.SUSPICIOUS: 1,
     VerdictStatus.UNSTABLE: 1,
     VerdictStatus.INVALID: 2,
     VerdictStatus.FAILED: 3,

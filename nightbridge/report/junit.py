@@ -22,6 +22,7 @@ KINDS: Mapping[VerdictStatus, Kind | None] = {
     VerdictStatus.IMPROVED: None,
     VerdictStatus.NO_BASELINE: "skipped",
     VerdictStatus.REGRESSED: "failure",
+    VerdictStatus.SUSPICIOUS: "failure",
     VerdictStatus.UNSTABLE: "failure",
     VerdictStatus.SHORT: "failure",
     VerdictStatus.FAILED: "failure",

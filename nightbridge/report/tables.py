@@ -32,6 +32,9 @@ STATUS_WORDS: dict[VerdictStatus, StatusWords] = {
     VerdictStatus.REGRESSED: StatusWords(
         "regressed", "◆", "bad", "Find the cause in the changes below, then fix it or accept the new level."
     ),
+    VerdictStatus.SUSPICIOUS: StatusWords(
+        "suspicious", "?", "bad", "Find out why it is so much better; accept it as baseline if it is real."
+    ),
     VerdictStatus.UNSTABLE: StatusWords("unstable", "≈", "bad", "Rerun it, and compare the nodes it ran on."),
     VerdictStatus.FAILED: StatusWords("failed", "✕", "bad", "Read the job's log; changed pins are listed below."),
     VerdictStatus.SHORT: StatusWords("short", "✕", "bad", "Read the job's log: why did it end before its last step?"),
@@ -48,6 +51,7 @@ STATUS_WORDS: dict[VerdictStatus, StatusWords] = {
 COMPARISON_WORDS: dict[str, tuple[str, Tone]] = {
     "regressed": ("worse", "bad"),
     "improved": ("better", "good"),
+    "suspicious": ("too good", "bad"),
     "passed": ("", "none"),
     "missing": ("not measured", "bad"),
     "no_baseline": ("nothing to compare with", "none"),
@@ -96,9 +100,9 @@ def short_reason(verdict: Verdict) -> str:
     moved = [
         f"{METRIC_BY_NAME[item.metric].label} {format_change(item.change)}".rstrip()
         for item in verdict.comparisons
-        if item.status == "regressed"
+        if item.status == verdict.status.value
     ]
-    if verdict.status is VerdictStatus.REGRESSED and moved:
+    if verdict.status in (VerdictStatus.REGRESSED, VerdictStatus.SUSPICIOUS) and moved:
         return ", ".join(moved)
     label = STATUS_WORDS[verdict.status].label
     return f"{label}, {verdict.reasons[0]}" if verdict.reasons else label

@@ -194,6 +194,20 @@ def test_accepting_a_series_decides_about_the_level_that_it_stands_at(
     assert read_decisions(store, cluster, SERIES) == (made,)
 
 
+def test_accepting_what_was_too_good_begins_with_its_first_night(
+    slowed: Callable[..., Any], store: DirectoryStore
+) -> None:
+    _verdicts, rows = slowed(1.1, 1.1, 1.1, *[0.5] * 4)
+    for row in rows:
+        add(store, row)
+
+    made = accept(store, rows[-1].series, "baseline", who="ada", why="half the batch", cluster="dgx")
+
+    assert made.since == night(23)
+    verdicts, _rows = slowed(1.1, 1.1, 1.1, *[0.5] * 5, decisions=(made,))
+    assert found(verdicts)[-2:] == [VerdictStatus.PASSED] * 2
+
+
 def test_accepting_a_run_takes_cluster_series_and_night_from_it(
     store: DirectoryStore,
     slowed: Callable[..., Any],

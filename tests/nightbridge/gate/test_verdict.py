@@ -14,6 +14,8 @@ from nightbridge.errors import (
     StatusUnknown,
     TransientError,
 )
+from nightbridge.gate.comparison import Evidence
+from nightbridge.gate.decisions import Decision
 from nightbridge.gate.verdict import OUTCOME_FAULTS, OUTCOME_WORDS, compare, verdict_for_error, verdict_for_invalid
 from nightbridge.history.metrics import GOOD_VERDICTS
 from nightbridge.history.nightly_values import good_runs_before
@@ -28,8 +30,10 @@ from nightbridge.models import (
     Verdict,
     VerdictStatus,
     make_run_key,
+    utc_now,
 )
 from nightbridge.models.metrics import COLUMNS
+from tests.builders import make_summary
 
 Records = Callable[..., RunRecord]
 Rows = Callable[..., HistoryRow]
@@ -542,3 +546,62 @@ def test_a_run_whose_code_was_changed_says_so(make_record: Records, history: tup
 
     assert reason.startswith("the checkout was modified; the tested code is unknown")
     assert "(repo: deleted: a.py, and 1 more)" in reason
+
+
+# --- too good to be believed -----------------------------------------------------------------------------------------
+
+
+def rows_with(levels: list[float], make_record: Records) -> list[HistoryRow]:
+    rows: list[HistoryRow] = []
+    for day, level in enumerate(levels, start=1):
+        record = make_record(make_summary([level] * 50, tflops=700.0 / level), f"2026-11-{day:02}")
+        rows.append(row_of(record, compare(record, rows)))
+    return rows
+
+
+def test_what_is_too_good_stays_suspicious_and_is_never_compared_with(make_record: Records) -> None:
+    rows = rows_with([1.0] * 8 + [0.5] * 12, make_record)
+
+    assert [row.verdict for row in rows[8:]] == [VerdictStatus.SUSPICIOUS] * 12
+    verdict = compare(make_record(make_summary([0.5] * 50, tflops=1400.0), "2026-11-21"), rows)
+    assert verdict.exit_code == 1
+    assert verdict.reasons[0] == (
+        "step time is better than can be believed, not a baseline until it is accepted, by −50.0 %: 0.5000 s against "
+        "1.000 s, the median of the last 7 good runs (limit 20 %)"
+    )
+    assert verdict.reruns == 0
+
+
+@pytest.mark.parametrize(
+    ("level", "status"),
+    [(1.0, VerdictStatus.PASSED), (1.1, VerdictStatus.REGRESSED), (0.5, VerdictStatus.SUSPICIOUS)],
+)
+def test_after_twelve_nights_of_a_false_improvement_the_old_level_counts(
+    make_record: Records, level: float, status: VerdictStatus
+) -> None:
+    rows = rows_with([1.0] * 8 + [0.5] * 12, make_record)
+
+    tonight = make_record(make_summary([level] * 50, tflops=700.0 / level), "2026-11-21")
+
+    assert compare(tonight, rows).status is status
+
+
+def test_what_was_accepted_is_compared_with(make_record: Records) -> None:
+    rows = rows_with([1.0] * 8 + [0.5] * 4, make_record)
+    accepted = Decision(
+        kind="baseline",
+        cluster="dgx",
+        series=rows[-1].series,
+        test_id="llama3-8b",
+        since="2026-11-09",
+        night="2026-11-12",
+        who="ada",
+        why="the batch was halved on purpose",
+        when=utc_now(),
+    )
+    evidence = Evidence(decisions=(accepted,))
+
+    same = compare(make_record(make_summary([0.5] * 50, tflops=1400.0), "2026-11-13"), rows, evidence)
+    back = compare(make_record(make_summary(), "2026-11-13"), rows, evidence)
+
+    assert (same.status, back.status) == (VerdictStatus.PASSED, VerdictStatus.REGRESSED)

@@ -57,12 +57,12 @@ from tests.builders import make_record
 
 STEP = (
     "Step Time : 1.00s GPU utilization: 700.0MODEL_TFLOP/s/GPU\\n iteration {step}/50 |"
-    " elapsed time per iteration (ms): 1000.0 | lm loss: 2.0E+00 | number of skipped iterations: 0 |"
+    " elapsed time per iteration (ms): 1000.0 | lm loss: {loss} | number of skipped iterations: 0 |"
     " number of nan iterations: 0 |\\nmem-max-allocated-gigabytes: 80.0\\nenergy per token: {energy} J\\n"
 )
 log, rows = Path("log.out"), []
 for day, energy in enumerate([1.0, 1.0, 1.0, 1.2], 1):
-    log.write_text("".join(STEP.format(step=step, energy=energy) for step in range(1, 51)))
+    log.write_text("".join(STEP.format(step=step, energy=energy, loss=2 + 1 / step) for step in range(1, 51)))
     summary = summarise(read_curves((), (log,)), GatePolicy(), 50, RunSettings(), None)
     record = make_record(summary, f"2026-11-0{day}", gate=GatePolicy(confirm=0, energy_per_token=0.1))
     verdict = compare(record, rows)
