@@ -13,10 +13,10 @@ from nightbridge.blocks import load_site
 from nightbridge.config.sites import plain_site
 from nightbridge.errors import InvalidInput
 from nightbridge.flows.bisect import bisect_flow
+from nightbridge.flows.final_states import TAG, plain_errors, result_of
 from nightbridge.flows.nightly import nightly
 from nightbridge.flows.pipeline import pipeline
 from nightbridge.flows.server import reach_server
-from nightbridge.flows.states import TAG, plain_errors, result_of
 from nightbridge.models import ClusterLimits, NightReport, RunSpec, Scenario, Site, SiteChoice, Verdict
 from nightbridge.nights.records import checked_night, new_night
 from nightbridge.rules import check_scenario

@@ -13,9 +13,9 @@ from nightbridge.bisect.plan import DEFAULT_REQUEST, BisectPlan, BisectRequest, 
 from nightbridge.bisect.result import BisectResult, Point, next_points, result_lines
 from nightbridge.blocks import load_site
 from nightbridge.errors import NightbridgeError
+from nightbridge.flows.final_states import log_errors_plainly, result_of, state_of_error
 from nightbridge.flows.pipeline import pipeline
 from nightbridge.flows.side_by_side import side_by_side
-from nightbridge.flows.states import log_errors_plainly, result_of, state_of_error
 from nightbridge.gate.verdict import verdict_for_error
 from nightbridge.models import RunRecord, Site, SiteChoice
 from nightbridge.tasks.bisect import (

@@ -18,9 +18,9 @@ from prefect.states import Completed
 
 from nightbridge.blocks import load_site
 from nightbridge.errors import InvalidInput, NightbridgeError
+from nightbridge.flows.final_states import TAG, log_errors_plainly, result_of, state_of_error, state_of_night
 from nightbridge.flows.pipeline import pipeline
 from nightbridge.flows.side_by_side import side_by_side
-from nightbridge.flows.states import TAG, log_errors_plainly, result_of, state_of_error, state_of_night
 from nightbridge.gate.verdict import verdict_for_error, verdict_for_invalid
 from nightbridge.models import NightReport, RunSpec, Site, SiteChoice, Verdict
 from nightbridge.models.series import series_id

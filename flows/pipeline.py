@@ -8,7 +8,7 @@ from prefect.flows import Flow
 from prefect.logging import get_run_logger
 
 from nightbridge.errors import NightbridgeError
-from nightbridge.flows.states import log_errors_plainly, state_of_verdict
+from nightbridge.flows.final_states import log_errors_plainly, state_of_verdict
 from nightbridge.gate.verdict import verdict_for_error
 from nightbridge.models import ClusterLimits, Job, LaunchPlan, RunRecord, RunSpec, Site, Verdict
 from nightbridge.models.series import series_id

@@ -24,8 +24,8 @@ from prefect.settings import get_current_settings
 from prefect.states import Cancelled, Crashed, Scheduled
 
 from nightbridge.errors import NightbridgeError
+from nightbridge.flows.final_states import TAG
 from nightbridge.flows.nightly import cancel_hook, nightly
-from nightbridge.flows.states import TAG
 from nightbridge.models import Model
 from nightbridge.nights.liveness import SILENCE_SECONDS, LastSign, last_sign
 from nightbridge.tasks.cancel import is_recorded

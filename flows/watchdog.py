@@ -14,7 +14,7 @@ from prefect.states import Completed, Failed
 
 from nightbridge.blocks import load_site
 from nightbridge.errors import NightbridgeError
-from nightbridge.flows.states import log_errors_plainly, state_of_error
+from nightbridge.flows.final_states import log_errors_plainly, state_of_error
 from nightbridge.models import Site, SiteChoice
 from nightbridge.nights.watchdog import (
     DAYS,

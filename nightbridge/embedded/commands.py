@@ -9,10 +9,11 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from nightbridge.embedded.command_options import EMBEDDED_SBATCH
 from nightbridge.embedded.jobs import inspect, job_dir
 from nightbridge.embedded.names import hostnames
-from nightbridge.embedded.options import EMBEDDED_SBATCH, split_options
 from nightbridge.errors import InvalidInput, NightbridgeError
+from nightbridge.sbatch_options import split_options
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -30,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _sbatch(root: Path, words: list[str]) -> int:
-    from nightbridge.embedded.submit import submit
+    from nightbridge.embedded.registration import submit
 
     options, rest = split_options(words, EMBEDDED_SBATCH)
     if len(rest) != 1:

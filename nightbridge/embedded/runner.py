@@ -1,7 +1,7 @@
 """The process that runs one job of the embedded cluster, from its registration to its recorded end.
 
-It is started by `submit` with the job's environment as its own, leaves the submitter's session, and adopts every
-orphan of the job, so that nothing a job starts can leave its tree.
+`registration.submit` starts it with the job's environment as its own. It leaves the submitter's session, and adopts
+every orphan of the job, so that nothing a job starts can leave its tree.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ import signal
 import time
 from pathlib import Path
 
-from nightbridge.embedded import jobs, names, processes
+from nightbridge.embedded import jobs, names, process_tree
 from nightbridge.files import write_atomically
 
 POLL_INTERVAL = 0.1
@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> int:
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a submitter that ignores its children hands that down
     signal.pthread_sigmask(signal.SIG_SETMASK, _AWAITED)
-    processes.adopt_orphans()
+    process_tree.adopt_orphans()
     folder = _wait_for_registration()
     if folder is None:
         return 0
@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> int:
 
 def _wait_for_registration() -> Path | None:
     """Record this process, wait until the submitter has registered the job or died; return the job's folder, if any."""
-    me = processes.identify(os.getpid())
+    me = process_tree.identify(os.getpid())
     assert me is not None
     jobs.write_record(Path("runner.json").absolute(), me)
     os.write(1, b"ready\n")
@@ -113,7 +113,7 @@ class _JobRun:
         self.config = config
         self.began = time.monotonic()
         self.script_pid = 0
-        self.script_end: processes.ChildEnd | None = None
+        self.script_end: process_tree.ChildEnd | None = None
         self.stop: jobs.JobEnd | None = None  # before the script ends by itself
         self.kill_at = 0.0
         self.stderr = -1
@@ -152,12 +152,12 @@ class _JobRun:
         stdin = os.open(os.devnull, os.O_RDONLY)
         # The interpreter is named to the kernel: executing the file itself fails on file systems mounted noexec.
         argv = [*_interpreter(script), str(script)]
-        self.script_pid = processes.start_session(argv, environment, request.directory, (stdin, stdout, self.stderr))
+        self.script_pid = process_tree.start_session(argv, environment, request.directory, (stdin, stdout, self.stderr))
         os.close(stdin)
         os.close(stdout)
 
     def _collect(self) -> None:
-        while (child := processes.collect_child()) is not None:
+        while (child := process_tree.collect_child()) is not None:
             if child.pid == self.script_pid:
                 self.script_end = child
 
@@ -174,7 +174,7 @@ class _JobRun:
             write_atomically(self.job.folder / "ending", self.stop.state.encode())
         os.write(self.stderr, names.farewell(f"JOB {self.job.job_id} ON node1", self.stop.state))
         for number in (signal.SIGCONT, signal.SIGTERM):
-            processes.signal_group(self.script_pid, number)
+            process_tree.signal_group(self.script_pid, number)
 
     def _end(self) -> jobs.JobEnd:
         script = self.script_end
@@ -189,11 +189,11 @@ def _tree(job: jobs.LocalJob) -> set[int]:
     """Every process of the job. A job that this one submitted has a runner of its own, and is not of it."""
     live = (other for other in jobs.all_jobs(job.root, known=jobs.ended_ids(job.root)) if other.end is None)
     others = {other.runner.pid for other in live if other.job_id != job.job_id}
-    return processes.descendants(os.getpid(), without=others)
+    return process_tree.descendants(os.getpid(), without=others)
 
 
 def _kill_tree(job: jobs.LocalJob) -> None:
-    processes.kill_until_gone(lambda: _tree(job), patience=jobs.KILL_PATIENCE)
+    process_tree.kill_until_gone(lambda: _tree(job), patience=jobs.KILL_PATIENCE)
 
 
 def _interpreter(script: Path) -> list[str]:

@@ -13,10 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nightbridge.embedded import names, processes
+from nightbridge.embedded import names, process_tree
+from nightbridge.embedded.command_options import SRUN, exported, parse_count
 from nightbridge.embedded.jobs import JOB_VARIABLE, KILL_PATIENCE, LocalJob, read_config, read_job
-from nightbridge.embedded.options import SRUN, exported, parse_count, split_options
 from nightbridge.errors import InvalidInput, PermanentError
+from nightbridge.sbatch_options import split_options
 
 _POLL_INTERVAL = 0.1
 _LONGEST_LINE = 65536
@@ -195,14 +196,14 @@ class _StepRun:
                 self._watch_clock()
         finally:
             # What the tasks left running in their sessions.
-            processes.kill_until_gone(self._members, patience=KILL_PATIENCE)
+            process_tree.kill_until_gone(self._members, patience=KILL_PATIENCE)
         drained_at = time.monotonic() + _DRAIN_SECONDS
         for reader in readers:
             reader.join(max(0.0, drained_at - time.monotonic()))
         return max(self.codes)
 
     def _members(self) -> set[int]:
-        return {entry.pid for entry in processes.running_processes().values() if entry.session in self.sessions}
+        return {entry.pid for entry in process_tree.running_processes().values() if entry.session in self.sessions}
 
     def _start_tasks(self) -> None:
         step, null = self.step, os.open(os.devnull, os.O_RDONLY)
@@ -212,7 +213,7 @@ class _StepRun:
             stdout = self._new_pipe(output, task)
             stderr = stdout if output == error else self._new_pipe(error, task)
             streams = (0 if len(step.layout) == 1 else null, stdout, stderr)
-            pid = processes.start_session(step.argv, step.task_environment(task), step.directory, streams)
+            pid = process_tree.start_session(step.argv, step.task_environment(task), step.directory, streams)
             for descriptor in {stdout, stderr}:
                 os.close(descriptor)
             self.running[pid] = task
@@ -258,13 +259,13 @@ class _StepRun:
 
     def _forward(self, number: int) -> None:
         for pid in self.running:
-            processes.signal_group(pid, number)
+            process_tree.signal_group(pid, number)
         if number in _ENDING and self.kill_at is None:
             self._begin_end()
 
     def _collect(self) -> None:
         for pid, task in list(self.running.items()):
-            if (ended := processes.ended_child(pid)) is None:
+            if (ended := process_tree.ended_child(pid)) is None:
                 continue
             del self.running[pid]
             _, code, number = ended
@@ -284,7 +285,7 @@ class _StepRun:
         self._begin_end()
         for pid in self.running:
             for number in (signal.SIGCONT, signal.SIGTERM):
-                processes.signal_group(pid, number)
+                process_tree.signal_group(pid, number)
 
     def _begin_end(self) -> None:
         """Start the clock, and leave in the tasks' logs the line that Slurm leaves there."""
@@ -301,6 +302,6 @@ class _StepRun:
         now, step = time.monotonic(), self.step
         if self.kill_at is not None and now >= self.kill_at:
             for pid in self.running:
-                processes.signal_group(pid, signal.SIGKILL)
+                process_tree.signal_group(pid, signal.SIGKILL)
         elif step.wait and self.first_exit_at is not None and now >= self.first_exit_at + step.wait:
             self._terminate("First task exited a while ago; terminating")

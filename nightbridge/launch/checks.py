@@ -60,8 +60,8 @@ def unsafe_values(test: TestDefinition) -> Iterator[tuple[str, str]]:
     """Texts that would not reach the job as they are written, each with the reason."""
     for field, value in test.cmd_args.items():
         if not isinstance(value, _NUMBERS):
-            for word, danger in _unsafe_words(field, tuple(value) if isinstance(value, list) else value):
-                yield f"cmd_args.{field}", f"{word!r} {danger}"
+            for word, problem in _unsafe_words(field, tuple(value) if isinstance(value, list) else value):
+                yield f"cmd_args.{field}", f"{word!r} {problem}"
     for key, text in test.extra_cmd_args.items():
         if reason := why_unsafe(key.removeprefix("~")) or why_unsafe_escaped(text):
             yield f"extra_cmd_args.{key}", f"{_override(key, text)!r} {reason}"

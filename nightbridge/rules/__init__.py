@@ -5,7 +5,7 @@ the values and the way out. Keys and types are checked before, in `config`. Rule
 """
 
 from nightbridge.rules.cloudai import failed_constraints
-from nightbridge.rules.registry import (
+from nightbridge.rules.profiles import (
     CONTAINER_RULES,
     PROFILES,
     RULES,

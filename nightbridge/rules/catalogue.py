@@ -6,7 +6,7 @@ from typing import Any
 
 from nightbridge.errors import InvalidInput
 from nightbridge.models import Model
-from nightbridge.rules import registry
+from nightbridge.rules import profiles
 from nightbridge.rules.rule import OLDEST, Need, Rule, Severity
 from nightbridge.rules.sweeps import MAX_RUNS
 
@@ -97,13 +97,13 @@ def find_rule(rule_id: str) -> RuleEntry:
 
 
 def _entries() -> Iterator[RuleEntry]:
-    profiles: Mapping[str, tuple[Rule[Any], ...]] = {
-        "tests": registry.RULES,
-        'tests with compat = "cloudai"': registry.CLOUDAI_RULES,
-        "heterogeneous tests": registry.HETERO_RULES,
-        "ConfigContainer.yaml": registry.CONTAINER_RULES,
+    checked: Mapping[str, tuple[Rule[Any], ...]] = {
+        "tests": profiles.RULES,
+        'tests with compat = "cloudai"': profiles.CLOUDAI_RULES,
+        "heterogeneous tests": profiles.HETERO_RULES,
+        "ConfigContainer.yaml": profiles.CONTAINER_RULES,
     }
-    for profile, rules in profiles.items():
+    for profile, rules in checked.items():
         for rule in rules:
             yield RuleEntry(
                 id=rule.id,

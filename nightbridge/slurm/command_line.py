@@ -11,11 +11,11 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from nightbridge.embedded.options import parse_time_limit
 from nightbridge.errors import InvalidInput, LaunchRefused, PermanentError, StatusUnknown, TransientError
 from nightbridge.models import ClusterLimits, ClusterSettings, JobStatus
 from nightbridge.numbers import whole_number
 from nightbridge.processes import Finished, run
+from nightbridge.sbatch_options import parse_time_limit
 from nightbridge.slurm.protocol import Lookup
 from nightbridge.slurm.sbatch_errors import known_refusal_of, last_line, refusal_of
 from nightbridge.slurm.states import (

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from nightbridge.embedded import jobs
-from nightbridge.embedded.submit import submit, user_name, write_shims
+from nightbridge.embedded.registration import submit, user_name, write_shims
 from nightbridge.errors import LaunchRefused, PermanentError
 from nightbridge.files import write_error
 from nightbridge.models import ClusterLimits, ClusterSettings, JobState, JobStatus

@@ -22,7 +22,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from nightbridge.embedded.options import SBATCH, parse_time_limit, script_options, split_options
 from nightbridge.errors import (
     InvalidInput,
     LaunchRefused,
@@ -33,6 +32,7 @@ from nightbridge.errors import (
 )
 from nightbridge.models import ClusterSettings, JobStatus
 from nightbridge.processes import run
+from nightbridge.sbatch_options import SBATCH, parse_time_limit, script_options, split_options
 from nightbridge.slurm.command_line import QUERY_TIMEOUT, SHORTER_RANGES, SUBMIT_TIMEOUT, CommandLineCluster
 from nightbridge.slurm.sbatch_errors import refusal_of
 from nightbridge.slurm.states import job_status

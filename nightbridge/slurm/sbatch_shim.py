@@ -22,11 +22,11 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 
-from nightbridge.embedded.options import SBATCH, split_options
 from nightbridge.errors import DamagedData, InvalidInput, LaunchRefused, PermanentError, StatusUnknown, TransientError
 from nightbridge.files import create_exclusively, quota_error, write_atomically, write_model
 from nightbridge.models import JobStatus, utc_now
 from nightbridge.processes import own_program
+from nightbridge.sbatch_options import SBATCH, split_options
 from nightbridge.slurm.attempt_files import (
     JOB_SCRIPT,
     REFUSAL_FILE,

@@ -21,7 +21,7 @@ from examples.practice.repositories import (
 )
 from nightbridge import config
 from nightbridge.flows import nightly_regression, run_pipeline
-from nightbridge.flows.states import BadEnd, result_of
+from nightbridge.flows.final_states import BadEnd, result_of
 from nightbridge.harvest.manifest import Manifest
 from nightbridge.models import (
     ClusterSettings,

@@ -11,8 +11,8 @@ from prefect.flow_engine import run_flow
 from prefect.states import AwaitingRetry
 
 from examples.practice.repositories import PracticeRepositories, commit_behaviour
+from nightbridge.flows.final_states import result_of
 from nightbridge.flows.nightly import nightly
-from nightbridge.flows.states import result_of
 from nightbridge.models import VerdictStatus
 from tests.flows.practice_night import Entry, write_scenario, write_site
 from tests.real.prefect_harness import prefect_in_this_process

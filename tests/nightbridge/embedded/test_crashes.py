@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from nightbridge.embedded.jobs import job_dir
-from nightbridge.embedded.processes import identify, is_gone
+from nightbridge.embedded.process_tree import identify, is_gone
 from nightbridge.models import JobState
 from nightbridge.slurm.local import LocalCluster
 from tests.conftest import SEEDS
@@ -33,7 +33,7 @@ SUBMITTER = """
 import sys
 from pathlib import Path
 from nightbridge.models import ClusterSettings
-from nightbridge.embedded import submit as local_submit
+from nightbridge.embedded import registration
 from nightbridge.slurm.local import LocalCluster
 import os, signal
 
@@ -91,10 +91,10 @@ def test_a_job_outlives_the_process_that_submitted_it(cluster: LocalCluster, tmp
 @pytest.mark.parametrize(
     ("fault", "jobs"),
     [
-        ("local_submit.subprocess.Popen = die", 0),  # the folder is there, no runner
-        ("local_submit._wait_until_ready = die", 0),  # the runner is starting
-        ("local_submit._claim_id = die", 0),  # the runner waits to be registered
-        ("local_submit.flush_folder = lambda folder: folder.name == 'jobs' and die()", 1),  # registered, not told
+        ("registration.subprocess.Popen = die", 0),  # the folder is there, no runner
+        ("registration._wait_until_ready = die", 0),  # the runner is starting
+        ("registration._claim_id = die", 0),  # the runner waits to be registered
+        ("registration.flush_folder = lambda folder: folder.name == 'jobs' and die()", 1),  # registered, not told
     ],
 )
 def test_a_submitter_that_dies_leaves_no_job_or_one_that_runs(

@@ -18,7 +18,7 @@ from nightbridge.rules import (
     expansion_of,
     grid_of,
     points_of,
-    registry,
+    profiles,
 )
 from nightbridge.rules.rule import Rule, RuleContext
 from nightbridge.rules.sweeps import MAX_RUNS, Cut, Point
@@ -226,7 +226,7 @@ def test_a_sweep_that_no_night_could_run_is_refused() -> None:
 
 
 def test_a_grid_that_nobody_could_walk_is_refused_in_time_and_drawn_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "MAX_OUTCOMES", 500)
+    monkeypatch.setattr(profiles, "MAX_OUTCOMES", 500)
     axes = {"tp": [1, 3], **{name: range(1, 1001) for name in ("gb", "seq_length", "max_steps")}}
 
     (violation,) = errors_of(check_test(swept(**axes)))

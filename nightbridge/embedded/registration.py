@@ -18,19 +18,12 @@ import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from nightbridge.embedded.command_options import EMBEDDED_SBATCH, exported, parse_count, parse_dependencies, parse_time
 from nightbridge.embedded.jobs import JOB_VARIABLE, JobRequest, job_dir, job_ids, write_record
-from nightbridge.embedded.options import (
-    EMBEDDED_SBATCH,
-    exported,
-    parse_count,
-    parse_dependencies,
-    parse_time,
-    script_options,
-    split_options,
-)
 from nightbridge.errors import LaunchRefused, TransientError
 from nightbridge.files import flush_folder, write_atomically
 from nightbridge.processes import own_program
+from nightbridge.sbatch_options import script_options, split_options
 
 START_PATIENCE = 60.0
 """Seconds that a runner may take to start."""
