@@ -26,7 +26,7 @@ SMALL = {
     "parity.py": (["--pairs", "5"], "5 synthetic pairs"),
     "startup.py": (["1"], "nightbridge validate .* s"),
     "sweep.py": (["--values", "2"], "ratio|one configuration after the other"),
-    "tail.py": (["--noise", "NOISE"], "narrowest band"),
+    "distribution.py": (["--noise", "NOISE"], "narrowest band"),
     "upload.py": (["--repeats", "0", "--sparse-gb", "0.03"], "one sparse file of 0.03 GB"),
     "verdict.py": (["--tests", "2", "--nights", "150", "--processes", "1"], "verdicts: .* s"),
 }

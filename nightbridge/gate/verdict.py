@@ -186,7 +186,7 @@ def _verdict(
     else:
         golden = tonight.evidence.golden if tonight else None
         status = _status_of(results, golden)
-        reasons = _comparison_reasons(results) + (golden.reasons if golden else ())
+        reasons = _comparison_reasons(results) + _slow_steps(record, results) + (golden.reasons if golden else ())
         if tonight:
             reruns = max((result.reruns for result in results), default=0)
             suspects, node_reasons = suspects_among(tonight.nights[:-1], tonight.nights[-1]) if reruns else ((), ())
@@ -281,6 +281,14 @@ def _comparison_reasons(results: Sequence[MetricResult]) -> tuple[str, ...]:
     if unknown and len(unknown) == len(required):
         return (*reasons, "no earlier good run of this configuration to compare with")
     return (*reasons, *(f"no earlier good run measured {label}" for label in unknown))
+
+
+def _slow_steps(record: RunRecord, results: Sequence[MetricResult]) -> tuple[str, ...]:
+    """Which steps were slow, where not all were and that is news."""
+    worse = {result.comparison.metric for result in results if result.comparison.status == "regressed"}
+    if not record.summary.slow_pattern or not worse & {"wall_step_time", "slow_steps", "tail_slowdown"}:
+        return ()
+    return (f"{record.summary.slow_pattern}: garbage collection, data loading, checkpoints, or a slow node?",)
 
 
 def _decided(tonight: Tonight) -> tuple[str, ...]:

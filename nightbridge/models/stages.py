@@ -232,6 +232,15 @@ class Summary(StoredModel):
     step_time_spread: float | None = Field(
         None, description="1.4826 * median absolute deviation / median: the relative sigma, spikes aside."
     )
+    wall_step_time: float | None = Field(
+        None, description="Mean over the steady window, seconds, with the time between steps where it is known."
+    )
+    slow_steps: float | None = Field(None, description="95th percentile over median of the steady step times.")
+    slow_pattern: str = Field("", description="Which steps are slow, in words; empty where none is.")
+    warmup_step_time: float | None = Field(
+        None, description="Mean from the second step up to the steady window, seconds."
+    )
+    first_step_time: float | None = Field(None, description="The first step, which compiles and captures, seconds.")
     tail_slowdown: float | None = Field(
         None, description="Median step time of the last steps over that of the whole steady window: 1 is as fast."
     )

@@ -11,6 +11,7 @@ the dumped `ConfigContainer.yaml` where there is one, since it is what really ra
 """
 
 import hashlib
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -262,6 +263,7 @@ def summarise(
     """Summarise curves; see the module for the steady window."""
     warm = _after_warmup(curves, gate.warmup_steps)
     window = _without_profiled(warm, curves, settings.profiled)
+    early = _without_profiled(curves.steps[~curves.steps.index.isin(warm.index)], curves, settings.profiled)
     damage = list(curves.damage)
     if curves.missing_steps:
         damage.append(f"{curves.missing_steps} iterations up to {curves.steps_done} were not recorded")
@@ -287,6 +289,11 @@ def summarise(
         steady_steps=len(window),
         profiled_steps=len(warm) - len(window),
         step_time_midmean=_midmean(window["step_time"]),
+        wall_step_time=_wall_step_time(curves, window),
+        slow_steps=_ratio(measured.get("step_time_p95"), measured.get("step_time")),
+        slow_pattern=slow_pattern(window["step_time"]),
+        warmup_step_time=_mean(early[early.index > curves.start + 1]["step_time"]),
+        first_step_time=_mean(early[early.index == curves.start + 1]["step_time"]),
         tail_slowdown=tail_slowdown(window["step_time"]),
         tokens_per_second_per_gpu=_tokens_per_second(curves, window, measured.get("step_time"), settings),
         final_loss=_final_loss(curves, steps_expected),
@@ -386,6 +393,44 @@ def _midmean(values: "pd.Series[float]") -> float | None:
         return None
     quarter = len(values) // 4
     return float(values.sort_values().iloc[quarter : len(values) - quarter].mean())
+
+
+def _mean(values: "pd.Series[float]") -> float | None:
+    """None as for `_statistics`."""
+    return float(values.mean()) if len(values) and len(_finite(values)) == len(values) else None
+
+
+def _ratio(one: float | None, other: float | None) -> float | None:
+    return one / other if one is not None and other else None
+
+
+def _wall_step_time(curves: Curves, window: "pd.DataFrame") -> float | None:
+    """The mean step time, or more where the events' own times say that there were pauses between the steps."""
+    mean = _mean(window["step_time"])
+    recorded = _step_times(curves)
+    times = recorded[recorded["step"].isin(window.index)].groupby("step")["wall_time"].max()
+    steps = int(times.index[-1] - times.index[0]) if len(times) else 0
+    if mean is None or not steps or steps != window.index[-1] - window.index[0]:
+        return mean
+    return max(mean, float(times.iloc[-1] - times.iloc[0]) / steps)
+
+
+_SLOW = 1.2
+"""A step is slow that takes so many times the median."""
+
+
+def slow_pattern(values: "pd.Series[float]") -> str:
+    """Which steps are slow: `8 of 40 steps take 2.0 times as long, every 5 steps`; empty where none is."""
+    median = float(values.median()) if len(values) else math.nan
+    slow = values[values > _SLOW * median]
+    if not len(slow):
+        return ""
+    distances = {later - earlier for earlier, later in itertools.pairwise(slow.index.tolist())}
+    which = ""
+    if len(distances) == 1 and len(slow) > 2:
+        distance = distances.pop()
+        which = f", every {distance} steps" if distance > 1 else f", {slow.index[0]} to {slow.index[-1]}"
+    return f"{len(slow)} of {len(values)} steps take {float(slow.median()) / median:.1f} times as long{which}"
 
 
 def tail_slowdown(values: "pd.Series[float]") -> float | None:

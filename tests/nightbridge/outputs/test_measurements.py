@@ -106,6 +106,48 @@ class TestSpread:
         assert summary.tflops_per_gpu_spread == pytest.approx(expected, rel=0.3)
 
 
+class TestDistribution:
+    @pytest.fixture
+    def summary_of(
+        self, run_folder: RunFolder, event_file: Callable[..., EventFileBuilder], measured: Callable[..., Summary]
+    ) -> Callable[..., Summary]:
+        """The summary of a run with these step times, and so many seconds from each event to the next."""
+
+        def write(seconds: list[float], apart: float = 0.0) -> Summary:
+            builder = event_file(run_folder.job_dir / "tb_logs")
+            clock = builder.start
+            for step, value in enumerate(seconds, 1):
+                clock += max(apart, value)
+                builder.scalar("iteration-time", step, value)
+                builder.events[-1].wall_time = clock
+            builder.write()
+            return measured()
+
+        return write
+
+    def test_the_first_step_the_warm_up_and_the_rest_are_told_apart(self, summary_of: Callable[..., Summary]) -> None:
+        summary = summary_of([45.0] + [2.0] * 9 + [1.0] * 40)
+        assert (summary.first_step_time, summary.warmup_step_time, summary.wall_step_time) == (45.0, 2.0, 1.0)
+        assert (summary.slow_steps, summary.slow_pattern) == (1.0, "")
+
+    def test_some_slow_steps_move_mean_and_percentile_and_no_median(self, summary_of: Callable[..., Summary]) -> None:
+        summary = summary_of([2.0 if step % 5 == 0 else 1.0 for step in range(1, 51)])
+        assert (summary.step_time, summary.wall_step_time, summary.slow_steps) == (
+            1.0,
+            pytest.approx(1.2, abs=0.02),
+            2.0,
+        )
+        assert summary.slow_pattern == "8 of 40 steps take 2.0 times as long, every 5 steps"
+
+    def test_a_slow_stretch_is_named(self, summary_of: Callable[..., Summary]) -> None:
+        summary = summary_of([3.0 if 42 <= step <= 46 else 1.0 for step in range(1, 51)])
+        assert summary.slow_pattern == "5 of 40 steps take 3.0 times as long, 42 to 46"
+
+    def test_pauses_between_steps_count(self, summary_of: Callable[..., Summary]) -> None:
+        summary = summary_of([1.0] * 50, apart=1.5)
+        assert (summary.step_time, summary.wall_step_time) == (1.0, 1.5)
+
+
 class TestTail:
     @staticmethod
     def write(event_file: Callable[..., EventFileBuilder], run_folder: RunFolder, seconds: Any) -> None:
