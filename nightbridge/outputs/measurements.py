@@ -13,7 +13,6 @@ the dumped `ConfigContainer.yaml` where there is one, since it is what really ra
 import hashlib
 import itertools
 import math
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +26,7 @@ from nightbridge.models.metrics import METRICS
 from nightbridge.outputs.curves import LOG_FILE, STEP_COLUMNS, Curves, logging_interval, read_curves, value_of
 from nightbridge.outputs.experiment import RunOutput
 from nightbridge.outputs.logs import latest_steps
+from nightbridge.outputs.what_ran import BATCH_SIZE_TAG, WORLD_SIZE_TAG, dumped, model_flops, what_ran
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -82,8 +82,8 @@ def read_settings(spec: RunSpec, config_container: Path | None) -> RunSettings:
             or requested.sequence_length
         ),
         profiled=_profiled_in(container),
-        dumped={name: value for name, value in _dumped(container).items() if value is not None},
-        model_flops=_model_flops(container),
+        dumped=dumped(container),
+        model_flops=model_flops(container),
     )
 
 
@@ -116,71 +116,6 @@ def _profiled(start: int, stop: int, *, nsys: bool, pytorch: bool) -> ProfiledSt
         return None
     lead = _PYTORCH_LEAD if pytorch else _NSYS_LEAD
     return ProfiledSteps(first=max(start + lead, 1), last=stop + _TEARDOWN)
-
-
-def _dumped(container: ConfigContainer) -> dict[str, float | str | None]:
-    copies = container.integer("comm_overlap.data_parallel_size")
-    return {
-        "world size": copies * container.model_parallel_size if copies else None,
-        "global batch size": container.integer("train.global_batch_size"),
-        "micro batch size": container.integer("train.micro_batch_size"),
-        "sequence length": container.integer("model.seq_length"),
-        "sequence length of the data": container.integer("dataset.seq_length"),
-        "tensor parallel size": container.integer("model.tensor_model_parallel_size"),
-        "pipeline parallel size": container.integer("model.pipeline_model_parallel_size"),
-        "context parallel size": container.integer("model.context_parallel_size"),
-        "iterations": container.integer("train.train_iters"),
-        "precision": _precision(container),
-        "gradient clipping": container.number("optimizer.clip_grad"),
-        **_scheduled_rates(container),
-    }
-
-
-def _precision(container: ConfigContainer) -> str | None:
-    """The smallest type that matrices are multiplied in; None where the dump does not say any."""
-    if not isinstance(container.value("mixed_precision"), Mapping):
-        return None
-    names = (("fp4", "fp4"), ("fp8", "fp8"), ("bf16", "bf16"), ("fp16", "fp16"))
-    return next((name for field, name in names if container.is_on(f"mixed_precision.{field}")), "fp32")
-
-
-def _scheduled_rates(container: ConfigContainer) -> dict[str, float | str | None]:
-    """The largest learning rate, where the warm-up ends within the run, and the last one, where the decay does."""
-    samples, rate = container.decay_samples, container.number("optimizer.lr")
-    iterations, batch = container.integer("train.train_iters"), container.integer("train.global_batch_size")
-    if not (samples and rate and iterations and batch):
-        return {}
-    warm_up = (
-        container.integer("scheduler.lr_warmup_steps") or (container.integer("scheduler.lr_warmup_iters") or 0) * batch
-    )
-    fraction = container.number("scheduler.lr_warmup_fraction")
-    style, done = container.value("scheduler.lr_decay_style"), iterations * batch
-    decays = style in ("cosine", "linear") and done >= samples
-    return {
-        "largest learning rate": rate if max(warm_up, (fraction or 0) * samples) < done else None,
-        "last learning rate": container.number("optimizer.min_lr") if decays else None,
-    }
-
-
-def _model_flops(container: ConfigContainer) -> float | None:
-    """Six operations for each weight and token of a dense transformer; attention itself comes on top."""
-    sparse = ("num_moe_experts", "multi_latent_attention", "is_hybrid_model", "heterogeneous_block_specs")
-    fields = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "seq_length", "vocab_size")
-    found = [container.integer(f"model.{field}") for field in fields]
-    batch = container.integer("train.global_batch_size")
-    if (
-        not all(found)
-        or not batch
-        or container.value("peft")
-        or any(container.is_on(f"model.{name}") for name in sparse)
-    ):
-        return None
-    layers, hidden, inner, heads, sequence, vocabulary = (float(value or 0) for value in found)
-    channels = container.integer("model.kv_channels") or hidden / heads
-    groups = container.integer("model.num_query_groups") or heads
-    attention = 2 * hidden * channels * (heads + groups)
-    weights = layers * (attention + (2 + container.is_on("model.gated_linear_unit")) * hidden * inner)
-    return 6 * (weights + vocabulary * hidden) * batch * sequence
 
 
 _ANCHORS = 5
@@ -225,11 +160,7 @@ _NORMAL_SIGMA = 1.4826
 _TAIL_SHARE, _MIN_TAIL = 0.05, 3
 """The last steps are this share of the steady window, and at least so many: one slow step among them is no news."""
 
-_BATCH_SIZE_TAG = "batch-size"
-_WORLD_SIZE_TAG = "world-size"
 _TOKENS_TAG = "throughput/device/tokens_per_sec"
-_RATE_TAG = "learning-rate"
-_SAMPLES_TAG = "lm loss vs samples"
 
 
 def measure(
@@ -306,7 +237,7 @@ def summarise(
         non_finite_steps=curves.non_finite_steps,
         nan_iterations=sum(step.nan_iterations for step in logged) if logged else None,
         skipped_iterations=sum(step.skipped_iterations for step in logged) if logged else None,
-        ran=what_ran(curves, settings),
+        ran=what_ran(curves, settings.dumped),
         model_flops=settings.model_flops,
         queue_time=queue_time(job),
         startup_time=startup_time(curves, job),
@@ -315,50 +246,6 @@ def summarise(
         notes=curves.notes,
         **measured,
     )
-
-
-def what_ran(curves: Curves, settings: RunSettings) -> dict[str, dict[str, float | str]]:
-    """What really ran, by quantity and source (`Summary.ran`): the run's own dump, its log, and TensorBoard."""
-    steps = list(latest_steps(curves.log.steps).values())
-    samples = curves.table.loc[curves.table["tag"] == _SAMPLES_TAG, "step"]
-    told: dict[str, dict[str, float | None]] = {
-        "the log": {
-            "iterations": steps[-1].total if steps else None,
-            "global batch size": steps[-1].global_batch_size if steps else None,
-            "consumed samples": steps[-1].consumed_samples if steps else None,
-            **_rates([step.learning_rate for step in steps if step.learning_rate is not None]),
-        },
-        "TensorBoard": {
-            "world size": _recorded(curves, curves.steps, _WORLD_SIZE_TAG),
-            "global batch size": _recorded(curves, curves.steps.iloc[-1:], _BATCH_SIZE_TAG),
-            "consumed samples": float(samples.max()) if len(samples) else None,
-            **_rates(_values(curves, _RATE_TAG)),
-        },
-    }
-    ran: dict[str, dict[str, float | str]] = {
-        name: {"its configuration": value} for name, value in settings.dumped.items()
-    }
-    for source, values in told.items():
-        for name, value in values.items():
-            if value is not None:
-                ran.setdefault(name, {})[source] = value
-    batches = {step.global_batch_size for step in steps} | set(_values(curves, _BATCH_SIZE_TAG))
-    batch = next(iter(batches - {None}), None)
-    if "consumed samples" in ran and len(batches) == 1 and batch and not curves.start:
-        ran["consumed samples"]["iterations and batch"] = curves.steps_done * batch
-    return ran
-
-
-def _rates(rates: Sequence[float]) -> dict[str, float | None]:
-    return {"largest learning rate": max(rates), "last learning rate": rates[-1]} if rates else {}
-
-
-def _values(curves: Curves, tag: str) -> list[float]:
-    """Of a tag, the values of all iterations, in their order."""
-    table = curves.table
-    found = table[(table["tag"] == tag) & ~table["superseded"] & (table["step"] > 0)].sort_values("step")
-    values: list[float] = found["value"].tolist()
-    return values
 
 
 def _after_warmup(curves: Curves, warmup_steps: int) -> "pd.DataFrame":
@@ -449,8 +336,8 @@ def _tokens_per_second(
 
     The run's own tag is there only once its averaging window, 100 iterations by default, is full.
     """
-    batch = _recorded(curves, window, _BATCH_SIZE_TAG) or settings.global_batch_size
-    gpus = _recorded(curves, window, _WORLD_SIZE_TAG) or settings.num_gpus
+    batch = _recorded(curves, window, BATCH_SIZE_TAG) or settings.global_batch_size
+    gpus = _recorded(curves, window, WORLD_SIZE_TAG) or settings.num_gpus
     if batch and gpus and settings.sequence_length and step_time:
         return batch * settings.sequence_length / step_time / gpus
     return _recorded(curves, window, _TOKENS_TAG)

@@ -185,7 +185,8 @@ def write_events(left: Left, path: Path) -> None:
                 **({} if left.world_size is None else {"world-size": left.world_size}),
             }
             rows = [(tag, step, value) for tag, value in values.items() if left.tag_filter(tag, step)]
-            rows.append(("lm loss vs samples", step * left.samples_per_step, left.loss[place]))
+            if left.tag_filter("lm loss", step):
+                rows.append(("lm loss vs samples", step * left.samples_per_step, left.loss[place]))
             for tag, at, value in rows:
                 summary = EventSummary(value=[EventSummary.Value(tag=tag, simple_value=value)])
                 writer.write(Event(wall_time=clock, step=at, summary=summary).SerializeToString())

@@ -411,3 +411,22 @@ def test_a_good_run_is_green(seed: int, nights: tuple[ObjectStore, tuple[History
     verdict = judge(harvest(good(seed), store, tmp_path / "run", NIGHT), history, store)
 
     assert verdict.status is VerdictStatus.PASSED, verdict.reasons
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        pytest.param({"tag_filter": lambda tag, step: step <= 45}, id="the event file lost its tail, the log has it"),
+        pytest.param({"banner": ""}, id="nothing about the GPU"),
+        pytest.param({"world_size": None}, id="TensorBoard without the world size"),
+        pytest.param({"seconds": times(0.95)}, id="5 % faster"),
+    ],
+)
+def test_what_is_not_broken_is_green(
+    fields: dict[str, Any], nights: tuple[ObjectStore, tuple[HistoryRow, ...]], tmp_path: Path
+) -> None:
+    store, history = nights
+
+    verdict = judge(harvest(changed(good(99), **fields), store, tmp_path / "run", NIGHT), history, store)
+
+    assert verdict.exit_code == 0, verdict.reasons

@@ -1,0 +1,138 @@
+"""What really ran: world size, batches, schedule and precision, by who says it.
+
+A run tells of itself three times, and the three are not the same evidence: its dumped `ConfigContainer.yaml` is what it
+was going to do, its log and TensorBoard what it did. The gate compares them with each other and with the plan.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from nightbridge.launch.config_container import ConfigContainer
+from nightbridge.outputs.curves import Curves
+from nightbridge.outputs.logs import latest_steps
+
+Scalar = float | str
+
+BATCH_SIZE_TAG = "batch-size"
+WORLD_SIZE_TAG = "world-size"
+_RATE_TAG = "learning-rate"
+_SAMPLES_TAG = "lm loss vs samples"
+
+
+def dumped(container: ConfigContainer) -> dict[str, float | str]:
+    """What a run dumped of what it was going to do, by the names of `Summary.ran`."""
+    copies = container.integer("comm_overlap.data_parallel_size")
+    found = {
+        "world size": copies * container.model_parallel_size if copies else None,
+        "global batch size": container.integer("train.global_batch_size"),
+        "micro batch size": container.integer("train.micro_batch_size"),
+        "sequence length": container.integer("model.seq_length"),
+        "sequence length of the data": container.integer("dataset.seq_length"),
+        "tensor parallel size": container.integer("model.tensor_model_parallel_size"),
+        "pipeline parallel size": container.integer("model.pipeline_model_parallel_size"),
+        "context parallel size": container.integer("model.context_parallel_size"),
+        "iterations": container.integer("train.train_iters"),
+        "precision": _precision(container),
+        "gradient clipping": container.number("optimizer.clip_grad"),
+        **_scheduled_rates(container),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _precision(container: ConfigContainer) -> str | None:
+    """The smallest type that matrices are multiplied in; None where the dump does not say any."""
+    if not isinstance(container.value("mixed_precision"), Mapping):
+        return None
+    names = (("fp4", "fp4"), ("fp8", "fp8"), ("bf16", "bf16"), ("fp16", "fp16"))
+    return next((name for field, name in names if container.is_on(f"mixed_precision.{field}")), "fp32")
+
+
+def _scheduled_rates(container: ConfigContainer) -> dict[str, float | str | None]:
+    """The largest learning rate, where the warm-up ends within the run, and the last one, where the decay does."""
+    samples, rate = container.decay_samples, container.number("optimizer.lr")
+    iterations, batch = container.integer("train.train_iters"), container.integer("train.global_batch_size")
+    if not (samples and rate and iterations and batch):
+        return {}
+    warm_up = (
+        container.integer("scheduler.lr_warmup_steps") or (container.integer("scheduler.lr_warmup_iters") or 0) * batch
+    )
+    fraction = container.number("scheduler.lr_warmup_fraction")
+    style, done = container.value("scheduler.lr_decay_style"), iterations * batch
+    decays = style in ("cosine", "linear") and done >= samples
+    return {
+        "largest learning rate": rate if max(warm_up, (fraction or 0) * samples) < done else None,
+        "last learning rate": container.number("optimizer.min_lr") if decays else None,
+    }
+
+
+def model_flops(container: ConfigContainer) -> float | None:
+    """Six operations for each weight and token of a dense transformer; attention itself comes on top."""
+    sparse = ("num_moe_experts", "multi_latent_attention", "is_hybrid_model", "heterogeneous_block_specs")
+    fields = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "seq_length", "vocab_size")
+    found = [container.integer(f"model.{field}") for field in fields]
+    batch = container.integer("train.global_batch_size")
+    if (
+        not all(found)
+        or not batch
+        or container.value("peft")
+        or any(container.is_on(f"model.{name}") for name in sparse)
+    ):
+        return None
+    layers, hidden, inner, heads, sequence, vocabulary = (float(value or 0) for value in found)
+    channels = container.integer("model.kv_channels") or hidden / heads
+    groups = container.integer("model.num_query_groups") or heads
+    attention = 2 * hidden * channels * (heads + groups)
+    weights = layers * (attention + (2 + container.is_on("model.gated_linear_unit")) * hidden * inner)
+    return 6 * (weights + vocabulary * hidden) * batch * sequence
+
+
+def what_ran(curves: Curves, planned: Mapping[str, Scalar]) -> dict[str, dict[str, float | str]]:
+    """What really ran, by quantity and source (`Summary.ran`): the run's own dump, its log, and TensorBoard."""
+    steps = list(latest_steps(curves.log.steps).values())
+    samples = curves.table.loc[curves.table["tag"] == _SAMPLES_TAG, "step"].max() if _is_whole(curves) else None
+    told: dict[str, dict[str, float | None]] = {
+        "the log": {
+            "iterations": steps[-1].total if steps else None,
+            "global batch size": steps[-1].global_batch_size if steps else None,
+            "consumed samples": steps[-1].consumed_samples if steps else None,
+            **_rates([step.learning_rate for step in steps if step.learning_rate is not None]),
+        },
+        "TensorBoard": {
+            "world size": _last(curves, WORLD_SIZE_TAG),
+            "global batch size": _last(curves, BATCH_SIZE_TAG),
+            "consumed samples": None if samples is None or samples != samples else float(samples),
+            **(_rates(_values(curves, _RATE_TAG)) if _is_whole(curves) else {}),
+        },
+    }
+    ran: dict[str, dict[str, float | str]] = {name: {"its configuration": value} for name, value in planned.items()}
+    for source, values in told.items():
+        for name, value in values.items():
+            if value is not None:
+                ran.setdefault(name, {})[source] = value
+    batches = ({step.global_batch_size for step in steps} | set(_values(curves, BATCH_SIZE_TAG))) - {None}
+    batch = next(iter(batches), None)
+    if "consumed samples" in ran and len(batches) == 1 and batch and not curves.start:
+        ran["consumed samples"]["iterations and batch"] = curves.steps_done * batch
+    return ran
+
+
+def _is_whole(curves: Curves) -> bool:
+    """Whether TensorBoard's curves go to the end: a killed job's last events were never flushed."""
+    table = curves.table
+    steps = table.loc[(table["tag"] == _RATE_TAG) & ~table["superseded"], "step"]
+    return bool(len(steps)) and int(steps.max()) == curves.steps_done
+
+
+def _rates(rates: Sequence[float]) -> dict[str, float | None]:
+    return {"largest learning rate": max(rates), "last learning rate": rates[-1]} if rates else {}
+
+
+def _values(curves: Curves, tag: str) -> list[float]:
+    """Of a tag, the values of all iterations, in their order."""
+    table = curves.table
+    found = table[(table["tag"] == tag) & ~table["superseded"] & (table["step"] > 0)].sort_values("step")
+    values: list[float] = found["value"].tolist()
+    return values
+
+
+def _last(curves: Curves, tag: str) -> float | None:
+    return next(iter(_values(curves, tag)[-1:]), None)
