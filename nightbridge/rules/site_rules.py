@@ -188,5 +188,5 @@ def _nodes_allowed(run: RuleContext) -> Iterator[str]:
 def _gate_band(run: RuleContext) -> Iterator[str]:
     """A band of more than 100 % never alarms, and is a percentage that was meant as a share."""
     for metric in METRICS:
-        if (band := getattr(run.test.gate, metric.name)) > 1:
+        if (band := getattr(run.test.gate, metric.name)) > max(1.0, metric.band):
             yield f"gate.{metric.name} = {band:g} is {band:.0%}; write {band / 100:g} for {band:g} %"
