@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from prefect.blocks.core import Block
+from prefect.client.orchestration import get_client
 from pydantic import Field, SecretStr
 
 from nightbridge import models
 from nightbridge.blocks.base import SettingsBlock
 from nightbridge.blocks.cluster import SlurmCluster
 from nightbridge.blocks.store import HarvestStore
-from nightbridge.config.sites import plain_site
+from nightbridge.config.sites import PLAIN_CLUSTERS, plain_site
 from nightbridge.errors import InvalidInput
 from nightbridge.models import ImageImport, ImportFolders, MailSettings, NotifySettings, SiteChoice
 
@@ -144,6 +145,9 @@ class Site(SettingsBlock):
         )
 
 
+_CLUSTERS = f"{', '.join(PLAIN_CLUSTERS)} or a file ending in .toml"
+
+
 def load_site(choice: SiteChoice = SiteChoice()) -> models.Site:  # noqa: B008  (frozen)
     """Put a site together from what a person names; the embedded default when nothing is named.
 
@@ -169,7 +173,7 @@ def _site_with_blocks(choice: SiteChoice) -> models.Site:
     changes: dict[str, object] = {"workspace": (choice.workspace or site.workspace).absolute()}
     if cluster and cluster not in (site.cluster.kind, site.cluster.name):
         known = plain_site(SiteChoice(cluster=cluster))
-        changes["cluster"] = known[0].cluster if known else _load(SlurmCluster, cluster, "local or slurm").settings()
+        changes["cluster"] = known[0].cluster if known else _load(SlurmCluster, cluster, _CLUSTERS).settings()
     if store and "://" in store:
         changes["store"] = (site.store or models.StoreSettings(url=store)).model_copy(update={"url": store})
     elif store:
@@ -179,11 +183,16 @@ def _site_with_blocks(choice: SiteChoice) -> models.Site:
 
 
 def _load(kind: type[B], name: str | None, otherwise: str) -> B:
+    title = kind._block_type_name
     try:
         # A coroutine only within a running event loop, which none of the callers has.
         return cast(B, kind.load(str(name)))
     except ValueError as error:
-        title = kind._block_type_name
+        with get_client(sync_client=True) as client:
+            saved = client.read_block_documents_by_type(kind.get_block_type_slug())
+        known = f"; there are {', '.join(str(block.name) for block in saved)}" if saved else ""
         raise InvalidInput(
-            f"no {title} block of this name", thing=str(name), advice=f"Make one in the Prefect UI, or give {otherwise}"
+            f"no {title} block of this name{known}",
+            thing=str(name),
+            advice=f"Make one in the Prefect UI, or give {otherwise}",
         ) from error

@@ -16,7 +16,7 @@ from nightbridge.flows.bisect import bisect_flow
 from nightbridge.flows.final_states import TAG, plain_errors, result_of
 from nightbridge.flows.nightly import nightly
 from nightbridge.flows.pipeline import pipeline
-from nightbridge.flows.server import reach_server
+from nightbridge.flows.server import reach_server, reach_server_with_blocks
 from nightbridge.models import ClusterLimits, NightReport, RunSpec, Scenario, Site, SiteChoice, Verdict
 from nightbridge.nights.records import checked_night, new_night
 from nightbridge.rules import check_scenario
@@ -167,8 +167,10 @@ def _only_run(scenario: Scenario, night: str, limits: ClusterLimits | None = Non
 
 def _reach_site(choice: SiteChoice) -> Site:
     """The site, once a Prefect server answers; an invalid file is reported without starting one."""
-    plain_site(choice)
-    reach_server()
+    if plain_site(choice) is None:
+        reach_server_with_blocks(choice)
+    else:
+        reach_server()
     return load_site(choice)
 
 

@@ -10,7 +10,9 @@ from prefect.settings import (
     temporary_settings,
 )
 
+from nightbridge.config.sites import PLAIN_CLUSTERS
 from nightbridge.errors import InvalidInput, TransientError
+from nightbridge.models import SiteChoice
 
 SERVER_START_SECONDS = 300
 """How long the server of this process may take to start: a busy machine needs more than the 20 s that Prefect waits."""
@@ -41,6 +43,23 @@ def reach_server() -> None:
             thing=url or platform.node(),
             advice="Start it, or unset PREFECT_API_URL to go without",
         ) from problem
+
+
+def reach_server_with_blocks(choice: SiteChoice) -> None:
+    """Make sure that a Prefect server answers whose blocks a choice can name.
+
+    Raises:
+        InvalidInput: None is configured: one of this process's own would take a minute to start, and hold no blocks.
+        TransientError: It does not answer.
+    """
+    if not PREFECT_API_URL.value():
+        named = (name for name in (choice.cluster, choice.store, choice.system) if name)
+        raise InvalidInput(
+            "no cluster, store or site of this name, and no Prefect server is configured that could have a block of it",
+            thing=next(named, ""),
+            advice=f"Give {', '.join(PLAIN_CLUSTERS)}, a URL or a file ending in .toml, or set PREFECT_API_URL",
+        )
+    reach_server()
 
 
 def _offer_own_server() -> None:

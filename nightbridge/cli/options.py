@@ -71,9 +71,9 @@ def load_site(choice: "SiteChoice") -> "Site":
     plain = plain_site(choice)
     if plain is None:
         from nightbridge import blocks
-        from nightbridge.flows.server import reach_server
+        from nightbridge.flows.server import reach_server_with_blocks
 
-        reach_server()
+        reach_server_with_blocks(choice)
         return blocks.load_site(choice)
     site, warnings = plain
     note_all(warnings)

@@ -212,10 +212,13 @@ def test_saved_repositories_refer_to_their_credentials_and_git_logs_in_with_them
     assert not [path for path in kept if b"planted-token" in path.read_bytes()]
 
 
-def test_an_unknown_block_is_named_with_the_way_out(prefect_server: PrefectServer, tmp_path: Path) -> None:
+def test_an_unknown_block_is_named_with_those_that_exist_and_the_way_out(
+    prefect_server: PrefectServer, tmp_path: Path
+) -> None:
     script = tmp_path / "load.py"
     script.write_text(
-        "from nightbridge.blocks import load_site\nfrom nightbridge.models import SiteChoice\nload_site(SiteChoice(system='no-such-site'))\n"
+        "from nightbridge.blocks import Site, load_site\nfrom nightbridge.models import SiteChoice\n"
+        "Site().save('this-site', overwrite=True)\nload_site(SiteChoice(system='no-such-site'))\n"
     )
 
     done = subprocess.run(
@@ -223,4 +226,6 @@ def test_an_unknown_block_is_named_with_the_way_out(prefect_server: PrefectServe
     )
 
     assert InvalidInput.__name__ in done.stderr
-    assert "no-such-site: no Site block of this name. Make one in the Prefect UI" in done.stderr
+    assert "no-such-site: no Site block of this name; there are " in done.stderr
+    assert "this-site" in done.stderr
+    assert "Make one in the Prefect UI" in done.stderr

@@ -241,7 +241,8 @@ def test_a_workspace_that_cannot_be_made(place: Place) -> None:
         (
             "--cluster",
             "slrum",
-            "no Slurm Cluster block of this name. Make one in the Prefect UI, or give local or slurm",
+            "no Slurm Cluster block of this name. Make one in the Prefect UI, or give local, slurm, pyslurm, auto or a file "
+            "ending in .toml",
         ),
         ("--store", "nowhere", "no Harvest Store block of this name"),
         ("--system", "nowhere", "no Site block of this name"),

@@ -11,6 +11,7 @@ from nightbridge.cli.doctor import Check, checks
 from nightbridge.models import ClusterSettings, ImageImport, SecretRef, Site, StoreSettings
 from nightbridge.store.factory import open_store
 from nightbridge.store.protocol import ObjectStore
+from tests.nightbridge.cli.conftest import Program
 from tests.real.slurm_daemons import SlurmDaemons
 
 SUBJECTS = ["workspace", "git", "launcher environment", "containers", "cluster", "store"]
@@ -95,3 +96,16 @@ def test_the_command_prints_a_line_for_each_and_exits_with_4_when_one_is_bad(
     assert [line[2:24].strip() for line in lines] == SUBJECTS
     assert bad == 4
     assert [each["subject"] for each in document["findings"] if not each["healthy"]] == ["store"]
+
+
+@pytest.mark.parametrize("option", ["--cluster", "--store", "--system"])
+def test_a_name_that_only_a_block_could_have_is_refused_without_a_server(
+    nightbridge: Program, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+
+    status, _, message = nightbridge("doctor", option, "nosuch")
+
+    assert status == 2
+    assert message.startswith("nightbridge: nosuch: no cluster, store or site of this name")
+    assert "Give local, slurm, pyslurm, auto" in message
