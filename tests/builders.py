@@ -68,6 +68,43 @@ def make_summary(
     )
 
 
+LAUNCHER_ARGS: Mapping[str, Any] = {
+    "gpu_type": "h100",
+    "num_gpus": 16,
+    "container_image": "nvcr.io#nvidia/nemo:26.04",
+    "model_family_name": "llama",
+    "model_recipe_name": "llama3_8b",
+    "max_steps": STEPS,
+}
+"""The `[cmd_args]` of a run that the launcher accepts."""
+
+
+def make_test(
+    args: Mapping[str, Any] | None = None,
+    *,
+    version: str = "v0.4.2",
+    url: str = "https://x/Megatron-Bridge",
+    **fields: Any,
+) -> TestDefinition:
+    """A test that the launcher of a version accepts, with further `[cmd_args]`; None removes one."""
+    written = {key: value for key, value in {**LAUNCHER_ARGS, **(args or {})}.items() if value is not None}
+    given = {
+        "id": "t",
+        "source": "t.toml",
+        "git_repos": (GitRepo(url=url, commit=version),),
+        "nemo_run_repo": GitRepo(url="https://x/Run"),
+    } | fields
+    return TestDefinition(name=given["id"], cmd_args=written, **given)
+
+
+def make_image_spec(image: str | None, night: str = "2026-11-21") -> RunSpec:
+    """A run in an image; None names none."""
+    repo = GitRepo(url="https://git.example.org/x.git")
+    cmd_args = {} if image is None else {"container_image": image}
+    test = TestDefinition(id="t", name="t", cmd_args=cmd_args, git_repos=(repo,), nemo_run_repo=repo)
+    return RunSpec(scenario="s", night=night, test=test)
+
+
 def make_spec(
     night: str = "2026-11-10",
     *,

@@ -3,7 +3,7 @@
 import contextvars
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from nightbridge.tasks.context import shared_night
 from nightbridge.tasks.limits import job_slots, limits_of
 from tests.builders import make_plan
 from tests.real.prefect_harness import prefect_in_this_process
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -46,13 +47,6 @@ def with_job(planned: LaunchPlan) -> LaunchPlan:
 def taken(name: str) -> int:
     with get_client(sync_client=True) as client:
         return client.read_global_concurrency_limit_by_name(name).active_slots
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 120
-    while not true():
-        assert time.monotonic() < end, "did not happen"
-        time.sleep(0.2)
 
 
 def test_a_limit_is_for_a_cluster_or_for_an_account_on_it() -> None:

@@ -2,27 +2,18 @@
 
 import contextlib
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from nightbridge.embedded.jobs import all_jobs
 from nightbridge.models import ClusterSettings, JobStatus
 from nightbridge.slurm.local import LocalCluster
 from nightbridge.slurm.states import TERMINAL
+from tests.waiting import wait_until
 
-PATIENCE = 300.0
 """Seconds after which a test gives up on what should happen at once; this machine may be busy."""
 
 KILL_WAIT = 1.0
-
-
-def wait_until(what: str, ready: Callable[[], bool]) -> None:
-    """Wait until something is true; fail with its name."""
-    deadline = time.monotonic() + PATIENCE
-    while not ready():
-        assert time.monotonic() < deadline, f"waited too long for: {what}"
-        time.sleep(0.02)
 
 
 def status(cluster: LocalCluster, job_id: int) -> JobStatus:
@@ -30,18 +21,18 @@ def status(cluster: LocalCluster, job_id: int) -> JobStatus:
 
 
 def wait_for_end(cluster: LocalCluster, job_id: int) -> JobStatus:
-    wait_until(f"the end of job {job_id}", lambda: status(cluster, job_id).state in TERMINAL)
+    wait_until(lambda: status(cluster, job_id).state in TERMINAL, f"the end of job {job_id}")
     return status(cluster, job_id)
 
 
 def wait_for_state(cluster: LocalCluster, job_id: int, state: str) -> None:
-    wait_until(f"job {job_id} to be {state}", lambda: status(cluster, job_id).state.value == state)
+    wait_until(lambda: status(cluster, job_id).state.value == state, f"job {job_id} to be {state}")
 
 
 def wait_for_text(path: Path, text: str = "") -> str:
     """Wait until a file has a text (any, when none is named); return all of it."""
     wait_until(
-        f"{text!r} in {path.name}", lambda: path.exists() and path.stat().st_size > 0 and text in path.read_text()
+        lambda: path.exists() and path.stat().st_size > 0 and text in path.read_text(), f"{text!r} in {path.name}"
     )
     return path.read_text()
 
@@ -84,4 +75,4 @@ def local_cluster(folder: Path, *, slots: int = 2) -> Iterator[LocalCluster]:
                 cluster.cancel(job.job_id)
         for job in all_jobs(cluster.root):
             wait_for_end(cluster, job.job_id)
-        wait_until(f"no process: {processes_of(cluster.root)}", lambda: not processes_of(cluster.root))
+        wait_until(lambda: not processes_of(cluster.root), f"no process: {processes_of(cluster.root)}")

@@ -21,9 +21,9 @@ from tests.nightbridge.embedded.local_cluster import (
     wait_for_end,
     wait_for_state,
     wait_for_text,
-    wait_until,
     write_script,
 )
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -373,7 +373,7 @@ def test_a_removed_folder_ends_the_job(cluster: LocalCluster, tmp_path: Path) ->
 
     (cluster.root / "jobs" / str(job_id)).rename(tmp_path / "away")
 
-    wait_until("the job's end", lambda: not is_running(pid))
+    wait_until(lambda: not is_running(pid), "the job's end")
     assert cluster.states([job_id]) == {}
 
 

@@ -25,9 +25,9 @@ from tests.nightbridge.embedded.local_cluster import (
     status,
     wait_for_end,
     wait_for_text,
-    wait_until,
     write_script,
 )
+from tests.waiting import wait_until
 
 SUBMITTER = """
 import sys
@@ -109,7 +109,7 @@ def test_a_submitter_that_dies_leaves_no_job_or_one_that_runs(
     assert len(found.jobs) == jobs
     for job in found.jobs:
         assert wait_for_end(cluster, job.job_id).state is JobState.COMPLETED
-    wait_until("the runner's end", lambda: not processes_of(cluster.root))
+    wait_until(lambda: not processes_of(cluster.root), "the runner's end")
     assert cluster.find("night-a1").jobs == tuple(status(cluster, job.job_id) for job in found.jobs)
     assert (tmp_path / "ran").exists() == bool(jobs)
 
@@ -133,7 +133,7 @@ def test_find_is_complete_whenever_the_submitter_is_killed(cluster: LocalCluster
         # What was told is there; at most one; and none turns up later.
         assert [str(job_id) for job_id in found] == told or (not told and len(found) <= 1)
         assert [wait_for_end(cluster, job_id).state for job_id in found] == [JobState.COMPLETED] * len(found)
-        wait_until("the runner's end", lambda: not processes_of(cluster.root))
+        wait_until(lambda: not processes_of(cluster.root), "the runner's end")
         assert [job.job_id for job in cluster.find(name).jobs] == found
         ran = (tmp_path / f"{name}.ran").read_text().split() if found else []
         assert ran == [str(job_id) for job_id in found]
@@ -151,7 +151,7 @@ def test_a_killed_runner_is_a_node_failure_and_takes_what_it_started_along(
     pids = [int(wait_for_text(tmp_path / name)) for name in ("away", "task0", "task1")]
 
     os.kill(runner_pid(cluster, job_id), signal.SIGKILL)
-    wait_until("the runner's end", lambda: not is_running(runner_pid(cluster, job_id)))
+    wait_until(lambda: not is_running(runner_pid(cluster, job_id)), "the runner's end")
 
     answer = status(cluster, job_id)
     assert (answer.state, answer.exit_code) == (JobState.NODE_FAIL, None)
@@ -167,10 +167,10 @@ def test_a_query_about_a_dead_runner_leaves_the_exit_codes_of_own_children(
     )
     wait_for_text(tmp_path / f"slurm-{job_id}.out", "up")
     mine = subprocess.Popen(["bash", "-c", "exit 7"])
-    wait_until("the child's end", lambda: not is_running(mine.pid))
+    wait_until(lambda: not is_running(mine.pid), "the child's end")
 
     os.kill(runner_pid(cluster, job_id), signal.SIGKILL)
-    wait_until("the node failure", lambda: status(cluster, job_id).state is JobState.NODE_FAIL)
+    wait_until(lambda: status(cluster, job_id).state is JobState.NODE_FAIL, "the node failure")
 
     assert mine.wait() == 7
 
@@ -182,7 +182,7 @@ def test_a_killed_runner_does_not_take_along_what_its_job_submitted(cluster: Loc
     inner = int(wait_for_text(tmp_path / "inner", "\n"))
 
     os.kill(runner_pid(cluster, job_id), signal.SIGKILL)
-    wait_until("the node failure", lambda: status(cluster, job_id).state is JobState.NODE_FAIL)
+    wait_until(lambda: status(cluster, job_id).state is JobState.NODE_FAIL, "the node failure")
     (tmp_path / "go").touch()
 
     assert wait_for_end(cluster, inner).state is JobState.COMPLETED
@@ -191,7 +191,7 @@ def test_a_killed_runner_does_not_take_along_what_its_job_submitted(cluster: Loc
 def test_a_killed_runner_gives_its_slot_back(cluster: LocalCluster, tmp_path: Path) -> None:
     script = write_script(tmp_path / "job.sh", "[ $SLURM_JOB_ID -gt 2 ] || sleep 600")
     ids = [cluster.submit("night-a1", script, ()) for _ in range(3)]
-    wait_until("two running jobs", lambda: all(status(cluster, job).state is JobState.RUNNING for job in ids[:2]))
+    wait_until(lambda: all(status(cluster, job).state is JobState.RUNNING for job in ids[:2]), "two running jobs")
 
     os.kill(runner_pid(cluster, ids[0]), signal.SIGKILL)
 
@@ -203,7 +203,7 @@ def test_a_runner_that_dies_while_its_job_waits_is_a_node_failure(cluster: Local
     ids = [cluster.submit("night-a1", script, ()) for _ in range(3)]
 
     os.kill(runner_pid(cluster, ids[2]), signal.SIGKILL)
-    wait_until("the runner's end", lambda: not is_running(runner_pid(cluster, ids[2])))
+    wait_until(lambda: not is_running(runner_pid(cluster, ids[2])), "the runner's end")
 
     answer = status(cluster, ids[2])
     assert (answer.state, answer.started_at) == (JobState.NODE_FAIL, None)
@@ -238,7 +238,7 @@ def test_a_zombie_is_gone() -> None:
     assert child.stdin is not None
 
     child.stdin.close()
-    wait_until("the child's end", lambda: not is_running(child.pid))
+    wait_until(lambda: not is_running(child.pid), "the child's end")
 
     assert is_gone(identity)
     child.wait()

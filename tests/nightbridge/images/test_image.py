@@ -11,17 +11,11 @@ import pytest
 from nightbridge.errors import DamagedData, InvalidInput, PermanentError, TransientError
 from nightbridge.images.image import pull_image, sha256_of, workspace_refs
 from nightbridge.images.scratch_dirs import scratch_dir, unfinished
-from nightbridge.models import GitRepo, Image, RunSpec, Site, TestDefinition
+from nightbridge.models import Image, Site
+from tests.builders import make_image_spec
 
 NEMO = "nvcr.io/nvidia/nemo:26.02.00"
 HEX = "ab" * 32
-
-
-def run_spec(image: str | None, night: str = "2026-11-21") -> RunSpec:
-    cmd_args = {} if image is None else {"container_image": image}
-    repo = GitRepo(url="https://git.example.org/x.git")
-    test = TestDefinition(id="t", name="t", cmd_args=cmd_args, git_repos=(repo,), nemo_run_repo=repo)
-    return RunSpec(scenario="s", night=night, test=test)
 
 
 @pytest.fixture
@@ -30,13 +24,13 @@ def site(tmp_path: Path) -> Site:
 
 
 def test_none_is_the_declared_absence_of_a_container(site: Site) -> None:
-    assert pull_image(run_spec("none"), site) == Image(kind="none")
+    assert pull_image(make_image_spec("none"), site) == Image(kind="none")
     assert not site.workspace.exists()
 
 
 def test_no_image_at_all_is_invalid_input(site: Site) -> None:
     with pytest.raises(InvalidInput, match=r"no container_image.*cmd_args"):
-        pull_image(run_spec(None), site)
+        pull_image(make_image_spec(None), site)
 
 
 # --- a file ----------------------------------------------------------------------------------------------------------
@@ -46,7 +40,7 @@ def test_a_local_image_is_used_where_it_lies(site: Site, tmp_path: Path, tiny_im
     path = tmp_path / "nemo.sqsh"
     path.write_bytes(tiny_image)
 
-    image = pull_image(run_spec(str(path)), site)
+    image = pull_image(make_image_spec(str(path)), site)
 
     checksum = sha256_of(path)
     assert image == Image(
@@ -60,37 +54,37 @@ def test_a_relative_path_is_one_too(
     (tmp_path / "nemo.img").write_bytes(tiny_image)
     monkeypatch.chdir(tmp_path)
 
-    assert pull_image(run_spec("nemo.img"), site).path == tmp_path / "nemo.img"
-    assert pull_image(run_spec("./nemo.img"), site).path == tmp_path / "nemo.img"
+    assert pull_image(make_image_spec("nemo.img"), site).path == tmp_path / "nemo.img"
+    assert pull_image(make_image_spec("./nemo.img"), site).path == tmp_path / "nemo.img"
 
 
 def test_a_local_image_is_read_again_only_when_it_changed(site: Site, tmp_path: Path, tiny_image: bytes) -> None:
     path = tmp_path / "nemo.sqsh"
     path.write_bytes(tiny_image)
-    first = pull_image(run_spec(str(path)), site)
+    first = pull_image(make_image_spec(str(path)), site)
     sidecar = next((site.images_dir / "local").glob("*.json"))
     written = sidecar.stat().st_mtime_ns
 
-    assert pull_image(run_spec(str(path)), site) == first
+    assert pull_image(make_image_spec(str(path)), site) == first
     assert sidecar.stat().st_mtime_ns == written
     path.write_bytes(tiny_image + b"\0")
-    assert pull_image(run_spec(str(path)), site).sha256 == sha256_of(path) != first.sha256
+    assert pull_image(make_image_spec(str(path)), site).sha256 == sha256_of(path) != first.sha256
 
 
 def test_a_local_file_that_is_missing_or_no_image_is_refused(site: Site, tmp_path: Path) -> None:
     (tmp_path / "text.sqsh").write_text("hello")
 
     with pytest.raises(InvalidInput, match=r"missing\.sqsh: no such image file"):
-        pull_image(run_spec(str(tmp_path / "missing.sqsh")), site)
+        pull_image(make_image_spec(str(tmp_path / "missing.sqsh")), site)
     with pytest.raises(DamagedData, match=r"text\.sqsh: not a complete squashfs image"):
-        pull_image(run_spec(str(tmp_path / "text.sqsh")), site)
+        pull_image(make_image_spec(str(tmp_path / "text.sqsh")), site)
 
 
 # --- a reference -----------------------------------------------------------------------------------------------------
 
 
 def test_a_reference_is_imported_by_its_digest(site: Site, enroot: Any, tiny_image: bytes) -> None:
-    image = pull_image(run_spec("nvcr.io#nvidia/nemo:26.02.00"), site)
+    image = pull_image(make_image_spec("nvcr.io#nvidia/nemo:26.02.00"), site)
 
     assert image.path == site.images_dir / f"{HEX}.sqsh"
     assert image.path.read_bytes() == tiny_image
@@ -104,18 +98,18 @@ def test_a_reference_is_imported_by_its_digest(site: Site, enroot: Any, tiny_ima
 
 
 def test_it_is_imported_once_and_later_needs_no_enroot(site: Site, enroot: Any) -> None:
-    first = pull_image(run_spec(NEMO), site)
+    first = pull_image(make_image_spec(NEMO), site)
     enroot.program.unlink()
 
-    assert pull_image(run_spec(NEMO), site) == first
+    assert pull_image(make_image_spec(NEMO), site) == first
 
 
 def test_a_folder_of_images_outside_the_workspace_knows_who_uses_it(site: Site, enroot: Any, tmp_path: Path) -> None:
     shared = tmp_path / "shared"
 
     for name in ("a", "b", "a"):
-        pull_image(run_spec(NEMO), Site(workspace=tmp_path / name, images=shared))
-    pull_image(run_spec(NEMO), site)
+        pull_image(make_image_spec(NEMO), Site(workspace=tmp_path / name, images=shared))
+    pull_image(make_image_spec(NEMO), site)
 
     assert len(enroot.calls("import")) == 2
     assert workspace_refs(shared) == {tmp_path / "a", tmp_path / "b"}
@@ -123,18 +117,18 @@ def test_a_folder_of_images_outside_the_workspace_knows_who_uses_it(site: Site, 
 
 
 def test_a_moved_tag_is_seen_the_next_night_and_not_within_one(site: Site, enroot: Any) -> None:
-    pull_image(run_spec(NEMO), site)
+    pull_image(make_image_spec(NEMO), site)
     enroot.set_digest("sha256:" + "cd" * 32)
 
-    assert pull_image(run_spec(NEMO), site).digest == f"sha256:{HEX}"
-    assert pull_image(run_spec(NEMO, night="2026-11-22"), site).digest == "sha256:" + "cd" * 32
+    assert pull_image(make_image_spec(NEMO), site).digest == f"sha256:{HEX}"
+    assert pull_image(make_image_spec(NEMO, night="2026-11-22"), site).digest == "sha256:" + "cd" * 32
     assert len(enroot.calls("import")) == 2
 
 
 def test_many_who_ask_at_once_make_one_import(site: Site, enroot: Any) -> None:
     enroot.fail_once("slow")
     found: list[Image] = []
-    threads = [threading.Thread(target=lambda: found.append(pull_image(run_spec(NEMO), site))) for _ in range(8)]
+    threads = [threading.Thread(target=lambda: found.append(pull_image(make_image_spec(NEMO), site))) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -149,10 +143,10 @@ def test_many_who_ask_at_once_make_one_import(site: Site, enroot: Any) -> None:
 def test_a_failed_import_leaves_no_image_and_the_next_one_makes_it(site: Site, enroot: Any, fault: str) -> None:
     enroot.fail_once(fault)
     with pytest.raises(TransientError):
-        pull_image(run_spec(NEMO), site)
+        pull_image(make_image_spec(NEMO), site)
     assert list(site.images_dir.iterdir()) == []
 
-    assert pull_image(run_spec(NEMO), site).size == 244
+    assert pull_image(make_image_spec(NEMO), site).size == 244
 
 
 def test_a_partial_file_under_the_final_name_is_never_used(site: Site, enroot: Any, tiny_image: bytes) -> None:
@@ -160,7 +154,7 @@ def test_a_partial_file_under_the_final_name_is_never_used(site: Site, enroot: A
     partial = site.images_dir / f"{HEX}.sqsh"
     partial.write_bytes(tiny_image[:200])
 
-    image = pull_image(run_spec(NEMO), site)
+    image = pull_image(make_image_spec(NEMO), site)
 
     assert image.path == partial
     assert partial.read_bytes() == tiny_image
@@ -168,11 +162,11 @@ def test_a_partial_file_under_the_final_name_is_never_used(site: Site, enroot: A
 
 def test_an_image_that_was_cut_or_overwritten_is_imported_again(site: Site, enroot: Any, tiny_image: bytes) -> None:
     for damaged in (tiny_image[:100], b"x" * len(tiny_image)):
-        path = pull_image(run_spec(NEMO), site).path
+        path = pull_image(make_image_spec(NEMO), site).path
         assert path is not None
         path.write_bytes(damaged)
 
-        pull_image(run_spec(NEMO), site)
+        pull_image(make_image_spec(NEMO), site)
 
         assert path.read_bytes() == tiny_image
 
@@ -184,7 +178,7 @@ def test_enroot_3_imports_by_digest_too(
     monkeypatch.setenv("ENROOT_ALLOW_HTTP", "y")
     name = f"{demo_image.registry.host}/{demo_image.name}"
 
-    image = pull_image(run_spec(f"{name}:1"), site)
+    image = pull_image(make_image_spec(f"{name}:1"), site)
 
     (call,) = enroot.calls("import")
     assert call.endswith(f" docker://{demo_image.registry.host}#{demo_image.name}:{demo_image.digest}")
@@ -195,7 +189,7 @@ def test_a_sidecar_that_was_never_finished_is_removed_by_the_next_import(site: S
     site.images_dir.mkdir(parents=True)
     (site.images_dir / f".{HEX}.json.0123.tmp").write_text("{")
 
-    pull_image(run_spec(NEMO), site)
+    pull_image(make_image_spec(NEMO), site)
 
     assert sorted(path.name for path in site.images_dir.iterdir()) == [f"{HEX}.json", f"{HEX}.sqsh"]
 
@@ -212,7 +206,7 @@ def test_what_a_killed_import_left_elsewhere_is_removed_by_the_next_one(
     assert len(list(work.iterdir())) == len(list(site.images_dir.iterdir())) == 1
     (work / "somebody-else").mkdir()
 
-    pull_image(run_spec(NEMO), site)
+    pull_image(make_image_spec(NEMO), site)
 
     assert [path.name for path in work.iterdir()] == ["somebody-else"]
     assert sorted(path.name for path in site.images_dir.iterdir()) == [f"{HEX}.json", f"{HEX}.sqsh"]
@@ -224,6 +218,6 @@ def test_without_enroot_a_reference_gets_advice_and_leaves_nothing(
     monkeypatch.setenv("PATH", str(tmp_path))
 
     with pytest.raises(PermanentError, match="enroot is not installed here"):
-        pull_image(run_spec(NEMO), site)
+        pull_image(make_image_spec(NEMO), site)
 
     assert not site.images_dir.exists()

@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from nightbridge.images.image import check_squashfs, pull_image, sha256_of
-from nightbridge.models import GitRepo, Image, RunSpec, Site, TestDefinition
+from nightbridge.models import Image, RunSpec, Site
+from tests.builders import make_image_spec
 from tests.conftest import SEEDS
 from tests.real.s3_proxy import Proxy, proxy_to
 
@@ -30,6 +31,7 @@ PULL = """
 import sys
 from nightbridge.images.image import pull_image
 from nightbridge.models import RunSpec, Site
+from tests.builders import make_image_spec
 spec, site = RunSpec.model_validate_json(sys.argv[1]), Site.model_validate_json(sys.argv[2])
 print("ready", flush=True)
 print(pull_image(spec, site).model_dump_json())
@@ -92,13 +94,6 @@ def site(tmp_path: Path) -> Site:
     return Site(workspace=tmp_path / "workspace")
 
 
-def run_spec(host: str, name: str) -> RunSpec:
-    repo = GitRepo(url="https://git.example.org/x.git")
-    wanted = {"container_image": f"{host}/{name}:1"}
-    test = TestDefinition(id="t", name="t", cmd_args=wanted, git_repos=(repo,), nemo_run_repo=repo)
-    return RunSpec(scenario="s", night="2026-11-21", test=test)
-
-
 def start(spec: RunSpec, site: Site) -> "subprocess.Popen[str]":
     command = [sys.executable, "-c", PULL, spec.model_dump_json(), site.model_dump_json()]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -112,7 +107,7 @@ def wait_until_it_begins(process: "subprocess.Popen[str]") -> None:
 def test_twenty_processes_make_one_import(
     tool: Tool, proxy: Proxy, demo_image: Any, site: Site, request: pytest.FixtureRequest
 ) -> None:
-    spec = run_spec(proxy.endpoint_url.removeprefix("http://"), demo_image.name)
+    spec = make_image_spec(f"{proxy.endpoint_url.removeprefix('http://')}/{demo_image.name}:1")
 
     processes = [start(spec, site) for _ in range(PROCESSES)]
     answers = [process.communicate()[0] for process in processes]
@@ -163,7 +158,7 @@ def kill(process: "subprocess.Popen[str]", *, with_its_programs: bool) -> None:
 def test_killed_at_any_moment_the_next_one_succeeds(
     tool: Tool, demo_image: Any, site: Site, tmp_path: Path, undisturbed: dict[str, float], seed: int
 ) -> None:
-    spec = run_spec(demo_image.registry.host, demo_image.name)
+    spec = make_image_spec(f"{demo_image.registry.host}/{demo_image.name}:1")
     if tool.name not in undisturbed:
         undisturbed[tool.name] = measure(spec, Site(workspace=tmp_path / "measured"))
     source = random.Random(seed)

@@ -7,8 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,22 +17,18 @@ import pytest
 from nightbridge.errors import InvalidInput, LaunchRefused, NightbridgeError, PermanentError, TransientError
 from nightbridge.images.image import pull_image
 from nightbridge.images.on_node import NodeImporter
-from nightbridge.models import ClusterSettings, GitRepo, Image, ImageImport, RunSpec, Site, TestDefinition
+from nightbridge.models import ClusterSettings, Image, ImageImport, Site
 from nightbridge.slurm.node_command import run_on_node
+from tests.builders import make_image_spec
 from tests.real.registry import DEMO_CONFIG, PASSWORD, USER, demo_layers, start_private_registry, write_layout
 from tests.real.slurm_daemons import SlurmDaemons
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
 
 HEX = "ab" * 32
 PINNED = f"nvcr.io/nvidia/nemo@sha256:{HEX}"
 SHORT = ("--time=5", "--mem=50")
-
-
-def run_spec(image: str) -> RunSpec:
-    repo = GitRepo(url="https://git.example.org/x.git")
-    test = TestDefinition(id="t", name="t", cmd_args={"container_image": image}, git_repos=(repo,), nemo_run_repo=repo)
-    return RunSpec(scenario="s", night="2026-11-21", test=test)
 
 
 @pytest.fixture
@@ -52,19 +47,12 @@ def importer(site: Site, credentials: str = "", options: tuple[str, ...] = SHORT
 
 
 def pull(site: Site, image: str = PINNED) -> Image:
-    return pull_image(run_spec(image), site, lambda: importer(site))
+    return pull_image(make_image_spec(image), site, lambda: importer(site))
 
 
 def nothing_is_left(site: Site) -> bool:
     temp = site.workspace.parent / "temp"
     return not list(site.images_dir.iterdir()) and (not temp.exists() or not list(temp.iterdir()))
-
-
-def wait_for(happened: Callable[[], bool]) -> None:
-    end = time.monotonic() + 240
-    while not happened():
-        assert time.monotonic() < end
-        time.sleep(0.2)
 
 
 def test_the_image_is_made_there_checked_here_and_the_sidecar_names_the_node(
@@ -118,7 +106,7 @@ def test_a_node_without_enroot_and_a_missing_partition_are_errors(
     with pytest.raises(PermanentError, match=r"enroot is not installed here \(on node\d\)"):
         pull(site)
     with pytest.raises(LaunchRefused, match="no such partition"):
-        pull_image(run_spec(PINNED), site, lambda: importer(site, options=("--partition=nowhere",)))
+        pull_image(make_image_spec(PINNED), site, lambda: importer(site, options=("--partition=nowhere",)))
 
 
 def test_a_python_that_the_nodes_do_not_see_is_an_error(
@@ -147,7 +135,7 @@ def test_credentials_reach_the_node_through_slurm_and_are_written_down_nowhere(
 ) -> None:
     lines = f"machine 127.0.0.1 login {USER} password {PASSWORD}"
 
-    pull_image(run_spec(private_image), site, lambda: importer(site, lines))
+    pull_image(make_image_spec(private_image), site, lambda: importer(site, lines))
 
     assert enroot.login() == hashlib.sha256(f"{lines}\n".encode()).hexdigest()
     shown = PASSWORD.encode()
@@ -170,14 +158,14 @@ def test_a_job_that_was_cancelled_is_transient_and_the_next_one_clears_up_after_
 
     with ThreadPoolExecutor() as pool:
         pulled = pool.submit(pull, site)
-        wait_for((enroot.folder / "hanging").exists)
+        wait_until((enroot.folder / "hanging").exists)
         (job,) = slurm_cluster.command("squeue", "-h", "-t", "R", "-o", "%i").stdout.split()
         slurm_cluster.command("scancel", job)
         with pytest.raises(TransientError, match="Slurm did not let the job end"):
             pulled.result()
 
     assert list(site.images_dir.iterdir()) == []
-    wait_for(lambda: not Path(f"/proc/{(enroot.folder / 'hanging').read_text().strip()}").exists())
+    wait_until(lambda: not Path(f"/proc/{(enroot.folder / 'hanging').read_text().strip()}").exists())
     image = pull(site)
     assert image.path is not None
     assert image.path.read_bytes() == tiny_image
@@ -188,7 +176,7 @@ def test_a_job_that_takes_too_long_is_cancelled(cluster: ClusterSettings, slurm_
     with pytest.raises(TransientError, match="did not end within"):
         run_on_node(cluster, "too-long", ["sleep", "600"], environment={}, timeout=20, options=SHORT)
 
-    wait_for(lambda: not slurm_cluster.command("squeue", "-h", "--name=too-long").stdout.strip())
+    wait_until(lambda: not slurm_cluster.command("squeue", "-h", "--name=too-long").stdout.strip())
 
 
 PULL = """
@@ -207,8 +195,10 @@ def test_an_import_whose_flow_was_killed_is_ended_by_the_next_one_and_leaves_no_
     site: Site, enroot: Any, tiny_image: bytes, slurm_cluster: SlurmDaemons
 ) -> None:
     enroot.fail_once("hang")
-    process = subprocess.Popen([sys.executable, "-c", PULL, run_spec(PINNED).model_dump_json(), site.model_dump_json()])
-    wait_for((enroot.folder / "hanging").exists)
+    process = subprocess.Popen(
+        [sys.executable, "-c", PULL, make_image_spec(PINNED).model_dump_json(), site.model_dump_json()]
+    )
+    wait_until((enroot.folder / "hanging").exists)
     process.send_signal(signal.SIGKILL)
     process.wait()
     # The kill has hit our process alone: its srun, and the job, go on.

@@ -13,17 +13,15 @@ import pytest
 from nightbridge.errors import PermanentError, TransientError
 from nightbridge.images.image import pull_image
 from nightbridge.images.scratch_dirs import check_folders, remove_tree
-from nightbridge.models import GitRepo, ImageImport, RunSpec, Site, TestDefinition
+from nightbridge.models import ImageImport, RunSpec, Site
+from tests.builders import make_image_spec
 
 NOBODY = 65534
 
 
 @pytest.fixture
 def spec() -> RunSpec:
-    repo = GitRepo(url="https://git.example.org/x.git")
-    cmd_args = {"container_image": "nvcr.io/nvidia/nemo:26.02.00"}
-    test = TestDefinition(id="t", name="t", cmd_args=cmd_args, git_repos=(repo,), nemo_run_repo=repo)
-    return RunSpec(scenario="s", night="2026-11-21", test=test)
+    return make_image_spec("nvcr.io/nvidia/nemo:26.02.00")
 
 
 @pytest.mark.parametrize("setting", ["cache", "temp"])

@@ -26,19 +26,11 @@ from nightbridge.models import (
     RunSpec,
     SecretRef,
     Site,
-    TestDefinition,
 )
+from tests.builders import make_test
 
 Planner = Callable[..., LaunchPlan]
 
-ARGS = {
-    "gpu_type": "h100",
-    "num_gpus": 16,
-    "container_image": "nvcr.io#nvidia/nemo:26.04",
-    "model_family_name": "llama",
-    "model_recipe_name": "llama3_8b",
-    "max_steps": 50,
-}
 SLURM = ClusterSettings(kind="slurm", name="c", account="acct", partition="batch", gpus_per_node=8)
 TENSORBOARD = (
     "logger.tensorboard_dir=/nemo_run/tb_logs",
@@ -49,15 +41,8 @@ TENSORBOARD = (
 
 
 def spec(args: dict[str, Any] | None = None, *, version: str = "v0.4.2", **fields: Any) -> RunSpec:
-    test = TestDefinition(
-        id="t",
-        name="t",
-        source="t.toml",
-        cmd_args={**ARGS, **(args or {})},
-        git_repos=(GitRepo(url="https://x/Megatron-Bridge", commit=version, mount_as="/opt/Megatron-Bridge"),),
-        nemo_run_repo=GitRepo(url="https://x/Run"),
-        **fields,
-    )
+    mounted = GitRepo(url="https://x/Megatron-Bridge", commit=version, mount_as="/opt/Megatron-Bridge")
+    test = make_test(args, **{"git_repos": (mounted,), **fields})
     return RunSpec(scenario="s", night="2026-11-21", test=test)
 
 

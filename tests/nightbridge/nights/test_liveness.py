@@ -3,11 +3,7 @@
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,30 +12,10 @@ from nightbridge.errors import TransientError
 from nightbridge.files import write_model
 from nightbridge.locking import this_process
 from nightbridge.nights.liveness import alive, alive_path, is_alive, last_sign
+from tests.nightbridge.nights.flow_process import flow_process
+from tests.waiting import wait_until
 
 RUN = "0b5e8a4e-8a53-4b5f-9a46-0d1c6d3f3a11"
-
-
-@contextmanager
-def other_process(workspace: Path) -> Iterator["subprocess.Popen[str]"]:
-    """A process that says that it runs the flow run until it is told to end."""
-    program = f"""
-from pathlib import Path
-from nightbridge.nights.liveness import alive
-with alive(Path({str(workspace)!r}), {RUN!r}, interval=0.05):
-    print("alive", flush=True)
-    input()
-"""
-    process = subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "alive\n"
-        yield process
-    finally:
-        process.kill()
-        process.wait()
 
 
 def sign_from_another_host(workspace: Path, *, seconds_ago: float) -> Path:
@@ -56,13 +32,6 @@ def pid_of_the_last_sign(workspace: Path) -> int:
     assert sign is not None
     assert sign.holder is not None
     return sign.holder.pid
-
-
-def eventually(happened: Callable[[], object], seconds: float = 10.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not happened() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return bool(happened())
 
 
 def test_nobody_has_said_so_before_the_block_and_after_it(tmp_path: Path) -> None:
@@ -82,7 +51,7 @@ def test_the_file_is_removed_when_the_block_fails(tmp_path: Path) -> None:
 
 
 def test_a_killed_process_is_dead_at_once_on_its_own_host(tmp_path: Path) -> None:
-    with other_process(tmp_path) as process:
+    with flow_process(tmp_path, RUN) as process:
         assert is_alive(tmp_path, RUN) is True
         process.kill()
         process.wait()
@@ -92,7 +61,7 @@ def test_a_killed_process_is_dead_at_once_on_its_own_host(tmp_path: Path) -> Non
 
 
 def test_a_stopped_process_lives_however_long_it_was_silent(tmp_path: Path) -> None:
-    with other_process(tmp_path) as process:
+    with flow_process(tmp_path, RUN) as process:
         process.send_signal(signal.SIGSTOP)
         time.sleep(0.3)
 
@@ -119,14 +88,14 @@ def test_a_beat_is_a_new_modification_time(tmp_path: Path) -> None:
         path = alive_path(tmp_path, RUN)
         os.utime(path, (0, 0))
 
-        assert eventually(lambda: path.stat().st_mtime > 0)
+        wait_until(lambda: path.stat().st_mtime > 0)
 
 
 def test_a_workspace_that_comes_back_empty_gets_the_file_again(tmp_path: Path) -> None:
     with alive(tmp_path, RUN, interval=0.02):
         shutil.rmtree(tmp_path / "nights")
 
-        assert eventually(lambda: is_alive(tmp_path, RUN))
+        wait_until(lambda: is_alive(tmp_path, RUN))
 
 
 def test_a_workspace_that_is_away_from_the_beginning_stops_no_night(tmp_path: Path) -> None:
@@ -143,11 +112,11 @@ def test_a_workspace_that_is_away_from_the_beginning_stops_no_night(tmp_path: Pa
         workspace.mkdir()
         tmp_path.joinpath("before").rename(workspace / "nights")
 
-        assert eventually(lambda: is_alive(workspace, RUN))
+        wait_until(lambda: is_alive(workspace, RUN))
 
 
 def test_the_process_that_began_last_has_the_file(tmp_path: Path) -> None:
-    with other_process(tmp_path) as first, alive(tmp_path, RUN):
+    with flow_process(tmp_path, RUN) as first, alive(tmp_path, RUN):
         first.communicate("\n")
 
         assert first.returncode == 0
@@ -155,7 +124,7 @@ def test_the_process_that_began_last_has_the_file(tmp_path: Path) -> None:
 
 
 def test_a_restart_takes_over_from_the_dead(tmp_path: Path) -> None:
-    with other_process(tmp_path) as process:
+    with flow_process(tmp_path, RUN) as process:
         process.kill()
         process.wait()
     with alive(tmp_path, RUN):

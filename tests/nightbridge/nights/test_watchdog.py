@@ -4,11 +4,8 @@ import dataclasses
 import json
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime, time, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -51,8 +48,10 @@ from nightbridge.slurm.attempt_files import (
 from nightbridge.slurm.factory import open_cluster
 from nightbridge.store.factory import open_store
 from nightbridge.store.protocol import ObjectStore
-from tests.nightbridge.embedded.local_cluster import local_cluster, wait_for_end, wait_for_state, wait_until
+from tests.nightbridge.embedded.local_cluster import local_cluster, wait_for_end, wait_for_state
+from tests.nightbridge.nights.flow_process import flow_process
 from tests.real.slurm_daemons import SlurmDaemons, free_ports
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from nightbridge.slurm.local import LocalCluster
@@ -155,28 +154,6 @@ def end(place: Place, *verdicts: Verdict) -> None:
     )
 
 
-@contextmanager
-def flow_process(workspace: Path) -> Iterator["subprocess.Popen[str]"]:
-    """A process that says that it runs the night."""
-    program = f"""
-from pathlib import Path
-from nightbridge.nights.liveness import alive
-with alive(Path({str(workspace)!r}), {FLOW_RUN!r}):
-    print("alive", flush=True)
-    input()
-"""
-    process = subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "alive\n"
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
     """A night of two tests on the embedded cluster, which has one slot."""
@@ -194,7 +171,7 @@ def living(place: Place) -> Iterator[None]:
 @pytest.fixture
 def killed(place: Place) -> None:
     """The night's process was killed."""
-    with flow_process(place.site.workspace) as process:
+    with flow_process(place.site.workspace, FLOW_RUN) as process:
         process.send_signal(signal.SIGKILL)
         process.wait()
 
@@ -519,8 +496,8 @@ class TestRealSlurm:
         later = place.submit("moe", "true", "--mem=10", f"--begin={utc_now() + timedelta(hours=1):%Y-%m-%dT%H:%M:%S}")
         jobs = place.cluster
         try:
-            wait_until("the job to run", lambda: jobs.states([running])[running].state.value == "RUNNING")
-            wait_until("a reason", lambda: jobs.states([later])[later].reason == "BeginTime")
+            wait_until(lambda: jobs.states([running])[running].state.value == "RUNNING", "the job to run")
+            wait_until(lambda: jobs.states([later])[later].reason == "BeginTime", "a reason")
             found = {missing.test_id: missing for missing in place.look().missing}
         finally:
             for job in (running, held, later):

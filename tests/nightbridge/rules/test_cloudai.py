@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from nightbridge.models import Compat, GitRepo, HarvestPolicy, TestDefinition
+from nightbridge.models import Compat, HarvestPolicy, TestDefinition
 from nightbridge.rules import RULES, check_test, errors_of, failed_constraints
 from nightbridge.rules.cloudai import CONSTRAINTS
+from tests.builders import make_test
 
 SHARED = Path(__file__).parents[4] / "shared" / "data"
 VERSIONS = ("0.3.0", "0.4.0")
@@ -18,17 +19,10 @@ FITS = {"num_gpus": 16, "tp": 2, "pp": 2, "cp": 1, "mb": 1, "gb": 16, "model_rec
 TE = {"cuda_graph_impl": "transformer_engine"}
 
 
-def make_test(args: dict[str, Any], *, version: str = "v0.4.0", compat: Compat = "cloudai") -> TestDefinition:
-    needed = {"gpu_type": "h100", "model_family_name": "x", "container_image": "nvcr.io#nvidia/nemo:26.04"}
-    return TestDefinition(
-        id="t",
-        name="t",
-        cmd_args={**needed, **args},
-        git_repos=(GitRepo(url="https://x/Megatron-Bridge", commit=version),),
-        nemo_run_repo=GitRepo(url="https://x/Run"),
-        compat=compat,
-        harvest=HarvestPolicy(checkpoint="none"),
-    )
+def make_cloudai_test(args: dict[str, Any], *, version: str = "v0.4.0", compat: Compat = "cloudai") -> TestDefinition:
+    unset = {"num_gpus": None, "model_recipe_name": None, "max_steps": None}
+    harvest = HarvestPolicy(checkpoint="none")
+    return make_test({**unset, "model_family_name": "x", **args}, version=version, compat=compat, harvest=harvest)
 
 
 def shipped(version: str) -> Iterator[tuple[str, dict[str, Any], str]]:
@@ -45,7 +39,7 @@ def test_every_shipped_configuration_is_accepted(version: str) -> None:
     refused = {
         name: [str(violation) for violation in found]
         for name, args, _ in shipped(version)
-        if (found := errors_of(check_test(make_test(args, version=f"v{version}", compat="none"))))
+        if (found := errors_of(check_test(make_cloudai_test(args, version=f"v{version}", compat="none"))))
     }
 
     assert refused == {}
@@ -133,14 +127,14 @@ def test_every_constraint_has_a_rule_of_the_normal_profile_that_stands_for_it() 
 def test_the_compat_profile_reports_cloudais_constraints_by_name_instead_of_ours() -> None:
     ships = {**FITS, "num_gpus": 16, "model_recipe_name": "deepseek_v3", "pp": 2, "vp": 8}
 
-    (violation,) = errors_of(check_test(make_test(ships)))
+    (violation,) = errors_of(check_test(make_cloudai_test(ships)))
 
     assert violation.rule == "cloudai-18-deepseek-layout"
     assert "pp 2 with vp 8" in violation.message
-    assert errors_of(check_test(make_test(ships, compat="none"))) == ()
+    assert errors_of(check_test(make_cloudai_test(ships, compat="none"))) == ()
 
 
 def test_the_launcher_has_the_last_word_in_the_compat_profile_too() -> None:
-    rules = {violation.rule for violation in errors_of(check_test(make_test({**FITS, "gpu_type": "h10"})))}
+    rules = {violation.rule for violation in errors_of(check_test(make_cloudai_test({**FITS, "gpu_type": "h10"})))}
 
     assert rules == {"choice"}

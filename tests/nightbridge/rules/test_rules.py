@@ -14,7 +14,6 @@ from nightbridge.models import (
     ClusterLimits,
     ClusterSettings,
     GatePolicy,
-    GitRepo,
     HarvestPolicy,
     LauncherEnvironment,
     PinnedRepository,
@@ -27,40 +26,14 @@ from nightbridge.models import (
 from nightbridge.rules import RULES, check, check_scenario, check_test, errors_of
 from nightbridge.rules.rule import RuleContext
 from nightbridge.slurm.factory import open_cluster
+from tests.builders import make_test
 
-ARGS = {
-    "gpu_type": "h100",
-    "num_gpus": 16,
-    "container_image": "nvcr.io#nvidia/nemo:26.04",
-    "model_family_name": "llama",
-    "model_recipe_name": "llama3_8b",
-    "max_steps": 50,
-}
 ROOMY = ClusterLimits(max_nodes=64, max_time_seconds=7 * 86400, gpus_per_node=8, has_pyxis=True)
 FULL = {"tp": 1, "pp": 1, "cp": 1, "mb": 1}
 TE = {"cuda_graph_impl": "transformer_engine"}
 WHOLE = {"cuda_graph_impl": "local", "cuda_graph_scope": "full_iteration"}
 V6 = {"version": "v0.6.0"}
 DEEPSEEK = {"model_family_name": "deepseek", "model_recipe_name": "deepseek_v3"}
-
-
-def make_test(
-    args: dict[str, Any] | None = None,
-    *,
-    version: str = "v0.4.2",
-    url: str = "https://x/Megatron-Bridge",
-    **fields: Any,
-) -> TestDefinition:
-    written = {key: value for key, value in {**ARGS, **(args or {})}.items() if value is not None}
-    return TestDefinition(
-        id="t",
-        name="t",
-        source="t.toml",
-        cmd_args=written,
-        git_repos=(GitRepo(url=url, commit=version),),
-        nemo_run_repo=GitRepo(url="https://x/Run"),
-        **fields,
-    )
 
 
 def broken(test: TestDefinition, limits: ClusterLimits | None = None) -> dict[str, str]:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nightbridge.launch.resources import at_point
-from nightbridge.models import ClusterLimits, Compat, GitRepo, SweepAxis, SweepPolicy, TestDefinition
+from nightbridge.models import ClusterLimits, Compat, SweepAxis, SweepPolicy, TestDefinition
 from nightbridge.rules import (
     PROFILES,
     check_scenario,
@@ -22,28 +22,15 @@ from nightbridge.rules import (
 )
 from nightbridge.rules.rule import Rule, RuleContext
 from nightbridge.rules.sweeps import MAX_RUNS, Cut, Point
+from tests.builders import make_test
 from tests.nightbridge.rules.test_rules import BREAKS
-from tests.nightbridge.rules.test_rules import make_test as rules_test
-
-ARGS = {
-    "gpu_type": "h100",
-    "num_gpus": 16,
-    "container_image": "nvcr.io#nvidia/nemo:26.04",
-    "model_family_name": "llama",
-    "model_recipe_name": "llama3_8b",
-}
 
 
 def swept(
     args: dict[str, Any] | None = None, /, *, compat: Any = "none", sweep: Any = None, **axes: Any
 ) -> TestDefinition:
-    return TestDefinition(
-        id="t",
-        name="t",
-        source="t.toml",
-        cmd_args={**{key: value for key, value in ARGS.items() if key not in axes}, **(args or {})},
-        git_repos=(GitRepo(url="https://x/Megatron-Bridge", commit="v0.4.2"),),
-        nemo_run_repo=GitRepo(url="https://x/Run"),
+    return make_test(
+        {**dict.fromkeys(axes), **(args or {})},
         compat=compat,
         sweep=sweep or SweepPolicy(),
         axes=tuple(
@@ -92,7 +79,7 @@ def test_a_rule_reads_no_field_that_it_does_not_name(rule: Rule[RuleContext]) ->
     limits = ClusterLimits(max_nodes=1, max_time_seconds=60, has_pyxis=False)
     for _, args, fields, _ in BREAKS:
         read: set[str] = set()
-        test = rules_test(args, **fields)
+        test = make_test(args, **fields)
         watched = test.model_copy(update={"cmd_args": Watched(test.cmd_args, read)})
 
         list(rule.check(RuleContext(watched, limits)))

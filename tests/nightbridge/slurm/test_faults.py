@@ -30,6 +30,7 @@ from nightbridge.slurm.submission import submit_attempt
 from nightbridge.slurm.watcher import Watcher
 from tests.conftest import need
 from tests.real.slurm_daemons import SlurmDaemons, missing_reason, start_slurm
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slurm
 
@@ -168,13 +169,6 @@ def limited(slurm_cluster: SlurmDaemons) -> Iterator[Run]:
     yield run
     run.close()
     shutil.rmtree(workspace, ignore_errors=True)
-
-
-def wait_until(true: Callable[[], object], timeout: float = 240.0) -> None:
-    end = time.monotonic() + timeout
-    while not true():
-        assert time.monotonic() < end, "did not happen"
-        time.sleep(0.1)
 
 
 def until_submitted(run: Run, body: str, *options: str) -> Job:

@@ -4,13 +4,13 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
 from nightbridge.errors import LaunchRefused
 from nightbridge.slurm.script import ALREADY_CLAIMED, ATTEMPT_FILE, NOT_VISIBLE, wrap_script
+from tests.waiting import wait_until
 
 SHELLS = [
     shell for shell in ("/bin/bash", "/bin/sh", "/bin/bash -l", "/usr/bin/env bash") if Path(shell.split()[0]).exists()
@@ -47,13 +47,6 @@ def run(script: str, attempt: Path, job_id: int = 7, **options: str) -> "subproc
     process = start(script, attempt, job_id, **options)
     out, err = process.communicate(timeout=120)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-
-
-def wait_for(path: Path) -> None:
-    end = time.monotonic() + 60
-    while not path.exists():
-        assert time.monotonic() < end, f"{path} was not made"
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("shell", SHELLS)
@@ -153,7 +146,7 @@ def test_a_node_that_does_not_see_the_workspace_is_named(left: str, attempt: Pat
 
 def test_a_script_killed_with_all_its_processes_by_sigterm_leaves_its_exit_code(attempt: Path) -> None:
     process = start(f"#!/bin/bash\ntouch '{attempt.parent}/up'\nsleep 60\n", attempt)
-    wait_for(attempt.parent / "up")
+    wait_until((attempt.parent / "up").exists)
 
     os.killpg(process.pid, signal.SIGTERM)
     _, err = process.communicate(timeout=120)
@@ -170,7 +163,7 @@ def test_a_script_killed_with_all_its_processes_by_sigterm_leaves_its_exit_code(
 def test_a_signal_to_the_batch_shell_alone_reaches_the_script(shell: str, name: str, attempt: Path) -> None:
     body = f"trap 'echo saved; exit 4' {name}\ntouch '{attempt.parent}/up'\nfor i in $(seq 600); do sleep 0.1; done\n"
     process = start(f"#!{shell}\n{body}", attempt)
-    wait_for(attempt.parent / "up")
+    wait_until((attempt.parent / "up").exists)
 
     process.send_signal(getattr(signal, f"SIG{name}"))
     out, _ = process.communicate(timeout=120)
@@ -185,7 +178,7 @@ def test_a_script_that_survives_a_signal_is_waited_for(attempt: Path) -> None:
         f"trap 'echo checkpoint' USR1\ntouch '{attempt.parent}/up'\nfor i in $(seq 20); do sleep 0.05; done\nexit 6\n"
     )
     process = start(f"#!/bin/bash\n{body}", attempt)
-    wait_for(attempt.parent / "up")
+    wait_until((attempt.parent / "up").exists)
 
     process.send_signal(signal.SIGUSR1)
     out, _ = process.communicate(timeout=120)

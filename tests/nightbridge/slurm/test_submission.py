@@ -30,6 +30,7 @@ from nightbridge.slurm.protocol import JobNotAccepted
 from nightbridge.slurm.sbatch_shim import experiment_dir_of, install_shim
 from nightbridge.slurm.submission import submit_attempt
 from tests.real.slurm_daemons import COMMANDS, SlurmDaemons
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slurm
 
@@ -112,13 +113,6 @@ def with_tools(attempt: AttemptContext, **scripts: str) -> tuple[AttemptContext,
 
 def jobs_named(cluster: CommandLineCluster, name: str) -> list[int]:
     return [job.job_id for job in cluster.find(name).jobs]
-
-
-def wait_until(true: Callable[[], object], timeout: float = 240.0) -> None:
-    end = time.monotonic() + timeout
-    while not true():
-        assert time.monotonic() < end, "did not happen"
-        time.sleep(0.1)
 
 
 # --- the submit stage ------------------------------------------------------------------------------------------------
