@@ -25,7 +25,6 @@ class BadEnd(Exception):
     Args:
         message: The verdict, or the tests that ended badly.
         returned: What the flow returned.
-
     """
 
     def __init__(self, message: str, returned: Verdict | NightReport) -> None:

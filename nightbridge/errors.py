@@ -26,7 +26,6 @@ class NightbridgeError(Exception):
         what: What happened, one clause without a final stop.
         thing: The file, repository, job or object that it happened to.
         advice: How the user can fix it; empty where nothing can be advised.
-
     """
 
     def __init__(self, what: str, *, thing: str = "", advice: str = "") -> None:
@@ -72,7 +71,6 @@ class InvalidInput(PermanentError):
         thing: The file or option.
         advice: The way out.
         violations: Every violation found, one line each, not only the first.
-
     """
 
     def __init__(self, what: str, *, thing: str = "", advice: str = "", violations: Sequence[str] = ()) -> None:
@@ -99,7 +97,6 @@ class ErrorPattern(NamedTuple):
         kind: The error.
         what: What happened, one clause.
         advice: How the user can fix it; `{name}` is filled in from the fields given to `error`.
-
     """
 
     pattern: str

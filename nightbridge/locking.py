@@ -70,7 +70,6 @@ class Lease:
 
         Raises:
             TransientError: The lease was broken, because this process was stopped for longer than its time to live.
-
         """
         if self._lost or not self._is_ours():
             raise TransientError("lost the lease while working", thing=str(self.path), advice="Will retry")
@@ -114,7 +113,6 @@ def lease(
     Raises:
         TransientError: Another process held it until the timeout; the message names it.
         PermanentError: The folder cannot be written.
-
     """
     held = _acquire(path, ttl, timeout, on_wait)
     try:
@@ -134,7 +132,6 @@ def get_or_create(path: Path, kind: type[M], create: Callable[[], M]) -> M:
     Raises:
         DamagedData: The file cannot be read.
         TransientError: Another process held the lock for too long.
-
     """
     if (found := _read_value(path, kind)) is not None:
         return found

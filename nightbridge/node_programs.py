@@ -90,7 +90,6 @@ def read_answer(finished: Finished, answer: type[_Answer], *, doing: str, thing:
     Raises:
         TransientError: It was killed before it could answer.
         PermanentError: It could not start.
-
     """
     lines = finished.stdout.decode(errors="replace").strip().splitlines()
     try:

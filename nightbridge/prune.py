@@ -70,7 +70,6 @@ def choose(candidates: Sequence[Removal], policy: Policy, used_by_jobs: str, *, 
         used_by_jobs: `text_of_live_jobs` of the workspace. It names an image or a checkout by its digest or commit: the
             folders above may be spelt in another way, such as through a link.
         now: Unix time.
-
     """
     chosen, kept_bytes = [], 0
     for index, candidate in enumerate(sorted(candidates, key=lambda one: one.last_used, reverse=True)):
@@ -156,7 +155,6 @@ def remove_checkouts(workspace: Path, removals: Sequence[Removal]) -> list[Remov
 
     Raises:
         TransientError: Another process holds a checkout's lease for too long.
-
     """
     removed = []
     for removal in removals:
@@ -200,7 +198,6 @@ def find_old_images(
 
     Raises:
         PermanentError: The jobs that use the images are unknown.
-
     """
     candidates = [
         Removal.candidate(path, path.stat().st_size, _last_used(path))
@@ -227,7 +224,6 @@ def remove_images(workspace: Path, images: Path, removals: Sequence[Removal]) ->
     Raises:
         PermanentError: The jobs that use the images are unknown.
         TransientError: Another process holds an image's lease for too long.
-
     """
     removed = []
     for removal in removals:

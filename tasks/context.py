@@ -222,7 +222,6 @@ def wait_out(
     Raises:
         TransientError: The last one, after the patience.
         KeyboardInterrupt: The process is ending; or what else ends the flow run (see `raise_if_interrupted`).
-
     """
     over = time.monotonic() + patience * first_delay
     delay, logged = first_delay, ""

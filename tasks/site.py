@@ -111,7 +111,6 @@ def site_logins(site: Site) -> AbstractContextManager[None]:
 
     Raises:
         InvalidInput: The secret is not where the site names it.
-
     """
     named = site.git_credentials
     return git_logins(resolve_secret(named, block_value) if named else "")

@@ -87,7 +87,6 @@ def stage(
         retries: How often it is tried again.
         waits_for: Errors that may last for hours and are waited out in each try (see `wait_out`).
         key: Under which key its result is found again after a restart.
-
     """
 
     def decorate(function: Callable[P, R]) -> Task[P, R]:

@@ -86,7 +86,6 @@ class SweepChoice:
         fields: Keys that take a list and are to sweep over it nevertheless.
         excluded: CloudAI's `dse_excluded_args`: paths, and everything below them, that never sweep.
         drawn: Keys that take a list, of which each point gets one value (CloudAI's `env_params`).
-
     """
 
     fields: Sequence[str] = ()

@@ -60,7 +60,6 @@ def define_test(
 
     Returns:
         The test, or an invalid test with every violation; and the warnings.
-
     """
     findings = Findings(source)
     findings.problems.extend(extra_problems)

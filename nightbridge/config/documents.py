@@ -103,7 +103,6 @@ class Document:
         path: The file as the user named it.
         text: Its text.
         table: What tomllib made of it.
-
     """
 
     path: Path
@@ -125,7 +124,6 @@ def read_document(path: Path) -> Document:
 
     Raises:
         InvalidInput: It cannot be read, is not UTF-8, or is not TOML; the message names the line.
-
     """
     try:
         if path.is_file() and path.stat().st_size > SIZE_LIMIT:
@@ -144,7 +142,6 @@ def parse_document(text: str, path: Path) -> Document:
 
     Raises:
         InvalidInput: It is not TOML.
-
     """
     try:
         table = tomllib.loads(text)

@@ -34,7 +34,6 @@ def load(path: Path, *, tests_dirs: Sequence[Path] = (), overrides: Mapping[str,
     Raises:
         InvalidInput: The file cannot be read, is neither a test nor a scenario, or the scenario itself is wrong; or a
             directory does not exist.
-
     """
     for directory in tests_dirs:
         if not Path(directory).is_dir():

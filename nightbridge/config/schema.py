@@ -131,7 +131,6 @@ def validated(
         findings: Where problems go.
         base: Path of the table in its file.
         also_known: Keys of the table that have been taken out of it.
-
     """
     try:
         return model.model_validate(table)

@@ -72,7 +72,6 @@ def load_site(path: Path, base: Site | None = None) -> tuple[Site, tuple[str, ..
 
     Raises:
         InvalidInput: The file cannot be read or something in it is wrong; every violation is reported.
-
     """
     document = read_document(Path(path))
     findings = Findings(Layered([Layer(document.table, document)]))
@@ -98,7 +97,6 @@ def plain_site(choice: SiteChoice) -> tuple[Site, tuple[str, ...]] | None:
 
     Raises:
         InvalidInput: A file cannot be read or something in it is wrong.
-
     """
     system, cluster, store = choice.system, choice.cluster, choice.store
     if (system and not _is_file_name(system)) or (store and "://" not in store):

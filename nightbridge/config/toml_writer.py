@@ -28,7 +28,6 @@ def toml_value(value: Any) -> str:
 
     Args:
         value: Text, number, boolean, or a mapping, list or tuple of such.
-
     """
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_quoted(key)} = {toml_value(item)}" for key, item in value.items()) + "}"

@@ -77,7 +77,6 @@ def parse_time(text: str) -> float | None:
 
     Raises:
         InvalidInput: It is not a time limit.
-
     """
     if text.upper() in {"UNLIMITED", "INFINITE", "-1"}:
         return None
@@ -92,7 +91,6 @@ def parse_count(text: str, option: str) -> int:
 
     Raises:
         InvalidInput: It is not a number above zero.
-
     """
     number = text.partition("-")[0]
     if not number.isdigit() or int(number) < 1:
@@ -105,7 +103,6 @@ def parse_dependencies(text: str) -> tuple[tuple[str, int], ...]:
 
     Raises:
         InvalidInput: A type that the embedded cluster does not have, or alternatives (`?`).
-
     """
     found: list[tuple[str, int]] = []
     for part in text.split(","):

@@ -69,7 +69,6 @@ def fill_pattern(pattern: str, values: Mapping[str, object]) -> str:
     Args:
         pattern: The name. `%4t` pads a number with zeros to four digits.
         values: By letter: j job id, x job name, t task, n node, N node name, u user, s step...
-
     """
 
     def value(found: re.Match[str]) -> str:

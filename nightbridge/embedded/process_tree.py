@@ -188,7 +188,6 @@ def start_session(
         environment: All of its environment.
         directory: Its working directory.
         streams: Its standard input, output and error.
-
     """
     parent = os.getpid()
     # Blocked until the child has left our handlers behind: a signal in between would be lost.

@@ -43,7 +43,6 @@ def submit(root: Path, script: Path, words: Sequence[str], *, environment: Mappi
         LaunchRefused: The script is no batch script.
         InvalidInput: An option is wrong, or means what this cluster cannot do.
         TransientError: The runner did not start.
-
     """
     text = _read_script(script)
     given, rest = split_options(words, EMBEDDED_SBATCH)

@@ -89,7 +89,6 @@ def make_step(options: Mapping[str, str], argv: Sequence[str], environment: Mapp
     Raises:
         InvalidInput: An option is wrong, or requests more than the job has.
         PermanentError: This is not inside a job.
-
     """
     job = read_job(Path(environment[JOB_VARIABLE])) if JOB_VARIABLE in environment else None
     if job is None:

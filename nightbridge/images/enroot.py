@@ -65,7 +65,6 @@ class Enroot(Model):
             InvalidInput: There is no such image.
             PermanentError: The registry refuses us.
             TransientError: The registry cannot be reached, or is busy.
-
         """
         if self.major < FIRST_MAJOR_WITH_DIGEST:
             return registry_digest(reference, self.credentials.get_secret_value())
@@ -94,7 +93,6 @@ class Enroot(Model):
             InvalidInput: There is no such image.
             PermanentError: The registry refuses us, a disk is full, or enroot lacks a tool.
             TransientError: The registry is unreachable or busy, a layer was corrupted, or enroot was killed.
-
         """
         temp = temporary_folder(self.settings.temp)
         check_folders(cache_folder(self.settings.cache), temp)
@@ -128,7 +126,6 @@ def find_enroot(settings: ImageImport | None = None, credentials: str = "") -> E
 
     Raises:
         PermanentError: There is none, or its version cannot be read.
-
     """
     program = shutil.which("enroot")
     if program is None:

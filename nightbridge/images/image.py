@@ -83,7 +83,6 @@ def pull_image(spec: RunSpec, site: Site, importer: Callable[[], Importer] | Non
         DamagedData: The file is no whole squashfs image.
         PermanentError: enroot is not installed, the registry refuses us, or a disk is full.
         TransientError: The registry is unreachable, or another import of this image took too long.
-
     """
     written = str(spec.test.cmd_args.get("container_image") or "").strip()
     if not written:
@@ -219,7 +218,6 @@ def check_squashfs(path: Path) -> None:
 
     Raises:
         DamagedData: It is empty, no squashfs, shorter than its own superblock claims, or unsquashfs refuses it.
-
     """
     with path.open("rb") as stream:
         superblock = stream.read(_SUPERBLOCK_BYTES)
@@ -270,7 +268,6 @@ def workspace_refs(images: Path) -> set[Path]:
 
     Raises:
         PermanentError: A record cannot be read, so the jobs that use these images are unknown.
-
     """
     try:
         records = images.glob(f"{_PREFIX}*.json")

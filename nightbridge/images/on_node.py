@@ -40,7 +40,6 @@ class NodeImporter:
         run_on_node: How a program gets there.
         settings: Folders of imports, as the nodes know them.
         credentials: Logins as lines of netrc(5).
-
     """
 
     tool = "a job on a compute node"
@@ -65,7 +64,6 @@ class NodeImporter:
             LaunchRefused: The cluster refused the job for good.
             PermanentError: The registry refuses us, a disk is full, or the node has no enroot or no Python.
             TransientError: The registry cannot be reached or is busy, or the cluster did not let the import end.
-
         """
         request = ImportRequest(reference=reference, output=output, settings=self._settings)
         try:

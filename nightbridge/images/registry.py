@@ -94,7 +94,6 @@ def parse_reference(text: str) -> ImageReference:
 
     Raises:
         InvalidInput: It is none, or it carries a password.
-
     """
     match = _REFERENCE.fullmatch(text.strip())
     parts = match.groupdict() if match else {"name": "", "separator": "", "registry": ""}
@@ -156,7 +155,6 @@ def registry_digest(reference: ImageReference, credentials: str = "") -> str:
         PermanentError: The registry refuses us, or its certificate is not trusted.
         TransientError: The registry cannot be reached, or is busy.
         DamagedData: It answered with no digest.
-
     """
     digest = _request_manifest(reference, "HEAD", credentials).headers.get("Docker-Content-Digest")
     if digest is None:
@@ -313,7 +311,6 @@ def find_login(registry: str, *, token_server: str = "", credentials: str = "") 
 
     Raises:
         PermanentError: Logins cannot be read.
-
     """
     hosts = [registry, registry.rpartition(":")[0], token_server]
     if registry == DOCKER_HUB:

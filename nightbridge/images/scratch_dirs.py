@@ -70,7 +70,6 @@ def check_folders(cache: Path, temp: Path) -> None:
     Raises:
         PermanentError: A folder cannot be written.
         TransientError: A folder cannot be written now.
-
     """
     for folder, what in ((cache, "the cache of images"), (temp, "the folder in which images are unpacked")):
         check_writable(folder, what=what, advice=OTHER_FOLDERS)
@@ -83,7 +82,6 @@ def named_write_errors(reference: ImageReference, folder: Path) -> Iterator[None
     Raises:
         PermanentError: A file could not be written.
         TransientError: It could not be written now.
-
     """
     try:
         yield

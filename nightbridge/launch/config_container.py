@@ -29,7 +29,6 @@ class ConfigContainer:
         path: The file as the user named it.
         table: What YAML made of it.
         world_size: GPUs of the run, where known.
-
     """
 
     path: Path
@@ -169,7 +168,6 @@ def read_container(path: Path) -> ConfigContainer:
 
     Raises:
         InvalidInput: It cannot be read, is not YAML, or holds no ConfigContainer.
-
     """
     import yaml
 
@@ -201,7 +199,6 @@ def with_overrides(container: ConfigContainer, overrides: Sequence[str]) -> Conf
     Raises:
         InvalidInput: An override is none of these, or names a key that is not there. Megatron-Bridge refuses such a
             key as well, and drops it silently where it has a `+`, so here both are refused.
-
     """
     import yaml
 

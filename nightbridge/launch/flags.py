@@ -68,7 +68,6 @@ class Flag:
         last: Last version that has it; None while it exists.
         source: Where the value comes from: a test, or nightbridge for the site.
         secret: Environment variable that carries the value instead of the flag; such a flag is never written.
-
     """
 
     field: str

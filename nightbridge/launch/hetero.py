@@ -107,7 +107,6 @@ def hetero_plan(
     Raises:
         InvalidInput: The pinned code has no such program, or its program cannot make one of the grids, or has a parser
             of its own that lacks a flag or a choice; all of these are reported.
-
     """
     test = spec.test
     program = _program(test, code)
@@ -361,7 +360,6 @@ def _batch_script(
         program: What each rank runs.
         log_prefix: The program's output goes to this and `<job id>_<restart count>.out`, as NeMo-Run's logs do.
         output: Directory to make on the host before the program starts.
-
     """
     log = f'{shlex.quote(log_prefix)}%j_"${{SLURM_RESTART_COUNT:-0}}".out'
     command = ["exec", *map(shlex.quote, torchrun), *_RENDEZVOUS, *map(shlex.quote, program)]

@@ -30,7 +30,6 @@ class ProcessGrid(Model):
         dp: Data parallel.
         ep: Expert parallel.
         etp: Expert tensor parallel.
-
     """
 
     nodes: Count | None = None

@@ -32,7 +32,6 @@ def known_flags(checkout: Path, launcher: Path = LAUNCHER) -> dict[str, Choices]
 
     Raises:
         InvalidInput: The checkout has no such parser, or it is not Python that can be read.
-
     """
     try:
         return flags_in(checkout / launcher.with_name(_PARSER_NAME))
@@ -50,7 +49,6 @@ def flags_in(path: Path) -> dict[str, Choices]:
     Raises:
         OSError: The file cannot be read.
         InvalidInput: It is not Python.
-
     """
     try:
         module = ast.parse(path.read_text(encoding="utf-8"))

@@ -75,7 +75,6 @@ def make_plan(
     Raises:
         InvalidInput: The pinned launcher has no such flag or value, or a value would not survive the batch script;
             every violation is reported.
-
     """
     attempt_dir = attempt_dir.absolute()
     if not spec.test.has_launcher:
@@ -136,7 +135,6 @@ def placeholder_plan(spec: RunSpec, site: Site, limits: ClusterLimits | None = N
 
     Raises:
         InvalidInput: As for `make_plan`, by the flag table of that version.
-
     """
     bridge, nemo_run = spec.test.megatron_bridge, spec.test.nemo_run_repo
     checkout = Checkout(

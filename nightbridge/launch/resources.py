@@ -61,7 +61,6 @@ def time_limit_seconds(test: TestDefinition) -> int:
 
     Raises:
         InvalidInput: The test's time limit is not valid.
-
     """
     return seconds_of(test.time_limit or LAUNCHER_TIME_LIMIT)
 
@@ -80,7 +79,6 @@ def at_point(
         point: Axis name (`SweepAxis.name`) to value; some axes may be missing, as they are while a grid is cut.
         version: The launcher's version, which decides on the GPUs of a node; by the pin where it is not given.
         limits: The cluster, whose nodes may have another number of GPUs; None where it is not known.
-
     """
     args = dict(test.cmd_args)
     variables = dict(test.extra_env_vars)
@@ -112,7 +110,6 @@ def seconds_of(text: str) -> int:
 
     Raises:
         InvalidInput: It is none of these, or no time at all.
-
     """
     text = text.strip()
     if match := _WITH_UNIT.match(text):

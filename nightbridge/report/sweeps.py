@@ -70,7 +70,6 @@ def sweep_results(
         runs: The night's own runs, confirming ones not among them.
         verdicts: Their verdicts, and others.
         limits: The cluster, as far as it had a part in which points were run.
-
     """
     by_key = {verdict.run_key: verdict for verdict in verdicts}
     by_test: dict[str, list[tuple[RunSpec, Verdict]]] = {}

@@ -58,7 +58,6 @@ def check_out(
         InvalidInput: The repository has no such commit.
         PermanentError: The repository refuses us, or the checkout cannot be made.
         TransientError: The repository cannot be reached, or another process holds the checkout for too long.
-
     """
     mirror.resolve(commit)
     folder = workspace.absolute() / "checkouts" / mirror.name / (commit + (WITH_SUBMODULES if with_submodules else ""))
@@ -129,7 +128,6 @@ def find_changes(folder: Path, commit: str, *, timeout: float = 600.0) -> list[s
 
     Raises:
         TransientError: git did not answer in time.
-
     """
     return _find_changes(folder, commit, folder.name.endswith(WITH_SUBMODULES), timeout)
 
@@ -236,7 +234,6 @@ def _find_changes_once(folder: Path, commit: str, *, read_all: bool = False, tim
         commit: Its commit.
         read_all: Whether git compares every file with its commit, not only those whose times it cannot trust.
         timeout: Longest time one git command may take, seconds.
-
     """
     now = _time_of_file_system(folder)
     written = {index: index.stat().st_mtime for index in _indexes(folder, timeout=timeout)}
@@ -321,7 +318,6 @@ def clone_with_submodules(mirror: Mirror, commit: str, folder: Path, workspace: 
         InvalidInput: A submodule's repository or commit does not exist.
         PermanentError: A submodule's repository refuses us.
         TransientError: It cannot be reached.
-
     """
     with ThreadPoolExecutor() as pool:
 

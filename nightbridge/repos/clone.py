@@ -22,7 +22,6 @@ def make_checkout(spec: RunSpec, site: Site) -> Checkout:
         InvalidInput: A repository or ref does not exist.
         PermanentError: A repository refuses us, or the environment cannot be made.
         TransientError: A repository or the package index is unreachable, or another process holds a lease too long.
-
     """
     workspace = site.workspace.absolute()
     megatron_bridge = _pinned_checkout(spec.test.megatron_bridge, spec.night, workspace, site.git_timeout)
@@ -40,7 +39,6 @@ def make_code(test: TestDefinition, site: Site, night: str) -> Checkout:
         InvalidInput: The repository or the ref does not exist.
         PermanentError: The repository refuses us.
         TransientError: It cannot be reached.
-
     """
     workspace = site.workspace.absolute()
     return Checkout(megatron_bridge=_pinned_checkout(test.megatron_bridge, night, workspace, site.git_timeout))
@@ -57,7 +55,6 @@ def verify_unchanged(checkout: Checkout, since: datetime) -> list[str]:
 
     Raises:
         TransientError: git did not answer in time.
-
     """
     return [
         f"{repository.url}: {change}"

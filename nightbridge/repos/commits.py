@@ -40,7 +40,6 @@ def pinned(mirror: Mirror, ref: str, night: str, workspace: Path) -> CommitPin:
         PermanentError: The repository refuses us.
         TransientError: The repository cannot be reached.
         DamagedData: The pin cannot be read.
-
     """
     identity = hashlib.sha256(f"{mirror.url}\n{ref}".encode()).hexdigest()[:16]
     path = workspace.absolute() / "nights" / night / "pins" / f"{mirror.name}-{identity}.json"

@@ -133,7 +133,6 @@ def prepare_base(envs_dir: Path, *, lock: Path = LAUNCHER_LOCK, wheels: Path | N
         InvalidInput: There is no such wheel folder.
         PermanentError: A requirement cannot be installed here, or its file does not have the hash of the lock file.
         TransientError: The package index is unreachable, or another process took too long to install.
-
     """
     base = envs_dir.absolute() / f"base-{_base_hash(lock)}"
     if _is_usable(base):
@@ -181,7 +180,6 @@ def make_environment(
         PermanentError: The checkout's package cannot be installed, or `import nemo_run` fails in the environment.
         DamagedData: `nemo_run` does not come from where it must.
         TransientError: The package index is unreachable, or another process holds the lease for too long.
-
     """
     base = prepare_base(envs_dir, lock=lock, wheels=wheels)
     digest = hashlib.sha256(f"{base.name} {nemo_run.commit}".encode()).hexdigest()[:16]

@@ -127,7 +127,6 @@ def git(*arguments: str | Path, timeout: float, folder: Path | None = None, thin
         InvalidInput: No such ref or repository.
         PermanentError: Credentials refused, disk full, and unknown failures of git.
         TransientError: Network, lock contention, time limit.
-
     """
     finished = attempt(*arguments, timeout=timeout, folder=folder, umask=umask)
     if finished.code:

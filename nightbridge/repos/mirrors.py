@@ -52,7 +52,6 @@ class Mirror:
         url: Repository address, as the user wrote it.
         workspace: Where mirrors are kept, under `repos/`.
         timeout: Longest time one git command may take, seconds.
-
     """
 
     def __init__(self, url: str, workspace: Path, *, timeout: float) -> None:
@@ -71,7 +70,6 @@ class Mirror:
             InvalidInput: No such repository or ref, or the ref means two different commits.
             PermanentError: The repository refuses us.
             TransientError: The repository cannot be reached, or another process holds the mirror for too long.
-
         """
         return self.repaired(lambda: self._resolve(ref.strip()))
 
@@ -278,7 +276,6 @@ def clone_at(mirror: Mirror, commit: str, folder: Path) -> None:
     Raises:
         PermanentError: The mirror is damaged, or has no such commit.
         TransientError: Another process holds the mirror for too long.
-
     """
     shutil.rmtree(folder, ignore_errors=True)
     with mirror.lease():

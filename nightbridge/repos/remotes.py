@@ -31,7 +31,6 @@ def absolute_url(text: str) -> str:
 
     Raises:
         InvalidInput: Empty, an option, or it carries a password, which would end up in process lists and logs.
-
     """
     text = text.strip()
     if not text or text.startswith("-"):
@@ -87,7 +86,6 @@ def git_logins(lines: str) -> Iterator[None]:
 
     Raises:
         PermanentError: The lines cannot be read.
-
     """
     if not lines.strip():
         yield

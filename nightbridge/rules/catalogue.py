@@ -29,7 +29,6 @@ class RuleEntry(Model):
         fields: The fields that it reads.
         reason: Why it exists.
         source: Whose code or documentation it follows.
-
     """
 
     id: str
@@ -86,7 +85,6 @@ def find_rule(rule_id: str) -> RuleEntry:
 
     Raises:
         InvalidInput: There is none.
-
     """
     entries = {entry.id: entry for entry in rule_entries()}
     if rule_id not in entries:

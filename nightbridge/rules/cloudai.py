@@ -38,7 +38,6 @@ class Constraint:
         broken: A message where `[cmd_args]` breaks it.
         corrected_by: The rules of the normal profile that replace it.
         rule: The same as a rule of the `cloudai` profile.
-
     """
 
     number: int
@@ -288,6 +287,5 @@ def failed_constraints(args: Mapping[str, Any]) -> tuple[int, ...]:
 
     Args:
         args: Field to value, as the table has them; a field that is missing or None counts as CloudAI's default.
-
     """
     return tuple(constraint.number for constraint in CONSTRAINTS if constraint.broken(args) is not None)

@@ -79,7 +79,6 @@ def check_container(container: ConfigContainer, world_size: int | None = None) -
     Args:
         container: The configuration.
         world_size: GPUs of the run; without it, the data parallel size that the file records is taken.
-
     """
     return tuple(violations_of(CONTAINER_RULES, replace(container, world_size=world_size)))
 
@@ -93,7 +92,6 @@ def check(
 
     Raises:
         InvalidInput: The checkout holds no launcher that can be read.
-
     """
     return _check_one(spec.test, limits, checkout)
 

@@ -47,7 +47,6 @@ class Violation(Model):
         severity: An error keeps the run from starting, a warning does not.
         fields: The fields that the rule looked at.
         message: What is wrong, with the values, and the way out.
-
     """
 
     rule: str
@@ -74,7 +73,6 @@ class Rule(Generic[Subject]):
         first: First version of Megatron-Bridge for which it holds.
         last: Last one; None while it holds.
         alone: Whether it looks at each value separately, so that combinations of values need no check.
-
     """
 
     id: str
@@ -148,7 +146,6 @@ class RuleContext:
         checkout: The pinned code; None before it is fetched.
         args: The test's `[cmd_args]`.
         available: Which of the needs of rules (`Rule.needs`) are met.
-
     """
 
     def __init__(

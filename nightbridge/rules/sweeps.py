@@ -40,7 +40,6 @@ class Cut:
         axis: Name of that axis; empty where the fields that are not swept over break the rule already.
         values: The values of that axis that are refused.
         points: How many points of the grid are left out with it.
-
     """
 
     rule: Rule[RuleContext]
@@ -57,7 +56,6 @@ class Skipped:
     Attributes:
         points: How many points; a point that several rules refuse counts for the first of them.
         example: The rule's message for the first of them.
-
     """
 
     points: int
@@ -73,7 +71,6 @@ class Expansion:
         valid: How many break no rule.
         walked: How many of the points have been looked at: all, unless the walk was cut short.
         skipped: Rule id to the points that it refuses, in the order in which they were found.
-
     """
 
     points: int
@@ -263,7 +260,6 @@ def expansion_of(grid: Grid, most: int | None = None) -> Expansion:
     Args:
         grid: The grid.
         most: After how many points and cuts to stop; None to walk all of it.
-
     """
     found = Expansion(grid.size)
     for outcome in islice(grid.outcomes(), most):
@@ -340,7 +336,6 @@ class SkippedParts:
         parts: The first `MAX_LISTED` of them, in the order of the grid.
         points: How many points all of them have, the unlisted ones too.
         note: What the list omits; empty where it is complete.
-
     """
 
     parts: tuple[SkippedPart, ...]
@@ -357,7 +352,6 @@ def skipped_parts(test: TestDefinition, grid: Grid) -> SkippedParts:
     Args:
         test: The swept test.
         grid: Its points under the rules of its profile.
-
     """
     listed: list[SkippedPart] = []
     points = walked = parts = 0

@@ -125,7 +125,6 @@ def last_attempt(run_dir: Path) -> int:
 
     Args:
         run_dir: `<workspace>/runs/<run key>`.
-
     """
     found = (_ATTEMPT_FOLDER.fullmatch(entry.name) for entry in run_dir.glob("a*"))
     return max((int(match[1]) for match in found if match), default=0)
@@ -138,7 +137,6 @@ def open_attempt(workspace: Path, run_key: str, cluster: ClusterSettings) -> Att
         workspace: The workspace; the folder is `<workspace>/runs/<run key>/a<n>`, absolute.
         run_key: The run.
         cluster: Where its job will be submitted.
-
     """
     number = last_attempt(workspace.absolute() / "runs" / run_key)
     while True:
@@ -182,7 +180,6 @@ def read_attempt(attempt_dir: Path) -> AttemptContext:
 
     Raises:
         DamagedData: There is none, or it cannot be read.
-
     """
     context = _read(AttemptContext, attempt_dir / ATTEMPT_FILE)
     if context is None:
@@ -218,7 +215,6 @@ def declare_intent(attempt_dir: Path, launcher_script: Path, experiment_dir: Pat
         launcher_script: The script that the launcher passed to sbatch.
         experiment_dir: The folder that the launcher made for exactly this job.
         after: `newest_intent(attempt_dir)` from before the lookup.
-
     """
     intent = Intent(
         at=utc_now(),

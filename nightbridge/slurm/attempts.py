@@ -51,7 +51,6 @@ def attempts_of(run_key: str, workspace: Path) -> tuple[AttemptContext, ...]:
 
     Raises:
         DamagedData: A record cannot be read.
-
     """
     records = (workspace.absolute() / "runs" / run_key).glob(f"a[0-9]*/{ATTEMPT_FILE}")
     return tuple(sorted((read_attempt(record.parent) for record in records), key=lambda attempt: attempt.attempt))
@@ -67,7 +66,6 @@ def read_ended(attempt_dir: Path) -> Job | None:
 
     Raises:
         DamagedData: The record cannot be read.
-
     """
     return read_model(
         attempt_dir / ENDED_FILE, Job, what="cannot be read", advice="Remove it; the job is looked up again"
@@ -163,7 +161,6 @@ def without_failed_nodes(plan: LaunchPlan, jobs: Sequence[Job], limits: ClusterL
         plan: The plan of the next attempt.
         jobs: The ended jobs of the run's earlier attempts.
         limits: How many nodes a job can have; unknown is enough.
-
     """
     failed = failed_nodes(jobs)
     if not failed or (limits.max_nodes is not None and limits.max_nodes - len(failed) < plan.nodes):
@@ -209,7 +206,6 @@ def dependency_options(run: RunSpec, workspace: Path, is_active: Callable[[str],
     Raises:
         NotSubmittedYet: Try again when the run that it names has submitted its job, or is over.
         LaunchRefused: A test that had to end well has not.
-
     """
     wishes = [
         f"{SLURM_TYPES[dependency.type]}:{job_id}"

@@ -88,7 +88,6 @@ class CommandLineCluster:
             StatusUnknown: sbatch did not end, or lost the controller; the job may exist.
             JobNotAccepted: Slurm accepts no job now (see `sbatch_errors`).
             LaunchRefused: Slurm never accepts this job, with the advice that fits.
-
         """
         argv = ("sbatch", "--parsable", "--no-requeue", *options, f"--job-name={name}", str(script))
         answer = self._run(argv, timeout=SUBMIT_TIMEOUT)
@@ -118,7 +117,6 @@ class CommandLineCluster:
         Raises:
             TransientError: slurmctld did not answer.
             PermanentError: The job is another user's.
-
         """
         answer = self._run(("scancel", str(job_id)))
         if not answer.stderr.strip() or _ALREADY_ENDED.search(answer.stderr):
@@ -137,7 +135,6 @@ class CommandLineCluster:
             InvalidInput: The settings name a slurm.conf that is not there; Slurm's commands would wait a minute for it.
             PermanentError: Slurm is not installed, or not configured, on this machine.
             TransientError: slurmctld did not answer.
-
         """
         if self.settings.slurm_conf is not None and not self.settings.slurm_conf.exists():
             raise InvalidInput(
@@ -172,7 +169,6 @@ class CommandLineCluster:
         Args:
             name: The job, for the message.
             options: As for `submit`. No job is made.
-
         """
         argv = ("sbatch", "--test-only", "--no-requeue", "--output=/dev/null", *options, "--wrap=true")
         message = self._refusal_of(argv)

@@ -27,7 +27,6 @@ class LocalCluster:
         settings: Name, and how many jobs run at once.
         root: The cluster's folder.
         kill_wait: Seconds between SIGTERM and SIGKILL when a job is cancelled or has used its time.
-
     """
 
     def __init__(self, settings: ClusterSettings, root: Path, *, kill_wait: float = 5.0) -> None:
@@ -51,7 +50,6 @@ class LocalCluster:
         Raises:
             LaunchRefused: It is no batch script, or an option is refused.
             TransientError: It could not be registered now.
-
         """
         with _write_errors(self.root):
             jobs.write_config(self.root, self.config)
@@ -79,7 +77,6 @@ class LocalCluster:
 
         Raises:
             PermanentError: There is no such job.
-
         """
         with _write_errors(self.root):
             job = jobs.inspect(jobs.job_dir(self.root, job_id))

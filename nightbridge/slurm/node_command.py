@@ -66,7 +66,6 @@ def run_on_node(
         PermanentError: There is no srun here.
         TransientError: Slurm accepts no job now or does not answer, the job was cancelled, ran into its time or memory
             limit, or lost its node, or `timeout` is over.
-
     """
     cluster = CommandLineCluster(settings)
     variables = _variables(cluster) | dict(environment)

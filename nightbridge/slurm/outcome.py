@@ -249,7 +249,6 @@ def classify(job: Job, evidence: RunEvidence) -> Job:
     Args:
         job: As the watcher returned it.
         evidence: Read from the run's output.
-
     """
     cancellation = read_cancellation(job.attempt_dir)
     case = _Case(

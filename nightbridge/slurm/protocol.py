@@ -61,7 +61,6 @@ class Cluster(Protocol):
 
         Raises:
             StatusUnknown: No source answered.
-
         """
 
     def cancel(self, job_id: int) -> None:

@@ -73,7 +73,6 @@ class PyslurmCluster(CommandLineCluster):
 
     Args:
         settings: The cluster's; `pyslurm_python` names the Python that has pyslurm, this one when unset.
-
     """
 
     def __init__(self, settings: ClusterSettings) -> None:
@@ -90,7 +89,6 @@ class PyslurmCluster(CommandLineCluster):
 
         Raises:
             NightbridgeError: pyslurm does not work with this Slurm, and why.
-
         """
         conf = self.settings.slurm_conf
         if conf is not None and not conf.exists():
@@ -110,7 +108,6 @@ class PyslurmCluster(CommandLineCluster):
             StatusUnknown: The helper did not answer, or slurmctld was lost meanwhile; the job may exist.
             JobNotAccepted: Slurm accepts no job now (see `sbatch_errors`).
             LaunchRefused: Slurm never accepts this job, with the advice that fits.
-
         """
         folder = str(Path.cwd())
         try:
@@ -138,7 +135,6 @@ class PyslurmCluster(CommandLineCluster):
         Raises:
             TransientError: slurmctld did not answer.
             PermanentError: The job is another user's.
-
         """
         try:
             self._call("cancel", job_id=job_id)
@@ -186,7 +182,6 @@ class PyslurmCluster(CommandLineCluster):
             PyslurmError: pyslurm raised something.
             StatusUnknown: No answer in time, or the helper died; the call may have had its effect.
             PermanentError: pyslurm cannot be used here.
-
         """
         python = str(self.settings.pyslurm_python or sys.executable)
         question = json.dumps({"call": call, "arguments": arguments}).encode()
@@ -311,7 +306,6 @@ def job_attributes(name: str, script: str, options: Sequence[str], folder: str) 
 
     Raises:
         Inexpressible: pyslurm cannot express an option, or sbatch has to refuse it.
-
     """
     given = _options_of(script_options(script)) | _options_of(options)
     given["no-requeue"] = ""

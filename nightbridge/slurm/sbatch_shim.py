@@ -124,7 +124,6 @@ def submit_once(context: AttemptContext, cluster: Cluster, script: Path, options
     Raises:
         TransientError: It is not certain that there is no job, or the cluster takes none now.
         PermanentError: The cluster refused the job.
-
     """
     # Before the lookup: an intent that appears after it means that another process is submitting.
     seen = newest_intent(context.attempt_dir)
@@ -173,7 +172,6 @@ def find_submission(context: AttemptContext, cluster: Cluster, script: Path | No
 
     Raises:
         TransientError: It is not certain.
-
     """
     if submission := read_submission(context.attempt_dir):
         return submission

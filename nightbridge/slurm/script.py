@@ -113,7 +113,6 @@ def wrap_script(text: str, attempt_dir: Path) -> str:
 
     Raises:
         LaunchRefused: The script has no shebang, or one that is not a shell's.
-
     """
     lines = text.replace("\r\n", "\n").split("\n")
     interpreter = _interpreter(lines[0])

@@ -138,7 +138,6 @@ def hopeless_advice(reason: str) -> str | None:
 
     Args:
         reason: As squeue writes it, with or without parentheses and details (`(PartitionConfig)`).
-
     """
     word = reason.strip().lstrip("(").rstrip(")").split(",")[0].strip()
     if found := _SIZE_OF_JOB.fullmatch(word):
@@ -288,7 +287,6 @@ def statuses_of(
 
     Raises:
         StatusUnknown: Neither answered.
-
     """
     if live is None and past is None:
         raise StatusUnknown("neither slurmctld nor slurmdbd answered", thing=cluster, advice="Will retry")

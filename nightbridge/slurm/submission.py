@@ -47,7 +47,6 @@ def submit_attempt(
         TransientError: It is not certain whether there is a job, the cluster takes none now, or the launcher hung.
         LaunchRefused: Slurm refused the job for good.
         PermanentError: The launcher failed before it submitted anything.
-
     """
     if submission := find_submission(context, cluster):
         return _job_of(context, submission)
@@ -82,7 +81,6 @@ def _run_launcher(
     Returns:
         Its exit code, None when it ran into the time limit and was killed; and the last line with text,
         an error's rather than what follows it.
-
     """
     log = plan.attempt_dir / _LAUNCHER_LOG
     recent: deque[str] = deque(maxlen=_REMEMBERED_LINES)
@@ -114,7 +112,6 @@ def _check(plan: LaunchPlan, context: AttemptContext, cluster: Cluster) -> None:
 
     Raises:
         LaunchRefused: sbatch would refuse it; the launcher was not started.
-
     """
     refusal = cluster.test_only(context.name, tuple(_sbatch_options(plan, context)))
     if refusal is not None:

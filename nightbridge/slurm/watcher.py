@@ -107,7 +107,6 @@ class Watcher:
         hopeless_grace: See `HOPELESS_GRACE`.
         lost_grace: See `LOST_GRACE`.
         patience: See `PATIENCE`.
-
     """
 
     def __init__(
@@ -153,7 +152,6 @@ class Watcher:
         Raises:
             StatusUnknown: The watcher was stopped, or no source reported the job for longer than its patience.
             NightbridgeError: The cluster refused the query for good.
-
         """
         ended = self._follow_one(job, on_change, on_wait)
         holder = self._claimed_by_another(ended)
@@ -408,7 +406,6 @@ def due_cancellation(
         reason_seconds: For how long its state and reason have been what they are.
         grace: Seconds for which even a hopeless reason may stand: an administrator may be changing the partition.
         now: The time, against the job's own times.
-
     """
     hopeless = hopeless_advice(status.reason) or ""
     pending, running = status.state in _WAITING, status.state in _RUNNING
