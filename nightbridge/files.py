@@ -12,9 +12,9 @@ import os
 import pwd
 import stat
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeVar
 
 from nightbridge.errors import DamagedData, PermanentError, TransientError
 
@@ -102,6 +102,34 @@ class RefusedFile(OSError):
     """A file that is not read, because it is none that this program or its job would have written so."""
 
 
+class Confinement(NamedTuple):
+    """What one process may open: nothing but files of these folders. Set once, for good, as a child is (`confine`)."""
+
+    roots: Sequence[Path]
+    refused: Mapping[Path, str]
+    """Files that are not opened, and why not."""
+    on_open: Callable[[Path, int], None]
+    """Called with each file that is about to be read, and the bytes that it has on disk."""
+
+    def root_of(self, path: Path) -> Path:
+        """The folder that a file must be reached from without a link."""
+        if reason := self.refused.get(path):
+            raise RefusedFile(errno.EACCES, reason, str(path))
+        found = next((root for root in self.roots if path.is_relative_to(root)), None)
+        if found is None:
+            raise RefusedFile(errno.EXDEV, _ELSEWHERE, str(path))
+        return found
+
+
+_confinement: Confinement | None = None
+
+
+def confine(confinement: Confinement) -> None:
+    """Let this process open through `open_regular` only what its confinement says, from now on."""
+    global _confinement
+    _confinement = confinement
+
+
 # O_NONBLOCK: a FIFO is opened at once, and then refused; to a regular file it makes no difference.
 _TO_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _TO_PASS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -109,6 +137,7 @@ _TO_PASS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 MODEL_LIMIT = 64 << 20
 """Bytes of the largest stored model; the plan of a night of 10,000 runs has half as many."""
 
+_ELSEWHERE = "it does not lie in the run's folder"
 _LINK, _NOT_REGULAR = "it is a link, which is not followed", "it is not a regular file"
 # What opening a link and a socket gives.
 _REFUSED = {errno.ELOOP: _LINK, errno.ENXIO: _NOT_REGULAR}
@@ -133,12 +162,17 @@ def open_regular(
         OSError: There is no such file, or it cannot be read.
 
     """
+    if _confinement is not None:
+        below = _confinement.root_of(path)
     descriptor = _descriptor(path, below)
     try:
-        _check(os.fstat(descriptor), path, limit, of_run=below is not None)
+        status = os.fstat(descriptor)
+        _check(status, path, limit, of_run=below is not None)
     except OSError:
         os.close(descriptor)
         raise
+    if _confinement is not None:
+        _confinement.on_open(path, status.st_blocks * 512)
     with open(descriptor, "rb", buffering=buffering) as stream:
         yield stream
 
@@ -174,7 +208,7 @@ def _descriptor(path: Path, below: Path | None) -> int:
             raise RefusedFile(error.errno, reason, str(path)) from error
         raise
     except ValueError as error:  # it is not below that folder, or its name has a NUL
-        raise RefusedFile(errno.EXDEV, "it does not lie in the run's folder", str(path)) from error
+        raise RefusedFile(errno.EXDEV, _ELSEWHERE, str(path)) from error
 
 
 def _check(status: os.stat_result, path: Path, limit: int | None, *, of_run: bool) -> None:

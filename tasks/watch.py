@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from prefect.logging import get_run_logger
 
 from nightbridge.models import Job, JobState, JobStatus, LaunchPlan, SecretRef, Site
-from nightbridge.outputs.experiment import evidence, read_run
+from nightbridge.outputs.experiment import RunToRead, evidence_of
 from nightbridge.outputs.following import LOOK_INTERVAL, LogNews, RunFollower
 from nightbridge.secrets import mask_text
 from nightbridge.slurm.attempts import record_ended
@@ -92,8 +92,7 @@ def watch(job: Job, plan: LaunchPlan, site: Site) -> Job:
     display = _JobDisplay(job, plan, site)
     ended = this_night().watcher(site).follow(job, on_change=display.change, on_wait=display.wait)
     display.end(ended)
-    output = read_run(ended, plan.output_dir, plan.checkpoint_dir)
-    ended = classify(ended, evidence(output, plan.max_steps))
+    ended = classify(ended, evidence_of(RunToRead(jobs=(ended,), plan=plan)))
     ended = ended.model_copy(update={"outcome_reason": display.masked(ended.outcome_reason)})
     record_ended(ended)
     get_run_logger().info("job %d: %s %s", job.job_id, ended.outcome, ended.outcome_reason)

@@ -11,10 +11,8 @@ import platform
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pydantic
 
@@ -48,14 +46,10 @@ from nightbridge.models import (
     utc_now,
 )
 from nightbridge.models.series import series_id
-from nightbridge.outputs.experiment import RunOutput, read_facts, read_run
-from nightbridge.outputs.measurements import measure, read_settings
+from nightbridge.outputs.measurements import MeasuredRun, RunToMeasure, measure_run
 from nightbridge.secrets import SecretFinder, mask_text
 from nightbridge.store.protocol import ObjectStore
 from nightbridge.store.transfers import Progress
-
-if TYPE_CHECKING:
-    import pandas
 
 LEASE = "harvest.lease"
 """The lease of whoever harvests an attempt, in its folder."""
@@ -91,19 +85,6 @@ class HarvestRequest(Model):
         return run_prefix(self.run, self.job.attempt)
 
 
-@dataclass(frozen=True)
-class MeasuredRun:
-    """A run's output, and what was measured of it: `metrics` has one row per step and tag.
-
-    Of `earlier` attempts the logs and curves are stored beside the run's.
-    """
-
-    output: RunOutput
-    summary: Summary
-    metrics: "pandas.DataFrame"
-    earlier: tuple[RunOutput, ...] = ()
-
-
 def run_harvest(
     request: HarvestRequest,
     store: ObjectStore,
@@ -126,27 +107,22 @@ def run_harvest(
 
     """
     committed = _committed_run(request, store)
-    return committed or store_run(request, measure_run(request), store, secrets, on_progress)
-
-
-def measure_run(request: HarvestRequest) -> MeasuredRun:
-    """Find the run's output, and measure it."""
-    plan, job = request.plan, request.job
-    output = read_run(job, plan.output_dir, plan.checkpoint_dir)
-    settings = read_settings(request.run, output.config_container)
-    summary, metrics = measure(output, request.run.test.gate, plan.max_steps, settings, job)
-    earlier = tuple(read_run(each, _output_dir_of(each, plan)) for each in request.jobs[:-1])
-    return MeasuredRun(output, summary, metrics, earlier)
+    if committed is not None:
+        return committed
+    pinned = tuple(repository.commit for repository in request.checkout.repositories)
+    to_measure = RunToMeasure(jobs=request.jobs, plan=request.plan, spec=request.run, pinned=pinned)
+    return store_run(request, *measure_run(to_measure), store, secrets, on_progress)
 
 
 def store_run(
     request: HarvestRequest,
     measured: MeasuredRun,
+    metrics: bytes,
     store: ObjectStore,
     secrets: Iterable[str],
     on_progress: Callable[[Progress], None] | None = None,
 ) -> RunRecord:
-    """Store a run's output and return its record; arguments and errors are those of `run_harvest`."""
+    """Store a run's output and return its record; `metrics` is `metrics.parquet`, all else is as for `run_harvest`."""
     attempt_dir, values = request.plan.attempt_dir, tuple(secrets)
     # Two at once would write over each other's objects, and what one then commits would be partly the other's.
     with lease(attempt_dir / LEASE) as held, _scratch(attempt_dir) as scratch:
@@ -158,7 +134,7 @@ def store_run(
         units, left_out = files_to_store(measured.output, policy, measured.earlier)
         masked_copies = scratch / "masked"
         with _needing_room(scratch):
-            units += _measurement_units(scratch, measured)
+            units += _measurement_units(scratch, measured.summary, metrics)
             masked_copies.mkdir()
         named = [unit for unit in units if _names_secret(unit, values)]
         left_out += tuple(LeftOut(path=unit.path, reason="its name contains a secret") for unit in named)
@@ -244,7 +220,7 @@ def _record_of(
         checkpoints=tuple(_as_stored(each, stored_path(output, each), left_out) for each in output.checkpoints),
         left_out=tuple(str(each) for each in left_out),
         tainted=request.tainted,
-        facts=read_facts(output, job, (repository.commit for repository in checkout.repositories)),
+        facts=measured.facts,
         harvested_at=utc_now(),
     )
 
@@ -270,9 +246,9 @@ def _masked(left_out: LeftOut, secrets: Sequence[str]) -> LeftOut:
     return LeftOut(path=mask_text(left_out.path, secrets), reason=mask_text(left_out.reason, secrets))
 
 
-def _measurement_units(scratch: Path, measured: MeasuredRun) -> tuple[Unit, ...]:
-    (scratch / SUMMARY).write_text(measured.summary.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    measured.metrics.to_parquet(scratch / METRICS, index=False)
+def _measurement_units(scratch: Path, summary: Summary, metrics: bytes) -> tuple[Unit, ...]:
+    (scratch / SUMMARY).write_text(summary.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    (scratch / METRICS).write_bytes(metrics)
     return (Unit.of(scratch / SUMMARY, SUMMARY, "summary"), Unit.of(scratch / METRICS, METRICS, "metrics"))
 
 
@@ -291,13 +267,6 @@ def _pins(checkout: Checkout, image: Image) -> dict[str, str]:
         **({"environment": checkout.environment.digest} if checkout.environment else {}),
         "image": image.digest or image.kind,
     }
-
-
-def _output_dir_of(earlier: Job, plan: LaunchPlan) -> Path | None:
-    """Where an earlier attempt wrote: where the last one's plan has it, below the earlier attempt's own folder."""
-    if plan.output_dir is None or not plan.output_dir.is_relative_to(plan.attempt_dir):
-        return None
-    return earlier.attempt_dir / plan.output_dir.relative_to(plan.attempt_dir)
 
 
 @contextlib.contextmanager

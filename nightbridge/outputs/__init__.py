@@ -7,6 +7,7 @@
     curves.py         both put together, per iteration
     measurements.py   the summary of a run
     following.py      logs and event files of a running job
+    reader_process.py the children in which all of this is read
     checkpoints.py    which checkpoints are whole
 
 Files are only read here: nothing is uploaded, changed or compared with other runs. Their damage is part of the answer.

@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nightbridge.files import open_regular
-from nightbridge.models import Checkpoint, Job, Model
+from nightbridge.models import Checkpoint, Job, LaunchPlan, Model
 from nightbridge.outputs.checkpoints import LOADER_STATES, find_checkpoints
 from nightbridge.outputs.curves import read_curves
 from nightbridge.outputs.logs import read_logs
+from nightbridge.outputs.reader_process import read_in_child
 from nightbridge.slurm.outcome import RunEvidence
 
 ATTEMPT_FILES = (
@@ -137,10 +138,16 @@ class _Tree:
             )
             self.files += [path for name in sorted(names) if self._is_ours(path := parent / name)]
 
+    def _note(self, path: Path, reason: str) -> None:
+        self.notes.append(f"{os.fsencode(path).decode(errors='backslashreplace')}: {reason}")
+
     def _is_ours(self, path: Path) -> bool:
         if path.is_symlink():
             # What it links to inside the run's folders is found there under its own name.
             self._note_link(path)
+            return False
+        if any("\udc80" <= letter <= "\udcff" for letter in path.name):
+            self._note(path, "its name is not UTF-8")
             return False
         return path.is_file()
 
@@ -150,11 +157,11 @@ class _Tree:
 
     def _note_link(self, path: Path) -> None:
         if not self._is_inside(path):
-            self.notes.append(f"{path}: a link to outside the run's folder was not followed")
+            self._note(path, "a link to outside the run's folder was not followed")
 
     def _note_error(self, error: OSError) -> None:
         if not isinstance(error, FileNotFoundError):
-            self.notes.append(f"{error.filename}: cannot be read: {error.strerror}")
+            self._note(Path(error.filename), f"cannot be read: {error.strerror}")
 
 
 def _is_own_file(path: Path) -> bool:
@@ -211,6 +218,45 @@ def _first_named(files: list[Path], name: str) -> Path | None:
 def _is_profile(path: Path, job: Job) -> bool:
     folders = path.parts[len(job.attempt_dir.parts) : -1]
     return path.name in _PROFILE_FILES or not _PROFILE_FOLDERS.isdisjoint(folders)
+
+
+class RunToRead(Model):
+    """A run whose output is read: its jobs, oldest first, the last of which counts, and how it was launched."""
+
+    jobs: tuple[Job, ...]
+    plan: LaunchPlan
+
+    @property
+    def job(self) -> Job:
+        """The job that counts."""
+        return self.jobs[-1]
+
+    @property
+    def roots(self) -> tuple[Path, ...]:
+        """The folders that its jobs have written."""
+        plan = self.plan
+        folders = [folder for job in self.jobs for folder in (job.attempt_dir, job.experiment_dir)]
+        return tuple(
+            dict.fromkeys(folder for folder in (*folders, plan.output_dir, plan.checkpoint_dir) if folder is not None)
+        )
+
+    def output(self) -> RunOutput:
+        """Find what the job that counts has left."""
+        return read_run(self.job, self.plan.output_dir, self.plan.checkpoint_dir)
+
+
+def evidence_of(run: RunToRead) -> RunEvidence:
+    """What a run itself says about how far it came, read in a child.
+
+    Raises:
+        DamagedData: Its output cannot be read.
+    """
+    return read_in_child(_read_evidence, run, RunEvidence, run.roots, thing=run.job.name)[0]
+
+
+def _read_evidence(argument: bytes) -> tuple[RunEvidence, bytes]:
+    run = RunToRead.model_validate_json(argument)
+    return evidence(run.output(), run.plan.max_steps), b""
 
 
 def evidence(output: RunOutput, steps_expected: int | None) -> RunEvidence:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
 
+from nightbridge.errors import DamagedData
 from nightbridge.files import open_regular
 from nightbridge.models import Job, Model
 from nightbridge.models.metrics import METRIC_BY_NAME
@@ -23,6 +24,7 @@ from nightbridge.outputs.event_files import (
 )
 from nightbridge.outputs.experiment import event_folders, logs_so_far
 from nightbridge.outputs.logs import LogTail, parse_steps
+from nightbridge.outputs.reader_process import ReaderDied, call_shared
 from nightbridge.secrets import mask_text
 
 LOOK_INTERVAL = 10.0
@@ -68,7 +70,7 @@ class LogNews(Model):
     """What one look found."""
 
     lines: tuple[str, ...] = ()
-    """The last new lines, secrets masked."""
+    """The last new lines, secrets masked, when a `RunFollower` returns it."""
     left_out: int = 0
     """New lines that are not among them."""
     source: Path | None = None
@@ -83,23 +85,89 @@ class LogNews(Model):
         return more + "\n".join(self.lines)
 
 
+class FollowedJob(Model):
+    """A job to follow. `total`: iterations of the whole run, where they are known before a log says them."""
+
+    job: Job
+    output_dir: Path | None = None
+    """The host folder that a run without a container writes to, as in `read_run`."""
+    total: int | None = None
+    ended: bool = False
+
+
 class RunFollower:
     """Follows the logs and the event files of one job, also those that appear later, as after a restart.
+
+    They are read in a child, one for all jobs below one folder; secrets are masked here, where they are known. A job
+    over whose files a child has died is followed no more.
 
     Args:
         job: The job.
         secrets: Values that no line may show; what has a secret's shape is not shown either.
-        output_dir: The host folder that a run without a container writes to, as in `read_run`.
-        total: Iterations of the whole run, where they are known before a log says them.
+        output_dir: As of `FollowedJob`.
+        total: As of `FollowedJob`.
 
     """
 
     def __init__(
         self, job: Job, secrets: Iterable[str], *, output_dir: Path | None = None, total: int | None = None
     ) -> None:
-        self._job = job
+        self._followed = FollowedJob(job=job, output_dir=output_dir, total=total)
         # A value of several lines is met line by line.
         self._secrets = tuple({part for value in secrets for part in (value, *value.splitlines())})
+        self._died = False
+        folders = (job.experiment_dir, *(() if output_dir is None else (output_dir,)))
+        # `<workspace>/runs`, and what lies elsewhere
+        runs = job.attempt_dir.parents[1]
+        self._roots = (runs, *(folder for folder in folders if not folder.is_relative_to(runs)))
+
+    def look(self) -> LogNews:
+        """Read what is new.
+
+        Raises:
+            DamagedData: A log or an event file is there and cannot be read.
+
+        """
+        return self._look(self._followed)
+
+    def last_look(self) -> LogNews:
+        """Read what is new after the job's end, with a last line that has no line end; errors are those of `look`."""
+        return self._look(self._followed.model_copy(update={"ended": True}))
+
+    def _look(self, followed: FollowedJob) -> LogNews:
+        if self._died:
+            return LogNews()
+        try:
+            news = call_shared(_follow, followed, LogNews, self._roots)
+        except ReaderDied as death:
+            self._died = True
+            what = f"not followed any more: {death.reason} at {death.path}"
+            raise DamagedData(what, thing=followed.job.name) from death
+        # Masked before it is cut, and as one text: half of a secret is one, too.
+        lines = mask_text("\n".join(news.lines), self._secrets).split("\n") if news.lines else []
+        return news.model_copy(update={"lines": tuple(line[:_MAX_LINE_LENGTH].rstrip() for line in lines)})
+
+
+_followers: dict[str, "_Follower"] = {}
+"""In a child: those of the jobs that it follows, by their names."""
+
+
+def _follow(argument: bytes) -> tuple[LogNews, bytes]:
+    followed = FollowedJob.model_validate_json(argument)
+    name = f"{followed.job.name} {followed.job.job_id}"
+    if followed.ended:
+        return _followers.pop(name, _Follower(followed)).last_look(), b""
+    if name not in _followers:
+        _followers[name] = _Follower(followed)
+    return _followers[name].look(), b""
+
+
+class _Follower:
+    """What a child knows of a job that it follows. Its lines are not masked."""
+
+    def __init__(self, followed: FollowedJob) -> None:
+        job, output_dir, total = followed.job, followed.output_dir, followed.total
+        self._job = job
         self._tails: dict[Path, LogTail] = {}
         self._events = tuple(EventTail(folder) for folder in event_folders(job, output_dir))
         self._total = total
@@ -113,24 +181,14 @@ class RunFollower:
         }
 
     def look(self) -> LogNews:
-        """Read what is new.
-
-        Raises:
-            OSError: A log or an event file is there and cannot be read.
-
-        """
+        """Read what is new."""
         for path in logs_so_far(self._job):
             self._tails.setdefault(path, LogTail(path))
         self._see_events()
         return self._news([(tail.path, tail.new_lines()) for tail in self._tails.values()])
 
     def last_look(self) -> LogNews:
-        """Read what is new after the job's end, with a last line that has no line end.
-
-        Raises:
-            OSError: A log or an event file is there and cannot be read.
-
-        """
+        """Read what is new after the job's end, with a last line that has no line end."""
         news = self.look()
         rest = self._news([(tail.path, tail.last_line()) for tail in self._tails.values()])
         shown = (*news.lines, *rest.lines)
@@ -146,11 +204,10 @@ class RunFollower:
         lines = [line for _, new in found for line in new if line.strip("\0 \t")]
         for line in lines:
             self._see(line)
-        # Masked before it is cut, and as one text: half of a secret is one, too.
-        shown = mask_text("\n".join(lines[-MAX_LINES:]), self._secrets).split("\n") if lines else []
+        shown = lines[-MAX_LINES:]
         return LogNews(
-            lines=tuple(line[:_MAX_LINE_LENGTH].rstrip() for line in shown),
-            left_out=max(0, len(lines) - MAX_LINES),
+            lines=tuple(shown),
+            left_out=len(lines) - len(shown),
             source=next((path for path, new in reversed(found) if new), None),
             progress=self._progress(),
             damage=tuple(line for events in self._events for line in events.damage),

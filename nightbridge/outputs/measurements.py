@@ -21,11 +21,13 @@ from pydantic import Field
 from nightbridge.errors import InvalidInput
 from nightbridge.launch.config_container import ConfigContainer, read_container
 from nightbridge.launch.resources import num_gpus
-from nightbridge.models import GatePolicy, Job, Model, RunSpec, Summary
+from nightbridge.models import GatePolicy, Job, LaunchPlan, Model, RunSpec, Summary
 from nightbridge.models.metrics import METRICS
 from nightbridge.outputs.curves import LOG_FILE, STEP_COLUMNS, Curves, logging_interval, read_curves, value_of
-from nightbridge.outputs.experiment import RunOutput
+from nightbridge.outputs.event_files import metrics_parquet
+from nightbridge.outputs.experiment import RunOutput, RunToRead, read_facts, read_run
 from nightbridge.outputs.logs import latest_steps
+from nightbridge.outputs.reader_process import read_in_child
 from nightbridge.outputs.what_ran import BATCH_SIZE_TAG, WORLD_SIZE_TAG, dumped, model_flops, what_ran
 
 if TYPE_CHECKING:
@@ -161,6 +163,49 @@ _TAIL_SHARE, _MIN_TAIL = 0.05, 3
 """The last steps are this share of the steady window, and at least so many: one slow step among them is no news."""
 
 _TOKENS_TAG = "throughput/device/tokens_per_sec"
+
+
+class RunToMeasure(RunToRead):
+    """A run to be measured."""
+
+    spec: RunSpec
+    pinned: tuple[str, ...] = ()
+    """Commits of the checked-out repositories (`experiment.read_facts`)."""
+
+
+class MeasuredRun(Model):
+    """A run's output, and what was measured of it. Of `earlier` attempts the logs and curves are stored as well."""
+
+    output: RunOutput
+    summary: Summary
+    earlier: tuple[RunOutput, ...] = ()
+    facts: dict[str, str] = Field({})
+
+
+def measure_run(run: RunToMeasure) -> tuple[MeasuredRun, bytes]:
+    """Find and measure a run's output in a child; also returns the content of `metrics.parquet`.
+
+    Raises:
+        DamagedData: Its output cannot be read.
+    """
+    return read_in_child(_measure_run, run, MeasuredRun, run.roots, thing=run.job.name)
+
+
+def _measure_run(argument: bytes) -> tuple[MeasuredRun, bytes]:
+    run = RunToMeasure.model_validate_json(argument)
+    output, plan = run.output(), run.plan
+    settings = read_settings(run.spec, output.config_container)
+    summary, table = measure(output, run.spec.test.gate, plan.max_steps, settings, run.job)
+    earlier = tuple(read_run(job, _output_dir_of(job, plan)) for job in run.jobs[:-1])
+    facts = read_facts(output, run.job, run.pinned)
+    return MeasuredRun(output=output, summary=summary, earlier=earlier, facts=facts), metrics_parquet(table)
+
+
+def _output_dir_of(earlier: Job, plan: LaunchPlan) -> Path | None:
+    """Where an earlier attempt wrote: where the last one's plan has it, below the earlier attempt's own folder."""
+    if plan.output_dir is None or not plan.output_dir.is_relative_to(plan.attempt_dir):
+        return None
+    return earlier.attempt_dir / plan.output_dir.relative_to(plan.attempt_dir)
 
 
 def measure(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from nightbridge.harvest.request import HarvestRequest, MeasuredRun, store_run
+from nightbridge.harvest.request import HarvestRequest, store_run
 from nightbridge.models import (
     Checkout,
     Checkpoint,
@@ -32,7 +32,9 @@ from nightbridge.models import (
     TestDefinition,
 )
 from nightbridge.outputs.checkpoints import checkpoint_size
+from nightbridge.outputs.event_files import metrics_parquet
 from nightbridge.outputs.experiment import RunOutput
+from nightbridge.outputs.measurements import MeasuredRun
 from nightbridge.store.factory import open_store
 from nightbridge.store.protocol import ObjectStore
 from nightbridge.store.transfers import Progress
@@ -76,8 +78,8 @@ class LeftRun:
             store=StoreSettings(url=store.url),
             tainted=tainted,
         )
-        measured = MeasuredRun(self.output, self.summary, self.metrics, tuple(earlier))
-        return store_run(request, measured, store, secrets, on_progress)
+        measured = MeasuredRun(output=self.output, summary=self.summary, earlier=tuple(earlier))
+        return store_run(request, measured, metrics_parquet(self.metrics), store, secrets, on_progress)
 
 
 def make_run(folder: Path, policy: str = "last", shard_size: int = 3 * MIB) -> LeftRun:

@@ -650,7 +650,7 @@ def test_an_attempt_folder_without_room_is_named(
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(pd.DataFrame, "to_parquet", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(PermanentError, match=r"cannot write masked copies and measurements: No space left"):
         left.harvest(directory)
     assert list(left.plan.attempt_dir.glob(".harvest-*")) == []

@@ -1,26 +1,30 @@
 """Whatever a job leaves is read within seconds, without an exception; time grows with its size and no faster."""
 
+import io
 import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
+import pandas as pd
 import pytest
 
 from nightbridge.launch.config_container import check_yaml
-from nightbridge.models import CheckpointState, GatePolicy
+from nightbridge.models import CheckpointState, GatePolicy, LaunchPlan
 from nightbridge.outputs.checkpoints import checkpoint_state
-from nightbridge.outputs.experiment import LINES, evidence, read_facts, read_run
+from nightbridge.outputs.experiment import LINES, RunToRead, evidence_of, read_run
 from nightbridge.outputs.logs import MAX_LINE_BYTES, read_logs
-from nightbridge.outputs.measurements import measure, read_settings
+from nightbridge.outputs.measurements import RunToMeasure, measure, measure_run
 from nightbridge.slurm.attempt_files import read_claim, read_exit_code
 from tests.builders import make_spec
 from tests.hostile import CHECKPOINT, CORPUS, MADE, corpus, plant
 from tests.nightbridge.outputs.builders import RunFolder, StepLine
 
 STEPS = 20
+T = TypeVar("T")
 pytestmark = pytest.mark.timeout(60)
 
 
@@ -36,18 +40,34 @@ def run(run_folder: RunFolder, step_line: type[StepLine], write_checkpoint: Call
 @pytest.mark.parametrize("name", [*corpus(), *MADE])
 def test_a_run_is_read_whatever_one_of_its_files_is(name: str, run: RunFolder) -> None:
     plant(name, run.job)
-    started = time.process_time()
+    to_read = RunToRead(jobs=(run.job,), plan=plan_of(run))
+    to_measure = RunToMeasure(jobs=(run.job,), plan=plan_of(run), spec=make_spec())
+    found, seconds_for_evidence = timed(partial(evidence_of, to_read))
+    (measured, metrics), seconds_to_measure = timed(partial(measure_run, to_measure))
 
-    output = read_run(run.job, None)
-    found = evidence(output, STEPS)
-    summary, _ = measure(output, GatePolicy(), STEPS, read_settings(make_spec(), output.config_container), run.job)
-    read_facts(output, run.job)
+    assert max(seconds_for_evidence, seconds_to_measure) < 5
+    assert measured.summary.steps_done == found.steps_done
+    assert measured.summary.steps_done >= STEPS
+    assert len(pd.read_parquet(io.BytesIO(metrics))) >= STEPS
 
-    assert time.process_time() - started < 5
-    assert summary.steps_done == found.steps_done
-    assert summary.steps_done >= STEPS
-    summary.model_dump_json()
-    output.model_dump_json()
+
+def timed(work: Callable[[], T]) -> tuple[T, float]:
+    started = time.monotonic()
+    return work(), time.monotonic() - started
+
+
+def plan_of(run: RunFolder) -> LaunchPlan:
+    job = run.job
+    return LaunchPlan(
+        run_key=job.run_key,
+        attempt=job.attempt,
+        attempt_dir=job.attempt_dir,
+        argv=("python",),
+        cwd=job.attempt_dir,
+        nodes=1,
+        tasks_per_node=1,
+        max_steps=STEPS,
+    )
 
 
 HARMLESS = {"run_config/aliases"}
