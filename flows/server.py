@@ -5,6 +5,7 @@ import platform
 from prefect.client.orchestration import get_client
 from prefect.settings import (
     PREFECT_API_URL,
+    PREFECT_HOME,
     PREFECT_SERVER_EPHEMERAL_ENABLED,
     PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS,
     temporary_settings,
@@ -12,6 +13,7 @@ from prefect.settings import (
 
 from nightbridge.config.sites import PLAIN_CLUSTERS
 from nightbridge.errors import InvalidInput, TransientError
+from nightbridge.files import check_writable
 from nightbridge.models import SiteChoice
 
 SERVER_START_SECONDS = 300
@@ -23,8 +25,11 @@ def reach_server() -> None:
 
     Raises:
         InvalidInput: None is configured, and the settings forbid one for this process.
+        PermanentError: Prefect's folder, in which it keeps results too, cannot be written.
         TransientError: It does not answer, or this process's own did not start.
     """
+    advice = "Set PREFECT_HOME, or HOME, to a folder that can be written"
+    check_writable(PREFECT_HOME.value(), what="Prefect's folder", advice=advice)
     url, setting = PREFECT_API_URL.value(), PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS
     if not url:
         _offer_own_server()

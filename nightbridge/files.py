@@ -33,6 +33,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
     Raises:
         TransientError: The disk quota is used up; the message names whose it is.
+        PermanentError: The disk is full.
         OSError: Anything else.
 
     """
@@ -49,6 +50,8 @@ def _naming_the_quota(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno == errno.EDQUOT:
             raise quota_error(path) from error
+        if error.errno == errno.ENOSPC:
+            raise PermanentError("no space left on the device", thing=str(path), advice="Free space there") from error
         raise
 
 

@@ -7,11 +7,9 @@ from nightbridge.files import open_workspace
 from nightbridge.images.enroot import find_enroot
 from nightbridge.models import Model, Site
 from nightbridge.repos.environments import is_base_ready
-from nightbridge.repos.git import git
+from nightbridge.repos.git import git_version
 from nightbridge.slurm.factory import cluster_of
 from nightbridge.store.protocol import ObjectStore
-
-_GIT_TIMEOUT_SECONDS = 10.0
 
 
 class Check(Model):
@@ -39,7 +37,7 @@ def checks(site: Site, open_store: Callable[[], ObjectStore]) -> Iterator[Check]
     """
     by_subject: dict[str, Callable[[], str]] = {
         "workspace": lambda: _workspace(site),
-        "git": lambda: git("--version", timeout=_GIT_TIMEOUT_SECONDS).strip(),
+        "git": git_version,
         "launcher environment": lambda: _environment(site),
         "containers": lambda: _containers(site),
         "cluster": lambda: _cluster(site),

@@ -8,6 +8,7 @@ from nightbridge.models import Checkout, GitRepo, PinnedRepository, RunSpec, Sit
 from nightbridge.repos.checkouts import check_out, find_changes, find_replaced
 from nightbridge.repos.commits import pinned
 from nightbridge.repos.environments import make_environment
+from nightbridge.repos.git import git_version
 from nightbridge.repos.mirrors import Mirror
 
 log = logging.getLogger(__name__)
@@ -67,6 +68,7 @@ def verify_unchanged(checkout: Checkout, since: datetime) -> list[str]:
 
 
 def _pinned_checkout(repo: GitRepo, night: str, workspace: Path, timeout: float) -> PinnedRepository:
+    git_version()
     mirror = Mirror(repo.url, workspace, timeout=timeout)
     pin = pinned(mirror, repo.commit, night, workspace)
     checkout = check_out(mirror, repo.commit, pin.commit, workspace, with_submodules=repo.init_submodules)

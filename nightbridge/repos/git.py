@@ -1,6 +1,7 @@
 """Running git, and its messages as errors."""
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -42,6 +43,8 @@ _FOREIGN_VARIABLES = {
     "GIT_WORK_TREE",
 }
 
+
+_VERSION_TIMEOUT_SECONDS = 10.0
 
 # Read from the top: a refused login ends with the same "Could not read from remote repository" as a lost connection.
 _ERRORS = (
@@ -111,6 +114,26 @@ _ERRORS = (
         TransientError, "the repository is unreachable, or the transfer was interrupted",
     ),
 )  # fmt: skip
+
+
+OLDEST_GIT = (2, 29)
+"""The first with `git fetch --no-write-fetch-head`."""
+
+
+def git_version() -> str:
+    """What `git --version` says.
+
+    Raises:
+        PermanentError: git is too old, or there is none.
+        TransientError: It does not answer.
+
+    """
+    said = git("--version", timeout=_VERSION_TIMEOUT_SECONDS)
+    found = re.search(r"(\d+)\.(\d+)", said)
+    if found and (int(found[1]), int(found[2])) < OLDEST_GIT:
+        needed = ".".join(map(str, OLDEST_GIT))
+        raise PermanentError(f"{said} is too old", thing="git", advice=f"Put git {needed} or newer first on PATH")
+    return said
 
 
 def git(*arguments: str | Path, timeout: float, folder: Path | None = None, thing: str = "", umask: int = -1) -> str:

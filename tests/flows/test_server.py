@@ -124,6 +124,28 @@ def test_one_that_cannot_start_is_said_at_once(tmp_path: Path, monkeypatch: pyte
     assert not SubprocessASGIServer().running
 
 
+def test_a_home_that_cannot_be_written_is_told_in_seconds_with_the_way_out(environment: dict[str, str]) -> None:
+    del environment["PREFECT_HOME"]
+    script = "from nightbridge.cli.main import run; import sys; sys.exit(run(sys.argv[1:]))"
+    command = ["run", "conf/examples/llama3_8b.toml"]
+    begun = time.monotonic()
+
+    ended = subprocess.run(
+        [sys.executable, "-c", script, *command],
+        env={**environment, "HOME": "/proc/nowhere"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+    last = ended.stderr.splitlines()[-1]
+    assert (ended.returncode, "Traceback" in ended.stderr) == (4, False)
+    assert last.startswith("nightbridge: /proc/nowhere/.prefect: Prefect's folder cannot be written: ")
+    assert last.endswith("Set PREFECT_HOME, or HOME, to a folder that can be written")
+    assert time.monotonic() - begun < 120
+
+
 def test_where_none_is_configured_and_none_is_allowed_the_person_is_told() -> None:
     with (
         temporary_settings({PREFECT_SERVER_EPHEMERAL_ENABLED: False}),

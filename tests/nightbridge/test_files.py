@@ -36,6 +36,19 @@ from nightbridge.models import GitRepo
 MIB = 1 << 20
 
 
+def test_a_full_disk_is_named_with_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "runs" / "a1" / "intent.json"
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    for write in (write_atomically, create_exclusively):
+        with pytest.raises(PermanentError, match=f"{path}: no space left on the device. Free space there"):
+            write(path, b"x")
+    assert list(path.parent.iterdir()) == []
+
+
 def test_a_quota_is_named_with_the_path_and_whose_it_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "runs" / "a1" / "intent.json"
 

@@ -22,6 +22,7 @@ def hook(event, arguments):
         return
     address = arguments[place]
     host = address[0] if isinstance(address, tuple) else address
+    host = host.decode() if isinstance(host, bytes) else host
     descriptor = os.open(CALLS, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(descriptor, json.dumps([event, str(host), " ".join(sys.orig_argv)[:300]]).encode() + b"\\n")
     os.close(descriptor)

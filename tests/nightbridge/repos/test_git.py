@@ -1,5 +1,6 @@
 """What git says decides between trying again and asking a person."""
 
+import re
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -9,8 +10,11 @@ from pathlib import Path
 import pytest
 
 from nightbridge.errors import InvalidInput, PermanentError, TransientError
+from nightbridge.models import Site
 from nightbridge.processes import Finished
-from nightbridge.repos.git import classify_failure, git
+from nightbridge.repos.clone import make_code
+from nightbridge.repos.git import classify_failure, git, git_version
+from tests.builders import make_spec
 
 URL = "https://git.example.org/team/Run.git"
 
@@ -152,3 +156,31 @@ def test_an_invalid_ref_error_is_invalid_input() -> None:
     error = classify_failure(Finished(code=128, stdout=b"", stderr="fatal: couldn't find remote ref x"), URL)
 
     assert isinstance(error, InvalidInput)
+
+
+@pytest.mark.parametrize(
+    ("said", "too_old"),
+    [
+        ("git version 1.8.3.1", True),
+        ("git version 2.25.1", True),
+        ("git version 2.29.0", False),
+        ("git version 2.39.5 (Apple Git-154)", False),
+        ("git version 10.0", False),
+        ("git of our own", False),
+    ],
+)
+def test_a_git_that_is_too_old_is_refused_before_it_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, too_old: bool
+) -> None:
+    (tmp_path / "git").write_text(f"#!/bin/sh\necho '{said}'\n")
+    (tmp_path / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    test = make_spec().test
+
+    if too_old:
+        with pytest.raises(
+            PermanentError, match=rf"{re.escape(said)} is too old\. Put git 2\.29 or newer first on PATH"
+        ):
+            make_code(test, Site(workspace=tmp_path / "workspace"), "n1")
+    else:
+        assert git_version() == said
