@@ -23,6 +23,7 @@ SMALL = {
     "clone.py": (["--scale", "0.01", "--repeats", "1"], "ratio .* x"),
     "detection.py": (["--series", "1", "--steps", "1", "--kinds", "gaussian", "--processes", "1"], "FA/year"),
     "event_files.py": (["--events", "2000"], r"nightbridge .* M events/s"),
+    "masking.py": ([], r"log: \d+ MB/s; weights: \d+ MB/s"),
     "parity.py": (["--pairs", "5"], "5 synthetic pairs"),
     "startup.py": (["1"], "nightbridge validate .* s"),
     "sweep.py": (["--values", "2"], "ratio|one configuration after the other"),

@@ -4,6 +4,7 @@ A command returns its exit code, or raises a `NightbridgeError` that becomes one
 is imported inside the commands, so that `--help` and `validate` start at once.
 """
 
+import io
 import signal
 import sys
 from collections.abc import Callable, Mapping
@@ -74,6 +75,9 @@ def main() -> NoReturn:
     # Prefect calls this handler again after its own; without one the process would end before it prints anything.
     signal.signal(signal.SIGTERM, _terminate)
     end_after_signals()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # JSON is UTF-8 (RFC 8259), and a test's name that the locale lacks must not fail a night at its last line.
+        sys.stdout.reconfigure(encoding="utf-8")
     sys.exit(run(sys.argv[1:]))
 
 
