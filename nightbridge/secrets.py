@@ -332,7 +332,10 @@ _TOKENS = (
     (rb"sk-(?:ant|proj|svcacct)-", rb"[\w-]{20,300}"),
     (rb"A(?:KI|SI|BI|CC)A", rb"[A-Z0-9]{16}(?![A-Za-z0-9])"),
     (rb"eyJ", rb"[\w-]{8,512}\.eyJ[\w-]{8,4096}\.[\w-]{0,2048}"),
-    (rb"-----BEGIN ", rb"[A-Z ]{0,40}PRIVATE KEY[A-Z -]{5,20}(?s:.{1,8000}?-----END [A-Z ]{4,60}-----|[^-]{1,8000})"),
+    (
+        rb"-----BEGIN ",
+        rb"[A-Z ]{0,40}PRIVATE KEY[A-Z ]{0,20}-----(?:[^-]|-(?!----)){1,8000}(?:-----END [A-Z ]{4,60}-----)?",
+    ),
 )
 _TOKEN_START = re.compile(b"|".join(start for start, _ in _TOKENS))
 _TOKEN = rb"(?<![A-Za-z0-9_])(" + b"|".join(rb"(?:%s)%s" % token for token in _TOKENS) + rb")"
