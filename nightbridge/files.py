@@ -311,16 +311,13 @@ GROUP = 0o070
 def make_workspace(workspace: Path) -> None:
     """Make the workspace if it is not there, for this user alone: it holds what jobs print, which may be anything.
 
-    Other users get no access to one that was there before. Its group has what the folder's mode says (`chmod 2770` lets
-    it in). From here on all files that this process and its children make, Slurm jobs included, are as private: their
-    umask follows that mode.
+    One that was there before keeps its mode, which says what its group may do (`chmod 2770` lets it in). From here on
+    the umask of this process and of its children, Slurm jobs included, gives other users nothing, and the group no more
+    than that.
     """
     workspace.parent.mkdir(parents=True, exist_ok=True)
     workspace.mkdir(mode=0o700, exist_ok=True)
-    mode = stat.S_IMODE(workspace.stat().st_mode)
-    if mode & OTHERS and workspace.stat().st_uid == os.geteuid():
-        workspace.chmod(mode & ~OTHERS)
-    os.umask(os.umask(GROUP | OTHERS) | ~mode & GROUP | OTHERS)
+    os.umask(os.umask(GROUP | OTHERS) | ~workspace.stat().st_mode & GROUP | OTHERS)
 
 
 def open_workspace(workspace: Path) -> None:

@@ -196,9 +196,9 @@ def test_a_workspace_is_made_and_left_empty(tmp_path: Path) -> None:
     ("mode", "then", "folder", "file"),
     [
         (None, 0o700, 0o700, 0o600),
-        (0o755, 0o750, 0o750, 0o640),
+        (0o755, 0o755, 0o750, 0o640),
         (0o2770, 0o2770, 0o2770, 0o660),
-        (0o777, 0o770, 0o770, 0o660),
+        (0o1777, 0o1777, 0o770, 0o660),
     ],
 )
 def test_a_workspace_and_what_is_written_in_it_are_for_this_user_or_for_the_group_that_its_mode_names(
