@@ -44,17 +44,12 @@ def shows_secret(address: str) -> bool:
     return _IN_ADDRESS.match(address.strip()) is not None
 
 
-def reference(value: str, source: Layered, path: KeyPath) -> SecretRef | None:
-    """Return a reference to the secret: `env:NAME`, `block:NAME`, `toml:FILE#KEY`, or the literal's own file and key.
-
-    None for a literal that is in no file: only its value could be kept.
-    """
+def reference(value: str, source: Layered, path: KeyPath) -> SecretRef:
+    """Return a reference to the secret: `env:NAME`, `block:NAME`, `toml:FILE#KEY`, or a literal's own file and key."""
     for prefix, source_kind in _PREFIXES:
         if value.startswith(prefix):
             return SecretRef(source=source_kind, name=value.removeprefix(prefix).strip())
     layer = source.origin(path)
-    if layer.document is None:
-        return None
     key = ".".join(str(part) for part in (*layer.base, *path))
     return SecretRef(source="toml", name=f"{layer.document.path.absolute()}#{key}")
 
@@ -199,7 +194,7 @@ def _secret(flag: Flag, value: object, path: KeyPath, source: Layered, findings:
     if not value.strip():
         return None  # "" means the environment's value in CloudAI's files
     ref = reference(value.strip(), source, path)
-    if ref is None or not ref.name:
+    if not ref.name:
         findings.problem(path, f"is not a valid secret reference; write env:{flag.secret} or block:NAME")
     elif ref.source == "toml":
         findings.warn(path, LITERAL)

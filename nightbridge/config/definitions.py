@@ -4,7 +4,7 @@ References to secrets stay references, and a literal token becomes one immediate
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from nightbridge.config.arguments import (
@@ -47,22 +47,18 @@ _NO_LAUNCHER = "has no effect: this workload has no launcher"
 _FULL_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-def define_test(
-    source: Layered, *, test_id: str, file: str, extra_problems: Sequence[str] = ()
-) -> tuple[TestDefinition | InvalidTest, tuple[str, ...]]:
+def define_test(source: Layered, *, test_id: str, file: str) -> tuple[TestDefinition | InvalidTest, tuple[str, ...]]:
     """Read one test.
 
     Args:
         source: The test's table with everything laid over it.
         test_id: Its id in the scenario.
         file: The file to open to fix it.
-        extra_problems: Problems that were found before, for instance in its scenario's entry.
 
     Returns:
         The test, or an invalid test with every violation; and the warnings.
     """
     findings = Findings(source)
-    findings.problems.extend(extra_problems)
     table = check_table(source, findings)
     choice = SweepChoice()
     if table is not None:
@@ -260,7 +256,7 @@ def _split_secrets(
             variables[name] = value
             continue
         ref = reference(value, source, path)
-        if ref is None or not ref.name:
+        if not ref.name:
             findings.problem(path, "is not a valid secret reference; write env:NAME or block:NAME")
             continue
         if ref.source == "toml":

@@ -178,10 +178,10 @@ def _check_values(table: Table, path: Path) -> None:
 
 @dataclass(frozen=True)
 class Layer:
-    """A table and where it comes from: a part of a document, or the caller when there is none."""
+    """A table, and the part of a document that it comes from."""
 
     table: Table
-    document: Document | None = None
+    document: Document
     base: KeyPath = ()
 
 
@@ -213,7 +213,7 @@ class Layered:
     def where(self, path: KeyPath) -> str:
         """`FILE:LINE` of the key."""
         layer = self.origin(path)
-        return layer.document.where((*layer.base, *path)) if layer.document else "an override"
+        return layer.document.where((*layer.base, *path))
 
 
 def merge(below: Table, above: Table) -> dict[str, Any]:

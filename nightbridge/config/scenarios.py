@@ -20,7 +20,7 @@ _TEST_DIRS = (".", "test", "tests", "../test", "../tests")
 _SYSTEM_KEYS = frozenset({"scheduler", "install_path", "default_partition", "cluster", "store", "workspace"})
 
 
-def load(path: Path, *, tests_dirs: Sequence[Path] = (), overrides: Mapping[str, Any] | None = None) -> Scenario:
+def load(path: Path, *, tests_dirs: Sequence[Path] = ()) -> Scenario:
     """Read a test file, or a scenario file with the tests that it names.
 
     A test file is a scenario of one test. An invalid test goes to `Scenario.invalid` with all of its violations; the
@@ -29,7 +29,6 @@ def load(path: Path, *, tests_dirs: Sequence[Path] = (), overrides: Mapping[str,
     Args:
         path: The TOML file.
         tests_dirs: Further directories of test files, searched before those near the scenario.
-        overrides: A table laid over every test, as a scenario's entry is; lists are replaced whole.
 
     Raises:
         InvalidInput: The file cannot be read, is neither a test nor a scenario, or the scenario itself is wrong; or a
@@ -38,18 +37,15 @@ def load(path: Path, *, tests_dirs: Sequence[Path] = (), overrides: Mapping[str,
     for directory in tests_dirs:
         if not Path(directory).is_dir():
             raise InvalidInput("no such directory", thing=str(directory), advice="Name one that holds test files")
-    return scenario_of(read_document(Path(path)), tests_dirs=tests_dirs, overrides=overrides)
+    return scenario_of(read_document(Path(path)), tests_dirs=tests_dirs)
 
 
-def scenario_of(
-    document: Document, *, tests_dirs: Sequence[Path] = (), overrides: Mapping[str, Any] | None = None
-) -> Scenario:
+def scenario_of(document: Document, *, tests_dirs: Sequence[Path] = ()) -> Scenario:
     """As `load`, from a file that has been read."""
-    top = [Layer(overrides)] if overrides else []
     if "Tests" in document.table:
-        return _scenario(document, tests_dirs, top)
+        return _scenario(document, tests_dirs)
     if "cmd_args" in document.table or "test_template_name" in document.table:
-        return _single_test(document, top)
+        return _single_test(document)
     if _SYSTEM_KEYS & document.table.keys():
         raise InvalidInput(
             "this is a system or site file, not a test", thing=str(document.path), advice="Pass it with --system"
@@ -105,10 +101,10 @@ def runs(scenario: Scenario, night: str, limits: ClusterLimits | None = None) ->
     return tuple(run for test_runs in made.values() for run in test_runs)
 
 
-def _single_test(document: Document, top: list[Layer]) -> Scenario:
+def _single_test(document: Document) -> Scenario:
     name = document.table.get("name")
     test_id = name.strip() if isinstance(name, str) and name.strip() else document.path.stem
-    source = Layered([Layer(document.table, document), *top])
+    source = Layered([Layer(document.table, document)])
     test, warnings = define_test(source, test_id=test_id, file=str(document.path))
     if isinstance(test, TestDefinition) and test.dependencies:
         where = document.where(("dependencies",))
@@ -144,7 +140,7 @@ def _with_canary(tests: Sequence[TestDefinition]) -> tuple[TestDefinition, ...]:
 # --- scenarios -------------------------------------------------------------------------------------------------------
 
 
-def _scenario(document: Document, tests_dirs: Sequence[Path], top: list[Layer]) -> Scenario:
+def _scenario(document: Document, tests_dirs: Sequence[Path]) -> Scenario:
     entries = document.table["Tests"]
     problems = list(_scenario_problems(document, entries))
     problems += [] if problems else dependency_problems(document, entries)
@@ -155,7 +151,7 @@ def _scenario(document: Document, tests_dirs: Sequence[Path], top: list[Layer]) 
     library = _Library(document.path, tests_dirs)
     for index, entry in enumerate(entries if isinstance(entries, list) else ()):
         if isinstance(entry, dict):
-            test, found = _entry_test(document, index, entry, library, top)
+            test, found = _entry_test(document, index, entry, library)
             tests.append(test)
             warnings.extend(found)
     if problems:
@@ -188,13 +184,13 @@ def _scenario_problems(document: Document, entries: Any) -> Iterator[str]:
 
 
 def _entry_test(
-    document: Document, index: int, entry: dict[str, Any], library: "_Library", top: list[Layer]
+    document: Document, index: int, entry: dict[str, Any], library: "_Library"
 ) -> tuple[TestDefinition | InvalidTest, tuple[str, ...]]:
     test_id = str(entry.get("id", "")).strip() or f"Tests[{index}]"
     own = Layer({key: value for key, value in entry.items() if key not in ENTRY_KEYS}, document, ("Tests", index))
     name = entry.get("test_name")
     if name is None:
-        return define_test(Layered([own, *top]), test_id=test_id, file=str(document.path))
+        return define_test(Layered([own]), test_id=test_id, file=str(document.path))
     where = document.where(("Tests", index, "test_name"))
     try:
         if "name" in entry:
@@ -203,7 +199,7 @@ def _entry_test(
     except InvalidInput as error:
         problem = f"{where}: test_name: {error}"
         return InvalidTest(id=test_id, source=str(document.path), violations=(problem,)), ()
-    source = Layered([Layer(found.table, found), own, *top])
+    source = Layered([Layer(found.table, found), own])
     return define_test(source, test_id=test_id, file=str(found.path))
 
 

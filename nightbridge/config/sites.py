@@ -186,6 +186,6 @@ def _secret(path: tuple[str, ...], value: Any, findings: Findings) -> Any:
     if not isinstance(value, str):
         return value
     ref = reference(value.strip(), findings.source, path)
-    if ref is not None and ref.source == "toml":
+    if ref.source == "toml":
         findings.warn(path, LITERAL)
     return ref

@@ -44,7 +44,6 @@ class GoldenValues(Model):
     metrics: dict[str, dict[int, float]] = Field(description="Values by iteration, by the file's name of the metric.")
     not_recorded: dict[str, tuple[int, ...]] = Field({}, description="Iterations that the file has without a value.")
     memory: dict[str, float] = Field({}, description="`alloc` and the like in GB, Megatron-LM's in bytes.")
-    job_id: str = ""
 
 
 DEFAULT_POLICY = GoldenPolicy()
@@ -127,7 +126,7 @@ def read_golden(data: bytes | str, thing: str = "golden values") -> GoldenValues
 
 
 def golden_of_steps(
-    metrics: Mapping[str, Mapping[int, float | None]], memory: Mapping[str, float | None], job_id: str = ""
+    metrics: Mapping[str, Mapping[int, float | None]], memory: Mapping[str, float | None]
 ) -> GoldenValues:
     """Megatron-Bridge's golden values of a run's own measurements.
 
@@ -135,7 +134,6 @@ def golden_of_steps(
         metrics: By the file's names (`lm loss`, `elapsed time per iteration (ms)`, `GPU utilization`, `grad norm`), the
             value of each iteration, from 1. None, NaN and infinity become iterations without a value.
         memory: `alloc`, `max_alloc` and `max_reserved` in GB, as far as known.
-        job_id: For display.
     """
     known: dict[str, dict[int, float]] = {}
     unknown: dict[str, tuple[int, ...]] = {}
@@ -145,7 +143,7 @@ def golden_of_steps(
         if len(finite) < len(values):
             unknown[name] = tuple(sorted(values.keys() - finite.keys()))
     sizes = {name: size for name, size in memory.items() if size is not None and math.isfinite(size)}
-    return GoldenValues(format="megatron-bridge", metrics=known, not_recorded=unknown, memory=sizes, job_id=job_id)
+    return GoldenValues(format="megatron-bridge", metrics=known, not_recorded=unknown, memory=sizes)
 
 
 def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
@@ -186,7 +184,6 @@ def _read_bridge(content: Mapping[str, Any], thing: str) -> GoldenValues:
         },
         not_recorded=_gaps({name: [key + 1 for key in sorted(steps) if _lacks(steps[key], name)] for name in names}),
         memory={name: size for name in BRIDGE_MEMORY if (size := _number(content.get(name))) is not None},
-        job_id=str(content.get("job_id", "")),
     )
 
 

@@ -263,8 +263,6 @@ def compare_runs(
     b: "pd.DataFrame",
     *,
     names: tuple[str, str] = ("", ""),
-    tags: Sequence[str] = TAGS,
-    bands: ParityBands = DEFAULT_BANDS,
     policy: ReferencePolicy = DEFAULT_ITERATIONS,
 ) -> Parity:
     """Compare the curves of two runs.
@@ -276,15 +274,13 @@ def compare_runs(
         a: The reference's scalars: columns tag, step, value and superseded, as `metrics.parquet` has them.
         b: The other run's.
         names: What the two are called.
-        tags: What is compared.
-        bands: How far the losses may be apart and still converge alike.
         policy: How far they may be apart at single iterations.
     """
     curves = []
-    for tag in tags:
+    for tag in TAGS:
         left, right = curve_of(a, tag), curve_of(b, tag)
         if left or right or tag == LOSS:
-            curves.append(compare_curves(left, right, tag, bands))
+            curves.append(compare_curves(left, right, tag))
     losses = curve_of(a, LOSS), curve_of(b, LOSS)
     faults = tuple(f"{name or 'a run'} has no {LOSS}" for name, loss in zip(names, losses, strict=True) if not loss)
     following = follow(*losses, policy)

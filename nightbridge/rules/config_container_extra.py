@@ -135,7 +135,3 @@ def _long_warmup(c: ConfigContainer) -> Iterator[str]:
     )
     if decay and warmup >= decay:
         yield f"the warm-up of {warmup} {unit} is as long as the decay of {decay}, and is truncated; shorten it"
-
-
-_SOURCE = "Megatron-Core: found by running what validate() lets through"
-"""What Megatron-Bridge's `validate()` lets through, and fails or misleads only on the cluster."""

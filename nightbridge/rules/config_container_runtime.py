@@ -272,6 +272,3 @@ def _data_switches(c: ConfigContainer) -> Iterator[str]:
     for name in ("reset_position_ids", "reset_attention_mask", "eod_mask_loss"):
         if isinstance(dataset, Mapping) and name in dataset and dataset[name] is None:
             yield f"dataset.{name} must be true or false"
-
-
-"""What Megatron-Bridge's own check raises when the job starts."""

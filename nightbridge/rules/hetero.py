@@ -18,8 +18,6 @@ from nightbridge.rules.rule import RuleContext, cmd_args, rule
 _MIMO = "Megatron-LM: examples/mimo"
 _MEGATRON_LM = "Megatron-LM: its arguments and learning-rate schedule"
 
-_GRIDS = ("cmd_args.encoder", "cmd_args.language_model")
-
 
 def _named_grids(run: RuleContext) -> tuple[tuple[str, ProcessGrid], ...]:
     grids = grids_of(run.test)

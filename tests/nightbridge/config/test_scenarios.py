@@ -433,14 +433,6 @@ def test_a_test_can_be_defined_inside_the_scenario(write: Write) -> None:
     assert (test.id, test.name) == ("in.1", "small")
 
 
-def test_an_override_of_the_caller_lies_on_top(write: Write) -> None:
-    write(TEST, "small.toml")
-
-    (test,) = config.load(write(SCENARIO, "s.toml"), overrides={"cmd_args": {"max_steps": 5}}).tests
-
-    assert test.cmd_args["max_steps"] == 5
-
-
 def test_a_mistake_in_an_override_is_reported_with_the_line_in_the_scenario(write: Write) -> None:
     write(TEST, "small.toml")
     path = write(SCENARIO.replace("max_steps = 20", "max_step = 20"), "scenario.toml")
