@@ -64,7 +64,7 @@ def program(copy: Copy) -> Callable[..., str]:
 
 def test_a_rule_is_one_function(copy: Copy, program: Callable[..., str]) -> None:
     copy.add(
-        "rules/sizes.py",
+        "rules/megatron_core.py",
         '''
 
 @rule("gpus-named", "example", cmd_args("num_gpus"), "warning")

@@ -1,7 +1,7 @@
 """CloudAI's own constraints, for `compat = "cloudai"`: the same verdicts as CloudAI gives, mistakes included.
 
 CloudAI numbers its constraints and keeps one answer, yes or no, for all of them. Each is a named rule here; those that
-have turned out too strict or too lax are corrected in `sizes` and `graphs`, which the normal profile uses, and name the
+have turned out too strict or too lax are corrected in `megatron_core`, which the normal profile uses, and name the
 rules that replace them. An unwritten size counts as 1 in this module only. The constraints are those of CloudAI's
 development branch from August 2026 on.
 """

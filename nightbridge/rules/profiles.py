@@ -13,13 +13,12 @@ from nightbridge.rules import (
     config_container_extra,
     config_container_runtime,
     config_container_training,
-    graphs,
     hetero,
     launcher,
+    megatron_core,
     overrides,
     required,
     site_rules,
-    sizes,
 )
 from nightbridge.rules.rule import Rule, RuleContext, Severity, Violation, rules_in, violations_of
 from nightbridge.rules.sweeps import (
@@ -35,7 +34,7 @@ from nightbridge.rules.sweeps import (
 
 RunRules = tuple[Rule[RuleContext], ...]
 
-RULES: RunRules = rules_in(required, sizes, graphs, site_rules, launcher, overrides)
+RULES: RunRules = rules_in(required, megatron_core, site_rules, launcher, overrides)
 """The rules of the normal profile."""
 
 CLOUDAI_RULES: RunRules = cloudai.RULES
