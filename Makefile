@@ -82,6 +82,7 @@ docs: install
 soak: install
 	$(BIN)/python tests/real/packages.py
 	NIGHTBRIDGE_SEEDS=500 $(BIN)/pytest -s tests/nightbridge/slurm/test_soak.py
+	NIGHTBRIDGE_FUZZ=100 $(BIN)/pytest -s tests/test_fuzz.py
 	NIGHTBRIDGE_SEEDS=200 $(BIN)/pytest -m random_kill --timeout 7200 --ignore tests/nightbridge/slurm/test_soak.py
 	NIGHTBRIDGE_EVERY_STAGE=1 $(BIN)/pytest -s tests/nights --ignore tests/nights/test_soak.py
 	NIGHTBRIDGE_SOAK_NIGHTS=30 NIGHTBRIDGE_SOAK_TESTS=6 $(BIN)/pytest -s tests/nights/test_soak.py

@@ -133,6 +133,7 @@ _MANIFEST_TYPES = (
     "application/vnd.docker.distribution.manifest.v2+json",
 )
 _TIMEOUT_SECONDS = 60.0
+_MAX_ANSWER_BYTES = 16 << 20
 # Attempts when the registry sends `Retry-After`; without it the stage's own retries apply.
 _TRIES = 4
 _MAX_PAUSE_SECONDS = 60.0
@@ -160,7 +161,7 @@ def registry_digest(reference: ImageReference, credentials: str = "") -> str:
     if digest is None:
         # The header is optional; the digest is by definition that of the manifest's bytes.
         with _request_manifest(reference, "GET", credentials) as manifest:
-            digest = f"sha256:{hashlib.sha256(manifest.read()).hexdigest()}"
+            digest = f"sha256:{hashlib.sha256(_read(manifest, reference)).hexdigest()}"
     if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
         raise DamagedData(f"the registry returned an unsupported digest ({digest[:80]!r})", thing=str(reference))
     return digest
@@ -196,11 +197,22 @@ def _request(url: str, headers: Mapping[str, str], method: str, reference: Image
                 raise
             log.info("%s: rate limited, retrying in %.0f s", reference, pause)
             time.sleep(pause)
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: a host or header that is none
             raise _no_answer(error, url, reference) from error
         else:
             return answer
     raise AssertionError("unreachable")
+
+
+def _read(answer: http.client.HTTPResponse, reference: ImageReference) -> bytes:
+    """The body of an answer, which a registry may send without an end."""
+    try:
+        data = answer.read(_MAX_ANSWER_BYTES + 1)
+    except (OSError, http.client.HTTPException) as error:
+        raise _no_answer(error, answer.geturl(), reference) from error
+    if len(data) > _MAX_ANSWER_BYTES:
+        raise DamagedData(f"the registry's answer has over {_MAX_ANSWER_BYTES >> 20} MiB", thing=str(reference))
+    return data
 
 
 def _checked_request(
@@ -233,15 +245,22 @@ def _authorization(headers: Message, registry: str, reference: ImageReference, c
         raise PermanentError(f"the registry requires an unsupported login scheme ({scheme!r})", thing=str(reference))
     if realm.startswith("http://") and not http_is_allowed():
         raise PermanentError("the registry requires the login to be sent unencrypted", thing=str(reference))
-    server = urllib.parse.urlsplit(realm).hostname or ""
+    try:
+        server = urllib.parse.urlsplit(realm).hostname or ""
+    except ValueError as error:
+        raise PermanentError(
+            f"the registry's login server is no address ({realm[:80]!r})", thing=str(reference)
+        ) from error
     login = find_login(registry, token_server=server, credentials=credentials)
     query = urllib.parse.urlencode({name: fields[name] for name in ("service", "scope") if name in fields})
     basic = {"Authorization": _basic(login)} if login else {}
     with _checked_request(f"{realm}?{query}", basic, "GET", reference) as answer:
         try:
-            given = json.loads(answer.read())
-            token = given.get("token") or given["access_token"]
-        except (ValueError, KeyError, AttributeError) as error:
+            given = json.loads(_read(answer, reference))
+            token = str(given.get("token") or given["access_token"])
+            if not (token.isascii() and token.isprintable()):
+                raise ValueError("not the value of a header")
+        except (ValueError, KeyError, AttributeError, RecursionError) as error:
             raise TransientError("the registry's token server returned no token", thing=str(reference)) from error
     return f"Bearer {token}"
 

@@ -307,7 +307,6 @@ _WARM = ("pandas", "pyarrow.parquet", "yaml", "nightbridge.outputs.measurements"
 def main(_arguments: Sequence[str]) -> int:
     """The server: fork a child for each connection that comes through standard input, until that ends."""
     control = socket.socket(fileno=0)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel forgets children that have ended
     for module in _WARM:
         importlib.import_module(module)
     _leave_network()
@@ -317,6 +316,9 @@ def main(_arguments: Sequence[str]) -> int:
             control.close()
             _serve(socket.socket(fileno=descriptors[0]))
         os.close(descriptors[0])
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass  # those that have ended by now
     return 0
 
 

@@ -395,6 +395,7 @@ OTHERS = [
     "locking.py: read_text",  # /proc
     "locking.py: read_text",
     "nights/prefect_api.py: read_text",  # Prefect's settings
+    "outputs/reader_process.py: open",  # folders, without reading them
     "outputs/reader_process.py: read_text",  # /proc
     "slurm/pyslurm_cluster.py: read_text",  # the launcher's script, before there is a job
     "slurm/sbatch_shim.py: read_text",
