@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -53,14 +53,17 @@ def events(
 def verify(
     choice: "SiteChoice",
     run_key: RunKeyArgument,
+    deep: Annotated[bool, typer.Option("--deep", help="Read every byte, not only stored checksums.")] = False,
 ) -> None:
-    """Check every stored object of a run against its manifest."""
-    from nightbridge.harvest.manifest import last_attempt
-    from nightbridge.harvest.restore import verify_run
+    """Check every stored object of a run against its manifest; name objects that do not belong to it."""
+    from nightbridge.harvest.manifest import last_attempt, read_manifest
+    from nightbridge.harvest.restore import foreign_objects, verify_content, verify_run
 
     opened = open_site_store(load_site(choice))
     prefix = last_attempt(opened, run_key)
-    problems = verify_run(opened, prefix, show_progress)
+    problems = (verify_content if deep else verify_run)(opened, prefix, show_progress)
+    if manifest := read_manifest(opened, prefix):
+        note_all(f"not of this run: {path}" for path in foreign_objects(opened, manifest))
     if problems:
         raise DamagedData("\n  ".join(problems), thing=opened.url_of(prefix), advice="Harvest the run again")
     print(f"{opened.url_of(prefix)}: every object is there and whole")
@@ -71,13 +74,17 @@ def fetch(
     choice: "SiteChoice",
     run_key: RunKeyArgument,
     dest: Annotated[Path, typer.Argument(metavar="DEST", help="Folder to restore the run into.")],
+    only: Annotated[
+        Literal["checkpoint", "tensorboard", "logs"] | None,
+        typer.Option("--only", help="Just this, straight into DEST: a training can load checkpoints from there."),
+    ] = None,
 ) -> None:
-    """Download a stored run and verify every byte."""
+    """Download a stored run and verify every byte; interrupted, the same command goes on."""
     from nightbridge.harvest.manifest import last_attempt
     from nightbridge.harvest.restore import fetch_run
 
     opened = open_site_store(load_site(choice))
-    manifest = fetch_run(opened, last_attempt(opened, run_key), dest, show_progress)
+    manifest = fetch_run(opened, last_attempt(opened, run_key), dest, show_progress, only)
     print(f"{dest}: {len(manifest.files)} files of {run_key}, attempt {manifest.attempt}")
 
 

@@ -1,15 +1,63 @@
-"""A stored run, checked and downloaded: what `nightbridge verify` and `nightbridge fetch` do."""
+"""A stored run, checked and restored: what `nightbridge verify` and `nightbridge fetch` do.
 
-from collections.abc import Callable
+Objects are read in ranges, many at once, and every part is checked against the manifest as it arrives: one pass, and
+what is lost on the way is asked for again from where it broke off. A large file grows under a name of its own, with the
+digests of the parts it has behind its end, so that a fetch that was killed goes on with what is whole.
+"""
+
+import base64
+import contextlib
+import fcntl
+import hashlib
+import os
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Literal, NamedTuple
 
-from nightbridge.errors import DamagedData, PermanentError
-from nightbridge.files import write_model
+from nightbridge.errors import DamagedData, PermanentError, TransientError
+from nightbridge.files import write_error, write_model
 from nightbridge.harvest.manifest import MANIFEST, Manifest, read_manifest
 from nightbridge.models import StoredFile
 from nightbridge.store.checksum import sha256_of_file
 from nightbridge.store.protocol import ObjectInfo, ObjectStore, checked_key
 from nightbridge.store.transfers import Meter, Progress, in_parallel
+
+FILES = 32
+"""Files restored at once: of small ones, most wait for the server's first byte."""
+
+PARTS = 12
+"""Parts of large files read at once."""
+
+TRIES = 6
+"""How often a part is asked for without a byte coming back."""
+
+ARRIVALS = 3
+"""How often a part is read whose bytes are not those of the manifest, before its object counts as damaged."""
+
+CHUNK = 1 << 20
+
+DIGEST = 32
+"""Bytes of a SHA-256."""
+
+Product = Literal["checkpoint", "tensorboard", "logs"]
+
+FOLDERS: dict[Product, str] = {"checkpoint": "checkpoints/", "tensorboard": "tensorboard/", "logs": "logs/"}
+"""Where below a run's prefix its products are."""
+
+Write = Callable[[int, memoryview], None]
+"""Takes bytes of a file and where in it they begin."""
+
+
+class _Part(NamedTuple):
+    """A range of an object; `sha256` None where only the checksum of the whole is known."""
+
+    number: int
+    start: int
+    length: int
+    sha256: bytes | None
 
 
 def missing_objects(store: ObjectStore, manifest: Manifest) -> list[str]:
@@ -19,47 +67,251 @@ def missing_objects(store: ObjectStore, manifest: Manifest) -> list[str]:
     return [problem for problem in problems if problem]
 
 
+def foreign_objects(store: ObjectStore, manifest: Manifest) -> list[str]:
+    """Paths below the run's prefix that its manifest does not name."""
+    ours = {MANIFEST, *(file.path for file in manifest.files)}
+    paths = (found.key.removeprefix(f"{manifest.prefix}/") for found in store.list(manifest.prefix))
+    return [path for path in paths if path not in ours]
+
+
 def verify_run(store: ObjectStore, prefix: str, on_progress: Callable[[Progress], None] | None = None) -> list[str]:
     """Check a run against its manifest; returns one line per problem, none when every object is there and intact.
 
     Checks presence, size and checksum. A directory's checksums are computed from its bytes; those of S3 are the ones
-    recorded with the objects, or the ETags of those sent in parts. Their bytes `fetch_run` checks.
+    recorded with the objects, and the server's own ETags. `verify_content` reads the bytes.
     """
-    manifest = read_manifest(store, prefix)
-    if manifest is None:
-        return [f"{MANIFEST}: missing; this run was never committed"]
-    wrong_prefix = "" if manifest.prefix == prefix else f"{MANIFEST}: belongs to {manifest.prefix}"
-    problems = in_parallel(
-        lambda file: _problem(store, prefix, file),
-        manifest.files,
-        Meter("reading", [file.size for file in manifest.files], on_progress),
-    )
-    return [problem for problem in (wrong_prefix, *problems) if problem]
+    return _verify(store, prefix, lambda file: _problem(store, prefix, file), on_progress)
+
+
+def verify_content(store: ObjectStore, prefix: str, on_progress: Callable[[Progress], None] | None = None) -> list[str]:
+    """Read every byte of a run and check it against its manifest; returns one line per problem."""
+    with ThreadPoolExecutor(PARTS, thread_name_prefix="nightbridge-parts") as pool:
+
+        def check(file: StoredFile) -> str:
+            reader = _Reader(store, f"{prefix}/{file.path}", lambda received: None)
+            try:
+                digests = _of_each(pool, lambda part: reader.read(part, _discard), _parts(file))
+                _check_digests(reader.thing, file, digests)
+            except (DamagedData, PermanentError) as error:
+                return f"{file.path}: {error.what}"
+            return ""
+
+        return _verify(store, prefix, check, on_progress)
 
 
 def fetch_run(
-    store: ObjectStore, prefix: str, destination: Path, on_progress: Callable[[Progress], None] | None = None
+    store: ObjectStore,
+    prefix: str,
+    destination: Path,
+    on_progress: Callable[[Progress], None] | None = None,
+    only: Product | None = None,
 ) -> Manifest:
-    """Restore a whole run below `destination` as it is in the store, every byte verified, the manifest last.
+    """Restore a run below `destination` as it is in the store, every byte verified, the manifest last.
 
-    Files that are there already with the right bytes are kept, so an interrupted fetch resumes.
+    Files that are there already with the right bytes are kept, so an interrupted fetch resumes. Nothing is flushed to
+    disk: after a power failure fetch again.
+
+    Args:
+        store: The store.
+        prefix: The run's folder in it.
+        destination: A folder; made when it is not there.
+        on_progress: Called in this thread after each file, and at intervals while none is done.
+        only: Restore just one product, straight into the folder: of checkpoints, one that a training can load from.
 
     Raises:
-        PermanentError: The run was never committed, or `destination` cannot be written.
+        PermanentError: The run was never committed, has no such product, or `destination` cannot be written.
         DamagedData: An object is missing or differs from the manifest.
+        TransientError: The store did not answer, or another fetch is restoring the same file.
 
     """
     manifest = read_manifest(store, prefix)
     if manifest is None:
         advice = "Check the run key; its harvest may still be running"
         raise PermanentError("no committed run under this prefix", thing=store.url_of(prefix), advice=advice)
-    in_parallel(
-        lambda file: _fetch(store, prefix, file, destination / checked_key(file.path)),
-        manifest.files,
-        Meter("fetching", [file.size for file in manifest.files], on_progress),
-    )
-    write_model(destination / MANIFEST, manifest)
-    return manifest
+    folder = FOLDERS[only] if only else ""
+    files = [file for file in manifest.files if file.path.startswith(folder)]
+    if not files:
+        advice = "See its `left_out`, and `checkpoint` in the test's [harvest]"
+        raise PermanentError(f"the run has no stored {only}", thing=store.url_of(prefix), advice=advice)
+    meter = Meter("fetching", [file.size for file in files], on_progress)
+    with ThreadPoolExecutor(PARTS, thread_name_prefix="nightbridge-parts") as pool:
+
+        def fetch(numbered: tuple[int, StoredFile]) -> None:
+            number, file = numbered
+            path = destination / checked_key(file.path.removeprefix(folder))
+            reader = _Reader(store, f"{prefix}/{file.path}", lambda received: meter.moved(number, received))
+            with _write_errors(path):
+                _restore(reader, pool, file, path)
+
+        in_parallel(fetch, list(enumerate(files)), meter, FILES)
+    if not only:
+        write_model(destination / MANIFEST, manifest)
+    return manifest.model_copy(update={"files": tuple(files)})
+
+
+class _Reader:
+    """Reads one object part by part, again where the connection breaks, and checks what arrives."""
+
+    def __init__(self, store: ObjectStore, key: str, on_received: Callable[[int], None]) -> None:
+        self._store, self._key, self._on_received = store, key, on_received
+        self._received = 0
+        self.thing = store.url_of(key)
+
+    def exists(self) -> bool:
+        """Whether there is an object: of an empty one no range can be read."""
+        return self._store.stat(self._key) is not None
+
+    def read(self, part: _Part, write: Write) -> bytes:
+        """Pass a part's bytes on; returns their SHA-256.
+
+        Raises:
+            TransientError: The store did not answer.
+            DamagedData: The object is shorter, or its bytes are others.
+
+        """
+        for _ in range(ARRIVALS):
+            digest = self._receive(part, write)
+            if part.sha256 in (None, digest):
+                return digest
+        raise _differs(self.thing)
+
+    def _receive(self, part: _Part, write: Write) -> bytes:
+        digest, at, failures = hashlib.sha256(), 0, 0
+        while at < part.length:
+            begun = at
+            try:
+                for chunk in self._store.read(self._key, part.start + at, part.length - at):
+                    write(part.start + at, chunk)
+                    digest.update(chunk)
+                    at += len(chunk)
+                    self._received += len(chunk)
+                    self._on_received(self._received)
+            except TransientError:
+                failures = 1 if at > begun else failures + 1
+                if failures == TRIES:
+                    raise
+                time.sleep(random.uniform(0, 0.1 * 2**failures))
+            else:
+                if at < part.length:
+                    raise _differs(self.thing, f": it ends after {part.start + at} bytes")
+        return digest.digest()
+
+
+def _restore(reader: _Reader, pool: ThreadPoolExecutor, file: StoredFile, path: Path) -> None:
+    if path.is_file() and path.stat().st_size == file.size and sha256_of_file(path, file.part_size) == file.sha256:
+        return
+    if not file.size and not reader.exists():
+        raise DamagedData("missing", thing=reader.thing)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parts = _parts(file)
+    # A part of the name says whose it is, and leaves room for the rest where the name is as long as a name can be.
+    partial = path.with_name(f".{path.name[:100]}.{file.sha256[:32]}.part")
+    with _opened_alone(partial) as descriptor:
+
+        def write(start: int, chunk: memoryview) -> None:
+            while chunk:
+                written = os.pwrite(descriptor, chunk, start)
+                start, chunk = start + written, chunk[written:]
+
+        def restore(part: _Part) -> bytes:
+            slot = file.size + part.number * DIGEST
+            kept = os.pread(descriptor, DIGEST, slot)
+            if kept and part.sha256 in (None, kept) and kept == _digest_on_disk(descriptor, part):
+                return kept
+            digest = reader.read(part, write)
+            os.pwrite(descriptor, digest, slot)
+            return digest
+
+        try:
+            _check_digests(reader.thing, file, _of_each(pool, restore, parts))
+        except BaseException as error:
+            if isinstance(error, DamagedData) or len(parts) == 1:
+                partial.unlink()
+            raise
+        os.ftruncate(descriptor, file.size)
+        partial.replace(path)
+
+
+def _parts(file: StoredFile) -> list[_Part]:
+    step, digests = file.part_size or file.size, base64.b64decode(file.part_digests)
+    if not file.part_size:
+        digests = bytes.fromhex(file.sha256)
+    return [
+        _Part(number, start, min(step, file.size - start), digests[number * DIGEST : (number + 1) * DIGEST] or None)
+        for number, start in enumerate(range(0, file.size, step or 1))
+    ]
+
+
+def _check_digests(thing: str, file: StoredFile, digests: Sequence[bytes]) -> None:
+    whole = hashlib.sha256(b"".join(digests)).digest() if file.part_size or not digests else digests[0]
+    if whole.hex() != file.sha256:
+        raise _differs(thing)
+
+
+def _differs(thing: str, how: str = "") -> DamagedData:
+    advice = "It was modified or damaged in the store"
+    return DamagedData(f"differs from the manifest{how}", thing=thing, advice=advice)
+
+
+def _of_each(pool: ThreadPoolExecutor, function: Callable[[_Part], bytes], parts: Sequence[_Part]) -> list[bytes]:
+    if len(parts) <= 1:
+        return [function(part) for part in parts]
+    running = [pool.submit(function, part) for part in parts]
+    try:
+        return [future.result() for future in running]
+    finally:
+        for future in running:
+            # None may write any more once its file is closed.
+            if not future.cancel():
+                future.exception()
+
+
+@contextlib.contextmanager
+def _opened_alone(path: Path) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise TransientError("another fetch is restoring it", thing=str(path), advice="Wait for its end") from error
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _digest_on_disk(descriptor: int, part: _Part) -> bytes:
+    digest, at = hashlib.sha256(), 0
+    while piece := os.pread(descriptor, min(CHUNK, part.length - at), part.start + at):
+        digest.update(piece)
+        at += len(piece)
+    return digest.digest() if at == part.length else b""
+
+
+@contextlib.contextmanager
+def _write_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        advice = "Free space there, or choose another folder"
+        raise write_error(error, what="the restored file", thing=str(path), advice=advice) from error
+
+
+def _discard(start: int, chunk: memoryview) -> None:
+    """Of a verification nothing is kept."""
+
+
+def _verify(
+    store: ObjectStore,
+    prefix: str,
+    check: Callable[[StoredFile], str],
+    on_progress: Callable[[Progress], None] | None,
+) -> list[str]:
+    manifest = read_manifest(store, prefix)
+    if manifest is None:
+        return [f"{MANIFEST}: missing; this run was never committed"]
+    wrong_prefix = "" if manifest.prefix == prefix else f"{MANIFEST}: belongs to {manifest.prefix}"
+    meter = Meter("reading", [file.size for file in manifest.files], on_progress)
+    return [problem for problem in (wrong_prefix, *in_parallel(check, manifest.files, meter, FILES)) if problem]
 
 
 def _wrong(file: StoredFile, found: ObjectInfo | None) -> str:
@@ -83,15 +335,3 @@ def _problem(store: ObjectStore, prefix: str, file: StoredFile) -> str:
     if found and not (found.sha256 or (found.etag and file.etag)):
         return f"{file.path}: no checksum in the store; use --deep"
     return _wrong(file, found)
-
-
-def _fetch(store: ObjectStore, prefix: str, file: StoredFile, path: Path) -> None:
-    if path.is_file() and sha256_of_file(path, file.part_size) == file.sha256:
-        return
-    key = f"{prefix}/{file.path}"
-    store.get_file(key, path)
-    if sha256_of_file(path, file.part_size) != file.sha256:
-        path.unlink()
-        raise DamagedData(
-            "differs from the manifest", thing=store.url_of(key), advice="It was modified or damaged in the store"
-        )

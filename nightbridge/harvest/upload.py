@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from nightbridge.errors import DamagedData, InvalidInput
-from nightbridge.harvest.manifest import LeftOut
+from nightbridge.errors import DamagedData, InvalidInput, TransientError
+from nightbridge.harvest.manifest import MANIFEST, LeftOut
 from nightbridge.models import Model, StoredFile
 from nightbridge.secrets import copy_masked
 from nightbridge.store.checksum import FileSource, Stamp
@@ -116,7 +116,7 @@ def upload(
             kept.append(result)
         elif isinstance(result, _Sent) or sender.had(task.file):
             # Sent now or by an earlier try, before its unit turned out to be incomplete.
-            store.delete(f"{prefix}/{task.file.path}")
+            sender.discard(task.file)
     store.remove_leftovers(prefix)
     return Uploaded(
         files=tuple(sorted((each.stored for each in kept), key=lambda file: file.path)),
@@ -153,6 +153,13 @@ class _Sender:
         """Whether an earlier try had sent a file under this name."""
         return f"{self._prefix}/{file.path}" in self._there
 
+    def discard(self, file: LocalFile) -> None:
+        """Delete what an earlier try has stored, unless it belongs to a committed run by now."""
+        if self._store.stat(f"{self._prefix}/{MANIFEST}") is not None:
+            thing = self._store.url_of(self._prefix)
+            raise TransientError("another harvest has committed the run", thing=thing, advice="Ask for its record")
+        self._store.delete(f"{self._prefix}/{file.path}")
+
     def send(self, task: _Task) -> _Result:
         """Send one file; nothing is read of a unit that has already failed."""
         if task.unit in self._failed:
@@ -182,6 +189,8 @@ class _Sender:
         key = f"{self._prefix}/{task.file.path}"
         found = self._store.holds(key, source) if key in self._there else None
         if found is None:
+            if key in self._there:
+                self.discard(task.file)
             found = self._store.put_file(key, source)
         assert found.sha256 is not None
         stored = StoredFile(
@@ -190,6 +199,7 @@ class _Sender:
             sha256=found.sha256,
             part_size=found.part_size,
             etag=found.etag,
+            part_digests=source.digest.base64() if found.part_size else "",
             mtime_ns=stamp.mtime_ns,
             kind=task.file.kind,
         )

@@ -190,7 +190,10 @@ class StoredFile:
         description="Above 0: `sha256` is that of the SHA-256s of the file's parts of so many bytes, as S3 makes its "
         "composite checksums. 0: it is that of the file.",
     )
-    etag: str = Field(default="", description="What S3 calls these bytes; checked where S3 does not record the sha256.")
+    etag: str = Field(default="", description="What S3 calls these bytes.")
+    part_digests: str = Field(
+        default="", description="Base64 of the SHA-256 of each part, in order: a restore checks each as it arrives."
+    )
     mtime_ns: int = 0
     kind: Literal["checkpoint", "tensorboard", "log", "config", "summary", "metrics", "other"]
 

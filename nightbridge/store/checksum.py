@@ -6,6 +6,7 @@ records, and a reader needs nothing but the size of the parts to check it:
 https://docs.aws.amazon.com/AmazonS3/latest/userguide/checking-object-integrity-upload.html
 """
 
+import base64
 import contextlib
 import hashlib
 import io
@@ -18,6 +19,18 @@ from typing import NamedTuple, cast
 from nightbridge.errors import DamagedData
 from nightbridge.files import open_regular
 from nightbridge.secrets import SecretFinder
+
+PART_SIZE = 8 << 20
+"""Bytes of a part, and of the largest file without parts."""
+
+MAX_PARTS = 10_000
+"""S3's limit; a file with more parts of `PART_SIZE` gets larger ones."""
+
+
+def part_size(size: int) -> int:
+    """Bytes of each part but the last of a file of `size` bytes, a whole number of MiB; 0: it has none."""
+    smallest = -(-size // MAX_PARTS)
+    return 0 if size <= PART_SIZE else max(PART_SIZE, -(-smallest >> 20) << 20)
 
 
 def sha256_hex(data: bytes) -> str:
@@ -52,6 +65,10 @@ class FileDigest:
     def all_parts(self) -> list[bytes]:
         """The SHA-256 of every part, 32 bytes each, of a last one that is shorter than the others too."""
         return [*self._whole_parts, self._current.digest()] if self._in_current else self._whole_parts
+
+    def base64(self) -> str:
+        """Those SHA-256s, one after the other, as text."""
+        return base64.b64encode(b"".join(self.all_parts())).decode()
 
     def hexdigest(self) -> str:
         """The checksum of what has been taken, lower-case hex."""
@@ -167,7 +184,7 @@ class FileSource:
         except DamagedData:
             self._opened.close()
             raise
-        self.rewind()
+        self.rewind(part_size(self.size))
         return self
 
     def __exit__(self, *_: object) -> None:

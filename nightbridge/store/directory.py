@@ -4,7 +4,6 @@ import contextlib
 import errno
 import os
 import re
-import shutil
 import time
 import uuid
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from nightbridge.errors import InvalidInput, PermanentError, TransientError
-from nightbridge.files import create_exclusively, flush_folder, new_file, write_atomically
+from nightbridge.files import create_exclusively, flush_folder, write_atomically
 from nightbridge.models import StoreSettings
 from nightbridge.secrets import BlockValue
 from nightbridge.store.checksum import FileSource, sha256_of_file
@@ -100,20 +99,20 @@ class DirectoryStore:
                         copy.write(chunk)
                     copy.flush()
                     os.fsync(copy.fileno())
-                if sha256_of_file(incoming) != source.sha256:
+                if sha256_of_file(incoming, source.digest.part_size) != source.sha256:
                     what = "the disk does not return the bytes that were written"
                     raise PermanentError(what, thing=str(target), advice="Check the disk")
                 target.parent.mkdir(parents=True, exist_ok=True)
-                incoming.replace(target)
+                self._name(incoming, target, source)
                 flush_folder(target.parent)
             finally:
                 incoming.unlink(missing_ok=True)
-        return ObjectInfo(key=key, size=source.size, sha256=source.sha256)
+        return ObjectInfo(key=key, size=source.size, sha256=source.sha256, part_size=source.digest.part_size)
 
     def holds(self, key: str, source: FileSource) -> ObjectInfo | None:
         """Compare a file with the bytes of an object."""
-        found = self.stat(key)
         with source:
+            found = self.stat(key, source.digest.part_size)
             if found is None or found.size != source.size:
                 return None
             for _ in _chunks(source):
@@ -138,23 +137,19 @@ class DirectoryStore:
             except _NOT_FOUND:
                 return None
 
-    def get_file(self, key: str, path: Path) -> None:
-        """Copy an object to `path` (parents are created), atomically.
-
-        Raises:
-            PermanentError: There is no such object, or `path` cannot be written.
-
-        """
-        source_path = self._path(key)
-        with _store_errors(source_path):
+    def read(self, key: str, start: int, length: int) -> Iterator[memoryview]:
+        """The bytes of a range of an object, in order."""
+        path, buffer = self._path(key), bytearray(min(CHUNK, length))
+        with _store_errors(path):
             try:
-                source = source_path.open("rb")
+                stream = path.open("rb", buffering=0)
             except _NOT_FOUND as error:
                 raise PermanentError("no such object", thing=self.url_of(key)) from error
-        with source, _store_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with new_file(path) as copy:
-                shutil.copyfileobj(source, copy, CHUNK)
+            with stream:
+                stream.seek(start)
+                while length and (count := stream.readinto(memoryview(buffer)[:length])):
+                    length -= count
+                    yield memoryview(buffer)[:count]
 
     def stat(self, key: str, part_size: int = 0) -> ObjectInfo | None:
         """Size and computed checksum of an object; None when there is none."""
@@ -188,6 +183,14 @@ class DirectoryStore:
     def link_of(self, key: str) -> str:
         """The `file://` URL of an object."""
         return f"{self.url}/{quote(key)}"
+
+    def _name(self, incoming: Path, target: Path, source: FileSource) -> None:
+        try:
+            os.link(incoming, target)
+        except FileExistsError as error:
+            if not target.is_file() or sha256_of_file(target, source.digest.part_size) != source.sha256:
+                what, advice = "another writer has stored other bytes there", "Harvest the run again"
+                raise TransientError(what, thing=str(target), advice=advice) from error
 
     def _path(self, key: str) -> Path:
         return self.root / checked_key(key)

@@ -6,7 +6,6 @@ Keys are relative paths with `/`, the same for every store, and safe to use as f
 import uuid
 from collections.abc import Iterator
 from datetime import datetime
-from pathlib import Path
 from typing import Protocol, TypeVar
 
 import pydantic
@@ -58,12 +57,14 @@ class ObjectStore(Protocol):
         """Write an object unless it exists; return whether this call wrote it."""
 
     def put_file(self, key: str, source: FileSource) -> ObjectInfo:
-        """Send a file; returns the object with the checksum of what was sent.
+        """Create an object of a file; returns it with the checksum of what was sent.
 
-        What an interrupted call has sent of the same bytes is not sent again.
+        What an interrupted call has sent of the same bytes is not sent again. An object that is there stays: it is
+        returned if it has these bytes.
 
         Raises:
             DamagedData: The file cannot be read to its end, or must not be sent; there is no new object then.
+            TransientError: Also when there is an object of other bytes: another writer is at work.
 
         """
 
@@ -84,12 +85,18 @@ class ObjectStore(Protocol):
     def get(self, key: str) -> bytes | None:
         """Read an object; None when there is none."""
 
-    def get_file(self, key: str, path: Path) -> None:
-        """Download an object to `path` (parents are created), atomically, checking the recorded checksum.
+    def read(self, key: str, start: int, length: int) -> Iterator[memoryview]:
+        """The bytes of a range of an object, in order and in chunks; fewer where the object ends before.
+
+        A chunk is valid until the next. Nothing is checked: the reader has the checksums of the parts.
+
+        Args:
+            key: The object.
+            start: Of the first byte.
+            length: Bytes, at least 1.
 
         Raises:
-            PermanentError: There is no such object, or `path` cannot be written.
-            DamagedData: The bytes do not match the recorded checksum.
+            PermanentError: There is no such object.
 
         """
 

@@ -1,37 +1,36 @@
-"""A store in an S3 bucket, over boto3. Imported when such a store is opened; `s3_upload` sends its files."""
+"""A store in an S3 bucket: what is asked and decided goes through boto3, the data through `s3_bulk` and `s3_upload`."""
 
 import base64
 import hashlib
-import io
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-import tenacity
-import urllib3.exceptions
 from botocore import exceptions as aws
 
 from nightbridge.errors import DamagedData, InvalidInput, PermanentError, TransientError
-from nightbridge.files import new_file
 from nightbridge.models import StoreSettings
 from nightbridge.secrets import BlockValue
 from nightbridge.store.checksum import FileSource, sha256_hex
 from nightbridge.store.protocol import ObjectInfo, checked_folder, checked_key, write_read_delete
-from nightbridge.store.s3_client import make_client, object_options
-from nightbridge.store.s3_errors import error_code, http_status, s3_errors
-from nightbridge.store.s3_upload import SHA256_METADATA, Uploader, has_bytes_of, plain_etag, recorded_checksum
+from nightbridge.store.s3_bulk import STORAGE_CLASS, BulkTransfers
+from nightbridge.store.s3_client import connect, object_options
+from nightbridge.store.s3_errors import TAKEN_ADVICE, Taken, error_code, http_status, s3_errors
+from nightbridge.store.s3_upload import (
+    SHA256_METADATA,
+    TRIES,
+    Buffers,
+    Uploader,
+    has_bytes_of,
+    md5_hex,
+    plain_etag,
+    recorded_checksum,
+)
 
 WRITER_METADATA = "writer"
 """User metadata of an exclusively created object: distinguishes a lost response to our own write from another's."""
-
-CHUNK = 1 << 20
-
-
-class _Conflict(TransientError):
-    """The server is deciding between two writers of one object; boto3 does not retry by itself."""
 
 
 class S3Store:
@@ -48,12 +47,15 @@ class S3Store:
             raise InvalidInput("the store's URL has no bucket", thing=settings.url, advice="Use s3://BUCKET/PREFIX")
         self.url = f"s3://{self.bucket}/{self.prefix}".rstrip("/")
         self._settings = settings
-        self._client = make_client(settings, block_value)
-        self._bucket_seen = False
-        self._every_object = object_options(settings)
+        connection, options = connect(settings, block_value), object_options(settings)
+        self._client = connection.client
+        self._bulk = BulkTransfers(settings, self.bucket, connection, options)
+        self._bucket_seen = self._etags_are_md5 = False
         # What is read again tomorrow, such as manifests and history, stays in the bucket's usual class.
+        self._file_attributes = {STORAGE_CLASS: settings.storage_class} if settings.storage_class else {}
         storage_class = {"StorageClass": settings.storage_class} if settings.storage_class else {}
-        self._uploader = Uploader(self._client, self.bucket, self._head, {**self._every_object, **storage_class})
+        self._buffers = Buffers()
+        self._uploader = Uploader(self._client, self.bucket, self._buffers, self._head, {**options, **storage_class})
 
     def check_writable(self) -> None:
         """Write, read back and delete a small object; check that the server honours `If-None-Match` and checksums."""
@@ -62,36 +64,41 @@ class S3Store:
 
     def put(self, key: str, data: bytes) -> None:
         """Write an object, replacing it."""
-        with s3_errors(self.url_of(key)):
-            self._client.put_object(
-                **self._object(key), Body=data, Metadata={SHA256_METADATA: sha256_hex(data)}, **self._every_object
-            )
+        self._bulk.put(self._key(key), data, {SHA256_METADATA: sha256_hex(data)}, "overwrite")
+        self._tag(self._key(key))
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         """Write an object unless it exists; return whether this call wrote it.
 
         One request, never multipart: Ceph ignores the condition when a multipart upload is completed.
         """
-        writer = uuid.uuid4().hex
-        if self._create(key, data, writer):
-            return True
-        # The response to our first try may have been lost and boto3 have retried: then the object is ours.
-        found = self._head(self._key(key))
-        if found is None:
-            raise TransientError("another writer created it and deleted it again", thing=self.url_of(key))
-        return bool(found["Metadata"].get(WRITER_METADATA) == writer)
+        attributes = {SHA256_METADATA: sha256_hex(data), WRITER_METADATA: uuid.uuid4().hex}
+        for _ in range(TRIES):
+            if self._bulk.put(self._key(key), data, attributes, "create") is not None:
+                self._tag(self._key(key))
+                return True
+            # The response to our first try may have been lost and the request repeated: then the object is ours. If
+            # there is none, the server was deciding on another writer's request (409), or that writer has deleted it.
+            if found := self._head(self._key(key)):
+                return bool(found["Metadata"].get(WRITER_METADATA) == attributes[WRITER_METADATA])
+        raise TransientError("another writer is creating and deleting it", thing=self.url_of(key))
 
     def put_file(self, key: str, source: FileSource) -> ObjectInfo:
-        """Send a file, in parts when it is large; what an interrupted call has sent is not sent again.
-
-        Raises:
-            DamagedData: The file cannot be read to its end, or must not be sent. The upload is aborted and the object
-                that was there before, if any, stays.
-
-        """
+        """Send a file, in parts when it is large; what an interrupted call has sent is not sent again."""
         with source:
-            etag = self._uploader.send(self._key(key), source)
+            try:
+                send = self._uploader.send if source.digest.part_size else self._create_whole
+                etag = send(self._key(key), source)
+            except Taken:
+                found = self._head(self._key(key))
+                if found is None or not has_bytes_of(found, source):
+                    raise
+                etag = plain_etag(found)
             return _sent(key, source, etag)
+
+    def read(self, key: str, start: int, length: int) -> Iterator[memoryview]:
+        """The bytes of a range of an object, in order."""
+        return self._bulk.read(self._key(key), start, length)
 
     def holds(self, key: str, source: FileSource) -> ObjectInfo | None:
         """Compare a file with the checksum recorded with an object, or with its ETag where there is none."""
@@ -107,24 +114,23 @@ class S3Store:
 
     def get(self, key: str) -> bytes | None:
         """Read an object and check its recorded checksum; None when there is none."""
-        data = io.BytesIO()
-        return data.getvalue() if self._read(key, data.write) else None
-
-    def get_file(self, key: str, path: Path) -> None:
-        """Download an object to `path` (parents are created), atomically, checking its recorded checksum.
-
-        Raises:
-            PermanentError: There is no such object, or `path` cannot be written.
-            DamagedData: The bytes do not make the checksum.
-
-        """
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with new_file(path) as copy:
-                if not self._read(key, copy.write):
-                    raise PermanentError("no such object", thing=self.url_of(key))
-        except OSError as error:
-            raise PermanentError(f"cannot be written: {error.strerror}", thing=str(path)) from error
+        thing = self.url_of(key)
+        with s3_errors(thing):
+            try:
+                opened = self._client.get_object(**self._object(key))
+                data: bytes = opened["Body"].read()
+            except aws.ClientError as error:
+                if error_code(error) == "NoSuchKey":
+                    return None
+                raise
+        recorded = opened["Metadata"].get(SHA256_METADATA)
+        if recorded and recorded != sha256_hex(data):
+            raise DamagedData(
+                f"its sha256 is {sha256_hex(data)}, expected {recorded}",
+                thing=thing,
+                advice="The object was modified or damaged in the store",
+            )
+        return data
 
     def stat(self, key: str, part_size: int = 0) -> ObjectInfo | None:
         """Size and recorded checksum of an object, as the writer computed it; None when there is none."""
@@ -194,27 +200,6 @@ class S3Store:
             advice="Use a server that checks signatures or checksums (AWS, Ceph, MinIO), or a file:// store",
         )
 
-    @tenacity.retry(
-        retry=tenacity.retry_if_exception_type(_Conflict),
-        stop=tenacity.stop_after_attempt(4),
-        wait=tenacity.wait_random_exponential(multiplier=0.2, max=2),
-        reraise=True,
-    )
-    def _create(self, key: str, data: bytes, writer: str) -> bool:
-        metadata = {SHA256_METADATA: sha256_hex(data), WRITER_METADATA: writer}
-        with s3_errors(self.url_of(key)):
-            try:
-                self._client.put_object(
-                    **self._object(key), Body=data, Metadata=metadata, IfNoneMatch="*", **self._every_object
-                )
-            except aws.ClientError as error:
-                if http_status(error) == 412 or error_code(error) == "PreconditionFailed":
-                    return False
-                if error_code(error) == "ConditionalRequestConflict":  # S3's 409: it is deciding on another request
-                    raise _Conflict("another writer is creating it", thing=self.url_of(key)) from error
-                raise
-        return True
-
     def _head(self, whole_key: str) -> dict[str, Any] | None:
         with s3_errors(f"s3://{self.bucket}/{whole_key}"):
             try:
@@ -233,41 +218,36 @@ class S3Store:
                 return None
         return found
 
-    def _read(self, key: str, write: Callable[[bytes], object]) -> bool:
-        """Pass an object's bytes on and check them; returns False when there is none."""
-        thing = self.url_of(key)
-        with s3_errors(thing):
-            try:
-                opened = self._client.get_object(**self._object(key))
-            except aws.ClientError as error:
-                if error_code(error) == "NoSuchKey":
-                    return False
-                raise
-        digest, size = hashlib.sha256(), 0
-        for chunk in _chunks(opened["Body"], thing):
-            digest.update(chunk)
-            size += len(chunk)
-            write(chunk)
-        if size != opened["ContentLength"]:
-            raise TransientError(f"only {size} of {opened['ContentLength']} bytes received", thing=thing)
-        recorded = opened["Metadata"].get(SHA256_METADATA, digest.hexdigest())
-        if recorded != digest.hexdigest():
-            raise DamagedData(
-                f"its sha256 is {digest.hexdigest()}, expected {recorded}",
-                thing=thing,
-                advice="The object was modified or damaged in the store",
-            )
-        return True
+    def _create_whole(self, key: str, source: FileSource) -> str:
+        """Send a file with one request; returns its ETag."""
+        body, thing = self._buffers.take(source.size), f"s3://{self.bucket}/{key}"
+        try:
+            source.read_into(body)
+            etag = self._bulk.put(key, body, {SHA256_METADATA: source.sha256, **self._file_attributes}, "create")
+            md5 = md5_hex(body)
+        finally:
+            self._buffers.give(body)
+        if etag is None:
+            raise Taken("another writer has stored other bytes there", thing=thing, advice=TAKEN_ADVICE)
+        if etag != md5:
+            etag = self._explained_etag(key, etag, md5, thing)
+        self._etags_are_md5 |= etag == md5
+        self._tag(key)
+        return etag
+
+    def _tag(self, key: str) -> None:
+        if not self._bulk.tags:
+            self._uploader.tag(key)
+
+    def _explained_etag(self, key: str, answered: str, md5: str, thing: str) -> str:
+        """The ETag of an object that was answered with another than its MD5: as it is with keys of KMS."""
+        found = self._head(key) or {}
+        etag, is_md5 = plain_etag(found), self._etags_are_md5 and found.get("ServerSideEncryption") != "aws:kms"
+        if etag != md5 and (etag != answered or is_md5):
+            advice = "Check what stands between this machine and the S3 server"
+            raise TransientError(f"ETag {answered} for bytes whose MD5 is {md5}", thing=thing, advice=advice)
+        return etag
 
 
 def _sent(key: str, source: FileSource, etag: str) -> ObjectInfo:
     return ObjectInfo(key=key, size=source.size, sha256=source.sha256, part_size=source.digest.part_size, etag=etag)
-
-
-def _chunks(body: Any, thing: str) -> Iterator[bytes]:
-    try:
-        yield from body.iter_chunks(CHUNK)
-    except (aws.BotoCoreError, urllib3.exceptions.HTTPError) as error:
-        raise TransientError(f"the connection was lost: {error}", thing=thing) from error
-    finally:
-        body.close()

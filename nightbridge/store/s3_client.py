@@ -2,7 +2,7 @@
 
 import base64
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
 import boto3
@@ -12,7 +12,12 @@ import botocore.session
 from botocore import exceptions as aws
 from botocore.auth import S3SigV4Auth
 from botocore.config import Config
-from botocore.credentials import AssumeRoleCredentialFetcher, DeferredRefreshableCredentials
+from botocore.credentials import (
+    AssumeRoleCredentialFetcher,
+    CredentialProvider,
+    CredentialResolver,
+    DeferredRefreshableCredentials,
+)
 
 from nightbridge.errors import InvalidInput
 from nightbridge.models import SecretRef, StoreSettings
@@ -41,7 +46,14 @@ ROLE_SESSION = "nightbridge"
 _NOT_READABLE_AT_ONCE = frozenset({"GLACIER", "DEEP_ARCHIVE"})
 
 
-def make_client(settings: StoreSettings, block_value: BlockValue | None) -> Any:
+class Connection(NamedTuple):
+    """boto3's client, and the credentials it signs with: None where it found none."""
+
+    client: Any
+    credentials: Any
+
+
+def connect(settings: StoreSettings, block_value: BlockValue | None) -> Connection:
     """Make the client that the settings describe; no request is sent yet.
 
     With `endpoint_url` every request goes there, those that assume a role included: an own S3 server is its own STS.
@@ -69,12 +81,13 @@ def make_client(settings: StoreSettings, block_value: BlockValue | None) -> Any:
         addressing = "path" if settings.path_style else "virtual"
         config = Config(**_CONFIG, s3={"addressing_style": addressing, "payload_signing_enabled": True})
         client = session.client("s3", **endpoint, config=config)
-        _sign_known_checksums(client, session.get_credentials())
+        credentials = session.get_credentials()
+        _sign_known_checksums(client, credentials)
         client.meta.events.register("needs-retry.s3", _retry_if_not_s3)
         client.meta.events.register("after-call.s3", _check_is_s3)
     except (aws.BotoCoreError, boto3.exceptions.Boto3Error, ValueError) as error:
         raise InvalidInput(str(error), thing=settings.url, advice="Correct the store's settings") from error
-    return client
+    return Connection(client, credentials)
 
 
 def object_options(settings: StoreSettings) -> dict[str, str]:
@@ -128,9 +141,22 @@ def _with_role(base: boto3.Session, role_arn: str, endpoint: Mapping[str, Any]) 
         extra_args={"RoleSessionName": ROLE_SESSION},
     )
     core = botocore.session.Session()
-    # How botocore's own users hand it credentials that renew themselves; boto3 has no parameter for them.
-    core._credentials = DeferredRefreshableCredentials(fetcher.fetch_credentials, method="assume-role")
+    core.register_component("credential_provider", CredentialResolver([_AssumedRole(fetcher)]))
     return boto3.Session(botocore_session=core, region_name=base.region_name)
+
+
+class _AssumedRole(CredentialProvider):  # type: ignore[misc]  # botocore has no types
+    """The one source of a session's credentials; they renew themselves."""
+
+    METHOD = "assume-role"
+
+    def __init__(self, fetcher: AssumeRoleCredentialFetcher) -> None:
+        super().__init__()
+        self._fetcher = fetcher
+
+    def load(self) -> Any:
+        """Botocore's entry point."""
+        return DeferredRefreshableCredentials(self._fetcher.fetch_credentials, method=self.METHOD)
 
 
 def _secret(ref: SecretRef | None, block_value: BlockValue | None) -> str | None:

@@ -1,6 +1,7 @@
 """Errors of S3 servers and of the connection to them as errors of ours: transient, or for the user to fix."""
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping
 
 from botocore import exceptions as aws
@@ -19,9 +20,17 @@ class UploadGone(TransientError):
     """A multipart upload no longer exists: another process has completed or aborted it."""
 
 
+TAKEN_ADVICE = "Another harvest of this run is in progress or done: try again to get its record"
+
+
+class Taken(TransientError):
+    """Another writer has created the object: a harvest that has no lease in common with this one."""
+
+
 # Codes of the S3 error response; a HEAD answer has no body, so its code is the status. Amazon's list:
 # https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html; QuotaExceeded and 507 are Ceph's.
 _PERMANENT_CODES = {
+    "NoSuchKey": ("no such object", "Run `nightbridge verify` for what else is missing"),
     "NoSuchBucket": ("no such bucket", "Create the bucket, or correct the store's URL"),
     "AccessDenied|AllAccessDisabled|AccountProblem|Forbidden|403": (
         "access denied",
@@ -29,7 +38,7 @@ _PERMANENT_CODES = {
     ),
     "InvalidAccessKeyId|InvalidToken": ("unknown access key", "Check the access key and the endpoint"),
     "SignatureDoesNotMatch": ("wrong secret key", "Check the secret key that belongs to this access key"),
-    "PermanentRedirect|AuthorizationHeaderMalformed|IllegalLocationConstraintException|301": (
+    "PermanentRedirect|AuthorizationHeaderMalformed|IllegalLocationConstraintException|301|307": (
         "the bucket is in another region",
         "Set the store's region or endpoint",
     ),
@@ -54,7 +63,7 @@ _TRANSIENT_CODES = {
         "data was corrupted in transit",
         "Try again",
     ),
-    r"InternalError|ServiceUnavailable|RequestTimeout|OperationAborted|408|5\d\d": (
+    r"InternalError|ServiceUnavailable|ConditionalRequestConflict|RequestTimeout|OperationAborted|408|5\d\d": (
         "server error",
         "Try again; see the server's log if it persists",
     ),
@@ -66,6 +75,11 @@ _PERMANENT_EXCEPTIONS = {
         "no S3 credentials found",
         "Set the store's access_key and secret_key, a profile, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
     ),
+    # RecursionError: botocore asks for the bucket's region, and is redirected again, without end.
+    "incorrectly configured region|RecursionError": (
+        "the bucket is in another region",
+        "Set the store's region or endpoint",
+    ),
     "ParamValidationError": ("not a valid request", "Check the bucket's name and the store's settings"),
 }
 _TRANSIENT_EXCEPTIONS = {
@@ -73,17 +87,17 @@ _TRANSIENT_EXCEPTIONS = {
         "the credentials could not be fetched",
         "Log in again, or try later",
     ),
-    "HTTPClientError|ConnectionError|IncompleteReadError": (
+    "HTTPClientError|ConnectionError|IncompleteReadError|error sending request": (
         "the S3 server is unreachable",
         "Check the endpoint and the network",
     ),
-    "ResponseParserError|NotS3Response": (
+    "ResponseParserError|NotS3Response|MissingEtag|NotPartial": (
         "not an S3 response",
         "Check that the endpoint is an S3 server, and what stands before it",
     ),
 }
 _UNTRUSTED = ErrorPattern(
-    r"(?s)\bSSLError\b.*CERTIFICATE_VERIFY_FAILED",
+    r"(?s)\bSSLError\b.*CERTIFICATE_VERIFY_FAILED|invalid peer certificate",
     PermanentError,
     "the server's certificate is not trusted",
     "Set the store's ca_bundle to the authority's file",
@@ -95,6 +109,7 @@ def _patterns(form: str, kind: type[NightbridgeError], rows: Mapping[str, tuple[
 
 
 _CODES = (
+    ErrorPattern(r"^PreconditionFailed$", Taken, "another writer has stored other bytes there", TAKEN_ADVICE),
     ErrorPattern(r"^NoSuchUpload$", UploadGone, "another process ended the upload", "Run one harvest at a time"),
     *_patterns("^({})$", PermanentError, _PERMANENT_CODES),
     *_patterns("^({})$", TransientError, _TRANSIENT_CODES),
@@ -105,6 +120,7 @@ _EXCEPTIONS = (
     *_patterns(r"\b({})\b", TransientError, _TRANSIENT_EXCEPTIONS),
 )
 _OTHER_CODE = ErrorPattern("", PermanentError, "the server refused the request", "See the server's message")
+_NO_ANSWER = ErrorPattern("", TransientError, "the request to the S3 server failed", "Try again")
 _OTHER_EXCEPTION = ErrorPattern("", PermanentError, "boto3 refused the request")
 
 
@@ -113,7 +129,7 @@ def s3_errors(thing: str) -> Iterator[None]:
     """Turn what boto3 raises inside into a `TransientError` or `PermanentError` about `thing`."""
     try:
         yield
-    except (aws.ClientError, aws.BotoCoreError, ResponseParserError) as error:
+    except (aws.ClientError, aws.BotoCoreError, ResponseParserError, RecursionError) as error:
         raise translate(error, thing) from error
 
 
@@ -127,6 +143,14 @@ def translate(error: Exception, thing: str) -> NightbridgeError:
     detail = f"{code}: {message}" if message and message != code else code
     known = classify(code, _CODES) or classify(str(http_status(error)), _CODES) or _OTHER_CODE
     return known.error(thing, detail)
+
+
+def translate_text(text: str, thing: str) -> NightbridgeError:
+    """Build the error of ours for one of obstore's, whose text quotes the server's answer."""
+    code = re.search(r"<Code>(\w+)</Code>", text) or re.search(r"non-2xx status code: (\d+)", text)
+    what = text.partition("\n\nDebug source")[0]
+    known = classify(code[1], _CODES) or _OTHER_CODE if code else classify(text, _EXCEPTIONS) or _NO_ANSWER
+    return known.error(thing, f"{code[1]}: {what}" if code else what)
 
 
 def error_code(error: aws.ClientError) -> str:

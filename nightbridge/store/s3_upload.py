@@ -1,4 +1,4 @@
-"""Files into a bucket: small ones with one request, large ones in parts, many of both at once in bounded memory.
+"""Large files into a bucket: in parts, many at once in bounded memory; an interrupted upload is resumed.
 
 Every file is read once, and the SHA-256 of each part is computed once, while it is read. It signs the part's request,
 so that every server which checks signatures checks it; it is the checksum that S3 keeps with the part; and the checksum
@@ -22,14 +22,8 @@ from urllib.parse import parse_qsl
 from botocore import exceptions as aws
 
 from nightbridge.errors import DamagedData, TransientError
-from nightbridge.store.checksum import FileSource
+from nightbridge.store.checksum import PART_SIZE, FileSource, part_size
 from nightbridge.store.s3_errors import NotS3Response, UploadGone, error_code, http_status, s3_errors
-
-PART_SIZE = 8 << 20
-"""Bytes of a part, and of the largest file sent with one request."""
-
-MAX_PARTS = 10_000
-"""S3's limit; a file with more parts of `PART_SIZE` gets larger ones."""
 
 REQUESTS = 8
 """Parts sent at once."""
@@ -38,10 +32,9 @@ MEMORY = 12 * PART_SIZE
 """Bytes of all parts in memory at any time. One part of a file larger than `MAX_PARTS` of these fits as well."""
 
 TRIES = 3
-"""How often an upload restarts because another process aborted it."""
+"""How often a request is repeated that another writer got in the way of."""
 
 _ALGORITHM = "SHA256"
-_EMPTY_MD5 = hashlib.md5(usedforsecurity=False).hexdigest()
 
 SHA256_METADATA = "sha256"
 """User metadata (`x-amz-meta-sha256`) with the checksum of an object that was sent with one request.
@@ -82,6 +75,7 @@ class Uploader:
 
     Args:
         client: The boto3 client.
+        buffers: Memory for parts, shared with whoever sends whole files.
         bucket: The bucket.
         head: Returns the answer to HEAD with `ChecksumMode` for a key of the bucket; None when there is no object.
         options: Further arguments of each request that makes an object, such as its encryption.
@@ -89,23 +83,26 @@ class Uploader:
     """
 
     def __init__(
-        self, client: Any, bucket: str, head: Callable[[str], Answer | None], options: Mapping[str, str]
+        self,
+        client: Any,
+        bucket: str,
+        buffers: "Buffers",
+        head: Callable[[str], Answer | None],
+        options: Mapping[str, str],
     ) -> None:
         self._client, self._bucket, self._head, self._options = client, bucket, head, options
-        self._buffers = _Buffers(MEMORY)
+        self._buffers = buffers
         self._senders = ThreadPoolExecutor(REQUESTS, thread_name_prefix="nightbridge-s3")
         self._in_parts: set[FileSource] = set()
 
     def send(self, key: str, source: FileSource) -> str:
-        """Send an opened source; returns the object's ETag.
+        """Send an opened source in parts; returns the object's ETag.
 
         Raises:
             DamagedData: The file cannot be read to its end, or must not be sent; nothing of it is stored.
             TransientError: Also when another process ended the upload again and again.
 
         """
-        if source.size <= PART_SIZE:
-            return self._send_whole(key, source)
         for _ in range(TRIES):
             try:
                 return self._send_parts(key, source)
@@ -124,27 +121,18 @@ class Uploader:
                 if begun_before is None or upload["Initiated"] < begun_before:
                     self._abort(upload["Key"], upload["UploadId"])
 
+    def tag(self, key: str) -> None:
+        """Give an object the tags of the options, if there are any."""
+        tags = [{"Key": name, "Value": value} for name, value in parse_qsl(self._options.get("Tagging", ""))]
+        if tags:
+            with s3_errors(self._url(key)):
+                self._client.put_object_tagging(**self._object(key), Tagging={"TagSet": tags})
+
     def _url(self, key: str) -> str:
         return f"s3://{self._bucket}/{key}"
 
     def _object(self, key: str) -> dict[str, str]:
         return {"Bucket": self._bucket, "Key": key}
-
-    def _send_whole(self, key: str, source: FileSource) -> str:
-        body = self._buffers.take(source.size)
-        try:
-            source.read_into(body)
-            with s3_errors(self._url(key)):
-                answer = self._client.put_object(
-                    **self._object(key),
-                    Body=body,
-                    ChecksumSHA256=_base64(bytes.fromhex(source.sha256)),
-                    Metadata={SHA256_METADATA: source.sha256},
-                    **self._options,
-                )
-                return _given_etag(answer)
-        finally:
-            self._buffers.give(body)
 
     def _send_parts(self, key: str, source: FileSource) -> str:
         source.rewind(part_size(source.size))
@@ -219,7 +207,7 @@ class Uploader:
         try:
             with s3_errors(self._url(key)):
                 answer = self._client.complete_multipart_upload(
-                    **self._object(key), UploadId=upload.id, MultipartUpload={"Parts": listed}
+                    **self._object(key), UploadId=upload.id, MultipartUpload={"Parts": listed}, IfNoneMatch="*"
                 )
         except UploadGone:
             # The response to our first try may have been lost and boto3 have retried: then the object is there.
@@ -228,11 +216,8 @@ class Uploader:
                 raise
             if recorded_checksum(answer) != (source.sha256, source.digest.part_size) and plain_etag(answer) != expected:
                 raise
-        if "Tagging" in self._options:
-            # Ceph and others do not give an object the tags that its upload was created with.
-            tags = [{"Key": name, "Value": value} for name, value in parse_qsl(self._options["Tagging"])]
-            with s3_errors(self._url(key)):
-                self._client.put_object_tagging(**self._object(key), Tagging={"TagSet": tags})
+        # Ceph and others do not give an object the tags that its upload was created with.
+        self.tag(key)
         # Ceph's answer has no ETag.
         return plain_etag(answer or {}) or expected or plain_etag(self._head(key) or {})
 
@@ -277,10 +262,10 @@ class Uploader:
             self._client.abort_multipart_upload(**self._object(key), UploadId=upload)
 
 
-class _Buffers:
+class Buffers:
     """Memory for parts. Buffers of the usual size are used again: fresh memory costs more than the copy into it."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int = MEMORY) -> None:
         self._limit, self._lent = limit, 0
         self._free: list[bytearray] = []
         self._returned = threading.Condition()
@@ -303,12 +288,6 @@ class _Buffers:
             self._returned.notify_all()
 
 
-def part_size(size: int) -> int:
-    """Bytes of each part but the last of a file of `size` bytes: a whole number of MiB."""
-    smallest = -(-size // MAX_PARTS)
-    return max(PART_SIZE, -(-smallest >> 20) << 20)
-
-
 def has_bytes_of(answer: Answer, source: FileSource) -> bool:
     """Read a source to its end and compare it with an object: with its SHA-256, or its ETag where none is recorded.
 
@@ -320,7 +299,7 @@ def has_bytes_of(answer: Answer, source: FileSource) -> bool:
     if answer["ContentLength"] != source.size:
         return False
     sha256, made_of = recorded_checksum(answer)
-    usual = part_size(source.size) if source.size > PART_SIZE else 0
+    usual = part_size(source.size)
     source.rewind(usual if sha256 is None else made_of)
     buffer = bytearray(min(usual or PART_SIZE, source.size))
     etags = []
@@ -329,7 +308,7 @@ def has_bytes_of(answer: Answer, source: FileSource) -> bool:
             etags.append(_md5(buffer, filled))
     if sha256 is not None:
         return source.sha256 == sha256
-    return plain_etag(answer) == (_etag_of_parts(etags) if usual else "".join(etags) or _EMPTY_MD5)
+    return plain_etag(answer) == (_etag_of_parts(etags) if usual else "".join(etags) or md5_hex(b""))
 
 
 def recorded_checksum(answer: Answer) -> tuple[str | None, int]:
@@ -343,7 +322,7 @@ def recorded_checksum(answer: Answer) -> tuple[str | None, int]:
         return answer["Metadata"][SHA256_METADATA], 0
     digest, _, parts = str(answer.get("ChecksumSHA256", "")).partition("-")
     size = part_size(answer["ContentLength"])
-    if not digest or (parts and parts != str(-(-answer["ContentLength"] // size))):
+    if not digest or (parts and not (size and parts == str(-(-answer["ContentLength"] // size)))):
         return None, 0  # not recorded, or sent in parts of another size by another writer
     return base64.b64decode(digest).hex(), size if parts else 0
 
@@ -351,6 +330,11 @@ def recorded_checksum(answer: Answer) -> tuple[str | None, int]:
 def plain_etag(answer: Answer) -> str:
     """The ETag of an answer without its quotes."""
     return str(answer.get("ETag", "")).strip('"')
+
+
+def md5_hex(data: bytes | bytearray | memoryview) -> str:
+    """MD5 as S3 writes it in ETags."""
+    return hashlib.md5(data, usedforsecurity=False).hexdigest()
 
 
 def _given_etag(answer: Answer) -> str:
@@ -366,11 +350,11 @@ def _etag_of_parts(etags: list[str]) -> str | None:
         digests = b"".join(bytes.fromhex(etag) for etag in etags)
     except ValueError:
         return None  # no MD5s, so the whole object's ETag is unknown
-    return f"{hashlib.md5(digests, usedforsecurity=False).hexdigest()}-{len(etags)}"
+    return f"{md5_hex(digests)}-{len(etags)}"
 
 
 def _md5(buffer: bytearray, filled: int) -> str:
-    return hashlib.md5(memoryview(buffer)[:filled], usedforsecurity=False).hexdigest()
+    return md5_hex(memoryview(buffer)[:filled])
 
 
 def _base64(digest: bytes) -> str:

@@ -101,10 +101,13 @@ class Meter:
         self._listener(progress)
 
 
-def in_parallel(function: Callable[[Item], Result], items: Sequence[Item], meter: Meter | None = None) -> list[Result]:
-    """Apply `function` to all items; the first exception is raised, and what has not begun by then never does.
+def in_parallel(
+    function: Callable[[Item], Result], items: Sequence[Item], meter: Meter | None = None, workers: int = WORKERS
+) -> list[Result]:
+    """Apply `function` to all items, `workers` at once.
 
-    The meter is updated in this thread: after each item that is done, and at intervals while none is.
+    The first exception is raised, and what has not begun by then never does. The meter is updated in this thread: after
+    each item that is done, and at intervals while none is.
     """
     results: dict[int, Result] = {}
     running: dict[Future[Result], int] = {}
@@ -119,12 +122,12 @@ def in_parallel(function: Callable[[Item], Result], items: Sequence[Item], meter
             if meter is not None:
                 meter.waiting()
 
-    with ThreadPoolExecutor(WORKERS, thread_name_prefix="nightbridge-store") as pool:
+    with ThreadPoolExecutor(workers, thread_name_prefix="nightbridge-store") as pool:
         try:
             # A future takes more memory than the record of a small file: only a few are created ahead.
             for number, item in enumerate(items):
                 running[pool.submit(function, item)] = number
-                collect(2 * WORKERS - 1)
+                collect(2 * workers - 1)
             collect(0)
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)

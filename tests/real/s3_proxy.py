@@ -42,8 +42,8 @@ def s3_error(status: int, code: str) -> Answer:
 class Proxy:
     """`before` answers instead of the server, `after` instead of the answer that the server gave; None leaves it be.
 
-    `damage` changes the body on its way to the server, `change` the server's answer on its way back, and `cut` says
-    after how many bytes of it the connection breaks.
+    `damage` changes the body on its way to the server, `change` the server's answer on its way back, `etag` the ETag
+    in its headers, and `cut` says after how many bytes of it the connection breaks.
     """
 
     endpoint_url: str = ""
@@ -52,6 +52,8 @@ class Proxy:
     after: Callable[[Request], Answer | None] = lambda _: None
     damage: Callable[[Request, bytes], bytes] = lambda _, body: body
     change: Callable[[Request, bytes], bytes] = lambda _, body: body
+    etag: Callable[[Request, str], str] = lambda _, etag: etag
+    """An empty one: the answer has no ETag."""
     cut: Callable[[Request], int | None] = lambda _: None
 
     def count(self, method: str) -> int:
@@ -81,7 +83,10 @@ def proxy_to(endpoint_url: str) -> Iterator[Proxy]:
                     self.command, self.path, body=proxy.damage(request, body), headers=dict(self.headers)
                 )
                 response = connection.getresponse()
-                headers = response.getheaders()
+                headers = [
+                    (name, proxy.etag(request, value) if name.lower() == "etag" else value)
+                    for name, value in response.getheaders()
+                ]
                 answer = proxy.after(request) or Answer(response.status, proxy.change(request, response.read()), ())
                 connection.close()
             if answer is LOST:
@@ -90,7 +95,7 @@ def proxy_to(endpoint_url: str) -> Iterator[Proxy]:
             self.send_response(answer.status)
             length = next((value for name, value in headers if name.lower() == "content-length"), None)
             for name, value in (*headers, *answer.headers):
-                if name.lower() not in ("content-length", "transfer-encoding", "connection"):
+                if value and name.lower() not in ("content-length", "transfer-encoding", "connection"):
                     self.send_header(name, value)
             self.send_header("Content-Length", length if self.command == "HEAD" and length else str(len(answer.body)))
             self.end_headers()

@@ -1,21 +1,32 @@
 """Verify and fetch: every object of the manifest is there and whole, or it is said which is not."""
 
 import dataclasses
+import fcntl
+import random
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nightbridge.errors import DamagedData, InvalidInput, PermanentError, TransientError
 from nightbridge.harvest.manifest import read_manifest
-from nightbridge.harvest.restore import fetch_run, verify_run
+from nightbridge.harvest.restore import Product, fetch_run, foreign_objects, verify_content, verify_run
 from nightbridge.models import StoreSettings
-from nightbridge.store.checksum import FileSource
+from nightbridge.store.checksum import PART_SIZE, FileSource
 from nightbridge.store.factory import open_store
 from nightbridge.store.protocol import ObjectStore
+from nightbridge.store.s3 import S3Store
 from tests.nightbridge.harvest.left_run import LeftRun, make_run
-from tests.real.s3_proxy import proxy_to
+from tests.real.s3_proxy import Answer, Request, proxy_to
 from tests.real.s3_servers import S3Server
+
+ROOT = Path(__file__).parents[3]
+MIB = 1 << 20
 
 
 @pytest.fixture
@@ -88,6 +99,7 @@ def test_an_object_that_was_sent_in_parts_and_replaced_is_found(store: ObjectSto
     (tmp_path / "other").write_bytes(b"z" * (9 << 20))
     assert verify_run(store, prefix) == []
 
+    store.delete(f"{prefix}/{path}")
     store.put_file(f"{prefix}/{path}", FileSource(tmp_path / "other"))
 
     assert [problem.split(": ")[0] for problem in verify_run(store, prefix)] == [path]
@@ -95,45 +107,208 @@ def test_an_object_that_was_sent_in_parts_and_replaced_is_found(store: ObjectSto
         fetch_run(store, prefix, tmp_path / "back")
 
 
-@pytest.mark.s3
-@pytest.mark.parametrize("name", ["__0_0.distcp", "__1_0.distcp"], ids=["sent in parts", "sent at once"])
-def test_a_download_that_breaks_off_is_transient_and_fetching_again_goes_on(
-    ceph: S3Server, settings_of: Callable[[str], StoreSettings], tmp_path: Path, name: str
-) -> None:
-    settings = settings_of("ceph")
-    prefix = make_run(tmp_path / "large", shard_size=3 << 20).harvest(open_store(settings)).prefix
-    with proxy_to(ceph.endpoint_url) as proxy:
-        behind = open_store(settings.model_copy(update={"endpoint_url": proxy.endpoint_url}))
-        proxy.cut = lambda request: 2 << 20 if request.path.endswith(f"iter_0000040/{name}") else None
-        with pytest.raises(TransientError, match="the connection was lost"):
-            fetch_run(behind, prefix, tmp_path / "back")
-        assert not list((tmp_path / "back").rglob(f"*{name}*"))
-        there = {path.name for path in (tmp_path / "back").rglob("*.distcp")}
-        proxy.cut = lambda _: None
-        proxy.requests.clear()
+def large_run(settings: StoreSettings, folder: Path) -> str:
+    """The prefix of a harvested run: one shard of three parts, others of one."""
+    return make_run(folder / "large", shard_size=6 << 20).harvest(open_store(settings)).prefix
 
-        fetch_run(behind, prefix, tmp_path / "back")
 
-        again = {request.path.rpartition("/")[2] for request in proxy.requests}
-    assert there
-    assert there.isdisjoint(again)
-    shard = f"checkpoints/iter_0000040/{name}"
-    assert (tmp_path / "back" / shard).read_bytes() == open_store(settings).get(f"{prefix}/{shard}")
+SHARD = "checkpoints/iter_0000040/__0_0.distcp"
 
 
 @pytest.mark.s3
-def test_bytes_that_are_damaged_on_their_way_back_are_never_kept(
+def test_a_body_cut_on_every_third_read_ends_no_fetch(
     ceph: S3Server, settings_of: Callable[[str], StoreSettings], tmp_path: Path
 ) -> None:
     settings = settings_of("ceph")
-    prefix = make_run(tmp_path / "large", shard_size=3 << 20).harvest(open_store(settings)).prefix
+    prefix = large_run(settings, tmp_path)
+    with proxy_to(ceph.endpoint_url) as proxy:
+        behind = open_store(settings.model_copy(update={"endpoint_url": proxy.endpoint_url}))
+        cuts = random.Random(17)
+        proxy.cut = lambda _: cuts.randrange(1 << 20) if proxy.count("GET") % 3 == 0 else None
+
+        fetch_run(behind, prefix, tmp_path / "back")
+
+    for path, data in files_below(tmp_path / "back").items():
+        assert data == open_store(settings).get(f"{prefix}/{path}"), path
+
+
+@pytest.mark.s3
+def test_a_part_that_is_damaged_on_its_way_once_is_read_again_and_no_other(
+    ceph: S3Server, settings_of: Callable[[str], StoreSettings], tmp_path: Path
+) -> None:
+    settings = settings_of("ceph")
+    prefix = large_run(settings, tmp_path)
+    damaged: list[str] = []
+
+    def flip(request: Request, body: bytes) -> bytes:
+        if request.path.endswith(SHARD) and len(body) == PART_SIZE and not damaged:
+            damaged.append(request.headers["range"])
+            return body[:-1] + bytes([body[-1] ^ 1])
+        return body
+
+    with proxy_to(ceph.endpoint_url) as proxy:
+        proxy.change = flip
+        fetch_run(
+            open_store(settings.model_copy(update={"endpoint_url": proxy.endpoint_url})), prefix, tmp_path / "back"
+        )
+        ranges = [request.headers["range"] for request in proxy.requests if request.path.endswith(SHARD)]
+
+    assert len(damaged) == 1
+    assert sorted(ranges) == sorted([*{*ranges}, *damaged])
+    assert (tmp_path / "back" / SHARD).read_bytes() == open_store(settings).get(f"{prefix}/{SHARD}")
+
+
+@pytest.mark.s3
+def test_bytes_that_are_damaged_on_their_way_back_every_time_are_never_kept(
+    ceph: S3Server, settings_of: Callable[[str], StoreSettings], tmp_path: Path
+) -> None:
+    settings = settings_of("ceph")
+    prefix = large_run(settings, tmp_path)
     with proxy_to(ceph.endpoint_url) as proxy:
         behind = open_store(settings.model_copy(update={"endpoint_url": proxy.endpoint_url}))
         proxy.change = lambda request, body: body[:-1] + b"?" if request.path.endswith(".distcp") else body
-        with pytest.raises(DamagedData):
+        with pytest.raises(DamagedData, match="differs from the manifest"):
             fetch_run(behind, prefix, tmp_path / "back")
+        assert verify_run(behind, prefix) == []
+        assert {problem.split(": ")[0].rpartition(".")[2] for problem in verify_content(behind, prefix)} == {"distcp"}
     assert not list((tmp_path / "back").rglob("*distcp*"))
     assert not (tmp_path / "back/manifest.json").exists()
+
+
+FETCHING = """
+import sys
+from pathlib import Path
+from nightbridge.harvest.restore import fetch_run
+from nightbridge.models import StoreSettings
+from nightbridge.store.factory import open_store
+fetch_run(open_store(StoreSettings.model_validate_json(sys.argv[1])), sys.argv[2], Path(sys.argv[3]))
+"""
+
+
+@pytest.mark.s3
+def test_a_fetch_that_was_killed_goes_on_with_the_parts_it_had(
+    ceph: S3Server, settings_of: Callable[[str], StoreSettings], tmp_path: Path
+) -> None:
+    settings = settings_of("ceph")
+    prefix = large_run(settings, tmp_path)
+    over = threading.Event()
+    with proxy_to(ceph.endpoint_url) as proxy:
+        behind = settings.model_copy(update={"endpoint_url": proxy.endpoint_url})
+        last = f"bytes={2 * PART_SIZE}-"
+
+        def stall(request: Request) -> Answer | None:
+            if request.path.endswith(SHARD) and request.headers.get("range", "").startswith(last):
+                over.wait(60)
+            return None
+
+        proxy.before = stall
+        command = [sys.executable, "-c", FETCHING, behind.model_dump_json(), prefix, str(tmp_path / "back")]
+        with subprocess.Popen(command, cwd=ROOT) as process:
+            (partial,) = wait_for(lambda: list((tmp_path / "back").glob("checkpoints/*/.__0_0.distcp.*.part")))
+            wait_for(lambda: partial.stat().st_size >= 18 * MIB + 2 * 32)
+            assert not over.is_set()
+            process.kill()
+        over.set()
+        proxy.before = lambda _: None
+        proxy.requests.clear()
+
+        fetch_run(open_store(behind), prefix, tmp_path / "back")
+
+        again = [request.headers["range"] for request in proxy.requests if request.path.endswith(SHARD)]
+    assert len(again) == 1
+    assert again[0].startswith(last)
+    assert (tmp_path / "back" / SHARD).read_bytes() == open_store(settings).get(f"{prefix}/{SHARD}")
+    assert not list((tmp_path / "back").rglob("*.part"))
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 60) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("only", "folder"), [("checkpoint", "checkpoints"), ("tensorboard", "tensorboard"), ("logs", "logs")]
+)
+def test_one_product_is_restored_straight_into_a_folder(
+    directory: ObjectStore, left: LeftRun, tmp_path: Path, only: Product, folder: str
+) -> None:
+    prefix = left.harvest(directory).prefix
+    fetch_run(directory, prefix, tmp_path / "all")
+    fetch_run(directory, prefix, tmp_path / "load", only=only)
+    assert files_below(tmp_path / "load") == files_below(tmp_path / "all" / folder)
+
+
+def test_a_product_that_the_run_has_not_is_said(directory: ObjectStore, left: LeftRun, tmp_path: Path) -> None:
+    prefix = left.harvest(directory).prefix
+    manifest = read_manifest(directory, prefix)
+    assert manifest is not None
+    bare = tuple(file for file in manifest.files if file.kind != "checkpoint")
+    directory.put(f"{prefix}/manifest.json", manifest.model_copy(update={"files": bare}).model_dump_json().encode())
+    with pytest.raises(PermanentError, match="no stored checkpoint"):
+        fetch_run(directory, prefix, tmp_path / "load", only="checkpoint")
+
+
+def test_two_fetches_into_one_folder_do_not_mix(directory: ObjectStore, left: LeftRun, tmp_path: Path) -> None:
+    prefix = left.harvest(directory).prefix
+    manifest = fetch_run(directory, prefix, tmp_path / "back")
+    file = next(file for file in manifest.files if file.path.endswith("summary.json"))
+    (tmp_path / "back" / file.path).unlink()
+    with (tmp_path / "back" / f".summary.json.{file.sha256[:32]}.part").open("wb") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        with pytest.raises(TransientError, match="another fetch is restoring it"):
+            fetch_run(directory, prefix, tmp_path / "back")
+
+
+def test_objects_that_do_not_belong_to_the_run_are_listed(directory: ObjectStore, left: LeftRun) -> None:
+    prefix = left.harvest(directory).prefix
+    directory.put(f"{prefix}/checkpoints/stranger", b"?")
+    manifest = read_manifest(directory, prefix)
+    assert manifest is not None
+    assert foreign_objects(directory, manifest) == ["checkpoints/stranger"]
+    assert verify_run(directory, prefix) == []
+
+
+@pytest.mark.s3
+def test_a_byte_flipped_beside_a_kept_checksum_is_found_by_the_servers_etag(
+    ceph: S3Server, settings_of: Callable[[str], StoreSettings], left: LeftRun
+) -> None:
+    store = open_store(settings_of("ceph"))
+    assert isinstance(store, S3Store)
+    prefix = left.harvest(store).prefix
+    key = f"{store.prefix}{prefix}/checkpoints/iter_0000040/__1_0.distcp"
+    client = ceph.client()
+    found = client.get_object(Bucket=store.bucket, Key=key)
+    data = bytearray(found["Body"].read())
+    data[100] ^= 1
+    client.put_object(Bucket=store.bucket, Key=key, Body=bytes(data), Metadata=found["Metadata"])
+
+    (problem,) = verify_run(store, prefix)
+    assert "__1_0.distcp: ETag" in problem
+    (problem,) = verify_content(store, prefix)
+    assert "__1_0.distcp: differs from the manifest" in problem
+
+
+def test_a_run_stored_before_parts_had_digests_is_restored(
+    directory: ObjectStore, left: LeftRun, tmp_path: Path
+) -> None:
+    large = make_run(tmp_path / "large", shard_size=6 << 20)
+    prefix = large.harvest(directory).prefix
+    manifest = read_manifest(directory, prefix)
+    assert manifest is not None
+    older = tuple(dataclasses.replace(file, part_digests="") for file in manifest.files)
+    directory.put(f"{prefix}/manifest.json", manifest.model_copy(update={"files": older}).model_dump_json().encode())
+    fetch_run(directory, prefix, tmp_path / "back")
+    assert (tmp_path / "back" / SHARD).read_bytes() == directory.get(f"{prefix}/{SHARD}")
+
+    data = bytearray(directory.get(f"{prefix}/{SHARD}") or b"")
+    data[9 << 20] ^= 1
+    directory.put(f"{prefix}/{SHARD}", bytes(data))
+    with pytest.raises(DamagedData, match="differs from the manifest"):
+        fetch_run(directory, prefix, tmp_path / "other")
+    assert not list((tmp_path / "other").rglob("*__0_0*"))
 
 
 @pytest.mark.s3

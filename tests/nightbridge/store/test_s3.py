@@ -163,7 +163,9 @@ def test_a_winner_whose_answer_was_lost_is_told_that_it_won(ceph: S3Server, ceph
 def test_a_conflict_with_another_writer_is_asked_again(ceph: S3Server, ceph_settings: StoreSettings) -> None:
     with proxy_to(ceph.endpoint_url) as proxy:
         store = S3Store(changed(ceph_settings, endpoint_url=proxy.endpoint_url))
-        proxy.before = lambda _: s3_error(409, "ConditionalRequestConflict") if proxy.count("PUT") == 1 else None
+        proxy.before = lambda request: (
+            s3_error(409, "ConditionalRequestConflict") if request.method == "PUT" and proxy.count("PUT") == 1 else None
+        )
         assert store.put_if_absent("manifest.json", b"ours")
         assert proxy.count("PUT") == 2
 
@@ -171,7 +173,8 @@ def test_a_conflict_with_another_writer_is_asked_again(ceph: S3Server, ceph_sett
 def test_a_server_that_ignores_the_condition_is_refused(ministack: S3Server) -> None:
     with proxy_to(ministack.endpoint_url) as proxy:
         store = S3Store(ministack.store_settings(BUCKET, endpoint_url=proxy.endpoint_url))
-        proxy.before = lambda request: Answer(200) if request.method == "PUT" else None
+        stored = Answer(200, headers=(("x-amz-request-id", "1"), ("ETag", '"1"')))
+        proxy.before = lambda request: stored if request.method == "PUT" else None
         with pytest.raises(PermanentError, match="ignores `If-None-Match"):
             store.check_writable()
 
@@ -212,18 +215,13 @@ def test_credentials_that_expire_are_transient_also_where_the_answer_has_no_body
                 call("a")
 
 
-def test_an_object_damaged_in_the_store_is_noticed(
-    ceph: S3Server, ceph_settings: StoreSettings, tmp_path: Path
-) -> None:
+def test_an_object_damaged_in_the_store_is_noticed(ceph: S3Server, ceph_settings: StoreSettings) -> None:
     store = S3Store(ceph_settings)
     ceph.client().put_object(
         Bucket=store.bucket, Key=f"{store.prefix}a", Body=b"rotten", Metadata={"sha256": sha256_hex(b"sound!")}
     )
     with pytest.raises(NightbridgeError, match="its sha256 is"):
         store.get("a")
-    with pytest.raises(NightbridgeError, match="its sha256 is"):
-        store.get_file("a", tmp_path / "a")
-    assert not (tmp_path / "a").exists()
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import base64
 import dataclasses
 import hashlib
-import socket
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,9 +13,8 @@ import botocore.auth
 import pytest
 
 from nightbridge.models import StoreSettings
-from nightbridge.store.checksum import FileSource
+from nightbridge.store.checksum import PART_SIZE, FileSource
 from nightbridge.store.s3 import S3Store
-from nightbridge.store.s3_upload import PART_SIZE
 from tests.conftest import BUCKET
 from tests.real.s3_proxy import Answer, Proxy, Request, proxy_to
 from tests.real.s3_servers import S3Server
@@ -58,7 +57,7 @@ def makes_an_object(request: Request) -> bool:
             {"encryption": "aws:kms", "kms_key_id": "arn:aws:kms:eu:1:key/k"},
             {"encryption": "aws:kms", "kms_key_id": "arn:aws:kms:eu:1:key/k"},
         ),
-        ({"tags": {"team": "llm & co", "tier": "keep"}}, {"tags": "team=llm%20%26%20co&tier=keep"}),
+        ({"tags": {"team": "llm&co"}}, {"tags": "team=llm%26co"}),
         ({}, {}),
     ],
     ids=["AES256", "KMS", "tags", "nothing"],
@@ -128,6 +127,7 @@ def test_a_role_is_assumed_at_the_configured_server_and_again_before_it_expires(
         store = store_behind(proxy, settings_of("ministack"), role_arn="arn:aws:iam::1:role/harvest")
         assert asked == []  # nothing is asked before it is needed
         store.put("a", b"1")
+        time.sleep(0.3)  # obstore asks for credentials ten times a second at most
         store.put("b", b"2")
         written = [request for request in proxy.requests if request.method == "PUT"]
     assert [request.headers["x-amz-security-token"] for request in written] == tokens
@@ -135,22 +135,19 @@ def test_a_role_is_assumed_at_the_configured_server_and_again_before_it_expires(
 
 
 def test_buckets_are_addressed_by_path_or_by_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    look_up = socket.getaddrinfo
-    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *more, **named: look_up("127.0.0.1", *more, **named))
+    endpoint = "http://s3.example.org"
     with proxy_to("http://127.0.0.1:1") as proxy:
-        proxy.before = lambda _: Answer(200)
-        endpoint = proxy.endpoint_url.replace("127.0.0.1", "s3.example.org")
+        proxy.before = lambda _: Answer(200, headers=(("x-amz-request-id", "1"), ("ETag", '"1"')))
+        monkeypatch.setenv("http_proxy", proxy.endpoint_url)  # as no name server knows that host
         for path_style in (True, False):
             settings = StoreSettings(url="s3://nightly/llm", endpoint_url=endpoint, path_style=path_style)
             monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
             monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-            S3Store(settings).put("a", b"")
-        port = endpoint.rpartition(":")[2]
-        reached = [(request.headers["host"], request.path) for request in proxy.requests]
-    assert reached == [
-        (f"s3.example.org:{port}", "/nightly/llm/a"),
-        (f"nightly.s3.example.org:{port}", "/llm/a"),
-    ]
+            store = S3Store(settings)
+            store.put("a", b"")
+            store.delete("a")
+        reached = [request.path for request in proxy.requests]
+    assert reached == ["http://s3.example.org/nightly/llm/a"] * 2 + ["http://nightly.s3.example.org/llm/a"] * 2
 
 
 def test_the_signer_is_the_clients_own_and_no_other_client_of_the_process_has_it(ministack: S3Server) -> None:
