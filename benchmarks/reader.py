@@ -12,7 +12,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -36,9 +36,9 @@ def main(runs: int, followed: int) -> None:
         print(f"start of the server: {sum(cpu for _, cpu, _ in readers()):.2f} s of processor time")
         for job in jobs[:2]:
             in_process(job, plans[job.name])
-        here = cost(lambda: [in_process(job, plans[job.name]) for job in jobs[:runs]])
+        here = cost(lambda: for_each(in_process, jobs[:runs], plans))
         cost(int)
-        there = cost(lambda: [read(job, plans[job.name]) for job in jobs[:runs]])
+        there = cost(lambda: for_each(read, jobs[:runs], plans))
         print(f"{runs} runs here: {here / runs:.3f} s each; in children: {there / runs:.3f} s each")
         print(f"through the child: {(there - here) / runs:+.3f} s of processor time for each run")
         followers = [RunFollower(job, (), total=STEPS) for job in jobs[:followed]]
@@ -81,6 +81,11 @@ def plan_of(job: Job) -> LaunchPlan:
 def read(job: Job, plan: LaunchPlan) -> None:
     evidence_of(RunToRead(jobs=(job,), plan=plan))
     measure_run(RunToMeasure(jobs=(job,), plan=plan, spec=make_spec()))
+
+
+def for_each(work: Callable[[Job, LaunchPlan], None], jobs: Sequence[Job], plans: Mapping[str, LaunchPlan]) -> None:
+    for job in jobs:
+        work(job, plans[job.name])
 
 
 def in_process(job: Job, plan: LaunchPlan) -> None:

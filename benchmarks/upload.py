@@ -203,7 +203,10 @@ def clients(s5cmd: Path | None) -> dict[str, list[str]]:
 def make_files(folder: Path, files: int, size: int) -> Path:
     folder.mkdir()
     for number in range(files):
-        (folder / f"__{number}_0.distcp").write_bytes(random.Random(number).randbytes(size))
+        chance = random.Random(number)
+        with (folder / f"__{number}_0.distcp").open("wb") as stream:
+            for begin in range(0, size, 1 << 26):
+                stream.write(chance.randbytes(min(1 << 26, size - begin)))
     return folder
 
 

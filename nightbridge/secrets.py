@@ -139,11 +139,8 @@ _URL_PASSWORD = re.compile(r"://[^/@\s:]*:[^/@\s]+@")
 
 def looks_like_credential(name: str, value: str) -> bool:
     """Whether a variable is named like a credential, or its value is a known kind of token or a URL with a login."""
-    return bool(
-        _CREDENTIAL_NAME.search(name)
-        or _URL_PASSWORD.search(value)
-        or next(find_shapes(value.encode("utf-8", "surrogateescape")), None)
-    )
+    shaped = any(find_shapes(value.encode("utf-8", "surrogateescape")))
+    return bool(shaped or _CREDENTIAL_NAME.search(name) or _URL_PASSWORD.search(value))
 
 
 # --- known values ----------------------------------------------------------------------------------------------------
@@ -303,11 +300,8 @@ def _values(values: frozenset[str]) -> _Values:
 
 # --- shapes ----------------------------------------------------------------------------------------------------------
 
-_MAX_NAME = 96
-_MAX_VALUE = 8192
-
-MAX_SHAPE_BYTES = _MAX_NAME + _MAX_VALUE
-"""The most bytes of a match."""
+MAX_SHAPE_BYTES = 96 + 8192
+"""The most bytes of a match: of a name, and of a value."""
 
 LEFT_CONTEXT = 13
 """Bytes before a match that decide about it; behind it, it is one."""
@@ -456,8 +450,7 @@ class _Masker:
 
     def __init__(self, find: _Find, longest: int) -> None:
         self._find, self._reach = find, longest + 1
-        self._waiting, self._decided = b"", 0
-        self.found = 0
+        self._waiting, self._decided, self.found = b"", 0, 0
 
     def mask(self, piece: bytes, *, last: bool) -> bytes:
         """Take the next piece and return what is decided by now; all of it with the last piece."""
@@ -491,9 +484,7 @@ class SecretFinder:
     def __init__(self, secrets: Iterable[str]) -> None:
         self._texts = _texts(frozenset(secrets))
         self._overlap = max(self._texts.longest, MAX_SHAPE_BYTES) - 1
-        self._tail = b""
-        self._unread = TOKENS_IN_BINARY
-        self.found = False
+        self._tail, self._unread, self.found = b"", TOKENS_IN_BINARY, False
 
     def feed(self, piece: bytearray, size: int) -> None:
         """Look at the first `size` bytes of the next piece, and at secrets that begin in the pieces before."""

@@ -4,14 +4,17 @@ Fixtures of the same names in the conftest files only hand them on. Nothing here
 what a test passes in.
 """
 
+import importlib.util
 import io
 import math
+import random
 import statistics
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from nightbridge.gate.verdict import compare
@@ -44,6 +47,40 @@ STEPS = 50
 WARMUP = 10
 BRIDGE_URL = "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git"
 RUN_URL = "https://github.com/NVIDIA-NeMo/Run.git"
+
+
+_TORCH_FILES = Path(__file__).parents[1] / (
+    "examples/practice/template/bridge/src/megatron/bridge/training/torch_files.py"
+)
+_specification = importlib.util.spec_from_file_location("torch_files", _TORCH_FILES)
+assert _specification is not None
+assert _specification.loader is not None
+torch_files: Any = importlib.util.module_from_spec(_specification)
+"""What writes files as torch does, of the practice workload."""
+_specification.loader.exec_module(torch_files)
+
+
+def saved_shards(sizes: Mapping[str, int], chance: random.Random) -> dict[str, bytes]:
+    """Shards of a distributed checkpoint, each of one float32 tensor of so many bytes, and their `.metadata`."""
+    values = {name: np.frombuffer(chance.randbytes(size // 4 * 4), dtype=np.float32) for name, size in sizes.items()}
+    files = {name: torch_files.torch_save(each) for name, each in values.items()}
+    metadata = saved_metadata({name: (len(file), values[name].nbytes) for name, file in files.items()})
+    return files | {".metadata": torch_files.pickle_metadata(metadata)}
+
+
+def saved_metadata(sizes: Mapping[str, tuple[int, int]]) -> Any:
+    """What `.metadata` says of shards of one float32 tensor each, given the bytes of the shard and of the tensor."""
+    contents, places = {}, {}
+    for name, (length, size) in sizes.items():
+        shape, offset = torch_files.Size((size // 4,)), torch_files.Size((0,))
+        contents[f"model.{name}"] = torch_files.TensorStorageMetadata(
+            properties=torch_files.TensorProperties(),
+            size=shape,
+            chunks=[torch_files.ChunkStorageMetadata(offsets=offset, sizes=shape)],
+        )
+        index = torch_files.MetadataIndex(fqn=f"model.{name}", offset=offset, index=0)
+        places[index] = torch_files.StorageInfo(relative_path=name, offset=0, length=length)
+    return torch_files.Metadata(state_dict_metadata=contents, planner_data=None, storage_data=places)
 
 
 def make_summary(

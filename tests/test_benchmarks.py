@@ -33,7 +33,7 @@ SMALL = {
 }
 """Arguments, and what is printed then. Those that need a real part have a test of their own below."""
 
-IN_TESTS_OF_THEIR_OWN = {"night_scale.py", "polling.py", "practice_month.py"}
+IN_TESTS_OF_THEIR_OWN = {"checkpoint_damage.py", "night_scale.py", "polling.py", "practice_month.py"}
 PROGRAM_OF_ANOTHER = {"discarding_server.py"}
 
 

@@ -22,7 +22,8 @@ from nightbridge import config
 from nightbridge.errors import NightbridgeError
 from nightbridge.images.registry import parse_reference, registry_digest
 from nightbridge.launch.config_container import read_container
-from nightbridge.outputs.checkpoints import checkpoint_state, read_storage_entries, tracked_iteration
+from nightbridge.outputs.checkpoint_metadata import read_metadata
+from nightbridge.outputs.checkpoints import checkpoint_state, tracked_iteration
 from nightbridge.outputs.event_files import read_event_file
 from nightbridge.outputs.experiment import _of_environment, _of_log, _of_repositories
 from nightbridge.outputs.logs import LogTail, read_logs
@@ -139,7 +140,7 @@ def read_as(kind: str, path: Path) -> None:
     readers: dict[str, Callable[[], object]] = {
         "log": lambda: (read_logs([path]), LogTail(path).new_lines(), list(_of_log(path))),
         "event_file": lambda: read_event_file(path),
-        "metadata": lambda: read_storage_entries(path),
+        "metadata": lambda: read_metadata(path),
         "run_config": lambda: (path.replace(checkpoint / "run_config.yaml"), checkpoint_state(checkpoint)),
         "metadata_json": lambda: (path.replace(checkpoint / "metadata.json"), checkpoint_state(checkpoint)),
         "config_container": lambda: read_container(path),

@@ -37,6 +37,7 @@ COMMANDS: Mapping[str, Callable[..., int | None]] = {
     "parity": history.parity,
     "bisect": history.bisect,
     "demo": demo.demo,
+    "checkpoint": store.checkpoint,
     "verify": store.verify,
     "fetch": store.fetch,
     "prune": store.prune,

@@ -49,6 +49,28 @@ def events(
     note(f"{len(table)} scalars written to {out}")
 
 
+def checkpoint(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A checkpoint, or a folder of iter_* ones.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Read every byte of a checkpoint and check it by its own checksums; nothing of it is loaded.
+
+    Prints for each: verified, unproven (nothing is wrong, but a part of it has no checksum), in_progress, or damaged.
+    """
+    from nightbridge.outputs.checkpoints import checkpoint_state, find_checkpoints
+
+    if not folder.is_dir():
+        raise InvalidInput("no such folder", thing=str(folder), advice="Name a checkpoint's folder")
+    paths = [found.path for found in find_checkpoints(folder)] or [folder.resolve()]
+    judged = [
+        {"path": path, "state": state, "reason": reason} for path in paths for state, reason in [checkpoint_state(path)]
+    ]
+    show(as_json, judged, lambda: (f"{each['path']}: {each['state']}  {each['reason']}".rstrip() for each in judged))
+    if bad := [str(each["path"]) for each in judged if each["state"] in ("damaged", "in_progress")]:
+        advice = "Use an older checkpoint, or one that is verified"
+        raise DamagedData(f"{len(bad)} of {len(judged)} checkpoints are not whole", thing=", ".join(bad), advice=advice)
+
+
 @site_options("system", "store", "workspace")
 def verify(
     choice: "SiteChoice",

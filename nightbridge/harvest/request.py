@@ -10,7 +10,7 @@ import logging
 import platform
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -145,7 +145,8 @@ def store_run(
             _log.warning("not stored: %s", each)
 
         held.ensure_held()
-        record = _masked_record(_record_of(request, measured, store, left_out), values)
+        proved = {unit.path: unit.checkpoint for unit in units if unit.checkpoint is not None}
+        record = _masked_record(_record_of(request, measured, store, left_out, proved), values)
         manifest = Manifest(
             run_key=request.run.run_key,
             attempt=request.job.attempt,
@@ -204,7 +205,11 @@ def _committed_run(request: HarvestRequest, store: ObjectStore) -> RunRecord | N
 
 
 def _record_of(
-    request: HarvestRequest, measured: MeasuredRun, store: ObjectStore, left_out: Sequence[LeftOut]
+    request: HarvestRequest,
+    measured: MeasuredRun,
+    store: ObjectStore,
+    left_out: Sequence[LeftOut],
+    proved: Mapping[str, Checkpoint],
 ) -> RunRecord:
     output, checkout, job = measured.output, request.checkout, request.job
     return RunRecord(
@@ -217,7 +222,7 @@ def _record_of(
         prefix=request.prefix,
         series=series_id(request.run, job.cluster),
         summary=measured.summary,
-        checkpoints=tuple(_as_stored(each, stored_path(output, each), left_out) for each in output.checkpoints),
+        checkpoints=tuple(_as_stored(each, stored_path(output, each), left_out, proved) for each in output.checkpoints),
         left_out=tuple(str(each) for each in left_out),
         tainted=request.tainted,
         facts=measured.facts,
@@ -252,11 +257,13 @@ def _measurement_units(scratch: Path, summary: Summary, metrics: bytes) -> tuple
     return (Unit.of(scratch / SUMMARY, SUMMARY, "summary"), Unit.of(scratch / METRICS, METRICS, "metrics"))
 
 
-def _as_stored(checkpoint: Checkpoint, path: str, left_out: Iterable[LeftOut]) -> Checkpoint:
-    """A complete checkpoint that could not be stored counts as incomplete in the record."""
+def _as_stored(
+    checkpoint: Checkpoint, path: str, left_out: Iterable[LeftOut], proved: Mapping[str, Checkpoint]
+) -> Checkpoint:
+    """A checkpoint that was sent is what its bytes have proved; a complete one that could not be stored is damaged."""
     reason = next((each.reason for each in left_out if each.path == path), None)
     if reason is None or checkpoint.state is not CheckpointState.COMPLETE:
-        return checkpoint
+        return proved.get(path, checkpoint)
     return checkpoint.model_copy(update={"state": CheckpointState.DAMAGED, "reason": f"not stored: {reason}"})
 
 

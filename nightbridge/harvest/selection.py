@@ -15,13 +15,22 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from nightbridge.errors import DamagedData
 from nightbridge.harvest.manifest import LeftOut
 from nightbridge.harvest.upload import Kind, LocalFile, Unit
 from nightbridge.models import Checkpoint, CheckpointState
-from nightbridge.outputs.checkpoints import LOADER_STATES, TRACKER, checkpoint_size, tracked_iteration
+from nightbridge.outputs.checkpoints import (
+    LOADER_STATES,
+    TRACKER,
+    TRAIN_STATE,
+    checkpoint_size,
+    prove_checkpoint,
+    proved_state,
+    tracked_iteration,
+)
 from nightbridge.outputs.experiment import RunOutput
 
-TRACKERS = (TRACKER, "latest_train_state.pt")
+TRACKERS = (TRACKER, TRAIN_STATE)
 """Files beside the checkpoints that name the newest. They belong to the checkpoint that they name: without it, a
 training that starts from the restored folder would look for a missing checkpoint."""
 
@@ -90,15 +99,31 @@ def _checkpoint_units(output: RunOutput, policy: str) -> tuple[list[Unit], list[
             if checkpoint not in complete:
                 reason = f"{checkpoint.state}: {checkpoint.reason}" if checkpoint.reason else str(checkpoint.state)
                 left_out.append(LeftOut(path=stored_path(output, checkpoint), reason=reason))
-        for checkpoint in chosen(complete, policy):
-            path = stored_path(output, checkpoint)
+        proved: dict[Path, Unit] = {}
+        while unproved := [each for each in chosen(complete, policy) if each.path not in proved]:
+            checkpoint = unproved[-1]
             try:
-                below = _folder_of(output, checkpoint.path)
-                files = tuple(replace(file, below=below) for file in _files_of(checkpoint, path))
-                units.append(Unit(path=path, files=files))
-            except (OSError, _NotAsJudged) as error:
-                left_out.append(LeftOut(path=path, reason=str(error)))
+                proved[checkpoint.path] = _checkpoint_unit(output, checkpoint)
+            except (OSError, DamagedData, _NotAsJudged) as error:
+                # An older one takes its place where the policy wants just so many.
+                complete.remove(checkpoint)
+                reason = f"damaged: {error.what}" if isinstance(error, DamagedData) else str(error)
+                left_out.append(LeftOut(path=stored_path(output, checkpoint), reason=reason))
+        units += [proved[checkpoint.path] for checkpoint in chosen(complete, policy)]
     return units, left_out
+
+
+def _checkpoint_unit(output: RunOutput, checkpoint: Checkpoint) -> Unit:
+    """A checkpoint with what its bytes are checked by while they are sent, and what it is once all of them agree."""
+    path, below = stored_path(output, checkpoint), _folder_of(output, checkpoint.path)
+    files = tuple(_files_of(checkpoint, path))
+    proof = prove_checkpoint(checkpoint.path, [file.source for file in files])
+    state, reason = proved_state(proof, checkpoint.reason)
+    return Unit(
+        path=path,
+        files=tuple(replace(file, below=below, extents=proof.extents.get(file.source, ())) for file in files),
+        checkpoint=checkpoint.model_copy(update={"state": state, "reason": reason}),
+    )
 
 
 def chosen(complete: Sequence[Checkpoint], policy: str) -> Sequence[Checkpoint]:

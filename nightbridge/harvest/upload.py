@@ -13,7 +13,7 @@ from typing import Literal
 
 from nightbridge.errors import DamagedData, InvalidInput, TransientError
 from nightbridge.harvest.manifest import MANIFEST, LeftOut
-from nightbridge.models import Model, StoredFile
+from nightbridge.models import Checkpoint, Model, StoredFile
 from nightbridge.secrets import copy_masked
 from nightbridge.store.checksum import FileSource, Stamp
 from nightbridge.store.protocol import ObjectStore, checked_key
@@ -41,10 +41,14 @@ class LocalFile:
 
 
 class Unit(Model):
-    """Files that are stored together or not at all. `path` names the unit, e.g. `checkpoints/iter_0000050`."""
+    """Files that are stored together or not at all. `path` names the unit, e.g. `checkpoints/iter_0000050`.
+
+    `checkpoint`: what a checkpoint is once every byte of it was sent and had the CRC-32 that it should have.
+    """
 
     path: str
     files: tuple[LocalFile, ...]
+    checkpoint: Checkpoint | None = None
 
     @classmethod
     def of(cls, source: Path, path: str, kind: Kind) -> "Unit":

@@ -201,7 +201,9 @@ class StoredFile:
 class CheckpointState(enum.StrEnum):
     """How whole a checkpoint directory is."""
 
-    COMPLETE = "complete"
+    VERIFIED = "verified"  # every byte of its archives has the CRC-32 that its writer recorded
+    UNPROVEN = "unproven"  # nothing is wrong with it, and its layout or its writer leaves parts without a proof
+    COMPLETE = "complete"  # every file is there in its full length; the contents were not read
     IN_PROGRESS = "in_progress"
     DAMAGED = "damaged"
 

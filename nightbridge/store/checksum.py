@@ -109,6 +109,23 @@ class CrcCheck:
             self._next, self._crc = self._next + 3, 0
 
 
+def check_crcs(path: Path, extents: Sequence[int]) -> None:
+    """Read a file and check the CRC-32 of its ranges, given as for `CrcCheck`.
+
+    Raises:
+        DamagedData: One has another; the message names the file.
+        OSError: It cannot be read.
+
+    """
+    check = CrcCheck(extents)
+    with open_regular(path, buffering=0) as stream:
+        while piece := stream.read(1 << 20):
+            try:
+                check.update(piece)
+            except DamagedData as error:
+                raise DamagedData(f"{path.name}: {error.what}", thing=str(path)) from None
+
+
 def sha256_of_file(path: Path, part_size: int = 0) -> str:
     """The checksum of a file on disk, lower-case hex.
 
@@ -226,10 +243,10 @@ class FileSource:
                 raise self._changed()
             filled += count
         self.digest.update(view[:filled])
-        self._crcs.update(view[:filled])
         self._finder.feed(buffer, filled)
         if self._finder.found:
             raise DamagedData("contains a secret; binary files are never altered", thing=str(self.path))
+        self._crcs.update(view[:filled])
         self._read += filled
         self.on_read(self._read)
         if filled and self._read == self.size:

@@ -1,9 +1,12 @@
 """`events`, `verify` and `fetch`: stored files and event files."""
 
+import json
+import random
 from pathlib import Path
 
 import pytest
 
+from tests.builders import saved_shards
 from tests.nightbridge.cli.conftest import Program
 
 
@@ -86,3 +89,28 @@ def test_a_run_that_was_never_stored_is_named(nightbridge: Program, tmp_path: Pa
 
     assert code == 2
     assert key in err
+
+
+def test_checkpoint_reads_every_byte_and_ends_with_an_error_for_a_damaged_one(
+    nightbridge: Program, tmp_path: Path
+) -> None:
+    folder = tmp_path / "step-1"
+    folder.mkdir()
+    for name, content in saved_shards({"__0_0.distcp": 4000}, random.Random(1)).items():
+        (folder / name).write_bytes(content)
+    assert nightbridge("checkpoint", str(folder))[:2] == (0, f"{folder}: verified\n")
+
+    flipped = bytearray((folder / "__0_0.distcp").read_bytes())
+    flipped[3000] ^= 1
+    (folder / "__0_0.distcp").write_bytes(flipped)
+    code, out, err = nightbridge("checkpoint", str(folder), "--json")
+
+    (found,) = json.loads(out)
+    assert (code, found["state"]) == (4, "damaged")
+    assert "do not have the CRC-32" in found["reason"]
+    assert "1 of 1 checkpoints are not whole" in err
+
+
+def test_checkpoint_of_a_missing_folder_says_so(nightbridge: Program) -> None:
+    code, _, err = nightbridge("checkpoint", "nowhere")
+    assert (code, "nowhere: no such folder" in err) == (2, True)

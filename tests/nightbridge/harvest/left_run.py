@@ -38,6 +38,7 @@ from nightbridge.outputs.measurements import MeasuredRun
 from nightbridge.store.factory import open_store
 from nightbridge.store.protocol import ObjectStore
 from nightbridge.store.transfers import Progress
+from tests.builders import saved_shards, torch_files
 
 TOKEN = "hf_PlantedTokenThatMustStayHere"
 MIB = 1 << 20
@@ -98,14 +99,14 @@ def make_run(folder: Path, policy: str = "last", shard_size: int = 3 * MIB) -> L
     save_dir = job_dir / "checkpoints"
     for iteration in (20, 40, 60):
         checkpoint = save_dir / f"iter_{iteration:07d}"
-        for number in range(4):
-            # The first is large enough to be sent in parts.
-            write(checkpoint / f"__{number}_0.distcp", chance.randbytes(shard_size * (1 if number else 3)))
-        write(checkpoint / ".metadata", chance.randbytes(300))
+        # The first is large enough to be sent in parts.
+        sizes = {f"__{number}_0.distcp": shard_size * (1 if number else 3) for number in range(4)}
+        for name, content in saved_shards(sizes, chance).items():
+            write(checkpoint / name, content)
         write(checkpoint / "run_config.yaml", b"a: 1\n")
         write(checkpoint / "tokenizer/vocab file.json", b"{}")
     write(save_dir / "latest_checkpointed_iteration.txt", b"40")
-    write(save_dir / "latest_train_state.pt", chance.randbytes(100))
+    write(save_dir / "latest_train_state.pt", torch_files.torch_save({"step": 40}, "train_state"))
     states = {20: CheckpointState.COMPLETE, 40: CheckpointState.COMPLETE, 60: CheckpointState.IN_PROGRESS}
     job = _job(spec, attempt_dir, job_dir)
     return LeftRun(

@@ -21,12 +21,14 @@ from nightbridge.errors import DamagedData, PermanentError, TransientError
 from nightbridge.harvest.manifest import load_record, read_manifest, run_prefix
 from nightbridge.harvest.restore import fetch_run, verify_run
 from nightbridge.models import CheckpointState, Outcome, RunRecord, StoredFile, StoreSettings
+from nightbridge.outputs.checkpoints import checkpoint_size
 from nightbridge.secrets import MASK
 from nightbridge.store.checksum import FileSource, sha256_hex
 from nightbridge.store.directory import DirectoryStore
 from nightbridge.store.factory import open_store
 from nightbridge.store.protocol import ObjectInfo, ObjectStore
 from nightbridge.store.transfers import Progress
+from tests.builders import torch_files
 from tests.conftest import BUCKET, SEEDS
 from tests.nightbridge.harvest.left_run import TOKEN, LeftRun, make_run
 from tests.real.s3_proxy import Answer, proxy_to, s3_error
@@ -204,12 +206,14 @@ def test_where_the_data_loader_stood_is_stored_with_its_checkpoint(directory: Ob
     for iteration in (20, 40, 60):
         folder = left.job_dir / f"checkpoints/energon/iter_{iteration:07d}"
         folder.mkdir(parents=True)
-        (folder / "train_dataloader_dprank000.pt").write_bytes(b"%d" % iteration)
+        (folder / "train_dataloader_dprank000.pt").write_bytes(torch_files.torch_save({"at": iteration}))
 
     stored = objects(directory, left.harvest(directory).prefix)
 
     states = {path: data for path, data in stored.items() if "energon" in path}
-    assert states == {"checkpoints/energon/iter_0000040/train_dataloader_dprank000.pt": b"40"}
+    assert states == {
+        "checkpoints/energon/iter_0000040/train_dataloader_dprank000.pt": torch_files.torch_save({"at": 40})
+    }
 
 
 def test_a_data_loaders_folder_that_is_a_link_out_of_the_run_leaves_the_checkpoint_out(
@@ -225,9 +229,73 @@ def test_a_data_loaders_folder_that_is_a_link_out_of_the_run_leaves_the_checkpoi
     assert b"foreign" not in objects(directory, record.prefix).values()
 
 
+def test_a_checkpoint_is_verified_by_its_own_checksums_while_it_is_sent(store: ObjectStore, left: LeftRun) -> None:
+    states = {checkpoint.iteration: checkpoint.state for checkpoint in left.harvest(store).checkpoints}
+    assert states == {
+        20: CheckpointState.COMPLETE,  # not stored, so not read
+        40: CheckpointState.VERIFIED,
+        60: CheckpointState.IN_PROGRESS,
+    }
+
+
+def test_a_flipped_bit_in_a_shard_leaves_its_whole_checkpoint_out(store: ObjectStore, left: LeftRun) -> None:
+    shard = left.job_dir / "checkpoints/iter_0000040/__2_0.distcp"
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+
+    record = left.harvest(store)
+
+    assert [key for key in objects(store) if "iter_" in key] == []
+    (checkpoint,) = (each for each in record.checkpoints if each.iteration == 40)
+    assert checkpoint.state is CheckpointState.DAMAGED
+    assert "__2_0.distcp: bytes" in checkpoint.reason
+    assert "do not have the CRC-32 recorded for them" in checkpoint.reason
+    assert verify_run(store, record.prefix) == []
+
+
+def test_in_place_of_a_last_checkpoint_of_zeros_the_one_before_it_is_stored(
+    directory: ObjectStore, left: LeftRun
+) -> None:
+    shard = left.job_dir / "checkpoints/iter_0000040/__2_0.distcp"
+    shard.write_bytes(bytes(shard.stat().st_size))
+
+    record = left.harvest(directory)
+
+    assert {path.split("/")[1] for path in objects(directory, record.prefix) if "/iter_" in path} == {"iter_0000020"}
+    states = {checkpoint.iteration: checkpoint.state for checkpoint in record.checkpoints}
+    assert (states[20], states[40]) == (CheckpointState.VERIFIED, CheckpointState.DAMAGED)
+    assert any("iter_0000040: damaged: shard __2_0.distcp" in line for line in record.left_out)
+
+
+def test_a_checkpoint_whose_writer_made_no_checksums_is_stored_and_called_unproven(
+    directory: ObjectStore, left: LeftRun
+) -> None:
+    path = left.job_dir / "checkpoints/iter_0000040/hf/model.safetensors"
+    path.parent.mkdir()
+    header = json.dumps({"weight": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    output = left.output.model_copy(
+        update={
+            "checkpoints": tuple(
+                each.model_copy(update={"size": checkpoint_size(each.path)}) for each in left.output.checkpoints
+            )
+        }
+    )
+
+    record = LeftRun(**{**vars(left), "output": output}).harvest(directory)
+
+    (checkpoint,) = (each for each in record.checkpoints if each.iteration == 40)
+    assert checkpoint.state is CheckpointState.UNPROVEN
+    assert checkpoint.reason == "model.safetensors is a safetensors file, which has no checksum"
+    assert "checkpoints/iter_0000040/hf/model.safetensors" in objects(directory, record.prefix)
+
+
 def test_a_secret_inside_a_shard_leaves_its_whole_checkpoint_out(store: ObjectStore, left: LeftRun) -> None:
     shard = left.job_dir / "checkpoints/iter_0000040/__2_0.distcp"
-    shard.write_bytes((TOKEN.encode() + b"\x00" * 10).rjust(shard.stat().st_size, b"\x00"))
+    with shard.open("r+b") as stream:
+        stream.seek(shard.stat().st_size // 2)
+        stream.write(TOKEN.encode())
 
     record = left.harvest(store)
 
@@ -308,7 +376,7 @@ def test_an_older_checkpoint_that_most_recent_k_is_deleting_costs_only_itself(
     stored = objects(directory, record.prefix)
     assert {path.split("/")[1] for path in stored if "/iter_" in path} == {"iter_0000040"}
     states = {checkpoint.iteration: checkpoint.state for checkpoint in record.checkpoints}
-    assert (states[20], states[40]) == (CheckpointState.DAMAGED, CheckpointState.COMPLETE)
+    assert (states[20], states[40]) == (CheckpointState.DAMAGED, CheckpointState.VERIFIED)
     assert verify_run(directory, record.prefix) == []
 
 
@@ -337,7 +405,10 @@ def test_a_link_out_of_a_checkpoint_leaves_it_out(directory: ObjectStore, left: 
     (left.job_dir / "checkpoints/iter_0000040/link").symlink_to(target)
     record = left.harvest(directory)
     assert any("link is a link to outside the checkpoint" in line for line in record.left_out)
-    assert not [path for path in objects(directory, record.prefix) if "iter_" in path]
+    stored = objects(directory, record.prefix)
+    assert {path.split("/")[1] for path in stored if "/iter_" in path} == {"iter_0000020"}, (
+        "the older one takes its place"
+    )
 
 
 def test_a_log_that_is_no_file_or_has_an_impossible_name_is_left_out(directory: ObjectStore, left: LeftRun) -> None:

@@ -5,6 +5,8 @@ import builtins
 import os
 import pickle
 import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nightbridge.errors import DamagedData
-from nightbridge.outputs.checkpoints import StorageEntry, read_storage_entries
+from nightbridge.outputs.checkpoint_metadata import read_metadata
+from tests.builders import saved_metadata, torch_files
 
 DATA = Path(__file__).parent / "data"
 REAL = DATA / "torch_2_13_two_ranks.metadata"
@@ -21,8 +24,17 @@ REAL = DATA / "torch_2_13_two_ranks.metadata"
 
 @pytest.mark.parametrize("name", ["torch_2_13_two_ranks.metadata", "torch_2_13_with_plans.metadata"])
 def test_what_torch_wrote_is_read_without_torch(name: Any) -> None:
-    entries = read_storage_entries(DATA / name)
-    assert StorageEntry("__0_0.distcp", 0, 1261) in entries
+    metadata = read_metadata(DATA / name)
+    entries = metadata.items
+    assert (entries[0].name, *entries[0][1:4]) == ("rng_state/rank_0.seed", "__0_0.distcp", 0, 1261)
+    assert {(entry.name, entry.dtype, entry.size) for entry in entries if entry.dtype} == {
+        ("model.weight", "float32", 256),
+        ("model.bias", "bfloat16", 14),
+        ("optimizer.exp_avg", "float16", 16),
+    }
+    assert metadata.nested
+    assert metadata.has("common_state")
+    assert metadata.unknown == ()
     ends = {
         shard: max(entry.offset + entry.length for entry in entries if entry.relative_path == shard)
         for shard in ("__0_0.distcp", "__1_0.distcp")
@@ -78,7 +90,7 @@ def test_nothing_of_a_malicious_file_is_run(
     path = tmp_path / ".metadata"
     path.write_bytes(_attacks(canary)[name])
     with pytest.raises(DamagedData) as caught:
-        read_storage_entries(path)
+        read_metadata(path)
     assert "was not loaded" in str(caught.value)
     assert not canary.exists()
 
@@ -107,7 +119,7 @@ def test_anything_else_is_damage_and_says_so(tmp_path: Path, content: Any) -> No
     path = tmp_path / ".metadata"
     path.write_bytes(content)
     with pytest.raises(DamagedData):
-        read_storage_entries(path)
+        read_metadata(path)
 
 
 @given(st.binary(max_size=200))
@@ -115,7 +127,7 @@ def test_random_bytes_raise_only_damage(tmp_path_factory: pytest.TempPathFactory
     path = tmp_path_factory.mktemp("pickle") / ".metadata"
     path.write_bytes(content)
     with pytest.raises(DamagedData):
-        read_storage_entries(path)
+        read_metadata(path)
 
 
 @given(st.integers(0, REAL.stat().st_size - 1), st.integers(0, 255))
@@ -127,7 +139,111 @@ def test_a_real_file_with_one_byte_changed_never_raises_anything_else(
     content[position] = byte
     path.write_bytes(content)
     try:
-        entries = read_storage_entries(path)
+        entries = read_metadata(path).items
     except DamagedData:
         return
     assert all(entry.offset >= 0 and entry.length >= 0 for entry in entries)
+
+
+def _bomb(levels: int, join: bytes) -> bytes:
+    """A dictionary whose one key is a tuple of two tuples, each of two of the next, and so on, made by `join`."""
+    nested = b"".join(b"h%c" % number + b"h%c" % number + join + b"q%c" % (number + 1) for number in range(levels))
+    return b"\x80\x02}K\x01\x85q\x00" + nested + b"K\x01s."
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        _bomb(60, b"\x86"),
+        _bomb(60, b"\x86\x85\x86"),
+        b"\x80\x02}K\x01\x85q\x00" + b"ctorch\nSize\n]q\x01(h\x00h\x00e\x85R" * 3 + b"K\x01s.",
+        b"\x80\x04}(\x8f(K\x01\x90K\x02u.",
+    ],
+    ids=["pairs", "pairs in tuples", "a shape of a list", "a set"],
+)
+def test_a_key_that_would_take_for_ever_to_hash_is_refused_at_once(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / ".metadata"
+    path.write_bytes(content)
+    begun = time.monotonic()
+    with pytest.raises(DamagedData):
+        read_metadata(path)
+    assert time.monotonic() - begun < 2
+
+
+def test_a_class_of_torch_that_this_release_does_not_know_is_named(tmp_path: Path) -> None:
+    path = tmp_path / ".metadata"
+    path.write_bytes(REAL.read_bytes().replace(b"\x0bStorageMeta\x94", b"\x0bStorageMets\x94"))
+    assert read_metadata(path).unknown == ("torch.distributed.checkpoint.metadata.StorageMets",)
+
+
+CONTRADICTIONS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "an item is not stored": (lambda m: m.storage_data.popitem(), "1 parts of the state dict are not stored"),
+    "an item is stored twice": (
+        lambda m: m.storage_data.update(
+            {torch_files.MetadataIndex(fqn="model.b", offset=torch_files.Size((0,)), index=0): _place(m)}
+        ),
+        "it stores `model.b` twice",
+    ),
+    "an item is not of the state dict": (
+        lambda m: m.state_dict_metadata.pop("model.b"),
+        "or stores what the state dict does not have",
+    ),
+    "a chunk outside": (lambda m: _chunk(m, (990,), (25,)), "lies outside of its tensor"),
+    "a hole": (lambda m: _chunk(m, (0,), (999,)), "do not fill its tensor once"),
+    "other dimensions": (lambda m: _chunk(m, (0, 0), (5, 5)), "has not its tensor's dimensions"),
+    "a negative shape": (lambda m: _chunk(m, (0,), (-1,)), "a shape is not a tuple of numbers"),
+    "another path": (
+        lambda m: setattr(m, "planner_data", {"model.a": ("model", "a"), "model.b": ("model", "c")}),
+        "the name `model.b` does not agree with its path",
+    ),
+    "a range before the file": (lambda m: setattr(_place(m), "offset", -1), "is not a range of a file"),
+}
+
+
+def _place(metadata: Any) -> Any:
+    return next(iter(metadata.storage_data.values()))
+
+
+def _chunk(metadata: Any, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> None:
+    offsets, sizes = torch_files.Size(offsets), torch_files.Size(sizes)
+    chunk = torch_files.ChunkStorageMetadata(offsets=offsets, sizes=sizes)
+    metadata.state_dict_metadata["model.b"].chunks = [chunk]
+    (index,) = (each for each in metadata.storage_data if each.fqn == "model.b")
+    index.offset = offsets
+
+
+@pytest.mark.parametrize("name", CONTRADICTIONS)
+def test_metadata_that_contradicts_itself_is_damage(tmp_path: Path, name: str) -> None:
+    change, reason = CONTRADICTIONS[name]
+    path = tmp_path / ".metadata"
+    metadata = saved_metadata({"a": (0, 4000), "b": (0, 4000)})
+    path.write_bytes(torch_files.pickle_metadata(metadata))
+    assert len(read_metadata(path).items) == 2
+    change(metadata)
+    path.write_bytes(torch_files.pickle_metadata(metadata))
+    with pytest.raises(DamagedData, match=reason):
+        read_metadata(path)
+
+
+def test_chunks_that_overlap_are_damage_in_whatever_dimension(tmp_path: Path) -> None:
+    path = tmp_path / ".metadata"
+    metadata = saved_metadata({"a": (0, 4000)})
+    quarters = [(row, column) for row in (0, 2) for column in (0, 3)]
+    for corners, whole in ((quarters, True), ([(0, 0), (0, 3), (1, 0), (2, 3)], False)):
+        chunks = [
+            torch_files.ChunkStorageMetadata(offsets=torch_files.Size(corner), sizes=torch_files.Size((2, 3)))
+            for corner in corners
+        ]
+        tensor = metadata.state_dict_metadata["model.a"]
+        tensor.size, tensor.chunks = torch_files.Size((4, 6)), chunks
+        place = _place(metadata)
+        metadata.storage_data = {
+            torch_files.MetadataIndex(fqn="model.a", offset=chunk.offsets, index=number): place
+            for number, chunk in enumerate(chunks)
+        }
+        path.write_bytes(torch_files.pickle_metadata(metadata))
+        if whole:
+            assert len(read_metadata(path).items) == 4
+        else:
+            with pytest.raises(DamagedData, match="do not fill its tensor once"):
+                read_metadata(path)

@@ -8,8 +8,8 @@ import pytest
 from nightbridge.models import CheckpointState
 from nightbridge.outputs.checkpoints import (
     TRACKER,
-    checkpoint_state,
     find_checkpoints,
+    layout_state,
     tracked_iteration,
 )
 
@@ -21,7 +21,7 @@ class TestWriteOrder:
         self, tmp_path: Path, write_checkpoint: Callable[..., Path]
     ) -> None:
         path = write_checkpoint(tmp_path)
-        assert checkpoint_state(path) == (COMPLETE, "")
+        assert layout_state(path) == (COMPLETE, "")
 
     @pytest.mark.parametrize(
         ("until", "missing"),
@@ -38,7 +38,7 @@ class TestWriteOrder:
     def test_one_that_is_still_being_written_is_in_progress_at_every_moment(
         self, tmp_path: Path, write_checkpoint: Callable[..., Path], until: str, missing: str
     ) -> None:
-        state, reason = checkpoint_state(write_checkpoint(tmp_path, until=until))
+        state, reason = layout_state(write_checkpoint(tmp_path, until=until))
         assert state is IN_PROGRESS
         assert missing in reason
 
@@ -48,7 +48,7 @@ class TestWriteOrder:
     ) -> None:
         path = write_checkpoint(tmp_path, until=TRACKER)
         (tmp_path / TRACKER).write_text(tracker)
-        assert checkpoint_state(path)[0] is IN_PROGRESS
+        assert layout_state(path)[0] is IN_PROGRESS
 
     def test_a_second_save_in_progress_leaves_the_first_complete(
         self, tmp_path: Path, write_checkpoint: Callable[..., Path]
@@ -65,7 +65,7 @@ class TestWriteOrder:
     ) -> None:
         path = write_checkpoint(tmp_path, iteration=10, until="__0_0.distcp")
         write_checkpoint(tmp_path, iteration=20)
-        state, reason = checkpoint_state(path)
+        state, reason = layout_state(path)
         assert state is DAMAGED
         assert ".metadata" in reason
 
@@ -74,7 +74,7 @@ class TestWriteOrder:
     ) -> None:
         path = write_checkpoint(tmp_path, iteration=10, until=TRACKER)
         write_checkpoint(tmp_path, iteration=20)
-        state, reason = checkpoint_state(path)
+        state, reason = layout_state(path)
         assert state is DAMAGED
         assert "run_config.yaml" in reason
 
@@ -84,7 +84,7 @@ class TestWriteOrder:
     ) -> None:
         path = write_checkpoint(tmp_path)
         (path / part).unlink()
-        state, reason = checkpoint_state(path)
+        state, reason = layout_state(path)
         assert state is DAMAGED
         assert part in reason
 
@@ -93,7 +93,7 @@ class TestWriteOrder:
     ) -> None:
         path = write_checkpoint(tmp_path, iteration=20)
         (tmp_path / TRACKER).write_text("10")
-        state, reason = checkpoint_state(path)
+        state, reason = layout_state(path)
         assert state is DAMAGED
         assert "names iteration 10" in reason
 
@@ -101,7 +101,7 @@ class TestWriteOrder:
         path = write_checkpoint(tmp_path)
         (path / "metadata.json").unlink()
         (path / "run_config.yaml").write_text("checkpoint:\n  ckpt_format: fsdp_dtensor\n")
-        assert checkpoint_state(path) == (COMPLETE, "")
+        assert layout_state(path) == (COMPLETE, "")
 
 
 class TestMegatronLM:
@@ -119,7 +119,7 @@ class TestMegatronLM:
         return write_one
 
     def test_a_checkpoint_that_the_tracker_names_is_complete(self, tmp_path: Path, write: Any) -> None:
-        assert checkpoint_state(write(tmp_path)) == (COMPLETE, "")
+        assert layout_state(write(tmp_path)) == (COMPLETE, "")
 
     def test_so_is_one_before_it(self, tmp_path: Path, write: Any) -> None:
         write(tmp_path, 10)
@@ -128,7 +128,7 @@ class TestMegatronLM:
 
     def test_one_that_the_tracker_does_not_reach_is_not_complete(self, tmp_path: Path, write: Any) -> None:
         write(tmp_path, 10)
-        state, reason = checkpoint_state(write(tmp_path, 20, tracker=10))
+        state, reason = layout_state(write(tmp_path, 20, tracker=10))
         assert state is IN_PROGRESS
         assert TRACKER in reason
 
@@ -136,7 +136,7 @@ class TestMegatronLM:
     def test_a_missing_part_is_damage(self, tmp_path: Path, write: Any, part: str) -> None:
         path = write(tmp_path)
         (path / part).unlink()
-        assert checkpoint_state(path)[0] is DAMAGED
+        assert layout_state(path)[0] is DAMAGED
 
     @pytest.mark.parametrize("left", ["train_state.pt", "run_config.yaml", "latest_train_state.pt"])
     def test_whatever_is_left_of_megatron_bridges_parts_asks_for_the_others(
@@ -146,32 +146,32 @@ class TestMegatronLM:
         for part in (path / "train_state.pt", path / "run_config.yaml", tmp_path / "latest_train_state.pt"):
             if part.name != left:
                 part.unlink()
-        assert checkpoint_state(path)[0] is not COMPLETE
+        assert layout_state(path)[0] is not COMPLETE
 
 
 class TestContent:
     def test_a_missing_shard_is_damage(self, tmp_path: Path, write_checkpoint: Callable[..., Path]) -> None:
         path = write_checkpoint(tmp_path)
         (path / "__1_0.distcp").unlink()
-        assert checkpoint_state(path) == (DAMAGED, "shard __1_0.distcp is missing")
+        assert layout_state(path) == (DAMAGED, "shard __1_0.distcp is missing")
 
     def test_a_shard_one_byte_short_is_damage(self, tmp_path: Path, write_checkpoint: Callable[..., Path]) -> None:
         path = write_checkpoint(tmp_path)
         (path / "__1_0.distcp").write_bytes(bytes(7508))
-        assert checkpoint_state(path) == (DAMAGED, "shard __1_0.distcp has 7508 of 7509 bytes")
+        assert layout_state(path) == (DAMAGED, "shard __1_0.distcp has 7508 of 7509 bytes")
 
     def test_a_shard_that_is_a_link_is_damage(self, tmp_path: Path, write_checkpoint: Callable[..., Path]) -> None:
         path = write_checkpoint(tmp_path)
         (path / "__1_0.distcp").rename(tmp_path / "elsewhere")
         (path / "__1_0.distcp").symlink_to(tmp_path / "elsewhere")
-        assert checkpoint_state(path) == (DAMAGED, "shard __1_0.distcp is not a regular file")
+        assert layout_state(path) == (DAMAGED, "shard __1_0.distcp is not a regular file")
 
     def test_stale_shards_of_a_larger_run_are_named_and_no_damage(
         self, tmp_path: Path, write_checkpoint: Callable[..., Path]
     ) -> None:
         path = write_checkpoint(tmp_path)
         (path / "__7_0.distcp").write_bytes(b"old")
-        state, reason = checkpoint_state(path)
+        state, reason = layout_state(path)
         assert state is COMPLETE
         assert "__7_0.distcp" in reason
 
@@ -193,7 +193,7 @@ class TestContent:
     ) -> None:
         path = write_checkpoint(tmp_path)
         (path / part).write_bytes(content)
-        assert checkpoint_state(path)[0] is DAMAGED
+        assert layout_state(path)[0] is DAMAGED
 
     def test_a_metadata_that_names_no_shard_is_damage(
         self, tmp_path: Path, write_checkpoint: Callable[..., Path]
@@ -202,21 +202,21 @@ class TestContent:
         (path / ".metadata").write_bytes(
             b"\x80\x04\x8c\x25torch.distributed.checkpoint.metadata\x8c\x08Metadata\x93)\x81}\x8c\x0cstorage_data}sb."
         )
-        assert checkpoint_state(path) == (DAMAGED, ".metadata names no shard")
+        assert layout_state(path) == (DAMAGED, ".metadata names no shard")
 
     def test_a_metadata_that_is_cut_off_is_damage(self, tmp_path: Path, write_checkpoint: Callable[..., Path]) -> None:
         path = write_checkpoint(tmp_path)
         whole = (path / ".metadata").read_bytes()
         for size in range(1, len(whole), 97):
             (path / ".metadata").write_bytes(whole[:size])
-            assert checkpoint_state(path)[0] is DAMAGED, size
+            assert layout_state(path)[0] is DAMAGED, size
 
     def test_tags_of_the_writers_own_classes_do_not_make_a_configuration_unreadable(
         self, tmp_path: Path, write_checkpoint: Callable[..., Path]
     ) -> None:
         path = write_checkpoint(tmp_path)
         (path / "run_config.yaml").write_text("model: !!python/object/apply:os.system ['touch /tmp/no']\n")
-        assert checkpoint_state(path)[0] is COMPLETE
+        assert layout_state(path)[0] is COMPLETE
 
 
 class TestFind:
@@ -249,9 +249,9 @@ class TestFind:
 
         def judge_while_it_is_deleted(judged: Path) -> tuple[CheckpointState, str]:
             shutil.rmtree(path, ignore_errors=True)
-            return checkpoint_state(judged)
+            return layout_state(judged)
 
-        monkeypatch.setattr("nightbridge.outputs.checkpoints.checkpoint_state", judge_while_it_is_deleted)
+        monkeypatch.setattr("nightbridge.outputs.checkpoints.layout_state", judge_while_it_is_deleted)
         assert [found.iteration for found in find_checkpoints(tmp_path)] == [20]
 
     @pytest.mark.parametrize(("content", "expected"), [("10", 10), (" 10\n", 10), ("release", None), ("", None)])

@@ -14,7 +14,7 @@ import pytest
 
 from nightbridge.launch.config_container import check_yaml
 from nightbridge.models import CheckpointState, GatePolicy, LaunchPlan
-from nightbridge.outputs.checkpoints import checkpoint_state
+from nightbridge.outputs.checkpoints import layout_state
 from nightbridge.outputs.experiment import LINES, RunToRead, evidence_of, read_run
 from nightbridge.outputs.logs import MAX_LINE_BYTES, read_logs
 from nightbridge.outputs.measurements import RunToMeasure, measure, measure_run
@@ -79,7 +79,7 @@ ALL = (*corpus(), *MADE)
 def test_a_hostile_part_of_a_checkpoint_is_damage(name: str, run: RunFolder) -> None:
     plant(name, run.job)
 
-    state, reason = checkpoint_state(run.job_dir / CHECKPOINT)
+    state, reason = layout_state(run.job_dir / CHECKPOINT)
 
     assert (state is CheckpointState.COMPLETE) is (name in HARMLESS), reason
     assert reason or name in HARMLESS

@@ -1,0 +1,262 @@
+"""What the files of a checkpoint prove about their bytes, each by what its format says twice.
+
+`prove` reads directories, headers and small files; of the rest it returns the CRC-32s by which whoever reads the bytes
+checks them. A file that contradicts itself is damage. One whose format has no checksum is named: it is whole as far as
+its lengths tell, and no more than that.
+"""
+
+import json
+import math
+import pickletools
+import re
+import stat
+from array import array
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, NamedTuple
+
+from nightbridge.errors import DamagedData
+from nightbridge.files import open_regular, read_regular
+from nightbridge.outputs.archives import BadArchive, Record, has_checksums, read_archive
+from nightbridge.outputs.checkpoint_metadata import Item, read_metadata
+
+_MAX_JSON_BYTES = 256 << 20
+_MAX_PICKLE_BYTES = 16 << 20
+_LEGACY_SAVE = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+"""How a file begins that `torch.save` wrote before torch 1.6: a number, as a pickle of its own."""
+_ARCHIVE = b"PK\3\4"
+_TENSOR = re.compile(rb"ctorch\._utils\n_rebuild_tensor_v([23])\n")
+_TORCH_NAME = re.compile(rb"ctorch\n(\w+)\n")
+_STORAGES = {
+    "DoubleStorage": "float64",
+    "FloatStorage": "float32",
+    "HalfStorage": "float16",
+    "BFloat16Storage": "bfloat16",
+    "LongStorage": "int64",
+    "IntStorage": "int32",
+    "ShortStorage": "int16",
+    "CharStorage": "int8",
+    "ByteStorage": "uint8",
+    "BoolStorage": "bool",
+    "ComplexFloatStorage": "complex64",
+    "ComplexDoubleStorage": "complex128",
+}
+_SAFETENSORS_BITS = re.compile(r"(?:BOOL|C|F|I|U|BF)(\d*)(?:_\w+)?")
+
+
+class Proof(NamedTuple):
+    """What is known of files that do not contradict themselves.
+
+    `extents`: of each file offset, length and CRC-32 of its parts, as `store.checksum.CrcCheck` takes them. `unproven`:
+    what has no checksum, a line each.
+    """
+
+    extents: dict[Path, "array[int]"]
+    unproven: tuple[str, ...]
+
+
+def prove(files: Iterable[Path]) -> Proof:
+    """Look into the files of a checkpoint.
+
+    Raises:
+        DamagedData: One of them is not what its writer wrote.
+        OSError: One of them cannot be read.
+
+    """
+    prover = _Prover()
+    for path in sorted(files):
+        if prove_file := next((check for pattern, check in _CHECKS.items() if path.match(pattern)), None):
+            prove_file(prover, path)
+    return Proof(prover.extents, tuple(prover.unproven))
+
+
+class _Prover:
+    def __init__(self) -> None:
+        self.extents: dict[Path, array[int]] = {}
+        self.unproven: list[str] = []
+
+    def archive(self, path: Path) -> None:
+        """A file of `torch.save`."""
+        with open_regular(path) as stream:
+            if stream.read(len(_LEGACY_SAVE)) == _LEGACY_SAVE:
+                self.unproven.append(f"{path.name} has the format that torch had before 1.6, without checksums")
+                return
+            size = stream.seek(0, 2)
+            try:
+                self._note(path, path.name, read_archive(stream, 0, size))
+            except BadArchive as error:
+                raise DamagedData(f"{path.name} cannot be opened: {error}", thing=str(path)) from error
+
+    def shards(self, path: Path) -> None:
+        """The shards that a `.metadata` names."""
+        metadata = read_metadata(path)
+        if metadata.unknown:
+            self.unproven.append(f"{path.name} has classes that this release does not know: {metadata.unknown[0]}")
+        items: dict[str, list[Item]] = defaultdict(list)
+        for item in metadata.items:
+            items[item.relative_path].append(item)
+        for name, own in items.items():
+            if problem := shard_problem(path.parent, name, max(item.offset + item.length for item in own)):
+                raise DamagedData(problem, thing=str(path.parent / name))
+            with open_regular(path.parent / name) as stream:
+                try:
+                    self._shard(stream, path.parent / name, sorted(own, key=lambda item: (item.offset, item.length)))
+                except BadArchive as error:
+                    raise DamagedData(f"shard {name}: {error}", thing=str(path.parent / name)) from error
+
+    def _shard(self, stream: BinaryIO, path: Path, items: list[Item]) -> None:
+        if _safetensors_header(stream) is not None:
+            self.unproven.append(f"{path.name} is a safetensors file, which has no checksum")
+            return
+        position = 0
+        for item in items:
+            if item.offset < position:
+                raise BadArchive(f"two items share byte {item.offset}")
+            _check_unnamed(stream, position, item.offset)
+            self._item(stream, path, item)
+            position = item.offset + item.length
+        _check_unnamed(stream, position, stream.seek(0, 2))
+
+    def _item(self, stream: BinaryIO, path: Path, item: Item) -> None:
+        if item.transforms:
+            self.unproven.append(f"{path.name} went through {', '.join(item.transforms)}, which is not looked into")
+            return
+        try:
+            records = read_archive(stream, item.offset, item.length)
+        except BadArchive as error:
+            if item.dtype or not _is_pickle(stream, item):
+                raise BadArchive(f"`{item.name}` at byte {item.offset} is damaged: {error}") from error
+            self.unproven.append(f"{path.name} has objects without a checksum, such as `{item.name}`")
+            return
+        if item.dtype:
+            _check_tensor(stream, item, records)
+        self._note(path, path.name, records)
+
+    def _note(self, path: Path, name: str, records: tuple[Record, ...]) -> None:
+        if not has_checksums(records):
+            self.unproven.append(f"the writer of {name} had checksums switched off")
+            return
+        extents = self.extents.setdefault(path, array("Q"))
+        for record in records:
+            extents.extend(record[1:])
+
+    def json(self, path: Path) -> None:
+        """Anything in JSON; of the index of several safetensors files also what it names."""
+        try:
+            content = json.loads(read_regular(path, limit=_MAX_JSON_BYTES))
+        except (ValueError, RecursionError) as error:
+            raise DamagedData(f"{path.name} is not JSON: {error}", thing=str(path)) from error
+        if path.name.endswith(".safetensors.index.json"):
+            _check_index(path, content)
+
+    def safetensors(self, path: Path) -> None:
+        """A safetensors file."""
+        with open_regular(path) as stream:
+            if _safetensors_header(stream) is None:
+                raise DamagedData(f"{path.name} has no whole safetensors header, or another length", thing=str(path))
+        self.unproven.append(f"{path.name} is a safetensors file, which has no checksum")
+
+
+_CHECKS: dict[str, Callable[[_Prover, Path], None]] = {
+    ".metadata": _Prover.shards,
+    "*.pt": _Prover.archive,
+    "*.pth": _Prover.archive,
+    "*.json": _Prover.json,
+    "*.safetensors": _Prover.safetensors,
+}
+"""By the file's name; shards are found through `.metadata`."""
+
+
+def shard_problem(folder: Path, name: str, size: int) -> str:
+    """Why a shard that `.metadata` names cannot be what it is said to be; empty for none."""
+    pure = PurePosixPath(name)
+    if pure.is_absolute() or ".." in pure.parts:
+        return f"{name} lies outside the checkpoint"
+    try:
+        status = (folder / name).lstat()
+    except FileNotFoundError:
+        return f"shard {name} is missing"
+    if not stat.S_ISREG(status.st_mode):
+        return f"shard {name} is not a regular file"
+    return f"shard {name} has {status.st_size} of {size} bytes" if status.st_size < size else ""
+
+
+def _check_unnamed(stream: BinaryIO, begin: int, end: int) -> None:
+    """Bytes that no item is made of are harmless, unless they are an item."""
+    stream.seek(begin)
+    if stream.read(min(end - begin, len(_ARCHIVE))) == _ARCHIVE:
+        raise BadArchive(f"bytes {begin} to {end} are an item that .metadata does not name")
+
+
+def _is_pickle(stream: BinaryIO, item: Item) -> bool:
+    """Whether an object was written as a pickle, or is empty, as some extra states are."""
+    if item.length > _MAX_PICKLE_BYTES:
+        return False
+    stream.seek(item.offset)
+    data = stream.read(item.length)
+    try:
+        return not data or [at for *_, at in pickletools.genops(data)][-1] == len(data) - 1
+    except (ValueError, IndexError, TypeError):
+        return False
+
+
+def _check_tensor(stream: BinaryIO, item: Item, records: tuple[Record, ...]) -> None:
+    """Compare a plain tensor's archive with the chunk that `.metadata` says it is."""
+    described = next(record for record in records if record.name == "data.pkl")
+    stream.seek(described.offset)
+    text = stream.read(min(described.size, _MAX_PICKLE_BYTES))
+    values = [record for record in records if record.name.startswith("data/")]
+    version = _TENSOR.search(text)
+    if version is None or len(values) != 1:
+        return
+    names = [name.decode(errors="replace") for name in _TORCH_NAME.findall(text)]
+    dtypes = (_STORAGES.get(name, name if name.islower() else "") for name in names)
+    dtype = next(filter(None, dtypes), "")
+    if (dtype and dtype != item.dtype) or values[0].size < item.size:
+        raise BadArchive(
+            f"`{item.name}` at byte {item.offset} has {values[0].size} bytes of {dtype}, .metadata says {item.size} of"
+            f" {item.dtype}"
+        )
+
+
+def _safetensors_header(stream: BinaryIO) -> dict[str, Any] | None:
+    """The header of a file that is safetensors: its tensors fill it without a gap. None of any other."""
+    size = stream.seek(0, 2)
+    stream.seek(0)
+    length = int.from_bytes(stream.read(8), "little")
+    if not 2 <= length <= min(size - 8, _MAX_JSON_BYTES) or stream.read(1) != b"{":
+        return None
+    stream.seek(8)
+    try:
+        header = json.loads(stream.read(length))
+        tensors = [value for key, value in header.items() if key != "__metadata__"]
+        end = 0
+        for tensor in sorted(tensors, key=lambda each: each["data_offsets"]):
+            begin, following = tensor["data_offsets"]
+            bits = _SAFETENSORS_BITS.fullmatch(tensor["dtype"])
+            wanted = math.prod(tensor["shape"]) * int((bits and bits[1]) or 8) if bits else 8 * (following - begin)
+            if begin != end or 8 * (following - begin) != wanted:
+                return None
+            end = following
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+    return header if 8 + length + end == size else None
+
+
+def _check_index(path: Path, content: Any) -> None:
+    """Every tensor that an index names lies in the file that it names."""
+    names: dict[str, set[str]] = defaultdict(set)
+    try:
+        for tensor, file in content["weight_map"].items():
+            names[str(PurePosixPath(file).name)].add(tensor)
+    except (TypeError, KeyError, AttributeError) as error:
+        raise DamagedData(f"{path.name} has no map of its tensors", thing=str(path)) from error
+    for file, tensors in names.items():
+        try:
+            with open_regular(path.parent / file) as stream:
+                header = _safetensors_header(stream)
+        except FileNotFoundError:
+            raise DamagedData(f"{file}, which {path.name} names, is missing", thing=str(path)) from None
+        if lost := tensors - set(header or ()):
+            raise DamagedData(f"{file} lacks {len(lost)} tensors that {path.name} names", thing=str(path))
