@@ -50,7 +50,7 @@ def stored_verdict(run: RunSpec, site: Site) -> Verdict | None:
 def _judge(record: RunRecord, store: ObjectStore, site: Site) -> Verdict:
     cluster, series = site.cluster.name, record.series
     history = read_recent(store, cluster, series, record.spec.night)
-    evidence = gather_evidence(store, record, site.contract, since_of(history), this_night().canary_series)
+    evidence = gather_evidence(store, record, site.contract, since_of(history), this_night().canary_series, history)
     verdict = compare_with_history(record, history, evidence)
     row = row_of(record, verdict)
     rows = (*(other for other in history if other.run_key != row.run_key), row)

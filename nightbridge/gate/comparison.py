@@ -59,17 +59,32 @@ class ReferenceResult(NamedTuple):
     run_key: str | None = None
 
 
+class NightlyParity(NamedTuple):
+    """How tonight's losses follow those of the last good nights: how many runs there are and how many do not.
+
+    `reason`: how far the first of those is away; empty where all follow. `is_higher`: whether its loss is too high, or
+    uneven, rather than too low throughout.
+    """
+
+    runs: int
+    apart: int
+    reason: str = ""
+    is_higher: bool = True
+
+
 class Evidence(NamedTuple):
     """What is known besides the run and its history.
 
     `contract`: what the cluster owes the test. `canary`: rows of the test whose pins never move, on the same cluster.
     `decisions`: users' decisions about the series. `golden`: what golden values say, where the test names some.
+    `parity`: how the losses follow the last good nights', where there are enough of those.
     """
 
     contract: Mapping[MetricName, Limits] = {}
     canary: Sequence[HistoryRow] = ()
     decisions: Sequence[Decision] = ()
     golden: ReferenceResult | None = None
+    parity: NightlyParity | None = None
 
 
 class Tonight(NamedTuple):
@@ -212,7 +227,7 @@ def compare_metric(metric: Metric, tonight: Tonight) -> MetricResult | None:
         [singles[index] for index in good],
     )
     result = _compare_runs(series, runs, _ratio(statistics.median(runs), steady[-1]), band)
-    result = _with_limits(result, series, runs)
+    result = _with_parity(_with_limits(result, series, runs), series)
     return _with_ongoing(result, series, steady, band)
 
 
@@ -333,6 +348,24 @@ def _with_limits(result: MetricResult, series: _Series, runs: Sequence[float]) -
     return result
 
 
+def _with_parity(result: MetricResult, series: _Series) -> MetricResult:
+    """The same, of the loss curve by what all of its iterations say, of which a few anchors see little."""
+    parity = series.tonight.evidence.parity
+    if series.metric.name != "loss_curve" or parity is None or result.comparison.status in ("regressed", "suspicious"):
+        return result
+    agreement = Agreement(parity.runs, parity.apart)
+    worse = 2 * parity.apart > parity.runs
+    if not worse or not parity.is_higher:
+        return result._replace(reason=parity.reason or result.reason, agreement=agreement)
+    counted = f", in {parity.apart} of {parity.runs} runs" if parity.runs > 1 else ""
+    return MetricResult(
+        result.comparison.model_copy(update={"status": "regressed"}),
+        f"{parity.reason}{counted}",
+        agreement,
+        reruns_wanted(agreement, series.gate.confirm),
+    )
+
+
 def _with_ongoing(result: MetricResult, series: _Series, steady: Sequence[float | None], band: Band) -> MetricResult:
     """The same, a regression where the nights together say that the level is worse; and the runs that are wanted."""
     metric, tonight = series.metric, series.tonight
@@ -382,7 +415,7 @@ def _ongoing(metric: Metric, values: Sequence[float | None], gate: GatePolicy) -
         return None
     from nightbridge.history.changepoints import ChangePointPolicy, find_change_points
 
-    least = max(gate.minimum_change, metric.least_change)
+    least = metric.least(gate.minimum_change)
     policy = ChangePointPolicy(p_value=gate.p_value, minimum_change=least)
     return ongoing_regression(metric, find_change_points(values, policy), least)
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nightbridge.errors import DamagedData, PermanentError
-from nightbridge.gate.comparison import Evidence, ReferenceResult
-from nightbridge.gate.decisions import read_decisions
+from nightbridge.gate.comparison import Evidence, NightlyParity, ReferenceResult
+from nightbridge.gate.decisions import Decision, is_accepted, is_left_out, read_decisions
 from nightbridge.goldens.goldens import (
     ITERATION_TIME,
     LOSS,
@@ -32,11 +32,12 @@ from nightbridge.goldens.goldens import (
     golden_of_steps,
     read_golden_file,
 )
-from nightbridge.goldens.parity import curve_of, follow
+from nightbridge.goldens.parity import MAX_CALIBRATION_RUNS, calibrated, compare_curves, curve_of, follow
 from nightbridge.harvest.manifest import METRICS, committed_attempts, load_scalars
 from nightbridge.history.metrics import COMPLETE_OUTCOMES
-from nightbridge.history.reading import find_series, read_history
-from nightbridge.history.rows import HistoryRow
+from nightbridge.history.nightly_values import repeats_of
+from nightbridge.history.reading import find_series, is_good, read_history
+from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import Limits, MetricName, RunRecord, Summary
 from nightbridge.store.protocol import ObjectStore
 
@@ -78,6 +79,7 @@ def gather_evidence(
     contract: Contract | None = None,
     since: str = "",
     canary_series: dict[tuple[str, str, str, str], str] | None = None,
+    history: Sequence[HistoryRow] = (),
 ) -> Evidence:
     """Everything that a verdict on a run takes into account.
 
@@ -87,19 +89,22 @@ def gather_evidence(
         contract: The site's limits, by a pattern of test ids and by metric.
         since: The first night that counts; earlier ones of the canary are ignored.
         canary_series: Shared by the runs of a night; see `canary_rows`.
+        history: Rows of the run's series; the losses of its last good runs are read.
 
     Raises:
         InvalidInput: The test's golden file is missing or is none.
         DamagedData: A decision, a row of the canary's history, the golden file, or the reference run cannot be read.
     """
     cluster, test = record.job.cluster, record.spec.test
+    decisions = read_decisions(store, cluster, record.series)
     return Evidence(
         contract=limits_for(test.id, contract or {}),
         canary=canary_rows(store, test.gate.canary, cluster, since, record.spec.night, canary_series)
         if test.gate.canary != test.id
         else (),
-        decisions=read_decisions(store, cluster, record.series),
+        decisions=decisions,
         golden=joined(golden_result(store, record), reference_result(store, record)),
+        parity=nightly_parity(store, record, history, decisions),
     )
 
 
@@ -251,6 +256,49 @@ def reference_result(store: ObjectStore, record: RunRecord) -> ReferenceResult |
         reasons=tuple(f"reference {run_key}: {fault}" for fault in found.faults),
         run_key=run_key,
     )
+
+
+def nightly_parity(
+    store: ObjectStore, record: RunRecord, history: Sequence[HistoryRow], decisions: Sequence[Decision] = ()
+) -> NightlyParity | None:
+    """Lay the losses of tonight's runs over those of the last good nights; None where those are too few.
+
+    The bands come from the good runs themselves. A curve that is not whole is left to the other checks.
+    """
+    own = row_of(record, None)
+    good = [
+        row
+        for row in sorted(history, key=lambda row: (row.night, row.harvested_at))
+        if row.night < own.night
+        and not row.resumed
+        and (is_good(row) or is_accepted(decisions, "loss_curve", row.night))
+        and not is_left_out(decisions, "loss_curve", row.night, row.verdict)
+    ][-MAX_CALIBRATION_RUNS:]
+    known = calibrated([_losses(store, row.prefix) for row in good])
+    if known is None:
+        return None
+    reference, bands = known
+    runs = [_losses(store, row.prefix) for row in (own, *repeats_of(own, history))]
+    found = [compare_curves(reference, curve, bands=bands) for curve in runs if curve.keys() == reference.keys()]
+    apart = [curve for curve in found if curve.is_complete and curve.faults]
+    if not found:
+        return None
+    first = "; ".join(apart[0].faults) if apart else ""
+    return NightlyParity(
+        runs=len(found),
+        apart=len(apart),
+        reason=f"loss curve does not follow the median of the last {len(good)} good runs: {first}" if apart else "",
+        is_higher=any((curve.mean or 0.0) >= 0 or (curve.largest or 0.0) > bands.single_step for curve in apart),
+    )
+
+
+def _losses(store: ObjectStore, prefix: str) -> dict[int, float]:
+    """The losses of a stored run; none where they are gone or damaged: one night less to compare with."""
+    try:
+        scalars = load_scalars(store, prefix)
+    except DamagedData:
+        return {}
+    return {} if scalars is None else curve_of(scalars, LOSS)
 
 
 def reference_prefix(store: ObjectStore, record: RunRecord) -> str:

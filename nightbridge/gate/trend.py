@@ -165,7 +165,7 @@ def _trend(
     }
     statistic = steadiest(series)
     policy = policy or DEFAULT_POLICY
-    least = max(policy.minimum_change, metric.least_change)
+    least = metric.least(policy.minimum_change)
     points = find_change_points(series[statistic], policy.model_copy(update={"minimum_change": least}))
     changes = []
     for point in points:

@@ -155,7 +155,7 @@ def band_of(metric: Metric, gate: GatePolicy, good: Sequence[float], singles: Se
     if len(good) < gate.cold_start:
         return Band(reference, threshold, len(good), math.nan)
     noise = _noise(singles[-NOISE_NIGHTS:])
-    least = min(max(gate.least_change, metric.least_change), threshold)
+    least = min(metric.least(gate.least_change), threshold)
     width = max(least, min(gate.sigmas * noise, max(threshold, TOO_NOISY * noise)))
     return Band(reference, width, len(good), noise)
 

@@ -34,9 +34,9 @@ class Metric(NamedTuple):
     `always`: every run must have it, and every table has a column for it; another one must be there once an earlier
     run had it, or where the test needs it. `launcher_only`: only runs of Megatron-Bridge's launcher always have it.
     `follows_cluster`: the cluster's speed moves it, so that canary and nodes may explain a change. `least_change`: the
-    smallest relative change that is worth reporting, where that is more than the policy's. `too_good`: from which
-    relative improvement on it is more likely that something is wrong. `statistics`: other fields of `Summary` that
-    measure the same.
+    smallest relative change that is worth reporting, where that is more than the policy's; `finest`: the same where it
+    is less, of a metric with next to no noise. `too_good`: from which relative improvement on it is more likely that
+    something is wrong. `statistics`: other fields of `Summary` that measure the same.
 
     `tag` is Megatron-Bridge's name in TensorBoard, `other_tags` those of other programs, each with its factor.
     TensorBoard counts before the log. Without `reduce` the value has a rule of its own in `outputs.measurements`.
@@ -53,6 +53,7 @@ class Metric(NamedTuple):
     launcher_only: bool = False
     follows_cluster: bool = False
     least_change: float = 0.0
+    finest: float | None = None
     too_good: float = math.inf
     statistics: tuple[str, ...] = ()
     tag: str = ""
@@ -64,6 +65,10 @@ class Metric(NamedTuple):
         """The widest band that a `GatePolicy` gives it where history is steady."""
         value: float = getattr(gate, self.name)
         return value
+
+    def least(self, policy: float) -> float:
+        """The smallest relative change that is worth reporting, given the policy's for all metrics."""
+        return min(policy, self.finest) if self.finest is not None else max(policy, self.least_change)
 
     @property
     def heading(self) -> str:
@@ -114,6 +119,7 @@ METRICS = (
         band=0.05,
         always=True,
         launcher_only=True,
+        finest=0.005,
         too_good=0.2,
         tag="memory/mem-max-allocated-gigabytes",
         other_tags=(("mem-max-allocated-bytes", 1e-9),),

@@ -262,7 +262,7 @@ def committed(record: RunRecord, metrics: pd.DataFrame, store: ObjectStore, fold
 
 def judge(record: RunRecord, history: Sequence[HistoryRow], store: ObjectStore) -> Verdict:
     """The verdict as the compare stage gives it."""
-    return compare(record, history, gather_evidence(store, record))
+    return compare(record, history, gather_evidence(store, record, history=history))
 
 
 def good_nights(store: ObjectStore, folder: Path, count: int = 20) -> tuple[HistoryRow, ...]:

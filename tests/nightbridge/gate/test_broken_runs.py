@@ -353,20 +353,6 @@ BROKEN = (
     ),
 )
 
-NOT_YET: frozenset[str] = frozenset(
-    {
-        "memory 1 % more",
-        "loss 1 % higher in the second half",
-        "loss 1 % higher",
-        "loss 20 % higher in steps 15 to 20",
-        "loss 6 % higher in steps 25 to 34",
-        "loss doubled at step 30",
-        "loss 40 % higher at step 12",
-        "2 % of noise on the loss",
-        "5 % of noise on the loss",
-    }
-)
-"""Rows that do not get their verdict yet."""
 
 GREEN = frozenset({"passed", "improved", "no_baseline", "insufficient_data"})
 
@@ -387,10 +373,7 @@ def test_the_table_has_many_rows_of_many_mechanisms() -> None:
 
 @pytest.mark.parametrize(
     "row",
-    [
-        pytest.param(row, id=row.name, marks=[pytest.mark.xfail(strict=True)] if row.name in NOT_YET else [])
-        for row in BROKEN
-    ],
+    [pytest.param(row, id=row.name) for row in BROKEN],
 )
 def test_a_broken_run_is_never_green(
     row: Broken, nights: tuple[ObjectStore, tuple[HistoryRow, ...]], tmp_path: Path

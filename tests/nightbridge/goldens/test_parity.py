@@ -8,7 +8,9 @@ import pandas as pd
 import pytest
 
 from nightbridge.goldens.parity import (
+    LEAST_BANDS,
     CurveParity,
+    calibrated,
     compare_curves,
     compare_runs,
     curve_of,
@@ -193,3 +195,40 @@ class TestRuns:
         found = compare_curves(loss, loss | {5: 8.0})
 
         assert CurveParity.model_validate_json(found.model_dump_json()) == found
+
+
+class TestCalibrated:
+    @staticmethod
+    def runs(loss: dict[int, float], count: int, sigma: float) -> list[dict[int, float]]:
+        noise = np.random.default_rng(3)
+        return [
+            {step: value * (1 + sigma * noise.standard_normal()) for step, value in loss.items()} for _ in range(count)
+        ]
+
+    def test_runs_of_the_same_noise_follow_and_others_do_not(self, loss: dict[int, float]) -> None:
+        *good, tonight = self.runs(loss, 9, 0.002)
+        known = calibrated(good)
+        assert known is not None
+        reference, bands = known
+
+        assert not compare_curves(reference, tonight, bands=bands).faults
+        for share in (1.01, 0.99):
+            late = {step: value * (share if step > 50 else 1) for step, value in tonight.items()}
+            assert compare_curves(reference, late, bands=bands).faults
+        assert compare_curves(reference, tonight | {30: tonight[30] * 1.1}, bands=bands).faults
+
+    def test_the_bands_are_as_wide_as_the_runs_are_apart(self, loss: dict[int, float]) -> None:
+        quiet, noisy = (calibrated(self.runs(loss, 8, sigma)) for sigma in (0.0, 0.02))
+
+        assert quiet is not None
+        assert quiet[1] == LEAST_BANDS
+        assert noisy is not None
+        assert noisy[1].single_step > 0.1 > quiet[1].single_step
+
+    def test_few_runs_or_runs_of_other_steps_calibrate_nothing(self, loss: dict[int, float]) -> None:
+        runs = self.runs(loss, 8, 0.002)
+
+        assert calibrated([]) is None
+        assert calibrated(runs[:4]) is None
+        assert calibrated([*({1: 2.0},) * 4, *runs[:4]]) is None
+        assert calibrated([{}, *({1: math.nan},) * 6]) is None
