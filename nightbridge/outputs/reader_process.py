@@ -427,7 +427,9 @@ def _restrict_files(roots: Sequence[Path]) -> bool:
     if rules < 0:
         return False
     package = Path(__file__).parents[1]
-    own = (package, *map(Path, {sys.prefix, sys.base_prefix, "/usr", "/lib", "/lib64", "/etc/localtime"}))
+    # A `.pth` file may add the libraries of another environment; the folder of a checkout, in sys.path too, holds more.
+    libraries = {each for each in sys.path if each.endswith("-packages")}
+    own = (package, *map(Path, {sys.prefix, sys.base_prefix, *libraries, "/usr", "/lib", "/lib64", "/etc/localtime"}))
     for path in (*own, *roots):
         with contextlib.suppress(OSError):
             descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC | (os.O_NOFOLLOW if path in roots else 0))
