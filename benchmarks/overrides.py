@@ -4,7 +4,6 @@ For each field of a dumped ConfigContainer that the schema of a recent main has 
 one letter changed, and a value of another type. What Megatron-Bridge would do is tried with the libraries that it uses:
 Hydra lays the override over the dump with `set_struct`, and an OmegaConf node of the field's type takes the value.
 
-    pip install hydra-core                     # not needed by nightbridge
     PYTHONPATH=. python benchmarks/overrides.py CONFIGCONTAINER_YAML [COUNT] [SEED]
 """
 

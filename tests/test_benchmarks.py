@@ -24,7 +24,9 @@ SMALL = {
     "detection.py": (["--series", "1", "--steps", "1", "--kinds", "gaussian", "--processes", "1"], "FA/year"),
     "event_files.py": (["--events", "2000"], r"nightbridge .* M events/s"),
     "masking.py": ([], r"log: \d+ MB/s; weights: \d+ MB/s"),
+    "overrides.py": (["DUMP", "4", "1"], "same answer as Hydra for 4 of 4\n"),
     "parity.py": (["--pairs", "5"], "5 synthetic pairs"),
+    "reader.py": (["2", "2"], "through the child: .* s of processor time for each run"),
     "startup.py": (["1"], "nightbridge validate .* s"),
     "sweep.py": (["--values", "2"], "ratio|one configuration after the other"),
     "distribution.py": (["--noise", "NOISE"], "narrowest band"),
@@ -60,11 +62,23 @@ def noise(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", SMALL)
-def test_a_benchmark_runs(name: str, noise: Path) -> None:
-    arguments, expected = SMALL[name]
+@pytest.fixture
+def dump(tmp_path: Path) -> Path:
+    """A part of the ConfigContainer that a run writes."""
+    path = tmp_path / "ConfigContainer.yaml"
+    path.write_text(
+        "train: {train_iters: 50, global_batch_size: 128, manual_gc: true}\n"
+        "optimizer: {lr: 0.0003, clip_grad: 1.0, use_distributed_optimizer: true}\n"
+    )
+    return path
 
-    printed = printed_by(name, *(str(noise) if word == "NOISE" else word for word in arguments))
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_benchmark_runs(name: str, noise: Path, dump: Path) -> None:
+    arguments, expected = SMALL[name]
+    inputs = {"NOISE": str(noise), "DUMP": str(dump)}
+
+    printed = printed_by(name, *(inputs.get(word, word) for word in arguments))
 
     assert re.search(expected, printed)
 
