@@ -104,7 +104,7 @@ class ReferencePolicy(Model):
 
 
 def _band(metric: str) -> Any:
-    return Field(METRIC_BY_NAME[metric].band, gt=0)
+    return Field(METRIC_BY_NAME[metric].band, gt=0, allow_inf_nan=False)
 
 
 class GatePolicy(Model):

@@ -389,8 +389,8 @@ def test_a_harvest_over_https_is_as_whole_as_one_over_http(place: Place, slow_ni
 def test_the_same_night_again_submits_nothing_and_says_the_same(place: Place, slow_night: SlowNight) -> None:
     again = place.night(place.scenario(LLAMA, DEEPSEEK), "2026-11-02")
 
-    # Both tests, and for each the two runs that confirm it.
-    assert len(slow_night.jobs_after) == len(slow_night.jobs_before) + 6
+    # Both tests, and for each the two runs that confirm it, or four where these disagree.
+    assert len(slow_night.jobs_after) - len(slow_night.jobs_before) in (6, 8, 10)
     assert place.job_ids() == slow_night.jobs_after
     assert by_id(again) == by_id(slow_night.report)
 

@@ -73,6 +73,7 @@ timing_threshold = 0.1
         ("[gate]\nlimits.speed = { max = 1 }", "speed"),
         ("[gate]\nstep_tim = 0.1", "step_tim"),
         ("[gate]\nsigmas = 0", "greater than 0"),
+        ("[gate]\nstartup_time = inf", "finite"),
     ],
 )
 def test_a_gate_that_cannot_be_asked_is_a_violation(tmp_path: Path, tables: str, violation: str) -> None:
