@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 _M = TypeVar("_M", bound="BaseModel")
 
+CHUNK = 1 << 20
+"""Bytes of a file that are in memory at once while it is copied."""
+
 # What a shared file system answers while its server is away.
 _PASSING = frozenset({errno.EAGAIN, errno.EIO, errno.ESTALE, errno.ETIMEDOUT})
 
@@ -187,6 +190,44 @@ def read_regular(path: Path, *, limit: int, below: Path | None = None) -> bytes:
     if len(data) > limit:
         raise _too_large(path, limit)
     return data
+
+
+def copy_regular(
+    source: Path, target: Path, change: Callable[[bytes], bytes] = bytes, below: Path | None = None
+) -> None:
+    """Copy what a file that others can write has when it is opened, however fast it grows.
+
+    Args:
+        source: The file, opened as by `open_regular`.
+        target: The copy; replaced.
+        change: What is written of each chunk; called with b"" after the last one.
+        below: As of `open_regular`.
+
+    Raises:
+        DamagedData: The source cannot be read.
+        PermanentError: The target cannot be written.
+
+    """
+    try:
+        with target.open("wb") as writer:
+            for piece in _pieces(source, below):
+                writer.write(change(piece))
+    except OSError as error:
+        advice = "Free space, or make it writable"
+        raise PermanentError(f"cannot be written: {error.strerror}", thing=str(target), advice=advice) from error
+
+
+def _pieces(source: Path, below: Path | None) -> Iterator[bytes]:
+    """A file in chunks; the last one is empty."""
+    try:
+        with open_regular(source, below=below) as reader:
+            left = os.fstat(reader.fileno()).st_size
+            while left and (piece := reader.read(min(left, CHUNK))):
+                yield piece
+                left -= len(piece)
+    except OSError as error:
+        raise DamagedData(f"cannot be read: {error.strerror}", thing=str(source)) from error
+    yield b""
 
 
 def _descriptor(path: Path, below: Path | None) -> int:

@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, quote_plus
 
-from nightbridge.errors import DamagedData, InvalidInput, PermanentError
-from nightbridge.files import open_regular
+from nightbridge.errors import InvalidInput, PermanentError
+from nightbridge.files import copy_regular
 
 if TYPE_CHECKING:
     import numpy as np
@@ -146,9 +146,6 @@ def looks_like_credential(name: str, value: str) -> bool:
 # --- known values ----------------------------------------------------------------------------------------------------
 
 MASK = "********"
-
-CHUNK = 1 << 20
-"""Bytes of a file read at once."""
 
 MIN_LENGTH = 4
 """Characters of the shortest value that is masked: shorter ones also occur in ordinary words."""
@@ -408,29 +405,15 @@ def copy_masked(source: Path, target: Path, secrets: Iterable[str], below: Path 
 
     """
     maskers = _maskers(secrets)
-    try:
-        with target.open("wb") as writer:
-            for piece in _pieces(source, below):
-                masked = piece
-                for masker in maskers:
-                    masked = masker.mask(masked, last=not piece)
-                writer.write(masked)
-    except OSError as error:
-        raise PermanentError(
-            f"cannot be written: {error.strerror}", thing=str(target), advice="Free space, or make it writable"
-        ) from error
+
+    def masked(piece: bytes) -> bytes:
+        found = piece
+        for masker in maskers:
+            found = masker.mask(found, last=not piece)
+        return found
+
+    copy_regular(source, target, masked, below)
     return sum(masker.found for masker in maskers)
-
-
-def _pieces(source: Path, below: Path | None) -> Iterator[bytes]:
-    """A file in chunks; the last one is empty."""
-    try:
-        with open_regular(source, below=below) as reader:
-            while piece := reader.read(CHUNK):
-                yield piece
-    except OSError as error:
-        raise DamagedData(f"cannot be read: {error.strerror}", thing=str(source)) from error
-    yield b""
 
 
 def mask_text(text: str, secrets: Iterable[str]) -> str:

@@ -21,18 +21,13 @@ from nightbridge.harvest.upload import Kind, LocalFile, Unit
 from nightbridge.models import Checkpoint, CheckpointState
 from nightbridge.outputs.checkpoints import (
     LOADER_STATES,
-    TRACKER,
-    TRAIN_STATE,
+    TRACKERS,
     checkpoint_size,
     prove_checkpoint,
     proved_state,
     tracked_iteration,
 )
 from nightbridge.outputs.experiment import RunOutput
-
-TRACKERS = (TRACKER, TRAIN_STATE)
-"""Files beside the checkpoints that name the newest. They belong to the checkpoint that they name: without it, a
-training that starts from the restored folder would look for a missing checkpoint."""
 
 
 def files_to_store(

@@ -1,19 +1,23 @@
 """Files into the store, many at once: each read once, checked for secrets, sent unless already there.
 
 A unit is stored completely or not at all: a checkpoint is one, so is a log. A bad file (unreadable, modified since it
-was chosen, a secret inside a binary) leaves its unit out; an error of the store ends the upload.
+was chosen, a secret inside a binary) leaves its unit out; an error of the store ends the upload. Of an event file that
+a writer is still adding to, the records that were whole when it was found to grow are stored.
 """
 
 import functools
+import os
 import stat
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from nightbridge.errors import DamagedData, InvalidInput, TransientError
+from nightbridge.files import copy_regular
 from nightbridge.harvest.manifest import MANIFEST, LeftOut
 from nightbridge.models import Checkpoint, Model, StoredFile
+from nightbridge.outputs.event_files import sound_length
 from nightbridge.secrets import copy_masked
 from nightbridge.store.checksum import FileSource, Stamp
 from nightbridge.store.protocol import ObjectStore, checked_key
@@ -77,8 +81,11 @@ class _Task:
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
+    """A file that the store has; `rest` is what of it the store does not have."""
+
     stored: StoredFile
-    masks: int
+    masks: int = 0
+    rest: LeftOut | None = None
 
 
 _Result = _Sent | LeftOut | None
@@ -124,7 +131,7 @@ def upload(
     store.remove_leftovers(prefix)
     return Uploaded(
         files=tuple(sorted((each.stored for each in kept), key=lambda file: file.path)),
-        left_out=tuple(left_out.values()),
+        left_out=(*left_out.values(), *(each.rest for each in kept if each.rest is not None)),
         masks=sum(each.masks for each in kept),
     )
 
@@ -175,10 +182,30 @@ class _Sender:
                 return self._send_masked(task, task.stamp)
             file = task.file
             source = FileSource(file.source, task.stamp, self._secrets, file.below, file.extents)
-            return self._send(task, task.stamp, source)
+            try:
+                return self._send(task, task.stamp, source)
+            except DamagedData:
+                if file.kind != "tensorboard" or not _grew(file.source, task.stamp):
+                    raise
+                return self._send_sound_records(task, task.stamp)
         except DamagedData as error:
             self._failed.add(task.unit)
             return LeftOut(path=task.file.path, reason=error.what)
+
+    def _send_sound_records(self, task: _Task, stamp: Stamp) -> _Sent:
+        """Send the whole records of an event file that grows, from a copy that does not."""
+        copy = self._scratch / str(task.number)
+        try:
+            copy_regular(task.file.source, copy, below=task.file.below)
+            length = sound_length(copy)
+            if not length:
+                raise DamagedData("still growing, and no record of it is whole")
+            os.truncate(copy, length)
+            sent = self._send(task, stamp, FileSource(copy, secrets=self._secrets))
+        finally:
+            copy.unlink(missing_ok=True)
+        reason = f"still growing; the whole records in its first {length} bytes are stored, and the rest is not"
+        return replace(sent, rest=LeftOut(path=task.file.path, reason=reason))
 
     def _send_masked(self, task: _Task, stamp: Stamp) -> _Sent:
         masked = self._scratch / str(task.number)
@@ -208,6 +235,15 @@ class _Sender:
             kind=task.file.kind,
         )
         return _Sent(stored, masks)
+
+
+def _grew(path: Path, stamp: Stamp) -> bool:
+    """Whether a file is the one that was chosen, and longer than it was then."""
+    try:
+        now = Stamp.of(path.lstat())
+    except OSError:
+        return False
+    return now.inode == stamp.inode and now.size > stamp.size
 
 
 def _first_failures(results: Iterable[tuple[_Task, _Result]]) -> dict[str, LeftOut]:

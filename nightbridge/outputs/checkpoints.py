@@ -33,6 +33,9 @@ from nightbridge.store.checksum import check_crcs, sha256_of_file
 TRACKER = "latest_checkpointed_iteration.txt"
 TRAIN_STATE = "latest_train_state.pt"
 """The newest checkpoint's training state, beside it."""
+TRACKERS = (TRACKER, TRAIN_STATE)
+"""Files beside the checkpoints that name the newest. They belong to the checkpoint that they name: without it, a
+training that starts from the restored folder would look for a missing checkpoint."""
 LOADER_STATES = "energon"
 """The folder beside the checkpoints in whose `iter_*` directories the data loader's ranks keep where they stood."""
 

@@ -5,6 +5,7 @@ CRC-32C of the record. TensorBoard's own reader stops without a word at the firs
 damage is, why, and how much was saved. Records after the damage are not guessed at.
 """
 
+import contextlib
 import io
 import os
 import re
@@ -224,6 +225,20 @@ def read_event_file(path: Path) -> EventFile:
     except OSError as error:
         raise DamagedData(f"cannot read the event file: {error.strerror or error}", thing=str(path)) from error
     return file
+
+
+def sound_length(path: Path) -> int:
+    """Bytes of an event file up to the end of its last record before any that is cut off or damaged.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    length = 0
+    with open_regular(path, buffering=_BLOCK) as stream, contextlib.suppress(RecordsEnd):
+        total = os.fstat(stream.fileno()).st_size
+        while length < total and (record := _next_record(stream, total, length)) is not None:
+            length += HEADER_SIZE + len(record) + FOOTER_SIZE
+    return length
 
 
 def read_on(stream: BinaryIO, total: int, columns: Columns, offset: int = 0) -> Iterator[int]:

@@ -16,13 +16,14 @@ read from these sources, in the order in which they count:
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
 from nightbridge.files import open_regular
 from nightbridge.models import Checkpoint, Job, LaunchPlan, Model
-from nightbridge.outputs.checkpoints import LOADER_STATES, find_checkpoints
+from nightbridge.outputs.checkpoints import LOADER_STATES, TRACKERS, find_checkpoints
 from nightbridge.outputs.curves import read_curves
 from nightbridge.outputs.logs import read_logs
 from nightbridge.outputs.reader_process import read_in_child
@@ -50,6 +51,8 @@ EVENT_FOLDER = "tb_logs"
 _NUMBERS_AT_END = re.compile(r"(?:_\d+)+$")
 _PROFILE_FOLDERS = frozenset(("nsys_profile", "pytorch_profile"))
 _PROFILE_FILES = frozenset(("snapshot.pickle",))
+_LAUNCHER_FILES = ("*.tar.gz", "scripts/*", "configs/*_executor.yaml", "configs/*_config.yaml", "env_*.log")
+"""What NeMo-Run itself writes into the job's folder. It names secrets in clear text, so it is never stored."""
 
 
 class RunOutput(Model):
@@ -71,7 +74,7 @@ class RunOutput(Model):
     profiles: tuple[Path, ...] = ()
     attempt_files: tuple[Path, ...] = ()
     notes: tuple[str, ...] = ()
-    """What was left out and why, for example a link out of the tree."""
+    """What was left out and why: links out of the tree, and products that no rule knows, with their bytes."""
 
 
 def read_run(job: Job, output_dir: Path | None, checkpoint_dir: Path | None = None) -> RunOutput:
@@ -91,7 +94,7 @@ def read_run(job: Job, output_dir: Path | None, checkpoint_dir: Path | None = No
     files = tree.files
     attempt_files = [job.attempt_dir / name for name in ATTEMPT_FILES]
     launcher_log = job.attempt_dir / "launcher.log"
-    return RunOutput(
+    output = RunOutput(
         job_dir=job.experiment_dir,
         attempt_dir=job.attempt_dir,
         output_dir=output_dir,
@@ -104,8 +107,38 @@ def read_run(job: Job, output_dir: Path | None, checkpoint_dir: Path | None = No
         checkpoints=tuple(checkpoint for folder in tree.save_dirs for checkpoint in find_checkpoints(folder)),
         profiles=tuple(path for path in files if _is_profile(path, job)),
         attempt_files=tuple(path for path in attempt_files if _is_own_file(path)),
-        notes=tuple(tree.notes),
     )
+    rest = _unknown(tree, output)
+    return output.model_copy(update={"notes": (*tree.notes, *_notes_on_products(rest, folders))})
+
+
+def _unknown(tree: "_Tree", output: RunOutput) -> Iterator[Path]:
+    """The files that are neither stored, nor part of a checkpoint, nor the launcher's own."""
+    known = {*output.logs, *output.sbatch_logs, *output.event_files, *output.profiles, *output.attempt_files}
+    known |= {path for path in (output.config_container, output.repo_status) if path is not None}
+    known |= {folder / name for folder in tree.save_dirs for name in TRACKERS}
+    for path in tree.files:
+        inside = path.relative_to(output.job_dir).as_posix() if path.is_relative_to(output.job_dir) else ""
+        if path not in known and not any(fnmatchcase(inside, pattern) for pattern in _LAUNCHER_FILES):
+            yield path
+
+
+def _notes_on_products(unknown: Iterable[Path], folders: Sequence[Path]) -> Iterator[str]:
+    """One note for each entry of the run's folders that is, or holds, files that no rule knows."""
+    found: dict[Path, list[int]] = {}
+    for path in unknown:
+        root = max((folder for folder in folders if path.is_relative_to(folder)), key=lambda folder: len(folder.parts))
+        found.setdefault(root / path.relative_to(root).parts[0], []).append(_bytes_of(path))
+    for entry, sizes in found.items():
+        files = f"{len(sizes)} file{'s' * (len(sizes) != 1)}, {sum(sizes)} bytes"
+        yield f"{entry}: no rule stores it ({files})"
+
+
+def _bytes_of(path: Path) -> int:
+    try:
+        return path.lstat().st_size
+    except OSError:
+        return 0  # deleted since it was listed
 
 
 class _Tree:

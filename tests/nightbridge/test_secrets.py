@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nightbridge import secrets
+from nightbridge import files, secrets
 from nightbridge.errors import DamagedData, InvalidInput, PermanentError
 from nightbridge.models import SecretRef
 from nightbridge.secrets import (
@@ -202,7 +202,7 @@ def test_of_a_login_or_an_address_the_secret_part_alone_is_masked(
 def test_a_value_with_gaps_is_masked_wherever_a_chunk_ends_in_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    monkeypatch.setattr(secrets, "CHUNK", size)
+    monkeypatch.setattr(files, "CHUNK", size)
     text = b"x" * 5000 + b"\x1b[31m".join(bytes([byte]) for byte in SECRETS[0].encode()) + b"\n" + b"y" * 5000
 
     assert masked(tmp_path, text, SECRETS) == b"x" * 5000 + MASK.encode() + b"\n" + b"y" * 5000
@@ -215,7 +215,7 @@ def test_a_text_of_nothing_but_parts_of_a_value_is_masked_in_linear_time(tmp_pat
         return time.process_time() - began
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(secrets, "CHUNK", 1 << 20)
+        patch.setattr(files, "CHUNK", 1 << 20)
         short, long = (min(seconds(count) for _ in range(3)) for count in (20_000, 80_000))
     assert long < 10 * short
 
@@ -225,7 +225,7 @@ def test_a_text_of_nothing_but_parts_of_a_value_is_masked_in_linear_time(tmp_pat
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(secrets, "CHUNK", 16)
+    monkeypatch.setattr(files, "CHUNK", 16)
 
 
 def masked(folder: Path, data: bytes, secrets: list[str]) -> bytes:

@@ -11,8 +11,10 @@ import pytest
 
 from nightbridge.harvest.upload import Unit, Uploaded, upload
 from nightbridge.models import StoreSettings
+from nightbridge.store.checksum import FileSource
 from nightbridge.store.factory import open_store
-from nightbridge.store.protocol import ObjectStore
+from nightbridge.store.protocol import ObjectInfo, ObjectStore
+from tests.nightbridge.outputs.builders import EventFileBuilder
 
 ROOT = Path(__file__).parents[3]
 NAMES = ["with space", "größe ✓", "a+b&c=d?e#f%20g", "~!@$()[]{};,'\"\\", ".hidden", "x" * 200]
@@ -80,6 +82,69 @@ def test_a_known_secret_fails_the_binary_that_holds_it_and_no_other(
     assert [(each.path, "secret" in each.reason) for each in sent.left_out] == [("bad", True)]
     assert [file.path for file in sent.files] == ["good"]
     assert store.get("runs/a1/bad") is None
+
+
+class GrowingFile:
+    """A store before which an event file grows: a writer adds to it while it is sent."""
+
+    def __init__(self, store: ObjectStore, path: Path, more: bytes) -> None:
+        self._store, self._path, self._more = store, path, more
+
+    def put_file(self, key: str, source: FileSource) -> ObjectInfo:
+        if source.path == self._path:
+            with self._path.open("ab") as stream:
+                stream.write(self._more)
+        return self._store.put_file(key, source)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+
+@pytest.fixture
+def events(tmp_path: Path) -> Path:
+    builder = EventFileBuilder(tmp_path / "events.out.tfevents.1760000000.node1")
+    for step in range(1, 101):
+        builder.scalar("lm loss", step, 3.0 / step)
+    return builder.write()
+
+
+def test_of_a_growing_event_file_the_whole_records_are_stored_and_the_rest_is_said(
+    store: ObjectStore, tmp_path: Path, events: Path
+) -> None:
+    whole, torn = events.read_bytes(), events.read_bytes()[24:60]
+    unit = Unit.of(events, "tensorboard/events", "tensorboard")
+    sent = send(GrowingFile(store, events, torn), tmp_path, unit)  # type: ignore[arg-type]
+    assert store.get("runs/a1/tensorboard/events") == whole
+    assert [(file.path, file.size) for file in sent.files] == [("tensorboard/events", len(whole))]
+    (left_out,) = sent.left_out
+    assert left_out.reason.startswith(f"still growing; the whole records in its first {len(whole)} bytes")
+    assert list((tmp_path / "scratch").iterdir()) == []
+    # The next harvest, by when the writer has ended, finds the file as it is.
+    assert send(store, tmp_path, unit).left_out == ()
+    assert store.get("runs/a1/tensorboard/events") == whole + torn
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "reason"),
+    [
+        ("checkpoint", b"more", "modified while it was read"),
+        ("tensorboard", b"\0hf_a_secret\0", "still growing"),
+    ],
+)
+def test_what_grows_and_is_no_event_file_is_left_out_and_a_secret_is_never_in_what_is_kept(
+    store: ObjectStore, tmp_path: Path, events: Path, kind: str, more: bytes, reason: str
+) -> None:
+    unit = Unit.of(events, "file", kind)  # type: ignore[arg-type]
+    sent = send(GrowingFile(store, events, more), tmp_path, unit)  # type: ignore[arg-type]
+    assert [each.reason.startswith(reason) for each in sent.left_out] == [True]
+    assert b"hf_a_secret" not in (store.get("runs/a1/file") or b"")
+
+
+def test_a_growing_event_file_with_a_secret_in_a_whole_record_is_left_out(store: ObjectStore, tmp_path: Path) -> None:
+    events = EventFileBuilder(tmp_path / "events").scalar("hf_a_secret", 1, 1.0).write()
+    sent = send(GrowingFile(store, events, b"x"), tmp_path, Unit.of(events, "file", "tensorboard"))  # type: ignore[arg-type]
+    assert ["contains a secret" in each.reason for each in sent.left_out] == [True]
+    assert store.get("runs/a1/file") is None
 
 
 def test_masked_copies_take_room_only_while_they_are_sent(store: ObjectStore, tmp_path: Path) -> None:

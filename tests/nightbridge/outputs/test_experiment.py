@@ -106,6 +106,22 @@ class TestReadRun:
         assert len(output.notes) == 3
         assert all("link to outside" in note for note in output.notes)
 
+    def test_products_that_no_rule_knows_are_noted_with_their_bytes(
+        self, run_folder: RunFolder, write_checkpoint: Callable[..., Path]
+    ) -> None:
+        checkpoint = write_checkpoint(run_folder.job_dir / "checkpoints", iteration=10)
+        (checkpoint.parent / "latest_checkpointed_iteration.txt").write_text("10")
+        run_folder.curves(range(1, 2))
+        for own in ("title.tar.gz", "scripts/title.sh", "configs/title_executor.yaml", "env_4711.log"):
+            run_folder.write(own, "of the launcher")
+        for shard in ("model-1.safetensors", "nested/model-2.safetensors"):
+            run_folder.write(f"hf_export/{shard}", "x" * 500)
+        run_folder.write("answers.jsonl", "{}")
+        assert read_run(run_folder.job, None).notes == (
+            f"{run_folder.job_dir}/answers.jsonl: no rule stores it (1 file, 2 bytes)",
+            f"{run_folder.job_dir}/hf_export: no rule stores it (2 files, 1000 bytes)",
+        )
+
     def test_where_a_data_loader_stood_is_no_checkpoint_of_its_own(
         self, run_folder: RunFolder, write_checkpoint: Callable[..., Path]
     ) -> None:
