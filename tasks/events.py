@@ -1,8 +1,9 @@
 """Events, which automations react to.
 
-One `nightbridge.verdict` for each verdict of a night that has its report, and one `nightbridge.night` for each end of a
-night: with a report, invalid, for want of infrastructure, cancelled or skipped. One `nightbridge.watchdog` for each
-look of the watchdog, which also notifies people in the site's own ways; a retry of the watchdog is a new look.
+One `nightbridge.verdict` for each verdict of a night that has its report, unless it only still stands. One
+`nightbridge.night` for each end of a night: with a report, invalid, for want of infrastructure, cancelled or skipped.
+One `nightbridge.watchdog` for each look of the watchdog, which also notifies people in the site's own ways; a retry of
+the watchdog is a new look.
 """
 
 from collections.abc import Mapping
@@ -40,13 +41,14 @@ def verdict_event(scenario: str, night: str, verdict: Verdict, report: str, clus
         cluster: Name of the cluster.
     """
     # One resource for each test, whatever the night: automations may ask for "three times in a week".
-    labels = {"verdict": verdict.status.value, "scenario": scenario, "cluster": cluster}
+    labels = {"verdict": verdict.status.value, "scenario": scenario, "cluster": cluster, "news": verdict.news}
     return _event(
         VERDICT_EVENT,
         f"{verdict.run_key}/{verdict.prefix}/{verdict.status.value}",
         resource=("test", verdict.test_id, labels),
         payload={
             **labels,
+            "since": verdict.since,
             "exit_code": verdict.exit_code,
             "test_id": verdict.test_id,
             "run_key": verdict.run_key,
@@ -101,10 +103,15 @@ def _event(
 
 
 def send_report_events(report: NightReport, end: str, cluster: str) -> None:
-    """Send an event for each verdict of a night that has its report, and for how the night ended."""
+    """Send an event for each verdict of a night that has its report, and for how the night ended.
+
+    What stands as it stood the night before is no news: an alarm that repeats every night is soon ignored.
+    """
     bad = ", ".join(f"{verdict.test_id}: {verdict.status}" for verdict in report.verdicts if verdict.exit_code)
     events = [
-        verdict_event(report.scenario, report.night, verdict, report.report, cluster) for verdict in report.verdicts
+        verdict_event(report.scenario, report.night, verdict, report.report, cluster)
+        for verdict in report.verdicts
+        if verdict.news != "standing"
     ]
     of_the_night = night_event(report.scenario, report.night, end, cluster=cluster, message=bad, report=report.report)
     send_events([*events, of_the_night])

@@ -35,6 +35,7 @@ from nightbridge.gate.comparison import (
     is_required,
 )
 from nightbridge.gate.decisions import in_force
+from nightbridge.gate.news import standing
 from nightbridge.gate.nodes import suspects_among
 from nightbridge.gate.plausibility import implausible
 from nightbridge.history.metrics import format_count, measured
@@ -108,7 +109,8 @@ def compare(record: RunRecord, history: Sequence[HistoryRow], evidence: Evidence
     tonight = Tonight(record, _nights(record, history), evidence or Evidence())
     results = tuple(result for metric in METRICS if (result := compare_metric(metric, tonight)))
     baseline = good_runs_before(record.spec.night, [night.own for night in tonight.nights[:-1]])
-    return _verdict(record, baseline[-tonight.gate.baseline_runs :], results, tonight)
+    verdict = _verdict(record, baseline[-tonight.gate.baseline_runs :], results, tonight)
+    return verdict.model_copy(update=standing(verdict, tonight.nights[:-1])._asdict())
 
 
 def compare_with(record: RunRecord, baseline: Sequence[HistoryRow]) -> Verdict:

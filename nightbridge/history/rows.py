@@ -47,6 +47,7 @@ class HistoryRow(StoredModel):
     outcome: Outcome | None = None
     outcome_reason: str = ""
     verdict: VerdictStatus | None = Field(None, description="None until the run is judged.")
+    worse: dict[str, float] = Field({}, description="By metric that regressed, its signed relative change.")
     resumed: bool = Field(False, description="Resumed where another run had ended, so it is never a baseline.")
     megatron_bridge: Pin
     nemo_run: Pin | None = Field(None, description="None for a workload without a launcher.")
@@ -78,6 +79,11 @@ def row_of(record: RunRecord, verdict: Verdict | None) -> HistoryRow:
         outcome=job.outcome,
         outcome_reason=job.outcome_reason,
         verdict=verdict.status if verdict else None,
+        worse={
+            item.metric: item.change or 0.0
+            for item in (verdict.comparisons if verdict else ())
+            if item.status == "regressed"
+        },
         resumed=bool(resumed_from(record.spec.test)),
         megatron_bridge=_pin_of(record.checkout.megatron_bridge),
         nemo_run=_pin_of(record.checkout.nemo_run) if record.checkout.nemo_run else None,

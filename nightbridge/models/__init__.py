@@ -78,6 +78,7 @@ from nightbridge.models.verdict import (
     EXIT_CODES,
     Comparison,
     ComparisonStatus,
+    News,
     NightReport,
     RangeCommit,
     RepositoryChange,

@@ -27,6 +27,9 @@ class VerdictStatus(enum.StrEnum):
     INVALID = "invalid"
 
 
+News = Literal["", "new", "worse", "standing", "better", "over"]
+"""What a verdict is against the nights before it; empty for nothing of the kind."""
+
 ComparisonStatus = Literal["passed", "improved", "suspicious", "regressed", "missing", "no_baseline"]
 
 
@@ -100,6 +103,8 @@ class Verdict(StoredModel):
     store_url: str = ""
     prefix: str = ""
     series: str = Field("", description="The series it was compared in; empty if unknown.")
+    news: News = Field("", description="Whether it is new, worse, standing, better or over; empty for no news.")
+    since: str = Field("", description="The first night of what stands; empty where nothing does.")
     reruns: int = Field(0, description="Runs of this night that are still wanted before the verdict counts.")
     suspect_nodes: tuple[str, ...] = Field((), description="Nodes that those runs should do without, if they can.")
     suspects: Suspects | None = Field(None, description="What changed, where the run is not as the good ones were.")

@@ -102,10 +102,11 @@ def short_reason(verdict: Verdict) -> str:
         for item in verdict.comparisons
         if item.status == verdict.status.value
     ]
+    since = f", since {verdict.since}" if verdict.news in ("standing", "worse") else ""
     if verdict.status in (VerdictStatus.REGRESSED, VerdictStatus.SUSPICIOUS) and moved:
-        return ", ".join(moved)
+        return ", ".join(moved) + since
     label = STATUS_WORDS[verdict.status].label
-    return f"{label}, {verdict.reasons[0]}" if verdict.reasons else label
+    return (f"{label}, {verdict.reasons[0]}" if verdict.reasons else label) + since
 
 
 def cell_of(comparison: Comparison, verdict: VerdictStatus) -> Cell:

@@ -56,11 +56,24 @@ def test_the_payload_says_what_a_message_needs(sent: Sent) -> None:
         "night": "2026-11-21",
         "scenario": "nightly",
         "cluster": "dgx",
+        "news": "",
+        "since": "",
         "reasons": "step time regressed by +3.1 %\nsince Monday",
         "link": f"{REPORT}#qwen3-2026-11-21-0123456789",
         "kept_at": "s3://bucket/nightly/runs/qwen3/2026-11-21/qwen3-2026-11-21-0123456789/a1",
         "job_id": 4711,
     }
+
+
+def test_what_only_still_stands_has_no_event_and_what_got_worse_has(sent: Sent) -> None:
+    standing, worse = (
+        make_verdict(VerdictStatus.REGRESSED, test_id=news, news=news, since="2026-11-14")
+        for news in ("standing", "worse")
+    )
+
+    (event,) = sent.of(standing, worse)
+
+    assert (event.resource["nightbridge.news"], event.payload["since"]) == ("worse", "2026-11-14")
 
 
 def test_a_night_that_is_reported_again_sends_the_same_event_and_another_verdict_another(sent: Sent) -> None:

@@ -1,0 +1,43 @@
+"""What of a verdict is news: a fault that stands since a week is none, its end is."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from nightbridge.history.nightly_values import Night
+from nightbridge.models import EXIT_CODES, News, Verdict, VerdictStatus
+
+UNTOLD = frozenset({VerdictStatus.CANCELLED, VerdictStatus.INFRASTRUCTURE, VerdictStatus.INVALID, None})
+"""Nights with these verdicts say nothing about the test: what stood before them stands after them."""
+
+
+class Standing(NamedTuple):
+    """What is news about tonight, and the first night of what stands; empty where nothing does."""
+
+    news: News
+    since: str
+
+
+def standing(verdict: Verdict, past: Sequence[Night]) -> Standing:
+    """Tell what is new, worse, better or over from what stands.
+
+    Args:
+        verdict: Tonight's.
+        past: The nights before, oldest first, each judged.
+    """
+    told = [night.own for night in past if night.own.verdict not in UNTOLD]
+    before = told[-1].verdict if told else None
+    if not EXIT_CODES[verdict.status]:
+        if before and EXIT_CODES[before]:
+            return Standing("over", "")
+        better = verdict.status is VerdictStatus.IMPROVED and before is not VerdictStatus.IMPROVED
+        return Standing("better" if better else "", "")
+    if verdict.status in UNTOLD or verdict.status is not before:
+        return Standing("new", verdict.night)
+    streak = next((place for place, row in enumerate(reversed(told)) if row.verdict is not before), len(told))
+    known = told[-1].worse
+    worse = any(
+        item.metric not in known or abs(item.change or 0.0) > abs(known[item.metric]) + item.threshold
+        for item in verdict.comparisons
+        if item.status == "regressed"
+    )
+    return Standing("worse" if worse else "standing", told[-streak].night)
