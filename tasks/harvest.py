@@ -8,6 +8,7 @@ from prefect.logging import get_run_logger
 from nightbridge.errors import TransientError
 from nightbridge.harvest.on_node import harvest_on_node
 from nightbridge.harvest.request import HarvestRequest, run_harvest
+from nightbridge.history.reading import series_of
 from nightbridge.models import Checkout, Image, Job, LaunchPlan, RunRecord, RunSpec, Site
 from nightbridge.repos.clone import verify_unchanged
 from nightbridge.store.transfers import Progress
@@ -63,6 +64,7 @@ def harvest(
         plan=plan,
         jobs=jobs,
         store=settings,
+        series=series_of(store_of(site), run, jobs[-1].cluster),
         tainted=tuple(verify_unchanged(checkout, jobs[-1].submitted_at)),
     )
     needed = resolve_secrets((*plan.secret_environment.values(), settings.access_key, settings.secret_key))

@@ -77,7 +77,8 @@ class Evidence(NamedTuple):
 
     `contract`: what the cluster owes the test. `canary`: rows of the test whose pins never move, on the same cluster.
     `decisions`: users' decisions about the series. `golden`: what golden values say, where the test names some.
-    `parity`: how the losses follow the last good nights', where there are enough of those.
+    `parity`: how the losses follow the last good nights', where there are enough of those. `split`: what started the
+    series, and how it compares with the one before.
     """
 
     contract: Mapping[MetricName, Limits] = {}
@@ -85,6 +86,7 @@ class Evidence(NamedTuple):
     decisions: Sequence[Decision] = ()
     golden: ReferenceResult | None = None
     parity: NightlyParity | None = None
+    split: tuple[str, ...] = ()
 
 
 class Tonight(NamedTuple):

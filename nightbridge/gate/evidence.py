@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING
 from nightbridge.errors import DamagedData, PermanentError
 from nightbridge.gate.comparison import Evidence, NightlyParity, ReferenceResult
 from nightbridge.gate.decisions import Decision, is_accepted, is_left_out, read_decisions
+from nightbridge.gate.suspects import requested_changes
+from nightbridge.gate.verdict import beside
 from nightbridge.goldens.goldens import (
     ITERATION_TIME,
     LOSS,
@@ -33,10 +35,10 @@ from nightbridge.goldens.goldens import (
     read_golden_file,
 )
 from nightbridge.goldens.parity import MAX_CALIBRATION_RUNS, calibrated, compare_curves, curve_of, follow
-from nightbridge.harvest.manifest import METRICS, committed_attempts, load_scalars
+from nightbridge.harvest.manifest import METRICS, committed_attempts, load_record, load_scalars
 from nightbridge.history.metrics import COMPLETE_OUTCOMES
-from nightbridge.history.nightly_values import repeats_of
-from nightbridge.history.reading import find_series, is_good, read_history
+from nightbridge.history.nightly_values import changed_topology, good_runs_before, repeats_of
+from nightbridge.history.reading import find_series, is_good, read_history, read_recent
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import Limits, MetricName, RunRecord, Summary
 from nightbridge.store.protocol import ObjectStore
@@ -48,6 +50,9 @@ Contract = Mapping[str, Mapping[MetricName, Limits]]
 
 DATA_RULES = frozenset({"metrics", "steps", "grad norm", "loss"})
 """Rules about whether the data are there and finite."""
+
+MAX_SERIES = 20
+"""Of a test, the series that are looked at for the one before; a sweep has one for each point."""
 
 # Tag of TensorBoard, and what it is multiplied with, by Megatron-Bridge's name in golden files.
 BRIDGE_TAGS: Mapping[str, tuple[str, float]] = {
@@ -105,6 +110,7 @@ def gather_evidence(
         decisions=decisions,
         golden=joined(golden_result(store, record), reference_result(store, record)),
         parity=nightly_parity(store, record, history, decisions),
+        split=changed_configuration(store, record, history),
     )
 
 
@@ -145,6 +151,22 @@ def canary_rows(
             if any(row.night == night for row in rows):
                 known[site] = series
             return rows
+    return ()
+
+
+def changed_configuration(store: ObjectStore, record: RunRecord, history: Sequence[HistoryRow]) -> tuple[str, ...]:
+    """Why a series begins, where its test has run before: which keys changed, and what the last good night had."""
+    night, cluster = record.spec.night, record.job.cluster
+    if any(row.night < night for row in history):
+        return ()
+    for series in find_series(store, record.spec.test.id, cluster)[:MAX_SERIES]:
+        good = good_runs_before(night, read_recent(store, cluster, series.series, night))
+        same_point = good and good[-1].sweep_point == record.spec.sweep_point
+        before = load_record(store, good[-1].prefix) if same_point else None
+        if before and (changes := requested_changes(before, record)):
+            named = ", ".join(f"{one.name} {one.before or 'unset'} → {one.after or 'unset'}" for one in changes)
+            against = beside(good[-1], row_of(record, None))
+            return (f"the configuration changed since {good[-1].night}, {named}: against that night {against}",)
     return ()
 
 
@@ -271,6 +293,7 @@ def nightly_parity(
         for row in sorted(history, key=lambda row: (row.night, row.harvested_at))
         if row.night < own.night
         and not row.resumed
+        and not changed_topology(row, own)
         and (is_good(row) or is_accepted(decisions, "loss_curve", row.night))
         and not is_left_out(decisions, "loss_curve", row.night, row.verdict)
     ][-MAX_CALIBRATION_RUNS:]

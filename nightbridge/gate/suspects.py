@@ -21,7 +21,7 @@ from nightbridge.errors import DamagedData, NightbridgeError
 from nightbridge.gate.decisions import Decision
 from nightbridge.gate.trend import Change, Trend, trends
 from nightbridge.harvest.manifest import load_record
-from nightbridge.history.nightly_values import good_runs_before, nights_of
+from nightbridge.history.nightly_values import changed_topology, good_runs_before, nights_of
 from nightbridge.history.rows import HistoryRow, Pin
 from nightbridge.launch.config_container import ConfigContainer, container_differences
 from nightbridge.models import RangeCommit, RepositoryChange, RunRecord, Suspects, ValueChange, Verdict, VerdictStatus
@@ -141,7 +141,9 @@ def _change(verdict: Verdict, rows: Sequence[HistoryRow], decisions: Sequence[De
     if verdict.status is not VerdictStatus.REGRESSED:
         return None
     regressed = {item.metric for item in verdict.comparisons if item.status == "regressed"}
-    known = [row for row in rows if row.night <= verdict.night]
+    until = [row for row in rows if row.night <= verdict.night]
+    own = next((row for row in until if row.run_key == verdict.run_key), until[-1])
+    known = [row for row in until if not changed_topology(row, own)]
     last = [
         worse[-1]
         for trend in trends(known, decisions=decisions)
@@ -219,6 +221,15 @@ def _requested(record: RunRecord) -> dict[str, Any]:
         for name, value in values.items()
         if not any(fnmatchcase(name, pattern) for pattern in left_out)
     }
+
+
+def requested_changes(before: RunRecord, after: RunRecord) -> list[ValueChange]:
+    """What was requested differently of two runs, environment variables included."""
+    old, new = (
+        _requested(record) | {f"${name}": value for name, value in record.spec.test.extra_env_vars.items()}
+        for record in (before, after)
+    )
+    return _plain_changes(old, new)
 
 
 def _surroundings(record: RunRecord) -> dict[str, Any]:

@@ -205,5 +205,10 @@ def _changed_pins(before: HistoryRow, after: HistoryRow) -> tuple[ChangedPin, ..
         ),
         ("Image", before.image_digest or before.image or "–", after.image_digest or after.image or "–", ""),
         ("Nodes", before.nodes or "–", after.nodes or "–", ""),
+        *(
+            (name, before.topology[name] or "–", value or "–", "")
+            for name, value in after.topology.items()
+            if name in before.topology
+        ),
     )
     return tuple(ChangedPin(name=name, before=old, after=new, url=url) for name, old, new, url in pairs if old != new)

@@ -38,8 +38,15 @@ from nightbridge.gate.decisions import in_force
 from nightbridge.gate.news import standing
 from nightbridge.gate.nodes import suspects_among
 from nightbridge.gate.plausibility import implausible
-from nightbridge.history.metrics import format_count, measured
-from nightbridge.history.nightly_values import Night, fixed_band, good_runs_before, nights_of, repeats_of
+from nightbridge.history.metrics import format_change, format_count, measured
+from nightbridge.history.nightly_values import (
+    Night,
+    changed_topology,
+    fixed_band,
+    good_runs_before,
+    nights_of,
+    repeats_of,
+)
 from nightbridge.history.reading import first_that_counts
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.launch.run_outputs import resumed_from
@@ -55,7 +62,7 @@ from nightbridge.models import (
     VerdictStatus,
     make_run_key,
 )
-from nightbridge.models.metrics import METRIC_BY_NAME, METRICS
+from nightbridge.models.metrics import COLUMNS, METRIC_BY_NAME, METRICS
 
 # The verdict on a run whose job ended like this, whatever it measured. None: its numbers decide.
 OUTCOME_FAULTS: dict[Outcome | None, VerdictStatus | None] = {
@@ -110,6 +117,9 @@ def compare(record: RunRecord, history: Sequence[HistoryRow], evidence: Evidence
     results = tuple(result for metric in METRICS if (result := compare_metric(metric, tonight)))
     baseline = good_runs_before(record.spec.night, [night.own for night in tonight.nights[:-1]])
     verdict = _verdict(record, baseline[-tonight.gate.baseline_runs :], results, tonight)
+    if len(baseline) < tonight.gate.cold_start:
+        other = _other_topology(tonight.nights[-1].own, history)
+        verdict = verdict.model_copy(update={"reasons": (*verdict.reasons, *other, *tonight.evidence.split)})
     return verdict.model_copy(update=standing(verdict, tonight.nights[:-1])._asdict())
 
 
@@ -164,7 +174,8 @@ def verdict_for_invalid(test: InvalidTest, scenario: str, night: str) -> Verdict
 def _nights(record: RunRecord, history: Sequence[HistoryRow]) -> tuple[Night, ...]:
     """The nights that count, oldest first, tonight last: its own run, and its confirming re-runs."""
     own = row_of(record, None)
-    past = sorted((row for row in history if row.night < own.night), key=lambda row: (row.night, row.harvested_at))
+    comparable = (row for row in history if row.night < own.night and not changed_topology(row, own))
+    past = sorted(comparable, key=lambda row: (row.night, row.harvested_at))
     return (*nights_of(past[first_that_counts(past) :]), Night(own, (own, *repeats_of(own, history))))
 
 
@@ -283,6 +294,27 @@ def _comparison_reasons(results: Sequence[MetricResult]) -> tuple[str, ...]:
     if unknown and len(unknown) == len(required):
         return (*reasons, "no earlier good run of this configuration to compare with")
     return (*reasons, *(f"no earlier good run measured {label}" for label in unknown))
+
+
+def beside(before: HistoryRow, after: HistoryRow) -> str:
+    """What a run measured against one that it is not judged by: `step time +4.0 %, peak memory −1.2 %`."""
+    pairs = ((metric, measured(metric, before.summary), measured(metric, after.summary)) for metric in COLUMNS)
+    return ", ".join(
+        f"{metric.label} {format_change((new - old) / abs(old))}"
+        for metric, old, new in pairs
+        if old and new is not None
+    )
+
+
+def _other_topology(own: HistoryRow, history: Sequence[HistoryRow]) -> tuple[str, ...]:
+    """Why the nights before do not count, and what the last good one of them had, as information."""
+    good = good_runs_before(own.night, history)
+    if not good or not (changed := changed_topology(good[-1], own)):
+        return ()
+    return (
+        f"another topology than {good[-1].night}, {', '.join(changed)}: a baseline of its own; against that night "
+        f"{beside(good[-1], own)}",
+    )
 
 
 def _slow_steps(record: RunRecord, results: Sequence[MetricResult]) -> tuple[str, ...]:

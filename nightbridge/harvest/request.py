@@ -45,7 +45,6 @@ from nightbridge.models import (
     Summary,
     utc_now,
 )
-from nightbridge.models.series import series_id
 from nightbridge.outputs.measurements import MeasuredRun, RunToMeasure, measure_run
 from nightbridge.secrets import SecretFinder, mask_text
 from nightbridge.store.protocol import ObjectStore
@@ -71,6 +70,8 @@ class HarvestRequest(Model):
     jobs: tuple[Job, ...]
     """Every attempt, oldest first; the last one is the run's."""
     store: StoreSettings
+    series: str
+    """That of the run in this store."""
     tainted: tuple[str, ...] = ()
     """What in the checked-out code is no longer as its commits are."""
 
@@ -211,7 +212,7 @@ def _record_of(
     left_out: Sequence[LeftOut],
     proved: Mapping[str, Checkpoint],
 ) -> RunRecord:
-    output, checkout, job = measured.output, request.checkout, request.job
+    output, checkout = measured.output, request.checkout
     return RunRecord(
         spec=request.run,
         checkout=checkout,
@@ -220,7 +221,7 @@ def _record_of(
         jobs=request.jobs,
         store_url=store.url,
         prefix=request.prefix,
-        series=series_id(request.run, job.cluster),
+        series=request.series,
         summary=measured.summary,
         checkpoints=tuple(_as_stored(each, stored_path(output, each), left_out, proved) for each in output.checkpoints),
         left_out=tuple(str(each) for each in left_out),

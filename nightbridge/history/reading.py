@@ -26,8 +26,17 @@ from nightbridge.history.history_store import (
 )
 from nightbridge.history.metrics import COMPLETE_OUTCOMES, GOOD_VERDICTS
 from nightbridge.history.rows import HistoryRow, row_of
-from nightbridge.models import RunRecord, Verdict, slug, utc_now
+from nightbridge.models import RunRecord, RunSpec, StoredModel, Verdict, slug, utc_now
+from nightbridge.models.series import former_series_id, series_id
 from nightbridge.store.protocol import ObjectStore, read_stored
+
+ALIASES = "aliases"
+
+
+class Alias(StoredModel):
+    """That a series' objects lie under the name that it had before; written once, never changed."""
+
+    series: str
 
 
 class StoredSeries(NamedTuple):
@@ -42,6 +51,28 @@ class StoredSeries(NamedTuple):
 def add(store: ObjectStore, row: HistoryRow) -> None:
     """Write a row; writing it again changes nothing, and a later version or attempt of the same run replaces it."""
     put_row(store, row)
+
+
+def series_of(store: ObjectStore, run: RunSpec, cluster: str) -> str:
+    """The series of a run in a store: the name that the same configuration had before, where its history is there.
+
+    Raises:
+        DamagedData: The alias cannot be read. Without it the history would begin anew.
+    """
+    series, former = series_id(run, cluster), former_series_id(run, cluster)
+    key = f"{ALIASES}/{quote(cluster, safe='')}/{series}.json"
+    alias = read_stored(store, key, Alias, what="not an alias", advice="Delete it; it is written again")
+    if alias is not None:
+        return alias.series
+    if series == former or _has_rows(store, cluster, series) or not _has_rows(store, cluster, former):
+        return series
+    if store.put_if_absent(key, Alias(series=former).model_dump_json().encode()):
+        return former
+    return series_of(store, run, cluster)  # another process wrote one at the same moment
+
+
+def _has_rows(store: ObjectStore, cluster: str, series: str) -> bool:
+    return next(iter(store.list(folder_of(cluster, series))), None) is not None
 
 
 def read_history(store: ObjectStore, cluster: str, series: str, since: str = "") -> tuple[HistoryRow, ...]:

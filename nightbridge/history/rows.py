@@ -5,6 +5,7 @@ from typing import Any
 
 from pydantic import AwareDatetime, Field
 
+from nightbridge.errors import InvalidInput
 from nightbridge.launch.run_outputs import resumed_from
 from nightbridge.models import (
     Model,
@@ -16,6 +17,7 @@ from nightbridge.models import (
     Verdict,
     VerdictStatus,
 )
+from nightbridge.sbatch_options import SBATCH, split_options
 
 
 class Pin(Model):
@@ -44,6 +46,9 @@ class HistoryRow(StoredModel):
     repeat: int = Field(0, description="0 for the night's own run; confirming re-runs and bisect points count up.")
     job_id: int | None = None
     nodes: str = Field("", description="Slurm's node expression, e.g. `node[1-2]`.")
+    topology: dict[str, str] = Field(
+        {}, description="What no series id has and only equals are compared in: nodes, tasks per node, GPU and so on."
+    )
     outcome: Outcome | None = None
     outcome_reason: str = ""
     verdict: VerdictStatus | None = Field(None, description="None until the run is judged.")
@@ -76,6 +81,7 @@ def row_of(record: RunRecord, verdict: Verdict | None) -> HistoryRow:
         repeat=record.spec.repeat,
         job_id=job.job_id,
         nodes=job.status.nodes if job.status else "",
+        topology=topology_of(record),
         outcome=job.outcome,
         outcome_reason=job.outcome_reason,
         verdict=verdict.status if verdict else None,
@@ -95,6 +101,22 @@ def row_of(record: RunRecord, verdict: Verdict | None) -> HistoryRow:
         prefix=record.prefix,
         harvested_at=record.harvested_at,
     )
+
+
+def topology_of(record: RunRecord) -> dict[str, str]:
+    """What a run ran on, and the warm-up, which decides what its steady window is; without a GPU that no log names."""
+    try:
+        options, _rest = split_options(record.plan.sbatch_args, SBATCH)
+    except InvalidInput:  # of another Slurm: then the constraint is not known
+        options = {}
+    known = {
+        "nodes": record.plan.nodes,
+        "tasks per node": record.plan.tasks_per_node,
+        "GPU": record.facts.get("GPU"),
+        "constraint": options.get("constraint", ""),
+        "warm-up steps": record.spec.test.gate.warmup_steps,
+    }
+    return {name: str(value) for name, value in known.items() if value is not None}
 
 
 def _pin_of(repository: PinnedRepository) -> Pin:

@@ -12,9 +12,7 @@ from nightbridge.errors import InvalidInput
 from nightbridge.launch.flags import GPUS_PER_NODE, LAUNCHER_TIME_LIMIT, Version, version_for_pin
 from nightbridge.launch.hetero_arguments import DEFAULT_GPUS_PER_NODE, grids_of
 from nightbridge.models import ClusterLimits, ClusterSettings, TestDefinition
-
-DEFAULT_NUM_GPUS = 8
-"""CloudAI's default where a test sets none."""
+from nightbridge.models.series import DEFAULT_NUM_GPUS
 
 _GPUS_PER_NODE_0_3 = 8
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nightbridge.launch.resources import DEFAULT_NUM_GPUS
+from nightbridge.models.series import DEFAULT_NUM_GPUS
 from nightbridge.rules.rule import Rule, RuleContext, cmd_args, rule
 
 _SIZES = "num_gpus tp pp cp"

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from nightbridge.launch.flags import V0_4_0
-from nightbridge.launch.resources import DEFAULT_NUM_GPUS
+from nightbridge.models.series import DEFAULT_NUM_GPUS
 from nightbridge.rules.rule import RuleContext, cmd_args, rule
 
 _SUBMISSION = "Megatron-Bridge: scripts/performance/setup_experiment.py and its argument parser"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nightbridge.gate.comparison import Evidence
-from nightbridge.gate.evidence import canary_rows, limits_for
+from nightbridge.gate.evidence import canary_rows, gather_evidence, limits_for
 from nightbridge.gate.verdict import compare
 from nightbridge.history.reading import add
 from nightbridge.history.rows import HistoryRow, row_of
@@ -189,3 +189,41 @@ class TestNodes:
         verdicts, _rows = judged(noise(40, 9, 0.002) * np.where(slow, 1.04, 1.0), nodes=nodes)
 
         assert VerdictStatus.REGRESSED not in statuses(verdicts[26:])
+
+
+# --- a new series ------------------------------------------------------------------------------------------------------
+
+
+def test_a_new_series_says_which_key_began_it_and_how_the_one_before_compares(
+    store: DirectoryStore, make_record: Records, commit: Callable[..., RunRecord]
+) -> None:
+    arguments = {"model_recipe_name": "llama3_8b", "num_gpus": 8, "max_steps": 50}
+    old = commit(store, make_record(QUIET.model_copy(update={"step_time": 2.0}), "2026-11-09", cmd_args=arguments))
+    add(store, row_of(old, compare(old, ())))
+    new = make_record(
+        QUIET.model_copy(update={"step_time": 2.1}),
+        "2026-11-10",
+        cmd_args=arguments | {"mb": 2},
+        extra_env_vars={"NCCL_ALGO": "Ring"},
+    ).model_copy(update={"series": "llama3-8b-aaaaaaaaaaaa"})
+
+    verdict = compare(new, (), gather_evidence(store, new))
+
+    assert verdict.status is VerdictStatus.NO_BASELINE
+    assert verdict.reasons[-1] == (
+        "the configuration changed since 2026-11-09, $NCCL_ALGO unset → Ring, cmd_args.mb unset → 2: against that night "
+        "step time +5.0 %, throughput ±0.0 %, peak memory ±0.0 %, final loss ±0.0 %"
+    )
+
+
+def test_the_first_series_of_a_test_and_another_point_of_its_sweep_say_nothing(
+    store: DirectoryStore, make_record: Records, commit: Callable[..., RunRecord]
+) -> None:
+    first = commit(store, make_record(night="2026-11-09", sweep_point={"tp": 1}))
+    assert gather_evidence(store, first).split == ()
+    add(store, row_of(first, compare(first, ())))
+    other = make_record(night="2026-11-10", sweep_point={"tp": 2}).model_copy(
+        update={"series": "llama3-8b-aaaaaaaaaaaa"}
+    )
+
+    assert gather_evidence(store, other).split == ()

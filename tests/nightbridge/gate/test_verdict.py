@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -605,3 +606,57 @@ def test_what_was_accepted_is_compared_with(make_record: Records) -> None:
     back = compare(make_record(make_summary(), "2026-11-13"), rows, evidence)
 
     assert (same.status, back.status) == (VerdictStatus.PASSED, VerdictStatus.REGRESSED)
+
+
+# --- another topology ------------------------------------------------------------------------------------------------
+
+
+def placed(record: RunRecord, **plan: Any) -> RunRecord:
+    return record.model_copy(update={"plan": record.plan.model_copy(update=plan)})
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda record: placed(record, nodes=2), "nodes 1 → 2"),
+        (lambda record: placed(record, tasks_per_node=4), "tasks per node 8 → 4"),
+        (lambda record: placed(record, sbatch_args=("-Ca100",)), "constraint none → a100"),
+        (
+            lambda record: record.model_copy(update={"facts": {"GPU": "A100-SXM4-80GB"}}),
+            "GPU H100 80GB HBM3 → A100-SXM4",
+        ),
+    ],
+)
+def test_another_topology_ends_the_baseline_and_the_old_level_is_information(
+    make_record: Records, change: Callable[[RunRecord], RunRecord], text: str
+) -> None:
+    rows: list[HistoryRow] = []
+    verdicts = []
+    for day, level in enumerate([1.0] * 9 + [1.5] * 9 + [1.0], start=1):
+        record = make_record(make_summary([level] * 50, tflops=700.0 / level), f"2026-11-{day:02}")
+        record = record.model_copy(update={"facts": {"GPU": "H100 80GB HBM3"}})
+        verdicts.append(compare(change(record) if 9 < day < 19 else record, rows))
+        rows.append(row_of(change(record) if 9 < day < 19 else record, verdicts[-1]))
+
+    assert [verdict.exit_code for verdict in verdicts] == [0] * 19
+    assert [verdict.status for verdict in verdicts[8:11]] == ["passed", "no_baseline", "passed"]
+    (reason,) = [reason for reason in verdicts[9].reasons if "topology" in reason]
+    assert reason.startswith("another topology than 2026-11-09, " + text)
+    assert reason.endswith("a baseline of its own; against that night step time +50.0 %, throughput −33.3 %, "
+                           "peak memory ±0.0 %, final loss ±0.0 %")  # fmt: skip
+    assert verdicts[18].baseline_runs == tuple(row.run_key for row in rows[2:9])
+
+
+def test_a_new_warm_up_redefines_the_step_time_and_ends_the_baseline(make_record: Records) -> None:
+    rows = rows_with([1.0] * 8, make_record)
+
+    verdict = compare(make_record(make_summary([1.5] * 50), "2026-11-10", gate=GatePolicy(warmup_steps=2)), rows)
+
+    assert verdict.status is VerdictStatus.NO_BASELINE
+    assert "warm-up steps 10 → 2" in verdict.reasons[-1]
+
+
+def test_what_an_older_row_does_not_know_is_no_other_topology(make_record: Records) -> None:
+    rows = [row.model_copy(update={"topology": {}}) for row in rows_with([1.0] * 8, make_record)]
+
+    assert compare(placed(make_record(night="2026-11-10"), nodes=4), rows).status is VerdictStatus.PASSED

@@ -77,6 +77,7 @@ class LeftRun:
             plan=self.plan,
             jobs=self.jobs,
             store=StoreSettings(url=store.url),
+            series=f"{self.spec.test_slug}-0123456789ab",
             tainted=tainted,
         )
         measured = MeasuredRun(output=self.output, summary=self.summary, earlier=tuple(earlier))

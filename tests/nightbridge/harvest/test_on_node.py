@@ -39,7 +39,13 @@ def srun(slurm_cluster: SlurmDaemons) -> functools.partial[Finished]:
 
 def request_of(left: LeftRun, store: StoreSettings) -> HarvestRequest:
     return HarvestRequest(
-        run=left.spec, checkout=left.checkout, image=left.image, plan=left.plan, jobs=left.jobs, store=store
+        run=left.spec,
+        checkout=left.checkout,
+        image=left.image,
+        plan=left.plan,
+        jobs=left.jobs,
+        store=store,
+        series="llama3-8b-0123456789ab",
     )
 
 

@@ -10,9 +10,10 @@ import pytest
 from nightbridge.errors import DamagedData
 from nightbridge.gate.verdict import compare
 from nightbridge.history.history_store import compact, write_generation
-from nightbridge.history.reading import LOOK_BACK, add, find_series, read_history, read_recent
+from nightbridge.history.reading import LOOK_BACK, add, find_series, read_history, read_recent, series_of
 from nightbridge.history.rows import HistoryRow, row_of
-from nightbridge.models import RunRecord, Summary, VerdictStatus
+from nightbridge.models import RunRecord, RunSpec, Summary, VerdictStatus
+from nightbridge.models.series import former_series_id, series_id
 from nightbridge.store.directory import DirectoryStore
 
 
@@ -188,3 +189,26 @@ def test_a_damaged_row_is_named_and_never_left_out(
 
     with pytest.raises(DamagedData, match=r"2026-11-01-bad\.json.*not a history row.*--rebuild"):
         read_history(store, "dgx", row.series)
+
+
+def test_a_series_keeps_its_name_where_the_same_configuration_had_another_one(
+    store: DirectoryStore, make_row: Callable[..., HistoryRow], make_spec: Callable[..., RunSpec]
+) -> None:
+    quoted, plain = (make_spec(cmd_args={"num_gpus": 8, "max_steps": steps}) for steps in ("50", 50))
+    former = former_series_id(quoted, "dgx")
+    add(store, make_row().model_copy(update={"series": former}))
+
+    assert series_id(quoted, "dgx") == series_id(plain, "dgx") != former
+    assert series_of(store, quoted, "dgx") == former
+    assert series_of(store, plain, "dgx") == former
+    assert series_of(store, plain, "other") == series_id(plain, "other")
+    assert len(list(store.list("aliases"))) == 1
+
+
+def test_a_series_without_history_has_its_own_name_and_no_alias(
+    store: DirectoryStore, make_spec: Callable[..., RunSpec]
+) -> None:
+    quoted = make_spec(cmd_args={"num_gpus": 8, "max_steps": "50"})
+
+    assert series_of(store, quoted, "dgx") == series_id(quoted, "dgx")
+    assert list(store.list("aliases")) == []

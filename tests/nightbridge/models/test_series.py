@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from nightbridge.launch.flags import FLAGS
 from nightbridge.models import GatePolicy, GitRepo, HarvestPolicy, RunSpec, SecretRef
-from nightbridge.models.series import series_id
+from nightbridge.models.series import SWITCHES, series_id
 
 ARGUMENTS = {"model_recipe_name": "llama3_8b", "num_gpus": 8, "max_steps": 50}
 
@@ -35,6 +36,11 @@ def test_is_the_same_on_every_machine(make_spec: Callable[..., RunSpec]) -> None
         {"cmd_args": ARGUMENTS | {"wandb_project_name": "p", "wandb_experiment_name": "e", "wandb_save_dir": "/w"}},
         {"cmd_args": ARGUMENTS | {"time_limit": "01:00:00", "account": "research"}},
         {"cmd_args": ARGUMENTS | {"recompute_modules": [], "tokenizer_type": ""}},
+        {"cmd_args": ARGUMENTS | {"max_steps": "50"}},
+        {"cmd_args": {name: value for name, value in ARGUMENTS.items() if name != "num_gpus"}},
+        {"cmd_args": ARGUMENTS | {"gpus_per_node": 8, "enable_nsys": False, "deterministic": "false"}},
+        {"cmd_args": ARGUMENTS | {"task": "pretrain", "domain": "llm", "compute_dtype": "bf16", "data": "mock"}},
+        {"extra_env_vars": {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "ALL"}},
         {"git_repos": (GitRepo(url="https://example.org/fork/Megatron-Bridge.git", commit="f" * 40),)},
         {"nemo_run_repo": GitRepo(url="https://github.com/NVIDIA-NeMo/Run.git", commit="v0.11.1")},
         {"description": "another text", "time_limit": "00:20:00", "iterations": 3},
@@ -65,6 +71,8 @@ def test_pins_paths_names_and_scheduling_stay_in_the_series(
         {"cmd_args": ARGUMENTS | {"dataset_paths": ["/data/c4"]}},
         {"cmd_args": ARGUMENTS | {"pretrained_checkpoint": "/ckpt/base"}},
         {"cmd_args": ARGUMENTS | {"enable_vboost": False}},
+        {"cmd_args": ARGUMENTS | {"compute_dtype": "fp8_mx"}},
+        {"cmd_args": ARGUMENTS | {"deterministic": True}},
         {"cmd_args": ARGUMENTS | {"release": date(2026, 11, 1)}},
         {"extra_env_vars": {"NCCL_ALGO": "Ring"}},
         {"extra_cmd_args": {"model.num_layers": "4"}},
@@ -77,6 +85,10 @@ def test_what_changes_the_computation_starts_a_new_series(
     make_spec: Callable[..., RunSpec], change: dict[str, Any]
 ) -> None:
     assert series_id(make_spec(**change), "dgx") != series_id(make_spec(), "dgx")
+
+
+def test_the_switches_are_those_of_the_flag_table() -> None:
+    assert {flag.field for flag in FLAGS if flag.format == "presence"} == SWITCHES
 
 
 def test_clusters_have_series_of_their_own(make_spec: Callable[..., RunSpec]) -> None:

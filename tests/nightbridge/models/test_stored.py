@@ -13,6 +13,7 @@ from nightbridge.bisect.plan import BisectPlan
 from nightbridge.bisect.result import BisectResult
 from nightbridge.gate.decisions import Decision
 from nightbridge.harvest.manifest import Manifest
+from nightbridge.history.reading import Alias
 from nightbridge.history.rows import HistoryRow
 from nightbridge.images.image import ImagePin, ImageRecord, WorkspaceRef
 from nightbridge.locking import Holder
@@ -45,6 +46,7 @@ KINDS: dict[str, type[StoredModel]] = {
     "pin": CommitPin,
     "record": RunRecord,
     "refusal": SubmitRefusal,
+    "series_alias": Alias,
     "submission": Submission,
     "summary": Summary,
     "verdict": Verdict,
