@@ -42,7 +42,7 @@ _KNOWN_NAMES: dict[str, re.Pattern[str]] = {
 _INERT_PACKAGES = ("torch.distributed.checkpoint.", "torch.distributed._shard.", "megatron.core.dist_checkpointing.")
 """Their other names are inert, too; a release that writes one may mean by it what this one does not know."""
 _REFUSED_OPCODES = frozenset(
-    ("EXT1", "EXT2", "EXT4", "PERSID", "BINPERSID", "INST", "OBJ", "FROZENSET", "EMPTY_SET", "ADDITEMS")
+    ("EXT1", "EXT2", "EXT4", "PERSID", "BINPERSID", "INST", "OBJ", "FROZENSET", "EMPTY_SET", "ADDITEMS", "DUP")
 )
 _MEMO_OPCODES = frozenset(("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"))
 _GETS = frozenset(("GET", "BINGET", "LONG_BINGET"))
