@@ -68,6 +68,7 @@ from nightbridge.models.stages import (
     JobStatus,
     LauncherEnvironment,
     LaunchPlan,
+    Life,
     Outcome,
     PinnedRepository,
     RunRecord,

@@ -218,6 +218,14 @@ class Checkpoint(Model):
     size: int = Field(0, description="Bytes of its regular files when it was judged.")
 
 
+class Life(Model):
+    """One life of a run: from its start, or its restart from a checkpoint, to its end or the next restart."""
+
+    first_step: int
+    last_step: int
+    median_step_time: float | None = Field(None, description="Of all its steps, seconds.")
+
+
 class Summary(StoredModel):
     """What a run measured. None means not measured, and never passes a gate."""
 
@@ -279,6 +287,7 @@ class Summary(StoredModel):
         None, description="Median time for which training stood still to save a checkpoint, seconds."
     )
     source: Literal["tensorboard", "log", "none"] = "none"
+    lives: tuple[Life, ...] = Field((), description="Oldest first; more than one where the run was restarted.")
     damage: tuple[str, ...] = Field((), description="What was wrong with the files that were read.")
     notes: tuple[str, ...] = Field((), description="Where values came from, when not all from one source; no damage.")
 

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from nightbridge.models import Life
 from nightbridge.models.metrics import METRIC_BY_NAME, METRICS, Metric, Reduction
-from nightbridge.outputs.event_files import empty_table, mark_superseded, scalars
+from nightbridge.outputs.event_files import empty_table, scalars
 from nightbridge.outputs.logs import MAX_LINE_BYTES, LogReading, StepRecord, latest_steps, read_logs
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class Curves:
     `steps`: one row per recorded iteration (the index, ascending), one float column per entry of `STEP_COLUMNS`, NaN
     where there is no value or the value is not a number. `table`: the scalar table of `event_files`, with the log's
     values (file `log`, no wall time) where TensorBoard has none. `notes` says where that is so; `damage` is what is
-    wrong with the files, or between them.
+    wrong with the files, or between them. `lives`: the oldest first; more than one where the run was restarted.
     """
 
     steps: "pd.DataFrame"
@@ -63,6 +64,7 @@ class Curves:
     damage: tuple[str, ...]
     notes: tuple[str, ...]
     start: int
+    lives: tuple[Life, ...] = ()
 
     @property
     def steps_done(self) -> int:
@@ -105,7 +107,8 @@ def read_curves(event_files: Sequence[Path], logs: Sequence[Path]) -> Curves:
     step_tags = {column.tag for column in STEP_COLUMNS.values()} | set(_OTHER_STEP_TAGS)
     recorded = set(current.loc[current["tag"].isin(step_tags), "step"]) | set(records)
     steps = pd.DataFrame(index=pd.Index(sorted(recorded), dtype="int64", name="step"))
-    notes: list[str] = []
+    lives = _lives_of(table) or _lives(pd.DataFrame(_life_rows(log.steps), columns=_LIFE_COLUMNS))
+    notes: list[str] = [_restarts(lives)] if len(lives) > 1 else []
     disagreements: list[str] = []
     filled: list[pd.DataFrame] = []
     from_events = 0
@@ -134,7 +137,58 @@ def read_curves(event_files: Sequence[Path], logs: Sequence[Path]) -> Curves:
         damage=(*damage, *log.damage, *disagreements),
         notes=tuple(notes),
         start=log.start_iteration or 0,
+        lives=lives,
     )
+
+
+_LIFE_COLUMNS = ("step", "value", "file")
+_MAX_LIVES = 100
+"""The last ones are kept: a log of a million steps that go up and down is no million restarts."""
+
+
+def _lives_of(table: "pd.DataFrame") -> tuple[Life, ...]:
+    """The lives of a run by its event files; none where they have no iterations."""
+    for tag in (STEP_COLUMNS["step_time"].tag, STEP_COLUMNS["loss"].tag):
+        rows = table.loc[(table["tag"] == tag) & (table["step"] > 0), list(_LIFE_COLUMNS)]
+        if len(rows):
+            return _lives(rows if tag == STEP_COLUMNS["step_time"].tag else rows.assign(value=math.nan))
+    return ()
+
+
+def _life_rows(records: Sequence[StepRecord]) -> list[tuple[int, float, str]]:
+    factor = STEP_COLUMNS["step_time"].factor
+    return [
+        (record.iteration, math.nan if record.elapsed_ms is None else record.elapsed_ms * factor, LOG_FILE)
+        for record in records
+        if 0 < record.iteration <= record.total
+    ]
+
+
+def _lives(rows: "pd.DataFrame") -> tuple[Life, ...]:
+    """Split iterations, in the order of writing, where a file begins or the step is no larger than the one before."""
+    import numpy as np
+
+    if not len(rows):
+        return ()
+    begins = (rows["step"].diff() <= 0) | (rows["file"] != rows["file"].shift())
+    timed = rows.assign(value=rows["value"].where(np.isfinite(rows["value"])))
+    each = timed.groupby(begins.cumsum()).agg(first=("step", "first"), last=("step", "last"), time=("value", "median"))
+    return tuple(
+        Life(first_step=first, last_step=last, median_step_time=None if math.isnan(time) else time)
+        for first, last, time in zip(each["first"], each["last"], each["time"], strict=True)
+    )[-_MAX_LIVES:]
+
+
+def _restarts(lives: Sequence[Life]) -> str:
+    """The note on a run that was restarted."""
+    redone = sum(max(before.last_step - after.first_step + 1, 0) for before, after in itertools.pairwise(lives))
+    spans = ", ".join(
+        f"{life.first_step} to {life.last_step}"
+        + ("" if life.median_step_time is None else f" at {life.median_step_time:.4g} s")
+        for life in lives
+    )
+    times = "once" if len(lives) == 2 else f"{len(lives) - 1} times"
+    return f"restarted {times}: iterations {spans}; {redone} were done again or thrown away"
 
 
 def _log_values(records: dict[int, StepRecord], column: StepColumn) -> "pd.Series[float]":
@@ -193,8 +247,8 @@ def _rows(tag: str, values: "pd.Series[float]") -> "pd.DataFrame":
 def _with_log_rows(table: "pd.DataFrame", additions: "Sequence[pd.DataFrame]") -> "pd.DataFrame":
     import pandas as pd
 
-    parts = [part for part in (table.drop(columns="superseded"), *additions) if len(part)]
-    return mark_superseded(pd.concat(parts, ignore_index=True)) if parts else empty_table()
+    parts = [part for part in (table, *(rows.assign(superseded=False) for rows in additions)) if len(part)]
+    return pd.concat(parts, ignore_index=True) if parts else empty_table()
 
 
 def value_of(metric: Metric, curves: Curves, steady: "pd.DataFrame") -> float | None:

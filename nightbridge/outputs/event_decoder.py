@@ -50,12 +50,16 @@ class Scalar(NamedTuple):
 
 
 class Event(NamedTuple):
-    """One record of an event file: its scalars, and the kinds of what else it held."""
+    """One record of an event file: its scalars, and the kinds of what else it held.
+
+    `session_start`: it is a `SessionLog.START`, by which a writer says that what had its step or a later one is void.
+    """
 
     wall_time: float
     step: int
     scalars: list[Scalar]
     skipped: list[str]
+    session_start: bool = False
 
 
 class _Message(NamedTuple):
@@ -234,6 +238,10 @@ _OTHER_VALUES = {3: "histogram", 4: "image", 5: "histogram", 6: "audio"}
 """Fields of `Summary.Value` that hold something else than a number."""
 
 
+_SESSION_START = 1
+"""`SessionLog.START`, of the field `Event.session_log`."""
+
+
 def _plugin_name(value: _Message) -> str:
     metadata = _message(value.block(9) or b"")
     return _text(_message(metadata.block(1) or b"").block(1))
@@ -264,7 +272,9 @@ class EventDecoder:
                 else:
                     skipped.append(found)
         step = signed(event.number(2))
-        return Event(struct.unpack("<d", wall_time)[0] if wall_time else 0.0, step, scalars, skipped)
+        session = event.block(7)
+        starts = session is not None and _message(session).number(1) == _SESSION_START
+        return Event(struct.unpack("<d", wall_time)[0] if wall_time else 0.0, step, scalars, skipped, starts)
 
     def _value(self, value: _Message) -> Scalar | str:
         """A scalar, or the kind of what the value is instead."""

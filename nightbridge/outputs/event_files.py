@@ -7,6 +7,7 @@ damage is, why, and how much was saved. Records after the damage are not guessed
 
 import contextlib
 import io
+import itertools
 import os
 import re
 from array import array
@@ -130,6 +131,8 @@ class Columns:
         self.wall_times = array("d")
         self.values = array("d")
         self.skipped: Counter[str] = Counter()
+        self.starts: list[tuple[int, int]] = []
+        """Of each `SessionLog.START` the number of rows before it, and its step."""
         self._decoder = EventDecoder()
         self._numbers: dict[str, int] = {}
 
@@ -140,6 +143,8 @@ class Columns:
         except MalformedRecord:
             self.skipped["malformed"] += 1
             return
+        if event.session_start:
+            self.starts.append((len(self), event.step))
         self.skipped.update(event.skipped)
         for scalar in event.scalars:
             self.tag_numbers.append(self.number_of(scalar.tag))
@@ -335,7 +340,7 @@ def scalar_table(files: Sequence[EventFile]) -> "pd.DataFrame":
     """The scalars of files in the order of writing, as one table with `COLUMNS`.
 
     tag (canonical), step, wall_time (seconds since 1970), value (NaN and infinities kept), file (its name), superseded
-    (True where a later row has the same tag and step, as after a restart).
+    (True for what a restarted run has done again or thrown away: see `_done_again` and `_voided`).
     """
     import numpy as np
     import pandas as pd
@@ -353,9 +358,10 @@ def scalar_table(files: Sequence[EventFile]) -> "pd.DataFrame":
         "file": np.repeat(np.arange(len(files), dtype=np.int32), [len(file) for file in files]),
     }
     table = pd.DataFrame(columns, copy=False)
+    table["superseded"] = _voided(files, table["step"].to_numpy())
     if (table["tag"] < 0).any():
-        table = table[table["tag"] >= 0]
-    table = mark_superseded(table)
+        table = table[table["tag"] >= 0].reset_index(drop=True)
+    table["superseded"] |= _done_again(table)
     for column, words in (("tag", tags), ("file", [file.path.name for file in files])):
         table[column] = pd.Series(words, dtype="str").take(table[column].to_numpy()).array
     return table
@@ -385,11 +391,42 @@ def empty_table() -> "pd.DataFrame":
     return pd.DataFrame({name: pd.Series([], dtype=kind) for name, kind in zip(COLUMNS, types, strict=True)})
 
 
-def mark_superseded(table: "pd.DataFrame") -> "pd.DataFrame":
-    """Add the column `superseded` to rows that are in the order of writing: the last of a tag and step counts."""
-    table = table.reset_index(drop=True)
-    table["superseded"] = table.duplicated(["tag", "step"], keep="last")
-    return table
+def _voided(files: Sequence[EventFile], steps: "NDArray[np.int64]") -> "NDArray[np.bool_]":
+    """Which rows a `SessionLog.START` voids: those before it, of any tag, at its step or later.
+
+    So does TensorBoard's `EventAccumulator`, and so `purge_step` of PyTorch's `SummaryWriter` is meant.
+    """
+    import numpy as np
+
+    begins = itertools.accumulate((len(file) for file in files), initial=0)
+    starts = [(begin + rows, at) for begin, file in zip(begins, files, strict=False) for rows, at in file.starts]
+    if not starts:
+        return np.zeros(len(steps), dtype=bool)
+    positions, least = (np.array(column, dtype=np.int64) for column in zip(*starts, strict=True))
+    least = np.append(np.minimum.accumulate(least[::-1])[::-1], np.iinfo(np.int64).max)
+    voided: NDArray[np.bool_] = steps >= least[np.searchsorted(positions, np.arange(len(steps)), side="right")]
+    return voided
+
+
+def _done_again(table: "pd.DataFrame") -> "pd.Series[bool]":
+    """Which rows, in the order of writing, a later row of their tag has done again: its step is no larger.
+
+    A run that goes on from a checkpoint writes into another file, or goes back in its steps. What the life before it
+    had after the checkpoint is no part of the run, even where the later life did not come as far. Steps below 1 are
+    no iterations: of these only equal ones are done again.
+    """
+    import numpy as np
+
+    steps = table["step"]
+    iterations = steps[steps > 0]
+    tags = table.loc[iterations.index, "tag"]
+    unlimited = np.iinfo(np.int64).max
+    least = iterations[::-1].groupby(tags[::-1], sort=False).cummin()
+    later = least.groupby(tags[::-1], sort=False).shift(fill_value=unlimited)
+    again = (steps >= later.reindex(steps.index, fill_value=unlimited)) & (steps > 0)
+    others = table.loc[steps <= 0, ["tag", "step"]]
+    again[others.index] = others.duplicated(keep="last")
+    return again
 
 
 def metrics_parquet(table: "pd.DataFrame") -> bytes:

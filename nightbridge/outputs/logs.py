@@ -118,8 +118,12 @@ class LogReading(Model):
 
 
 def latest_steps(steps: Iterable[StepRecord]) -> dict[int, StepRecord]:
-    """One record per iteration, ascending; after a restart the later one wins."""
-    return dict(sorted({step.iteration: step for step in steps}.items()))
+    """One record per iteration, ascending, of those that no later record has done again: its step is no larger."""
+    latest: dict[int, StepRecord] = {}
+    for step in reversed(tuple(steps)):
+        if not latest or step.iteration < next(reversed(latest)):
+            latest[step.iteration] = step
+    return dict(reversed(latest.items()))
 
 
 # --- lines -----------------------------------------------------------------------------------------------------------

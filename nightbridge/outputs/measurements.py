@@ -4,7 +4,8 @@ The steady window. With S the iteration that the run started from (0 unless it r
 the first `warmup_steps` iterations after S are left out; when D - S is less than twice that, the first half is. The
 window is all recorded iterations from there to D, but for those that a profiler slowed. Its medians and percentiles
 need a finite value at every recorded iteration of the window: a statistic over the part that happened to be recorded
-could hide the part that went wrong.
+could hide the part that went wrong. A run that was restarted warms up again: as many iterations of each later life are
+left out as well, where others remain.
 
 What the measurements need to know of the run's configuration (GPUs, tokens of one step, profiled steps) is taken from
 the dumped `ConfigContainer.yaml` where there is one, since it is what really ran; the test file is the fallback.
@@ -287,6 +288,7 @@ def summarise(
         queue_time=queue_time(job),
         startup_time=startup_time(curves, job),
         source=curves.source,
+        lives=curves.lives,
         damage=tuple(damage),
         notes=curves.notes,
         **measured,
@@ -296,7 +298,11 @@ def summarise(
 def _after_warmup(curves: Curves, warmup_steps: int) -> "pd.DataFrame":
     done = max(curves.steps_done - curves.start, 0)
     dropped = warmup_steps if done >= 2 * warmup_steps else done // 2
-    return curves.steps[curves.steps.index > curves.start + dropped]
+    window = curves.steps[curves.steps.index > curves.start + dropped]
+    steady = window
+    for life in curves.lives[1:]:
+        steady = steady[(steady.index < life.first_step) | (steady.index >= life.first_step + dropped)]
+    return steady if len(steady) else window
 
 
 def _without_profiled(steps: "pd.DataFrame", curves: Curves, profiled: ProfiledSteps | None) -> "pd.DataFrame":

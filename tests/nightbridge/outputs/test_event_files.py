@@ -13,11 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary, SummaryMetadata
 from tensorboard.compat.proto.tensor_pb2 import TensorProto
 from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util.tensor_util import make_tensor_proto
 
 from nightbridge.errors import DamagedData
@@ -68,6 +69,48 @@ class TestAgainstTensorboard:
             assert ours["step"].tolist() == [event.step for event in expected]
             assert ours["value"].tolist() == [event.value for event in expected]
             assert ours["wall_time"].tolist() == [event.wall_time for event in expected]
+
+    @pytest.mark.parametrize("starts", [(), (0,), (0, 51), (0, 51, 30), (51, 60)])
+    def test_what_a_session_start_voids_is_what_tensorboards_accumulator_drops(
+        self, tmp_path: Path, starts: tuple[int, ...]
+    ) -> None:
+        writer = EventFileWriter(str(tmp_path))
+        for life, start in enumerate((*starts, None)):
+            # The steps go on, so that only the starts decide.
+            for step in range(70 * life + 1, 70 * life + 71):
+                for tag in ("lm loss", "grad-norm")[: 1 + step % 2]:
+                    summary = Summary(value=[Summary.Value(tag=tag, simple_value=step / 7)])
+                    writer.add_event(Event(wall_time=1e9 + step, step=step, summary=summary))
+            if start is not None:
+                log = SessionLog(status=SessionLog.START)
+                writer.add_event(Event(wall_time=1e9 + step, step=start, session_log=log))
+        writer.close()
+        accumulator = EventAccumulator(str(tmp_path), size_guidance={"scalars": 0})
+        accumulator.Reload()
+
+        table, _ = scalars(tmp_path)
+
+        for tag in ("lm loss", "grad-norm"):
+            kept = table[(table["tag"] == tag) & ~table["superseded"]]
+            assert kept["step"].tolist() == [event.step for event in accumulator.Scalars(tag)]
+        assert table["superseded"].any() == bool(starts)
+
+    def test_a_step_that_goes_back_drops_what_tensorboards_accumulator_drops(self, tmp_path: Path) -> None:
+        (tmp_path / "events.out.tfevents.1760000000.node1").write_bytes(b"")
+        path = tmp_path / "events.out.tfevents.1760000001.node1"
+        with path.open("wb") as stream:
+            records = RecordWriter(stream)
+            # Without a file version, as writers that know no session have it.
+            for step in (1, 2, 3, 4, 5, 6, 3, 4, 2, 3):
+                value = Summary.Value(tag="lm loss", simple_value=float(step))
+                records.write(Event(wall_time=1e9, step=step, summary=Summary(value=[value])).SerializeToString())
+        accumulator = EventAccumulator(str(path), size_guidance={"scalars": 0})
+        accumulator.Reload()
+
+        table, _ = scalars(tmp_path)
+
+        assert [event.step for event in accumulator.Scalars("lm loss")] == [1, 2, 3]
+        assert table.loc[~table["superseded"], "step"].tolist() == [1, 2, 3]
 
     def test_values_of_many_tags_in_one_event_are_all_read(self, tmp_path: Path) -> None:
         values = [Summary.Value(tag=f"tag {n}", simple_value=n) for n in range(5)]
@@ -379,6 +422,24 @@ class TestTable:
         assert current[79] == 1.0
         assert current[80] == 2.0
         assert set(table.loc[table["superseded"], "file"]) == {earlier.path.name}
+
+    def test_what_a_dead_life_had_after_its_last_checkpoint_is_no_part_of_the_run(
+        self, event_file: Callable[..., EventFileBuilder], tmp_path: Path
+    ) -> None:
+        dead, alive = event_file(time=1_760_000_000), event_file(time=1_760_000_900)
+        for step in (0, *range(1, 71)):
+            dead.scalar("lm loss", step, 1.0).scalar("only here", step, 1.0)
+        for step in (0, *range(51, 61)):
+            alive.scalar("lm loss", step, 2.0)
+        dead.write()
+        alive.write()
+
+        table, _ = scalars(tmp_path)
+
+        current = table[~table["superseded"]]
+        assert sorted(current.loc[current["tag"] == "lm loss", "step"]) == list(range(61))
+        # Of a tag that the later life does not have, nothing was done again; step 0 is no iteration.
+        assert (current["tag"] == "only here").sum() == 71
 
     def test_files_of_one_second_are_ordered_by_their_first_event(
         self, event_file: Callable[..., EventFileBuilder], tmp_path: Path

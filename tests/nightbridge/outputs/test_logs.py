@@ -163,6 +163,13 @@ class TestWholeLogs:
         assert list(steps) == list(range(1, 8))
         assert [steps[n].lm_loss for n in (3, 4, 7)] == [9.0, 1.0, 1.0]
 
+    def test_what_a_dead_life_did_beyond_the_last_one_is_dropped(
+        self, read: Callable[..., LogReading], step_line: type[StepLine]
+    ) -> None:
+        dead = "\n".join(step_line(n).step for n in range(1, 10))
+        alive = "\n".join(step_line(n).step for n in range(4, 6))
+        assert list(latest_steps(read(dead, alive).steps)) == [1, 2, 3, 4, 5]
+
     def test_a_zero_throughput_is_a_value(self, read: Callable[..., LogReading], step_line: type[StepLine]) -> None:
         line = step_line(1, tflops=0.0)
         assert read(f"{line.perf}\n{line.step}\n").steps[0].tflops_per_gpu == 0.0

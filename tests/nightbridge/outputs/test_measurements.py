@@ -70,6 +70,45 @@ class TestFromTensorboard:
         assert table["superseded"].sum() == 10 * 5
         assert measured().final_loss == 1.0
 
+    def test_the_lives_of_a_restarted_run_are_measured_each_and_noted(
+        self, run_folder: RunFolder, measured: Callable[..., Summary]
+    ) -> None:
+        run_folder.curves(range(1, 41))
+        run_folder.curves(range(31, 36), time=1_760_001_000)
+        summary = measured()
+        assert [(life.first_step, life.last_step) for life in summary.lives] == [(1, 40), (31, 35)]
+        assert [life.median_step_time for life in summary.lives] == pytest.approx([0.25215, 0.2533], rel=1e-4)
+        assert summary.steps_done == 35
+        assert summary.notes == (
+            "restarted once: iterations 1 to 40 at 0.2521 s, 31 to 35 at 0.2533 s; 10 were done again or thrown away",
+        )
+
+    def test_the_warm_up_of_each_life_is_no_steady_step(
+        self, run_folder: RunFolder, measured: Callable[..., Summary]
+    ) -> None:
+        run_folder.curves(range(1, 41))
+        run_folder.curves(range(31, 51), time=1_760_001_000)
+        assert measured(50, 5).steady_steps == 50 - 5 - 5
+        run_folder.curves(range(1, 5), time=1_760_002_000)
+        assert measured(50, 5).steady_steps == 2  # of four iterations there is no more to leave out than two
+
+    def test_lives_are_found_in_the_log_where_there_is_no_event_file(
+        self, run_folder: RunFolder, step_line: type[StepLine], measured: Callable[..., Summary]
+    ) -> None:
+        run_folder.log("\n".join(step_line(step, seconds=0.25).step for step in range(1, 21)))
+        run_folder.log("\n".join(step_line(step, seconds=0.5).step for step in range(11, 51)), restart=1)
+        lives = measured().lives
+        assert [(life.first_step, life.last_step, life.median_step_time) for life in lives] == [
+            (1, 20, 0.25),
+            (11, 50, 0.5),
+        ]
+
+    def test_a_run_that_was_not_restarted_has_one_life_and_no_note(
+        self, run_folder: RunFolder, measured: Callable[..., Summary]
+    ) -> None:
+        run_folder.curves(range(1, 51))
+        assert [(life.first_step, life.last_step) for life in measured().lives] == [(1, 50)]
+
     def test_a_run_with_a_longer_logging_interval_misses_nothing(
         self, run_folder: RunFolder, measured: Callable[..., Summary]
     ) -> None:
