@@ -4,7 +4,6 @@ A rule has an id to look up, the fields it reads, a severity, the versions it ho
 the values and the way out. Keys and types are checked before, in `config`. Rules read models and the flag table only.
 """
 
-from nightbridge.rules.cloudai import failed_constraints
 from nightbridge.rules.profiles import (
     CONTAINER_RULES,
     PROFILES,
@@ -34,7 +33,6 @@ __all__ = [
     "check_test",
     "errors_of",
     "expansion_of",
-    "failed_constraints",
     "grid_of",
     "points_of",
 ]

@@ -8,7 +8,6 @@ development branch from August 2026 on.
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from nightbridge.models.series import DEFAULT_NUM_GPUS
@@ -29,38 +28,26 @@ DEEPSEEK_STAGES = frozenset({(1, 1), (4, 1), (8, 1), (4, 2), (16, 1), (8, 2), (4
 """Pipeline and virtual pipeline sizes for which Megatron-Bridge has a layout of DeepSeek-V3's layers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Constraint:
-    """One constraint of CloudAI.
-
-    Attributes:
-        number: The number by which CloudAI's log names it.
-        broken: A message where `[cmd_args]` breaks it.
-        corrected_by: The rules of the normal profile that replace it.
-        rule: The same as a rule of the `cloudai` profile.
-    """
-
-    number: int
-    broken: Callable[[Mapping[str, Any]], str | None]
-    corrected_by: tuple[str, ...]
-    rule: Rule[RuleContext]
-
-
 def _constraint(
     number: int, name: str, fields: str, *corrected_by: str
-) -> Callable[[Callable[[Mapping[str, Any]], str | None]], Constraint]:
-    """Make a function from `[cmd_args]` to a message a constraint."""
+) -> Callable[[Callable[[Mapping[str, Any]], str | None]], Rule[RuleContext]]:
+    """Make a function from `[cmd_args]` to a message, None where all is well, a rule with CloudAI's number.
 
-    def make(broken: Callable[[Mapping[str, Any]], str | None]) -> Constraint:
+    Args:
+        number: The number by which CloudAI's log names it.
+        name: The rest of the rule's id.
+        fields: The keys of `[cmd_args]` that it reads.
+        corrected_by: The rules of the normal profile that replace it.
+    """
+
+    def make(broken: Callable[[Mapping[str, Any]], str | None]) -> Rule[RuleContext]:
         def check(run: RuleContext) -> Iterator[str]:
             if (message := broken(run.args)) is not None:
                 yield f"{message} (constraint {number} of CloudAI)"
 
         check.__doc__ = f"CloudAI refuses it. Corrected in the normal profile: {', '.join(corrected_by)}."
         source = f"CloudAI: constraint {number} of its Megatron-Bridge workload"
-        return Constraint(
-            number, broken, corrected_by, rule(f"cloudai-{number:02}-{name}", source, cmd_args(fields))(check)
-        )
+        return rule(f"cloudai-{number:02}-{name}", source, cmd_args(fields))(check)
 
     return make
 
@@ -274,18 +261,3 @@ def _deepseek_stages(args: Mapping[str, Any]) -> str | None:
     if pair in DEEPSEEK_STAGES:
         return None
     return f"DeepSeek-V3 has no layout for pp {pair[0]} with vp {pair[1]}; known: {sorted(DEEPSEEK_STAGES)}"
-
-
-CONSTRAINTS = tuple(found for found in list(globals().values()) if isinstance(found, Constraint))
-"""The constraints, in the order of their numbers."""
-
-RULES = tuple(constraint.rule for constraint in CONSTRAINTS)
-
-
-def failed_constraints(args: Mapping[str, Any]) -> tuple[int, ...]:
-    """The numbers of the constraints that CloudAI's log would name for one `[cmd_args]` table without sweeps.
-
-    Args:
-        args: Field to value, as the table has them; a field that is missing or None counts as CloudAI's default.
-    """
-    return tuple(constraint.number for constraint in CONSTRAINTS if constraint.broken(args) is not None)

@@ -37,7 +37,7 @@ RunRules = tuple[Rule[RuleContext], ...]
 RULES: RunRules = rules_in(required, megatron_core, site_rules, launcher, overrides)
 """The rules of the normal profile."""
 
-CLOUDAI_RULES: RunRules = cloudai.RULES
+CLOUDAI_RULES: RunRules = rules_in(cloudai)
 
 PROFILES: Mapping[Compat, RunRules] = {
     "none": RULES,

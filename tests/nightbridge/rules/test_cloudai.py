@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from nightbridge.models import Compat, HarvestPolicy, TestDefinition
-from nightbridge.rules import RULES, check_test, errors_of, failed_constraints
-from nightbridge.rules.cloudai import CONSTRAINTS
+from nightbridge.rules import RULES, check_test, errors_of
+from nightbridge.rules.profiles import CLOUDAI_RULES
+from nightbridge.rules.rule import Rule, RuleContext
 from tests.builders import make_test
 
 SHARED = Path(__file__).parents[4] / "shared" / "data"
@@ -23,6 +24,15 @@ def make_cloudai_test(args: dict[str, Any], *, version: str = "v0.4.0", compat: 
     unset = {"num_gpus": None, "model_recipe_name": None, "max_steps": None}
     harvest = HarvestPolicy(checkpoint="none")
     return make_test({**unset, "model_family_name": "x", **args}, version=version, compat=compat, harvest=harvest)
+
+
+def number_of(rule: Rule[RuleContext]) -> int:
+    return int(rule.id.split("-")[1])
+
+
+def failed_constraints(args: dict[str, Any]) -> tuple[int, ...]:
+    run = RuleContext(TestDefinition.model_construct(cmd_args=args))
+    return tuple(number_of(rule) for rule in CLOUDAI_RULES if any(rule.check(run)))
 
 
 def shipped(version: str) -> Iterator[tuple[str, dict[str, Any], str]]:
@@ -118,10 +128,9 @@ def test_every_constraint_that_can_fail_has_been_recorded_failing() -> None:
 def test_every_constraint_has_a_rule_of_the_normal_profile_that_stands_for_it() -> None:
     ids = {rule.id for rule in RULES}
 
-    assert [constraint.number for constraint in CONSTRAINTS] == list(range(1, 19))
-    for constraint in CONSTRAINTS:
-        assert constraint.corrected_by
-        assert set(constraint.corrected_by) <= ids
+    assert [number_of(rule) for rule in CLOUDAI_RULES] == list(range(1, 19))
+    for rule in CLOUDAI_RULES:
+        assert set(rule.reason.removesuffix(".").partition("profile: ")[2].split(", ")) <= ids
 
 
 def test_the_compat_profile_reports_cloudais_constraints_by_name_instead_of_ours() -> None:
