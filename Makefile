@@ -69,11 +69,11 @@ lint: install
 	$(BIN)/lint-imports
 
 check: lint
-	$(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder -m "not ($(PARTS))"
+	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder -m "not ($(PARTS))"
 
 test: lint
 	$(BIN)/python tests/real/packages.py
-	NIGHTBRIDGE_SEEDS=$(SEEDS) NIGHTBRIDGE_TEST_MINUTES=$(TEST_MINUTES) $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --reruns 1
+	NIGHTBRIDGE_SEEDS=$(SEEDS) NIGHTBRIDGE_TEST_MINUTES=$(TEST_MINUTES) $(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder --reruns 1
 
 # The theme's own advertisement would be a warning among ours.
 docs: install

@@ -79,21 +79,40 @@ def _parts_of(item: pytest.Item) -> set[str]:
     return found | ({"prefect"} if item.path.parent in _NIGHTS else set())
 
 
-def _parts_needed(item: pytest.Item) -> int:
-    """How many other parts a test needs: 0 none, 1 real daemons or many tries, 2 all of them."""
+_LONGEST = tuple(
+    Path(__file__).parent / name
+    for name in (
+        "nights/test_faults.py",
+        "nights/test_clock_and_disk.py",
+        "nights/test_scheduled_night.py",
+        "flows/test_container.py",
+        "flows/test_real_parts.py",
+        "flows/test_restart.py",
+        "flows/test_reaper.py",
+        "nights/test_soak.py",
+    )
+)
+"""Files of minutes, most of which is waiting, the longest first."""
+
+
+def _turn(item: pytest.Item) -> int:
+    """When a test's file has its turn: the longest, then what needs no other part, real daemons, whole nights."""
+    if item.path in _LONGEST:
+        return _LONGEST.index(item.path) - len(_LONGEST)
     return 2 if item.path.parent in _NIGHTS else int(bool(_parts_of(item)))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test with the parts it needs; parts alone first, then parts on real daemons, whole nights last.
+    """Mark each test with the parts it needs, and put them in the order of their files' turns.
 
-    So where the time does not suffice for all, as much as possible has been tested.
+    A file is one worker's. The longest begin at once, so that the others' work fills their waiting and no worker is
+    waited for at the end. Of the rest as much as possible has been tested where the time does not suffice for all.
 
     `make test` gives what fails a second try, since daemons that share two cores may be late. A kill series gets none:
     one bad moment out of many is just what it looks for.
     """
-    items.sort(key=_parts_needed)
+    items.sort(key=_turn)
     for item in items:
         for mark in _parts_of(item):
             item.add_marker(mark)
