@@ -21,7 +21,9 @@ from typing import Any
 
 from nightbridge.launch.resources import at_point
 from nightbridge.models import Compat, GitRepo, SweepAxis, TestDefinition
-from nightbridge.rules import check_test, errors_of, expansion_of, failed_constraints, grid_of
+from nightbridge.rules import check_test, errors_of, expansion_of, grid_of
+from nightbridge.rules.profiles import CLOUDAI_RULES
+from nightbridge.rules.rule import RuleContext
 
 Axes = dict[str, list[Any]]
 
@@ -138,7 +140,9 @@ def compare_with_cloudai(python: str, count: int, rates: dict[str, float]) -> No
     answer = json.loads(done.stdout)
     peer = count / answer["both"]
     print(f"CloudAI, model build and check: {peer:,.0f} points/s; the checks alone: {count / answer['checks']:,.0f} /s")
-    agree = sum((not failed_constraints(point)) == said for point, said in zip(points, answer["verdicts"], strict=True))
+    test = swept("cloudai", {})
+    ours = [not any(any(rule.check(RuleContext(at_point(test, point)))) for rule in CLOUDAI_RULES) for point in points]
+    agree = sum(own == said for own, said in zip(ours, answer["verdicts"], strict=True))
     print(f"same verdict on {agree} of {count} points")
     for name, rate in rates.items():
         print(f"ratio, {name}: {rate / peer:.1f}")
