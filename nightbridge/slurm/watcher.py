@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 from nightbridge.errors import NightbridgeError, PermanentError, StatusUnknown, TransientError
 from nightbridge.models import ClusterSettings, Job, JobState, JobStatus, utc_now
@@ -21,22 +22,29 @@ log = logging.getLogger(__name__)
 
 SHORTEST_INTERVAL = 1.0
 """Seconds between two queries just after a change, and once the exit file exists."""
-SILENT_GRACE = 60.0
-"""Seconds that Slurm may know nothing of a job whose exit file is there, before the file alone ends it."""
-DETAIL_GRACE = 90.0
-"""Seconds to wait after a terminal state for what accounting learns later: the exit code, and who cancelled it.
-slurmdbd can be a minute behind."""
-HOPELESS_GRACE = 120.0
-"""Seconds for which a job may be pending for a reason that never clears before it is cancelled."""
-LOST_GRACE = 1800.0
-"""Seconds without any report of a job after which its name is looked up: when squeue and sacct both answer, and neither
-has a live job or an end of it, it is lost, as when slurmctld lost its state."""
-PATIENCE = 7 * 86_400.0
-"""Seconds without any report of a job, from Slurm or its script, after which watching it is given up."""
-
 _WAKE_UP = 1.0
 _AGE_PER_INTERVAL = 10.0
 _ENDING = frozenset({JobState.COMPLETING, JobState.CONFIGURING, JobState.SIGNALING, JobState.STAGE_OUT})
+
+
+class Graces(NamedTuple):
+    """How long a watcher waits before it concludes something, in seconds."""
+
+    silent: float = 60.0
+    """That Slurm may know nothing of a job whose exit file is there, before the file alone ends it."""
+    detail: float = 90.0
+    """After a terminal state, for what accounting learns later: the exit code, and who cancelled it. slurmdbd can be a
+    minute behind."""
+    hopeless: float = 120.0
+    """For which a job may be pending for a reason that never clears before it is cancelled."""
+    lost: float = 1800.0
+    """Without any report of a job, after which its name is looked up: when squeue and sacct both answer, and neither
+    has a live job or an end of it, it is lost, as when slurmctld lost its state."""
+    patience: float = 7 * 86_400.0
+    """Without any report of a job, from Slurm or its script, after which watching it is given up."""
+
+
+DEFAULT_GRACES = Graces()
 
 
 class _Watched:
@@ -102,30 +110,13 @@ class Watcher:
 
     Args:
         cluster: The cluster of all its jobs.
-        silent_grace: See `SILENT_GRACE`.
-        detail_grace: See `DETAIL_GRACE`.
-        hopeless_grace: See `HOPELESS_GRACE`.
-        lost_grace: See `LOST_GRACE`.
-        patience: See `PATIENCE`.
+        graces: How long it waits.
     """
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        *,
-        silent_grace: float = SILENT_GRACE,
-        detail_grace: float = DETAIL_GRACE,
-        hopeless_grace: float = HOPELESS_GRACE,
-        lost_grace: float = LOST_GRACE,
-        patience: float = PATIENCE,
-    ) -> None:
+    def __init__(self, cluster: Cluster, graces: Graces = DEFAULT_GRACES) -> None:
         self._cluster = cluster
         self._longest = cluster.settings.poll_interval
-        self._silent_grace = silent_grace
-        self._detail_grace = detail_grace
-        self._hopeless_grace = hopeless_grace
-        self._lost_grace = lost_grace
-        self._patience = patience
+        self._graces = graces
         self._watched: dict[int, _Watched] = {}
         self._changed = threading.Condition()
         self._stopped = False
@@ -271,7 +262,7 @@ class Watcher:
                 for watched in self._watched.values()
                 if watched.silent_since is not None
                 and watched.exit_code is None
-                and (utc_now() - watched.silent_since).total_seconds() >= self._lost_grace
+                and (utc_now() - watched.silent_since).total_seconds() >= self._graces.lost
             ]
         for watched in silent:
             job = watched.job
@@ -297,7 +288,7 @@ class Watcher:
             ]
         for job, status, seconds in reported:
             cancellation = due_cancellation(
-                status, self._cluster.settings, reason_seconds=seconds, grace=self._hopeless_grace, now=utc_now()
+                status, self._cluster.settings, reason_seconds=seconds, grace=self._graces.hopeless, now=utc_now()
             )
             if cancellation is None:
                 continue
@@ -353,7 +344,7 @@ class Watcher:
         if status is not None and status.state in TERMINAL and watched.ended_at is not None:
             known = watched.exit_code is not None or status.exit_code is not None
             anonymous = status.state is JobState.CANCELLED and not status.cancelled_by
-            if (known and not anonymous) or now - watched.ended_at >= self._detail_grace:
+            if (known and not anonymous) or now - watched.ended_at >= self._graces.detail:
                 return watched.job.model_copy(update={"status": status, "exit_file_code": watched.exit_code})
             return None
         if watched.lost and watched.silent_since is not None:
@@ -363,14 +354,14 @@ class Watcher:
         if code is None or watched.exit_code_at is None or watched.silent_since is None:
             return None
         silent = (datetime.now(UTC) - watched.silent_since).total_seconds()
-        if min(silent, now - watched.exit_code_at) < self._silent_grace:
+        if min(silent, now - watched.exit_code_at) < self._graces.silent:
             return None
         state = JobState.FAILED if code else JobState.COMPLETED
         status = _without_slurm(watched, state, "exit file; Slurm silent", exit_code=code, signal=0)
         return watched.job.model_copy(update={"status": status, "exit_file_code": code})
 
     def _check_patience(self, watched: _Watched) -> None:
-        if time.monotonic() - watched.reported_at > self._patience and watched.exit_code is None:
+        if time.monotonic() - watched.reported_at > self._graces.patience and watched.exit_code is None:
             raise StatusUnknown(
                 f"neither Slurm nor the job has reported anything since {watched.silent_since}",
                 thing=f"{watched.job.name} (job {watched.job.job_id})",

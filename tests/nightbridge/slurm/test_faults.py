@@ -27,7 +27,7 @@ from nightbridge.slurm.outcome import RunEvidence, classify
 from nightbridge.slurm.sbatch_shim import find_submission
 from nightbridge.slurm.script import wrap_script
 from nightbridge.slurm.submission import submit_attempt
-from nightbridge.slurm.watcher import Watcher
+from nightbridge.slurm.watcher import Graces, Watcher
 from tests.conftest import need
 from tests.real.slurm_daemons import SlurmDaemons, missing_reason, start_slurm
 from tests.waiting import wait_until
@@ -80,7 +80,7 @@ class Run:
         self.attempt = attempt
         self.cluster = cluster
         self.seen: list[JobStatus] = []
-        self.watcher = Watcher(cluster, silent_grace=3, detail_grace=20, hopeless_grace=2, lost_grace=5)
+        self.watcher = Watcher(cluster, Graces(silent=3, detail=20, hopeless=2, lost=5))
         self._pool = ThreadPoolExecutor(1)
         self._end: Future[Job] | None = None
 

@@ -15,7 +15,7 @@ from nightbridge.slurm.attempt_files import AttemptContext, open_attempt, read_c
 from nightbridge.slurm.command_line import CommandLineCluster
 from nightbridge.slurm.protocol import Lookup
 from nightbridge.slurm.script import wrap_script
-from nightbridge.slurm.watcher import Watcher
+from nightbridge.slurm.watcher import Graces, Watcher
 from tests.real.slurm_daemons import SlurmDaemons
 
 
@@ -81,7 +81,7 @@ def stub() -> StubCluster:
 
 @pytest.fixture
 def watcher(stub: StubCluster) -> Iterator[Watcher]:
-    watcher = Watcher(stub, silent_grace=0.3, detail_grace=0.2, hopeless_grace=3, lost_grace=2, patience=12)
+    watcher = Watcher(stub, Graces(silent=0.3, detail=0.2, hopeless=3, lost=2, patience=12))
     yield watcher
     watcher.stop()
 
@@ -381,7 +381,7 @@ def test_several_jobs_are_followed_to_their_end_while_slurmdbd_is_down(
 ) -> None:
     attempts = [open_attempt(workspace, f"{run_key}-{number}", settings) for number in range(3)]
     bodies = ["sleep 1", "sleep 2; exit 4", "sleep 60"]
-    watcher = Watcher(cluster, silent_grace=5, detail_grace=1)
+    watcher = Watcher(cluster, Graces(silent=5, detail=1))
     slurm_cluster.kill_daemon("slurmdbd")
     try:
         jobs = [_submit(cluster, attempt, body) for attempt, body in zip(attempts, bodies, strict=True)]
