@@ -140,9 +140,10 @@ def compare_with_cloudai(python: str, count: int, rates: dict[str, float]) -> No
     answer = json.loads(done.stdout)
     peer = count / answer["both"]
     print(f"CloudAI, model build and check: {peer:,.0f} points/s; the checks alone: {count / answer['checks']:,.0f} /s")
-    test = swept("cloudai", {})
-    ours = [not any(any(rule.check(RuleContext(at_point(test, point)))) for rule in CLOUDAI_RULES) for point in points]
-    agree = sum(own == said for own, said in zip(ours, answer["verdicts"], strict=True))
+    base = swept("cloudai", {})
+    runs = [RuleContext(base.model_copy(update={"cmd_args": point})) for point in points]
+    passes = [not any(message for rule in CLOUDAI_RULES for message in rule.check(run)) for run in runs]
+    agree = sum(ours == said for ours, said in zip(passes, answer["verdicts"], strict=True))
     print(f"same verdict on {agree} of {count} points")
     for name, rate in rates.items():
         print(f"ratio, {name}: {rate / peer:.1f}")

@@ -3,18 +3,17 @@
 The `[cmd_args]` table of a heterogeneous-parallel test: two grids, a schedule, and where it saves.
 """
 
-import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import BeforeValidator, Field, StringConstraints, TypeAdapter
 
 from nightbridge.config.documents import Findings, KeyPath, Layered, unknown_key
 from nightbridge.config.schema import validated
 from nightbridge.launch.flags import NO_EFFECT, TEST_FLAGS, Flag, Kind
-from nightbridge.launch.hetero_arguments import HeteroArguments
+from nightbridge.launch.hetero_arguments import Finite, HeteroArguments
 from nightbridge.models import Model, SecretRef, SweepAxis
 
 _PREFIXES: tuple[tuple[str, Literal["env", "block", "toml"]], ...] = (
@@ -260,66 +259,38 @@ def _shortened(value: object) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise ValueError
-    return value.strip()
+def _number_as_written(value: object) -> object:
+    """Refuse what pydantic would take for a number as well: a switch."""
+    if isinstance(value, bool):
+        raise ValueError("a boolean is no number")
+    return value
 
 
-def _integer(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise ValueError
-    if isinstance(value, float) and not value.is_integer():
-        raise ValueError
-    number = int(value)
-    if abs(number) > 2**63:
-        raise ValueError
-    return number
-
-
-def _number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise ValueError
-    try:
-        number = float(value)
-    except OverflowError as error:
-        raise ValueError from error
-    if not math.isfinite(number):
-        raise ValueError
-    return number
-
-
-_BOOLEAN = TypeAdapter(bool)
-"""pydantic's own reading, as CloudAI has it: also 1 and 0, "yes" and "no", "on" and "off"."""
-
-
-def _boolean(value: object) -> bool:
-    return _BOOLEAN.validate_python(value.strip() if isinstance(value, str) else value)
-
-
-def _texts(value: object) -> str | list[str]:
-    return [_text(item) for item in value] if isinstance(value, list) else _text(value)
-
-
-def _integers(value: object) -> list[int]:
+def _listed(value: object) -> object:
+    """Make a list of a text that separates by commas, and of a single value."""
     if isinstance(value, str):
-        return [_integer(item) for item in value.split(",")] if value.strip() else []
-    return [_integer(item) for item in value] if isinstance(value, list) else [_integer(value)]
+        return value.split(",") if value.strip() else []
+    return value if isinstance(value, list) else [value]
 
 
-def _integer_or_none(value: object) -> int | str:
-    return "None" if value == "None" else _integer(value)
+_Text = Annotated[str, StringConstraints(strip_whitespace=True)]
+_Integer = Annotated[int, Field(ge=-(2**63), le=2**63), BeforeValidator(_number_as_written)]
+_Number = Annotated[Finite, BeforeValidator(_number_as_written)]
+# pydantic's own reading, as CloudAI has it: also 1 and 0, "yes" and "no", "on" and "off".
+_Boolean = Annotated[bool, BeforeValidator(lambda value: value.strip() if isinstance(value, str) else value)]
 
-
+_TYPES: Mapping[Kind, tuple[Any, str]] = {
+    "text": (_Text, "text"),
+    "integer": (_Integer, "a whole number"),
+    "number": (_Number, "a finite number"),
+    "boolean": (_Boolean, "true or false"),
+    "texts": (_Text | list[_Text], "text or a list of texts"),
+    "integers": (Annotated[list[_Integer], BeforeValidator(_listed)], "a whole number or a list of them"),
+    "integer_or_none": (Literal["None"] | _Integer, 'a whole number or "None"'),
+    "text_or_none": (_Text, "text"),
+}
 _KINDS: Mapping[Kind, tuple[Callable[[object], Any], str]] = {
-    "text": (_text, "text"),
-    "integer": (_integer, "a whole number"),
-    "number": (_number, "a finite number"),
-    "boolean": (_boolean, "true or false"),
-    "texts": (_texts, "text or a list of texts"),
-    "integers": (_integers, "a whole number or a list of them"),
-    "integer_or_none": (_integer_or_none, 'a whole number or "None"'),
-    "text_or_none": (_text, "text"),
+    kind: (TypeAdapter(type_).validate_python, words) for kind, (type_, words) in _TYPES.items()
 }
 """What a value must be: a reader that raises ValueError, and the words for it."""
 

@@ -31,7 +31,7 @@ def number_of(rule: Rule[RuleContext]) -> int:
 
 
 def failed_constraints(args: dict[str, Any]) -> tuple[int, ...]:
-    run = RuleContext(make_test({}).model_copy(update={"cmd_args": args}))
+    run = RuleContext(make_cloudai_test({}).model_copy(update={"cmd_args": args}))
     return tuple(number_of(rule) for rule in CLOUDAI_RULES if any(rule.check(run)))
 
 
