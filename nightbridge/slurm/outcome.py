@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from nightbridge.files import used_up_quota
 from nightbridge.models import Job, JobState, JobStatus, Model, Outcome
-from nightbridge.slurm.attempt_files import Cancellation, read_cancellation, read_claim
+from nightbridge.slurm.attempt_files import Cancellation, CancelPolicy, read_cancellation, read_claim
 from nightbridge.slurm.script import ALREADY_CLAIMED, GUARD_CODES
 from nightbridge.slurm.states import LOST, TERMINAL, hopeless_advice
 
@@ -103,6 +103,24 @@ class _Case(NamedTuple):
         return self.status.nodes or "its node"
 
     @property
+    def guard(self) -> str:
+        return GUARD_CODES[self.guard_code or 0]
+
+    @property
+    def hopeless(self) -> str | None:
+        """What to do about a pending reason that could never clear."""
+        return hopeless_advice(self.status.reason)
+
+    @property
+    def canceller(self) -> str:
+        return self.status.cancelled_by or "somebody"
+
+    @property
+    def ended_by(self) -> CancelPolicy | None:
+        """The policy by which the watcher cancelled it."""
+        return self.cancellation.policy if self.state is JobState.CANCELLED and self.cancellation else None
+
+    @property
     def policy(self) -> str:
         """Why the watcher cancelled it, with advice."""
         return f"{self.cancellation.reason}. {self.cancellation.advice}" if self.cancellation is not None else ""
@@ -123,9 +141,10 @@ class _Case(NamedTuple):
 
 
 class _Rule(NamedTuple):
-    applies: Callable[[_Case], bool]
+    applies: Callable[[_Case], object]
     outcome: Outcome
-    reason: Callable[[_Case], str]
+    reason: str
+    """Filled in from the case."""
 
 
 _INFRASTRUCTURE_STATES = frozenset({JobState.NODE_FAIL, JobState.BOOT_FAIL, JobState.PREEMPTED, JobState.REVOKED})
@@ -139,105 +158,75 @@ _RULES: tuple[_Rule, ...] = (
     _Rule(
         lambda case: case.guard_code == ALREADY_CLAIMED,
         Outcome.NEVER_STARTED,
-        lambda case: "another job of this attempt runs; this one ended at once",
+        "another job of this attempt runs; this one ended at once",
     ),
-    _Rule(
-        lambda case: case.guard_code is not None,
-        Outcome.INFRASTRUCTURE,
-        lambda case: f"{GUARD_CODES[case.guard_code or 0]} on {case.nodes}",
-    ),
+    _Rule(lambda case: case.guard_code is not None, Outcome.INFRASTRUCTURE, "{case.guard} on {case.nodes}"),
     _Rule(
         lambda case: not case.claimed and case.status.signal == _NO_OUTPUT_FILE and case.state is JobState.FAILED,
         Outcome.INFRASTRUCTURE,
-        lambda case: f"workspace not visible on {case.nodes}: the output file could not be opened there",
+        "workspace not visible on {case.nodes}: the output file could not be opened there",
     ),
     _Rule(
         lambda case: not case.claimed and case.status.reason.lower().replace(" ", "") in _NOT_LAUNCHED,
         Outcome.INFRASTRUCTURE,
-        lambda case: f"could not be launched on {case.nodes}",
+        "could not be launched on {case.nodes}",
     ),
     # Our own policies.
     _Rule(
-        lambda case: case.state is JobState.CANCELLED and case.cancellation is not None and not case.started,
+        lambda case: case.ended_by and not case.started,
         Outcome.NEVER_STARTED,
-        lambda case: f"cancelled before it started: {case.policy}",
+        "cancelled before it started: {case.policy}",
     ),
-    _Rule(
-        lambda case: (
-            case.state is JobState.CANCELLED
-            and case.cancellation is not None
-            and case.cancellation.policy == "max_runtime"
-        ),
-        Outcome.TIMEOUT,
-        lambda case: f"cancelled after {case.steps}: {case.policy}",
-    ),
+    _Rule(lambda case: case.ended_by == "max_runtime", Outcome.TIMEOUT, "cancelled after {case.steps}: {case.policy}"),
     # A cancellation by a person is final, whatever had been reached.
     _Rule(
-        lambda case: (
-            case.state is JobState.CANCELLED and not case.started and hopeless_advice(case.status.reason) is not None
-        ),
+        lambda case: case.state is JobState.CANCELLED and not case.started and case.hopeless,
         Outcome.NEVER_STARTED,
-        lambda case: f"it could never start ({case.status.reason}). {hopeless_advice(case.status.reason)}",
+        "it could never start ({case.status.reason}). {case.hopeless}",
     ),
-    _Rule(
-        lambda case: case.cancelled,
-        Outcome.CANCELLED,
-        lambda case: f"cancelled by {case.status.cancelled_by or 'somebody'} after {case.steps}",
-    ),
+    _Rule(lambda case: case.cancelled, Outcome.CANCELLED, "cancelled by {case.canceller} after {case.steps}"),
     _Rule(
         lambda case: case.state is JobState.DEADLINE and not case.started,
         Outcome.NEVER_STARTED,
-        lambda case: "its deadline passed while it was pending",
+        "its deadline passed while it was pending",
     ),
     # The training is whole. What comes after it does not count against it.
-    _Rule(lambda case: case.trained and case.ended_well, Outcome.SUCCEEDED, lambda case: f"{case.steps}"),
+    _Rule(lambda case: case.trained and case.ended_well, Outcome.SUCCEEDED, "{case.steps}"),
     _Rule(
         lambda case: case.trained and (case.state in TERMINAL or case.exit_file is not None),
         Outcome.TEARDOWN,
-        lambda case: f"{case.steps} done, then {case.why}",
+        "{case.steps} done, then {case.why}",
     ),
     _Rule(
-        lambda case: case.evidence.all_steps_done and case.ended_well,
-        Outcome.PROGRAM_ERROR,
-        lambda case: "losses are not finite",
+        lambda case: case.evidence.all_steps_done and case.ended_well, Outcome.PROGRAM_ERROR, "losses are not finite"
     ),
     # It is not.
     _Rule(
         lambda case: case.state in _INFRASTRUCTURE_STATES or (case.lost and case.exit_file in _KILLED),
         Outcome.INFRASTRUCTURE,
-        lambda case: f"{case.why} after {case.steps}",
+        "{case.why} after {case.steps}",
     ),
-    _Rule(
-        lambda case: case.state is JobState.OUT_OF_MEMORY,
-        Outcome.OUT_OF_MEMORY,
-        lambda case: f"{case.why} after {case.steps}",
-    ),
-    _Rule(
-        lambda case: case.state in _OVER_TIME, Outcome.TIMEOUT, lambda case: f"{case.state.value} after {case.steps}"
-    ),
-    _Rule(lambda case: case.ended_well, Outcome.SHORT, lambda case: f"ended after {case.steps} as if all were done"),
+    _Rule(lambda case: case.state is JobState.OUT_OF_MEMORY, Outcome.OUT_OF_MEMORY, "{case.why} after {case.steps}"),
+    _Rule(lambda case: case.state in _OVER_TIME, Outcome.TIMEOUT, "{case.state.value} after {case.steps}"),
+    _Rule(lambda case: case.ended_well, Outcome.SHORT, "ended after {case.steps} as if all were done"),
     _Rule(
         lambda case: case.state not in TERMINAL and case.exit_file is None,
         Outcome.INFRASTRUCTURE,
-        lambda case: f"neither Slurm nor an exit file reports its end after {case.steps}",
+        "neither Slurm nor an exit file reports its end after {case.steps}",
     ),
-    _Rule(
-        lambda case: case.evidence.timeout_marker,
-        Outcome.TIMEOUT,
-        lambda case: f"killed at its limit after {case.steps}",
-    ),
+    _Rule(lambda case: case.evidence.timeout_marker, Outcome.TIMEOUT, "killed at its limit after {case.steps}"),
     _Rule(
         lambda case: _OUT_OF_MEMORY.search(case.evidence.last_error) is not None,
         Outcome.OUT_OF_MEMORY,
-        lambda case: f"{case.why} after {case.steps}",
+        "{case.why} after {case.steps}",
     ),
     # A loss that is not finite is the program's, although upstream calls it flaky.
     _Rule(
         lambda case: case.evidence.flaky_marker is not None and case.evidence.losses_finite,
         Outcome.INFRASTRUCTURE,
-        lambda case: f"{case.evidence.flaky_marker} in the log after {case.steps}",
+        "{case.evidence.flaky_marker} in the log after {case.steps}",
     ),
-    _Rule(lambda case: True, Outcome.PROGRAM_ERROR, lambda case: f"{case.why} after {case.steps}"),
+    _Rule(lambda case: True, Outcome.PROGRAM_ERROR, "{case.why} after {case.steps}"),
 )
 
 
@@ -260,4 +249,4 @@ def classify(job: Job, evidence: RunEvidence) -> Job:
         cancellation if cancellation is not None and cancellation.job_id == job.job_id else None,
     )
     rule = next(rule for rule in _RULES if rule.applies(case))
-    return job.model_copy(update={"outcome": rule.outcome, "outcome_reason": rule.reason(case)})
+    return job.model_copy(update={"outcome": rule.outcome, "outcome_reason": rule.reason.format(case=case)})
