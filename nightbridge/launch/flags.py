@@ -280,60 +280,26 @@ def words_of(flag: Flag, value: object) -> tuple[str, ...]:
     return items_of(value) if flag.kind in ("texts", "integers") else (text_of(value),)
 
 
-def _joined(option: str, value: str) -> tuple[str, ...]:
-    # argparse takes a separate word that starts with a dash for a flag, unless it is a number.
-    if value.startswith("-") and not value[1:].replace(".", "", 1).isdigit():
-        return (f"{option}={value}",)
-    return (option, value)
-
-
 def _value(option: str, value: Any) -> tuple[str, ...]:
     text = text_of(value)
-    return _joined(option, text) if text else ()
-
-
-def _presence(option: str, value: Any) -> tuple[str, ...]:
-    return (option,) if value else ()
-
-
-def _comma(option: str, value: Any) -> tuple[str, ...]:
-    items = items_of(value)
-    return _joined(option, ",".join(items)) if items else ()
-
-
-def _space(option: str, value: Any) -> tuple[str, ...]:
-    items = items_of(value)
-    return (option, *items) if items else ()
-
-
-def _pairs(option: str, value: Any) -> tuple[str, ...]:
-    return tuple(word for item in value for word in (option, item))
-
-
-def _virtual_pipeline(option: str, value: Any) -> tuple[str, ...]:
-    # One virtual stage is no virtual pipeline, and the parser spells that None.
-    return (option, "None" if value in (1, "None") else text_of(value))
-
-
-def _escaped(option: str, value: Any) -> tuple[str, ...]:
-    # Such as Et*4|(t*4|)*14tmL, which only the job reads.
-    return _value(option, escaped(text_of(value)))
-
-
-def _unsent(option: str, value: Any) -> tuple[str, ...]:
-    return ()
+    # argparse takes a separate word that starts with a dash for a flag, unless it is a number.
+    if text.startswith("-") and not text[1:].replace(".", "", 1).isdigit():
+        return (f"{option}={text}",)
+    return (option, text) if text else ()
 
 
 FORMATS: Mapping[Format, Callable[[str, Any], tuple[str, ...]]] = {
     "value": _value,
     "true_false": _value,
-    "presence": _presence,
-    "comma": _comma,
-    "space": _space,
-    "pairs": _pairs,
-    "virtual_pipeline": _virtual_pipeline,
-    "escaped": _escaped,
-    "unsent": _unsent,
+    "presence": lambda option, value: (option,) if value else (),
+    "comma": lambda option, value: _value(option, ",".join(items_of(value))),
+    "space": lambda option, value: (option, *items) if (items := items_of(value)) else (),
+    "pairs": lambda option, value: tuple(word for item in value for word in (option, item)),
+    # One virtual stage is no virtual pipeline, and the parser spells that None.
+    "virtual_pipeline": lambda option, value: (option, "None" if value in (1, "None") else text_of(value)),
+    # Such as Et*4|(t*4|)*14tmL, which only the job reads.
+    "escaped": lambda option, value: _value(option, escaped(text_of(value))),
+    "unsent": lambda option, value: (),
 }
 
 
@@ -343,19 +309,10 @@ def written(flag: Flag, value: Any) -> tuple[str, ...]:
 
 
 _SAFE = re.compile(r"[A-Za-z0-9_@%+=:,./\[\]~#-]*")
-
-
 _HOME = re.compile(r"(?:^|[=:])~")
-
-
 _CARRIED = re.compile(r"[;|()!*?{}~#]")
-
-
 _VARIABLE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
-
-
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-
 
 _REASONS = (
     (frozenset(" \t\r\n"), "white space, which the batch script would split into two words"),
