@@ -113,7 +113,7 @@ FAULTS: dict[str, Callable[[Array], Array]] = {
 def ours(a: Array, b: Array) -> bool:
     """Whether our gate flags the pair."""
     left, right = (dict(enumerate(curve.tolist(), start=1)) for curve in (a, b))
-    return not compare_curves(left, right).same_convergence
+    return bool(compare_curves(left, right).faults)
 
 
 def megatron_lm(a: Array, b: Array) -> bool:

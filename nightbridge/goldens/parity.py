@@ -161,16 +161,6 @@ class CurveParity(Model):
             return self.gaps
         return (*self.gaps, f"{self.tag}: first differs at step {self.first_difference}")
 
-    @property
-    def same_numerics(self) -> bool:
-        """Whether the two are equal to the last bit."""
-        return not self.unequal
-
-    @property
-    def same_convergence(self) -> bool:
-        """Whether the two stay within the bands of each other."""
-        return self.is_complete and not self.faults
-
 
 class Parity(Model):
     """Two runs, B against A."""
@@ -185,11 +175,6 @@ class Parity(Model):
     def same_numerics(self) -> bool:
         """Whether all curves are equal to the last bit. The loss must be among them."""
         return not self.faults_of("numerics")
-
-    @property
-    def same_convergence(self) -> bool:
-        """Whether the losses stay within the bands, and no curve of either run is broken off or not finite."""
-        return not self.faults_of("convergence")
 
     def faults_of(self, gate: ParityGate) -> tuple[str, ...]:
         """Why the runs do not pass a gate, a line each; empty when they do."""
