@@ -140,13 +140,5 @@ def clock(seconds: int) -> str:
 
 def site_options(cluster: ClusterSettings) -> tuple[str, ...]:
     """Further options as `--name=value`; partition and account travel with the workload's own."""
-    named: Mapping[str, str | int | None] = {
-        "qos": cluster.qos,
-        "reservation": cluster.reservation,
-        "segment": cluster.segment,
-    }
-    return (
-        *(f"--{option}={value}" for option, value in named.items() if value),
-        *(("--exclusive",) if cluster.exclusive else ()),
-        *cluster.extra_sbatch_args,
-    )
+    exclusive = ("--exclusive",) if cluster.exclusive else ()
+    return (*cluster.options("qos", "reservation", "segment"), *exclusive, *cluster.extra_sbatch_args)

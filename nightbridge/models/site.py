@@ -108,6 +108,10 @@ class ClusterSettings(Model):
         description="Seconds after which a running job is cancelled, whatever its time limit; never when unset.",
     )
 
+    def options(self, *names: str) -> tuple[str, ...]:
+        """Those of these options of sbatch and srun that are set, as `--name=value`; each has the name of its field."""
+        return tuple(f"--{name}={value}" for name in names if (value := getattr(self, name)))
+
 
 class RetentionPolicy(Model):
     """How much of each test `prune` leaves in the store; a limit that is unset removes nothing.

@@ -187,7 +187,7 @@ class CommandLineCluster:
 
     def available_slots(self, nodes: int) -> int:
         """Jobs of so many nodes that would start now, by the partition's idle nodes; 1 where Slurm does not answer."""
-        partition = (f"--partition={self.settings.partition}",) if self.settings.partition else ()
+        partition = self.settings.options("partition")
         try:
             listing = self._ask(("sinfo", "--noheader", "--states=idle", "--format=%D", *partition)) or ""
         except PermanentError:  # no sinfo here

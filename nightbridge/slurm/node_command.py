@@ -75,7 +75,11 @@ def run_on_node(
     _wait_for_end(cluster, _cancel_all(cluster, name), name)
     try:
         finished = run(
-            [program, *_options(settings, name), *options, *argv],
+            [
+                *(program, f"--job-name={name}", "--nodes=1", "--ntasks=1", "--mpi=none", "--chdir=/"),
+                *settings.options("partition", "account", "qos", "reservation"),
+                *(*options, *argv),
+            ],
             environment=variables,
             timeout=timeout,
             given=given,
@@ -94,17 +98,6 @@ def _variables(cluster: CommandLineCluster) -> dict[str, str]:
     """What srun needs; the rest of this process's environment, with its keys and tokens, stays out of the job."""
     kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
     return {"PATH": os.defpath} | kept | cluster.launch_environment()
-
-
-def _options(settings: ClusterSettings, name: str) -> list[str]:
-    named = {
-        "partition": settings.partition,
-        "account": settings.account,
-        "qos": settings.qos,
-        "reservation": settings.reservation,
-    }
-    given = [f"--{option}={value}" for option, value in named.items() if value]
-    return [f"--job-name={name}", "--nodes=1", "--ntasks=1", "--mpi=none", "--chdir=/", *given]
 
 
 def _cancel_all(cluster: CommandLineCluster, name: str) -> list[int]:

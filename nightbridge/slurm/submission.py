@@ -125,8 +125,7 @@ def _sbatch_options(plan: LaunchPlan, context: AttemptContext) -> Iterator[str]:
     yield f"--ntasks-per-node={plan.tasks_per_node}"
     if plan.time_limit_seconds is not None:
         yield f"--time={-(-plan.time_limit_seconds // 60)}"
-    place = {"partition": context.cluster.partition, "account": context.cluster.account}
-    yield from (f"--{option}={value}" for option, value in place.items() if value)
+    yield from context.cluster.options("partition", "account")
     given = (*context.sbatch_options, *plan.sbatch_args)
     yield from (option for option in given if not option.startswith("--dependency"))
 
