@@ -15,7 +15,6 @@ import contextvars
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import partial
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
@@ -31,7 +30,7 @@ from nightbridge.locking import lease, read_holder
 from nightbridge.models import ClusterSettings, LaunchPlan, Site, slug
 from nightbridge.slurm.attempt_files import read_submission
 from nightbridge.tasks.context import raise_if_interrupted, run_log, this_flow_run, this_night
-from nightbridge.tasks.mirror import insist
+from nightbridge.tasks.mirror import insist, on_server
 
 LEASE_SECONDS = 900.0
 """How long a dead process keeps its slots. Its job lives on, so a short lease would let another job in beside it."""
@@ -188,7 +187,7 @@ SILENCE_SECONDS = 600.0
 """How long a workspace may be away before the turn of the night that runs is given to the next one."""
 
 
-@contextmanager
+@contextlib.contextmanager
 def own_turn(site: Site) -> Iterator[None]:
     """Run the block while no other night of the cluster runs, if this night comes from a queue for one at a time.
 
@@ -213,9 +212,5 @@ def _one_at_a_time() -> bool:
     queue = flow_run.work_queue_id if flow_run else None
     if queue is None:
         return False
-
-    def limit() -> int | None:
-        with get_client(sync_client=True) as client:
-            return client.read_work_queue(queue).concurrency_limit
-
+    limit = on_server(lambda client: client.read_work_queue(queue).concurrency_limit)
     return insist("the limit of the work queue", limit) == 1

@@ -90,6 +90,16 @@ class ProgressArtifact:
             self._failed = True
 
 
+def on_server(call: Callable[[SyncPrefectClient], R]) -> Callable[[], R]:
+    """What requests something of Prefect's API, for `show` and `insist`: the call, with a client for it."""
+
+    def request() -> R:
+        with get_client(sync_client=True) as client:
+            return call(client)
+
+    return request
+
+
 def insist(what: str, call: Callable[[], R]) -> R:
     """Call until Prefect's server has answered; the wait stands in the run's log, and an interruption ends it.
 
@@ -140,13 +150,12 @@ def send_events(events: Sequence[Event]) -> None:
     related = _related()
     documents = [event.model_copy(update={"related": related}).model_dump(mode="json") for event in events]
 
-    def post() -> None:
-        with get_client(sync_client=True) as client:
-            client.request("POST", "/events", json=documents)
-            if _is_of_a_deployment():
-                _wait_until_written(client, events[-1])
+    def post(client: SyncPrefectClient) -> None:
+        client.request("POST", "/events", json=documents)
+        if _is_of_a_deployment():
+            _wait_until_written(client, events[-1])
 
-    insist("the night's events", post)
+    insist("the night's events", on_server(post))
 
 
 def _is_of_a_deployment() -> bool:

@@ -3,15 +3,12 @@
 Night and plan are settled at the first start and kept: every restart, and a cancellation, goes by them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime, time
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
-from uuid import UUID
 from zoneinfo import ZoneInfo
 
-from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import TERMINAL_STATES, DeploymentSchedule, FlowRun, State, StateType
 from prefect.logging import get_run_logger
 from prefect.runtime import deployment
@@ -37,7 +34,7 @@ from nightbridge.nights.records import (
 )
 from nightbridge.rules import check_scenario
 from nightbridge.tasks.context import this_flow_run, this_night
-from nightbridge.tasks.mirror import insist, show
+from nightbridge.tasks.mirror import insist, on_server, show
 from nightbridge.tasks.site import store_of
 from nightbridge.tasks.stage import never_reused, stage
 from nightbridge.tasks.validate import check_place, node_limits, show_violations
@@ -66,13 +63,10 @@ def choose_night(night: str | None, flow_run: FlowRun | None) -> ChosenNight:
         return ChosenNight(night=checked_night(night))
     if flow_run is None or not flow_run.auto_scheduled or flow_run.deployment_id is None:
         return ChosenNight(night=new_night(flow_run.expected_start_time if flow_run else None))
-    schedules = insist("the schedules of the deployment", partial(_schedules_of, flow_run.deployment_id))
+    deployment_id = flow_run.deployment_id
+    read = on_server(lambda client: client.read_deployment(deployment_id).schedules)
+    schedules = insist("the schedules of the deployment", read)
     return night_of_schedule(flow_run, schedules, datetime.now(ZoneInfo("UTC")))
-
-
-def _schedules_of(deployment_id: UUID) -> list[DeploymentSchedule]:
-    with get_client(sync_client=True) as client:
-        return client.read_deployment(deployment_id).schedules
 
 
 def night_of_schedule(flow_run: FlowRun, schedules: Sequence[DeploymentSchedule], now: datetime) -> ChosenNight:
@@ -219,28 +213,17 @@ def workspace_of(flow_run: FlowRun) -> Path | None:
 def show_name(name: str) -> None:
     """Name the flow run after its night: Prefect names it before anybody knows the night, and again at each start."""
     flow_run = this_flow_run()
-    if flow_run is None:
-        return
-
-    def rename() -> None:
-        with get_client(sync_client=True) as client:
-            client.set_flow_run_name(flow_run.id, name)
-
-    show("the night's name", rename)
+    if flow_run is not None:
+        show("the night's name", on_server(lambda client: client.set_flow_run_name(flow_run.id, name)))
 
 
 def _label(path: Path) -> None:
     """Say on the flow run where the plan is: no other file is needed to find it."""
     flow_run = this_flow_run()
-    if flow_run is None:
-        return
-    labels: Mapping[str, Any] = {PLAN_LABEL: str(path)}
-
-    def update() -> None:
-        with get_client(sync_client=True) as client:
-            client.update_flow_run_labels(flow_run.id, labels=dict(labels))
-
-    insist("the flow run's label", update)
+    if flow_run is not None:
+        labels: dict[str, Any] = {PLAN_LABEL: str(path)}
+        update = on_server(lambda client: client.update_flow_run_labels(flow_run.id, labels=labels))
+        insist("the flow run's label", update)
 
 
 # --- why a flow run has started ---------------------------------------------------------------------------------------
@@ -268,11 +251,7 @@ def this_start() -> Start:
     flow_run = this_flow_run()
     if flow_run is None:
         return "first"
-
-    def read() -> list[State]:
-        with get_client(sync_client=True) as client:
-            return client.read_flow_run_states(flow_run.id)
-
+    read = on_server(lambda client: client.read_flow_run_states(flow_run.id))
     return start_after(insist("the states that this flow run has had", read))
 
 
