@@ -1,6 +1,7 @@
 """The stages of a bisect besides those of a run: what is searched, what a point measured, and the answer."""
 
-from prefect.artifacts import create_markdown_artifact
+from functools import partial
+
 from prefect.logging import get_run_logger
 
 from nightbridge.bisect.plan import BisectPlan, BisectRequest, keep_plan, load_plan, make_plan
@@ -18,7 +19,7 @@ from nightbridge.models import RunRecord, Site, Verdict, slug
 from nightbridge.report.queries import history_of
 from nightbridge.slurm.attempts import attempts_of, read_ended
 from nightbridge.slurm.factory import cluster_of
-from nightbridge.tasks.mirror import show
+from nightbridge.tasks.mirror import show_markdown
 from nightbridge.tasks.site import commits_between, store_of
 from nightbridge.tasks.stage import stage
 
@@ -34,7 +35,7 @@ def plan_bisect(test_id: str, request: BisectRequest, site: Site) -> BisectPlan:
         plan = load_plan(store, request.bisect_id)
     else:
         rows = history_of(store, test_id, site.cluster.name).rows
-        plan = keep_plan(store, make_plan(rows, commits_between(site), request))
+        plan = keep_plan(store, make_plan(rows, partial(commits_between, site), request))
     get_run_logger().info("bisect %s: %d commits; the same id resumes it", plan.bisect_id, len(plan.commits))
     return plan
 
@@ -72,14 +73,8 @@ def keep_result(plan: BisectPlan, points: tuple[Point, ...], site: Site) -> Bise
     result = evaluate(plan, points)
     store.put(f"bisects/{plan.bisect_id}/result.json", result.model_dump_json(indent=2).encode() + b"\n")
     lines = result_lines(result)
-    show(
-        "the bisect's answer",
-        lambda: create_markdown_artifact(
-            "```\n" + "\n".join(lines).replace("```", "'''") + "\n```\n",
-            key=f"bisect-{plan.bisect_id}",
-            description=f"Bisect of {plan.test_id}",
-        ),
-    )
+    text = "```\n" + "\n".join(lines).replace("```", "'''") + "\n```\n"
+    show_markdown("the bisect's answer", text, key=f"bisect-{plan.bisect_id}", description=f"Bisect of {plan.test_id}")
     for line in lines:
         get_run_logger().info("%s", line)
     return result

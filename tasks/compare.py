@@ -1,6 +1,7 @@
 """Stage 6, compare: the run against its history, and a verdict."""
 
-from prefect.artifacts import create_markdown_artifact
+from functools import partial
+
 from prefect.logging import get_run_logger
 
 from nightbridge.errors import DamagedData, NightbridgeError, TransientError
@@ -16,7 +17,7 @@ from nightbridge.nights.records import read_verdict
 from nightbridge.report.tables import markdown_table
 from nightbridge.store.protocol import ObjectStore
 from nightbridge.tasks.context import run_log, this_night
-from nightbridge.tasks.mirror import show
+from nightbridge.tasks.mirror import show_markdown
 from nightbridge.tasks.site import commits_between, store_of
 from nightbridge.tasks.stage import never_reused, stage
 
@@ -54,17 +55,13 @@ def _judge(record: RunRecord, store: ObjectStore, site: Site) -> Verdict:
     verdict = compare_with_history(record, history, evidence)
     row = row_of(record, verdict)
     rows = (*(other for other in history if other.run_key != row.run_key), row)
-    suspects = find_suspects(store, verdict, rows, commits_between(site), evidence.decisions)
+    suspects = find_suspects(store, verdict, rows, partial(commits_between, site), evidence.decisions)
     verdict = verdict.model_copy(update={"suspects": suspects})
     add(store, row)
     store.put(f"{record.prefix.rsplit('/', 1)[0]}/verdict.json", verdict.model_dump_json(indent=2).encode())
     test = record.spec.test.id
-    show(
-        f"the verdict of {test}",
-        lambda: create_markdown_artifact(
-            markdown_table((verdict,)), key=record.spec.test_slug, description=f"Verdict of {test}"
-        ),
-    )
+    table = markdown_table((verdict,))
+    show_markdown(f"the verdict of {test}", table, key=record.spec.test_slug, description=f"Verdict of {test}")
     get_run_logger().info("%s: %s %s", record.spec.test.id, verdict.status, "; ".join(verdict.reasons))
     _tidy(store, cluster, series)
     return verdict

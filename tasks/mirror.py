@@ -11,7 +11,7 @@ from typing import TypeVar, cast
 from uuid import UUID
 
 import httpx
-from prefect.artifacts import create_progress_artifact, update_progress_artifact
+from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.context import SettingsContext, get_settings_context
 from prefect.events import Event, RelatedResource
@@ -52,6 +52,11 @@ def show(what: str, call: Callable[[], object], *, retries: int = SHOW_RETRIES) 
         run_log().warning("Prefect does not show %s: %s", what, _reason(error))
         return False
     return True
+
+
+def show_markdown(what: str, text: str, *, key: str, description: str) -> None:
+    """Show a text as an artifact of the run; `what` is for the log."""
+    show(what, lambda: create_markdown_artifact(text, key=key, description=description))
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 
-from prefect.artifacts import create_link_artifact, create_markdown_artifact
+from prefect.artifacts import create_link_artifact
 from prefect.logging import get_run_logger
 
 from nightbridge.errors import TransientError
@@ -15,7 +15,7 @@ from nightbridge.report.sweeps import best_line, sweep_markdown
 from nightbridge.report.tables import markdown_table
 from nightbridge.store.protocol import ObjectStore
 from nightbridge.tasks.events import send_report_events
-from nightbridge.tasks.mirror import show
+from nightbridge.tasks.mirror import show, show_markdown
 from nightbridge.tasks.site import store_of
 from nightbridge.tasks.stage import never_reused, stage
 
@@ -29,15 +29,7 @@ def report(
     scenario, night = start.scenario, start.night
     _keep_sweeps(store, scenario, night, sweeps)
     note = night_note(store, start, verdicts)
-    page = night_report_html(
-        store,
-        scenario,
-        night,
-        verdicts,
-        cluster=site.cluster.name,
-        sweeps=sweeps,
-        note=note,
-    )
+    page = night_report_html(store, scenario, night, verdicts, cluster=site.cluster.name, sweeps=sweeps, note=note)
     key = f"reports/{night}/{scenario}.html"
     store.put(key, page.encode())
     document = junit_xml(scenario, night, verdicts, report=store.url_of(key), written_at=utc_now())
@@ -63,19 +55,12 @@ def report(
 def _show(written: NightReport, sweeps: Sequence[SweepResult]) -> None:
     title = f"{written.scenario}, night {written.night}"
     table = markdown_table(written.verdicts)
-    show("the verdicts", lambda: create_markdown_artifact(table, key="nightly-verdicts", description=title))
+    show_markdown("the verdicts", table, key="nightly-verdicts", description=title)
     show("the report", lambda: create_link_artifact(written.report, key="nightly-report", link_text=title))
     for sweep in sweeps:
-        _show_sweep(sweep)
-
-
-def _show_sweep(sweep: SweepResult) -> None:
-    table, key = sweep_markdown(sweep), f"sweep-{slug(sweep.test_id)}"
-    show(
-        f"the sweep {sweep.test_id}",
-        lambda: create_markdown_artifact(table, key=key, description=f"Sweep {sweep.test_id}"),
-    )
-    get_run_logger().info("%s: %s", sweep.test_id, best_line(sweep))
+        test, key = sweep.test_id, f"sweep-{slug(sweep.test_id)}"
+        show_markdown(f"the sweep {test}", sweep_markdown(sweep), key=key, description=f"Sweep {test}")
+        get_run_logger().info("%s: %s", test, best_line(sweep))
 
 
 def _keep_sweeps(store: ObjectStore, scenario: str, night: str, sweeps: Sequence[SweepResult]) -> None:

@@ -5,7 +5,7 @@ Prefect blocks are one of the places where secrets may be kept, so they are look
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import cast
 
@@ -16,7 +16,7 @@ from pydantic import BaseModel, SecretStr
 from nightbridge.errors import InvalidInput
 from nightbridge.models import RangeCommit, SecretRef, Site
 from nightbridge.node_programs import RunOnNode
-from nightbridge.repos import commits as ranges
+from nightbridge.repos import commits
 from nightbridge.repos.remotes import git_logins
 from nightbridge.secrets import resolve_secret
 from nightbridge.slurm.node_command import run_on_node
@@ -116,12 +116,7 @@ def site_logins(site: Site) -> AbstractContextManager[None]:
     return git_logins(resolve_secret(named, block_value) if named else "")
 
 
-def commits_between(site: Site) -> Callable[[str, str, str], tuple[RangeCommit, ...]]:
+def commits_between(site: Site, url: str, good: str, bad: str) -> tuple[RangeCommit, ...]:
     """As `nightbridge.repos.commits.commits_between`, logged in: a commit that the mirror lacks is fetched."""
-    find = ranges.commits_between(site)
-
-    def find_logged_in(url: str, good: str, bad: str) -> tuple[RangeCommit, ...]:
-        with site_logins(site):
-            return find(url, good, bad)
-
-    return find_logged_in
+    with site_logins(site):
+        return commits.commits_between(site, url, good, bad)

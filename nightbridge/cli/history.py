@@ -1,5 +1,6 @@
 """Stored results, compared: `history`, `compare`, `accept`, `parity` and `bisect`."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -42,7 +43,7 @@ def history(
 
         note_all(rebuild_history(opened, test_id).damaged)
     found = history_of(opened, test_id, cluster)
-    found = found.model_copy(update={"trends": with_commits(found.trends, known_commits_between(site))})
+    found = found.model_copy(update={"trends": with_commits(found.trends, partial(known_commits_between, site))})
     show(as_json, found, lambda: [trend_table(found.trends, found.rows), *trend_lines(found.trends)])
 
 

@@ -4,7 +4,6 @@ Also the commits between two pins: suspects for the report, and the range of a b
 """
 
 import hashlib
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -99,29 +98,21 @@ def commits_in_range(mirror: Mirror, good: str, bad: str) -> tuple[RangeCommit, 
     return tuple(_commit(record) for record in text.split("\x1e") if record.strip())
 
 
-def commits_between(site: Site) -> Callable[[str, str, str], tuple[RangeCommit, ...]]:
-    """Return a function that lists the commits of a repository (its URL) after one commit, up to another.
+def commits_between(site: Site, url: str, good: str, bad: str) -> tuple[RangeCommit, ...]:
+    """The commits of a repository after one commit, up to another; a commit that the mirror lacks is fetched.
 
-    What it returns raises what `commits_in_range` raises, and fetches a commit that the mirror lacks.
+    Raises what `commits_in_range` raises.
     """
-
-    def find(url: str, good: str, bad: str) -> tuple[RangeCommit, ...]:
-        mirror = Mirror(url, site.workspace, timeout=site.git_timeout)
-        return commits_in_range(mirror, mirror.resolve(good), mirror.resolve(bad))
-
-    return find
+    mirror = Mirror(url, site.workspace, timeout=site.git_timeout)
+    return commits_in_range(mirror, mirror.resolve(good), mirror.resolve(bad))
 
 
-def known_commits_between(site: Site) -> Callable[[str, str, str], tuple[RangeCommit, ...]]:
+def known_commits_between(site: Site, url: str, good: str, bad: str) -> tuple[RangeCommit, ...]:
     """As `commits_between`, for full commits and from what this workspace has: nothing is fetched."""
-
-    def find(url: str, good: str, bad: str) -> tuple[RangeCommit, ...]:
-        mirror = Mirror(url, site.workspace, timeout=site.git_timeout)
-        if not mirror.path.exists():
-            raise InvalidInput("this workspace has no mirror of it", thing=masked(url))
-        return commits_in_range(mirror, good, bad)
-
-    return find
+    mirror = Mirror(url, site.workspace, timeout=site.git_timeout)
+    if not mirror.path.exists():
+        raise InvalidInput("this workspace has no mirror of it", thing=masked(url))
+    return commits_in_range(mirror, good, bad)
 
 
 def _commit(record: str) -> RangeCommit:

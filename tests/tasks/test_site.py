@@ -25,7 +25,7 @@ def test_the_commits_of_a_range_are_fetched_with_the_sites_login(
     with served_over_http(folder.parent, ("reader", "planted-token")) as server:
         url = f"{server.url}/{folder.name}"
         with pytest.raises(PermanentError, match="refused our credentials"):
-            stage.commits_between(private.model_copy(update={"git_credentials": None}))(url, good, bad)
-        found = stage.commits_between(private)(url, good, bad)
+            stage.commits_between(private.model_copy(update={"git_credentials": None}), url, good, bad)
+        found = stage.commits_between(private, url, good, bad)
 
     assert [commit.commit for commit in found] == [bad]

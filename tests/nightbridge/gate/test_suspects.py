@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,7 @@ class TestCommits:
             for row, commit in zip(rows, (good, good, commits[-1]), strict=True)
         ]
 
-        found = find_suspects(store, verdict, rows, commits_between(Site(workspace=tmp_path)))
+        found = find_suspects(store, verdict, rows, partial(commits_between, Site(workspace=tmp_path)))
 
         assert found is not None
         (change,) = found.repositories
@@ -278,7 +279,7 @@ class TestTrends:
     def test_a_workspace_without_the_mirror_says_so(self, nights: Nights, tmp_path: Path) -> None:
         _verdict, rows = nights([1.0] * 15 + [1.1] * 15)
 
-        lines = trend_lines(with_commits(trends(rows), known_commits_between(Site(workspace=tmp_path))))
+        lines = trend_lines(with_commits(trends(rows), partial(known_commits_between, Site(workspace=tmp_path))))
 
         assert any("this workspace has no mirror of it" in line for line in lines)
         assert list(tmp_path.iterdir()) == []
