@@ -70,7 +70,6 @@ def bisect_flow(
         with shared_night():
             result = _search(plan, base_run(plan, site), site, request.at_once)
     except NightbridgeError as error:
-        get_run_logger().error("%s", error)
         return state_of_error(error)
     kind = Completed if result.culprits else Failed
     name = {"found": "Found", "undecided": "Undecided"}.get(result.answer.kind, "NotInRange")

@@ -11,6 +11,7 @@ from prefect.states import Completed, Failed
 from nightbridge.bisect.result import BisectResult
 from nightbridge.errors import InvalidInput, NightbridgeError
 from nightbridge.models import NightReport, Verdict, VerdictStatus
+from nightbridge.tasks.context import run_log
 
 TAG = "nightbridge"
 """Tag of every flow run of ours, by which automations know them."""
@@ -99,7 +100,8 @@ def state_of_night(report: NightReport) -> State[Any]:
 
 
 def state_of_error(error: NightbridgeError) -> State[Any]:
-    """Failed, for a night that has no report; its result is the error."""
+    """Failed, for a night that has no report; its result is the error, which is logged."""
+    run_log().error("%s", error)
     status = VerdictStatus.INVALID if isinstance(error, InvalidInput) else VerdictStatus.INFRASTRUCTURE
     return Failed(name=_title(status), message=str(error), data=error)
 

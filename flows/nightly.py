@@ -140,7 +140,6 @@ def nightly(
             return Completed(name="Skipped", message=str(skipped))
         except NightbridgeError as error:
             # Without a site for its report a night has none, only a message.
-            get_run_logger().error("%s", error)
             return state_of_error(error)
         show_name(f"{Path(scenario).stem} {plan.start.night}")
         return _end_state(plan, new_attempt, shared)
@@ -170,7 +169,6 @@ def _end_state(plan: NightPlan, new_attempt: bool, shared: NightContext) -> Stat
         with tags(TAG), own_turn(plan.site):
             return state_of_night(_run(plan, _requested_attempt(new_attempt), shared))
     except NightbridgeError as error:
-        get_run_logger().error("%s", error)
         _send_end(plan, "infrastructure", str(error))
         return state_of_error(error)
 

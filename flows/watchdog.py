@@ -56,7 +56,6 @@ def watchdog(
         wanted = question(by, timezone=timezone, files=map(Path, scenarios or ()), days=days)
         site = load_site(choice)
     except NightbridgeError as error:
-        get_run_logger().error("%s", error)
         return state_of_error(error)
     watch = look_for_verdicts(wanted, site)
     lines = "\n".join(watch_lines(watch))

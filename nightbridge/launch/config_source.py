@@ -271,9 +271,8 @@ def read_schema(checkout: Path) -> ConfigSchema | None:
     return ConfigSchema(classes=reader.classes)
 
 
-if (
-    __name__ == "__main__"
-):  # python -m nightbridge.launch.config_source CHECKOUT COMMIT > .../config_schemas/vX.Y.Z.json
+# python -m nightbridge.launch.config_source CHECKOUT COMMIT > .../config_schemas/vX.Y.Z.json
+if __name__ == "__main__":
     found = read_schema(Path(sys.argv[1]))
     if found is None:
         sys.exit(f"{sys.argv[1]} holds no {CONTAINER}")

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from nightbridge.errors import DamagedData, InvalidInput, LaunchRefused, PermanentError, StatusUnknown, TransientError
@@ -145,18 +145,7 @@ def submit_once(context: AttemptContext, cluster: Cluster, script: Path, options
     except (JobNotAccepted, PermanentError):
         withdraw_intent(intent)
         raise
-    return _record(
-        context,
-        Submission(
-            job_id=job_id,
-            name=context.name,
-            cluster=context.cluster.name,
-            script=copy,
-            launcher_script=script,
-            experiment_dir=experiment_dir,
-            submitted_at=utc_now(),
-        ),
-    )
+    return _record(context, job_id, script, experiment_dir, submitted_at=utc_now())
 
 
 def find_submission(context: AttemptContext, cluster: Cluster, script: Path | None = None) -> Submission | None:
@@ -179,7 +168,7 @@ def find_submission(context: AttemptContext, cluster: Cluster, script: Path | No
     intents = read_intents(context.attempt_dir)
     if lookup.jobs:
         job = _claimed_or_first(lookup.jobs, read_claim(context.attempt_dir))
-        return _record(context, _submission_of(context, job, intents, script))
+        return _record_found(context, job, intents, script)
     for intent in intents:
         _check_intent(context, intent, cluster.accounting_horizon)
     if not lookup.complete:
@@ -290,7 +279,7 @@ def _claimed_or_first(jobs: Sequence[JobStatus], claimant: int | None) -> JobSta
     return next((job for job in jobs if job.job_id == claimant), min(jobs, key=lambda job: job.job_id))
 
 
-def _submission_of(
+def _record_found(
     context: AttemptContext, job: JobStatus, intents: Sequence[Intent], script: Path | None
 ) -> Submission:
     submitted_at = job.submitted_at or utc_now()
@@ -305,20 +294,29 @@ def _submission_of(
             thing=str(context.attempt_dir),
             advice="Cancel it, or let it end, and open a new attempt",
         )
-    return Submission(
-        job_id=job.job_id,
+    return _record(context, job.job_id, launcher_script, experiment_dir, submitted_at=submitted_at, found=True)
+
+
+def _record(
+    context: AttemptContext,
+    job_id: int,
+    script: Path,
+    experiment_dir: Path,
+    *,
+    submitted_at: datetime,
+    found: bool = False,
+) -> Submission:
+    """Record the job unless another process has; what is recorded first counts."""
+    submission = Submission(
+        job_id=job_id,
         name=context.name,
         cluster=context.cluster.name,
         script=context.attempt_dir / JOB_SCRIPT,
-        launcher_script=launcher_script,
+        launcher_script=script,
         experiment_dir=experiment_dir,
         submitted_at=submitted_at,
-        found=True,
+        found=found,
     )
-
-
-def _record(context: AttemptContext, submission: Submission) -> Submission:
-    """Record the job unless another process has; what is recorded first counts."""
     create_exclusively(context.attempt_dir / SUBMISSION_FILE, submission.model_dump_json(indent=2).encode() + b"\n")
     recorded = read_submission(context.attempt_dir)
     return recorded if recorded is not None else submission
