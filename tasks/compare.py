@@ -5,13 +5,9 @@ from functools import partial
 from prefect.logging import get_run_logger
 
 from nightbridge.errors import DamagedData, NightbridgeError, TransientError
-from nightbridge.gate.evidence import gather_evidence, since_of
-from nightbridge.gate.suspects import find_suspects
-from nightbridge.gate.verdict import compare as compare_with_history
+from nightbridge.gate.judging import judge_and_record
 from nightbridge.harvest.manifest import committed_attempts, load_record
 from nightbridge.history.history_store import compact
-from nightbridge.history.reading import add, read_recent
-from nightbridge.history.rows import row_of
 from nightbridge.models import RunRecord, RunSpec, Site, Verdict
 from nightbridge.nights.records import read_verdict
 from nightbridge.report.tables import markdown_table
@@ -49,21 +45,13 @@ def stored_verdict(run: RunSpec, site: Site) -> Verdict | None:
 
 
 def _judge(record: RunRecord, store: ObjectStore, site: Site) -> Verdict:
-    cluster, series = site.cluster.name, record.series
-    history = read_recent(store, cluster, series, record.spec.night)
-    evidence = gather_evidence(store, record, site.contract, since_of(history), this_night().canary_series, history)
-    verdict = compare_with_history(record, history, evidence)
-    row = row_of(record, verdict)
-    rows = (*(other for other in history if other.run_key != row.run_key), row)
-    suspects = find_suspects(store, verdict, rows, partial(commits_between, site), evidence.decisions)
-    verdict = verdict.model_copy(update={"suspects": suspects})
-    add(store, row)
-    store.put(f"{record.prefix.rsplit('/', 1)[0]}/verdict.json", verdict.model_dump_json(indent=2).encode())
+    commits = partial(commits_between, site)
+    verdict = judge_and_record(store, record, site.contract, commits, this_night().canary_series)
     test = record.spec.test.id
     table = markdown_table((verdict,))
     show_markdown(f"the verdict of {test}", table, key=record.spec.test_slug, description=f"Verdict of {test}")
     get_run_logger().info("%s: %s %s", record.spec.test.id, verdict.status, "; ".join(verdict.reasons))
-    _tidy(store, cluster, series)
+    _tidy(store, record.job.cluster, record.series)
     return verdict
 
 

@@ -14,12 +14,13 @@ from nightbridge.cli.options import (
     open_site_store,
     site_options,
 )
-from nightbridge.cli.output import note_all, show, verdict_lines, write_file
+from nightbridge.cli.output import note, note_all, show, verdict_lines, write_file
 from nightbridge.errors import InvalidInput
 
 if TYPE_CHECKING:
     from nightbridge.bisect.plan import Repository
-    from nightbridge.models import SiteChoice
+    from nightbridge.models import Site, SiteChoice
+    from nightbridge.store.protocol import ObjectStore
 
 
 @site_options("system", "store", "workspace")
@@ -67,11 +68,16 @@ def compare(
 @site_options("system", "store", "workspace")
 def accept(
     choice: "SiteChoice",
-    target: Annotated[str, typer.Argument(metavar="RUN|SERIES", help="A run key, or a series.")],
-    why: Annotated[str, typer.Option("--why", help="The reason, as verdicts will show it.")],
+    target: Annotated[str, typer.Argument(metavar="[RUN|SERIES]", help="A run key, or a series.")] = "",
+    why: Annotated[str, typer.Option("--why", help="The reason, as verdicts will show it.")] = "",
     kind: Annotated[str, typer.Option("--as", help="acknowledged, fixed or baseline.")] = "acknowledged",
     who: Annotated[str, typer.Option("--who", help="Who decides; the user who is logged in when left out.")] = "",
     metric: Annotated[list[str] | None, typer.Option("--metric", help="Only this one; may be repeated.")] = None,
+    until: Annotated[str, typer.Option("--until", metavar="NIGHT", help="The last night that it holds for.")] = "",
+    undo: Annotated[
+        str, typer.Option("--undo", metavar="ID|RUN|SERIES", help="Withdraw this decision; judge its nights again.")
+    ] = "",
+    list_all: Annotated[bool, typer.Option("--list", help="List the decisions, all or those about a run.")] = False,
     as_json: JsonOption = False,
     cluster: Annotated[
         str | None, typer.Option("--cluster", help="Name of the cluster, for a series; the site's when left out.")
@@ -79,24 +85,63 @@ def accept(
 ) -> None:
     """Acknowledge a regression, mark it as fixed, or make its level the new baseline; silences the alert.
 
-    Nothing is deleted: verdicts and history show the decision with its reason.
+    Nothing is deleted: verdicts and history show the decision with its reason. `--undo` takes it back.
     """
     import getpass
 
     from nightbridge.gate.accept import accept as decide
     from nightbridge.gate.accept import checked_kind, checked_metrics
 
+    if sum(map(bool, (target and not list_all, undo, list_all))) != 1:
+        raise InvalidInput("nothing to decide", thing="accept", advice="Name a run to accept, --undo ID, or --list")
     site = load_site(choice)
+    if list_all:
+        _show_decisions(open_site_store(site), target, as_json)
+        return
+    who = who or getpass.getuser()
+    if undo:
+        _withdraw(site, undo, who, why, as_json)
+        return
     decision = decide(
         open_site_store(site),
         target,
         checked_kind(kind),
-        who=who or getpass.getuser(),
+        who=who,
         why=why,
         metrics=checked_metrics(metric or ()),
+        until=until,
         cluster=cluster or site.cluster.name,
     )
     show(as_json, decision, lambda: [f"{decision.series}: {decision.text}"])
+
+
+def _show_decisions(store: "ObjectStore", about: str, as_json: bool) -> None:
+    from nightbridge.gate.decisions import list_decisions
+
+    found = [
+        one
+        for one in list_decisions(store)
+        if about in ("", one.id, one.decision.run_key, one.decision.series, one.decision.test_id)
+    ]
+    document = {"decisions": [{"id": one.id, **one.model_dump(mode="json")} for one in found]}
+    show(as_json, document, lambda: (f"{one.id}  {one.decision.test_id}: {one.text}" for one in found))
+    if not found and not as_json:
+        note(f"no decision in {store.url}")
+
+
+def _withdraw(site: "Site", target: str, who: str, why: str, as_json: bool) -> None:
+    from nightbridge.gate.accept import withdraw
+    from nightbridge.gate.decisions import Withdrawal
+    from nightbridge.models import utc_now
+    from nightbridge.repos.commits import known_commits_between
+
+    withdrawal = Withdrawal(who=who, why=why, when=utc_now())
+    stored, rejudged = withdraw(
+        open_site_store(site), target, withdrawal, site.contract, partial(known_commits_between, site)
+    )
+    document = {"withdrawn": stored.id, **rejudged._asdict()}
+    level = f"the level since {stored.decision.since}{' alarms again' if rejudged.alarms else ''}"
+    show(as_json, document, lambda: [f"withdrawn: {stored.decision.text}", f"{level} ({rejudged})"])
 
 
 @site_options("system", "store", "workspace")

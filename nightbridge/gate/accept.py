@@ -1,14 +1,27 @@
-"""`nightbridge accept`: stores a user's decision about a run or a series."""
+"""`nightbridge accept`: stores a user's decision about a run or a series, and withdraws it."""
 
 import re
 from collections.abc import Sequence
 from typing import cast, get_args
 
 from nightbridge.errors import InvalidInput
-from nightbridge.gate.decisions import Decision, DecisionKind, read_decisions, record_decision
+from nightbridge.gate.decisions import (
+    Decision,
+    DecisionKind,
+    StoredDecision,
+    Withdrawal,
+    as_of,
+    list_decisions,
+    read_decisions,
+    record_decision,
+    record_withdrawal,
+)
+from nightbridge.gate.evidence import Contract
+from nightbridge.gate.judging import Rejudged, judge_again
+from nightbridge.gate.suspects import CommitsBetween
 from nightbridge.gate.trend import Trend, trends
 from nightbridge.harvest.manifest import last_attempt, load_record
-from nightbridge.history.history_store import folder_of
+from nightbridge.history.history_store import compact, folder_of
 from nightbridge.history.reading import read_history
 from nightbridge.history.rows import HistoryRow
 from nightbridge.models import MetricName, VerdictStatus, utc_now
@@ -49,6 +62,7 @@ def accept(
     who: str,
     why: str,
     metrics: Sequence[MetricName] = (),
+    until: str = "",
     cluster: str = "local",
 ) -> Decision:
     """Decide about the level of a run, or of the last run of a series.
@@ -63,10 +77,11 @@ def accept(
         who: Who decided it.
         why: For whoever reads the verdicts.
         metrics: The metrics that it is about; none for all.
+        until: The last night that it holds for; empty for one without an end.
         cluster: Name of the cluster, for a series; a run knows its own.
 
     Raises:
-        InvalidInput: There is no such run or series, or who or why is missing.
+        InvalidInput: There is no such run or series, who or why is missing, or it would end before its level begins.
         PermanentError: The run is not in the store.
         DamagedData: What is stored of it cannot be read.
     """
@@ -74,7 +89,7 @@ def accept(
     rows = tuple(row for row in read_history(store, cluster, series) if not last_night or row.night <= last_night)
     if not rows:
         raise InvalidInput("no history", thing=f"{target} on {cluster}", advice="Check the name, --cluster and --store")
-    found = trends(rows, decisions=read_decisions(store, cluster, series))
+    found = trends(rows, decisions=as_of(rows[-1].night, read_decisions(store, cluster, series)))
     decision = Decision(
         kind=kind,
         cluster=cluster,
@@ -84,12 +99,56 @@ def accept(
         metrics=tuple(metrics),
         since=_since(kind, rows, found, metrics),
         night=rows[-1].night,
+        until=until,
         who=who,
         why=why,
         when=utc_now(),
     )
+    if until and (kind == "fixed" or until < decision.since):
+        advice = f"What is fixed has no end; name a night since {decision.since}, or leave --until out"
+        raise InvalidInput("not a night that this decision can end with", thing=until, advice=advice)
     record_decision(store, decision)
     return decision
+
+
+def withdraw(
+    store: ObjectStore, target: str, withdrawal: Withdrawal, contract: Contract, commits_between: CommitsBetween
+) -> tuple[StoredDecision, Rejudged]:
+    """Withdraw a decision, and judge the nights since its level began again: those that it let pass are no baseline.
+
+    The withdrawal is written first: killed at any moment, the same call finishes it.
+
+    Args:
+        store: Where history and decisions are.
+        target: A decision's id, the run or the series that it was about.
+        withdrawal: Who does it, why and when.
+        contract: What the site owes each test.
+        commits_between: Lists commits, for the suspects of what alarms again.
+
+    Raises:
+        InvalidInput: There is no such decision, or several, or who or why is missing.
+        DamagedData: Something of it cannot be read.
+    """
+    stored = _chosen(target, list_decisions(store), store.url)
+    record_withdrawal(store, stored, withdrawal)
+    cluster, series, since = stored.decision.cluster, stored.decision.series, stored.decision.since
+    rejudged = judge_again(store, cluster, series, since, contract, commits_between)
+    compact(store, cluster, series)
+    return stored, rejudged
+
+
+def _chosen(target: str, known: Sequence[StoredDecision], where: str) -> StoredDecision:
+    """The decision of this id, else the only one about a run, a series or a test that is not withdrawn."""
+    for one in known:
+        if one.id == target:
+            return one
+    about = [one for one in known if target in (one.decision.run_key, one.decision.series, one.decision.test_id)]
+    found = [one for one in about if not one.withdrawn] or about[-1:]
+    if len(found) == 1:
+        return found[0]
+    choices = "; ".join(f"{one.id} ({one.text})" for one in found)
+    advice = f"Name one of: {choices}" if choices else "`nightbridge accept --list` shows all"
+    raise InvalidInput(f"{len(found) or 'no'} decisions about it", thing=f"{target} in {where}", advice=advice)
 
 
 def _one_of(text: str, known: Sequence[str], what: str) -> str:

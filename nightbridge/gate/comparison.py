@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from nightbridge.gate.decisions import Decision, in_force, is_accepted, is_left_out
+from nightbridge.gate.decisions import Decision, in_force, is_accepted, is_left_out, passed_by_ended
 from nightbridge.history.metrics import beyond_limits, format_change, format_percent, format_value, measured
 from nightbridge.history.nightly_values import (
     Band,
@@ -220,6 +220,7 @@ def compare_metric(metric: Metric, tonight: Tonight) -> MetricResult | None:
         if night is not None
         and steady[index] is not None
         and (is_good(night.own) or is_accepted(decisions, metric.name, night.own.night))
+        and not passed_by_ended(decisions, metric.name, night.own.night)
     ]
     singles = series.first_runs(values, steady)
     band = band_of(

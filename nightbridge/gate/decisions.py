@@ -8,6 +8,10 @@ later one takes its place where they disagree. What each does to the history of 
     baseline       the same, and nothing is bad about it.
     fixed          the nights from `since` to `night` count for nothing; what was before them is compared with.
 
+An acknowledged level and a baseline may end with a night (`until`): later nights are compared with what was before the
+level, and the nights that passed by the decision make no baseline. A decision is withdrawn by a second object,
+`<the same>.withdrawn`, as if it had never been made; the nights that it let pass are judged again (`judging`).
+
 Nothing is deleted: the nights stay in the history, and the changes in the trend, where they are shown as decided.
 """
 
@@ -19,11 +23,12 @@ from urllib.parse import quote
 from pydantic import AwareDatetime, Field
 
 from nightbridge.errors import InvalidInput
-from nightbridge.models import MetricName, StoredModel, VerdictStatus
+from nightbridge.models import MetricName, Model, StoredModel, VerdictStatus
 from nightbridge.models.metrics import METRIC_BY_NAME
 from nightbridge.store.protocol import ObjectStore, read_stored
 
 ROOT = "decisions"
+WITHDRAWN = ".withdrawn"
 
 DecisionKind = Literal["acknowledged", "fixed", "baseline"]
 
@@ -32,6 +37,17 @@ KIND_WORDS: dict[DecisionKind, str] = {
     "fixed": "marked as fixed",
     "baseline": "accepted as the new baseline",
 }
+
+HOLDS = frozenset({"acknowledged", "baseline"})
+"""The kinds that make a level what later nights are compared with."""
+
+
+class Withdrawal(StoredModel):
+    """That a decision is withdrawn, by whom and why."""
+
+    who: str
+    why: str
+    when: AwareDatetime
 
 
 class Decision(StoredModel):
@@ -45,9 +61,16 @@ class Decision(StoredModel):
     metrics: tuple[MetricName, ...] = Field((), description="The metrics that it is about; empty for all.")
     since: str = Field(description="First night of the level that was decided about.")
     night: str = Field(description="Last night of it that was known then.")
+    until: str = Field("", description="Last night that it holds for; empty for one without an end.")
     who: str
     why: str
     when: AwareDatetime
+    ended: bool = Field(False, exclude=True, description="Whether it is over for the night that is judged.")
+
+    @property
+    def holds(self) -> bool:
+        """Whether its level is what nights are compared with."""
+        return self.kind in HOLDS and not self.ended
 
     def is_about(self, metric: str) -> bool:
         """Whether it says something about a metric."""
@@ -57,7 +80,30 @@ class Decision(StoredModel):
     def text(self) -> str:
         """One line for reports."""
         about = ", ".join(METRIC_BY_NAME[name].label for name in self.metrics) or "the level"
-        return f"{about} since {self.since} {KIND_WORDS[self.kind]} by {self.who} on {self.when:%Y-%m-%d}: {self.why}"
+        until = f" until {self.until}{', which is over,' * self.ended}" if self.until else ""
+        made = f"{KIND_WORDS[self.kind]}{until} by {self.who} on {self.when:%Y-%m-%d}"
+        return f"{about} since {self.since} {made}: {self.why}"
+
+
+class StoredDecision(Model):
+    """A decision in the store, and its withdrawal."""
+
+    key: str = Field(description="Its object.")
+    decision: Decision
+    withdrawn: Withdrawal | None = None
+
+    @property
+    def id(self) -> str:
+        """What names it on the command line: ten hexadecimal digits."""
+        return self.key.removesuffix(".json")[-10:]
+
+    @property
+    def text(self) -> str:
+        """One line for reports."""
+        if not self.withdrawn:
+            return self.decision.text
+        gone = f"withdrawn by {self.withdrawn.who} on {self.withdrawn.when:%Y-%m-%d}: {self.withdrawn.why}"
+        return f"{self.decision.text}; {gone}"
 
 
 def record_decision(store: ObjectStore, decision: Decision) -> str:
@@ -66,10 +112,7 @@ def record_decision(store: ObjectStore, decision: Decision) -> str:
     Raises:
         InvalidInput: It lacks who or why.
     """
-    if not decision.who.strip() or not decision.why.strip():
-        raise InvalidInput(
-            "a decision needs an author and a reason", thing=decision.series, advice="Give --who and --why"
-        )
+    _check_author(decision)
     data = decision.model_dump_json(indent=2).encode() + b"\n"
     name = f"{decision.when:%Y%m%dT%H%M%S%f}-{hashlib.sha256(data).hexdigest()[:10]}.json"
     key = f"{_folder(decision.cluster, decision.series)}{name}"
@@ -77,17 +120,46 @@ def record_decision(store: ObjectStore, decision: Decision) -> str:
     return key
 
 
+def record_withdrawal(store: ObjectStore, stored: StoredDecision, withdrawal: Withdrawal) -> None:
+    """Withdraw a decision; one that is withdrawn already stays so, with its first reason.
+
+    Raises:
+        InvalidInput: The withdrawal lacks who or why.
+    """
+    _check_author(withdrawal, stored.decision.series)
+    store.put_if_absent(f"{stored.key}{WITHDRAWN}", withdrawal.model_dump_json(indent=2).encode() + b"\n")
+
+
 def read_decisions(store: ObjectStore, cluster: str, series: str) -> tuple[Decision, ...]:
-    """All decisions about a series, oldest first.
+    """The decisions about a series that are not withdrawn, oldest first. Raises as `list_decisions` does."""
+    return tuple(one.decision for one in list_decisions(store, cluster, series) if not one.withdrawn)
+
+
+def list_decisions(store: ObjectStore, cluster: str = "", series: str = "") -> tuple[StoredDecision, ...]:
+    """All decisions of a store or about one series, withdrawn ones too, oldest first.
 
     Raises:
         DamagedData: One cannot be read. Leaving it out would repeat the alert, or hide later changes.
     """
+    what, advice = "not a decision", "Fix or delete it"
+    keys = {found.key for found in store.list(_folder(cluster, series) if series else f"{ROOT}/")}
     found = []
-    for info in store.list(_folder(cluster, series)):
-        decision = read_stored(store, info.key, Decision, what="not a decision", advice="Fix or delete it")
-        found += [decision] if decision else []
-    return tuple(sorted(found, key=lambda decision: decision.when))
+    for key in keys:
+        if key.endswith(WITHDRAWN):
+            continue
+        decision = read_stored(store, key, Decision, what=what, advice=advice)
+        gone = f"{key}{WITHDRAWN}"
+        withdrawn = read_stored(store, gone, Withdrawal, what=what, advice=advice) if gone in keys else None
+        found += [StoredDecision(key=key, decision=decision, withdrawn=withdrawn)] if decision else []
+    return tuple(sorted(found, key=lambda one: one.decision.when))
+
+
+def as_of(night: str, decisions: Sequence[Decision]) -> tuple[Decision, ...]:
+    """The decisions as they stand when a night is judged: those that ended before it are over."""
+    return tuple(
+        one.model_copy(update={"ended": True, "night": one.until}) if one.until and one.until < night else one
+        for one in decisions
+    )
 
 
 def in_force(decisions: Sequence[Decision], metric: str) -> tuple[Decision, ...]:
@@ -105,7 +177,7 @@ def in_force(decisions: Sequence[Decision], metric: str) -> tuple[Decision, ...]
 
 def level_start(decisions: Sequence[Decision], metric: str) -> str:
     """The first night of the level that a metric is compared with; empty where all of its history counts."""
-    starts = [decision.since for decision in in_force(decisions, metric) if decision.kind != "fixed"]
+    starts = [decision.since for decision in in_force(decisions, metric) if decision.holds]
     return max(starts, default="")
 
 
@@ -127,7 +199,12 @@ def is_left_out(decisions: Sequence[Decision], metric: str, night: str, verdict:
 
 def is_accepted(decisions: Sequence[Decision], metric: str, night: str) -> bool:
     """Whether a night belongs to what was accepted, so that it may be compared with, whatever its verdict was."""
-    return any(one.kind != "fixed" and one.since <= night <= one.night for one in in_force(decisions, metric))
+    return any(one.holds and one.since <= night <= one.night for one in in_force(decisions, metric))
+
+
+def passed_by_ended(decisions: Sequence[Decision], metric: str, night: str) -> bool:
+    """Whether a night was compared with a level whose decision is over, so that passing proves nothing."""
+    return any(one.ended and one.since <= night <= one.night for one in in_force(decisions, metric))
 
 
 def decision_on(decisions: Sequence[Decision], metric: str, last_night_before: str, night: str) -> Decision | None:
@@ -139,7 +216,7 @@ def decision_on(decisions: Sequence[Decision], metric: str, last_night_before: s
         last_night_before: The last night that certainly had the old level.
         night: The first night of the new one.
     """
-    made = [one for one in decisions if one.is_about(metric) and _knew(one, last_night_before, night)]
+    made = [one for one in decisions if one.is_about(metric) and not one.ended and _knew(one, last_night_before, night)]
     return max(made, key=lambda one: one.when, default=None)
 
 
@@ -153,7 +230,13 @@ def _knew(decision: Decision, last_night_before: str, night: str) -> bool:
 def _overrules(later: Decision, earlier: Decision) -> bool:
     if later.kind == "fixed":
         return earlier.since >= later.since and earlier.night <= later.night
-    return earlier.kind == "fixed" and earlier.since <= later.since <= earlier.night
+    return not earlier.holds and earlier.since <= later.since <= earlier.night
+
+
+def _check_author(said: Decision | Withdrawal, series: str = "") -> None:
+    if not said.who.strip() or not said.why.strip():
+        thing = said.series if isinstance(said, Decision) else series
+        raise InvalidInput("a decision needs an author and a reason", thing=thing, advice="Give --who and --why")
 
 
 def _folder(cluster: str, series: str) -> str:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from nightbridge.errors import DamagedData, PermanentError
 from nightbridge.gate.comparison import Evidence, NightlyParity, ReferenceResult
-from nightbridge.gate.decisions import Decision, is_accepted, is_left_out, read_decisions
+from nightbridge.gate.decisions import Decision, as_of, is_accepted, is_left_out, passed_by_ended, read_decisions
 from nightbridge.gate.suspects import requested_changes
 from nightbridge.gate.verdict import beside
 from nightbridge.goldens.goldens import (
@@ -47,6 +47,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Contract = Mapping[str, Mapping[MetricName, Limits]]
+
+CanarySeries = dict[tuple[str, str, str, str], str]
+"""The series of canaries that were found before; see `canary_rows`."""
 
 DATA_RULES = frozenset({"metrics", "steps", "grad norm", "loss"})
 """Rules about whether the data are there and finite."""
@@ -83,7 +86,7 @@ def gather_evidence(
     record: RunRecord,
     contract: Contract | None = None,
     since: str = "",
-    canary_series: dict[tuple[str, str, str, str], str] | None = None,
+    canary_series: CanarySeries | None = None,
     history: Sequence[HistoryRow] = (),
 ) -> Evidence:
     """Everything that a verdict on a run takes into account.
@@ -101,7 +104,7 @@ def gather_evidence(
         DamagedData: A decision, a row of the canary's history, the golden file, or the reference run cannot be read.
     """
     cluster, test = record.job.cluster, record.spec.test
-    decisions = read_decisions(store, cluster, record.series)
+    decisions = as_of(record.spec.night, read_decisions(store, cluster, record.series))
     return Evidence(
         contract=limits_for(test.id, contract or {}),
         canary=canary_rows(store, test.gate.canary, cluster, since, record.spec.night, canary_series)
@@ -134,7 +137,7 @@ def canary_rows(
     cluster: str,
     since: str = "",
     night: str = "",
-    known: dict[tuple[str, str, str, str], str] | None = None,
+    known: CanarySeries | None = None,
 ) -> tuple[HistoryRow, ...]:
     """The canary's history on a cluster since a night; none where it has not run there.
 
@@ -296,6 +299,7 @@ def nightly_parity(
         and not changed_topology(row, own)
         and (is_good(row) or is_accepted(decisions, "loss_curve", row.night))
         and not is_left_out(decisions, "loss_curve", row.night, row.verdict)
+        and not passed_by_ended(decisions, "loss_curve", row.night)
     ][-MAX_CALIBRATION_RUNS:]
     known = calibrated([_losses(store, row.prefix) for row in good])
     if known is None:

@@ -4,11 +4,12 @@ from typing import TYPE_CHECKING
 
 from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.gate.decisions import read_decisions
-from nightbridge.gate.evidence import Contract, gather_evidence, read_scalars, since_of
+from nightbridge.gate.evidence import Contract, read_scalars
+from nightbridge.gate.judging import judge
 from nightbridge.gate.trend import Trend, trends
-from nightbridge.gate.verdict import compare, compare_with
+from nightbridge.gate.verdict import compare_with
 from nightbridge.harvest.manifest import last_attempt, load_record
-from nightbridge.history.reading import StoredSeries, find_series, read_history, read_recent
+from nightbridge.history.reading import StoredSeries, find_series, read_history
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import Model, ReferencePolicy, RunRecord, Verdict
 from nightbridge.store.protocol import ObjectStore
@@ -73,8 +74,7 @@ def compare_stored(
     """
     record = _record(store, run_key)
     if baseline is None:
-        history = read_recent(store, record.job.cluster, record.series, record.spec.night)
-        return compare(record, history, gather_evidence(store, record, contract, since_of(history)))
+        return judge(store, record, contract or {})[0]
     other = _record(store, baseline)
     return compare_with(record, (row_of(other, compare_with(other, ())),))
 

@@ -8,22 +8,28 @@ import pytest
 
 from nightbridge.cli.main import run
 from nightbridge.errors import DamagedData, InvalidInput
-from nightbridge.gate.accept import accept, checked_kind, checked_metrics
+from nightbridge.gate.accept import accept, checked_kind, checked_metrics, withdraw
 from nightbridge.gate.comparison import Evidence
 from nightbridge.gate.decisions import (
     Decision,
+    Withdrawal,
+    as_of,
     in_force,
     is_left_out,
     level_start,
+    list_decisions,
+    passed_by_ended,
     read_decisions,
     record_decision,
 )
+from nightbridge.gate.judging import judge_and_record
 from nightbridge.gate.trend import trend_lines, trends
 from nightbridge.gate.verdict import compare
-from nightbridge.history.reading import add
+from nightbridge.history.reading import add, read_history
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import GatePolicy, RunRecord, Summary, Verdict, VerdictStatus
 from nightbridge.store.directory import DirectoryStore
+from tests import builders
 
 SERIES = "llama3-8b-0123456789ab"
 
@@ -106,6 +112,18 @@ def night(number: int) -> str:
     return str(date(2026, 9, 1) + timedelta(days=number))
 
 
+def summary_at(step_time: float) -> Summary:
+    return Summary(
+        steps_expected=50,
+        steps_done=50,
+        step_time=step_time,
+        step_time_p05=step_time,
+        tflops_per_gpu=700.0,
+        peak_memory=80.0,
+        final_loss=5.0,
+    )
+
+
 @pytest.fixture
 def slowed(make_record: Callable[..., RunRecord]) -> Callable[..., tuple[list[Verdict], list[HistoryRow]]]:
     """Twenty good nights, and then slower ones; each judged with what is decided."""
@@ -117,15 +135,7 @@ def slowed(make_record: Callable[..., RunRecord]) -> Callable[..., tuple[list[Ve
         verdicts = []
         for number, level in enumerate([1.0] * good + list(levels)):
             value = level * (1 + 0.001 * (number % 3 - 1))
-            summary = Summary(
-                steps_expected=50,
-                steps_done=50,
-                step_time=value,
-                step_time_p05=value,
-                tflops_per_gpu=700.0,
-                peak_memory=80.0,
-                final_loss=5.0,
-            )
+            summary = summary_at(value)
             record = make_record(summary, night(number), gate=GatePolicy(confirm=0))
             verdicts.append(compare(record, rows, Evidence(decisions=decisions)))
             rows.append(row_of(record, verdicts[-1]))
@@ -248,3 +258,145 @@ def test_the_command_line_decides_and_says_what(
     assert (done, refused) == (0, 2)
     assert made.text in said.out
     assert "no such kind of decision" in said.err
+
+
+# --- withdrawn, and over ---------------------------------------------------------------------------------------------
+
+
+class Nights:
+    """Nights of a store, each judged by what the store has, as the nightly does it."""
+
+    def __init__(self, store: DirectoryStore, commit: Callable[..., RunRecord]) -> None:
+        self._store, self._commit = store, commit
+        self.keys: list[str] = []
+
+    def run(self, *levels: float) -> list[VerdictStatus]:
+        return [self._judge(level).status for level in levels]
+
+    def _judge(self, level: float) -> Verdict:
+        number = len(self.keys)
+        record = builders.make_record(
+            summary_at(level * (1 + 0.001 * (number % 3 - 1))),
+            night(number),
+            gate=GatePolicy(confirm=0),
+        )
+        self.keys.append(self._commit(self._store, record).spec.run_key)
+        return judge_and_record(self._store, record, {}, lambda *_range: ())
+
+    def stored(self) -> list[VerdictStatus | None]:
+        return [row.verdict for row in read_history(self._store, "dgx", SERIES)]
+
+
+@pytest.fixture
+def nights(store: DirectoryStore, commit: Callable[..., RunRecord]) -> Nights:
+    return Nights(store, commit)
+
+
+def undo(store: DirectoryStore, target: str) -> str:
+    withdrawal = Withdrawal(who="bob", why="by mistake", when=datetime(2026, 12, 2, tzinfo=UTC))
+    return str(withdraw(store, target, withdrawal, {}, lambda *_range: ())[1])
+
+
+def test_a_withdrawn_decision_leaves_no_night_that_it_let_pass(store: DirectoryStore, nights: Nights) -> None:
+    assert nights.run(*[1.0] * 4, 1.08)[-1] is VerdictStatus.REGRESSED
+    accept(store, nights.keys[-1], "baseline", who="ann", why="new image")
+    assert nights.run(*[1.08] * 7) == [VerdictStatus.PASSED] * 7  # more than there are good ones
+
+    said = undo(store, nights.keys[4])
+
+    assert said == "8 nights judged again, 7 with another verdict"
+    assert nights.stored()[4:] == [VerdictStatus.REGRESSED] * 8
+    assert nights.run(1.08) == [VerdictStatus.REGRESSED]
+    assert nights.run(1.0)[0] is VerdictStatus.PASSED
+
+
+def test_withdrawing_again_finishes_and_changes_nothing(store: DirectoryStore, nights: Nights) -> None:
+    nights.run(*[1.0] * 4, 1.08)
+    accept(store, nights.keys[-1], "baseline", who="ann", why="new image")
+    nights.run(1.08)
+
+    undo(store, nights.keys[4])
+    (stored,) = list_decisions(store)
+
+    assert undo(store, stored.id) == "2 nights judged again, each as before"
+    assert stored.withdrawn is not None
+    assert stored.text.endswith(
+        "ann on " + f"{stored.decision.when:%Y-%m-%d}: new image; withdrawn by bob on 2026-12-02: by mistake"
+    )
+    assert read_decisions(store, "dgx", SERIES) == ()
+
+
+def test_a_night_whose_run_was_pruned_is_no_baseline_after_the_withdrawal(
+    store: DirectoryStore, nights: Nights
+) -> None:
+    nights.run(*[1.0] * 4, 1.08)
+    accept(store, nights.keys[-1], "baseline", who="ann", why="new image")
+    nights.run(1.08)
+    for stored in list(store.list(f"runs/{nights.keys[-1].split('-2026')[0]}/{night(5)}/")):
+        store.delete(stored.key)
+
+    said = undo(store, nights.keys[4])
+
+    assert said == "1 night judged again, each as before, 1 night without a stored run no baseline any more"
+    assert nights.stored()[5] is None
+
+
+def test_a_decision_that_is_meant_must_be_the_only_one(store: DirectoryStore, nights: Nights) -> None:
+    nights.run(*[1.0] * 4, 1.08)
+    for kind in ("acknowledged", "baseline"):
+        accept(store, nights.keys[-1], checked_kind(kind), who="ann", why="new image")
+    ids = [stored.id for stored in list_decisions(store)]
+
+    with pytest.raises(InvalidInput, match="2 decisions about it") as several:
+        undo(store, nights.keys[-1])
+    with pytest.raises(InvalidInput, match="no decisions about it"):
+        undo(store, nights.keys[0])
+
+    assert all(one in str(several.value) for one in ids)
+
+
+def test_a_decision_ends_with_its_last_night(store: DirectoryStore, nights: Nights) -> None:
+    nights.run(*[1.0] * 4, 1.08)
+    made = accept(store, nights.keys[-1], "acknowledged", who="ann", why="until the fix", until=night(8))
+
+    held = nights.run(*[1.08] * 4)
+    over = nights.run(*[1.08] * 2, 1.0)
+
+    assert held == [VerdictStatus.PASSED] * 4
+    assert over == [VerdictStatus.REGRESSED] * 2 + [VerdictStatus.PASSED]
+    (ended,) = as_of(night(9), [made])
+    assert f"acknowledged until {night(8)}, which is over, by ann" in ended.text
+    assert passed_by_ended([ended], "step_time", night(8))
+    assert not passed_by_ended([ended], "step_time", night(9))
+
+
+def test_a_decision_cannot_end_before_its_level_begins(store: DirectoryStore, nights: Nights) -> None:
+    nights.run(*[1.0] * 4, 1.08)
+
+    with pytest.raises(InvalidInput, match="not a night that this decision can end with"):
+        accept(store, nights.keys[-1], "baseline", who="ann", why="new", until=night(1))
+
+    assert list_decisions(store) == ()
+
+
+def test_the_command_line_lists_and_withdraws(
+    store: DirectoryStore, nights: Nights, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nights.run(*[1.0] * 4, 1.08)
+    key = nights.keys[-1]
+    options = ["--store", store.url]
+
+    assert run(["accept", key, "--why", "known", "--who", "ann", "--until", night(9), *options]) == 0
+    nights.run(1.08)
+    codes = [
+        run(["accept", "--list", *options]),
+        run(["accept", "--undo", key, "--why", "by mistake", "--who", "bob", *options]),
+        run(["accept", "--list", *options]),
+        run(["accept", *options]),
+    ]
+
+    said = capsys.readouterr()
+    assert codes == [0, 0, 0, 2]
+    assert f"the level since {night(4)} alarms again (2 nights judged again, 1 with another verdict)" in said.out
+    assert said.out.count("withdrawn by bob") == 1
+    assert "Name a run to accept, --undo ID, or --list" in said.err

@@ -1,0 +1,102 @@
+"""Judging a stored run: everything that is known about it goes in, and the verdict becomes part of the history."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from nightbridge.gate.comparison import Evidence
+from nightbridge.gate.evidence import CanarySeries, Contract, gather_evidence, since_of
+from nightbridge.gate.suspects import CommitsBetween, find_suspects
+from nightbridge.gate.verdict import compare
+from nightbridge.harvest.manifest import load_record
+from nightbridge.history.metrics import GOOD_VERDICTS, format_count
+from nightbridge.history.reading import add, read_history, read_recent
+from nightbridge.history.rows import HistoryRow, row_of
+from nightbridge.models import EXIT_CODES, RunRecord, Verdict
+from nightbridge.store.protocol import ObjectStore
+
+
+class Rejudged(NamedTuple):
+    """What judging the nights of a series again did.
+
+    `nights`: those that were judged. `changed`: of these the ones with another verdict. `lost`: those whose run was
+    pruned and that had passed; they have no verdict any more, so that none is a baseline. `alarms`: whether the last
+    night does.
+    """
+
+    nights: tuple[str, ...]
+    changed: tuple[str, ...]
+    lost: tuple[str, ...]
+    alarms: bool
+
+    def __str__(self) -> str:
+        said = f"{format_count(len(self.nights), 'night')} judged again"
+        said += f", {len(self.changed)} with another verdict" if self.changed else ", each as before"
+        gone = (
+            f", {format_count(len(self.lost), 'night')} without a stored run no baseline any more" if self.lost else ""
+        )
+        return said + gone
+
+
+def judge(
+    store: ObjectStore, record: RunRecord, contract: Contract, canary_series: CanarySeries | None = None
+) -> tuple[Verdict, Sequence[HistoryRow], Evidence]:
+    """Judge a stored run by the nights before it: the verdict, and the history and the evidence that it rests on.
+
+    Args:
+        store: Where run, history and decisions are.
+        record: The run.
+        contract: What the site owes each test.
+        canary_series: Shared by the runs of a night; see `canary_rows`.
+
+    Raises:
+        InvalidInput: The test's golden file is missing or is none.
+        DamagedData: Something of it cannot be read.
+    """
+    history = read_recent(store, record.job.cluster, record.series, record.spec.night)
+    evidence = gather_evidence(store, record, contract, since_of(history), canary_series, history)
+    return compare(record, history, evidence), history, evidence
+
+
+def judge_and_record(
+    store: ObjectStore,
+    record: RunRecord,
+    contract: Contract,
+    commits_between: CommitsBetween,
+    canary_series: CanarySeries | None = None,
+) -> Verdict:
+    """Judge a stored run, and write its verdict and the row that later nights are judged by. Raises as `judge` does."""
+    verdict, history, evidence = judge(store, record, contract, canary_series)
+    row = row_of(record, verdict)
+    rows = (*(other for other in history if other.run_key != row.run_key), row)
+    suspects = find_suspects(store, verdict, rows, commits_between, evidence.decisions)
+    verdict = verdict.model_copy(update={"suspects": suspects})
+    add(store, row)
+    store.put(f"{record.prefix.rsplit('/', 1)[0]}/verdict.json", verdict.model_dump_json(indent=2).encode())
+    return verdict
+
+
+def judge_again(
+    store: ObjectStore, cluster: str, series: str, since: str, contract: Contract, commits_between: CommitsBetween
+) -> Rejudged:
+    """Judge the nights of a series from `since` on again, oldest first: each by what those before it are now.
+
+    Runs that were never judged are left alone, and so are confirming re-runs, which count for their night. Doing it a
+    second time changes nothing, so that it may be interrupted. Raises as `judge` does.
+    """
+    nights: list[str] = []
+    changed: list[str] = []
+    lost: list[str] = []
+    alarms = False
+    for row in read_history(store, cluster, series, since):
+        if row.repeat or row.verdict is None:
+            continue
+        record = load_record(store, row.prefix) if row.prefix else None
+        if record is not None:
+            nights.append(row.night)
+            verdict = judge_and_record(store, record, contract, commits_between)
+            alarms = bool(EXIT_CODES[verdict.status])
+            changed += [row.night] if verdict.status is not row.verdict else []
+        elif row.verdict in GOOD_VERDICTS:
+            lost.append(row.night)
+            add(store, row.model_copy(update={"verdict": None}))
+    return Rejudged(tuple(nights), tuple(changed), tuple(lost), alarms)
