@@ -6,11 +6,47 @@
     verdict = run_pipeline("conf/practice/llama_small.toml")
     culprits = bisect_regression("llama-small").culprits
 
-They run as Prefect flow runs, shown in the UI, and return the answer whatever it is. The flows themselves, for
+They run as Prefect flow runs, shown in the UI, and return the answer whatever it is; `check_parity`, `compare_runs`,
+`read_history` and `verify_run` only read the store. Each may be called where an event loop runs, as in a notebook, and
+has a twin with an `a` before its name that is awaited. The flows themselves, for
 deployments, are `nightly`, `pipeline` and `bisect_flow`, in the modules `nightly`, `pipeline` and `bisect`. Flows
 compose tasks: no subprocess, no boto3 and no parsing here.
 """
 
-from nightbridge.flows.api import bisect_regression, nightly_regression, run_pipeline
+from nightbridge.flows.api import (
+    abisect_regression,
+    acheck_parity,
+    acompare_runs,
+    anightly_regression,
+    aread_history,
+    arun_pipeline,
+    arun_sweep,
+    averify_run,
+    bisect_regression,
+    check_parity,
+    compare_runs,
+    nightly_regression,
+    read_history,
+    run_pipeline,
+    run_sweep,
+    verify_run,
+)
 
-__all__ = ["bisect_regression", "nightly_regression", "run_pipeline"]
+__all__ = [
+    "abisect_regression",
+    "acheck_parity",
+    "acompare_runs",
+    "anightly_regression",
+    "aread_history",
+    "arun_pipeline",
+    "arun_sweep",
+    "averify_run",
+    "bisect_regression",
+    "check_parity",
+    "compare_runs",
+    "nightly_regression",
+    "read_history",
+    "run_pipeline",
+    "run_sweep",
+    "verify_run",
+]

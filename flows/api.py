@@ -13,20 +13,35 @@ from nightbridge.blocks import load_site
 from nightbridge.config.sites import plain_site
 from nightbridge.errors import InvalidInput
 from nightbridge.flows.bisect import bisect_flow
+from nightbridge.flows.event_loop import async_twin, outside_of_loops
 from nightbridge.flows.final_states import TAG, plain_errors, result_of
 from nightbridge.flows.nightly import nightly
 from nightbridge.flows.pipeline import pipeline
 from nightbridge.flows.server import reach_server, reach_server_with_blocks
-from nightbridge.models import ClusterLimits, NightReport, RunSpec, Scenario, Site, SiteChoice, Verdict
+from nightbridge.goldens.parity import Parity
+from nightbridge.harvest import restore
+from nightbridge.models import (
+    ClusterLimits,
+    NightReport,
+    ReferencePolicy,
+    RunSpec,
+    Scenario,
+    Site,
+    SiteChoice,
+    SweepResult,
+    Verdict,
+)
 from nightbridge.nights.records import checked_night, new_night
+from nightbridge.report import queries
+from nightbridge.report.queries import TestHistory, Verification
 from nightbridge.rules import check_scenario
 from nightbridge.slurm.attempts import AttemptChoice
 from nightbridge.tasks.context import shared_night
+from nightbridge.tasks.site import store_of
 from nightbridge.tasks.validate import node_limits
 
-__all__ = ["bisect_regression", "nightly_regression", "run_pipeline"]
 
-
+@outside_of_loops
 def nightly_regression(
     scenario: str | Path | Scenario,
     *,
@@ -66,6 +81,7 @@ def nightly_regression(
     return report
 
 
+@outside_of_loops
 def run_pipeline(
     test: str | Path | RunSpec,
     *,
@@ -106,6 +122,41 @@ def run_pipeline(
     return verdict
 
 
+def run_sweep(
+    test: str | Path,
+    *,
+    night: str | None = None,
+    system: str | None = None,
+    cluster: str | None = None,
+    store: str | None = None,
+    workspace: str | Path | None = None,
+    new_attempt: bool = False,
+) -> SweepResult:
+    """Run every valid point of one swept test, and return what became of them, the best first.
+
+    Args:
+        test: Path of a file with one test that has lists in `[cmd_args]`.
+        night: As for `nightly_regression`.
+        system: As for `nightly_regression`.
+        cluster: As for `nightly_regression`.
+        store: As for `nightly_regression`.
+        workspace: As for `nightly_regression`.
+        new_attempt: As for `nightly_regression`.
+
+    Raises:
+        InvalidInput: The file is wrong or has no sweep, or several tests; nothing was started.
+        TransientError: The store or the Prefect server does not answer.
+    """
+    checked = check_scenario(config.load(Path(test)))
+    _require_a_test(checked)
+    if len(checked.tests) != 1 or not checked.tests[0].axes:
+        raise InvalidInput("not one test that is swept", thing=checked.source, advice="Use nightly_regression")
+    choice = SiteChoice(system=system, cluster=cluster, store=store, workspace=_path(workspace))
+    report = nightly_regression(checked, night=night, new_attempt=new_attempt, **choice.parameters())
+    return report.sweeps[0]
+
+
+@outside_of_loops
 def bisect_regression(
     test_id: str,
     *,
@@ -146,6 +197,123 @@ def bisect_regression(
     return result
 
 
+@outside_of_loops
+def compare_runs(
+    run_key: str,
+    baseline: str | None = None,
+    *,
+    system: str | None = None,
+    store: str | None = None,
+    workspace: str | Path | None = None,
+) -> Verdict:
+    """Judge a stored run again: against the good runs before it, or against one other run.
+
+    Args:
+        run_key: The run.
+        baseline: The run key of the other one; None for the run's own history.
+        system: As for `nightly_regression`.
+        store: As for `nightly_regression`.
+        workspace: As for `nightly_regression`.
+
+    Raises:
+        InvalidInput: One of the runs is not in the store, or a named block does not exist.
+        DamagedData: One of them is not what was committed.
+        TransientError: The store does not answer.
+    """
+    site = _stored_site(system, store, workspace)
+    return queries.compare_stored(store_of(site), run_key, baseline, site.contract)
+
+
+@outside_of_loops
+def read_history(
+    test_id: str,
+    *,
+    on: str | None = None,
+    system: str | None = None,
+    store: str | None = None,
+    workspace: str | Path | None = None,
+) -> TestHistory:
+    """Return every stored run of a test and its trends.
+
+    Args:
+        test_id: The test.
+        on: Name of the cluster; any when None.
+        system: As for `nightly_regression`.
+        store: As for `nightly_regression`.
+        workspace: As for `nightly_regression`.
+
+    Raises:
+        InvalidInput: The store has no history of the test, or a named block does not exist.
+        DamagedData: A row cannot be read.
+        TransientError: The store does not answer.
+    """
+    return queries.history_of(store_of(_stored_site(system, store, workspace)), test_id, on)
+
+
+@outside_of_loops
+def check_parity(
+    run_a: str,
+    run_b: str,
+    policy: ReferencePolicy | None = None,
+    *,
+    system: str | None = None,
+    store: str | None = None,
+    workspace: str | Path | None = None,
+) -> Parity:
+    """Compare two stored runs step by step: whether they compute the same, or converge alike.
+
+    Args:
+        run_a: Run key of the run that is compared with.
+        run_b: Run key of the run that is compared.
+        policy: How far the losses may be apart at single iterations; the usual limits when None.
+        system: As for `nightly_regression`.
+        store: As for `nightly_regression`.
+        workspace: As for `nightly_regression`.
+
+    Raises:
+        InvalidInput: One of the runs is not in the store, or a named block does not exist.
+        DamagedData: One of them is not what was committed, or has no scalars.
+        TransientError: The store does not answer.
+    """
+    return queries.parity_stored(store_of(_stored_site(system, store, workspace)), run_a, run_b, policy)
+
+
+@outside_of_loops
+def verify_run(
+    run_key: str,
+    *,
+    deep: bool = False,
+    system: str | None = None,
+    store: str | None = None,
+    workspace: str | Path | None = None,
+) -> Verification:
+    """Check every stored object of a run against its manifest, and name those that do not belong to it.
+
+    Args:
+        run_key: The run.
+        deep: Read every byte, and not only stored checksums.
+        system: As for `nightly_regression`.
+        store: As for `nightly_regression`.
+        workspace: As for `nightly_regression`.
+
+    Raises:
+        InvalidInput: The run is not in the store, or a named block does not exist.
+        TransientError: The store does not answer.
+    """
+    check = restore.verify_content if deep else restore.verify_run
+    return queries.verify_stored(store_of(_stored_site(system, store, workspace)), run_key, check=check)
+
+
+anightly_regression = async_twin(nightly_regression)
+arun_pipeline = async_twin(run_pipeline)
+arun_sweep = async_twin(run_sweep)
+abisect_regression = async_twin(bisect_regression)
+acompare_runs = async_twin(compare_runs)
+aread_history = async_twin(read_history)
+acheck_parity = async_twin(check_parity)
+averify_run = async_twin(verify_run)
+
+
 def _require_a_test(scenario: Scenario) -> None:
     if scenario.invalid and not scenario.tests:
         violations = [violation for test in scenario.invalid for violation in test.violations]
@@ -171,6 +339,14 @@ def _reach_site(choice: SiteChoice) -> Site:
         reach_server_with_blocks(choice)
     else:
         reach_server()
+    return load_site(choice)
+
+
+def _stored_site(system: str | None, store: str | None, workspace: str | Path | None) -> Site:
+    """The site whose store is read; Prefect's server is asked only for what a block has."""
+    choice = SiteChoice(system=system, store=store, workspace=_path(workspace))
+    if plain_site(choice) is None:
+        reach_server_with_blocks(choice)
     return load_site(choice)
 
 

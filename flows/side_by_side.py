@@ -108,9 +108,21 @@ def _wait_for(results: Sequence[Future[R]]) -> None:
 
 def _leave_together(cause: BaseException, interruption: Interruption, results: Sequence[Future[Any]]) -> None:
     """End the threads of this flow run's subflows for the same cause, and leave none of them Running."""
-    interruption.cause = cause
     if _has_own_process():
         end_within(OWN_PROCESS_SECONDS, 0 if isinstance(cause, Pause) else EXIT_TERMINATED)
+    end_threads(cause, interruption, results)
+    show("how its subflows ended", lambda: _end_subflows(_state_after(cause)))
+
+
+def end_threads(cause: BaseException, interruption: Interruption, results: Sequence[Future[Any]]) -> None:
+    """End threads that run flows for the same cause; what has not ended after `GRACE_SECONDS` is left behind.
+
+    Args:
+        cause: What has ended the calling thread.
+        interruption: What the threads look at.
+        results: One for each thread.
+    """
+    interruption.cause = cause
     for result in results:
         result.cancel()
     over = time.monotonic() + GRACE_SECONDS
@@ -119,7 +131,6 @@ def _leave_together(cause: BaseException, interruption: Interruption, results: S
             # Threads that wait for a program hear of nothing else; the next one that they start is ended as well.
             GUARD.kill_all()
         time.sleep(_KILL_AGAIN)
-    show("how its subflows ended", lambda: _end_subflows(_state_after(cause)))
 
 
 def _has_own_process() -> bool:

@@ -10,13 +10,47 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from nightbridge.flows import bisect_regression, nightly_regression, run_pipeline
+    from nightbridge.flows import (
+        abisect_regression,
+        acheck_parity,
+        acompare_runs,
+        anightly_regression,
+        aread_history,
+        arun_pipeline,
+        arun_sweep,
+        averify_run,
+        bisect_regression,
+        check_parity,
+        compare_runs,
+        nightly_regression,
+        read_history,
+        run_pipeline,
+        run_sweep,
+        verify_run,
+    )
 
 __version__ = "0.1.0"
 # Prefect reads both once, when it is imported: its telemetry, and that of a server that we start, stays off.
 os.environ.update(PREFECT_SERVER_ANALYTICS_ENABLED="false", DO_NOT_TRACK="1")
 
-__all__ = ["bisect_regression", "nightly_regression", "run_pipeline"]
+__all__ = [
+    "abisect_regression",
+    "acheck_parity",
+    "acompare_runs",
+    "anightly_regression",
+    "aread_history",
+    "arun_pipeline",
+    "arun_sweep",
+    "averify_run",
+    "bisect_regression",
+    "check_parity",
+    "compare_runs",
+    "nightly_regression",
+    "read_history",
+    "run_pipeline",
+    "run_sweep",
+    "verify_run",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -101,9 +101,15 @@ class NightContext:
 
 @dataclass
 class Interruption:
-    """What ended a flow run, for the threads of its subflows."""
+    """What ended a flow run, for the threads of its subflows: it, or what it is called by."""
 
+    outer: "Interruption | None" = None
     cause: BaseException | None = None
+
+    @property
+    def any_cause(self) -> BaseException | None:
+        """Its own cause, else that of what is around it."""
+        return self.cause or (None if self.outer is None else self.outer.any_cause)
 
 
 @dataclass(frozen=True)
@@ -149,8 +155,9 @@ def shared_night(scenario: Scenario | None = None) -> Iterator[NightContext]:
 @contextlib.contextmanager
 def interrupted_together() -> Iterator[Interruption]:
     """Let the threads that copy this context within the block end with the cause that is set on the interruption."""
-    interruption = Interruption()
-    with _scoped(replace(_scope.get() or _Scope(), interruption=interruption)):
+    scope = _scope.get() or _Scope()
+    interruption = Interruption(scope.interruption)
+    with _scoped(replace(scope, interruption=interruption)):
         yield interruption
 
 
@@ -185,8 +192,8 @@ def raise_if_interrupted() -> None:
     if context := FlowRunContext.get():
         context.flow_run_suspension_request.raise_if_requested()
     scope = _scope.get()
-    if scope is not None and scope.interruption is not None and scope.interruption.cause is not None:
-        _raise_again(scope.interruption.cause)
+    if scope is not None and scope.interruption is not None and (cause := scope.interruption.any_cause) is not None:
+        _raise_again(cause)
 
 
 def _raise_again(cause: BaseException) -> NoReturn:

@@ -78,17 +78,15 @@ def verify(
     deep: Annotated[bool, typer.Option("--deep", help="Read every byte, not only stored checksums.")] = False,
 ) -> None:
     """Check every stored object of a run against its manifest; name objects that do not belong to it."""
-    from nightbridge.harvest.manifest import last_attempt, read_manifest
-    from nightbridge.harvest.restore import foreign_objects, verify_content, verify_run
+    from nightbridge.harvest.restore import verify_content, verify_run
+    from nightbridge.report.queries import verify_stored
 
     opened = open_site_store(load_site(choice))
-    prefix = last_attempt(opened, run_key)
-    problems = (verify_content if deep else verify_run)(opened, prefix, show_progress)
-    if manifest := read_manifest(opened, prefix):
-        note_all(f"not of this run: {path}" for path in foreign_objects(opened, manifest))
-    if problems:
-        raise DamagedData("\n  ".join(problems), thing=opened.url_of(prefix), advice="Harvest the run again")
-    print(f"{opened.url_of(prefix)}: every object is there and whole")
+    found = verify_stored(opened, run_key, check=verify_content if deep else verify_run, on_progress=show_progress)
+    note_all(f"not of this run: {path}" for path in found.foreign)
+    if not found.is_whole:
+        raise DamagedData("\n  ".join(found.problems), thing=found.url, advice="Harvest the run again")
+    print(f"{found.url}: every object is there and whole")
 
 
 @site_options("system", "store", "workspace")

@@ -2,13 +2,16 @@
 
 import enum
 from datetime import datetime
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
 from nightbridge.models.base import Model, StoredModel
 from nightbridge.models.metrics import MetricName
 from nightbridge.models.scenario import RewardKind
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class VerdictStatus(enum.StrEnum):
@@ -114,6 +117,10 @@ class Verdict(StoredModel):
         """The command line's exit code for this verdict alone."""
         return EXIT_CODES[self.status]
 
+    def metric(self, name: str) -> Comparison | None:
+        """The comparison of a metric such as `step_time`; None where it was not compared."""
+        return next((comparison for comparison in self.comparisons if comparison.metric == name), None)
+
 
 EXIT_CODES: dict[VerdictStatus, int] = {
     VerdictStatus.PASSED: 0,
@@ -169,6 +176,12 @@ class SweepResult(Model):
         """The point with the highest reward; of several the one that was written first. None where no point has one."""
         return self.points[0] if self.points and self.points[0].reward is not None else None
 
+    def to_dataframe(self) -> "pd.DataFrame":
+        """One row for each point, best first: its axes, then `status`, `value`, `reward`, `reason` and `run_keys`."""
+        import pandas as pd
+
+        return pd.DataFrame([{**point.point, **point.model_dump(exclude={"point"})} for point in self.points])
+
 
 class NightReport(Model):
     """What `nightly_regression` returns: every test's verdict and where the report is."""
@@ -186,3 +199,18 @@ class NightReport(Model):
         """The first of 1, 3, 4, 2 that occurred, else 0."""
         codes = {verdict.exit_code for verdict in self.verdicts}
         return next((code for code in (1, 3, 4, 2) if code in codes), 0)
+
+    def to_dataframe(self) -> "pd.DataFrame":
+        """One row for each verdict; of each metric, `<metric>`, `<metric>_baseline` and `<metric>_change`."""
+        import pandas as pd
+
+        return pd.DataFrame(_flat(verdict) for verdict in self.verdicts)
+
+
+def _flat(verdict: Verdict) -> dict[str, Any]:
+    """A verdict as a row of a table."""
+    names = {"run_key", "test_id", "night", "status", "news", "since", "job_id", "series", "store_url", "prefix"}
+    row = {**verdict.model_dump(mode="json", include=names), "reasons": "; ".join(verdict.reasons)}
+    for each in verdict.comparisons:
+        row |= {each.metric: each.value, f"{each.metric}_baseline": each.baseline, f"{each.metric}_change": each.change}
+    return row

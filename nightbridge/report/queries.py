@@ -1,6 +1,9 @@
 """Queries about stored runs: what the trend is, how two runs compare, whether they are alike."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+from pydantic import Field
 
 from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.gate.decisions import read_decisions
@@ -8,16 +11,20 @@ from nightbridge.gate.evidence import Contract, read_scalars
 from nightbridge.gate.judging import judge
 from nightbridge.gate.trend import Trend, trends
 from nightbridge.gate.verdict import compare_with
-from nightbridge.harvest.manifest import last_attempt, load_record
+from nightbridge.harvest.manifest import last_attempt, load_record, read_manifest
+from nightbridge.harvest.restore import foreign_objects, verify_run
 from nightbridge.history.reading import StoredSeries, find_series, read_history
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import Model, ReferencePolicy, RunRecord, Verdict
 from nightbridge.store.protocol import ObjectStore
+from nightbridge.store.transfers import Progress
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from nightbridge.goldens.parity import Parity, ParityGate
+
+OnProgress = Callable[[Progress], None]
 
 
 class TestHistory(Model):
@@ -31,6 +38,55 @@ class TestHistory(Model):
     rows: tuple[HistoryRow, ...]
     trends: tuple[Trend, ...]
     others: tuple[StoredSeries, ...]
+
+    def to_dataframe(self) -> "pd.DataFrame":
+        """One row for each run, the oldest first: the fields of `HistoryRow`, those of its summary beside them."""
+        import pandas as pd
+
+        rows = [row.model_dump(mode="json", exclude={"summary"}) | row.summary.model_dump() for row in self.rows]
+        return pd.DataFrame(rows)
+
+
+class Verification(Model):
+    """What a stored run was found to be."""
+
+    run_key: str
+    url: str = Field(description="Where the run is.")
+    problems: tuple[str, ...] = Field(description="One line for each object that is missing or damaged.")
+    foreign: tuple[str, ...] = Field(description="Paths below the run's prefix that its manifest does not name.")
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every object is there and is what was committed."""
+        return not self.problems
+
+
+def verify_stored(
+    store: ObjectStore,
+    run_key: str,
+    *,
+    check: Callable[[ObjectStore, str, OnProgress | None], list[str]] = verify_run,
+    on_progress: OnProgress | None = None,
+) -> Verification:
+    """Check every stored object of a run's last attempt against its manifest.
+
+    Args:
+        store: Where the run is.
+        run_key: The run.
+        check: `verify_run` trusts stored checksums; `verify_content` reads every byte.
+        on_progress: Is told how far it is.
+
+    Raises:
+        InvalidInput: The run is not in the store.
+    """
+    prefix = last_attempt(store, run_key)
+    problems, manifest = check(store, prefix, on_progress), read_manifest(store, prefix)
+    return Verification(
+        run_key=run_key,
+        url=store.url_of(prefix),
+        problems=tuple(problems),
+        foreign=tuple(foreign_objects(store, manifest) if manifest else ()),
+    )
 
 
 def history_of(store: ObjectStore, test_id: str, cluster: str | None = None) -> TestHistory:

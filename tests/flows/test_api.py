@@ -1,6 +1,7 @@
 """The flow API: what it offers, and what it refuses before anything is started."""
 
 import inspect
+import pkgutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,11 +13,14 @@ from prefect.settings import (
     temporary_settings,
 )
 
+import nightbridge
 from nightbridge import flows
 from nightbridge.bisect.result import BisectResult
 from nightbridge.errors import InvalidInput, TransientError
-from nightbridge.flows import bisect_regression, nightly_regression, run_pipeline
-from nightbridge.models import NightReport, Verdict
+from nightbridge.flows import nightly_regression, run_pipeline
+from nightbridge.goldens.parity import Parity
+from nightbridge.models import NightReport, SweepResult, Verdict
+from nightbridge.report.queries import TestHistory, Verification
 
 REPOSITORIES = """
 [[git_repos]]
@@ -58,11 +62,29 @@ def write_scenario(*tests: str) -> Path:
     return path
 
 
-def test_the_public_api_is_three_functions() -> None:
-    assert flows.__all__ == ["bisect_regression", "nightly_regression", "run_pipeline"]
-    assert inspect.signature(bisect_regression).return_annotation is BisectResult
-    assert inspect.signature(nightly_regression).return_annotation is NightReport
-    assert inspect.signature(run_pipeline).return_annotation is Verdict
+RETURNED = {
+    "bisect_regression": BisectResult,
+    "check_parity": Parity,
+    "compare_runs": Verdict,
+    "nightly_regression": NightReport,
+    "read_history": TestHistory,
+    "run_pipeline": Verdict,
+    "run_sweep": SweepResult,
+    "verify_run": Verification,
+}
+
+
+def test_the_public_api_is_these_functions_each_with_a_twin_that_is_awaited() -> None:
+    assert nightbridge.__all__ == flows.__all__ == sorted([*RETURNED, *(f"a{name}" for name in RETURNED)])
+    for name, returned in RETURNED.items():
+        assert inspect.signature(getattr(flows, name)).return_annotation is returned
+        assert inspect.iscoroutinefunction(getattr(flows, f"a{name}"))
+
+
+def test_no_public_name_is_that_of_a_submodule() -> None:
+    submodules = {module.name for package in (nightbridge, flows) for module in pkgutil.iter_modules(package.__path__)}
+
+    assert submodules & {*RETURNED, *flows.__all__} == set()
 
 
 @pytest.mark.parametrize("call", [nightly_regression, run_pipeline])

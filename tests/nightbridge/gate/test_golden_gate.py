@@ -93,9 +93,7 @@ def test_being_faster_never_fails(judge: Judge) -> None:
         pytest.param(
             log_of(tflops=[500.0] * 35 + [700.0] * 15), VerdictStatus.REGRESSED, "slow steps", id="slow for 35 of 50"
         ),
-        pytest.param(
-            log_of(tflops=[500.0] * STEPS) + log_of(steps=10), VerdictStatus.SHORT, "", id="two runs"
-        ),
+        pytest.param(log_of(tflops=[500.0] * STEPS) + log_of(steps=10), VerdictStatus.SHORT, "", id="two runs"),
         pytest.param("", VerdictStatus.SHORT, "", id="an empty log"),
         pytest.param(log_of(memory=""), VerdictStatus.FAILED, "memory max_alloc", id="no memory line"),
     ],
