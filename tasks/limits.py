@@ -51,7 +51,7 @@ def limits_of(cluster: ClusterSettings) -> dict[str, int]:
 
 
 @contextlib.contextmanager
-def job_slots(plan: LaunchPlan, site: Site, *, lease: float = LEASE_SECONDS) -> Iterator[None]:
+def job_slots(plan: LaunchPlan, site: Site) -> Iterator[None]:
     """Hold a slot of each limit while the attempt's job is in Slurm; wait for them before it is submitted.
 
     A job that is found again after a crash is watched at once: its slots are taken as soon as they are free, which is
@@ -65,11 +65,11 @@ def job_slots(plan: LaunchPlan, site: Site, *, lease: float = LEASE_SECONDS) -> 
     names = list(limits)
     if read_submission(plan.attempt_dir) is None:
         with contextlib.ExitStack() as slots:
-            _take(names, lease, slots, raise_if_interrupted)
+            _take(names, slots, raise_if_interrupted)
             with _given_back(slots):
                 yield
     else:
-        with _taken_beside(names, lease):
+        with _taken_beside(names):
             yield
 
 
@@ -95,7 +95,7 @@ class _GivenUp(Exception):
     """The slots are not needed any more."""
 
 
-def _take(names: list[str], lease: float, slots: contextlib.ExitStack, check: Callable[[], None]) -> None:
+def _take(names: list[str], slots: contextlib.ExitStack, check: Callable[[], None]) -> None:
     """Wait for a slot of each limit, and enter it; `check` is called now and then, and ends the wait by raising."""
     logged = False
     while True:
@@ -105,7 +105,7 @@ def _take(names: list[str], lease: float, slots: contextlib.ExitStack, check: Ca
         try:
             with contextlib.ExitStack() as taken:
                 for name in names:
-                    taken.enter_context(_slot(name, lease))
+                    taken.enter_context(_slot(name))
                 slots.enter_context(taken.pop_all())
             return
         except TimeoutError:
@@ -118,7 +118,7 @@ def _take(names: list[str], lease: float, slots: contextlib.ExitStack, check: Ca
             _asking.release()
 
 
-def _slot(name: str, lease: float) -> contextlib.AbstractContextManager[None]:
+def _slot(name: str) -> contextlib.AbstractContextManager[None]:
     """A slot of one limit. Of several names in one question, Prefect would pass over one that is not there.
 
     A lease that could not be renewed is no error: the job keeps running, whether or not Prefect's server can count it.
@@ -127,7 +127,7 @@ def _slot(name: str, lease: float) -> contextlib.AbstractContextManager[None]:
         name,
         strict=True,
         timeout_seconds=_ASK_FOR,
-        lease_duration=lease,
+        lease_duration=LEASE_SECONDS,
         raise_on_lease_renewal_failure=False,
     )
 
@@ -157,7 +157,7 @@ def _given_back(slots: contextlib.ExitStack) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _taken_beside(names: list[str], lease: float) -> Iterator[None]:
+def _taken_beside(names: list[str]) -> Iterator[None]:
     """Take the slots in a thread of their own, and hold them until the block is over."""
     over = threading.Event()
 
@@ -167,7 +167,7 @@ def _taken_beside(names: list[str], lease: float) -> Iterator[None]:
 
     def hold() -> None:
         with contextlib.suppress(_GivenUp), contextlib.ExitStack() as slots:
-            _take(names, lease, slots, check)
+            _take(names, slots, check)
             with _given_back(slots):
                 over.wait()
 

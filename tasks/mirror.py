@@ -37,16 +37,15 @@ class PrefectAway(TransientError):
     """Prefect's server does not answer, or not with an answer."""
 
 
-def show(what: str, call: Callable[[], object], *, retries: int = SHOW_RETRIES) -> bool:
+def show(what: str, call: Callable[[], object]) -> bool:
     """Show something in Prefect's UI, if that works; return whether it did.
 
     Args:
         what: What is shown, for the log.
         call: Shows it.
-        retries: How often Prefect's client tries again; what is shown again in a moment needs none.
     """
     try:
-        with client_retries(retries):
+        with client_retries(SHOW_RETRIES):
             call()
     except Exception as error:  # whatever it is: the work itself does not depend on it
         run_log().warning("Prefect does not show %s: %s", what, _reason(error))

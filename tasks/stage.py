@@ -76,7 +76,6 @@ def never_reused(context: TaskRunContext, parameters: dict[str, Any]) -> None:
 def stage(
     name: str,
     *,
-    retries: int = RETRIES,
     waits_for: tuple[type[TransientError], ...] = (),
     key: Callable[[TaskRunContext, dict[str, Any]], str | None] = stage_key,
 ) -> Callable[[Callable[P, R]], Task[P, R]]:
@@ -84,7 +83,6 @@ def stage(
 
     Args:
         name: The stage's name.
-        retries: How often it is tried again.
         waits_for: Errors that may last for hours and are waited out in each try (see `wait_out`).
         key: Under which key its result is found again after a restart.
     """
@@ -99,7 +97,7 @@ def stage(
             unless_interrupted,
             name=name,
             task_run_name=name,
-            retries=retries,
+            retries=RETRIES,
             retry_delay_seconds=exponential_backoff(first_delay()),
             retry_jitter_factor=0.5,
             retry_condition_fn=is_transient,

@@ -149,10 +149,6 @@ class Grid:
         else:
             yield {}
 
-    def points(self) -> Iterator[Point]:
-        """Yield the valid points alone."""
-        return (outcome for outcome in self.outcomes() if not isinstance(outcome, Cut))
-
     def drawn(self, count: int, seed: int) -> tuple[Point, ...]:
         """Draw valid points at random, each at most once and all equally likely, in the grid's order.
 

@@ -64,12 +64,13 @@ def an_event() -> Any:
 
 @pytest.mark.parametrize("status", [404, 422, 429, 500, 503])
 def test_what_cannot_be_shown_is_logged_and_nothing_more(
-    api: type[Api], caplog: pytest.LogCaptureFixture, status: int
+    api: type[Api], caplog: pytest.LogCaptureFixture, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("nightbridge.tasks.mirror.SHOW_RETRIES", 0)
     api.answers = [status]
 
     with caplog.at_level(logging.WARNING):
-        assert not show("the verdicts", ask, retries=0)
+        assert not show("the verdicts", ask)
 
     assert "Prefect does not show the verdicts: " in caplog.text
     assert str(status) in caplog.text
