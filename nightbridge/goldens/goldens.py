@@ -17,7 +17,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,15 +74,8 @@ class GoldenComparison(Model):
         return tuple(check for check in self.checks if not check.passed)
 
 
-class Speed(NamedTuple):
-    """A metric of a step's speed."""
-
-    name: str
-    lower_is_better: bool
-
-
-# The first that the golden file has is gated.
-SPEEDS = (Speed(UTILISATION, False), Speed(ITERATION_TIME, True))
+# Whether less of it is better. The first that the golden file has is gated.
+SPEEDS = {UTILISATION: False, ITERATION_TIME: True}
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
@@ -135,15 +128,18 @@ def golden_of_steps(
             value of each iteration, from 1. None, NaN and infinity become iterations without a value.
         memory: `alloc`, `max_alloc` and `max_reserved` in GB, as far as known.
     """
-    known: dict[str, dict[int, float]] = {}
-    unknown: dict[str, tuple[int, ...]] = {}
-    for name, values in metrics.items():
-        finite = {step: value for step, value in values.items() if value is not None and math.isfinite(value)}
-        known[name] = finite
-        if len(finite) < len(values):
-            unknown[name] = tuple(sorted(values.keys() - finite.keys()))
     sizes = {name: size for name, size in memory.items() if size is not None and math.isfinite(size)}
-    return GoldenValues(format="megatron-bridge", metrics=known, not_recorded=unknown, memory=sizes)
+    return GoldenValues(format="megatron-bridge", **_recorded(metrics), memory=sizes)
+
+
+def _recorded(values: Mapping[str, Mapping[int, Any]]) -> dict[str, Any]:
+    """The values of each metric by iteration, and the iterations without one, as fields of `GoldenValues`."""
+    metrics = {
+        name: {step: number for step, value in of_steps.items() if (number := _number(value)) is not None}
+        for name, of_steps in values.items()
+    }
+    gaps = {name: tuple(sorted(of_steps.keys() - metrics[name].keys())) for name, of_steps in values.items()}
+    return {"metrics": metrics, "not_recorded": {name: steps for name, steps in gaps.items() if steps}}
 
 
 def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
@@ -176,40 +172,17 @@ def _read_bridge(content: Mapping[str, Any], thing: str) -> GoldenValues:
     if strange:
         raise InvalidInput(f"{strange[0]!r} is not a number: these are not training metrics", thing=thing)
     names = sorted({name for step in steps.values() for name in step})
-    return GoldenValues(
-        format="megatron-bridge",
-        metrics={
-            name: {key + 1: number for key in sorted(steps) if (number := _number(steps[key].get(name))) is not None}
-            for name in names
-        },
-        not_recorded=_gaps({name: [key + 1 for key in sorted(steps) if _lacks(steps[key], name)] for name in names}),
-        memory={name: size for name in BRIDGE_MEMORY if (size := _number(content.get(name))) is not None},
-    )
-
-
-def _lacks(step: Mapping[str, Any], name: str) -> bool:
-    return _number(step.get(name)) is None
-
-
-def _gaps(steps: Mapping[str, list[int]]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(missing) for name, missing in steps.items() if missing}
+    values = {name: {key + 1: steps[key].get(name) for key in sorted(steps)} for name in names}
+    memory = {name: size for name in BRIDGE_MEMORY if (size := _number(content.get(name))) is not None}
+    return GoldenValues(format="megatron-bridge", **_recorded(values), memory=memory)
 
 
 def _read_megatron_lm(content: Mapping[str, Any], thing: str) -> GoldenValues:
-    metrics: dict[str, dict[int, float]] = {}
-    gaps: dict[str, list[int]] = {}
-    for name, series in content.items():
-        if not isinstance(series, dict) or "values" not in series:
-            continue  # averages that some files have besides
-        values = _steps_of(series, f"{thing}: {name}")
-        metrics[name] = {step: number for step, value in values.items() if (number := _number(value)) is not None}
-        gaps[name] = [step for step in values if step not in metrics[name]]
-    return GoldenValues(
-        format="megatron-lm",
-        metrics=metrics,
-        not_recorded=_gaps(gaps),
-        memory={name: max(metrics[name].values()) for name in MEGATRON_LM_MEMORY if metrics.get(name)},
-    )
+    # Some files have averages besides.
+    whole = {name: series for name, series in content.items() if isinstance(series, dict) and "values" in series}
+    fields = _recorded({name: _steps_of(series, f"{thing}: {name}") for name, series in whole.items()})
+    memory = {name: max(fields["metrics"][name].values()) for name in MEGATRON_LM_MEMORY if fields["metrics"].get(name)}
+    return GoldenValues(format="megatron-lm", **fields, memory=memory)
 
 
 def _steps_of(series: Mapping[str, Any], thing: str) -> dict[int, Any]:
@@ -344,27 +317,26 @@ def _correlation(current: Array, expected: Array) -> float:
 
 def _check_speed(run: GoldenValues, golden: GoldenValues, policy: GoldenPolicy) -> tuple[list[GoldenCheck], bool]:
     """The mean of the evaluated steps, and how many steps of the whole run were slow."""
-    speed = next((speed for speed in SPEEDS if golden.metrics.get(speed.name)), None)
-    if speed is None:
+    name = next((name for name in SPEEDS if golden.metrics.get(name)), None)
+    if name is None:
         return [GoldenCheck(rule="performance", passed=False, message="the golden values have no throughput")], False
-    steps, current, expected = _paired(run, golden, speed.name)
-    chosen = _evaluated(steps, policy)
+    steps, current, expected = _paired(run, golden, name)
+    chosen, lower = _evaluated(steps, policy), SPEEDS[name]
     reference = float(np.mean(expected[chosen])) if chosen.any() else math.nan
-    worse = _worse(float(np.mean(current[chosen])) if chosen.any() else math.nan, reference, speed.lower_is_better)
+    worse = _worse(float(np.mean(current[chosen])) if chosen.any() else math.nan, reference, lower)
     warm = np.arange(len(steps)) >= policy.warmup_share * len(steps)
     usual = float(np.median(expected[warm])) if warm.any() else math.nan
-    share = _slow_share(current[warm], usual, speed, policy)
     # Some tests are slow at many of their steps, the golden run too.
-    more = share - _slow_share(expected[warm], usual, speed, policy)
+    slow, usually = (_slow_share(values[warm], usual, lower, policy) for values in (current, expected))
     return [
-        _within("performance", worse, policy.timing_threshold, f"worse in {speed.name}"),
-        _within("slow steps", more, policy.max_slow_ratio, f"more of the steps slow in {speed.name}"),
+        _within("performance", worse, policy.timing_threshold, f"worse in {name}"),
+        _within("slow steps", slow - usually, policy.max_slow_ratio, f"more of the steps slow in {name}"),
     ], worse < -policy.timing_threshold
 
 
-def _slow_share(values: Array, usual: float, speed: Speed, policy: GoldenPolicy) -> float:
+def _slow_share(values: Array, usual: float, lower_is_better: bool, policy: GoldenPolicy) -> float:
     """The share of the steps that are slower than usual by more than the threshold, or not measured."""
-    slow = [not _worse(value, usual, speed.lower_is_better) <= policy.timing_threshold for value in values.tolist()]
+    slow = [not _worse(value, usual, lower_is_better) <= policy.timing_threshold for value in values.tolist()]
     return float(np.mean(slow)) if slow else math.nan
 
 
