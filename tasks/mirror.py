@@ -28,7 +28,6 @@ AWAY_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 SHOW_RETRIES = 3
 """How often Prefect's own client tries again to show something: 2, 4 and 8 seconds apart."""
 
-
 WRITTEN_SECONDS = 30.0
 """How long the server may take to write events down before they are sent again; it tries every 5 s."""
 

@@ -22,17 +22,13 @@ _PREFIXES: tuple[tuple[str, Literal["env", "block", "toml"]], ...] = (
     ("toml:", "toml"),
 )
 
-
 REFERENCE_PREFIXES = tuple(prefix for prefix, _kind in _PREFIXES)
 """Prefixes of a value that refers to a secret: a variable, a Prefect block, or `FILE#dotted.key`."""
-
 
 SECRET_NAME = re.compile(r"(?:^|_)(?:TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
 """Names of environment variables that hold a secret."""
 
-
 LITERAL = "the file contains a token; prefer env:NAME or block:NAME, or set only the variable"
-
 
 # A token is often the user of an https address; ssh's user, and the one before an image's registry, is public.
 _IN_ADDRESS = re.compile(r"https?://[^/@\s]+@|(?:[a-z][a-z0-9+.-]*://)?[^/@#\s]*:[^/@#\s]+@(?!sha256:)", re.IGNORECASE)

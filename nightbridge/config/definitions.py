@@ -40,7 +40,6 @@ from nightbridge.models import (
 NEMO_RUN = GitRepo(url="https://github.com/NVIDIA-NeMo/Run.git", commit="main")
 """CloudAI's default for `nemo_run_repo`."""
 
-
 _NOT_PINNED = f"is not written; {NEMO_RUN.url} at {NEMO_RUN.commit} is not pinned"
 _NO_LAUNCHER = "has no effect: this workload has no launcher"
 

@@ -88,7 +88,6 @@ Table = Mapping[str, Any]
 SIZE_LIMIT = 4 * 1024 * 1024
 """Bytes; no configuration is this large, but a training log passed by mistake is."""
 
-
 DEPTH_LIMIT = 50
 """Tables and lists inside each other; a configuration has about six. Dotted keys nest as deeply as a line is long."""
 

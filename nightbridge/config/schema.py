@@ -95,7 +95,6 @@ _MESSAGES: Mapping[str, str] = {
     "too_short": "must not be empty",
 }
 
-
 _UNIONS: Mapping[str | int, tuple[int, str]] = {
     "extra_env_vars": (2, "must be text, in quotes, or a list of texts to sweep over"),
     "num_nodes": (1, "must be a whole number, or a list of them to sweep over"),

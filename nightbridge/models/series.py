@@ -75,7 +75,6 @@ NOT_IN_OVERRIDES = (
     "profiling.*_path",
 )
 
-
 DEFAULTS: Mapping[str, Any] = {
     "task": "pretrain",
     "domain": "llm",

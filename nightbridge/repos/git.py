@@ -43,7 +43,6 @@ _FOREIGN_VARIABLES = {
     "GIT_WORK_TREE",
 }
 
-
 _VERSION_TIMEOUT_SECONDS = 10.0
 
 # Read from the top: a refused login ends with the same "Could not read from remote repository" as a lost connection.
@@ -114,7 +113,6 @@ _ERRORS = (
         TransientError, "the repository is unreachable, or the transfer was interrupted",
     ),
 )  # fmt: skip
-
 
 OLDEST_GIT = (2, 29)
 """The first with `git fetch --no-write-fetch-head`."""
