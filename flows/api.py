@@ -186,9 +186,7 @@ def bisect_regression(
         request = BisectRequest.model_validate(search)
     except ValidationError as error:
         problems = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
-        raise InvalidInput(
-            "not a bisect's request", thing=test_id, advice="Fix the following", violations=problems
-        ) from error
+        raise InvalidInput("not a bisect's request", thing=test_id, violations=problems) from error
     choice = SiteChoice(system=system, cluster=cluster, store=store, workspace=_path(workspace))
     _reach_site(choice)
     with tags(TAG), plain_errors():
@@ -317,9 +315,7 @@ averify_run = async_twin(verify_run)
 def _require_a_test(scenario: Scenario) -> None:
     if scenario.invalid and not scenario.tests:
         violations = [violation for test in scenario.invalid for violation in test.violations]
-        raise InvalidInput(
-            "no test of it can run", thing=scenario.source, advice="Fix the following", violations=violations
-        )
+        raise InvalidInput("no test of it can run", thing=scenario.source, violations=violations)
 
 
 def _only_run(scenario: Scenario, night: str, limits: ClusterLimits | None = None) -> RunSpec:

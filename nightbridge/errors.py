@@ -69,12 +69,12 @@ class InvalidInput(PermanentError):
     Args:
         what: The summary, or the only violation.
         thing: The file or option.
-        advice: The way out.
+        advice: The way out; to fix the violations where there are some.
         violations: Every violation found, one line each, not only the first.
     """
 
     def __init__(self, what: str, *, thing: str = "", advice: str = "", violations: Sequence[str] = ()) -> None:
-        super().__init__(what, thing=thing, advice=advice)
+        super().__init__(what, thing=thing, advice=advice or ("Fix the following" if violations else ""))
         self.violations = tuple(violations)
 
     def __str__(self) -> str:

@@ -39,8 +39,27 @@ def shows_secret(address: str) -> bool:
     return _IN_ADDRESS.match(address.strip()) is not None
 
 
-def reference(value: str, source: Layered, path: KeyPath) -> SecretRef:
-    """Return a reference to the secret: `env:NAME`, `block:NAME`, `toml:FILE#KEY`, or a literal's own file and key."""
+def read_secret(value: str, path: KeyPath, findings: Findings, *, variable: str = "NAME") -> SecretRef | None:
+    """A reference to the secret: `env:NAME`, `block:NAME`, `toml:FILE#KEY`, or a literal's own file and key.
+
+    No message shows its value.
+
+    Args:
+        value: As it is written.
+        path: Where.
+        findings: Where the warning about a literal goes, and the problem of a reference to nothing, which is None.
+        variable: The variable that usually holds such a secret.
+    """
+    ref = _reference(value.strip(), findings.source, path)
+    if not ref.name:
+        findings.problem(path, f"is not a valid secret reference; write env:{variable} or block:NAME")
+        return None
+    if ref.source == "toml":
+        findings.warn(path, LITERAL)
+    return ref
+
+
+def _reference(value: str, source: Layered, path: KeyPath) -> SecretRef:
     for prefix, source_kind in _PREFIXES:
         if value.startswith(prefix):
             return SecretRef(source=source_kind, name=value.removeprefix(prefix).strip())
@@ -97,12 +116,12 @@ class Arguments(Model):
     mounts: tuple[str, ...] = ()
 
 
-def read_arguments(source: Layered, findings: Findings, choice: SweepChoice) -> Arguments:
-    """Read the merged `[cmd_args]`; problems and warnings go to `findings`.
+def read_arguments(findings: Findings, choice: SweepChoice) -> Arguments:
+    """Read the merged `[cmd_args]` of what `findings` are about; problems and warnings go there.
 
     A list is a sweep, unless the flag itself takes a list: then it is one value, and a list of lists is a sweep.
     """
-    table = source.table.get(CMD_ARGS)
+    table = findings.source.table.get(CMD_ARGS)
     if not isinstance(table, Mapping):
         return Arguments()
     written = dict(table)
@@ -120,7 +139,7 @@ def read_arguments(source: Layered, findings: Findings, choice: SweepChoice) -> 
         elif flag is None:
             findings.unknown(path, {*TEST_FLAGS, *NO_EFFECT})
         elif flag.secret:
-            if ref := _secret(flag, value, path, source, findings):
+            if ref := _secret(flag, value, path, findings):
                 secrets[flag.secret] = ref
         elif isinstance(value, list) and _is_sweep(flag, value, choice):
             axes.extend(_axis(flag, value, path, choice, findings))
@@ -181,19 +200,12 @@ def _use_recipe_name(written: dict[str, Any], findings: Findings) -> None:
     written.setdefault("model_recipe_name", recipe)
 
 
-def _secret(flag: Flag, value: object, path: KeyPath, source: Layered, findings: Findings) -> SecretRef | None:
-    """A reference to the secret; no message here may show its value."""
+def _secret(flag: Flag, value: object, path: KeyPath, findings: Findings) -> SecretRef | None:
     if not isinstance(value, str):
         findings.problem(path, "must be text: env:NAME, block:NAME or a token")
         return None
-    if not value.strip():
-        return None  # "" means the environment's value in CloudAI's files
-    ref = reference(value.strip(), source, path)
-    if not ref.name:
-        findings.problem(path, f"is not a valid secret reference; write env:{flag.secret} or block:NAME")
-    elif ref.source == "toml":
-        findings.warn(path, LITERAL)
-    return ref
+    # "" means the environment's value in CloudAI's files.
+    return read_secret(value, path, findings, variable=str(flag.secret)) if value.strip() else None
 
 
 def _is_sweep(flag: Flag, value: list[Any], choice: SweepChoice) -> bool:
@@ -291,12 +303,12 @@ _KINDS: Mapping[Kind, tuple[Callable[[object], Any], str]] = {
 """What a value must be: a reader that raises ValueError, and the words for it."""
 
 
-def read_hetero_arguments(source: Layered, findings: Findings) -> Arguments:
-    """Read the merged `[cmd_args]` of a heterogeneous-parallel test; problems go to `findings`.
+def read_hetero_arguments(findings: Findings) -> Arguments:
+    """Read the merged `[cmd_args]` of a heterogeneous-parallel test, which `findings` are about; problems go there.
 
     A list where one value is expected is a sweep; a grid is swept over by one test per topology.
     """
-    table = source.table.get(CMD_ARGS)
+    table = findings.source.table.get(CMD_ARGS)
     if not isinstance(table, Mapping):
         return Arguments()
     swept = {key: value for key, value in table.items() if isinstance(value, list)}

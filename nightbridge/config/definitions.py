@@ -9,14 +9,13 @@ from pathlib import Path
 
 from nightbridge.config.arguments import (
     CMD_ARGS,
-    LITERAL,
     REFERENCE_PREFIXES,
     SECRET_NAME,
     Arguments,
     SweepChoice,
     read_arguments,
     read_hetero_arguments,
-    reference,
+    read_secret,
     shows_secret,
 )
 from nightbridge.config.cloudai_compat import gate_of, sbatch_options, split_drawn, sweep_of
@@ -64,7 +63,7 @@ def define_test(source: Layered, *, test_id: str, file: str) -> tuple[TestDefini
         fields = [field.removeprefix(f"{CMD_ARGS}.") for field in table.sweep.fields]
         choice = SweepChoice(fields, table.dse_excluded_args, table.env_params)
     hetero = source.table.get("test_template_name") == HETERO_MIMO
-    arguments = read_hetero_arguments(source, findings) if hetero else read_arguments(source, findings, choice)
+    arguments = read_hetero_arguments(findings) if hetero else read_arguments(findings, choice)
     if table is not None:
         if not hetero:
             _check_bridge(table, findings)
@@ -75,7 +74,7 @@ def define_test(source: Layered, *, test_id: str, file: str) -> tuple[TestDefini
         )
         if table.gate.reference == test_id:
             findings.problem(("gate", "reference"), "names this test itself; name another one, or a stored run")
-        variables, secrets = _split_secrets(table, arguments, source, findings)
+        variables, secrets = _split_secrets(table, arguments, findings)
         swept, drawn = split_drawn(arguments.axes, table, findings)
         axes = (*swept, *_variable_axes(table, findings), *_node_axis(table, arguments, findings))
         sweep = sweep_of(table.sweep, table, findings)
@@ -241,24 +240,18 @@ def _check_nodes(test: TestDefinition, findings: Findings) -> None:
 
 
 def _split_secrets(
-    table: TestTable, arguments: Arguments, source: Layered, findings: Findings
+    table: TestTable, arguments: Arguments, findings: Findings
 ) -> tuple[dict[str, str], dict[str, SecretRef]]:
     """Variables named like secrets become references, as the tokens of `[cmd_args]` do."""
     variables: dict[str, str] = {}
     secrets: dict[str, SecretRef] = dict(arguments.secrets)
     for name, value in table.extra_env_vars.items():
-        path = ("extra_env_vars", name)
         if not isinstance(value, str):
             continue  # swept over
         named = value.startswith(REFERENCE_PREFIXES)
         if not named and not (value and SECRET_NAME.search(name)):
             variables[name] = value
             continue
-        ref = reference(value, source, path)
-        if not ref.name:
-            findings.problem(path, "is not a valid secret reference; write env:NAME or block:NAME")
-            continue
-        if ref.source == "toml":
-            findings.warn(path, LITERAL)
-        secrets[name] = ref
+        if ref := read_secret(value, ("extra_env_vars", name), findings):
+            secrets[name] = ref
     return variables, secrets

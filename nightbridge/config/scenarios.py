@@ -156,9 +156,7 @@ def _scenario(document: Document, tests_dirs: Sequence[Path]) -> Scenario:
             warnings.extend(found)
     if problems:
         problems.extend(violation for test in tests if isinstance(test, InvalidTest) for violation in test.violations)
-        raise InvalidInput(
-            "the scenario is not valid", thing=str(document.path), advice="Fix the following", violations=problems
-        )
+        raise InvalidInput("the scenario is not valid", thing=str(document.path), violations=problems)
     return _assembled(str(document.table["name"]).strip(), document, tests, warnings)
 
 

@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field
 
-from nightbridge.config.arguments import LITERAL, SECRET_NAME, reference
+from nightbridge.config.arguments import SECRET_NAME, read_secret
 from nightbridge.config.cloudai_compat import sbatch_options
 from nightbridge.config.documents import Document, Findings, Layer, Layered, merge, read_document
 from nightbridge.config.schema import validated
@@ -80,9 +80,7 @@ def load_site(path: Path, base: Site | None = None) -> tuple[Site, tuple[str, ..
     below = (base or Site()).model_dump()
     site = validated(Site, merge(below, read(document, findings)), findings)
     if site is None or findings.problems:
-        raise InvalidInput(
-            "the system file is not valid", thing=str(path), advice="Fix the following", violations=findings.problems
-        )
+        raise InvalidInput("the system file is not valid", thing=str(path), violations=findings.problems)
     return site, tuple(findings.warnings)
 
 
@@ -183,9 +181,4 @@ def _site_changes(document: Document, findings: Findings) -> dict[str, Any]:
 
 def _secret(path: tuple[str, ...], value: Any, findings: Findings) -> Any:
     """A secret written as text is a reference; a literal one becomes a reference to its own file and key."""
-    if not isinstance(value, str):
-        return value
-    ref = reference(value.strip(), findings.source, path)
-    if ref.source == "toml":
-        findings.warn(path, LITERAL)
-    return ref
+    return read_secret(value, path, findings) if isinstance(value, str) else value

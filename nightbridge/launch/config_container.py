@@ -222,9 +222,7 @@ def with_overrides(container: ConfigContainer, overrides: Sequence[str]) -> Conf
             except yaml.YAMLError:
                 problems.append(f"{override!r} has an invalid value")
     if problems:
-        raise InvalidInput(
-            "the overrides are not valid", thing=str(container.path), advice="Fix the following", violations=problems
-        )
+        raise InvalidInput("the overrides are not valid", thing=str(container.path), violations=problems)
     return replace(container, table=table)
 
 

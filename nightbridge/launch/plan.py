@@ -173,7 +173,6 @@ def _check_test(test: TestDefinition, known: KnownFlags, cluster: ClusterSetting
         raise InvalidInput(
             "the pinned launcher cannot run this test",
             thing=f"{test.source or test.id} at {test.megatron_bridge.commit}",
-            advice="Fix the following",
             violations=problems,
         )
 
