@@ -157,9 +157,7 @@ def _fsdp_second(c: ConfigContainer) -> Iterator[str]:
         "no CUDA graphs": c.captures_graphs or c.is_on("ddp.megatron_fsdp_cuda_graph_mode"),
         "dist.use_tp_pp_dp_mapping = false": c.is_on("dist.use_tp_pp_dp_mapping"),
     }
-    for need, is_broken in broken.items():
-        if is_broken:
-            yield f"Megatron FSDP version 2 needs {need}"
+    yield from (f"Megatron FSDP version 2 needs {need}" for need, is_broken in broken.items() if is_broken)
 
 
 # --- checkpoints, groups, logging ------------------------------------------------------------------------------------

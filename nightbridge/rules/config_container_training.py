@@ -5,7 +5,7 @@ cluster's files, its GPUs or its packages.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from nightbridge.launch.config_container import SIZES, ConfigContainer
 from nightbridge.rules.rule import rule
@@ -136,17 +136,11 @@ def _energon(c: ConfigContainer) -> Iterator[str]:
     """Energon packs sequences in the loader, which the rest of the configuration must match."""
     if c.kind("dataset") != "EnergonDatasetConfig":
         return
-    micro = c.integer("train.micro_batch_size")
-    if c.integer("dataset.micro_batch_size") != micro:
-        written = c.value("dataset.micro_batch_size")
+    micro, evaluated = c.integer("train.micro_batch_size"), c.integer("validation.eval_micro_batch_size")
+    loaded, written = c.integer("dataset.micro_batch_size"), c.value("dataset.micro_batch_size")
+    if loaded != micro:
         yield f"dataset.micro_batch_size {written} and train.micro_batch_size {micro} differ; write the same"
-    evaluated = c.integer("validation.eval_micro_batch_size")
-    if (
-        evaluated is not None
-        and c.is_on("dataset.do_validation")
-        and evaluated != c.integer("dataset.micro_batch_size")
-    ):
-        written = c.value("dataset.micro_batch_size")
+    if evaluated is not None and c.is_on("dataset.do_validation") and evaluated != loaded:
         yield f"dataset.micro_batch_size {written} and eval_micro_batch_size {evaluated} differ; write the same"
     if c.value("dataset.packing_buffer_size") is None:
         return
@@ -159,9 +153,7 @@ def _energon(c: ConfigContainer) -> Iterator[str]:
         "no model.dist_train": c.is_on("model.dist_train.use_dist_train"),
         "pipeline_model_parallel_size 1": c.size("pipeline_model_parallel_size") > 1,
     }
-    for need, is_broken in broken.items():
-        if is_broken:
-            yield f"Energon's own packing needs {need}"
+    yield from (f"Energon's own packing needs {need}" for need, is_broken in broken.items() if is_broken)
 
 
 # --- sequences and context parallelism -------------------------------------------------------------------------------
@@ -175,9 +167,8 @@ def _collate_padding(c: ConfigContainer) -> Iterator[str]:
         return
     contexts = {c.size("context_parallel_size"), c.integer("dist.eval_context_parallel_size") or 1}
     tensor = c.size("tensor_model_parallel_size") if c.is_on("model.sequence_parallel") else 1
-    multiple = math.lcm(*(2 * size if size > 1 else 1 for size in contexts), *(size * tensor for size in contexts))
-    if tensor == 1:
-        multiple = math.lcm(*(2 * size if size > 1 else 1 for size in contexts))
+    parts = [2 * size if size > 1 else 1 for size in contexts]
+    multiple = math.lcm(*parts, *(size * tensor for size in contexts if tensor > 1))
     if length % multiple:
         yield f"dataset.seq_length {length} is not a multiple of {multiple}, which context and sequence parallel need"
 
@@ -209,14 +200,6 @@ def _context_loss(c: ConfigContainer) -> Iterator[str]:
         yield "fine-tuning with context_parallel_size > 1 needs ddp.average_in_collective = false"
 
 
-def _counted_in(c: ConfigContainer, unit: str) -> list[str]:
-    """The scheduler's fields that count in a unit and are written; a warm-up of none is not."""
-    names = [
-        f"{what}_{unit}" for what in ("lr_decay", "lr_wsd_decay") if c.value(f"scheduler.{what}_{unit}") is not None
-    ]
-    return names + [f"lr_warmup_{unit}"] * c.is_on(f"scheduler.lr_warmup_{unit}")
-
-
 @rule("container-context-communication", VALIDATE, ("model.cp_comm_type", "model.context_parallel_size"))
 def _context_communication(c: ConfigContainer) -> Iterator[str]:
     """Communication is chosen for each layer, and a hierarchy must cover the ranks exactly."""
@@ -242,35 +225,32 @@ def _context_communication(c: ConfigContainer) -> Iterator[str]:
 # --- the learning-rate schedule --------------------------------------------------------------------------------------
 
 
+def _written(c: ConfigContainer, *names: str) -> list[str]:
+    """Those of the scheduler's fields that are written; a warm-up of none is not."""
+    values = {name: c.value(f"scheduler.{name}") for name in names}
+    return [name for name, value in values.items() if (value if "warmup" in name else value is not None)]
+
+
 @rule("container-schedule-mode", VALIDATE, SCHEDULE)
 def _schedule_mode(c: ConfigContainer) -> Iterator[str]:
     """A schedule counts iterations or samples, as training does."""
-    by_samples = c.value("train.train_samples") is not None
-    foreign: Mapping[str, bool] = (
-        {
-            "max_steps": c.value("scheduler.max_steps") is not None,
-            "lr_decay_iters": c.value("scheduler.lr_decay_iters") is not None,
-            "lr_warmup_iters": c.is_on("scheduler.lr_warmup_iters"),
-        }
-        if by_samples
-        else {
-            "lr_decay_samples": c.value("scheduler.lr_decay_samples") is not None,
-            "lr_warmup_samples": c.is_on("scheduler.lr_warmup_samples"),
-        }
-    )
-    mode = "samples" if by_samples else "iterations"
-    for name, written in foreign.items():
-        if written:
-            yield f"scheduler.{name} does not go with training by {mode}; remove it"
-    warmup = "lr_warmup_samples" if by_samples else "lr_warmup_iters"
-    if c.value("scheduler.lr_warmup_fraction") is not None and c.is_on(f"scheduler.{warmup}"):
+    mode, warmup = "iterations", "lr_warmup_iters"
+    foreign = ["lr_decay_samples", "lr_warmup_samples"]
+    if c.value("train.train_samples") is not None:
+        mode, warmup = "samples", "lr_warmup_samples"
+        foreign = ["max_steps", "lr_decay_iters", "lr_warmup_iters"]
+    for name in _written(c, *foreign):
+        yield f"scheduler.{name} does not go with training by {mode}; remove it"
+    if c.value("scheduler.lr_warmup_fraction") is not None and _written(c, warmup):
         yield f"scheduler.lr_warmup_fraction and {warmup} are both set; keep one"
 
 
 @rule("container-schedule-mixed", VALIDATE, ("scheduler",))
 def _schedule_mixed(c: ConfigContainer) -> Iterator[str]:
     """A schedule counts iterations or samples, not both."""
-    iterations, samples = (_counted_in(c, unit) for unit in ("iters", "samples"))
+    iterations, samples = (
+        _written(c, f"lr_decay_{unit}", f"lr_wsd_decay_{unit}", f"lr_warmup_{unit}") for unit in ("iters", "samples")
+    )
     if iterations and samples:
         yield f"scheduler counts iterations and samples: {', '.join(iterations + samples)}; keep those of one kind"
 
