@@ -126,7 +126,7 @@ def test_the_workflow_and_the_hooks_run_commands_that_exist() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        *("nightbridge frobnicate", "nightbridge validate --frob x", "nightbridge history", "nightbridge --frob"),
+        *("nightbridge frobnicate", "nightbridge validate --frob x", "nightbridge compare", "nightbridge --frob"),
         *("make frob", "make night FROB=1", ".venv/bin/pytest tests/test_frob.py"),
         ".venv/bin/python benchmarks/startup.py --frob",
     ],
@@ -159,11 +159,11 @@ def _runnable() -> list[str]:
 
 
 def _asks_elsewhere(words: list[str]) -> bool:
-    """Whether it asks a real cluster or the network, or stands for any file of a person's; or is only a name."""
+    """Whether it asks a real cluster or the network, stands for any file of a person's, or takes a checkpoint along."""
     return (
         not {"--pinned", "--help"}.isdisjoint(words)
         or (words[0] == "validate" and "--system" in words)
-        or "FILE" in words
+        or not {"FILE", "checkpoint"}.isdisjoint(words)
     )
 
 
@@ -229,7 +229,7 @@ def test_files_modules_and_functions_that_are_named_exist(page: Path) -> None:
     assert [span for span in spans if _PATH.fullmatch(span) and not (ROOT / span).exists()] == []
     for span in spans:
         # Prefect's events are named like modules.
-        if _NAME.fullmatch(span) and span.partition(".")[2] not in {"verdict", "night", "watchdog", "end"}:
+        if _NAME.fullmatch(span) and span.partition(".")[2] not in {"verdict", "night", "watchdog", "end", "news"}:
             pkgutil.resolve_name(span)
 
 

@@ -8,13 +8,14 @@ import typer
 
 from nightbridge.cli.options import (
     JsonOption,
+    OptionalTestIdArgument,
     RunKeyArgument,
     TestIdArgument,
     load_site,
     open_site_store,
     site_options,
 )
-from nightbridge.cli.output import note, note_all, show, verdict_lines, write_file
+from nightbridge.cli.output import note, note_all, show, verdict_lines, write_file, writing
 from nightbridge.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -26,26 +27,54 @@ if TYPE_CHECKING:
 @site_options("system", "store", "workspace")
 def history(
     choice: "SiteChoice",
-    test_id: TestIdArgument,
+    test_id: OptionalTestIdArgument = None,
     rebuild: Annotated[bool, typer.Option("--rebuild", help="First write the rows of all stored runs again.")] = False,
     as_json: JsonOption = False,
     cluster: Annotated[str | None, typer.Option("--cluster", help="Name of the cluster; any when left out.")] = None,
+    of_all: Annotated[bool, typer.Option("--all", help="Of all tests; for --out and --rebuild.")] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="With --all: write a table, .parquet or .csv.")
+    ] = None,
 ) -> None:
-    """Show the trend of a test, and when the level of a metric shifted."""
-    from nightbridge.gate.suspects import with_commits
-    from nightbridge.gate.trend import trend_lines, trend_table
-    from nightbridge.report.queries import history_of
-    from nightbridge.repos.commits import known_commits_between
-
+    """Show the trend of a test, and when the level of a metric shifted; or write the history of all tests to a file."""
+    if of_all == (test_id is not None) or (out is not None and not of_all):
+        raise InvalidInput("neither one test nor all", advice="Name a TEST_ID, or give --all, with --out FILE")
     site = load_site(choice)
     opened = open_site_store(site)
     if rebuild:
         from nightbridge.history.reading import rebuild_history
 
         note_all(rebuild_history(opened, test_id).damaged)
-    found = history_of(opened, test_id, cluster)
+    if test_id is not None:
+        _show_trends(site, opened, test_id, cluster, as_json=as_json)
+    elif out is not None:
+        from nightbridge.history.reading import export_history
+
+        with writing(out):
+            done = export_history(opened, out)
+        note_all(done.damaged)
+        note(f"{done.number} rows written to {out}")
+
+
+def _show_trends(site: "Site", store: "ObjectStore", test_id: str, cluster: str | None, *, as_json: bool) -> None:
+    from nightbridge.gate.suspects import with_commits
+    from nightbridge.gate.trend import trend_lines, trend_table
+    from nightbridge.report.queries import history_of
+    from nightbridge.repos.commits import known_commits_between
+
+    found = history_of(store, test_id, cluster)
     found = found.model_copy(update={"trends": with_commits(found.trends, partial(known_commits_between, site))})
     show(as_json, found, lambda: [trend_table(found.trends, found.rows), *trend_lines(found.trends)])
+
+
+@site_options("system", "store", "workspace")
+def migrate(choice: "SiteChoice") -> None:
+    """Give the history that an earlier version wrote its columns; may be killed, and run again."""
+    from nightbridge.history.reading import migrate_history
+
+    done = migrate_history(open_site_store(load_site(choice)))
+    note_all(done.damaged)
+    note(f"{done.number} series migrated")
 
 
 @site_options("system", "store", "workspace")

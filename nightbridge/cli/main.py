@@ -32,6 +32,7 @@ COMMANDS: Mapping[str, Callable[..., int | None]] = {
     "logs": runs.logs,
     "cancel": runs.cancel,
     "history": history.history,
+    "migrate": history.migrate,
     "compare": history.compare,
     "accept": history.accept,
     "parity": history.parity,

@@ -28,9 +28,9 @@ TestsDirOption = Annotated[
 ]
 ScenarioArgument = Annotated[Path, typer.Argument(metavar="FILE", help="A test or scenario file.")]
 RunKeyArgument = Annotated[str, typer.Argument(metavar="RUN_KEY", help="The run's name, as reports and jobs show it.")]
-TestIdArgument = Annotated[
-    str, typer.Argument(metavar="TEST_ID", help="A test's id, as scenarios and reports show it.")
-]
+_TEST_ID = typer.Argument(metavar="TEST_ID", help="A test's id, as scenarios and reports show it.")
+TestIdArgument = Annotated[str, _TEST_ID]
+OptionalTestIdArgument = Annotated[str | None, _TEST_ID]
 
 _SITE_OPTIONS: Mapping[SiteOption, Any] = {
     "system": Annotated[str | None, typer.Option("--system", help="Site or CloudAI system file, or a Site block.")],

@@ -1,7 +1,8 @@
 """What commands print: results on stdout, as text or as one JSON document, and notes for people on stderr."""
 
+import contextlib
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -88,8 +89,19 @@ def write_file(path: Path, data: bytes) -> None:
     """
     from nightbridge.files import write_atomically
 
-    try:
+    with writing(path):
         write_atomically(path, data)
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Writing a file that an option names.
+
+    Raises:
+        InvalidInput: It cannot be written.
+    """
+    try:
+        yield
     except OSError as error:
         reason = f"cannot be written: {error.strerror or error}"
         raise InvalidInput(reason, thing=str(path), advice="Name a file that can be written") from error

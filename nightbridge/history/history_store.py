@@ -17,9 +17,9 @@ and readers need no lock:
 
 Reading takes two listings, one Parquet object and fewer than `COMPACT_AT` small ones, however long the history is.
 
-The rows' text is kept as it is, beside a few columns to choose rows by, so that a row which a later version of the
-model reads is read the same from both. It lies in groups of `ROWS_TOGETHER`, oldest first: whoever wants the latest
-nights decodes only the last groups.
+The rows' text is kept as it is, beside columns to choose rows by, and a column for each plain value that is for other
+tools (`table`). So a row which a later version of the model reads is read the same from both. It lies in groups of
+`ROWS_TOGETHER`, oldest first: whoever wants the latest nights decodes only the last groups.
 """
 
 import io
@@ -36,6 +36,7 @@ from pydantic import ValidationError
 
 from nightbridge.errors import DamagedData, TransientError
 from nightbridge.history.rows import HistoryRow
+from nightbridge.history.table import columns, table_of
 from nightbridge.models import utc_now
 from nightbridge.store.protocol import ObjectInfo, ObjectStore
 from nightbridge.store.transfers import in_parallel
@@ -96,6 +97,11 @@ class Pack:
             columns = (table[name].to_pylist() for name in RowKey._fields)
             return [RowKey(*values) for values in zip(*columns, strict=True)]
 
+    @property
+    def has_all_columns(self) -> bool:
+        """Whether every value has a column; packs of earlier versions have only the rows' text."""
+        return columns().keys() <= set(self._file.schema_arrow.names)
+
     def texts(self, first: int = 0) -> list[str]:
         """The JSON of the rows from index `first` on."""
         with self._reading():
@@ -127,15 +133,18 @@ def packed(rows: Sequence[tuple[RowKey, str]]) -> bytes:
     import pyarrow.parquet as pq
 
     keys = list(zip(*(key for key, _text in rows), strict=True))
-    columns = [pa.array(values, type=kind) for values, kind in zip(keys, _types(), strict=True)]
-    table = pa.table([*columns, pa.array([text for _key, text in rows])], names=[*RowKey._fields, "row"])
+    chosen_by = [pa.array(values, type=kind) for values, kind in zip(keys, _types(), strict=True)]
+    texts = [text for _key, text in rows]
+    others = table_of(texts, [name for name in columns() if name not in RowKey._fields])
+    names = [*RowKey._fields, *others.column_names, "row"]
+    table = pa.table([*chosen_by, *others.columns, pa.array(texts)], names=names)
     buffer = io.BytesIO()
     pq.write_table(
         table,
         buffer,
         row_group_size=ROWS_TOGETHER,
         compression="zstd",
-        use_dictionary=["night", "repeat", "verdict", "outcome"],
+        use_dictionary=[name for name in names if name not in ("run_key", "stamp", "harvested_at", "row")],
         write_statistics=False,
         write_page_checksum=True,
     )
@@ -270,6 +279,8 @@ def list_generations(store: ObjectStore, folder: str) -> list[ObjectInfo]:
 def compact(store: ObjectStore, cluster: str, series: str, least: int = COMPACT_AT) -> int:
     """Merge a series' small objects into the next generation, where there are at least so many; return how many.
 
+    A generation that an earlier version wrote gets the columns that it lacks.
+
     Safe beside writers, readers and other compactions: of two at once the later one leaves everything as it is.
 
     Raises:
@@ -280,7 +291,7 @@ def compact(store: ObjectStore, cluster: str, series: str, least: int = COMPACT_
         return 0
     found = read_objects(store, folder)
     number = found.generation
-    if any(row.row for row in found.rows):
+    if any(row.row for row in found.rows) or (found.pack and not found.pack.has_all_columns):
         number += 1
         if not _put_generation(store, folder, number, found.texts()):
             return 0

@@ -9,23 +9,29 @@ become one generation, written at once: a rebuild that is killed has changed who
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
 from typing import NamedTuple, Protocol
 from urllib.parse import quote, unquote
 
-from nightbridge.errors import DamagedData
+from nightbridge.errors import DamagedData, InvalidInput
+from nightbridge.files import new_file
 from nightbridge.harvest.manifest import MANIFEST, load_record
 from nightbridge.history.history_store import (
     COMPACTED,
     ROOT,
     Pack,
+    compact,
     folder_of,
+    list_generations,
     put_row,
     read_objects,
     write_generation,
 )
 from nightbridge.history.metrics import COMPLETE_OUTCOMES, GOOD_VERDICTS
 from nightbridge.history.rows import HistoryRow, row_of
+from nightbridge.history.table import table_of
 from nightbridge.models import RunRecord, RunSpec, StoredModel, Verdict, slug, utc_now
 from nightbridge.models.series import former_series_id, series_id
 from nightbridge.store.protocol import ObjectStore, read_stored
@@ -131,6 +137,65 @@ def _nights(store: ObjectStore, folder: str, names: Sequence[str]) -> dict[str, 
     if newest and data is not None:
         nights |= {key.run_key: key.night for key in Pack(data, store.url_of(newest)).row_keys()}
     return nights
+
+
+_SERIES = re.compile(rf"{ROOT}/([^/]+)/([^/]+)/.+")
+
+
+class Done(NamedTuple):
+    """What was done to the whole history: how many rows or series, and what could not be read, each with the reason."""
+
+    number: int
+    damaged: tuple[str, ...]
+
+
+def _of_each_series(store: ObjectStore, function: Callable[[str, str], int]) -> Done:
+    """Apply a function to the cluster and name of every series; a series that cannot be read stops no other."""
+    found = (_SERIES.fullmatch(each.key) for each in store.list(ROOT))
+    number, damaged = 0, []
+    for cluster, series in dict.fromkeys((unquote(match[1]), match[2]) for match in found if match):
+        try:
+            number += function(cluster, series)
+        except DamagedData as error:
+            damaged.append(str(error))
+    return Done(number, tuple(damaged))
+
+
+def export_history(store: ObjectStore, path: Path) -> Done:
+    """Write every row of the history into one table (`table`), `.parquet` or `.csv` by the file's name.
+
+    Raises:
+        InvalidInput: The name says neither.
+        OSError: The file cannot be written.
+    """
+    import pyarrow as pa
+    from pyarrow import csv, parquet
+
+    writers = {".parquet": partial(parquet.ParquetWriter, compression="zstd"), ".csv": csv.CSVWriter}
+    if path.suffix not in writers:
+        raise InvalidInput("not a kind of table", thing=str(path), advice="End its name with .parquet or .csv")
+    with new_file(path) as stream, writers[path.suffix](pa.PythonFile(stream, "w"), table_of([]).schema) as writer:
+
+        def write(cluster: str, series: str) -> int:
+            texts = [text for _key, text in read_objects(store, folder_of(cluster, series)).texts()]
+            writer.write_table(table_of(texts))
+            return len(texts)
+
+        return _of_each_series(store, write)
+
+
+def migrate_history(store: ObjectStore) -> Done:
+    """Give every series one generation with all columns, and all rows in it; return how many series were changed.
+
+    Every series is changed at once or not at all: killed, and called again, it goes on where it was.
+    """
+
+    def migrate(cluster: str, series: str) -> int:
+        before = list_generations(store, folder_of(cluster, series))
+        compact(store, cluster, series, least=0)
+        return list_generations(store, folder_of(cluster, series)) != before
+
+    return _of_each_series(store, migrate)
 
 
 LOOK_BACK = 100
