@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import polling, practice_month, upload
+from benchmarks import polling, practice_month, restore, upload
 from nightbridge.cli.main import run as nightbridge
 from tests.real.prefect_server import PrefectServer
 from tests.real.s3_servers import S3Server
@@ -35,7 +35,7 @@ SMALL = {
 }
 """Arguments, and what is printed then. Those that need a real part have a test of their own below."""
 
-IN_TESTS_OF_THEIR_OWN = {"checkpoint_damage.py", "night_scale.py", "polling.py", "practice_month.py"}
+IN_TESTS_OF_THEIR_OWN = {"checkpoint_damage.py", "night_scale.py", "polling.py", "practice_month.py", "restore.py"}
 PROGRAM_OF_ANOTHER = {"discarding_server.py"}
 
 
@@ -102,6 +102,23 @@ def test_uploads_are_compared_and_a_run_is_harvested_twice(
     printed = capfd.readouterr().out
     assert re.search(r"nightbridge +[\d.]+ s .* x boto3 upload_file", printed)
     assert "second" in printed
+
+
+def test_restores_are_measured_also_through_cuts_and_many_times(
+    ministack: S3Server, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ministack.make_bucket(upload.BUCKET)
+    for prefix in ("large", "cut"):
+        restore.store(ministack, upload.make_files(tmp_path / prefix, 3, 1000), prefix)
+
+    restore.compare(ministack, tmp_path / "back", "large", 3, 1000, None, 1)
+    restore.through_cuts(ministack, tmp_path / "back", 1)
+    restore.store_and_fetch(ministack, tmp_path, 1)
+
+    printed = capfd.readouterr().out
+    assert re.search(r"nightbridge +[\d.]+ s .* x nightbridge", printed)
+    assert re.search(r"every third body cut: [\d.]+ s", printed)
+    assert "1 uploads and restores: 0 failed" in printed
 
 
 def test_queries_to_slurm_are_counted(
