@@ -22,6 +22,10 @@ ROOT = Path(__file__).parents[1]
 SMALL = {
     "clone.py": (["--scale", "0.01", "--repeats", "1"], "ratio .* x"),
     "detection.py": (["--series", "1", "--steps", "1", "--kinds", "gaussian", "--processes", "1"], "FA/year"),
+    "error_rate.py": (
+        ["--series", "1", "--steps", "1", "--nights", "70", "--kinds", "gaussian", "--processes", "1"],
+        "alarms/year 0.000",
+    ),
     "event_files.py": (["--events", "2000"], r"nightbridge .* M events/s"),
     "masking.py": ([], r"log: \d+ MB/s; weights: \d+ MB/s"),
     "overrides.py": (["DUMP", "4", "1"], "same answer as Hydra for 4 of 4\n"),

@@ -10,6 +10,10 @@ UNTOLD = frozenset({VerdictStatus.CANCELLED, VerdictStatus.INFRASTRUCTURE, Verdi
 """Nights with these verdicts say nothing about the test: what stood before them stands after them."""
 
 
+MODES_TAKE_TURNS = 15
+"""A test that was unstable in so many nights is so still: a fast night in between says nothing else."""
+
+
 class Standing(NamedTuple):
     """What is news about tonight, and the first night of what stands; empty where nothing does."""
 
@@ -31,6 +35,9 @@ def standing(verdict: Verdict, past: Sequence[Night]) -> Standing:
             return Standing("over", "")
         better = verdict.status is VerdictStatus.IMPROVED and before is not VerdictStatus.IMPROVED
         return Standing("better" if better else "", "")
+    if verdict.status is VerdictStatus.UNSTABLE:
+        unstable = [row.night for row in told[-MODES_TAKE_TURNS:] if row.verdict is verdict.status]
+        return Standing("standing", unstable[0]) if unstable else Standing("new", verdict.night)
     if verdict.status in UNTOLD or verdict.status is not before:
         return Standing("new", verdict.night)
     streak = next((place for place, row in enumerate(reversed(told)) if row.verdict is not before), len(told))

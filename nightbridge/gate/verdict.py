@@ -33,12 +33,13 @@ from nightbridge.gate.comparison import (
     compare_metric,
     compare_with_band,
     is_required,
+    modes_of,
 )
 from nightbridge.gate.decisions import in_force
 from nightbridge.gate.news import standing
 from nightbridge.gate.nodes import suspects_among
 from nightbridge.gate.plausibility import implausible
-from nightbridge.history.metrics import format_change, format_count, measured
+from nightbridge.history.metrics import format_change, format_count, format_percent, format_value, measured
 from nightbridge.history.nightly_values import (
     Night,
     changed_topology,
@@ -102,6 +103,14 @@ COMPARED: tuple[tuple[ComparisonStatus, VerdictStatus], ...] = (
     ("improved", VerdictStatus.IMPROVED),
     ("passed", VerdictStatus.PASSED),
 )
+
+
+MAY_BE_MODES = frozenset(
+    {VerdictStatus.PASSED, VerdictStatus.IMPROVED, VerdictStatus.REGRESSED, VerdictStatus.UNSTABLE}
+)
+
+NEW_SHARE = 7
+"""So many nights without a fast run are no longer the slow mode's usual share."""
 
 
 def compare(record: RunRecord, history: Sequence[HistoryRow], evidence: Evidence | None = None) -> Verdict:
@@ -200,6 +209,8 @@ def _verdict(
         golden = tonight.evidence.golden if tonight else None
         status = _status_of(results, golden)
         reasons = _comparison_reasons(results) + _slow_steps(record, results) + (golden.reasons if golden else ())
+        if tonight and (modes := _slow_mode(tonight, results, status)):
+            status, reasons = VerdictStatus.UNSTABLE, (modes, *reasons)
         if tonight:
             reruns = max((result.reruns for result in results), default=0)
             suspects, node_reasons = suspects_among(tonight.nights[:-1], tonight.nights[-1]) if reruns else ((), ())
@@ -240,6 +251,29 @@ def _status_of(results: Sequence[MetricResult], golden: ReferenceResult | None) 
         if all(result.agreement and result.agreement.is_split for result in regressed):
             return VerdictStatus.UNSTABLE
     return status
+
+
+def _slow_mode(tonight: Tonight, results: Sequence[MetricResult], status: VerdictStatus) -> str:
+    """Why a test has two speeds, whatever its code; empty where it has one, and where that does not explain tonight.
+
+    It does not where something else is worse, a run is slower than the slow mode, or no run of a week is fast.
+    """
+    speeds = {metric.name for metric in METRICS if metric.follows_cluster} | {"slow_steps", "tail_slowdown"}
+    worse = {result.comparison.metric for result in results if result.comparison.status == "regressed"}
+    if status not in MAY_BE_MODES or worse - speeds or (modes := modes_of(tonight)) is None:
+        return ""
+    step_time, gate = METRIC_BY_NAME["step_time"], tonight.gate
+    nights = [[measured(step_time, run.summary) or 0.0 for run in night.runs] for night in tonight.nights]
+    tonights = nights[-1]
+    is_new = all(value >= modes.edge for night in nights[-NEW_SHARE:] for value in night)
+    if worse and (is_new or min(tonights) > modes.slow * (1 + step_time.threshold(gate))):
+        return ""
+    slow = sum(value >= modes.edge for value in tonights)
+    return (
+        f"{slow} of {format_count(len(tonights), 'run')} in the slow mode, {format_value(modes.slow, 's')} against "
+        f"{format_value(modes.fast, 's')}, as {format_percent(round(modes.share, 2))} of the last nights: no commit is "
+        "to blame until that share changes"
+    )
 
 
 def _beside_golden(comparison: Comparison, tonight: Tonight | None) -> Comparison:

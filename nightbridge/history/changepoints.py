@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from nightbridge.errors import InvalidInput
+from nightbridge.history.student import t_test_p_value
 from nightbridge.models import Model
 
 Array = NDArray[np.float64]
@@ -42,6 +43,11 @@ CANDIDATE_P_VALUE = 1e-3
 # Twice the drop of the log-likelihood that leaves 95 % of the start nights inside (chi-squared, one degree of freedom).
 START_RANGE = 3.84
 
+# Fewest nights whose correlation can be told, and the correlation that is no chance, times the root of the nights.
+LEAST_FOR_MEMORY = 16
+CHANCE_OF_MEMORY = 2.5
+HIDDEN_MEMORY = 1.4
+
 # Noise up to this much above what is wanted is left: estimated from a month of nights, it is not known any better.
 NOISY = 1.35
 
@@ -58,6 +64,9 @@ class ChangePointPolicy(Model):
     window: int = Field(100, ge=20, description="Nights that are looked at together, on each side of a change.")
     neighbourhood: int = Field(7, ge=2, description="Nights on each side whose median a night is winsorised to.")
     winsor_sigmas: float = Field(3.5, gt=0, description="How far a night may be from that median.")
+    memory: float = Field(
+        1.0, ge=1, description="Standard deviation of a level's mean, over that where nights are independent."
+    )
     noise_floor: float = Field(
         0.005, gt=0, description="Least standard deviation that is assumed: a quiet history proves little."
     )
@@ -109,6 +118,7 @@ def find_change_points(
     if known.size < 2 * policy.minimum_nights or level == 0.0:
         return ()
     series = winsorise(known, policy) / level
+    policy = policy.model_copy(update={"memory": _memory(series)})
     boundaries = _merge(series, _candidates(series, policy), policy)
     edges = [0, *(boundary.at for boundary in boundaries), known.size]
     points = []
@@ -282,13 +292,6 @@ def reruns_needed(
     return min(max(for_noise, usual if far else 0), most)
 
 
-def t_test_p_value(statistic: float, degrees: float) -> float:
-    """Two-sided p-value of Student's t."""
-    if not math.isfinite(statistic):
-        return 0.0 if math.isinf(statistic) else 1.0
-    return _incomplete_beta(degrees / 2, 0.5, degrees / (degrees + statistic * statistic))
-
-
 def _as_array(values: Sequence[float | None]) -> Array:
     # None becomes NaN.
     array = np.array(values, dtype=np.float64)
@@ -348,6 +351,25 @@ def _share_followed(metric: Array, drift: Array) -> float:
     if spread == 0.0:
         return 0.0
     return min(1.0, max(0.0, float(np.mean((x - x.mean()) * (y - y.mean()))) / spread))
+
+
+def _memory(series: Array) -> float:
+    """How much less certain a level is than so many independent nights would make it: nights that follow each other.
+
+    From the differences over one night and over two, of which a change of level moves one and two: without memory
+    they are alike. A correlation that so many nights may show by chance is none.
+    """
+    if series.size < LEAST_FOR_MEMORY:
+        return 1.0
+    near, far = (np.abs(series[lag:] - series[:-lag]) for lag in (1, 2))
+    most = 2 * max(_median(near), _median(far))
+    squares = float(np.mean(np.minimum(near, most) ** 2))
+    correlation = float(np.mean(np.minimum(far, most) ** 2)) / squares - 1 if squares else 0.0
+    if correlation < CHANCE_OF_MEMORY / math.sqrt(series.size):
+        return 1.0
+    # Each night's own noise hides a part of it.
+    correlation = min(HIDDEN_MEMORY * correlation, 0.9)
+    return math.sqrt((1 + correlation) / (1 - correlation))
 
 
 def _candidates(series: Array, policy: ChangePointPolicy) -> list[int]:
@@ -445,7 +467,7 @@ def _p_value(left: Array, right: Array, policy: ChangePointPolicy) -> float:
     if not left.size or not right.size or degrees < 1:
         return 1.0
     squares = float(np.sum((left - left.mean()) ** 2) + np.sum((right - right.mean()) ** 2))
-    sigma = max(math.sqrt(squares / degrees), policy.noise_floor)
+    sigma = max(policy.memory * math.sqrt(squares / degrees), policy.noise_floor)
     statistic = float(right.mean() - left.mean()) / (sigma * math.sqrt(1 / left.size + 1 / right.size))
     return t_test_p_value(statistic, degrees)
 
@@ -467,26 +489,3 @@ def _start_range(part: Array, at: int, policy: ChangePointPolicy) -> tuple[int, 
     possible = np.flatnonzero(2 * (likelihood[position] - likelihood) <= START_RANGE)
     first, last = int(possible.min()), int(possible.max())
     return min(at, first + policy.minimum_nights), max(at, last + policy.minimum_nights)
-
-
-def _incomplete_beta(a: float, b: float, x: float) -> float:
-    """The regularised incomplete beta function, by its continued fraction (modified Lentz)."""
-    if x <= 0.0 or x >= 1.0:
-        return min(max(x, 0.0), 1.0)
-    if x > (a + 1) / (a + b + 2):
-        return 1.0 - _incomplete_beta(b, a, 1.0 - x)
-    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)) / a
-    tiny = 1e-300
-    c, d = 1.0, 1.0 / (1.0 - (a + b) * x / (a + 1) or tiny)
-    result = d
-    for m in range(1, 300):
-        for numerator in (
-            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
-            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
-        ):
-            d = 1.0 / (1.0 + numerator * d or tiny)
-            c = 1.0 + numerator / c or tiny
-            result *= c * d
-        if abs(c * d - 1.0) < 1e-14:
-            break
-    return front * result

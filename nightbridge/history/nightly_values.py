@@ -126,6 +126,13 @@ def adjusted(
     return [None if value is None or value != value else value for value in steady]
 
 
+# Of the deviations of single nights from the nights before them: the share that tells the noise, and what that share of
+# Gaussian noise reaches (the level of seven nights is not known exactly either).
+USUAL, USUAL_SIGMAS = 0.7, 1.15
+# Of those from the nights around them: the share that is no accident, two being some always, and what is beyond it.
+TAIL, BEYOND_TAIL = 0.9, 1.25
+FEW = 8
+
 TOO_NOISY = 3.0
 NOISE_NIGHTS = 28
 
@@ -162,11 +169,23 @@ def band_of(metric: Metric, gate: GatePolicy, good: Sequence[float], singles: Se
     threshold = metric.threshold(gate)
     reference = statistics.median(good[-gate.baseline_runs :]) if good else None
     if len(good) < gate.cold_start:
-        return Band(reference, threshold, len(good), math.nan)
-    noise = _noise(singles[-NOISE_NIGHTS:])
+        few, _tail = _noise(metric, singles) if len(good) > 2 else (0.0, 0.0)
+        return Band(reference, max(threshold, gate.sigmas * few), len(good), math.nan)
+    noise, tail = _noise(metric, singles[-NOISE_NIGHTS:])
     least = min(metric.least(gate.least_change), threshold)
-    width = max(least, min(gate.sigmas * noise, max(threshold, TOO_NOISY * noise)))
+    width = max(least, min(gate.sigmas * noise, max(threshold, TOO_NOISY * noise)), tail)
     return Band(reference, width, len(good), noise)
+
+
+def deviations(values: Sequence[float | None], before: int = 7, after: int = 0) -> list[float]:
+    """How far each night is from the median of so many nights before and after it, relative to that.
+
+    Nights that follow each other, as on a cluster that drifts, are farther from those before them than consecutive
+    nights differ. The fourth night is the first one.
+    """
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    around = (statistics.median(known[max(0, at - before) : at + after + (after > 0)]) for at in range(3, len(known)))
+    return [value / level - 1 for value, level in zip(known[3:], around, strict=True) if level]
 
 
 def fixed_band(metric: Metric, gate: GatePolicy, values: Sequence[float]) -> Band:
@@ -174,9 +193,16 @@ def fixed_band(metric: Metric, gate: GatePolicy, values: Sequence[float]) -> Ban
     return Band(statistics.median(values) if values else None, metric.threshold(gate), len(values), math.nan)
 
 
-def _noise(values: Sequence[float | None]) -> float:
+def _noise(metric: Metric, values: Sequence[float | None]) -> tuple[float, float]:
+    """The relative standard deviation of single nights, and how far they stray that are no rare accident."""
     # numpy is imported with the first band from history: commands that compare nothing do not pay for it.
     from nightbridge.history.changepoints import night_noise
 
     noise = night_noise(values)
-    return 0.0 if math.isnan(noise) else noise
+    if math.isnan(noise):
+        return 0.0, 0.0
+    strays = sorted(stray if metric.lower_is_better else -stray for stray in deviations(values, 4, 4))
+    if len(strays) < FEW:
+        return noise, 0.0
+    usual = sorted(map(abs, deviations(values)))[int(USUAL * len(strays))] / USUAL_SIGMAS
+    return max(noise, usual), BEYOND_TAIL * strays[min(int(TAIL * len(strays)), len(strays) - 3)]

@@ -141,6 +141,7 @@ METRICS = (
         band=0.05,
         must_be_positive=False,
         always=True,
+        finest=0.005,
         too_good=0.1,
         tag="lm loss",
     ),
@@ -173,7 +174,14 @@ METRICS = (
         reduce="median",
     ),
     Metric(
-        "loss_curve", label="loss curve", unit="", field="loss_anchors", band=0.05, must_be_positive=False, too_good=0.1
+        "loss_curve",
+        label="loss curve",
+        unit="",
+        field="loss_anchors",
+        band=0.05,
+        must_be_positive=False,
+        finest=0.005,
+        too_good=0.1,
     ),
     Metric(
         "grad_norm",

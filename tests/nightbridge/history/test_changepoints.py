@@ -1,6 +1,5 @@
 """Since when a metric has another level, and whether the change is real."""
 
-import itertools
 import math
 from collections.abc import Sequence
 
@@ -18,7 +17,6 @@ from nightbridge.history.changepoints import (
     remove_node_effects,
     reruns_needed,
     steadiest,
-    t_test_p_value,
     winsorise,
 )
 
@@ -292,22 +290,27 @@ class TestStatistics:
         assert night_noise((values[:100]).tolist()) == pytest.approx(0.01, rel=0.25)
         assert night_noise(values.tolist()) * np.median(values) == pytest.approx(0.0137, rel=0.25)
 
-    # Two-sided critical values from the printed tables of Student's t.
-    @pytest.mark.parametrize(
-        ("statistic", "degrees", "p_value"),
-        [(12.706, 1, 0.05), (4.303, 2, 0.05), (2.228, 10, 0.05), (4.587, 10, 0.001), (1.960, 10**7, 0.05)],
-    )
-    def test_the_p_value_is_students(self, statistic: float, degrees: float, p_value: float) -> None:
-        assert t_test_p_value(statistic, degrees) == pytest.approx(p_value, rel=2e-3)
-        assert t_test_p_value(-statistic, degrees) == t_test_p_value(statistic, degrees)
 
-    def test_the_p_value_agrees_with_the_closed_form_of_two_degrees_far_out_in_the_tail(self) -> None:
-        for statistic in (0.0, 0.5, 3.0, 50.0):
-            share = statistic / math.sqrt(2 + statistic**2)
-            assert t_test_p_value(statistic, 2) == pytest.approx(1 - share, rel=1e-9)
+class TestMemory:
+    @staticmethod
+    def drifting(nights: int, seed: int) -> list[float]:
+        rng = np.random.default_rng(seed)
+        level, values = 0.0, []
+        for _ in range(nights):
+            level = 0.7 * level + 0.714 * float(rng.normal())
+            values.append(1 + 0.01 * level)
+        return values
 
-    def test_the_p_value_falls_with_the_statistic(self) -> None:
-        values = [t_test_p_value(0.25 * step, 98) for step in range(60)]
+    def test_nights_that_follow_each_other_are_no_change_of_level(self) -> None:
+        found = [find_change_points(self.drifting(90, seed)) for seed in range(60)]
 
-        assert values[0] == 1.0
-        assert all(after < before for before, after in itertools.pairwise(values))
+        assert sum(map(bool, found)) <= 6
+
+    def test_a_change_is_found_in_independent_nights_as_soon_as_before(self) -> None:
+        found = 0
+        for seed in range(40):
+            values = noise(66, seed)
+            values[60:] *= 1.04
+            found += [point.index for point in find_change_points(values.tolist())] in ([59], [60], [61])
+
+        assert found >= 38

@@ -55,6 +55,23 @@ def test_bad_nodes_and_a_change_of_level_make_no_band_wider() -> None:
     assert width(values) == 0.02
 
 
+def test_what_one_night_in_five_does_is_inside_the_band() -> None:
+    values = nights(28, 0.002)
+    values[::5] = [value * 1.2 for value in values[::5]]
+
+    assert width(values) > 0.2
+
+
+def test_nights_that_follow_each_other_have_the_band_of_their_distance_from_the_week_before() -> None:
+    drift = [1 + 0.02 * np.sin(night / 3) for night in range(28)]
+
+    assert width(drift, GatePolicy(step_time=0.2)) > 0.05
+
+
+def test_the_first_nights_of_a_noisy_test_have_a_wider_band() -> None:
+    assert width(nights(6, 0.05)) > 0.1
+
+
 def test_without_a_reference_nothing_is_beyond() -> None:
     assert band_of(STEP_TIME, GatePolicy(), [], []).side(5.0) == 0
 

@@ -1,0 +1,63 @@
+"""Modes: whether the runs of a test fall into two speeds whatever the code, so that a slow night says nothing of it."""
+
+import itertools
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+NIGHTS, MIN_NIGHTS, RECENT = 60, 28, 15
+"""Nights that are looked at, at least so many; both modes must be among the recent ones."""
+
+MAX_SPREAD = 0.25
+"""Of the slow mode, as a share of the distance, where that is more than three times the fast one's: no bad nodes."""
+
+MIN_OF_MODE = 5
+"""Nights of each mode: fewer are accidents, such as bad nodes."""
+
+MIN_SEPARATION, MIN_DISTANCE, MIN_GAP = 4.5, 0.015, 0.25
+"""How far apart modes are: in standard deviations within them (halves of Gaussian noise are 2.7), relative, and how
+much of that distance has no night in it, unlike the tail of skewed noise."""
+
+
+class Modes(NamedTuple):
+    """Two speeds of one test: their levels in the metric's unit, and the slow one's share of the nights."""
+
+    fast: float
+    slow: float
+    share: float
+
+    @property
+    def edge(self) -> float:
+        """From here on a run is in the slow mode."""
+        return (self.fast + self.slow) / 2
+
+
+def find_modes(values: Sequence[float | None]) -> Modes | None:
+    """The two modes of a lower-is-better metric, or None where its nights have one.
+
+    The nights are split where that leaves the least spread within both parts. A change of level is none: modes take
+    turns.
+
+    Args:
+        values: Of each night's first run, oldest first, tonight last.
+    """
+    known = [value for value in values if value is not None][-NIGHTS:]
+    if len(known) < MIN_NIGHTS:
+        return None
+    ordered = sorted(known)
+    parts = [(ordered[:at], ordered[at:]) for at in range(MIN_OF_MODE, len(ordered) - MIN_OF_MODE + 1)]
+    fast, slow = min(parts, key=lambda part: sum(len(side) * statistics.pvariance(side) for side in part))
+    distance = statistics.fmean(slow) - statistics.fmean(fast)
+    within = sum(len(side) * statistics.pvariance(side) for side in (fast, slow)) / len(known)
+    is_slow = [value >= slow[0] for value in known]
+    switches = sum(one != other for one, other in itertools.pairwise(is_slow))
+    by_chance = 2 * len(slow) * len(fast) / len(known)
+    if (
+        distance < max(MIN_DISTANCE * fast[0], MIN_SEPARATION * within**0.5)
+        or slow[0] - fast[-1] < MIN_GAP * distance
+        or statistics.pstdev(slow) > max(3 * statistics.pstdev(fast), MAX_SPREAD * distance)
+        or switches < by_chance / 2
+        or not 0 < sum(is_slow[-RECENT:]) < RECENT
+    ):
+        return None
+    return Modes(statistics.median(fast), statistics.median(slow), len(slow) / len(known))

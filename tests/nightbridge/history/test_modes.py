@@ -1,0 +1,94 @@
+"""Two speeds of one test are told from noise, drift, bad nodes and a change of level."""
+
+import numpy as np
+import pytest
+
+from nightbridge.gate.verdict import compare
+from nightbridge.history.modes import find_modes
+from nightbridge.history.rows import HistoryRow, row_of
+from nightbridge.models import Verdict, VerdictStatus
+from tests.builders import make_record, make_summary
+
+GOOD = 0.003
+SLOW = 1.1
+
+
+def two_speeds(nights: int, share: float, seed: int, slow: float = SLOW, sigma: float = 0.01) -> list[float]:
+    rng = np.random.default_rng(seed)
+    values = (1 + sigma * rng.standard_normal(nights)) * np.where(rng.random(nights) < share, slow, 1.0)
+    return [float(value) for value in values]
+
+
+@pytest.mark.parametrize("share", [0.2, 0.4, 0.5])
+def test_two_speeds_are_named_in_most_series_within_sixty_nights(share: float) -> None:
+    named = [find_modes(two_speeds(60, share, seed)) for seed in range(40)]
+
+    assert sum(map(bool, named)) >= 36
+    modes = next(filter(None, named))
+    assert modes.fast == pytest.approx(1.0, abs=0.01)
+    assert modes.slow == pytest.approx(1.1, abs=0.02)
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "heavy tails", "bad nodes", "step", "repaired", "drift"])
+def test_one_speed_is_not_taken_for_two(kind: str) -> None:
+    named = 0
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        noise = rng.standard_t(3, 60) if kind == "heavy tails" else rng.standard_normal(60)
+        values = 1 + 0.01 * noise
+        if kind == "bad nodes":
+            values *= np.where(rng.random(60) < 0.03, 1 + rng.uniform(0.05, 0.3, 60), 1.0)
+        elif kind == "step":
+            values[40:] *= 1.1
+        elif kind == "repaired":
+            values[20:40] *= 1.1
+        elif kind == "drift":
+            values = 1 + 0.005 * np.cumsum(noise)
+        named += find_modes(values.tolist()) is not None
+
+    assert named <= 1
+
+
+def test_few_nights_and_a_mode_of_long_ago_are_none() -> None:
+    values = two_speeds(60, 0.4, seed=1)
+
+    assert find_modes(values) is not None
+    assert find_modes(values[:20]) is None
+    assert find_modes([*values[:44], *two_speeds(16, 0.0, seed=2)]) is None
+
+
+# --- through the gate --------------------------------------------------------------------------------------------------
+
+
+def judge_nights(values: list[float]) -> list[Verdict]:
+    rows: list[HistoryRow] = []
+    verdicts = []
+    for number, value in enumerate(values):
+        month, day = divmod(number, 28)
+        summary = make_summary([value] * 50, tflops=700.0 / value)
+        record = make_record(summary, f"2026-{month + 5:02}-{day + 1:02}")
+        verdicts.append(compare(record, rows))
+        rows.append(row_of(record, verdicts[-1]))
+    return verdicts
+
+
+def test_a_test_with_two_speeds_is_unstable_whatever_tonight_was_and_nobody_is_blamed() -> None:
+    verdicts = judge_nights(two_speeds(50, 0.4, seed=4, sigma=GOOD))
+
+    assert {verdict.status for verdict in verdicts[40:]} == {VerdictStatus.UNSTABLE}
+    assert {verdict.news for verdict in verdicts[42:]} == {"standing"}
+    reason = verdicts[-1].reasons[0]
+    assert "of 1 run in the slow mode, 1.1" in reason
+    assert reason.endswith("of the last nights: no commit is to blame until that share changes")
+
+
+def test_what_is_slower_than_the_slow_mode_is_regressed() -> None:
+    verdict = judge_nights([*two_speeds(50, 0.4, seed=4, sigma=GOOD), 1.25])[-1]
+
+    assert verdict.status is VerdictStatus.REGRESSED
+
+
+def test_a_week_without_a_fast_run_is_no_longer_the_usual_share() -> None:
+    verdicts = judge_nights([*two_speeds(50, 0.2, seed=5, sigma=GOOD), *[SLOW] * 9])
+
+    assert verdicts[-1].status is VerdictStatus.REGRESSED
