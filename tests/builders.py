@@ -30,6 +30,7 @@ from nightbridge.models import (
     JobStatus,
     LauncherEnvironment,
     LaunchPlan,
+    NightReport,
     Outcome,
     PinnedRepository,
     RunRecord,
@@ -39,7 +40,10 @@ from nightbridge.models import (
     TestDefinition,
     Verdict,
     VerdictStatus,
+    make_run_key,
+    utc_now,
 )
+from nightbridge.nights.records import NightStart, NightTest, record_end, record_start
 from nightbridge.store.checksum import sha256_hex
 from nightbridge.store.protocol import ObjectStore
 
@@ -283,3 +287,35 @@ def commit_run(
     )
     commit_manifest(store, manifest)
     return record
+
+
+def store_night(
+    store: ObjectStore,
+    night: str,
+    verdicts: Mapping[str, VerdictStatus],
+    workspace: Path = Path("/shared"),
+    **fields: Any,
+) -> tuple[NightStart, tuple[Verdict, ...]]:
+    """A night as it is kept: its beginning, a verdict for each test, and its end. `fields` are the verdicts'."""
+    keys = {
+        test: make_run_key(scenario="nightly", night=night, test_id=test, sweep_point={}, iteration=1, repeat=0)
+        for test in verdicts
+    }
+    start = NightStart(
+        night=night,
+        scenario="nightly",
+        cluster="local",
+        workspace=workspace,
+        begun_at=utc_now(),
+        tests=tuple(NightTest(test_id=test, run_key=key) for test, key in keys.items()),
+    )
+    record_start(store, start)
+    judged = tuple(
+        Verdict(run_key=keys[test], test_id=test, night=night, status=status, **fields)
+        for test, status in verdicts.items()
+    )
+    for verdict in judged:
+        folder = f"runs/{verdict.test_id}/{night}/{verdict.run_key}"
+        store.put(f"{folder}/verdict.json", verdict.model_dump_json().encode())
+    record_end(store, NightReport(scenario="nightly", night=night, verdicts=judged, report=""))
+    return start, judged

@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from nightbridge.cli.options import (
+    RUN_HELP,
     JsonOption,
-    OptionalTestIdArgument,
     RunKeyArgument,
     TestIdArgument,
     load_site,
+    named_run,
     open_site_store,
     site_options,
 )
-from nightbridge.cli.output import note, note_all, show, verdict_lines, write_file, writing
+from nightbridge.cli.output import note, note_all, print_csv, show, verdict_lines, write_file, writing
 from nightbridge.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
 @site_options("system", "store", "workspace")
 def history(
     choice: "SiteChoice",
-    test_id: OptionalTestIdArgument = None,
+    test_id: Annotated[str, typer.Argument(metavar="[TEST_ID]", help="A test's id; all tests when left out.")] = "",
+    since: Annotated[str, typer.Option("--since", metavar="NIGHT", help="Show nights from this one on.")] = "",
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values on stdout.")] = False,
     rebuild: Annotated[bool, typer.Option("--rebuild", help="First write the rows of all stored runs again.")] = False,
     as_json: JsonOption = False,
     cluster: Annotated[str | None, typer.Option("--cluster", help="Name of the cluster; any when left out.")] = None,
@@ -36,18 +39,20 @@ def history(
         Path | None, typer.Option("--out", metavar="FILE", help="With --all: write a table, .parquet or .csv.")
     ] = None,
 ) -> None:
-    """Show the trend of a test, and when the level of a metric shifted; or write the history of all tests to a file."""
-    if of_all == (test_id is not None) or (out is not None and not of_all):
-        raise InvalidInput("neither one test nor all", advice="Name a TEST_ID, or give --all, with --out FILE")
+    """Show the trend of a test, and when the level of a metric shifted; without a test the last nights of all."""
+    if of_all != (out is not None) or (of_all and test_id):
+        raise InvalidInput("--all and --out belong together, without a test", advice="Give --all --out FILE")
     site = load_site(choice)
     opened = open_site_store(site)
     if rebuild:
         from nightbridge.history.reading import rebuild_history
 
-        note_all(rebuild_history(opened, test_id).damaged)
-    if test_id is not None:
-        _show_trends(site, opened, test_id, cluster, as_json=as_json)
-    elif out is not None:
+        note_all(rebuild_history(opened, test_id or None).damaged)
+    if test_id:
+        _show_trends(site, opened, test_id, cluster, since, as_json, as_csv)
+    elif out is None:
+        _show_all_tests(opened, since, as_json, as_csv)
+    else:
         from nightbridge.history.reading import export_history
 
         with writing(out):
@@ -56,15 +61,36 @@ def history(
         note(f"{done.number} rows written to {out}")
 
 
-def _show_trends(site: "Site", store: "ObjectStore", test_id: str, cluster: str | None, *, as_json: bool) -> None:
+def _show_trends(
+    site: "Site", store: "ObjectStore", test_id: str, cluster: str | None, since: str, as_json: bool, as_csv: bool
+) -> None:
+    from nightbridge.gate.decisions import list_decisions
     from nightbridge.gate.suspects import with_commits
-    from nightbridge.gate.trend import trend_lines, trend_table
+    from nightbridge.gate.trend import history_cells, trend_lines, trend_table
     from nightbridge.report.queries import history_of
     from nightbridge.repos.commits import known_commits_between
 
     found = history_of(store, test_id, cluster)
+    if as_csv:
+        print_csv(history_cells(found.trends, found.rows, since))
+        return
     found = found.model_copy(update={"trends": with_commits(found.trends, partial(known_commits_between, site))})
-    show(as_json, found, lambda: [trend_table(found.trends, found.rows), *trend_lines(found.trends)])
+    decided = (f"{one.id}  {one.text}" for one in list_decisions(store, found.cluster, found.series))
+    show(as_json, found, lambda: [trend_table(found.trends, found.rows, since), *trend_lines(found.trends), *decided])
+
+
+def _show_all_tests(store: "ObjectStore", since: str, as_json: bool, as_csv: bool) -> None:
+    from nightbridge.report.queries import overview_of_tests
+
+    found = overview_of_tests(store, since)
+    if as_csv:
+        names = ("test_id", "night", "verdict", "since", "step_time", "cause", "run_key")
+        print_csv([names, *([getattr(test, name) for name in names] for test in found)])
+        return
+    width = max((len(test.test_id) for test in found), default=0)
+    show(as_json, {"tests": found}, lambda: (f"{test.test_id:{width}}  {test}" for test in found))
+    if not found and not as_json:
+        note(f"no night that ended in {store.url}")
 
 
 @site_options("system", "store", "workspace")
@@ -81,14 +107,17 @@ def migrate(choice: "SiteChoice") -> None:
 def compare(
     choice: "SiteChoice",
     run_key: RunKeyArgument,
-    baseline: Annotated[str | None, typer.Argument(metavar="BASELINE", help="Another run key.")] = None,
+    baseline: Annotated[str | None, typer.Argument(metavar="BASELINE", help="Another run.")] = None,
     as_json: JsonOption = False,
 ) -> int:
     """Judge a stored run again: against the good runs before it, or against one other run."""
+    from nightbridge.nights.records import find_run
     from nightbridge.report.queries import compare_stored
 
     site = load_site(choice)
-    verdict = compare_stored(open_site_store(site), run_key, baseline, site.contract)
+    opened = open_site_store(site)
+    other = find_run(opened, baseline) if baseline else None
+    verdict = compare_stored(opened, find_run(opened, run_key), other, site.contract)
     document = {**verdict.model_dump(mode="json"), "exit_code": verdict.exit_code}
     show(as_json, document, lambda: verdict_lines([verdict]))
     return verdict.exit_code
@@ -97,7 +126,7 @@ def compare(
 @site_options("system", "store", "workspace")
 def accept(
     choice: "SiteChoice",
-    target: Annotated[str, typer.Argument(metavar="[RUN|SERIES]", help="A run key, or a series.")] = "",
+    target: Annotated[str, typer.Argument(metavar="[RUN|SERIES]", help=f"{RUN_HELP} Or a series.")] = "",
     why: Annotated[str, typer.Option("--why", help="The reason, as verdicts will show it.")] = "",
     kind: Annotated[str, typer.Option("--as", help="acknowledged, fixed or baseline.")] = "acknowledged",
     who: Annotated[str, typer.Option("--who", help="Who decides; the user who is logged in when left out.")] = "",
@@ -119,7 +148,7 @@ def accept(
     import getpass
 
     from nightbridge.gate.accept import accept as decide
-    from nightbridge.gate.accept import checked_kind, checked_metrics
+    from nightbridge.gate.accept import checked_kind, checked_metrics, is_series
 
     if sum(map(bool, (target and not list_all, undo, list_all))) != 1:
         raise InvalidInput("nothing to decide", thing="accept", advice="Name a run to accept, --undo ID, or --list")
@@ -129,11 +158,11 @@ def accept(
         return
     who = who or getpass.getuser()
     if undo:
-        _withdraw(site, undo, who, why, as_json)
+        _withdraw(site, named_run(site, undo) if "@" in undo else undo, who, why, as_json)
         return
     decision = decide(
         open_site_store(site),
-        target,
+        target if is_series(target) else named_run(site, target),
         checked_kind(kind),
         who=who,
         why=why,
@@ -198,12 +227,13 @@ def parity(
     """Compare two stored runs step by step: whether they compute the same, or converge alike."""
     from nightbridge.goldens.parity import GATE_WORDS
     from nightbridge.models import ReferencePolicy
+    from nightbridge.nights.records import find_run
     from nightbridge.report.queries import parity_page_stored, parity_stored
 
     opened = open_site_store(load_site(choice))
     given = {"first": first, "later": later, "steps": steps}
     policy = ReferencePolicy().model_copy(update={name: limit for name, limit in given.items() if limit is not None})
-    found = parity_stored(opened, run_a, run_b, policy)
+    found = parity_stored(opened, find_run(opened, run_a), find_run(opened, run_b), policy)
     faults = found.faults_of(gate)
     if page is not None:
         write_file(page, parity_page_stored(opened, found, gate).encode())

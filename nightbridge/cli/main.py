@@ -28,6 +28,7 @@ COMMANDS: Mapping[str, Callable[..., int | None]] = {
     "events": store.events,
     "run": runs.run_scenario,
     "nights": runs.list_nights,
+    "ls": runs.list_runs,
     "status": runs.status,
     "logs": runs.logs,
     "cancel": runs.cancel,

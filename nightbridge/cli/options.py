@@ -21,16 +21,17 @@ _R = TypeVar("_R")
 
 SiteOption = Literal["system", "cluster", "store", "workspace"]
 
+RUN_HELP = "A run key; or TEST, TEST@NIGHT, TEST@last-good, or last."
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, and nothing else there.")]
 WorkspaceOption = Annotated[str | None, typer.Option("--workspace", help="Folder that the compute nodes see, too.")]
 TestsDirOption = Annotated[
     list[Path] | None, typer.Option("--tests-dir", help="Folder of tests that a scenario names; may be repeated.")
 ]
 ScenarioArgument = Annotated[Path, typer.Argument(metavar="FILE", help="A test or scenario file.")]
-RunKeyArgument = Annotated[str, typer.Argument(metavar="RUN_KEY", help="The run's name, as reports and jobs show it.")]
-_TEST_ID = typer.Argument(metavar="TEST_ID", help="A test's id, as scenarios and reports show it.")
-TestIdArgument = Annotated[str, _TEST_ID]
-OptionalTestIdArgument = Annotated[str | None, _TEST_ID]
+RunKeyArgument = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)]
+TestIdArgument = Annotated[
+    str, typer.Argument(metavar="TEST_ID", help="A test's id, as scenarios and reports show it.")
+]
 
 _SITE_OPTIONS: Mapping[SiteOption, Any] = {
     "system": Annotated[str | None, typer.Option("--system", help="Site or CloudAI system file, or a Site block.")],
@@ -93,6 +94,13 @@ def open_site_store(site: "Site") -> "ObjectStore":
 
     settings = site.store_settings
     return open_store(settings, block_values(settings.access_key, settings.secret_key))
+
+
+def named_run(site: "Site", name: str) -> str:
+    """The run key that a name means on the command line; the store is opened only for a short name."""
+    from nightbridge.nights.records import find_run, is_run_key
+
+    return name if is_run_key(name) else find_run(open_site_store(site), name)
 
 
 def block_values(*secrets: "SecretRef | None") -> Callable[[str], str] | None:

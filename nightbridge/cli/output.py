@@ -42,6 +42,13 @@ def print_all(lines: "Iterable[str | Table]") -> None:
             Console().print(line)
 
 
+def print_csv(rows: Iterable[Sequence[object]]) -> None:
+    """Print comma-separated values on stdout, as RFC 4180 quotes them."""
+    import csv
+
+    csv.writer(sys.stdout, lineterminator="\n").writerows(rows)
+
+
 def verdict_lines(verdicts: "Sequence[Verdict]") -> "list[str | Table]":
     """A table of verdicts, and the reasons below it."""
     from nightbridge.report.tables import reason_lines, verdict_table
@@ -72,13 +79,18 @@ _PIECE = 1 << 16
 _CONTROLS = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
 
 
+def printable(line: str) -> str:
+    """A line of a log without the control codes by which it could drive the terminal."""
+    return line.translate(_CONTROLS)
+
+
 def show_text_file(path: Path) -> None:
     """Print a file that a job wrote, without the escape codes by which it could drive the terminal."""
     from nightbridge.outputs.logs import clean_line
 
     with path.open("rb") as stream:
         while piece := stream.readline(_PIECE):
-            sys.stdout.write(clean_line(piece).translate(_CONTROLS))
+            sys.stdout.write(printable(clean_line(piece)))
 
 
 def write_file(path: Path, data: bytes) -> None:

@@ -1,6 +1,8 @@
-"""Runs and nights: `run`, `nights`, `status`, `logs` and `cancel`."""
+"""Runs and nights: `run`, `nights`, `ls`, `status`, `logs` and `cancel`."""
 
-from collections.abc import Iterable, Iterator
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,22 +10,32 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nightbridge.cli.options import (
+    RUN_HELP,
     JsonOption,
     RunKeyArgument,
     ScenarioArgument,
     load_site,
+    named_run,
     open_site_cluster,
     open_site_store,
     site_options,
 )
-from nightbridge.cli.output import note, note_all, show, show_text_file, verdict_lines, write_file
+from nightbridge.cli.output import note, note_all, print_all, printable, show, show_text_file, verdict_lines, write_file
 from nightbridge.errors import InvalidInput
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from nightbridge.models import NightReport, Site, SiteChoice
+    from nightbridge.nights.records import Night
+    from nightbridge.nights.status import RunStatus
     from nightbridge.slurm.attempt_files import AttemptContext
+    from nightbridge.store.protocol import ObjectStore
+
+
+LAST_LINES = 30
+WATCH_INTERVAL, FOLLOW_INTERVAL = 5.0, 2.0
+"""Seconds between two looks at a night, and at a log."""
 
 
 class Terminated(BaseException):
@@ -100,50 +112,95 @@ def list_nights(
 def status(
     choice: "SiteChoice",
     name: Annotated[
-        str | None, typer.Argument(metavar="[NIGHT|RUN_KEY]", help="A night or a run; the newest night when left out.")
+        str | None, typer.Argument(metavar="[NIGHT|RUN]", help="A night or a run; the newest night when left out.")
     ] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it again until the night has ended.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show the progress of each run of a night, or every attempt of one run."""
+    from nightbridge.nights.records import find_nights
     from nightbridge.slurm.attempts import attempts_of
 
     site = load_site(choice)
-    attempts = attempts_of(name, site.workspace) if name is not None else ()
-    if name is not None and attempts:
-        _show_run_status(name, attempts, site, as_json)
+    store = open_site_store(site)
+    found = find_nights(store, limit=1, night=name)
+    if found and watch:
+        _watch_night(name, store, site)
+    elif found or name is None:
+        _show_nights(found, store, site, as_json)
     else:
-        _show_night_status(name, site, as_json)
+        run_key = named_run(site, name)
+        attempts = attempts_of(run_key, site.workspace)
+        if not attempts:
+            advice = "`nightbridge ls` lists the runs; check --store and --workspace"
+            raise InvalidInput("no night and no run of this name", thing=f"{name} in {site.workspace}", advice=advice)
+        _show_run_status(run_key, attempts, site, as_json)
 
 
-@site_options("system", "workspace")
-def logs(choice: "SiteChoice", run_key: RunKeyArgument) -> None:
-    """Print the log of a run's newest job, or the launcher's where no job has written one."""
-    from nightbridge.slurm.attempt_files import read_submission
-
-    attempt = _attempts(run_key, load_site(choice))[-1]
-    submission = read_submission(attempt.attempt_dir)
-    written = sorted(submission.experiment_dir.glob("log*.out")) if submission else []
-    launcher = attempt.attempt_dir / "launcher.log"
-    found = written or ([launcher] if launcher.exists() else [])
-    if not found:
-        note(f"{attempt.name} has no log yet")
-    for path in found:
-        note(f"==> {path}")
-        show_text_file(path)
-
-
-@site_options("system", "cluster", "workspace")
-def cancel(
+@site_options("system", "cluster", "store", "workspace")
+def list_runs(
     choice: "SiteChoice",
-    run_key: RunKeyArgument,
+    test_id: Annotated[str, typer.Argument(metavar="[TEST_ID]", help="Only the runs of this test.")] = "",
+    limit: Annotated[int, typer.Option("--limit", min=1, help="How many nights at most, the newest first.")] = 3,
+    as_json: JsonOption = False,
 ) -> None:
-    """Cancel the live jobs of a run."""
-    from nightbridge.slurm.attempts import cancel_jobs
+    """List the runs of the last nights: verdict or state, job, steps done, speed, expected end and run key."""
+    from nightbridge.nights.records import find_nights
 
     site = load_site(choice)
-    _attempts(run_key, site)
-    cancelled = cancel_jobs(run_key, site.workspace, open_site_cluster(site))
-    print("\n".join(f"cancelled job {job_id}" for job_id in cancelled) or "no job of this run is live")
+    store = open_site_store(site)
+    _show_nights(find_nights(store, limit=limit), store, site, as_json, test_id)
+
+
+@site_options("system", "cluster", "store", "workspace")
+def logs(
+    choice: "SiteChoice",
+    run_key: RunKeyArgument,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print what is added, until the job ends.")] = False,
+    errors: Annotated[
+        bool, typer.Option("--errors", help=f"Only the error that ended it and the last {LAST_LINES} lines.")
+    ] = False,
+) -> None:
+    """Print the log of a run's newest job, or the launcher's where no job has written one."""
+    site = load_site(choice)
+    attempt = _attempts(named_run(site, run_key), site)[-1]
+    found = _logs_of(attempt)
+    if not found:
+        note(f"{attempt.name} has no log yet")
+    if follow:
+        _follow(attempt, site)
+        return
+    for path in found:
+        note(f"==> {path}")
+        show_text_file(path) if not errors else print_all(_errors_in(path))
+
+
+@site_options("system", "cluster", "store", "workspace")
+def cancel(
+    choice: "SiteChoice",
+    run_key: Annotated[str, typer.Argument(metavar="[RUN]", help=RUN_HELP)] = "",
+    night: Annotated[str, typer.Option("--night", metavar="ID", help="Every run of this night.")] = "",
+) -> None:
+    """Cancel the live jobs of a run, or of a night."""
+    from nightbridge.nights.records import find_nights
+    from nightbridge.slurm.attempts import cancel_jobs
+
+    if bool(run_key) == bool(night):
+        raise InvalidInput("nothing to cancel", thing="cancel", advice="Name a run, or a night with --night ID")
+    site = load_site(choice)
+    if night:
+        keys = [run.run_key for found in find_nights(open_site_store(site), night=night) for run in found.start.tests]
+    else:
+        keys = [named_run(site, run_key)]
+        _attempts(keys[0], site)
+    if not keys:
+        raise InvalidInput("no such night", thing=night, advice="`nightbridge nights` lists the nights")
+    cluster = open_site_cluster(site)
+    cancelled = [(key, job_id) for key in keys for job_id in cancel_jobs(key, site.workspace, cluster)]
+    what = "night" if night else "run"
+    print(
+        "\n".join(f"cancelled job {job_id} of {key}" for key, job_id in cancelled) or f"no job of this {what} is live"
+    )
 
 
 def _night_lines(report: "NightReport") -> "Iterator[str | Table]":
@@ -168,21 +225,85 @@ def _write_junit(path: Path, report: "NightReport") -> None:
     )
 
 
-def _show_night_status(name: str | None, site: "Site", as_json: bool) -> None:
-    from nightbridge.nights.records import find_nights
-    from nightbridge.nights.status import night_lines, run_statuses
+def _show_nights(
+    found: "Sequence[Night]", store: "ObjectStore", site: "Site", as_json: bool, test_id: str = ""
+) -> None:
+    from nightbridge.nights.status import night_lines
 
-    opened = open_site_store(site)
-    found = find_nights(opened, limit=1, night=name)
     if not found:
-        raise InvalidInput(
-            "no night and no run of this name" if name else "no night yet",
-            thing=f"{name or opened.url} in {site.workspace}",
-            advice="`nightbridge nights` lists the nights; check --store and --workspace",
-        )
-    runs_of = [(night, run_statuses(night.start, opened, partial(open_site_cluster, site))) for night in found]
+        advice = "Check --store and --workspace, or run a night"
+        raise InvalidInput("no night yet", thing=f"{store.url} in {site.workspace}", advice=advice)
+    runs_of = [(night, _statuses(night, store, site, test_id)) for night in found]
     document = {"nights": [{**night.model_dump(mode="json"), "runs": runs} for night, runs in runs_of]}
     show(as_json, document, lambda: (line for night, runs in runs_of for line in night_lines(night, runs)))
+
+
+def _statuses(night: "Night", store: "ObjectStore", site: "Site", test_id: str = "") -> "tuple[RunStatus, ...]":
+    from nightbridge.nights.status import run_statuses
+
+    tests = tuple(test for test in night.start.tests if test_id in ("", test.test_id))
+    return run_statuses(night.start.model_copy(update={"tests": tests}), store, partial(open_site_cluster, site))
+
+
+def _watch_night(name: str | None, store: "ObjectStore", site: "Site") -> None:
+    """Show a night until it has ended: in place on a terminal, else whenever a line of it has changed."""
+    from nightbridge.nights.records import find_nights
+    from nightbridge.nights.status import night_lines
+
+    shown: list[str] = []
+    while True:
+        nights = find_nights(store, limit=1, night=name)
+        lines = [line for night in nights for line in night_lines(night, _statuses(night, store, site))]
+        if sys.stdout.isatty():
+            print("\x1b[H\x1b[2J", end="")
+            print_all(lines)
+        else:
+            print_all(line for line in lines if line not in shown)
+        shown = lines
+        if all(night.end and night.end.ended_at >= night.start.begun_at for night in nights):
+            return
+        time.sleep(WATCH_INTERVAL)
+
+
+def _logs_of(attempt: "AttemptContext") -> list[Path]:
+    """The logs of an attempt's job, else the launcher's."""
+    from nightbridge.nights.status import LOGS
+    from nightbridge.slurm.attempt_files import read_submission
+
+    submission = read_submission(attempt.attempt_dir)
+    launcher = attempt.attempt_dir / "launcher.log"
+    return (sorted(submission.experiment_dir.glob(LOGS)) if submission else []) or [launcher] * launcher.exists()
+
+
+def _follow(attempt: "AttemptContext", site: "Site") -> None:
+    """Print the finished lines of an attempt's logs until its job has ended; a log that begins later is found, too."""
+    from nightbridge.outputs.logs import LogTail
+    from nightbridge.slurm.attempts import jobs_of
+    from nightbridge.slurm.states import TERMINAL
+
+    cluster = open_site_cluster(site)
+    tails: dict[Path, LogTail] = {}
+    ended = False
+    while not ended:
+        # The state first: what a job wrote before its end is then read below.
+        jobs = jobs_of(attempt, cluster)
+        ended = bool(jobs) and all(job.state in TERMINAL for job in jobs)
+        for path in _logs_of(attempt):
+            tail = tails.setdefault(path, LogTail(path))
+            for line in [*tail.new_lines(), *(tail.last_line() if ended else ())]:
+                print(printable(line), flush=True)
+        if not ended:
+            time.sleep(FOLLOW_INTERVAL)
+
+
+def _errors_in(path: Path) -> "Iterator[str]":
+    """The error of a log, where it has one, and its last lines."""
+    from nightbridge.outputs.logs import LogTail, read_logs
+
+    if error := read_logs([path]).last_error:
+        yield f"error: {printable(error)}"
+    tail = LogTail(path)
+    yield from map(printable, [*tail.new_lines(), *tail.last_line()][-LAST_LINES:])
 
 
 def _show_run_status(run_key: str, attempts: "Iterable[AttemptContext]", site: "Site", as_json: bool) -> None:

@@ -79,10 +79,12 @@ def verify(
 ) -> None:
     """Check every stored object of a run against its manifest; name objects that do not belong to it."""
     from nightbridge.harvest.restore import verify_content, verify_run
+    from nightbridge.nights.records import find_run
     from nightbridge.report.queries import verify_stored
 
     opened = open_site_store(load_site(choice))
-    found = verify_stored(opened, run_key, check=verify_content if deep else verify_run, on_progress=show_progress)
+    check = verify_content if deep else verify_run
+    found = verify_stored(opened, find_run(opened, run_key), check=check, on_progress=show_progress)
     note_all(f"not of this run: {path}" for path in found.foreign)
     if not found.is_whole:
         raise DamagedData("\n  ".join(found.problems), thing=found.url, advice="Harvest the run again")
@@ -102,10 +104,11 @@ def fetch(
     """Download a stored run and verify every byte; interrupted, the same command goes on."""
     from nightbridge.harvest.manifest import last_attempt
     from nightbridge.harvest.restore import fetch_run
+    from nightbridge.nights.records import find_run
 
     opened = open_site_store(load_site(choice))
-    manifest = fetch_run(opened, last_attempt(opened, run_key), dest, show_progress, only)
-    print(f"{dest}: {len(manifest.files)} files of {run_key}, attempt {manifest.attempt}")
+    manifest = fetch_run(opened, last_attempt(opened, find_run(opened, run_key)), dest, show_progress, only)
+    print(f"{dest}: {len(manifest.files)} files of {manifest.run_key}, attempt {manifest.attempt}")
 
 
 @site_options("system", "store", "workspace")

@@ -54,6 +54,11 @@ def checked_metrics(names: Sequence[str]) -> tuple[MetricName, ...]:
     return tuple(_one_of(name, tuple(METRIC_BY_NAME), "metric") for name in names)
 
 
+def is_series(name: str) -> bool:
+    """Whether a name has the form of a series."""
+    return bool(_SERIES.fullmatch(name))
+
+
 def accept(
     store: ObjectStore,
     target: str,
@@ -159,7 +164,7 @@ def _one_of(text: str, known: Sequence[str], what: str) -> str:
 
 def _place_of(store: ObjectStore, target: str, cluster: str) -> tuple[str, str, str]:
     """Cluster, series, and the run's night; no night where a series was named."""
-    if _SERIES.fullmatch(target) and next(iter(store.list(folder_of(cluster, target))), None):
+    if is_series(target) and next(iter(store.list(folder_of(cluster, target))), None):
         return cluster, target, ""
     record = load_record(store, last_attempt(store, target))
     if record is None:

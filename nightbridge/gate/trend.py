@@ -88,8 +88,8 @@ def trends(
     )
 
 
-def trend_table(found: Sequence[Trend], rows: Sequence[HistoryRow]) -> "Table":
-    """The last nights as a table for a terminal, the latest last; `trend_lines` go below it."""
+def trend_table(found: Sequence[Trend], rows: Sequence[HistoryRow], since: str = "") -> "Table":
+    """The last nights, or those since one, as a table for a terminal, the latest last; `trend_lines` go below it."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -101,7 +101,8 @@ def trend_table(found: Sequence[Trend], rows: Sequence[HistoryRow]) -> "Table":
     for trend in shown:
         table.add_column(METRIC_BY_NAME[trend.metric].heading, justify="right", no_wrap=True)
     table.add_column("commit", no_wrap=True)
-    for index, night in list(enumerate(nights_of(rows)))[-MAX_NIGHTS_SHOWN:]:
+    shown_nights = [(index, night) for index, night in enumerate(nights_of(rows)) if night.own.night >= since]
+    for index, night in shown_nights if since else shown_nights[-MAX_NIGHTS_SHOWN:]:
         cells = []
         for trend in shown:
             begins = any(change.night == night.own.night for change in trend.changes)
@@ -109,6 +110,18 @@ def trend_table(found: Sequence[Trend], rows: Sequence[HistoryRow]) -> "Table":
         verdict = night.own.verdict.value.replace("_", " ") if night.own.verdict else "–"
         table.add_row(Text(night.own.night), Text(verdict), *cells, Text(night.own.megatron_bridge.commit[:10]))
     return table
+
+
+def history_cells(found: Sequence[Trend], rows: Sequence[HistoryRow], since: str = "") -> list[list[object]]:
+    """The nights of a series as a table for other programs, names first; every metric in its own unit."""
+    names: list[object] = ["night", "verdict", "run_key", "commit", "nodes", *(trend.metric for trend in found)]
+    cells = [names]
+    for at, night in enumerate(nights_of(rows)):
+        own = night.own
+        if own.night >= since:
+            run = [own.night, own.verdict, own.run_key, own.megatron_bridge.commit, own.nodes]
+            cells.append([*run, *(trend.values[at] for trend in found)])
+    return cells
 
 
 def trend_lines(found: Sequence[Trend]) -> tuple[str, ...]:

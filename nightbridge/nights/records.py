@@ -10,6 +10,7 @@ The plan lies where the flow run can find it without reading the scenario or the
 edited, broken or removed while the night went on.
 """
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
@@ -20,6 +21,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from nightbridge.errors import InvalidInput
 from nightbridge.files import read_model, write_model
+from nightbridge.history.metrics import GOOD_VERDICTS
 from nightbridge.models import (
     EXIT_CODES,
     ClusterLimits,
@@ -81,6 +83,9 @@ def checked_night(text: str) -> str:
 def _is_second_time_round(slot: datetime) -> bool:
     return slot.fold == 1 and slot.utcoffset() != slot.replace(fold=0).utcoffset()
 
+
+_RUN_KEY = re.compile(r".+-[0-9a-f]{10}")
+_NEWEST = ("", "last", "last-good")
 
 LATE = timedelta(minutes=30)
 """A scheduled night that begins later after its slot than this is late."""
@@ -241,13 +246,48 @@ def find_nights(store: ObjectStore, *, limit: int | None = None, night: str | No
     Raises:
         DamagedData: A record cannot be read.
     """
-    folders = {
-        (match[1], match[2]): None
-        for item in store.list(f"nights/{night}/" if night else "nights/")
-        if (match := _RECORD.fullmatch(item.key))
-    }
+    folders = _folders(store, f"nights/{night}/" if night else "nights/")
     chosen = sorted({found for found, _ in folders}, reverse=True)[:limit]
     return list(_read_nights(store, [key for key in sorted(folders, reverse=True) if key[0] in chosen]))
+
+
+def is_run_key(name: str) -> bool:
+    """Whether a name has the form of a run key."""
+    return bool(_RUN_KEY.fullmatch(name))
+
+
+def newest_first(store: ObjectStore) -> Iterator[Night]:
+    """Every night of the store, each read when it is reached. Raises as `find_nights` does."""
+    return _read_nights(store, sorted(_folders(store, "nights/"), reverse=True))
+
+
+def find_run(store: ObjectStore, name: str) -> str:
+    """The run key that a name means.
+
+    Args:
+        store: Where the nights are.
+        name: A run key, which is returned as it is; or `TEST`, `TEST@NIGHT`, `TEST@last`, `TEST@last-good`; or `last`
+            and `last-good`, where the night has one run. Without a night the newest that has the test is meant.
+
+    Raises:
+        InvalidInput: There is no such run, or several, as of a sweep; those are listed.
+        DamagedData: A record cannot be read.
+    """
+    if is_run_key(name):
+        return name
+    test, _, when = ("", "", name) if name in _NEWEST else name.partition("@")
+    nights = newest_first(store) if when in _NEWEST else find_nights(store, night=when)
+    found: list[NightTest] = []
+    for night_id, scenarios in itertools.groupby(nights, key=lambda night: night.start.night):
+        runs = [run for night in scenarios for run in night.start.tests if test in ("", run.test_id)]
+        found = [run for run in runs if _was_good(store, run, night_id)] if when == "last-good" else runs
+        if found:
+            break
+    if len(found) == 1:
+        return found[0].run_key
+    choices = ", ".join(f"{run.test_id} ({run.run_key})" for run in found)
+    advice = f"Name one of: {choices}" if found else "`nightbridge ls` lists the runs"
+    raise InvalidInput(f"{len(found) or 'no'} runs of this name", thing=f"{name} in {store.url}", advice=advice)
 
 
 def read_verdict(store: ObjectStore, run_key: str, night: str) -> Verdict | None:
@@ -259,6 +299,15 @@ def read_verdict(store: ObjectStore, run_key: str, night: str) -> Verdict | None
     test_slug = run_key[: -len(f"-{night}-") - 10]
     key = f"runs/{test_slug}/{night}/{run_key}/verdict.json"
     return read_stored(store, key, Verdict, what="not a verdict", advice="Run the night again")
+
+
+def _was_good(store: ObjectStore, run: NightTest, night: str) -> bool:
+    verdict = read_verdict(store, run.run_key, night)
+    return verdict is not None and verdict.status in GOOD_VERDICTS
+
+
+def _folders(store: ObjectStore, prefix: str) -> set[tuple[str, str]]:
+    return {(match[1], match[2]) for item in store.list(prefix) if (match := _RECORD.fullmatch(item.key))}
 
 
 def _read_nights(store: ObjectStore, folders: Sequence[tuple[str, str]]) -> Iterator[Night]:

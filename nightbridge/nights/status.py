@@ -5,14 +5,15 @@ Also nights as text for a terminal: a table of many, and the lines of one.
 
 import enum
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
 from nightbridge.errors import NightbridgeError, TransientError
-from nightbridge.models import EXIT_CODES, JobState, JobStatus, Model, Verdict, VerdictStatus
+from nightbridge.history.metrics import format_value
+from nightbridge.models import EXIT_CODES, JobState, JobStatus, Model, Verdict, VerdictStatus, utc_now
 from nightbridge.nights.liveness import is_alive
 from nightbridge.nights.records import Night, NightStart, read_verdict
 from nightbridge.slurm.attempt_files import Submission, read_submission
@@ -20,9 +21,13 @@ from nightbridge.slurm.attempts import attempts_of
 from nightbridge.slurm.protocol import Cluster
 from nightbridge.slurm.states import ACTIVE, TERMINAL
 from nightbridge.store.protocol import ObjectStore
+from nightbridge.store.transfers import in_parallel
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+LOGS = "log*.out"
+"""The logs of a job in its folder."""
 
 
 class RunPhase(enum.StrEnum):
@@ -47,8 +52,18 @@ class RunStatus(Model):
     job_id: int | None = None
     since: datetime | None = Field(None, description="When this phase began, where that is known.")
     reason: str = Field("", description="Slurm's reason or state, or why it is unknown.")
+    steps: int | None = Field(None, description="Iterations that its log has, while it runs.")
+    steps_expected: int | None = None
+    step_time: float | None = Field(None, description="Seconds: of the verdict, else the median of the last steps.")
+    ends_at: datetime | None = Field(None, description="When it has done its last step, at the pace of the last ones.")
 
     def __str__(self) -> str:
+        said = self._state()
+        said += f", {self.steps:,}/{self.steps_expected:,} steps" if self.steps is not None else ""
+        said += f", {format_value(self.step_time, 's')} a step" if self.step_time is not None else ""
+        return said + (f", ends about {self.ends_at:%Y-%m-%d %H:%M} UTC" if self.ends_at else "")
+
+    def _state(self) -> str:
         said = (self.verdict.value if self.verdict else self.phase.value).replace("_", " ")
         said += f" since {self.since:%Y-%m-%d %H:%M} UTC" if self.since and not self.verdict else ""
         said += f" ({self.reason})" if self.reason else ""
@@ -67,7 +82,8 @@ def run_statuses(start: NightStart, store: ObjectStore, open_cluster: Callable[[
     Raises:
         DamagedData: A stored verdict cannot be read.
     """
-    verdicts = {test.run_key: read_verdict(store, test.run_key, start.night) for test in start.tests}
+    keys = [test.run_key for test in start.tests]
+    verdicts = dict(zip(keys, in_parallel(lambda key: read_verdict(store, key, start.night), keys), strict=True))
     jobs = {key: _newest_job(key, start.workspace) for key, verdict in verdicts.items() if verdict is None}
     live = [job.job_id for job in jobs.values() if isinstance(job, Submission)]
     known, silence = _query(open_cluster, live)
@@ -98,8 +114,14 @@ def _query(open_cluster: Callable[[], Cluster], job_ids: Sequence[int]) -> tuple
 
 
 def _done(test_id: str, run_key: str, verdict: Verdict) -> RunStatus:
+    measured = next((item.value for item in verdict.comparisons if item.metric == "step_time"), None)
     return RunStatus(
-        test_id=test_id, run_key=run_key, phase=RunPhase.DONE, verdict=verdict.status, job_id=verdict.job_id
+        test_id=test_id,
+        run_key=run_key,
+        phase=RunPhase.DONE,
+        verdict=verdict.status,
+        job_id=verdict.job_id,
+        step_time=measured,
     )
 
 
@@ -117,7 +139,28 @@ def _under_way(
         return RunStatus(**named, phase=RunPhase.UNKNOWN, job_id=job.job_id, reason=reason)
     phase, since = _phase(status, job)
     reason = status.reason if phase is RunPhase.WAITING else status.state.value
-    return RunStatus(**named, phase=phase, job_id=job.job_id, since=since, reason=reason)
+    found = RunStatus(**named, phase=phase, job_id=job.job_id, since=since, reason=reason)
+    return found.model_copy(update=_progress(job)) if phase is RunPhase.RUNNING else found
+
+
+def _progress(job: Submission) -> dict[str, Any]:
+    """What the newest log of a running job says; nothing of one that cannot be read, which its state survives."""
+    from nightbridge.outputs.following import progress_in_log
+
+    logs = sorted(job.experiment_dir.glob(LOGS), key=lambda path: path.name)
+    try:
+        progress = progress_in_log(logs[-1]) if logs else None
+    except OSError:
+        return {}
+    if progress is None:
+        return {}
+    left = progress.seconds_left
+    return {
+        "steps": progress.iteration,
+        "steps_expected": progress.total,
+        "step_time": progress.step_time,
+        "ends_at": None if left is None else utc_now() + timedelta(seconds=left),
+    }
 
 
 def _phase(status: JobStatus, job: Submission) -> tuple[RunPhase, datetime | None]:

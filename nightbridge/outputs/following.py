@@ -34,6 +34,7 @@ MAX_LINES = 20
 
 _MAX_LINE_LENGTH = 500
 _STEPS_OF_MEDIAN = 10
+_END_BYTES = 1 << 18
 
 
 class TrainingProgress(Model):
@@ -64,6 +65,20 @@ class TrainingProgress(Model):
             return text
         left = timedelta(seconds=round(self.seconds_left))
         return f"{text}, {self.step_time:.3g} s a step, {left} left"
+
+
+def progress_in_log(path: Path) -> TrainingProgress | None:
+    """How far a training has come by the end of its log; None before its first step, and without a log.
+
+    Raises:
+        OSError: The log is there and cannot be read.
+    """
+    steps = [step for line in LogTail(path, most=_END_BYTES).new_lines() for step in parse_steps(line)]
+    times = [step.elapsed_ms / 1000 for step in steps[-_STEPS_OF_MEDIAN:] if step.elapsed_ms is not None]
+    if not steps:
+        return None
+    median = statistics.median(times) if times else None
+    return TrainingProgress(iteration=steps[-1].iteration, total=steps[-1].total, step_time=median)
 
 
 class LogNews(Model):

@@ -95,6 +95,35 @@ def headline_of(verdicts: Sequence[Verdict]) -> tuple[str, str]:
     return f"{len(calls)} of {tests} need attention.", subline
 
 
+def cause_of(verdict: Verdict) -> str:
+    """The commits that a verdict suspects, in one clause; empty where it knows none.
+
+    `suspect bf75d9e "Synchronise after every gradient bucket" (only commit)`
+    """
+    changed = [change for change in (verdict.suspects.repositories if verdict.suspects else ()) if change.commits]
+    if not changed or STATUS_WORDS[verdict.status].tone != "bad":
+        return ""
+    newest = changed[0].commits[0]
+    count = sum(len(change.commits) for change in changed)
+    which = "only commit" if count == 1 else f"newest of {count} commits"
+    return f'suspect {newest.commit[:7]} "{newest.subject}" ({which})'
+
+
+def next_command(verdict: Verdict) -> str:
+    """What to type after a verdict; empty where there is nothing to do."""
+    run = f"{verdict.test_id}@{verdict.night}"
+    match verdict.status:
+        case VerdictStatus.REGRESSED | VerdictStatus.UNSTABLE:
+            return f'nightbridge bisect {verdict.test_id}, or nightbridge accept {run} --why "..."'
+        case VerdictStatus.SUSPICIOUS:
+            return f'nightbridge accept {run} --as baseline --why "..."'
+        case VerdictStatus.FAILED | VerdictStatus.SHORT | VerdictStatus.INFRASTRUCTURE:
+            return f"nightbridge logs --errors {run}"
+        case VerdictStatus.CANCELLED:
+            return f"nightbridge run FILE --night {verdict.night} --new-attempt"
+    return ""
+
+
 def short_reason(verdict: Verdict) -> str:
     """The verdict in a few words: the metrics that regressed, else the status and its first reason."""
     moved = [

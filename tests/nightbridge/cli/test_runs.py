@@ -2,7 +2,8 @@
 
 import json
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import cast
@@ -10,8 +11,22 @@ from xml.etree import ElementTree
 
 import pytest
 
-from nightbridge.models import ClusterSettings, NightReport, Verdict, VerdictStatus
-from nightbridge.slurm.attempt_files import open_attempt
+from nightbridge.files import write_model
+from nightbridge.models import (
+    ClusterSettings,
+    JobState,
+    NightReport,
+    StoreSettings,
+    Verdict,
+    VerdictStatus,
+    make_run_key,
+    utc_now,
+)
+from nightbridge.nights.records import NightStart, NightTest, record_end, record_start
+from nightbridge.slurm.attempt_files import SUBMISSION_FILE, Submission, open_attempt
+from nightbridge.slurm.local import LocalCluster
+from nightbridge.store.factory import open_store
+from tests import builders
 from tests.nightbridge.cli.conftest import TEST, Program
 
 
@@ -122,3 +137,146 @@ def test_a_junit_file_that_cannot_be_written_is_told_after_the_verdicts(
     assert code == 2
     assert "passed" in out
     assert "taken: cannot be written" in err
+
+
+# --- what there is ----------------------------------------------------------------------------------------------------
+
+
+ITERATION = " iteration {:>8}/ 60000 | elapsed time per iteration (ms): 1220.0 | lm loss: 2.5E+00 | "
+
+
+@pytest.fixture
+def nights(tmp_path: Path) -> Path:
+    """A workspace with two nights that ended, and one with a job that goes on."""
+    workspace = tmp_path / "ws"
+    store = open_store(StoreSettings(url=f"file://{workspace}/store"))
+    for night, status in (("2026-11-20", VerdictStatus.PASSED), ("2026-11-21", VerdictStatus.REGRESSED)):
+        builders.store_night(store, night, {"llama": status, "deepseek": VerdictStatus.PASSED}, workspace)
+    return workspace
+
+
+def wait_for(cluster: LocalCluster, state: JobState) -> None:
+    deadline = time.monotonic() + 60
+    while cluster.states([1])[1].state is not state:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@pytest.fixture
+def job(nights: Path) -> Iterator[tuple[LocalCluster, Path, NightStart]]:
+    """A night of one run, whose job runs until the file `go` is there; the cluster, the log and the night."""
+    key = make_run_key(scenario="nightly", night="2026-11-22", test_id="llama", sweep_point={}, iteration=1, repeat=0)
+    start = NightStart(
+        night="2026-11-22",
+        scenario="nightly",
+        cluster="local",
+        workspace=nights,
+        begun_at=utc_now(),
+        tests=(NightTest(test_id="llama", run_key=key),),
+    )
+    record_start(open_store(StoreSettings(url=f"file://{nights}/store")), start)
+    cluster = LocalCluster(ClusterSettings(), nights / "cluster")
+    attempt = open_attempt(nights, key, cluster.settings)
+    script, log = attempt.attempt_dir / "job.sh", attempt.attempt_dir / "log_1.out"
+    script.write_text(f"#!/bin/bash\nuntil [ -e {nights}/go ]; do sleep 0.1; done\n")
+    submission = Submission(
+        job_id=cluster.submit(attempt.name, script, ["--output=/dev/null"]),
+        name=attempt.name,
+        cluster="local",
+        script=script,
+        launcher_script=script,
+        experiment_dir=attempt.attempt_dir,
+        submitted_at=utc_now(),
+    )
+    write_model(attempt.attempt_dir / SUBMISSION_FILE, submission)
+    log.write_text("".join(f"{ITERATION.format(step)}\n" for step in range(371, 384)))
+    wait_for(cluster, JobState.RUNNING)
+    yield cluster, log, start
+    cluster.cancel(1)
+
+
+def test_ls_lists_runs_and_how_far_the_live_ones_are(
+    nightbridge: Program, nights: Path, job: tuple[LocalCluster, Path, NightStart]
+) -> None:
+    code, out, _ = nightbridge("ls", "--workspace", str(nights))
+    _, one, _ = nightbridge("ls", "deepseek", "--workspace", str(nights), "--json")
+
+    assert code == 0
+    assert out.index("night 2026-11-22") < out.index("night 2026-11-21") < out.index("night 2026-11-20")
+    (live,) = [line for line in out.splitlines() if job[2].tests[0].run_key in line]
+    assert "running since" in live
+    assert "383/60,000 steps, 1.220 s a step, ends about" in live
+    found = [run["test_id"] for night in json.loads(one)["nights"] for run in night["runs"]]
+    assert found == ["deepseek", "deepseek"]
+
+
+def test_history_without_a_test_shows_all_of_them(nightbridge: Program, nights: Path) -> None:
+    _, out, _ = nightbridge("history", "--workspace", str(nights))
+    _, table, _ = nightbridge("history", "--workspace", str(nights), "--csv", "--since", "2026-11-21")
+
+    assert out.splitlines() == ["deepseek  ✓✓  passed", "llama     ✓◆  regressed: regressed"]
+    assert [line.split(",")[:3] for line in table.splitlines()[1:]] == [
+        ["deepseek", "2026-11-21", "passed"],
+        ["llama", "2026-11-21", "regressed"],
+    ]
+
+
+def test_a_store_without_nights_is_told(nightbridge: Program, tmp_path: Path) -> None:
+    site = ("--workspace", str(tmp_path / "empty"))
+
+    assert nightbridge("ls", *site)[0] == 2
+    assert "no night that ended" in nightbridge("history", *site)[2]
+
+
+def test_a_log_is_followed_to_the_end_of_its_job(
+    nightbridge: Program, nights: Path, job: tuple[LocalCluster, Path, NightStart], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end_the_job(_seconds: float) -> None:
+        job[1].write_text(f"{job[1].read_text()}one more\nand a last one")
+        (nights / "go").touch()
+        sleep(0.5)
+
+    sleep = time.sleep
+    monkeypatch.setattr(time, "sleep", end_the_job)
+    _, out, _ = nightbridge("logs", "-f", "llama@2026-11-22", "--workspace", str(nights))
+
+    assert out.count(" 383/ 60000") == 1
+    assert out.splitlines()[-1] == "and a last one"
+
+
+def test_the_error_of_a_log_and_its_last_lines_are_shown(nightbridge: Program, tmp_path: Path) -> None:
+    attempt = open_attempt(tmp_path / "ws", "test-2026-11-21-0123456789", ClusterSettings())
+    lines = [*(f"line {number}" for number in range(100)), "[rank0]: ValueError: no\x07data"]
+    (attempt.attempt_dir / "launcher.log").write_text("\n".join(lines))
+
+    _, out, _ = nightbridge("logs", "--errors", attempt.run_key, "--workspace", str(tmp_path / "ws"))
+
+    assert out.splitlines() == ["error: ValueError: nodata", *lines[-30:-1], "[rank0]: ValueError: nodata"]
+
+
+def test_all_jobs_of_a_night_are_cancelled(
+    nightbridge: Program, nights: Path, job: tuple[LocalCluster, Path, NightStart]
+) -> None:
+    site = ("--workspace", str(nights))
+
+    code, out, _ = nightbridge("cancel", "--night", "2026-11-22", *site)
+
+    assert (code, out) == (0, f"cancelled job 1 of {job[2].tests[0].run_key}\n")
+    wait_for(job[0], JobState.CANCELLED)
+    assert nightbridge("cancel", "--night", "2026-01-01", *site)[0] == 2
+    assert nightbridge("cancel", *site)[0] == 2
+
+
+def test_a_night_is_watched_until_it_has_ended(
+    nightbridge: Program, nights: Path, job: tuple[LocalCluster, Path, NightStart], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end_the_night(_seconds: float) -> None:
+        report = NightReport(scenario="nightly", night="2026-11-22", verdicts=(), report="file:///r.html")
+        record_end(open_store(StoreSettings(url=f"file://{nights}/store")), report)
+
+    monkeypatch.setattr(time, "sleep", end_the_night)
+    code, out, _ = nightbridge("status", "--watch", "--workspace", str(nights))
+
+    assert code == 0
+    assert out.count("running since") == 1
+    assert out.splitlines()[-1] == "report: file:///r.html"

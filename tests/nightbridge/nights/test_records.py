@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nightbridge.errors import DamagedData
+from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.models import (
     NightReport,
     Scenario,
@@ -20,6 +20,7 @@ from nightbridge.nights.records import (
     NightStart,
     NightTest,
     find_nights,
+    find_run,
     plan_path,
     read_end,
     read_plan,
@@ -30,6 +31,7 @@ from nightbridge.nights.records import (
 )
 from nightbridge.store.factory import open_store
 from nightbridge.store.protocol import ObjectStore
+from tests import builders
 
 RUN_KEY = "llama-2026-11-21-0123456789"
 
@@ -138,3 +140,40 @@ def test_a_night_that_is_run_again_by_hand_keeps_the_slot_of_the_schedule(store:
 
     (night,) = find_nights(store)
     assert night.start.slot == slot
+
+
+# --- short names -----------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_found_by_its_test_its_night_and_whether_it_was_good(store: ObjectStore) -> None:
+    good, bad = VerdictStatus.PASSED, VerdictStatus.REGRESSED
+    _, first = builders.store_night(store, "2026-11-20", {"a": good, "b": good})
+    _, second = builders.store_night(store, "2026-11-21", {"a": bad, "b": good})
+    _, third = builders.store_night(store, "2026-11-22", {"a": bad})
+
+    wanted = {
+        "a": third[0],
+        "a@last": third[0],
+        "last": third[0],
+        "b": second[1],
+        "a@2026-11-21": second[0],
+        "a@last-good": first[0],
+        "last-good": second[1],
+    }
+
+    assert {name: find_run(store, name) for name in wanted} == {name: run.run_key for name, run in wanted.items()}
+
+
+def test_a_run_key_needs_no_night(store: ObjectStore) -> None:
+    assert find_run(store, RUN_KEY) == RUN_KEY
+
+
+def test_a_name_of_several_runs_lists_them_and_one_of_none_says_where_to_look(store: ObjectStore) -> None:
+    _, runs = builders.store_night(store, "2026-11-22", {"a": VerdictStatus.PASSED, "b": VerdictStatus.PASSED})
+
+    with pytest.raises(InvalidInput, match="2 runs of this name") as several:
+        find_run(store, "last")
+    with pytest.raises(InvalidInput, match="`nightbridge ls` lists the runs"):
+        find_run(store, "c@2026-11-22")
+
+    assert all(run.run_key in str(several.value) for run in runs)
