@@ -1,14 +1,19 @@
 """What `nightbridge doctor` checks: what a night needs on this host, tried in the order of the stages."""
 
+import os
+import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from nightbridge.errors import NightbridgeError, PermanentError
 from nightbridge.files import open_workspace
 from nightbridge.images.enroot import find_enroot
-from nightbridge.models import Model, Site
+from nightbridge.models import Model, SecretRef, Site
 from nightbridge.repos.environments import is_base_ready
 from nightbridge.repos.git import git_version
+from nightbridge.secrets import resolve_secret
 from nightbridge.slurm.factory import cluster_of
+from nightbridge.store.directory import DirectoryStore
 from nightbridge.store.protocol import ObjectStore
 
 
@@ -26,7 +31,7 @@ class Check(Model):
 
 
 def checks(site: Site, open_store: Callable[[], ObjectStore]) -> Iterator[Check]:
-    """Try what the stages of a night will do: nothing is submitted, and nothing that is written stays.
+    """Try what the stages of a night will do: nothing is submitted, and nothing is created.
 
     Args:
         site: The site to check.
@@ -37,11 +42,12 @@ def checks(site: Site, open_store: Callable[[], ObjectStore]) -> Iterator[Check]
     """
     by_subject: dict[str, Callable[[], str]] = {
         "workspace": lambda: _workspace(site),
+        "secrets": lambda: _secrets(site),
         "git": git_version,
         "launcher environment": lambda: _environment(site),
         "containers": lambda: _containers(site),
         "cluster": lambda: _cluster(site),
-        "store": lambda: _store(open_store()),
+        "store": lambda: _store(site, open_store),
     }
     for subject, check in by_subject.items():
         try:
@@ -51,8 +57,64 @@ def checks(site: Site, open_store: Callable[[], ObjectStore]) -> Iterator[Check]
 
 
 def _workspace(site: Site) -> str:
-    open_workspace(site.workspace)
-    return f"{site.workspace.absolute()}: can be written; the compute nodes must see it under the same path"
+    found = _folder(site.workspace.absolute())
+    if site.workspace.is_dir():
+        open_workspace(site.workspace)
+    return f"{found}; the compute nodes must see it under the same path"
+
+
+def _folder(folder: Path) -> str:
+    """Whether a folder can be written or made by the first night, on which mount, and how much is free there.
+
+    Raises:
+        PermanentError: It does not exist and neither does the folder above it, or it is a file, or not writable.
+    """
+    there = folder if folder.exists() else folder.parent
+    if not there.exists():
+        what = f"does not exist, and neither does {there}"
+        raise PermanentError(what, thing=str(folder), advice="Mount it, or correct the path")
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        advice = "Choose another folder, or get write access to this one"
+        raise PermanentError("not a folder that can be written", thing=str(there), advice=advice)
+    mount, kind = _mount_of(there)
+    state = "can be written" if there == folder else "the first night makes it"
+    return f"{folder}: {state}; {kind} mounted at {mount}, {shutil.disk_usage(there).free / 1e9:,.0f} GB free"
+
+
+def _mount_of(folder: Path) -> tuple[str, str]:
+    """Mount point and file system type of a folder, from proc_pid_mountinfo(5); a later mount hides earlier ones."""
+    mounts = [line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    points = {fields[4]: fields[fields.index("-") + 1] for fields in mounts}
+    point = next(str(path) for path in (folder.resolve(), *folder.resolve().parents) if str(path) in points)
+    return point, points[point]
+
+
+def _secrets(site: Site) -> str:
+    """The secrets that the site names; those in Prefect blocks are left to the checks that need them.
+
+    Raises:
+        PermanentError: Some are missing: all of them are named, each by its key in the site file.
+    """
+    named = dict(_named_secrets(site))
+    missing = []
+    for key, ref in named.items():
+        try:
+            if ref.source != "block":
+                resolve_secret(ref)
+        except NightbridgeError as error:
+            missing.append(f"{key}: {error.happened}")
+    if missing:
+        raise PermanentError("; ".join(missing), advice="Set them where nights are started")
+    return f"{', '.join(named)}: all there" if named else "the site names none"
+
+
+def _named_secrets(part: Model, above: str = "") -> Iterator[tuple[str, SecretRef]]:
+    """Every secret of a site with its dotted key in the site file."""
+    for name, value in part:
+        if isinstance(value, SecretRef):
+            yield f"{above}{name}", value
+        elif isinstance(value, Model):
+            yield from _named_secrets(value, f"{above}{name}.")
 
 
 def _environment(site: Site) -> str:
@@ -87,6 +149,10 @@ def _cluster(site: Site) -> str:
     return f"{site.cluster.name}: " + ", ".join((cluster.description, *known))
 
 
-def _store(store: ObjectStore) -> str:
+def _store(site: Site, open_store: Callable[[], ObjectStore]) -> str:
+    store = open_store()
+    if isinstance(store, DirectoryStore) and not store.root.exists():
+        inside = store.root.is_relative_to(site.workspace.absolute())
+        return f"{store.url}: the first night makes it" if inside else _folder(store.root)
     store.check_writable()
     return f"{store.url}: can be written"

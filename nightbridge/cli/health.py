@@ -7,6 +7,7 @@ import typer
 
 from nightbridge.cli.options import (
     EXIT_INTERNAL,
+    SITE_VARIABLE,
     JsonOption,
     block_values,
     load_site,
@@ -72,19 +73,22 @@ def doctor(
 ) -> int:
     """Check what a night needs on this host: workspace, git, launcher environment, containers, cluster, store.
 
-    Nothing is submitted, and nothing that is written stays. Exits with 4 when a check fails.
+    Nothing is submitted and nothing is created. Exits with 4 when a check fails.
     """
     from nightbridge.cli.doctor import Check, checks
 
     site = load_site(choice)
+    if not (choice.system or choice.cluster):
+        note(f"no site named: this is the embedded cluster (--cluster local); name one by --system or {SITE_VARIABLE}")
     done: list[Check] = []
     for check in checks(site, lambda: open_site_store(site)):
         done.append(check)
         if not as_json:
             print_all([str(check)])
-    healthy = all(check.healthy for check in done)
-    show(as_json, {"healthy": healthy, "findings": done}, lambda: ())
-    return 0 if healthy else EXIT_INTERNAL
+    bad = [check.subject for check in done if not check.healthy]
+    summary = f"{len(bad)} of {len(done)} need you: {', '.join(bad)}" if bad else f"all {len(done)} are well"
+    show(as_json, {"healthy": not bad, "findings": done}, lambda: [summary])
+    return EXIT_INTERNAL if bad else 0
 
 
 def _alert(notice: "Notice", site: "Site", code: int) -> int:

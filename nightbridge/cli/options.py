@@ -1,5 +1,7 @@
 """Arguments and options that commands share, and the site and the store that they name."""
 
+import os
+import shlex
 from collections.abc import Callable, Mapping
 from functools import wraps
 from inspect import Parameter, Signature, signature
@@ -8,12 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
-from nightbridge.cli.output import note_all
+from nightbridge.cli.output import note, note_all
 
 if TYPE_CHECKING:
     from nightbridge.models import SecretRef, Site, SiteChoice
     from nightbridge.slurm.protocol import Cluster
     from nightbridge.store.protocol import ObjectStore
+
+SITE_VARIABLE = "NIGHTBRIDGE_SITE"
+"""The environment variable that names the site file."""
 
 EXIT_INVALID, EXIT_INTERNAL = 2, 4
 
@@ -51,7 +56,8 @@ def site_options(*names: SiteOption) -> Callable[[Callable[..., _R]], Callable[.
         def with_choice(**given: Any) -> _R:
             from nightbridge.models import SiteChoice
 
-            return command(SiteChoice.of({name: given.pop(name) for name in names}), **given)
+            named = SiteChoice.of({name: given.pop(name) for name in names})
+            return command(_or_usual_site(named) if "system" in names else named, **given)
 
         own = tuple(signature(command).parameters.values())[1:]
         added = [
@@ -63,6 +69,28 @@ def site_options(*names: SiteOption) -> Callable[[Callable[..., _R]], Callable[.
         return with_choice
 
     return decorate
+
+
+def usual_site_file() -> Path | None:
+    """The site file that is meant where none is named: NIGHTBRIDGE_SITE, this folder's, or the user's own."""
+    if named := os.environ.get(SITE_VARIABLE):
+        return Path(named)
+    home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    return next((path for path in (Path("site.toml"), home / "nightbridge" / "site.toml") if path.is_file()), None)
+
+
+def _or_usual_site(choice: "SiteChoice") -> "SiteChoice":
+    """The usual site where a command names nothing of one: an option may stand for another place, as the demo's."""
+    found = usual_site_file() if not any(choice.parameters().values()) else None
+    if found is None:
+        return choice
+    note(f"site: {found}")
+    return choice.model_copy(update={"system": str(found)})
+
+
+def as_options(choice: "SiteChoice") -> str:
+    """The options that name the same site, for a command that a message proposes; empty or with a leading space."""
+    return "".join(f" --{name} {shlex.quote(value)}" for name, value in choice.parameters().items() if value)
 
 
 def load_site(choice: "SiteChoice") -> "Site":

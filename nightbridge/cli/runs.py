@@ -14,6 +14,7 @@ from nightbridge.cli.options import (
     JsonOption,
     RunKeyArgument,
     ScenarioArgument,
+    as_options,
     load_site,
     named_run,
     open_site_cluster,
@@ -82,6 +83,7 @@ def run_scenario(
         )
     except (KeyboardInterrupt, Terminated):
         note(f"interrupted: the jobs keep running. To resume, run the same command with --night {tonight}")
+        note(f"cancel: nightbridge cancel --night {tonight}{as_options(choice)}")
         note_all(f"cancel: nightbridge cancel {run.run_key}" for run in config.runs(scenario, tonight))
         raise
     document = {**report.model_dump(mode="json"), "exit_code": report.exit_code}

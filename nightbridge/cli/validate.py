@@ -18,12 +18,13 @@ from nightbridge.cli.options import (
     site_options,
 )
 from nightbridge.cli.output import note, note_all, show
+from nightbridge.errors import InvalidInput, NightbridgeError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from nightbridge.cli.file_checks import FileReport
-    from nightbridge.models import SiteChoice
+    from nightbridge.models import ClusterLimits, Site, SiteChoice
     from nightbridge.rules import Violation
     from nightbridge.rules.catalogue import RuleEntry
 
@@ -47,15 +48,15 @@ def validate(
 ) -> int:
     """Check tests, scenarios and ConfigContainers and report every violation; needs no network and no checkout.
 
-    With --cluster or --system the site's limits are queried and checked, too; with --pinned every test is checked
-    against the code that it pins. Megatron-Bridge dumps the ConfigContainer.yaml of a run: its own checks are made,
-    and those that it misses.
+    With --cluster or --system the site's limits are queried and checked, too, if it answers; with --pinned every test
+    is checked against the code that it pins. Megatron-Bridge dumps the ConfigContainer.yaml of a run: its own checks
+    are made, and those that it misses.
     """
     from nightbridge.cli.file_checks import check_container_file, check_file, code_of_site
 
     named = choice.cluster or choice.system
     site = load_site(choice) if named or pinned else None
-    limits = open_site_cluster(site).limits() if site and named else None
+    limits = _limits_of(site) if site and named else None
     code_of = code_of_site(site, block_values(site.git_credentials)) if site and pinned else None
     reports = [
         check_container_file(file, override or [], gpus)
@@ -66,6 +67,17 @@ def validate(
     valid = all(report.valid for report in reports)
     show(as_json, {"valid": valid, "files": reports}, lambda: _report_lines(reports))
     return 0 if valid else EXIT_INVALID
+
+
+def _limits_of(site: "Site") -> "ClusterLimits | None":
+    """The limits of the site's cluster; None, and a line about it, while it does not answer."""
+    try:
+        return open_site_cluster(site).limits()
+    except NightbridgeError as error:
+        if isinstance(error, InvalidInput):
+            raise
+        note(f"not checked, for the cluster does not answer: partition, nodes, GPUs and time limit. {error}")
+        return None
 
 
 @site_options("system", "cluster")

@@ -33,6 +33,8 @@ class Program(Protocol):
 @pytest.fixture
 def nightbridge(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("NIGHTBRIDGE_SITE", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "no-config"))
 
     def run(*arguments: str) -> tuple[int, str, str]:
         code = cli.run(list(arguments))

@@ -1,6 +1,7 @@
 """Doctor: what a night needs of this host is tried, every trouble is told, and nothing stays behind."""
 
 import json
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from nightbridge.store.protocol import ObjectStore
 from tests.nightbridge.cli.conftest import Program
 from tests.real.slurm_daemons import SlurmDaemons
 
-SUBJECTS = ["workspace", "git", "launcher environment", "containers", "cluster", "store"]
+SUBJECTS = ["workspace", "secrets", "git", "launcher environment", "containers", "cluster", "store"]
 
 
 def findings_of(site: Site, store: Callable[[], ObjectStore] | None = None) -> dict[str, Check]:
@@ -30,12 +31,51 @@ def test_the_embedded_default_has_all_that_a_night_needs(tmp_path: Path) -> None
     assert "the first run installs it" in found["launcher environment"].what
 
 
-def test_nothing_that_it_writes_stays(tmp_path: Path) -> None:
+def test_nothing_is_created(tmp_path: Path) -> None:
     site = Site(workspace=tmp_path / "workspace")
 
-    findings_of(site)
+    found = findings_of(site)
 
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    assert list(tmp_path.iterdir()) == []
+    assert "the first night makes it; " in found["workspace"].what
+    assert " GB free" in found["workspace"].what
+
+
+@pytest.mark.parametrize("subject", ["workspace", "store"])
+def test_a_mistyped_path_is_bad_and_is_not_made(tmp_path: Path, subject: str) -> None:
+    mistyped = tmp_path / "lustr" / "nightbridge"
+    places = {"workspace": tmp_path / "workspace", "store": tmp_path / "store"} | {subject: mistyped}
+    site = Site(workspace=places["workspace"], store=StoreSettings(url=f"file://{places['store']}"))
+
+    found = findings_of(site)
+
+    assert [each.subject for each in found.values() if not each.healthy] == [subject]
+    assert f"does not exist, and neither does {mistyped.parent}" in found[subject].what
+    assert not mistyped.parent.exists()
+
+
+def test_the_mount_of_a_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "workspace").mkdir()
+    point = subprocess.run(["df", "--output=target,fstype", tmp_path], capture_output=True, text=True, check=True)
+    target, kind = point.stdout.splitlines()[1].split()
+
+    what = findings_of(Site(workspace=tmp_path / "workspace"))["workspace"].what
+
+    assert f"can be written; {kind} mounted at {target}, " in what
+
+
+def test_every_missing_secret_is_named_by_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NB_THERE", "x")
+    ref = {name: SecretRef(source="env", name=name) for name in ("NB_A", "NB_B", "NB_THERE")}
+    store = StoreSettings(url=f"file://{tmp_path}/s", access_key=ref["NB_A"], secret_key=ref["NB_THERE"])
+    site = Site(workspace=tmp_path, store=store, git_credentials=ref["NB_B"])
+
+    finding = findings_of(site)["secrets"]
+
+    assert not finding.healthy
+    assert "store.access_key: NB_A: secret not found" in finding.what
+    assert "git_credentials: NB_B: secret not found" in finding.what
+    assert "NB_THERE" not in finding.what
 
 
 def test_one_trouble_does_not_hide_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,13 +126,16 @@ def test_the_command_prints_a_line_for_each_and_exits_with_4_when_one_is_bad(
     (tmp_path / "file").write_text("")
 
     good = cli.run(["doctor", "--workspace", str(tmp_path / "workspace")])
-    lines = capsys.readouterr().out.splitlines()
+    said = capsys.readouterr()
+    *lines, summary = said.out.splitlines()
     bad = cli.run(
         ["doctor", "--workspace", str(tmp_path / "workspace"), "--store", f"file://{tmp_path}/file", "--json"]
     )
     document = json.loads(capsys.readouterr().out)
 
     assert good == 0
+    assert summary == "all 7 are well"
+    assert "no site named: this is the embedded cluster" in said.err
     assert [line[2:24].strip() for line in lines] == SUBJECTS
     assert bad == 4
     assert [each["subject"] for each in document["findings"] if not each["healthy"]] == ["store"]

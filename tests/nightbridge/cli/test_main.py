@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from nightbridge.cli import file_checks
+from nightbridge.cli.options import as_options
 from nightbridge.errors import PermanentError, TransientError
+from nightbridge.models import SiteChoice
 from tests.nightbridge.cli.conftest import NIGHTLY, TEST, Program
 
 
@@ -102,3 +104,42 @@ def test_the_entry_point_ends_with_the_commands_exit_code() -> None:
 
     assert ended.returncode == 2
     assert "nowhere.toml: no such file" in ended.stdout
+
+
+# --- the usual site ---------------------------------------------------------------------------------------------------
+
+
+def site_file(path: Path, workspace: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f'workspace = "{workspace}"\n')
+    return path
+
+
+def test_a_site_is_taken_from_the_variable_the_folder_and_the_user_in_this_order(
+    nightbridge: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    own = site_file(tmp_path / "config" / "nightbridge" / "site.toml", f"{tmp_path}/own")
+    assert nightbridge("nights")[2] == f"site: {own}\nno night in file://{tmp_path}/own/store yet\n"
+
+    site_file(tmp_path / "site.toml", f"{tmp_path}/folder")
+    assert nightbridge("nights")[2] == f"site: site.toml\nno night in file://{tmp_path}/folder/store yet\n"
+
+    named = site_file(tmp_path / "named.toml", f"{tmp_path}/named")
+    monkeypatch.setenv("NIGHTBRIDGE_SITE", str(named))
+    assert nightbridge("nights")[2] == f"site: {named}\nno night in file://{tmp_path}/named/store yet\n"
+
+
+def test_an_option_that_names_another_place_keeps_the_usual_site_out(
+    nightbridge: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NIGHTBRIDGE_SITE", str(site_file(tmp_path / "named.toml", f"{tmp_path}/named")))
+
+    assert nightbridge("nights", "--workspace", "ws")[2] == f"no night in file://{tmp_path}/ws/store yet\n"
+
+
+def test_the_same_site_is_named_in_proposed_commands() -> None:
+    choice = SiteChoice(system="my site.toml", workspace=Path("/ws"))
+
+    assert as_options(choice) == " --system 'my site.toml' --workspace /ws"
+    assert as_options(SiteChoice()) == ""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from nightbridge.errors import StatusUnknown
 from nightbridge.rules import CONTAINER_RULES, PROFILES
 from tests.nightbridge.cli.conftest import BROKEN, EXAMPLES, NIGHTLY, TEST, Program
 
@@ -87,6 +88,22 @@ def test_validate_asks_the_cluster_only_when_one_is_named(
     assert without == 0
     assert code == 2
     assert "error [nodes-allowed] num_gpus 16 need 2 nodes" in out
+
+
+def test_validate_does_the_offline_part_while_the_cluster_does_not_answer(
+    nightbridge: Program, monkeypatch: pytest.MonkeyPatch, broken: Callable[[str], str]
+) -> None:
+    def refuse(*_given: object) -> None:
+        raise StatusUnknown("slurmctld is away", thing="dgx")
+
+    monkeypatch.setattr("nightbridge.slurm.factory.open_cluster", refuse)
+
+    good, _, told = nightbridge("validate", NIGHTLY, "--cluster", "slurm")
+    bad, out, _ = nightbridge("validate", broken("tp = 3\n"), "--cluster", "slurm")
+
+    assert (good, bad) == (0, 2)
+    assert "partition, nodes, GPUs and time limit. dgx: slurmctld is away" in told
+    assert "error [gpus-divide]" in out
 
 
 def test_validate_says_how_many_points_of_a_sweep_are_skipped_and_why(
