@@ -204,6 +204,19 @@ class CommandLineCluster:
             environment["SLURM_CONF"] = str(self.settings.slurm_conf)
         return environment
 
+    def program(self, command: str) -> str:
+        """The path of one of Slurm's commands.
+
+        Raises:
+            PermanentError: It is not installed on this machine.
+        """
+        found = shutil.which(command, path=self._environment().get("PATH"))
+        if found is None:
+            raise PermanentError(
+                "command not found", thing=command, advice="Set the cluster's bin_dir to the folder of Slurm's commands"
+            )
+        return found
+
     def _with_exit_code(self, row: JobStatus) -> JobStatus:
         """Add the exit code that slurmctld knows while accounting is behind; queried at a job's end only."""
         if row.state not in TERMINAL or row.exit_code is not None:
@@ -295,14 +308,9 @@ class CommandLineCluster:
 
     def _run(self, argv: Sequence[str], *, timeout: float | None = None, **variables: str) -> Finished:
         environment = self._environment() | variables
-        program = shutil.which(argv[0], path=environment.get("PATH"))
-        if program is None:
-            raise PermanentError(
-                "command not found", thing=argv[0], advice="Set the cluster's bin_dir to the folder of Slurm's commands"
-            )
         timeout = timeout or QUERY_TIMEOUT
         try:
-            return run([program, *argv[1:]], environment=environment, timeout=timeout)
+            return run([self.program(argv[0]), *argv[1:]], environment=environment, timeout=timeout)
         except TransientError as error:
             raise StatusUnknown(
                 f"{argv[0]} did not answer in {timeout:.0f} s", thing=self.settings.name, advice="Will retry"

@@ -3,12 +3,11 @@
 import logging
 import os
 import re
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from nightbridge.errors import NightbridgeError, PermanentError, TransientError
+from nightbridge.errors import NightbridgeError, TransientError
 from nightbridge.models import ClusterSettings
 from nightbridge.processes import Finished, run
 from nightbridge.slurm.command_line import CommandLineCluster
@@ -69,9 +68,7 @@ def run_on_node(
     """
     cluster = CommandLineCluster(settings)
     variables = _variables(cluster) | dict(environment)
-    program = shutil.which("srun", path=variables["PATH"])
-    if program is None:
-        raise PermanentError("command not found", thing="srun", advice="Set the cluster's bin_dir")
+    program = cluster.program("srun")
     _wait_for_end(cluster, _cancel_all(cluster, name), name)
     try:
         finished = run(

@@ -35,6 +35,7 @@ from nightbridge.processes import run
 from nightbridge.sbatch_options import SBATCH, parse_time_limit, script_options, split_options
 from nightbridge.slurm.command_line import QUERY_TIMEOUT, SHORTER_RANGES, SUBMIT_TIMEOUT, CommandLineCluster
 from nightbridge.slurm.sbatch_errors import refusal_of
+from nightbridge.slurm.script import read_script
 from nightbridge.slurm.states import job_status
 
 log = logging.getLogger(__name__)
@@ -110,10 +111,7 @@ class PyslurmCluster(CommandLineCluster):
             LaunchRefused: Slurm never accepts this job, with the advice that fits.
         """
         folder = str(Path.cwd())
-        try:
-            text = script.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise LaunchRefused(f"the batch script cannot be read: {error}", thing=str(script)) from error
+        text = read_script(script)
         try:
             attributes = job_attributes(name, text, options, folder)
         except Inexpressible as error:

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from nightbridge.errors import DamagedData, InvalidInput, LaunchRefused, PermanentError, StatusUnknown, TransientError
+from nightbridge.errors import DamagedData, InvalidInput, PermanentError, StatusUnknown, TransientError
 from nightbridge.files import create_exclusively, quota_error, write_atomically, write_model
 from nightbridge.models import JobStatus, utc_now
 from nightbridge.processes import own_program
@@ -46,7 +46,7 @@ from nightbridge.slurm.attempt_files import (
 from nightbridge.slurm.command_line import without_slurm
 from nightbridge.slurm.factory import open_cluster
 from nightbridge.slurm.protocol import Cluster, JobNotAccepted
-from nightbridge.slurm.script import wrap_script
+from nightbridge.slurm.script import read_script, wrap_script
 
 TEMPORARY_FAILURE = 75
 PERMANENT_FAILURE = 1
@@ -129,7 +129,7 @@ def submit_once(context: AttemptContext, cluster: Cluster, script: Path, options
     seen = newest_intent(context.attempt_dir)
     if submission := find_submission(context, cluster, script):
         return submission
-    launcher_text = _read_script(script)
+    launcher_text = read_script(script)
     copy = context.attempt_dir / JOB_SCRIPT
     guarded = wrap_script(launcher_text, context.attempt_dir)
     experiment_dir = experiment_dir_of(script)
@@ -238,13 +238,6 @@ def _become_sbatch(arguments: Sequence[str], cluster: Cluster) -> None:
     if program is None:
         raise PermanentError("command not found", thing="sbatch")
     os.execve(program, [program, *arguments], environment)
-
-
-def _read_script(script: Path) -> str:
-    try:
-        return script.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise LaunchRefused(f"the batch script cannot be read: {error}", thing=str(script)) from error
 
 
 def _check_intent(context: AttemptContext, intent: Intent, horizon: float) -> None:

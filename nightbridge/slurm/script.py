@@ -100,6 +100,18 @@ unset %(inner)s
 """
 
 
+def read_script(script: Path) -> str:
+    """The text of a batch script.
+
+    Raises:
+        LaunchRefused: It cannot be read.
+    """
+    try:
+        return script.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise LaunchRefused(f"the batch script cannot be read: {error}", thing=str(script)) from error
+
+
 def wrap_script(text: str, attempt_dir: Path) -> str:
     """Put the guard between a batch script's #SBATCH lines and its body.
 
