@@ -194,14 +194,8 @@ def _valid_record(sidecar: Path, path: Path) -> ImageRecord | None:
 
 
 def _image(reference: str, path: Path, record: ImageRecord) -> Image:
-    return Image(
-        kind="sqsh",
-        reference=reference,
-        path=path,
-        digest=record.digest,
-        sha256=record.sha256,
-        size=record.size,
-    )
+    known = record.model_dump(include={"digest", "sha256", "size"})
+    return Image(kind="sqsh", reference=reference, path=path, **known)
 
 
 MAGIC = b"hsqs"

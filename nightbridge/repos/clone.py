@@ -2,7 +2,6 @@
 
 import logging
 from datetime import datetime
-from pathlib import Path
 
 from nightbridge.models import Checkout, GitRepo, PinnedRepository, RunSpec, Site, TestDefinition
 from nightbridge.repos.checkouts import check_out, find_changes, find_replaced
@@ -24,11 +23,10 @@ def make_checkout(spec: RunSpec, site: Site) -> Checkout:
         PermanentError: A repository refuses us, or the environment cannot be made.
         TransientError: A repository or the package index is unreachable, or another process holds a lease too long.
     """
-    workspace = site.workspace.absolute()
-    megatron_bridge = _pinned_checkout(spec.test.megatron_bridge, spec.night, workspace, site.git_timeout)
+    megatron_bridge = _pinned_checkout(spec.test.megatron_bridge, spec.night, site)
     if not spec.test.has_launcher:
         return Checkout(megatron_bridge=megatron_bridge)
-    nemo_run = _pinned_checkout(spec.test.nemo_run_repo, spec.night, workspace, site.git_timeout)
+    nemo_run = _pinned_checkout(spec.test.nemo_run_repo, spec.night, site)
     environment = make_environment(nemo_run, site.environments_dir, wheels=site.wheels)
     return Checkout(megatron_bridge=megatron_bridge, nemo_run=nemo_run, environment=environment)
 
@@ -41,8 +39,7 @@ def make_code(test: TestDefinition, site: Site, night: str) -> Checkout:
         PermanentError: The repository refuses us.
         TransientError: It cannot be reached.
     """
-    workspace = site.workspace.absolute()
-    return Checkout(megatron_bridge=_pinned_checkout(test.megatron_bridge, night, workspace, site.git_timeout))
+    return Checkout(megatron_bridge=_pinned_checkout(test.megatron_bridge, night, site))
 
 
 def verify_unchanged(checkout: Checkout, since: datetime) -> list[str]:
@@ -60,16 +57,14 @@ def verify_unchanged(checkout: Checkout, since: datetime) -> list[str]:
     return [
         f"{repository.url}: {change}"
         for repository in checkout.repositories
-        for change in (
-            *find_replaced(repository.path, since),
-            *find_changes(repository.path, repository.commit),
-        )
+        for change in (*find_replaced(repository.path, since), *find_changes(repository.path, repository.commit))
     ]
 
 
-def _pinned_checkout(repo: GitRepo, night: str, workspace: Path, timeout: float) -> PinnedRepository:
+def _pinned_checkout(repo: GitRepo, night: str, site: Site) -> PinnedRepository:
     git_version()
-    mirror = Mirror(repo.url, workspace, timeout=timeout)
+    workspace = site.workspace.absolute()
+    mirror = Mirror(repo.url, workspace, timeout=site.git_timeout)
     pin = pinned(mirror, repo.commit, night, workspace)
     checkout = check_out(mirror, repo.commit, pin.commit, workspace, with_submodules=repo.init_submodules)
     if pin.previous is None:
