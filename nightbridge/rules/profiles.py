@@ -16,7 +16,6 @@ from nightbridge.rules import (
     hetero,
     launcher,
     megatron_core,
-    overrides,
     required,
     site_rules,
 )
@@ -34,14 +33,14 @@ from nightbridge.rules.sweeps import (
 
 RunRules = tuple[Rule[RuleContext], ...]
 
-RULES: RunRules = rules_in(required, megatron_core, site_rules, launcher, overrides)
+RULES: RunRules = rules_in(required, megatron_core, site_rules, launcher)
 """The rules of the normal profile."""
 
 CLOUDAI_RULES: RunRules = rules_in(cloudai)
 
 PROFILES: Mapping[Compat, RunRules] = {
     "none": RULES,
-    "cloudai": (*rules_in(required), *CLOUDAI_RULES, *rules_in(site_rules, launcher, overrides)),
+    "cloudai": (*rules_in(required), *CLOUDAI_RULES, *rules_in(site_rules, launcher)),
 }
 """What a test's `compat` makes of sizes and CUDA graphs: our corrected rules, or CloudAI's own constraints.
 
