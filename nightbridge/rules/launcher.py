@@ -9,9 +9,9 @@ from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 
-from nightbridge.launch.checks import unknown_flags, unsafe_values, wrong_choices
 from nightbridge.launch.flags import V0_6_0, version_of_ref
 from nightbridge.launch.parser_source import launcher_of
+from nightbridge.launch.plan import unknown_flags, unsafe_values, wrong_choices
 from nightbridge.launch.run_outputs import (
     RECIPE_STEPS,
     oversized_checkpoint,
