@@ -193,7 +193,11 @@ def read_regular(path: Path, *, limit: int, below: Path | None = None) -> bytes:
 
 
 def copy_regular(
-    source: Path, target: Path, change: Callable[[bytes], bytes] = bytes, below: Path | None = None
+    source: Path,
+    target: Path,
+    change: Callable[[bytes], bytes] = bytes,
+    below: Path | None = None,
+    length: int | None = None,
 ) -> None:
     """Copy what a file that others can write has when it is opened, however fast it grows.
 
@@ -202,6 +206,7 @@ def copy_regular(
         target: The copy; replaced.
         change: What is written of each chunk; called with b"" after the last one.
         below: As of `open_regular`.
+        length: How many bytes of it; all when None.
 
     Raises:
         DamagedData: The source cannot be read.
@@ -210,18 +215,18 @@ def copy_regular(
     """
     try:
         with target.open("wb") as writer:
-            for piece in _pieces(source, below):
+            for piece in _pieces(source, below, length):
                 writer.write(change(piece))
     except OSError as error:
         advice = "Free space, or make it writable"
         raise PermanentError(f"cannot be written: {error.strerror}", thing=str(target), advice=advice) from error
 
 
-def _pieces(source: Path, below: Path | None) -> Iterator[bytes]:
+def _pieces(source: Path, below: Path | None, length: int | None) -> Iterator[bytes]:
     """A file in chunks; the last one is empty."""
     try:
         with open_regular(source, below=below) as reader:
-            left = os.fstat(reader.fileno()).st_size
+            left = os.fstat(reader.fileno()).st_size if length is None else length
             while left and (piece := reader.read(min(left, CHUNK))):
                 yield piece
                 left -= len(piece)

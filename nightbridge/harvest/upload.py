@@ -2,11 +2,10 @@
 
 A unit is stored completely or not at all: a checkpoint is one, so is a log. A bad file (unreadable, modified since it
 was chosen, a secret inside a binary) leaves its unit out; an error of the store ends the upload. Of an event file that
-a writer is still adding to, the records that were whole when it was found to grow are stored.
+a writer is still adding to, and of one that is huge and damaged, the whole records are stored.
 """
 
 import functools
-import os
 import stat
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +23,11 @@ from nightbridge.store.protocol import ObjectStore, checked_key
 from nightbridge.store.transfers import Meter, Progress, in_parallel
 
 TEXT_KINDS = frozenset({"log", "config", "summary"})
+
+MOST_EVENTS = 256 << 20
+"""Bytes of an event file, of which more are stored only as far as its records are whole: a file with a hole of
+gigabytes costs its writer nothing, and the store all of it."""
+
 """Kinds whose secrets are masked in the copy that is sent. Every other kind is sent as it is or not at all."""
 
 Kind = Literal["checkpoint", "tensorboard", "log", "config", "summary", "metrics", "other"]
@@ -181,30 +185,31 @@ class _Sender:
             if task.file.kind in TEXT_KINDS:
                 return self._send_masked(task, task.stamp)
             file = task.file
+            huge = file.kind == "tensorboard" and task.stamp.size > MOST_EVENTS
+            if huge and (length := sound_length(file.source)) < task.stamp.size:
+                return self._send_sound_records(task, task.stamp, length, "damaged")
             source = FileSource(file.source, task.stamp, self._secrets, file.below, file.extents)
             try:
                 return self._send(task, task.stamp, source)
             except DamagedData:
                 if file.kind != "tensorboard" or not _grew(file.source, task.stamp):
                     raise
-                return self._send_sound_records(task, task.stamp)
+                return self._send_sound_records(task, task.stamp, sound_length(file.source), "still growing")
         except DamagedData as error:
             self._failed.add(task.unit)
             return LeftOut(path=task.file.path, reason=error.what)
 
-    def _send_sound_records(self, task: _Task, stamp: Stamp) -> _Sent:
-        """Send the whole records of an event file that grows, from a copy that does not."""
+    def _send_sound_records(self, task: _Task, stamp: Stamp, length: int, why: str) -> _Sent:
+        """Send the whole records of an event file, from a copy that nobody adds to."""
+        if not length:
+            raise DamagedData(f"{why}, and no record of it is whole")
         copy = self._scratch / str(task.number)
         try:
-            copy_regular(task.file.source, copy, below=task.file.below)
-            length = sound_length(copy)
-            if not length:
-                raise DamagedData("still growing, and no record of it is whole")
-            os.truncate(copy, length)
+            copy_regular(task.file.source, copy, below=task.file.below, length=length)
             sent = self._send(task, stamp, FileSource(copy, secrets=self._secrets))
         finally:
             copy.unlink(missing_ok=True)
-        reason = f"still growing; the whole records in its first {length} bytes are stored, and the rest is not"
+        reason = f"{why}; the whole records in its first {length} bytes are stored, and the rest is not"
         return replace(sent, rest=LeftOut(path=task.file.path, reason=reason))
 
     def _send_masked(self, task: _Task, stamp: Stamp) -> _Sent:

@@ -398,8 +398,7 @@ OTHERS = [
     "nights/prefect_api.py: read_text",  # Prefect's settings
     "outputs/reader_process.py: open",  # folders, without reading them
     "outputs/reader_process.py: read_text",  # /proc
-    "slurm/pyslurm_cluster.py: read_text",  # the launcher's script, before there is a job
-    "slurm/sbatch_shim.py: read_text",
+    "slurm/script.py: read_text",  # the launcher's script, before there is a job
 ]
 READING = {"read_text", "read_bytes", "open", "fdopen", "file_digest", "fromfile", "memmap", "loadtxt", "read_csv"}
 

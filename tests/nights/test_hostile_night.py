@@ -10,8 +10,9 @@ import pytest
 from examples.practice.git_writer import Change, add_commits, git
 from examples.practice.repositories import install_torchrun, make_practice_repositories, move_main
 from nightbridge.flows import nightly_regression
+from nightbridge.harvest.manifest import load_record
 from nightbridge.harvest.restore import verify_run
-from nightbridge.models import NightReport, RunRecord, StoreSettings, Verdict, VerdictStatus
+from nightbridge.models import NightReport, StoreSettings, Verdict, VerdictStatus
 from nightbridge.store.factory import open_store
 from tests.flows.practice_night import Entry, write_scenario, write_site
 from tests.real.prefect_harness import prefect_in_this_process
@@ -67,19 +68,18 @@ def verdict_of(night: NightReport, test_id: str) -> Verdict:
     return found
 
 
-def record_of(folder: Path, verdict: Verdict) -> RunRecord:
-    return RunRecord.model_validate_json((folder / "workspace/store" / verdict.prefix / "record.json").read_bytes())
-
-
 def test_the_neighbour_has_its_verdict_its_report_and_its_harvest(folder: Path, night: NightReport) -> None:
     verdict = verdict_of(night, "neighbour")
-    record = record_of(folder, verdict)
+    store = open_store(StoreSettings(url=f"file://{folder}/workspace/store"))
+    record = load_record(store, verdict.prefix)
 
+    assert record is not None
     assert verdict.status is VerdictStatus.NO_BASELINE
     assert record.summary.steps_done == 10
     assert record.summary.damage == ()
-    assert [checkpoint.state for checkpoint in record.checkpoints] == ["complete"]
-    assert verify_run(open_store(StoreSettings(url=f"file://{folder}/workspace/store")), verdict.prefix) == []
+    # The practice workload's shards are no archives, so nothing in them proves what they hold.
+    assert [checkpoint.state for checkpoint in record.checkpoints] == ["unproven"]
+    assert verify_run(store, verdict.prefix) == []
     assert "neighbour" in Path(night.report.removeprefix("file://")).read_text()
 
 

@@ -1,5 +1,6 @@
 """What a run may leave that is odd: empty, huge, numerous, oddly named. All of it arrives, in bounded memory."""
 
+import os
 import random
 import re
 import subprocess
@@ -122,6 +123,19 @@ def test_of_a_growing_event_file_the_whole_records_are_stored_and_the_rest_is_sa
     # The next harvest, by when the writer has ended, finds the file as it is.
     assert send(store, tmp_path, unit).left_out == ()
     assert store.get("runs/a1/tensorboard/events") == whole + torn
+
+
+def test_of_a_huge_event_file_with_a_hole_the_whole_records_are_stored(
+    store: ObjectStore, tmp_path: Path, events: Path
+) -> None:
+    whole = events.read_bytes()
+    os.truncate(events, 2 << 30)
+
+    sent = send(store, tmp_path, Unit.of(events, "tensorboard/events", "tensorboard"))
+
+    assert store.get("runs/a1/tensorboard/events") == whole
+    (left_out,) = sent.left_out
+    assert left_out.reason.startswith(f"damaged; the whole records in its first {len(whole)} bytes")
 
 
 @pytest.mark.parametrize(
