@@ -1,6 +1,7 @@
 """Final states of flow runs: their type and name show the night's result, so that a bad night is never green."""
 
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,7 +11,7 @@ from prefect.states import Completed, Failed
 
 from nightbridge.bisect.result import BisectResult
 from nightbridge.errors import InvalidInput, NightbridgeError
-from nightbridge.models import NightReport, Verdict, VerdictStatus
+from nightbridge.models import NightReport, Verdict, VerdictStatus, worst_status
 from nightbridge.tasks.context import run_log
 
 TAG = "nightbridge"
@@ -90,13 +91,15 @@ def state_of_verdict(verdict: Verdict) -> State[Any]:
 
 def state_of_night(report: NightReport) -> State[Any]:
     """Completed when every verdict is good, else Failed; named after the worst, with the tests it befell."""
-    worst = next(v for v in report.verdicts if v.exit_code == report.exit_code)
+    name = _title(worst_status(verdict.status for verdict in report.verdicts))
     bad = [f"{verdict.test_id}: {verdict.status}" for verdict in report.verdicts if verdict.exit_code]
     again = " (found again)" if report.found_again else ""
     if not bad:
-        return Completed(name=f"Passed{again}", message=f"{len(report.verdicts)} test(s) passed", data=report)
+        counts = Counter(verdict.status.replace("_", " ") for verdict in report.verdicts)
+        said = ", ".join(f"{count} {status}" for status, count in counts.items())
+        return Completed(name=f"{name}{again}", message=f"{len(report.verdicts)} test(s): {said}", data=report)
     message = ", ".join(bad)
-    return Failed(name=f"{_title(worst.status)}{again}", message=message, data=BadEnd(message, report))
+    return Failed(name=f"{name}{again}", message=message, data=BadEnd(message, report))
 
 
 def state_of_error(error: NightbridgeError) -> State[Any]:

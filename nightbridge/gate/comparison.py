@@ -250,8 +250,8 @@ def modes_of(tonight: Tonight) -> "Modes | None":
     return find_modes(series.without_cluster([run_value(night.own, metric) if night else None for night in nights]))
 
 
-def compare_with_band(metric: Metric, value: float | None, band: Band, runs: int) -> MetricResult:
-    """Compare one value with a band around the median of so many runs, and give the reason."""
+def compare_with_band(metric: Metric, value: float | None, band: Band, runs: int, name: str = "") -> MetricResult:
+    """Compare one value with a band around the median of so many runs, or of a run by name, and give the reason."""
     reference = band.reference
     comparison = Comparison(
         metric=metric.name,
@@ -263,7 +263,7 @@ def compare_with_band(metric: Metric, value: float | None, band: Band, runs: int
         threshold=band.width,
         status=_status(metric, value, band),
     )
-    return MetricResult(comparison, _reason(metric, comparison, runs))
+    return MetricResult(comparison, _reason(metric, comparison, runs, name))
 
 
 @dataclass(frozen=True)
@@ -319,7 +319,7 @@ def _status(metric: Metric, value: float | None, band: Band) -> ComparisonStatus
     return "suspicious" if band._replace(width=max(band.width, metric.too_good)).side(value) else "improved"
 
 
-def _reason(metric: Metric, comparison: Comparison, runs: int) -> str:
+def _reason(metric: Metric, comparison: Comparison, runs: int, name: str = "") -> str:
     if comparison.status == "missing":
         return f"{metric.label} was not measured, or is not a {'positive ' * metric.must_be_positive}finite number"
     if comparison.status not in CHANGED_WORDS:
@@ -327,7 +327,7 @@ def _reason(metric: Metric, comparison: Comparison, runs: int) -> str:
     value, reference = (format_value(number, comparison.unit) for number in (comparison.value, comparison.baseline))
     change = format_change(comparison.change) or "away from zero"
     limit = metric.too_good if comparison.status == "suspicious" else comparison.threshold
-    good_runs = "the last good run" if runs == 1 else f"the median of the last {runs} good runs"
+    good_runs = name or ("the last good run" if runs == 1 else f"the median of the last {runs} good runs")
     return (
         f"{metric.label} {CHANGED_WORDS[comparison.status]} by {change}: {value} against {reference}, {good_runs} "
         f"(limit {format_percent(limit)})"

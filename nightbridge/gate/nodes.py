@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Sequence
 
 from nightbridge.history.nightly_values import Night, night_value, pins_of, run_value
+from nightbridge.history.reading import is_good
 from nightbridge.models import Model
 from nightbridge.models.metrics import METRIC_BY_NAME, Metric
 
@@ -68,12 +69,20 @@ def node_effects(nights: Sequence[Night], metric: Metric) -> tuple[NodeEffect, .
     return tuple(sorted(found, key=lambda effect: effect.p_value))
 
 
-def suspects_among(past: Sequence[Night], tonight: Night) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def unchanged_since(past: Sequence[Night], tonight: Night) -> str:
+    """The last good night, where it had the same pins as tonight; empty otherwise."""
+    good = next((night.own for night in reversed(past) if is_good(night.own)), None)
+    return good.night if good and pins_of(good) == pins_of(tonight.own) else ""
+
+
+def suspects_among(
+    past: Sequence[Night], tonight: Night, unchanged_since: str = ""
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The nodes that may explain why tonight is suspicious, and the reasons.
 
     A node is suspect when the history says that it is slow, when only the worse of tonight's runs had it, and when
-    nothing that is pinned has changed since the night before: then the code cannot be why. None is named where the
-    history knows too few other nodes to run on.
+    nothing that is pinned has changed since the last good night (`unchanged_since`): then the code cannot be why. None
+    is named where the history knows too few other nodes to run on.
     """
     metric = METRIC_BY_NAME["step_time"]
     tonights = node_names(tonight.own.nodes)
@@ -87,9 +96,11 @@ def suspects_among(past: Sequence[Night], tonight: Night) -> tuple[tuple[str, ..
     if split:
         suspects |= set(split)
         reasons.append(f"only the slow runs of this night had {', '.join(split)}")
-    if past and not suspects and pins_of(past[-1].own) == pins_of(tonight.own):
+    if unchanged_since and not suspects:
         suspects |= set(tonights)
-        reasons.append("no pinned version changed since the previous night: check the nodes, not the code")
+        reasons.append(
+            f"no pinned version changed since {unchanged_since}, the last good night: check the nodes, not the code"
+        )
     others = {node for night in past for node in node_names(night.own.nodes)} - suspects
     # A run that may not have its nodes, on a cluster without others, would wait indefinitely.
     return tuple(sorted(suspects)) if len(others) >= len(tonights) else (), tuple(reasons)

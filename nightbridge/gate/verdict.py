@@ -37,7 +37,7 @@ from nightbridge.gate.comparison import (
 )
 from nightbridge.gate.decisions import in_force
 from nightbridge.gate.news import standing
-from nightbridge.gate.nodes import suspects_among
+from nightbridge.gate.nodes import suspects_among, unchanged_since
 from nightbridge.gate.plausibility import implausible
 from nightbridge.history.metrics import format_change, format_count, format_percent, format_value, measured
 from nightbridge.history.nightly_values import (
@@ -52,6 +52,7 @@ from nightbridge.history.reading import first_that_counts
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.launch.run_outputs import resumed_from
 from nightbridge.models import (
+    EXIT_CODES,
     Comparison,
     ComparisonStatus,
     InvalidTest,
@@ -145,7 +146,8 @@ def compare_with(record: RunRecord, baseline: Sequence[HistoryRow]) -> Verdict:
         values = [value for row in baseline if (value := measured(metric, row.summary)) is not None]
         value = measured(metric, record.summary)
         if is_required(metric, record.spec.test, value, values):
-            results.append(compare_with_band(metric, value, fixed_band(metric, gate, values), len(values)))
+            name = baseline[0].run_key if len(baseline) == 1 else ""
+            results.append(compare_with_band(metric, value, fixed_band(metric, gate, values), len(values), name))
     return _verdict(record, baseline, tuple(results), None)
 
 
@@ -213,7 +215,9 @@ def _verdict(
             status, reasons = VerdictStatus.UNSTABLE, (modes, *reasons)
         if tonight:
             reruns = max((result.reruns for result in results), default=0)
-            suspects, node_reasons = suspects_among(tonight.nights[:-1], tonight.nights[-1]) if reruns else ((), ())
+            past, own = tonight.nights[:-1], tonight.nights[-1]
+            same = unchanged_since(past, own) if EXIT_CODES[status] else ""
+            suspects, node_reasons = suspects_among(past, own, same) if reruns else ((), ())
             reasons = (*reasons, *node_reasons, *_decided(tonight))
     if record.job.outcome is Outcome.TEARDOWN:
         reasons = (*reasons, _outcome_reason(record))

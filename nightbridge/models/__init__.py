@@ -90,4 +90,5 @@ from nightbridge.models.verdict import (
     ValueChange,
     Verdict,
     VerdictStatus,
+    worst_status,
 )

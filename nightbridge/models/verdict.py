@@ -1,6 +1,7 @@
 """Results of the comparison: verdicts, their evidence, sweeps and the report of a night."""
 
 import enum
+from collections.abc import Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -135,6 +136,15 @@ EXIT_CODES: dict[VerdictStatus, int] = {
     VerdictStatus.CANCELLED: 3,
     VerdictStatus.INFRASTRUCTURE: 4,
 }
+
+
+def worst_status(statuses: Iterable[VerdictStatus]) -> VerdictStatus:
+    """What a night is called after: the first of its worst verdicts; passed where all are good, or no baseline."""
+    found = list(statuses)
+    worst = max((EXIT_CODES[status] for status in found), default=0)
+    if worst:
+        return next(status for status in found if EXIT_CODES[status] == worst)
+    return VerdictStatus.NO_BASELINE if set(found) == {VerdictStatus.NO_BASELINE} else VerdictStatus.PASSED
 
 
 class SweepPoint(Model):

@@ -23,7 +23,6 @@ from nightbridge.errors import InvalidInput
 from nightbridge.files import read_model, write_model
 from nightbridge.history.metrics import GOOD_VERDICTS
 from nightbridge.models import (
-    EXIT_CODES,
     ClusterLimits,
     Model,
     NightId,
@@ -36,6 +35,7 @@ from nightbridge.models import (
     VerdictStatus,
     slug,
     utc_now,
+    worst_status,
 )
 from nightbridge.store.protocol import ObjectStore, read_stored
 
@@ -159,8 +159,7 @@ class NightEnd(StoredModel):
         """The night's worst verdict, as states and tables show it; `cancelled` for one that a person cancelled."""
         if self.cancelled:
             return VerdictStatus.CANCELLED.value
-        bad = (verdict.status for verdict in self.verdicts if EXIT_CODES[verdict.status] == self.exit_code)
-        return next(bad, VerdictStatus.PASSED).value if self.exit_code else VerdictStatus.PASSED.value
+        return worst_status(verdict.status for verdict in self.verdicts).value
 
 
 class Night(Model):

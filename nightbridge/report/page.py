@@ -8,10 +8,10 @@ import jinja2
 
 from nightbridge.gate.verdict import OUTCOME_WORDS
 from nightbridge.history.metrics import GOOD_VERDICTS, format_count, format_percent, format_point, format_value
-from nightbridge.history.nightly_values import good_runs_before, repeats_of
+from nightbridge.history.nightly_values import Night, good_runs_before, night_value, nights_of, repeats_of
 from nightbridge.history.rows import HistoryRow, Pin
 from nightbridge.models import RangeCommit, RepositoryChange, Summary, Suspects, ValueChange, Verdict, VerdictStatus
-from nightbridge.models.metrics import COLUMNS
+from nightbridge.models.metrics import COLUMNS, METRIC_BY_NAME
 from nightbridge.report.charts import (
     NightPoint,
     PointKind,
@@ -256,15 +256,21 @@ def _nights(verdict: Verdict, rows: Sequence[HistoryRow]) -> tuple[str, str]:
 
 
 def _night_points(verdict: Verdict, rows: Sequence[HistoryRow]) -> list[NightPoint]:
-    """The nights' step times, tonight included also when it has no row; none where no night has one."""
-    points = [
-        NightPoint(row.night, row.summary.step_time, row.summary.step_time_p05, row.summary.step_time_p95, _kind(row))
-        for row in rows
-        if row.repeat == 0
-    ]
+    """The nights' step times, tonight included also when it has no row; none where no night has one.
+
+    A night's is the median of its runs, as in its table.
+    """
+    points = [_night_point(night) for night in nights_of(rows)]
     if points and points[-1].night != verdict.night:
         points.append(NightPoint(verdict.night, None, None, None, "other"))
     return points
+
+
+def _night_point(night: Night) -> NightPoint:
+    own = night.own.summary
+    median = night_value(night, METRIC_BY_NAME["step_time"])
+    step_time = own.step_time if median is None else median
+    return NightPoint(night.own.night, step_time, own.step_time_p05, own.step_time_p95, _kind(night.own))
 
 
 def _sparkline(verdict: Verdict, rows: Sequence[HistoryRow]) -> str:

@@ -108,11 +108,30 @@ def test_further_runs_that_failed_or_ran_other_code_confirm_nothing_and_clear_no
 def test_the_nodes_are_suspect_where_nothing_that_is_pinned_has_changed(judge: Callable[..., Verdict]) -> None:
     same_code, new_code = judge(SLOW, commit="a" * 40), judge(SLOW)
 
-    said = "no pinned version changed since the previous night: check the nodes, not the code"
+    said = "no pinned version changed since 2026-11-09, the last good night: check the nodes, not the code"
     assert said in same_code.reasons
     assert said not in new_code.reasons
     # The history knows no other nodes: a run that may not have these would wait indefinitely.
     assert same_code.suspect_nodes == ()
+
+
+def test_the_second_night_of_a_regression_does_not_blame_the_nodes(
+    make_record: Records, make_row: Rows, summary_of: Summaries
+) -> None:
+    good = [make_row(night=f"2026-11-{day:02}") for day in range(1, 9)]
+    bad = make_row(summary_of([SLOW] * 50), night="2026-11-09", commit="e" * 40, verdict=VerdictStatus.REGRESSED)
+
+    verdict = compare(make_record(summary_of([SLOW] * 50), commit="e" * 40), [*good, bad])
+
+    assert verdict.status is VerdictStatus.REGRESSED
+    assert not any("check the nodes" in reason for reason in verdict.reasons)
+
+
+def test_a_good_night_blames_no_nodes(judge: Callable[..., Verdict]) -> None:
+    verdict = judge(SLOW, USUAL, USUAL, commit="a" * 40)
+
+    assert verdict.status is VerdictStatus.PASSED
+    assert not any("check the nodes" in reason for reason in verdict.reasons)
 
 
 @pytest.mark.parametrize(

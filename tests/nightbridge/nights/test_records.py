@@ -177,3 +177,13 @@ def test_a_name_of_several_runs_lists_them_and_one_of_none_says_where_to_look(st
         find_run(store, "c@2026-11-22")
 
     assert all(run.run_key in str(several.value) for run in runs)
+
+
+def test_a_night_without_a_baseline_is_not_called_passed(store: ObjectStore) -> None:
+    builders.store_night(store, "2026-11-20", {"a": VerdictStatus.NO_BASELINE})
+    builders.store_night(store, "2026-11-21", {"a": VerdictStatus.NO_BASELINE, "b": VerdictStatus.PASSED})
+    builders.store_night(store, "2026-11-22", {"a": VerdictStatus.NO_BASELINE, "b": VerdictStatus.REGRESSED})
+
+    titles = [night.end.title for night in find_nights(store) if night.end]
+
+    assert titles == ["regressed", "passed", "no_baseline"]

@@ -52,6 +52,7 @@ class TestCompare:
 
         assert verdict.status is VerdictStatus.REGRESSED
         assert verdict.baseline_runs == (later.spec.run_key,)
+        assert f"against 1.000 s, {later.spec.run_key} (limit" in verdict.reasons[0]
 
     def test_a_baseline_that_measured_nothing_is_none(
         self, store: DirectoryStore, make_record: Callable[..., RunRecord], commit: Callable[..., RunRecord]

@@ -141,6 +141,24 @@ def test_the_matrix_shows_each_metric_with_value_change_and_judgement(nights: Ni
     assert all(metric.label in text and metric.unit in text for metric in COLUMNS)
 
 
+def test_the_chart_of_the_nights_shows_the_median_of_a_nights_runs_as_the_table_does(nights: Nights) -> None:
+    verdict, rows = nights([1.0, 1.0, 1.0123])
+    repeats = tuple(
+        rows[-1].model_copy(
+            update={
+                "run_key": f"{rows[-1].run_key}-{number}",
+                "repeat": number,
+                "summary": rows[-1].summary.model_copy(update={"step_time": step_time}),
+            }
+        )
+        for number, step_time in enumerate((1.0234, 1.0345), 1)
+    )
+
+    page = render((verdict, (*rows, *repeats)))
+
+    assert "1.023" in page.words
+
+
 def test_the_gravest_test_comes_first(nights: Nights) -> None:
     text = render(nights([1.0, 1.0], "aaa"), nights([1.0, 2.0], "zzz")).text
 
