@@ -11,6 +11,7 @@ from nightbridge.cli.options import (
     JsonOption,
     RunKeyArgument,
     TestIdArgument,
+    as_options,
     load_site,
     named_run,
     open_site_store,
@@ -80,7 +81,7 @@ def _show_trends(
 
 
 def _show_all_tests(store: "ObjectStore", since: str, as_json: bool, as_csv: bool) -> None:
-    from nightbridge.report.queries import overview_of_tests
+    from nightbridge.report.overview import overview_of_tests
 
     found = overview_of_tests(store, since)
     if as_csv:
@@ -119,7 +120,7 @@ def compare(
     other = find_run(opened, baseline) if baseline else None
     verdict = compare_stored(opened, find_run(opened, run_key), other, site.contract)
     document = {**verdict.model_dump(mode="json"), "exit_code": verdict.exit_code}
-    show(as_json, document, lambda: verdict_lines([verdict]))
+    show(as_json, document, lambda: verdict_lines([verdict], as_options(choice)))
     return verdict.exit_code
 
 

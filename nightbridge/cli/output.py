@@ -49,11 +49,11 @@ def print_csv(rows: Iterable[Sequence[object]]) -> None:
     csv.writer(sys.stdout, lineterminator="\n").writerows(rows)
 
 
-def verdict_lines(verdicts: "Sequence[Verdict]") -> "list[str | Table]":
-    """A table of verdicts, and the reasons below it."""
-    from nightbridge.report.tables import reason_lines, verdict_table
+def verdict_lines(verdicts: "Sequence[Verdict]", options: str = "") -> "list[str | Table]":
+    """A table of verdicts, below it the reasons and what to type next; `options` name the site."""
+    from nightbridge.report.tables import next_lines, reason_lines, verdict_table
 
-    return [verdict_table(verdicts), *reason_lines(verdicts)]
+    return [verdict_table(verdicts), *reason_lines(verdicts), *next_lines(verdicts, options)]
 
 
 def note(line: str) -> None:

@@ -87,7 +87,7 @@ def run_scenario(
         note_all(f"cancel: nightbridge cancel {run.run_key}" for run in config.runs(scenario, tonight))
         raise
     document = {**report.model_dump(mode="json"), "exit_code": report.exit_code}
-    show(as_json, document, lambda: _night_lines(report))
+    show(as_json, document, lambda: _night_lines(report, as_options(choice)))
     if junit is not None:
         _write_junit(junit, report)
     return report.exit_code
@@ -205,10 +205,10 @@ def cancel(
     )
 
 
-def _night_lines(report: "NightReport") -> "Iterator[str | Table]":
+def _night_lines(report: "NightReport", options: str) -> "Iterator[str | Table]":
     from nightbridge.report.sweeps import best_line, sweep_table
 
-    yield from verdict_lines(report.verdicts)
+    yield from verdict_lines(report.verdicts, options)
     for sweep in report.sweeps:
         yield sweep_table(sweep)
         yield f"{sweep.test_id}: {best_line(sweep)}"

@@ -138,11 +138,16 @@ EXIT_CODES: dict[VerdictStatus, int] = {
 }
 
 
+def exit_code_of(statuses: Iterable[VerdictStatus]) -> int:
+    """The first of 1, 3, 4, 2 that occurred, else 0."""
+    codes = {EXIT_CODES[status] for status in statuses}
+    return next((code for code in (1, 3, 4, 2) if code in codes), 0)
+
+
 def worst_status(statuses: Iterable[VerdictStatus]) -> VerdictStatus:
     """What a night is called after: the first of its worst verdicts; passed where all are good, or no baseline."""
     found = list(statuses)
-    worst = max((EXIT_CODES[status] for status in found), default=0)
-    if worst:
+    if worst := exit_code_of(found):
         return next(status for status in found if EXIT_CODES[status] == worst)
     return VerdictStatus.NO_BASELINE if set(found) == {VerdictStatus.NO_BASELINE} else VerdictStatus.PASSED
 
@@ -207,8 +212,7 @@ class NightReport(Model):
     @property
     def exit_code(self) -> int:
         """The first of 1, 3, 4, 2 that occurred, else 0."""
-        codes = {verdict.exit_code for verdict in self.verdicts}
-        return next((code for code in (1, 3, 4, 2) if code in codes), 0)
+        return exit_code_of(verdict.status for verdict in self.verdicts)
 
     def to_dataframe(self) -> "pd.DataFrame":
         """One row for each verdict; of each metric, `<metric>`, `<metric>_baseline` and `<metric>_change`."""

@@ -114,7 +114,7 @@ def next_command(verdict: Verdict) -> str:
     run = f"{verdict.test_id}@{verdict.night}"
     match verdict.status:
         case VerdictStatus.REGRESSED | VerdictStatus.UNSTABLE:
-            return f'nightbridge bisect {verdict.test_id}, or nightbridge accept {run} --why "..."'
+            return f"nightbridge bisect {verdict.test_id}"
         case VerdictStatus.SUSPICIOUS:
             return f'nightbridge accept {run} --as baseline --why "..."'
         case VerdictStatus.FAILED | VerdictStatus.SHORT | VerdictStatus.INFRASTRUCTURE:
@@ -211,6 +211,23 @@ def reason_lines(verdicts: Iterable[Verdict]) -> tuple[str, ...]:
         for verdict in gravest_first(verdicts)
         for reason in verdict.reasons
     )
+
+
+def next_lines(verdicts: Iterable[Verdict], options: str = "") -> tuple[str, ...]:
+    """For each test that needs somebody: since when, the suspect, and the command to type next.
+
+    Args:
+        verdicts: Of a night.
+        options: What names the site, to be copied with the command; empty or with a leading space.
+    """
+    lines = []
+    for verdict in gravest_first(verdicts):
+        if command := next_command(verdict):
+            since = f" since {verdict.since}" if verdict.since else ""
+            cause = f"; {cause}" if (cause := cause_of(verdict)) else ""
+            label = STATUS_WORDS[verdict.status].label
+            lines.append(f"{verdict.test_id}: {label}{since}{cause}. next: {command}{options}")
+    return tuple(lines)
 
 
 def _cells(verdict: Verdict) -> list[Cell | None]:

@@ -33,7 +33,7 @@ from nightbridge.models.metrics import COLUMNS
 from nightbridge.outputs.event_files import empty_table, metrics_parquet
 from nightbridge.report.page import ReportedRun
 from nightbridge.report.report import night_report_html, render_report
-from nightbridge.report.tables import STATUS_WORDS, headline_of, markdown_table, reason_lines, verdict_table
+from nightbridge.report.tables import STATUS_WORDS, headline_of, markdown_table, next_lines, reason_lines, verdict_table
 from nightbridge.store.directory import DirectoryStore
 
 Records = Callable[..., RunRecord]
@@ -583,3 +583,42 @@ def test_importing_the_report_loads_no_heavy_library() -> None:
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 
     assert printed.strip() == "[]"
+
+
+# --- what to type next ------------------------------------------------------------------------------------------------
+
+
+def suspected(*subjects: str) -> Suspects:
+    """Suspects of as many commits, the newest first."""
+    commits = tuple(
+        RangeCommit(
+            commit=f"{number:040x}", subject=subject, author="Ann", authored_at=datetime(2026, 11, 20, tzinfo=UTC)
+        )
+        for number, subject in enumerate(subjects, 0xBF75D9E << 132)
+    )
+    change = RepositoryChange(name="Megatron-Bridge", url="", before="a" * 40, after="b" * 40, commits=commits)
+    return Suspects(last_good="n1", night="n2", run_before="a", run_after="b", repositories=(change,))
+
+
+def test_a_bad_verdict_ends_with_the_suspect_and_the_next_command() -> None:
+    verdict = Verdict(run_key="a-n2-0123456789", test_id="a", night="n2", status=VerdictStatus.REGRESSED, since="n2")
+    one, two = (verdict.model_copy(update={"suspects": suspected(*names)}) for names in (["Slow"], ["Slow", "Docs"]))
+
+    assert next_lines([one], " --workspace /ws") == (
+        'a: regressed since n2; suspect bf75d9e "Slow" (only commit). next: nightbridge bisect a --workspace /ws',
+    )
+    assert "(newest of 2 commits)" in next_lines([two])[0]
+
+
+@pytest.mark.parametrize(
+    ("status", "command"),
+    [
+        (VerdictStatus.FAILED, "nightbridge logs --errors a@n2"),
+        (VerdictStatus.CANCELLED, "nightbridge run FILE --night n2 --new-attempt"),
+        (VerdictStatus.PASSED, ""),
+    ],
+)
+def test_the_next_command_is_that_of_the_verdict(status: VerdictStatus, command: str) -> None:
+    lines = next_lines([Verdict(run_key="a-n2-0123456789", test_id="a", night="n2", status=status)])
+
+    assert [line.split(". next: ")[1] for line in lines] == ([command] if command else [])
