@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from nightbridge.bisect.plan import BisectPlan
 from nightbridge.bisect.result import BisectResult
-from nightbridge.gate.decisions import Decision
+from nightbridge.gate.decisions import Decision, Withdrawal
 from nightbridge.harvest.manifest import Manifest
 from nightbridge.history.reading import Alias
 from nightbridge.history.rows import HistoryRow
@@ -50,6 +50,7 @@ KINDS: dict[str, type[StoredModel]] = {
     "submission": Submission,
     "summary": Summary,
     "verdict": Verdict,
+    "withdrawal": Withdrawal,
     "workspace_ref": WorkspaceRef,
 }
 """Every kind of document that is written to the store or to a workspace, by the name of its samples."""
