@@ -1,6 +1,7 @@
 """Whatever a job leaves is read within seconds, without an exception; time grows with its size and no faster."""
 
 import io
+import os
 import re
 import time
 from collections.abc import Callable
@@ -42,18 +43,33 @@ def test_a_run_is_read_whatever_one_of_its_files_is(name: str, run: RunFolder) -
     plant(name, run.job)
     to_read = RunToRead(jobs=(run.job,), plan=plan_of(run))
     to_measure = RunToMeasure(jobs=(run.job,), plan=plan_of(run), spec=make_spec())
-    found, seconds_for_evidence = timed(partial(evidence_of, to_read))
-    (measured, metrics), seconds_to_measure = timed(partial(measure_run, to_measure))
+    found = within_five_seconds(partial(evidence_of, to_read))
+    measured, metrics = within_five_seconds(partial(measure_run, to_measure))
 
-    assert max(seconds_for_evidence, seconds_to_measure) < 5
     assert measured.summary.steps_done == found.steps_done
     assert measured.summary.steps_done >= STEPS
     assert len(pd.read_parquet(io.BytesIO(metrics))) >= STEPS
 
 
-def timed(work: Callable[[], T]) -> tuple[T, float]:
-    started = time.monotonic()
-    return work(), time.monotonic() - started
+def within_five_seconds(work: Callable[[], T]) -> T:
+    """Of processor time, the children's with it, which is the same on a busy machine; by the clock, it does not block."""
+    busy, started = time.process_time() + readers_seconds(), time.monotonic()
+    found = work()
+    assert time.process_time() + readers_seconds() - busy < 5
+    assert time.monotonic() - started < 30
+    return found
+
+
+def readers_seconds() -> float:
+    """Processor time of this process's reader server and its children, those that have ended among them, in seconds."""
+    servers = set(Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split())
+    ticks = 0
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has just ended
+            fields = path.read_text().rpartition(")")[2].split()
+            if fields[3] in servers:  # the session that the server leads
+                ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def plan_of(run: RunFolder) -> LaunchPlan:
