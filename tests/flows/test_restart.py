@@ -209,7 +209,7 @@ def test_sigterm_leaves_the_job_and_a_person_can_cancel_it(long_night: Night) ->
 
     cancelled = long_night.about("cancel")
 
-    assert (cancelled.returncode, cancelled.stdout) == (0, "cancelled job 1\n")
+    assert (cancelled.returncode, cancelled.stdout) == (0, f"cancelled job 1 of {long_night.run_key}\n")
     wait_until(lambda: long_night.states() == ["CANCELLED"])
     assert long_night.about("cancel").stdout == "no job of this run is live\n"
     status = json.loads(long_night.about("status", "--json").stdout)

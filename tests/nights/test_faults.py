@@ -18,7 +18,7 @@ from tests.conftest import need
 from tests.flows.practice_night import NIGHTBRIDGE
 from tests.nights.conftest import SEED, SHARP_EYES, Rig, in_any_stage
 from tests.nights.installation import wait_for
-from tests.nights.night import STAGES, Night
+from tests.nights.night import GOOD_STATES, STAGES, Night
 from tests.real.postgres import postgres_missing_reason
 from tests.real.prefect_proxy import at_random
 
@@ -111,7 +111,7 @@ def test_two_workers_and_a_person_run_one_night_at_once(rig: Rig, begin: Begin, 
 
     assert by_hand.returncode == 0, by_hand.stderr
     # Whichever is over last has found the night again.
-    wait_for("end of both flow runs", lambda: all(run.state[1].startswith("Passed") for run in (night, again)))
+    wait_for("end of both flow runs", lambda: all(run.state[1].startswith(GOOD_STATES) for run in (night, again)))
     night.keeps_its_promise()
 
 
@@ -135,7 +135,7 @@ def test_a_server_that_is_away_for_a_while_is_waited_for(rig: Rig, begin: Begin,
 
 def test_a_server_that_dies_right_after_a_night_has_told_its_end(rig: Rig, begin: Begin) -> None:
     night = begin()
-    night.wait_for_state("Passed")
+    night.wait_for_state(*GOOD_STATES)
 
     rig.server.kill()  # It takes events at once, and writes them to its database every few seconds.
     rig.server.start()
