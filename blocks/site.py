@@ -186,7 +186,7 @@ def _load(kind: type[B], name: str | None, otherwise: str) -> B:
     title = kind._block_type_name
     try:
         # A coroutine only within a running event loop, which none of the callers has.
-        return cast(B, kind.load(str(name)))
+        return cast(B, kind.load(str(name), _sync=True))  # type: ignore[call-arg]
     except ValueError as error:
         with get_client(sync_client=True) as client:
             saved = client.read_block_documents_by_type(kind.get_block_type_slug())

@@ -118,10 +118,13 @@ def result_of(state: State[Any]) -> Any:
     Raises:
         Exception: What the flow died of, when it did not choose its end.
     """
-    returned = state.result(raise_on_failure=False)
+    # Called from an async flow, Prefect would return a coroutine.
+    returned = state.result(raise_on_failure=False, _sync=True)  # type: ignore[call-overload]
     if isinstance(returned, BadEnd):
         return returned.returned
-    return returned if isinstance(returned, Verdict | NightReport | BisectResult) else state.result()
+    if isinstance(returned, Verdict | NightReport | BisectResult):
+        return returned
+    return state.result(_sync=True)  # type: ignore[call-overload]
 
 
 def _title(status: VerdictStatus) -> str:

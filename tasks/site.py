@@ -35,8 +35,9 @@ def block_value(name: str) -> str:
     document, _, field = name.partition("#")
     try:
         with away_is_transient(f"block {document}"):
-            # Prefect types what serves sync and async callers as either.
-            value = getattr(Block.load(document), field) if field else cast("Secret[str]", Secret.load(name)).get()
+            # Called from an async flow, Prefect would return a coroutine.
+            block = (Block if field else Secret).load(document, _sync=True)  # type: ignore[call-arg]
+            value = getattr(block, field) if field else cast("Secret[str]", block).get()
     except (ValueError, AttributeError) as error:
         raise InvalidInput("no such Prefect block", thing=name, advice="Make it in the Prefect UI") from error
     return value.get_secret_value() if isinstance(value, SecretStr) else str(value)
