@@ -24,6 +24,7 @@ from nightbridge.config import schema, sites
 from nightbridge.launch.flags import CHOICES, NO_EFFECT, TEST_FLAGS, Flag
 from nightbridge.launch.hetero_arguments import HeteroArguments
 from nightbridge.models.metrics import METRIC_BY_NAME
+from nightbridge.report.queries import TestHistory, Verification
 from nightbridge.rules.catalogue import RuleEntry, rule_entries
 
 Cells = Sequence[str]
@@ -304,14 +305,17 @@ def python_interface() -> Iterator[str]:
     """The functions of `flows`, with their docstrings."""
     yield "# Python\n"
     yield "```python\nfrom nightbridge import nightly_regression, run_pipeline\n```\n"
-    for name in flows.__all__:
-        function: Callable[..., Any] = getattr(flows, name)
+    functions: dict[str, Callable[..., Any]] = {name: getattr(flows, name) for name in flows.__all__}
+    yield "Each has a twin that is awaited, with the same parameters: `anightly_regression`, `arun_pipeline`.\n"
+    for name, function in functions.items():
+        if inspect.iscoroutinefunction(function):
+            continue
         yield f"## {name}\n"
         parameters = ",\n".join(f"    {parameter}" for parameter in inspect.signature(function).parameters.values())
         yield f"```python\n{name}(\n{parameters},\n)\n```\n"
         yield f"```text\n{inspect.getdoc(function)}\n```\n"
     yield "## Results\n"
-    for model in (models.NightReport, models.Verdict, models.Comparison):
+    for model in (models.NightReport, models.Verdict, models.Comparison, models.SweepResult, TestHistory, Verification):
         yield f"### {model.__name__}\n"
         yield f"{_first_paragraph(model)}\n"
         yield from _table(
