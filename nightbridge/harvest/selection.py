@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from nightbridge.errors import DamagedData
+from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.harvest.manifest import LeftOut
 from nightbridge.harvest.upload import Kind, LocalFile, Unit
 from nightbridge.models import Checkpoint, CheckpointState
@@ -23,11 +23,12 @@ from nightbridge.outputs.checkpoints import (
     LOADER_STATES,
     TRACKERS,
     checkpoint_size,
-    prove_checkpoint,
+    prove_in_child,
     proved_state,
     tracked_iteration,
 )
 from nightbridge.outputs.experiment import RunOutput
+from nightbridge.store.protocol import checked_key
 
 
 def files_to_store(
@@ -99,7 +100,7 @@ def _checkpoint_units(output: RunOutput, policy: str) -> tuple[list[Unit], list[
             checkpoint = unproved[-1]
             try:
                 proved[checkpoint.path] = _checkpoint_unit(output, checkpoint)
-            except (OSError, DamagedData, _NotAsJudged) as error:
+            except (OSError, DamagedData, InvalidInput, _NotAsJudged) as error:
                 # An older one takes its place where the policy wants just so many.
                 complete.remove(checkpoint)
                 reason = f"damaged: {error.what}" if isinstance(error, DamagedData) else str(error)
@@ -112,7 +113,9 @@ def _checkpoint_unit(output: RunOutput, checkpoint: Checkpoint) -> Unit:
     """A checkpoint with what its bytes are checked by while they are sent, and what it is once all of them agree."""
     path, below = stored_path(output, checkpoint), _folder_of(output, checkpoint.path)
     files = tuple(_files_of(checkpoint, path))
-    proof = prove_checkpoint(checkpoint.path, [file.source for file in files])
+    for file in files:
+        checked_key(file.path)
+    proof = prove_in_child(checkpoint.path, [file.source for file in files], below)
     state, reason = proved_state(proof, checkpoint.reason)
     return Unit(
         path=path,

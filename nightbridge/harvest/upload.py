@@ -23,12 +23,11 @@ from nightbridge.store.protocol import ObjectStore, checked_key
 from nightbridge.store.transfers import Meter, Progress, in_parallel
 
 TEXT_KINDS = frozenset({"log", "config", "summary"})
+"""Kinds whose secrets are masked in the copy that is sent. Every other kind is sent as it is or not at all."""
 
 MOST_EVENTS = 256 << 20
 """Bytes of an event file, of which more are stored only as far as its records are whole: a file with a hole of
 gigabytes costs its writer nothing, and the store all of it."""
-
-"""Kinds whose secrets are masked in the copy that is sent. Every other kind is sent as it is or not at all."""
 
 Kind = Literal["checkpoint", "tensorboard", "log", "config", "summary", "metrics", "other"]
 
@@ -186,7 +185,7 @@ class _Sender:
                 return self._send_masked(task, task.stamp)
             file = task.file
             huge = file.kind == "tensorboard" and task.stamp.size > MOST_EVENTS
-            if huge and (length := sound_length(file.source)) < task.stamp.size:
+            if huge and (length := _sound_length(file)) < task.stamp.size:
                 return self._send_sound_records(task, task.stamp, length, "damaged")
             source = FileSource(file.source, task.stamp, self._secrets, file.below, file.extents)
             try:
@@ -194,7 +193,7 @@ class _Sender:
             except DamagedData:
                 if file.kind != "tensorboard" or not _grew(file.source, task.stamp):
                     raise
-                return self._send_sound_records(task, task.stamp, sound_length(file.source), "still growing")
+                return self._send_sound_records(task, task.stamp, _sound_length(file), "still growing")
         except DamagedData as error:
             self._failed.add(task.unit)
             return LeftOut(path=task.file.path, reason=error.what)
@@ -240,6 +239,10 @@ class _Sender:
             kind=task.file.kind,
         )
         return _Sent(stored, masks)
+
+
+def _sound_length(file: LocalFile) -> int:
+    return sound_length(file.source, file.below or file.source.parent)
 
 
 def _grew(path: Path, stamp: Stamp) -> bool:

@@ -17,6 +17,7 @@ import json
 import os
 import re
 import stat
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,10 +25,11 @@ from typing import Any, NamedTuple
 from nightbridge.errors import DamagedData
 from nightbridge.files import read_regular
 from nightbridge.launch.config_container import check_yaml
-from nightbridge.models import Checkpoint, CheckpointState
+from nightbridge.models import Checkpoint, CheckpointState, Model
 from nightbridge.numbers import whole_number
 from nightbridge.outputs.checkpoint_contents import Proof, prove, shard_problem
 from nightbridge.outputs.checkpoint_metadata import read_metadata
+from nightbridge.outputs.reader_process import read_in_child
 from nightbridge.store.checksum import check_crcs, sha256_of_file
 
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -153,6 +155,44 @@ def prove_checkpoint(path: Path, files: Iterable[Path]) -> Proof:
         raise DamagedData(f"{copied.name} is not a copy of {own.name}", thing=str(copied))
     proof = prove(files)
     return proof._replace(unproven=(*_unknown_layout(path, files, proof), *proof.unproven))
+
+
+class _ToProve(Model):
+    path: Path
+    files: tuple[Path, ...]
+
+
+class _Proved(Model):
+    """A proof but for its extents, whose numbers come as bytes: how many of them each file has, in their order."""
+
+    counts: tuple[tuple[Path, int], ...]
+    unproven: tuple[str, ...]
+
+
+def prove_in_child(path: Path, files: Iterable[Path], below: Path) -> Proof:
+    """`prove_checkpoint` in a child that reads nothing but the run's folder `below`.
+
+    Raises:
+        DamagedData: A file is not what its writer wrote, or cannot be read.
+    """
+    question = _ToProve(path=path, files=tuple(files))
+    proved, data = read_in_child(_prove, question, _Proved, (below,), thing=str(path))
+    extents, position = {}, 0
+    for file, count in proved.counts:
+        size = count * array("Q").itemsize
+        extents[file] = array("Q", data[position : position + size])
+        position += size
+    return Proof(extents, proved.unproven)
+
+
+def _prove(argument: bytes) -> tuple[_Proved, bytes]:
+    question = _ToProve.model_validate_json(argument)
+    try:
+        proof = prove_checkpoint(question.path, question.files)
+    except OSError as error:
+        raise DamagedData(f"cannot be read: {error}", thing=str(question.path)) from error
+    counts = tuple((file, len(numbers)) for file, numbers in proof.extents.items())
+    return _Proved(counts=counts, unproven=proof.unproven), b"".join(map(bytes, proof.extents.values()))
 
 
 def proved_state(proof: Proof, reason: str = "") -> tuple[CheckpointState, str]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
 
 from nightbridge.errors import DamagedData
 from nightbridge.files import open_regular
+from nightbridge.models import Model
 from nightbridge.outputs.event_decoder import (
     FOOTER_SIZE,
     HEADER_SIZE,
@@ -26,6 +27,7 @@ from nightbridge.outputs.event_decoder import (
     masked_crc,
     record_length,
 )
+from nightbridge.outputs.reader_process import read_in_child
 
 if TYPE_CHECKING:
     import numpy as np
@@ -232,18 +234,34 @@ def read_event_file(path: Path) -> EventFile:
     return file
 
 
-def sound_length(path: Path) -> int:
-    """Bytes of an event file up to the end of its last record before any that is cut off or damaged.
+class _Sound(Model):
+    """An event file, and the bytes of it that are whole records."""
+
+    path: Path
+    length: int = 0
+
+
+def sound_length(path: Path, below: Path) -> int:
+    """Bytes of an event file up to the end of its last record before any that is cut off or damaged, read in a child.
+
+    `below` is the run's folder, as for `files.open_regular`.
 
     Raises:
-        OSError: It cannot be read.
+        DamagedData: It cannot be read.
     """
-    length = 0
-    with open_regular(path, buffering=_BLOCK) as stream, contextlib.suppress(RecordsEnd):
-        total = os.fstat(stream.fileno()).st_size
-        while length < total and (record := _next_record(stream, total, length)) is not None:
-            length += HEADER_SIZE + len(record) + FOOTER_SIZE
-    return length
+    return read_in_child(_sound, _Sound(path=path), _Sound, (below,), thing=str(path))[0].length
+
+
+def _sound(argument: bytes) -> tuple[_Sound, bytes]:
+    path, length = _Sound.model_validate_json(argument).path, 0
+    try:
+        with open_regular(path, buffering=_BLOCK) as stream, contextlib.suppress(RecordsEnd):
+            total = os.fstat(stream.fileno()).st_size
+            while length < total and (record := _next_record(stream, total, length)) is not None:
+                length += HEADER_SIZE + len(record) + FOOTER_SIZE
+    except OSError as error:
+        raise DamagedData(f"cannot be read: {error.strerror or error}", thing=str(path)) from error
+    return _Sound(path=path, length=length), b""
 
 
 def read_on(stream: BinaryIO, total: int, columns: Columns, offset: int = 0) -> Iterator[int]:

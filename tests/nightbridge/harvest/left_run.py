@@ -4,7 +4,7 @@ import json
 import random
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -61,6 +61,11 @@ class LeftRun:
     @property
     def job_dir(self) -> Path:
         return self.output.job_dir
+
+    def with_sizes_of_now(self) -> "LeftRun":
+        """The run after somebody has written into its checkpoints, as if they had been found as they are now."""
+        found = (each.model_copy(update={"size": checkpoint_size(each.path)}) for each in self.output.checkpoints)
+        return replace(self, output=self.output.model_copy(update={"checkpoints": tuple(found)}))
 
     def harvest(
         self,

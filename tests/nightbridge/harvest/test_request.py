@@ -21,7 +21,7 @@ from nightbridge.errors import DamagedData, PermanentError, TransientError
 from nightbridge.harvest.manifest import load_record, read_manifest, run_prefix
 from nightbridge.harvest.restore import fetch_run, verify_run
 from nightbridge.models import CheckpointState, Outcome, RunRecord, StoredFile, StoreSettings
-from nightbridge.outputs.checkpoints import checkpoint_size
+from nightbridge.outputs import checkpoints
 from nightbridge.secrets import MASK
 from nightbridge.store.checksum import FileSource, sha256_hex
 from nightbridge.store.directory import DirectoryStore
@@ -268,6 +268,21 @@ def test_in_place_of_a_last_checkpoint_of_zeros_the_one_before_it_is_stored(
     assert any("iter_0000040: damaged: shard __2_0.distcp" in line for line in record.left_out)
 
 
+@pytest.mark.parametrize(("name", "content"), [("metadata.json", b"[" * 100_000), ("\udcff", b"x")])
+def test_a_checkpoint_that_became_hostile_after_it_was_judged_is_left_out(
+    directory: ObjectStore, left: LeftRun, name: str, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is looked into in a child: here whatever would do that is gone."""
+    monkeypatch.setattr(checkpoints, "prove", None)
+    (left.job_dir / "checkpoints/iter_0000040" / name).write_bytes(content)
+
+    record = left.with_sizes_of_now().harvest(directory)
+
+    stored = {path.split("/")[1] for path in objects(directory, record.prefix) if "/iter_" in path}
+    assert stored == {"iter_0000020"}
+    assert any(line.startswith("checkpoints/iter_0000040: ") for line in record.left_out)
+
+
 def test_a_checkpoint_whose_writer_made_no_checksums_is_stored_and_called_unproven(
     directory: ObjectStore, left: LeftRun
 ) -> None:
@@ -275,15 +290,8 @@ def test_a_checkpoint_whose_writer_made_no_checksums_is_stored_and_called_unprov
     path.parent.mkdir()
     header = json.dumps({"weight": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
     path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
-    output = left.output.model_copy(
-        update={
-            "checkpoints": tuple(
-                each.model_copy(update={"size": checkpoint_size(each.path)}) for each in left.output.checkpoints
-            )
-        }
-    )
 
-    record = LeftRun(**{**vars(left), "output": output}).harvest(directory)
+    record = left.with_sizes_of_now().harvest(directory)
 
     (checkpoint,) = (each for each in record.checkpoints if each.iteration == 40)
     assert checkpoint.state is CheckpointState.UNPROVEN
