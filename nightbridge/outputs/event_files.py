@@ -6,6 +6,7 @@ damage is, why, and how much was saved. Records after the damage are not guessed
 """
 
 import contextlib
+import errno
 import io
 import itertools
 import os
@@ -75,11 +76,26 @@ class RecordsEnd(Exception):
 
 
 def _only_zeros_from(stream: BinaryIO, offset: int) -> bool:
-    stream.seek(offset)
-    while block := stream.read(_BLOCK):
-        if block.count(0) != len(block):
-            return False
+    while (found := _next_data(stream, offset)) is not None:
+        stream.seek(found)
+        block = stream.read(_BLOCK)
+        if not block or block.count(0) != len(block):
+            return not block
+        offset = found + len(block)
     return True
+
+
+def _next_data(stream: BinaryIO, offset: int) -> int | None:
+    """Where a file goes on behind a hole, which may be of terabytes; None where a hole is all that follows."""
+    try:
+        descriptor = stream.fileno()
+        before = os.lseek(descriptor, 0, os.SEEK_CUR)
+        try:
+            return os.lseek(descriptor, offset, os.SEEK_DATA)
+        finally:
+            os.lseek(descriptor, before, os.SEEK_SET)  # where the stream's buffer ends
+    except OSError as error:  # of others than ENXIO the file system, or a stream in memory, does not know holes
+        return None if error.errno == errno.ENXIO else offset
 
 
 def _next_record(stream: BinaryIO, total: int, offset: int) -> bytes | None:

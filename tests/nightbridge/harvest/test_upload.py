@@ -129,7 +129,7 @@ def test_of_a_huge_event_file_with_a_hole_the_whole_records_are_stored(
     store: ObjectStore, tmp_path: Path, events: Path
 ) -> None:
     whole = events.read_bytes()
-    os.truncate(events, 2 << 30)
+    os.truncate(events, 1 << 40)
 
     sent = send(store, tmp_path, Unit.of(events, "tensorboard/events", "tensorboard"))
 
