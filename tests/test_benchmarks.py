@@ -31,6 +31,7 @@ SMALL = {
     "overrides.py": (["DUMP", "4", "1"], "same answer as Hydra for 4 of 4\n"),
     "parity.py": (["--pairs", "5"], "5 synthetic pairs"),
     "reader.py": (["2", "2"], "through the child: .* s of processor time for each run"),
+    "reading_commands.py": (["8", "2"], r"history .* s of processor time"),
     "startup.py": (["1"], "nightbridge validate .* s"),
     "sweep.py": (["--values", "2"], "ratio|one configuration after the other"),
     "distribution.py": (["--noise", "NOISE"], "narrowest band"),

@@ -19,6 +19,7 @@ import typer
 import yaml
 
 from nightbridge.cli import main as cli
+from nightbridge.gate.accept import accept
 from nightbridge.gate.verdict import compare
 from nightbridge.history.reading import add
 from nightbridge.history.rows import row_of
@@ -184,6 +185,7 @@ def used_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]
         add(store, row_of(record, compare(record, ())))
         record_start(store, _start_of(record, workspace))
         open_attempt(workspace, record.spec.run_key, ClusterSettings())
+    accept(store, records[-1].spec.run_key, "acknowledged", who="Ada", why="known")
     monkeypatch.chdir(tmp_path)
     last, before = records[-1].spec.run_key, records[0].spec.run_key
     return {"RUN_KEY": last, "OTHER_RUN_KEY": before, "RUN_A": last, "RUN_B": before, "ID": "gpus-divide"}

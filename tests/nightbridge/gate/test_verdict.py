@@ -515,7 +515,11 @@ def test_every_violation_is_a_reason(make_spec: Specs) -> None:
 
     verdict = verdict_for_error(make_spec(), error)
 
-    assert verdict.reasons == ("a.toml: 2 rules are violated. Fix the following", "tp = 3 does not divide 8", "vp needs pp")
+    assert verdict.reasons == (
+        "a.toml: 2 rules are violated. Fix the following",
+        "tp = 3 does not divide 8",
+        "vp needs pp",
+    )
 
 
 def test_a_foreign_error_gives_away_its_first_line_only(make_spec: Specs) -> None:

@@ -5,11 +5,13 @@ import shutil
 import subprocess
 import threading
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from nightbridge import processes
 from nightbridge.errors import DamagedData, InvalidInput, PermanentError
 from nightbridge.models import PinnedRepository
 from nightbridge.repos.checkouts import check_out, find_changes
@@ -184,7 +186,8 @@ def test_a_user_without_root_makes_the_same(origin: Any, tmp_path: Path) -> None
     os.chown(home, NOBODY, NOBODY)
     (home / ".gitconfig").write_text('[safe]\n\tdirectory = "*"\n')
 
-    # A fork, because another user may not be able to read the Python that runs this.
+    # A fork, because another user may not be able to read the Python that runs this, nor the guard of git's processes.
+    processes.run(["true"], environment={}, timeout=TIMEOUT)
     child = os.fork()
     if child == 0:
         code = 1
@@ -202,7 +205,7 @@ def test_a_user_without_root_makes_the_same(origin: Any, tmp_path: Path) -> None
                 (path / "README.md").write_text("changed")
             code = 0
         except BaseException as error:
-            (home / "error").write_text(repr(error))
+            (home / "error").write_text("".join(traceback.format_exception(error)))
         os._exit(code)
 
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, (home / "error").read_text()
