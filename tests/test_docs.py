@@ -160,9 +160,11 @@ def _runnable() -> list[str]:
 
 
 def _asks_elsewhere(words: list[str]) -> bool:
-    """Whether it asks a real cluster or the network, stands for any file of a person's, or takes a checkpoint along."""
+    """Whether it asks a real cluster or the network, stands for any file of a person's, takes a checkpoint along, or
+    goes on until a run has ended.
+    """
     return (
-        not {"--pinned", "--help"}.isdisjoint(words)
+        not {"--pinned", "--help", "-f", "--watch"}.isdisjoint(words)
         or (words[0] == "validate" and "--system" in words)
         or not {"FILE", "checkpoint"}.isdisjoint(words)
     )
