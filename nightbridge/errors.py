@@ -16,7 +16,7 @@ stands beside the code that runs it.
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class NightbridgeError(Exception):
@@ -70,10 +70,10 @@ class InvalidInput(PermanentError):
         what: The summary, or the only violation.
         thing: The file or option.
         advice: The way out; to fix the violations where there are some.
-        violations: Every violation found, one line each, not only the first.
+        violations: Every violation found, not only the first; the `str` of each is one line.
     """
 
-    def __init__(self, what: str, *, thing: str = "", advice: str = "", violations: Sequence[str] = ()) -> None:
+    def __init__(self, what: str, *, thing: str = "", advice: str = "", violations: Sequence[Any] = ()) -> None:
         super().__init__(what, thing=thing, advice=advice or ("Fix the following" if violations else ""))
         self.violations = tuple(violations)
 

@@ -20,13 +20,25 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 from nightbridge.errors import PermanentError, TransientError
 
 TAIL_LINES = 12
 DRAIN_SECONDS = 10.0
 """How long to wait for the last output of a program that has ended: what left its session may hold a pipe."""
+
+
+class Process(Protocol):
+    """What `run` needs of a process, which leads its process group; `subprocess.Popen` has it."""
+
+    pid: int
+    stdin: IO[bytes] | None
+    stdout: IO[bytes] | None
+    stderr: IO[bytes] | None
+
+    def wait(self) -> int:
+        """The exit code, negative for a signal."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +66,7 @@ def run(
     given: bytes = b"",
     umask: int = -1,
     merged: bool = False,
+    started: Process | None = None,
 ) -> Finished:
     """Run a program without a terminal, in a session of its own; what it leaves running in that session is killed.
 
@@ -66,6 +79,7 @@ def run(
         given: Its whole standard input.
         umask: The permissions that its files do not get; ours when -1.
         merged: Whether its stdout joins its stderr, line by line.
+        started: The process, where it is started otherwise; then the time limit alone is for this function.
 
     Raises:
         PermanentError: There is no such program, or it cannot be started.
@@ -75,7 +89,7 @@ def run(
     name = Path(argv[0]).name
     try:
         # A session of its own: nothing can prompt for a password on the terminal, and all children can be killed.
-        process = subprocess.Popen(
+        process: Process = started or subprocess.Popen(
             [str(part) for part in argv],
             env=dict(environment),
             cwd=cwd,
@@ -150,7 +164,7 @@ class Guard:
         self._helper: subprocess.Popen[bytes] | None = None
 
     @contextlib.contextmanager
-    def over(self, process: "subprocess.Popen[bytes]") -> Iterator[None]:
+    def over(self, process: Process) -> Iterator[None]:
         """Guard the process group that a process leads, until the end of the block."""
         self._note(process.pid)
         try:
@@ -169,6 +183,8 @@ class Guard:
             if self._helper is None:
                 self._helper = subprocess.Popen(
                     own_program(__name__, python_options=["-S"]),
+                    # Ours may hold secrets, and this one outlives us.
+                    env={name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ},
                     stdin=subprocess.PIPE,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,

@@ -18,7 +18,7 @@ import os
 import re
 import stat
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,23 +55,30 @@ _MAX_CONFIG_BYTES = 4 << 20
 def find_checkpoints(save_dir: Path) -> tuple[Checkpoint, ...]:
     """Judge every `iter_*` directory under `checkpoint.save`, by iteration.
 
-    A missing folder has none; a directory that is deleted meanwhile (`most_recent_k`) is left out; links are not
-    followed.
+    A missing folder has none; a directory that is deleted meanwhile (`most_recent_k`) is left out.
     """
-    try:
-        entries = sorted(entry.name for entry in os.scandir(save_dir) if entry.is_dir(follow_symlinks=False))
-    except (FileNotFoundError, NotADirectoryError):
-        return ()
     found = []
-    for name in entries:
-        if match := _ITERATION.fullmatch(name):
-            path = save_dir / name
-            # Before it is judged: of one that is found complete after that, every file was there to be counted.
-            size = checkpoint_size(path)
-            state, reason = layout_state(path)
-            if path.is_dir():
-                found.append(Checkpoint(path=path, iteration=int(match[1]), state=state, reason=reason, size=size))
-    return tuple(sorted(found, key=lambda checkpoint: checkpoint.iteration))
+    for path in checkpoint_folders(save_dir):
+        # Before it is judged: of one that is found complete after that, every file was there to be counted.
+        size = checkpoint_size(path)
+        state, reason = layout_state(path)
+        if path.is_dir():
+            found.append(Checkpoint(path=path, iteration=_iteration(path), state=state, reason=reason, size=size))
+    return tuple(found)
+
+
+def checkpoint_folders(save_dir: Path) -> list[Path]:
+    """The `iter_*` directories under `checkpoint.save`, by iteration; links are not followed."""
+    try:
+        entries = [Path(entry.path) for entry in os.scandir(save_dir) if entry.is_dir(follow_symlinks=False)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return sorted((path for path in entries if _ITERATION.fullmatch(path.name)), key=_iteration)
+
+
+def _iteration(path: Path) -> int:
+    match = _ITERATION.fullmatch(path.name)
+    return int(match[1]) if match else 0
 
 
 def tracked_iteration(save_dir: Path) -> int | None:
@@ -104,10 +111,8 @@ def layout_state(path: Path) -> tuple[CheckpointState, str]:
         earlier, larger run in the same directory that `.metadata` does not name.
 
     """
-    match = _ITERATION.fullmatch(path.name)
-    iteration = int(match[1]) if match else 0
     try:
-        state, reason = _judge(path, iteration)
+        state, reason = _judge(path, _iteration(path))
         return state, reason[:_MAX_REASON]  # a file can name a shard in a megabyte
     except OSError as error:
         return CheckpointState.DAMAGED, f"cannot be read: {error.strerror or error}"
@@ -141,6 +146,32 @@ def checkpoint_state(path: Path) -> tuple[CheckpointState, str]:
     return proved_state(proof, reason)
 
 
+class _Question(Model):
+    """Of a checkpoint, and of everything that belongs to it."""
+
+    path: Path
+    files: tuple[Path, ...] = ()
+
+
+class _Judged(Model):
+    state: CheckpointState
+    reason: str
+
+
+def state_in_child(path: Path) -> tuple[CheckpointState, str]:
+    """`checkpoint_state` of an absolute path, in a child that reads nothing but the folder that it lies in."""
+    try:
+        judged, _ = read_in_child(_state, _Question(path=path), _Judged, (path.parent,), thing=str(path))
+    except DamagedData as error:
+        return CheckpointState.DAMAGED, error.what
+    return judged.state, judged.reason
+
+
+def _state(argument: bytes) -> tuple[_Judged, bytes]:
+    state, reason = checkpoint_state(_Question.model_validate_json(argument).path)
+    return _Judged(state=state, reason=reason), b""
+
+
 def prove_checkpoint(path: Path, files: Iterable[Path]) -> Proof:
     """Look into the files of a checkpoint whose layout is complete; errors are those of `prove`.
 
@@ -157,11 +188,6 @@ def prove_checkpoint(path: Path, files: Iterable[Path]) -> Proof:
     return proof._replace(unproven=(*_unknown_layout(path, files, proof), *proof.unproven))
 
 
-class _ToProve(Model):
-    path: Path
-    files: tuple[Path, ...]
-
-
 class _Proved(Model):
     """A proof but for its extents, whose numbers come as bytes: how many of them each file has, in their order."""
 
@@ -175,7 +201,7 @@ def prove_in_child(path: Path, files: Iterable[Path], below: Path) -> Proof:
     Raises:
         DamagedData: A file is not what its writer wrote, or cannot be read.
     """
-    question = _ToProve(path=path, files=tuple(files))
+    question = _Question(path=path, files=tuple(files))
     proved, data = read_in_child(_prove, question, _Proved, (below,), thing=str(path))
     extents, position = {}, 0
     for file, count in proved.counts:
@@ -186,7 +212,7 @@ def prove_in_child(path: Path, files: Iterable[Path], below: Path) -> Proof:
 
 
 def _prove(argument: bytes) -> tuple[_Proved, bytes]:
-    question = _ToProve.model_validate_json(argument)
+    question = _Question.model_validate_json(argument)
     try:
         proof = prove_checkpoint(question.path, question.files)
     except OSError as error:
@@ -223,19 +249,23 @@ def files_below(path: Path) -> Iterator[Path]:
     for parent, _, names in os.walk(path):
         yield from (file for name in names if (file := Path(parent, name)).is_file() and not file.is_symlink())
     state = path.parent / TRAIN_STATE
-    match = _ITERATION.fullmatch(path.name)
-    if match and tracked_iteration(path.parent) == int(match[1]) and state.is_file():
+    if _ITERATION.fullmatch(path.name) and tracked_iteration(path.parent) == _iteration(path) and state.is_file():
         yield state
 
 
 def _judge(path: Path, iteration: int) -> tuple[CheckpointState, str]:
     config = path / "run_config.yaml"
+    settings, problem = _read_config(config)
     tracked = tracked_iteration(path.parent)
     of_bridge = tracked is None or _has_parts_of_bridge(path)
     legacy = any(path.glob("mp_rank_*/*.pt")) and not _is_file(path / ".metadata")
     parts = [
         _Part(".metadata", _is_file(path / ".metadata"), needed=not legacy),
-        _Part("metadata.json", _is_file(path / "metadata.json"), needed=not legacy and _needs_metadata_json(path)),
+        _Part(
+            "metadata.json",
+            _is_file(path / "metadata.json"),
+            needed=not legacy and _needs_metadata_json(path, settings),
+        ),
         _Part("train_state.pt", _is_file(path / "train_state.pt"), needed=of_bridge),
         _Part(TRACKER, tracked is not None and tracked >= iteration),
         _Part("run_config.yaml", _is_file(config), needed=of_bridge),
@@ -247,7 +277,7 @@ def _judge(path: Path, iteration: int) -> tuple[CheckpointState, str]:
             if any(later.there for later in parts[number:]) or (tracked is not None and tracked > iteration):
                 return CheckpointState.DAMAGED, f"{missing}, although later files are present"
             return CheckpointState.IN_PROGRESS, f"{missing} yet"
-    if problem := _unreadable(path):
+    if problem := _unreadable_json(path) or problem:
         return CheckpointState.DAMAGED, problem
     return (CheckpointState.COMPLETE, "") if legacy else _judge_shards(path)
 
@@ -285,27 +315,39 @@ def _is_file(path: Path) -> bool:
     return stat.S_ISREG(status.st_mode) and status.st_size > 0
 
 
-def _needs_metadata_json(path: Path) -> bool:
+def _needs_metadata_json(path: Path, settings: Mapping[str, Any]) -> bool:
     """Every format but fsdp_dtensor and torch_dcp has a `metadata.json`.
 
     Without the run's configuration the format is told by what only Megatron-Core's own has: a `common.pt`, or a state
     dict that torch did not have to flatten.
     """
-    config = path / "run_config.yaml"
-    if not _is_file(config):
+    if not _is_file(path / "run_config.yaml"):
         if not _is_file(path / ".metadata"):
             return False
         return _is_file(path / "common.pt") or not read_metadata(path / ".metadata").nested
-    try:
-        settings = _load_yaml(config)
-    except ValueError:
-        return True
     checkpoint = settings.get("checkpoint")
     return not (isinstance(checkpoint, dict) and checkpoint.get("ckpt_format") == "fsdp_dtensor")
 
 
-def _load_yaml(path: Path) -> dict[str, Any]:
-    """Read a YAML mapping as plain text, numbers and containers; tags of the writer's own classes are looked through.
+def _read_config(path: Path) -> tuple[dict[str, Any], str]:
+    """What `run_config.yaml` says, and what is wrong with it; nothing of either where there is none."""
+    if not _is_file(path):
+        return {}, ""
+    data = read_regular(path, limit=_MAX_CONFIG_BYTES)
+    try:
+        settings = _load_yaml(data)
+    except ValueError as error:
+        return {}, f"run_config.yaml cannot be parsed: {' '.join(str(error).split())}"
+    # What wrote it ends every line, and sorts the sections of its configuration, of which `train` is one of the last.
+    if not data.endswith(b"\n"):
+        return settings, "run_config.yaml is cut off within a line"
+    if "_target_" in settings and "train_iters" not in (settings.get("train") or ()):
+        return settings, "run_config.yaml is cut off: it has no `train.train_iters`"
+    return settings, ""
+
+
+def _load_yaml(data: bytes) -> dict[str, Any]:
+    """A YAML mapping as plain text, numbers and containers; tags of the writer's own classes are looked through.
 
     Raises:
         ValueError: It is not YAML, or not a mapping.
@@ -313,9 +355,8 @@ def _load_yaml(path: Path) -> dict[str, Any]:
     """
     import yaml
 
+    check_yaml(data)
     try:
-        data = read_regular(path, limit=_MAX_CONFIG_BYTES)
-        check_yaml(data)
         node = yaml.compose(data, Loader=yaml.CSafeLoader)
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from error
@@ -337,8 +378,8 @@ def _plain(node: Any, depth: int) -> dict[str, Any]:
     return result
 
 
-def _unreadable(path: Path) -> str:
-    """What is wrong with the small files; empty when both can be parsed."""
+def _unreadable_json(path: Path) -> str:
+    """What is wrong with `metadata.json`; empty when it can be parsed, or is not there."""
     if (path / "metadata.json").exists():
         try:
             content = json.loads(read_regular(path / "metadata.json", limit=_MAX_CONFIG_BYTES))
@@ -346,17 +387,6 @@ def _unreadable(path: Path) -> str:
             return f"metadata.json is not JSON: {error}"
         if not isinstance(content, dict):
             return "metadata.json is not a JSON object"
-    if not _is_file(path / "run_config.yaml"):
-        return ""
-    try:
-        settings = _load_yaml(path / "run_config.yaml")
-    except ValueError as error:
-        return f"run_config.yaml cannot be parsed: {' '.join(str(error).split())}"
-    # What wrote it ends every line, and sorts the sections of its configuration, of which `train` is one of the last.
-    if not read_regular(path / "run_config.yaml", limit=_MAX_CONFIG_BYTES).endswith(b"\n"):
-        return "run_config.yaml is cut off within a line"
-    if "_target_" in settings and "train_iters" not in (settings.get("train") or ()):
-        return "run_config.yaml is cut off: it has no `train.train_iters`"
     return ""
 
 

@@ -141,7 +141,7 @@ def read_curves(event_files: Sequence[Path], logs: Sequence[Path]) -> Curves:
     )
 
 
-_LIFE_COLUMNS = ("step", "value", "file")
+_LIFE_COLUMNS = ("step", "value", "file", "session")
 _MAX_LIVES = 100
 """The last ones are kept: a log of a million steps that go up and down is no million restarts."""
 
@@ -155,22 +155,22 @@ def _lives_of(table: "pd.DataFrame") -> tuple[Life, ...]:
     return ()
 
 
-def _life_rows(records: Sequence[StepRecord]) -> list[tuple[int, float, str]]:
+def _life_rows(records: Sequence[StepRecord]) -> list[tuple[int, float, str, int]]:
     factor = STEP_COLUMNS["step_time"].factor
     return [
-        (record.iteration, math.nan if record.elapsed_ms is None else record.elapsed_ms * factor, LOG_FILE)
+        (record.iteration, math.nan if record.elapsed_ms is None else record.elapsed_ms * factor, LOG_FILE, 0)
         for record in records
         if 0 < record.iteration <= record.total
     ]
 
 
 def _lives(rows: "pd.DataFrame") -> tuple[Life, ...]:
-    """Split iterations, in the order of writing, where a file begins or the step is no larger than the one before."""
+    """Split iterations, in the order of writing, where a file or session begins, or the step does not grow."""
     import numpy as np
 
     if not len(rows):
         return ()
-    begins = (rows["step"].diff() <= 0) | (rows["file"] != rows["file"].shift())
+    begins = (rows["step"].diff() <= 0) | (rows["file"] != rows["file"].shift()) | (rows["session"].diff() > 0)
     timed = rows.assign(value=rows["value"].where(np.isfinite(rows["value"])))
     each = timed.groupby(begins.cumsum()).agg(first=("step", "first"), last=("step", "last"), time=("value", "median"))
     return tuple(
@@ -247,7 +247,7 @@ def _rows(tag: str, values: "pd.Series[float]") -> "pd.DataFrame":
 def _with_log_rows(table: "pd.DataFrame", additions: "Sequence[pd.DataFrame]") -> "pd.DataFrame":
     import pandas as pd
 
-    parts = [part for part in (table, *(rows.assign(superseded=False) for rows in additions)) if len(part)]
+    parts = [part for part in (table, *(rows.assign(superseded=False, session=0) for rows in additions)) if len(part)]
     return pd.concat(parts, ignore_index=True) if parts else empty_table()
 
 

@@ -20,16 +20,9 @@ if TYPE_CHECKING:
 BLOCK = 1 << 20
 """Bytes read at once. A record that is larger is read by itself."""
 
-
 _SMALLEST_PLAIN = 20
-
-
 _VALUE_SIZE = 4
-
-
 _STEP_AT = 10
-
-
 _STEP_BYTES = 4
 """Longest step of a plain record, as written; longer ones are for the reader of single records."""
 
@@ -76,8 +69,9 @@ class BlockReader:
         plain, steps, after_step = _steps(content, starts, ends)
         numbers = np.full(len(starts), -1, dtype=np.int32)
         candidates = np.flatnonzero(plain)
+        known = self._templates.get
         numbers[candidates] = [
-            self._number(block[start:end])
+            self._number(template) if (number := known(template := block[start:end])) is None else number
             for start, end in zip(
                 after_step[candidates].tolist(), (ends[candidates] - _VALUE_SIZE).tolist(), strict=True
             )
@@ -98,7 +92,6 @@ class BlockReader:
     def _whole_records(self, block: bytes) -> "tuple[NDArray[np.int64], NDArray[np.int64]]":
         """Where the records begin and end whose headers and checksums are right, up to the first other one."""
         lengths, checksum_of, size = self._lengths, google_crc32c.value, len(block)
-        starts: list[int] = []
         ends: list[int] = []
         checksums: list[int] = []
         position = 0
@@ -116,20 +109,17 @@ class BlockReader:
             if position > size:
                 break
             checksums.append(checksum_of(block[start:end]))
-            starts.append(start)
             ends.append(end)
         where, crc = np.array(ends, dtype=np.int64), np.array(checksums, dtype=np.uint32)
         masked = ((crc >> np.uint32(15)) | (crc << np.uint32(17))) + np.uint32(0xA282EAD8)
         written = _gather(np.frombuffer(block, dtype=np.uint8), where, FOOTER_SIZE).view("<u4")
         wrong = np.flatnonzero(masked != written)
         whole = int(wrong[0]) if len(wrong) else len(where)
-        return np.array(starts[:whole], dtype=np.int64), where[:whole]
+        begins = np.concatenate(([0], where[:-1] + FOOTER_SIZE)) + HEADER_SIZE if whole else where
+        return begins[:whole], where[:whole]
 
     def _number(self, template: bytes) -> int:
-        """The number of the tag of a plain record, -1 where its template is no plain scalar's."""
-        number = self._templates.get(template)
-        if number is not None:
-            return number
+        """The number of the tag of a plain record that is new, -1 where its template is no plain scalar's."""
         tag = plain_scalar_tag(template)
         if tag is None:
             return -1

@@ -17,6 +17,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
 
+from pydantic import Field
+
 from nightbridge.errors import DamagedData
 from nightbridge.files import open_regular
 from nightbridge.models import Model
@@ -28,6 +30,7 @@ from nightbridge.outputs.event_decoder import (
     masked_crc,
     record_length,
 )
+from nightbridge.outputs.reader_forks import map_files
 from nightbridge.outputs.reader_process import read_in_child
 
 if TYPE_CHECKING:
@@ -42,7 +45,7 @@ _BLOCK = 1 << 20
 MAX_RECORD_BYTES = 32 << 20
 """A record is decoded in memory, and a sparse file of some kilobytes on disk can hold one of terabytes."""
 
-COLUMNS = ("tag", "step", "wall_time", "value", "file", "superseded")
+COLUMNS = ("tag", "step", "wall_time", "value", "file", "superseded", "session")
 """The columns of the scalar table, in order."""
 
 # tensorboardX replaces what it takes for unsafe characters; the run's tags have spaces.
@@ -314,11 +317,11 @@ def read_on(stream: BinaryIO, total: int, columns: Columns, offset: int = 0) -> 
 
 
 def find_event_files(folder: Path) -> tuple[Path, ...]:
-    """All event files under a folder, by name; links are not followed. A missing folder has none."""
+    """All that is named as an event file under a folder, by name; links apart. A missing folder has none."""
     found = [
         Path(parent) / name for parent, _, names in os.walk(folder) for name in names if _TIME_IN_NAME.search(name)
     ]
-    return tuple(sorted(path for path in found if path.is_file() and not path.is_symlink()))
+    return tuple(sorted(path for path in found if not path.is_symlink()))
 
 
 def canonical_tag(tag: str) -> str | None:
@@ -353,15 +356,37 @@ def read_event_files(source: Path | Sequence[Path]) -> tuple[list[EventFile], li
     """
     if isinstance(source, Path):
         source = find_event_files(source) if not source.is_file() else (source,)
-    files: list[EventFile] = []
-    damage: list[str] = []
-    for path in source:
-        try:
-            files.append(read_event_file(path))
-        except DamagedData as error:
-            damage.append(str(error))
-    files.sort(key=_age)
-    return files, damage + [file.damage for file in files if file.damage]
+    found = map_files(_read_or_say, source)
+    files = sorted((each for each in found if isinstance(each, EventFile)), key=_age)
+    return files, [*(each for each in found if isinstance(each, str)), *(file.damage for file in files if file.damage)]
+
+
+def _read_or_say(path: Path) -> EventFile | str:
+    try:
+        return read_event_file(path)
+    except DamagedData as error:
+        return str(error)
+
+
+class FoundScalars(Model):
+    """What was found under `path`: a line for each damaged file, and how many values of each kind are no scalars."""
+
+    path: Path
+    damage: tuple[str, ...] = ()
+    skipped: dict[str, int] = Field({})
+
+
+def find_scalars(path: Path) -> tuple[FoundScalars, bytes]:
+    """Read an event file, or all under a folder, in a child; also returns their `scalar_table` as `metrics_parquet`."""
+    root = path if path.is_dir() else path.parent
+    return read_in_child(_find_scalars, FoundScalars(path=path), FoundScalars, (root,), thing=str(path))
+
+
+def _find_scalars(argument: bytes) -> tuple[FoundScalars, bytes]:
+    path = FoundScalars.model_validate_json(argument).path
+    files, damage = read_event_files(path)
+    skipped = sum((Counter(file.skipped) for file in files), Counter[str]())
+    return FoundScalars(path=path, damage=tuple(damage), skipped=skipped), metrics_parquet(scalar_table(files))
 
 
 def scalars(source: Path | Sequence[Path]) -> "tuple[pd.DataFrame, list[str]]":
@@ -374,7 +399,8 @@ def scalar_table(files: Sequence[EventFile]) -> "pd.DataFrame":
     """The scalars of files in the order of writing, as one table with `COLUMNS`.
 
     tag (canonical), step, wall_time (seconds since 1970), value (NaN and infinities kept), file (its name), superseded
-    (True for what a restarted run has done again or thrown away: see `_done_again` and `_voided`).
+    (True for what a restarted run has done again or thrown away: see `_done_again` and `_sessions`), session (how many
+    `SessionLog.START` stand before it).
     """
     import numpy as np
     import pandas as pd
@@ -392,7 +418,7 @@ def scalar_table(files: Sequence[EventFile]) -> "pd.DataFrame":
         "file": np.repeat(np.arange(len(files), dtype=np.int32), [len(file) for file in files]),
     }
     table = pd.DataFrame(columns, copy=False)
-    table["superseded"] = _voided(files, table["step"].to_numpy())
+    table["superseded"], table["session"] = _sessions(files, table["step"].to_numpy())
     if (table["tag"] < 0).any():
         table = table[table["tag"] >= 0].reset_index(drop=True)
     table["superseded"] |= _done_again(table)
@@ -421,12 +447,12 @@ def empty_table() -> "pd.DataFrame":
     """A scalar table without rows, with the right columns and types."""
     import pandas as pd
 
-    types = ("str", "int64", "float64", "float64", "str", "bool")
+    types = ("str", "int64", "float64", "float64", "str", "bool", "int32")
     return pd.DataFrame({name: pd.Series([], dtype=kind) for name, kind in zip(COLUMNS, types, strict=True)})
 
 
-def _voided(files: Sequence[EventFile], steps: "NDArray[np.int64]") -> "NDArray[np.bool_]":
-    """Which rows a `SessionLog.START` voids: those before it, of any tag, at its step or later.
+def _sessions(files: Sequence[EventFile], steps: "NDArray[np.int64]") -> "tuple[NDArray[np.bool_], NDArray[np.int32]]":
+    """Which rows a `SessionLog.START` voids, those before it, of any tag, at its step or later; and each row's session.
 
     So does TensorBoard's `EventAccumulator`, and so `purge_step` of PyTorch's `SummaryWriter` is meant.
     """
@@ -435,11 +461,11 @@ def _voided(files: Sequence[EventFile], steps: "NDArray[np.int64]") -> "NDArray[
     begins = itertools.accumulate((len(file) for file in files), initial=0)
     starts = [(begin + rows, at) for begin, file in zip(begins, files, strict=False) for rows, at in file.starts]
     if not starts:
-        return np.zeros(len(steps), dtype=bool)
+        return np.zeros(len(steps), dtype=bool), np.zeros(len(steps), dtype=np.int32)
     positions, least = (np.array(column, dtype=np.int64) for column in zip(*starts, strict=True))
     least = np.append(np.minimum.accumulate(least[::-1])[::-1], np.iinfo(np.int64).max)
-    voided: NDArray[np.bool_] = steps >= least[np.searchsorted(positions, np.arange(len(steps)), side="right")]
-    return voided
+    session = np.searchsorted(positions, np.arange(len(steps)), side="right")
+    return steps >= least[session], session.astype(np.int32)
 
 
 def _done_again(table: "pd.DataFrame") -> "pd.Series[bool]":

@@ -46,6 +46,7 @@ _CODE_FOLDERS = frozenset(("code", ".git"))
 """The job folder holds an unpacked archive of the launcher's repository, which may contain logs and event files."""
 _CHECKPOINT = re.compile(r"iter_\d{7,}")
 _EVENT_FILE = "tfevents"
+_LOG_SUFFIX = ".out"
 EVENT_FOLDER = "tb_logs"
 """The folder of the event files, below the job's folder or a run's own output folder."""
 _NUMBERS_AT_END = re.compile(r"(?:_\d+)+$")
@@ -53,6 +54,13 @@ _PROFILE_FOLDERS = frozenset(("nsys_profile", "pytorch_profile"))
 _PROFILE_FILES = frozenset(("snapshot.pickle",))
 _LAUNCHER_FILES = ("*.tar.gz", "scripts/*", "configs/*_executor.yaml", "configs/*_config.yaml", "env_*.log")
 """What NeMo-Run itself writes into the job's folder. It names secrets in clear text, so it is never stored."""
+
+
+class NotStored(NamedTuple):
+    """Something that the job left and that is not stored, printable, and the reason."""
+
+    path: str
+    reason: str
 
 
 class RunOutput(Model):
@@ -73,8 +81,8 @@ class RunOutput(Model):
     checkpoints: tuple[Checkpoint, ...] = ()
     profiles: tuple[Path, ...] = ()
     attempt_files: tuple[Path, ...] = ()
-    notes: tuple[str, ...] = ()
-    """What was left out and why: links out of the tree, and products that no rule knows, with their bytes."""
+    not_stored: tuple[NotStored, ...] = ()
+    """Links out of the tree, and products that no rule knows, with their bytes."""
 
 
 def read_run(job: Job, output_dir: Path | None, checkpoint_dir: Path | None = None) -> RunOutput:
@@ -87,14 +95,23 @@ def read_run(job: Job, output_dir: Path | None, checkpoint_dir: Path | None = No
         checkpoint_dir: The attempt's own part of a `save_dir` that the test names; None when it names none.
 
     """
-    folders = [folder for folder in (job.experiment_dir, output_dir, checkpoint_dir) if folder is not None]
-    tree = _Tree(folders)
-    for folder in folders:
-        tree.walk(folder)
+    tree = _Tree(job.experiment_dir, output_dir, checkpoint_dir)
+    output = _sorted_files(tree, job, output_dir)
+    rest = _unknown(tree, output)
+    return output.model_copy(
+        update={
+            "checkpoints": tuple(checkpoint for folder in tree.save_dirs for checkpoint in find_checkpoints(folder)),
+            "not_stored": (*tree.not_stored, *_unknown_products(rest, tree.folders)),
+        }
+    )
+
+
+def _sorted_files(tree: "_Tree", job: Job, output_dir: Path | None) -> RunOutput:
+    """What a job left, but for its checkpoints, whose judgement takes the most time, and for what is not stored."""
     files = tree.files
     attempt_files = [job.attempt_dir / name for name in ATTEMPT_FILES]
     launcher_log = job.attempt_dir / "launcher.log"
-    output = RunOutput(
+    return RunOutput(
         job_dir=job.experiment_dir,
         attempt_dir=job.attempt_dir,
         output_dir=output_dir,
@@ -104,12 +121,9 @@ def read_run(job: Job, output_dir: Path | None, checkpoint_dir: Path | None = No
         event_files=tuple(path for path in files if _EVENT_FILE in path.name),
         config_container=_first_named(files, "ConfigContainer.yaml"),
         repo_status=_first_named(files, "repo_status.json"),
-        checkpoints=tuple(checkpoint for folder in tree.save_dirs for checkpoint in find_checkpoints(folder)),
         profiles=tuple(path for path in files if _is_profile(path, job)),
         attempt_files=tuple(path for path in attempt_files if _is_own_file(path)),
     )
-    rest = _unknown(tree, output)
-    return output.model_copy(update={"notes": (*tree.notes, *_notes_on_products(rest, folders))})
 
 
 def _unknown(tree: "_Tree", output: RunOutput) -> Iterator[Path]:
@@ -123,15 +137,19 @@ def _unknown(tree: "_Tree", output: RunOutput) -> Iterator[Path]:
             yield path
 
 
-def _notes_on_products(unknown: Iterable[Path], folders: Sequence[Path]) -> Iterator[str]:
-    """One note for each entry of the run's folders that is, or holds, files that no rule knows."""
+def _unknown_products(unknown: Iterable[Path], folders: Sequence[Path]) -> Iterator[NotStored]:
+    """One for each entry of the run's folders that is, or holds, files that no rule knows."""
     found: dict[Path, list[int]] = {}
     for path in unknown:
         root = max((folder for folder in folders if path.is_relative_to(folder)), key=lambda folder: len(folder.parts))
         found.setdefault(root / path.relative_to(root).parts[0], []).append(_bytes_of(path))
     for entry, sizes in found.items():
         files = f"{len(sizes)} file{'s' * (len(sizes) != 1)}, {sum(sizes)} bytes"
-        yield f"{entry}: no rule stores it ({files})"
+        yield NotStored(_printable(entry), f"no rule stores it ({files})")
+
+
+def _printable(path: Path) -> str:
+    return os.fsencode(path).decode(errors="backslashreplace")
 
 
 def _bytes_of(path: Path) -> int:
@@ -144,14 +162,17 @@ def _bytes_of(path: Path) -> int:
 class _Tree:
     """Walks over the run's folders: its regular files, its checkpoint folders, and what it did not follow."""
 
-    def __init__(self, roots: list[Path]) -> None:
-        self._roots = [root.resolve() for root in roots if not root.is_symlink()]
+    def __init__(self, *folders: Path | None) -> None:
+        self.folders = [folder for folder in folders if folder is not None]
+        self._roots = [root.resolve() for root in self.folders if not root.is_symlink()]
         self._seen: set[Path] = set()
         self.files: list[Path] = []
         self.save_dirs: list[Path] = []
-        self.notes: list[str] = []
+        self.not_stored: list[NotStored] = []
+        for folder in self.folders:
+            self._walk(folder)
 
-    def walk(self, folder: Path) -> None:
+    def _walk(self, folder: Path) -> None:
         if folder.is_symlink():
             self._note_link(folder)
             return
@@ -172,7 +193,7 @@ class _Tree:
             self.files += [path for name in sorted(names) if self._is_ours(path := parent / name)]
 
     def _note(self, path: Path, reason: str) -> None:
-        self.notes.append(f"{os.fsencode(path).decode(errors='backslashreplace')}: {reason}")
+        self.not_stored.append(NotStored(_printable(path), reason))
 
     def _is_ours(self, path: Path) -> bool:
         if path.is_symlink():
@@ -182,7 +203,13 @@ class _Tree:
         if any("\udc80" <= letter <= "\udcff" for letter in path.name):
             self._note(path, "its name is not UTF-8")
             return False
-        return path.is_file()
+        if path.is_file():
+            return True
+        # A FIFO among the evidence is damage of it, as its reader says.
+        if _EVENT_FILE in path.name or path.suffix == _LOG_SUFFIX:
+            return os.path.lexists(path)
+        self._note(path, "it is not a regular file")
+        return False
 
     def _is_inside(self, path: Path) -> bool:
         target = path.resolve()
@@ -216,7 +243,7 @@ def _logs(files: list[Path], job: Job, kind: _LogName) -> tuple[Path, ...]:
     """The job folder's logs of one kind, oldest first: those with the job's id, else those that name no job."""
     found: list[tuple[int | None, list[int], Path]] = []
     for path in files:
-        if path.parent == job.experiment_dir and path.name.startswith(kind.prefix) and path.suffix == ".out":
+        if path.parent == job.experiment_dir and path.name.startswith(kind.prefix) and path.suffix == _LOG_SUFFIX:
             match = _NUMBERS_AT_END.search(path.stem)
             numbers = [int(number) for number in match[0].split("_") if number] if match else []
             named_id = numbers[kind.job_id_position] if len(numbers) >= -kind.job_id_position else None
@@ -289,7 +316,9 @@ def evidence_of(run: RunToRead) -> RunEvidence:
 
 def _read_evidence(argument: bytes) -> tuple[RunEvidence, bytes]:
     run = RunToRead.model_validate_json(argument)
-    return evidence(run.output(), run.plan.max_steps), b""
+    job, plan = run.job, run.plan
+    tree = _Tree(job.experiment_dir, plan.output_dir, plan.checkpoint_dir)
+    return evidence(_sorted_files(tree, job, plan.output_dir), plan.max_steps), b""
 
 
 def evidence(output: RunOutput, steps_expected: int | None) -> RunEvidence:
@@ -304,8 +333,14 @@ def evidence(output: RunOutput, steps_expected: int | None) -> RunEvidence:
         finished_marker=curves.log.finished,
         flaky_marker=curves.log.flaky_marker or batch.flaky_marker,
         timeout_marker=curves.log.timeout_marker or batch.timeout_marker,
-        last_error=curves.log.last_error or batch.last_error,
+        last_error=_better_of(curves.log.last_error, batch.last_error),
+        steps_seen=curves.log.iterations_seen,
     )
+
+
+def _better_of(of_ranks: str, of_batch: str) -> str:
+    """The ranks' error, unless all that it says is that a rank ended."""
+    return (of_batch or of_ranks) if "Exited with exit code" in of_ranks else (of_ranks or of_batch)
 
 
 # --- the environment of the job -------------------------------------------------------------------------------------
@@ -331,6 +366,7 @@ LINES: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = (
 )
 """Texts of a log, and the names of the facts that their groups hold."""
 
+_COMMIT = re.compile(r"[0-9a-f]{7,64}")
 _MAX_BYTES = 1 << 22
 """Of a log: all of it is logged before the first step."""
 _MAX_LETTERS = 80
@@ -376,8 +412,9 @@ def _of_repositories(path: Path | None, pinned: frozenset[str]) -> Iterator[tupl
     except (ValueError, RecursionError):
         return
     for entry in listed if isinstance(listed, list) else ():
-        if isinstance(entry, dict) and isinstance(commit := entry.get("sha"), str) and commit not in pinned:
-            yield f"{entry.get('name', 'repository')} in the image", commit[:12]
+        name, commit = (str(entry.get(key, "")) for key in ("name", "sha")) if isinstance(entry, dict) else ("", "")
+        if _COMMIT.fullmatch(commit) and name.isprintable() and commit not in pinned:
+            yield f"{name or 'repository'} in the image", commit[:12]
 
 
 def _head(path: Path) -> str:

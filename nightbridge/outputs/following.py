@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from nightbridge.errors import DamagedData
-from nightbridge.files import open_regular
+from nightbridge.files import RefusedFile, open_regular
 from nightbridge.models import Job, Model
 from nightbridge.models.metrics import METRIC_BY_NAME
 from nightbridge.outputs.event_files import (
@@ -307,6 +307,8 @@ class EventFileTail:
                         self.damage = f"{self.path.name}: corrupt at byte {end.offset} ({end.reason})"
         except FileNotFoundError:
             return []
+        except RefusedFile as error:
+            self.damage = f"{self.path.name}: {error.strerror}"
         return self._columns.take()
 
 

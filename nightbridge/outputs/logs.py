@@ -22,6 +22,8 @@ from nightbridge.files import open_regular
 from nightbridge.models import Model
 from nightbridge.models.metrics import METRICS, NUMBER
 from nightbridge.numbers import real_number, whole_number
+from nightbridge.outputs.log_errors import ErrorFinder
+from nightbridge.outputs.reader_process import read_in_child
 
 _BLOCK = 1 << 20
 MAX_LINE_BYTES = 8 << 10
@@ -65,6 +67,7 @@ class StepRecord(NamedTuple):
 
     `whole` is False for a line whose end is missing, so that what it lacks says nothing about the iteration.
     `matched` is True where `tflops_per_gpu` comes from a line of rank 0 that has no number of its iteration.
+    `impossible` is a count as it was printed that is none, such as `inf`.
     """
 
     iteration: int
@@ -79,6 +82,7 @@ class StepRecord(NamedTuple):
     global_batch_size: float | None = None
     consumed_samples: float | None = None
     matched: bool = False
+    impossible: str = ""
     whole: bool = True
 
 
@@ -93,6 +97,8 @@ class LogReading(Model):
     """Everything that a run's logs say, in the order of the lines. A restart may repeat iterations in `steps`."""
 
     steps: tuple[StepRecord, ...] = ()
+    perf_lines: int = 0
+    """`Step Time` lines of rank 0."""
     start_iteration: int | None = None
     values: dict[str, tuple[float, ...]] = Field({})
     """By metric, what the lines say by its log patterns, in its unit; only finite values."""
@@ -115,6 +121,12 @@ class LogReading(Model):
     def last_iteration(self) -> int:
         """The highest iteration with a step line, 0 without any."""
         return max((step.iteration for step in self.steps), default=0)
+
+    @property
+    def iterations_seen(self) -> int:
+        """Iterations that were certainly done, although the lines of the last rank, which number them, may be lost."""
+        of_rank_0 = 0 if self.steps else (self.start_iteration or 0) + self.perf_lines
+        return max(self.last_iteration, of_rank_0, *(saved.iteration for saved in self.saved_checkpoints))
 
 
 def latest_steps(steps: Iterable[StepRecord]) -> dict[int, StepRecord]:
@@ -202,69 +214,26 @@ def parse_steps(text: str) -> list[StepRecord]:
 def _step(start: re.Match[str], text: str) -> StepRecord:
     values: dict[str, float | None] = {}
     counts: dict[str, int | None] = {}
+    impossible = ""
     for field in text.split("|")[:-1]:
         label, _, value = field.partition(":")
         name = _STEP_FIELDS.get(label.strip())
         if name in _COUNTS:
             counts.setdefault(name, whole_number(value))
+            impossible = impossible or _impossible_count(value.strip())
         elif name is not None:
             values.setdefault(name, real_number(value))
     skipped, nan = (counts.get(name) or 0 for name in _COUNTS)
     whole = "nan_iterations" in counts and None not in counts.values()
     if skipped and values.get("lm_loss") == 0.0:
         values["lm_loss"] = None
-    done = {"skipped_iterations": skipped, "nan_iterations": nan, "whole": whole}
+    done = {"skipped_iterations": skipped, "nan_iterations": nan, "whole": whole, "impossible": impossible}
     return StepRecord(int(start[1]), int(start[2]), **values, **done)  # type: ignore[arg-type]
 
 
-# --- errors ----------------------------------------------------------------------------------------------------------
-
-_TRACEBACK = "Traceback (most recent call last)"
-_RANK_PREFIX = re.compile(r"^\s*(?:\[rank\d+\]:\s?|\[?\d+\]?:\s)")
-_NAMED_RANK = re.compile(r"^\s*\[rank\d+\]: ")
-_EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Timeout|Failure|Unavailable)\b")
-# slurmstepd adds its node's name where several slurmds run on one machine; since Slurm 25.11 it gives the time instead.
-_SCHEDULER_ERROR = re.compile(
-    r"(?:(?:slurmstepd(?:-[\w.-]{1,255})?|srun):|^\[\d{4}-\d\d-\d\dT[\d:.]{1,32}\]) error: .*"
-)
-_CONSEQUENCES = re.compile(
-    r"DistBackendError|DistNetworkError|ChildFailedError|BrokenPipeError|ConnectionResetError|KeyboardInterrupt"
-)
-"""Exceptions of ranks that died because another one did."""
-_ERROR_LIMIT = 500
-
-
-class _Errors:
-    """Finds the line that best says why a run died.
-
-    That is the last line of the last traceback, or the exception that a rank named; but not of a rank that only noticed
-    another one's death, when there is a better one. Without any it is Slurm's first complaint.
-    """
-
-    def __init__(self) -> None:
-        self._in_traceback = False
-        self._cause = self._consequence = self._scheduler = ""
-
-    def see(self, line: str) -> None:
-        if _TRACEBACK in line:
-            self._in_traceback = True
-        elif self._in_traceback or _NAMED_RANK.match(line):
-            self._see_in_traceback(_RANK_PREFIX.sub("", line).rstrip())
-        if "error: " in line and not self._scheduler and (match := _SCHEDULER_ERROR.search(line)):
-            self._scheduler = match[0].rstrip()[:_ERROR_LIMIT]
-
-    def _see_in_traceback(self, line: str) -> None:
-        if not _EXCEPTION.match(line):
-            return
-        if _CONSEQUENCES.search(line):
-            self._consequence = line[:_ERROR_LIMIT]
-        else:
-            self._cause = line[:_ERROR_LIMIT]
-        self._in_traceback = False
-
-    @property
-    def best(self) -> str:
-        return self._cause or self._consequence or self._scheduler
+def _impossible_count(text: str) -> str:
+    """A number that is no count (`inf`, `-1`, thousands of digits), cut; empty for a count, and for torn text."""
+    return text[:20] if whole_number(text) is None and (real_number(text) is not None or text.isdigit()) else ""
 
 
 # --- rank 0's and the last rank's lines ------------------------------------------------------------------------------
@@ -326,7 +295,8 @@ class _Reader:
         self.steps: list[StepRecord] = []
         self.saved: list[SavedCheckpoint] = []
         self.values: dict[str, list[float]] = {}
-        self.errors = _Errors()
+        self.errors = ErrorFinder()
+        self.impossible: list[str] = []
         self._file_steps: list[StepRecord] = []
         self._perfs: list[Perf] = []
 
@@ -339,6 +309,7 @@ class _Reader:
         if "Step Time" in line:
             found = [(real_number(seconds), real_number(tflops)) for seconds, tflops in _PERF.findall(line)]
             self._perfs += [Perf(s, t) for s, t in found if s is not None and t is not None]
+            self.found["perf_lines"] = self.found.get("perf_lines", 0) + len(found)
             line = _PERF.sub("", line)
         if "iteration" in line:
             self._see_iteration(line)
@@ -377,6 +348,7 @@ class _Reader:
 
     def end_file(self) -> None:
         """Finish one log: match its ranks, and drop a last line that a killed job did not print to its end."""
+        self.impossible += [step.impossible for step in self._file_steps if step.impossible]
         if self._file_steps and not self._file_steps[-1].whole:
             self._file_steps.pop()
         perfs = match_perf(self._perfs, self._file_steps)
@@ -399,6 +371,8 @@ def read_logs(paths: Sequence[Path]) -> LogReading:
         except OSError as error:
             damage.append(f"{path.name}: cannot read the log: {error.strerror or error}")
         reader.end_file()
+    if impossible := reader.impossible:
+        damage.append(f"the log: {len(impossible)} steps with a count that is no whole number, first `{impossible[0]}`")
     return LogReading(
         steps=tuple(reader.steps),
         values={metric: tuple(values) for metric, values in reader.values.items()},
@@ -481,3 +455,27 @@ class LogTail:
             self._offset, self._rest, self._in_cut_line = 0, b"", False
         self._file = (found.st_dev, found.st_ino)
         return found.st_size
+
+
+class LogEnd(Model):
+    """The error of a log, empty where it has none, and the lines at its end."""
+
+    path: Path
+    error: str = ""
+    lines: tuple[str, ...] = ()
+
+
+def end_of_log(path: Path) -> LogEnd:
+    """Read the end of one log in a child.
+
+    Raises:
+        DamagedData: It cannot be read.
+    """
+    return read_in_child(_end_of_log, LogEnd(path=path), LogEnd, (path.parent,), thing=str(path))[0]
+
+
+def _end_of_log(argument: bytes) -> tuple[LogEnd, bytes]:
+    path = LogEnd.model_validate_json(argument).path
+    tail = LogTail(path)
+    lines = (*tail.new_lines(), *tail.last_line())
+    return LogEnd(path=path, error=read_logs([path]).last_error or "", lines=lines), b""

@@ -29,7 +29,9 @@ from nightbridge.outputs.event_files import metrics_parquet
 from nightbridge.outputs.experiment import RunOutput, RunToRead, read_facts, read_run
 from nightbridge.outputs.logs import latest_steps
 from nightbridge.outputs.reader_process import read_in_child
+from nightbridge.outputs.training_report import training_report
 from nightbridge.outputs.what_ran import BATCH_SIZE_TAG, WORLD_SIZE_TAG, dumped, model_flops, what_ran
+from nightbridge.slurm.attempt_files import unreadable_numbers
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -181,6 +183,7 @@ class MeasuredRun(Model):
     summary: Summary
     earlier: tuple[RunOutput, ...] = ()
     facts: dict[str, str] = Field({})
+    training_report: dict[str, Any] | None = None
 
 
 def measure_run(run: RunToMeasure) -> tuple[MeasuredRun, bytes]:
@@ -197,9 +200,24 @@ def _measure_run(argument: bytes) -> tuple[MeasuredRun, bytes]:
     output, plan = run.output(), run.plan
     settings = read_settings(run.spec, output.config_container)
     summary, table = measure(output, run.spec.test.gate, plan.max_steps, settings, run.job)
+    summary = summary.model_copy(update={"damage": (*summary.damage, *unreadable_numbers(run.job.attempt_dir))})
     earlier = tuple(read_run(job, _output_dir_of(job, plan)) for job in run.jobs[:-1])
     facts = read_facts(output, run.job, run.pinned)
-    return MeasuredRun(output=output, summary=summary, earlier=earlier, facts=facts), metrics_parquet(table)
+    report = _report(run, output, table, summary)
+    measured = MeasuredRun(output=output, summary=summary, earlier=earlier, facts=facts, training_report=report)
+    return measured, metrics_parquet(table)
+
+
+def _report(run: RunToMeasure, output: RunOutput, table: "pd.DataFrame", summary: Summary) -> dict[str, Any] | None:
+    """CloudAI's report, where the test asks for it and the run dumped its configuration."""
+    test = run.spec.test
+    if not test.harvest.training_report or output.config_container is None:
+        return None
+    try:
+        container = read_container(output.config_container)
+    except InvalidInput:
+        return None
+    return training_report(table, summary, container, test, num_gpus(test), run.plan.nodes)
 
 
 def _output_dir_of(earlier: Job, plan: LaunchPlan) -> Path | None:
@@ -220,7 +238,7 @@ def measure(
 
     Args:
         output: What the run left.
-        gate: Only `warmup_steps` is used.
+        gate: Only `warmup_steps` and `post_profiling_steps` are used.
         steps_expected: The iterations that the run had to reach; None when the recipe decides.
         settings: How the run was configured (`settings.read_settings`).
         job: The job, for the times that Slurm knows.
@@ -239,8 +257,11 @@ def summarise(
 ) -> Summary:
     """Summarise curves; see the module for the steady window."""
     warm = _after_warmup(curves, gate.warmup_steps)
-    window = _without_profiled(warm, curves, settings.profiled)
-    early = _without_profiled(curves.steps[~curves.steps.index.isin(warm.index)], curves, settings.profiled)
+    profiled = settings.profiled
+    if profiled is not None:
+        profiled = profiled.model_copy(update={"last": profiled.last + gate.post_profiling_steps})
+    window = _without_profiled(warm, curves, profiled)
+    early = _without_profiled(curves.steps[~curves.steps.index.isin(warm.index)], curves, profiled)
     damage = list(curves.damage)
     if curves.missing_steps:
         damage.append(f"{curves.missing_steps} iterations up to {curves.steps_done} were not recorded")

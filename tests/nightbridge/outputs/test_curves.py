@@ -1,12 +1,16 @@
 """Megatron-LM's own tags mean what Megatron-Bridge's do, whatever their names and units."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from nightbridge.models.metrics import METRIC_BY_NAME
 from nightbridge.outputs.curves import read_curves, value_of, with_usual_tags
-from nightbridge.outputs.event_files import scalars
+from nightbridge.outputs.event_files import find_event_files, scalars
 from tests.nightbridge.outputs.builders import EventFileBuilder
 
 
@@ -59,3 +63,20 @@ def test_the_later_of_two_values_of_a_restarted_run_counts(event_file: Callable[
     curves = read_curves([first, second], [])
 
     assert curves.steps["step_time"].tolist() == pytest.approx([0.25, 0.3])
+
+
+def test_a_session_that_begins_without_a_step_going_back_is_a_life(tmp_path: Path) -> None:
+    writer = EventFileWriter(str(tmp_path))
+    for step in range(1, 31):
+        if step == 21:
+            writer.add_event(Event(step=step, session_log=SessionLog(status=SessionLog.START)))
+        value = Summary.Value(tag="iteration-time", simple_value=0.25 if step < 21 else 0.5)
+        writer.add_event(Event(wall_time=1e9 + step, step=step, summary=Summary(value=[value])))
+    writer.close()
+
+    lives = read_curves(find_event_files(tmp_path), ()).lives
+
+    assert [(life.first_step, life.last_step, life.median_step_time) for life in lives] == [
+        (1, 20, 0.25),
+        (21, 30, 0.5),
+    ]

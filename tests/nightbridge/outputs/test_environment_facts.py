@@ -72,7 +72,9 @@ def test_commits_inside_the_image_are_facts_and_pinned_ones_are_not(
     assert facts("a" * 40) == {"Megatron-LM in the image": "c" * 12}
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"name": 1}', "[1, null]", "[" * 100_000])
+@pytest.mark.parametrize(
+    "text", ["", "{", '{"name": 1}', "[1, null]", "[" * 100_000, '[{"sha": "refs/heads/m\\u0000"}]']
+)
 def test_a_status_that_is_none_says_nothing(
     run_folder: RunFolder, facts: Callable[..., dict[str, str]], text: str
 ) -> None:

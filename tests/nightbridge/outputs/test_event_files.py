@@ -94,6 +94,9 @@ class TestAgainstTensorboard:
             kept = table[(table["tag"] == tag) & ~table["superseded"]]
             assert kept["step"].tolist() == [event.step for event in accumulator.Scalars(tag)]
         assert table["superseded"].any() == bool(starts)
+        assert table.groupby("session")["step"].agg(["min", "max"]).to_numpy().tolist() == [
+            [70 * life + 1, 70 * life + 70] for life in range(len(starts) + 1)
+        ]
 
     def test_a_step_that_goes_back_drops_what_tensorboards_accumulator_drops(self, tmp_path: Path) -> None:
         (tmp_path / "events.out.tfevents.1760000000.node1").write_bytes(b"")

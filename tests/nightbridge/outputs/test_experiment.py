@@ -15,7 +15,7 @@ class TestReadRun:
         run_folder.job_dir.rmdir()
         output = read_run(run_folder.job, None)
         assert output.logs + output.sbatch_logs + output.event_files == ()
-        assert (output.checkpoints, output.notes) == ((), ())
+        assert (output.checkpoints, output.not_stored) == ((), ())
         assert (output.config_container, output.repo_status, output.launcher_log) == (None, None, None)
 
     def test_everything_that_a_run_in_a_container_leaves_is_found(
@@ -103,8 +103,8 @@ class TestReadRun:
         output = read_run(run_folder.job, None)
         assert output.event_files == (inside,)
         assert output.checkpoints == ()
-        assert len(output.notes) == 3
-        assert all("link to outside" in note for note in output.notes)
+        assert len(output.not_stored) == 3
+        assert all("link to outside" in reason for _path, reason in output.not_stored)
 
     def test_products_that_no_rule_knows_are_noted_with_their_bytes(
         self, run_folder: RunFolder, write_checkpoint: Callable[..., Path]
@@ -116,10 +116,10 @@ class TestReadRun:
             run_folder.write(own, "of the launcher")
         for shard in ("model-1.safetensors", "nested/model-2.safetensors"):
             run_folder.write(f"hf_export/{shard}", "x" * 500)
-        run_folder.write("answers.jsonl", "{}")
-        assert read_run(run_folder.job, None).notes == (
-            f"{run_folder.job_dir}/answers.jsonl: no rule stores it (1 file, 2 bytes)",
-            f"{run_folder.job_dir}/hf_export: no rule stores it (2 files, 1000 bytes)",
+        run_folder.write("answers: all.jsonl", "{}")
+        assert read_run(run_folder.job, None).not_stored == (
+            (f"{run_folder.job_dir}/answers: all.jsonl", "no rule stores it (1 file, 2 bytes)"),
+            (f"{run_folder.job_dir}/hf_export", "no rule stores it (2 files, 1000 bytes)"),
         )
 
     def test_where_a_data_loader_stood_is_no_checkpoint_of_its_own(

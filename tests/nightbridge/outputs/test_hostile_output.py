@@ -17,11 +17,12 @@ from nightbridge.launch.config_container import check_yaml
 from nightbridge.models import CheckpointState, GatePolicy, LaunchPlan
 from nightbridge.outputs.checkpoints import layout_state
 from nightbridge.outputs.experiment import LINES, RunToRead, evidence_of, read_run
-from nightbridge.outputs.logs import MAX_LINE_BYTES, read_logs
+from nightbridge.outputs.following import progress_in_log
+from nightbridge.outputs.logs import MAX_BYTES, MAX_LINE_BYTES, read_logs
 from nightbridge.outputs.measurements import RunToMeasure, measure, measure_run
-from nightbridge.slurm.attempt_files import read_claim, read_exit_code
+from nightbridge.slurm.attempt_files import read_claim, read_exit_code, unreadable_numbers
 from tests.builders import make_spec
-from tests.hostile import CHECKPOINT, CORPUS, MADE, corpus, plant
+from tests.hostile import CHECKPOINT, CORPUS, MADE, corpus, path_of, plant
 from tests.nightbridge.outputs.builders import RunFolder, StepLine
 
 STEPS = 20
@@ -115,12 +116,28 @@ def test_a_hostile_event_file_is_named_and_the_other_one_counts(name: str, run: 
     assert left_out or harmless or any("tfevents.1750000000" in line for line in summary.damage)
 
 
+@pytest.mark.parametrize("kind", ["event_file", "log", "environment", "tracker"])
+def test_a_fifo_among_the_files_of_a_run_is_named(kind: str, run: RunFolder) -> None:
+    plant(f"{kind}/fifo", run.job)
+    name = path_of(kind, run.job).name
+
+    output = read_run(run.job, None)
+    summary, _ = measure(output, GatePolicy(), STEPS)
+
+    named = [*summary.damage, *(f"{each.path}: {each.reason}" for each in output.not_stored)]
+    assert [line for line in named if name in line and line.endswith("not a regular file")], named
+    assert any(name in line for line in summary.damage) is (kind in ("event_file", "log"))
+
+
 @pytest.mark.parametrize("name", [name for name in ALL if name.startswith("number/")])
-def test_what_is_no_number_says_nothing(name: str, run: RunFolder) -> None:
+def test_what_is_no_number_says_nothing_and_is_named(name: str, run: RunFolder) -> None:
+    assert unreadable_numbers(run.attempt_dir) == ()
     plant(name, run.job)
 
     assert read_exit_code(run.attempt_dir) == (10**18 - 1 if name == "number/huge" else None)
     assert read_claim(run.attempt_dir) is None
+    measured, _ = measure_run(RunToMeasure(jobs=(run.job,), plan=plan_of(run), spec=make_spec()))
+    assert ("exit_code: not a file with a number" in measured.summary.damage) is (name != "number/huge")
 
 
 # --- time ------------------------------------------------------------------------------------------------------------
@@ -142,9 +159,9 @@ def seconds(work: Callable[[], object]) -> float:
     """Of processor time, the shortest of three: what another process takes does not count."""
     times = []
     for _ in range(3):
-        started = time.process_time()
+        started = time.thread_time()
         work()
-        times.append(time.process_time() - started)
+        times.append(time.thread_time() - started)
     return min(times)
 
 
@@ -159,10 +176,42 @@ def test_a_line_of_64_kib_of_any_shape_is_read_in_a_fifth_of_a_second(prefix: st
         assert taken < 0.2, f"{piece!r}: {taken:.3f} s"
 
 
+@pytest.mark.parametrize("line_end", ["", "\n"])
+def test_progress_is_told_by_the_end_of_a_log_of_a_terabyte_whatever_stands_there(
+    line_end: str, tmp_path: Path, step_line: type[StepLine]
+) -> None:
+    path = tmp_path / "log_0.out"
+    for piece in (PREFIXES[1] + piece + line_end for piece in PIECES):
+        with path.open("wb") as stream:
+            stream.truncate(1 << 40)
+            stream.seek(0, os.SEEK_END)
+            stream.write(f"{piece * (MAX_BYTES // len(piece))}\n{step_line(7).step}\n".encode())
+
+        assert seconds(lambda: progress_in_log(path)) < 0.5, piece
+        progress = progress_in_log(path)
+        assert progress is not None
+        assert progress.iteration == 7, piece
+
+
+@pytest.mark.parametrize("name", corpus("log"))
+def test_no_line_of_a_log_keeps_progress_from_an_answer(name: str, run: RunFolder) -> None:
+    plant(name, run.job)
+
+    assert progress_in_log(path_of("log", run.job)) is not None
+
+
+def test_what_is_no_log_is_an_error_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "log_0.out")
+
+    with pytest.raises(OSError, match="not a regular file"):
+        progress_in_log(tmp_path / "log_0.out")
+
+
 GROWTH = 3.0
 """Of the time when the input doubles: two, and what a measurement of milliseconds is off by."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("prefix", PREFIXES)
 def test_the_time_of_a_line_grows_with_its_length_and_no_faster(
     prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

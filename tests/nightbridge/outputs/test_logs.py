@@ -36,6 +36,19 @@ def read(tmp_path: Path) -> Any:
     return read_text
 
 
+def test_steps_whose_numbers_are_lost_were_done_all_the_same(read: Any, step_line: type[StepLine]) -> None:
+    """A killed job of several nodes may lose what its last rank printed, and rank 0 prints no numbers."""
+    rank_0 = (
+        "Starting training loop at iteration 20\n" + "Step Time : 1.22s GPU utilization: 444.0MODEL_TFLOP/s/GPU\n" * 11
+    )
+    saved = "  successfully saved checkpoint from iteration      40 to /out [ t 1/1, p 1/1 ]\n"
+
+    assert (read(rank_0).last_iteration, read(rank_0).iterations_seen) == (0, 31)
+    assert read(rank_0, saved).iterations_seen == 40
+    assert read(rank_0, f"{step_line(7, total=50).step}\n").iterations_seen == 7
+    assert read("nothing\n").iterations_seen == 0
+
+
 class TestStepLines:
     def test_a_step_line_is_read_in_full(self, step_line: type[StepLine]) -> None:
         line = step_line(7, total=50, seconds=0.2304, loss=11.89415, grad_norm=1.5, throughput=True, tflops=712.3)
@@ -291,11 +304,13 @@ class TestErrors:
             "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
             "srun: error: node1: task 3: Exited with exit code 1\n"
         )
-        assert read(text).last_error == "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+        assert read(text).last_error == (
+            "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB (rank 3, node1)"
+        )
 
     def test_the_rank_prefix_of_torch_is_taken_off(self, read: Callable[..., LogReading]) -> None:
         text = "[rank3]: Traceback (most recent call last):\n[rank3]:   File x\n[rank3]: ValueError: bad shape\n"
-        assert read(text).last_error == "ValueError: bad shape"
+        assert read(text).last_error == "ValueError: bad shape (rank 3)"
 
     def test_the_exception_that_a_rank_names_is_the_error_without_a_traceback_too(
         self, read: Callable[..., LogReading]
@@ -304,14 +319,14 @@ class TestErrors:
             "[rank0]: RuntimeError: out of patience\n[rank1]: RuntimeError: out of patience\n"
             "srun: error: node1: tasks 0-1: Exited with exit code 1\n"
         )
-        assert read(text).last_error == "RuntimeError: out of patience"
+        assert read(text).last_error == "RuntimeError: out of patience (rank 0, node1)"
 
     def test_a_rank_that_noticed_anothers_death_is_not_the_cause(self, read: Callable[..., LogReading]) -> None:
         text = (
             "[rank0]: Traceback (most recent call last):\n[rank0]: ValueError: bad shape\n"
             "[rank1]: Traceback (most recent call last):\n[rank1]: torch.distributed.DistBackendError: NCCL error\n"
         )
-        assert read(text).last_error == "ValueError: bad shape"
+        assert read(text).last_error == "ValueError: bad shape (rank 0)"
 
     def test_a_traceback_that_was_handled_early_is_not_the_cause(self, read: Callable[..., LogReading]) -> None:
         text = (

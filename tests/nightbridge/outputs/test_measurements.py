@@ -24,8 +24,9 @@ def measured(run_folder: RunFolder) -> Callable[..., Summary]:
         warmup_steps: int = 10,
         settings: RunSettings | None = None,
         job: Job | None = None,
+        post_profiling_steps: int = 0,
     ) -> Summary:
-        gate = GatePolicy(warmup_steps=warmup_steps)
+        gate = GatePolicy(warmup_steps=warmup_steps, post_profiling_steps=post_profiling_steps)
         return measure(read_run(run_folder.job, None), gate, steps_expected, settings, job)[0]
 
     return run
@@ -234,6 +235,8 @@ class TestProfiledSteps:
         assert (summary.steady_first_step, summary.steady_last_step) == (11, 50)
         assert (summary.steady_steps, summary.profiled_steps) == (14, 26)
         assert measured().step_time == 9.0
+        after = measured(settings=RunSettings(profiled=ProfiledSteps(first=20, last=43)), post_profiling_steps=2)
+        assert (after.step_time, after.profiled_steps) == (0.25, 26)
 
     def test_a_record_over_several_iterations_goes_when_one_of_them_was_profiled(
         self, run_folder: RunFolder, measured: Callable[..., Summary]
