@@ -7,16 +7,24 @@ has every reader make a table or lists of all of it, each in a process of its ow
 reading takes (imports not counted), events per second of it, the ratio to nightbridge's, and the most memory that the
 process took. Then one byte in the middle of a copy is changed, and each reader says how much of the file it gives and
 whether it complains. `--tbparse-python` is a Python that has tbparse installed; without it tbparse is left out.
+
+Last, the seconds by the clock beside TensorBoard's data server (Rust), which keeps every point and checks every CRC as
+well, in turns: for this file, and for a run of 100 files with as many scalars in all. The server's are what its log
+says of one load; nightbridge's are those of `scalars`, imports not counted.
 """
 
 import argparse
 import json
+import re
+import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+import tensorboard_data_server
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
@@ -38,11 +46,11 @@ TAGS = (
 MEASURE = """
 import json, re, time
 from pathlib import Path
-before = time.process_time()
+before, began = time.process_time(), time.perf_counter()
 {read}
-seconds = time.process_time() - before
+seconds, wall = time.process_time() - before, time.perf_counter() - began
 peak = int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
-print(json.dumps(dict(seconds=seconds, rows=rows, memory=peak, said=said)))
+print(json.dumps(dict(seconds=seconds, wall=wall, rows=rows, memory=peak, said=said)))
 """
 
 NIGHTBRIDGE = """
@@ -69,10 +77,18 @@ from tbparse import SummaryReader
 """ + MEASURE.format(read="table = SummaryReader(str(Path(sys.argv[1]).parent)).scalars\nrows, said = len(table), ''")
 
 
+FILES = 100
+
+LOADED = re.compile(r"Finished load cycle \(([\d.]+)(\S*s)\)")
+
+SECONDS_OF = {"s": 1.0, "ms": 1e-3, "µs": 1e-6}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--events", type=int, default=1_000_000)
     parser.add_argument("--tbparse-python", type=Path)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--folder", type=Path)
     options = parser.parse_args()
     readers = {"nightbridge": (sys.executable, NIGHTBRIDGE), "EventAccumulator": (sys.executable, EVENT_ACCUMULATOR)}
@@ -86,6 +102,40 @@ def main() -> None:
         for name, (python, program) in readers.items():
             found = read(python, program, damaged(whole, Path(scratch) / "damaged"))
             print(f"{name:18} gives {found['rows']:,} scalars and says: {found['said'] or 'nothing'}", flush=True)
+        beside_data_server(whole, options.repeats, "one file")
+        many = Path(scratch) / "many"
+        part = write_events(many, options.events // FILES)
+        for number in range(1, FILES):
+            shutil.copy(part, many / f"events.out.tfevents.{1760000000 + number}.node1.4242.{number}")
+        beside_data_server(part, options.repeats, f"{FILES} files of one run")
+
+
+def beside_data_server(file: Path, repeats: int, what: str) -> None:
+    """The seconds by the clock of a run's event files in turns with TensorBoard's data server: all points, all CRCs."""
+    ours: list[float] = []
+    theirs: list[float] = []
+    for _ in range(repeats):
+        ours.append(read(sys.executable, NIGHTBRIDGE, file)["wall"])
+        theirs.append(data_server_seconds(file.parent))
+    one, other = statistics.median(ours), statistics.median(theirs)
+    print(
+        f"{what}: nightbridge {one:.2f} s ({min(ours):.2f}-{max(ours):.2f}), data server {other:.2f} s"
+        f" ({min(theirs):.2f}-{max(theirs):.2f}): {other / one:.2f} times as fast; median of {repeats}",
+        flush=True,
+    )
+
+
+def data_server_seconds(folder: Path) -> float:
+    """What TensorBoard's data server (Rust) says that one load of a folder takes."""
+    command = [tensorboard_data_server.server_binary(), "--logdir", str(folder), "--checksum", "--reload", "once"]
+    command += ["--samples-per-plugin", "scalars=2000000000", "--port", "0", "-v"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as server:
+        assert server.stderr is not None
+        try:
+            found = next(match for line in server.stderr if (match := LOADED.search(line)))
+        finally:
+            server.kill()
+    return float(found[1]) * SECONDS_OF[found[2]]
 
 
 def compare(readers: dict[str, tuple[str, str]], file: Path) -> None:

@@ -1,34 +1,43 @@
 """What reading through a child costs: processor time for each run, and memory while 200 jobs are followed.
 
-    PYTHONPATH=. python benchmarks/reader.py [RUNS] [FOLLOWED]
+    PYTHONPATH=. python benchmarks/reader.py [RUNS] [FOLLOWED] [SCALARS] [MIB]
 
 Each run has a log of 500 steps and an event file of as many. It is read twice in this process and twice in children,
 once for the evidence of how it ended and once for its summary, as a night does. Processor time is that of this process,
 the server and its children; the server's start is printed apart. Then so many jobs are followed, each with such a log
-and such an event file.
+and such an event file. Last, an event file of so many scalars becomes a table, and a run with shards of so many MiB is
+harvested into a folder, here and in children, in turns: the median of three.
 """
 
 import os
+import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from unittest.mock import patch
 
-from nightbridge.models import Job, LaunchPlan
+from benchmarks.event_files import write_events
+from nightbridge.harvest import selection
+from nightbridge.models import Job, LaunchPlan, StoreSettings
+from nightbridge.outputs.checkpoints import prove_checkpoint
+from nightbridge.outputs.event_files import FoundScalars, _find_scalars, find_scalars
 from nightbridge.outputs.experiment import RunToRead, _read_evidence, evidence_of
 from nightbridge.outputs.following import RunFollower
 from nightbridge.outputs.measurements import RunToMeasure, _measure_run, measure_run
 from nightbridge.outputs.reader_process import SERVER
+from nightbridge.store.factory import open_store
 from tests.builders import make_job, make_spec
+from tests.nightbridge.harvest.left_run import make_run as make_left_run
 from tests.nightbridge.outputs.builders import RunFolder, StepLine
 
 STEPS = 500
 TICK = os.sysconf("SC_CLK_TCK")
 
 
-def main(runs: int, followed: int) -> None:
+def main(runs: int, followed: int, scalars: int, mib: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         jobs = [make_run(Path(folder) / "runs" / f"run{number}" / "a1") for number in range(max(runs, followed))]
         plans = {job.name: plan_of(job) for job in jobs}
@@ -51,6 +60,31 @@ def main(runs: int, followed: int) -> None:
             f" this process {own_memory() - before:+.0f} MB; server and child together"
             f" {sum(memory for _, _, memory in readers()):.0f} MB (proportional set size)"
         )
+
+        compare_throughput(Path(folder), scalars, mib)
+
+
+def compare_throughput(folder: Path, scalars: int, mib: int) -> None:
+    """Print what an event file and a harvest cost, read here and in children."""
+    events = write_events(folder / "events", scalars).parent
+    argument = FoundScalars(path=events).model_dump_json().encode()
+    left = make_left_run(folder / "left", shard_size=mib << 20)
+    turns = iter(range(100))
+
+    def harvest() -> None:
+        left.harvest(open_store(StoreSettings(url=f"file://{folder}/store{next(turns)}")))
+
+    def harvest_here() -> None:
+        with patch.object(selection, "prove_in_child", lambda path, files, _: prove_checkpoint(path, files)):
+            harvest()
+
+    for what, here, there in (
+        (f"a table of {scalars:,} scalars", lambda: _find_scalars(argument), lambda: find_scalars(events)),
+        (f"a harvest of {6 * mib} MiB of shards", harvest_here, harvest),
+    ):
+        pairs = [(cost(here), cost(there)) for _ in range(3)]
+        one, other = (statistics.median(seconds) for seconds in zip(*pairs, strict=True))
+        print(f"{what}: {one:.2f} s of processor time here, {other:.2f} s in children", flush=True)
 
 
 def make_run(attempt_dir: Path) -> Job:
@@ -139,4 +173,4 @@ def own_memory() -> float:
 
 if __name__ == "__main__":
     counts = [int(argument) for argument in sys.argv[1:]]
-    main(*(counts or [50, 200]))
+    main(*(counts or [50, 200, 1_000_000, 64]))

@@ -66,23 +66,30 @@ assert len(sent.files) == len(files)
 """
 
 HARVEST = """
-import os, shutil, sys, time
+import shutil, sys, time
 from pathlib import Path
+import numpy as np
 from nightbridge.models import StoreSettings
 from nightbridge.store.factory import open_store
+from tests.builders import saved_metadata, torch_files
 from tests.nightbridge.harvest.left_run import make_run
 folder = Path(sys.argv[1]).parent / "run"
-left = make_run(folder, shard_size=1000)
-for file in Path(sys.argv[1]).iterdir():
-    there = left.output.checkpoints[1].path / file.name
-    there.unlink(missing_ok=True)
-    os.link(file, there)
+checkpoint = make_run(folder, shard_size=1000).output.checkpoints[1].path
+sizes = {}
+for file in sorted(Path(sys.argv[1]).iterdir()):  # their bytes as tensors in shards, as a writer makes them
+    tensor = np.frombuffer(file.read_bytes(), dtype=np.float32)
+    shard = torch_files.torch_save(tensor)
+    (checkpoint / file.name).write_bytes(shard)
+    sizes[file.name] = (len(shard), tensor.nbytes)
+(checkpoint / ".metadata").write_bytes(torch_files.pickle_metadata(saved_metadata(sizes)))
 left = make_run(folder, shard_size=1000)  # the checkpoint as it is with them
 open_run = lambda: open_store(StoreSettings(url=f"s3://{sys.argv[4]}/{sys.argv[2]}", endpoint_url=sys.argv[3]))
 for which in ("first", "second"):
     began = time.perf_counter()
     record = left.harvest(open_run())
     print(f"nightbridge, harvest of a run with these files: {which} {time.perf_counter() - began:.2f} s", flush=True)
+    state = next(found.state for found in record.checkpoints if found.path == checkpoint)
+    assert str(state) == "verified", state
 shutil.rmtree(folder)
 """
 
@@ -281,13 +288,13 @@ def send(server: S3Server, folder: Path, command: list[str], prefix: str) -> Sen
     return Sending(took, peak, cpu)
 
 
-def delete(server: S3Server, prefix: str) -> None:
+def delete(server: S3Server, prefix: str, settle: float = SETTLE) -> None:
     client = server.client()
     for page in client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=prefix):
         keys = [{"Key": found["Key"]} for found in page.get("Contents", ())]
         if keys:
             client.delete_objects(Bucket=BUCKET, Delete={"Objects": keys})
-    time.sleep(SETTLE)
+    time.sleep(settle)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ RECORD = "record.json"
 
 SUMMARY = "summary.json"
 METRICS = "metrics.parquet"
+TRAINING_REPORT = "training_report.json"
 
 _HASH = re.compile(r"-[0-9a-f]{10}$")
 

@@ -6,6 +6,7 @@ harvesters of one run the second waits, and returns the record of the first.
 """
 
 import contextlib
+import json
 import logging
 import platform
 import shutil
@@ -20,6 +21,7 @@ from nightbridge.errors import DamagedData, PermanentError, TransientError
 from nightbridge.harvest.manifest import (
     METRICS,
     SUMMARY,
+    TRAINING_REPORT,
     LeftOut,
     Manifest,
     commit_manifest,
@@ -42,7 +44,6 @@ from nightbridge.models import (
     RunRecord,
     RunSpec,
     StoreSettings,
-    Summary,
     utc_now,
 )
 from nightbridge.outputs.measurements import MeasuredRun, RunToMeasure, measure_run
@@ -135,7 +136,7 @@ def store_run(
         units, left_out = files_to_store(measured.output, policy, measured.earlier)
         masked_copies = scratch / "masked"
         with _needing_room(scratch):
-            units += _measurement_units(scratch, measured.summary, metrics)
+            units += _measurement_units(scratch, measured, metrics)
             masked_copies.mkdir()
         named = [unit for unit in units if _names_secret(unit, values)]
         left_out += tuple(LeftOut(path=unit.path, reason="its name contains a secret") for unit in named)
@@ -252,10 +253,15 @@ def _masked(left_out: LeftOut, secrets: Sequence[str]) -> LeftOut:
     return LeftOut(path=mask_text(left_out.path, secrets), reason=mask_text(left_out.reason, secrets))
 
 
-def _measurement_units(scratch: Path, summary: Summary, metrics: bytes) -> tuple[Unit, ...]:
-    (scratch / SUMMARY).write_text(summary.model_dump_json(indent=2) + "\n", encoding="utf-8")
+def _measurement_units(scratch: Path, measured: MeasuredRun, metrics: bytes) -> tuple[Unit, ...]:
+    (scratch / SUMMARY).write_text(measured.summary.model_dump_json(indent=2) + "\n", encoding="utf-8")
     (scratch / METRICS).write_bytes(metrics)
-    return (Unit.of(scratch / SUMMARY, SUMMARY, "summary"), Unit.of(scratch / METRICS, METRICS, "metrics"))
+    units = (Unit.of(scratch / SUMMARY, SUMMARY, "summary"), Unit.of(scratch / METRICS, METRICS, "metrics"))
+    if measured.training_report is None:
+        return units
+    report = scratch / TRAINING_REPORT
+    report.write_text(json.dumps(measured.training_report, indent=2) + "\n", encoding="utf-8")
+    return (*units, Unit.of(report, TRAINING_REPORT, "summary"))
 
 
 def _as_stored(

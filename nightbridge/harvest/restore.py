@@ -1,14 +1,15 @@
 """A stored run, checked and restored: what `nightbridge verify` and `nightbridge fetch` do.
 
-Objects are read in ranges, many at once, and every part is checked against the manifest as it arrives: one pass, and
-what is lost on the way is asked for again from where it broke off. A large file grows under a name of its own, with the
-digests of the parts it has behind its end, so that a fetch that was killed goes on with what is whole.
+Objects are read in ranges, several at once, and every part is checked against the manifest as it arrives: one pass,
+and what is lost on the way is asked for again from where it broke off. A large file grows under a name of its own, with
+the digests of the parts it has behind its end, so that a fetch that was killed goes on with what is whole.
 """
 
 import base64
 import contextlib
 import fcntl
 import hashlib
+import itertools
 import os
 import random
 import time
@@ -23,13 +24,13 @@ from nightbridge.harvest.manifest import MANIFEST, Manifest, read_manifest
 from nightbridge.models import StoredFile
 from nightbridge.store.checksum import sha256_of_file
 from nightbridge.store.protocol import ObjectInfo, ObjectStore, checked_key
-from nightbridge.store.transfers import Meter, Progress, in_parallel
+from nightbridge.store.transfers import FILES, Meter, Progress, in_parallel
 
-FILES = 32
-"""Files restored at once: of small ones, most wait for the server's first byte."""
+STREAMS = min(16, max(4, 2 * len(os.sched_getaffinity(0))))
+"""Ranges of large files read at once: those that the processors cannot keep up with wait for each other's locks."""
 
-PARTS = 12
-"""Parts of large files read at once."""
+RANGE = 32 << 20
+"""Bytes of such a range, in whole parts: each request costs the server, and the processors, as much as 1 MiB."""
 
 TRIES = 6
 """How often a part is asked for without a byte coming back."""
@@ -56,7 +57,7 @@ class _Part(NamedTuple):
 
     number: int
     start: int
-    length: int
+    end: int
     sha256: bytes | None
 
 
@@ -85,18 +86,22 @@ def verify_run(store: ObjectStore, prefix: str, on_progress: Callable[[Progress]
 
 def verify_content(store: ObjectStore, prefix: str, on_progress: Callable[[Progress], None] | None = None) -> list[str]:
     """Read every byte of a run and check it against its manifest; returns one line per problem."""
-    with ThreadPoolExecutor(PARTS, thread_name_prefix="nightbridge-parts") as pool:
+    with ThreadPoolExecutor(STREAMS, thread_name_prefix="nightbridge-ranges") as pool:
 
         def check(file: StoredFile) -> str:
             reader = _Reader(store, f"{prefix}/{file.path}", lambda received: None)
             try:
-                digests = _of_each(pool, lambda part: reader.read(part, _discard), _parts(file))
+                digests = _of_each_range(pool, lambda parts: list(reader.read(parts, _discard)), _parts(file))
                 _check_digests(reader.thing, file, digests)
             except (DamagedData, PermanentError) as error:
                 return f"{file.path}: {error.what}"
             return ""
 
         return _verify(store, prefix, check, on_progress)
+
+
+INCOMPLETE = "INCOMPLETE.txt"
+"""Lies in the folder of a fetch until every file is there: an interrupted one, or one of a damaged run, keeps it."""
 
 
 def fetch_run(
@@ -133,8 +138,12 @@ def fetch_run(
     if not files:
         advice = "See its `left_out`, and `checkpoint` in the test's [harvest]"
         raise PermanentError(f"the run has no stored {only}", thing=store.url_of(prefix), advice=advice)
+    marker = destination / INCOMPLETE
+    with _write_errors(marker):
+        destination.mkdir(parents=True, exist_ok=True)
+        marker.write_text(f"{store.url_of(prefix)} is not wholly here; fetch it again, or remove this folder\n")
     meter = Meter("fetching", [file.size for file in files], on_progress)
-    with ThreadPoolExecutor(PARTS, thread_name_prefix="nightbridge-parts") as pool:
+    with ThreadPoolExecutor(STREAMS, thread_name_prefix="nightbridge-ranges") as pool:
 
         def fetch(numbered: tuple[int, StoredFile]) -> None:
             number, file = numbered
@@ -146,11 +155,12 @@ def fetch_run(
         in_parallel(fetch, list(enumerate(files)), meter, FILES)
     if not only:
         write_model(destination / MANIFEST, manifest)
+    marker.unlink(missing_ok=True)
     return manifest.model_copy(update={"files": tuple(files)})
 
 
 class _Reader:
-    """Reads one object part by part, again where the connection breaks, and checks what arrives."""
+    """Reads ranges of one object, again where the connection breaks, and checks what arrives part by part."""
 
     def __init__(self, store: ObjectStore, key: str, on_received: Callable[[int], None]) -> None:
         self._store, self._key, self._on_received = store, key, on_received
@@ -161,40 +171,54 @@ class _Reader:
         """Whether there is an object: of an empty one no range can be read."""
         return self._store.stat(self._key) is not None
 
-    def read(self, part: _Part, write: Write) -> bytes:
-        """Pass a part's bytes on; returns their SHA-256.
+    def read(self, parts: Sequence[_Part], write: Write) -> Iterator[bytes]:
+        """Pass on the bytes of adjacent parts, with one request for all; yields the SHA-256 of each that is whole.
 
         Raises:
             TransientError: The store did not answer.
             DamagedData: The object is shorter, or its bytes are others.
 
         """
-        for _ in range(ARRIVALS):
-            digest = self._receive(part, write)
-            if part.sha256 in (None, digest):
-                return digest
-        raise _differs(self.thing)
+        for part, digest in zip(parts, self._receive(parts, write), strict=True):
+            arrivals = 1
+            while part.sha256 not in (None, digest):
+                if arrivals == ARRIVALS:
+                    raise _differs(self.thing)
+                (digest,) = self._receive([part], write)
+                arrivals += 1
+            yield digest
 
-    def _receive(self, part: _Part, write: Write) -> bytes:
-        digest, at, failures = hashlib.sha256(), 0, 0
-        while at < part.length:
+    def _receive(self, parts: Sequence[_Part], write: Write) -> Iterator[bytes]:
+        chunks = self._chunks(parts[0].start, parts[-1].end)
+        chunk = memoryview(b"")
+        for part in parts:
+            digest, at = hashlib.sha256(), part.start
+            while at < part.end:
+                chunk = chunk or next(chunks)
+                piece, chunk = chunk[: part.end - at], chunk[part.end - at :]
+                write(at, piece)
+                digest.update(piece)
+                at += len(piece)
+            yield digest.digest()
+
+    def _chunks(self, at: int, end: int) -> Iterator[memoryview]:
+        failures = 0
+        while at < end:
             begun = at
             try:
-                for chunk in self._store.read(self._key, part.start + at, part.length - at):
-                    write(part.start + at, chunk)
-                    digest.update(chunk)
+                for chunk in self._store.read(self._key, at, end - at):
                     at += len(chunk)
                     self._received += len(chunk)
                     self._on_received(self._received)
+                    yield chunk
             except TransientError:
                 failures = 1 if at > begun else failures + 1
                 if failures == TRIES:
                     raise
                 time.sleep(random.uniform(0, 0.1 * 2**failures))
             else:
-                if at < part.length:
-                    raise _differs(self.thing, f": it ends after {part.start + at} bytes")
-        return digest.digest()
+                if at < end:
+                    raise _differs(self.thing, f": it ends after {at} bytes")
 
 
 def _restore(reader: _Reader, pool: ThreadPoolExecutor, file: StoredFile, path: Path) -> None:
@@ -213,17 +237,24 @@ def _restore(reader: _Reader, pool: ThreadPoolExecutor, file: StoredFile, path: 
                 written = os.pwrite(descriptor, chunk, start)
                 start, chunk = start + written, chunk[written:]
 
-        def restore(part: _Part) -> bytes:
-            slot = file.size + part.number * DIGEST
-            kept = os.pread(descriptor, DIGEST, slot)
-            if kept and part.sha256 in (None, kept) and kept == _digest_on_disk(descriptor, part):
-                return kept
-            digest = reader.read(part, write)
-            os.pwrite(descriptor, digest, slot)
-            return digest
+        def kept(part: _Part) -> bytes:
+            digest = os.pread(descriptor, DIGEST, file.size + part.number * DIGEST)
+            whole = digest and part.sha256 in (None, digest) and digest == _digest_on_disk(descriptor, part)
+            return digest if whole else b""
+
+        def restore(parts: Sequence[_Part]) -> list[bytes]:
+            digests = {part: kept(part) for part in parts}
+            for is_kept, adjacent in itertools.groupby(parts, key=lambda part: bool(digests[part])):
+                if is_kept:
+                    continue
+                missing = list(adjacent)
+                for part, digest in zip(missing, reader.read(missing, write), strict=True):
+                    os.pwrite(descriptor, digest, file.size + part.number * DIGEST)
+                    digests[part] = digest
+            return list(digests.values())
 
         try:
-            _check_digests(reader.thing, file, _of_each(pool, restore, parts))
+            _check_digests(reader.thing, file, _of_each_range(pool, restore, parts))
         except BaseException as error:
             if isinstance(error, DamagedData) or len(parts) == 1:
                 partial.unlink()
@@ -237,7 +268,7 @@ def _parts(file: StoredFile) -> list[_Part]:
     if not file.part_size:
         digests = bytes.fromhex(file.sha256)
     return [
-        _Part(number, start, min(step, file.size - start), digests[number * DIGEST : (number + 1) * DIGEST] or None)
+        _Part(number, start, min(start + step, file.size), digests[number * DIGEST : (number + 1) * DIGEST] or None)
         for number, start in enumerate(range(0, file.size, step or 1))
     ]
 
@@ -253,12 +284,15 @@ def _differs(thing: str, how: str = "") -> DamagedData:
     return DamagedData(f"differs from the manifest{how}", thing=thing, advice=advice)
 
 
-def _of_each(pool: ThreadPoolExecutor, function: Callable[[_Part], bytes], parts: Sequence[_Part]) -> list[bytes]:
+def _of_each_range(
+    pool: ThreadPoolExecutor, function: Callable[[Sequence[_Part]], list[bytes]], parts: Sequence[_Part]
+) -> list[bytes]:
     if len(parts) <= 1:
-        return [function(part) for part in parts]
-    running = [pool.submit(function, part) for part in parts]
+        return function(parts) if parts else []
+    step = max(1, RANGE // parts[0].end)
+    running = [pool.submit(function, parts[first : first + step]) for first in range(0, len(parts), step)]
     try:
-        return [future.result() for future in running]
+        return [digest for future in running for digest in future.result()]
     finally:
         for future in running:
             # None may write any more once its file is closed.
@@ -280,11 +314,11 @@ def _opened_alone(path: Path) -> Iterator[int]:
 
 
 def _digest_on_disk(descriptor: int, part: _Part) -> bytes:
-    digest, at = hashlib.sha256(), 0
-    while piece := os.pread(descriptor, min(CHUNK, part.length - at), part.start + at):
+    digest, at = hashlib.sha256(), part.start
+    while piece := os.pread(descriptor, min(CHUNK, part.end - at), at):
         digest.update(piece)
         at += len(piece)
-    return digest.digest() if at == part.length else b""
+    return digest.digest() if at == part.end else b""
 
 
 @contextlib.contextmanager

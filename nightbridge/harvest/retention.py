@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pydantic import AwareDatetime, Field
 
 from nightbridge.harvest.manifest import MANIFEST
-from nightbridge.models import GatePolicy, Model, RetentionPolicy, Verdict, VerdictStatus
+from nightbridge.models import GOOD_VERDICTS, GatePolicy, Model, RetentionPolicy, Verdict
 from nightbridge.store.protocol import ObjectInfo, ObjectStore, read_stored
 from nightbridge.store.transfers import Meter, Progress, in_parallel
 
@@ -30,7 +30,6 @@ GIGABYTE = 1e9
 
 _RUN = re.compile(r"runs/([^/]+)/([^/]+)/([^/]+)/")
 _ATTEMPT_MANIFEST = re.compile(rf"a\d+/{re.escape(MANIFEST)}")
-_GOOD = frozenset({VerdictStatus.PASSED, VerdictStatus.IMPROVED, VerdictStatus.NO_BASELINE})
 
 
 class StoredRun(Model):
@@ -177,7 +176,7 @@ def _next_baselines(runs: Iterable[StoredRun]) -> set[str]:
         newest_first = sorted(of_series, key=lambda run: run.written_at, reverse=True)
         # The test's own setting is not in the verdict, but what it has taken so far is, and tonight it may be one more.
         taken = max(len(run.verdict.baseline_runs) for run in newest_first if run.verdict)
-        good = [run.run_key for run in newest_first if run.verdict and run.verdict.status in _GOOD]
+        good = [run.run_key for run in newest_first if run.verdict and run.verdict.status in GOOD_VERDICTS]
         keys.update(good[: max(GatePolicy().baseline_runs, taken + 1)])
     return keys
 

@@ -45,11 +45,10 @@ def files_to_store(
 
     """
     checkpoints, left_out = _checkpoint_units(output, policy)
-    notes = (note.partition(": ") for note in output.notes)
     single = (Unit(path=file.path, files=(file,)) for file in _single_files(output))
     of_earlier = (Unit(path=file.path, files=(file,)) for file in _earlier_files(earlier))
     units, doubles = _unique((*single, *checkpoints, *of_earlier))
-    return units, (*left_out, *(LeftOut(path=path, reason=reason) for path, _, reason in notes), *doubles)
+    return units, (*left_out, *(LeftOut(path=path, reason=reason) for path, reason in output.not_stored), *doubles)
 
 
 def stored_path(output: RunOutput, checkpoint: Checkpoint) -> str:

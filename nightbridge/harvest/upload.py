@@ -5,8 +5,10 @@ was chosen, a secret inside a binary) leaves its unit out; an error of the store
 a writer is still adding to, and of one that is huge and damaged, the whole records are stored.
 """
 
+import contextlib
 import functools
 import stat
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,9 +20,9 @@ from nightbridge.harvest.manifest import MANIFEST, LeftOut
 from nightbridge.models import Checkpoint, Model, StoredFile
 from nightbridge.outputs.event_files import sound_length
 from nightbridge.secrets import copy_masked
-from nightbridge.store.checksum import FileSource, Stamp
+from nightbridge.store.checksum import FileSource, Stamp, part_size
 from nightbridge.store.protocol import ObjectStore, checked_key
-from nightbridge.store.transfers import Meter, Progress, in_parallel
+from nightbridge.store.transfers import FILES, WORKERS, Meter, Progress, in_parallel
 
 TEXT_KINDS = frozenset({"log", "config", "summary"})
 """Kinds whose secrets are masked in the copy that is sent. Every other kind is sent as it is or not at all."""
@@ -122,7 +124,7 @@ def upload(
     tasks = [_task(number, unit, file) for number, (unit, file) in enumerate(files)]
     meter = Meter("sending", [task.stamp.size if task.stamp else 0 for task in tasks], on_progress)
     sender = _Sender(store, prefix, tuple(secrets), scratch, meter)
-    results = list(zip(tasks, in_parallel(sender.send, tasks, meter), strict=True))
+    results = list(zip(tasks, in_parallel(sender.send, tasks, meter, FILES), strict=True))
     left_out = _first_failures(results)
     kept: list[_Sent] = []
     for task, result in results:
@@ -162,6 +164,7 @@ class _Sender:
         self._store, self._prefix, self._secrets, self._scratch, self._meter = store, prefix, secrets, scratch, meter
         self._there = {found.key for found in store.list(prefix)}
         self._failed: set[str] = set()
+        self._turns = threading.Semaphore(WORKERS)
 
     def had(self, file: LocalFile) -> bool:
         """Whether an earlier try had sent a file under this name."""
@@ -220,6 +223,11 @@ class _Sender:
             masked.unlink()
 
     def _send(self, task: _Task, stamp: Stamp, source: FileSource, masks: int = 0) -> _Sent:
+        # Of large files, which are read from one disk, fewer are in progress than of small ones.
+        with self._turns if part_size(stamp.size) else contextlib.nullcontext():
+            return self._stored(task, stamp, source, masks)
+
+    def _stored(self, task: _Task, stamp: Stamp, source: FileSource, masks: int) -> _Sent:
         source.on_read = functools.partial(self._meter.moved, task.number)
         key = f"{self._prefix}/{task.file.path}"
         found = self._store.holds(key, source) if key in self._there else None

@@ -133,13 +133,13 @@ def sha256_of_file(path: Path, part_size: int = 0) -> str:
         OSError: It cannot be read.
 
     """
-    with path.open("rb") as stream:
-        if not part_size:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
-        digest = FileDigest(part_size)
-        while piece := stream.read(1 << 20):
-            digest.update(piece)
-        return digest.hexdigest()
+    digest = FileDigest(part_size)
+    with open_regular(path, buffering=0) as stream:
+        # No larger than the file: many small ones are read at once.
+        buffer = bytearray(min(1 << 20, max(os.fstat(stream.fileno()).st_size, 4096)))
+        while size := cast("io.FileIO", stream).readinto(buffer):
+            digest.update(memoryview(buffer)[:size])
+    return digest.hexdigest()
 
 
 class Stamp(NamedTuple):

@@ -155,6 +155,8 @@ class DirectoryStore:
         """Size and computed checksum of an object; None when there is none."""
         path = self._path(key)
         with _store_errors(path):
+            if path.is_dir():
+                return None
             try:
                 size, sha256 = path.stat().st_size, sha256_of_file(path, part_size)
             except _NOT_FOUND:
@@ -216,7 +218,7 @@ def _objects_in(folder: Path, prefix: str) -> Iterator[ObjectInfo]:
 
 
 def _chunks(source: FileSource) -> Iterator[memoryview]:
-    buffer = bytearray(CHUNK)
+    buffer = bytearray(min(CHUNK, source.size))
     while count := source.read_into(buffer):
         yield memoryview(buffer)[:count]
 

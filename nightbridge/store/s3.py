@@ -113,24 +113,25 @@ class S3Store:
         self._uploader.abort_all(self.prefix + checked_folder(prefix), begun_before)
 
     def get(self, key: str) -> bytes | None:
-        """Read an object and check its recorded checksum; None when there is none."""
+        """Read an object, again where its bytes were damaged on the way; None when there is none."""
         thing = self.url_of(key)
-        with s3_errors(thing):
-            try:
-                opened = self._client.get_object(**self._object(key))
-                data: bytes = opened["Body"].read()
-            except aws.ClientError as error:
-                if error_code(error) == "NoSuchKey":
-                    return None
-                raise
-        recorded = opened["Metadata"].get(SHA256_METADATA)
-        if recorded and recorded != sha256_hex(data):
-            raise DamagedData(
-                f"its sha256 is {sha256_hex(data)}, expected {recorded}",
-                thing=thing,
-                advice="The object was modified or damaged in the store",
-            )
-        return data
+        for _ in range(TRIES):
+            with s3_errors(thing):
+                try:
+                    opened = self._client.get_object(**self._object(key))
+                    data: bytes = opened["Body"].read()
+                except aws.ClientError as error:
+                    if error_code(error) == "NoSuchKey":
+                        return None
+                    raise
+            recorded = opened["Metadata"].get(SHA256_METADATA)
+            if not recorded or recorded == sha256_hex(data):
+                return data
+        raise DamagedData(
+            f"its sha256 is {sha256_hex(data)}, expected {recorded}",
+            thing=thing,
+            advice="The object was modified or damaged in the store",
+        )
 
     def stat(self, key: str, part_size: int = 0) -> ObjectInfo | None:
         """Size and recorded checksum of an object, as the writer computed it; None when there is none."""

@@ -24,7 +24,7 @@ from nightbridge.models import SecretRef, StoreSettings
 from nightbridge.secrets import BlockValue, resolve_secret
 from nightbridge.store.s3_errors import NotS3Response
 from nightbridge.store.s3_upload import REQUESTS
-from nightbridge.store.transfers import WORKERS
+from nightbridge.store.transfers import FILES
 
 _CONFIG: dict[str, Any] = {
     "signature_version": "s3v4",
@@ -36,7 +36,7 @@ _CONFIG: dict[str, Any] = {
     "retries": {"mode": "adaptive", "total_max_attempts": 4},
     "connect_timeout": 10,
     "read_timeout": 60,
-    "max_pool_connections": REQUESTS + WORKERS,
+    "max_pool_connections": REQUESTS + FILES,
 }
 
 ROLE_SESSION = "nightbridge"

@@ -12,7 +12,10 @@ from typing import Literal, TypeVar
 from nightbridge.models import Model
 
 WORKERS = 8
-"""Files read, sent or fetched at once."""
+"""Files read, or of large ones sent, at once."""
+
+FILES = 32
+"""Files sent or fetched at once: of small ones, most wait for the server's answer."""
 
 INTERVAL = 0.5
 """Seconds after which the listener is called for files that are still in progress."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -74,6 +75,7 @@ class LeftRun:
         on_progress: Callable[[Progress], None] | None = None,
         earlier: Sequence[RunOutput] = (),
         tainted: tuple[str, ...] = (),
+        training_report: dict[str, Any] | None = None,
     ) -> RunRecord:
         request = HarvestRequest(
             run=self.spec,
@@ -85,7 +87,9 @@ class LeftRun:
             series=f"{self.spec.test_slug}-0123456789ab",
             tainted=tainted,
         )
-        measured = MeasuredRun(output=self.output, summary=self.summary, earlier=tuple(earlier))
+        measured = MeasuredRun(
+            output=self.output, summary=self.summary, earlier=tuple(earlier), training_report=training_report
+        )
         return store_run(request, measured, metrics_parquet(self.metrics), store, secrets, on_progress)
 
 

@@ -95,6 +95,13 @@ def test_logs_and_curves_of_earlier_attempts_are_kept_beside_the_runs_and_masked
     assert [path for path, data in stored.items() if TOKEN.encode() in data] == []
 
 
+def test_cloudais_report_is_stored_where_a_test_asks_for_it(directory: ObjectStore, left: LeftRun) -> None:
+    record = left.harvest(directory, training_report={"steps": [{"iteration": 1}]})
+
+    assert json.loads(objects(directory, record.prefix)["training_report.json"]) == {"steps": [{"iteration": 1}]}
+    assert verify_run(directory, record.prefix) == []
+
+
 def test_a_planted_token_is_in_no_object_and_nothing_else_of_the_text_changes(
     store: ObjectStore, left: LeftRun
 ) -> None:

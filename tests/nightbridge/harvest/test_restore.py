@@ -15,7 +15,7 @@ import pytest
 
 from nightbridge.errors import DamagedData, InvalidInput, PermanentError, TransientError
 from nightbridge.harvest.manifest import read_manifest
-from nightbridge.harvest.restore import Product, fetch_run, foreign_objects, verify_content, verify_run
+from nightbridge.harvest.restore import INCOMPLETE, Product, fetch_run, foreign_objects, verify_content, verify_run
 from nightbridge.models import StoreSettings
 from nightbridge.store.checksum import PART_SIZE, FileSource
 from nightbridge.store.factory import open_store
@@ -141,9 +141,9 @@ def test_a_part_that_is_damaged_on_its_way_once_is_read_again_and_no_other(
     damaged: list[str] = []
 
     def flip(request: Request, body: bytes) -> bytes:
-        if request.path.endswith(SHARD) and len(body) == PART_SIZE and not damaged:
+        if request.path.endswith(SHARD) and not damaged:
             damaged.append(request.headers["range"])
-            return body[:-1] + bytes([body[-1] ^ 1])
+            return body[:PART_SIZE] + bytes([body[PART_SIZE] ^ 1]) + body[PART_SIZE + 1 :]
         return body
 
     with proxy_to(ceph.endpoint_url) as proxy:
@@ -154,7 +154,7 @@ def test_a_part_that_is_damaged_on_its_way_once_is_read_again_and_no_other(
         ranges = [request.headers["range"] for request in proxy.requests if request.path.endswith(SHARD)]
 
     assert len(damaged) == 1
-    assert sorted(ranges) == sorted([*{*ranges}, *damaged])
+    assert ranges == [*damaged, f"bytes={PART_SIZE}-{2 * PART_SIZE - 1}"]
     assert (tmp_path / "back" / SHARD).read_bytes() == open_store(settings).get(f"{prefix}/{SHARD}")
 
 
@@ -175,6 +175,23 @@ def test_bytes_that_are_damaged_on_their_way_back_every_time_are_never_kept(
     assert not (tmp_path / "back/manifest.json").exists()
 
 
+def test_a_fetch_of_a_damaged_run_is_marked_until_one_of_a_whole_run_has_ended(
+    directory: ObjectStore, left: LeftRun, tmp_path: Path
+) -> None:
+    prefix = left.harvest(directory).prefix
+    key = next(item.key for item in directory.list(f"{prefix}/logs/"))
+    whole = directory.get(key) or b""
+    directory.put(key, b"?" + whole[1:])
+
+    with pytest.raises(DamagedData):
+        fetch_run(directory, prefix, tmp_path / "back")
+    assert "is not wholly here" in (tmp_path / "back" / INCOMPLETE).read_text()
+
+    directory.put(key, whole)
+    fetch_run(directory, prefix, tmp_path / "back")
+    assert not (tmp_path / "back" / INCOMPLETE).exists()
+
+
 FETCHING = """
 import sys
 from pathlib import Path
@@ -191,13 +208,13 @@ def test_a_fetch_that_was_killed_goes_on_with_the_parts_it_had(
 ) -> None:
     settings = settings_of("ceph")
     prefix = large_run(settings, tmp_path)
-    over = threading.Event()
+    over, size = threading.Event(), len(open_store(settings).get(f"{prefix}/{SHARD}") or b"")
     with proxy_to(ceph.endpoint_url) as proxy:
         behind = settings.model_copy(update={"endpoint_url": proxy.endpoint_url})
-        last = f"bytes={2 * PART_SIZE}-"
+        proxy.cut = lambda request: 17 * MIB if request.path.endswith(SHARD) else None
 
         def stall(request: Request) -> Answer | None:
-            if request.path.endswith(SHARD) and request.headers.get("range", "").startswith(last):
+            if request.path.endswith(SHARD) and request.headers.get("range", "").startswith(f"bytes={17 * MIB}-"):
                 over.wait(60)
             return None
 
@@ -205,18 +222,18 @@ def test_a_fetch_that_was_killed_goes_on_with_the_parts_it_had(
         command = [sys.executable, "-c", FETCHING, behind.model_dump_json(), prefix, str(tmp_path / "back")]
         with subprocess.Popen(command, cwd=ROOT) as process:
             (partial,) = wait_for(lambda: list((tmp_path / "back").glob("checkpoints/*/.__0_0.distcp.*.part")))
-            wait_for(lambda: partial.stat().st_size >= 18 * MIB + 2 * 32)
+            wait_for(lambda: partial.stat().st_size == size + 2 * 32)
             assert not over.is_set()
             process.kill()
         over.set()
-        proxy.before = lambda _: None
+        proxy.before = proxy.cut = lambda _: None
         proxy.requests.clear()
 
         fetch_run(open_store(behind), prefix, tmp_path / "back")
 
         again = [request.headers["range"] for request in proxy.requests if request.path.endswith(SHARD)]
     assert len(again) == 1
-    assert again[0].startswith(last)
+    assert again[0].startswith(f"bytes={2 * PART_SIZE}-")
     assert (tmp_path / "back" / SHARD).read_bytes() == open_store(settings).get(f"{prefix}/{SHARD}")
     assert not list((tmp_path / "back").rglob("*.part"))
 

@@ -215,6 +215,18 @@ def test_credentials_that_expire_are_transient_also_where_the_answer_has_no_body
                 call("a")
 
 
+def test_an_object_damaged_on_its_way_back_is_read_again(ministack: S3Server) -> None:
+    direct = S3Store(ministack.store_settings(BUCKET, "damaged-on-its-way"))
+    direct.put("a", b"content")
+    with proxy_to(ministack.endpoint_url) as proxy:
+        behind = S3Store(ministack.store_settings(BUCKET, "damaged-on-its-way", endpoint_url=proxy.endpoint_url))
+        proxy.change = lambda request, body: b"CONTENT" if proxy.count("GET") == 1 else body
+        assert behind.get("a") == b"content"
+        proxy.change = lambda request, body: b"CONTENT"
+        with pytest.raises(NightbridgeError, match="its sha256 is"):
+            behind.get("a")
+
+
 def test_an_object_damaged_in_the_store_is_noticed(ceph: S3Server, ceph_settings: StoreSettings) -> None:
     store = S3Store(ceph_settings)
     ceph.client().put_object(
