@@ -23,7 +23,11 @@ METRICS: Mapping[str, MetricName] = {
 }
 """CloudAI's metrics of this workload, and ours."""
 
+_WORK = frozenset({"gb", "seq_length", "num_gpus", "num_nodes"})
+"""What a step's work, or the GPUs that share it, is changed by: the least step time is then that of the least work."""
+
 _SEED = "random_seed"
+_AFTER_PROFILE = "post_profiling_steps"
 _MAX_POINTS = 1000
 _WEIGHT_TOLERANCE = 1e-6
 """Tolerance of the sum of a sampled parameter's weights, as in CloudAI."""
@@ -33,7 +37,7 @@ class TrainingReport(Model):
     """CloudAI's `[training_report]`."""
 
     exclude_start_steps: int = Field(5, ge=0, description="Becomes `gate.warmup_steps`, unless that is written.")
-    exclude_post_profiling_steps: int = Field(2, ge=0, description="Has no effect: steps after a profile count.")
+    exclude_post_profiling_steps: int = Field(2, ge=0, description="Becomes `gate.post_profiling_steps`, likewise.")
 
 
 class DrawnParameter(Model):
@@ -83,27 +87,28 @@ def sbatch_options(written: str | Sequence[str], path: KeyPath, findings: Findin
 
 
 def gate_of(gate: GatePolicy, report: TrainingReport | None, findings: Findings) -> GatePolicy:
-    """The gate, with the warm-up that `[training_report]` sets where `[gate]` has none of its own."""
+    """The gate, with the steps that `[training_report]` leaves out where `[gate]` has none of its own."""
     if report is None:
         return gate
-    if "exclude_post_profiling_steps" in report.model_fields_set:
-        path = ("training_report", "exclude_post_profiling_steps")
-        findings.warn(path, "has no effect: steps after a profile count; a test that is judged should have no profiler")
-    if "warmup_steps" in gate.model_fields_set:
-        findings.warn(("training_report", "exclude_start_steps"), "has no effect: gate.warmup_steps is set as well")
-        return gate
-    return gate.model_copy(update={"warmup_steps": report.exclude_start_steps})
+    changes = {}
+    for name, field in (("exclude_start_steps", "warmup_steps"), ("exclude_post_profiling_steps", _AFTER_PROFILE)):
+        if field not in gate.model_fields_set:
+            changes[field] = getattr(report, name)
+        elif name in report.model_fields_set or field == "warmup_steps":
+            findings.warn(("training_report", name), f"has no effect: gate.{field} is set as well")
+    return gate.model_copy(update=changes)
 
 
-def sweep_of(sweep: SweepPolicy, agent: AgentFields, findings: Findings) -> SweepPolicy:
-    """`[sweep]`, completed from CloudAI's agent fields."""
-    derived: dict[str, Any] = {}
+def sweep_of(sweep: SweepPolicy, agent: AgentFields, axes: Sequence[SweepAxis], findings: Findings) -> SweepPolicy:
+    """`[sweep]`, completed from CloudAI's agent fields and from what is swept over."""
+    work = [axis.name for axis in axes if axis.name in _WORK]
+    derived: dict[str, Any] = {"metric": "tokens_per_gpu"} if work else {}
     if agent.agent != GRID_SEARCH:
         derived |= {"method": "random", "points": min(agent.agent_steps, _MAX_POINTS)}
         findings.warn(
             ("agent",),
-            f"{agent.agent!r} chooses each point by earlier results; here {derived['points']} points "
-            "(agent_steps) are drawn at random",
+            f"{agent.agent!r} is an agent of a plugin, which is neither checked nor run; it chooses each point by "
+            f"earlier results, and here {derived['points']} points (agent_steps) are drawn at random",
         )
     elif "agent_steps" in agent.model_fields_set:
         findings.warn(("agent_steps",), "has no effect: grid_search runs every point, in CloudAI too")
@@ -113,7 +118,15 @@ def sweep_of(sweep: SweepPolicy, agent: AgentFields, findings: Findings) -> Swee
     if agent.agent_reward_function is not None:
         derived["reward"] = agent.agent_reward_function
     kept = {key: value for key, value in derived.items() if key not in sweep.model_fields_set}
-    return sweep.model_copy(update=kept)
+    completed = sweep.model_copy(update=kept)
+    if work and completed.metric == "step_time":
+        path = ("sweep", "metric") if "metric" in sweep.model_fields_set else ("agent_metrics", 0)
+        findings.warn(
+            path,
+            f"step_time is no measure of points that differ in {', '.join(work)}: the smallest step wins; "
+            "use tokens_per_gpu, the default there",
+        )
+    return completed
 
 
 def _seed(agent: AgentFields, findings: Findings) -> dict[str, int]:

@@ -34,6 +34,7 @@ from nightbridge.models import (
     SecretRef,
     SweepAxis,
     TestDefinition,
+    Violation,
 )
 
 NEMO_RUN = GitRepo(url="https://github.com/NVIDIA-NeMo/Run.git", commit="main")
@@ -45,7 +46,9 @@ _NO_LAUNCHER = "has no effect: this workload has no launcher"
 _FULL_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-def define_test(source: Layered, *, test_id: str, file: str) -> tuple[TestDefinition | InvalidTest, tuple[str, ...]]:
+def define_test(
+    source: Layered, *, test_id: str, file: str
+) -> tuple[TestDefinition | InvalidTest, tuple[Violation, ...]]:
     """Read one test.
 
     Args:
@@ -54,10 +57,11 @@ def define_test(source: Layered, *, test_id: str, file: str) -> tuple[TestDefini
         file: The file to open to fix it.
 
     Returns:
-        The test, or an invalid test with every violation; and the warnings.
+        The test, or an invalid test with every violation and what is readable of it; and the warnings.
     """
     findings = Findings(source)
     table = check_table(source, findings)
+    readable: TestDefinition | None = None
     choice = SweepChoice()
     if table is not None:
         fields = [field.removeprefix(f"{CMD_ARGS}.") for field in table.sweep.fields]
@@ -67,7 +71,7 @@ def define_test(source: Layered, *, test_id: str, file: str) -> tuple[TestDefini
     if table is not None:
         if not hetero:
             _check_bridge(table, findings)
-        _check_addresses(table, findings)
+        shows_secrets = _check_addresses(table, findings)
         sbatch_args = (
             *_node_options(table, findings),
             *sbatch_options(table.extra_srun_args, ("extra_srun_args",), findings),
@@ -77,39 +81,43 @@ def define_test(source: Layered, *, test_id: str, file: str) -> tuple[TestDefini
         variables, secrets = _split_secrets(table, arguments, findings)
         swept, drawn = split_drawn(arguments.axes, table, findings)
         axes = (*swept, *_variable_axes(table, findings), *_node_axis(table, arguments, findings))
-        sweep = sweep_of(table.sweep, table, findings)
+        sweep = sweep_of(table.sweep, table, (*axes, *drawn), findings)
         if hetero == ("nemo_run_repo" in source.table):
             findings.warn(("nemo_run_repo",), _NO_LAUNCHER if hetero else _NOT_PINNED)
+        test = TestDefinition(
+            id=test_id,
+            name=table.name,
+            description=table.description,
+            test_template_name=table.test_template_name,
+            source=file,
+            cmd_args=arguments.values,
+            extra_env_vars=variables,
+            extra_cmd_args=table.extra_cmd_args,
+            extra_container_mounts=(*table.extra_container_mounts, *arguments.mounts),
+            git_repos=table.git_repos,
+            nemo_run_repo=table.nemo_run_repo or NEMO_RUN,
+            time_limit=table.time_limit or arguments.time_limit,
+            iterations=table.iterations,
+            harvest=table.harvest.model_copy(update={"training_report": True} if table.training_report else {}),
+            gate=gate_of(_gate(table, file, findings), table.training_report, findings),
+            canary=table.canary,
+            compat=table.compat,
+            secrets=secrets,
+            axes=axes,
+            drawn=drawn,
+            sweep=sweep,
+            sbatch_args=sbatch_args,
+            dependencies=tuple(_dependencies(table, findings)),
+            lines=source.lines,
+        )
+        _check_nodes(test, findings)
+        test = _without_oversized_checkpoint(test, table, findings)
         if not findings.problems:
-            test = TestDefinition(
-                id=test_id,
-                name=table.name,
-                description=table.description,
-                test_template_name=table.test_template_name,
-                source=file,
-                cmd_args=arguments.values,
-                extra_env_vars=variables,
-                extra_cmd_args=table.extra_cmd_args,
-                extra_container_mounts=(*table.extra_container_mounts, *arguments.mounts),
-                git_repos=table.git_repos,
-                nemo_run_repo=table.nemo_run_repo or NEMO_RUN,
-                time_limit=table.time_limit or arguments.time_limit,
-                iterations=table.iterations,
-                harvest=table.harvest,
-                gate=gate_of(_gate(table, file, findings), table.training_report, findings),
-                canary=table.canary,
-                compat=table.compat,
-                secrets=secrets,
-                axes=axes,
-                drawn=drawn,
-                sweep=sweep,
-                sbatch_args=sbatch_args,
-                dependencies=tuple(_dependencies(table, findings)),
-            )
-            _check_nodes(test, findings)
-            if not findings.problems:
-                return _without_oversized_checkpoint(test, table, findings), tuple(findings.warnings)
-    return InvalidTest(id=test_id, source=file, violations=tuple(findings.problems)), tuple(findings.warnings)
+            return test, tuple(findings.warnings)
+        readable = None if shows_secrets else test
+    return InvalidTest(id=test_id, source=file, findings=tuple(findings.problems), readable=readable), tuple(
+        findings.warnings
+    )
 
 
 def _without_oversized_checkpoint(test: TestDefinition, table: TestTable, findings: Findings) -> TestDefinition:
@@ -142,8 +150,9 @@ def _repositories(table: TestTable) -> dict[KeyPath, GitRepo]:
     return named
 
 
-def _check_addresses(table: TestTable, findings: Findings) -> None:
-    """Refuse secrets in addresses before the test is stored anywhere; no message shows them."""
+def _check_addresses(table: TestTable, findings: Findings) -> bool:
+    """Refuse secrets in addresses before the test is stored anywhere, and say whether there are any."""
+    before = len(findings.problems)
     for path, repo in _repositories(table).items():
         if shows_secret(repo.url):
             findings.problem(
@@ -158,18 +167,25 @@ def _check_addresses(table: TestTable, findings: Findings) -> None:
             ("cmd_args", "container_image"),
             "contains a password, which process lists and logs would show; put it in enroot's .credentials file",
         )
+    return len(findings.problems) > before
 
 
 def _gate(table: TestTable, file: str, findings: Findings) -> GatePolicy:
     """The gate with its golden file as an absolute path; a relative one is resolved against the test's directory."""
     if table.canary:
         _check_canary(table, findings)
-    if table.gate.golden is None:
-        return table.gate
-    path = (Path(file).parent / table.gate.golden).absolute()
+    gate = table.gate
+    if gate.confirm is not None:
+        findings.warn(
+            ("gate", "confirm"), f"is read as pairs = {gate.pairs}: each is two runs, tonight's and the last good"
+        )
+        gate = gate.model_copy(update={"confirm": None})
+    if gate.golden is None:
+        return gate
+    path = (Path(file).parent / gate.golden).absolute()
     if not path.is_file():
         findings.problem(("gate", "golden"), f"no such file: {path}")
-    return table.gate.model_copy(update={"golden": str(path)})
+    return gate.model_copy(update={"golden": str(path)})
 
 
 def _check_canary(table: TestTable, findings: Findings) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from nightbridge.errors import InvalidInput
+from nightbridge.models import Severity, Violation
 
 KeyPath = tuple[str | int, ...]
 """Keys from the root; an element of an array of tables is its index."""
@@ -214,6 +215,14 @@ class Layered:
         layer = self.origin(path)
         return layer.document.where((*layer.base, *path))
 
+    @cached_property
+    def lines(self) -> dict[str, str]:
+        """`FILE:LINE` of every key of the merged table, and of the tables in it."""
+        paths = (
+            (key, *inner) for key, value in self.table.items() for inner in ((), *((name,) for name in _keys(value)))
+        )
+        return {dotted(path): self.where(path) for path in paths}
+
 
 def merge(below: Table, above: Table) -> dict[str, Any]:
     """Lay one table over another; neither is changed."""
@@ -222,6 +231,10 @@ def merge(below: Table, above: Table) -> dict[str, Any]:
         under = merged.get(key)
         merged[key] = merge(under, value) if isinstance(under, dict) and isinstance(value, dict) else value
     return merged
+
+
+def _keys(value: Any) -> Iterable[str]:
+    return value if isinstance(value, Mapping) else ()
 
 
 def _has(table: Any, path: KeyPath) -> bool:
@@ -238,24 +251,61 @@ class Findings:
 
     def __init__(self, source: Layered) -> None:
         self.source = source
-        self.problems: list[str] = []
-        self.warnings: list[str] = []
+        self.problems: list[Violation] = []
+        self.warnings: list[Violation] = []
 
     def problem(self, path: KeyPath, message: str) -> None:
         """Add something that keeps the test from running; the same finding is added once."""
-        if (line := self._line(path, message)) not in self.problems:
-            self.problems.append(line)
+        if (found := self._finding(path, message, "error")) not in self.problems:
+            self.problems.append(found)
 
     def warn(self, path: KeyPath, message: str) -> None:
         """Add a warning; the test runs."""
-        self.warnings.append(self._line(path, message))
+        self.warnings.append(self._finding(path, message, "warning"))
 
     def unknown(self, path: KeyPath, known: Iterable[str]) -> None:
         """Add a key that does not exist, with the nearest one that does."""
         self.problem(path, unknown_key(str(path[-1]), known))
 
-    def _line(self, path: KeyPath, message: str) -> str:
-        return f"{self.source.where(path)}: {dotted(path)}: {message}"
+    def _finding(self, path: KeyPath, message: str, severity: Severity) -> Violation:
+        return finding(self.source.where(path), path, message, severity)
+
+
+ELSEWHERE: Mapping[str, str] = {
+    "micro_batch_size": "mb",
+    "global_batch_size": "gb",
+    "tensor_parallel": "tp",
+    "tensor_model_parallel_size": "tp",
+    "pipeline_parallel": "pp",
+    "pipeline_model_parallel_size": "pp",
+    "virtual_pipeline_model_parallel_size": "vp",
+    "context_parallel": "cp",
+    "context_parallel_size": "cp",
+    "expert_parallel": "ep",
+    "expert_model_parallel_size": "ep",
+    "expert_tensor_parallel_size": "et",
+    "train_iters": "max_steps",
+    "num_steps": "max_steps",
+    "sequence_length": "seq_length",
+    "num_experts": "num_moe_experts",
+    "precision": "compute_dtype",
+    "dtype": "compute_dtype",
+    "lr_warmup_iters": "warmup_iters",
+    "learning_rate": "lr",
+    "model": "model_recipe_name",
+    "recipe": "model_recipe_name",
+    "gpus": "num_gpus",
+    "image": "container_image",
+}
+"""What Megatron and NeMo call keys of `[cmd_args]`, and what they are here."""
+
+TABLES = frozenset({"extra_cmd_args", "extra_env_vars", "harvest", "gate", "sweep", "nemo_run_repo", "git_repos"})
+
+
+def finding(place: str, path: KeyPath, message: str, severity: Severity = "error") -> Violation:
+    """What is wrong with the key at a path, which is written at a place."""
+    key = dotted(path)
+    return Violation(severity=severity, fields=(key,), message=f"{key}: {message}", places=(place,))
 
 
 def dotted(path: KeyPath) -> str:
@@ -266,5 +316,10 @@ def dotted(path: KeyPath) -> str:
 
 def unknown_key(key: str, known: Iterable[str]) -> str:
     """The message for a key that does not exist."""
-    nearest = difflib.get_close_matches(key, sorted(known), n=1, cutoff=0.5)
+    names = sorted(known)
+    if (here := ELSEWHERE.get(key)) in names:
+        return f"unknown key; write {here}"
+    if key in TABLES:
+        return f"unknown key; it is a table of the test, [{key}]"
+    nearest = difflib.get_close_matches(key, names, n=1, cutoff=0.6)
     return f"unknown key; did you mean {nearest[0]!r}?" if nearest else "unknown key"

@@ -1,17 +1,17 @@
 """Test and scenario files to a `Scenario`, and a scenario to the runs of a night in the order of its dependencies."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
 from nightbridge.config.definitions import define_test
-from nightbridge.config.documents import Document, Layer, Layered, read_document, unknown_key
-from nightbridge.config.schema import ENTRY_KEYS, SCENARIO_IGNORED, SCENARIO_KEYS
+from nightbridge.config.documents import Document, KeyPath, Layer, Layered, finding, read_document, unknown_key
+from nightbridge.config.schema import ENTRY_KEYS, REFUSED_FOR_CLOUDAI, SCENARIO_IGNORED, SCENARIO_KEYS
 from nightbridge.errors import InvalidInput
 from nightbridge.launch.resources import at_point
-from nightbridge.models import ClusterLimits, InvalidTest, RunDependency, RunSpec, Scenario, TestDefinition
+from nightbridge.models import ClusterLimits, InvalidTest, RunDependency, RunSpec, Scenario, TestDefinition, Violation
 from nightbridge.rules import points_of
 
 _TEST_DIRS = (".", "test", "tests", "../test", "../tests")
@@ -55,6 +55,29 @@ def scenario_of(document: Document, *, tests_dirs: Sequence[Path] = ()) -> Scena
         thing=str(document.path),
         advice="See conf/examples for both",
     )
+
+
+def only_tests(scenario: Scenario, wanted: Collection[str]) -> Scenario:
+    """These tests of a scenario, with those that they depend on or are judged by.
+
+    Raises:
+        InvalidInput: The scenario has no test of one of these names; each is reported.
+    """
+    by_id = {test.id: test for test in scenario.tests}
+    known = by_id.keys() | {test.id for test in scenario.invalid}
+    if unknown := [name for name in wanted if name not in known]:
+        advice = f"It has {', '.join(sorted(known))}"
+        raise InvalidInput("no such test", thing=scenario.source, violations=unknown, advice=advice)
+    chosen: set[str] = set()
+    waiting = set(wanted)
+    while waiting:
+        chosen |= waiting
+        tests = [by_id[name] for name in waiting & by_id.keys()]
+        judges = {name for test in tests for name in (test.gate.reference, test.gate.canary) if name}
+        waiting = ({each.id for test in tests for each in test.dependencies} | judges) & known - chosen
+    valid = tuple(test for test in scenario.tests if test.id in chosen)
+    invalid = tuple(test for test in scenario.invalid if test.id in chosen)
+    return scenario.model_copy(update={"tests": valid, "invalid": invalid})
 
 
 def sweeps_nodes(scenario: Scenario) -> bool:
@@ -107,14 +130,14 @@ def _single_test(document: Document) -> Scenario:
     source = Layered([Layer(document.table, document)])
     test, warnings = define_test(source, test_id=test_id, file=str(document.path))
     if isinstance(test, TestDefinition) and test.dependencies:
-        where = document.where(("dependencies",))
-        warnings = (*warnings, f"{where}: dependencies: has no effect: the file contains a single test")
+        told = "has no effect: the file contains a single test"
+        warnings = (*warnings, finding(document.where(("dependencies",)), ("dependencies",), told, "warning"))
         test = test.model_copy(update={"dependencies": ()})
     return _assembled(test_id, document, [test], warnings)
 
 
 def _assembled(
-    name: str, document: Document, tests: Iterable[TestDefinition | InvalidTest], warnings: Iterable[str]
+    name: str, document: Document, tests: Iterable[TestDefinition | InvalidTest], warnings: Iterable[Violation]
 ) -> Scenario:
     tests = list(tests)
     return Scenario(
@@ -122,7 +145,7 @@ def _assembled(
         source=str(document.path),
         tests=_with_canary([test for test in tests if isinstance(test, TestDefinition)]),
         invalid=tuple(test for test in tests if isinstance(test, InvalidTest)),
-        warnings=tuple(dict.fromkeys(warnings)),
+        findings=tuple(dict.fromkeys(warnings)),
     )
 
 
@@ -145,7 +168,9 @@ def _scenario(document: Document, tests_dirs: Sequence[Path]) -> Scenario:
     problems = list(_scenario_problems(document, entries))
     problems += [] if problems else dependency_problems(document, entries)
     warnings = [
-        f"{document.where((key,))}: {key}: {SCENARIO_IGNORED[key]}" for key in document.table if key in SCENARIO_IGNORED
+        finding(document.where((key,)), (key,), SCENARIO_IGNORED[key], "warning")
+        for key in document.table
+        if key in SCENARIO_IGNORED
     ]
     tests: list[TestDefinition | InvalidTest] = []
     library = _Library(document.path, tests_dirs)
@@ -154,36 +179,42 @@ def _scenario(document: Document, tests_dirs: Sequence[Path]) -> Scenario:
             test, found = _entry_test(document, index, entry, library)
             tests.append(test)
             warnings.extend(found)
+    if any(test.compat == "cloudai" for test in tests if isinstance(test, TestDefinition)):
+        told = 'has no effect here, and compat = "cloudai" promises CloudAI\'s own; remove one of them'
+        problems += [_problem(document, (key,), told) for key in document.table if key in REFUSED_FOR_CLOUDAI]
     if problems:
-        problems.extend(violation for test in tests if isinstance(test, InvalidTest) for violation in test.violations)
+        problems.extend(found for test in tests if isinstance(test, InvalidTest) for found in test.findings)
         raise InvalidInput("the scenario is not valid", thing=str(document.path), violations=problems)
     return _assembled(str(document.table["name"]).strip(), document, tests, warnings)
 
 
-def _scenario_problems(document: Document, entries: Any) -> Iterator[str]:
+def _problem(document: Document, path: KeyPath, message: str) -> Violation:
+    return finding(document.where(path), path, message)
+
+
+def _scenario_problems(document: Document, entries: Any) -> Iterator[Violation]:
     """Problems of the scenario as a whole, which make its tests indistinguishable."""
     for key in document.table:
         if key not in SCENARIO_KEYS:
-            yield f"{document.where((key,))}: {key}: {unknown_key(key, SCENARIO_KEYS)}"
+            yield _problem(document, (key,), unknown_key(key, SCENARIO_KEYS))
     name = document.table.get("name")
     if not isinstance(name, str) or not name.strip():
-        yield f"{document.where(('name',))}: name: a scenario needs a name"
+        yield _problem(document, ("name",), "a scenario needs a name")
     if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
-        yield f"{document.where(('Tests',))}: Tests: must be one or more [[Tests]] tables"
+        yield _problem(document, ("Tests",), "must be one or more [[Tests]] tables")
         return
     ids = Counter(str(entry.get("id", "")).strip() for entry in entries)
     for index, entry in enumerate(entries):
-        where = document.where(("Tests", index, "id"))
-        test_id = entry.get("id")
+        path, test_id = ("Tests", index, "id"), entry.get("id")
         if not isinstance(test_id, str) or not test_id.strip():
-            yield f"{where}: Tests[{index}].id: every test needs an id, as text"
+            yield _problem(document, path, "every test needs an id, as text")
         elif ids[test_id.strip()] > 1:
-            yield f"{where}: Tests[{index}].id: {test_id!r} occurs twice"
+            yield _problem(document, path, f"{test_id!r} occurs twice")
 
 
 def _entry_test(
     document: Document, index: int, entry: dict[str, Any], library: "_Library"
-) -> tuple[TestDefinition | InvalidTest, tuple[str, ...]]:
+) -> tuple[TestDefinition | InvalidTest, tuple[Violation, ...]]:
     test_id = str(entry.get("id", "")).strip() or f"Tests[{index}]"
     own = Layer({key: value for key, value in entry.items() if key not in ENTRY_KEYS}, document, ("Tests", index))
     name = entry.get("test_name")
@@ -195,8 +226,8 @@ def _entry_test(
             raise InvalidInput("is set together with name; name a test, or define one here, not both")
         found = library.find(name)
     except InvalidInput as error:
-        problem = f"{where}: test_name: {error}"
-        return InvalidTest(id=test_id, source=str(document.path), violations=(problem,)), ()
+        problem = finding(where, ("test_name",), str(error))
+        return InvalidTest(id=test_id, source=str(document.path), findings=(problem,)), ()
     source = Layered([Layer(found.table, found), own])
     return define_test(source, test_id=test_id, file=str(found.path))
 
@@ -257,7 +288,7 @@ def _relative(path: Path) -> Path:
     return path.relative_to(here) if path.is_relative_to(here) else path
 
 
-def dependency_problems(document: Document, entries: Sequence[Mapping[str, Any]]) -> list[str]:
+def dependency_problems(document: Document, entries: Sequence[Mapping[str, Any]]) -> list[Violation]:
     """Problems between the entries: an unknown test, or a test that waits for itself, directly or in a circle.
 
     A problem of one entry, such as an unknown type, is reported with its test.
@@ -267,17 +298,16 @@ def dependency_problems(document: Document, entries: Sequence[Mapping[str, Any]]
     graph: dict[str, set[str]] = {}
     for index, (test_id, entry) in enumerate(zip(ids, entries, strict=True)):
         for number, named in _named(entry):
-            where = document.where(("Tests", index, "dependencies", number, "id"))
-            path = f"{where}: Tests[{index}].dependencies[{number}].id"
             if named not in ids:
-                problems.append(f"{path}: no test has the id {named!r}{_hint(named, ids)}")
+                path = ("Tests", index, "dependencies", number, "id")
+                problems.append(_problem(document, path, f"no test has the id {named!r}{_hint(named, ids)}"))
             else:
                 graph.setdefault(test_id, set()).add(named)
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         circle = " waits for ".join(repr(test_id) for test_id in reversed(error.args[1]))
-        problems.append(f"{document.where(('Tests',))}: Tests: {circle}; remove one of these dependencies")
+        problems.append(_problem(document, ("Tests",), f"{circle}; remove one of these dependencies"))
     return problems
 
 

@@ -36,6 +36,9 @@ SCENARIO_IGNORED: Mapping[str, str] = {
 }
 """Fields of a scenario that are accepted and do nothing here."""
 
+REFUSED_FOR_CLOUDAI = frozenset({"pre_test", "post_test", "reports", "job_status_check"})
+"""Those of them that have an effect in CloudAI: a test with `compat = "cloudai"` cannot do without it."""
+
 SCENARIO_KEYS = frozenset({"name", "Tests", *SCENARIO_IGNORED})
 ENTRY_KEYS = frozenset({"id", "test_name"})
 
@@ -104,14 +107,42 @@ _UNIONS: Mapping[str | int, tuple[int, str]] = {
 
 
 def check_table(source: Layered, findings: Findings) -> TestTable | None:
-    """Validate the merged table of a test; every problem goes to `findings`, and then there is no result."""
+    """Validate the merged table of a test; every problem goes to `findings`.
+
+    Returns:
+        The table without what cannot be read; None where that leaves no test.
+    """
     table = {}
     for key, value in source.table.items():
         if key in IGNORED:
             findings.warn((key,), IGNORED[key])
         else:
             table[key] = _without_installed_path(value, findings) if key == "git_repos" else value
-    return validated(TestTable, table, findings, also_known=IGNORED)
+    return validated(TestTable, table, findings, also_known=IGNORED) or _readable(table)
+
+
+def _readable(table: dict[str, Any]) -> TestTable | None:
+    """What of a wrong table can be read, so that all that is right in it is checked as well."""
+    try:
+        TestTable.model_validate(table)
+    except ValidationError as error:
+        for problem in error.errors(include_url=False, include_context=False, include_input=False):
+            table = _without(table, problem["loc"])
+    try:
+        return TestTable.model_validate({"name": "?", "test_template_name": "MegatronBridge", **table})
+    except ValidationError:
+        return None
+
+
+def _without(container: Any, path: KeyPath) -> Any:
+    """A table without the value at a path, or without the nearest one around it that is written."""
+    head, *rest = path
+    inner = container.get(head) if isinstance(container, dict) else None
+    if isinstance(container, list) and isinstance(head, int) and rest and head < len(container):
+        return [*container[:head], _without(container[head], tuple(rest)), *container[head + 1 :]]
+    if isinstance(container, dict) and rest and isinstance(inner, dict | list):
+        return {**container, head: _without(inner, tuple(rest))}
+    return {key: value for key, value in container.items() if key != head} if isinstance(container, dict) else []
 
 
 def validated(

@@ -1,5 +1,7 @@
 """System files of CloudAI and nightbridge's own site files to `Site`."""
 
+import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -80,8 +82,8 @@ def load_site(path: Path, base: Site | None = None) -> tuple[Site, tuple[str, ..
     below = (base or Site()).model_dump()
     site = validated(Site, merge(below, read(document, findings)), findings)
     if site is None or findings.problems:
-        raise InvalidInput("the system file is not valid", thing=str(path), violations=findings.problems)
-    return site, tuple(findings.warnings)
+        raise InvalidInput("the system file is not valid", thing=str(path), violations=[*map(str, findings.problems)])
+    return site, tuple(map(str, findings.warnings))
 
 
 def plain_site(choice: SiteChoice) -> tuple[Site, tuple[str, ...]] | None:
@@ -112,6 +114,29 @@ def plain_site(choice: SiteChoice) -> tuple[Site, tuple[str, ...]] | None:
     if store:
         changes["store"] = (site.store or StoreSettings(url=store)).model_copy(update={"url": store})
     return site.model_copy(update=changes), warnings
+
+
+_SERVER_SETTING = re.compile(r"PREFECT_API_URL|^\s*(?:api\.)?url\s*=", re.MULTILINE)
+
+
+def may_have_blocks() -> bool:
+    """Whether the files and variables of Prefect's settings may name a server; importing Prefect takes a second."""
+    home = Path(os.environ.get("PREFECT_HOME", "~/.prefect")).expanduser()
+    profiles = Path(os.environ.get("PREFECT_PROFILES_PATH", home / "profiles.toml"))
+    files = filter(Path.is_file, (Path(".env"), Path("prefect.toml"), Path("pyproject.toml"), profiles))
+    return "PREFECT_API_URL" in os.environ or any(
+        _SERVER_SETTING.search(file.read_text(encoding="utf-8", errors="replace")) for file in files
+    )
+
+
+def no_block(choice: SiteChoice) -> InvalidInput:
+    """The error of a name that only a block could have, where there is no server with blocks."""
+    named = (name for name in (choice.cluster, choice.store, choice.system) if name)
+    return InvalidInput(
+        "no cluster, store or site of this name, and no Prefect server is configured that could have a block of it",
+        thing=next(named, ""),
+        advice=f"Give {', '.join(PLAIN_CLUSTERS)}, a URL or a file ending in .toml, or set PREFECT_API_URL",
+    )
 
 
 def _plain_cluster(name: str, own: ClusterSettings) -> ClusterSettings:

@@ -4,14 +4,18 @@ Nothing of Megatron-Bridge is imported: the file is data. Sizes are computed as 
 """
 
 import copy
+import difflib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from nightbridge.errors import InvalidInput
 from nightbridge.files import read_regular
+from nightbridge.launch.config_schema import ConfigSchema, hydra_value, released_schema
+from nightbridge.launch.flags import HEAD, V0_5_0
 from nightbridge.models import Model
 
 SIZES = ("model.tensor_model_parallel_size", "model.pipeline_model_parallel_size", "model.context_parallel_size")
@@ -29,11 +33,24 @@ class ConfigContainer:
         path: The file as the user named it.
         table: What YAML made of it.
         world_size: GPUs of the run, where known.
+        text: The file's bytes, for the lines of its keys.
     """
 
     path: Path
     table: Mapping[str, Any] = field(repr=False)
     world_size: int | None = None
+    text: bytes = field(default=b"", repr=False)
+
+    @cached_property
+    def lines(self) -> dict[str, str]:
+        """`FILE:LINE` of every key; that of `model.transformer.X` is found as `model.X`, too."""
+        import yaml
+
+        places = {
+            path: f"{self.path}:{line}" for path, line in _key_lines(yaml.compose(self.text, yaml.CSafeLoader), "")
+        }
+        moved = {path.replace(".transformer.", ".", 1): place for path, place in places.items()}
+        return {**moved, **places}
 
     def value(self, path: str) -> Any:
         """The value at a dotted path; None where there is none.
@@ -116,11 +133,25 @@ class ConfigContainer:
     def decay_samples(self) -> int | None:
         """Samples over which the learning rate decays; None where the duration is not written."""
         if samples := self.integer("train.train_samples"):
-            return self.integer("scheduler.lr_decay_samples") or samples
+            written = self.integer("scheduler.lr_decay_samples")
+            return samples if written is None else written
         iterations, batch = self.integer("train.train_iters"), self.integer("train.global_batch_size")
         if iterations is None or batch is None:
             return None
-        return (self.integer("scheduler.max_steps") or self.integer("scheduler.lr_decay_iters") or iterations) * batch
+        lengths = (self.integer("scheduler.max_steps"), self.integer("scheduler.lr_decay_iters"), iterations)
+        return next(length for length in lengths if length is not None) * batch
+
+    @property
+    def schema(self) -> ConfigSchema:
+        """The fields of the release that dumped it: those of the transformer are one level deeper since v0.6.0."""
+        return released_schema(HEAD if _at(self.table, "model.transformer") is not _MISSING else V0_5_0)
+
+    def wrong_types(self) -> Iterator[str]:
+        """What is wrong with each plain value whose field takes values of another type."""
+        for path, value in _leaves(self.table, ""):
+            is_plain = isinstance(value, str | int | float | list) and not path.endswith("_")  # `_target_` is a class
+            if is_plain and (problem := self.schema.wrong_value(path, value)):
+                yield problem
 
 
 class Difference(Model):
@@ -169,14 +200,24 @@ def read_container(path: Path) -> ConfigContainer:
     Raises:
         InvalidInput: It cannot be read, is not YAML, or holds no ConfigContainer.
     """
+    try:
+        data = read_regular(path.resolve(), limit=_SIZE_LIMIT)
+    except OSError as error:
+        raise InvalidInput(f"cannot be read: {error.strerror}", thing=str(path), advice="Check the path") from error
+    return parse_container(data, path)
+
+
+def parse_container(data: bytes, path: Path) -> ConfigContainer:
+    """Parse the bytes of a `ConfigContainer.yaml` that came from `path`.
+
+    Raises:
+        InvalidInput: It is not YAML, or holds no ConfigContainer.
+    """
     import yaml
 
     try:
-        data = read_regular(path.resolve(), limit=_SIZE_LIMIT)
         check_yaml(data)
         table = yaml.load(data, Loader=yaml.CSafeLoader)
-    except OSError as error:
-        raise InvalidInput(f"cannot be read: {error.strerror}", thing=str(path), advice="Check the path") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise InvalidInput(f"not valid YAML: {reason}", thing=str(path), advice="Fix the syntax there") from error
@@ -190,7 +231,14 @@ def read_container(path: Path) -> ConfigContainer:
             thing=str(path),
             advice="Name the configs/ConfigContainer.yaml of a run",
         )
-    return ConfigContainer(path, table)
+    return ConfigContainer(path, table, text=data)
+
+
+def _key_lines(node: Any, prefix: str) -> Iterator[tuple[str, int]]:
+    """Each key below a node of YAML, with its line."""
+    for key, value in node.value if node and node.id == "mapping" else ():
+        yield f"{prefix}{key.value}", key.start_mark.line + 1
+        yield from _key_lines(value, f"{prefix}{key.value}.")
 
 
 def with_overrides(container: ConfigContainer, overrides: Sequence[str]) -> ConfigContainer:
@@ -206,19 +254,17 @@ def with_overrides(container: ConfigContainer, overrides: Sequence[str]) -> Conf
     problems = []
     for override in overrides:
         key, equals, text = override.partition("=")
-        path = _current_path(table, key.strip().lstrip("+~"))
+        path = key.strip().lstrip("+~")
         removes = key.startswith("~")
         if removes == bool(equals):
             problems.append(f"{override!r} is not key=value, +key=value or ~key")
-        elif path is None:
-            problems.append(
-                f"{override!r} does not name a key of the configuration; with a + it would be dropped silently"
-            )
+        elif _at(table, path) is _MISSING and not (key.startswith("+") and _is_free(container, path)):
+            problems.append(f"{override!r} does not name a key of the configuration{_hint(table, path)}")
         else:
             *parents, last = path.split(".")
             parent = _at(table, ".".join(parents)) if parents else table
             try:
-                parent[last] = None if removes else yaml.safe_load(text)
+                parent[last] = None if removes else _override_value(text)
             except yaml.YAMLError:
                 problems.append(f"{override!r} has an invalid value")
     if problems:
@@ -226,11 +272,32 @@ def with_overrides(container: ConfigContainer, overrides: Sequence[str]) -> Conf
     return replace(container, table=table)
 
 
-def _current_path(table: Mapping[str, Any], path: str) -> str | None:
-    """Where a key is in this file: `model.X` has become `model.transformer.X`."""
-    section, _, rest = path.partition(".")
-    paths = (path, f"model.transformer.{rest}") if section == "model" else (path,)
-    return next((path for path in paths if _at(table, path) is not _MISSING), None)
+def _is_free(container: ConfigContainer, path: str) -> bool:
+    """Whether the names of a table are the user's own, such as those of environment variables."""
+    section = path.rpartition(".")[0]
+    return isinstance(_at(container.table, section), Mapping) and "dict" in container.schema.types(section)
+
+
+def _override_value(text: str) -> Any:
+    """A value as Hydra reads it: `1e-5` is a number, which it is not in YAML."""
+    import yaml
+
+    return yaml.safe_load(text) if text.strip()[:1] in ("[", "{") else hydra_value(text)
+
+
+def _hint(table: Mapping[str, Any], path: str) -> str:
+    """The key that was meant: `model.X` has become `model.transformer.X`, anything else is misspelt."""
+    moved = f"model.transformer.{path.removeprefix('model.')}"
+    near = [moved] if _at(table, moved) is not _MISSING else difflib.get_close_matches(path, _paths(table, ""), n=1)
+    return f"; did you mean {near[0]}?" if near else "; with a + it would be dropped silently"
+
+
+def _paths(value: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    """Every key, those of sections too."""
+    for key, inner in value.items():
+        yield f"{prefix}{key}"
+        if isinstance(inner, Mapping):
+            yield from _paths(inner, f"{prefix}{key}.")
 
 
 def container_differences(before: ConfigContainer, after: ConfigContainer) -> tuple[Difference, ...]:

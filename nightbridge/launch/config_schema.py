@@ -41,6 +41,7 @@ class ConfigClass(Model):
             `dict`, `dtype`, `None`, the `repr` of a literal, a qualified name, or `Any`.
         members: The names of an enumeration.
         open: Whether it extends a class that could not be read, so that it may have more fields.
+        defaults: Those of its own fields that are literals; for a pinned checkout only.
 
     """
 
@@ -48,6 +49,7 @@ class ConfigClass(Model):
     fields: dict[str, str] = Field(default_factory=dict)
     members: tuple[str, ...] = ()
     open: bool = False
+    defaults: dict[str, Any] = Field(default_factory=dict)
 
 
 class ConfigSchema(Model):
@@ -82,6 +84,23 @@ class ConfigSchema(Model):
         for base in reversed(definition.bases):
             fields.update(self._fields(base))
         return {**fields, **definition.fields}
+
+    def _defaults(self, name: str) -> dict[str, Any]:
+        definition = self.classes[name]
+        found: dict[str, Any] = {}
+        for base in reversed(definition.bases):
+            found.update(self._defaults(base))
+        return {key: value for key, value in found.items() if key not in definition.fields} | definition.defaults
+
+    @property
+    def defaults(self) -> dict[str, dict[str, Any]]:
+        """The default values of each section whose class is certain; among subclasses the recipe chooses."""
+        found = {}
+        for section, types in self._table((CONTAINER,))[0].items():
+            names = [name for name in types if name in self.classes]
+            if len(names) == 1 and not self._subclasses.get(names[0]) and (values := self._defaults(names[0])):
+                found[section] = values
+        return found
 
     def _is_open(self, name: str) -> bool:
         return self.classes[name].open or any(map(self._is_open, self.classes[name].bases))
@@ -119,7 +138,14 @@ class ConfigSchema(Model):
             types = fields[part]
             if ANY in types:
                 return None
-        return None if text is None or self._accepts(types, _value(text)) else self._wrong_type(path, types, text)
+        return None if text is None or self._accepts(types, hydra_value(text)) else self._wrong_type(path, types, text)
+
+    def wrong_value(self, path: str, value: object) -> str | None:
+        """What is wrong with a value that a dump has at a path; None where nothing is, or where nothing is known."""
+        types = self.types(path)
+        if not types or ANY in types or self._accepts(types, value):
+            return None
+        return self._wrong_type(path, types, value)
 
     def types(self, path: str) -> tuple[str, ...]:
         """The alternatives of the field at a path, as in `ConfigClass.fields`; none where there is no such field."""
@@ -156,14 +182,14 @@ class ConfigSchema(Model):
             return isinstance(value, dict)
         return _FITS[kind](value) if kind in _FITS else bool(ast.literal_eval(kind) == value)
 
-    def _wrong_type(self, path: str, types: tuple[str, ...], text: str) -> str:
+    def _wrong_type(self, path: str, types: tuple[str, ...], text: object) -> str:
         wanted = [
             " or ".join(self.classes[kind].members) or f"a table of {kind.partition(':')[2]}"
             if kind in self.classes
             else _NAMES.get(kind, kind)
             for kind in types
         ]
-        return f"{path} is {', '.join(dict.fromkeys(wanted))}, not {text!r}"
+        return f"{path} is {' or '.join(dict.fromkeys(wanted))}, not {text!r}"
 
 
 def _is_number(value: Any) -> bool:
@@ -194,7 +220,7 @@ _NAMES = {
 }
 
 
-def _value(text: str) -> Any:
+def hydra_value(text: str) -> Any:
     """A value of Hydra's grammar: its type decides; what is inside a list or a table does not."""
     text = text.strip()
     if text.lower() in _WORDS:

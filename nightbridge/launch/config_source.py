@@ -10,6 +10,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
@@ -132,7 +133,8 @@ class _Reader:
             elif name not in _WITHOUT_FIELDS:
                 is_open = True
         fields = {name: self.type_of(module, field) for name, field in _fields(definition)}
-        self.classes[qualified] = ConfigClass(bases=tuple(bases), fields=fields, open=is_open)
+        defaults = dict(_literal_defaults(definition))
+        self.classes[qualified] = ConfigClass(bases=tuple(bases), fields=fields, open=is_open, defaults=defaults)
         return qualified
 
     def type_of(self, module: _Module, field: ast.AnnAssign) -> str:
@@ -243,13 +245,24 @@ def _fields(definition: ast.ClassDef) -> Iterator[tuple[str, ast.AnnAssign]]:
             yield statement.target.id, statement
 
 
+def _default(value: ast.expr | None) -> ast.expr | None:
+    """The expression of a field's default: `= VALUE`, or `= field(default=VALUE)`."""
+    if isinstance(value, ast.Call):
+        return next((keyword.value for keyword in value.keywords if keyword.arg == "default"), None)
+    return value
+
+
 def _default_is_none(value: ast.expr) -> bool:
-    values = (
-        [keyword.value for keyword in value.keywords if keyword.arg == "default"]
-        if isinstance(value, ast.Call)
-        else [value]
-    )
-    return any(isinstance(default, ast.Constant) and default.value is None for default in values)
+    default = _default(value)
+    return isinstance(default, ast.Constant) and default.value is None
+
+
+def _literal_defaults(definition: ast.ClassDef) -> Iterator[tuple[str, bool | int | float | str | None]]:
+    for name, field in _fields(definition):
+        with suppress(ValueError):
+            value = ast.literal_eval(_default(field.value) or ast.Name("computed"))
+            if value is None or isinstance(value, bool | int | float | str):
+                yield name, value
 
 
 def read_schema(checkout: Path) -> ConfigSchema | None:
@@ -277,7 +290,7 @@ if __name__ == "__main__":
     if found is None:
         sys.exit(f"{sys.argv[1]} holds no {CONTAINER}")
     lines = (
-        f"{json.dumps(name)}: {json.dumps(definition.model_dump(exclude_defaults=True), sort_keys=True)}"
+        f"{json.dumps(name)}: {definition.model_dump_json(exclude={'defaults'}, exclude_defaults=True)}"
         for name, definition in sorted(found.classes.items())
     )
     sys.stdout.write(f'{{"commit": "{sys.argv[2]}", "classes": {{\n' + ",\n".join(lines) + "\n}}\n")

@@ -51,6 +51,9 @@ V0_3_0, V0_3_1 = Version(0, 3), Version(0, 3, 1)
 V0_4_0, V0_4_2 = Version(0, 4), Version(0, 4, 2)
 V0_5_0, V0_6_0 = Version(0, 5), Version(0, 6)
 
+RELEASES = (V0_3_0, V0_3_1, V0_4_0, Version(0, 4, 1), V0_4_2, V0_5_0, Version(0, 5, 1), V0_6_0)
+"""Every release with a launcher, as of August 2026."""
+
 LAUNCHER_TIME_LIMIT = "00:30:00"
 """The launcher's time limit when it is given none, in every version."""
 

@@ -4,9 +4,12 @@ Megatron-LM's `examples/mimo` has no launcher that submits: its program is start
 arguments as in Megatron-LM's `examples/mimo/training/args.py` and `megatron/training/arguments.py`, mid 2026.
 """
 
+import difflib
+import re
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -199,7 +202,7 @@ def _program_words(spec: RunSpec, code: PinnedRepository, output: Path, known: K
     """The program's options: grids, `[cmd_args]`, `[extra_cmd_args]`, and what it logs."""
     test = spec.test
     arguments = tuple(_arguments(test, _outputs(spec, output), known))
-    _check_known(test, arguments, known)
+    _check_known(test, arguments, known if known is not None else _declared(code.path))
     yield from _grid_words(grids_of(test), _grid_flags(code))
     for words in arguments:
         yield from words
@@ -250,6 +253,28 @@ def _known_options(program: str, code: PinnedRepository) -> KnownOptions | None:
     return {option: choices for file in files for option, choices in flags_in(file).items()}
 
 
+_PARSER_SOURCES = ("megatron/training", "megatron/core", "examples/mimo")
+_NAME = re.compile(r"[A-Za-z][\w-]*")
+
+
+class _Declared(dict[str, Choices]):
+    """Options of Megatron-LM's own parser: each whose name occurs in its sources, for it makes flags of fields too."""
+
+    def __contains__(self, option: object) -> bool:
+        name = str(option).removeprefix("--").replace("-", "_")
+        return super().__contains__(name) or super().__contains__(name.removeprefix("no_"))
+
+
+@lru_cache(maxsize=4)
+def _declared(checkout: Path) -> KnownOptions | None:
+    """The names in the sources of a checkout's parser; None where it is not there yet."""
+    if not (checkout / _PARSER_SOURCES[0]).is_dir():
+        return None
+    files = (file for folder in _PARSER_SOURCES for file in (checkout / folder).rglob("*.py"))
+    texts = (file.read_text(encoding="utf-8", errors="replace") for file in files)
+    return _Declared({name.replace("-", "_"): None for text in texts for name in _NAME.findall(text)})
+
+
 def _check_known(test: TestDefinition, arguments: tuple[tuple[str, ...], ...], known: KnownOptions | None) -> None:
     if known is None:
         return
@@ -257,7 +282,9 @@ def _check_known(test: TestDefinition, arguments: tuple[tuple[str, ...], ...], k
     for option, *values in arguments:
         choices = known.get(option)
         if option not in known:
-            problems.append(f"the pinned program has no flag {option}")
+            near = difflib.get_close_matches(option.strip("-").replace("-", "_"), known, n=1, cutoff=0.8)
+            hint = f"; did you mean --{near[0].strip('-').replace('_', '-')}?" if near else ""
+            problems.append(f"the pinned program has no flag {option}{hint}")
         elif choices is not None and values and values[0] not in choices:
             problems.append(f"{option} {values[0]!r} is not one of {', '.join(choices)}")
     if problems:

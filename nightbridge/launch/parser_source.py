@@ -43,6 +43,23 @@ def known_flags(checkout: Path, launcher: Path = LAUNCHER) -> dict[str, Choices]
         ) from error
 
 
+def passes_every_image_on(checkout: Path, launcher: Path = LAUNCHER) -> bool:
+    """Whether the checkout's launcher hands `container_image` to srun without ever looking at it, `none` included.
+
+    One that compares or tests it may leave the container out. NVIDIA's never does, from v0.3 to 067f987d. A file that
+    cannot be read proves nothing.
+    """
+    sources = (checkout / launcher, checkout / launcher.with_name("utils") / "executors.py")
+    try:
+        modules = [ast.parse(path.read_text(encoding="utf-8")) for path in sources if path.exists()]
+    except (OSError, SyntaxError, ValueError):
+        return False
+    nodes = [node for module in modules for node in ast.walk(module)]
+    tests: list[ast.expr] = [node for node in nodes if isinstance(node, ast.Compare)]
+    tests += [node.test for node in nodes if isinstance(node, ast.If | ast.IfExp)]
+    return bool(modules) and not any("container_image" in ast.unparse(test) for test in tests)
+
+
 def flags_in(path: Path) -> dict[str, Choices]:
     """Return every option string that a Python file adds to a parser, with the values it allows (None: any).
 

@@ -20,8 +20,11 @@ from nightbridge.models.metrics import MetricName
 from nightbridge.models.scenario import (
     HETERO_MIMO,
     MOUNT_POINT,
+    READING_RULE,
+    Arm,
     CheckpointPolicy,
     Compat,
+    ControlMode,
     Dependency,
     GatePolicy,
     GitRepo,
@@ -34,11 +37,14 @@ from nightbridge.models.scenario import (
     RunDependency,
     RunSpec,
     Scenario,
+    Severity,
     SweepAxis,
     SweepPolicy,
     TestDefinition,
+    Violation,
 )
 from nightbridge.models.site import (
+    Budget,
     ClusterKind,
     ClusterLimits,
     ClusterSettings,
@@ -57,6 +63,7 @@ from nightbridge.models.site import (
     SiteChoice,
     StoreLocation,
     StoreSettings,
+    Successor,
 )
 from nightbridge.models.stages import (
     Checkout,
@@ -77,11 +84,16 @@ from nightbridge.models.stages import (
 )
 from nightbridge.models.verdict import (
     EXIT_CODES,
+    GOOD_VERDICTS,
+    Bump,
     Comparison,
     ComparisonStatus,
+    ControlArm,
+    ListedCommit,
     News,
     NightReport,
     RangeCommit,
+    ReferenceResult,
     RepositoryChange,
     SkippedPart,
     Suspects,

@@ -4,7 +4,7 @@ import re
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from nightbridge.models.base import Model, NightId, make_run_key
@@ -31,6 +31,9 @@ class GitRepo(Model):
     url: str = Field(description="Address, without credentials.")
     commit: str = Field("main", description="Branch, tag, or full or abbreviated commit.")
     init_submodules: bool = Field(False, description="Check out submodules as well.")
+    submodules: dict[str, str] = Field(
+        {}, description="Submodules at other refs than the tree pins, by folder; needs `init_submodules`."
+    )
     mount_as: str | None = Field(None, description="Where the checkout is mounted in the container.")
     launcher: RepositoryPath | None = Field(
         None, description="Where the launcher lies in it: that makes it Megatron-Bridge's repository, whatever its URL."
@@ -58,6 +61,9 @@ class HarvestPolicy(Model):
         "last",
         description="Which complete checkpoints are kept: none, last, all, or `every K`, counted from the last. "
         "By default none where it is likely to be larger than `max_checkpoint_bytes`.",
+    )
+    training_report: bool = Field(
+        False, description="Whether CloudAI's training_report.json is stored; on where `[training_report]` is written."
     )
     max_checkpoint_bytes: int = Field(
         200_000_000_000, ge=0, description="A test that asks for a checkpoint which is likely to be larger is invalid."
@@ -107,6 +113,9 @@ def _band(metric: str) -> Any:
     return Field(METRIC_BY_NAME[metric].band, gt=0, allow_inf_nan=False)
 
 
+ControlMode = Literal["off", "on_suspicion", "every_night"]
+
+
 class GatePolicy(Model):
     """When a test has become worse. Relative numbers are shares: 0.05 is 5 %.
 
@@ -129,6 +138,7 @@ class GatePolicy(Model):
     warmup_step_time: float = _band("warmup_step_time")
     first_step_time: float = _band("first_step_time")
     warmup_steps: int = Field(10, ge=0, description="Steps at the start that no statistic uses.")
+    post_profiling_steps: int = Field(0, ge=0, description="Steps after a profile that no statistic uses.")
     baseline_runs: int = Field(7, ge=1, description="How many last good runs make the baseline.")
     cold_start: int = Field(7, ge=2, description="Good nights from which on a band comes from the test's own history.")
     sigmas: float = Field(4.0, gt=0, description="Half a band, in standard deviations of the test's own nights.")
@@ -142,7 +152,20 @@ class GatePolicy(Model):
     limits: dict[MetricName, Limits] = Field({}, description="Floors and ceilings, by metric.")
     required: tuple[MetricName, ...] = Field((), description="Metrics that must be measured, besides those always.")
     canary: str | None = Field(None, description="Id of the test that separates the cluster's drift from the code's.")
-    confirm: int = Field(2, ge=0, le=10, description="Runs that a suspicious result is given before it counts.")
+    control: ControlMode = Field(
+        "on_suspicion",
+        description="When the last good point runs beside tonight's, on the same nodes: never (further runs of "
+        "tonight's confirm), when a result is suspicious, or every night, which finds 1 %.",
+    )
+    pairs: int = Field(
+        1,
+        ge=0,
+        le=5,
+        description="Such pairs, two runs each, that a suspicious result is given before it counts; eight times as "
+        "many at most. 0: one run is enough.",
+    )
+    max_runs: int | None = Field(None, ge=0, description="Further runs of a night at most, whatever asks for them.")
+    confirm: int | None = Field(None, ge=0, le=10, description="Up to 0.2: runs; read as half as many pairs.")
     golden: str | None = Field(None, description="Golden values to compare with, besides history: a JSON file.")
     golden_rules: GoldenPolicy = GoldenPolicy()
     reference: str | None = Field(
@@ -150,8 +173,49 @@ class GatePolicy(Model):
     )
     reference_rules: ReferencePolicy = ReferencePolicy()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _confirm_as_pairs(cls, written: Any) -> Any:
+        runs = written.get("confirm") if isinstance(written, dict) else None
+        return {"pairs": -(-runs // 2), **written} if isinstance(runs, int) else written
+
 
 Compat = Literal["none", "cloudai"]
+
+Severity = Literal["error", "warning"]
+
+READING_RULE = "configuration"
+"""The rule of what cannot be read: an unknown key, a value of a wrong type."""
+
+
+class Violation(Model):
+    """One thing that is wrong with a test, or odd about it.
+
+    Attributes:
+        rule: The rule's id; `nightbridge rules ID` describes it.
+        severity: An error keeps the run from starting, a warning does not.
+        fields: The fields that the rule looked at.
+        message: What is wrong, with the values, and the way out.
+        places: `FILE:LINE` of each key that it is about; FILE alone where the line is not known.
+    """
+
+    rule: str = READING_RULE
+    severity: Severity = "error"
+    fields: tuple[str, ...] = ()
+    message: str
+    places: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return self.line()
+
+    def line(self, hint: str = "") -> str:
+        """The violation as compilers write theirs, `FILE:LINE: HINT: MESSAGE [RULE]`, so that editors can jump to it.
+
+        Args:
+            hint: Its severity, or the id of its test, where what surrounds the line does not tell it.
+        """
+        text = self.message if self.rule == READING_RULE else f"{self.message} [{self.rule}]"
+        return ": ".join(filter(None, (", ".join(self.places), hint, text)))
 
 
 class SweepAxis(Model):
@@ -230,6 +294,7 @@ class TestDefinition(Model):
     sweep: SweepPolicy = SweepPolicy()
     sbatch_args: tuple[str, ...] = Field((), description="sbatch options of this test, such as its node list.")
     dependencies: tuple[Dependency, ...] = Field((), description="Tests of the same scenario that come before it.")
+    lines: dict[str, str] = Field({}, description="`FILE:LINE` of each key that is written, as in `cmd_args.tp`.")
 
     @property
     def has_launcher(self) -> bool:
@@ -261,7 +326,25 @@ class InvalidTest(Model):
 
     id: str
     source: str = ""
-    violations: tuple[str, ...] = Field(description="Each names the place where it was written.")
+    findings: tuple[Violation, ...] = ()
+    readable: TestDefinition | None = Field(
+        None, description="What could be read of it, for the rules that have not been checked yet."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_lines(cls, data: Any) -> Any:
+        """Read a night's plan of before violations had fields: a line for each."""
+        if not isinstance(data, dict) or "violations" not in data:
+            return data
+        lines = data["violations"]
+        kept = {name: value for name, value in data.items() if name != "violations"}
+        return {**kept, "findings": [{"message": line} for line in lines]}
+
+    @property
+    def violations(self) -> tuple[str, ...]:
+        """The findings as lines, each with the place where it was written."""
+        return tuple(map(str, self.findings))
 
 
 class Scenario(Model):
@@ -271,13 +354,27 @@ class Scenario(Model):
     source: str = ""
     tests: tuple[TestDefinition, ...]
     invalid: tuple[InvalidTest, ...] = ()
-    warnings: tuple[str, ...] = ()
+    findings: tuple[Violation, ...] = Field((), description="What is odd, and keeps no test from running.")
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """The findings as lines, each with the place where it was written."""
+        return tuple(dict.fromkeys(map(str, self.findings)))
 
 
 class RunDependency(Dependency):
     """A dependency on every run of another test."""
 
     run_keys: tuple[str, ...] = Field((), description="Its runs of this night; none where it cannot run.")
+
+
+class Arm(Model):
+    """One of the two runs of a pair, which run one after the other on the same nodes."""
+
+    role: Literal["new", "control"] = Field(description="Tonight's point, or the last good one.")
+    pair: int = Field(ge=1, description="Which pair of its night.")
+    reference: str = Field(description="Run key of the last good point.")
+    on_suspects: bool = Field(False, description="Whether it is there to tell whether suspect nodes are slow.")
 
 
 class RunSpec(Model):
@@ -289,6 +386,7 @@ class RunSpec(Model):
     sweep_point: dict[str, Any] = Field(default_factory=dict)
     iteration: int = 1
     repeat: int = 0
+    arm: Arm | None = Field(None, description="What a further run of a night is for; None for a plain one.")
     after: tuple[RunDependency, ...] = ()
 
     @property

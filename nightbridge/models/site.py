@@ -55,6 +55,17 @@ ClusterKind = Literal["local", "slurm", "pyslurm", "auto"]
 ContainerSupport = Literal["pyxis", "none"]
 
 
+def _on_one_cluster(options: tuple[str, ...]) -> tuple[str, ...]:
+    if named := next((option for option in options if option.startswith(("--clusters", "-M"))), ""):
+        raise PydanticCustomError(
+            "clusters",
+            "{option} sends jobs to another cluster, where they are not looked for; describe that cluster in a site "
+            "file of its own, with its own slurm_conf",
+            {"option": named},
+        )
+    return options
+
+
 class ClusterSettings(Model):
     """How to reach a cluster.
 
@@ -72,7 +83,9 @@ class ClusterSettings(Model):
     qos: str | None = Field(None, description="Quality of service to ask for.")
     reservation: str | None = Field(None, description="Reservation to run in.")
     gpus_per_node: int | None = Field(None, ge=1, description="GPUs of one node; the launcher's default when unset.")
-    extra_sbatch_args: tuple[str, ...] = Field((), description="Further sbatch options, as `--name=value`.")
+    extra_sbatch_args: Annotated[tuple[str, ...], AfterValidator(_on_one_cluster)] = Field(
+        (), description="Further sbatch options, as `--name=value`."
+    )
     env_vars: dict[str, str] = Field({}, description="Environment variables of every run here; a test's own win.")
     bin_dir: Path | None = Field(None, description="Folder of sbatch, squeue, sacct...; found on PATH when unset.")
     slurm_conf: Path | None = Field(None, description="The slurm.conf to use (SLURM_CONF); the system's when unset.")
@@ -235,6 +248,36 @@ class NotifySettings(MailSettings):
         return self
 
 
+class Budget(Model):
+    """What confirmation may cost on this cluster, in GPU-hours of pairs and re-runs, and how sure it has to be.
+
+    The cause of a confirmed regression is searched for on the same account.
+    """
+
+    night: float | None = Field(None, ge=0, description="In one night of a scenario; no limit when unset.")
+    month: float | None = Field(None, ge=0, description="In a calendar month, of all scenarios; no limit when unset.")
+    attribution: float = Field(
+        0.0, ge=0, description="Of each new regression, what the search for its cause may cost; 0: nobody starts one."
+    )
+    false_alarms: float = Field(
+        1.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="At most so many false alarms in a month, of all tests and metrics of a night together.",
+    )
+
+
+class Successor(Model):
+    """Where a repository went on that was folded into another one."""
+
+    url: str = Field(description="Address of the new repository.")
+    commit: str = Field(description="The commit with which the new repository has the code.")
+    last: str = Field("HEAD", description="The last commit of the old repository that counts.")
+    folder: str = Field(
+        "", description="Only commits of the new repository that touch this folder count; all of them when empty."
+    )
+
+
 class Site(Model):
     """Everything a run needs to know about the place it runs in. Built from blocks, a system file or options."""
 
@@ -257,6 +300,10 @@ class Site(Model):
         {}, description="What this cluster owes each test: limits by metric, by a pattern of test ids."
     )
     notify: NotifySettings = NotifySettings()
+    budget: Budget = Budget()
+    successors: dict[str, Successor] = Field(
+        {}, description="By the address of a repository that moved: where to, so that ranges across the move work."
+    )
 
     @property
     def environments_dir(self) -> Path:

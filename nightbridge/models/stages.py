@@ -25,6 +25,7 @@ class PinnedRepository(Model):
     describe: str = Field("", description="`git describe --tags --always` of the commit.")
     previous: str | None = Field(None, description="The commit that the ref meant the night before this one.")
     commits_since: tuple[str, ...] = Field((), description="Hash and subject of what came since, newest first.")
+    submodules: dict[str, str] = Field({}, description="Commits that the tree pins, by folder, checked out or not.")
     lfs_pointers: tuple[str, ...] = Field((), description="Files whose content lies in Git LFS and is not here.")
 
 
@@ -138,6 +139,11 @@ class JobStatus(Model):
     ended_at: datetime | None = None
     nodes: str = Field("", description="Slurm's node expression, e.g. `node[1-2]`.")
     cancelled_by: str = Field("", description="User name or uid that cancelled it.")
+    expected_start: datetime | None = Field(None, description="Of a pending job, as Slurm's scheduler estimates it.")
+    queue_position: int | None = Field(None, description="Among the pending jobs of its partition, 1 is next.")
+    node_reason: str = Field(
+        "", description="`node2: Prolog error`: of a cancelled job's nodes, those down or drained."
+    )
 
 
 class Outcome(enum.StrEnum):

@@ -1,9 +1,9 @@
 """Results of the comparison: verdicts, their evidence, sweeps and the report of a night."""
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -21,6 +21,7 @@ class VerdictStatus(enum.StrEnum):
     PASSED = "passed"
     IMPROVED = "improved"
     NO_BASELINE = "no_baseline"
+    INSUFFICIENT_DATA = "insufficient_data"  # good as far as too few nights can tell
     REGRESSED = "regressed"
     SUSPICIOUS = "suspicious"  # better than can be believed: no baseline until a user accepts it
     UNSTABLE = "unstable"
@@ -58,6 +59,42 @@ class RangeCommit(Model):
     subject: str
     author: str = Field(description="Name, without address.")
     authored_at: datetime
+    url: str = Field("", description="Its repository, where that is not the range's own but the one before it moved.")
+    bumps: tuple["Bump", ...] = Field((), description="Submodules that it moves.")
+    only_bumps: bool = Field(False, description="Whether it does nothing else.")
+
+
+class Bump(Model):
+    """A submodule that a commit moves, and the submodule's commits in between."""
+
+    folder: str
+    url: str = ""
+    before: str = Field(description="Full commit that was pinned.")
+    after: str = Field(description="Full commit that is pinned now.")
+    base: str = Field("", description="Their merge base: `before`, unless they are on different branches.")
+    commits: tuple[RangeCommit, ...] = Field((), description="What came with it, oldest first.")
+    reverted: tuple[RangeCommit, ...] = Field((), description="What only the old branch has, oldest first.")
+    more: int = Field(0, description="Commits that are not named here.")
+    note: str = Field("", description="Why commits are missing here.")
+
+    def __str__(self) -> str:
+        count = len(self.commits) + len(self.reverted) + self.more
+        of = f" of {count} commit{'s' if count > 1 else ''}" if count else ""
+        back = f", {len(self.reverted)} of them taken back" if self.reverted else ""
+        return f"bump{of} of {self.folder} {self.before[:12]}..{self.after[:12]}{back}"
+
+
+class ListedCommit(NamedTuple):
+    """A commit as a list of suspects shows it.
+
+    `text`: its subject, with what is to be said of its bumps, or after the submodule that it is of. `url`: of its
+    repository. `is_bump`: it only moves submodules whose commits are listed, so that these are the suspects.
+    """
+
+    commit: RangeCommit
+    url: str
+    text: str
+    is_bump: bool
 
 
 class RepositoryChange(Model):
@@ -69,6 +106,22 @@ class RepositoryChange(Model):
     after: str = Field(description="Full commit of the suspect night.")
     commits: tuple[RangeCommit, ...] = Field((), description="What came after `before`, up to `after`, newest first.")
     note: str = Field("", description="Why commits are missing here.")
+
+    @property
+    def listed(self) -> tuple[ListedCommit, ...]:
+        """The commits, newest first, and after each that moves submodules those inside of its bumps."""
+        return tuple(one for commit in self.commits for one in _listed(commit, self.url))
+
+
+def _listed(commit: RangeCommit, url: str) -> Iterator[ListedCommit]:
+    bumps = "; ".join(f"{bump}: {bump.note}" if bump.note else str(bump) for bump in commit.bumps)
+    is_bump = commit.only_bumps and all(bump.commits or bump.reverted for bump in commit.bumps)
+    yield ListedCommit(commit, commit.url or url, f"{commit.subject} ({bumps})" if bumps else commit.subject, is_bump)
+    for bump in commit.bumps:
+        for one in reversed(bump.commits):
+            yield ListedCommit(one, bump.url, f"{bump.folder}: {one.subject}", is_bump=False)
+        for one in bump.reverted:
+            yield ListedCommit(one, bump.url, f"{bump.folder}, taken back: {one.subject}", is_bump=False)
 
 
 class ValueChange(Model):
@@ -92,6 +145,17 @@ class Suspects(Model):
     notes: tuple[str, ...] = Field((), description="What could not be compared, and why.")
 
 
+class ControlArm(Model):
+    """The last good point that ran, or is to run, beside tonight's."""
+
+    run_key: str = Field(description="Of the last good point.")
+    night: str
+    prefix: str = Field(description="Where its record is, relative to the store.")
+    pairs: int = Field(0, description="Pairs that tonight has.")
+    on_nodes: tuple[str, ...] = Field((), description="Nodes that the last wanted pair should have: the suspects.")
+    slow_nodes: tuple[str, ...] = Field((), description="Nodes on which both arms were slow, and elsewhere not.")
+
+
 class Verdict(StoredModel):
     """Stage 6, compare: what the night means for one test."""
 
@@ -109,8 +173,15 @@ class Verdict(StoredModel):
     series: str = Field("", description="The series it was compared in; empty if unknown.")
     news: News = Field("", description="Whether it is new, worse, standing, better or over; empty for no news.")
     since: str = Field("", description="The first night of what stands; empty where nothing does.")
+    certainty: str = Field("", description="How sure a bad one is, as `3 of 3 runs`; empty where nothing is known.")
     reruns: int = Field(0, description="Runs of this night that are still wanted before the verdict counts.")
+    rerun_reason: str = Field("", description="Why further runs of this night are, or were, wanted.")
+    further_runs: int = Field(0, description="Further runs that this night had: pairs' arms and re-runs.")
     suspect_nodes: tuple[str, ...] = Field((), description="Nodes that those runs should do without, if they can.")
+    control: ControlArm | None = Field(None, description="The control arm; None where none was wanted.")
+    moved: dict[str, float] = Field({}, description="As in the run's history row.")
+    gpu_hours: float = Field(0.0, description="What the run cost: GPUs times hours.")
+    confirmation_gpu_hours: float = Field(0.0, description="What its pairs and re-runs of this night cost.")
     suspects: Suspects | None = Field(None, description="What changed, where the run is not as the good ones were.")
 
     @property
@@ -127,6 +198,7 @@ EXIT_CODES: dict[VerdictStatus, int] = {
     VerdictStatus.PASSED: 0,
     VerdictStatus.IMPROVED: 0,
     VerdictStatus.NO_BASELINE: 0,
+    VerdictStatus.INSUFFICIENT_DATA: 0,
     VerdictStatus.REGRESSED: 1,
     VerdictStatus.SUSPICIOUS: 1,
     VerdictStatus.UNSTABLE: 1,
@@ -137,6 +209,9 @@ EXIT_CODES: dict[VerdictStatus, int] = {
     VerdictStatus.INFRASTRUCTURE: 4,
 }
 
+GOOD_VERDICTS = frozenset(status for status, code in EXIT_CODES.items() if code == 0)
+"""Nights with these make the baseline of later ones."""
+
 
 def exit_code_of(statuses: Iterable[VerdictStatus]) -> int:
     """The first of 1, 3, 4, 2 that occurred, else 0."""
@@ -145,11 +220,27 @@ def exit_code_of(statuses: Iterable[VerdictStatus]) -> int:
 
 
 def worst_status(statuses: Iterable[VerdictStatus]) -> VerdictStatus:
-    """What a night is called after: the first of its worst verdicts; passed where all are good, or no baseline."""
+    """What a night is called after: the first of its worst verdicts; where all are good, passed, or what all lack."""
     found = list(statuses)
     if worst := exit_code_of(found):
         return next(status for status in found if EXIT_CODES[status] == worst)
-    return VerdictStatus.NO_BASELINE if set(found) == {VerdictStatus.NO_BASELINE} else VerdictStatus.PASSED
+    if set(found) == {VerdictStatus.NO_BASELINE}:
+        return VerdictStatus.NO_BASELINE
+    lacking = {VerdictStatus.NO_BASELINE, VerdictStatus.INSUFFICIENT_DATA}
+    return VerdictStatus.INSUFFICIENT_DATA if found and lacking.issuperset(found) else VerdictStatus.PASSED
+
+
+class ReferenceResult(NamedTuple):
+    """What golden values or a reference run say: whether the data are whole, whether they are as good, and why not.
+
+    `values`: what the golden run measured, by metric and in its unit. `run_key`: that of the stored run that was used.
+    """
+
+    whole: bool
+    as_good: bool
+    reasons: tuple[str, ...] = ()
+    values: Mapping[MetricName, float] = {}
+    run_key: str | None = None
 
 
 class SweepPoint(Model):

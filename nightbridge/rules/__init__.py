@@ -10,13 +10,15 @@ from nightbridge.rules.profiles import (
     RULES,
     check,
     check_container,
+    check_dumped,
+    check_invalid,
     check_scenario,
     check_test,
     errors_of,
     grid_of,
     points_of,
 )
-from nightbridge.rules.rule import Rule, Violation
+from nightbridge.rules.rule import Rule
 from nightbridge.rules.sweeps import Cut, Grid, expansion_of
 
 __all__ = [
@@ -26,9 +28,10 @@ __all__ = [
     "Cut",
     "Grid",
     "Rule",
-    "Violation",
     "check",
     "check_container",
+    "check_dumped",
+    "check_invalid",
     "check_scenario",
     "check_test",
     "errors_of",

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nightbridge.errors import InvalidInput
-from nightbridge.models import Model
+from nightbridge.models import READING_RULE, Model, Severity
 from nightbridge.rules import profiles
-from nightbridge.rules.rule import OLDEST, Need, Rule, Severity
+from nightbridge.rules.rule import OLDEST, Need, Rule
 from nightbridge.rules.sweeps import MAX_RUNS
 
 _NEEDS: Mapping[Need, str] = {
@@ -43,7 +43,7 @@ class RuleEntry(Model):
 
 _READING = (
     RuleEntry(
-        id="configuration",
+        id=READING_RULE,
         severity="error",
         applies_to=("every file",),
         reason="A key or value that cannot be read would be ignored, or mean something else than was written.",
@@ -107,7 +107,9 @@ def _entries() -> Iterator[RuleEntry]:
                 id=rule.id,
                 severity=rule.severity,
                 applies_to=(profile,),
-                versions="" if rule.first == OLDEST else f"from {rule.first}",
+                versions=" ".join(
+                    (f"from {rule.first}" * (rule.first != OLDEST), f"to {rule.last}" * (rule.last is not None))
+                ).strip(),
                 needs=_NEEDS[rule.needs],
                 fields=rule.fields,
                 reason=rule.reason,

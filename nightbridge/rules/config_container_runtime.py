@@ -62,8 +62,9 @@ def _deterministic(c: ConfigContainer) -> Iterator[str]:
     if c.is_on("model.cross_entropy_loss_fusion"):
         yield "model.deterministic_mode needs model.cross_entropy_loss_fusion = false"
     algorithm = c.value("env_vars.NCCL_ALGO")
-    if algorithm is not None and str(algorithm) not in _NCCL_ALGORITHMS:
-        yield f"model.deterministic_mode needs NCCL_ALGO to be one of {', '.join(_NCCL_ALGORITHMS)}, not {algorithm}"
+    if str(algorithm) not in _NCCL_ALGORITHMS:
+        given = "not set" if algorithm is None else repr(algorithm)
+        yield f"model.deterministic_mode needs env_vars.NCCL_ALGO of {', '.join(_NCCL_ALGORITHMS)}; it is {given}"
 
 
 @rule("container-graph-nan-check", VALIDATE, ("model.cuda_graph_impl", "rerun_state_machine"))

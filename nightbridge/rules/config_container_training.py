@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from nightbridge.launch.config_container import SIZES, ConfigContainer
 from nightbridge.rules.rule import rule
 
-VALIDATE = "Megatron-Bridge: ConfigContainer.validate() and finalize()"
+VALIDATE = "Megatron-Bridge: ConfigContainer.validate() and finalize() in training/config.py at 067f987d (main)"
 SCHEDULE = ("train.train_iters", "train.train_samples", "scheduler")
 
 _SFT = frozenset({"GPTSFTDatasetConfig", "DirectHFSFTDatasetConfig", "EnergonDatasetConfig", "MockVLMSFTDatasetConfig"})
@@ -253,6 +253,10 @@ def _schedule_mixed(c: ConfigContainer) -> Iterator[str]:
     )
     if iterations and samples:
         yield f"scheduler counts iterations and samples: {', '.join(iterations + samples)}; keep those of one kind"
+    scheduler = c.table.get("scheduler", {})
+    for name in ("lr_warmup_iters", "lr_warmup_samples"):
+        if scheduler.get(name, 0) is None:
+            yield f"scheduler.{name} must be a number; write 0 for no warm-up"
 
 
 @rule("container-weight-decay", VALIDATE, ("scheduler",))

@@ -15,8 +15,8 @@ from nightbridge.models import ClusterLimits, Image, RunSpec, Site
 from nightbridge.rules import launcher
 from nightbridge.rules.rule import RuleContext, cmd_args, rule
 
-_MIMO = "Megatron-LM: examples/mimo"
-_MEGATRON_LM = "Megatron-LM: its arguments and learning-rate schedule"
+_MIMO = "Megatron-LM: examples/mimo/training/args.py at d98e8a64 (main of August 2026)"
+_MEGATRON_LM = "Megatron-LM: megatron/training/arguments.py at d98e8a64 (main of August 2026)"
 
 
 def _named_grids(run: RuleContext) -> tuple[tuple[str, ProcessGrid], ...]:

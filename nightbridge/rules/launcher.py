@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 
-from nightbridge.launch.flags import V0_6_0, version_of_ref
+from nightbridge.launch.flags import RELEASES, V0_6_0, version_of_ref
 from nightbridge.launch.parser_source import launcher_of
 from nightbridge.launch.plan import unknown_flags, unsafe_values, wrong_choices
 from nightbridge.launch.run_outputs import (
@@ -19,8 +19,9 @@ from nightbridge.launch.run_outputs import (
     resumed_from,
     trains_adapters,
 )
+from nightbridge.launch.shipped import pinned_recipes, released_recipes
 from nightbridge.models import HarvestPolicy
-from nightbridge.rules.rule import RuleContext, cmd_args, rule
+from nightbridge.rules.rule import UPSTREAM, RuleContext, cmd_args, is_local, rule
 
 _NIGHTS = "nightbridge: what a night stores and compares"
 
@@ -71,7 +72,7 @@ def resumes(run: RuleContext) -> Iterator[str]:
         )
 
 
-_PROFILING = "Megatron-Bridge: ProfilingConfig"
+_PROFILING = "Megatron-Bridge: ProfilingConfig in training/config.py at 067f987d (main)"
 
 _DEFAULT_START, _DEFAULT_STOP = 10, 11
 
@@ -102,7 +103,7 @@ def _window(run: RuleContext) -> Iterator[str]:
         )
 
 
-_PARSER = "Megatron-Bridge: scripts/performance/argument_parser.py of the pinned version"
+_PARSER = "Megatron-Bridge: scripts/performance/argument_parser.py at the pinned commit"
 
 
 @rule("flag-exists", _PARSER, ("cmd_args", "git_repos"), alone=True)
@@ -121,8 +122,14 @@ def _choice(run: RuleContext) -> Iterator[str]:
 def _version_unknown(run: RuleContext) -> Iterator[str]:
     """Flags differ between releases; those of a branch or commit are known once it has been fetched."""
     ref = run.test.megatron_bridge.commit
-    if run.checkout is None and version_of_ref(ref) is None:
+    version = version_of_ref(ref)
+    if is_local(run.test.megatron_bridge.url):
+        return
+    if run.checkout is None and version is None:
         yield f"git_repos: {ref!r} names no version, so the newest flags are assumed until the code has been fetched"
+    elif run.checkout is None and UPSTREAM.search(run.test.megatron_bridge.url) and version not in RELEASES:
+        known = ", ".join(map(str, RELEASES))
+        yield f"git_repos: {ref!r} is none of the releases known to this version: {known}; check it with --pinned"
 
 
 @rule(
@@ -137,7 +144,7 @@ def _launch_safe(run: RuleContext) -> Iterator[str]:
 
 
 _HYDRA = "Hydra: the grammar of overrides"
-_RECIPES_AND_LOGGING = "Megatron-Bridge: recipes and logging"
+_RECIPES_AND_LOGGING = "Megatron-Bridge: recipes/ and training/config.py at 067f987d (main)"
 
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z0-9_]+)*")
 
@@ -232,6 +239,28 @@ def _wanted(run: RuleContext) -> tuple[str, str, tuple[str, ...]] | None:
     return f"{before}_{run.gpus}gpu_{after}", f"{before}_{after}", names
 
 
+@rule("recipe-known", _PERF_RECIPES, (*_FIELDS, *cmd_args("model_family_name"), "git_repos"))
+def _recipe_known(run: RuleContext) -> Iterator[str]:
+    """The launcher imports the family's recipes by name, and takes tokenizer and CPU binding by family as well."""
+    pin = run.test.megatron_bridge
+    if run.checkout is not None:
+        recipes = pinned_recipes(run.checkout.megatron_bridge.path)
+    else:
+        recipes = released_recipes(run.version) if UPSTREAM.search(pin.url) and version_of_ref(pin.commit) else {}
+    family, recipe = str(run.args.get("model_family_name")), str(run.args.get("model_recipe_name"))
+    if not recipes or run.args.get("use_recipes") or recipe in recipes.get(family, ()):
+        return
+    owners = [name for name, recipes_of in recipes.items() if recipe in recipes_of]
+    if owners:
+        yield f"model_recipe_name {recipe!r} belongs to model_family_name {owners[0]!r}, not to {family!r}; write that"
+    elif family not in recipes:
+        near = get_close_matches(family, recipes, n=1) or sorted(recipes)
+        yield f"{pin.commit} has no performance recipes of model_family_name {family!r}; use {', '.join(near)}"
+    elif _wanted(run) is None:
+        near = get_close_matches(recipe, recipes[family], n=1) or sorted(recipes[family])
+        yield f"{pin.commit} has no model_recipe_name {recipe!r} in family {family}; use {', '.join(near)}"
+
+
 @rule("recipe-exists", _PERF_RECIPES, _FIELDS, needs="checkout")
 def _exists(run: RuleContext) -> Iterator[str]:
     """The launcher looks the recipe up by name when the job starts, after the wait in the queue."""
@@ -269,9 +298,9 @@ def _for_these_gpus(run: RuleContext) -> Iterator[str]:
 
 # --- overrides of the configuration, in Hydra's grammar ---------------------------------------------------------------
 
-_CLASSES = "Megatron-Bridge: ConfigContainer and the classes that it leads to, of the pinned version"
+_CLASSES = "Megatron-Bridge: ConfigContainer of training/config.py, and what it leads to, at the pinned commit"
 
-_SET_BY_FLAGS = {
+SET_BY_FLAGS = {
     "train.train_iters": "max_steps",
     "train.global_batch_size": "gb",
     "train.micro_batch_size": "mb",
@@ -328,11 +357,15 @@ def _known_later(run: RuleContext) -> Iterator[str]:
         yield from _override_problems(run)
 
 
-@rule("override-twice", "Megatron-Bridge: scripts/performance/utils/overrides.py", ("extra_cmd_args", "cmd_args"))
+@rule(
+    "override-twice",
+    "Megatron-Bridge: scripts/performance/utils/overrides.py at 067f987d (main)",
+    ("extra_cmd_args", "cmd_args"),
+)
 def _twice(run: RuleContext) -> Iterator[str]:
     """The launcher lays its own flags over the overrides, and nightbridge plans by the flags."""
     for key, path, _ in _overrides(run):
-        field = _SET_BY_FLAGS.get(path.replace("model.transformer.", "model."))
+        field = SET_BY_FLAGS.get(path.replace("model.transformer.", "model."))
         if path in _DURATIONS:
             yield f"extra_cmd_args: {key!r}: a run is watched for cmd_args.max_steps; write the number of steps there"
         elif field in run.args:

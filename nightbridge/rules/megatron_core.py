@@ -12,7 +12,7 @@ from nightbridge.launch.flags import V0_4_2, V0_5_0, V0_6_0, items_of
 from nightbridge.rules.cloudai import DEEPSEEK_STAGES
 from nightbridge.rules.rule import NO_GRAPHS, PARALLEL, RuleContext, cmd_args, rule
 
-_PARALLEL_STATE = "Megatron-Core: parallel_state.py and TransformerConfig"
+_PARALLEL_STATE = "Megatron-Core: parallel_state.py and transformer_config.py at 2a75ac12 (main of August 2026)"
 _MEGATRON_CORE = "Megatron-Core: transformer_config.py, from b0cc2706 (v0.3.0) to 2a75ac12 (main of August 2026)"
 _UNTIL_0_4 = "Megatron-Core: transformer_config.py, from b0cc2706 (v0.3.0) to 2edffadb (v0.4.2)"
 _SINCE_0_5 = "Megatron-Core: transformer_config.py, from d0b3b775 (v0.5.0) to 2a75ac12 (main of August 2026)"
@@ -71,6 +71,31 @@ def _expert_sizes_divide(run: RuleContext) -> Iterator[str]:
     # Whatever the recipe's other sizes are, those that are written must divide the GPUs together.
     if "ep" in sizes and run.gpus > 0 and run.gpus % product:
         yield f"num_gpus {run.gpus} is not a multiple of {_shown(sizes)} = {product}; change one of them"
+
+
+_QWEN3 = ("qwen3_30b_a3b", "qwen3_235b_a22b", "qwen3_vl_30b_a3b", "qwen3_vl_235b_a22b")
+_EXPERTS: Mapping[str, int] = {
+    **dict.fromkeys(("llama3_8b", "llama3_70b", "llama31_405b", "nemotronh_56b", "wan_14b"), 0),
+    **dict.fromkeys((*_QWEN3, "gpt_oss_120b"), 128),
+    "deepseek_v3": 256,
+    "kimi_k2": 384,
+    "qwen3_next_80b_a3b": 512,
+    "gpt_oss_20b": 32,
+}
+"""Experts of a layer, by recipe; 0 for a dense model."""
+
+
+@rule("experts-parallel", _PARALLEL_STATE, cmd_args("ep model_recipe_name num_moe_experts"))
+def _experts_parallel(run: RuleContext) -> Iterator[str]:
+    """Each rank holds the same whole number of experts, so a dense model has nothing to spread."""
+    recipe, parallel = str(run.args.get("model_recipe_name")), run.integer("ep")
+    experts = run.integer("num_moe_experts") or _EXPERTS.get(recipe)
+    if not parallel or parallel == 1 or experts is None:
+        return
+    if not experts:
+        yield f"ep {parallel}: {recipe} is a dense model without experts; write ep = 1, or remove it"
+    elif experts % parallel:
+        yield f"ep {parallel} does not divide the {experts} experts of {recipe}; use a divisor of {experts}"
 
 
 @rule(
@@ -315,7 +340,7 @@ def _overlap_needs(run: RuleContext) -> Iterator[str]:
 
 @rule(
     "deepseek-layout",
-    "Megatron-Bridge: the recipe of DeepSeek-V3",
+    "Megatron-Bridge: recipes/deepseek/deepseek_v3.py at 067f987d (main)",
     cmd_args("model_recipe_name pipeline_model_parallel_layout pp vp"),
 )
 def _deepseek_layout(run: RuleContext) -> Iterator[str]:

@@ -1,13 +1,28 @@
 """All rules, and checking runs and configurations against them."""
 
-from collections.abc import Iterable, Iterator, Mapping
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 
-from nightbridge.launch.config_container import ConfigContainer
+from nightbridge.errors import InvalidInput
+from nightbridge.launch.config_container import ConfigContainer, Difference, container_differences, with_overrides
+from nightbridge.launch.config_schema import ConfigSchema
 from nightbridge.launch.flags import Version
-from nightbridge.launch.resources import at_point
-from nightbridge.models import Checkout, ClusterLimits, Compat, InvalidTest, RunSpec, Scenario, TestDefinition
+from nightbridge.launch.resources import at_point, num_gpus
+from nightbridge.models import (
+    Checkout,
+    ClusterLimits,
+    Compat,
+    InvalidTest,
+    RunSpec,
+    Scenario,
+    Severity,
+    TestDefinition,
+    Violation,
+)
 from nightbridge.rules import (
     cloudai,
     config_container_extra,
@@ -19,7 +34,7 @@ from nightbridge.rules import (
     required,
     site_rules,
 )
-from nightbridge.rules.rule import Rule, RuleContext, Severity, Violation, rules_in, violations_of
+from nightbridge.rules.rule import Rule, RuleContext, names, rules_in, violations_of, with_places
 from nightbridge.rules.sweeps import (
     MAX_OUTCOMES,
     MAX_RUNS,
@@ -81,6 +96,67 @@ def check_container(container: ConfigContainer, world_size: int | None = None) -
     return tuple(violations_of(CONTAINER_RULES, replace(container, world_size=world_size)))
 
 
+def check_dumped(dumped: ConfigContainer, test: TestDefinition) -> tuple[tuple[Violation, ...], tuple[Difference, ...]]:
+    """Check what an earlier run dumped with tonight's flags and overrides laid over it.
+
+    Overrides whose names are not in the dump are left out: the rules on overrides decide about those.
+
+    Returns:
+        What tonight's values break and the dump did not, for it ran; and every value that differs.
+    """
+    gpus = num_gpus(test)
+    container = dumped
+    for override in _tonight(test, dumped):
+        with suppress(InvalidInput):
+            container = with_overrides(container, [override])
+    before = {(found.rule, found.message) for found in check_container(dumped, gpus)}
+    broken = (found for found in check_container(container, gpus) if (found.rule, found.message) not in before)
+    return tuple(with_places(found, test, test.source) for found in broken), container_differences(dumped, container)
+
+
+_OF_THE_RECIPE = frozenset({"model", "dataset"})
+"""Sections whose class, and so their defaults, the recipe chooses."""
+
+
+def check_defaults(schema: ConfigSchema, test: TestDefinition) -> Iterator[Violation]:
+    """What tonight's values break among themselves, and in the defaults of the pinned classes.
+
+    What the recipe sets is not known, so a violation that a default has a part in is a warning. Left out are rules on
+    what the recipe and the launcher always set.
+    """
+    defaults = ConfigContainer(Path("defaults"), {"model": {}, "train": {}, **schema.defaults})
+    overrides = {key.lstrip("+~") for key in test.extra_cmd_args}
+    given = overrides | {override.partition("=")[0] for override in _tonight(test, defaults)}
+    for found in check_dumped(defaults, test)[0]:
+        sections = {field.partition(".")[0] for field in found.fields}
+        keys = (f"{section}.{key}" for section in sections for key in schema.defaults.get(section, ()))
+        named = {key for key in keys if names(found.message, key)}
+        if sections & _OF_THE_RECIPE or not named & overrides or "checkpoint.save" in named:
+            continue
+        if named <= given:
+            yield found
+        else:
+            message = f"by the defaults of the pinned code {found.message}; the recipe may set it"
+            yield found.model_copy(update={"severity": "warning", "message": message})
+
+
+def _tonight(test: TestDefinition, dumped: ConfigContainer) -> Iterator[str]:
+    """A test's overrides, then its flags, as the launcher lays them over its recipe."""
+    for key, value in test.extra_cmd_args.items():
+        if not key.startswith("-"):  # a flag of a newer launcher
+            yield key if key.startswith("~") else f"{key}={value}"
+    nested = isinstance(dumped.table["model"].get("transformer"), Mapping)
+    for path, flag in launcher.SET_BY_FLAGS.items():
+        given = test.cmd_args.get(flag)
+        if isinstance(given, int | float) or (isinstance(given, str) and given != "None"):
+            moved = path.replace("model.", "model.transformer.", 1) if nested and flag in _NESTED else path
+            yield f"{moved}={json.dumps(given)}"
+
+
+_NESTED = frozenset({"tp", "pp", "cp", "vp", "ep", "et", "num_layers", "hidden_size", "cuda_graph_impl"})
+"""Keys whose fields are below `model.transformer` since v0.6.0."""
+
+
 def check(
     spec: RunSpec, limits: ClusterLimits | None = None, checkout: Checkout | None = None
 ) -> tuple[Violation, ...]:
@@ -99,6 +175,10 @@ def errors_of(violations: Iterable[Violation]) -> tuple[Violation, ...]:
     return tuple(violation for violation in violations if violation.severity == "error")
 
 
+MAX_COUNTED = 2_000
+"""Points and cuts of a grid that are looked at for each rule alone, to count what it refuses."""
+
+
 def check_test(
     test: TestDefinition, limits: ClusterLimits | None = None, checkout: Checkout | None = None
 ) -> tuple[Violation, ...]:
@@ -115,7 +195,11 @@ def check_test(
     severity: Severity = "error" if first is None else "warning"
     refused = (*_skipped(test, expansion, severity), *_skipped_draws(test, grid, severity))
     if first is None:
-        return refused
+        refused = (*refused, *_hidden(test, {found.rule for found in refused}, limits, checkout))
+        told = {found.rule for found in refused}
+        written = {axis.name: axis.values[0] for axis in (*test.axes, *test.drawn)}
+        others = _check_one(at_point(test, written, limits=limits), limits, checkout)
+        return (*refused, *(found for found in others if found.rule not in told))
     return (*_too_many(test, expansion), *refused, *_check_one(at_point(test, first, limits=limits), limits, checkout))
 
 
@@ -131,7 +215,25 @@ def points_of(test: TestDefinition, limits: ClusterLimits | None = None) -> Iter
 
 def _check_one(test: TestDefinition, limits: ClusterLimits | None, checkout: Checkout | None) -> tuple[Violation, ...]:
     run = RuleContext(test, limits, checkout)
-    return tuple(violations_of(_holding(test.compat, test.has_launcher, run.version, run.available), run))
+    rules = _holding(test.compat, test.has_launcher, run.version, run.available)
+    broken = tuple(with_places(found, test, test.source) for found in violations_of(rules, run))
+    if checkout is None or not test.has_launcher or not test.extra_cmd_args or run.config_schema is None:
+        return broken
+    return (*broken, *check_defaults(run.config_schema, test))
+
+
+def check_invalid(
+    test: InvalidTest, limits: ClusterLimits | None = None, checkout: Checkout | None = None
+) -> tuple[Violation, ...]:
+    """Return what could not be read of a test, and every rule that the rest of it breaks.
+
+    What a rule says about a key that could not be read is left out.
+    """
+    if test.readable is None:
+        return test.findings
+    unread = {field for found in test.findings for field in found.fields}
+    broken = check_test(test.readable, limits, checkout)
+    return (*test.findings, *(found for found in broken if not any(names(found.message, key) for key in unread)))
 
 
 def _skipped(test: TestDefinition, expansion: Expansion, severity: Severity) -> Iterator[Violation]:
@@ -139,7 +241,17 @@ def _skipped(test: TestDefinition, expansion: Expansion, severity: Severity) -> 
     for rule in rules_of(test):
         if skipped := expansion.skipped.get(rule.id):
             message = f"{skipped.points} of {walked} of the sweep are skipped, for example: {skipped.example}"
-            yield rule.violation(message, severity)
+            yield with_places(rule.violation(message, severity), test, test.source)
+
+
+def _hidden(
+    test: TestDefinition, told: Collection[str], limits: ClusterLimits | None, checkout: Checkout | None
+) -> Iterator[Violation]:
+    """Rules that are broken only by points that others refuse already, each with its own count."""
+    for rule in rules_of(test) if test.axes else ():
+        if rule.id not in told:
+            alone = expansion_of(Grid(test, (rule,), limits, checkout), MAX_COUNTED)
+            yield from _skipped(test, alone, "error")
 
 
 def _skipped_draws(test: TestDefinition, grid: Grid, severity: Severity) -> Iterator[Violation]:
@@ -153,7 +265,7 @@ def _skipped_draws(test: TestDefinition, grid: Grid, severity: Severity) -> Iter
     for refused in skipped.values():
         rule, example = refused[0]
         message = f"{len(refused)} of {len(refusals)} sampled points are skipped, for example: {example}"
-        yield rule.violation(message, severity)
+        yield with_places(rule.violation(message, severity), test, test.source)
 
 
 def _walked(expansion: Expansion) -> str:
@@ -178,18 +290,18 @@ def _too_many(test: TestDefinition, expansion: Expansion) -> Iterator[Violation]
 def check_scenario(scenario: Scenario, limits: ClusterLimits | None = None) -> Scenario:
     """Move every test that breaks a rule to `invalid` and add the warnings of the rules; the other tests stay."""
     valid: list[TestDefinition] = []
-    invalid = list(scenario.invalid)
-    warnings = list(scenario.warnings)
-    for test in scenario.tests:
-        found = check_test(test, limits)
-        where = f"{test.source}: {test.id}"
-        refused = errors_of(found)
-        warnings.extend(f"{where}: {violation}" for violation in found if violation.severity == "warning")
-        if refused:
-            violations = tuple(f"{where}: {violation}" for violation in refused)
-            invalid.append(InvalidTest(id=test.id, source=test.source, violations=violations))
-        else:
+    invalid: list[InvalidTest] = []
+    warnings = list(scenario.findings)
+    checked: list[tuple[TestDefinition | InvalidTest, tuple[Violation, ...]]] = [
+        *((test, check_invalid(test, limits)) for test in scenario.invalid),
+        *((test, check_test(test, limits)) for test in scenario.tests),
+    ]
+    for test, found in checked:
+        warnings.extend(violation for violation in found if violation.severity == "warning")
+        if isinstance(test, TestDefinition) and not errors_of(found):
             valid.append(test)
+        else:
+            invalid.append(InvalidTest(id=test.id, source=test.source, findings=errors_of(found)))
     return scenario.model_copy(
-        update={"tests": tuple(valid), "invalid": tuple(invalid), "warnings": tuple(dict.fromkeys(warnings))}
+        update={"tests": tuple(valid), "invalid": tuple(invalid), "findings": tuple(dict.fromkeys(warnings))}
     )

@@ -6,7 +6,7 @@ from nightbridge.launch.flags import V0_4_0
 from nightbridge.models.series import DEFAULT_NUM_GPUS
 from nightbridge.rules.rule import RuleContext, cmd_args, rule
 
-_SUBMISSION = "Megatron-Bridge: scripts/performance/setup_experiment.py and its argument parser"
+_SUBMISSION = "Megatron-Bridge: setup_experiment.py and argument_parser.py of scripts/performance at 067f987d (main)"
 
 _REQUIRED = ("model_family_name", "model_recipe_name", "gpu_type")
 

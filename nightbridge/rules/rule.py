@@ -12,11 +12,12 @@ A rule is a function that yields a message for each problem, and its docstring i
 """
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from types import ModuleType
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from nightbridge.launch.config_schema import ConfigSchema, released_schema
 from nightbridge.launch.config_source import read_schema
@@ -24,38 +25,28 @@ from nightbridge.launch.flags import HEAD, KnownFlags, Version, items_of, known_
 from nightbridge.launch.parser_source import known_flags, launcher_of
 from nightbridge.launch.plan import launcher_version
 from nightbridge.launch.resources import gpus_per_node, nodes_for, num_gpus
-from nightbridge.models import Checkout, ClusterLimits, Model, TestDefinition
+from nightbridge.models import Checkout, ClusterLimits, Severity, TestDefinition, Violation
 
-Severity = Literal["error", "warning"]
 Need = Literal["nothing", "limits", "checkout"]
 Subject = TypeVar("Subject")
 
 OLDEST = Version(0, 0)
+
+UPSTREAM = re.compile(r"github\.com[:/]+NVIDIA(?:-NeMo)?/", re.IGNORECASE)
+
+
+def is_local(url: str) -> bool:
+    """Whether a repository is a folder of this host, as the practice's: nothing is guessed about one."""
+    return "://" not in url and ":" not in url
+
+
+"""Addresses of NVIDIA's own repositories, whose releases are known."""
 
 PARALLEL = ("tp", "pp", "cp")
 """The sizes whose product is one copy of a model."""
 
 NO_GRAPHS = ("none", "null")
 """Spellings of `cuda_graph_impl` with which the launcher captures nothing."""
-
-
-class Violation(Model):
-    """One rule broken by one run.
-
-    Attributes:
-        rule: The rule's id; `nightbridge rules ID` describes it.
-        severity: An error keeps the run from starting, a warning does not.
-        fields: The fields that the rule looked at.
-        message: What is wrong, with the values, and the way out.
-    """
-
-    rule: str
-    severity: Severity
-    fields: tuple[str, ...]
-    message: str
-
-    def __str__(self) -> str:
-        return f"{self.message} [{self.rule}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +211,31 @@ class RuleContext:
     def sizes(self, *fields: str) -> dict[str, int]:
         """Those of the fields that are written, with their positive whole numbers."""
         return {field: size for field in fields if (size := self.integer(field)) is not None}
+
+
+class HasLines(Protocol):
+    """What was read of a file: a test, or a ConfigContainer."""
+
+    @property
+    def lines(self) -> Mapping[str, str]:
+        """`FILE:LINE` of each key that is written."""
+
+
+def with_places(violation: Violation, read: HasLines, source: str) -> Violation:
+    """The violation with the lines of the keys that its message names, else of those that its rule reads."""
+    tables = tuple(f"{field}." for field in violation.fields if "." not in field)
+    below = (key for key in read.lines if key.startswith(tables))
+    named = [key for key in dict.fromkeys((*violation.fields, *below)) if names(violation.message, key)]
+    exact = [key for key in named if not any(other.startswith(f"{key}.") for other in named)]
+    written = exact or [key for key in violation.fields if key in read.lines] or ["cmd_args"]
+    places = (read.lines.get(key) or read.lines.get(key.partition(".")[0]) or source for key in written)
+    return violation.model_copy(update={"places": tuple(filter(None, dict.fromkeys(places)))})
+
+
+def names(message: str, key: str) -> bool:
+    """Whether a message names a key, with its table or without."""
+    name = key.partition(".")[2] or key
+    return re.search(rf"(?<!\w){re.escape(name)}(?!\w|\.\w)", message) is not None
 
 
 def violations_of(rules: Iterable[Rule[Subject]], subject: Subject) -> Iterator[Violation]:

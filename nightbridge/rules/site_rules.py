@@ -2,17 +2,17 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 from nightbridge.errors import InvalidInput
+from nightbridge.launch.parser_source import launcher_of, passes_every_image_on
 from nightbridge.launch.resources import clock, is_read_differently_by_sbatch, time_limit_seconds
 from nightbridge.models.metrics import METRICS
-from nightbridge.rules.rule import RuleContext, cmd_args, rule
+from nightbridge.rules.rule import UPSTREAM, RuleContext, cmd_args, is_local, rule
 
-_LAUNCHER = "Megatron-Bridge: scripts/performance, its launcher and its executor"
+_LAUNCHER = "Megatron-Bridge: setup_experiment.py and utils/executors.py of scripts/performance at 067f987d (main)"
 _PYXIS = "pyxis: its options of srun"
 _SLURM = "Slurm: the limits of partition and account"
-
-_UPSTREAM = re.compile(r"github\.com[:/]+NVIDIA(?:-NeMo)?/", re.IGNORECASE)
 
 # The grammar of github.com/distribution/reference, with enroot's `USER@` and `REGISTRY#`; a slash means the same.
 _IMAGE = re.compile(
@@ -39,10 +39,22 @@ def _image_named(run: RuleContext) -> Iterator[str]:
 def _image_needed(run: RuleContext) -> Iterator[str]:
     """NVIDIA's launchers always start jobs in a container and fail without one."""
     url = run.test.megatron_bridge.url
-    if run.test.has_launcher and run.args.get("container_image") == "none" and _UPSTREAM.search(url):
+    if run.test.has_launcher and run.args.get("container_image") == "none" and UPSTREAM.search(url):
         yield (
             f'cmd_args.container_image = "none", and the launcher of {url} starts jobs in a container only; '
             "name an image"
+        )
+
+
+@rule("container-launcher", _LAUNCHER, cmd_args("container_image"), needs="checkout")
+def _image_passed_on(run: RuleContext) -> Iterator[str]:
+    """A launcher that never looks at the image hands "none" to srun as one, and srun refuses it without pyxis."""
+    if run.checkout is None or not run.test.has_launcher or run.args.get("container_image") != "none":
+        return
+    if passes_every_image_on(run.checkout.megatron_bridge.path, launcher_of(run.test)):
+        yield (
+            'cmd_args.container_image = "none", and the pinned launcher hands every image to srun, "none" too; '
+            "name an image, or pin a launcher that leaves the container out"
         )
 
 
@@ -50,8 +62,10 @@ def _image_needed(run: RuleContext) -> Iterator[str]:
 def _nodes_filled(run: RuleContext) -> Iterator[str]:
     """The launcher starts one task for each GPU of a node, so more GPUs train than requested."""
     per_node, nodes = run.gpus_per_node, run.nodes
+    unknown = run.limits is None and not run.args.get("gpus_per_node")
+    if unknown and is_local(run.test.megatron_bridge.url):
+        return
     if run.test.has_launcher and per_node and nodes and run.gpus % per_node:
-        unknown = run.limits is None and not run.args.get("gpus_per_node")
         guess = f" (as {run.args.get('gpu_type')} nodes usually have; the cluster may differ)" if unknown else ""
         yield (
             f"num_gpus {run.gpus} do not fill nodes of {per_node} GPUs{guess}: the launcher starts {per_node} tasks "
@@ -90,6 +104,23 @@ def _image_grammar(run: RuleContext) -> Iterator[str]:
         f"cmd_args.container_image = {image!r} is not a valid image reference; write REGISTRY/IMAGE:TAG, "
         'REGISTRY#IMAGE:TAG, the path of a .sqsh file, or "none"'
     )
+
+
+@rule("image-file", _PYXIS, cmd_args("container_image"), "warning")
+def _image_file(run: RuleContext) -> Iterator[str]:
+    """An image file that is not there ends the run before it is submitted; another machine may see more folders."""
+    image = str(run.args.get("container_image") or "")
+    if image.startswith("/") and not Path(image).exists():
+        yield f"cmd_args.container_image = {image!r}: no such file on this machine; check the path"
+
+
+@rule("gpus-of-type", _LAUNCHER, cmd_args("gpus_per_node gpu_type"), "warning")
+def _gpus_of_type(run: RuleContext) -> Iterator[str]:
+    """The GPUs of a node decide how many tasks start on it, and the sold systems of one type all have as many."""
+    written, gpu = run.integer("gpus_per_node"), str(run.args.get("gpu_type")).lower()
+    usual = 4 if gpu in ("gb200", "gb300", "vr200") else 8
+    if written and gpu != "none" and written > usual:
+        yield f"cmd_args.gpus_per_node = {written}, and nodes of {gpu} have {usual} GPUs; write {usual}, or remove it"
 
 
 @rule("container-runtime", _PYXIS, cmd_args("container_image"), needs="limits")
@@ -138,6 +169,19 @@ def _resources(run: RuleContext) -> Iterator[str]:
         if name not in known:
             has = ", ".join(known) if known else "none at all"
             yield f"cmd_args.gres = {requested!r}: the partition has no resource {name!r}, but {has}; fix or remove it"
+
+
+@rule("one-cluster", _SLURM, cmd_args("additional_slurm_params"))
+def _one_cluster(run: RuleContext) -> Iterator[str]:
+    """A job on another cluster of the same slurmdbd is submitted there, and never found."""
+    given = run.args.get("additional_slurm_params") or ()
+    words = given.split(";") if isinstance(given, str) else [str(word) for word in given]
+    for word in words:
+        if word.strip().lstrip("-").partition("=")[0] in ("clusters", "cluster", "M"):
+            yield (
+                f"cmd_args.additional_slurm_params: {word.strip()!r} sends the job to another cluster, where it is not "
+                "looked for; run this test with a site file of that cluster"
+            )
 
 
 @rule("time-limit-syntax", _SLURM, ("time_limit",))

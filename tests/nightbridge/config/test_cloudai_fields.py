@@ -122,6 +122,35 @@ def test_the_gates_own_warm_up_wins_and_that_is_reported(load: Loader) -> None:
     assert any("training_report.exclude_start_steps: has no effect" in warning for warning in scenario.warnings)
 
 
+def test_the_steps_after_a_profile_are_left_out_as_in_cloudai(load: Loader) -> None:
+    tables = "[training_report]\nexclude_post_profiling_steps = 4"
+
+    assert only(load(tables="[training_report]")).gate.post_profiling_steps == 2
+    assert only(load(tables="[training_report]")).harvest.training_report
+    assert not only(load()).harvest.training_report
+    assert only(load(tables=tables)).gate.post_profiling_steps == 4
+    both = load(tables=f"{tables}\n[gate]\npost_profiling_steps = 1")
+    assert only(both).gate.post_profiling_steps == 1
+    assert any("exclude_post_profiling_steps: has no effect" in warning for warning in both.warnings)
+
+
+@pytest.mark.parametrize("key", ["pre_test", "post_test", "job_status_check"])
+def test_a_hook_is_said_to_have_no_effect_and_refused_with_cloudais_own_verdict(tmp_path: Path, key: str) -> None:
+    path = tmp_path / "s.toml"
+
+    def write(compat: str) -> Path:
+        (tmp_path / "small.toml").write_text(TEST.format(top=f'compat = "{compat}"', args="", tables=""))
+        path.write_text(f'name = "s"\n{key} = "x"\n[[Tests]]\nid = "a"\ntest_name = "small"\n')
+        return path
+
+    warned = config.load(write("none"))
+    with pytest.raises(InvalidInput, match=rf"s\.toml:2: {key}: has no effect here") as refused:
+        config.load(write("cloudai"))
+
+    assert any(f"s.toml:2: {key}: has no effect" in line for line in warned.warnings)
+    assert len(refused.value.violations) == 1
+
+
 def test_an_agent_that_learns_becomes_points_drawn_at_random_and_that_is_reported(load: Loader) -> None:
     scenario = load(
         'agent = "bo"\nagent_steps = 4\nagent_metrics = ["tflops-per-gpu"]\nagent_reward_function = "identity"',
@@ -132,7 +161,22 @@ def test_an_agent_that_learns_becomes_points_drawn_at_random_and_that_is_reporte
     sweep = only(scenario).sweep
     assert (sweep.method, sweep.points, sweep.seed) == ("random", 4, 3)
     assert (sweep.metric, sweep.reward) == ("tflops_per_gpu", "identity")
-    assert any("'bo' chooses each point by earlier results" in warning for warning in scenario.warnings)
+    assert any(
+        "'bo' is an agent of a plugin, which is neither checked nor run" in warning for warning in scenario.warnings
+    )
+
+
+@pytest.mark.parametrize("axis", ["gb = [64, 128]", "seq_length = [2048, 4096]"])
+def test_points_that_do_other_work_in_a_step_are_not_compared_by_its_time(load: Loader, axis: str) -> None:
+    written = load(args=axis, tables='[sweep]\nmetric = "step_time"')
+
+    assert only(load(args=axis)).sweep.metric == "tokens_per_gpu"
+    assert only(load(args="tp = [1, 2]")).sweep.metric == "step_time"
+    assert only(written).sweep.metric == "step_time"
+    told = f"sweep.metric: step_time is no measure of points that differ in {axis.split()[0]}: the smallest step wins"
+    assert any(told in warning for warning in written.warnings)
+    agent = load('agent_metrics = ["default"]', axis)
+    assert any("agent_metrics[0]: step_time is no measure" in warning for warning in agent.warnings)
 
 
 def test_our_own_sweep_table_wins_over_an_agent(load: Loader) -> None:

@@ -49,7 +49,8 @@ def test_a_gate_is_read_with_its_floors_and_ceilings_and_the_rules_of_its_golden
         tables="""
 [gate]
 step_time = 0.03
-confirm = 1
+pairs = 2
+control = "every_night"
 golden = "golden.json"
 limits.tflops_per_gpu = { min = 600 }
 [gate.golden_rules]
@@ -60,10 +61,20 @@ timing_threshold = 0.1
     test = only(path)
 
     assert isinstance(test, TestDefinition)
-    assert (test.gate.step_time, test.gate.confirm) == (0.03, 1)
+    assert (test.gate.step_time, test.gate.pairs, test.gate.control) == (0.03, 2, "every_night")
     assert test.gate.limits["tflops_per_gpu"].min == 600
     assert test.gate.golden == str(tmp_path / "golden.json")
     assert test.gate.golden_rules.timing_threshold == 0.1
+
+
+@pytest.mark.parametrize(("runs", "pairs"), [(0, 0), (1, 1), (2, 1), (3, 2)])
+def test_confirming_runs_of_an_older_file_are_half_as_many_pairs_and_it_is_said(
+    tmp_path: Path, runs: int, pairs: int
+) -> None:
+    scenario = config.load(write(tmp_path, "t", tables=f"[gate]\nconfirm = {runs}"))
+
+    assert (scenario.tests[0].gate.pairs, scenario.tests[0].gate.confirm) == (pairs, None)
+    assert any(f"gate.confirm: is read as pairs = {pairs}" in warning for warning in scenario.warnings)
 
 
 @pytest.mark.parametrize(

@@ -210,7 +210,6 @@ def test_older_fields_are_accepted_with_a_warning_each(write: Write) -> None:
     ("text", "field"),
     [
         ("agent_steps = 3\n" + TEST, "agent_steps"),
-        (TEST + "[training_report]\nexclude_post_profiling_steps = 5\n", "exclude_post_profiling_steps"),
         (TEST + "[nsys]\nenable = true\n", "nsys"),
         (TEST + 'fp8_recipe = "ds"\n', "cmd_args.fp8_recipe"),
         (TEST + 'log_dir = "/x"\n', "cmd_args.log_dir"),

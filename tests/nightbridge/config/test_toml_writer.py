@@ -26,8 +26,8 @@ BASE = {**ENOUGH, "cmd_args": CMD_ARGS}
 
 def without_places(scenario: Scenario) -> Scenario:
     """What a scenario says, whatever files it came from and whatever was warned about."""
-    tests = tuple(test.model_copy(update={"source": ""}) for test in scenario.tests)
-    return scenario.model_copy(update={"source": "", "tests": tests, "invalid": (), "warnings": ()})
+    tests = tuple(test.model_copy(update={"source": "", "lines": {}}) for test in scenario.tests)
+    return scenario.model_copy(update={"source": "", "tests": tests, "invalid": (), "findings": ()})
 
 
 def read_again(scenario: Scenario) -> Scenario:

@@ -107,11 +107,11 @@ def test_what_the_classes_have_is_accepted(schema: ConfigSchema, path: str, valu
         ("model.rotary_bas", "1", "did you mean model.rotary_base?"),
         ("logger.log_interval.x", "1", None),
         ("_private", "1", "no field _private"),
-        ("optimizer.lr", "three", "optimizer.lr is a number, null, not 'three'"),
+        ("optimizer.lr", "three", "optimizer.lr is a number or null, not 'three'"),
         ("optimizer.lr", "'3'", "a number"),
         ("optimizer.lr", "[1]", "a number"),
         ("logger.log_interval", "1.5", "a whole number"),
-        ("logger.level", "loud", "'info', 'debug'"),
+        ("logger.level", "loud", "'info' or 'debug'"),
         ("logger.dtype", "bf17", "a torch dtype"),
         ("model.backend", "flush", "flash or auto"),
         ("model.num_layers", "null", "a whole number"),
@@ -179,3 +179,13 @@ def test_misspelt_fields_are_found_with_the_right_suggestion() -> None:
         assert found is not None, wrong
         right += f"did you mean {path}?" in found
     assert right >= 190
+
+
+def test_the_literal_defaults_of_sections_whose_class_is_certain_are_read(schema: ConfigSchema) -> None:
+    assert schema.defaults == {
+        "optimizer": {"lr": None},
+        "logger": {"log_interval": 100, "level": "info", "tags": None},
+        "ft": {"enable": False},
+        "comm_overlap": {"depth": None},
+        "mixed_precision": {"log_interval": 100, "level": "info", "tags": None},
+    }

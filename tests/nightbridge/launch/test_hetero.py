@@ -226,6 +226,37 @@ def test_flags_and_choices_that_it_would_refuse_are_reported_at_once() -> None:
     assert "--seed" not in said
 
 
+def test_flags_that_megatron_lms_own_parser_cannot_have_are_refused(tmp_path: Path) -> None:
+    sources = {
+        "megatron/training/arguments.py": "group.add_argument('--calculate-per-token-loss')",
+        "megatron/training/config/common_config.py": "@dataclass\nclass DistInit:\n    lazy_mpu_init: bool = True\n",
+        "examples/mimo/pretrain_mimo.py": "parser.add_argument('--freeze-vit')\n",
+        "examples/mimo/training/args.py": "".join(f"parser.add_argument('--llm-{a}')\n" for a in ("tp", "dp", "ep"))
+        + "parser.add_argument('--encoder-dp')\n",
+    }
+    for name, text in sources.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    fields = "global_batch_size micro_batch_size train_iters save save_interval log_interval tensorboard_dir seq_length"
+    (tmp_path / "megatron" / "training" / "fields.py").write_text(fields)
+    code = PinnedRepository(url="x", ref="main", commit="0" * 40, path=tmp_path)
+
+    def plan(**extra: str) -> LaunchPlan:
+        checkout = Checkout(megatron_bridge=code)
+        run = spec(extra_cmd_args={key.replace("_", "-"): text for key, text in extra.items()})
+        return make_plan(run, checkout, Image(kind="none"), ClusterLimits(), SITE, 1, Path("/runs/a1"))
+
+    words = program_words(plan(freeze_vit="", no_lazy_mpu_init="", calculate_per_token_loss="").batch_script or "")
+    with pytest.raises(InvalidInput) as refused:
+        plan(bogus_flag="", calculate_per_tokn_loss="")
+
+    assert {"--freeze-vit", "--no-lazy-mpu-init"} <= set(words)
+    assert refused.value.violations == (
+        "the pinned program has no flag --bogus-flag",
+        "the pinned program has no flag --calculate-per-tokn-loss; did you mean --calculate-per-token-loss?",
+    )
+
+
 def test_without_a_container_torchruns_path_is_taken_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 

@@ -41,6 +41,7 @@ from nightbridge.models import (
     TestDefinition,
     Verdict,
     VerdictStatus,
+    Violation,
 )
 
 NOON = datetime(2026, 11, 21, 12, 30, 15, 123456, tzinfo=UTC)
@@ -144,8 +145,10 @@ VERDICT = Verdict(
     job_id=4711,
 )
 REPORT = NightReport(scenario="nightly", night="2026-11-21", verdicts=(VERDICT,), report="file:///x.html")
-INVALID = InvalidTest(id="b", violations=("b.toml:3: x",))
-SCENARIO = Scenario(name="nightly", tests=(TEST,), invalid=(INVALID,), warnings=("w",))
+INVALID = InvalidTest(id="b", findings=(Violation(message="x", places=("b.toml:3",)),))
+SCENARIO = Scenario(
+    name="nightly", tests=(TEST,), invalid=(INVALID,), findings=(Violation(severity="warning", message="w"),)
+)
 SITE = Site(
     workspace=Path("/w"),
     cluster=ClusterSettings(kind="slurm", name="a", extra_sbatch_args=("--x=1",), slurm_conf=Path("/etc/slurm.conf")),
@@ -222,7 +225,7 @@ def test_the_repository_of_the_launcher(urls: list[str], mounts: list[str | None
 
 @pytest.mark.parametrize("status", list(VerdictStatus))
 def test_every_verdict_has_an_exit_code_of_the_command_line(status: VerdictStatus) -> None:
-    good = {VerdictStatus.PASSED, VerdictStatus.IMPROVED, VerdictStatus.NO_BASELINE}
+    good = {"passed", "improved", "no_baseline", "insufficient_data"}
 
     code = VERDICT.model_copy(update={"status": status}).exit_code
 
@@ -233,7 +236,7 @@ def test_every_verdict_has_an_exit_code_of_the_command_line(status: VerdictStatu
 @pytest.mark.parametrize(
     ("statuses", "code"),
     [
-        (("passed", "improved", "no_baseline"), 0),
+        (("passed", "improved", "no_baseline", "insufficient_data"), 0),
         (("passed", "invalid"), 2),
         (("invalid", "infrastructure"), 4),
         (("invalid", "infrastructure", "failed"), 3),
@@ -247,3 +250,9 @@ def test_a_night_ends_with_the_first_of_1_3_4_2_that_occurred(statuses: tuple[st
     verdicts = tuple(VERDICT.model_copy(update={"status": VerdictStatus(status)}) for status in statuses)
 
     assert REPORT.model_copy(update={"verdicts": verdicts}).exit_code == code
+
+
+@pytest.mark.parametrize("option", ["--clusters=other", "-Mother", "--clusters"])
+def test_a_site_that_sends_jobs_to_another_cluster_is_refused(option: str) -> None:
+    with pytest.raises(ValidationError, match="sends jobs to another cluster"):
+        ClusterSettings(kind="slurm", name="a", extra_sbatch_args=(option,))

@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from nightbridge.attribution.plan import AttributionPlan, PlannedRun
+from nightbridge.attribution.result import AttributionResult
 from nightbridge.bisect.plan import BisectPlan
 from nightbridge.bisect.result import BisectResult
 from nightbridge.gate.decisions import Decision, Withdrawal
+from nightbridge.gate.trial import Trial
 from nightbridge.harvest.manifest import Manifest
 from nightbridge.history.reading import Alias
 from nightbridge.history.rows import HistoryRow
@@ -21,13 +24,16 @@ from nightbridge.models import Job, RunRecord, StoredModel, Summary, TestDefinit
 from nightbridge.nights.records import NightEnd, NightPlan, NightStart
 from nightbridge.repos.commits import CommitPin
 from nightbridge.repos.environments import EnvironmentRecord
-from nightbridge.slurm.attempt_files import AttemptContext, Cancellation, Intent, Submission, SubmitRefusal
+from nightbridge.slurm.attempt_files import AttemptContext, Cancellation, Intent, Submission, SubmitRefusal, Waiting
 
 ROOT = Path(__file__).parents[3]
 RELEASED = ROOT / "tests" / "data" / "released"
 
 KINDS: dict[str, type[StoredModel]] = {
     "attempt": AttemptContext,
+    "attribution_design": PlannedRun,
+    "attribution_plan": AttributionPlan,
+    "attribution_result": AttributionResult,
     "bisect_plan": BisectPlan,
     "bisect_result": BisectResult,
     "cancellation": Cancellation,
@@ -49,7 +55,9 @@ KINDS: dict[str, type[StoredModel]] = {
     "series_alias": Alias,
     "submission": Submission,
     "summary": Summary,
+    "trial": Trial,
     "verdict": Verdict,
+    "waiting": Waiting,
     "withdrawal": Withdrawal,
     "workspace_ref": WorkspaceRef,
 }

@@ -72,7 +72,7 @@ def test_a_sound_configuration_breaks_no_rule() -> None:
     assert check_container(make(), 8) == ()
 
 
-TE = {"model.cuda_graph_impl": "transformer_engine"}
+TE = {"model.cuda_graph_impl": "transformer_engine", "model.use_te_rng_tracker": True}
 FSDP = {"ddp.use_megatron_fsdp": True}
 PACKED = {"dataset.enable_offline_packing": True, "dataset.offline_packing_specs": {"packed_sequence_size": 4096}}
 AWARE = {"optimizer.use_precision_aware_optimizer": True}
@@ -81,6 +81,41 @@ CONTEXT = {"model.transformer.context_parallel_size": 2}
 
 BREAKS: list[tuple[str, dict[str, Any], str]] = [
     ("container-world-size", {"model.transformer.tensor_model_parallel_size": 16}, "8 GPUs are not a multiple"),
+    ("container-types", {"model.transformer.num_layers": "abc"}, "a whole number or null, not 'abc'"),
+    ("container-types", {"optimizer.lr": [1, 2]}, "optimizer.lr is a number or null, not [1, 2]"),
+    ("container-precision-recipe", {"mixed_precision": "bf16-mixd"}, "'bf16-mixd' is no recipe; use bf16_mixed"),
+    ("container-local-graphs", {"model.transformer.cuda_graph_impl": "local"}, 'write "full_iteration"'),
+    (
+        "container-inference-graphs",
+        {"model.inference_cuda_graph_scope": "block"},
+        "block needs cuda_graph_impl local, not none",
+    ),
+    (
+        "container-inference-graphs",
+        {**TE, "model.inference_cuda_graph_scope._args_": [2]},
+        "layer needs cuda_graph_impl local, not transformer_engine",
+    ),
+    ("container-graph-rng", {**TE, "model.use_te_rng_tracker": False}, "needs model.use_te_rng_tracker = true"),
+    ("container-captured", {**TE, "model.cuda_graph_modules": ["moe_router"]}, "moe_router needs a model with experts"),
+    (
+        "container-switch-needs",
+        {"model.transformer.moe_paged_stash": True},
+        "model.moe_paged_stash needs model.moe_expert_rank_capacity_factor; it is null",
+    ),
+    (
+        "container-switch-needs",
+        {"model.transformer.moe_enable_deepep": True, "model.transformer.moe_token_dispatcher_type": "alltoall"},
+        'needs model.moe_token_dispatcher_type = "flex"; it is "alltoall"',
+    ),
+    ("container-switch-needs", {"model.transformer.moe_router_padding_for_fp8": True}, "needs fp8 or fp4"),
+    ("container-schedule-mixed", {"scheduler.lr_warmup_iters": None}, "lr_warmup_iters must be a number"),
+    (
+        "container-train-batch",
+        {"train.global_batch_size": None, "validation.eval_global_batch_size": 128},
+        "train.global_batch_size is not set",
+    ),
+    ("container-schedule-length", {"scheduler.lr_decay_iters": 0}, "decays over 0 samples"),
+    ("container-deterministic", {"model.deterministic_mode": True}, "it is not set"),
     ("container-eval-batch", {"validation.eval_global_batch_size": 130}, "130 is not a multiple of"),
     ("container-eval-batch", {"train.global_batch_size": None}, "train.global_batch_size is not set"),
     (
@@ -134,7 +169,7 @@ BREAKS: list[tuple[str, dict[str, Any], str]] = [
         {"mixed_precision.fp8_param_gather": True, "mixed_precision.fp8_recipe": "mxfp8"},
         "reuse_grad_buf_for_mxfp8_param_ag",
     ),
-    ("container-deterministic", {"model.deterministic_mode": True, "env_vars.NCCL_ALGO": "NVLS"}, "not NVLS"),
+    ("container-deterministic", {"model.deterministic_mode": True, "env_vars.NCCL_ALGO": "NVLS"}, "it is 'NVLS'"),
     (
         "container-graph-nan-check",
         {"model.cuda_graph_impl": "full_iteration", "rerun_state_machine.check_for_nan_in_loss": True},
@@ -344,7 +379,24 @@ def test_every_rule_is_broken_by_some_configuration_here() -> None:
         ("container-pipeline-type", {"model.transformer.pipeline_model_parallel_size": 2, "mixed_precision": "bf16_mixed"}),
         ("container-pipeline-type", {"model.transformer.pipeline_model_parallel_size": 2, "model.pipeline_dtype": {"_target_": "torch.bfloat16"}}),
         ("container-recompute", {"model.recompute_granularity": "selective"}),
-        ("container-captured", {**TE, "model.cuda_graph_modules": ["moe_router", "moe_preprocess"]}),
+        (
+            "container-captured",
+            {
+                **TE,
+                "model.cuda_graph_modules": ["moe_router", "moe_preprocess"],
+                "model.transformer.num_moe_experts": 8,
+            },
+        ),
+        (
+            "container-switch-needs",
+            {
+                "model.transformer.moe_enable_deepep": True,
+                "model.transformer.moe_token_dispatcher_type": "flex",
+                "model.transformer.moe_router_padding_for_fp8": True,
+                "mixed_precision": "bf16_with_mxfp8_mixed",
+            },
+        ),
+        ("container-inference-graphs", {"model.inference_cuda_graph_scope._args_": [1]}),
         ("container-intervals", {"checkpoint.save_interval": None}),
     ],
 )  # fmt: skip

@@ -32,6 +32,7 @@ ROOMY = ClusterLimits(max_nodes=64, max_time_seconds=7 * 86400, gpus_per_node=8,
 FULL = {"tp": 1, "pp": 1, "cp": 1, "mb": 1}
 TE = {"cuda_graph_impl": "transformer_engine"}
 WHOLE = {"cuda_graph_impl": "local", "cuda_graph_scope": "full_iteration"}
+NVIDIA = {"url": "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git"}
 V6 = {"version": "v0.6.0"}
 DEEPSEEK = {"model_family_name": "deepseek", "model_recipe_name": "deepseek_v3"}
 
@@ -74,6 +75,14 @@ BREAKS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("override-known", {}, {"extra_cmd_args": {"train.train_iterz": "5"}}, "did you mean train.train_iters?"),
     ("override-known", {}, {"extra_cmd_args": {"optimizer.lr": "three"}}, "optimizer.lr is a number"),
     ("override-known", {}, {"extra_cmd_args": {"+ddp": "5"}}, "ddp is a table of DistributedDataParallelConfig"),
+    ("recipe-known", {"model_family_name": "qwenn"}, NVIDIA, "'llama3_8b' belongs to model_family_name 'llama'"),
+    ("recipe-known", {"model_family_name": "lama", "model_recipe_name": "llama4"}, NVIDIA, "name 'lama'; use llama"),
+    ("recipe-known", {"model_recipe_name": "llama3_9b"}, NVIDIA, "in family llama; use llama3_8b"),
+    ("version-unknown", {}, {**NVIDIA, "version": "v0.9.9"}, "'v0.9.9' is none of the releases known"),
+    ("experts-parallel", {"ep": 4}, {}, "llama3_8b is a dense model without experts"),
+    ("experts-parallel", {"ep": 256, "model_recipe_name": "qwen3_30b_a3b"}, {}, "the 128 experts of qwen3_30b_a3b"),
+    ("image-file", {"container_image": "/no/such/image.sqsh"}, {}, "no such file on this machine"),
+    ("gpus-of-type", {"gpu_type": "gb200", "gpus_per_node": 8}, {}, "nodes of gb200 have 4 GPUs"),
     ("override-known-later", {}, {"extra_cmd_args": {"modle.lr": "5"}, "version": "main"}, "no field modle"),
     ("override-twice", {}, {"extra_cmd_args": {"train.train_samples": "5"}}, "cmd_args.max_steps"),
     ("override-twice", {"tp": 2}, {"extra_cmd_args": {"model.tensor_model_parallel_size": "2"}}, "cmd_args.tp"),
@@ -156,6 +165,7 @@ BREAKS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("mount-syntax", {}, {"extra_container_mounts": ("/a",)}, "HOST_PATH:/CONTAINER_PATH"),
     ("mount-syntax", {}, {"extra_container_mounts": ("/a:b",)}, "HOST_PATH:/CONTAINER_PATH"),
     ("time-limit-syntax", {}, {"time_limit": "soon"}, "HH:MM:SS"),
+    ("one-cluster", {"additional_slurm_params": "qos=high;clusters=other"}, {}, "sends the job to another cluster"),
     ("time-limit-ambiguous", {}, {"time_limit": "01:30"}, "is read as hours and minutes"),
     ("one-profiler", {"enable_nsys": True, "pytorch_profiler": True}, {}, "switch one off"),
     ("profiling-window", {"enable_nsys": True, "profiling_start_step": 12, "profiling_stop_step": 11}, {}, "12 to 11"),
@@ -380,6 +390,30 @@ def test_the_recipe_must_stand_in_the_pinned_code(pinned: Checkout, args: dict[s
     assert all(text in expected[rule] for rule, text in found.items())
 
 
+@pytest.mark.parametrize(
+    ("launcher", "executors", "refused"),
+    [
+        # As NVIDIA's hands it on, from v0.3 to 067f987d.
+        ("executor = slurm_executor(args.gpu, container_image=args.container_image)\n", "SlurmExecutor()\n", True),
+        ("image = None if args.container_image in (None, 'none') else args.container_image\n", "", False),
+        ("slurm_executor(args.container_image)\n", "if container_image:\n    srun_args += []\n", False),
+        ("def broken(\n", "", False),
+    ],
+    ids=["handed on", "compared", "tested by the executor", "unreadable"],
+)
+def test_no_container_needs_a_launcher_that_looks_at_the_image(
+    pinned: Checkout, tmp_path: Path, launcher: str, executors: str, refused: bool
+) -> None:
+    scripts = (tmp_path / PARSER).parent
+    (scripts / "utils").mkdir()
+    (scripts / "setup_experiment.py").write_text(launcher)
+    (scripts / "utils/executors.py").write_text(executors)
+
+    found = {violation.rule for violation in check_test(make_test({"container_image": "none"}), checkout=pinned)}
+
+    assert ("container-launcher" in found) == refused
+
+
 def test_code_without_flat_recipes_is_not_judged(pinned: Checkout, tmp_path: Path) -> None:
     (tmp_path / "src/megatron/bridge/perf_recipes/llama/llama3.py").unlink()
 
@@ -398,7 +432,7 @@ def test_a_test_that_breaks_a_rule_is_set_aside_and_the_others_stay() -> None:
     (invalid,) = checked.invalid
     assert invalid.id == "bad"
     assert len(invalid.violations) == 2
-    assert invalid.violations[0].startswith("t.toml: bad: cmd_args.gb = 0")
+    assert invalid.violations[0].startswith("t.toml: cmd_args.gb = 0")
 
 
 def test_a_warning_never_keeps_a_test_from_running() -> None:

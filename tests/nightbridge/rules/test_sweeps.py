@@ -227,3 +227,11 @@ def test_nodes_that_are_swept_over_say_the_gpus() -> None:
     test = swept({"gpu_type": "gb200"}, num_nodes=[1, 4])
 
     assert [at_point(test, point).cmd_args["num_gpus"] for point in points_of(test)] == [4, 16]
+
+
+def test_every_distinct_violation_of_a_sweep_without_a_valid_point_has_its_count() -> None:
+    found = check_test(swept({"compute_dtype": "banana", "max_steps": -3, "gb": 127}, tp=[2, 3], pp=[1]))
+
+    counts = {violation.rule: violation.message.partition(" of the sweep")[0] for violation in errors_of(found)}
+    assert counts["choice"] == counts["sizes-positive"] == "2 of 2 points"
+    assert counts["gpus-divide"] == "1 of 2 points"

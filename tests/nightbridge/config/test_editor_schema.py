@@ -1,0 +1,55 @@
+"""The JSON Schema for editors: takes what `validate` takes, and marks what it does not know."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from nightbridge.config.editor_schema import editor_schema
+
+CONF = Path(__file__).parents[3] / "conf"
+TESTS = [
+    path for path in sorted(CONF.rglob("*.toml")) if any(key in path.read_text() for key in ("[[Tests]]", "[cmd_args]"))
+]
+SCHEMA = editor_schema()
+SAMPLE = tomllib.loads((CONF / "examples" / "llama3_8b.toml").read_text())
+
+
+def problems(table: dict[str, Any]) -> list[str]:
+    checker = jsonschema.Draft202012Validator(SCHEMA)
+    return [error.message for error in checker.iter_errors(table)]
+
+
+def test_it_is_a_json_schema() -> None:
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+
+
+@pytest.mark.parametrize("path", TESTS, ids=lambda path: path.name)
+def test_every_sample_fits(path: Path) -> None:
+    assert problems(tomllib.loads(path.read_text())) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"gaet": {}},
+        {"gate": {"step_tim": 0.05}},
+        {"iterations": "three"},
+        {"cmd_args": {**SAMPLE["cmd_args"], "tpp": 2}},
+        {"cmd_args": {**SAMPLE["cmd_args"], "compute_dtype": "fp9"}},
+    ],
+)
+def test_what_validate_refuses_does_not_fit(change: dict[str, Any]) -> None:
+    assert problems({**SAMPLE, **change}) != []
+
+
+def test_sweeps_fit_and_overrides_are_completed() -> None:
+    assert (
+        problems({**SAMPLE, "cmd_args": {**SAMPLE["cmd_args"], "tp": [1, 2], "compute_dtype": ["bf16", "fp8_cs"]}})
+        == []
+    )
+    assert {"train.train_iters", "model.transformer.num_layers"} <= SCHEMA["else"]["properties"]["extra_cmd_args"][
+        "properties"
+    ].keys()

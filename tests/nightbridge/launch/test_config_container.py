@@ -1,0 +1,39 @@
+"""Overrides laid over a dumped ConfigContainer."""
+
+from pathlib import Path
+
+import pytest
+
+from nightbridge.errors import InvalidInput
+from nightbridge.launch.config_container import ConfigContainer, with_overrides
+
+
+@pytest.mark.parametrize(
+    ("override", "meant"),
+    [
+        ("model.num_layers=8", "model.transformer.num_layers"),
+        ("train.train_iterz=5", "train.train_iters"),
+    ],
+)
+def test_an_override_that_names_no_key_is_refused_with_the_one_that_was_meant(override: str, meant: str) -> None:
+    container = ConfigContainer(
+        Path("c.yaml"), {"model": {"transformer": {"num_layers": 4}}, "train": {"train_iters": 1}}
+    )
+
+    with pytest.raises(InvalidInput, match=f"did you mean {meant}") as refused:
+        with_overrides(container, [override])
+
+    assert len(refused.value.violations) == 1
+
+
+def test_numbers_are_hydras_and_names_of_variables_are_free() -> None:
+    container = ConfigContainer(
+        Path("c.yaml"), {"model": {"transformer": {}}, "env_vars": {}, "optimizer": {"lr": 1e-3}}
+    )
+
+    changed = with_overrides(container, ["optimizer.lr=1e-05", "+env_vars.NCCL_ALGO=Ring"])
+
+    assert (changed.value("optimizer.lr"), changed.value("env_vars.NCCL_ALGO")) == (1e-05, "Ring")
+    for override in ("env_vars.NCCL_ALGO=Ring", "+optimizer.rate=1"):
+        with pytest.raises(InvalidInput):
+            with_overrides(container, [override])

@@ -1,0 +1,109 @@
+"""Tonight's values over the configuration that the last good run dumped."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nightbridge.launch.config_container import ConfigContainer
+from nightbridge.launch.config_schema import CONTAINER, ConfigClass, ConfigSchema
+from nightbridge.rules import check_dumped
+from nightbridge.rules.profiles import check_defaults
+from tests.builders import make_test
+
+
+def dump(**transformer: Any) -> ConfigContainer:
+    table = {
+        "model": {
+            "seq_length": 4096,
+            "transformer": {"num_layers": 30, "tensor_model_parallel_size": 1, **transformer},
+        },
+        "train": {"train_iters": 50, "global_batch_size": 16, "micro_batch_size": 1},
+        "optimizer": {"lr": 1e-3},
+        "scheduler": {"lr_decay_iters": 50},
+    }
+    return ConfigContainer(Path("runs/a/configs/ConfigContainer.yaml"), table)
+
+
+def test_the_same_values_break_nothing_and_differ_in_nothing() -> None:
+    test = make_test({"num_gpus": 16, "max_steps": 50, "gb": 16, "mb": 1, "tp": 1})
+
+    assert check_dumped(dump(), test) == ((), ())
+
+
+def test_what_tonights_flags_and_overrides_break_is_told_and_what_differs() -> None:
+    args = {"num_gpus": 16, "max_steps": 50, "gb": 13, "mb": 1, "pp": 4}
+    test = make_test(args, version="v0.6.0", extra_cmd_args={"optimizer.lr": "three", "train.not_there": "1"})
+    container = dump(pipeline_model_parallel_size=1, pipeline_dtype="bf16")
+
+    violations, differences = check_dumped(container, test)
+
+    assert {found.rule for found in violations} == {
+        "container-types",
+        "container-layers",
+        "container-train-batch",
+        "container-eval-batch",
+    }
+    assert {found.path: (found.before, found.after) for found in differences} == {
+        "model.transformer.pipeline_model_parallel_size": (1, 4),
+        "optimizer.lr": (1e-3, "three"),
+        "train.global_batch_size": (16, 13),
+    }
+    assert all(found.places for found in violations)
+
+
+SCHEMA = ConfigSchema(
+    classes={
+        CONTAINER: ConfigClass(fields={"checkpoint": "c:Checkpoint", "scheduler": "c:Scheduler", "model": "c:Model"}),
+        "c:Model": ConfigClass(defaults={"cpu_offloading": True}, fields={"cpu_offloading": "bool"}),
+        "c:Checkpoint": ConfigClass(
+            defaults={"load_main_params_from_ckpt": False, "load_optim": True, "async_save": False},
+            fields={"load_main_params_from_ckpt": "bool", "load_optim": "bool", "async_save": "bool"},
+        ),
+        "c:Scheduler": ConfigClass(bases=("c:Schedule",)),
+        "c:Schedule": ConfigClass(
+            defaults={"lr_warmup_fraction": None, "lr_warmup_iters": 0},
+            fields={"lr_warmup_fraction": "float | None", "lr_warmup_iters": "int"},
+        ),
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "severity", "message"),
+    [
+        (
+            {"checkpoint.load_main_params_from_ckpt": "true"},
+            "warning",
+            "by the defaults of the pinned code checkpoint.load_main_params_from_ckpt needs load_optim = false; "
+            "the recipe may set it",
+        ),
+        (
+            {"checkpoint.load_main_params_from_ckpt": "true", "checkpoint.load_optim": "true"},
+            "error",
+            "checkpoint.load_main_params_from_ckpt needs load_optim = false",
+        ),
+        (
+            {"scheduler.lr_warmup_fraction": "0.1", "scheduler.lr_warmup_iters": "5"},
+            "error",
+            "scheduler.lr_warmup_fraction and lr_warmup_iters are both set; keep one",
+        ),
+    ],
+)
+def test_overrides_are_checked_in_the_defaults_of_the_pinned_classes(
+    overrides: dict[str, str], severity: str, message: str
+) -> None:
+    found = list(check_defaults(SCHEMA, make_test(extra_cmd_args=overrides)))
+
+    assert [(each.severity, each.message) for each in found] == [(severity, message)]
+
+
+@pytest.mark.parametrize("override", ["checkpoint.load_optim", "model.cuda_graph_impl"])
+def test_what_no_override_names_or_the_recipe_decides_is_not_judged_by_defaults(override: str) -> None:
+    assert list(check_defaults(SCHEMA, make_test(extra_cmd_args={override: "true"}))) == []
+
+
+def test_what_the_dump_broke_as_well_is_not_told_for_it_ran() -> None:
+    test = make_test({"num_gpus": 16, "max_steps": 50, "gb": 16, "mb": 1})
+
+    assert check_dumped(dump(num_attention_heads=3, tensor_model_parallel_size=2), test) == ((), ())
