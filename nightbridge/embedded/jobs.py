@@ -69,6 +69,7 @@ class JobRequest:
     partition: str
     account: str
     dependencies: tuple[tuple[str, int], ...]
+    hosts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -110,9 +111,14 @@ class LocalJob:
         return "COMPLETING" if self.is_ending else "RUNNING"
 
     @property
+    def hosts(self) -> list[str]:
+        """The names of its nodes; the first ones where its request names none."""
+        return list(self.request.hosts) or node_names(self.request.nodes)
+
+    @property
     def nodes(self) -> str:
         """The node expression of its nodes; empty before it has any."""
-        return node_expression(node_names(self.request.nodes)) if self.started_at is not None else ""
+        return node_expression(self.hosts) if self.started_at is not None else ""
 
 
 def job_dir(root: Path, job_id: int | str) -> Path:

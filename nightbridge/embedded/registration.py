@@ -6,6 +6,7 @@ runner looks at what its folder is called now. So a crash at any moment leaves e
 found and runs. The environment passes from process to process and is never written down.
 """
 
+import itertools
 import os
 import pwd
 import select
@@ -20,6 +21,7 @@ from pathlib import Path
 
 from nightbridge.embedded.command_options import EMBEDDED_SBATCH, exported, parse_count, parse_dependencies, parse_time
 from nightbridge.embedded.jobs import JOB_VARIABLE, JobRequest, job_dir, job_ids, write_record
+from nightbridge.embedded.names import hostnames, node_names
 from nightbridge.errors import LaunchRefused, TransientError
 from nightbridge.files import flush_folder, write_atomically
 from nightbridge.processes import own_program
@@ -99,7 +101,15 @@ def _make_request(script: Path, options: Mapping[str, str], directory: Path) -> 
         partition=options.get("partition", "local"),
         account=options.get("account", ""),
         dependencies=parse_dependencies(options["dependency"]) if options.get("dependency") else (),
+        hosts=_choose_hosts(nodes, options),
     )
+
+
+def _choose_hosts(nodes: int, options: Mapping[str, str]) -> tuple[str, ...]:
+    """The named nodes, and the first others that are not excluded: as many as wanted."""
+    named, excluded = (hostnames(options.get(option, "")) for option in ("nodelist", "exclude"))
+    others = (name for name in node_names(nodes + len(named) + len(excluded)) if name not in {*named, *excluded})
+    return tuple(itertools.islice(itertools.chain(named, others), nodes))
 
 
 def _count_tasks(options: Mapping[str, str]) -> tuple[int, int, int]:

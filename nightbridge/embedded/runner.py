@@ -215,7 +215,7 @@ def _open_log(job: jobs.LocalJob, pattern: str) -> int:
 def job_environment(job: jobs.LocalJob, config: jobs.LocalClusterConfig) -> dict[str, str]:
     """The script's environment: the submitter's, and what Slurm adds (sbatch(1), "OUTPUT ENVIRONMENT")."""
     request = job.request
-    nodes, counts = names.node_names(request.nodes), names.spread_evenly(request.tasks, request.nodes)
+    nodes, counts = job.hosts, names.spread_evenly(request.tasks, request.nodes)
     added: dict[str, object] = names.layout_variables(nodes, counts, task=0) | {
         "SLURM_CLUSTER_NAME": config.name, "SLURM_CPUS_ON_NODE": os.cpu_count() or 1,
         "SLURM_JOBID": job.job_id, "SLURM_JOB_ID": job.job_id, "SLURM_JOB_NAME": request.name,

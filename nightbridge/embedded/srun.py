@@ -117,7 +117,7 @@ def make_step(options: Mapping[str, str], argv: Sequence[str], environment: Mapp
 
 def _choose_nodes(options: Mapping[str, str], job: LocalJob) -> list[str]:
     """The named nodes, or the first ones of the job."""
-    chosen = of_job = names.node_names(job.request.nodes)
+    chosen = of_job = job.hosts
     if "nodelist" in options:
         chosen = names.hostnames(options["nodelist"])
         if not set(chosen) <= set(of_job):

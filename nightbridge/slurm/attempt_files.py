@@ -7,6 +7,9 @@ submission.json   submitted: the job's id                            `Submission
 refusal.json      why the shim did not submit, the last time         `SubmitRefusal`
 cancellation.json why the watcher cancelled the job                  `Cancellation`
 claim, exit_code  left by the job itself (see `script`)
+
+Beside the attempts, in the run's folder:
+waiting.json      what a stage of the run waits for, while it does   `Waiting`
 """
 
 import contextlib
@@ -20,7 +23,7 @@ from typing import Literal, TypeVar
 from pydantic import Field
 
 from nightbridge.errors import DamagedData, LaunchRefused, PermanentError, StatusUnknown, TransientError
-from nightbridge.files import RefusedFile, create_exclusively, read_model, read_regular
+from nightbridge.files import RefusedFile, create_exclusively, read_model, read_regular, write_model
 from nightbridge.models import ClusterSettings, Model, RunKey, StoredModel, utc_now
 from nightbridge.numbers import whole_number
 from nightbridge.slurm.protocol import JobNotAccepted
@@ -30,6 +33,7 @@ from nightbridge.slurm.script import CLAIM, EXIT_CODE
 SUBMISSION_FILE = "submission.json"
 REFUSAL_FILE = "refusal.json"
 CANCELLATION_FILE = "cancellation.json"
+WAITING_FILE = "waiting.json"
 JOB_SCRIPT = "job.sh"
 
 _M = TypeVar("_M", bound=Model)
@@ -198,6 +202,37 @@ def read_refusal(attempt_dir: Path, *, since: datetime) -> SubmitRefusal | None:
     return refusal if refusal is not None and refusal.at >= since else None
 
 
+class Waiting(StoredModel):
+    """What a stage of a run waits for: a cluster, a store or Prefect's server that is away, a queue that is full."""
+
+    what: str
+    since: datetime
+
+    def __str__(self) -> str:
+        return f"waiting since {self.since:%Y-%m-%d %H:%M} UTC: {self.what}"
+
+
+def note_waiting(run_key: str, workspace: Path, what: str | None) -> None:
+    """Note what a run waits for, for `nightbridge status` and the watchdog; None when it waits no more.
+
+    A workspace that is away may be what it waits for: then there is no note.
+    """
+    path = workspace.absolute() / "runs" / run_key / WAITING_FILE
+    with contextlib.suppress(OSError, TransientError, PermanentError):
+        if what is None:
+            path.unlink(missing_ok=True)
+        elif workspace.is_dir():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_model(path, Waiting(what=what, since=utc_now()))
+
+
+def read_waiting(run_key: str, workspace: Path) -> Waiting | None:
+    """What a run waits for; None where nothing is noted, or the note cannot be read."""
+    with contextlib.suppress(OSError, DamagedData):
+        return _read(Waiting, workspace.absolute() / "runs" / run_key / WAITING_FILE)
+    return None
+
+
 def read_intents(attempt_dir: Path) -> list[Intent]:
     """Every intent to submit that still stands, oldest first."""
     intents = (_read(Intent, path) for _, path in _intent_files(attempt_dir))
@@ -255,6 +290,12 @@ def read_claim(attempt_dir: Path) -> int | None:
 def read_exit_code(attempt_dir: Path) -> int | None:
     """The exit code that the job's script left, None when it has not (yet)."""
     return _read_number(attempt_dir / EXIT_CODE)
+
+
+def unreadable_numbers(attempt_dir: Path) -> tuple[str, ...]:
+    """A line for each file of the attempt that has to hold a number, and is there without one."""
+    there = (attempt_dir / name for name in (CLAIM, EXIT_CODE) if os.path.lexists(attempt_dir / name))
+    return tuple(f"{path.name}: not a file with a number" for path in there if _read_number(path) is None)
 
 
 def _intent_files(attempt_dir: Path) -> list[tuple[int, Path]]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from nightbridge.embedded.names import hostnames
-from nightbridge.errors import LaunchRefused
+from nightbridge.errors import InvalidInput, LaunchRefused
 from nightbridge.files import read_model, write_model
 from nightbridge.models import (
     ClusterLimits,
@@ -26,6 +26,7 @@ from nightbridge.models import (
     RunSpec,
     Site,
 )
+from nightbridge.sbatch_options import SBATCH, script_options, split_options
 from nightbridge.slurm.attempt_files import (
     ATTEMPT_FILE,
     AttemptContext,
@@ -135,7 +136,7 @@ def cancel_jobs(run_key: str, workspace: Path, cluster: Cluster) -> tuple[int, .
 # Slurm took these jobs away from nodes that are well.
 _NOT_THE_NODES = frozenset({JobState.PREEMPTED, JobState.REVOKED, JobState.UNKNOWN})
 # What srun and slurmstepd write when they lose one node of several.
-_NODE_FAILURE = re.compile(r"[Nn]ode failure on ([\w.-]+)")
+_NODE_FAILURE = re.compile(r"(?:[Nn]ode failure|prolog failed) on ([\w.-]+)")
 
 
 def failed_nodes(jobs: Sequence[Job]) -> tuple[str, ...]:
@@ -178,6 +179,32 @@ def merged_options(options: Sequence[str]) -> tuple[str, ...]:
     if excluded and not any(option.startswith(("--nodelist=", "-w")) for option in kept):
         kept.append(f"--exclude={','.join(dict.fromkeys(excluded))}")
     return tuple(kept)
+
+
+def fitting_options(options: Sequence[str], script: str) -> list[str]:
+    """Options for sbatch, with an `--exclude` that fits what they and the script's #SBATCH lines say of nodes.
+
+    A node that is both required and excluded would be refused, and an option would replace the script's own list.
+
+    Raises:
+        LaunchRefused: They send the job to another cluster of the slurmdbd, where it is not looked for.
+    """
+    kept = [option for option in options if not option.startswith("--exclude=")]
+    try:
+        given, _ = split_options([*script_options(script), *kept], SBATCH)
+    except (InvalidInput, ValueError):
+        return list(options)  # sbatch refuses it in its own words
+    if "clusters" in given:
+        raise LaunchRefused(
+            "the launcher, its script or the site sends the job to another cluster, where it is not looked for",
+            thing=f"--clusters={given['clusters']}",
+            advice="Remove the option, and run this test with a site file of that cluster",
+        )
+    failed = [option.removeprefix("--exclude=") for option in options if option not in kept]
+    required = hostnames(given.get("nodelist", ""))
+    excluded = dict.fromkeys(hostnames(",".join([*failed, given.get("exclude", "")])))
+    fitting = [node for node in excluded if node not in required]
+    return [*kept, f"--exclude={','.join(fitting)}"] if failed and fitting else kept
 
 
 SLURM_TYPES: Mapping[str, str] = {

@@ -8,11 +8,13 @@ import getpass
 import os
 import re
 import shutil
+import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from nightbridge.errors import InvalidInput, LaunchRefused, PermanentError, StatusUnknown, TransientError
-from nightbridge.models import ClusterLimits, ClusterSettings, JobStatus
+from nightbridge.models import ClusterLimits, ClusterSettings, JobState, JobStatus
 from nightbridge.numbers import whole_number
 from nightbridge.processes import Finished, run
 from nightbridge.sbatch_options import parse_time_limit
@@ -35,6 +37,9 @@ SUBMIT_TIMEOUT = 120.0
 SHORTER_RANGES = (90, 30, 7, 1)
 """Days to go back where a site forbids long ranges in accounting."""
 
+QUEUE_INTERVAL = 600.0
+"""Seconds between two looks at the whole queue."""
+
 # Slurm's own commands read these as options (sbatch(1), "INPUT ENVIRONMENT VARIABLES"), and a caller that is itself a
 # job has dozens of them. SLURM_CONF alone selects the cluster.
 _SLURM_VARIABLES = re.compile(r"(?!SLURM_CONF$)(SLURMD?|SBATCH|SALLOC|SRUN|SQUEUE|SACCT|SINFO|SCANCEL|SCONTROL)_")
@@ -50,6 +55,8 @@ _ALLOWED_ACCOUNTS = re.compile(r"\bAllowAccounts=(\S+)")
 # `limits` and `qos` imply it (slurm.conf(5)).
 _NEEDS_ASSOCIATION = re.compile(r"^AccountingStorageEnforce\s*=.*\b(associations|limits|qos|all)\b", re.MULTILINE)
 _NO_SLURMDBD = re.compile(r"Connection refused|slurm_persist_conn_open|Problem talking to")
+# Whom Slurm names when slurmctld itself ends a job, as after a prolog that failed.
+_SLURM_ITSELF = frozenset({"", "0", "root"})
 _EXIT_CODE = re.compile(r"\bExitCode=(\d+):(\d+)")
 _ABOUT_NODES = re.compile(r"configuration (is )?not available")
 _UP = frozenset({"idle", "mixed", "allocated", "completing"})
@@ -58,6 +65,8 @@ _NODE_FLAGS = "~#!%@-+"
 _ACCEPTED = re.compile(r"^(?:Submitted batch job )?(\d+)(?:;\S+)?\s*$", re.MULTILINE)
 _ASSOCIATIONS = ("sacctmgr", "--noheader", "--parsable2", "show", "associations")
 _SQUEUE = ("--noheader", "--all", "--states=all", f"--format={SQUEUE_FORMAT}")
+_QUEUE = ("squeue", "--noheader", "--all", "--states=PENDING", "--sort=-p", "--format=%P|%i")
+_HIDES_JOBS = re.compile(r"^PrivateData\s*=.*\bjobs", re.MULTILINE)
 _SACCT = ("--noheader", "--allocations", "--parsable2", f"--format={SACCT_FORMAT}")
 # A night crosses midnight and sacct begins at the last one by itself. Sites can forbid long ranges (MaxQueryTimeRange).
 _SACCT_STARTS = ("2000-01-01", *(f"now-{days}days" for days in SHORTER_RANGES))
@@ -68,6 +77,8 @@ class CommandLineCluster:
 
     def __init__(self, settings: ClusterSettings) -> None:
         self.settings = settings
+        self._queue_due = 0.0
+        self._positions: dict[str, int] = {}
 
     @property
     def description(self) -> str:
@@ -104,12 +115,30 @@ class CommandLineCluster:
         return lookup_of(name, self._live_jobs(name=name), self._past_jobs(name=name))
 
     def states(self, job_ids: Sequence[int]) -> dict[int, JobStatus]:
-        """Query slurmctld and accounting once each for all these jobs."""
+        """Query slurmctld once for all these jobs, and accounting once for those that it does not call alive."""
         if not job_ids:
             return {}
         ids = sorted(set(job_ids))
-        live, past = self._live_jobs(ids=ids), self._past_jobs(ids=ids)
-        return statuses_of(self.settings.name, job_ids, live, past, self._with_exit_code)
+        live = self._live_jobs(ids=ids)
+        # Of a job that squeue still calls alive accounting has nothing to add.
+        alive = {row.job_id for row in live or () if row.state not in TERMINAL and row.state is not JobState.UNKNOWN}
+        others = [job_id for job_id in ids if job_id not in alive]
+        past = self._past_jobs(ids=others) if others else []
+        return self._with_positions(statuses_of(self.settings.name, job_ids, live, past, self._with_exit_code))
+
+    def _with_positions(self, found: dict[int, JobStatus]) -> dict[int, JobStatus]:
+        """Add where jobs that wait for others stand among those of their partition, unless the site hides these."""
+        behind = [job_id for job_id, status in found.items() if status.reason in ("Priority", "Resources")]
+        if behind and time.monotonic() >= self._queue_due:
+            self._queue_due = time.monotonic() + QUEUE_INTERVAL
+            config = self._ask(("scontrol", "show", "config")) or ""
+            listing = "" if _HIDES_JOBS.search(config) else self._ask(_QUEUE) or ""
+            length, self._positions = Counter[str](), {}
+            for partition, _, job_id in (line.partition("|") for line in listing.splitlines()):
+                length[partition] += 1
+                self._positions[job_id] = length[partition]
+        positions = {job_id: {"queue_position": self._positions.get(str(job_id))} for job_id in behind}
+        return found | {job_id: found[job_id].model_copy(update=update) for job_id, update in positions.items()}
 
     def cancel(self, job_id: int) -> None:
         """Cancel a job. scancel's own exit code proves nothing; what it writes does.
@@ -218,13 +247,23 @@ class CommandLineCluster:
         return found
 
     def _with_exit_code(self, row: JobStatus) -> JobStatus:
-        """Add the exit code that slurmctld knows while accounting is behind; queried at a job's end only."""
+        """Add what only slurmctld knows, queried at a job's end: its exit code while accounting is behind, and which
+        nodes of a job that root or nobody cancelled are down or drained, and why.
+        """
+        if row.state is JobState.CANCELLED and row.cancelled_by in _SLURM_ITSELF and row.nodes and not row.node_reason:
+            row = row.model_copy(update={"node_reason": self._troubles_of(row.nodes)})
         if row.state not in TERMINAL or row.exit_code is not None:
             return row
         found = _EXIT_CODE.search(self._ask(("scontrol", "--oneliner", "show", "job", str(row.job_id))) or "")
         if found is None:
             return row
         return row.model_copy(update={"exit_code": whole_number(found[1]), "signal": whole_number(found[2])})
+
+    def _troubles_of(self, nodes: str) -> str:
+        """Those of the nodes that are down or drained, each with Slurm's reason: `node2: Prolog error`."""
+        listing = self._ask(("sinfo", "--noheader", "--Node", f"--nodes={nodes}", "--format=%N|%T|%E")) or ""
+        rows = dict.fromkeys(tuple(line.strip().split("|", 2)) for line in listing.splitlines() if line.count("|") >= 2)
+        return "; ".join(dict.fromkeys(f"{row[0]}: {row[2]}" for row in rows if re.match("down|drain", row[1])))
 
     def _all_nodes_are_up(self) -> bool:
         states = (self._ask(("sinfo", "--noheader", "--all", "--format=%T")) or "").split()

@@ -1,5 +1,7 @@
 """The outcome of a job, from Slurm's state, the exit file and the run's own evidence together."""
 
+import contextlib
+import pwd
 import re
 import signal
 from collections.abc import Callable
@@ -18,6 +20,8 @@ _OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|oom[-_ ]?kill|excee
 _QUOTA = re.compile(r"[Dd]isk quota exceeded(?:[^'\"]*['\"](?P<path>/[^'\"]+)['\"])?")
 # slurmstepd's signal when it cannot open the batch script's output file: the script was never started.
 _NO_OUTPUT_FILE = 53
+# slurmctld's signal of a job whose prolog failed and that it may not requeue (25.11).
+_PROLOG_FAILED = 54
 _NOT_LAUNCHED = frozenset({"joblaunchfailure", "launchfailed"})
 
 
@@ -31,6 +35,8 @@ class RunEvidence(Model):
     flaky_marker: str | None
     timeout_marker: bool
     last_error: str
+    steps_seen: int = 0
+    """Iterations that some line proves, where those that number them are lost: for words alone."""
 
     @property
     def all_steps_done(self) -> bool:
@@ -96,7 +102,8 @@ class _Case(NamedTuple):
     @property
     def steps(self) -> str:
         expected = self.evidence.steps_expected
-        return f"{self.evidence.steps_done} of {'?' if expected is None else expected} steps"
+        done = max(self.evidence.steps_done, self.evidence.steps_seen)
+        return f"{done} of {'?' if expected is None else expected} steps"
 
     @property
     def nodes(self) -> str:
@@ -113,7 +120,24 @@ class _Case(NamedTuple):
 
     @property
     def canceller(self) -> str:
-        return self.status.cancelled_by or "somebody"
+        """The name of whom Slurm names by a uid, where this host knows it."""
+        who = self.status.cancelled_by
+        with contextlib.suppress(KeyError):
+            return pwd.getpwuid(int(who)).pw_name if who.isdecimal() else who or "nobody that Slurm names"
+        return f"uid {who}"
+
+    @property
+    def failed_prolog(self) -> str:
+        """The nodes whose prolog failed; empty where no source says so."""
+        named = re.findall(r"([\w.-]+): [^;]*[Pp]rolog", self.status.node_reason)
+        return ",".join(named) or (self.nodes if self.status.signal == _PROLOG_FAILED else "")
+
+    @property
+    def before_script(self) -> bool:
+        """Slurm itself cancelled it after it got nodes and before its script began there."""
+        by_slurm = self.status.cancelled_by in ("", "0", "root")
+        began = self.claimed or self.exit_file is not None or self.evidence.steps_done > 0
+        return self.state is JobState.CANCELLED and bool(self.status.nodes) and by_slurm and not began
 
     @property
     def ended_by(self) -> CancelPolicy | None:
@@ -170,6 +194,16 @@ _RULES: tuple[_Rule, ...] = (
         lambda case: not case.claimed and case.status.reason.lower().replace(" ", "") in _NOT_LAUNCHED,
         Outcome.INFRASTRUCTURE,
         "could not be launched on {case.nodes}",
+    ),
+    _Rule(
+        lambda case: case.before_script and case.failed_prolog,
+        Outcome.INFRASTRUCTURE,
+        "the prolog failed on {case.failed_prolog}: Slurm ended the job before its script began",
+    ),
+    _Rule(
+        lambda case: case.before_script and case.status.cancelled_by and not case.cancellation,
+        Outcome.INFRASTRUCTURE,
+        "ended on {case.nodes} before its script began: by Slurm, as after a failed PrologSlurmctld, or by root",
     ),
     # Our own policies.
     _Rule(

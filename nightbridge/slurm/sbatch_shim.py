@@ -43,6 +43,7 @@ from nightbridge.slurm.attempt_files import (
     read_submission,
     withdraw_intent,
 )
+from nightbridge.slurm.attempts import fitting_options
 from nightbridge.slurm.command_line import without_slurm
 from nightbridge.slurm.factory import open_cluster
 from nightbridge.slurm.protocol import Cluster, JobNotAccepted
@@ -103,6 +104,7 @@ def _write_program(path: Path, text: str) -> None:
         input=text.encode(),
         capture_output=True,
         check=False,
+        env={"PATH": os.environ.get("PATH", os.defpath)},
     )
     if written.returncode:
         temporary.unlink(missing_ok=True)
@@ -141,7 +143,7 @@ def submit_once(context: AttemptContext, cluster: Cluster, script: Path, options
     try:
         write_atomically(copy, guarded.encode())
         copy.chmod(copy.stat().st_mode | stat.S_IXUSR)
-        job_id = cluster.submit(context.name, copy, [*options, *context.sbatch_options])
+        job_id = cluster.submit(context.name, copy, fitting_options([*options, *context.sbatch_options], launcher_text))
     except (JobNotAccepted, PermanentError):
         withdraw_intent(intent)
         raise

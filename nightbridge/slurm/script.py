@@ -45,6 +45,8 @@ if [ "${%(inner)s:-}" != "${SLURM_JOB_ID:-none}" ]; then
     set +e +u +x +v
     nb_attempt=%(attempt)s
     nb_node=${SLURMD_NODENAME:-$(uname -n)}
+    # Opening a FIFO for reading alone would block; what is read is the file whose kind was checked.
+    nb_read() { [ -e "$1" ] && { [ -f /dev/fd/0 ] && cat; } <> "$1"; }
     # Since 23.02 slurmstepd makes the folders of a job's output file: only the record proves the workspace.
     if [ ! -e "$nb_attempt/%(record)s" ]; then
         echo "workspace not visible on $nb_node: $nb_attempt" >&2
@@ -62,7 +64,7 @@ if [ "${%(inner)s:-}" != "${SLURM_JOB_ID:-none}" ]; then
     if [ ! -e "$nb_attempt/%(claim)s" ]; then
         (set -C; printf '%%s\\n' "$SLURM_JOB_ID" > "$nb_attempt/%(claim)s") 2> /dev/null
     fi
-    nb_holder=$(cat "$nb_attempt/%(claim)s")
+    nb_holder=$(nb_read "$nb_attempt/%(claim)s")
     if [ "$nb_holder" != "$SLURM_JOB_ID" ]; then
         echo "job $SLURM_JOB_ID ends: job $nb_holder has claimed $nb_attempt" >&2
         exit %(already_claimed)d
@@ -83,7 +85,7 @@ if [ "${%(inner)s:-}" != "${SLURM_JOB_ID:-none}" ]; then
         exit "$nb_code"
     ) <&0 &
     nb_recorder=$!
-    nb_hand_on() { kill -s "$1" "$(cat "$nb_pid")" 2> /dev/null; }
+    nb_hand_on() { kill -s "$1" "$(nb_read "$nb_pid")" 2> /dev/null; }
     for nb_signal in HUP INT QUIT TERM USR1 USR2; do
         trap "nb_hand_on $nb_signal" "$nb_signal"
     done
@@ -91,7 +93,7 @@ if [ "${%(inner)s:-}" != "${SLURM_JOB_ID:-none}" ]; then
         wait "$nb_recorder"
         nb_status=$?
     done
-    nb_code=$(cat "$nb_attempt/%(exit_code)s" 2> /dev/null)
+    nb_code=$(nb_read "$nb_attempt/%(exit_code)s" 2> /dev/null)
     rm -f "$nb_pid"
     exit "${nb_code:-$nb_status}"
 fi

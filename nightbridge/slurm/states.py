@@ -132,6 +132,8 @@ HOPELESS_REASONS: dict[str, str] = {
 # What one job or one of its nodes requests is above, or below, what an account or a QOS allows: CPUs, memory, GPUs ...
 _SIZE_OF_JOB = re.compile(r"(Assoc|QOS)(Max\w+Per(Job|Node)(Limit)?|Min\w+)")
 
+_RESERVATION_GONE = re.compile(r"Reservation \S+ was deleted")  # squeue's words for RESV_DEL_HOLD
+
 
 def hopeless_advice(reason: str) -> str | None:
     """Advice on a pending reason that can never clear; None for one that may.
@@ -140,11 +142,60 @@ def hopeless_advice(reason: str) -> str | None:
         reason: As squeue writes it, with or without parentheses and details (`(PartitionConfig)`).
     """
     word = reason.strip().lstrip("(").rstrip(")").split(",")[0].strip()
+    if _RESERVATION_GONE.fullmatch(word):
+        word = "ReservationDeleted"
     if found := _SIZE_OF_JOB.fullmatch(word):
         whose = "your account's" if found[1] == "Assoc" else "the QOS's"
         return HOPELESS_REASONS.get(word) or f"Change the job's size: {whose} limit {word} does not allow it."
     return HOPELESS_REASONS.get(word)
 
+
+# Why a job waits, in words, with what helps; `{job}` is its id.
+WAITING_REASONS: dict[str, str] = {
+    "Priority": "other jobs go first",
+    "Resources": "next in line: it starts when enough nodes are free",
+    "JobHeldUser": "held by its user: `scontrol release {job}`",
+    "JobHeldAdmin": "held by an administrator: ask the site to `scontrol release {job}`",
+    "job requeued in held state": "requeued by an operator and held: `scontrol release {job}`",
+    "launch failed requeued held": "its launch failed, and Slurm holds it: `scontrol release {job}`",
+    "JobHoldMaxRequeue": "requeued too often, and held: `scontrol release {job}`",
+    "BeginTime": "its start was set to a later time: `scontrol update job={job} StartTime=now`",
+    "Dependency": "waits for the end of another job: `squeue -o '%i %E' -j {job}`",
+    "PartitionDown": "its partition is down: `sinfo -p PARTITION`",
+    "PartitionInactive": "its partition is inactive: `sinfo -p PARTITION`",
+    "ReqNodeNotAvail": "a node that it needs is busy, down, drained or reserved: `sinfo -R`",
+    "Nodes required for job are DOWN": "nodes that it needs are busy, down, drained or reserved: `sinfo -R`",
+    "Reservation": "waits for its reservation to begin: `scontrol show reservation`",
+    "Licenses": "all licences of a kind are in use: `scontrol show licenses`",
+    "BurstBufferResources": "waits for space in the burst buffer: `scontrol show burst`",
+    "BurstBufferStageIn": "its files are copied to the burst buffer: `scontrol show burst`",
+    "burst_buffer/": "the burst buffer failed, and Slurm holds the job: `scontrol release {job}` once it is repaired",
+    "Prolog": "the prolog runs on its nodes",
+    "Cleaning": "its last start is being cleaned up",
+}
+_LIMIT_REACHED = re.compile(r"(Assoc|QOS)(Grp|Max)\w+")
+
+
+def waiting_words(status: JobStatus) -> str:
+    """Why a job waits: Slurm's reason with its meaning, what to type, and the expected start."""
+    word = status.reason.strip("()").split(",")[0]
+    meaning = WAITING_REASONS.get(word) or hopeless_advice(word) or ""
+    meaning = next((text for begin, text in WAITING_REASONS.items() if not meaning and word.startswith(begin)), meaning)
+    if not meaning and (limit := _LIMIT_REACHED.match(word)):
+        whose, query = ("account", "assoc_mgr") if limit[1] == "Assoc" else ("QOS", "assoc_mgr flags=qos")
+        meaning = f"a limit of the {whose} is used up by other jobs: `scontrol show {query}`"
+    said = [f"{status.reason or 'no reason given yet'}"]
+    said += [meaning.format(job=status.job_id)] if meaning else []
+    said += [f"number {status.queue_position} in its partition's queue"] if status.queue_position else []
+    said += [f"Slurm expects its start at {status.expected_start:%H:%M} UTC"] if status.expected_start else []
+    return ", ".join(said)
+
+
+# What Slurm says of an end (job_state_reason.c); any other reason of a job that has started is an old one.
+_REASON_OF_AN_END = re.compile(
+    rf"{LOST}:|NonZeroExitCode|RaisedSignal|NodeDown|SystemFailure|.*[Ll]aunch.?[Ff]ail|TimeLimit|InactiveLimit|OutOfMemory"
+    r"|Dead[Ll]ine|BurstBufferOp|Preempt|Prolog"
+)
 
 SQUEUE_FORMAT = "%i|%T|%V|%S|%e|%N|%r|%j"
 SACCT_FORMAT = "JobID,State,Submit,Start,End,NodeList,Reason,ExitCode,JobName"
@@ -213,7 +264,8 @@ def job_status(
         job_id=job_id,
         name=name,
         state=parsed,
-        reason="" if reason == "None" else reason,
+        # Accounting keeps the reason for which a job was pending once.
+        reason="" if reason == "None" or (held and not _REASON_OF_AN_END.match(reason)) else reason,
         exit_code=exit_code if is_over else None,
         signal=signal if is_over else None,
         submitted_at=submitted,
@@ -221,6 +273,7 @@ def job_status(
         ended_at=ended if is_over else None,
         nodes=held,
         cancelled_by=cancelled_by if parsed is JobState.CANCELLED else "",
+        expected_start=started if parsed is JobState.PENDING else None,
     )
 
 
@@ -245,9 +298,10 @@ def merge(live: dict[int, JobStatus], past: dict[int, JobStatus]) -> dict[int, J
 def without_false_cancellation(row: JobStatus) -> JobStatus:
     """A row of accounting about a job that slurmctld does not know.
 
-    When slurmctld has lost a running job, slurmdbd closes it as cancelled, and by no user. Such a job is lost.
+    When slurmctld has lost a job, running or pending, slurmdbd closes it as cancelled, and by no user. Such a job is
+    lost.
     """
-    if row.state is JobState.CANCELLED and not row.cancelled_by and row.nodes:
+    if row.state is JobState.CANCELLED and not row.cancelled_by:
         return row.model_copy(update={"reason": f"{LOST}: unknown to slurmctld, and cancelled by no user"})
     return row
 

@@ -5,6 +5,7 @@ import os
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from nightbridge.errors import LaunchRefused, PermanentError, TransientError
 from nightbridge.files import write_atomically, write_model
@@ -15,12 +16,20 @@ from nightbridge.slurm.attempt_files import ATTEMPT_FILE, AttemptContext, Submis
 from nightbridge.slurm.attempts import merged_options
 from nightbridge.slurm.protocol import Cluster
 from nightbridge.slurm.sbatch_shim import ATTEMPT_VARIABLE, find_submission, install_shim, launcher_base
+from nightbridge.slurm.warm_launchers import WARM_LAUNCHERS
 
 LAUNCHER_TIMEOUT = 1800.0
 """Seconds for the launcher: it packages the repository, which is slow on a shared file system, and calls sbatch."""
 
 _REMEMBERED_LINES = 50
 _LAUNCHER_LOG = "launcher.log"
+
+
+class _Environment(NamedTuple):
+    """A launcher's variables: what those of a cluster share, and its own, which go before them."""
+
+    shared: dict[str, str]
+    own: dict[str, str]
 
 
 def submit_attempt(
@@ -55,8 +64,7 @@ def submit_attempt(
     if plan.batch_script is not None:
         write_atomically(Path(plan.argv[-1]), plan.batch_script.encode())
     began = utc_now()
-    environment = _environment(plan, context, cluster, secrets, withheld)
-    code, last_words = _run_launcher(plan, environment, secrets, timeout)
+    code, last_words = _run_launcher(plan, _environment(plan, context, cluster, secrets, withheld), secrets, timeout)
     # The records decide, whatever the launcher's exit code is: upstream's ends with 0 or 1 for many reasons that have
     # nothing to do with the job.
     if submission := read_submission(context.attempt_dir):
@@ -74,7 +82,7 @@ def submit_attempt(
 
 
 def _run_launcher(
-    plan: LaunchPlan, environment: Mapping[str, str], secrets: Mapping[str, str], timeout: float
+    plan: LaunchPlan, environment: _Environment, secrets: Mapping[str, str], timeout: float
 ) -> tuple[int | None, str]:
     """Run the launcher, its output masked line by line on the way to its log.
 
@@ -97,8 +105,17 @@ def _run_launcher(
     keep(f"--- {utc_now().isoformat(timespec='seconds')} {' '.join(plan.argv)}")
     recent.clear()
     code = None
+    forked = WARM_LAUNCHERS.start(plan.argv, *environment, cwd=plan.cwd) if _is_python(plan) else None
     with contextlib.suppress(TransientError):  # the time limit
-        code = run(plan.argv, environment=environment, timeout=timeout, cwd=plan.cwd, on_line=keep, merged=True).code
+        code = run(
+            plan.argv,
+            environment=environment.shared | environment.own,
+            timeout=timeout,
+            cwd=plan.cwd,
+            on_line=keep,
+            merged=True,
+            started=forked,
+        ).code
     lines = [line.strip() for line in recent if any(letter.isalnum() for letter in line)]
     errors = [line for line in lines if "Error" in line or "error:" in line]
     return code, (errors or lines or ["it printed nothing"])[-1][:500]
@@ -130,29 +147,31 @@ def _sbatch_options(plan: LaunchPlan, context: AttemptContext) -> Iterator[str]:
     yield from (option for option in given if not option.startswith("--dependency"))
 
 
+def _is_python(plan: LaunchPlan) -> bool:
+    """Whether it is an upstream launcher, rather than a batch script of ours or another program."""
+    return plan.batch_script is None and len(plan.argv) > 1 and plan.argv[1].endswith(".py")
+
+
 def _environment(
     plan: LaunchPlan,
     context: AttemptContext,
     cluster: Cluster,
     secrets: Mapping[str, str],
     withheld: Collection[str],
-) -> dict[str, str]:
+) -> _Environment:
     inherited = {
         name: value
         for name, value in launcher_base(os.environ).items()
         if name not in withheld and not looks_like_credential(name, value)
     }
-    environment = inherited | plan.environment | dict(secrets) | cluster.launch_environment()
-    shim = install_shim(context.attempt_dir)
-    return environment | {
-        "PATH": f"{shim}{os.pathsep}{environment.get('PATH', os.defpath)}",
-        "NEMORUN_HOME": str(context.attempt_dir / LAUNCHER_HOME),
-        ATTEMPT_VARIABLE: str(context.attempt_dir),
-        # Rich wraps its lines at 80 columns where there is no terminal.
-        "COLUMNS": "400",
-        # The checkout is shared by many jobs and none may change it.
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
+    # Rich wraps its lines at 80 columns where there is no terminal. The checkout is shared by many jobs and none may
+    # change it.
+    shared = inherited | plan.environment | cluster.launch_environment()
+    shared |= {"COLUMNS": "400", "PYTHONDONTWRITEBYTECODE": "1"}
+    path = f"{install_shim(context.attempt_dir)}{os.pathsep}{shared.get('PATH', os.defpath)}"
+    home = str(context.attempt_dir / LAUNCHER_HOME)
+    own = {**secrets, "PATH": path, "NEMORUN_HOME": home, ATTEMPT_VARIABLE: str(context.attempt_dir)}
+    return _Environment({name: value for name, value in shared.items() if name == "PATH" or name not in own}, own)
 
 
 def _record_options(plan: LaunchPlan, context: AttemptContext) -> None:

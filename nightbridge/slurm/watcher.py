@@ -23,7 +23,9 @@ log = logging.getLogger(__name__)
 SHORTEST_INTERVAL = 1.0
 """Seconds between two queries just after a change, and once the exit file exists."""
 _WAKE_UP = 1.0
-_AGE_PER_INTERVAL = 10.0
+_AGE_PER_INTERVAL = 8.0
+_LOOKS_PER_INTERVAL = 4
+"""Looks at the exit files in a site's interval, and queries while a job ends, where that is shorter than usual."""
 _ENDING = frozenset({JobState.COMPLETING, JobState.CONFIGURING, JobState.SIGNALING, JobState.STAGE_OUT})
 
 
@@ -64,7 +66,10 @@ class _Watched:
         self.error: NightbridgeError | None = None
 
     def report(self, status: JobStatus, now: float) -> None:
-        """Take in a status."""
+        """Take in a status. Accounting that a slurmctld without its state has closed forgets who cancelled a job."""
+        known = self.status
+        if known is not None and known.cancelled_by and status.state is JobState.CANCELLED and not status.cancelled_by:
+            status = known
         if self.status is None or (status.state, status.reason) != (self.status.state, self.status.reason):
             self.changed_at = now
         self.status = status
@@ -101,7 +106,7 @@ class _Watched:
         """Seconds until the next query for it: short after a change, longer the longer nothing happens."""
         state = self.status.state if self.status is not None else None
         if state in _ENDING or state in TERMINAL or self.exit_code is not None:
-            return min(SHORTEST_INTERVAL, longest)
+            return min(SHORTEST_INTERVAL, longest / _LOOKS_PER_INTERVAL)
         return min(longest, max(SHORTEST_INTERVAL, (now - self.changed_at) / _AGE_PER_INTERVAL))
 
 
@@ -137,7 +142,7 @@ class Watcher:
 
         Args:
             job: The job, as submitted or as found again after a crash.
-            on_change: Called in this thread with each new state or reason.
+            on_change: Called in this thread with each new state, reason or place in the queue.
             on_wait: Called in this thread about once a second, until the job has ended.
 
         Raises:
@@ -164,7 +169,7 @@ class Watcher:
         self, job: Job, on_change: Callable[[JobStatus], None] | None, on_wait: Callable[[], None] | None
     ) -> Job:
         watched = self._register(job)
-        reported: tuple[JobState, str] | None = None
+        reported: tuple[JobState, str, int | None] | None = None
         try:
             while True:
                 with self._changed:
@@ -174,8 +179,8 @@ class Watcher:
                         raise watched.error
                     status, ended = watched.status, self._end_of(watched)
                     self._check_patience(watched)
-                if status is not None and (status.state, status.reason) != reported:
-                    reported = (status.state, status.reason)
+                if status is not None and (status.state, status.reason, status.queue_position) != reported:
+                    reported = (status.state, status.reason, status.queue_position)
                     if on_change is not None:
                         on_change(status)
                 if ended is not None:
@@ -326,7 +331,7 @@ class Watcher:
                 left = queried_at + self._interval(now) - now
                 if left <= 0:
                     return
-                self._changed.wait(min(left, _WAKE_UP))
+                self._changed.wait(min(left, _WAKE_UP, self._longest / _LOOKS_PER_INTERVAL))
                 now = time.monotonic()
                 appeared = [watched.look_for_exit_code(now) for watched in self._watched.values()]
                 if any(appeared):

@@ -20,7 +20,7 @@ from nightbridge.models import ClusterSettings, JobState, JobStatus
 from nightbridge.slurm.command_line import CommandLineCluster
 from nightbridge.slurm.protocol import JobNotAccepted
 from nightbridge.slurm.sbatch_errors import refusal_of
-from nightbridge.slurm.states import TERMINAL, merge, newest, parse_sacct, parse_squeue
+from nightbridge.slurm.states import TERMINAL, merge, newest, parse_sacct, parse_squeue, waiting_words
 from tests.real.slurm_daemons import SlurmDaemons
 
 
@@ -226,6 +226,25 @@ def test_a_missing_command_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     with pytest.raises(PermanentError, match="squeue: command not found"):
         CommandLineCluster(ClusterSettings(kind="slurm")).states([1])
+
+
+@pytest.mark.parametrize(("private", "position"), [("none", 2), ("cloud,jobs", None)])
+def test_a_job_behind_others_says_where_it_stands(
+    private: str, position: int | None, fake: Callable[..., CommandLineCluster]
+) -> None:
+    live = "7|PENDING|2026-11-23T10:00:00|N/A|N/A||Priority|j\\n8|PENDING|2026-11-23T10:00:00|N/A|N/A||Dependency|k"
+    queue = "batch|5\\ndebug|6\\nbatch|7\\nbatch|8"
+    cluster = fake(
+        squeue=f"case \"$*\" in *sort*) printf '{queue}\\n';; *) printf '{live}\\n';; esac",
+        sacct="true",
+        scontrol=f"echo 'PrivateData             = {private}'",
+    )
+
+    first, second = cluster.states([7, 8]), cluster.states([7, 8])
+
+    assert first[7].queue_position == second[7].queue_position == position
+    assert first[8].queue_position is None
+    assert ("number 2 in its partition's queue" in waiting_words(first[7])) == (position == 2)
 
 
 def test_gpus_and_limits_are_read_from_sinfo(fake: Callable[..., CommandLineCluster]) -> None:

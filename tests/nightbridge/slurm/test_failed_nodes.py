@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from nightbridge.errors import LaunchRefused
 from nightbridge.models import ClusterLimits, Job, JobState, JobStatus, LaunchPlan, Outcome, utc_now
-from nightbridge.slurm.attempts import failed_nodes, merged_options, without_failed_nodes
+from nightbridge.slurm.attempts import failed_nodes, fitting_options, merged_options, without_failed_nodes
 
 PLAN = LaunchPlan(
     run_key="r", attempt=2, attempt_dir=Path("/w/a2"), argv=("true",), cwd=Path("/w"), nodes=2, tasks_per_node=1,
@@ -55,3 +56,36 @@ def test_lists_of_nodes_to_exclude_add_up_and_other_options_stay_as_they_are() -
 
 def test_nothing_is_excluded_from_a_list_of_nodes_to_run_on() -> None:
     assert merged_options(("--nodelist=a,b", "--exclude=a")) == ("--nodelist=a,b",)
+
+
+SCRIPT = "#!/bin/bash\n#SBATCH --nodelist=node[7-8]\n#SBATCH --exclude=node3\ntrue\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "script", "fitting"),
+    [
+        # What the script pins stays; Slurm refuses a node that is both required and excluded.
+        (["--exclude=node7"], SCRIPT, ["--exclude=node3"]),
+        (["--exclude=node7,node9"], SCRIPT, ["--exclude=node9,node3"]),
+        (["--exclude=node7", "--time=5"], "#!/bin/bash\n#SBATCH -w node7\n", ["--time=5"]),
+        # An option would replace the script's own list.
+        (["--exclude=node9"], "#!/bin/bash\n#SBATCH -x node[1-2]\n", ["--exclude=node9,node1,node2"]),
+        (["--time=5"], SCRIPT, ["--time=5"]),
+    ],
+)
+def test_excluded_nodes_fit_what_the_script_says_of_nodes(options: list[str], script: str, fitting: list[str]) -> None:
+    assert fitting_options(options, script) == fitting
+
+
+@pytest.mark.parametrize(
+    ("options", "script"),
+    [
+        ([], "#!/bin/bash\n#SBATCH --clusters=alps\n"),
+        ([], "#!/bin/bash\n#SBATCH -M alps\n"),
+        (["--exclude=node9", "--clusters=alps"], SCRIPT),
+    ],
+    ids=["the script", "the script's -M", "the launcher's or the site's option"],
+)
+def test_a_job_is_not_sent_to_another_cluster(options: list[str], script: str) -> None:
+    with pytest.raises(LaunchRefused, match="site file of that cluster"):
+        fitting_options(options, script)

@@ -50,6 +50,20 @@ def ended(tmp_path: Path, state: JobState | None, *, exit_file: int | None = Non
 ALL, SOME = evidence(), evidence(20)
 
 
+def test_a_job_that_was_killed_says_how_many_steps_were_done_and_not_how_many_were_numbered(tmp_path: Path) -> None:
+    run = evidence(0, steps_expected=400_000, steps_seen=11)
+
+    job = classify(ended(tmp_path, JobState.TIMEOUT), run)
+
+    assert (job.outcome, job.outcome_reason) == (Outcome.TIMEOUT, "TIMEOUT after 11 of 400000 steps")
+
+
+def test_steps_that_no_line_numbers_make_no_run_a_whole_one(tmp_path: Path) -> None:
+    assert (
+        classify(ended(tmp_path, JobState.COMPLETED, exit_file=0), evidence(0, steps_seen=50)).outcome is Outcome.SHORT
+    )
+
+
 @pytest.mark.parametrize(
     ("state", "exit_file", "run", "outcome"),
     [
@@ -208,6 +222,6 @@ def test_a_job_that_slurm_lost_is_not_taken_for_cancelled(tmp_path: Path) -> Non
 
 
 def test_the_reason_names_the_canceller_and_the_steps_done(tmp_path: Path) -> None:
-    judged = classify(ended(tmp_path, JobState.CANCELLED, cancelled_by="1000"), SOME)
+    judged = classify(ended(tmp_path, JobState.CANCELLED, cancelled_by="4123456"), SOME)
 
-    assert judged.outcome_reason == "cancelled by 1000 after 20 of 50 steps"
+    assert judged.outcome_reason == "cancelled by uid 4123456 after 20 of 50 steps"

@@ -191,3 +191,32 @@ def test_a_script_that_survives_a_signal_is_waited_for(attempt: Path) -> None:
 def test_what_is_no_shell_script_is_refused(first: str, attempt: Path) -> None:
     with pytest.raises(LaunchRefused, match="not a shell script"):
         wrap_script(f"{first}\nprint(1)\n", attempt)
+
+
+@pytest.mark.parametrize("shell", ["/bin/bash", "/bin/sh"])
+@pytest.mark.parametrize("name", ["exit_code", "claim", ".pid.7"])
+def test_a_fifo_in_place_of_a_file_that_the_guard_reads_does_not_hold_the_job(
+    shell: str, name: str, attempt: Path
+) -> None:
+    """Put there in the moment before it is read: by the `mv` and the `ln` that make these files, or by the script."""
+    tools = attempt.parent / "tools"
+    tools.mkdir()
+    swap = f"rm -f '{attempt}/{name}'; mkfifo '{attempt}/{name}'"
+    for tool in {"exit_code": ["mv"], "claim": ["ln"]}.get(name, []):
+        (tools / tool).write_text(f'#!/bin/sh\n{shutil.which(tool)} "$@"\n{swap}\n')
+        (tools / tool).chmod(0o755)
+    body = (
+        f"trap 'exit 4' TERM\n{swap if name == '.pid.7' else ''}\ntouch '{attempt.parent}/up'\nsleep 1 & wait\nexit 5\n"
+    )
+
+    process = start(f"#!{shell}\n{body}", attempt, PATH=f"{tools}:{os.environ['PATH']}")
+    if name == ".pid.7":
+        wait_until((attempt.parent / "up").exists)
+        process.send_signal(signal.SIGTERM)
+    try:
+        process.communicate(timeout=20)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+
+    assert process.returncode == (ALREADY_CLAIMED if name == "claim" else 5)

@@ -1,6 +1,7 @@
 """The submit stage killed at random moments, many attempts at once, on real daemons: one job each, however it ends.
 
-`make test` runs a few seeds, `make soak` hundreds. A launcher that only writes a script and calls sbatch keeps the time
+In a second test slurmctld or slurmdbd is killed with SIGKILL while the shim has declared its intent and has recorded no
+job. `make test` runs a few seeds, `make soak` hundreds. A launcher that only writes a script and calls sbatch keeps the time
 in the part that matters. sbatch is slow, so that many of the moments are in the middle of it. A failing seed is named,
 and `NIGHTBRIDGE_SEED=17` runs it alone.
 """
@@ -11,6 +12,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,15 +26,20 @@ from nightbridge.files import write_model
 from nightbridge.models import ClusterSettings, Job, LaunchPlan
 from nightbridge.slurm.attempt_files import AttemptContext, newest_intent, read_claim, read_exit_code, read_submission
 from nightbridge.slurm.command_line import CommandLineCluster
+from nightbridge.slurm.states import TERMINAL
 from nightbridge.slurm.submission import submit_attempt
 from tests.conftest import SEEDS, need
 from tests.nightbridge.slurm.conftest import opened_attempt
 from tests.real.slurm_daemons import COMMANDS, SlurmDaemons, missing_reason, start_slurm
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.random_kill, pytest.mark.timeout(7200)]
 
 AT_ONCE = 12
+AT_ONCE_WITHOUT_DAEMONS = 6
 MOST_KILLS = 3
+LOST_AFTER = 10.0
+"""Seconds for which slurmctld answers and knows no live job of an attempt without an exit file."""
 LAUNCHER = """
 set -e
 exp=$NEMORUN_HOME/experiments/train/train_$$
@@ -58,6 +65,7 @@ class Killed(NamedTuple):
     jobs: tuple[int, ...]
     ran: tuple[int, ...]
     crashed_unrecorded: bool
+    ended: bool
 
 
 @pytest.fixture(scope="module")
@@ -81,21 +89,44 @@ def tools(workspace: Path) -> Path:
     return folder
 
 
-def test_killed_at_random_moments_every_attempt_has_one_job(
-    slurm_cluster: SlurmDaemons, workspace: Path, tools: Path, run_key: str
-) -> None:
-    settings = ClusterSettings(
+class DaemonKiller:
+    """Kills one daemon at a time, in the window between an attempt's intent and its record, and starts it again."""
+
+    def __init__(self, daemons: SlurmDaemons) -> None:
+        self._daemons = daemons
+        self._one_at_a_time = threading.Lock()
+        self.kills = {"slurmctld": 0, "slurmdbd": 0}
+
+    def kill_in_window(self, name: str, attempt: AttemptContext, seconds: float) -> None:
+        """Take a daemon away for so long, unless the attempt has its record by now."""
+        with self._one_at_a_time:
+            if is_unrecorded(attempt):
+                self._daemons.kill_daemon(name)
+                self.kills[name] += 1
+                time.sleep(seconds)
+                self._daemons.start_daemon(name)
+                # A slurmctld that finds neither slurmdbd nor a saved state gives up: nobody restarts it here.
+                wait_until(lambda: self._daemons.command("sacct").returncode == 0, f"slurmdbd after {name}")
+                wait_until(lambda: self._daemons.command("squeue").returncode == 0, f"slurmctld after {name}")
+
+
+@pytest.fixture
+def settings(slurm_cluster: SlurmDaemons, tools: Path) -> ClusterSettings:
+    return ClusterSettings(
         kind="slurm", name="debian", slurm_conf=slurm_cluster.slurm_conf, bin_dir=tools, accounting_horizon=5.0
     )
-    seeds = [int(os.environ["NIGHTBRIDGE_SEED"])] if "NIGHTBRIDGE_SEED" in os.environ else list(SEEDS)
+
+
+def test_killed_at_random_moments_every_attempt_has_one_job(
+    workspace: Path, settings: ClusterSettings, run_key: str
+) -> None:
     began = time.monotonic()
 
     def soak(seed: int) -> Killed:
-        attempt = opened_attempt(workspace, f"{run_key}-s{seed}", settings, "--time=5", "--mem=50")
-        return kill_and_restart(seed, attempt)
+        return kill_and_restart(seed, soaked_attempt(workspace, f"{run_key}-s{seed}", settings))
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        results = list(pool.map(soak, seeds))
+        results = list(pool.map(soak, seeds()))
 
     jobs = sum(len(result.jobs) for result in results)
     kills = sum(result.kills for result in results)
@@ -109,8 +140,56 @@ def test_killed_at_random_moments_every_attempt_has_one_job(
     assert [result.seed for result in results if result.ran != (result.job.job_id,)] == [], "not run once"
 
 
-def kill_and_restart(seed: int, attempt: AttemptContext) -> Killed:
-    """Kill the stage up to three times, mostly with its launcher and shim; then let it end."""
+def test_daemons_killed_between_intent_and_record_leave_one_job_for_each_attempt(
+    slurm_cluster: SlurmDaemons, workspace: Path, settings: ClusterSettings, run_key: str
+) -> None:
+    """A slurmctld that is killed before it has saved what it did forgets it: a job that it accepted is lost, which the
+    watcher finds, and one that it has started it starts again under the same id. Of no attempt may two jobs run, and none
+    that ran may be without its exit code.
+    """
+    killer, began = DaemonKiller(slurm_cluster), time.monotonic()
+
+    def soak(seed: int) -> Killed:
+        return kill_and_restart(seed, soaked_attempt(workspace, f"{run_key}-d{seed}", settings), killer)
+
+    with ThreadPoolExecutor(AT_ONCE_WITHOUT_DAEMONS) as pool:
+        results = list(pool.map(soak, seeds()))
+
+    forgotten = [result for result in results if not result.ran]
+    print(
+        f"\n{len(results)} attempts, {sum(result.kills for result in results)} kills of the stage, "
+        f"{killer.kills['slurmctld']} of slurmctld and {killer.kills['slurmdbd']} of slurmdbd between intent and "
+        f"record, {sum(len(result.jobs) for result in results)} jobs, {len(forgotten)} forgotten by slurmctld and "
+        f"{sum(len(result.ran) > len(set(result.ran)) for result in results)} started again by it, "
+        f"{time.monotonic() - began:.0f} s"
+    )
+    assert sum(killer.kills.values()) > 0
+    assert [result.seed for result in results if len(set(result.ran)) > 1] == [], "two jobs ran"
+    assert [result.seed for result in results if len(result.jobs) > 1] == [], "double"
+    assert [result.seed for result in results if result.ran and not result.ended] == [], "ran, and lost"
+
+
+def seeds() -> list[int]:
+    return [int(os.environ["NIGHTBRIDGE_SEED"])] if "NIGHTBRIDGE_SEED" in os.environ else list(SEEDS)
+
+
+def soaked_attempt(workspace: Path, run_key: str, settings: ClusterSettings) -> AttemptContext:
+    return opened_attempt(workspace, run_key, settings, "--time=5", "--mem=50")
+
+
+def is_unrecorded(attempt: AttemptContext) -> bool:
+    """Whether the attempt is between its intent and its record."""
+    return newest_intent(attempt.attempt_dir) > 0 and read_submission(attempt.attempt_dir) is None
+
+
+def kill_and_restart(seed: int, attempt: AttemptContext, killer: DaemonKiller | None = None) -> Killed:
+    """Kill the stage up to three times, mostly with its launcher and shim; then let it end.
+
+    Args:
+        seed: Of the dice.
+        attempt: The attempt.
+        killer: Kills a daemon in the window before each kill of the stage.
+    """
     dice = random.Random(seed)
     cluster = CommandLineCluster(attempt.cluster)
     ran = attempt.attempt_dir / "ran"
@@ -129,28 +208,29 @@ def kill_and_restart(seed: int, attempt: AttemptContext) -> Killed:
         stage = subprocess.Popen(
             [sys.executable, "-c", STAGE, str(attempt.attempt_dir / "plan.json")], stderr=subprocess.DEVNULL
         )
-        if dice.random() < 0.5:
+        if killer is None and dice.random() < 0.5:
             time.sleep(dice.uniform(0.1, 2.5))
         else:
             wait_for_intent(attempt, stage)
             time.sleep(dice.uniform(0.0, 0.9))
+        if killer is not None:
+            killer.kill_in_window(dice.choice(("slurmctld", "slurmdbd")), attempt, dice.uniform(0.0, 2.0))
         stage.send_signal(signal.SIGKILL)
         stage.wait()
         if dice.random() < 0.7:
             kill_all_of(attempt)
-        unrecorded = unrecorded or (
-            newest_intent(attempt.attempt_dir) > 0 and read_submission(attempt.attempt_dir) is None
-        )
+        unrecorded = unrecorded or is_unrecorded(attempt)
     job = until_submitted(plan, attempt, cluster)
-    wait_until_ended(attempt)
+    ended = wait_until_ended(attempt, cluster)
     time.sleep(1)
     return Killed(
         seed=seed,
         kills=kills,
         job=job,
         jobs=tuple(found.job_id for found in cluster.find(attempt.name).jobs),
-        ran=tuple(int(line) for line in ran.read_text().split()),
+        ran=tuple(int(line) for line in ran.read_text().split()) if ran.exists() else (),
         crashed_unrecorded=unrecorded,
+        ended=ended,
     )
 
 
@@ -172,7 +252,7 @@ def kill_all_of(attempt: AttemptContext) -> None:
 
 
 def until_submitted(plan: LaunchPlan, attempt: AttemptContext, cluster: CommandLineCluster) -> Job:
-    end = time.monotonic() + 120
+    end = time.monotonic() + 300
     while time.monotonic() < end:
         with contextlib.suppress(TransientError):
             return submit_attempt(plan, attempt, cluster, {})
@@ -180,8 +260,20 @@ def until_submitted(plan: LaunchPlan, attempt: AttemptContext, cluster: CommandL
     raise AssertionError(f"{attempt.name} never submitted")
 
 
-def wait_until_ended(attempt: AttemptContext) -> None:
-    end = time.monotonic() + 120
-    while read_exit_code(attempt.attempt_dir) is None:
+def wait_until_ended(attempt: AttemptContext, cluster: CommandLineCluster) -> bool:
+    """Whether the job left its exit file; if not, slurmctld has known no live job of the attempt for a while.
+
+    Accounting may call a job alive for ever that a killed slurmctld has forgotten.
+    """
+    end, alive_at = time.monotonic() + 300, time.monotonic()
+    while read_exit_code(attempt.attempt_dir) is None and time.monotonic() - alive_at < LOST_AFTER:
         assert time.monotonic() < end, f"{attempt.name} never ended; claimed by {read_claim(attempt.attempt_dir)}"
-        time.sleep(0.3)
+        try:
+            known = cluster.states([job.job_id for job in cluster.find(attempt.name).jobs])
+        except TransientError:
+            alive_at = time.monotonic()
+            continue
+        if any(status.state not in TERMINAL for status in known.values() if status.name == attempt.name):
+            alive_at = time.monotonic()
+        time.sleep(1)
+    return read_exit_code(attempt.attempt_dir) is not None

@@ -3,7 +3,16 @@
 import pytest
 
 from nightbridge.models import JobState, JobStatus
-from nightbridge.slurm.states import ACTIVE, TERMINAL, hopeless_advice, parse_cancelled_by, parse_state
+from nightbridge.slurm.states import (
+    ACTIVE,
+    TERMINAL,
+    hopeless_advice,
+    parse_cancelled_by,
+    parse_sacct,
+    parse_squeue,
+    parse_state,
+    waiting_words,
+)
 
 
 @pytest.mark.parametrize("state", [state for state in JobState if state is not JobState.UNKNOWN])
@@ -78,3 +87,34 @@ def test_a_stored_state_is_read_under_its_old_name() -> None:
     assert JobStatus.model_validate({"job_id": 1, "state": "UNHEARD"}).state is JobState.UNKNOWN
     with pytest.raises(ValueError, match="state"):
         JobStatus.model_validate({"job_id": 1, "state": "TELEPORTED"})
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("JobHeldUser", "JobHeldUser, held by its user: `scontrol release 99`"),
+        (
+            "(ReqNodeNotAvail, UnavailableNodes:node2)",
+            "a node that it needs is busy, down, drained or reserved: `sinfo -R`",
+        ),
+        ("QOSGrpJobsLimit", "a limit of the QOS is used up by other jobs: `scontrol show assoc_mgr flags=qos`"),
+        ("AssocGrpGRES", "a limit of the account is used up by other jobs: `scontrol show assoc_mgr`"),
+        ("PartitionNodeLimit", "Request a number of nodes that the partition allows."),
+        ("SomethingNew", "SomethingNew"),
+        ("", "no reason given yet"),
+    ],
+)
+def test_a_pending_job_says_why_what_to_type_and_when_it_starts(reason: str, words: str) -> None:
+    (row,) = parse_squeue(f"99|PENDING|2026-11-23T10:00:00|2026-11-23T11:30:00|N/A||{reason}|job")
+
+    assert words in waiting_words(row)
+    assert waiting_words(row).endswith("Slurm expects its start at 11:30 UTC")
+
+
+def test_the_reason_of_a_wait_is_gone_once_the_job_has_nodes() -> None:
+    line = "99|COMPLETED|2026-11-23T10:00:00|2026-11-23T10:01:00|2026-11-23T10:02:00|node2|{}|0:0|job"
+
+    words = ("JobHeldUser", "QOSGrpJobsLimit", "NodeDown")
+    reasons = [row.reason for word in words for row in parse_sacct(line.format(word))]
+
+    assert reasons == ["", "", "NodeDown"]
