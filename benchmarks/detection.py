@@ -51,9 +51,9 @@ from nightbridge.history.changepoints import (
     DEFAULT_POLICY,
     ChangePointPolicy,
     find_change_points,
+    night_noise,
     remove_canary,
     remove_node_effects,
-    reruns_needed,
     steadiest,
 )
 
@@ -69,6 +69,9 @@ BLOCK = 5
 RUNS_A_NIGHT = 7
 STATISTICS = ("median", "5th percentile", "mean of the middle half")
 QUIET = 0.01
+
+NOISY = 1.35
+"""Noise up to this much above what is wanted is left: a month of nights does not tell it any better."""
 
 KINDS = ("gaussian", "bad nodes", "node sets", "drift")
 SIZES = (0.03, 0.05)
@@ -184,6 +187,46 @@ def adjusted(series: Nights, values: Array, first: int, last: int) -> Sequence[f
     if series.nodes is not None:
         return remove_node_effects(part, series.nodes[first : last + 1])
     return part
+
+
+def reruns_needed(
+    value: float,
+    earlier: Sequence[float | None],
+    first_runs: Sequence[float | None],
+    nights: int = 28,
+    sigmas: float = 3.0,
+    least_change: float = 0.01,
+    noise_wanted: float = 0.013,
+    usual: int = 2,
+    most: int = 6,
+) -> int:
+    """How often a night should be run again before it is judged: what the product did before it had a control arm.
+
+    `usual` times when it is far from the nights before it or was not measured, and as often as it takes, up to `most`
+    times, when single runs of this test are so noisy that one says little. Fewer than 5 earlier nights need none.
+
+    Args:
+        value: Tonight's value, or NaN where nothing was measured.
+        earlier: The nights before, oldest first: the median of each night's runs.
+        first_runs: The same nights, each night's first run alone: they show how noisy a single run is.
+        nights: How many of the last nights are looked at.
+        sigmas: How many standard deviations are far.
+        least_change: What is never far, relative to the median of those nights.
+        noise_wanted: The relative standard deviation that the median of a night's runs should have.
+        usual: Re-runs of a suspicious night.
+        most: Re-runs at most.
+    """
+    if not math.isfinite(value):
+        return usual
+    recent = np.array([known for known in earlier if known is not None and math.isfinite(known)])[-nights:]
+    if recent.size < 5:
+        return 0
+    noise = night_noise(first_runs[-nights:])
+    # A median of n runs has about the noise of one over the square root of n, times 1.25 for many.
+    for_noise = math.ceil(1.25 * (noise / noise_wanted) ** 2) - 1 if noise > noise_wanted * NOISY else 0
+    centre = float(np.median(recent))
+    far = abs(value - centre) > max(sigmas * night_noise(recent.tolist()), least_change) * abs(centre)
+    return min(max(for_noise, usual if far else 0), most)
 
 
 def ours(policy: ChangePointPolicy, reruns: bool, series: Nights, start: int) -> Iterable[tuple[int, int]]:

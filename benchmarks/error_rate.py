@@ -2,94 +2,143 @@
 
     PYTHONPATH=. python benchmarks/error_rate.py [--noise FILE.json.gz] [--series N] [--steps N] [--kinds KIND...]
 
-Each series is one test, night by night through `compare`: its verdict, the re-runs that it requests, and the verdict on
-all of them, as the night's flow does it. The nights are those of `detection.py` (its four kinds, and its noise), and
-three kinds that are harder:
+Each series is one test, night by night through `compare`: its verdict, the pairs with the last good point or the
+re-runs that it requests, and the verdict on all of them, as the night's flow does it. The nights are those of
+`detection.py` (its four kinds, and its noise), and kinds that are harder:
 
-    bimodal         a fifth of the runs is 3 % slower, whatever the code
-    two speeds      a fifth of the runs is 10 % slower
-    autocorrelated  nights follow each other (AR(1), 0.7, 1 %), and no canary tells it
-    drift alone     as drift, without the canary
+    bimodal          a fifth of the runs is 3 % slower, whatever the code
+    two speeds       a fifth of the runs is 10 % slower
+    autocorrelated   nights follow each other (AR(1), 0.7, 1 %), and no canary tells it
+    drift alone      as drift, without the canary
+    driver steps     every 60 nights or so the cluster has another speed for good, 6 % slower to 4 % faster
+    bad nodes alike  in 3 % of the nights all runs are slowed by 5 to 30 %: the scheduler gives them the same bad node
 
-What a run measures besides its steps is modelled: start-up and checkpoint 12 % log-normal, first step and warm-up 5 %,
-grad norm 5 %, loss 0.1 %, memory 0.05 % from run to run.
+Nodes and cluster are common to the two arms of a pair, which run one after the other on the same nodes; a run's own
+noise is not. What a run measures besides its steps is modelled: start-up and checkpoint 12 % log-normal, first step and
+warm-up 5 %, grad norm 5 %, loss 0.1 %, memory 0.05 % from run to run.
 
 An alarm is a verdict that is not green and is news (`gate.news`); unstable ones are counted apart. Printed are alarms
 for each series and year, after night 60 and before it, which metrics raised them, the share of series that were ever
-called unstable, and of planted changes the share found and the night in which half of them were.
+called unstable, runs a night, and of planted changes the share found and the night in which half of them were. With
+--others the same nights are judged by one golden value, Perfherder's rule and Otava as well (`detection.py`), each by
+the nights' own runs.
 """
 
 import argparse
 import math
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from datetime import date, timedelta
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 
-from benchmarks.detection import Array, ar1, poisson_interval, read_noise, synthetic_noise
+from benchmarks.detection import (
+    SAME_CHANGE,
+    Array,
+    Method,
+    Nights,
+    ar1,
+    golden,
+    otava,
+    perfherder,
+    poisson_interval,
+    read_noise,
+    synthetic_noise,
+    wilson_interval,
+)
 from benchmarks.verdict import STEPS, record_of
 from nightbridge.gate.comparison import Evidence
+from nightbridge.gate.control import arm_of
 from nightbridge.gate.verdict import compare
 from nightbridge.history.rows import HistoryRow, row_of
-from nightbridge.models import JobState, JobStatus, RunRecord, Summary, VerdictStatus
+from nightbridge.models import (
+    Arm,
+    ControlMode,
+    GatePolicy,
+    JobState,
+    JobStatus,
+    RunRecord,
+    Summary,
+    Verdict,
+    VerdictStatus,
+)
 
 SLOW_MODES = {"bimodal": 1.03, "two speeds": 1.10}
 FOUR = ("gaussian", "bad nodes", "node sets", "drift")
-KINDS = (*FOUR, *SLOW_MODES, "autocorrelated", "drift alone")
-CHANGES = {"step +3 %": 4, "step +2 %": 7, "memory +1 %": 3, "loss +1 %": 3}
+KINDS = (*FOUR, *SLOW_MODES, "autocorrelated", "drift alone", "driver steps", "bad nodes alike")
+CHANGES = {"step +3 %": 4, "step +2 %": 7, "memory +1 %": 3, "loss +1 %": 3, "step +1 %": 14}
 """What is planted, and within how many nights it is to be found."""
 
 EARLY, YEAR, FOUND_WITHIN = 60, 365, 14
-RUNS = 7
+PLACES = 40
+"""Allocations of a night: its own run's, and one for each re-run or pair."""
 QUIET = np.exp(0.003 * np.random.default_rng(0).standard_normal(40))
 """The steps of the canary, as steady as people choose one."""
 
 FIRST = date(2025, 1, 1)
 
+Seed = tuple[int, ...]
+
 
 class Tally(NamedTuple):
-    """What the gate said of one series: alarms before and after night 60 with their metrics, and the night found."""
+    """What was said of one series: alarms before and after night 60 with their metrics, the night found, its runs."""
 
     early: int
     late: int
     metrics: tuple[str, ...]
     unstable: bool
     found: int | None
+    runs: float = 1.0
 
 
 class Simulated(NamedTuple):
-    """Of each night the factor of each of its runs on all step times, its nodes, and the canary's step time."""
+    """One test's nights: the factor of the cluster on all step times, that of each allocation's nodes, their names, a
+    run's own noise, the factor of the slow mode of a fifth of the runs, and the canary's step time.
+    """
 
-    factors: Array
+    cluster: Array
+    places: Array
     nodes: Sequence[str]
+    sigma: float
+    slow_mode: float
     canary: Array | None
+
+    def speed(self, number: int, place: int, rng: np.random.Generator) -> float:
+        """The factor of one run on its step times."""
+        mode = self.slow_mode if rng.random() < 0.2 else 1.0
+        own = 1 + self.sigma * float(rng.standard_normal())
+        return float(self.cluster[number] * self.places[number, place]) * own * mode
 
 
 def simulate(kind: str, nights: int, rng: np.random.Generator) -> Simulated:
-    shape = (nights, RUNS)
-    nodes, canary = ["node[1-4]"] * nights, None
-    factors = 1 + 0.01 * rng.standard_normal(shape)
+    shape = (nights, PLACES)
+    cluster: Array = np.ones(nights)
+    places: Array = np.ones(shape)
+    canary: Array | None = None
+    sigma = {"autocorrelated": 0.001, "drift": 0.005, "drift alone": 0.005}.get(kind, 0.01)
+    nodes = ["node[1-4]"] * nights
+    slowed = 1 + rng.uniform(0.05, 0.30, shape)
     if kind == "bad nodes":
-        factors *= np.where(rng.random(shape) < 0.03, 1 + rng.uniform(0.05, 0.30, shape), 1.0)
+        places += (slowed - 1) * (rng.random(shape) < 0.03)
+    elif kind == "bad nodes alike":
+        places += (slowed[:, :1] - 1) * (rng.random((nights, 1)) < 0.03)
     elif kind == "node sets":
         second = rng.random(nights) < 0.2
-        factors *= np.where(second, 1.03, 1.0)[:, None]
+        cluster += 0.03 * second
         nodes = ["node[5-8]" if other else "node[1-4]" for other in second]
-    elif kind in SLOW_MODES:
-        factors *= np.where(rng.random(shape) < 0.2, SLOW_MODES[kind], 1.0)
-    elif kind != "gaussian":
+    elif kind == "driver steps":
+        cluster *= np.cumprod(1 + rng.uniform(-0.04, 0.06, nights) * (rng.random(nights) < 1 / 60))
+    elif kind in ("drift", "drift alone", "autocorrelated"):
         drift = ar1(rng, nights, 0.7, 0.01)
-        own = 0.001 if kind == "autocorrelated" else 0.005
-        factors = np.exp(drift[:, None] + own * rng.standard_normal(shape))
+        cluster = np.exp(drift)
         if kind == "drift":
             canary = np.exp(drift + 0.005 * rng.standard_normal(nights))
-    return Simulated(factors, nodes, canary)
+    return Simulated(cluster, places, nodes, sigma, SLOW_MODES.get(kind, 1.0), canary)
 
 
 def summary_of(rng: np.random.Generator, residual: Array, factor: float, memory: float, loss: float) -> Summary:
@@ -128,65 +177,108 @@ def night_of(number: int) -> str:
     return str(FIRST + timedelta(days=number))
 
 
-def record_at(template: RunRecord, number: int, repeat: int, nodes: str, summary: Summary) -> RunRecord:
-    spec = template.spec.model_copy(update={"night": night_of(number), "repeat": repeat})
+def record_at(
+    template: RunRecord, number: int, nodes: str, summary: Summary, arm: Arm | None = None, repeat: int = 0
+) -> RunRecord:
+    """A run of a night; of a control arm, with the commit of the night of its reference."""
+    spec = template.spec.model_copy(update={"night": night_of(number), "repeat": repeat, "arm": arm})
     at = template.harvested_at + timedelta(days=number, minutes=repeat)
     status = JobStatus(job_id=4711, state=JobState.COMPLETED, nodes=nodes)
     job = template.jobs[0].model_copy(update={"status": status})
-    return template.model_copy(update={"spec": spec, "summary": summary, "harvested_at": at, "jobs": (job,)})
+    fields = {"spec": spec, "summary": summary, "harvested_at": at, "jobs": (job,), "prefix": f"runs/{spec.run_key}"}
+    return template.model_copy(update=fields)
 
 
-def run_of(
-    template: RunRecord,
-    simulated: Simulated,
-    worse: Mapping[str, float],
-    residual: Array,
-    rng: np.random.Generator,
-    number: int,
-    repeat: int,
-) -> RunRecord:
-    """One run of a night; `worse`: the factor of what was planted."""
-    step, memory, loss = (worse.get(name, 1.0) for name in ("step", "memory", "loss"))
-    speed = float(simulated.factors[number, repeat]) * step
-    summary = summary_of(rng, residual, speed, memory, loss)
-    return record_at(template, number, repeat, simulated.nodes[number], summary)
+class Simulation(NamedTuple):
+    """One simulated test: its nights, the noise of its steps, its policy, and what is planted from night 60 on."""
+
+    template: RunRecord
+    simulated: Simulated
+    residual: Array
+    seed: tuple[int, ...]
+    what: str
+    factor: float
+
+    def run(self, number: int, repeat: int = 0, verdict: Verdict | None = None) -> RunRecord:
+        """A run of a night: its own, or the further one of that number that a verdict requests."""
+        control = verdict.control if verdict else None
+        arm = arm_of(repeat, control.run_key, bool(control.on_nodes)) if control else None
+        place = 0 if arm and arm.on_suspects else arm.pair if arm else repeat
+        code = number_of(control.night) if control and arm and arm.role == "control" else number
+        worse = {self.what: self.factor} if code >= EARLY else {}
+        rng = np.random.default_rng((*self.seed, number, repeat))
+        speed = self.simulated.speed(number, place, rng) * worse.get("step", 1.0)
+        summary = summary_of(rng, self.residual, speed, worse.get("memory", 1.0), worse.get("loss", 1.0))
+        return record_at(self.template, number, self.simulated.nodes[number], summary, arm, repeat)
 
 
-def run_series(kind: str, change: str, nights: int, noise: Sequence[Array], seed: tuple[int, ...]) -> Tally:
-    """One test over so many nights, with a change from night 60 on where one is named."""
+def number_of(night: str) -> int:
+    return (date.fromisoformat(night) - FIRST).days
+
+
+def make_simulation(
+    kind: str, change: str, nights: int, noise: Sequence[Array], gate: GatePolicy, seed: Seed
+) -> Simulation:
     rng = np.random.default_rng(seed)
     residual = noise[int(rng.integers(len(noise)))]
     simulated = simulate(kind, nights, rng)
     what, _, size = change.partition(" +")
     factor = 1 + float(size.rstrip(" %")) / 100 if change else 1.0
     template = record_of(1, 0, Summary())
+    test = template.spec.test.model_copy(update={"gate": gate})
+    template = template.model_copy(update={"spec": template.spec.model_copy(update={"test": test})})
+    return Simulation(template, simulated, residual, seed, what, factor)
+
+
+def run_series(kind: str, change: str, nights: int, noise: Sequence[Array], gate: GatePolicy, seed: Seed) -> Tally:
+    """One test over so many nights, with a change from night 60 on where one is named."""
+    test = make_simulation(kind, change, nights, noise, gate, seed)
+    quiet = np.random.default_rng((*seed, 1))
     rows: list[HistoryRow] = []
     canary: list[HistoryRow] = []
-    early = late = 0
+    early = late = further = 0
     metrics: list[str] = []
     unstable = False
     for number in range(nights):
-        worse = {what: factor} if number >= EARLY else {}
-        run = partial(run_of, template, simulated, worse, residual, rng, number)
-        if simulated.canary is not None:
-            value = summary_of(rng, QUIET, float(simulated.canary[number]), 1.0, 1.0)
-            canary.append(row_of(record_at(template, number, 0, "node1", value), None))
-        record, repeats = run(0), 0
+        if test.simulated.canary is not None:
+            value = summary_of(quiet, QUIET, float(test.simulated.canary[number]), 1.0, 1.0)
+            canary.append(row_of(record_at(test.template, number, "node1", value), None))
+        evidence = Evidence(canary=canary[-120:])
+        record, repeats = test.run(number), 0
         tonight: list[HistoryRow] = []
-        verdict = compare(record, rows, Evidence(canary=canary[-120:]))
-        while verdict.reruns > repeats and repeats < RUNS - 1:
-            wanted = min(verdict.reruns, RUNS - 1)
-            tonight += [row_of(run(each), None) for each in range(repeats + 1, wanted + 1)]
-            repeats = wanted
-            verdict = compare(record, [*rows, *tonight], Evidence(canary=canary[-120:]))
+        verdict = compare(record, rows, evidence)
+        while verdict.reruns > repeats:
+            wanted = range(repeats + 1, verdict.reruns + 1)
+            tonight += [row_of(test.run(number, each, verdict), None) for each in wanted]
+            repeats = verdict.reruns
+            verdict = compare(record, [*rows, *tonight], evidence)
+        further += repeats
         rows = [*rows, row_of(record, verdict), *tonight][-300:]
         unstable |= verdict.status is VerdictStatus.UNSTABLE
         if verdict.exit_code and verdict.status is not VerdictStatus.UNSTABLE and verdict.news in ("new", "worse"):
             if change and number >= EARLY:
-                return Tally(early, late, tuple(metrics), unstable, number - EARLY + 1)
+                return Tally(early, late, tuple(metrics), unstable, number - EARLY + 1, 1 + further / (number + 1))
             metrics += [item.metric for item in verdict.comparisons if item.status == "regressed"] or [verdict.status]
             early, late = (early + 1, late) if number < EARLY else (early, late + 1)
-    return Tally(early, late, tuple(metrics), unstable, None)
+    return Tally(early, late, tuple(metrics), unstable, None, 1 + further / nights)
+
+
+def judge_by(
+    method: Method, kind: str, change: str, nights: int, noise: Sequence[Array], gate: GatePolicy, seed: Seed
+) -> Tally:
+    """The same nights by another method, which sees the step time of each night's own run. Only alarms for the worse
+    count, and those of one change once.
+    """
+    test = make_simulation(kind, change, nights, noise, gate, seed)
+    values = np.array([test.run(number).summary.step_time for number in range(nights)])
+    known: list[int] = []
+    for night, start in method(Nights(values[:, None, None], None, None, 0.0, []), EARLY):
+        worse = np.median(values[start : night + 1]) > np.median(values[max(0, start - 14) : max(start, 1)])
+        if worse and all(abs(start - other) > SAME_CHANGE for other in known):
+            if change and abs(start - EARLY) <= SAME_CHANGE:
+                return Tally(0, 0, (), False, night - EARLY + 1)
+            known.append(start)
+    return Tally(0, len(known), (), False, None)
 
 
 def rate(count: int, years: float) -> str:
@@ -200,37 +292,74 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--series", type=int, default=20, help="series without a change, per kind")
     parser.add_argument("--steps", type=int, default=20, help="series with a planted change, per kind and change")
     parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS)
+    parser.add_argument("--changes", nargs="*", default=[name for name in CHANGES if name != "step +1 %"])
     parser.add_argument("--nights", type=int, default=YEAR + EARLY)
+    parser.add_argument("--control", default="on_suspicion", choices=get_args(ControlMode))
+    parser.add_argument("--pairs", type=int, default=1)
+    parser.add_argument("--others", action="store_true", help="judge the same nights by other methods as well")
+    parser.add_argument("--otava", help="a Python that has apache-otava")
     parser.add_argument("--seed", type=int, default=990018)
     parser.add_argument("--processes", type=int, default=2)
     given = parser.parse_args(arguments)
     noise = read_noise(given.noise) if given.noise else synthetic_noise(500, 7)
+    gate = GatePolicy(control=given.control, pairs=given.pairs)
     print(f"noise of {len(noise)} runs, seed {given.seed}, {given.series} series of {given.nights} nights of each kind")
+    series: dict[str, Callable[..., Tally]] = {f"control {given.control}": run_series}
+    if given.others:
+        series |= {"golden, 5 %": partial(judge_by, golden), "Perfherder": partial(judge_by, perfherder)}
+    if given.otava:
+        series["Otava"] = partial(judge_by, partial(otava, given.otava))
     with ProcessPoolExecutor(given.processes) as pool:
         for kind in given.kinds:
-            seeds = [(given.seed, KINDS.index(kind), 0, each) for each in range(given.series)]
-            found = list(pool.map(partial(run_series, kind, "", given.nights, noise), seeds))
-            early, late = sum(tally.early for tally in found), sum(tally.late for tally in found)
-            years = len(found) * max(given.nights - EARLY, 1) / YEAR
-            print(
-                f"{kind:14} alarms/year {rate(late, years)}, first {EARLY} nights "
-                f"{rate(early, len(found) * EARLY / YEAR)}; unstable {sum(tally.unstable for tally in found)} of "
-                f"{len(found)}; by {dict(Counter(name for tally in found for name in tally.metrics).most_common())}",
-                flush=True,
-            )
-            for number, (change, within) in enumerate(CHANGES.items(), start=1):
-                if not given.steps:
-                    break
-                seeds = [(given.seed, KINDS.index(kind), number, each) for each in range(given.steps)]
-                planted = partial(run_series, kind, change, EARLY + FOUND_WITHIN, noise)
-                nights = sorted(tally.found or math.inf for tally in pool.map(planted, seeds))
-                soon = sum(night <= within for night in nights)
-                print(
-                    f"{'':14} {change}: {soon / len(nights):.1%} within {within} nights, "
-                    f"{sum(map(math.isfinite, nights)) / len(nights):.1%} within {FOUND_WITHIN}, "
-                    f"median night {nights[len(nights) // 2]}",
-                    flush=True,
-                )
+            for name, one in series.items():
+                print(f"{kind}, {name}: {alarm_text(pool, partial(one, kind), given, noise, gate)}", flush=True)
+                for change in given.changes if given.steps else ():
+                    print(
+                        f"    {change}: {found_text(pool, partial(one, kind), change, given, noise, gate)}", flush=True
+                    )
+
+
+def alarm_text(
+    pool: ProcessPoolExecutor,
+    one: Callable[..., Tally],
+    given: argparse.Namespace,
+    noise: list[Array],
+    gate: GatePolicy,
+) -> str:
+    """The alarms of series without a change."""
+    kind = one.args[-1]  # type: ignore[attr-defined]
+    seeds = [(given.seed, KINDS.index(kind), 0, each) for each in range(given.series)]
+    found = list(pool.map(partial(one, "", given.nights, noise, gate), seeds))
+    early, late = sum(tally.early for tally in found), sum(tally.late for tally in found)
+    years = len(found) * max(given.nights - EARLY, 1) / YEAR
+    metrics = Counter(name for tally in found for name in tally.metrics)
+    return (
+        f"alarms/year {rate(late, years)} in {years:.1f} years, first {EARLY} nights "
+        f"{rate(early, len(found) * EARLY / YEAR)}; unstable {sum(tally.unstable for tally in found)} of {len(found)}; "
+        f"{sum(tally.runs for tally in found) / len(found):.2f} runs a night; by {dict(metrics.most_common())}"
+    )
+
+
+def found_text(
+    pool: ProcessPoolExecutor,
+    one: Callable[..., Tally],
+    change: str,
+    given: argparse.Namespace,
+    noise: list[Array],
+    gate: GatePolicy,
+) -> str:
+    """When a planted change was found."""
+    kind = one.args[-1]  # type: ignore[attr-defined]
+    seeds = [(given.seed, KINDS.index(kind), 1 + [*CHANGES].index(change), each) for each in range(given.steps)]
+    planted = partial(one, change, EARLY + FOUND_WITHIN, noise, gate)
+    nights = sorted(tally.found or math.inf for tally in pool.map(planted, seeds))
+    within = CHANGES[change]
+    low, high = wilson_interval(sum(night <= within for night in nights), len(nights))
+    return (
+        f"{sum(night <= within for night in nights) / len(nights):.1%} [{low:.1%}-{high:.1%}] within {within} nights, "
+        f"{sum(map(math.isfinite, nights)) / len(nights):.1%} within {FOUND_WITHIN}, median night "
+        f"{nights[len(nights) // 2]}"
+    )
 
 
 if __name__ == "__main__":

@@ -117,7 +117,7 @@ def judge(store: ObjectStore, number: int, nights: int, read: Reader) -> Verdict
     """Tonight's verdict on one test, as the compare stage makes it."""
     record = record_of(number, nights, summary_of(number, nights, nights))
     history = read(store, record)
-    return compare(record, history, gather_evidence(store, record, since=since_of(history)))
+    return compare(record, history, gather_evidence(store, record, since=since_of(history), history=history))
 
 
 def timed(store: ObjectStore, number: int, nights: int, read: Reader) -> float:

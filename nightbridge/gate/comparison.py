@@ -6,9 +6,10 @@ what the test is held to, and a better level takes its place. While the last lev
 smallest change that counts, the regression persists, however many nights old it is: it ends when the level is back, or
 when a user decides about it.
 
-A suspicious result is run again before it is believed. All runs of a night worse than the band: confirmed. Most of
-them not: the first was a single bad run, which is reported and raises no alert. Most of them, but not all: unstable.
-Runs that disagree are repeated once more before that verdict.
+A suspicious result is proven before it is believed: the last good point runs beside tonight's on the same nodes, and
+the difference decides (`control`). Without such a point, or with `control = "off"`, tonight's runs are repeated. All of
+a night worse than the band: confirmed. Most of them not: the first was a single bad run, which is reported and raises
+no alert. Most of them, but not all: unstable. Runs that disagree are repeated once more before that verdict.
 """
 
 import statistics
@@ -18,9 +19,29 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
+from nightbridge.gate.control import (
+    PROOF,
+    UNKNOWN_SIGMAS,
+    Agreement,
+    Seen,
+    agreement_of,
+    asked_because,
+    change_looked_for,
+    moved_back,
+    reruns_wanted,
+    rule,
+    said,
+)
 from nightbridge.gate.decisions import Decision, in_force, is_accepted, is_left_out, passed_by_ended
 from nightbridge.gate.nodes import MIN_NIGHTS
-from nightbridge.history.metrics import beyond_limits, format_change, format_percent, format_value, measured
+from nightbridge.gate.trend import OngoingRegression, is_back, ongoing_regression
+from nightbridge.history.metrics import (
+    beyond_limits,
+    format_change,
+    format_percent,
+    format_value,
+    measured,
+)
 from nightbridge.history.nightly_values import (
     Band,
     Night,
@@ -28,15 +49,17 @@ from nightbridge.history.nightly_values import (
     band_of,
     canary_values,
     night_value,
+    noise_of_runs,
     run_value,
+    strays_of,
 )
 from nightbridge.history.reading import is_good
 from nightbridge.history.rows import HistoryRow
 from nightbridge.models import Comparison, ComparisonStatus, GatePolicy, Limits, MetricName, RunRecord, TestDefinition
 from nightbridge.models.metrics import METRIC_BY_NAME, Metric
+from nightbridge.models.verdict import ReferenceResult
 
 if TYPE_CHECKING:
-    from nightbridge.history.changepoints import ChangePoint
     from nightbridge.history.modes import Modes
 
 CHANGED_WORDS: dict[ComparisonStatus, str] = {
@@ -47,22 +70,6 @@ CHANGED_WORDS: dict[ComparisonStatus, str] = {
 
 UNKNOWN_NODES = 0.08
 """By how much nodes may be apart that too few nights ran on, where all the others ran on known ones."""
-
-CERTAINLY_BACK = 3.0
-"""A night this many standard deviations on the good side of the worse level is taken to be back."""
-
-
-class ReferenceResult(NamedTuple):
-    """What golden values or a reference run say: whether the data are whole, whether they are as good, and why not.
-
-    `values`: what the golden run measured, by metric and in its unit. `run_key`: that of the stored run that was used.
-    """
-
-    whole: bool
-    as_good: bool
-    reasons: tuple[str, ...] = ()
-    values: Mapping[MetricName, float] = {}
-    run_key: str | None = None
 
 
 class NightlyParity(NamedTuple):
@@ -84,7 +91,7 @@ class Evidence(NamedTuple):
     `contract`: what the cluster owes the test. `canary`: rows of the test whose pins never move, on the same cluster.
     `decisions`: users' decisions about the series. `golden`: what golden values say, where the test names some.
     `parity`: how the losses follow the last good nights', where there are enough of those. `split`: what started the
-    series, and how it compares with the one before.
+    series, and how it compares with the one before. `proof`: the log-likelihood ratio that proves a regression.
     """
 
     contract: Mapping[MetricName, Limits] = {}
@@ -93,106 +100,53 @@ class Evidence(NamedTuple):
     golden: ReferenceResult | None = None
     parity: NightlyParity | None = None
     split: tuple[str, ...] = ()
+    proof: float = PROOF
 
 
 class Tonight(NamedTuple):
-    """The run that is judged and everything that it is compared with. `nights`: oldest first, tonight last."""
+    """The run that is judged and everything that it is compared with. `nights`: oldest first, tonight last.
+
+    `control`: the last good point that runs beside it; None where there is none, or none is wanted.
+    """
 
     record: RunRecord
     nights: tuple[Night, ...]
     evidence: Evidence
+    control: HistoryRow | None = None
 
     @property
     def gate(self) -> GatePolicy:
         """The test's policy."""
         return self.record.spec.test.gate
 
-
-class Agreement(NamedTuple):
-    """How many of a night's runs are worse than the band."""
-
-    runs: int
-    worse: int
-
-    @property
-    def is_split(self) -> bool:
-        """Whether some of them are and some are not."""
-        return 0 < self.worse < self.runs
+    def with_move(self, metric: str, moved: float) -> "Tonight":
+        """The same with another place of a metric's good level."""
+        last = self.nights[-1]
+        own = last.own.model_copy(update={"moved": last.own.moved | {metric: moved}})
+        return self._replace(nights=(*self.nights[:-1], last._replace(own=own)))
 
 
 class MetricResult(NamedTuple):
-    """The gate's result for one metric: its comparison, the reason, and how many further runs are wanted."""
+    """The gate's result for one metric: its comparison, the reason, and how many further runs are wanted.
+
+    `moved`: how many times its good level the cluster alone has it now; None where tonight says nothing of that.
+    `absolute`: what is wrong by itself, such as a ceiling, whatever the last good point does. `asked`: why further runs
+    are wanted, where that is not the reason. `proven`: what proves it, where that is not the night's own runs.
+    """
 
     comparison: Comparison
     reason: str = ""
     agreement: Agreement | None = None
     reruns: int = 0
-
-
-class OngoingRegression(NamedTuple):
-    """A level that is worse: the change that began it, and both levels in the metric's unit."""
-
-    began: "ChangePoint"
-    before: float
-    after: float
+    moved: float | None = None
+    absolute: bool = False
+    asked: str = ""
+    proven: str = ""
 
     @property
-    def change(self) -> float:
-        """Relative, signed."""
-        return (self.after - self.before) / abs(self.before) if self.before else 0.0
-
-
-def agreement_of(sides: Sequence[int]) -> Agreement:
-    """Count the runs.
-
-    Args:
-        sides: One per run: positive when it is worse than the band, else zero or negative.
-    """
-    return Agreement(len(sides), sum(side > 0 for side in sides))
-
-
-def reruns_wanted(agreement: Agreement, confirm: int) -> int:
-    """How many runs besides its own a night should have.
-
-    Args:
-        agreement: Of the runs that it has.
-        confirm: The policy: how many a suspicious result is given, and how many more when they disagree.
-    """
-    if not agreement.worse:
-        return 0
-    undecided = agreement.is_split and 2 * agreement.worse > agreement.runs > confirm
-    return 2 * confirm if undecided else confirm
-
-
-def ongoing_regression(
-    metric: Metric, points: "Sequence[ChangePoint]", minimum_change: float
-) -> OngoingRegression | None:
-    """The regression that the last level is, if it is one.
-
-    Args:
-        metric: Its direction counts.
-        points: The changes of level, oldest first.
-        minimum_change: The smallest relative change that counts.
-    """
-    if not points:
-        return None
-    held_to, began = points[0].before, None
-    for point in points:
-        change = (point.after - held_to) / abs(held_to) if held_to else 0.0
-        if abs(change) >= minimum_change and metric.worse(change):
-            began = began or point
-        else:
-            began = None
-            if abs(change) >= minimum_change:
-                held_to = point.after
-    return OngoingRegression(began, held_to, points[-1].after) if began else None
-
-
-def is_back(metric: Metric, ongoing: OngoingRegression, value: float, noise: float) -> bool:
-    """Whether one night says that the worse level is over, before a new level is established."""
-    gained = ongoing.after - value if metric.lower_is_better else value - ongoing.after
-    half = abs(ongoing.after - ongoing.before) / 2
-    return gained > max(half, CERTAINLY_BACK * noise * abs(ongoing.after))
+    def certainty(self) -> str:
+        """How sure it is: the runs or pairs that say so, or the p-value; empty where nothing of it is known."""
+        return self.proven or str(self.agreement or "")
 
 
 def is_required(metric: Metric, test: TestDefinition, value: float | None, earlier: Sequence[float]) -> bool:
@@ -235,9 +189,18 @@ def compare_metric(metric: Metric, tonight: Tonight) -> MetricResult | None:
         [value for index in good if (value := steady[index]) is not None],
         [singles[index] for index in good],
     )
-    result = _compare_runs(series, runs, _ratio(statistics.median(runs), steady[-1]), band)
-    result = _with_parity(_with_limits(result, series, runs), series)
-    return _with_ongoing(result, series, steady, band)
+    explained = _ratio(statistics.median(runs), steady[-1])
+    alone = _compare_runs(series, runs, explained, band)
+    back = None if alone.comparison.change is None else moved_back(metric, tonight.nights, alone.comparison.change)
+    if back is not None:
+        found = compare_metric(metric, tonight.with_move(metric.name, back))
+        return found and found._replace(moved=back if found.moved is None else found.moved)
+    result = _with_ongoing(_with_parity(_with_limits(alone, series, runs), series), series, steady, band)
+    if result.absolute or alone.comparison.change is None or result.comparison.status == "suspicious":
+        return result
+    excess = alone.comparison.change * (1 if metric.lower_is_better else -1)
+    strays = strays_of(metric, band, [singles[index] for index in good])
+    return _with_control(result, series, steady, explained, excess, strays)
 
 
 def modes_of(tonight: Tonight) -> "Modes | None":
@@ -285,7 +248,8 @@ class _Series:
         return canary_values(self.tonight.nights, self.tonight.evidence.canary, self.metric)
 
     def past_values(self, field: str = "") -> list[float | None]:
-        return [None if night is None else night_value(night, self.metric, field) for night in self.past]
+        metric = self.metric._replace(field=field or self.metric.field)
+        return [None if night is None else night_value(night, metric) for night in self.past]
 
     def without_cluster(self, values: Sequence[float | None]) -> list[float | None]:
         """The values of all nights without what the canary and the nodes explain."""
@@ -295,8 +259,9 @@ class _Series:
         self, values: Sequence[float | None], steady: Sequence[float | None], field: str = ""
     ) -> list[float | None]:
         """Each past night's first run alone, adjusted as the night's value was."""
+        metric = self.metric._replace(field=field or self.metric.field)
         return [
-            None if night is None else _times(run_value(night.own, self.metric, field), _ratio(value, adjusted_value))
+            None if night is None else _times(run_value(night.own, metric), _ratio(value, adjusted_value))
             for night, value, adjusted_value in zip(self.past, values, steady, strict=False)
         ]
 
@@ -341,7 +306,7 @@ def _compare_runs(series: _Series, runs: Sequence[float], explained: float, band
     result = compare_with_band(metric, median * explained, band, min(band.nights, gate.baseline_runs))
     comparison = result.comparison.model_copy(update={"value": median})
     agreement = agreement_of([band.side(value * explained) * (1 if metric.lower_is_better else -1) for value in runs])
-    reason, counted = result.reason, f"in {agreement.worse} of {agreement.runs} runs"
+    reason, counted = result.reason, f"in {agreement}"
     if comparison.status == "regressed" and metric.least_change and agreement.is_split:
         # A few slow steps are in some runs and not in others: only what all runs of a night have is the code's.
         comparison = comparison.model_copy(update={"status": "passed"})
@@ -350,7 +315,7 @@ def _compare_runs(series: _Series, runs: Sequence[float], explained: float, band
     elif agreement.worse:
         first = format_value(runs[0], metric.unit)
         reason = f"{metric.label} was out of its band {counted} of this night, the first at {first}: no regression"
-    return MetricResult(comparison, reason, agreement, reruns_wanted(agreement, gate.confirm))
+    return MetricResult(comparison, reason, agreement, reruns_wanted(agreement, gate))
 
 
 def _unproven(series: _Series, runs: Sequence[float], band: Band) -> float:
@@ -376,7 +341,8 @@ def _with_limits(result: MetricResult, series: _Series, runs: Sequence[float]) -
                 result.comparison.model_copy(update={"status": "regressed"}),
                 f"{broken}, {whose}: {format_value(value, metric.unit)}",
                 agreement,
-                reruns_wanted(agreement, series.gate.confirm),
+                reruns_wanted(agreement, series.gate),
+                absolute=True,
             )
     return result
 
@@ -395,7 +361,8 @@ def _with_parity(result: MetricResult, series: _Series) -> MetricResult:
         result.comparison.model_copy(update={"status": "regressed"}),
         f"{parity.reason}{counted}",
         agreement,
-        reruns_wanted(agreement, series.gate.confirm),
+        reruns_wanted(agreement, series.gate),
+        absolute=True,
     )
 
 
@@ -408,7 +375,7 @@ def _with_ongoing(result: MetricResult, series: _Series, steady: Sequence[float 
     ongoing = _ongoing(metric, values, tonight.gate, band.width if metric.least_change else 0.0)
     value = steady[-1]
     if ongoing is None or value is None or is_back(metric, ongoing, value, band.noise or 0.0):
-        return result._replace(reruns=max(result.reruns, _reruns_for_noise(series, field, values)))
+        return result
     if field != metric.field:
         # The level was found in another statistic; the numbers that users know are those of the metric itself.
         begin = ongoing.began.index
@@ -427,7 +394,7 @@ def _with_ongoing(result: MetricResult, series: _Series, steady: Sequence[float 
         f"{format_value(ongoing.after, metric.unit)} against {format_value(ongoing.before, metric.unit)} before "
         f"(p = {ongoing.began.p_value:.0e})"
     )
-    return MetricResult(comparison, reason)
+    return MetricResult(comparison, reason, proven=f"p = {ongoing.began.p_value:.0e}")
 
 
 def _steadiest(series: _Series, steady: Sequence[float | None]) -> tuple[str, Sequence[float | None]]:
@@ -456,25 +423,72 @@ def _ongoing(
     return ongoing_regression(metric, find_change_points(values, policy), least)
 
 
-def _reruns_for_noise(series: _Series, field: str, steady: Sequence[float | None]) -> int:
-    """Further runs that the test for changes of level wants: of a night far from the others, and of a noisy test.
+def _with_control(
+    result: MetricResult,
+    series: _Series,
+    steady: Sequence[float | None],
+    explained: float,
+    excess: float,
+    strays: float,
+) -> MetricResult:
+    """The same, as the pairs of the last good point and tonight's say it.
 
-    Both are computed from the statistic that the test for changes of level looks at, `field` of the summary.
+    Args:
+        result: What tonight's runs and history say.
+        series: The metric's.
+        steady: The values of all nights, without the cluster.
+        explained: What takes the cluster out of a value of tonight.
+        excess: How far tonight is from its reference, relative, positive for worse.
+        strays: Share of the good runs out of the band, of a metric that is no average.
     """
-    metric, tonight = series.metric, series.tonight
-    if metric.name != "step_time" or not series.gate.confirm:
-        return 0
-    from nightbridge.history.changepoints import reruns_needed
-
-    own = measured(metric._replace(field=field), tonight.record.summary)
-    first = _times(own, _ratio(night_value(tonight.nights[-1], metric, field), steady[-1]))
-    return reruns_needed(
-        float("nan") if first is None else first,
-        steady[:-1],
-        series.first_runs(series.past_values(field), steady, field),
-        usual=series.gate.confirm,
-        most=3 * series.gate.confirm,
+    metric, tonight, comparison = series.metric, series.tonight, result.comparison
+    if tonight.control is None:
+        return result
+    field, noise, change = _noise_of_runs(series, steady)
+    last = tonight.nights[-2].own
+    accepted = is_accepted(tonight.evidence.decisions, metric.name, last.night)
+    seen = Seen(
+        regressed=comparison.status == "regressed",
+        excess=excess,
+        stood=0.0 if accepted else abs(last.worse.get(metric.name, 0.0)),
+        noise=noise,
+        change=change,
+        field=field,
+        explained=explained,
+        reference=comparison.baseline or 0.0,
+        width=comparison.threshold,
+        strays=strays,
+        needed=tonight.evidence.proof,
     )
+    ruling = rule(metric, series.gate, tonight.nights, seen)
+    sign = 1 if metric.lower_is_better else -1
+    worse = comparison.model_copy(update={"status": "regressed"})
+    if ruling.kind == "stands":
+        reason = result.reason or f"{metric.label} is worse as last night, {format_change(sign * excess)}"
+        return MetricResult(worse, reason, proven=result.certainty)
+    if ruling.kind == "ask":
+        asked = asked_because(metric, ruling, seen)
+        return result._replace(comparison=worse if seen.stood else comparison, reruns=2 * ruling.pairs, asked=asked)
+    if ruling.kind in ("quiet", "alone"):
+        return result._replace(reruns=0 if ruling.kind == "quiet" else result.reruns)
+    beside = {"value": ruling.new, "baseline": ruling.control, "change": sign * ruling.proof.difference}
+    status = "regressed" if ruling.kind == "worse" else "passed" if seen.regressed else comparison.status
+    comparison = comparison.model_copy(update={**beside, "status": status})
+    reason = said(metric, tonight.control.night, ruling, seen)
+    return MetricResult(comparison, reason, moved=ruling.moved, proven=str(ruling.proof))
+
+
+def _noise_of_runs(series: _Series, steady: Sequence[float | None]) -> tuple[str, float, float]:
+    """The statistic of the metric that pairs are compared by, its single runs' noise, and the change looked for."""
+    metric, gate = series.metric, series.gate
+    field, values = _steadiest(series, steady)
+    every = series.first_runs(series.past_values(field), values, field)
+    singles = [value for value, night in zip(every, series.past, strict=True) if night and is_good(night.own)]
+    known = [value for value in singles if value is not None]
+    noise, usual = noise_of_runs(metric, known), metric.threshold(gate) / UNKNOWN_SIGMAS
+    if len(known) < gate.cold_start:
+        return field, min(max(noise, usual), 2 * usual), metric.threshold(gate)
+    return field, noise, change_looked_for(metric, gate)
 
 
 def _ratio(raw: float | None, steady: float | None) -> float:

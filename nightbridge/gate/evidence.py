@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nightbridge.errors import DamagedData, PermanentError
-from nightbridge.gate.comparison import Evidence, NightlyParity, ReferenceResult
+from nightbridge.gate.comparison import Evidence, NightlyParity
 from nightbridge.gate.decisions import Decision, as_of, is_accepted, is_left_out, passed_by_ended, read_decisions
 from nightbridge.gate.suspects import requested_changes
 from nightbridge.gate.verdict import beside
@@ -40,7 +40,7 @@ from nightbridge.history.metrics import COMPLETE_OUTCOMES
 from nightbridge.history.nightly_values import changed_topology, good_runs_before, repeats_of
 from nightbridge.history.reading import find_series, is_good, read_history, read_recent
 from nightbridge.history.rows import HistoryRow, row_of
-from nightbridge.models import Limits, MetricName, RunRecord, Summary
+from nightbridge.models import Limits, MetricName, ReferenceResult, RunRecord, Summary
 from nightbridge.store.protocol import ObjectStore
 
 if TYPE_CHECKING:

@@ -4,15 +4,16 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from nightbridge.gate.comparison import Evidence
+from nightbridge.gate.control import PROOF
 from nightbridge.gate.evidence import CanarySeries, Contract, gather_evidence, since_of
 from nightbridge.gate.suspects import CommitsBetween, find_suspects
 from nightbridge.gate.verdict import compare
 from nightbridge.harvest.manifest import load_record
-from nightbridge.history.metrics import GOOD_VERDICTS, format_count
+from nightbridge.history.metrics import format_count
 from nightbridge.history.reading import add, read_history, read_recent
 from nightbridge.history.rows import HistoryRow, row_of
-from nightbridge.models import EXIT_CODES, RunRecord, Verdict
-from nightbridge.store.protocol import ObjectStore
+from nightbridge.models import EXIT_CODES, GOOD_VERDICTS, RunRecord, Verdict
+from nightbridge.store.protocol import ObjectStore, read_stored
 
 
 class Rejudged(NamedTuple):
@@ -38,7 +39,11 @@ class Rejudged(NamedTuple):
 
 
 def judge(
-    store: ObjectStore, record: RunRecord, contract: Contract, canary_series: CanarySeries | None = None
+    store: ObjectStore,
+    record: RunRecord,
+    contract: Contract,
+    canary_series: CanarySeries | None = None,
+    proof: float = PROOF,
 ) -> tuple[Verdict, Sequence[HistoryRow], Evidence]:
     """Judge a stored run by the nights before it: the verdict, and the history and the evidence that it rests on.
 
@@ -47,6 +52,7 @@ def judge(
         record: The run.
         contract: What the site owes each test.
         canary_series: Shared by the runs of a night; see `canary_rows`.
+        proof: The log-likelihood ratio that proves a regression; see `proof_needed`.
 
     Raises:
         InvalidInput: The test's golden file is missing or is none.
@@ -54,6 +60,7 @@ def judge(
     """
     history = read_recent(store, record.job.cluster, record.series, record.spec.night)
     evidence = gather_evidence(store, record, contract, since_of(history), canary_series, history)
+    evidence = evidence._replace(proof=proof)
     return compare(record, history, evidence), history, evidence
 
 
@@ -63,16 +70,25 @@ def judge_and_record(
     contract: Contract,
     commits_between: CommitsBetween,
     canary_series: CanarySeries | None = None,
+    proof: float = PROOF,
 ) -> Verdict:
     """Judge a stored run, and write its verdict and the row that later nights are judged by. Raises as `judge` does."""
-    verdict, history, evidence = judge(store, record, contract, canary_series)
+    verdict, history, evidence = judge(store, record, contract, canary_series, proof)
     row = row_of(record, verdict)
     rows = (*(other for other in history if other.run_key != row.run_key), row)
     suspects = find_suspects(store, verdict, rows, commits_between, evidence.decisions)
-    verdict = verdict.model_copy(update={"suspects": suspects})
+    key = f"{record.prefix.rsplit('/', 1)[0]}/verdict.json"
+    why = verdict.rerun_reason or (_why_rerun(store, key) if verdict.further_runs else "")
+    verdict = verdict.model_copy(update={"suspects": suspects, "rerun_reason": why})
     add(store, row)
-    store.put(f"{record.prefix.rsplit('/', 1)[0]}/verdict.json", verdict.model_dump_json(indent=2).encode())
+    store.put(key, verdict.model_dump_json(indent=2).encode())
     return verdict
+
+
+def _why_rerun(store: ObjectStore, key: str) -> str:
+    """Why the further runs of a night were wanted, by its verdict before they had run."""
+    before = read_stored(store, key, Verdict, what="not a verdict", advice="Run the night again")
+    return before.rerun_reason if before else ""
 
 
 def judge_again(

@@ -3,6 +3,7 @@
 import re
 import statistics
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from nightbridge.history.nightly_values import Night, night_value, pins_of, run_value
 from nightbridge.history.reading import is_good
@@ -13,6 +14,9 @@ from nightbridge.models.metrics import METRIC_BY_NAME, Metric
 MIN_NIGHTS = 4
 MAX_P_VALUE = 1e-3
 MIN_EFFECT = 0.01
+
+SLOW_NODE = 0.03
+"""A run this much slower than the night's pairs on other nodes is worth a pair on its own nodes."""
 
 _BRACKETS = re.compile(r"\[([^\]]*)\]")
 
@@ -104,6 +108,63 @@ def suspects_among(
     others = {node for night in past for node in node_names(night.own.nodes)} - suspects
     # A run that may not have its nodes, on a cluster without others, would wait indefinitely.
     return tuple(sorted(suspects)) if len(others) >= len(tonights) else (), tuple(reasons)
+
+
+class Placement(NamedTuple):
+    """Where a night's pairs run: the first on none of `avoid`, the last wanted one `on` some nodes.
+
+    `reruns`: runs of the night that are wanted. `slow`: nodes that both points were slow on, and `reason` says so.
+    """
+
+    reruns: int
+    avoid: tuple[str, ...] = ()
+    on: tuple[str, ...] = ()
+    slow: tuple[str, ...] = ()
+    reason: str = ""
+
+
+def place_pairs(
+    past: Sequence[Night], tonight: Night, reruns: int, suspects: tuple[str, ...], most: int | None = None
+) -> Placement:
+    """Keep the first pair from the nodes that may be slow, and try those once it is clean.
+
+    Args:
+        past: The nights before.
+        tonight: With the arms that it has.
+        reruns: Runs of the night that are wanted.
+        suspects: Nodes that are suspect already; without any, all that tonight's run had.
+        most: Runs of the night at most; None for no such limit.
+    """
+    own = node_names(tonight.own.nodes)
+    others = {node for night in past for node in node_names(night.own.nodes)} - set(own)
+    avoid = suspects or (own if len(others) >= len(own) > 0 else ())
+    started = max((row.repeat for row in tonight.arms), default=0)
+    if reruns > started or not avoid:
+        return Placement(reruns, avoid)
+    metric = METRIC_BY_NAME["step_time"]
+    clean, tried = (
+        [
+            (set(node_names(row.nodes)), value)
+            for row in tonight.arms
+            if row.arm and row.arm.on_suspects == is_tried and (value := run_value(row, metric)) is not None
+        ]
+        for is_tried in (False, True)
+    )
+    elsewhere = [value for nodes, value in clean if not nodes & set(avoid)]
+    value = run_value(tonight.own, metric)
+    if value is None or len(elsewhere) < 2 or value / statistics.median(elsewhere) - 1 < SLOW_NODE:
+        return Placement(reruns)
+    if not tried:
+        on_suspects = any(row.arm and row.arm.on_suspects for row in tonight.arms)
+        is_over = on_suspects or (most is not None and started + 2 > most)
+        return Placement(reruns if is_over else started + 2, on=avoid)
+    least = min(value for _nodes, value in tried) / statistics.median(elsewhere) - 1
+    if len(tried) < 2 or least < SLOW_NODE / 2:
+        return Placement(reruns)
+    fine = {node for nodes, _value in clean for node in nodes}
+    slow = tuple(sorted(set.intersection(*(nodes for nodes, _value in tried)) - fine))
+    reason = f"{' or '.join(slow)} is slow: {metric.label} {least:+.1%} with both points, and not on other nodes"
+    return Placement(reruns, slow=slow, reason=reason if slow else "")
 
 
 def _only_in_worse(tonight: Night, metric: Metric) -> tuple[str, ...]:

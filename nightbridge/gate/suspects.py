@@ -11,6 +11,7 @@ that changes a recipe's default changes only the latter. What carries a run's ow
 and says nothing, so those are made the same first.
 """
 
+import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -22,6 +23,7 @@ from nightbridge.gate.decisions import Decision
 from nightbridge.gate.trend import Change, Trend, trends
 from nightbridge.harvest.manifest import load_record
 from nightbridge.history.nightly_values import changed_topology, good_runs_before, nights_of
+from nightbridge.history.reading import DUMPED
 from nightbridge.history.rows import HistoryRow, Pin
 from nightbridge.launch.config_container import ConfigContainer, container_differences
 from nightbridge.models import RangeCommit, RepositoryChange, RunRecord, Suspects, ValueChange, Verdict, VerdictStatus
@@ -155,18 +157,33 @@ def _change(verdict: Verdict, rows: Sequence[HistoryRow], decisions: Sequence[De
 
 def _repository_change(name: str, old: Pin, new: Pin, commits_between: CommitsBetween) -> RepositoryChange:
     change = RepositoryChange(name=name, url=new.url, before=old.commit, after=new.commit)
-    if old.url != new.url:
-        return change.model_copy(update={"note": f"the repository changed; before: {old.url}"})
+    moved = f"the repository changed; before: {old.url}" if old.url != new.url else ""
     try:
         commits = tuple(reversed(commits_between(new.url, old.commit, new.commit)))
     except NightbridgeError as error:
-        return change.model_copy(update={"note": " ".join(str(error).split())})
-    more = len(commits) - MAX_COMMITS
-    note = f"and {more} older commits" if more > 0 else ""
-    return change.model_copy(update={"commits": commits[:MAX_COMMITS], "note": note})
+        return change.model_copy(update={"note": moved or " ".join(str(error).split())})
+    kept = _newest(commits)
+    more = len(commits) - len(kept)
+    note = "; ".join(filter(None, (moved, f"and {more} older commits" if more > 0 else "")))
+    return change.model_copy(update={"commits": kept, "note": note})
 
 
-CONTAINER = "configs/ConfigContainer.yaml"
+def _newest(commits: Sequence[RangeCommit]) -> tuple[RangeCommit, ...]:
+    """The newest `MAX_COMMITS` of some, newest first; those inside of bumps count, too."""
+    kept: list[RangeCommit] = []
+    left = MAX_COMMITS
+    for commit in commits[:MAX_COMMITS]:
+        left -= 1
+        bumps = []
+        for bump in commit.bumps:
+            named = bump.commits[max(len(bump.commits) - max(left, 0), 0) :]
+            left -= len(named)
+            bumps.append(bump.model_copy(update={"commits": named, "more": len(bump.commits) - len(named)}))
+        kept.append(commit.model_copy(update={"bumps": tuple(bumps)}) if bumps else commit)
+        if left <= 0:
+            break
+    return tuple(kept)
+
 
 MAX_LETTERS = 200
 """Of one value; a longer one is cut."""
@@ -216,7 +233,7 @@ def _requested(record: RunRecord) -> dict[str, Any]:
         ("extra_cmd_args", {key.lstrip("+"): value for key, value in test.extra_cmd_args.items()}, NOT_IN_OVERRIDES),
     )
     return {
-        f"{table}.{name}": _neutral(value, record)
+        f"{table}.{name}": neutral(value, record)
         for table, values, left_out in tables
         for name, value in values.items()
         if not any(fnmatchcase(name, pattern) for pattern in left_out)
@@ -240,13 +257,29 @@ def _surroundings(record: RunRecord) -> dict[str, Any]:
         "NeMo-Run version": launcher.nemo_run_version if launcher else None,
         "number of nodes": plan.nodes,
         "tasks per node": plan.tasks_per_node,
-        "sbatch options": " ".join(_neutral(option, record) for option in plan.sbatch_args),
         **{
-            f"${name}": _neutral(value, record)
-            for name, value in plan.environment.items()
+            f"submodule {folder}": commit
+            for repository in record.checkout.repositories
+            for folder, commit in repository.submodules.items()
+        },
+        "sbatch options": " ".join(neutral(option, record) for option in plan.sbatch_args),
+        **{
+            f"${name}": neutral(value, record)
+            for name, value in (variables_of(record) | plan.environment).items()
             if not any(fnmatchcase(name, pattern) for pattern in NOT_IN_ENVIRONMENT)
         },
     }
+
+
+def variables_of(record: RunRecord) -> dict[str, str]:
+    """The environment variables of a run: its test's, and those of the site that its launcher was given."""
+    given: dict[str, str] = {}
+    for option, word in itertools.pairwise(record.plan.argv):
+        assignment = word if option == "-E" else word.removeprefix("export ") if option == "-cb" else ""
+        name, equals, value = assignment.partition("=")
+        if equals:
+            given[name] = value
+    return given | record.spec.test.extra_env_vars
 
 
 def _dumped(store: ObjectStore, rows: tuple[HistoryRow, HistoryRow], notes: list[str]) -> list[ValueChange]:
@@ -265,7 +298,7 @@ def _dumped(store: ObjectStore, rows: tuple[HistoryRow, HistoryRow], notes: list
 def _container(store: ObjectStore, row: HistoryRow, notes: list[str]) -> ConfigContainer | None:
     import yaml
 
-    key = f"{row.prefix}/{CONTAINER}"
+    key = f"{row.prefix}/{DUMPED}"
     data = store.get(key) if row.prefix else None
     if data is None:
         return None
@@ -291,7 +324,8 @@ def _text(value: Any) -> str:
     return text if len(text) <= MAX_LETTERS else f"{text[:MAX_LETTERS]}…"
 
 
-def _neutral(value: Any, record: RunRecord) -> str:
+def neutral(value: Any, record: RunRecord) -> str:
+    """A value as text, with the same words in every run for what carries the run's own name, commits and folders."""
     repositories = record.checkout.repositories
     return _replaced(
         str(value),

@@ -5,13 +5,14 @@ searched. Of a metric with several statistics, such as the median of the step ti
 steadiest one is taken. Users' decisions about a change (`decisions`) are shown with it.
 """
 
+import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import Field
 
 from nightbridge.gate.decisions import Decision, decision_on, is_accepted
-from nightbridge.history.metrics import format_change, format_value
+from nightbridge.history.metrics import format_change, format_count, format_value
 from nightbridge.history.nightly_values import (
     Night,
     adjusted,
@@ -20,13 +21,16 @@ from nightbridge.history.nightly_values import (
 )
 from nightbridge.history.nightly_values import nights_of as nights_of
 from nightbridge.history.rows import HistoryRow
-from nightbridge.models import MetricName, Model, RangeCommit, RepositoryChange, VerdictStatus
+from nightbridge.models import ListedCommit, MetricName, Model, RepositoryChange, VerdictStatus
 from nightbridge.models.metrics import COLUMNS, METRIC_BY_NAME, METRICS, Metric
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from nightbridge.history.changepoints import ChangePointPolicy
+    from nightbridge.history.changepoints import ChangePoint, ChangePointPolicy
+
+CERTAINLY_BACK = 3.0
+"""A night this many standard deviations on the good side of the worse level is taken to be back."""
 
 MAX_NIGHTS_SHOWN = 28
 MAX_COMMITS_SHOWN = 20
@@ -63,6 +67,50 @@ class Trend(Model):
     nights: tuple[str, ...]
     values: tuple[float | None, ...] = Field(description="One per night; None where nothing was measured.")
     changes: tuple[Change, ...]
+
+
+class OngoingRegression(NamedTuple):
+    """A level that is worse: the change that began it, and both levels in the metric's unit."""
+
+    began: "ChangePoint"
+    before: float
+    after: float
+
+    @property
+    def change(self) -> float:
+        """Relative, signed."""
+        return (self.after - self.before) / abs(self.before) if self.before else 0.0
+
+
+def ongoing_regression(
+    metric: Metric, points: "Sequence[ChangePoint]", minimum_change: float
+) -> OngoingRegression | None:
+    """The regression that the last level is, if it is one.
+
+    Args:
+        metric: Its direction counts.
+        points: The changes of level, oldest first.
+        minimum_change: The smallest relative change that counts.
+    """
+    if not points:
+        return None
+    held_to, began = points[0].before, None
+    for point in points:
+        change = (point.after - held_to) / abs(held_to) if held_to else 0.0
+        if abs(change) >= minimum_change and metric.worse(change):
+            began = began or point
+        else:
+            began = None
+            if abs(change) >= minimum_change:
+                held_to = point.after
+    return OngoingRegression(began, held_to, points[-1].after) if began else None
+
+
+def is_back(metric: Metric, ongoing: OngoingRegression, value: float, noise: float) -> bool:
+    """Whether one night says that the worse level is over, before a new level is established."""
+    gained = ongoing.after - value if metric.lower_is_better else value - ongoing.after
+    half = abs(ongoing.after - ongoing.before) / 2
+    return gained > max(half, CERTAINLY_BACK * noise * abs(ongoing.after))
 
 
 def trends(
@@ -138,8 +186,8 @@ def trend_lines(found: Sequence[Trend]) -> tuple[str, ...]:
         )
         for suspect in change.suspects:
             lines.append(f"  {suspect.name}: {suspect.before} → {suspect.after}")
-            lines += [f"    {_commit_line(commit)}" for commit in suspect.commits[:MAX_COMMITS_SHOWN]]
-            more = len(suspect.commits) - MAX_COMMITS_SHOWN
+            lines += [f"    {_commit_line(one)}" for one in suspect.listed[:MAX_COMMITS_SHOWN]]
+            more = len(suspect.listed) - MAX_COMMITS_SHOWN
             lines += [f"    and {more} older ones"] if more > 0 else []
             lines += [f"    {suspect.note}"] if suspect.note else []
         if not change.suspects:
@@ -149,8 +197,19 @@ def trend_lines(found: Sequence[Trend]) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _commit_line(commit: RangeCommit) -> str:
-    return f"{commit.commit[:10]} {commit.subject} ({commit.author}, {commit.authored_at:%Y-%m-%d})"
+def standing_lines(rows: Sequence[HistoryRow], found: Sequence[Trend]) -> tuple[str, ...]:
+    """That the last nights are regressed and since when, where they are too few for a change of level to be certain."""
+    nights = [night.own for night in nights_of(rows)]
+    bad = list(itertools.takewhile(lambda row: row.verdict is VerdictStatus.REGRESSED, reversed(nights)))
+    if not bad or any(change.worse for trend in found for change in trend.changes):
+        return ()
+    moved = ", ".join(f"{METRIC_BY_NAME[name].label} {format_change(change)}" for name, change in bad[0].worse.items())
+    nights_text = format_count(len(bad), "night")
+    return (f"regressed since {bad[-1].night}, {nights_text} by their verdicts: {moved}".rstrip(": "),)
+
+
+def _commit_line(one: ListedCommit) -> str:
+    return f"{one.commit.commit[:10]} {one.text} ({one.commit.author}, {one.commit.authored_at:%Y-%m-%d})"
 
 
 def _trend(

@@ -17,7 +17,7 @@ must have first, and only a run that has all of it is compared:
 What one night alone says is suspicious until it was run again: the verdict names how many runs it wants.
 
 What makes the baseline: the last `gate.baseline_runs` runs of the same series from strictly earlier nights (night ids
-sort by time) whose verdict was passed, improved or no baseline, and whose job did all its steps. A regressed run never
+sort by time) whose verdict was good (`GOOD_VERDICTS`), and whose job did all its steps. A regressed run never
 gets there by itself, so a slow-down is reported every night until it is repaired or accepted (`decisions`). Confirming
 re-runs and bisect points (`repeat`) are no part of it, nor is a run that resumed where another one had ended.
 """
@@ -28,20 +28,21 @@ from nightbridge.errors import InvalidInput, NightbridgeError
 from nightbridge.gate.comparison import (
     Evidence,
     MetricResult,
-    ReferenceResult,
     Tonight,
     compare_metric,
     compare_with_band,
     is_required,
     modes_of,
 )
+from nightbridge.gate.control import control_point, pairs_of
 from nightbridge.gate.decisions import in_force
 from nightbridge.gate.news import standing
-from nightbridge.gate.nodes import suspects_among, unchanged_since
+from nightbridge.gate.nodes import Placement, place_pairs, suspects_among, unchanged_since
 from nightbridge.gate.plausibility import implausible
 from nightbridge.history.metrics import format_change, format_count, format_percent, format_value, measured
 from nightbridge.history.nightly_values import (
     Night,
+    arms_of,
     changed_topology,
     fixed_band,
     good_runs_before,
@@ -49,14 +50,16 @@ from nightbridge.history.nightly_values import (
     repeats_of,
 )
 from nightbridge.history.reading import first_that_counts
-from nightbridge.history.rows import HistoryRow, row_of
+from nightbridge.history.rows import HistoryRow, gpu_hours, row_of
 from nightbridge.launch.run_outputs import resumed_from
 from nightbridge.models import (
     EXIT_CODES,
     Comparison,
     ComparisonStatus,
+    ControlArm,
     InvalidTest,
     Outcome,
+    ReferenceResult,
     RunRecord,
     RunSpec,
     Summary,
@@ -110,6 +113,19 @@ MAY_BE_MODES = frozenset(
     {VerdictStatus.PASSED, VerdictStatus.IMPROVED, VerdictStatus.REGRESSED, VerdictStatus.UNSTABLE}
 )
 
+BAD_COMPARISONS: dict[VerdictStatus, ComparisonStatus] = {
+    VerdictStatus.REGRESSED: "regressed",
+    VerdictStatus.UNSTABLE: "regressed",
+    VerdictStatus.SUSPICIOUS: "suspicious",
+}
+"""The comparisons that make a verdict bad."""
+
+INVERSES = frozenset({"tflops_per_gpu", "tokens_per_gpu"})
+"""Metrics that are a constant over the step time, as long as the configuration stays."""
+
+SAME_FACT = 0.01
+"""So close to the inverse of the step time's change, relative, theirs is the same fact."""
+
 NEW_SHARE = 7
 """So many nights without a fast run are no longer the slow mode's usual share."""
 
@@ -123,12 +139,14 @@ def compare(record: RunRecord, history: Sequence[HistoryRow], evidence: Evidence
             account, and later nights may be among them.
         evidence: What else is known; None for nothing.
     """
-    tonight = Tonight(record, _nights(record, history), evidence or Evidence())
+    nights, evidence = _nights(record, history), evidence or Evidence()
+    tonight = Tonight(record, nights, evidence, _control_point(record.spec, nights, evidence))
     results = tuple(result for metric in METRICS if (result := compare_metric(metric, tonight)))
     baseline = good_runs_before(record.spec.night, [night.own for night in tonight.nights[:-1]])
     verdict = _verdict(record, baseline[-tonight.gate.baseline_runs :], results, tonight)
     if len(baseline) < tonight.gate.cold_start:
         other = _other_topology(tonight.nights[-1].own, history)
+        verdict = _with_few_nights(verdict, len(baseline), tonight)
         verdict = verdict.model_copy(update={"reasons": (*verdict.reasons, *other, *tonight.evidence.split)})
     return verdict.model_copy(update=standing(verdict, tonight.nights[:-1])._asdict())
 
@@ -187,7 +205,18 @@ def _nights(record: RunRecord, history: Sequence[HistoryRow]) -> tuple[Night, ..
     own = row_of(record, None)
     comparable = (row for row in history if row.night < own.night and not changed_topology(row, own))
     past = sorted(comparable, key=lambda row: (row.night, row.harvested_at))
-    return (*nights_of(past[first_that_counts(past) :]), Night(own, (own, *repeats_of(own, history))))
+    nights = nights_of(past[first_that_counts(past) :])
+    # Where the cluster has the levels holds until a control arm says otherwise.
+    own = own.model_copy(update={"moved": nights[-1].own.moved if nights else {}})
+    return (*nights, Night(own, (own, *repeats_of(own, history)), arms_of(own, history)))
+
+
+def _control_point(spec: RunSpec, nights: Sequence[Night], evidence: Evidence) -> HistoryRow | None:
+    """The last good point that a night's run has beside it; further runs of a night are judged alone."""
+    gate = spec.test.gate
+    if spec.repeat or gate.control == "off" or not gate.pairs:
+        return None
+    return control_point(nights[:-1], evidence.decisions)
 
 
 def _verdict(
@@ -196,8 +225,9 @@ def _verdict(
     outcome_fault = OUTCOME_FAULTS[record.job.outcome]
     short = _missing_steps(record, baseline)
     wrong = _wrong_data(record.summary)
-    reruns = 0
+    reruns, asked = 0, ""
     suspects: tuple[str, ...] = ()
+    control: ControlArm | None = None
     if outcome_fault:
         # Metrics that a failed run has not measured are no news.
         status, reasons = outcome_fault, (_outcome_reason(record), *short, *wrong)
@@ -214,15 +244,24 @@ def _verdict(
         if tonight and (modes := _slow_mode(tonight, results, status)):
             status, reasons = VerdictStatus.UNSTABLE, (modes, *reasons)
         if tonight:
-            reruns = max((result.reruns for result in results), default=0)
+            asking = max(results, key=lambda result: result.reruns, default=None)
+            reruns, asked = (asking.reruns, asking.asked or asking.reason) if asking else (0, "")
             past, own = tonight.nights[:-1], tonight.nights[-1]
             same = unchanged_since(past, own) if EXIT_CODES[status] else ""
             suspects, node_reasons = suspects_among(past, own, same) if reruns else ((), ())
+            if tonight.control:
+                placed = place_pairs(past, own, reruns, suspects, tonight.gate.max_runs)
+                if placed.reruns > reruns:
+                    asked = f"whether {', '.join(placed.on)} are slow: both points run there"
+                reruns, suspects = placed.reruns, placed.avoid if placed.reruns else ()
+                control = _control_arm(tonight.control, own, placed) if reruns or own.arms else None
+                node_reasons = (*node_reasons, *([placed.reason] if placed.reason else ()))
             reasons = (*reasons, *node_reasons, *_decided(tonight))
     if record.job.outcome is Outcome.TEARDOWN:
         reasons = (*reasons, _outcome_reason(record))
     reasons = (*reasons, *_resume_reasons(record), *_taint_reasons(record))
 
+    further = _further_runs(tonight.nights[-1]) if tonight else {}
     return Verdict(
         run_key=record.spec.run_key,
         test_id=record.spec.test.id,
@@ -237,8 +276,53 @@ def _verdict(
         prefix=record.prefix,
         series=record.series,
         reruns=reruns,
+        rerun_reason=asked if reruns > len(further) else "",
+        further_runs=len(further),
         suspect_nodes=suspects,
+        control=control,
+        certainty=_certainty(status, results),
+        moved=_moved(results, tonight),
+        gpu_hours=gpu_hours(record) or 0.0,
+        confirmation_gpu_hours=sum(further.values()),
     )
+
+
+def _with_few_nights(verdict: Verdict, nights: int, tonight: Tonight) -> Verdict:
+    """The same; a pass that rests on too few good nights, and on no golden values either, says how little it knows."""
+    if verdict.status is not VerdictStatus.PASSED or tonight.evidence.golden:
+        return verdict
+    speed = verdict.metric("step_time")
+    wide = f": {format_percent(speed.threshold)} in step time is the least that would be a regression" if speed else ""
+    reason = f"{nights} of the {tonight.gate.cold_start} good nights from which a test's own noise is known{wide}"
+    update = {"status": VerdictStatus.INSUFFICIENT_DATA, "reasons": (*verdict.reasons, reason)}
+    return verdict.model_copy(update=update)
+
+
+def _certainty(status: VerdictStatus, results: Sequence[MetricResult]) -> str:
+    """How sure a verdict is that the numbers alone make bad, by the first metric that does."""
+    return next((found.certainty for found in results if found.comparison.status == BAD_COMPARISONS.get(status)), "")
+
+
+def _control_arm(point: HistoryRow, tonight: Night, placed: Placement) -> ControlArm:
+    return ControlArm(
+        run_key=point.run_key,
+        night=point.night,
+        prefix=point.prefix,
+        pairs=len(pairs_of(tonight)),
+        on_nodes=placed.on,
+        slow_nodes=placed.slow,
+    )
+
+
+def _further_runs(tonight: Night) -> dict[str, float]:
+    """GPU-hours of a night's further runs, by run key."""
+    return {run.run_key: run.gpu_hours or 0.0 for run in (*tonight.runs, *tonight.arms) if run.repeat}
+
+
+def _moved(results: Sequence[MetricResult], tonight: Tonight | None) -> dict[str, float]:
+    """Where the cluster has the good levels from tonight on, by metric, as multiples."""
+    held = tonight.nights[-1].own.moved if tonight else {}
+    return held | {result.comparison.metric: result.moved for result in results if result.moved is not None}
 
 
 def _status_of(results: Sequence[MetricResult], golden: ReferenceResult | None) -> VerdictStatus:
@@ -303,9 +387,9 @@ def _missing_steps(record: RunRecord, baseline: Sequence[HistoryRow]) -> tuple[s
     start = record.summary.start_step
     if start and not resumed_from(record.spec.test):
         return (
-            f"{max(done - start, 0)} of {expected} steps done: it resumed at iteration {start}, which is not planned",
+            f"{max(done - start, 0)} of {expected} steps recorded: resumed at iteration {start}, which is not planned",
         )
-    return (f"{done} of {expected} steps done",) if done < expected else ()
+    return (f"{done} of {expected} steps recorded",) if done < expected else ()
 
 
 def _wrong_data(summary: Summary) -> tuple[str, ...]:
@@ -326,12 +410,31 @@ def _comparison_reasons(results: Sequence[MetricResult]) -> tuple[str, ...]:
     news = sorted(
         (result for result in results if result.reason), key=lambda result: order.index(result.comparison.status)
     )
-    reasons = tuple(result.reason for result in news)
+    same = {result.comparison.metric: result for result in news if _is_inverse(result, news)}
+    also = "".join(
+        f"; {METRIC_BY_NAME[name].label} {format_change(result.comparison.change)}" for name, result in same.items()
+    )
+    reasons = tuple(
+        result.reason + also * (result.comparison.metric == "step_time")
+        for result in news
+        if result.comparison.metric not in same
+    )
     required = [result.comparison for result in results if METRIC_BY_NAME[result.comparison.metric].always]
     unknown = [METRIC_BY_NAME[item.metric].label for item in required if item.status == "no_baseline"]
     if unknown and len(unknown) == len(required):
         return (*reasons, "no earlier good run of this configuration to compare with")
     return (*reasons, *(f"no earlier good run measured {label}" for label in unknown))
+
+
+def _is_inverse(result: MetricResult, news: Sequence[MetricResult]) -> bool:
+    """Whether a result says with another number what the step time's says."""
+    own = result.comparison
+    return own.metric in INVERSES and any(
+        other.comparison.metric == "step_time"
+        and other.comparison.status == own.status
+        and abs((1 + (own.change or 0.0)) * (1 + (other.comparison.change or 0.0)) - 1) < SAME_FACT
+        for other in news
+    )
 
 
 def beside(before: HistoryRow, after: HistoryRow) -> str:

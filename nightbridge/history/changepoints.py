@@ -48,9 +48,6 @@ LEAST_FOR_MEMORY = 16
 CHANCE_OF_MEMORY = 2.5
 HIDDEN_MEMORY = 1.4
 
-# Noise up to this much above what is wanted is left: estimated from a month of nights, it is not known any better.
-NOISY = 1.35
-
 
 class ChangePointPolicy(Model):
     """When a difference between nights is a change. Shares are relative to the level before."""
@@ -250,46 +247,6 @@ def steadiest(statistics: Mapping[str, Sequence[float | None]], nights: int = 60
     """
     noise = {name: night_noise(values[-nights:]) for name, values in statistics.items()}
     return min(noise, key=lambda name: math.inf if math.isnan(noise[name]) else noise[name])
-
-
-def reruns_needed(
-    value: float,
-    earlier: Sequence[float | None],
-    first_runs: Sequence[float | None],
-    nights: int = 28,
-    sigmas: float = 3.0,
-    least_change: float = 0.01,
-    noise_wanted: float = 0.013,
-    usual: int = 2,
-    most: int = 6,
-) -> int:
-    """How often a night should be run again before it is judged.
-
-    `usual` times when it is far from the nights before it or was not measured, and as often as it takes, up to `most`
-    times, when single runs of this test are so noisy that one says little. Fewer than 5 earlier nights need none.
-
-    Args:
-        value: Tonight's value, or NaN where nothing was measured.
-        earlier: The nights before, oldest first: the median of each night's runs.
-        first_runs: The same nights, each night's first run alone: they show how noisy a single run is.
-        nights: How many of the last nights are looked at.
-        sigmas: How many standard deviations are far.
-        least_change: What is never far, relative to the median of those nights.
-        noise_wanted: The relative standard deviation that the median of a night's runs should have.
-        usual: Re-runs of a suspicious night.
-        most: Re-runs at most.
-    """
-    if not math.isfinite(value):
-        return usual
-    recent = _finite(earlier)[-nights:]
-    if recent.size < 5:
-        return 0
-    noise = night_noise(first_runs[-nights:])
-    # A median of n runs has about the noise of one over the square root of n, times 1.25 for many.
-    for_noise = math.ceil(1.25 * (noise / noise_wanted) ** 2) - 1 if noise > noise_wanted * NOISY else 0
-    centre = _median(recent)
-    far = abs(value - centre) > max(sigmas * night_noise(recent.tolist()), least_change) * abs(centre)
-    return min(max(for_noise, usual if far else 0), most)
 
 
 def _as_array(values: Sequence[float | None]) -> Array:

@@ -26,7 +26,7 @@ import io
 import itertools
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 
 
 ROWS_TOGETHER = 128
+
+NEWEST_GROUPS = 3
+"""Groups that are looked at first where the newest rows may be all that is wanted."""
 
 DAMAGE_ADVICE = "Rebuild the history from the runs: nightbridge history TEST_ID --rebuild"
 
@@ -90,12 +93,18 @@ class Pack:
         with self._reading():
             self._file = pq.ParquetFile(io.BytesIO(data), page_checksum_verification=True)
 
-    def row_keys(self) -> list[RowKey]:
-        """The key of every row, in the order in which they lie."""
+    def row_keys(self, group: int = 0) -> list[RowKey]:
+        """The key of every row from a group of `ROWS_TOGETHER` on, in the order in which they lie: by night."""
         with self._reading():
-            table = self._file.read(columns=list(RowKey._fields), use_threads=False)
+            groups = range(group, self.groups)
+            table = self._file.read_row_groups(groups, columns=list(RowKey._fields), use_threads=False)
             columns = (table[name].to_pylist() for name in RowKey._fields)
             return [RowKey(*values) for values in zip(*columns, strict=True)]
+
+    @property
+    def groups(self) -> int:
+        """How many groups of `ROWS_TOGETHER` rows it has."""
+        return int(self._file.num_row_groups)
 
     @property
     def has_all_columns(self) -> bool:
@@ -105,7 +114,7 @@ class Pack:
     def texts(self, first: int = 0) -> list[str]:
         """The JSON of the rows from index `first` on."""
         with self._reading():
-            groups = range(first // ROWS_TOGETHER, self._file.num_row_groups)
+            groups = range(first // ROWS_TOGETHER, self.groups)
             found: list[str] = (
                 self._file.read_row_groups(groups, columns=["row"], use_threads=False)["row"].to_pylist()
                 if groups
@@ -184,12 +193,17 @@ _AnyRow = TypeVar("_AnyRow", _Row, tuple[RowKey, str])
 
 
 class SeriesObjects(NamedTuple):
-    """What a series has: the rows that count, by night and harvest, and the objects that they were found in."""
+    """What a series has: the rows that count, by night and harvest, and the objects that they were found in.
+
+    `cut`: the night at which the rows were cut off, of which some may be missing, as all earlier ones; empty where all
+    rows are there.
+    """
 
     rows: tuple[_Row, ...]
     generation: int
     pack: Pack | None
     small: tuple[str, ...]
+    cut: str = ""
 
     @property
     def keys(self) -> list[RowKey]:
@@ -244,8 +258,15 @@ def key_of(row: HistoryRow, stamp: str) -> RowKey:
     )
 
 
-def read_objects(store: ObjectStore, folder: str) -> SeriesObjects:
+def read_objects(
+    store: ObjectStore, folder: str, enough: Callable[[SeriesObjects], bool] | None = None
+) -> SeriesObjects:
     """Read what a series has, every row once.
+
+    Args:
+        store: The store.
+        folder: The series'.
+        enough: Whether the newest rows alone are all that is wanted: years of others then stay undecoded.
 
     Raises:
         DamagedData: An object is no row and no generation.
@@ -261,7 +282,10 @@ def read_objects(store: ObjectStore, folder: str) -> SeriesObjects:
         found = in_parallel(store.get, missing) if len(missing) > 1 else [store.get(key) for key in missing]
         known |= {key: data for key, data in zip(missing, found, strict=True) if data is not None}
         if None not in found:
-            return _objects(store, folder, {key: known[key] for key in wanted})
+            data = {key: known[key] for key in wanted}
+            if enough and (enough(newest := _objects(store, folder, data, NEWEST_GROUPS)) or not newest.cut):
+                return newest
+            return _objects(store, folder, data)
     raise TransientError("the history changes faster than it can be read", thing=store.url_of(folder))
 
 
@@ -350,15 +374,18 @@ def _remove_merged(store: ObjectStore, folder: str, number: int, small: Iterable
     return True
 
 
-def _objects(store: ObjectStore, folder: str, data: Mapping[str, bytes]) -> SeriesObjects:
+def _objects(store: ObjectStore, folder: str, data: Mapping[str, bytes], groups: int | None = None) -> SeriesObjects:
     small = [key for key in data if not key.startswith(f"{folder}/{COMPACTED}/")]
     newest = next((key for key in data if key not in small), None)
     pack = Pack(data[newest], store.url_of(newest)) if newest else None
-    packed_rows = [_Row(key, position, None) for position, key in enumerate(pack.row_keys())] if pack else []
+    first = max(0, pack.groups - groups) if pack and groups else 0
+    keys = pack.row_keys(first) if pack else []
+    packed_rows = [_Row(key, position, None) for position, key in enumerate(keys, first * ROWS_TOGETHER)]
     # The same version may be in both; that of the generation, which comes first, is then the one to keep.
     best = _best([*packed_rows, *(_small_row(store, key, data[key]) for key in small)])
     rows = tuple(sorted(best.values(), key=lambda row: row.key))
-    return SeriesObjects(rows, _generation(folder, newest) if newest else 0, pack, tuple(small))
+    cut = keys[0].night if first else ""
+    return SeriesObjects(rows, _generation(folder, newest) if newest else 0, pack, tuple(small), cut)
 
 
 def _best(rows: Iterable[_AnyRow]) -> dict[str, _AnyRow]:

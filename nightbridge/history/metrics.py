@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-from nightbridge.models import Limits, Outcome, Summary, VerdictStatus
+from nightbridge.models import Limits, Outcome, Summary
 from nightbridge.models.metrics import Metric
 
 WARM_SHARE = 0.2
 """Of a loss curve, the share of steps at the start that says little."""
 
-GOOD_VERDICTS = frozenset({VerdictStatus.PASSED, VerdictStatus.IMPROVED, VerdictStatus.NO_BASELINE})
 COMPLETE_OUTCOMES = frozenset({Outcome.SUCCEEDED, Outcome.TEARDOWN})
 
 

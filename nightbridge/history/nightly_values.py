@@ -35,10 +35,11 @@ NO_VALUE = frozenset({VerdictStatus.FAILED, VerdictStatus.SHORT, VerdictStatus.C
 
 
 class Night(NamedTuple):
-    """The night's own run, and all runs with the same pins."""
+    """The night's own run, all runs that count for its value, and the arms of its pairs."""
 
     own: HistoryRow
     runs: tuple[HistoryRow, ...]
+    arms: tuple[HistoryRow, ...] = ()
 
 
 def nights_of(rows: Iterable[HistoryRow]) -> tuple[Night, ...]:
@@ -50,7 +51,8 @@ def nights_of(rows: Iterable[HistoryRow]) -> tuple[Night, ...]:
     for runs in by_night.values():
         own = runs[0]
         if own.repeat == 0:
-            nights.append(Night(own, tuple(run for run in runs if pins_of(run) == pins_of(own))))
+            same = (run for run in runs if pins_of(run) == pins_of(own) and _counts(run))
+            nights.append(Night(own, tuple(same), arms_of(own, runs)))
     return tuple(nights)
 
 
@@ -75,11 +77,27 @@ def repeats_of(own: HistoryRow, history: Iterable[HistoryRow]) -> list[HistoryRo
         row
         for row in history
         if row.night == own.night
-        and row.repeat > own.repeat == 0
-        and (row.scenario, row.iteration) == (own.scenario, own.iteration)
+        and row.repeat > 0
+        and _is_beside(own, row)
         and pins_of(row) == pins_of(own)
+        and _counts(row)
     ]
     return sorted(repeats, key=lambda row: row.repeat)
+
+
+def arms_of(own: HistoryRow, history: Iterable[HistoryRow]) -> tuple[HistoryRow, ...]:
+    """The runs of a night's pairs, of both points, in their order."""
+    arms = [row for row in history if row.arm and row.night == own.night and _is_beside(own, row)]
+    return tuple(sorted(arms, key=lambda row: row.repeat))
+
+
+def _counts(row: HistoryRow) -> bool:
+    """Whether a run stands for its night's point: no control arm, and none on nodes that are suspect."""
+    return row.arm is None or (row.arm.role == "new" and not row.arm.on_suspects)
+
+
+def _is_beside(own: HistoryRow, row: HistoryRow) -> bool:
+    return own.repeat == 0 and (row.scenario, row.iteration) == (own.scenario, own.iteration)
 
 
 def pins_of(row: HistoryRow) -> tuple[str | None, ...]:
@@ -91,11 +109,13 @@ def run_value(run: HistoryRow, metric: Metric, field: str = "") -> float | None:
     """What one run measured of a metric, or of another field that measures the same."""
     if run.outcome not in COMPLETE_OUTCOMES or run.verdict in NO_VALUE:
         return None
-    return measured(metric._replace(field=field) if field else metric, run.summary)
+    return measured(metric._replace(field=field) if field and field != metric.field else metric, run.summary)
 
 
 def night_value(night: Night, metric: Metric, field: str = "") -> float | None:
     """The median of the night's runs that measured it."""
+    if len(night.runs) == 1:  # most nights
+        return run_value(night.runs[0], metric, field)
     values = [value for run in night.runs if (value := run_value(run, metric, field)) is not None]
     return statistics.median(values) if values else None
 
@@ -109,7 +129,14 @@ def canary_values(nights: Sequence[Night], canary: Sequence[HistoryRow], metric:
 def adjusted(
     metric: Metric, values: Sequence[float | None], nights: Sequence[Night], canary: Sequence[float | None]
 ) -> list[float | None]:
-    """The values without the cluster's drift and without the level of the nodes; as they are where neither is known."""
+    """The values without the cluster's drift and without the level of the nodes; as they are where neither is known.
+
+    The drift is what control arms have shown, and what the canary shows.
+    """
+    values = [
+        None if value is None else value / night.own.moved.get(metric.name, 1.0)
+        for value, night in zip(values, nights, strict=False)
+    ]
     if not metric.follows_cluster or sum(value is not None for value in values) < 2:
         return list(values)
     from nightbridge.history.changepoints import remove_canary, remove_node_effects
@@ -134,7 +161,7 @@ TAIL, BEYOND_TAIL = 0.9, 1.25
 FEW = 8
 
 TOO_NOISY = 3.0
-NOISE_NIGHTS = 28
+NOISE_NIGHTS, LONG_NOISE_NIGHTS = 28, 90
 
 
 class Band(NamedTuple):
@@ -177,6 +204,15 @@ def band_of(metric: Metric, gate: GatePolicy, good: Sequence[float], singles: Se
     return Band(reference, width, len(good), noise)
 
 
+def strays_of(metric: Metric, band: Band, singles: Sequence[float | None]) -> float:
+    """Share of good nights' first runs that are worse than the band, as if there were two more; 0 of an average."""
+    if not metric.least_change:
+        return 0.0
+    known = [value for value in singles[-NOISE_NIGHTS:] if value is not None]
+    worse = sum(band.side(value) * (1 if metric.lower_is_better else -1) > 0 for value in known)
+    return (1 + worse) / (2 + len(known))
+
+
 def deviations(values: Sequence[float | None], before: int = 7, after: int = 0) -> list[float]:
     """How far each night is from the median of so many nights before and after it, relative to that.
 
@@ -191,6 +227,16 @@ def deviations(values: Sequence[float | None], before: int = 7, after: int = 0) 
 def fixed_band(metric: Metric, gate: GatePolicy, values: Sequence[float]) -> Band:
     """The band around runs chosen by a user: their median, and the metric's threshold."""
     return Band(statistics.median(values) if values else None, metric.threshold(gate), len(values), math.nan)
+
+
+def noise_of(metric: Metric, values: Sequence[float | None]) -> float:
+    """The relative standard deviation of single nights; 0 where they are too few to tell."""
+    return _noise(metric, values)[0]
+
+
+def noise_of_runs(metric: Metric, values: Sequence[float]) -> float:
+    """The same of single runs, of which a month may be quieter by chance than they are."""
+    return max(noise_of(metric, values[-nights:]) for nights in (NOISE_NIGHTS, LONG_NOISE_NIGHTS))
 
 
 def _noise(metric: Metric, values: Sequence[float | None]) -> tuple[float, float]:

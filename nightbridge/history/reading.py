@@ -22,6 +22,8 @@ from nightbridge.history.history_store import (
     COMPACTED,
     ROOT,
     Pack,
+    RowKey,
+    SeriesObjects,
     compact,
     folder_of,
     list_generations,
@@ -29,14 +31,18 @@ from nightbridge.history.history_store import (
     read_objects,
     write_generation,
 )
-from nightbridge.history.metrics import COMPLETE_OUTCOMES, GOOD_VERDICTS
+from nightbridge.history.metrics import COMPLETE_OUTCOMES
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.history.table import table_of
-from nightbridge.models import RunRecord, RunSpec, StoredModel, Verdict, slug, utc_now
+from nightbridge.launch.config_container import ConfigContainer, parse_container
+from nightbridge.models import GOOD_VERDICTS, RunRecord, RunSpec, StoredModel, Verdict, slug, utc_now
 from nightbridge.models.series import former_series_id, series_id
 from nightbridge.store.protocol import ObjectStore, read_stored
 
 ALIASES = "aliases"
+
+DUMPED = "configs/ConfigContainer.yaml"
+"""Where a stored run has the configuration that it dumped."""
 
 
 class Alias(StoredModel):
@@ -96,9 +102,33 @@ def read_recent(store: ObjectStore, cluster: str, series: str, night: str) -> tu
     Raises:
         DamagedData: One of them cannot be read.
     """
-    found = read_objects(store, folder_of(cluster, series))
-    past = [key for key in found.keys if key.night < night]
-    return found.history_rows(past[first_that_counts(past)].night if past else "")
+
+    def past(found: SeriesObjects) -> list[RowKey]:
+        return [key for key in found.keys if key.night < night]
+
+    def enough(newest: SeriesObjects) -> bool:
+        earlier = past(newest)
+        return any(map(is_good, earlier)) and earlier[first_that_counts(earlier)].night > newest.cut
+
+    found = read_objects(store, folder_of(cluster, series), enough)
+    counted = past(found)
+    return found.history_rows(counted[first_that_counts(counted)].night if counted else "")
+
+
+def last_good_dump(store: ObjectStore, cluster: str, series: str, night: str) -> ConfigContainer | None:
+    """The `ConfigContainer.yaml` of the last good run before a night; None where there is none.
+
+    Raises:
+        DamagedData: A row cannot be read.
+        InvalidInput: It holds no ConfigContainer.
+    """
+    past = (row for row in read_recent(store, cluster, series, night) if row.night < night and row.prefix)
+    good = [row for row in past if is_good(row)]
+    if not good:
+        return None
+    key = f"{good[-1].prefix}/{DUMPED}"
+    data = store.get(key)
+    return None if data is None else parse_container(data, Path(key))
 
 
 def find_series(store: ObjectStore, test_id: str, cluster: str | None = None) -> tuple[StoredSeries, ...]:

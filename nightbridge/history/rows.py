@@ -8,6 +8,7 @@ from pydantic import AwareDatetime, Field
 from nightbridge.errors import InvalidInput
 from nightbridge.launch.run_outputs import resumed_from
 from nightbridge.models import (
+    Arm,
     Model,
     Outcome,
     PinnedRepository,
@@ -44,6 +45,7 @@ class HistoryRow(StoredModel):
     sweep_point: dict[str, Any] = Field({})
     iteration: int = 1
     repeat: int = Field(0, description="0 for the night's own run; confirming re-runs and bisect points count up.")
+    arm: Arm | None = Field(None, description="Of a control arm's pair, which run of it; None for any other run.")
     job_id: int | None = None
     nodes: str = Field("", description="Slurm's node expression, e.g. `node[1-2]`.")
     topology: dict[str, str] = Field(
@@ -53,6 +55,11 @@ class HistoryRow(StoredModel):
     outcome_reason: str = ""
     verdict: VerdictStatus | None = Field(None, description="None until the run is judged.")
     worse: dict[str, float] = Field({}, description="By metric that regressed, its signed relative change.")
+    moved: dict[str, float] = Field(
+        {},
+        description="By metric, how many times its level the cluster alone has moved it, by the control arms so far.",
+    )
+    gpu_hours: float | None = Field(None, description="GPUs times hours of all attempts; None where unknown.")
     resumed: bool = Field(False, description="Resumed where another run had ended, so it is never a baseline.")
     megatron_bridge: Pin
     nemo_run: Pin | None = Field(None, description="None for a workload without a launcher.")
@@ -79,6 +86,7 @@ def row_of(record: RunRecord, verdict: Verdict | None) -> HistoryRow:
         sweep_point=record.spec.sweep_point,
         iteration=record.spec.iteration,
         repeat=record.spec.repeat,
+        arm=record.spec.arm,
         job_id=job.job_id,
         nodes=job.status.nodes if job.status else "",
         topology=topology_of(record),
@@ -90,6 +98,8 @@ def row_of(record: RunRecord, verdict: Verdict | None) -> HistoryRow:
             for item in (verdict.comparisons if verdict else ())
             if item.status == "regressed"
         },
+        moved=verdict.moved if verdict else {},
+        gpu_hours=gpu_hours(record),
         resumed=bool(resumed_from(record.spec.test)),
         megatron_bridge=_pin_of(record.checkout.megatron_bridge),
         nemo_run=_pin_of(record.checkout.nemo_run) if record.checkout.nemo_run else None,
@@ -101,6 +111,17 @@ def row_of(record: RunRecord, verdict: Verdict | None) -> HistoryRow:
         prefix=record.prefix,
         harvested_at=record.harvested_at,
     )
+
+
+def gpu_hours(record: RunRecord) -> float | None:
+    """GPUs times hours of all attempts of a run; of a workload without known GPUs each task counts as one."""
+    plan = record.plan
+    spans = [
+        (job.status.ended_at - job.status.started_at).total_seconds() / 3600
+        for job in record.jobs
+        if job.status and job.status.started_at and job.status.ended_at
+    ]
+    return plan.nodes * plan.tasks_per_node * sum(spans) if spans else None
 
 
 def topology_of(record: RunRecord) -> dict[str, str]:

@@ -4,12 +4,20 @@ Text stays text, so that it uses the page's font and can be searched and copied.
 a chart is drawn: it takes a third of a second, which only the report should pay for.
 """
 
+import contextlib
+import functools
 import io
 import itertools
 import math
+import os
 import re
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from nightbridge.errors import PermanentError, TransientError
+from nightbridge.processes import run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -21,11 +29,16 @@ BLUE, VERMILLION, INK, GREY, FAINT = "#0072b2", "#d55e00", "#1d2733", "#66717d",
 
 # Inches at 72 points: about as wide as a phone, so that letters keep their size there.
 WIDTH, HEIGHT = 4.7, 2.5
-SPARKLINE_SIZE = (1.5, 0.35)
+FONT_SIZE = 11.5
+SPARKLINE_SIZE = (108, 26)
+
+PAGE_COLOURS = {"#d9dee4": "line", "#66717d": "soft", "#1d2733": "ink", "#0072b2": "blue", "#d55e00": "orange"}
+"""The page's names for these: it has others in the dark."""
 
 MAX_NIGHTS = 60
 MAX_NIGHT_LABELS = 5
 MAX_CHOICE_LABELS, MAX_CHOICE_LETTERS = 8, 12
+MAX_FACTOR_LETTERS = 26
 
 LOSS_TAG, STEP_TIME_TAG = "lm loss", "iteration-time"
 
@@ -99,18 +112,53 @@ def sparkline(points: Sequence[NightPoint]) -> str:
     Args:
         points: The nights, oldest first, the last one being tonight.
     """
-    from matplotlib.figure import Figure
+    known = [(x, point.value) for x, point in enumerate(points) if point.value is not None]
+    low, high = (edge(value for _x, value in known) for edge in (min, max)) if known else (0.0, 0.0)
+    width, height = SPARKLINE_SIZE
+    step, scale = (width - 8) / max(len(points) - 1, 1), (height - 8) / ((high - low) or 1.0)
+    # Whole tenths: the eye sees no less, and a page has hundreds of these.
+    drawn = {x: (round(4 + x * step, 1), round(height - 4 - (value - low) * scale, 1)) for x, value in known}
+    line = " ".join(f"{x},{y}" for x, y in drawn.values())
+    dots = "".join(
+        f'<circle cx="{drawn[x][0]}" cy="{drawn[x][1]}" r="2.5" class="{points[x].kind}"/>'
+        for x in drawn
+        if points[x].kind == "regressed" or x == len(points) - 1
+    )
+    return f'<svg viewBox="0 0 {width} {height}"><polyline points="{line}"/>{dots}</svg>'
 
-    figure = Figure(figsize=SPARKLINE_SIZE)
-    axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
-    axes.axis("off")
-    axes.margins(x=0.06, y=0.25)
-    axes.plot([point.value if point.value is not None else math.nan for point in points], color=GREY, linewidth=1.1)
-    for x, point in enumerate(points):
-        if point.value is not None and (point.kind == "regressed" or x == len(points) - 1):
-            marker, colour, _size = POINTS[point.kind]
-            _scatter(axes, [(x, point.value)], marker=marker, color=colour, s=14)
-    return _svg(figure)
+
+def exchange_chart(
+    factors: Sequence[str], designs: Sequence[Sequence[bool]], parts: Sequence[float | None], shares: Sequence[float]
+) -> str:
+    """Draw an attribution: a column for each run, with the part of the change that it shows and what was bad in it.
+
+    Args:
+        factors: Their names, a line each.
+        designs: Of each run, which factors were at their bad level: a filled dot; at their good one: a ring.
+        parts: Of each run, what part of the change it shows, 0 to 1: a bar above its column; None for a cross.
+        shares: Of each factor the probability that it has a part in the cause: a bar beside its line.
+    """
+    figure, axes = _new_figure()
+    figure.set_size_inches(WIDTH, 0.9 + 0.32 * (len(factors) + 2))
+    bars = len(designs) + 0.5
+    for x, (design, part) in enumerate(zip(designs, parts, strict=True)):
+        for y, bad in enumerate(design):
+            _scatter(axes, [(x, y)], s=42, color=VERMILLION if bad else "none", edgecolor=VERMILLION if bad else BLUE)
+        if part is None:
+            _scatter(axes, [(x, -1.5)], s=36, marker="x", color=GREY)
+        else:
+            axes.bar(x, -max(part, 0.03), bottom=-1, width=0.6, color=VERMILLION if part > 0.5 else BLUE)
+    for y, share in enumerate(shares):
+        axes.barh(y, 3 * share, left=bars, height=0.5, color=VERMILLION if share > 0.5 else FAINT)
+        axes.annotate(f"{share:.0%}", (bars + 3.2, y), va="center", color=INK, size=FONT_SIZE)
+    axes.set_yticks(
+        [-1.5, *range(len(factors))], ["measured", *(_plain(name[:MAX_FACTOR_LETTERS]) for name in factors)]
+    )
+    axes.set_xticks(range(len(designs)), [str(x + 1) for x in range(len(designs))])
+    axes.set_xlim(-0.7, bars + 5)
+    axes.set_ylim(len(factors) - 0.4, -2.2)
+    axes.grid(visible=False)
+    return _labelled(figure, axes, "run", "")
 
 
 def loss_chart(metrics: "pd.DataFrame", baseline: "pd.DataFrame | None" = None) -> str:
@@ -153,6 +201,7 @@ def spread_chart(tonight: Sequence[float], baseline: Sequence[float]) -> str:
             axes.hist(inside, bins=bins, weights=shares, histtype="step", **look)
             if fills:
                 axes.hist(inside, bins=bins, weights=shares, color=colour, alpha=0.15)
+    axes.locator_params(axis="x", nbins=5)
     return _labelled(figure, axes, "step time, s", "share of steps")
 
 
@@ -199,6 +248,11 @@ def steps_chart(
     else:
         _label(axes, finite[-1][0], finite[-1][1], finite[-1][1], BLUE)
     return _labelled(figure, axes, "step", label)
+
+
+def has_gaps(metrics: "pd.DataFrame") -> bool:
+    """Whether a step's loss is not finite, so that the chart has a cross there."""
+    return not all(map(math.isfinite, _curve(metrics, LOSS_TAG)[1]))
 
 
 def differences_chart(steps: Sequence[int], differences: Sequence[float], limits: Sequence[float]) -> str:
@@ -276,16 +330,32 @@ def _with_gaps(steps: Sequence[int], values: Sequence[float]) -> tuple[list[floa
     return x, y
 
 
+@functools.cache
+def _find_fonts() -> None:
+    """Have matplotlib list this machine's fonts, where it has not yet, in a process that has none of our secrets.
+
+    It starts fc-list for that, which would inherit our environment.
+    """
+    import matplotlib as mpl
+
+    if not any(Path(mpl.get_cachedir()).glob("fontlist-*.json")):
+        kept = {name: os.environ[name] for name in ("PATH", "HOME", "LD_LIBRARY_PATH") if name in os.environ}
+        environment = {**kept, "MPLCONFIGDIR": mpl.get_cachedir()}
+        with contextlib.suppress(PermanentError, TransientError):  # then it does so here
+            run([sys.executable, "-I", "-c", "import matplotlib.font_manager"], environment=environment, timeout=60)
+
+
 def _new_figure() -> "tuple[Figure, Axes]":
     from matplotlib.figure import Figure
 
+    _find_fonts()
     figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(GREY)
-    axes.tick_params(colors=GREY, labelsize=9, length=3)
-    axes.xaxis.label.set(color=GREY, size=9)
-    axes.yaxis.label.set(color=GREY, size=9)
+    axes.tick_params(colors=GREY, labelsize=FONT_SIZE, length=3)
+    axes.xaxis.label.set(color=GREY, size=FONT_SIZE)
+    axes.yaxis.label.set(color=GREY, size=FONT_SIZE)
     axes.grid(axis="y", color=FAINT, linewidth=0.6)
     axes.set_axisbelow(True)
     axes.margins(x=0.06, y=0.18)
@@ -317,7 +387,7 @@ def _label(axes: "Axes", x: float, y: float, value: float, colour: str) -> None:
         textcoords="offset points",
         ha="center",
         color=colour,
-        size=10,
+        size=12,
         weight="bold",
     )
 
@@ -347,4 +417,5 @@ def _svg(figure: "Figure") -> str:
     drawing = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", drawing, count=1)
     drawing = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", drawing, count=1)
     drawing = re.sub(r"<metadata>.*?</metadata>", "", drawing, count=1, flags=re.DOTALL)
-    return re.sub(r'<g id="[^"]*"', "<g", drawing)
+    drawing = re.sub(r'<g id="[^"]*"', "<g", drawing)
+    return re.sub("|".join(PAGE_COLOURS), lambda colour: f"var(--{PAGE_COLOURS[colour[0]]})", drawing)

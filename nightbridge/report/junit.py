@@ -21,6 +21,7 @@ KINDS: Mapping[VerdictStatus, Kind | None] = {
     VerdictStatus.PASSED: None,
     VerdictStatus.IMPROVED: None,
     VerdictStatus.NO_BASELINE: "skipped",
+    VerdictStatus.INSUFFICIENT_DATA: None,
     VerdictStatus.REGRESSED: "failure",
     VerdictStatus.SUSPICIOUS: "failure",
     VerdictStatus.UNSTABLE: "failure",

@@ -1,16 +1,34 @@
-"""All tests of the last nights in a line each. It reads records and verdicts alone, so that it needs no numpy."""
+"""All tests of the last nights: in a line each, and as the page `reports/index.html` with a square for each night.
+
+It reads records and verdicts alone, so that it needs no numpy.
+"""
 
 import itertools
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+from urllib.parse import quote
 
 from pydantic import Field
 
+from nightbridge.gate.decisions import StoredDecision, list_decisions
+from nightbridge.history.metrics import format_count, format_value
 from nightbridge.models import Model, Verdict, VerdictStatus
-from nightbridge.nights.records import newest_first, read_verdict
-from nightbridge.report.tables import STATUS_WORDS, cause_of, short_reason
+from nightbridge.nights.records import NightVerdict, last_ends, newest_first, read_verdict
+from nightbridge.report.charts import NightPoint, PointKind, sparkline
+from nightbridge.report.page import render_page
+from nightbridge.report.tables import STATUS_WORDS, StatusWords, cause_of, short_reason
 from nightbridge.store.protocol import ObjectStore
 from nightbridge.store.transfers import in_parallel
 
 OVERVIEW_NIGHTS = 14
+INDEX_NIGHTS = 90
+INDEX = "reports/index.html"
+
+SQUARE = 9
+"""Pixels of a night in the strip of a test."""
+
+_POINT_KINDS: Mapping[str, PointKind] = {"good": "good", "none": "good", "bad": "regressed", "warn": "other"}
 
 
 class TestOverview(Model):
@@ -25,14 +43,16 @@ class TestOverview(Model):
     reason: str = Field("", description="What is wrong, in a few words.")
     since: str = Field("", description="The first night of what stands.")
     cause: str = ""
+    decision: str = Field("", description="What people decided about it that still holds.")
     step_time: float | None = Field(None, description="Seconds.")
     nights: dict[str, VerdictStatus] = Field(description="Verdict of each night, oldest first; the gravest of a sweep.")
 
     def __str__(self) -> str:
         signs = "".join(STATUS_WORDS[status].symbol for status in self.nights.values())
-        said = " ".join(filter(None, (self.reason, self.cause and f"; {self.cause}")))
-        words = STATUS_WORDS[self.verdict].label
-        return f"{signs}  {words}{f': {said}' if STATUS_WORDS[self.verdict].task else ''}"
+        label = STATUS_WORDS[self.verdict].label
+        reason = self.reason.removeprefix(label).lstrip(", ")
+        said = "; ".join(filter(None, (reason, self.cause, self.decision)))
+        return f"{signs}  {label}{said and f': {said}'}  {format_value(self.step_time, 's')}  {self.run_key}"
 
 
 def overview_of_tests(store: ObjectStore, since: str = "", limit: int = OVERVIEW_NIGHTS) -> tuple[TestOverview, ...]:
@@ -55,14 +75,23 @@ def overview_of_tests(store: ObjectStore, since: str = "", limit: int = OVERVIEW
     ]
     newest = {verdict.test_id: (verdict.run_key, night) for night, verdict in runs}
     judged = in_parallel(lambda test_id: read_verdict(store, *newest[test_id]), sorted(newest))
+    decided = {one.decision.test_id: one.text for one in _open_decisions(store, ended[0].start.night if ended else "")}
     seen: dict[str, dict[str, VerdictStatus]] = {}
     for night, verdict in runs:
         known = seen.setdefault(verdict.test_id, {})
         known[night] = min(known.get(night, verdict.status), verdict.status, key=list(STATUS_WORDS).index)
-    return tuple(_overview(verdict, seen[verdict.test_id]) for verdict in judged if verdict)
+    return tuple(
+        _overview(verdict, seen[verdict.test_id], decided.get(verdict.test_id, "")) for verdict in judged if verdict
+    )
 
 
-def _overview(verdict: Verdict, nights: dict[str, VerdictStatus]) -> TestOverview:
+def _open_decisions(store: ObjectStore, night: str) -> list[StoredDecision]:
+    """The decisions by which a level is held to be good in a night, the newest last."""
+    known = (one for one in list_decisions(store) if one.decision.holds and not one.withdrawn)
+    return [one for one in known if (one.decision.until or night) >= night]
+
+
+def _overview(verdict: Verdict, nights: dict[str, VerdictStatus], decision: str) -> TestOverview:
     step_time = next((item.value for item in verdict.comparisons if item.metric == "step_time"), None)
     return TestOverview(
         test_id=verdict.test_id,
@@ -72,6 +101,117 @@ def _overview(verdict: Verdict, nights: dict[str, VerdictStatus]) -> TestOvervie
         reason=short_reason(verdict) if STATUS_WORDS[verdict.status].task else "",
         since=verdict.since,
         cause=cause_of(verdict),
+        decision=decision,
         step_time=step_time,
         nights={**nights, verdict.night: verdict.status},
     )
+
+
+class Square(NamedTuple):
+    """A night of a test that is no good one: where it is in the strip, its words, and its page."""
+
+    x: int
+    night: str
+    words: StatusWords
+    link: str
+
+
+class Strip(NamedTuple):
+    """A test's row. `path`: its good nights as an SVG path; `squares`: the others."""
+
+    test_id: str
+    words: StatusWords
+    link: str
+    path: str
+    squares: tuple[Square, ...]
+    summary: str
+    trend: str
+    step_time: str
+
+
+def index_html(store: ObjectStore, disk: Sequence[str] = (), limit: int = INDEX_NIGHTS) -> str:
+    """The page of all tests by the last nights, those that need somebody first, with trends, decisions and GPU-hours.
+
+    Args:
+        store: Where the nights are.
+        disk: Lines about the disks that are used.
+        limit: How many nights at most.
+
+    Raises:
+        DamagedData: A record of a night or a decision cannot be read.
+    """
+    ends = last_ends(store, limit)[::-1]
+    nights = list(dict.fromkeys(end.night for end in ends))
+    by_test: dict[str, dict[str, tuple[NightVerdict, str]]] = {}
+    hours, confirmation, stored = defaultdict[str, float](float), 0.0, defaultdict[str, int](int)
+    order = list(STATUS_WORDS).index
+    for end in ends:
+        page = f"{quote(end.night)}/{quote(end.scenario)}.html"
+        for verdict in end.verdicts:
+            hours[verdict.test_id] += verdict.gpu_hours + verdict.confirmation_gpu_hours
+            confirmation += verdict.confirmation_gpu_hours
+            stored[verdict.test_id] += verdict.stored_bytes
+            known = by_test.setdefault(verdict.test_id, {})
+            before = known.get(end.night)
+            if before is None or order(verdict.status) < order(before[0].status):
+                known[end.night] = (verdict, f"{page}#{quote(verdict.run_key)}")
+    last = {test: list(known.values())[-1][0] for test, known in by_test.items()}
+    tests = sorted(by_test, key=lambda test: (order(last[test].status), test))
+    decided = _open_decisions(store, nights[-1] if nights else "")
+    calls = sum(bool(STATUS_WORDS[verdict.status].task) for verdict in last.values())
+    return render_page(
+        "index.html.j2",
+        headline=f"{calls} of {format_count(len(tests), 'test')} need attention"
+        if calls
+        else f"All of {format_count(len(tests), 'test')} are well",
+        tone="bad" if calls else "good",
+        nights=nights,
+        pages=[(end.night, end.scenario, f"{quote(end.night)}/{quote(end.scenario)}.html", end.title) for end in ends],
+        strips=[_strip(test, by_test[test], nights) for test in tests],
+        hours=hours,
+        stored=stored,
+        width=SQUARE * len(nights),
+        square=SQUARE,
+        facts=(
+            f"{sum(hours.values()):,.1f} GPU-hours, {confirmation:,.1f} of them confirmation; "
+            f"{sum(stored.values()) / 1e9:,.1f} GB went to the store",
+            *disk,
+        ),
+        decisions=[f"{one.decision.test_id}: {one.text}" for one in decided],
+    )
+
+
+def _strip(test_id: str, known: Mapping[str, tuple[NightVerdict, str]], nights: Sequence[str]) -> Strip:
+    squares, good = [], []
+    points: list[NightPoint] = []
+    for x, night in enumerate(nights):
+        if night not in known:
+            continue
+        verdict, link = known[night]
+        words = STATUS_WORDS[verdict.status]
+        points.append(NightPoint(night, verdict.step_time, None, None, _POINT_KINDS[words.tone]))
+        if words.task:
+            squares.append(Square(x * SQUARE, night, words, link))
+        else:
+            good.append(x)
+    counts = Counter(STATUS_WORDS[verdict.status].label for verdict, _link in known.values())
+    newest, link = list(known.values())[-1]
+    return Strip(
+        test_id=test_id,
+        words=STATUS_WORDS[newest.status],
+        link=link,
+        path="".join(
+            f"M{SQUARE * first} 0h{SQUARE * count - 1}v12h{1 - SQUARE * count}z" for first, count in _runs(good)
+        ),
+        squares=tuple(squares),
+        summary=", ".join(f"{count} {label}" for label, count in counts.most_common()),
+        trend=sparkline(points) if sum(point.value is not None for point in points) > 1 else "",
+        step_time=format_value(newest.step_time, "s"),
+    )
+
+
+def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """Ascending numbers as runs without a gap: first number and length."""
+    groups = itertools.groupby(enumerate(numbers), key=lambda item: item[1] - item[0])
+    runs = [[number for _at, number in group] for _difference, group in groups]
+    return [(run[0], len(run)) for run in runs]

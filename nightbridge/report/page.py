@@ -1,20 +1,31 @@
 """The night's HTML page: verdicts and history turned into the words, rows and drawings that its template lays out."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import jinja2
 
 from nightbridge.gate.verdict import OUTCOME_WORDS
-from nightbridge.history.metrics import GOOD_VERDICTS, format_count, format_percent, format_point, format_value
+from nightbridge.history.metrics import format_count, format_percent, format_point, format_value
 from nightbridge.history.nightly_values import Night, good_runs_before, night_value, nights_of, repeats_of
 from nightbridge.history.rows import HistoryRow, Pin
-from nightbridge.models import RangeCommit, RepositoryChange, Summary, Suspects, ValueChange, Verdict, VerdictStatus
+from nightbridge.models import (
+    GOOD_VERDICTS,
+    ListedCommit,
+    RepositoryChange,
+    Summary,
+    Suspects,
+    ValueChange,
+    Verdict,
+    VerdictStatus,
+)
 from nightbridge.models.metrics import COLUMNS, METRIC_BY_NAME
 from nightbridge.report.charts import (
+    MAX_NIGHTS,
     NightPoint,
     PointKind,
+    has_gaps,
     loss_chart,
     nights_chart,
     sparkline,
@@ -22,12 +33,24 @@ from nightbridge.report.charts import (
     step_time_chart,
     step_times,
 )
-from nightbridge.report.tables import STATUS_WORDS, Cell, StatusWords, Tone, cell_of, gravest_first, headline_of
+from nightbridge.report.tables import (
+    STATUS_WORDS,
+    Cell,
+    StatusWords,
+    Tone,
+    cause_of,
+    cell_of,
+    further_runs_of,
+    gravest_first,
+    headline_of,
+    next_command,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
 
-SPARKLINE_NIGHTS = 30
+MAX_CHARTED, MAX_COMMANDS, SPARKLINE_NIGHTS = 8, 3, 30
+"""Tests whose charts are drawn (a third of a second and 60 kB each), commands of a case, nights of a sparkline."""
 
 OPEN_COMMITS = 12
 """So many commits are shown at once; more are folded, and printed all the same."""
@@ -46,7 +69,8 @@ class ReportedRun(NamedTuple):
     `rows`: the history of its series, tonight's row included where there is one. `scalars`: columns tag, step, value
     and superseded. `baseline`: the scalars of the last good run, which tonight's curves are laid over. `notes`: about
     the evidence itself. `links`: names and web addresses of what the store has of the run. `commits`: what each
-    repository got since the night before.
+    repository got since the night before. `error`, `log`: of a failed run, the line that says best why, and the last
+    lines of its log.
     """
 
     verdict: Verdict
@@ -56,6 +80,8 @@ class ReportedRun(NamedTuple):
     notes: Sequence[str] = ()
     links: Sequence[tuple[str, str]] = ()
     commits: Sequence[NewCommits] = ()
+    error: str = ""
+    log: Sequence[str] = ()
 
 
 class PinChange(NamedTuple):
@@ -121,24 +147,32 @@ class Section(NamedTuple):
     notes: tuple[str, ...]
     cells: tuple[Cell, ...]
     sparkline: str
-    nights_svg: str
-    nights_caption: str
-    loss_svg: str
-    loss_caption: str
-    step_charts: tuple[Drawing, ...]
+    nights: Drawing | None
+    curves: tuple[Drawing, ...]
     pins: tuple[PinChange, ...]
     last_good: str
-    first_bad: str
-    suspects: tuple[PinChange, ...]
     since: Since | None
     facts: tuple[tuple[str, str], ...]
     kept_at: str
     links: tuple[tuple[str, str], ...]
     commits: tuple[NewCommits, ...]
+    cause: str
+    command: str
+    error: str
+    log: tuple[str, ...]
+
+
+class Case(NamedTuple):
+    """Tests that need somebody, for one cause."""
+
+    words: StatusWords
+    sections: tuple[Section, ...]
+    cause: str
+    commands: tuple[str, ...]
 
 
 class Page(NamedTuple):
-    """The whole report, the gravest test first."""
+    """The whole report, the gravest test first. `neighbours`: nights of its scenario before and after it, or empty."""
 
     scenario: str
     night: str
@@ -146,9 +180,10 @@ class Page(NamedTuple):
     subline: str
     tone: Tone
     columns: tuple[tuple[str, str], ...]
-    tasks: tuple[Section, ...]
+    cases: tuple[Case, ...]
     sections: tuple[Section, ...]
     has_golden: bool
+    neighbours: tuple[str, str]
 
 
 def render_page(template: str, **values: object) -> str:
@@ -156,11 +191,14 @@ def render_page(template: str, **values: object) -> str:
     return _environment().get_template(template).render(**values)
 
 
-def build_page(night: str, scenario: str, runs: Sequence[ReportedRun]) -> Page:
-    """Everything that the template needs."""
+def build_page(night: str, scenario: str, runs: Sequence[ReportedRun], neighbours: tuple[str, str]) -> Page:
+    """Everything that the template needs. Charts are drawn for the `MAX_CHARTED` gravest tests."""
     by_key = {run.verdict.run_key: run for run in runs}
     verdicts = gravest_first(run.verdict for run in runs)
-    sections = tuple(_section(by_key[verdict.run_key]) for verdict in verdicts)
+    sections = tuple(
+        (_charted if number < MAX_CHARTED else _section)(by_key[verdict.run_key])
+        for number, verdict in enumerate(verdicts)
+    )
     calls = [verdict for verdict in verdicts if STATUS_WORDS[verdict.status].task]
     headline, subline = headline_of(verdicts)
     return Page(
@@ -170,10 +208,26 @@ def build_page(night: str, scenario: str, runs: Sequence[ReportedRun]) -> Page:
         subline=subline,
         tone=STATUS_WORDS[calls[0].status].tone if calls else "good",
         columns=tuple((metric.label, metric.unit) for metric in COLUMNS),
-        tasks=sections[: len(calls)],
+        cases=_cases(sections[: len(calls)]),
         sections=sections,
         has_golden=any(cell.golden for section in sections for cell in section.cells),
+        neighbours=neighbours,
     )
+
+
+def _cases(sections: Sequence[Section]) -> tuple[Case, ...]:
+    """The tests that need somebody: those with one verdict and one known cause together."""
+    together: dict[tuple[str, str], list[Section]] = {}
+    for section in sections:
+        together.setdefault((section.words.label, section.cause or section.anchor), []).append(section)
+    return tuple(
+        Case(some[0].words, tuple(some), some[0].cause, _distinct(section.command for section in some)[:MAX_COMMANDS])
+        for some in together.values()
+    )
+
+
+def _distinct(texts: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(filter(None, texts)))
 
 
 def last_good_run(verdict: Verdict, rows: Sequence[HistoryRow]) -> HistoryRow | None:
@@ -181,19 +235,27 @@ def last_good_run(verdict: Verdict, rows: Sequence[HistoryRow]) -> HistoryRow | 
     return next(reversed(good_runs_before(verdict.night, rows)), None)
 
 
-def _section(run: ReportedRun) -> Section:
-    verdict, curve, baseline = run.verdict, run.scalars, run.baseline
-    rows = sorted(
-        (row for row in run.rows if row.night <= verdict.night), key=lambda row: (row.night, row.harvested_at)
+def _charted(run: ReportedRun) -> Section:
+    """The section of a test with its charts."""
+    rows = _rows_until_tonight(run)
+    return _section(run)._replace(nights=_nights(run.verdict, rows), curves=_curves(run, rows))
+
+
+def _rows_until_tonight(run: ReportedRun) -> list[HistoryRow]:
+    return sorted(
+        (row for row in run.rows if row.night <= run.verdict.night), key=lambda row: (row.night, row.harvested_at)
     )
+
+
+def _tonights(verdict: Verdict, rows: Sequence[HistoryRow]) -> tuple[HistoryRow | None, int]:
+    """Tonight's row, and how many runs tonight had."""
     tonight = next((row for row in rows if row.run_key == verdict.run_key), None)
-    last_good = last_good_run(verdict, rows)
-    first_bad = _first_regressed(verdict.night, rows, last_good) if verdict.status is VerdictStatus.REGRESSED else None
-    nights_svg, nights_caption = _nights(verdict, rows)
-    loss_svg = loss_chart(curve, baseline) if curve is not None else ""
-    overlaid = f" Dashed: the last good night, {last_good.night}." if last_good and baseline is not None else ""
-    runs = 1 + len(repeats_of(tonight, rows)) if tonight else 1
-    whose = "tonight" if runs == 1 else f"of the first of tonight's {runs} runs"
+    return tonight, 1 + len(repeats_of(tonight, rows)) if tonight else 1
+
+
+def _section(run: ReportedRun) -> Section:
+    verdict, rows = run.verdict, _rows_until_tonight(run)
+    (tonight, runs), last_good = _tonights(verdict, rows), last_good_run(verdict, rows)
     return Section(
         anchor=verdict.run_key,
         title=verdict.test_id,
@@ -207,20 +269,19 @@ def _section(run: ReportedRun) -> Section:
             if any(comparison.metric == metric.name for metric in COLUMNS)
         ),
         sparkline=_sparkline(verdict, rows),
-        nights_svg=nights_svg,
-        nights_caption=nights_caption,
-        loss_svg=loss_svg,
-        loss_caption=f"Loss of every step {whose}.{overlaid}" if loss_svg else "",
-        step_charts=_step_charts(curve, tonight, baseline, last_good, whose, overlaid),
+        nights=None,
+        curves=(),
         pins=_pins(tonight, last_good),
         last_good=last_good.night if last_good else "",
-        first_bad=first_bad.night if first_bad else "",
-        suspects=tuple(pin for pin in _pins(first_bad, last_good) if pin.changed),
         since=changes_since(verdict.suspects) if verdict.suspects else None,
         facts=_facts(verdict, tonight, runs),
         kept_at=f"{verdict.store_url}/{verdict.prefix}" if verdict.prefix else "",
         links=tuple(run.links),
         commits=tuple(run.commits),
+        cause=cause_of(verdict),
+        command=next_command(verdict),
+        error=run.error,
+        log=tuple(run.log),
     )
 
 
@@ -228,42 +289,30 @@ def _sweep_point(row: HistoryRow | None) -> str:
     return format_point(dict(sorted(row.sweep_point.items()))) if row else ""
 
 
-def _first_regressed(night: str, rows: Sequence[HistoryRow], last_good: HistoryRow | None) -> HistoryRow | None:
-    """The night in which it began, if that was before this one: the cause lies between it and the last good one."""
-    if last_good is None:
-        return None
-    return next(
-        (
-            row
-            for row in rows
-            if last_good.night < row.night < night and row.repeat == 0 and row.verdict is VerdictStatus.REGRESSED
-        ),
-        None,
-    )
-
-
-def _nights(verdict: Verdict, rows: Sequence[HistoryRow]) -> tuple[str, str]:
+def _nights(verdict: Verdict, rows: Sequence[HistoryRow]) -> Drawing | None:
     """The step time over the nights, with tonight's baseline."""
     points = _night_points(verdict, rows)
-    if not points:
-        return "", ""
+    if all(point.value is None for point in points[-MAX_NIGHTS:]):
+        return None
     comparison = next((item for item in verdict.comparisons if item.metric == "step_time"), None)
     baseline = comparison.baseline if comparison else None
     caption = "Median step time of each night; the thin lines reach from the 5th to the 95th percentile of its steps."
     if comparison and baseline is not None:
         caption += f" Band: baseline ± {format_percent(comparison.threshold)}."
-    return nights_chart(points, "step time, s", baseline, comparison.threshold if comparison else 0.0), caption
+    drawn = nights_chart(points, "step time, s", baseline, comparison.threshold if comparison else 0.0)
+    return Drawing("Step time over the nights", drawn, caption)
 
 
 def _night_points(verdict: Verdict, rows: Sequence[HistoryRow]) -> list[NightPoint]:
     """The nights' step times, tonight included also when it has no row; none where no night has one.
 
-    A night's is the median of its runs, as in its table.
+    A night's is the median of its runs; tonight's the one that the table shows.
     """
     points = [_night_point(night) for night in nights_of(rows)]
     if points and points[-1].night != verdict.night:
         points.append(NightPoint(verdict.night, None, None, None, "other"))
-    return points
+    shown = verdict.metric("step_time")
+    return [*points[:-1], points[-1]._replace(value=shown.value)] if points and shown else points
 
 
 def _night_point(night: Night) -> NightPoint:
@@ -278,20 +327,19 @@ def _sparkline(verdict: Verdict, rows: Sequence[HistoryRow]) -> str:
     return sparkline(points) if len(points) > 1 else ""
 
 
-def _step_charts(
-    curve: "pd.DataFrame | None",
-    tonight: HistoryRow | None,
-    baseline: "pd.DataFrame | None",
-    last_good: HistoryRow | None,
-    whose: str,
-    overlaid: str,
-) -> tuple[Drawing, ...]:
-    """The time of every step, and how the steady ones are distributed."""
+def _curves(run: ReportedRun, rows: Sequence[HistoryRow]) -> tuple[Drawing, ...]:
+    """Loss and time of every step, and how the steady step times are distributed."""
+    curve, baseline, last_good = run.scalars, run.baseline, last_good_run(run.verdict, rows)
     if curve is None:
         return ()
+    tonight, runs = _tonights(run.verdict, rows)
+    whose = "tonight" if runs == 1 else f"of the first of tonight's {runs} runs"
+    overlaid = f" Dashed: the last good night, {last_good.night}." if last_good and baseline is not None else ""
+    crosses = " A cross is a step whose loss is not finite." if has_gaps(curve) else ""
     steady = _steady(curve, tonight)
     before = _steady(baseline, last_good) if baseline is not None else []
     drawings = (
+        Drawing("Loss of every step", loss_chart(curve, baseline), f"Loss of every step {whose}.{crosses}{overlaid}"),
         Drawing(
             "Time of every step",
             step_time_chart(curve, baseline),
@@ -367,6 +415,8 @@ def _facts(verdict: Verdict, row: HistoryRow | None, runs: int) -> tuple[tuple[s
             ("Outcome", f"{outcome} ({row.outcome_reason})" if row.outcome_reason else outcome),
             *_summary_facts(row.summary),
         ]
+    facts.append(("GPU-hours", f"{verdict.gpu_hours:.2f}" if verdict.gpu_hours else ""))
+    facts.append(("Confirmation", further_runs_of(verdict)))
     if runs > 1:
         facts.append(("Compared", f"median of tonight's {runs} runs"))
     if good := len(verdict.baseline_runs):
@@ -381,7 +431,7 @@ def _summary_facts(summary: Summary) -> list[tuple[str, str]]:
     if summary.step_time_p05 is not None and summary.step_time_p95 is not None:
         spread = f"{format_value(summary.step_time_p05)} to {format_value(summary.step_time_p95, 's')}"
     return [
-        ("Steps done", f"{summary.steps_done}{expected}"),
+        ("Steps recorded", f"{summary.steps_done}{expected}"),
         ("Steady window", window),
         ("Step time, 5 % to 95 %", spread),
         ("Measured from", summary.source if summary.source != "none" else "nothing"),
@@ -410,7 +460,7 @@ def compare_link(url: str, before: str, now: str) -> str:
 
 
 def _repository_lines(change: RepositoryChange) -> RepositoryLines:
-    count = len(change.commits)
+    count = sum(not one.is_bump for one in change.listed)
     return RepositoryLines(
         name=change.name,
         before=change.before[:10],
@@ -418,16 +468,17 @@ def _repository_lines(change: RepositoryChange) -> RepositoryLines:
         link=compare_link(change.url, change.before, change.after),
         heading=format_count(count, "commit") if count else "another commit",
         is_open=count <= OPEN_COMMITS,
-        commits=tuple(_commit_line(change.url, commit) for commit in change.commits),
+        commits=tuple(map(_commit_line, change.listed)),
         note=change.note,
     )
 
 
-def _commit_line(url: str, commit: RangeCommit) -> CommitLine:
+def _commit_line(one: ListedCommit) -> CommitLine:
+    commit = one.commit
     return CommitLine(
         short=commit.commit[:10],
-        link=f"{base}/commit/{commit.commit}" if (base := _web_address(url)) else "",
-        subject=commit.subject,
+        link=f"{base}/commit/{commit.commit}" if (base := _web_address(one.url)) else "",
+        subject=one.text,
         author=commit.author,
         day=f"{commit.authored_at:%Y-%m-%d}",
     )

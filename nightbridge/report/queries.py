@@ -16,6 +16,7 @@ from nightbridge.harvest.restore import foreign_objects, verify_run
 from nightbridge.history.reading import StoredSeries, find_series, read_history
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import Model, ReferencePolicy, RunRecord, Verdict
+from nightbridge.nights.records import read_verdict
 from nightbridge.store.protocol import ObjectStore
 from nightbridge.store.transfers import Progress
 
@@ -130,7 +131,10 @@ def compare_stored(
     """
     record = _record(store, run_key)
     if baseline is None:
-        return judge(store, record, contract or {})[0]
+        verdict, stored = judge(store, record, contract or {})[0], read_verdict(store, run_key, record.spec.night)
+        # What changed was looked up when the night ended; it takes git, which a reading command does without.
+        same = stored is not None and stored.status is verdict.status
+        return verdict.model_copy(update={"suspects": stored.suspects}) if stored and same else verdict
     other = _record(store, baseline)
     return compare_with(record, (row_of(other, compare_with(other, ())),))
 

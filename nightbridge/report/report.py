@@ -1,21 +1,67 @@
 """The report of a night: gathered from the store, rendered as one HTML page."""
 
+import bisect
 import contextlib
+import html
+import io
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import quote
 
 from nightbridge.errors import DamagedData
 from nightbridge.harvest.manifest import MANIFEST, Manifest, load_record, load_scalars, read_manifest
-from nightbridge.history.metrics import format_duration
+from nightbridge.history.metrics import format_count, format_duration, format_value
 from nightbridge.history.reading import read_recent
-from nightbridge.models import SweepResult, Verdict
+from nightbridge.models import StoredFile, SweepResult, Verdict
 from nightbridge.nights.records import NightStart
-from nightbridge.report.page import NewCommits, ReportedRun, build_page, last_good_run, render_page
+from nightbridge.outputs.log_errors import ErrorFinder
+from nightbridge.outputs.logs import MAX_LINE_BYTES, clean_line, raw_lines
+from nightbridge.report.charts import exchange_chart
+from nightbridge.report.page import (
+    MAX_CHARTED,
+    NewCommits,
+    ReportedRun,
+    build_page,
+    last_good_run,
+    render_page,
+)
 from nightbridge.report.sweeps import sweep_section
+from nightbridge.report.tables import UNJUDGED, gravest_first
 from nightbridge.store.protocol import ObjectStore
 
+if TYPE_CHECKING:
+    from nightbridge.attribution.result import AttributionResult
+
+REPORTS = "reports/"
+
+LATER_NIGHT = "<!-- the night after -->"
+"""Stands on a page until there is one."""
+
+RANK_LOG = "logs/log"
+LOG_TAIL, LAST_LINES = 1 << 20, 30
+"""Bytes of a log that are searched for an error, and lines of it that are shown."""
+
 MAX_LINKS = 20
+MAX_FACTORS = 16
+"""Changes that an attribution's picture shows: the likeliest; its table has all."""
+
 FIRST = ("summary.json", "metrics.parquet")
 """The files that are opened most often come first."""
+
+
+class AttributionSection(NamedTuple):
+    """The search for the cause of one test's change. Texts may hold anything: escape them.
+
+    `rows`: of each factor its axis, name, change and probability. `runs`: number, value and design of each.
+    """
+
+    anchor: str
+    title: str
+    headline: str
+    chart: str
+    rows: tuple[tuple[str, str, str, str], ...]
+    runs: tuple[tuple[int, str, str], ...]
+    notes: tuple[str, ...]
 
 
 def night_report_html(
@@ -44,8 +90,32 @@ def night_report_html(
     Raises:
         TransientError: The store did not answer.
     """
-    runs = [_reported_run(store, verdict, cluster) for verdict in verdicts]
-    return render_report(night, scenario, runs, sweeps, note)
+    charted = {verdict.run_key for verdict in gravest_first(verdicts)[:MAX_CHARTED]}
+    runs = [
+        (_with_curves if verdict.run_key in charted else _reported_run)(store, verdict, cluster) for verdict in verdicts
+    ]
+    found, notes = _attributions(store, verdicts, cluster)
+    note = " ".join(filter(None, (note, *notes)))
+    return render_report(night, scenario, runs, sweeps, note, neighbours_of(store, scenario, night), found)
+
+
+def neighbours_of(store: ObjectStore, scenario: str, night: str) -> tuple[str, str]:
+    """The nights of a scenario before and after one that have a report; empty where there is none."""
+    end = f"/{scenario}.html"
+    found = sorted(item.key[len(REPORTS) : -len(end)] for item in store.list(REPORTS) if item.key.endswith(end))
+    at, after = bisect.bisect_left(found, night), bisect.bisect_right(found, night)
+    return found[at - 1] if at else "", found[after] if after < len(found) else ""
+
+
+def link_from_night_before(store: ObjectStore, scenario: str, night: str) -> None:
+    """Give the page of the night before its link to this one; one that has it, or an older page, stays as it is."""
+    before, _after = neighbours_of(store, scenario, night)
+    key = f"{REPORTS}{before}/{scenario}.html"
+    data = store.get(key) if before else None
+    if data is None or (mark := LATER_NIGHT.encode()) not in data:
+        return
+    link = f'<a href="../{quote(night)}/{quote(scenario)}.html" rel="next">{html.escape(night)} →</a>'
+    store.put(key, data.replace(mark, link.encode(), 1))
 
 
 def night_note(store: ObjectStore, start: NightStart, verdicts: Iterable[Verdict]) -> str:
@@ -68,7 +138,13 @@ def night_note(store: ObjectStore, start: NightStart, verdicts: Iterable[Verdict
 
 
 def render_report(
-    night: str, scenario: str, runs: Sequence[ReportedRun], sweeps: Sequence[SweepResult] = (), note: str = ""
+    night: str,
+    scenario: str,
+    runs: Sequence[ReportedRun],
+    sweeps: Sequence[SweepResult] = (),
+    note: str = "",
+    neighbours: tuple[str, str] = ("", ""),
+    attributions: "Sequence[AttributionResult]" = (),
 ) -> str:
     """Render one self-contained HTML page: no script, nothing loaded from anywhere.
 
@@ -78,9 +154,67 @@ def render_report(
         runs: The night's runs, in any order.
         sweeps: The results of the night's swept tests.
         note: A note about the night as a whole.
+        neighbours: The nights that it links to.
+        attributions: What was found out about the causes of what became worse.
     """
-    page, shown = build_page(night, scenario, runs), [sweep_section(sweep) for sweep in sweeps]
-    return render_page("report.html.j2", page=page, sweeps=shown, note=note)
+    page, shown = build_page(night, scenario, runs, neighbours), [sweep_section(sweep) for sweep in sweeps]
+    causes = [_attribution_section(each) for each in attributions]
+    return render_page(
+        "report.html.j2", page=page, sweeps=shown, note=note, later_night=LATER_NIGHT, attributions=causes
+    )
+
+
+def _attributions(
+    store: ObjectStore, verdicts: Sequence[Verdict], cluster: str
+) -> "tuple[list[AttributionResult], list[str]]":
+    """The attributions of what is not good tonight, and what is damaged of them."""
+    bad = [verdict for verdict in verdicts if verdict.exit_code]
+    if not bad:
+        return [], []
+    from nightbridge.attribution.result import result_for
+
+    found: dict[str, AttributionResult] = {}
+    notes: list[str] = []
+    for verdict in bad:
+        with _noted(notes):
+            if result := result_for(store, verdict, cluster):
+                found[result.plan.attribution_id] = result
+    return list(found.values()), notes
+
+
+def _attribution_section(result: "AttributionResult") -> AttributionSection:
+    from nightbridge.attribution.axes import AXIS_WORDS
+    from nightbridge.attribution.result import design_words, question_of, sentence, shown_part
+
+    plan, cause = result.plan, result.cause
+    likeliest = sorted(range(len(plan.factors)), key=lambda number: -cause.marginals[number])
+    drawn = sorted(likeliest[:MAX_FACTORS])
+    measured = [shown_part(plan, result.runs, run) for run in result.runs]
+    rows = (
+        (AXIS_WORDS[factor.axis].removeprefix("the "), factor.name, factor.change, f"{share:.1%}")
+        for factor, share in ((plan.factors[number], cause.marginals[number]) for number in likeliest)
+    )
+    values = (format_value(run.value, plan.unit) if run.value is not None else run.status.value for run in result.runs)
+    further = (
+        f"then {format_count(len(one.points), 'run')} inside {one.plan.good[:12]}..{one.plan.bad[:12]}"
+        for one in result.descents
+    )
+    return AttributionSection(
+        anchor=f"cause-{plan.attribution_id}",
+        title=plan.test_id,
+        headline=f"{question_of(plan)} since {plan.since}: {sentence(result)}",
+        chart=exchange_chart(
+            [plan.factors[number].name for number in drawn],
+            [[run.design[number] for number in drawn] for run in result.runs],
+            measured,
+            [cause.marginals[number] for number in drawn],
+        ),
+        rows=tuple(rows),
+        runs=tuple(
+            (run.number, value, design_words(plan, run.design)) for run, value in zip(result.runs, values, strict=True)
+        ),
+        notes=(*further, *result.notes, *(f"not exchanged: {rest}" for rest in plan.rest)),
+    )
 
 
 def run_links(store: ObjectStore, manifest: Manifest) -> tuple[tuple[str, str], ...]:
@@ -100,17 +234,60 @@ def _reported_run(store: ObjectStore, verdict: Verdict, cluster: str) -> Reporte
     if not verdict.prefix:
         return run
     with _noted(damage):
-        run = run._replace(scalars=load_scalars(store, verdict.prefix))
-    with _noted(damage):
         run = run._replace(commits=_new_commits(store, verdict.prefix))
     with _noted(damage):
         manifest = read_manifest(store, verdict.prefix)
         run = run._replace(links=run_links(store, manifest) if manifest else ())
-    good = last_good_run(verdict, run.rows)
-    if good and good.prefix:
-        with _noted(damage):
-            run = run._replace(baseline=load_scalars(store, good.prefix))
+        if manifest and verdict.status in UNJUDGED:
+            error, lines = last_log_lines(store, manifest)
+            run = run._replace(error=error, log=lines)
     return run
+
+
+def _with_curves(store: ObjectStore, verdict: Verdict, cluster: str) -> ReportedRun:
+    run = _reported_run(store, verdict, cluster)
+    damage = list(run.notes)
+    good = last_good_run(verdict, run.rows)
+    if verdict.prefix:
+        with _noted(damage):
+            run = run._replace(scalars=load_scalars(store, verdict.prefix))
+        if good and good.prefix:
+            with _noted(damage):
+                run = run._replace(baseline=load_scalars(store, good.prefix))
+    return run._replace(notes=damage)
+
+
+def last_log_lines(store: ObjectStore, manifest: Manifest) -> tuple[str, tuple[str, ...]]:
+    """The line that says best why a run failed, and the last lines of its log.
+
+    That is the log of the ranks where they wrote one: in the batch script's stands last who ended them.
+    """
+    logs = [file for file in manifest.files if file.path.startswith("logs/") and file.size]
+    if not logs:
+        return "", ()
+    newest = max(logs, key=lambda file: (file.mtime_ns, file.path))
+    of_ranks = [file for file in logs if file.path.startswith(RANK_LOG)]
+    shown = max(of_ranks, key=lambda file: (file.mtime_ns, file.path), default=newest)
+    lines = _end_of(store, manifest, shown)
+    error = _best_error(lines) or (_best_error(_end_of(store, manifest, newest)) if shown != newest else "")
+    return error, tuple("".join(filter(_is_shown, line)) for line in lines[-LAST_LINES:])
+
+
+def _end_of(store: ObjectStore, manifest: Manifest, log: StoredFile) -> list[str]:
+    begin = max(log.size - LOG_TAIL, 0)
+    data = b"".join(store.read(f"{manifest.prefix}/{log.path}", begin, log.size - begin))
+    return [clean_line(line[:MAX_LINE_BYTES]) for line in raw_lines(io.BytesIO(data))][bool(begin) :]
+
+
+def _best_error(lines: Iterable[str]) -> str:
+    finder = ErrorFinder()
+    for line in lines:
+        finder.see(line)
+    return finder.best
+
+
+def _is_shown(letter: str) -> bool:
+    return letter.isprintable() or letter == "\t"
 
 
 @contextlib.contextmanager

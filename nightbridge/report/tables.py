@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from nightbridge.gate.verdict import INVERSES
 from nightbridge.history.metrics import format_change, format_count, format_value, markdown_text
 from nightbridge.models import Comparison, Verdict, VerdictStatus
 from nightbridge.models.metrics import COLUMNS, METRIC_BY_NAME
@@ -44,6 +45,7 @@ STATUS_WORDS: dict[VerdictStatus, StatusWords] = {
     VerdictStatus.INVALID: StatusWords("invalid", "!", "warn", "Fix the test's file; nothing was started."),
     VerdictStatus.CANCELLED: StatusWords("cancelled", "–", "warn", "Start a new attempt if it is still needed."),
     VerdictStatus.NO_BASELINE: StatusWords("no baseline", "○", "none", ""),
+    VerdictStatus.INSUFFICIENT_DATA: StatusWords("insufficient data", "◔", "none", ""),
     VerdictStatus.IMPROVED: StatusWords("improved", "★", "good", ""),
     VerdictStatus.PASSED: StatusWords("passed", "✓", "good", ""),
 }
@@ -90,9 +92,11 @@ def headline_of(verdicts: Sequence[Verdict]) -> tuple[str, str]:
         return "Nothing ran tonight.", subline
     if not calls:
         return "Nothing to do this morning.", subline
+    causes = {cause_of(verdict) for verdict in calls}
+    cause = next(iter(causes)) if len(causes) == 1 else ""
     if len(calls) == 1:
-        return f"Look at {calls[0].test_id}: {short_reason(calls[0])}.", subline
-    return f"{len(calls)} of {tests} need attention.", subline
+        return f"Look at {calls[0].test_id}: {short_reason(calls[0])}{cause and f'; {cause}'}.", subline
+    return f"{len(calls)} of {tests} need attention{cause and f': {cause}'}.", subline
 
 
 def cause_of(verdict: Verdict) -> str:
@@ -100,13 +104,26 @@ def cause_of(verdict: Verdict) -> str:
 
     `suspect bf75d9e "Synchronise after every gradient bucket" (only commit)`
     """
-    changed = [change for change in (verdict.suspects.repositories if verdict.suspects else ()) if change.commits]
-    if not changed or STATUS_WORDS[verdict.status].tone != "bad":
+    changed = verdict.suspects.repositories if verdict.suspects else ()
+    # What only moves a submodule is never the cause: the submodule's commits may be.
+    guilty = [one for change in changed for one in change.listed if not one.is_bump]
+    if not guilty or STATUS_WORDS[verdict.status].tone != "bad":
         return ""
-    newest = changed[0].commits[0]
-    count = sum(len(change.commits) for change in changed)
-    which = "only commit" if count == 1 else f"newest of {count} commits"
-    return f'suspect {newest.commit[:7]} "{newest.subject}" ({which})'
+    newest = guilty[0]
+    which = "only commit" if len(guilty) == 1 else f"newest of {len(guilty)} commits"
+    return f'suspect {newest.commit.commit[:7]} "{newest.text}" ({which})'
+
+
+def further_runs_of(verdict: Verdict) -> str:
+    """How many further runs a night had or is to have, what they cost, and why; empty where there are none.
+
+    `2 further runs, 0.53 GPU-hours: step time +2.1 % from its reference; ...`
+    """
+    wanted = max(verdict.reruns - verdict.further_runs, 0)
+    count = verdict.further_runs + wanted
+    cost = verdict.confirmation_gpu_hours + wanted * verdict.gpu_hours
+    text = f"{format_count(count, 'further run')}, {cost:.2f} GPU-hours: {verdict.rerun_reason}" if count else ""
+    return text.removesuffix(": ")
 
 
 def next_command(verdict: Verdict) -> str:
@@ -114,7 +131,9 @@ def next_command(verdict: Verdict) -> str:
     run = f"{verdict.test_id}@{verdict.night}"
     match verdict.status:
         case VerdictStatus.REGRESSED | VerdictStatus.UNSTABLE:
-            return f"nightbridge bisect {verdict.test_id}"
+            found = verdict.suspects
+            code_only = found and found.repositories and not found.configuration and not found.environment
+            return f"nightbridge {'bisect' if code_only else 'attribute'} {verdict.test_id}"
         case VerdictStatus.SUSPICIOUS:
             return f'nightbridge accept {run} --as baseline --why "..."'
         case VerdictStatus.FAILED | VerdictStatus.SHORT | VerdictStatus.INFRASTRUCTURE:
@@ -126,10 +145,12 @@ def next_command(verdict: Verdict) -> str:
 
 def short_reason(verdict: Verdict) -> str:
     """The verdict in a few words: the metrics that regressed, else the status and its first reason."""
+    news = [item for item in verdict.comparisons if item.status == verdict.status.value]
+    said = INVERSES if any(item.metric == "step_time" for item in news) else ()
     moved = [
         f"{METRIC_BY_NAME[item.metric].label} {format_change(item.change)}".rstrip()
-        for item in verdict.comparisons
-        if item.status == verdict.status.value
+        for item in news
+        if item.metric not in said
     ]
     since = f", since {verdict.since}" if verdict.news in ("standing", "worse") else ""
     if verdict.status in (VerdictStatus.REGRESSED, VerdictStatus.SUSPICIOUS) and moved:
@@ -164,15 +185,20 @@ def _beside_golden(comparison: Comparison) -> str:
     return f"golden {format_change((comparison.value - comparison.golden) / abs(comparison.golden))}"
 
 
-def markdown_table(verdicts: Iterable[Verdict]) -> str:
-    """The verdicts as a Markdown table: one row per run, one column per metric, the reasons last."""
+def markdown_table(verdicts: Iterable[Verdict], report: str = "") -> str:
+    """The verdicts as a Markdown table: one row per run, one column per metric, the reasons last.
+
+    Args:
+        verdicts: The verdicts.
+        report: Address of the night's report, whose part about a run its test links to; no links without.
+    """
     header = ("test", "verdict", *(metric.label for metric in COLUMNS), "why")
     lines = [header, ("---",) * len(header)]
     for verdict in gravest_first(verdicts):
-        words = STATUS_WORDS[verdict.status]
+        words, name = STATUS_WORDS[verdict.status], markdown_text(verdict.test_id)
         lines.append(
             (
-                markdown_text(verdict.test_id),
+                f"[{name}]({report}#{verdict.run_key})" if report else name,
                 f"{words.symbol} {words.label}",
                 *(_markdown_cell(cell) for cell in _cells(verdict)),
                 markdown_text("; ".join(verdict.reasons)),
@@ -209,12 +235,13 @@ def reason_lines(verdicts: Iterable[Verdict]) -> tuple[str, ...]:
     return tuple(
         f"{verdict.test_id}: {' '.join(reason.split())}"
         for verdict in gravest_first(verdicts)
-        for reason in verdict.reasons
+        for reason in (*verdict.reasons, further_runs_of(verdict))
+        if reason
     )
 
 
 def next_lines(verdicts: Iterable[Verdict], options: str = "") -> tuple[str, ...]:
-    """For each test that needs somebody: since when, the suspect, and the command to type next.
+    """For each test that needs somebody: since when, how sure that is, the suspect, and the command to type next.
 
     Args:
         verdicts: Of a night.
@@ -223,10 +250,31 @@ def next_lines(verdicts: Iterable[Verdict], options: str = "") -> tuple[str, ...
     lines = []
     for verdict in gravest_first(verdicts):
         if command := next_command(verdict):
-            since = f" since {verdict.since}" if verdict.since else ""
+            since = f" since {verdict.since}" if verdict.since and STATUS_WORDS[verdict.status].tone == "bad" else ""
+            since += f" ({verdict.certainty})" if verdict.certainty else ""
             cause = f"; {cause}" if (cause := cause_of(verdict)) else ""
             label = STATUS_WORDS[verdict.status].label
             lines.append(f"{verdict.test_id}: {label}{since}{cause}. next: {command}{options}")
+    return tuple(lines)
+
+
+def compact_lines(verdicts: Iterable[Verdict], options: str = "") -> tuple[str, ...]:
+    """The verdicts where no terminal is: a line for each test, for a bad one why, and what to type next."""
+    lines = []
+    ordered = gravest_first(verdicts)
+    width = max((len(verdict.test_id) for verdict in ordered), default=0)
+    for verdict in ordered:
+        words = STATUS_WORDS[verdict.status]
+        cells = ", ".join(
+            f"{cell.label} {' '.join(filter(None, (cell.value, cell.unit, cell.change)))}"
+            for cell in _cells(verdict)
+            if cell and cell.value != "–"
+        )
+        why = "; ".join(" ".join(reason.split()) for reason in (*verdict.reasons, further_runs_of(verdict)) if reason)
+        shown = (f"{words.symbol} {verdict.test_id:{width}}  {words.label}", cells, why if not words.task else "")
+        lines.append("  ".join(filter(None, shown)))
+        lines += [f"{verdict.test_id}: {why}"] if words.task and why else []
+        lines += next_lines((verdict,), options)
     return tuple(lines)
 
 

@@ -27,6 +27,8 @@ from tests.nightbridge.gate.left_runs import (
     judge,
 )
 
+pytestmark = pytest.mark.thorough
+
 NIGHT = "2026-11-21"
 
 Change = Callable[[Numbers], Numbers]

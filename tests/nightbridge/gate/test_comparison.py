@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from nightbridge.gate.comparison import agreement_of, reruns_wanted
+from nightbridge.gate.control import agreement_of, reruns_wanted
 from nightbridge.gate.nodes import node_names
 from nightbridge.gate.verdict import compare
 from nightbridge.history.rows import HistoryRow, row_of
@@ -25,8 +25,9 @@ SLOW, USUAL = 1.1, 1.0
 def test_how_many_further_runs_a_night_wants(worse: int, runs: int, wanted: int) -> None:
     agreement = agreement_of([1] * worse + [0] * (runs - worse))
 
-    assert reruns_wanted(agreement, confirm=2) == wanted
-    assert reruns_wanted(agreement, confirm=0) == 0
+    assert reruns_wanted(agreement, GatePolicy(pairs=1)) == wanted
+    assert reruns_wanted(agreement, GatePolicy(pairs=1, max_runs=1)) == min(wanted, 1)
+    assert reruns_wanted(agreement, GatePolicy(pairs=0)) == 0
 
 
 @pytest.fixture
@@ -37,12 +38,12 @@ def judge(make_record: Records, make_row: Rows, summary_of: Summaries) -> Callab
         *step_times: float,
         nodes: str = "node[1-2]",
         commit: str = "e" * 40,
-        confirm: int = 2,
+        pairs: int = 1,
         outcome: Outcome = Outcome.SUCCEEDED,
         other_commit: str = "",
     ) -> Verdict:
         good = [make_row(night=f"2026-11-{day:02}") for day in range(1, 10)]
-        gate = GatePolicy(confirm=confirm)
+        gate = GatePolicy(control="off", pairs=pairs)
         own, *further = (summary_of([step_time] * 50) for step_time in step_times)
         record = make_record(own, commit=commit, gate=gate)
         repeats = [
@@ -67,6 +68,7 @@ def test_what_all_runs_of_the_night_say_is_a_regression(judge: Callable[..., Ver
 
     assert (verdict.status, verdict.reruns) == (VerdictStatus.REGRESSED, 2)
     assert "in 3 of 3 runs" in verdict.reasons[0]
+    assert verdict.certainty == "3 of 3 runs"
 
 
 def test_a_single_bad_run_is_told_and_alarms_nobody(judge: Callable[..., Verdict]) -> None:
@@ -76,6 +78,7 @@ def test_a_single_bad_run_is_told_and_alarms_nobody(judge: Callable[..., Verdict
     assert "out of its band in 1 of 3 runs of this night, the first at 1.100 s: no regression" in verdict.reasons[0]
     assert "only the slow runs of this night had node1, node2" in verdict.reasons
     assert verdict.comparisons[0].value == USUAL
+    assert verdict.certainty == ""
 
 
 def test_runs_that_disagree_are_given_as_many_again_and_then_it_is_unstable(judge: Callable[..., Verdict]) -> None:
@@ -91,7 +94,7 @@ def test_runs_that_disagree_are_given_as_many_again_and_then_it_is_unstable(judg
 
 
 def test_without_a_policy_of_confirming_one_run_is_enough(judge: Callable[..., Verdict]) -> None:
-    verdict = judge(SLOW, confirm=0)
+    verdict = judge(SLOW, pairs=0)
 
     assert (verdict.status, verdict.reruns) == (VerdictStatus.REGRESSED, 0)
 

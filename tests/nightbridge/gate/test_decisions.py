@@ -27,7 +27,7 @@ from nightbridge.gate.trend import trend_lines, trends
 from nightbridge.gate.verdict import compare
 from nightbridge.history.reading import add, read_history
 from nightbridge.history.rows import HistoryRow, row_of
-from nightbridge.models import GatePolicy, RunRecord, Summary, Verdict, VerdictStatus
+from nightbridge.models import GOOD_VERDICTS, GatePolicy, RunRecord, Summary, Verdict, VerdictStatus
 from nightbridge.store.directory import DirectoryStore
 from tests import builders
 
@@ -300,14 +300,14 @@ def undo(store: DirectoryStore, target: str) -> str:
 def test_a_withdrawn_decision_leaves_no_night_that_it_let_pass(store: DirectoryStore, nights: Nights) -> None:
     assert nights.run(*[1.0] * 4, 1.08)[-1] is VerdictStatus.REGRESSED
     accept(store, nights.keys[-1], "baseline", who="ann", why="new image")
-    assert nights.run(*[1.08] * 7) == [VerdictStatus.PASSED] * 7  # more than there are good ones
+    assert GOOD_VERDICTS.issuperset(nights.run(*[1.08] * 7))  # more than there are good ones
 
     said = undo(store, nights.keys[4])
 
     assert said == "8 nights judged again, 7 with another verdict"
     assert nights.stored()[4:] == [VerdictStatus.REGRESSED] * 8
     assert nights.run(1.08) == [VerdictStatus.REGRESSED]
-    assert nights.run(1.0)[0] is VerdictStatus.PASSED
+    assert nights.run(1.0)[0] in GOOD_VERDICTS
 
 
 def test_withdrawing_again_finishes_and_changes_nothing(store: DirectoryStore, nights: Nights) -> None:
@@ -362,8 +362,9 @@ def test_a_decision_ends_with_its_last_night(store: DirectoryStore, nights: Nigh
     held = nights.run(*[1.08] * 4)
     over = nights.run(*[1.08] * 2, 1.0)
 
-    assert held == [VerdictStatus.PASSED] * 4
-    assert over == [VerdictStatus.REGRESSED] * 2 + [VerdictStatus.PASSED]
+    assert GOOD_VERDICTS.issuperset(held)
+    assert over[:2] == [VerdictStatus.REGRESSED] * 2
+    assert over[2] in GOOD_VERDICTS
     (ended,) = as_of(night(9), [made])
     assert f"acknowledged until {night(8)}, which is over, by ann" in ended.text
     assert passed_by_ended([ended], "step_time", night(8))

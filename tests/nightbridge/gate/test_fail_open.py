@@ -57,7 +57,7 @@ def log_of(
 
 @pytest.fixture
 def judge(tmp_path: Path, make_record: Callable[..., RunRecord], make_row: Callable[..., HistoryRow]) -> Judge:
-    """The verdict on a log, against three good nights."""
+    """The verdict on a log, against nine good nights."""
 
     def summary_of_log(text: str) -> Summary:
         log = tmp_path / "log-account.nightly_0.out"
@@ -65,7 +65,7 @@ def judge(tmp_path: Path, make_record: Callable[..., RunRecord], make_row: Calla
         return summarise(read_curves((), (log,)), GatePolicy(), STEPS, RunSettings(), None)
 
     good = summary_of_log(log_of())
-    history = [make_row(good, f"2026-11-0{day}") for day in (7, 8, 9)]
+    history = [make_row(good, f"2026-11-0{day}") for day in range(1, 10)]
     return lambda text: compare(make_record(summary_of_log(text)), history)
 
 
@@ -110,7 +110,7 @@ def test_an_empty_log_crashes_there_and_is_short_here(judge: Judge, log: str) ->
     verdict = judge(log)
 
     assert verdict.status is VerdictStatus.SHORT
-    assert verdict.reasons == ("0 of 50 steps done",)
+    assert verdict.reasons == ("0 of 50 steps recorded",)
 
 
 def test_a_nan_moves_later_losses_to_other_steps_there_and_none_here(tmp_path: Path) -> None:

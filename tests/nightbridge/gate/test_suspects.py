@@ -16,8 +16,10 @@ from nightbridge.gate.trend import trend_lines, trends
 from nightbridge.gate.verdict import compare
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import (
+    Bump,
     Outcome,
     RangeCommit,
+    RepositoryChange,
     RunRecord,
     Site,
     Suspects,
@@ -160,7 +162,10 @@ class TestCommits:
         fork = rows[2].megatron_bridge.model_copy(update={"url": "https://example.org/fork.git"})
         rows[2] = rows[2].model_copy(update={"megatron_bridge": fork})
 
-        found = find_suspects(store, verdict, rows, lambda *_ends: [commit_of(1)])
+        def unknown(_url: str, _before: str, _after: str) -> Sequence[RangeCommit]:
+            raise InvalidInput("no such commit", thing="aaa")
+
+        found = find_suspects(store, verdict, rows, unknown)
 
         assert found is not None
         assert found.repositories[0].commits == ()
@@ -197,15 +202,21 @@ class TestDifferences:
             )
             plan = record.plan.model_copy(
                 update={
+                    # A site's variables reach the job through the launcher's command line.
+                    "argv": ("-E", f"NCCL_ALGO={'Ring' if tp == 1 else 'Tree'}"),
                     "environment": {
                         "NCCL_TIMEOUT": timeout,
                         "LOGS": f"/w/runs/{record.spec.run_key}/a1/logs",
                         "TMPDIR": f"/tmp/{night}",
                         "CODE": f"/shared/bridge/{tp:040x}",
-                    }
+                    },
                 }
             )
-            return row_of(commit(store, record.model_copy(update={"plan": plan})), None)
+            bridge = record.checkout.megatron_bridge.model_copy(
+                update={"submodules": {"3rdparty/Megatron-LM": overlap}}
+            )
+            checkout = record.checkout.model_copy(update={"megatron_bridge": bridge})
+            return row_of(commit(store, record.model_copy(update={"plan": plan, "checkout": checkout})), None)
 
         found = differences(store, stored("2026-11-08", 1, "true", "600"), stored("2026-11-09", 2, "false", "1200"))
 
@@ -214,7 +225,11 @@ class TestDifferences:
             ValueChange(name="cmd_args.tp", before="1", after="2"),
             ValueChange(name="extra_cmd_args.comm_overlap.tp_comm_overlap", before="true", after="false"),
         )
-        assert found.environment == (ValueChange(name="$NCCL_TIMEOUT", before="600", after="1200"),)
+        assert found.environment == (
+            ValueChange(name="$NCCL_ALGO", before="Ring", after="Tree"),
+            ValueChange(name="$NCCL_TIMEOUT", before="600", after="1200"),
+            ValueChange(name="submodule 3rdparty/Megatron-LM", before="true", after="false"),
+        )
 
     def test_what_a_commit_changed_in_the_recipe_is_found_in_what_the_runs_dumped(
         self, store: DirectoryStore, make_record: Records, commit: Callable[..., RunRecord]
@@ -293,3 +308,53 @@ def test_suspects_survive_json(store: DirectoryStore, nights: Nights) -> None:
     assert Suspects.model_validate_json(found.model_dump_json()) == found
     kept = verdict.model_copy(update={"suspects": found})
     assert Verdict.model_validate_json(kept.model_dump_json()) == kept
+
+
+class TestMoves:
+    def test_a_repository_that_moved_has_the_commits_of_both(self, store: DirectoryStore, nights: Nights) -> None:
+        verdict, rows = nights([1.0, 1.0, 1.2])
+        new = rows[2].megatron_bridge.model_copy(update={"url": "https://github.com/a/new.git"})
+        rows[2] = rows[2].model_copy(update={"megatron_bridge": new})
+        before = commit_of(1).model_copy(update={"url": "https://github.com/a/old.git"})
+
+        found = find_suspects(store, verdict, rows, lambda *_ends: [before, commit_of(2)])
+
+        assert found is not None
+        (change,) = found.repositories
+        assert [one.url for one in change.listed] == ["https://github.com/a/new.git", "https://github.com/a/old.git"]
+        assert change.note.startswith("the repository changed; before: ")
+
+
+class TestBumps:
+    @staticmethod
+    def bump(*inner: RangeCommit) -> RangeCommit:
+        moved = Bump(folder="core", before="1" * 40, after="2" * 40, commits=inner, url="https://github.com/a/core.git")
+        return commit_of(0).model_copy(update={"bumps": (moved,), "only_bumps": True, "subject": "Bump"})
+
+    def test_the_commits_inside_follow_their_bump_which_is_no_suspect(self) -> None:
+        change = RepositoryChange(
+            name="Megatron-Bridge", url="u", before="a", after="b", commits=(self.bump(*map(commit_of, (1, 2))),)
+        )
+
+        first, *inner = change.listed
+
+        assert first.text == f"Bump (bump of 2 commits of core {'1' * 12}..{'2' * 12})"
+        assert first.is_bump
+        assert [(one.commit, one.url) for one in inner] == [
+            (commit_of(2), "https://github.com/a/core.git"),
+            (commit_of(1), "https://github.com/a/core.git"),
+        ]
+        assert inner[0].text == f"core: {commit_of(2).subject}"
+        assert not inner[0].is_bump
+
+    def test_of_a_large_bump_the_newest_are_named(self, store: DirectoryStore, nights: Nights) -> None:
+        many = [commit_of(number) for number in range(1, MAX_COMMITS + 7)]
+        verdict, rows = nights([1.0, 1.0, 1.2])
+
+        found = find_suspects(store, verdict, rows, lambda *_: [commit_of(999), self.bump(*many)])
+
+        assert found is not None
+        (bump,) = found.repositories[0].commits
+        assert bump.bumps[0].commits == tuple(many[-MAX_COMMITS + 1 :])
+        assert str(bump.bumps[0]).startswith(f"bump of {len(many)} commits of core")
+        assert found.repositories[0].note == "and 1 older commits"

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from nightbridge.gate.trend import Trend, nights_of, trend_lines, trend_table, trends
-from nightbridge.history.rows import HistoryRow
+from nightbridge.gate.trend import Trend, nights_of, standing_lines, trend_lines, trend_table, trends
+from nightbridge.gate.verdict import compare
+from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import Outcome, Summary, VerdictStatus
+from tests.builders import make_record, make_summary
 
 GOOD, BAD = "a" * 40, "e" * 40
 PLANTED = 40
@@ -173,3 +175,16 @@ def test_the_table_shows_the_last_nights_and_marks_where_a_level_begins(slowed: 
 
 def test_no_history_is_no_trend() -> None:
     assert [(trend.nights, trend.changes) for trend in trends([])] == [((), ())] * 4
+
+
+def test_a_level_that_is_too_young_for_a_change_point_is_told_by_its_verdicts() -> None:
+    rows: list[HistoryRow] = []
+    for day, step_time in enumerate((1.0, 1.002, 0.998, 1.001, *(1.08, 1.081, 1.079, 1.08, 1.082)), 1):
+        record = make_record(make_summary([step_time] * 50), f"2026-11-{day:02}")
+        rows.append(row_of(record, compare(record, rows)))
+
+    found = trends(rows)
+
+    (line,) = standing_lines(rows, found)
+    assert line.startswith("regressed since 2026-11-05, 5 nights by their verdicts: step time +")
+    assert standing_lines(rows[:4], found) == ()

@@ -18,10 +18,10 @@ from nightbridge.errors import (
 from nightbridge.gate.comparison import Evidence
 from nightbridge.gate.decisions import Decision
 from nightbridge.gate.verdict import OUTCOME_FAULTS, OUTCOME_WORDS, compare, verdict_for_error, verdict_for_invalid
-from nightbridge.history.metrics import GOOD_VERDICTS
 from nightbridge.history.nightly_values import good_runs_before
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import (
+    GOOD_VERDICTS,
     GatePolicy,
     InvalidTest,
     Outcome,
@@ -30,6 +30,7 @@ from nightbridge.models import (
     Summary,
     Verdict,
     VerdictStatus,
+    Violation,
     make_run_key,
     utc_now,
 )
@@ -131,7 +132,7 @@ def test_the_threshold_is_the_tests_own(
     slower = summary_of([1.03] * 50)
     first_nights = history[:3]
 
-    assert compare(make_record(slower), first_nights).status is VerdictStatus.PASSED
+    assert compare(make_record(slower), first_nights).status is VerdictStatus.INSUFFICIENT_DATA
     strict = compare(make_record(slower, gate=GatePolicy(step_time=0.02)), first_nights)
     assert strict.status is VerdictStatus.REGRESSED
 
@@ -146,7 +147,7 @@ def test_a_loss_of_zero_in_history_needs_no_division(
 
     assert (verdict.status, verdict.comparisons[3].change) == (VerdictStatus.REGRESSED, None)
     assert "away from zero" in verdict.reasons[0]
-    assert same.status is VerdictStatus.PASSED
+    assert same.status is VerdictStatus.INSUFFICIENT_DATA
 
 
 def test_a_negative_loss_keeps_its_direction(make_record: Records, make_row: Rows, summary_of: Summaries) -> None:
@@ -273,7 +274,7 @@ def test_resumed_nights_are_no_level_that_a_later_night_is_held_to(
     fast = [make_row(summary_of([0.5] * 50), f"2026-11-{day:02}", cmd_args=RESUMED) for day in range(1, 9)]
     own = [make_row(night=f"2026-11-{day:02}") for day in (9,)]
 
-    assert compare(make_record(), [*fast, *own]).status is VerdictStatus.PASSED
+    assert compare(make_record(), [*fast, *own]).status is VerdictStatus.INSUFFICIENT_DATA
     assert compare(make_record(), [row.model_copy(update={"resumed": False}) for row in fast] + own).status is (
         VerdictStatus.REGRESSED
     )
@@ -287,7 +288,7 @@ def test_weights_alone_are_no_resume(make_row: Rows) -> None:
 
 
 def test_a_teardown_failure_with_good_numbers_makes_a_baseline(make_record: Records, make_row: Rows) -> None:
-    assert compare(make_record(), [make_row(outcome=Outcome.TEARDOWN)]).status is VerdictStatus.PASSED
+    assert compare(make_record(), [make_row(outcome=Outcome.TEARDOWN)]).status is VerdictStatus.INSUFFICIENT_DATA
 
 
 def test_a_slow_down_is_reported_every_night_until_somebody_repairs_it(
@@ -332,7 +333,7 @@ def test_a_broken_number_in_history_is_not_compared_with(
 
     verdict = compare(make_record(), history)
 
-    assert (verdict.status, verdict.comparisons[0].baseline) == (VerdictStatus.PASSED, 1.0)
+    assert (verdict.status, verdict.comparisons[0].baseline) == (VerdictStatus.INSUFFICIENT_DATA, 1.0)
 
 
 # --- failing closed --------------------------------------------------------------------------------------------------
@@ -369,7 +370,7 @@ def test_a_failed_job_that_measured_nothing_says_only_what_happened(
 ) -> None:
     record = make_record(Summary(steps_expected=50), outcome=Outcome.OUT_OF_MEMORY)
 
-    assert compare(record, history).reasons == ("the job ran out of memory", "0 of 50 steps done")
+    assert compare(record, history).reasons == ("the job ran out of memory", "0 of 50 steps recorded")
 
 
 def test_a_teardown_failure_is_compared_and_told(
@@ -441,7 +442,7 @@ def test_a_run_that_lacks_steps_never_passes(
     verdict = compare(make_record(summary_of([1.0] * steps)), history[:earlier])
 
     assert verdict.status is VerdictStatus.SHORT
-    assert verdict.reasons == (f"{steps} of 50 steps done",)
+    assert verdict.reasons == (f"{steps} of 50 steps recorded",)
 
 
 def test_what_the_plan_asked_for_counts_when_the_run_says_less(
@@ -462,9 +463,9 @@ def test_without_a_number_of_steps_a_run_must_reach_what_earlier_ones_did(
     whole = compare(make_record(summary_of(expected=None), **free), history)
     nothing = compare(make_record(Summary(), **free), ())
 
-    assert (short.status, short.reasons) == (VerdictStatus.SHORT, ("20 of 50 steps done",))
-    assert whole.status is VerdictStatus.PASSED
-    assert (nothing.status, nothing.reasons) == (VerdictStatus.SHORT, ("0 of 1 steps done",))
+    assert (short.status, short.reasons) == (VerdictStatus.SHORT, ("20 of 50 steps recorded",))
+    assert whole.status is VerdictStatus.INSUFFICIENT_DATA
+    assert (nothing.status, nothing.reasons) == (VerdictStatus.SHORT, ("0 of 1 steps recorded",))
 
 
 def test_a_damaged_history_cannot_be_made_to_pass_a_bad_run(
@@ -532,7 +533,11 @@ def test_a_foreign_error_gives_away_its_first_line_only(make_spec: Specs) -> Non
 
 
 def test_an_invalid_test_gets_the_key_its_run_would_have_had() -> None:
-    test = InvalidTest(id="llama3-8b", source="conf/a.toml", violations=("conf/a.toml:3: tp = 3", "conf/a.toml: no"))
+    test = InvalidTest(
+        id="llama3-8b",
+        source="conf/a.toml",
+        findings=(Violation(message="tp = 3", places=("conf/a.toml:3",)), Violation(message="conf/a.toml: no")),
+    )
 
     verdict = verdict_for_invalid(test, "nightly", "2026-11-10")
 
@@ -572,7 +577,7 @@ def test_what_is_too_good_stays_suspicious_and_is_never_compared_with(make_recor
     assert verdict.exit_code == 1
     assert verdict.reasons[0] == (
         "step time is better than can be believed, not a baseline until it is accepted, by −50.0 %: 0.5000 s against "
-        "1.000 s, the median of the last 7 good runs (limit 20 %)"
+        "1.000 s, the median of the last 7 good runs (limit 20 %); throughput +100.0 %"
     )
     assert verdict.reruns == 0
 
@@ -643,7 +648,7 @@ def test_another_topology_ends_the_baseline_and_the_old_level_is_information(
         rows.append(row_of(change(record) if 9 < day < 19 else record, verdicts[-1]))
 
     assert [verdict.exit_code for verdict in verdicts] == [0] * 19
-    assert [verdict.status for verdict in verdicts[8:11]] == ["passed", "no_baseline", "passed"]
+    assert [verdict.status for verdict in verdicts[8:11]] == ["passed", "no_baseline", "insufficient_data"]
     (reason,) = [reason for reason in verdicts[9].reasons if "topology" in reason]
     assert reason.startswith("another topology than 2026-11-09, " + text)
     assert reason.endswith("a baseline of its own; against that night step time +50.0 %, throughput −33.3 %, "

@@ -15,7 +15,6 @@ from nightbridge.history.changepoints import (
     night_noise,
     remove_canary,
     remove_node_effects,
-    reruns_needed,
     steadiest,
     winsorise,
 )
@@ -244,33 +243,6 @@ class TestNodeEffects:
     def test_every_night_needs_its_nodes(self) -> None:
         with pytest.raises(InvalidInput, match="1 nights for 2 nights"):
             remove_node_effects([1.0, 1.0], ["a"])
-
-
-class TestReruns:
-    def test_a_usual_night_is_not_run_again(self) -> None:
-        nights = noise(40, 1).tolist()
-
-        assert reruns_needed(1.005, nights, nights) == 0
-
-    @pytest.mark.parametrize("value", [1.05, 0.95, math.nan])
-    def test_a_suspicious_night_is_run_twice_more(self, value: float) -> None:
-        nights = noise(40, 1).tolist()
-
-        assert reruns_needed(value, nights, nights) == 2
-
-    def test_a_test_whose_runs_are_noisy_is_run_as_often_as_it_takes(self) -> None:
-        noisy, noisier = noise(60, 2, 0.02).tolist(), noise(60, 2, 0.06).tolist()
-
-        assert 1 <= reruns_needed(1.0, noisy, noisy) <= 3
-        assert reruns_needed(1.0, noisier, noisier) == 6
-
-    def test_how_noisy_a_run_is_does_not_depend_on_how_often_nights_were_run_again(self) -> None:
-        calmed, single = noise(60, 3, 0.01).tolist(), noise(60, 2, 0.06).tolist()
-
-        assert reruns_needed(1.0, calmed, single) == 6
-
-    def test_the_first_nights_ask_for_nothing(self) -> None:
-        assert reruns_needed(2.0, [1.0] * 4, [1.0] * 4) == 0
 
 
 class TestStatistics:

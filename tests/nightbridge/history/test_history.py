@@ -9,8 +9,17 @@ import pytest
 
 from nightbridge.errors import DamagedData
 from nightbridge.gate.verdict import compare
-from nightbridge.history.history_store import compact, write_generation
-from nightbridge.history.reading import LOOK_BACK, add, find_series, read_history, read_recent, series_of
+from nightbridge.history.history_store import Pack, RowKey, compact, write_generation
+from nightbridge.history.reading import (
+    DUMPED,
+    LOOK_BACK,
+    add,
+    find_series,
+    last_good_dump,
+    read_history,
+    read_recent,
+    series_of,
+)
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import RunRecord, RunSpec, Summary, VerdictStatus
 from nightbridge.models.series import former_series_id, series_id
@@ -166,6 +175,28 @@ class TestRecentRows:
 
         assert recent == tuple(rows[150:])
 
+    @pytest.mark.parametrize(("bad", "groups"), [(0, {3}), (250, {3}), (400, {3, 8})])
+    def test_of_years_only_the_newest_groups_are_decoded_unless_the_last_good_night_is_before_them(
+        self,
+        store: DirectoryStore,
+        make_row: Callable[..., HistoryRow],
+        monkeypatch: pytest.MonkeyPatch,
+        bad: int,
+        groups: set[int],
+    ) -> None:
+        rows = self.nights(make_row, [VerdictStatus.PASSED] * (1000 - bad) + [VerdictStatus.REGRESSED] * bad)
+        write_generation(store, "dgx", rows[0].series, rows, datetime.now(UTC))
+        decoded, keys_of = set(), Pack.row_keys
+
+        def counted(pack: Pack, group: int = 0) -> list[RowKey]:
+            decoded.add(pack.groups - group)
+            return keys_of(pack, group)
+
+        monkeypatch.setattr(Pack, "row_keys", counted)
+
+        assert read_recent(store, "dgx", rows[0].series, "2028-01-01") == tuple(rows[-(LOOK_BACK + bad) :])
+        assert decoded == groups
+
     def test_the_verdict_is_the_one_that_the_whole_history_gives(
         self, store: DirectoryStore, make_row: Callable[..., HistoryRow], make_record: Callable[..., RunRecord]
     ) -> None:
@@ -212,3 +243,21 @@ def test_a_series_without_history_has_its_own_name_and_no_alias(
 
     assert series_of(store, quoted, "dgx") == series_id(quoted, "dgx")
     assert list(store.list("aliases")) == []
+
+
+def test_the_dump_of_the_last_good_night_before_is_found(
+    store: DirectoryStore, make_row: Callable[..., HistoryRow]
+) -> None:
+    dumps = {"2026-11-07": 7, "2026-11-08": 8, "2026-11-09": 9, "2026-11-10": 10}
+    for night, layers in dumps.items():
+        bad = night == "2026-11-09"
+        row = make_row(night=night, verdict=VerdictStatus.REGRESSED if bad else VerdictStatus.PASSED)
+        add(store, row)
+        store.put(f"{row.prefix}/{DUMPED}", f"model: {{num_layers: {layers}}}\ntrain: {{train_iters: 1}}\n".encode())
+
+    found = last_good_dump(store, "dgx", row.series, "2026-11-10")
+    first = last_good_dump(store, "dgx", row.series, "2026-11-07")
+
+    assert found is not None
+    assert found.table["model"] == {"num_layers": 8}
+    assert first is None

@@ -32,7 +32,7 @@ def test_rows_are_what_the_compare_stage_had_written(store: DirectoryStore, judg
     rows = read_history(store, "dgx", judged[0].series)
     assert rows == rebuilt.rows
     assert [row.run_key for row in rows] == [record.spec.run_key for record in judged]
-    assert [row.verdict for row in rows] == [VerdictStatus.NO_BASELINE, VerdictStatus.PASSED, VerdictStatus.PASSED]
+    assert [row.verdict for row in rows] == ["no_baseline", "insufficient_data", "insufficient_data"]
     assert rebuilt.damaged == ()
 
 

@@ -12,8 +12,12 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
+from nightbridge.attribution.plan import folder_of, keep_plan
+from nightbridge.attribution.result import AttributionResult, evaluate, keep_result, sentence
 from nightbridge.errors import LaunchRefused, TransientError
+from nightbridge.gate.decisions import record_decision
 from nightbridge.gate.verdict import compare, verdict_for_error, verdict_for_invalid
+from nightbridge.harvest.manifest import Manifest
 from nightbridge.history.reading import add
 from nightbridge.history.rows import HistoryRow, Pin, row_of
 from nightbridge.models import (
@@ -23,18 +27,38 @@ from nightbridge.models import (
     RepositoryChange,
     RunRecord,
     RunSpec,
+    StoredFile,
     Summary,
     Suspects,
     ValueChange,
     Verdict,
     VerdictStatus,
+    Violation,
 )
 from nightbridge.models.metrics import COLUMNS
 from nightbridge.outputs.event_files import empty_table, metrics_parquet
-from nightbridge.report.page import ReportedRun
-from nightbridge.report.report import night_report_html, render_report
-from nightbridge.report.tables import STATUS_WORDS, headline_of, markdown_table, next_lines, reason_lines, verdict_table
+from nightbridge.report.overview import index_html
+from nightbridge.report.page import MAX_CHARTED, ReportedRun
+from nightbridge.report.report import link_from_night_before, night_report_html, render_report
+from nightbridge.report.tables import (
+    STATUS_WORDS,
+    compact_lines,
+    headline_of,
+    markdown_table,
+    next_lines,
+    reason_lines,
+    short_reason,
+    verdict_table,
+)
 from nightbridge.store.directory import DirectoryStore
+from tests.builders import (
+    ATTRIBUTED_FACTORS,
+    ATTRIBUTION_PLAN,
+    exchange_runs,
+    make_decision,
+    make_summary,
+    store_night,
+)
 
 Records = Callable[..., RunRecord]
 Specs = Callable[..., RunSpec]
@@ -103,7 +127,7 @@ def test_one_regression_is_the_headline(nights: Nights) -> None:
     page = render(nights([1.0, 1.0, 1.08]), nights([2.0, 2.0, 2.0], "other"))
 
     assert "Look at llama3-8b: step time +8.0 %." in page.text
-    assert "2 tests: 1 regressed, 1 passed." in page.text
+    assert "2 tests: 1 regressed, 1 insufficient data." in page.text
 
 
 def test_several_calls_are_counted(nights: Nights) -> None:
@@ -141,7 +165,7 @@ def test_the_matrix_shows_each_metric_with_value_change_and_judgement(nights: Ni
     assert all(metric.label in text and metric.unit in text for metric in COLUMNS)
 
 
-def test_the_chart_of_the_nights_shows_the_median_of_a_nights_runs_as_the_table_does(nights: Nights) -> None:
+def test_the_chart_of_the_nights_shows_tonights_value_as_the_table_does(nights: Nights) -> None:
     verdict, rows = nights([1.0, 1.0, 1.0123])
     repeats = tuple(
         rows[-1].model_copy(
@@ -154,9 +178,14 @@ def test_the_chart_of_the_nights_shows_the_median_of_a_nights_runs_as_the_table_
         for number, step_time in enumerate((1.0234, 1.0345), 1)
     )
 
-    page = render((verdict, (*rows, *repeats)))
+    paired = tuple(
+        item.model_copy(update={"value": 1.0456}) if item.metric == "step_time" else item
+        for item in verdict.comparisons
+    )
+    page = render((verdict.model_copy(update={"comparisons": paired}), (*rows, *repeats)))
 
-    assert "1.023" in page.words
+    assert "1.046" in page.words  # of the chart: the table's has a change beside it
+    assert "1.046 ▲ +1.2 %" in page.text
 
 
 def test_the_gravest_test_comes_first(nights: Nights) -> None:
@@ -193,23 +222,6 @@ def test_the_page_says_which_pins_changed_since_the_last_good_night(nights: Nigh
     assert page.links()[-1] == f"{compare_page}/{20:040x}...{21:040x}"
 
 
-def test_a_regression_of_an_earlier_night_is_traced_to_where_it_began(nights: Nights) -> None:
-    page = render(nights([1.0, 1.0, 1.08, 1.08, 1.08]))
-
-    assert "It began in night 2026-11-19. Changed since the last good night, 2026-11-18:" in page.text
-    assert f"{18:040x}...{19:040x}" in page.links()[-2]
-
-
-def test_a_regression_without_a_changed_pin_points_at_the_machines(nights: Nights) -> None:
-    verdict, rows = nights([1.0, 1.08, 1.08])
-    same = tuple(row.model_copy(update={"megatron_bridge": rows[0].megatron_bridge}) for row in rows)
-
-    assert (
-        "Nothing had changed since the last good night, 2026-11-19: suspect the machines."
-        in render((verdict, same)).text
-    )
-
-
 def test_a_first_night_has_nothing_to_compare(nights: Nights) -> None:
     text = render(nights([1.0])).text
 
@@ -239,7 +251,9 @@ def test_where_values_came_from_is_told(make_record: Records, summary_of: Summar
 
 def test_runs_that_never_started_have_a_section_too(make_spec: Specs, nights: Nights) -> None:
     refused = verdict_for_error(make_spec("2026-11-21"), LaunchRefused("invalid account", thing="sbatch"), "series")
-    invalid = verdict_for_invalid(InvalidTest(id="bad", violations=("no such key",)), "nightly", "2026-11-21")
+    invalid = verdict_for_invalid(
+        InvalidTest(id="bad", findings=(Violation(message="no such key"),)), "nightly", "2026-11-21"
+    )
     earlier = nights([1.0, 1.0, 1.0])[1][:-1]
 
     text = render((refused, earlier), (invalid, ())).text
@@ -290,7 +304,7 @@ def test_text_from_outside_stays_text(nights: Nights) -> None:
 
     assert "script" not in {tag for tag, _ in page.tags}
     assert page.text.count("<script>alert('x')</script>") >= 8
-    assert all(link.startswith(("#", "https://github.com/")) for link in page.links())
+    assert all(link.startswith(("#", "../", "https://github.com/")) for link in page.links())
 
 
 def test_two_tests_of_ten_nights_take_seconds_and_not_minutes(nights: Nights) -> None:
@@ -361,7 +375,7 @@ class TestSuspects:
         page = self.page(nights, suspects)
 
         assert "NeMo-Run: 1 commit," in page.text
-        assert all(link.startswith(("#", "https://github.com/")) for link in page.links())
+        assert all(link.startswith(("#", "../", "https://github.com/")) for link in page.links())
 
     def test_configuration_and_environment_are_told_with_what_they_were(
         self, nights: Nights, suspects: Suspects
@@ -372,9 +386,6 @@ class TestSuspects:
         assert "$NCCL_TIMEOUT 1200 was not set" in text
         assert "the older run is gone" in text
 
-    def test_it_takes_the_place_of_the_table_that_only_the_rows_give(self, nights: Nights, suspects: Suspects) -> None:
-        assert "It began in night" not in self.page(nights, suspects).text
-
     def test_where_nothing_changed_the_machines_are_suspect(self, nights: Nights) -> None:
         nothing = Suspects(last_good="2026-11-18", night="2026-11-19", run_before="before", run_after="after")
 
@@ -384,7 +395,7 @@ class TestSuspects:
         many = suspects.repositories[0].model_copy(update={"commits": suspects.repositories[0].commits * 20})
         page = self.page(nights, suspects.model_copy(update={"repositories": (many, suspects.repositories[1])}))
 
-        assert [("open" in attributes) for tag, attributes in page.tags if tag == "details"] == [False, True]
+        assert [("open" in attributes) for tag, attributes in page.tags if tag == "details"][1:] == [False, True]
 
 
 # --- from the store --------------------------------------------------------------------------------------------------
@@ -502,6 +513,53 @@ def test_the_matrix_shows_the_change_against_the_golden_value_too(nights: Nights
     assert "golden" not in render((verdict, rows)).text
 
 
+# --- which change did it ---------------------------------------------------------------------------------------------
+
+
+def kept_cause(store: DirectoryStore, verdict: Verdict) -> AttributionResult:
+    """What was found about the change that a verdict tells; a key of it may hold anything."""
+    factors = [factor.model_copy(update={"key": HOSTILE}) if factor.key else factor for factor in ATTRIBUTED_FACTORS]
+    plan = ATTRIBUTION_PLAN.model_copy(update={"series": verdict.series, "factors": tuple(factors)})
+    result = evaluate(keep_plan(store, plan), exchange_runs([2], plan))
+    keep_result(store, result)
+    return result
+
+
+def test_the_cause_of_what_became_worse_stands_on_the_page_with_its_picture(
+    store: DirectoryStore, nights: Nights
+) -> None:
+    verdict, _rows = nights([1.0, 1.0, 1.08])
+    result = kept_cause(store, verdict)
+
+    html = night_report_html(store, "nightly", "2026-11-21", [verdict], cluster="dgx")
+    page = Page(html)
+
+    assert " ".join(sentence(result).split()) in page.text
+    assert "run" in page.text
+    assert ("div", "What each run had at its bad level, what it showed, and the probability of each change") in [
+        (tag, attributes.get("aria-label")) for tag, attributes in page.tags
+    ]
+    assert "<script" not in html
+
+
+def test_a_test_that_is_good_again_shows_no_cause(store: DirectoryStore, nights: Nights) -> None:
+    kept_cause(store, nights([1.0, 1.0, 1.08])[0])
+    good, _rows = nights([1.0, 1.0, 1.0])
+
+    assert "which change did it" not in night_report_html(store, "nightly", "2026-11-21", [good], cluster="dgx")
+
+
+def test_a_cause_that_cannot_be_read_is_named_and_holds_nobody_up(store: DirectoryStore, nights: Nights) -> None:
+    verdict, _rows = nights([1.0, 1.0, 1.08])
+    result = kept_cause(store, verdict)
+    store.put(f"{folder_of(result.plan)}/result.json", b"{")
+
+    text = Page(night_report_html(store, "nightly", "2026-11-21", [verdict], cluster="dgx")).text
+
+    assert "not an attribution's result" in text
+    assert "Look at llama3-8b" in text
+
+
 def test_damaged_evidence_is_named_and_holds_nobody_up(store: DirectoryStore, nights: Nights) -> None:
     verdict, _rows = nights([1.0, 1.0])
     store.put(f"history/dgx/{verdict.series}/2026-11-01-bad.json", b"{")
@@ -512,7 +570,7 @@ def test_damaged_evidence_is_named_and_holds_nobody_up(store: DirectoryStore, ni
 
     assert "2026-11-01-bad.json: not a history row" in text
     assert "metrics.parquet: not a table of scalars" in text
-    assert "2 tests: 2 passed." in text
+    assert "2 tests: 2 insufficient data." in text
 
 
 def test_a_store_that_does_not_answer_is_asked_again(
@@ -539,7 +597,7 @@ def test_markdown_has_one_row_per_verdict_the_gravest_first(nights: Nights, make
     assert lines[0] == "| test | verdict | step time | throughput | peak memory | final loss | why |"
     assert lines[2].startswith("| bad | ◆ regressed | 1.080 s (▲ +8.0 %) | 700.0 TFLOP/s/GPU (±0.0 %) |")
     assert lines[3] == "| refused | ! infrastructure | – | – | – | – | invalid account |"
-    assert lines[4].startswith("| good | ✓ passed |")
+    assert lines[4].startswith("| good | ◔ insufficient data |")
 
 
 def test_markdown_keeps_text_from_outside_in_its_cell(make_spec: Specs) -> None:
@@ -601,11 +659,19 @@ def suspected(*subjects: str) -> Suspects:
 
 
 def test_a_bad_verdict_ends_with_the_suspect_and_the_next_command() -> None:
-    verdict = Verdict(run_key="a-n2-0123456789", test_id="a", night="n2", status=VerdictStatus.REGRESSED, since="n2")
+    verdict = Verdict(
+        run_key="a-n2-0123456789",
+        test_id="a",
+        night="n2",
+        status=VerdictStatus.REGRESSED,
+        since="n2",
+        certainty="3 of 3 runs",
+    )
     one, two = (verdict.model_copy(update={"suspects": suspected(*names)}) for names in (["Slow"], ["Slow", "Docs"]))
 
     assert next_lines([one], " --workspace /ws") == (
-        'a: regressed since n2; suspect bf75d9e "Slow" (only commit). next: nightbridge bisect a --workspace /ws',
+        'a: regressed since n2 (3 of 3 runs); suspect bf75d9e "Slow" (only commit). '
+        "next: nightbridge bisect a --workspace /ws",
     )
     assert "(newest of 2 commits)" in next_lines([two])[0]
 
@@ -622,3 +688,127 @@ def test_the_next_command_is_that_of_the_verdict(status: VerdictStatus, command:
     lines = next_lines([Verdict(run_key="a-n2-0123456789", test_id="a", night="n2", status=status)])
 
     assert [line.split(". next: ")[1] for line in lines] == ([command] if command else [])
+
+
+# --- the page's second week -------------------------------------------------------------------------------------------
+
+
+def test_tests_with_one_cause_are_one_case_and_the_headline_names_it(nights: Nights) -> None:
+    tests = [nights([1.0, 1.0, 1.08], name) for name in ("a", "b")]
+    runs = [
+        ReportedRun(verdict.model_copy(update={"suspects": suspected("Synchronise more")}), rows)
+        for verdict, rows in tests
+    ]
+
+    page = Page(render_report("2026-11-21", "nightly", runs))
+
+    assert '2 of 2 tests need attention: suspect bf75d9e "Synchronise more" (only commit).' in page.text
+    assert [tag for tag, attributes in page.tags if attributes.get("class") == "command"] == ["code"] * 2
+    assert page.text.count('regressed a b suspect bf75d9e "Synchronise more"') == 1
+
+
+def test_passed_tests_are_folded(nights: Nights) -> None:
+    page = render(nights([1.0, 1.0, 1.08], "slow"), nights([1.0, 1.0, 1.0], "fine"))
+
+    folds = {attributes["id"]: "open" in attributes for tag, attributes in page.tags if attributes.get("id")}
+    assert [is_open for run_key, is_open in folds.items() if str(run_key).startswith("slow")] == [True]
+    assert [is_open for run_key, is_open in folds.items() if str(run_key).startswith("fine")] == [False]
+
+
+def test_step_time_and_its_inverses_are_one_sentence(make_record: Records) -> None:
+    rows: list[HistoryRow] = []
+    for day, step_time in enumerate((1.0, 1.0, 1.0, 1.25), 18):
+        record = make_record(make_summary([step_time] * 50, tflops=700 / step_time), f"2026-11-{day}")
+        verdict = compare(record, rows)
+        rows.append(row_of(record, verdict))
+
+    assert short_reason(verdict) == "step time +25.0 %"
+    assert [reason.partition(" by ")[0] for reason in verdict.reasons if "regressed" in reason] == [
+        "step time regressed"
+    ]
+    assert "; throughput −20.0 %" in verdict.reasons[0]
+
+
+def test_charts_are_drawn_for_the_gravest_tests_alone(nights: Nights) -> None:
+    many = [nights([1.0, 1.0, 1.08], f"slow-{number}") for number in range(MAX_CHARTED)]
+
+    page = render(*many, nights([1.0, 1.0, 1.0], "fine"))
+
+    assert [tag for tag, _ in page.tags].count("figure") == MAX_CHARTED
+
+
+def test_a_failed_run_shows_its_first_error_and_its_last_lines(store: DirectoryStore, make_record: Records) -> None:
+    lines = ["step 1", "Traceback (most recent call last):", '  File "a.py"', "ValueError: no <b> \x1b[31mheads\x07"]
+    lines += [f"line {number}" for number in range(40)]
+    record = make_record(night="2026-11-21", outcome=Outcome.PROGRAM_ERROR)
+    data = "\n".join(lines).encode()
+    batch = b"+ srun\nslurmstepd: error: *** JOB 1 CANCELLED ***"
+    store.put(f"{record.prefix}/logs/log_0.out", data)
+    store.put(f"{record.prefix}/logs/sbatch_0.out", batch)
+    manifest = Manifest(
+        run_key=record.spec.run_key,
+        attempt=1,
+        prefix=record.prefix,
+        files=(
+            StoredFile(path="logs/log_0.out", size=len(data), sha256="0" * 64, kind="log", mtime_ns=1),
+            StoredFile(path="logs/sbatch_0.out", size=len(batch), sha256="0" * 64, kind="log", mtime_ns=2),
+        ),
+        job=record.job,
+        committed_at=datetime.now(UTC),
+        record=record,
+    )
+    store.put(f"{record.prefix}/manifest.json", manifest.model_dump_json().encode())
+
+    page = Page(night_report_html(store, "nightly", "2026-11-21", [compare(record, ())], cluster="slurm"))
+
+    assert "First error: ValueError: no <b> heads" in page.text
+    assert "The last 30 lines of its log line 10 line 11" in page.text
+    assert "line 9 " not in page.text
+    assert "+ srun" not in page.text
+
+
+def test_a_page_links_to_the_nights_around_it(store: DirectoryStore) -> None:
+    for night in ("2026-11-20", "2026-11-21", "2026-11-22"):
+        html = night_report_html(store, "nightly", night, [], cluster="slurm")
+        store.put(f"reports/{night}/nightly.html", html.encode())
+        store.put(f"reports/{night}/other.html", b"another scenario")
+        link_from_night_before(store, "nightly", night)
+
+    links = Page((store.get("reports/2026-11-21/nightly.html") or b"").decode()).links()
+    assert links == ["../index.html", "../2026-11-20/nightly.html", "../2026-11-22/nightly.html"]
+    assert store.get("reports/2026-11-21/other.html") == b"another scenario"
+
+
+def test_the_index_shows_every_test_by_nights_those_that_need_somebody_first(store: DirectoryStore) -> None:
+    passed, regressed = VerdictStatus.PASSED, VerdictStatus.REGRESSED
+    for day in range(18, 22):
+        verdicts = {"aaa": passed, "zzz": regressed if day == 21 else passed}
+        store_night(store, f"2026-11-{day}", verdicts, gpu_hours=2.0, confirmation_gpu_hours=0.5)
+    record_decision(store, make_decision("aaa"))
+    record_decision(store, make_decision("over", until="2026-11-20"))
+
+    page = Page(index_html(store, ("7 GB are free",), limit=3))
+
+    assert "1 of 2 tests need attention" in page.text
+    assert page.text.index("zzz ◆ regressed") < page.text.index("aaa ✓ passed")
+    assert "15.0 GPU-hours, 3.0 of them confirmation; 0.0 GB went to the store 7 GB are free" in page.text
+    assert page.text.count(" 7.5 0.00") == 2
+    assert "1 open decision aaa:" in page.text
+    assert "2026-11-18" not in page.text
+    strips = [attributes["aria-label"] for tag, attributes in page.tags if tag == "svg" and "aria-label" in attributes]
+    assert strips == ["2 passed, 1 regressed", "3 passed"]
+    assert len([link for link in page.links() if link.startswith("2026-11-21/nightly.html#zzz")]) == 2
+
+
+def test_off_a_terminal_two_tests_are_a_few_lines_with_cause_and_next_command(nights: Nights) -> None:
+    slow, fine = nights([1.0, 1.0, 1.08], "slow")[0], nights([1.0, 1.0, 1.0], "fine")[0]
+    slow = slow.model_copy(update={"suspects": suspected("Synchronise more")})
+
+    lines = compact_lines((fine, slow), " --system site.toml")
+
+    assert len(lines) == 4
+    assert lines[0].startswith("◆ slow  regressed  step time 1.080 s ▲ +8.0 %")
+    assert lines[1].startswith("slow: step time regressed by +8.0 %")
+    assert lines[2].endswith("(only commit). next: nightbridge bisect slow --system site.toml")
+    assert " fine  " in lines[3]
+    assert "step time 1.000 s ±0.0 %" in lines[3]

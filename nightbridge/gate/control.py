@@ -1,0 +1,454 @@
+"""The control arm: the last good point beside tonight's, on the same nodes in the same hour.
+
+A re-run repeats only the new code, so that a driver that changed at noon or a slow switch confirms any commit. A *pair*
+runs both points, one job each, one after the other on one list of nodes: what the cluster does moves both arms, and
+their difference is the code's. Pairs alternate which arm comes first (ABBA), so that a drift within the hour cancels.
+
+The differences of the last nights are weighed by a sequential test (Page's CUSUM of the log-likelihood ratio, Page
+1954): how much likelier they are if the new point is worse by the smallest change that counts than if it is as good.
+Three ends: at `PROOF` the regression is proven; where tonight's pairs are `CLEAR`, what was seen is the cluster's;
+otherwise another pair is wanted, up to `MOST_TIMES` as many as the test's policy begins with, and the next night goes
+on where this one ended. Of a metric that is no average, such as the 95th percentile, the likelihood is that of being
+out of the band at all: a share of all runs is, whatever the code, and a regression is in nearly all of them.
+
+The point that is run is not last night's: a small change needs some nights to be seen, and until then those nights
+pass. It is as many good nights old as evidence may take to build up.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from nightbridge.gate.decisions import Decision, level_start
+from nightbridge.gate.trend import CERTAINLY_BACK
+from nightbridge.history.metrics import format_change, format_count, format_percent, format_value
+from nightbridge.history.nightly_values import Night, run_value
+from nightbridge.history.reading import is_good
+from nightbridge.history.rows import HistoryRow
+from nightbridge.models import Arm, GatePolicy, GitRepo, HarvestPolicy, PinnedRepository, RunRecord, RunSpec
+from nightbridge.models.metrics import METRICS, Metric
+
+PROOF = 10.0
+"""Least log-likelihood ratio that proves a regression: 22,000 times likelier than none."""
+
+NIGHTS_OF_A_MONTH = 30
+
+CLEAR = 1.5
+"""Log-likelihood ratio of tonight's pairs at which the new point is as good as the last good one."""
+
+OPEN = 2.0
+"""What earlier nights left that is above this is gone on with, whatever tonight's run says."""
+
+MOST_TIMES = 8
+"""Pairs of a night at most, as a multiple of those that it begins with."""
+
+WINDOW = 14
+"""Nights whose pairs are weighed together, and how many good nights old the control point is, where it can be."""
+
+FINE_CHANGE = 0.01
+"""The smallest change that nightly pairs look for; relative."""
+
+MIN_SPREAD = 0.2
+"""Least noise of a run that is assumed, as a share of the change looked for: a quiet history proves little."""
+
+MOST_SIGMAS = 5.0
+"""A difference that is farther out counts as this many of its standard deviations: one accident is no proof."""
+
+SHOWN = 0.95
+"""Share of its runs in which a regression of a metric that is no average shows."""
+
+UNKNOWN_SIGMAS = 5.0
+"""A test without much history is taken to be quiet enough for its widest band to be so many standard deviations."""
+
+NOISE_WEIGHT = 8
+"""What the noise of the nights counts beside the pairs' own, in pairs."""
+
+MIN_PAIRS = 16
+"""Pairs from which on their own spread is known better than the noise between nights says."""
+
+SUSPECT_SIGMAS = 1.0
+"""From here on a night's step time is worth a pair; most such nights are chance, and the pair says so."""
+
+
+class Agreement(NamedTuple):
+    """How many of a night's runs are worse than the band."""
+
+    runs: int
+    worse: int
+
+    @property
+    def is_split(self) -> bool:
+        """Whether some of them are and some are not."""
+        return 0 < self.worse < self.runs
+
+    def __str__(self) -> str:
+        return f"{self.worse} of {format_count(self.runs, 'run')}"
+
+
+def agreement_of(sides: Sequence[int]) -> Agreement:
+    """Count the runs.
+
+    Args:
+        sides: One per run: positive when it is worse than the band, else zero or negative.
+    """
+    return Agreement(len(sides), sum(side > 0 for side in sides))
+
+
+def reruns_wanted(agreement: Agreement, gate: GatePolicy) -> int:
+    """How many runs besides its own a night should have.
+
+    Args:
+        agreement: Of the runs that it has.
+        gate: How many pairs a suspicious result is given, as many more when they disagree, and how many at most.
+    """
+    confirm = 2 * gate.pairs
+    if not agreement.worse:
+        return 0
+    undecided = agreement.is_split and 2 * agreement.worse > agreement.runs > confirm
+    wanted = 2 * confirm if undecided else confirm
+    return wanted if gate.max_runs is None else min(wanted, gate.max_runs)
+
+
+def proof_needed(runs: int, false_alarms: float) -> float:
+    """The log-likelihood ratio that proves a regression, so that a whole night keeps its budget of false alarms.
+
+    A ratio of e^h is reached by chance once in e^h tries at most (Wald 1945), and there is one for each metric of each
+    run in each night.
+
+    Args:
+        runs: How many runs a night has.
+        false_alarms: How many of them all may be false in a month.
+    """
+    tries = max(runs, 1) * len(METRICS) * NIGHTS_OF_A_MONTH
+    return max(PROOF, math.log(tries / false_alarms))
+
+
+class Proof(NamedTuple):
+    """What pairs say of a metric. Differences are relative, positive for worse.
+
+    `needed`: the `score` that proves a regression. `pairs`: tonight's. `score`: the log-likelihood ratio for a
+    regression, over the nights since it was last zero. `clear`: the same for none, of tonight's pairs alone.
+    `difference`: mean since then, or of tonight. `weighed`: pairs that this is the mean of.
+    """
+
+    pairs: int
+    score: float
+    clear: float
+    difference: float
+    weighed: int
+    needed: float = PROOF
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether the new point is proven to be worse."""
+        return self.pairs > 0 and self.score >= self.needed
+
+    def __str__(self) -> str:
+        return format_count(self.weighed, "pair")
+
+
+def weigh(nights: Sequence[Sequence[float]], noise: float, change: float) -> Proof:
+    """Weigh the pairs of the last nights.
+
+    Args:
+        nights: Of each night the differences of its pairs, relative, positive for worse; tonight last.
+        noise: Relative standard deviation of single runs.
+        change: The smallest relative change that counts.
+    """
+    spread = math.sqrt(2) * max(noise, MIN_SPREAD * change)
+    known = [difference for night in nights for difference in night]
+    if len(known) > 2:
+        # Nights may have been quieter than they usually are: the pairs' own spread weighs against that.
+        pooled = NOISE_WEIGHT * spread**2 + statistics.variance(known) * (len(known) - 1)
+        spread = max(spread, math.sqrt(pooled / (NOISE_WEIGHT + len(known) - 1)))
+    if len(known) >= MIN_PAIRS:
+        own = 1.4826 * statistics.median(abs(value - statistics.median(known)) for value in known)
+        spread = max(own * (1 + 1 / len(known)), math.sqrt(2) * MIN_SPREAD * change)
+    return _proof(nights, lambda difference: _gain(difference, spread, change))
+
+
+def weigh_strays(nights: Sequence[Sequence[float]], strays: float, width: float) -> Proof:
+    """Weigh the pairs of a metric that is no average.
+
+    Args:
+        nights: As of `weigh`.
+        strays: Share of the runs that are out of the band, whatever the code.
+        width: Of the band, relative: a difference beyond it is a run out of the band beside one that is not.
+    """
+    shown, hidden = math.log(SHOWN / strays), math.log((1 - SHOWN) / (1 - strays))
+    return _proof(nights, lambda difference: shown if difference > width else hidden)
+
+
+def _proof(nights: Sequence[Sequence[float]], gain: Callable[[float], float]) -> Proof:
+    """Sum up what each pair adds to the log-likelihood ratio."""
+    known = [difference for night in nights for difference in night]
+    score, since = 0.0, 0
+    for place, difference in enumerate(known):
+        score += gain(difference)
+        if score <= 0:
+            score, since = 0.0, place + 1
+    tonight = list(nights[-1]) if nights else []
+    weighed = known[since:] or tonight
+    return Proof(
+        pairs=len(tonight),
+        score=score,
+        clear=-sum(map(gain, tonight)),
+        difference=statistics.fmean(weighed) if weighed else 0.0,
+        weighed=len(weighed),
+    )
+
+
+class Seen(NamedTuple):
+    """What is known of a metric without its pairs.
+
+    `regressed`: whether band or history call it worse. `excess`: how far tonight is on the worse side of its reference,
+    relative. `stood`: by how much last night was worse, and nobody accepted it; 0 where it was not. `noise`: relative
+    standard deviation of single runs, of `field` of the summary. `change`: the smallest relative change that is looked
+    for. `explained`: what takes the known moves of the cluster out of a value of tonight. `reference`: what is compared
+    with, without these. `width`: of the band, relative. `strays`: of a metric that is no average, the share of good
+    runs that were out of it; 0 of an average. `needed`: the score that proves a regression.
+    """
+
+    regressed: bool
+    excess: float
+    stood: float
+    noise: float
+    change: float
+    field: str
+    explained: float
+    reference: float
+    width: float
+    strays: float
+    needed: float
+
+    def proof(self, nights: Sequence[Sequence[float]]) -> Proof:
+        """What the pairs of the last nights say."""
+        found = weigh_strays(nights, self.strays, self.width) if self.strays else weigh(nights, self.noise, self.change)
+        return found._replace(needed=self.needed)
+
+
+class Ruling(NamedTuple):
+    """What the pairs say of a metric.
+
+    `kind`: quiet, there is nothing to be proven. ask, so many `pairs` are wanted. alone, no pair has both of its arms.
+    stands, it is as bad as last night. worse, that is the code. clear, it is not. open, it may be. `moved`: how many
+    times the good level the cluster alone has it now. `new`, `control`: medians of tonight's arms in the metric's unit.
+    """
+
+    kind: Literal["quiet", "ask", "alone", "stands", "worse", "clear", "open"]
+    proof: Proof
+    pairs: int = 0
+    moved: float | None = None
+    new: float = math.nan
+    control: float = math.nan
+
+
+def rule(metric: Metric, gate: GatePolicy, nights: Sequence[Night], seen: Seen) -> Ruling:
+    """What tonight's pairs, and those of the nights before, say of a metric.
+
+    Args:
+        metric: The metric.
+        gate: The test's policy.
+        nights: Oldest first, tonight last.
+        seen: What else is known of it.
+    """
+    # A regression that was told is over or stands: its own pairs say nothing of a further one.
+    told = max((at for at, night in enumerate(nights[:-1]) if metric.name in night.own.worse), default=-1)
+    weighed = nights[max(told + 1, len(nights) - WINDOW) :]
+    proof = seen.proof([differences(night, metric, seen.field) for night in weighed])
+    if seen.stood and (seen.regressed or (seen.excess >= seen.stood / 2 and proof.clear < CLEAR)):
+        return Ruling("stands", proof)
+    is_back = not seen.regressed and seen.excess < seen.stood / 2 - CERTAINLY_BACK * seen.noise
+    is_speed = metric.name == "step_time"
+    far = is_speed and seen.excess >= max(SUSPECT_SIGMAS * seen.noise, FINE_CHANGE)
+    # Of a metric that is no average, or that no cluster moves, pairs only confirm what the band says.
+    goes_on = metric.follows_cluster and not metric.least_change and proof.score > OPEN
+    suspicious = seen.regressed or far or goes_on or (seen.stood > 0 and not is_back)
+    every_night = is_speed and gate.control == "every_night"
+    started = max((row.arm.pair for row in nights[-1].arms if row.arm and not row.arm.on_suspects), default=0)
+    most = MOST_TIMES * gate.pairs if gate.max_runs is None else gate.max_runs // 2
+    if (suspicious or every_night) and started < (first := min(gate.pairs, most)):
+        return Ruling("ask", proof, first)
+    if not suspicious:
+        return Ruling("quiet", proof)
+    if not proof.pairs:
+        # Another pair would hardly be better: what tonight's own runs say counts.
+        return Ruling("stands" if seen.stood else "alone", proof)
+    if not proof.is_worse and proof.clear < CLEAR and started < most:
+        return Ruling("ask", proof, started + 1)
+    if seen.stood and not proof.is_worse and proof.clear < CLEAR:
+        return Ruling("stands", proof)
+    kind: Literal["worse", "clear", "open"] = "worse" if proof.is_worse else "clear" if proof.clear >= CLEAR else "open"
+    return _with_levels(Ruling(kind, proof), metric, nights[-1], seen)
+
+
+def _with_levels(ruling: Ruling, metric: Metric, night: Night, seen: Seen) -> Ruling:
+    """The same with what tonight's arms measured, and with where the cluster has the good level now."""
+    pairs = pairs_of(night)
+    news, controls = (
+        [value for pair in pairs if (value := run_value(pair[arm], metric)) is not None] for arm in (0, 1)
+    )
+    if not news or not controls or not seen.reference:
+        return ruling
+    own = [value for run in night.runs if (value := run_value(run, metric)) is not None]
+    # Where the code is as good as before, every run of the night shows the level; else only the control's.
+    shown = {"clear": [*own, *controls], "worse": controls}.get(ruling.kind, [])
+    moved = None
+    if shown:
+        level = statistics.median(shown) * seen.explained / seen.reference
+        if abs(level - 1) >= max(FINE_CHANGE, 2 * seen.noise / math.sqrt(len(shown))):
+            moved = night.own.moved.get(metric.name, 1.0) * level
+    return ruling._replace(moved=moved, new=statistics.median(news), control=statistics.median(controls))
+
+
+def asked_because(metric: Metric, ruling: Ruling, seen: Seen) -> str:
+    """Why further pairs are wanted, in words."""
+    away = format_change(seen.excess if metric.lower_is_better else -seen.excess)
+    left = f", left open by {format_count(ruling.proof.pairs, 'pair')}" if ruling.proof.pairs else ""
+    scatter = f"single runs of this test scatter by {format_percent(round(seen.noise, 3))}"
+    wanted = f"changes of {format_percent(round(seen.change, 3))} are looked for"
+    return f"{metric.label} {away} from its reference{left}; {scatter}, {wanted}"
+
+
+def moved_back(metric: Metric, nights: Sequence[Night], change: float) -> float | None:
+    """An earlier place of the good level, where the cluster has gone back to it; None where it has not.
+
+    Args:
+        metric: The metric.
+        nights: Oldest first, tonight last.
+        change: How far tonight is from the good level where that is held to be now, relative, signed.
+    """
+    held = nights[-1].own.moved.get(metric.name, 1.0)
+    earlier = {1.0, *(night.own.moved.get(metric.name, 1.0) for night in nights[:-1])}
+    places = [held, *(place for place in earlier if metric.worse(held - place))]
+    if change <= -1 or len(places) == 1:
+        return None
+    nearest = min(places, key=lambda place: abs(math.log((1 + change) * held / place)))
+    return None if nearest == held else nearest
+
+
+def said(metric: Metric, control: str, ruling: Ruling, seen: Seen) -> str:
+    """What the pairs say, in words; empty where they clear what nobody was told of. `control`: the good night."""
+    sign = 1 if metric.lower_is_better else -1
+    change, pairs = format_change(sign * ruling.proof.difference), ruling.proof
+    beside = f"beside the last good point, {control}, on the same nodes"
+    if ruling.kind == "worse":
+        new, old = (format_value(value, metric.unit) for value in (ruling.new, ruling.control))
+        return f"{metric.label} regressed by {change} {beside}: {new} against {old}, {pairs}"
+    if ruling.kind == "open":
+        return f"{metric.label} may be worse, {change} {beside}: {pairs} leave it open, the next night goes on"
+    if ruling.moved is not None:
+        level = format_change(ruling.control * seen.explained / seen.reference - 1)
+        moved = f"{metric.label} moved by {level} with the code of {control} too"
+        return f"{moved}: the cluster, no regression ({pairs})"
+    moved = f"{metric.label} was out of its band, and is as good {beside} ({pairs}): no regression"
+    return moved if seen.regressed else ""
+
+
+def _gain(difference: float, spread: float, change: float) -> float:
+    """Log-likelihood ratio of one pair: of a regression by `change` against none, Gaussian."""
+    believed = min(max(difference, -MOST_SIGMAS * spread), MOST_SIGMAS * spread)
+    return change * (believed - change / 2) / spread**2
+
+
+def differences(night: Night, metric: Metric, field: str = "") -> list[float]:
+    """Of each pair of a night that measured a metric in both arms, the relative difference, positive for worse."""
+    found = []
+    for new, control in pairs_of(night):
+        values = [run_value(run, metric, field) for run in (new, control)]
+        if values[0] is not None and values[1]:
+            change = (values[0] - values[1]) / abs(values[1])
+            found.append(change if metric.lower_is_better else -change)
+    return found
+
+
+def pairs_of(night: Night) -> list[tuple[HistoryRow, HistoryRow]]:
+    """The pairs of a night that have both arms in the history, the new point's and the control's, in their order.
+
+    Without the pair on suspect nodes: it is about those, and comes when everything else is decided.
+    """
+    by_pair: dict[int, dict[str, HistoryRow]] = {}
+    for row in night.arms:
+        if row.arm and not row.arm.on_suspects:
+            by_pair.setdefault(row.arm.pair, {})[row.arm.role] = row
+    return [(arms["new"], arms["control"]) for _pair, arms in sorted(by_pair.items()) if len(arms) == 2]
+
+
+def change_looked_for(metric: Metric, gate: GatePolicy) -> float:
+    """The smallest relative change of a metric that pairs look for."""
+    least = metric.least(gate.minimum_change)
+    return min(least, FINE_CHANGE) if gate.control == "every_night" and metric.follows_cluster else least
+
+
+def control_point(past: Sequence[Night], decisions: Sequence[Decision]) -> HistoryRow | None:
+    """The stored run that a control arm repeats; None where no good night is stored.
+
+    Args:
+        past: The nights before, oldest first.
+        decisions: Users' decisions: what was before an accepted level is not what the test is held to.
+    """
+    since = max((level_start(decisions, metric.name) for metric in METRICS), default="")
+    good = [
+        night.own
+        for night in past
+        if is_good(night.own) and night.own.prefix and not night.own.resumed and night.own.night >= since
+    ]
+    return good[-min(WINDOW, len(good))] if good else None
+
+
+def arm_of(number: int, reference: str, on_suspects: bool = False) -> Arm:
+    """The arm that a night's further run of a number (from 1) is: A B, then B A, and so on."""
+    pair, second = (number + 1) // 2, number % 2 == 0
+    role = "control" if second == bool(pair % 2) else "new"
+    return Arm(role="control" if role == "control" else "new", pair=pair, reference=reference, on_suspects=on_suspects)
+
+
+def arm_run(run: RunSpec, base: RunRecord, number: int, on_suspects: bool = False) -> RunSpec:
+    """The run of an arm: tonight's, or the last good point as it was, as a run of tonight."""
+    arm = arm_of(number, base.spec.run_key, on_suspects)
+    test = (
+        run.test
+        if arm.role == "new"
+        else run_at(base, {}).test.model_copy(update={"sbatch_args": run.test.sbatch_args})
+    )
+    test = test.model_copy(update={"harvest": HarvestPolicy(checkpoint="none")})
+    return run.model_copy(update={"repeat": number, "arm": arm, "test": test, "after": ()})
+
+
+def run_at(base: RunRecord, commits: Mapping[str, str]) -> RunSpec:
+    """A stored run once more with all of its pins, but those of other commits.
+
+    Args:
+        base: The stored run.
+        commits: Commits that take the place of its own, by `megatron_bridge`, `nemo_run`, and either's submodules as
+            in `megatron_bridge/3rdparty/Megatron-LM`.
+    """
+    test, checkout = base.spec.test, base.checkout
+    bridge = _at(test.megatron_bridge, checkout.megatron_bridge, "megatron_bridge", commits)
+    changes = {
+        "git_repos": tuple(bridge if repo == test.megatron_bridge else repo for repo in test.git_repos),
+        "nemo_run_repo": _at(test.nemo_run_repo, checkout.nemo_run, "nemo_run", commits),
+        "cmd_args": {**test.cmd_args, **pinned_image(base)},
+        "harvest": HarvestPolicy(checkpoint="none"),
+        # It is one measurement: whether it has to be repeated is decided by who asked for it.
+        "gate": test.gate.model_copy(update={"pairs": 0}),
+    }
+    return base.spec.model_copy(update={"test": test.model_copy(update=changes)})
+
+
+def _at(repo: GitRepo, pinned: PinnedRepository | None, name: str, commits: Mapping[str, str]) -> GitRepo:
+    """A repository, and those of its submodules that are named, at the given commits, else as it was pinned."""
+    known = pinned.submodules if pinned else {}
+    inner = {path: known.get(path, ref) for path, ref in repo.submodules.items()}
+    inner |= {key.removeprefix(f"{name}/"): commit for key, commit in commits.items() if key.startswith(f"{name}/")}
+    commit = commits.get(name, pinned.commit if pinned else repo.commit)
+    return repo.model_copy(update={"commit": commit, "submodules": inner})
+
+
+def pinned_image(base: RunRecord) -> dict[str, str]:
+    """The image by its digest: a tag may mean another image today. A file is what it is."""
+    reference, digest = base.image.reference, base.image.digest
+    if base.image.kind == "none" or not reference or not digest or reference.startswith(("/", ".", "~")):
+        return {}
+    return {"container_image": reference if "@" in reference else f"{reference}@{digest}"}

@@ -1,0 +1,311 @@
+"""A change that is tried before it lands: pairs of runs with and without it, weighed as the control arm's are.
+
+Each pair runs both on the same nodes, one after the other, and which comes first alternates (ABBA), so that what the
+cluster does moves both. Pairs are run until the step time is decided and no other metric looks suspicious: worse or
+better is what a sequential test proves, as good is what makes a change of the smallest size that counts unlikely.
+"""
+
+import hashlib
+import re
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Literal
+
+from pydantic import Field
+
+from nightbridge.errors import InvalidInput
+from nightbridge.gate.control import (
+    CLEAR,
+    MOST_TIMES,
+    OPEN,
+    PROOF,
+    UNKNOWN_SIGMAS,
+    arm_of,
+    change_looked_for,
+    weigh,
+)
+from nightbridge.history.metrics import format_change, format_count, format_value, measured
+from nightbridge.history.rows import gpu_hours
+from nightbridge.models import (
+    Arm,
+    GatePolicy,
+    GitRepo,
+    HarvestPolicy,
+    Model,
+    RunRecord,
+    RunSpec,
+    StoredModel,
+    TestDefinition,
+    Verdict,
+    VerdictStatus,
+)
+from nightbridge.models.metrics import COLUMNS, METRIC_BY_NAME, Metric
+
+CORE_FOLDER = "3rdparty/Megatron-LM"
+"""Where Megatron-Bridge has Megatron-Core."""
+
+BROKEN = frozenset({VerdictStatus.FAILED, VerdictStatus.SHORT, VerdictStatus.INVALID})
+
+Answer = Literal["as good", "better", "worse", "fails", "open", "control fails"]
+
+EXIT_CODES: Mapping[Answer, int] = {"as good": 0, "better": 0, "worse": 1, "open": 1, "fails": 3, "control fails": 4}
+
+_ROLES = ("new", "control")
+
+_HEADLINES: Mapping[Answer, str] = {
+    "as good": "no regression",
+    "better": "improves",
+    "worse": "regresses",
+    "fails": "fails, and the control does not",
+    "open": "undecided: more pairs would be needed",
+    "control fails": "nothing is known: the control fails, too",
+}
+
+
+class Change(Model):
+    """What is tried, beside what the test's file says."""
+
+    bridge: str | None = Field(None, description="Ref of Megatron-Bridge: branch, tag, commit, or a pull request.")
+    core: str | None = Field(None, description="Ref of its submodule Megatron-LM.")
+    image: str | None = Field(None, description="Container image.")
+
+    def __str__(self) -> str:
+        named = {"Megatron-Bridge": self.bridge, "Megatron-LM": self.core, "image": self.image}
+        return ", ".join(f"{name} {value}" for name, value in named.items() if value)
+
+
+class TrialArm(Model):
+    """One run of a trial."""
+
+    arm: Arm
+    run_key: str
+    status: VerdictStatus
+    reason: str = ""
+    commit: str = Field("", description="Of Megatron-Bridge.")
+    nodes: str = ""
+    gpu_hours: float = 0.0
+    values: dict[str, float] = Field({}, description="By metric.")
+
+
+class Finding(Model):
+    """What the pairs say of a metric."""
+
+    metric: str
+    kind: Literal["as good", "better", "worse", "open"]
+    new: float = Field(description="Median, in the metric's unit.")
+    control: float
+    difference: float = Field(description="Mean over the pairs, relative, positive for worse.")
+    pairs: int
+    score: float = Field(description="Log-likelihood ratio for its being worse, or better.")
+
+
+class Trial(StoredModel):
+    """A trial: its runs so far, and what they say."""
+
+    trial_id: str
+    test_id: str
+    change: Change
+    arms: tuple[TrialArm, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    answer: Answer = "open"
+
+    @property
+    def gpu_hours(self) -> float:
+        """What all runs cost."""
+        return sum(arm.gpu_hours for arm in self.arms)
+
+
+def pull_request_ref(text: str, url: str) -> str:
+    """The ref of a pull request by its number, as `5129` or `#5129`; any other ref as it is.
+
+    Args:
+        text: What a user wrote.
+        url: The repository: GitLab's requests have refs of other names than GitHub's.
+    """
+    number = re.fullmatch(r"#?(\d{1,6})", text)
+    if number is None:
+        return text
+    return f"refs/merge-requests/{number[1]}/head" if "gitlab" in url else f"refs/pull/{number[1]}/head"
+
+
+def plan_trial(run: RunSpec, change: Change, now: datetime) -> tuple[Trial, RunSpec]:
+    """A trial's name, and its control: the file's run, without its own confirmation and checkpoints.
+
+    The same question has the same name all day, so that an interrupted trial is resumed.
+
+    Raises:
+        InvalidInput: Nothing is changed, or the test does not check out the submodule that is to change.
+    """
+    if not str(change):
+        raise InvalidInput("nothing to try", thing=run.test.id, advice="Name --bridge, --core or --image")
+    if change.core and not run.test.megatron_bridge.init_submodules:
+        raise InvalidInput(
+            "the test does not check out submodules: its image brings its own Megatron-Core",
+            thing=run.test.id,
+            advice="Set init_submodules = true in [[git_repos]], or try another --image",
+        )
+    identity = f"{run.test.model_dump_json()}\n{change.model_dump_json()}"
+    name = f"{now:%Y-%m-%d}-try-{hashlib.sha256(identity.encode()).hexdigest()[:8]}"
+    test = run.test.model_copy(
+        update={
+            "harvest": HarvestPolicy(checkpoint="none"),
+            "gate": run.test.gate.model_copy(update={"pairs": 0, "control": "off"}),
+        }
+    )
+    control = run.model_copy(update={"night": name, "test": test, "after": ()})
+    return Trial(trial_id=name, test_id=run.test.id, change=change), control
+
+
+def trial_arm(control: RunSpec, change: Change, number: int) -> RunSpec:
+    """A run of a trial by its number, from 1: new, control, control, new, and so on."""
+    arm = arm_of(number, control.run_key)
+    run = control.model_copy(update={"repeat": number, "arm": arm})
+    return run.model_copy(update={"test": _changed(run, change)}) if arm.role == "new" else run
+
+
+def arm_result(run: RunSpec, verdict: Verdict, record: RunRecord | None) -> TrialArm:
+    """What a finished run of a trial measured."""
+    assert run.arm is not None
+    found = {"arm": run.arm, "run_key": run.run_key, "status": verdict.status}
+    reason = verdict.reasons[0] if verdict.reasons else ""
+    if record is None:
+        return TrialArm(**found, reason=reason)
+    usable = verdict.status not in BROKEN
+    values = {metric.name: value for metric in COLUMNS if (value := measured(metric, record.summary)) is not None}
+    return TrialArm(
+        **found,
+        reason=reason,
+        commit=record.checkout.megatron_bridge.commit,
+        nodes=record.job.status.nodes if record.job.status else "",
+        gpu_hours=gpu_hours(record) or 0.0,
+        values=values if usable else {},
+    )
+
+
+def judged(trial: Trial, arms: Sequence[TrialArm], gate: GatePolicy) -> Trial:
+    """The trial with all of its runs so far, and their answer."""
+    findings = tuple(_findings(arms, gate))
+    return trial.model_copy(update={"arms": tuple(arms), "findings": findings, "answer": _answer(arms, findings)})
+
+
+def goes_on(trial: Trial, gate: GatePolicy, most_pairs: int | None = None) -> bool:
+    """Whether another pair is to be run.
+
+    Args:
+        trial: With the runs so far.
+        gate: The test's policy: how many pairs there are at least, and how many times as many at most.
+        most_pairs: Pairs at most, in place of the policy's.
+    """
+    least = max(gate.pairs, 1)
+    started = len(trial.arms) // 2
+    if started < min(least, most_pairs or least):
+        return True
+    if started >= (most_pairs or MOST_TIMES * least) or trial.answer in ("fails", "control fails", "worse"):
+        return False
+    by_name = {finding.metric: finding for finding in trial.findings}
+    speed = by_name.get("step_time")
+    suspicious = any(one.kind == "open" and one.score > OPEN for one in trial.findings)
+    return speed is None or speed.kind == "open" or suspicious
+
+
+def markdown(trial: Trial) -> str:
+    """The answer as a comment on a pull request."""
+    pairs = format_count(len(trial.arms) // 2, "pair")
+    nodes = ", ".join(sorted({arm.nodes for arm in trial.arms if arm.nodes}))
+    lines = [
+        f"### nightbridge: `{trial.test_id}` {_HEADLINES[trial.answer]}",
+        "",
+        f"Tried: {trial.change}, beside the test as its file says, in {pairs} on the same nodes.",
+        "",
+        "| metric | control | change | difference | pairs | |",
+        "|---|---:|---:|---:|---:|---|",
+    ]
+    for one in trial.findings:
+        metric = METRIC_BY_NAME[one.metric]
+        shown = [format_value(value, metric.unit) for value in (one.control, one.new)]
+        difference = format_change(one.difference if metric.lower_is_better else -one.difference)
+        lines.append(f"| {metric.label} | {' | '.join(shown)} | {difference} | {one.pairs} | {one.kind} |")
+    for arm in trial.arms:
+        if arm.status in BROKEN:
+            lines += ["", f"Pair {arm.arm.pair}, {arm.arm.role}: {arm.status}: {' '.join(arm.reason.split())}"]
+    commits = {arm.arm.role: arm.commit[:12] for arm in trial.arms if arm.commit}
+    pinned = ", ".join(f"{role} at Megatron-Bridge {commit}" for role, commit in commits.items())
+    about = "; ".join(filter(None, (pinned, f"on {nodes}" if nodes else "", f"`{trial.trial_id}`")))
+    runs = format_count(len(trial.arms), "run")
+    lines += ["", f"<sub>{runs}, {trial.gpu_hours:.2f} GPU-hours; {about}</sub>", ""]
+    return "\n".join(lines)
+
+
+def _changed(run: RunSpec, change: Change) -> TestDefinition:
+    """The test with what is tried."""
+    test = run.test
+    repo = test.megatron_bridge
+    changed = _at(repo, change)
+    return test.model_copy(
+        update={
+            "git_repos": tuple(changed if each == repo else each for each in test.git_repos),
+            "cmd_args": {**test.cmd_args, **({"container_image": change.image} if change.image else {})},
+        }
+    )
+
+
+def _at(repo: GitRepo, change: Change) -> GitRepo:
+    bridge = pull_request_ref(change.bridge, repo.url) if change.bridge else repo.commit
+    core = {CORE_FOLDER: pull_request_ref(change.core, repo.url)} if change.core else {}
+    return repo.model_copy(update={"commit": bridge, "submodules": {**repo.submodules, **core}})
+
+
+def _findings(arms: Sequence[TrialArm], gate: GatePolicy) -> Iterator[Finding]:
+    by_pair: dict[int, dict[str, TrialArm]] = {}
+    for arm in arms:
+        by_pair.setdefault(arm.arm.pair, {})[arm.arm.role] = arm
+    whole = [pair for pair in by_pair.values() if len(pair) == 2]
+    for metric in COLUMNS:
+        values = [(pair["new"].values.get(metric.name), pair["control"].values.get(metric.name)) for pair in whole]
+        known = [(new, control) for new, control in values if new is not None and control]
+        if known:
+            yield _finding(metric, known, gate)
+
+
+def _finding(metric: Metric, known: Sequence[tuple[float, float]], gate: GatePolicy) -> Finding:
+    sign = 1 if metric.lower_is_better else -1
+    differences = [sign * (new - control) / abs(control) for new, control in known]
+    # The test's own history is of other nights: without it, its widest band is so many standard deviations.
+    noise, change = metric.threshold(gate) / UNKNOWN_SIGMAS, change_looked_for(metric, gate)
+    worse, better = (weigh([[way * one for one in differences]], noise, change) for way in (1, -1))
+    kind: Literal["as good", "better", "worse", "open"] = "open"
+    if worse.score >= PROOF:
+        kind = "worse"
+    elif better.score >= PROOF:
+        kind = "better"
+    elif worse.clear >= CLEAR:
+        kind = "as good"
+    return Finding(
+        metric=metric.name,
+        kind=kind,
+        new=statistics.median(new for new, _ in known),
+        control=statistics.median(control for _, control in known),
+        difference=statistics.fmean(differences),
+        pairs=len(known),
+        score=max(worse.score, better.score),
+    )
+
+
+def _answer(arms: Sequence[TrialArm], findings: Sequence[Finding]) -> Answer:
+    new, control = ([arm.status for arm in arms if arm.arm.role == role and arm.status in BROKEN] for role in _ROLES)
+    if _is_broken(control):
+        return "control fails"
+    if _is_broken(new) and not control:
+        return "fails"
+    kinds = {finding.metric: finding.kind for finding in findings}
+    if "worse" in kinds.values():
+        return "worse"
+    if kinds.get("step_time", "open") == "open" or new:
+        return "open"
+    return "better" if kinds["step_time"] == "better" else "as good"
+
+
+def _is_broken(failures: Sequence[VerdictStatus]) -> bool:
+    """A single failure may be the cluster's; a run that cannot even begin is its configuration's."""
+    return len(failures) > 1 or VerdictStatus.INVALID in failures

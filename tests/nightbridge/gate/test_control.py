@@ -1,0 +1,366 @@
+"""The control arm: what pairs of the last good point and tonight's say, and which runs they are."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from nightbridge.gate.comparison import Evidence
+from nightbridge.gate.control import (
+    MOST_TIMES,
+    arm_of,
+    arm_run,
+    control_point,
+    pairs_of,
+    proof_needed,
+    run_at,
+    weigh,
+    weigh_strays,
+)
+from nightbridge.gate.judging import judge_and_record
+from nightbridge.gate.verdict import compare
+from nightbridge.history.nightly_values import nights_of
+from nightbridge.history.reading import add
+from nightbridge.history.rows import HistoryRow, row_of
+from nightbridge.models import GatePolicy, Outcome, RunRecord, StoreSettings, Verdict, VerdictStatus
+from nightbridge.models.series import series_id
+from nightbridge.report.tables import further_runs_of
+from nightbridge.store.directory import DirectoryStore
+from tests.builders import make_record, make_row, make_summary
+
+BAD = "e" * 40
+GOOD_NIGHTS = 9
+
+
+@pytest.mark.parametrize(
+    ("nights", "is_worse", "is_clear"),
+    [
+        ([[0.03, 0.03, 0.03]], True, False),
+        ([[0.0, 0.001, -0.001]], False, True),
+        ([[0.015]], False, False),
+        ([[0.012], [0.011], [0.02], [0.019], [0.02]], True, False),
+        ([[0.03, 0.03, 0.03], []], False, False),
+        ([[0.3]], False, False),
+        ([], False, False),
+    ],
+    ids=["proven", "as good", "too few", "over several nights", "no pair tonight", "one accident", "none"],
+)
+def test_pairs_prove_clear_or_leave_it_open(nights: Sequence[Sequence[float]], is_worse: bool, is_clear: bool) -> None:
+    proof = weigh(nights, noise=0.005, change=0.015)
+
+    assert (proof.is_worse, proof.clear >= 1.5) == (is_worse, is_clear)
+
+
+def test_nights_without_a_difference_do_not_hide_one_that_came_later() -> None:
+    proof = weigh([[0.0, 0.0, 0.0]] * 10 + [[0.03, 0.03, 0.03]], noise=0.005, change=0.015)
+
+    assert proof.is_worse
+    assert (proof.weighed, round(proof.difference, 6)) == (3, 0.03)
+
+
+def test_many_pairs_know_their_own_noise_better_than_nights_that_drift() -> None:
+    alternating = [[0.011, 0.009]] * 10
+
+    assert weigh(alternating, noise=0.02, change=0.01).is_worse
+    assert not weigh(alternating[:3], noise=0.02, change=0.01).is_worse
+
+
+@pytest.mark.parametrize(
+    ("strays", "pairs", "is_worse"),
+    [(1 / 62, 2, False), (1 / 62, 3, True), (0.1, 4, False), (0.1, 5, True), (0.3, MOST_TIMES, False)],
+)
+def test_of_a_metric_that_strays_by_itself_as_many_pairs_are_needed_as_its_strays_demand(
+    strays: float, pairs: int, is_worse: bool
+) -> None:
+    assert weigh_strays([[0.85] * pairs], strays, width=0.15).is_worse == is_worse
+
+
+def test_a_run_in_which_a_straying_metric_does_not_show_clears_it() -> None:
+    assert weigh_strays([[0.85, 0.02]], 1 / 62, width=0.15).clear < 0 < weigh_strays([[0.02]], 1 / 62, 0.15).clear
+    assert weigh_strays([[0.85, -0.9, 0.85]], 1 / 62, width=0.15).score < 10
+
+
+@pytest.mark.parametrize(("runs", "false_alarms", "needed"), [(2, 1.0, 10.0), (100, 1.0, 10.65), (100, 0.1, 12.95)])
+def test_the_more_runs_a_night_has_and_the_fewer_alarms_may_be_false_the_more_is_needed(
+    runs: int, false_alarms: float, needed: float
+) -> None:
+    assert proof_needed(runs, false_alarms) == pytest.approx(needed, abs=0.2)
+
+
+def test_what_proves_a_regression_to_one_test_may_not_do_so_among_many() -> None:
+    record, arms = run(1.08, "2026-11-10", GatePolicy()), judged_row(1.08, (1.08, 1.0))[2]
+    rows = [*good_nights(), *arms]
+
+    assert compare(record, rows).reruns == 0
+    assert compare(record, rows, Evidence(proof=20.0)).reruns == 4
+
+
+def test_pairs_alternate_which_arm_comes_first() -> None:
+    assert [arm_of(number, "good").role for number in range(1, 9)] == ["new", "control", "control", "new"] * 2
+    assert [arm_of(number, "good").pair for number in range(1, 5)] == [1, 1, 2, 2]
+
+
+def test_a_control_arm_runs_the_pins_of_the_last_good_point_as_a_run_of_tonight() -> None:
+    base, tonight = make_record(night="2026-11-09", commit="b" * 40), make_record(commit=BAD)
+
+    new, control = (arm_run(tonight.spec, base, number) for number in (1, 2))
+
+    assert [repo.commit for repo in control.test.git_repos] == ["b" * 40]
+    assert control.test.cmd_args["container_image"] == f"{base.image.reference}@{base.image.digest}"
+    assert new.test.git_repos == tonight.spec.test.git_repos
+    assert {new.night, control.night} == {tonight.spec.night}
+    assert len({new.run_key, control.run_key, base.spec.run_key, tonight.spec.run_key}) == 4
+
+
+def test_a_stored_run_is_run_with_its_submodules_at_other_commits() -> None:
+    base, core = make_record(), "3rdparty/Megatron-LM"
+    test = base.spec.test
+    branch = test.git_repos[0].model_copy(update={"init_submodules": True, "submodules": {core: "main", "data": "v1"}})
+    bridge = base.checkout.megatron_bridge.model_copy(update={"submodules": {core: "c" * 40, "data": "d" * 40}})
+    base = base.model_copy(
+        update={
+            "spec": base.spec.model_copy(update={"test": test.model_copy(update={"git_repos": (branch,)})}),
+            "checkout": base.checkout.model_copy(update={"megatron_bridge": bridge}),
+        }
+    )
+
+    as_it_was = run_at(base, {}).test.megatron_bridge
+    moved = run_at(base, {"megatron_bridge": BAD, f"megatron_bridge/{core}": "f" * 40}).test.megatron_bridge
+
+    assert as_it_was.submodules == {core: "c" * 40, "data": "d" * 40}
+    assert (moved.commit, moved.submodules) == (BAD, {core: "f" * 40, "data": "d" * 40})
+    assert series_id(run_at(base, {}), "eos") == series_id(base.spec, "eos")
+
+
+def judged(own: float, *pairs: tuple[float, float], **gate: object) -> Verdict:
+    """The verdict on a night after nine good ones: its own step time, and of each pair the new and the control arm's."""
+    return judged_row(own, *pairs, gate=gate)[0]
+
+
+def judged_row(
+    own: float,
+    *pairs: tuple[float, float],
+    gate: Mapping[str, object] | None = None,
+    before: Sequence[HistoryRow] | None = None,
+    night: str = "2026-11-10",
+    on_nodes: Sequence[tuple[str, bool]] = (),
+) -> tuple[Verdict, HistoryRow, list[HistoryRow]]:
+    policy = GatePolicy.model_validate(gate or {})
+    good = before if before is not None else good_nights()
+    record = run(own, night, policy)
+    arms = []
+    for number, step_time in enumerate([arm for pair in pairs for arm in pair], start=1):
+        nodes, on_suspects = on_nodes[(number - 1) // 2] if on_nodes else ("node[1-2]", False)
+        arm = arm_of(number, "good", on_suspects)
+        step_time = pairs[(number - 1) // 2][0 if arm.role == "new" else 1]
+        row = row_of(run(step_time, night, policy, repeat=number, arm=arm), None)
+        arms.append(row.model_copy(update={"nodes": nodes}))
+    verdict = compare(record, [*good, *arms])
+    return verdict, row_of(record, verdict), arms
+
+
+def good_nights() -> list[HistoryRow]:
+    """Nine nights with a noise of a third of a percent."""
+    noise = (1.0, 1.003, 0.998, 1.002, 0.997, 1.0, 1.003, 0.999, 1.001)
+    return [
+        make_row(make_summary([step] * 50, tflops=700 / step), f"2026-11-{day:02}") for day, step in enumerate(noise, 1)
+    ]
+
+
+def run(step_time: float, night: str, gate: GatePolicy, **fields: object) -> RunRecord:
+    arm = fields.pop("arm", None)
+    summary = make_summary([step_time] * 50, tflops=700 / step_time)
+    record = make_record(summary, night, gate=gate, commit=BAD, **fields)  # type: ignore[arg-type]
+    return record.model_copy(update={"spec": record.spec.model_copy(update={"arm": arm})})
+
+
+def test_a_suspicious_night_asks_for_a_pair_with_a_point_that_is_surely_good() -> None:
+    verdict = judged(1.08)
+
+    assert (verdict.status, verdict.reruns) == (VerdictStatus.REGRESSED, 2)
+    assert verdict.control is not None
+    assert verdict.control.night == "2026-11-01"
+
+
+def test_a_difference_beside_the_last_good_point_is_a_regression() -> None:
+    verdict = judged(1.08, (1.079, 1.0))
+
+    assert (verdict.status, verdict.reruns) == (VerdictStatus.REGRESSED, 0)
+    assert verdict.reasons[0].startswith("step time regressed by +7.9 % beside the last good point, 2026-11-01")
+    assert verdict.certainty == "1 pair"
+    assert verdict.metric("step_time").change == pytest.approx(0.079)  # type: ignore[union-attr]
+
+
+def test_what_moved_both_arms_is_the_clusters_and_the_history_knows() -> None:
+    verdict, row, arms = judged_row(1.08, (1.079, 1.081))
+
+    assert (verdict.status, verdict.exit_code, verdict.reruns) == (VerdictStatus.PASSED, 0, 0)
+    assert "with the code of 2026-11-01 too: the cluster, no regression" in verdict.reasons[0]
+    assert row.moved["step_time"] == pytest.approx(1.08, abs=0.004)
+
+    later, _row, _arms = judged_row(1.081, before=[*good_nights(), *arms, row], night="2026-11-11")
+    worse, _row, _arms = judged_row(1.15, before=[*good_nights(), *arms, row], night="2026-11-11")
+    assert (later.status, later.reruns) == (VerdictStatus.PASSED, 0)
+    assert (worse.status, worse.reruns) == (VerdictStatus.REGRESSED, 2)
+    assert later.moved == row.moved
+
+
+def test_a_cluster_that_goes_back_to_its_old_level_is_nothing_suspicious() -> None:
+    _verdict, row, arms = judged_row(1.3, (1.299, 1.301))
+
+    back, _row, _arms = judged_row(1.001, before=[*good_nights(), *arms, row], night="2026-11-11")
+
+    assert row.moved["step_time"] == pytest.approx(1.3, abs=0.01)
+    assert (back.status, back.moved["step_time"]) == (VerdictStatus.PASSED, 1.0)
+
+
+def test_a_single_bad_run_whose_pair_is_fine_moves_nothing() -> None:
+    verdict, row, _arms = judged_row(1.08, (1.001, 1.0))
+
+    assert verdict.status is VerdictStatus.PASSED
+    assert "was out of its band, and is as good beside the last good point" in verdict.reasons[0]
+    assert row.moved == {}
+
+
+def test_a_cluster_that_moved_does_not_hide_a_regression() -> None:
+    verdict, row, _arms = judged_row(1.16, (1.159, 1.08))
+
+    assert verdict.status is VerdictStatus.REGRESSED
+    assert row.moved["step_time"] == pytest.approx(1.08, abs=0.004)
+
+
+def test_pairs_that_leave_it_open_get_more_and_then_the_next_night() -> None:
+    first, last = judged(1.06, (1.0085, 1.0)), judged(1.06, *[(1.0085, 1.0)] * MOST_TIMES)
+
+    assert first.reruns == 4
+    assert (last.status, last.reruns) == (VerdictStatus.PASSED, 0)
+    assert "leave it open, the next night goes on" in last.reasons[0]
+
+
+def test_a_night_has_no_more_further_runs_than_its_test_allows() -> None:
+    undecided = (1.04, 1.0), (1.0, 1.0)
+
+    assert judged(1.08, max_runs=0).reruns == 0
+    assert judged(1.08, pairs=3, max_runs=4).reruns == 4
+    assert judged(1.08, *undecided).reruns == 6
+    assert judged(1.08, *undecided, max_runs=5).reruns <= 4
+
+
+def test_where_no_arm_of_the_control_ran_tonights_own_runs_confirm() -> None:
+    gate = GatePolicy()
+    arm = row_of(run(1.08, "2026-11-10", gate, repeat=1, arm=arm_of(1, "good")), None)
+    failed = row_of(run(1.0, "2026-11-10", gate, repeat=2, arm=arm_of(2, "good"), outcome=Outcome.PROGRAM_ERROR), None)
+
+    verdict = compare(run(1.08, "2026-11-10", gate), [*good_nights(), arm, failed])
+
+    assert (verdict.status, verdict.reruns) == (VerdictStatus.REGRESSED, 2)
+    assert "in 2 of 2 runs" in verdict.reasons[0]
+
+
+def test_a_quiet_night_runs_no_pair_unless_every_night_does() -> None:
+    assert judged(1.0).reruns == 0
+    assert judged(1.0, control="every_night", pairs=3).reruns == 6
+    assert judged(1.08, control="off").control is None
+
+
+def test_a_verdict_says_why_it_wants_further_runs_and_what_they_cost() -> None:
+    asks, answered = judged(1.08), judged(1.08, (1.079, 1.0))
+
+    wanted, had = further_runs_of(asks), further_runs_of(answered)
+    assert wanted.startswith("2 further runs, 0.00 GPU-hours: step time +8.0 % from its reference; single runs of this")
+    assert wanted.endswith("test scatter by 0.3 %, changes of 1.5 % are looked for")
+    assert had.startswith("2 further runs")
+    assert further_runs_of(judged(1.0)) == ""
+
+
+def test_after_one_slow_and_repaired_night_good_nights_are_run_once() -> None:
+    _verdict, slow, arms = judged_row(1.08, (1.079, 1.0))
+    before = [*good_nights(), *arms, slow]
+
+    for day, step_time in enumerate((1.0, 1.002, 0.998, 1.003, 1.001), 11):
+        verdict, row, _arms = judged_row(step_time, before=before, night=f"2026-11-{day}")
+        assert (verdict.status, verdict.reruns) == (VerdictStatus.PASSED, 0)
+        before.append(row)
+
+
+def test_the_judged_night_keeps_why_its_further_runs_were_wanted(tmp_path: Path) -> None:
+    store = DirectoryStore(StoreSettings(url=tmp_path.as_uri()))
+    record, series = run(1.08, "2026-11-10", GatePolicy()), make_record().series
+    for row in good_nights():
+        add(store, row.model_copy(update={"series": series}))
+
+    asks = judge_and_record(store, record, {}, lambda *_: ())
+    for number, step_time in ((1, 1.079), (2, 1.0)):
+        arm = run(step_time, "2026-11-10", GatePolicy(), repeat=number, arm=arm_of(number, "good"))
+        add(store, row_of(arm, None))
+    judged = judge_and_record(store, record, {}, lambda *_: ())
+
+    assert (asks.reruns, asks.further_runs) == (2, 0)
+    assert (judged.reruns, judged.further_runs) == (0, 2)
+    assert judged.rerun_reason == asks.rerun_reason != ""
+
+
+def test_a_proven_regression_stands_without_further_pairs_and_ends_when_the_level_is_back() -> None:
+    _verdict, row, arms = judged_row(1.08, (1.079, 1.0))
+    before = [*good_nights(), *arms, row]
+
+    stands, _row, _arms = judged_row(1.078, before=before, night="2026-11-11")
+    back, _row, _arms = judged_row(1.0, before=before, night="2026-11-11")
+
+    assert (stands.status, stands.news, stands.reruns) == (VerdictStatus.REGRESSED, "standing", 0)
+    assert stands.certainty == "1 of 1 run"
+    assert (back.status, back.news) == (VerdictStatus.PASSED, "over")
+
+
+def test_control_arms_are_no_runs_of_their_night() -> None:
+    _verdict, row, arms = judged_row(1.08, (1.079, 1.081))
+
+    (night,) = nights_of([row, *arms])
+
+    assert [run.repeat for run in night.runs] == [0, 1]
+    assert [(new.repeat, control.repeat) for new, control in pairs_of(night)] == [(1, 2)]
+
+
+def test_the_control_point_is_stored_good_and_older_than_what_may_be_undecided() -> None:
+    nights = nights_of(good_nights())
+    gone = nights_of([row.model_copy(update={"prefix": ""}) for row in good_nights()])
+
+    later = [
+        night._replace(own=night.own.model_copy(update={"night": f"2026-12-{at:02}"}))
+        for at, night in enumerate(nights)
+    ]
+
+    assert control_point(nights, ()).night == "2026-11-01"  # type: ignore[union-attr]
+    assert control_point([*nights, *later], ()).night == "2026-11-05"  # type: ignore[union-attr]
+    assert control_point(gone, ()) is None
+
+
+ELSEWHERE = ("node[3-4]", False)
+
+
+def known_nodes() -> list[HistoryRow]:
+    return [row.model_copy(update={"nodes": "node[3-4]"}) if at % 2 else row for at, row in enumerate(good_nights())]
+
+
+def test_the_first_pair_avoids_the_nodes_and_a_clean_one_sends_a_pair_to_them() -> None:
+    first, _row, _arms = judged_row(1.12, before=known_nodes())
+    clean, _row, _arms = judged_row(1.12, (1.0, 1.001), before=known_nodes(), on_nodes=[ELSEWHERE])
+
+    assert first.suspect_nodes == ("node1", "node2")
+    assert (clean.status, clean.reruns) == (VerdictStatus.PASSED, 4)
+    assert clean.control is not None
+    assert clean.control.on_nodes == ("node1", "node2")
+
+
+def test_a_node_that_slows_both_points_is_named() -> None:
+    pairs, places = [(1.0, 1.001), (1.121, 1.119)], [ELSEWHERE, ("node[1-2]", True)]
+
+    named, _row, _arms = judged_row(1.12, *pairs, before=known_nodes(), on_nodes=places)
+    cleared, _row, _arms = judged_row(1.12, pairs[0], (1.0, 1.0), before=known_nodes(), on_nodes=places)
+
+    assert (named.status, named.reruns) == (VerdictStatus.PASSED, 0)
+    assert named.control is not None
+    assert named.control.slow_nodes == ("node1", "node2")
+    assert "node1 or node2 is slow: step time +11.8% with both points, and not on other nodes" in named.reasons
+    assert cleared.control is not None
+    assert cleared.control.slow_nodes == ()

@@ -1,0 +1,151 @@
+"""A change beside the control: what the pairs say, and when there are enough of them."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import pytest
+
+from nightbridge.errors import InvalidInput
+from nightbridge.gate.control import MOST_TIMES, arm_of
+from nightbridge.gate.trial import (
+    Change,
+    Trial,
+    TrialArm,
+    arm_result,
+    goes_on,
+    judged,
+    markdown,
+    plan_trial,
+    pull_request_ref,
+    trial_arm,
+)
+from nightbridge.models import GatePolicy, GitRepo, RunSpec, Verdict, VerdictStatus
+from tests.builders import make_record
+
+NOW = datetime(2026, 11, 23, tzinfo=UTC)
+PASSED, FAILED, INVALID = VerdictStatus.PASSED, VerdictStatus.FAILED, VerdictStatus.INVALID
+GATE = GatePolicy()
+TRIAL = Trial(trial_id="2026-11-23-try-01234567", test_id="llama", change=Change(bridge="7"))
+
+
+def arms(pairs: Sequence[tuple[float | VerdictStatus, float | VerdictStatus]]) -> list[TrialArm]:
+    """The runs of pairs, of each the change's step time or status, and the control's; in the order of their running."""
+    made = []
+    for number in range(1, 2 * len(pairs) + 1):
+        arm = arm_of(number, "control")
+        value = pairs[arm.pair - 1][arm.role == "control"]
+        made.append(
+            TrialArm(arm=arm, run_key=f"r{number}", status=value, reason="exploded | twice")
+            if isinstance(value, VerdictStatus)
+            else TrialArm(arm=arm, run_key=f"r{number}", status=PASSED, values={"step_time": value}, nodes="n1")
+        )
+    return made
+
+
+@pytest.mark.parametrize(
+    ("pairs", "answer", "more"),
+    [
+        ([], "open", True),
+        ([(1.0, 1.0)], "open", True),
+        ([(1.0, 1.0)] * 4, "as good", False),
+        ([(1.1, 1.0)] * 4, "worse", False),
+        ([(0.9, 1.0)] * 4, "better", False),
+        ([(1.008, 1.0)] * MOST_TIMES, "open", False),
+        ([(FAILED, 1.0)], "open", True),
+        ([(FAILED, 1.0)] * 2, "fails", False),
+        ([(INVALID, 1.0)], "fails", False),
+        ([(FAILED, FAILED)] * 2, "control fails", False),
+        ([(1.0, INVALID)], "control fails", False),
+        ([(FAILED, 1.0)] + [(1.0, 1.0)] * 4, "open", False),
+    ],
+)
+def test_the_answer_and_whether_another_pair_is_run(
+    pairs: Sequence[tuple[float | VerdictStatus, float | VerdictStatus]], answer: str, more: bool
+) -> None:
+    trial = judged(TRIAL, arms(pairs), GATE)
+
+    assert (trial.answer, goes_on(trial, GATE)) == (answer, more)
+
+
+def test_no_more_pairs_are_run_than_were_asked_for() -> None:
+    trial = judged(TRIAL, arms([(1.0, 1.0)]), GATE)
+
+    assert goes_on(trial, GATE, 2)
+    assert not goes_on(trial, GATE, 1)
+
+
+def test_what_a_cluster_does_to_both_arms_is_no_regression() -> None:
+    trial = judged(TRIAL, arms([(1.0, 1.0), (1.3, 1.3), (1.3, 1.3), (1.0, 1.0)]), GATE)
+
+    assert trial.answer == "as good"
+
+
+@pytest.mark.parametrize(
+    ("text", "url", "ref"),
+    [
+        ("5129", "https://github.com/a/b.git", "refs/pull/5129/head"),
+        ("#5129", "https://github.com/a/b.git", "refs/pull/5129/head"),
+        ("7", "https://gitlab.example.org/a/b.git", "refs/merge-requests/7/head"),
+        ("main", "https://github.com/a/b.git", "main"),
+        ("0123456789ab", "https://github.com/a/b.git", "0123456789ab"),
+    ],
+)
+def test_a_number_is_a_pull_request(text: str, url: str, ref: str) -> None:
+    assert pull_request_ref(text, url) == ref
+
+
+def spec(**repo: object) -> RunSpec:
+    run = make_record().spec
+    bridge = run.test.megatron_bridge.model_copy(update=repo)
+    return run.model_copy(update={"test": run.test.model_copy(update={"git_repos": (bridge,)})})
+
+
+def test_only_the_change_is_different_in_its_arm() -> None:
+    change = Change(bridge="7", core="main", image="nemo:next")
+    trial, control = plan_trial(spec(init_submodules=True), change, NOW)
+
+    new, other = (trial_arm(control, change, number) for number in (1, 2))
+
+    assert other.test == control.test
+    bridge: GitRepo = new.test.megatron_bridge
+    assert (bridge.commit, bridge.submodules) == ("refs/pull/7/head", {"3rdparty/Megatron-LM": "main"})
+    assert new.test.cmd_args == {**other.test.cmd_args, "container_image": "nemo:next"}
+    assert new.test.model_copy(update={"git_repos": (), "cmd_args": {}}) == other.test.model_copy(
+        update={"git_repos": (), "cmd_args": {}}
+    )
+    assert {new.night, other.night} == {trial.trial_id}
+    assert new.run_key != other.run_key
+    assert plan_trial(spec(init_submodules=True), change, NOW)[0] == trial
+    assert plan_trial(spec(init_submodules=True), Change(bridge="8"), NOW)[0].trial_id != trial.trial_id
+
+
+@pytest.mark.parametrize(
+    ("change", "said"), [(Change(), "nothing to try"), (Change(core="main"), "does not check out submodules")]
+)
+def test_what_cannot_be_tried_is_said_before_anything_runs(change: Change, said: str) -> None:
+    with pytest.raises(InvalidInput, match=said):
+        plan_trial(spec(), change, NOW)
+
+
+def test_a_run_is_measured_by_what_was_harvested_and_a_broken_one_by_nothing() -> None:
+    run = trial_arm(spec(), TRIAL.change, 1)
+    record = make_record(commit="c" * 40)
+
+    good, bad = (
+        arm_result(run, Verdict(run_key=run.run_key, test_id="t", night="n", status=status), record)
+        for status in (PASSED, FAILED)
+    )
+
+    assert good.values["step_time"] == record.summary.step_time
+    assert (good.commit, good.nodes) == ("c" * 40, "node[1-2]")
+    assert bad.values == {}
+
+
+def test_the_comment_has_a_row_for_each_metric_and_says_what_failed() -> None:
+    text = markdown(judged(TRIAL, arms([(1.1, 1.0)] * 4), GATE))
+    failed = markdown(judged(TRIAL, arms([(FAILED, 1.0)] * 2), GATE))
+
+    assert text.startswith("### nightbridge: `llama` regresses\n\nTried: Megatron-Bridge 7, beside the test")
+    assert "| step time | 1.000 s | 1.100 s | +10.0 % | 4 | worse |" in text
+    assert "Pair 1, new: failed: exploded | twice" in failed
+    assert "fails, and the control does not" in failed
