@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
+from pydantic import Field
+
 from nightbridge.errors import PermanentError
 from nightbridge.models import Model
 
@@ -25,11 +27,12 @@ _ENVIRONMENT = {
 
 
 class Change(Model):
-    """A commit to be made: files that it writes (path to content), and its tag, if any."""
+    """A commit to be made: files that it writes (path to content), submodules (path to commit), and its tag, if any."""
 
     message: str
     made_at: datetime
     files: dict[str, bytes]
+    submodules: dict[str, str] = Field({}, repr=False, description="Not in what tells editions of a history apart.")
     tag: str | None = None
 
 
@@ -93,7 +96,9 @@ def _commit(change: Change, number: int, parent: str) -> bytes:
     who = f"{AUTHOR} {_raw(change.made_at)}"
     head = f"commit refs/heads/main\nmark :{number}\nauthor {who}\ncommitter {who}\n".encode()
     files = (f"M 100644 inline {path}\n".encode() + _data(content) for path, content in sorted(change.files.items()))
-    return head + _data(change.message.encode()) + (f"from {parent}\n".encode() if parent else b"") + b"".join(files)
+    links = (f"M 160000 {commit} {path}\n".encode() for path, commit in sorted(change.submodules.items()))
+    start = _data(change.message.encode()) + (f"from {parent}\n".encode() if parent else b"")
+    return head + start + b"".join((*files, *links))
 
 
 def _tag(change: Change, number: int) -> bytes:

@@ -32,6 +32,9 @@ _BEHAVIOUR_FILES: dict[Workload, str] = {
     "megatron_lm": "examples/mimo/behaviour.yaml",
 }
 
+SUBMODULE = "3rdparty/Megatron-LM"
+"""Where `add_submodule` puts the Megatron-LM-shaped repository into the bridge."""
+
 _SHARED = ("behaviour.py", "faults.py", "language_model.py", "measurements.py", "ranks.py", "torch_files.py")
 """Modules of the bridge's training that the Megatron-LM-shaped repository has as well."""
 
@@ -159,21 +162,72 @@ def commit_behaviour(
     except ValidationError as error:
         problems = [f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()]
         raise InvalidInput("no such behaviour", thing=message, violations=problems) from error
-    parent_time = datetime.fromtimestamp(int(git(repository, "show", "--no-patch", "--format=%ct", "main")), UTC)
-    change = Change(message=message, made_at=parent_time + _DAY, files={file: _behaviour_text(wanted)})
+    change = Change(message=message, made_at=_made_at(repository) + _DAY, files={file: _behaviour_text(wanted)})
     add_commits(repository, [change])
     return git(repository, "rev-parse", "main")
 
 
+def add_submodule(repositories: PracticeRepositories) -> str:
+    """Let the bridge train on the Megatron-LM-shaped repository as its submodule, from a commit of `main` on.
+
+    From then on the submodule's behaviour counts beside the bridge's, and PRACTICE_STEP_TIME_FACTOR in the environment.
+
+    Returns:
+        The full commit of the bridge, which pins the submodule's `main`.
+
+    """
+    declared = (
+        f'[submodule "{SUBMODULE}"]\n\tpath = {SUBMODULE}\n\turl = ../{Path(repositories.megatron_lm_url).name}\n'
+    )
+    pinned = git(Path(repositories.megatron_lm_url), "rev-parse", "main")
+    files = _template("bridge_on_core") | {".gitmodules": declared.encode()}
+    return _commit_to_bridge(repositories, "Train on the core", files, pinned)
+
+
+def bump_submodule(repositories: PracticeRepositories, message: str, commit: str, **behaviour: Any) -> str:
+    """Add a commit to `main` of the bridge that moves the submodule, and changes fields of `Behaviour`, if any.
+
+    Args:
+        repositories: The practice repositories, after `add_submodule`.
+        message: The commit's message.
+        commit: Full commit of the submodule.
+        behaviour: What the commit of the bridge does besides.
+
+    Returns:
+        The full commit of the bridge.
+
+    """
+    own = Behaviour.model_validate(read_behaviour(repositories).model_dump() | behaviour)
+    files = {BEHAVIOUR_FILE: _behaviour_text(own)} if behaviour else {}
+    return _commit_to_bridge(repositories, message, files, commit)
+
+
+def _commit_to_bridge(repositories: PracticeRepositories, message: str, files: Mapping[str, bytes], pinned: str) -> str:
+    bridge = repositories.folder("bridge")
+    made_at = _made_at(bridge) + _COFFEE
+    change = Change(message=message, made_at=made_at, files=dict(files), submodules={SUBMODULE: pinned})
+    add_commits(bridge, [change])
+    return git(bridge, "rev-parse", "main")
+
+
+def _made_at(repository: Path) -> datetime:
+    """When the last commit of `main` was made."""
+    return datetime.fromtimestamp(int(git(repository, "show", "--no-patch", "--format=%ct", "main")), UTC)
+
+
 def commit_many(
-    repositories: PracticeRepositories, messages: Sequence[str], changed: Mapping[int, Mapping[str, Any]]
+    repositories: PracticeRepositories,
+    messages: Sequence[str],
+    changed: Mapping[int, Mapping[str, Any]],
+    workload: Workload = "bridge",
 ) -> tuple[str, ...]:
-    """Add many commits to `main` of the bridge at once, as a busy day does.
+    """Add many commits to `main` of a workload at once, as a busy day does.
 
     Args:
         repositories: The practice repositories.
         messages: One for each commit, oldest first. A commit that changes no behaviour changes a note.
         changed: Fields of `Behaviour` that the commits with these places (from 0) change, for those after them, too.
+        workload: Which repository.
 
     Returns:
         The full commits, oldest first.
@@ -182,27 +236,28 @@ def commit_many(
         InvalidInput: There is no such behaviour, or a value is out of its range.
 
     """
-    bridge = Path(repositories.bridge_url)
-    tip = git(bridge, "rev-parse", "main")
-    behaviour = read_behaviour(repositories)
-    parent_time = datetime.fromtimestamp(int(git(bridge, "show", "--no-patch", "--format=%ct", "main")), UTC)
+    repository = repositories.folder(workload)
+    tip = git(repository, "rev-parse", "main")
+    behaviour = read_behaviour(repositories, workload=workload)
+    parent_time = _made_at(repository)
     changes = []
     for place, message in enumerate(messages):
         if place in changed:
             behaviour = Behaviour.model_validate(behaviour.model_dump() | dict(changed[place]))
-            files = {BEHAVIOUR_FILE: _behaviour_text(behaviour)}
+            files = {_BEHAVIOUR_FILES[workload]: _behaviour_text(behaviour)}
         else:
             files = {"NOTES.md": f"{message}\n".encode()}
         changes.append(Change(message=message, made_at=parent_time + (place + 1) * _COFFEE, files=files))
-    add_commits(bridge, changes)
-    return tuple(git(bridge, "rev-list", "--reverse", f"{tip}..main").split())
+    add_commits(repository, changes)
+    return tuple(git(repository, "rev-list", "--reverse", f"{tip}..main").split())
 
 
-def read_behaviour(repositories: PracticeRepositories, commit: str = "main") -> Behaviour:
-    """What a commit of the bridge makes the job do."""
-    return Behaviour.model_validate(
-        yaml.safe_load(git(Path(repositories.bridge_url), "show", f"{commit}:{BEHAVIOUR_FILE}"))
-    )
+def read_behaviour(
+    repositories: PracticeRepositories, commit: str = "main", workload: Workload = "bridge"
+) -> Behaviour:
+    """What a commit of a workload makes the job do."""
+    text = git(repositories.folder(workload), "show", f"{commit}:{_BEHAVIOUR_FILES[workload]}")
+    return Behaviour.model_validate(yaml.safe_load(text))
 
 
 def move_main(repositories: PracticeRepositories, commit: str, workload: Workload = "bridge") -> None:

@@ -8,36 +8,46 @@ import hashlib
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 from pydantic import Field
 
-from nightbridge.bisect.search import BisectPolicy, Levels, Measured, Search, prior_of_nights
+from nightbridge.bisect.failures import FAILED, failure_of
+from nightbridge.bisect.lineage import REPOSITORIES, ListInner, Repository, SearchedRange, Step, range_of_steps
+from nightbridge.bisect.search import BisectPolicy, Failure, Levels, Measured, Search, prior_of_nights
 from nightbridge.errors import InvalidInput
+from nightbridge.gate.control import run_at
 from nightbridge.gate.trend import trends
 from nightbridge.history.metrics import COMPLETE_OUTCOMES, measured
 from nightbridge.history.nightly_values import Night, nights_of
 from nightbridge.history.rows import HistoryRow, Pin
 from nightbridge.models import (
-    GitRepo,
-    HarvestPolicy,
+    GOOD_VERDICTS,
     Model,
     RangeCommit,
     RunRecord,
     RunSpec,
     StoredModel,
+    Verdict,
     VerdictStatus,
 )
 from nightbridge.models.metrics import COLUMNS, METRIC_BY_NAME, Metric
 from nightbridge.store.protocol import ObjectStore, read_stored
 
-Repository = Literal["megatron_bridge", "nemo_run"]
-REPOSITORIES: dict[Repository, str] = {"megatron_bridge": "Megatron-Bridge", "nemo_run": "NeMo-Run"}
-
 FindCommits = Callable[[str, str, str], tuple[RangeCommit, ...]]
 """Repository address, good and bad commit to the commits after the good one, oldest first."""
 
+VerdictOf = Callable[[HistoryRow], Verdict | None]
+"""A run's row to its verdict; None where it has none."""
+
+InnerOf = Callable[[HistoryRow, Repository], ListInner | None]
+"""What lists a repository's submodules' commits; None where a run did not have them checked out."""
+
 ROOT = "bisects"
+
+FAILURE = "failure"
+"""What is searched instead of a metric where a run fails."""
 
 NOISE_FLOOR = 0.003
 """Least noise between runs that is assumed, relative: a quiet history proves little."""
@@ -50,10 +60,11 @@ RUNS_OF_A_POINT = 1000
 class BisectRequest(Model):
     """What to search: all of it is found in the test's history when left out."""
 
-    metric: str | None = Field(None, description="Which metric; the one that became worse last when unset.")
-    repository: Repository | None = Field(
-        None, description="Which repository; the one whose commit changed when unset, Megatron-Bridge where both did."
+    metric: str | None = Field(
+        None,
+        description="Which metric, or `failure`; that of the latest night when unset, else what became worse last.",
     )
+    repository: Repository | None = Field(None, description="Which repository; each whose commit changed when unset.")
     good: str | None = Field(
         None, description="Commit to start after, any name of it; that of the last night with the old level when unset."
     )
@@ -77,51 +88,89 @@ DEFAULT_REQUEST = BisectRequest()
 
 
 class BisectPlan(StoredModel):
-    """What is searched. Nothing in it changes once the first run was started."""
+    """What is searched. Nothing in it changes once the first run was started.
+
+    The places of several ranges follow each other: a later range's commits run on the bad end of the ones before it.
+    """
 
     bisect_id: str
     test_id: str
     cluster: str
     series: str
-    metric: str
-    statistic: str
+    metric: str = Field(description="Name of a gated metric, or `failure`.")
+    statistic: str = Field(description="Field of the summary that it is; empty for a failure.")
     unit: str
     since: str
     repository: Repository
     url: str
     good: str
     bad: str
-    commits: tuple[RangeCommit, ...]
-    levels: Levels
+    commits: tuple[Step, ...]
+    unopened: int = 0
+    before_move: int = 0
+    others: tuple[SearchedRange, ...] = Field((), description="Further repositories, in the order of their places.")
+    levels: Levels | Failure
     prior: tuple[float, ...]
     base: str
     policy: BisectPolicy
+    known: tuple[Measured, ...] = Field((), description="What runs that were made for another question say of it.")
+
+    @property
+    def ranges(self) -> tuple[SearchedRange, ...]:
+        """Every range, in the order of the places."""
+        first = {name: getattr(self, name) for name in SearchedRange.model_fields}
+        return (SearchedRange.model_validate(first), *self.others)
+
+    @property
+    def all_commits(self) -> tuple[Step, ...]:
+        """The commits of all ranges: that of place n is number n - 1."""
+        return tuple(commit for one in self.ranges for commit in one.commits)
 
     @property
     def search(self) -> Search:
-        """The decisions over this range."""
-        return Search(len(self.commits), self.levels, self.prior, self.policy)
+        """The decisions over these commits."""
+        return Search(len(self.all_commits), self.levels, self.prior, self.policy)
 
     @property
     def places(self) -> range:
-        """Every place that can be measured: 0 is the good commit."""
-        return range(len(self.commits) + 1)
+        """Every place that can be measured: 0 is where every range is at its good commit."""
+        return range(len(self.all_commits) + 1)
+
+    def range_of(self, place: int) -> SearchedRange:
+        """The range that the commit of a place belongs to; of place 0 the first one."""
+        for one in self.ranges:
+            if place <= len(one.commits):
+                return one
+            place -= len(one.commits)
+        raise InvalidInput("no such place", thing=str(place))
+
+    def pins_at(self, place: int) -> dict[str, str]:
+        """The commit of each repository at a place, and of submodules that are elsewhere than it pins (`run_at`)."""
+        pins: dict[str, str] = {}
+        for one in self.ranges:
+            within = max(min(place, len(one.commits)), 0)
+            step = one.commits[within - 1] if within else None
+            pins[one.repository] = step.checked_out if step else one.good
+            pins |= {f"{one.repository}/{folder}": commit for folder, commit in (step.moved if step else {}).items()}
+            place -= len(one.commits)
+        return pins
 
     def commit_at(self, place: int) -> str:
         """The commit of a place."""
-        return self.commits[place - 1].commit if place else self.good
+        return self.all_commits[place - 1].commit if place else self.good
 
 
 class Shift(NamedTuple):
-    """A metric became worse between two nights."""
+    """What became worse between two nights: a metric, or a run that fails since."""
 
-    metric: Metric
+    metric: str
+    label: str
     statistic: str
+    unit: str
     since: str
     good: HistoryRow
     bad: HistoryRow
-    before: float
-    after: float
+    levels: Levels | Failure
 
 
 def metric_named(name: str) -> Metric:
@@ -153,60 +202,79 @@ def find_shift(rows: Sequence[HistoryRow], metric: str | None = None) -> Shift:
     if not worse:
         return _regressed_shift(rows, metric)
     change = max(worse, key=lambda item: item[:3])[3]
-    return Shift(
-        metric_named(change.metric),
-        change.statistic,
-        change.night,
-        nights[change.last_night_before],
-        nights[change.latest_night],
-        change.before,
-        change.after,
-    )
+    good, bad = nights[change.last_night_before], nights[change.latest_night]
+    found = metric_named(change.metric)._replace(field=change.statistic)
+    return _metric_shift(rows, found, change.night, good, bad, change.before, change.after)
+
+
+def find_failure(rows: Sequence[HistoryRow], verdict_of: VerdictOf) -> Shift:
+    """The failure of the latest night, between the last night that did not fail and the first that failed alike.
+
+    Raises:
+        InvalidInput: The latest night did not fail, or none before it ran to its end.
+    """
+    nights = [night.own for night in nights_of(rows)]
+    failure = _failure(nights[-1], verdict_of) if nights else None
+    if failure is None:
+        raise InvalidInput("the latest night did not fail", thing=rows[0].test_id if rows else "history")
+    ended = [night.outcome in COMPLETE_OUTCOMES and night.verdict not in FAILED for night in nights]
+    if not any(ended):
+        raise InvalidInput(
+            "no earlier night ran to its end", thing=nights[-1].test_id, advice="Name a good commit with --good"
+        )
+    good = max(place for place, whole in enumerate(ended) if whole)
+    bad = next(night for night in nights[good + 1 :] if _failure(night, verdict_of) == failure)
+    levels = Failure(signature=failure)
+    return Shift(FAILURE, f"failure ({failure})", "", "", bad.night, nights[good], bad, levels)
+
+
+def asked_shift(rows: Sequence[HistoryRow], verdict_of: VerdictOf, metric: str | None) -> Shift:
+    """What is asked about: the failure where the latest night failed, or where it is named; else a metric."""
+    fails = metric is None and any(night.own.verdict in FAILED for night in nights_of(rows)[-1:])
+    return find_failure(rows, verdict_of) if fails or metric == FAILURE else find_shift(rows, metric)
 
 
 def make_plan(
-    rows: Sequence[HistoryRow], find_commits: FindCommits, request: BisectRequest = DEFAULT_REQUEST
+    rows: Sequence[HistoryRow],
+    find_commits: FindCommits,
+    verdict_of: VerdictOf,
+    request: BisectRequest = DEFAULT_REQUEST,
+    shift: Shift | None = None,
+    inner_of: InnerOf = lambda row, repository: None,
 ) -> BisectPlan:
     """Find the change and the commits that may have done it.
 
     Args:
         rows: The rows of one series.
         find_commits: Lists the commits of a range.
+        verdict_of: Reads a run's verdict, which says how it failed.
         request: What to search.
+        shift: What became worse, where that is known.
+        inner_of: Whether submodules are searched as well, and what lists their commits.
 
     Raises:
         InvalidInput: Nothing became worse, or no commit changed.
     """
-    shift = find_shift(rows, request.metric)
-    searched = request.repository or _changed_repository(shift, explicit=bool(request.good and request.bad))
-    before, after = _pin(shift.good, searched), _pin(shift.bad, searched)
-    good, bad = request.good or before.commit, request.bad or after.commit
-    if good == bad:
-        raise InvalidInput(
-            f"{REPOSITORIES[searched]} had the same commit before and after",
-            thing=f"{shift.good.test_id} since {shift.since}",
-            advice="Look at the image, the configuration and the nodes, or name --good and --bad",
-        )
-    commits = find_commits(after.url, good, bad)
-    levels = Levels(good=shift.before, bad=shift.after, noise=_noise(rows, shift))
-    identity = "\n".join((shift.bad.series, searched, good, bad, shift.metric.name, shift.statistic))
+    shift = shift or asked_shift(rows, verdict_of, request.metric)
+    ranges = _ranges(shift, rows, find_commits, request, inner_of)
+    ends = [end for one in ranges for end in (one.repository, one.good, one.bad)]
+    # A search that was planned over the same ends without their submodules has other places.
+    ends += ["with submodules"] if any(step.folder for one in ranges for step in one.commits) else []
+    identity = "\n".join((shift.bad.series, *ends, shift.metric, shift.statistic))
     digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
     return BisectPlan(
         bisect_id=f"{shift.bad.night[:23].rstrip('-')}-bisect-{digest}",
         test_id=shift.bad.test_id,
         cluster=shift.bad.cluster,
         series=shift.bad.series,
-        metric=shift.metric.name,
+        metric=shift.metric,
         statistic=shift.statistic,
-        unit=shift.metric.unit,
+        unit=shift.unit,
         since=shift.since,
-        repository=searched,
-        url=after.url,
-        good=good,
-        bad=bad,
-        commits=commits,
-        levels=levels,
-        prior=prior_of_nights(len(commits), levels, _nights_inside(rows, shift, searched, commits), request.policy),
+        **dict(ranges[0]),
+        others=ranges[1:],
+        levels=shift.levels,
+        prior=_prior(rows, shift, ranges, request),
         base=shift.bad.prefix,
         policy=request.policy,
     )
@@ -241,65 +309,103 @@ def point_run(plan: BisectPlan, base: RunRecord, place: int, number: int) -> Run
         place: Which commit.
         number: The how-manieth run of it, from 1.
     """
-    test = base.spec.test
-    pins = {"megatron_bridge": base.checkout.megatron_bridge.commit}
-    if base.checkout.nemo_run is not None:
-        pins["nemo_run"] = base.checkout.nemo_run.commit
-    pins[plan.repository] = plan.commit_at(place)
-    bridge = test.megatron_bridge
-    changes = {
-        "git_repos": tuple(_at(repo, pins["megatron_bridge"]) if repo == bridge else repo for repo in test.git_repos),
-        "nemo_run_repo": _at(test.nemo_run_repo, pins.get("nemo_run", test.nemo_run_repo.commit)),
-        "cmd_args": {**test.cmd_args, **_pinned_image(base)},
-        "harvest": HarvestPolicy(checkpoint="none"),
-        # A point is one measurement: whether it has to be repeated is bisect's decision.
-        "gate": test.gate.model_copy(update={"confirm": 0}),
-    }
-    return base.spec.model_copy(
-        update={
-            "night": plan.bisect_id,
-            "test": test.model_copy(update=changes),
-            "repeat": place * RUNS_OF_A_POINT + number,
-        }
-    )
+    again = run_at(base, plan.pins_at(place))
+    return again.model_copy(update={"night": plan.bisect_id, "repeat": place * RUNS_OF_A_POINT + number})
 
 
 def _key(bisect_id: str) -> str:
     return f"{ROOT}/{bisect_id}/plan.json"
 
 
-def _at(repo: GitRepo, commit: str) -> GitRepo:
-    return repo.model_copy(update={"commit": commit})
+def _ranges(
+    shift: Shift, rows: Sequence[HistoryRow], find_commits: FindCommits, request: BisectRequest, inner_of: InnerOf
+) -> tuple[SearchedRange, ...]:
+    """What changed between both nights, repository by repository; or what the user named."""
+    pins: dict[Repository, tuple[Pin, Pin]] = {
+        name: (before, after)
+        for name in REPOSITORIES
+        if (before := getattr(shift.good, name)) and (after := getattr(shift.bad, name))
+    }
+    changed = [name for name, (before, after) in pins.items() if before.commit != after.commit]
+    if request.repository:
+        changed = [request.repository]
+    elif request.good or request.bad:
+        # Ends that a user names are those of one repository.
+        changed = changed[:1] or ["megatron_bridge"]
+    if not changed:
+        raise InvalidInput(
+            "no commit changed with it",
+            thing=f"{shift.label} of {shift.good.test_id} since {shift.since}",
+            advice="Look at the image, the configuration and the nodes",
+        )
+    found = []
+    for name in changed:
+        if name not in pins:
+            raise InvalidInput(f"no {REPOSITORIES[name]} in these runs", thing=shift.bad.run_key)
+        before, after = pins[name]
+        good, bad = request.good or before.commit, request.bad or after.commit
+        if good == bad:
+            raise InvalidInput(
+                f"{REPOSITORIES[name]} had the same commit before and after",
+                thing=f"{shift.good.test_id} since {shift.since}",
+                advice="Look at the image, the configuration and the nodes, or name --good and --bad",
+            )
+        older = () if request.good else _older_good_commits(rows, shift, name)
+        good, commits = _newest_ancestor((good, *older), bad, partial(find_commits, after.url))
+        if before_move := sum(bool(one.url) for one in commits):
+            # The runs have the new repository: its first commit with the code is where the search begins.
+            good, commits = commits[before_move].commit, commits[before_move + 1 :]
+        searched = range_of_steps((name, after.url, good, bad), commits, inner_of(shift.bad, name))
+        found.append(searched.model_copy(update={"before_move": before_move}))
+    if not any(one.commits for one in found):
+        raise InvalidInput(
+            "only submodules moved, and the runs do not check them out: the image brings its own",
+            thing=", ".join(map(str, found)),
+            advice="Look at the image, or set init_submodules = true in the test",
+        )
+    return tuple(one for one in found if one.commits)
 
 
-def _pinned_image(base: RunRecord) -> dict[str, str]:
-    """The image by its digest: a tag may mean another image today. A file is what it is."""
-    reference, digest = base.image.reference, base.image.digest
-    if base.image.kind == "none" or not reference or not digest or reference.startswith(("/", ".", "~")):
-        return {}
-    return {"container_image": reference if "@" in reference else f"{reference}@{digest}"}
+def _older_good_commits(rows: Sequence[HistoryRow], shift: Shift, name: Repository) -> list[str]:
+    """The commits of a repository in the good nights before the shift's, the newest first."""
+    before = [night.own for night in nights_of(rows) if night.own.night < shift.good.night]
+    pins = [getattr(row, name) for row in reversed(before) if row.verdict in GOOD_VERDICTS]
+    return list(dict.fromkeys(pin.commit for pin in pins if pin))
 
 
-def _pin(row: HistoryRow, repository: Repository) -> Pin:
-    pin: Pin | None = getattr(row, repository)
-    if pin is None:
-        raise InvalidInput(f"no {REPOSITORIES[repository]} in these runs", thing=row.run_key)
-    return pin
+def _newest_ancestor(
+    goods: Sequence[str], bad: str, find_commits: Callable[[str, str], tuple[RangeCommit, ...]]
+) -> tuple[str, tuple[RangeCommit, ...]]:
+    """The first of the good commits that the bad one descends from, and the commits after it.
+
+    A test may have been pinned to an older commit, so that the last good night is newer than the bad one.
+
+    Raises:
+        InvalidInput: The bad commit descends from none of them; said of the first.
+    """
+    problem: InvalidInput | None = None
+    for good in goods:
+        try:
+            if good != bad and (commits := find_commits(good, bad)):
+                return good, commits
+        except InvalidInput as error:
+            problem = problem or error
+    raise problem or InvalidInput("no commits between them", thing=f"{goods[0][:12]}..{bad[:12]}")
 
 
-def _changed_repository(shift: Shift, explicit: bool) -> Repository:
-    for repository in REPOSITORIES:
-        before: Pin | None = getattr(shift.good, repository)
-        after: Pin | None = getattr(shift.bad, repository)
-        if before and after and before.commit != after.commit:
-            return repository
-    if explicit:
-        return "megatron_bridge"
-    raise InvalidInput(
-        "no commit changed with it",
-        thing=f"{shift.metric.label} of {shift.good.test_id} since {shift.since}",
-        advice="Look at the image, the configuration and the nodes",
-    )
+def _failure(row: HistoryRow, verdict_of: VerdictOf) -> str | None:
+    """How a run failed; None where it did not."""
+    verdict = verdict_of(row) if row.verdict in FAILED else None
+    return failure_of(verdict) if verdict else None
+
+
+def _prior(
+    rows: Sequence[HistoryRow], shift: Shift, ranges: Sequence[SearchedRange], request: BisectRequest
+) -> tuple[float, ...]:
+    """What the nights between both say of each commit; all alike for a failure and for several repositories."""
+    commits = sum(len(one.commits) for one in ranges)
+    inside = _nights_inside(rows, shift, ranges[0]) if len(ranges) == 1 and shift.statistic else []
+    return prior_of_nights(commits, shift.levels, inside, request.policy)
 
 
 def _regressed_shift(rows: Sequence[HistoryRow], metric: str | None) -> Shift:
@@ -309,7 +415,7 @@ def _regressed_shift(rows: Sequence[HistoryRow], metric: str | None) -> Shift:
         (
             place
             for place in range(len(nights) - 1, -1, -1)
-            if nights[place].verdict in (VerdictStatus.PASSED, VerdictStatus.IMPROVED, VerdictStatus.NO_BASELINE)
+            if nights[place].verdict in GOOD_VERDICTS
             and any(night.verdict is VerdictStatus.REGRESSED for night in nights[place + 1 :])
         ),
         None,
@@ -319,6 +425,13 @@ def _regressed_shift(rows: Sequence[HistoryRow], metric: str | None) -> Shift:
             "nothing became worse", thing=rows[0].test_id if rows else "history", advice="See `nightbridge history`"
         )
     bad = next(night for night in nights[last_good + 1 :] if night.verdict is VerdictStatus.REGRESSED)
+    return moved_shift(rows, nights, last_good, bad, metric)
+
+
+def moved_shift(
+    rows: Sequence[HistoryRow], nights: Sequence[HistoryRow], last_good: int, bad: HistoryRow, metric: str | None
+) -> Shift:
+    """What moved furthest for the worse from a good night, by its place, to a bad one (InvalidInput: nothing did)."""
     good = [night for night in nights[: last_good + 1] if night.verdict in (nights[last_good].verdict, "passed")][-7:]
     moved = []
     for one in COLUMNS if metric is None else (metric_named(metric),):
@@ -330,25 +443,37 @@ def _regressed_shift(rows: Sequence[HistoryRow], metric: str | None) -> Shift:
     if not moved or max(item[0] for item in moved) <= 0:
         raise InvalidInput("no metric became worse", thing=bad.run_key, advice="Name one with --metric")
     _, found, level, now = max(moved, key=lambda item: item[0])
-    return Shift(found, found.field, bad.night, nights[last_good], bad, level, now)
+    return _metric_shift(rows, found, bad.night, nights[last_good], bad, level, now)
 
 
-def _noise(rows: Sequence[HistoryRow], shift: Shift) -> float:
+def _metric_shift(
+    rows: Sequence[HistoryRow],
+    metric: Metric,
+    since: str,
+    good: HistoryRow,
+    bad: HistoryRow,
+    before: float,
+    after: float,
+) -> Shift:
+    levels = Levels(good=before, bad=after, noise=_noise(rows, metric, since, before, after))
+    return Shift(metric.name, metric.label, metric.field, metric.unit, since, good, bad, levels)
+
+
+def _noise(rows: Sequence[HistoryRow], metric: Metric, since: str, good: float, bad: float) -> float:
     """Standard deviation of single runs around their level, robust, in the metric's unit."""
     values = [
-        (night.own.night, value) for night in nights_of(rows) if (value := _night_value(night, shift)) is not None
+        (night.own.night, value) for night in nights_of(rows) if (value := _night_value(night, metric)) is not None
     ]
-    before = [abs(value - shift.before) for night, value in values if night < shift.since][-NOISE_NIGHTS:]
-    after = [abs(value - shift.after) for night, value in values if night >= shift.since][:NOISE_NIGHTS]
+    before = [abs(value - good) for night, value in values if night < since][-NOISE_NIGHTS:]
+    after = [abs(value - bad) for night, value in values if night >= since][:NOISE_NIGHTS]
     deviations = before + after
     found = 1.4826 * statistics.median(deviations) if len(deviations) >= 5 else 0.0
     # Few nights around their own median look quieter than they are.
     found *= math.sqrt(1 + 4 / max(len(deviations), 1))
-    return max(found, NOISE_FLOOR * abs(shift.before))
+    return max(found, NOISE_FLOOR * abs(good))
 
 
-def _night_value(night: Night, shift: Shift) -> float | None:
-    metric = shift.metric._replace(field=shift.statistic)
+def _night_value(night: Night, metric: Metric) -> float | None:
     values = [
         value
         for run in night.runs
@@ -357,16 +482,15 @@ def _night_value(night: Night, shift: Shift) -> float | None:
     return statistics.median(values) if values else None
 
 
-def _nights_inside(
-    rows: Sequence[HistoryRow], shift: Shift, repository: Repository, commits: Sequence[RangeCommit]
-) -> list[Measured]:
+def _nights_inside(rows: Sequence[HistoryRow], shift: Shift, searched: SearchedRange) -> list[Measured]:
     """Nights whose pin lies inside the range: they order the search."""
-    places = {one.commit: place for place, one in enumerate(commits, start=1)}
+    metric = metric_named(shift.metric)._replace(field=shift.statistic)
+    places = {one.checked_out: place for place, one in enumerate(searched.commits, start=1) if not one.moved}
     found = []
     for night in nights_of(rows):
-        pin: Pin | None = getattr(night.own, repository)
+        pin: Pin | None = getattr(night.own, searched.repository)
         place = places.get(pin.commit) if pin else None
-        value = _night_value(night, shift)
-        if place is not None and place < len(commits) and value is not None:
+        value = _night_value(night, metric)
+        if place is not None and place < len(searched.commits) and value is not None:
             found.append(Measured(place=place, value=value))
     return found

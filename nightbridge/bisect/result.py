@@ -1,24 +1,27 @@
 """What bisect has found so far: the points that were run, the answer that they support, and their cost."""
 
+import statistics
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
+from nightbridge.bisect.failures import FAILED, failure_of
+from nightbridge.bisect.lineage import REPOSITORIES, Step
 from nightbridge.bisect.plan import (
-    REPOSITORIES,
     RUNS_OF_A_POINT,
     BisectPlan,
     metric_named,
     point_run,
 )
-from nightbridge.bisect.search import Answer, Measured, medians
+from nightbridge.bisect.search import Answer, Failure, Levels, Measured
 from nightbridge.harvest.manifest import load_record
 from nightbridge.history.metrics import format_change, format_count, format_value, measured
-from nightbridge.models import Model, RangeCommit, RunRecord, StoredModel, Verdict, VerdictStatus
+from nightbridge.history.rows import gpu_hours
+from nightbridge.models import Model, RunRecord, StoredModel, Verdict, VerdictStatus
 from nightbridge.store.protocol import ObjectStore, read_stored
 
 # No evidence about the commit: the point is run again.
 NOTHING_SAID = frozenset({VerdictStatus.INFRASTRUCTURE, VerdictStatus.CANCELLED})
-# The commit does not run: it is skipped.
-DOES_NOT_RUN = frozenset({VerdictStatus.FAILED, VerdictStatus.SHORT, VerdictStatus.INVALID})
 
 TRIES = 3
 """Runs of a point that the cluster may lose before the point is given up."""
@@ -47,11 +50,21 @@ class BisectResult(StoredModel):
     skipped: tuple[int, ...] = ()
 
     @property
-    def culprits(self) -> tuple[RangeCommit, ...]:
-        """The commit that was found: more than one where those between could not be run, none while undecided."""
-        if self.answer.kind != "found":
+    def culprits(self) -> tuple[Step, ...]:
+        """The commit that was found: more than one where those between could not be run, none while undecided.
+
+        Two that share the change are both here.
+        """
+        return tuple(commit for place in self.culprit_places for commit in self.plan.all_commits[place - 1 : place])
+
+    @property
+    def culprit_places(self) -> tuple[int, ...]:
+        """The places of the culprits."""
+        found = self.answer
+        if found.kind != "found":
             return ()
-        return self.plan.commits[self.answer.first - 1 : self.answer.last]
+        second = range(found.second[0], found.second[1] + 1) if found.second else ()
+        return (*range(found.first, found.last + 1), *second)
 
     @property
     def gpu_hours(self) -> float:
@@ -69,15 +82,13 @@ def point_of(plan: BisectPlan, place: int, number: int, verdict: Verdict, record
         verdict: What the pipeline returned.
         record: The harvested run; None where there is none.
     """
-    metric = metric_named(plan.metric)._replace(field=plan.statistic)
-    ran = record is not None and verdict.status not in NOTHING_SAID | DOES_NOT_RUN
     return Point(
         place=place,
         number=number,
         run_key=verdict.run_key,
         status=verdict.status,
-        value=measured(metric, record.summary) if record is not None and ran else None,
-        gpu_seconds=_gpu_seconds(record) if record is not None else 0.0,
+        value=value_of(plan, verdict, record),
+        gpu_seconds=3600.0 * (gpu_hours(record) or 0.0) if record is not None else 0.0,
         nodes=record.job.status.nodes if record is not None and record.job.status else "",
     )
 
@@ -107,7 +118,7 @@ def stored_points(store: ObjectStore, plan: BisectPlan, base: RunRecord) -> tupl
 def evaluate(plan: BisectPlan, points: Sequence[Point]) -> BisectResult:
     """Sum up all points."""
     skipped = _skipped(points)
-    found = plan.search.answer(_measured(points), skipped)
+    found = plan.search.answer(_measured(points, plan.known), skipped)
     return BisectResult(plan=plan, answer=found, points=tuple(points), skipped=tuple(sorted(skipped)))
 
 
@@ -118,7 +129,7 @@ def next_points(plan: BisectPlan, points: Sequence[Point], at_once: int) -> tupl
         InvalidInput: No commit of the range can be run.
     """
     left = plan.policy.most_runs - len(points)
-    places = plan.search.next_places(_measured(points), _skipped(points), max(1, min(at_once, left)))
+    places = plan.search.next_places(_measured(points, plan.known), _skipped(points), max(1, min(at_once, left)))
     used = {(point.place, point.number) for point in points}
     chosen = []
     for place in places if left > 0 else ():
@@ -128,51 +139,171 @@ def next_points(plan: BisectPlan, points: Sequence[Point], at_once: int) -> tupl
     return tuple(chosen)
 
 
+def price_of(plan: BisectPlan, points: Sequence[Point], base: RunRecord) -> str:
+    """What a bisect will about cost: `6 runs of 10 min on 8 nodes = 64 GPU-hours`.
+
+    Args:
+        plan: What is searched.
+        points: The runs that it has already.
+        base: The bad night's own run, as long as which each further one is taken to be.
+    """
+    runs = _runs_ahead(plan, points)
+    hours = gpu_hours(base) or 0.0
+    minutes = 60.0 * hours / (base.plan.nodes * base.plan.tasks_per_node)
+    on = format_count(base.plan.nodes, "node")
+    return f"{format_count(runs, 'run')} of {minutes:.3g} min on {on} = {runs * hours:.3g} GPU-hours"
+
+
+def _runs_ahead(plan: BisectPlan, points: Sequence[Point]) -> int:
+    """How many runs find a commit in the middle where each measures its own side's level."""
+    levels, middle = plan.levels, len(plan.all_commits) // 2 + 1
+    good, bad = (0.0, 1.0) if isinstance(levels, Failure) else (levels.good, levels.bad)
+    tried = list(points)
+    while chosen := next_points(plan, tried, 1):
+        for place, number in chosen:
+            value = bad if place >= middle else good
+            tried.append(Point(place=place, number=number, run_key="", status=VerdictStatus.PASSED, value=value))
+    return len(tried) - len(points)
+
+
 def result_lines(result: BisectResult) -> tuple[str, ...]:
     """The answer for a terminal, the commit first, then what it rests on and what it cost."""
     plan = result.plan
-    metric = metric_named(plan.metric)
-    change = (plan.levels.bad - plan.levels.good) / abs(plan.levels.good)
-    searched = f"{format_count(len(plan.commits), 'commit')} of {REPOSITORIES[plan.repository]}"
+    searched = ", ".join(map(str, plan.ranges))
     lines = [
-        f"bisect {plan.bisect_id}: {metric.label} of {plan.test_id} {format_change(change)} since {plan.since}, "
-        f"{searched}, {plan.good[:12]}..{plan.bad[:12]}",
+        f"bisect {plan.bisect_id}: {_question(plan)} of {plan.test_id} since {plan.since}, "
+        f"{format_count(len(plan.all_commits), 'commit')}{_of_submodules(plan)}, {searched}",
         *_answer_lines(result),
+        *_disagreements(result),
     ]
-    for place, (runs, value) in medians(_measured(result.points)).items():
-        name = "good end" if place == 0 else f"commit {place}"
-        counted = format_count(runs, "run")
-        lines.append(f"  {name} {plan.commit_at(place)[:12]}: {format_value(value, plan.unit)}, {counted}")
-    lines += [f"  commit {place} {plan.commit_at(place)[:12]}: does not run, skipped" for place in result.skipped]
+    for place, runs in sorted(Counter(one.place for one in _measured(result.points)).items()):
+        shown = _shown(plan, place, result)
+        lines.append(f"  {_place_name(plan, place)}: {shown}, {format_count(runs, 'run')}")
+    lines += [f"  {_place_name(plan, place)}: does not run, skipped" for place in result.skipped]
+    if unopened := sum(one.unopened for one in plan.ranges):
+        lines.append(
+            f"{format_count(unopened, 'bump')} of submodules not searched: the test does not check them out "
+            "(init_submodules = false), so that its image brings its own"
+        )
+    if before_move := sum(one.before_move for one in plan.ranges):
+        lines.append(f"not searched: {format_count(before_move, 'commit')} of before the repository moved")
     lines.append(f"{format_count(len(result.points), 'run')}, {result.gpu_hours:.2f} GPU-hours")
     return tuple(lines)
+
+
+def _question(plan: BisectPlan) -> str:
+    if isinstance(plan.levels, Failure):
+        return f"failure ({plan.levels.signature})"
+    change = (plan.levels.bad - plan.levels.good) / abs(plan.levels.good)
+    return f"{metric_named(plan.metric).label} {format_change(change)}"
+
+
+def _shown(plan: BisectPlan, place: int, result: BisectResult) -> str:
+    """What the runs of a place measured: the median, or how many failed."""
+    values = [one.value for one in _measured(result.points) if one.place == place]
+    if isinstance(plan.levels, Failure):
+        return f"{int(sum(values))} of {len(values)} failed"
+    return format_value(statistics.median(values), plan.unit)
 
 
 def _answer_lines(result: BisectResult) -> Iterable[str]:
     plan, found = result.plan, result.answer
     sure = f"{100 * min(found.probability, 0.9999):.4g} %"
+    good, bad = plan.commit_at(0)[:12], plan.commit_at(len(plan.all_commits))[:12]
+    other = "" if len(plan.ranges) > 1 else " or the other repository"
     words = {
-        "already_bad": f"not among these commits: {plan.good[:12]} is as bad today ({sure}); "
-        "the cluster, the image or the other repository changed",
-        "still_good": f"not among these commits: {plan.bad[:12]} is as good as before today ({sure}); "
+        "already_bad": f"not among these commits: {good} is as bad today ({sure}); "
+        f"the cluster, the image{other} changed",
+        "still_good": f"not among these commits: {bad} is as good as before today ({sure}); "
         "the cause was the cluster or its nodes",
         "undecided": f"undecided after {found.runs} runs: most likely commit {found.first} ({sure})",
     }
     if found.kind in words:
         return [words[found.kind]]
+    if found.second:
+        return [f"two commits share the change ({sure}):", *(_commit_line(plan, at) for at in result.culprit_places)]
     several = len(result.culprits) > 1
     head = f"one of {len(result.culprits)}, those in between do not run" if several else "the first bad commit"
-    return [
-        f"{head} ({sure}):",
-        *(
-            f"  {one.commit} {one.subject} ({one.author}, {one.authored_at:%Y-%m-%d %H:%M %z})"
-            for one in result.culprits
-        ),
-    ]
+    return [f"{head} ({sure}):", *(_commit_line(plan, place) for place in result.culprit_places)]
 
 
-def _measured(points: Iterable[Point]) -> list[Measured]:
-    return [Measured(place=point.place, value=point.value) for point in points if point.value is not None]
+def _place_name(plan: BisectPlan, place: int) -> str:
+    if place == 0:
+        return f"good end {plan.commit_at(0)[:12]}"
+    folder = plan.all_commits[place - 1].folder
+    return f"commit {place} {f'{folder} ' if folder else ''}{plan.commit_at(place)[:12]}"
+
+
+def _of_submodules(plan: BisectPlan) -> str:
+    inner = Counter(step.folder for step in plan.all_commits if step.folder)
+    found = ", ".join(f"{count} of them of {folder}" for folder, count in inner.items())
+    return f" ({found})" if found else ""
+
+
+def _commit_line(plan: BisectPlan, place: int) -> str:
+    one = plan.all_commits[place - 1]
+    name = REPOSITORIES[plan.range_of(place).repository]
+    where = f"{one.folder} " if one.folder else f"{name} " if len(plan.ranges) > 1 else ""
+    who = f"({one.author}, {one.authored_at:%Y-%m-%d %H:%M %z})"
+    return f"  {where}{one.commit} {one.subject} {who}{_lineage(plan, one, name)}"
+
+
+def _lineage(plan: BisectPlan, one: Step, repository: str) -> str:
+    """How a commit of a submodule came, or what of a commit that moves one is meant."""
+    size = sum((step.bump, step.folder) == (one.bump, one.folder) for step in plan.all_commits)
+    by = f"the bump of {format_count(size, 'commit')} {one.bump[:12]} of {repository}"
+    words = {
+        "inner": f", inside {by}",
+        "reverted": f", taken back by {by}",
+        "bump": f", {one.bump[:12]} of {repository}",
+        "rest": ", by what it does beside its bump",
+    }
+    return words.get(one.kind, "")
+
+
+def _disagreements(result: BisectResult) -> Iterable[str]:
+    """Ends whose own runs do not agree with each other: they have two speeds, or fail now and then."""
+    levels, ends = result.plan.levels, {0: "good", len(result.plan.all_commits): "bad"}
+    middle = 0.5 if isinstance(levels, Failure) else (levels.good + levels.bad) / 2
+    for place, name in ends.items():
+        values = [one.value for one in _measured(result.points) if one.place == place]
+        beyond = sum(value > middle for value in values)
+        if 0 < beyond < len(values):
+            few = min(beyond, len(values) - beyond)
+            yield f"the runs of the {name} end disagree: {few} of {len(values)} are on the other side"
+
+
+class Asked(Protocol):
+    """What a run is asked about: a metric, by its name and field of the summary, or a failure."""
+
+    @property
+    def metric(self) -> str:
+        """Name of a gated metric, or `failure`."""
+
+    @property
+    def statistic(self) -> str:
+        """Field of the summary that it is."""
+
+    @property
+    def levels(self) -> Levels | Failure:
+        """What good and bad points show."""
+
+
+def value_of(asked: Asked, verdict: Verdict, record: RunRecord | None) -> float | None:
+    """What a run says of its point; None where it says nothing: the cluster lost it, or it failed in another way."""
+    if verdict.status in NOTHING_SAID:
+        return None
+    if isinstance(asked.levels, Failure):
+        failed = failure_of(verdict)
+        return {None: 0.0, asked.levels.signature: 1.0}.get(failed)
+    if verdict.status in FAILED or record is None:
+        return None
+    return measured(metric_named(asked.metric)._replace(field=asked.statistic), record.summary)
+
+
+def _measured(points: Iterable[Point], known: Sequence[Measured] = ()) -> list[Measured]:
+    own = (Measured(place=point.place, value=point.value) for point in points if point.value is not None)
+    return [*known, *own]
 
 
 def _skipped(points: Sequence[Point]) -> frozenset[int]:
@@ -185,12 +316,3 @@ def _skipped(points: Sequence[Point]) -> frozenset[int]:
         if lost < len(own) or lost >= TRIES:
             skipped.add(place)
     return frozenset(skipped)
-
-
-def _gpu_seconds(record: RunRecord) -> float:
-    """GPUs times the time that the jobs of all attempts have run."""
-    seconds = 0.0
-    for job in record.jobs:
-        if job.status and job.status.started_at and job.status.ended_at:
-            seconds += (job.status.ended_at - job.status.started_at).total_seconds()
-    return seconds * record.plan.nodes * record.plan.tasks_per_node

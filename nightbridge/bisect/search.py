@@ -7,18 +7,22 @@ where the two halves are equally likely, so that a point is measured again exact
 What a measurement may mean:
 
 * A run at a commit before the first bad one lies around the good level, any other around the bad level, with the noise
-  between runs that the history shows.
+  between runs that the history shows, or more or less of it: how much is estimated from the points themselves.
 * Any run may be a stray one (a bad node): a share of `stray` of them is noise. This bounds what one run can prove.
 * Today's runs may all lie a little off history's levels (the cluster drifts): that offset is estimated with the rest.
+* A failure is bisected in the same way: a run fails alike (1) or does not (0), and neither is certain proof. How often
+  a good commit fails by chance, and how often a bad one passes, is estimated from the points.
+* Two commits may have made half of the change each, so that runs between them lie in the middle.
 * The change may not be among the commits at all. Those two answers, "already bad at the good end" and "still good at
   the bad end", take part like any commit, and win where the measurements support it.
 
-A commit that does not build or start is skipped: commits that are indistinguishable without it are named together.
+A commit that does not build or start is skipped: commits that are indistinguishable without it are named together. No
+commit is named before it, and the one before it, were each run twice.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,9 +33,30 @@ from nightbridge.models import Model
 
 Array = NDArray[np.float64]
 
-DRIFT_STEPS = 25
-"""Offsets between today and history that are considered, from minus to plus `DRIFT_RANGE` times the noise."""
-DRIFT_RANGE = 3.0
+DRIFTS = np.linspace(-3.0, 3.0, 13)
+"""Offsets between today and history that are considered, in units of the history's noise."""
+FAR_DRIFT = -6.0
+"""Logarithm of how likely an offset is beforehand that is so large that the cluster must have changed."""
+SCALES = np.array([0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0])
+"""How much noisier today's runs may be than the history's."""
+SCALE_SPREAD = 0.6
+"""Standard deviation of the logarithm of that scale, beforehand."""
+
+CHANCE_FAILURES = np.array([0.003, 0.01, 0.03, 0.1, 0.25])
+"""Shares of the runs of a good commit that fail alike, as a bad one's do."""
+FAILURES = np.array([0.3, 0.5, 0.7, 0.85, 0.95, 0.995])
+"""Shares of the runs of a bad commit that fail."""
+
+MIDDLES = np.array([0.3, 0.5, 0.7])
+"""What part of the change the first of two culprits may have made."""
+TWO_CULPRITS = 0.03
+"""Probability, beforehand, that two commits share the change."""
+
+DOUBT = 0.1
+"""Probability of two culprits from which on one is not named alone."""
+
+PAIR_RUNS = 2
+"""Runs of a commit, and of the one before it, before it is named."""
 
 REPEAT_COST = 0.15
 """How much less each run of a place makes the next one there worth."""
@@ -56,6 +81,15 @@ DEFAULT_POLICY = BisectPolicy()
 AnswerKind = Literal["found", "undecided", "already_bad", "still_good"]
 
 
+class Densities(NamedTuple):
+    """How likely each measurement is, as logarithms: one line per measurement, one column per state of the unknowns."""
+
+    unknowns: Array
+    good: Array
+    bad: Array
+    middles: tuple[Array, ...]
+
+
 class Levels(Model):
     """The two levels of a metric and the noise between runs, all in the metric's unit."""
 
@@ -63,12 +97,49 @@ class Levels(Model):
     bad: float
     noise: float = Field(gt=0, description="Standard deviation of a run's value around its level.")
 
+    def densities(self, values: Array, stray: float, drifts: Array = DRIFTS) -> Densities:
+        """Unknown are the drift, Gaussian beforehand, and how noisy runs are today."""
+        drift, scale = (grid.ravel() for grid in np.meshgrid(drifts, SCALES, indexing="ij"))
+        noise = self.noise * scale
+        anywhere = stray / (STRAY_RANGE * max(abs(self.bad - self.good), self.noise))
+
+        def around(level: float) -> Array:
+            deviation = (values[:, None] - level - drift * self.noise) / noise
+            density: Array = np.log(
+                (1 - stray) * np.exp(-(deviation**2) / 2) / (noise * math.sqrt(2 * math.pi)) + anywhere
+            )
+            return density
+
+        return Densities(
+            np.maximum(-(drift**2) / 2, FAR_DRIFT) - (np.log(scale) / SCALE_SPREAD) ** 2 / 2,
+            around(self.good),
+            around(self.bad),
+            tuple(around(self.good + part * (self.bad - self.good)) for part in MIDDLES),
+        )
+
+
+class Failure(Model):
+    """A failure instead of a metric: a run measures 1 where it fails alike, 0 where it does not fail."""
+
+    signature: str = Field(description="What two failures that are alike have in common.")
+
+    def densities(self, values: Array, stray: float) -> Densities:
+        """Unknown are the shares of good and of bad commits' runs that fail alike; the former is small beforehand."""
+        chance, failing = (grid.ravel() for grid in np.meshgrid(CHANCE_FAILURES, FAILURES, indexing="ij"))
+        failed = values[:, None] > 0.5
+
+        def share(of: Array) -> Array:
+            density: Array = np.where(failed, np.log(of), np.log1p(-of))
+            return density
+
+        return Densities(-np.log1p(10 * chance), share(chance), share(failing), ())
+
 
 class Measured(Model):
     """One run of one point. Places count the commits from 1, oldest first; 0 is the good end."""
 
     place: int = Field(ge=0)
-    value: float
+    value: float = Field(description="In the metric's unit; of a failure 1 where the run failed alike, else 0.")
 
 
 class Answer(Model):
@@ -77,26 +148,44 @@ class Answer(Model):
     kind: AnswerKind
     first: int = Field(0, description="Place of the first commit that may be the first bad one; 0 where none may.")
     last: int = Field(0, description="Place of the last such commit: more than one where those between were skipped.")
+    second: tuple[int, int] | None = Field(
+        None, description="The same of the second culprit, where two commits share the change; None for one."
+    )
     probability: float = Field(description="Of the answer, or of the likeliest one while undecided.")
     runs: int = Field(description="Measurements that it rests on.")
+
+
+class Belief(NamedTuple):
+    """Probabilities by place, `commits + 2` numbers each; number 0 is "already bad", the last one "still good".
+
+    `alone`: that this commit did it alone; adds up to `1 - shared`. `first` and `second`: that it is the first or the
+    second of two that share the change; each adds up to `shared`.
+    """
+
+    alone: Array
+    first: Array
+    second: Array
+
+    @property
+    def shared(self) -> float:
+        """Probability that two commits share the change."""
+        return float(self.first.sum())
 
 
 class Search(NamedTuple):
     """A range of commits in which one changed the level from good to bad.
 
-    `commits`: how many there are after the good end, the bad end included. `prior`: weight of each commit beforehand;
-    all alike when None. `policy`: how much is believed.
+    `commits`: how many there are after the good end, the bad end included. `levels`: what is searched for. `prior`:
+    weight of each commit beforehand; all alike when None. `policy`: how much is believed.
     """
 
     commits: int
-    levels: Levels
+    levels: Levels | Failure
     prior: Sequence[float] | None = None
     policy: BisectPolicy = DEFAULT_POLICY
 
-    def likelihoods(self, measured: Sequence[Measured]) -> Array:
-        """The probability of each place to be the first bad one: `commits + 2` numbers that add up to 1.
-
-        Number 0 is "already bad at the good end", the last one "still good at the bad end".
+    def belief(self, measured: Sequence[Measured]) -> Belief:
+        """Who may have done it, by all measurements.
 
         Args:
             measured: All measurements, in any order.
@@ -104,40 +193,64 @@ class Search(NamedTuple):
         Raises:
             InvalidInput: There is no commit, the levels are equal, or a place is not in the range.
         """
-        levels = self.levels
-        _check(self.commits, levels, measured)
-        drift = np.linspace(-DRIFT_RANGE, DRIFT_RANGE, DRIFT_STEPS)
-        # By first bad place and drift: the drift is Gaussian beforehand, with the noise as its standard deviation.
-        belief = np.log(_prior(self.commits, self.prior, self.policy))[:, None] - drift[None, :] ** 2 / 2
-        if measured:
-            values = np.array([one.value for one in measured])
-            good, bad = (
-                _log_density(values - level, drift, levels, self.policy) for level in (levels.good, levels.bad)
-            )
-            # A measurement counts as bad for every first bad place up to its own.
-            by_place = np.zeros((self.commits + 2, drift.size))
-            np.add.at(by_place, [one.place for one in measured], bad - good)
-            belief += good.sum(axis=0)[None, :] + by_place[::-1].cumsum(axis=0)[::-1]
-        weights = np.exp(belief - belief.max()).sum(axis=1)
-        probabilities: Array = weights / weights.sum()
-        return probabilities
+        _check(self.commits, self.levels, measured)
+        prior = _prior(self.commits, self.prior, self.policy)
+        inside = np.concatenate([[0.0], prior[1:-1], [0.0]]) / prior[1:-1].sum()
+        density = self.levels.densities(np.array([one.value for one in measured]), self.policy.stray)
+        # First bad places between two measured ones have the same evidence: it is computed once for each such group.
+        places, index = np.unique([one.place for one in measured], return_inverse=True)
+        groups = np.searchsorted(places, np.arange(self.commits + 2))
+        sums = [_before(one, index, places.size) for one in (density.good, density.bad, *density.middles)]
+        good, bad, middles = sums[0], sums[1][-1] - sums[1], sums[2:]
+        alone = _evidence(good + bad + density.unknowns)
+        first, second = np.triu_indices(places.size + 1)
+        shared = [
+            _evidence(good[first] + middle[second] - middle[first] + bad[second] + density.unknowns)
+            for middle in middles
+        ]
+        top = max(evidence.max() for evidence in (alone, *shared))
+        single = np.exp(alone - top) * np.bincount(groups, prior, alone.size)
+        share, same = (np.bincount(groups, weights, alone.size) for weights in (inside, inside**2))
+        ways = np.where(first == second, share[first] ** 2 - same[first], 2 * share[first] * share[second])
+        double: Array = sum((np.exp(evidence - top) * ways for evidence in shared), start=np.zeros(first.size))
+        double *= TWO_CULPRITS / max(len(shared), 1)
+        total = single.sum() + double.sum()
+        return Belief(
+            _spread(single / total, groups, prior),
+            _spread(np.bincount(first, double / total, alone.size), groups, inside),
+            _spread(np.bincount(second, double / total, alone.size), groups, inside),
+        )
 
     def answer(self, measured: Sequence[Measured], skipped: frozenset[int] = frozenset()) -> Answer:
-        """The answer: a commit, several indistinguishable ones, undecided, or none of them.
+        """The answer: a commit, several indistinguishable ones, two that share the change, undecided, or none of them.
 
         Args:
             measured: All measurements, in any order.
             skipped: Places that cannot be measured.
         """
-        probabilities = self.likelihoods(measured)
+        likeliest = self._likeliest(measured, skipped)
+        if likeliest.kind == "found" and _once(likeliest, measured):
+            return likeliest.model_copy(update={"kind": "undecided"})
+        return likeliest
+
+    def _likeliest(self, measured: Sequence[Measured], skipped: frozenset[int]) -> Answer:
+        """The same, without the repetition that a named commit needs."""
+        belief = self.belief(measured)
         groups = _groups(self.commits, skipped)
-        sums = [float(probabilities[first : last + 1].sum()) for first, last in groups]
-        best = int(np.argmax(sums))
+        alone, firsts, seconds = ([float(share[first : last + 1].sum()) for first, last in groups] for share in belief)
+        second = None
+        if belief.shared > 0.5:
+            best, other = int(np.argmax(firsts)), int(np.argmax(seconds))
+            second = groups[other]
+            probability = max(firsts[best] + seconds[other] - 1, 0.0)
+        else:
+            best = int(np.argmax(alone))
+            # That it had no small part in it cannot be proved of any other commit: up to a point that is no doubt.
+            probability = alone[best] + (firsts[best] + seconds[best] if belief.shared < DOUBT else 0.0)
+            if best in (0, len(groups) - 1) and len(groups) > 1:
+                # That it is none of the commits is one answer: which of the two is as sure as the drift is known.
+                probability = alone[0] + alone[-1]
         first, last = groups[best]
-        probability = sums[best]
-        if best in (0, len(groups) - 1) and len(groups) > 1:
-            # That it is none of the commits is one answer: which of the two is only as sure as the drift is known.
-            probability = sums[0] + sums[-1]
         if probability < self.policy.confidence:
             kind: AnswerKind = "undecided"
         else:
@@ -147,6 +260,7 @@ class Search(NamedTuple):
             kind=kind,
             first=max(first, 1) if named else 0,
             last=min(last, self.commits) if named else 0,
+            second=(max(second[0], 1), min(second[1], self.commits)) if second else None,
             probability=probability,
             runs=len(measured),
         )
@@ -167,7 +281,7 @@ class Search(NamedTuple):
             raise InvalidInput(
                 "no commit of the range can be run", thing=f"{commits} commits", advice="Choose other ends"
             )
-        found = self.answer(measured, skipped)
+        found = self._likeliest(measured, skipped)
         wanted = min(at_once, self.policy.most_runs - found.runs)
         if wanted <= 0:
             return ()
@@ -175,15 +289,16 @@ class Search(NamedTuple):
         if ends := sorted({0, commits} - skipped - {one.place for one in measured}):
             return tuple(ends[:wanted])
         if found.kind != "undecided":
-            return ()
-        # The probability that a place is bad: that the first bad one is there or before it.
-        is_bad = np.cumsum(self.likelihoods(measured))[open_places]
+            return tuple(_once(found, measured)[:wanted])
+        belief = self.belief(measured)
+        # The probability that a place is past the first culprit, and past the last one: the same, where there is one.
+        past = [np.cumsum(belief.alone + share)[open_places] for share in (belief.first, belief.second)]
         chosen: list[int] = []
         runs = {place: sum(one.place == place for one in measured) for place in open_places}
         for number in range(1, wanted + 1):
             share = number / (wanted + 1)
             # 1 where a run divides the probability as wanted, 0 where it would tell nothing.
-            worth = np.minimum(is_bad / share, (1 - is_bad) / (1 - share))
+            worth = np.max([np.minimum(is_bad / share, (1 - is_bad) / (1 - share)) for is_bad in past], axis=0)
             # A place that many runs have left in doubt is given up for its neighbours: it may be the drift that is in
             # doubt, and the same place never separates it from the change.
             worth /= 1 + REPEAT_COST * np.array([runs[place] for place in open_places])
@@ -194,7 +309,7 @@ class Search(NamedTuple):
 
 
 def prior_of_nights(
-    commits: int, levels: Levels, nights: Sequence[Measured], policy: BisectPolicy = DEFAULT_POLICY
+    commits: int, levels: Levels | Failure, nights: Sequence[Measured], policy: BisectPolicy = DEFAULT_POLICY
 ) -> tuple[float, ...]:
     """The weight of each commit as the nights of the history suggest it, for pins that lie in the range.
 
@@ -203,23 +318,15 @@ def prior_of_nights(
     """
     if not nights:
         return (1.0 / commits,) * commits
-    inside = Search(commits, levels, None, policy).likelihoods(nights)[1 : commits + 1]
+    inside = Search(commits, levels, None, policy).belief(nights).alone[1 : commits + 1]
     mixed = 0.8 * inside / inside.sum() + 0.2 / commits
     return tuple(float(weight) for weight in mixed / mixed.sum())
 
 
-def medians(measured: Sequence[Measured]) -> Mapping[int, tuple[int, float]]:
-    """Number of runs and median value, by place."""
-    by_place: dict[int, list[float]] = {}
-    for one in measured:
-        by_place.setdefault(one.place, []).append(one.value)
-    return {place: (len(values), float(np.median(values))) for place, values in sorted(by_place.items())}
-
-
-def _check(commits: int, levels: Levels, measured: Sequence[Measured]) -> None:
+def _check(commits: int, levels: Levels | Failure, measured: Sequence[Measured]) -> None:
     if commits < 1:
         raise InvalidInput("no commit to search", thing="range", advice="Name a good commit before the bad one")
-    if levels.good == levels.bad:
+    if isinstance(levels, Levels) and levels.good == levels.bad:
         raise InvalidInput("both levels are the same", thing=f"{levels.good:.6g}", advice="There is nothing to bisect")
     for one in measured:
         if one.place > commits or not math.isfinite(one.value):
@@ -234,13 +341,33 @@ def _prior(commits: int, weights: Sequence[float] | None, policy: BisectPolicy) 
     return np.concatenate([ends, inside / inside.sum() * (1 - policy.elsewhere), ends])
 
 
-def _log_density(residuals: Array, drift: Array, levels: Levels, policy: BisectPolicy) -> Array:
-    """How likely runs are so far from a level: one line per run, one column per drift (in units of the noise)."""
-    deviation = residuals[:, None] / levels.noise - drift[None, :]
-    usual = np.exp(-(deviation**2) / 2) / (levels.noise * math.sqrt(2 * math.pi))
-    stray = 1.0 / (STRAY_RANGE * max(abs(levels.bad - levels.good), levels.noise))
-    density: Array = np.log((1 - policy.stray) * usual + policy.stray * stray)
-    return density
+def _before(density: Array, index: NDArray[np.intp], places: int) -> Array:
+    """Sums over the measurements before each of the measured places, and over all: one line more than there are."""
+    by_place = np.zeros((places, density.shape[1]))
+    np.add.at(by_place, index, density)
+    return np.concatenate([np.zeros((1, density.shape[1])), by_place.cumsum(axis=0)])
+
+
+def _evidence(logarithms: Array) -> Array:
+    """The logarithm of the sum over all states of the unknowns."""
+    top = logarithms.max(axis=1)
+    summed: Array = top + np.log(np.exp(logarithms - top[:, None]).sum(axis=1))
+    return summed
+
+
+def _spread(masses: NDArray[Any], groups: NDArray[np.intp], prior: Array) -> Array:
+    """The probability of each place by that of its group, in proportion to what was likely beforehand."""
+    weights = np.bincount(groups, prior, masses.size)
+    return masses[groups] * prior / np.where(weights > 0, weights, 1.0)[groups]
+
+
+def _once(found: Answer, measured: Sequence[Measured]) -> list[int]:
+    """Places that have to be run again before the answer is named: the pair (k-1, k) of each culprit."""
+    if found.kind != "found":
+        return []
+    pairs = [(found.first - 1, found.last)] + ([(found.second[0] - 1, found.second[1])] if found.second else [])
+    runs = [one.place for one in measured]
+    return [place for place in sorted({place for pair in pairs for place in pair}) if runs.count(place) < PAIR_RUNS]
 
 
 def _groups(commits: int, skipped: frozenset[int]) -> list[tuple[int, int]]:

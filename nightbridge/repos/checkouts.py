@@ -4,8 +4,13 @@ A checkout is a local clone of its mirror, whose object files it hard-links. So 
 whole when the mirror is packed again or removed (a clone that borrows objects, or a worktree, would not), and git
 commands work in it without the mirror, as NeMo-Run's packager needs. Submodules are checked out at the commits that
 the tree pins, each from a mirror of its own.
+
+A checkout may have submodules at other commits than its tree pins. Its index then pins those, so that git takes them
+for staged, and the folder's name ends with their digest: a tree that is moved afterwards is known as modified.
 """
 
+import hashlib
+import json
 import logging
 import os
 import re
@@ -13,7 +18,7 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
@@ -21,7 +26,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from nightbridge.errors import DamagedData
+from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.files import RefusedFile, open_regular
 from nightbridge.locking import lease
 from nightbridge.models import Model, PinnedRepository
@@ -33,16 +38,25 @@ log = logging.getLogger(__name__)
 
 CHANGED_TREES_KEPT_SECONDS = 7 * 24 * 3600
 WITH_SUBMODULES = "+submodules"
-"""How the folder of a checkout ends that has its submodules; any other's have to be empty."""
+"""How the folder of a checkout ends that has its submodules; any other's have to be empty. After it comes `-<digest>`
+where some of them are at other commits than the tree pins."""
 
 _PATIENCE_SECONDS = 10.0
+
+_AS_PINNED: Mapping[str, str] = {}
 
 # How every pointer file begins (git-lfs' specification).
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 def check_out(
-    mirror: Mirror, ref: str, commit: str, workspace: Path, *, with_submodules: bool = False
+    mirror: Mirror,
+    ref: str,
+    commit: str,
+    workspace: Path,
+    *,
+    with_submodules: bool = False,
+    moved: Mapping[str, str] = _AS_PINNED,
 ) -> PinnedRepository:
     """Return the checkout of a commit; make it when there is none, or when the existing one was modified.
 
@@ -53,14 +67,17 @@ def check_out(
         workspace: Checkouts are kept under `checkouts/<name>/<commit>`, and with submodules under
             `checkouts/<name>/<commit>+submodules`: the one without must keep its submodules' folders empty.
         with_submodules: Whether submodules are checked out too, at the commits that the tree pins.
+        moved: Full commits that take the place of pinned ones, by the folder of the submodule.
 
     Raises:
-        InvalidInput: The repository has no such commit.
+        InvalidInput: The repository has no such commit or submodule.
         PermanentError: The repository refuses us, or the checkout cannot be made.
         TransientError: The repository cannot be reached, or another process holds the checkout for too long.
     """
     mirror.resolve(commit)
-    folder = workspace.absolute() / "checkouts" / mirror.name / (commit + (WITH_SUBMODULES if with_submodules else ""))
+    moved = _really_moved(mirror, commit, moved)
+    ending = f"{WITH_SUBMODULES}{_digest(moved)}" if with_submodules else ""
+    folder = workspace.absolute() / "checkouts" / mirror.name / f"{commit}{ending}"
     with lease(folder.with_name(f"{folder.name}.lease")) as held:
         _remove_leftovers(folder)
         if folder.exists():
@@ -75,7 +92,7 @@ def check_out(
 
             def make() -> None:
                 mirror.resolve(commit)
-                _make(mirror, commit, temporary / folder.name, workspace, with_submodules)
+                _make(mirror, commit, temporary / folder.name, workspace, with_submodules, moved)
 
             try:
                 mirror.repaired(make)
@@ -104,6 +121,7 @@ def check_out(
         committed_at=about.committed_at,
         describe=about.describe,
         lfs_pointers=tuple(pointers),
+        submodules=pinned_commits(folder, timeout=mirror.timeout),
     )
 
 
@@ -129,7 +147,8 @@ def find_changes(folder: Path, commit: str, *, timeout: float = 600.0) -> list[s
     Raises:
         TransientError: git did not answer in time.
     """
-    return _find_changes(folder, commit, folder.name.endswith(WITH_SUBMODULES), timeout)
+    _, with_submodules, digest = folder.name.partition(WITH_SUBMODULES)
+    return _find_changes(folder, commit, bool(with_submodules), timeout, digest)
 
 
 def unfinished(repository: Path) -> list[Path]:
@@ -155,13 +174,17 @@ def find_replaced(folder: Path, since: datetime) -> list[str]:
     return [f"found modified at {time:%Y-%m-%d %H:%M:%S} UTC and recreated" for time in sorted(times) if time > since]
 
 
-def _find_changes(folder: Path, commit: str, with_submodules: bool, timeout: float) -> list[str]:
+def _find_changes(folder: Path, commit: str, with_submodules: bool, timeout: float, digest: str = "") -> list[str]:
     head = attempt("rev-parse", "HEAD", timeout=timeout, folder=folder)
     if head.code:
         return [f"not a complete git checkout: {head.tail}"]
     found = head.stdout.decode().strip()
     changes = [] if found == commit else [f"it is at commit {found}"]
     submodules = pinned_commits(folder, timeout=timeout)
+    tree = _pinned_commits(folder, "HEAD", timeout=timeout) if digest else submodules
+    moved = {path: pin for path, pin in submodules.items() if tree.get(path) != pin}
+    if _digest(moved) != digest:
+        changes.append("other submodules are staged than those it was made with")
     inner = submodules if with_submodules else {}
     with ThreadPoolExecutor(max_workers=len(inner) + 1) as pool:
         found_inside = {
@@ -176,7 +199,7 @@ def _find_changes(folder: Path, commit: str, with_submodules: bool, timeout: flo
         return [*changes, f"git status fails: {status.tail}"]
     for entry in status.stdout.decode(errors="replace").split("\0"):
         state, path = entry[:2], entry[3:]
-        if path and not (state in _ADDED and _HARMLESS.search(path)):
+        if path and not (state in _ADDED and _HARMLESS.search(path)) and not (state == _STAGED and path in moved):
             changes.append(f"{_STATES.get(state, 'changed')}: {path}")
     for path, found_there in found_inside.items():
         changes += [f"{path}: {change}" for change in found_there.result()]
@@ -193,15 +216,18 @@ def _is_checked_out(folder: Path) -> bool:
 
 
 _ADDED = ("??", "!!")
+_STAGED = "M "
 _STATES = {"??": "added", "!!": "added (ignored by git)", " D": "deleted"}
 # Bytecode caches, and the folder in which NeMo-Run's packager puts an archive together while a launcher runs.
 _HARMLESS = re.compile(r"(^|/)__pycache__/|^temp_extract_[0-9a-f-]{36}/")
 
 
-def _make(mirror: Mirror, commit: str, folder: Path, workspace: Path, with_submodules: bool) -> None:
+def _make(
+    mirror: Mirror, commit: str, folder: Path, workspace: Path, with_submodules: bool, moved: Mapping[str, str]
+) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     if with_submodules:
-        clone_with_submodules(mirror, commit, folder, workspace)
+        clone_with_submodules(mirror, commit, folder, workspace, moved)
     else:
         clone_at(mirror, commit, folder)
     changes = _find_changes_once(folder, commit, read_all=True, timeout=mirror.timeout)
@@ -211,6 +237,25 @@ def _make(mirror: Mirror, commit: str, folder: Path, workspace: Path, with_submo
             thing=f"{masked(mirror.url)} at {commit}",
             advice="Check the git attributes and filters configured on this machine",
         )
+
+
+def _really_moved(mirror: Mirror, commit: str, moved: Mapping[str, str]) -> dict[str, str]:
+    """Those of the moved submodules that are not where the tree pins them."""
+    pinned = {one.path: one.commit for one in find_submodules(mirror, commit)} if moved else {}
+    for path in moved:
+        if path not in pinned:
+            raise InvalidInput(
+                f"{path} is no submodule",
+                thing=f"{masked(mirror.url)} at {commit[:12]}",
+                advice=f"Its submodules are {', '.join(pinned)}" if pinned else "It has no submodules",
+            )
+    return {path: pin for path, pin in sorted(moved.items()) if pin != pinned[path]}
+
+
+def _digest(moved: Mapping[str, str]) -> str:
+    """How the name of a checkout ends with these submodules elsewhere than its tree pins them; empty without any."""
+    text = json.dumps(moved, sort_keys=True)
+    return f"-{hashlib.sha256(text.encode()).hexdigest()[:12]}" if moved else ""
 
 
 def _is_lfs_pointer(path: Path) -> bool:
@@ -302,7 +347,9 @@ class Submodule(Model):
     commit: str
 
 
-def clone_with_submodules(mirror: Mirror, commit: str, folder: Path, workspace: Path) -> None:
+def clone_with_submodules(
+    mirror: Mirror, commit: str, folder: Path, workspace: Path, moved: Mapping[str, str] = _AS_PINNED
+) -> None:
     """Recreate `folder` as a clone of a mirror with a commit checked out, every submodule in its place, and theirs.
 
     All repositories are checked out side by side. A submodule is made beside `folder` (as `<folder>.<number>`) and
@@ -313,6 +360,7 @@ def clone_with_submodules(mirror: Mirror, commit: str, folder: Path, workspace: 
         commit: Full commit, which the mirror has.
         folder: Where the tree is made.
         workspace: Where mirrors are kept.
+        moved: Commits that take the place of pinned ones, by folder; of this repository's own submodules.
 
     Raises:
         InvalidInput: A submodule's repository or commit does not exist.
@@ -329,9 +377,12 @@ def clone_with_submodules(mirror: Mirror, commit: str, folder: Path, workspace: 
         for number, submodule in enumerate(find_submodules(mirror, commit)):
             source = Mirror(submodule.url, workspace, timeout=mirror.timeout)
             aside = folder.with_name(f"{folder.name}.{number}")
-            action = partial(_check_out_submodule, source, submodule.commit, aside, workspace)
+            pin = moved.get(submodule.path, submodule.commit)
+            action = partial(_check_out_submodule, source, pin, aside, workspace)
             made.append((submodule, aside, begin(partial(source.repaired, action))))
         own.result()
+        for path, pin in moved.items():
+            git("update-index", "--cacheinfo", f"160000,{pin},{path}", timeout=mirror.timeout, folder=folder)
         for submodule, aside, ended in made:
             ended.result()
             aside.rename(folder / submodule.path)
@@ -367,10 +418,13 @@ def absolute_submodule_url(url: str, parent: str) -> str:
 
 
 def pinned_commits(tree: Path, *, timeout: float) -> dict[str, str]:
-    """The commits that the tree of a checkout pins for its submodules, by folder, checked out or not."""
+    """The commits that a checkout pins for its submodules, by folder, checked out or not: those of its index."""
     if not (tree / ".gitmodules").is_file():
         return {}
-    pinned = _pinned_commits(tree, "HEAD", timeout=timeout)
+    # Nothing where the index cannot be read: `git status` says so too.
+    listing = attempt("ls-files", "--stage", "-z", timeout=timeout, folder=tree).stdout.decode(errors="surrogateescape")
+    staged = (entry.partition("\t") for entry in listing.split("\0") if entry.startswith("160000 "))
+    pinned = {path: facts.split()[1] for facts, _, path in staged}
     return {path: pinned[path] for path in _addresses(tree, "HEAD", pinned, timeout=timeout)}
 
 

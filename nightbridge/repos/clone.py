@@ -2,13 +2,16 @@
 
 import logging
 from datetime import datetime
+from pathlib import Path
 
+from nightbridge.errors import InvalidInput
 from nightbridge.models import Checkout, GitRepo, PinnedRepository, RunSpec, Site, TestDefinition
-from nightbridge.repos.checkouts import check_out, find_changes, find_replaced
+from nightbridge.repos.checkouts import check_out, find_changes, find_replaced, find_submodules
 from nightbridge.repos.commits import pinned
 from nightbridge.repos.environments import make_environment
 from nightbridge.repos.git import git_version
 from nightbridge.repos.mirrors import Mirror
+from nightbridge.repos.remotes import masked
 
 log = logging.getLogger(__name__)
 
@@ -66,8 +69,30 @@ def _pinned_checkout(repo: GitRepo, night: str, site: Site) -> PinnedRepository:
     workspace = site.workspace.absolute()
     mirror = Mirror(repo.url, workspace, timeout=site.git_timeout)
     pin = pinned(mirror, repo.commit, night, workspace)
-    checkout = check_out(mirror, repo.commit, pin.commit, workspace, with_submodules=repo.init_submodules)
+    moved = _pinned_submodules(repo, mirror, pin.commit, night, workspace) if repo.submodules else {}
+    checkout = check_out(mirror, repo.commit, pin.commit, workspace, with_submodules=repo.init_submodules, moved=moved)
     if pin.previous is None:
         return checkout
     since = mirror.commits_between(pin.previous, pin.commit)
     return checkout.model_copy(update={"previous": pin.previous, "commits_since": since})
+
+
+def _pinned_submodules(repo: GitRepo, mirror: Mirror, commit: str, night: str, workspace: Path) -> dict[str, str]:
+    """The commits of the submodules that a test names refs for, each resolved once per night in its own mirror.
+
+    A folder that is no submodule keeps its ref: `check_out` says so.
+    """
+    if not repo.init_submodules:
+        raise InvalidInput(
+            "submodules are named but not checked out",
+            thing=f"{', '.join(repo.submodules)} of {masked(repo.url)}",
+            advice="Set init_submodules = true, or name none: the image brings its own",
+        )
+    mirror.resolve(commit)
+    urls = {one.path: one.url for one in find_submodules(mirror, commit)}
+    return {
+        path: pinned(Mirror(urls[path], workspace, timeout=mirror.timeout), ref, night, workspace).commit
+        if path in urls
+        else ref
+        for path, ref in repo.submodules.items()
+    }

@@ -4,18 +4,21 @@ Also the commits between two pins: suspects for the report, and the range of a b
 """
 
 import hashlib
+import re
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
 from pydantic import Field
 
-from nightbridge.errors import InvalidInput
+from nightbridge.errors import InvalidInput, PermanentError
 from nightbridge.locking import get_or_create
-from nightbridge.models import RangeCommit, Site, StoredModel, utc_now
+from nightbridge.models import Bump, RangeCommit, Site, StoredModel, utc_now
+from nightbridge.repos.checkouts import find_submodules
 from nightbridge.repos.git import attempt, git
 from nightbridge.repos.mirrors import Mirror
-from nightbridge.repos.remotes import masked
+from nightbridge.repos.remotes import absolute_url, masked
 
 
 class CommitPin(StoredModel):
@@ -68,22 +71,26 @@ MAX_COMMITS = 20000
 """More than any branch gets between two nights; a longer range is most likely a wrong end point."""
 
 # Unit and record separators: neither occurs in a subject or a name.
-_FORMAT = "%H%x1f%an%x1f%aI%x1f%s%x1e"
+_FORMAT = "%x1e%H%x1f%P%x1f%an%x1f%aI%x1f%s%x1f"
+_DIFF = ("-z", "--raw", "--no-abbrev", "--no-renames", "--ignore-submodules=none")
+_CHANGED_PATH = re.compile(r":(\d+) (\d+) ([0-9a-f]+) ([0-9a-f]+) [A-Z]\0([^\0]+)")
+_SUBMODULE = "160000"
+# What only says again where submodules are: Megatron-Bridge's bumps write .main.commit and .dev.commit as well.
+_PIN_RECORD = re.compile(r"\.gitmodules|\.\w+\.commit")
 
 
 def commits_in_range(mirror: Mirror, good: str, bad: str) -> tuple[RangeCommit, ...]:
     """The commits that came after `good`, up to and with `bad`, oldest first.
 
     Only the main line (first parents) is listed: what a merge brought in was never what a night ran, and comes and goes
-    with the merge.
+    with the merge. The submodules that a commit moves are named without what lies between their pins (`open_bumps`).
 
     Raises:
         InvalidInput: The mirror lacks one of them, or `good` is no ancestor of `bad`.
         TransientError: git did not answer in time.
     """
     for commit in (good, bad):
-        if not mirror.has(commit):
-            raise InvalidInput("the mirror has no such commit", thing=f"{commit[:12]} of {masked(mirror.url)}")
+        _known(mirror, commit)
     related = attempt("merge-base", "--is-ancestor", good, bad, timeout=mirror.timeout, folder=mirror.path)
     if related.code:
         raise InvalidInput(
@@ -91,30 +98,153 @@ def commits_in_range(mirror: Mirror, good: str, bad: str) -> tuple[RangeCommit, 
             thing=f"{good[:12]}..{bad[:12]} of {masked(mirror.url)}",
             advice="Name a good commit that is an ancestor of the bad one",
         )
-    text = git(
-        "log", "--first-parent", "--reverse", f"--max-count={MAX_COMMITS}", f"--format={_FORMAT}", f"{good}..{bad}",
-        timeout=mirror.timeout, folder=mirror.path, thing=mirror.url,
-    )  # fmt: skip
-    return tuple(_commit(record) for record in text.split("\x1e") if record.strip())
+    return _main_line(mirror, good, bad)
 
 
 def commits_between(site: Site, url: str, good: str, bad: str) -> tuple[RangeCommit, ...]:
     """The commits of a repository after one commit, up to another; a commit that the mirror lacks is fetched.
 
+    So are those of submodules, where this workspace has a mirror of them: runs here have checked them out.
+
+    A good commit of the repository that this one is the successor of begins a range across the move.
+
     Raises what `commits_in_range` raises.
     """
-    mirror = Mirror(url, site.workspace, timeout=site.git_timeout)
-    return commits_in_range(mirror, mirror.resolve(good), mirror.resolve(bad))
+    found = _across_moves(Mirror(url, site.workspace, timeout=site.git_timeout), good, bad, site, Mirror.resolve)
+    return tuple(_opened(mirror, commit, site, _mirrored_before) for mirror, commit in found)
 
 
 def known_commits_between(site: Site, url: str, good: str, bad: str) -> tuple[RangeCommit, ...]:
     """As `commits_between`, for full commits and from what this workspace has: nothing is fetched."""
+    found = _across_moves(Mirror(url, site.workspace, timeout=site.git_timeout), good, bad, site, _known)
+    return tuple(_opened(mirror, commit, site, _known) for mirror, commit in found)
+
+
+def open_bumps(site: Site, url: str, commit: RangeCommit) -> RangeCommit:
+    """A commit of a repository with the commits inside its bumps; the submodules are mirrored where they are not yet.
+
+    Raises:
+        TransientError: A submodule's repository cannot be reached. What is wrong with it for good is a bump's note.
+    """
+    mirror = Mirror(commit.url or url, site.workspace, timeout=site.git_timeout)
+    return _opened(mirror, commit, site, Mirror.resolve)
+
+
+Find = Callable[[Mirror, str], str]
+"""Returns the full commit of a name in a mirror; an error where the mirror has not, and does not get it."""
+
+
+def _across_moves(mirror: Mirror, good: str, bad: str, site: Site, find: Find) -> list[tuple[Mirror, RangeCommit]]:
+    """The commits of a range with the mirrors that they are in: one, unless the repository moved in between."""
+    try:
+        ends = find(mirror, good), find(mirror, bad)
+    except InvalidInput:
+        former = next((url for url, to in site.successors.items() if absolute_url(to.url) == mirror.url), None)
+        if former is None:
+            raise
+        before, to = Mirror(former, site.workspace, timeout=site.git_timeout), site.successors[former]
+        old = _until_the_move(before, find(before, good), find(before, to.last))
+        new = _since_the_move(mirror, find(mirror, to.commit), find(mirror, bad), to.folder)
+        return [*((before, commit) for commit in old), *((mirror, commit) for commit in new)]
+    return [(mirror, commit) for commit in commits_in_range(mirror, *ends)]
+
+
+def _until_the_move(former: Mirror, good: str, last: str) -> Iterator[RangeCommit]:
+    for commit in commits_in_range(former, good, last):
+        yield commit.model_copy(update={"url": masked(former.url)})
+
+
+def _since_the_move(mirror: Mirror, first: str, bad: str, folder: str) -> tuple[RangeCommit, ...]:
+    """The commit with which the code came, and what touched it later."""
+    commits_in_range(mirror, first, bad)  # says what is wrong with the ends
+    (came,) = _main_line(mirror, "", first, "--max-count=1")
+    touched = _main_line(mirror, first, bad, "--", folder or ".")
+    return (came.model_copy(update={"bumps": (), "only_bumps": False}), *touched)
+
+
+def _main_line(mirror: Mirror, good: str, bad: str, *more: str) -> tuple[RangeCommit, ...]:
+    """The first parents after `good`, up to `bad`, oldest first, with the submodules that each moves.
+
+    Args:
+        mirror: The mirror.
+        good: Full commit; empty for all of history.
+        bad: Full commit.
+        more: Further arguments of `git log`.
+    """
+    text = git(
+        "log", "--first-parent", "-m", "--reverse", *_DIFF, f"--max-count={MAX_COMMITS}", f"--format={_FORMAT}",
+        f"{good}..{bad}" if good else bad, *more,
+        timeout=mirror.timeout, folder=mirror.path, thing=mirror.url,
+    )  # fmt: skip
+    found: list[RangeCommit] = []
+    for record in text.split("\x1e")[1:]:
+        commit, parents, author, authored_at, subject, changes = record.split("\x1f", 5)
+        if good and not found and parents.split()[:1] != [good]:
+            # The good commit was merged: what is new to it is not what is new to the main line.
+            changes = git("diff-tree", "-r", *_DIFF, good, commit, timeout=mirror.timeout, folder=mirror.path)
+        bumps, only_bumps = _bumps(changes)
+        when = datetime.fromisoformat(authored_at)
+        found.append(
+            RangeCommit(
+                commit=commit, subject=subject, author=author, authored_at=when, bumps=bumps, only_bumps=only_bumps
+            )
+        )
+    return tuple(found)
+
+
+def _bumps(changes: str) -> tuple[tuple[Bump, ...], bool]:
+    """The submodules that a commit moves, and whether it changes nothing else."""
+    bumps, others = [], False
+    for old_mode, new_mode, before, after, path in _CHANGED_PATH.findall(changes):
+        if old_mode == new_mode == _SUBMODULE:
+            bumps.append(Bump(folder=path, before=before, after=after, base=before))
+        else:
+            others |= not _PIN_RECORD.fullmatch(path)
+    return tuple(bumps), bool(bumps) and not others
+
+
+def _opened(mirror: Mirror, commit: RangeCommit, site: Site, find: Find) -> RangeCommit:
+    if not commit.bumps:
+        return commit
+    urls = {one.path: one.url for one in find_submodules(mirror, commit.commit)}
+    bumps = tuple(_with_commits(bump, urls.get(bump.folder, ""), site, find) for bump in commit.bumps)
+    return commit.model_copy(update={"bumps": bumps})
+
+
+def _with_commits(bump: Bump, url: str, site: Site, find: Find) -> Bump:
+    """A bump with the commits between its pins.
+
+    Args:
+        bump: The bump.
+        url: The submodule's address; empty where `.gitmodules` has none.
+        site: Whose workspace has the mirrors.
+        find: Raises an error where a mirror has not, and does not get, a commit.
+    """
+    if not url:
+        return bump.model_copy(update={"note": "it has no address in .gitmodules"})
     mirror = Mirror(url, site.workspace, timeout=site.git_timeout)
+    try:
+        for commit in (bump.before, bump.after):
+            find(mirror, commit)
+        merge_base = attempt("merge-base", bump.before, bump.after, timeout=mirror.timeout, folder=mirror.path)
+        base = merge_base.stdout.decode().strip()
+        if merge_base.code:
+            raise InvalidInput("the branch was rewritten: both have no common ancestor", thing=masked(url))
+        came, reverted = (_main_line(mirror, *ends) for ends in ((base, bump.after), (base, bump.before)))
+    except PermanentError as error:
+        return bump.model_copy(update={"note": " ".join(str(error).split())})
+    return bump.model_copy(update={"url": masked(url), "base": base, "commits": came, "reverted": reverted, "note": ""})
+
+
+def _known(mirror: Mirror, commit: str) -> str:
     if not mirror.path.exists():
-        raise InvalidInput("this workspace has no mirror of it", thing=masked(url))
-    return commits_in_range(mirror, good, bad)
+        raise InvalidInput("this workspace has no mirror of it", thing=masked(mirror.url))
+    if not mirror.has(commit):
+        raise InvalidInput("the mirror has no such commit", thing=f"{commit[:12]} of {masked(mirror.url)}")
+    return commit
 
 
-def _commit(record: str) -> RangeCommit:
-    commit, author, authored_at, subject = record.strip("\n").split("\x1f", 3)
-    return RangeCommit(commit=commit, subject=subject, author=author, authored_at=datetime.fromisoformat(authored_at))
+def _mirrored_before(mirror: Mirror, commit: str) -> str:
+    if not mirror.path.exists():
+        raise InvalidInput("no test of this workspace checks it out", thing=masked(mirror.url))
+    return mirror.resolve(commit)

@@ -6,6 +6,7 @@ their folder.) `<envs>/<digest>/` is a layer: a virtual environment without scri
 under a temporary name and renamed. Its site-packages come before the base's.
 """
 
+import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -18,7 +19,7 @@ import sys
 import time
 import uuid
 import venv
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Literal
@@ -201,7 +202,19 @@ def make_environment(
             log.info(
                 "launcher environment of NeMo-Run %s made in %.1f s", nemo_run.commit[:12], time.monotonic() - started
             )
+        # When it was used last, for `prune`; another user's may be shared and not be written.
+        with contextlib.suppress(PermissionError):
+            os.utime(layer)
+            os.utime(base)
     return LauncherEnvironment(python=layer / "bin" / "python", digest=digest, nemo_run_version=record.nemo_run_version)
+
+
+def unneeded_bases(envs_dir: Path, kept: Collection[Path], lock: Path = LAUNCHER_LOCK) -> Iterator[Path]:
+    """The bases, as links, that none of the kept layers builds on, nor one of this machine's Python and lock file."""
+    records = (_read_record(layer) for layer in kept)
+    needed = {f"base-{_base_hash(lock)}", *(record.base for record in records if record)}
+    links = (path for path in envs_dir.absolute().glob("base-*") if path.is_symlink())
+    yield from (link for link in links if link.name not in needed)
 
 
 def _make_layer(nemo_run: PinnedRepository, base: Path, folder: Path, digest: str) -> EnvironmentRecord:

@@ -31,6 +31,15 @@ _ENVIRONMENT = {
     "GIT_LFS_SKIP_SMUDGE": "1",
 }
 
+# What git, ssh and curl read. Everything else may be a secret of the site, and is none of git's business.
+_VARIABLES = re.compile(
+    r"PATH|HOME|USER|LOGNAME|SHELL|TMPDIR|TZ|LANG|LD_LIBRARY_PATH|XDG_\w+|GIT_\w+|SSH_\w+|SSL_CERT_\w+|CURL_\w+|KRB5\w+"
+    r"|(?i:(https?|all|no)_proxy)"
+)
+
+# A credential helper of the user's own may read any variable (`gh` reads GH_TOKEN); the site's logins replace those.
+_LOGIN_COMMANDS = frozenset({"clone", "fetch", "ls-remote", "submodule"})
+
 # Set inside hooks and aliases of git; they would point us to another repository.
 _FOREIGN_VARIABLES = {
     "GIT_ALTERNATE_OBJECT_DIRECTORIES",
@@ -160,7 +169,7 @@ def attempt(*arguments: str | Path, timeout: float, folder: Path | None = None, 
     argv: list[str | Path] = ["git"]
     for setting in (*_SETTINGS, *login_settings()):
         argv += ["-c", setting]
-    variables = environment()
+    variables = environment(users_helpers=not login_settings() and not _LOGIN_COMMANDS.isdisjoint(arguments))
     if folder is not None:
         argv += ["-C", folder]
         # A damaged repository must not be mistaken for the one that the workspace happens to lie in.
@@ -168,10 +177,14 @@ def attempt(*arguments: str | Path, timeout: float, folder: Path | None = None, 
     return run([*argv, *arguments], environment=variables, timeout=timeout, umask=umask)
 
 
-def environment() -> dict[str, str]:
-    """The environment git runs in: ours, without what points to another repository, and without questions."""
-    kept = {name: value for name, value in os.environ.items() if name not in _FOREIGN_VARIABLES}
-    return kept | _ENVIRONMENT
+def environment(*, users_helpers: bool = False) -> dict[str, str]:
+    """What git gets of our environment: neither what points to another repository nor secrets, and no questions.
+
+    Args:
+        users_helpers: Whether credential helpers of the user's own may run, which get all of it.
+    """
+    kept = {name: value for name, value in os.environ.items() if users_helpers or _VARIABLES.fullmatch(name)}
+    return {name: value for name, value in kept.items() if name not in _FOREIGN_VARIABLES} | _ENVIRONMENT
 
 
 def classify_failure(finished: Finished, thing: str, arguments: Sequence[str | Path] = ()) -> NightbridgeError:

@@ -50,7 +50,6 @@ RunHetero = Callable[..., HeteroRun]
 @pytest.fixture
 def run_hetero(repositories: PracticeRepositories, tmp_path: Path) -> RunHetero:
     """Run two ranks of the newest commit; its behaviour is changed where asked."""
-    move_main(repositories, repositories.sha("main", "megatron_lm"), "megatron_lm")
     torchrun = install_torchrun(tmp_path, Path(sys.executable))
 
     def run(*flags: str, name: str = "practice", **behaviour: object) -> HeteroRun:

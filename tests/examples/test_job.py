@@ -19,6 +19,8 @@ from nightbridge.outputs.logs import read_logs
 
 from .conftest import STEPS, JobRun, RunJob
 
+pytestmark = pytest.mark.thorough
+
 STEADY = slice(5, None)
 
 

@@ -1,5 +1,6 @@
 """The practice repositories: the same commits everywhere, and regressions that are commits."""
 
+import runpy
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,10 +11,14 @@ import yaml
 
 from examples.practice.repositories import (
     BEHAVIOUR_FILE,
+    SUBMODULE,
     TEMPLATE,
     Behaviour,
     PracticeRepositories,
+    add_submodule,
+    bump_submodule,
     commit_behaviour,
+    commit_many,
     make_practice_repositories,
     move_main,
     read_behaviour,
@@ -160,3 +165,43 @@ def test_the_run_repository_adds_a_version_to_the_released_nemo_run(
 
     assert 'dependencies = ["nemo-run==0.11.1"]' in (tree / "pyproject.toml").read_text()
     assert '"0.11.1a1"' in (tree / "src/nemo_run_practice/__init__.py").read_text()
+
+
+def test_the_submodule_is_an_option_that_is_the_same_everywhere(
+    repositories: PracticeRepositories, tmp_path: Path
+) -> None:
+    again = make_practice_repositories(tmp_path / "again")
+
+    made = []
+    for each in (repositories, again):
+        added = add_submodule(each)
+        core = commit_many(each, ["Core 1", "Core 2"], {1: {"step_time_factor": 1.1}}, workload="megatron_lm")
+        made.append((added, core, bump_submodule(each, "Bump", core[1]), bump_submodule(each, "Back", core[0])))
+
+    assert made[0] == made[1]
+    assert make_practice_repositories(tmp_path / "again").commits == again.commits
+    _, core, bump, _ = made[0]
+    bridge = ["git", f"--git-dir={repositories.bridge_url}"]
+    changed = subprocess.run(
+        [*bridge, "diff", "--raw", "--no-abbrev", f"{bump}~1", bump], capture_output=True, text=True
+    )
+    assert changed.stdout.split()[:6] == [":160000", "160000", *changed.stdout.split()[2:3], core[1], "M", SUBMODULE]
+    assert len(changed.stdout.splitlines()) == 1
+    assert read_behaviour(repositories, workload="megatron_lm").step_time_factor == 1.1
+
+
+def test_the_submodules_behaviour_counts_beside_the_bridges_and_so_does_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = TEMPLATE / "bridge_on_core/src/megatron/bridge/training/behaviour.py"
+    module = runpy.run_path(str(path))
+    own, core = tmp_path / "own.yaml", tmp_path / "core.yaml"
+    own.write_text("{step_time_factor: 1.1, crash_at: 5}")
+    core.write_text("{step_time_factor: 1.2, nan_at: 7}")
+
+    plain = module["read_behaviour"](own, core)
+    monkeypatch.setenv("PRACTICE_STEP_TIME_FACTOR", "2")
+    slower = module["read_behaviour"](own, core)
+
+    assert (plain.step_time_factor, plain.crash_at, plain.nan_at) == (pytest.approx(1.32), 5, 7)
+    assert slower.step_time_factor == pytest.approx(2.64)

@@ -1,16 +1,18 @@
 """From a history to what bisect searches, and what its runs are."""
 
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
+from nightbridge.bisect.failures import failure_of
 from nightbridge.bisect.plan import BisectPlan, BisectRequest, keep_plan, load_plan, make_plan, point_run
-from nightbridge.bisect.result import Point, evaluate, next_points, point_of, result_lines, stored_points
+from nightbridge.bisect.result import Point, evaluate, next_points, point_of, price_of, result_lines, stored_points
+from nightbridge.bisect.search import Failure, Levels
 from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.history.rows import HistoryRow
-from nightbridge.models import RangeCommit, RunRecord, Summary, Verdict, VerdictStatus
+from nightbridge.models import JobState, JobStatus, RangeCommit, RunRecord, Summary, Verdict, VerdictStatus
 from nightbridge.store.directory import DirectoryStore
 
 GOOD, BAD = "a" * 40, "e" * 40
@@ -45,26 +47,32 @@ def four_commits(url: str, good: str, bad: str) -> tuple[RangeCommit, ...]:
     )
 
 
+def no_verdict(row: HistoryRow) -> Verdict | None:
+    return None
+
+
 @pytest.fixture
 def plan(rows: Sequence[HistoryRow]) -> BisectPlan:
-    return make_plan(rows, four_commits)
+    return make_plan(rows, four_commits, no_verdict)
 
 
 # --- what is searched ------------------------------------------------------------------------------------------------
 
 
 def test_the_range_lies_between_the_pins_before_and_after_the_change(plan: BisectPlan) -> None:
-    assert (plan.repository, plan.good, plan.bad) == ("megatron_bridge", GOOD, BAD)
+    (searched,) = plan.ranges
+    assert (searched.repository, searched.good, searched.bad) == ("megatron_bridge", GOOD, BAD)
     assert (plan.metric, plan.since) == ("step_time", night_id(SLOWER_FROM))
+    assert isinstance(plan.levels, Levels)
     assert plan.levels.good == pytest.approx(1.0, rel=0.003)
     assert plan.levels.bad == pytest.approx(1.03, rel=0.003)
     assert 0.002 < plan.levels.noise < 0.006
 
 
 def test_the_same_question_has_the_same_id_and_another_one_another(rows: Sequence[HistoryRow]) -> None:
-    first = make_plan(rows, four_commits)
-    later = make_plan(rows, four_commits)
-    other = make_plan(rows, four_commits, BisectRequest(good="f" * 40))
+    first = make_plan(rows, four_commits, no_verdict)
+    later = make_plan(rows, four_commits, no_verdict)
+    other = make_plan(rows, four_commits, no_verdict, BisectRequest(good="f" * 40))
 
     assert first.bisect_id == later.bisect_id != other.bisect_id
     assert "-bisect-" in first.bisect_id
@@ -76,15 +84,17 @@ def test_one_regressed_night_is_enough_where_no_change_point_can_be_yet(
     history = [make_row(summary_of((1.0,) * 50), night_id(n), commit=GOOD) for n in range(3)]
     bad = make_row(summary_of((1.2,) * 50), night_id(3), commit=BAD, verdict=VerdictStatus.REGRESSED)
 
-    plan = make_plan([*history, bad], four_commits)
+    plan = make_plan([*history, bad], four_commits, no_verdict)
 
-    assert (plan.metric, plan.good, plan.bad) == ("step_time", GOOD, BAD)
+    (searched,) = plan.ranges
+    assert (plan.metric, searched.good, searched.bad) == ("step_time", GOOD, BAD)
+    assert isinstance(plan.levels, Levels)
     assert plan.levels.bad == pytest.approx(1.2)
 
 
 def test_a_history_in_which_nothing_became_worse_has_nothing_to_search(rows: Sequence[HistoryRow]) -> None:
     with pytest.raises(InvalidInput, match="nothing became worse"):
-        make_plan(rows[:SLOWER_FROM], four_commits)
+        make_plan(rows[:SLOWER_FROM], four_commits, no_verdict)
 
 
 def test_a_change_without_a_changed_commit_is_not_searched_for_one(
@@ -94,7 +104,110 @@ def test_a_change_without_a_changed_commit_is_not_searched_for_one(
     bad = make_row(summary_of((1.2,) * 50), night_id(3), verdict=VerdictStatus.REGRESSED)
 
     with pytest.raises(InvalidInput, match="no commit changed"):
-        make_plan([*history, bad], four_commits)
+        make_plan([*history, bad], four_commits, no_verdict)
+
+
+def test_where_both_repositories_changed_the_commits_of_both_are_searched(
+    make_row: Row, summary_of: Callable[..., Summary], make_record: Callable[..., RunRecord]
+) -> None:
+    good = [make_row(summary_of((1.0,) * 50), night_id(n), commit=GOOD) for n in range(3)]
+    assert good[0].nemo_run is not None
+    bad = make_row(summary_of((1.2,) * 50), night_id(3), commit=BAD, verdict=VerdictStatus.REGRESSED)
+    bad = bad.model_copy(update={"nemo_run": good[0].nemo_run.model_copy(update={"commit": "9" * 40})})
+
+    plan = make_plan([*good, bad], four_commits, no_verdict)
+    last_of_bridge, first_of_nemo, last = (point_run(plan, make_record(), place, 1).test for place in (4, 5, 8))
+
+    assert [one.repository for one in plan.ranges] == ["megatron_bridge", "nemo_run"]
+    assert len(plan.places) == 9
+    assert (last_of_bridge.megatron_bridge.commit, last_of_bridge.nemo_run_repo.commit) == (BAD, "b" * 40)
+    assert (first_of_nemo.megatron_bridge.commit, first_of_nemo.nemo_run_repo.commit) == (BAD, "b" * 40)
+    assert (last.megatron_bridge.commit, last.nemo_run_repo.commit) == (BAD, "9" * 40)
+    assert plan.range_of(5).repository == "nemo_run"
+
+
+# --- failures --------------------------------------------------------------------------------------------------------
+
+
+NAN = ("12 steps without a finite loss or gradient norm",)
+CRASH = ("the program failed: RuntimeError: CUDA error at rank 3 of node17, see /scratch/u/12/log.out",)
+
+
+@pytest.fixture
+def failing(make_row: Row, summary_of: Callable[..., Summary]) -> list[HistoryRow]:
+    """Three good nights, one that crashed, then two with steps that are not finite."""
+    nights = [make_row(summary_of((1.0,) * 50), night_id(n), commit=GOOD) for n in range(3)]
+    commits = ("c" * 40, "d" * 40, BAD)
+    return nights + [
+        make_row(summary_of((1.0,) * 50), night_id(n), commit=commit, verdict=VerdictStatus.FAILED)
+        for n, commit in enumerate(commits, start=3)
+    ]
+
+
+def failed_verdict(row: HistoryRow) -> Verdict:
+    reasons = CRASH if row.night == night_id(3) else NAN
+    return Verdict(run_key=row.run_key, test_id="t", night=row.night, status=VerdictStatus.FAILED, reasons=reasons)
+
+
+def test_a_test_that_fails_is_searched_from_its_last_good_night_to_the_first_that_failed_alike(
+    failing: list[HistoryRow],
+) -> None:
+    plan = make_plan(failing, four_commits, failed_verdict)
+
+    assert plan.metric == "failure"
+    assert plan.levels == Failure(signature="failed: # steps without a finite loss or gradient norm")
+    assert (plan.since, plan.good, plan.bad) == (night_id(4), GOOD, "d" * 40)
+
+
+def test_a_metric_that_a_user_names_is_searched_though_the_test_fails(failing: list[HistoryRow]) -> None:
+    with pytest.raises(InvalidInput, match="nothing became worse"):
+        make_plan(failing, four_commits, failed_verdict, BisectRequest(metric="step_time"))
+
+
+def test_a_test_that_did_not_fail_has_no_failure_to_search(rows: Sequence[HistoryRow]) -> None:
+    with pytest.raises(InvalidInput, match="the latest night did not fail"):
+        make_plan(rows, four_commits, no_verdict, BisectRequest(metric="failure"))
+
+
+def test_failures_are_alike_whatever_the_rank_the_node_and_the_folder() -> None:
+    def signature(reason: str) -> str | None:
+        status = VerdictStatus.FAILED
+        return failure_of(Verdict(run_key="r", test_id="t", night="n", status=status, reasons=(reason,)))
+
+    elsewhere = "the program failed: RuntimeError: CUDA error at rank 12 of node4, see /home/v/3/log.out"
+    assert signature(CRASH[0]) == signature(elsewhere)
+    assert signature(CRASH[0]) != signature(CRASH[0].replace("CUDA", "NCCL"))
+    assert failure_of(Verdict(run_key="r", test_id="t", night="n", status=VerdictStatus.REGRESSED)) is None
+
+
+def test_a_run_that_fails_alike_is_bad_one_that_ends_is_good_and_another_failure_is_skipped(
+    failing: list[HistoryRow],
+) -> None:
+    plan = make_plan(failing, four_commits, failed_verdict)
+    verdicts = [
+        Verdict(run_key="good", test_id="t", night="n", status=VerdictStatus.REGRESSED),
+        Verdict(run_key="other", test_id="t", night="n", status=VerdictStatus.FAILED, reasons=CRASH),
+        Verdict(run_key="lost", test_id="t", night="n", status=VerdictStatus.INFRASTRUCTURE, reasons=NAN),
+        Verdict(run_key="bad", test_id="t", night="n", status=VerdictStatus.FAILED, reasons=NAN),
+    ]
+    points = [point_of(plan, place, 1, verdict, None) for place, verdict in enumerate(verdicts)]
+
+    assert [point.value for point in points] == [0.0, None, None, 1.0]
+    assert evaluate(plan, points).skipped == (1,)
+    lines = "\n".join(result_lines(evaluate(plan, points)))
+    assert "failure (failed: # steps without a finite loss" in lines
+    assert f"commit 3 {'d' * 12}: 1 of 1 failed, 1 run" in lines
+
+
+def test_a_range_across_the_move_of_a_repository_is_searched_from_the_move_on(rows: Sequence[HistoryRow]) -> None:
+    def moved(url: str, good: str, bad: str) -> tuple[RangeCommit, ...]:
+        first, *others = four_commits(url, good, bad)
+        return (first.model_copy(update={"url": "https://example.org/old.git"}), *others)
+
+    plan = make_plan(rows, moved, no_verdict)
+
+    assert (plan.good, [one.commit for one in plan.commits]) == ("c" * 40, ["d" * 40, BAD])
+    assert "not searched: 1 commit of before the repository moved" in "\n".join(result_lines(evaluate(plan, [])))
 
 
 # --- its runs --------------------------------------------------------------------------------------------------------
@@ -184,6 +297,15 @@ def test_the_next_runs_are_new_ones(plan: BisectPlan) -> None:
     assert next_points(plan, [done], at_once=3) == ((0, 2), (4, 1))
 
 
+def test_an_end_whose_runs_disagree_is_said(plan: BisectPlan, make_record: Any, summary_of: Any) -> None:
+    points = [
+        point_of(plan, 0, n, verdict_on(f"0-{n}", VerdictStatus.PASSED), make_record(summary_of((step_time,) * 50)))
+        for n, step_time in enumerate((1.0, 1.03, 1.0), start=1)
+    ]
+
+    assert "the runs of the good end disagree: 1 of 3 are on the other side" in result_lines(evaluate(plan, points))
+
+
 def test_the_answer_names_commit_subject_author_and_date(
     plan: BisectPlan, make_record: Callable[..., RunRecord], summary_of: Callable[..., Summary]
 ) -> None:
@@ -200,3 +322,44 @@ def test_the_answer_names_commit_subject_author_and_date(
     assert [one.commit for one in result.culprits] == ["d" * 40]
     assert f"{'d' * 40} Change 3 (Ada, 2026-11-16" in text
     assert "GPU-hours" in text
+
+
+def test_the_newest_good_ancestor_is_taken_where_the_last_good_night_was_newer(rows: list[HistoryRow]) -> None:
+    asked: list[str] = []
+
+    def only_the_oldest(url: str, good: str, bad: str) -> tuple[RangeCommit, ...]:
+        asked.append(good)
+        if good != oldest:
+            raise InvalidInput("the branch was rewritten", thing=good)
+        return four_commits(url, good, bad)
+
+    oldest = rows[0].megatron_bridge.commit
+    newer = [
+        row.model_copy(update={"megatron_bridge": row.megatron_bridge.model_copy(update={"commit": "9" * 40})})
+        if 0 < number < SLOWER_FROM
+        else row
+        for number, row in enumerate(rows)
+    ]
+    found = make_plan(newer, only_the_oldest, no_verdict)
+
+    assert found.good == oldest
+    assert asked[0] != oldest
+    with pytest.raises(InvalidInput, match="the branch was rewritten"):
+        make_plan(newer, only_the_oldest, no_verdict, BisectRequest(good="9" * 40))
+
+
+def test_a_bisect_says_its_price_first(plan: BisectPlan, make_record: Callable[..., RunRecord]) -> None:
+    begun = datetime(2026, 11, 21, tzinfo=UTC)
+    record = make_record()
+    status = JobStatus(job_id=1, state=JobState.COMPLETED, started_at=begun, ended_at=begun + timedelta(minutes=10))
+    base = record.model_copy(
+        update={
+            "plan": record.plan.model_copy(update={"nodes": 8, "tasks_per_node": 8}),
+            "jobs": (record.job.model_copy(update={"status": status}),),
+        }
+    )
+
+    assert price_of(plan, (), base) == "6 runs of 10 min on 8 nodes = 64 GPU-hours"
+    assert isinstance(plan.levels, Levels)
+    done = Point(place=0, number=1, run_key="", status=VerdictStatus.PASSED, value=plan.levels.good)
+    assert price_of(plan, [done], base) == "5 runs of 10 min on 8 nodes = 53.3 GPU-hours"

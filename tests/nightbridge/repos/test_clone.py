@@ -12,7 +12,7 @@ import pytest
 from nightbridge.errors import InvalidInput, PermanentError
 from nightbridge.models import Checkout, GitRepo, LauncherEnvironment, PinnedRepository, RunSpec, Site, TestDefinition
 from nightbridge.repos.checkouts import check_out
-from nightbridge.repos.clone import make_checkout, verify_unchanged
+from nightbridge.repos.clone import make_checkout, make_code, verify_unchanged
 from nightbridge.repos.mirrors import Mirror
 
 THIN_RUN = """
@@ -154,3 +154,47 @@ def test_the_next_night_knows_which_commits_came_since(
     assert line.endswith(" Third")
     assert second.nemo_run is not None
     assert (second.nemo_run.previous, second.nemo_run.commits_since) == (first.nemo_run.commit, ())
+
+
+def with_core(origin: Any, make_origin: Callable[[str], Any]) -> Any:
+    """`origin` with the submodule `core`; return it, with a branch `next` that is one commit further."""
+    core = make_origin("core")
+    core.commit("Pinned", {"core.py": "1"})
+    origin.git("submodule", "--quiet", "add", "../core", "core")
+    origin.commit("Add core", {})
+    core.git("checkout", "--quiet", "-b", "next")
+    core.commit("Next", {"core.py": "2"})
+    return core
+
+
+def code_of(origin: Any, **changes: Any) -> TestDefinition:
+    test = run_spec(origin, origin).test
+    repo = test.git_repos[0].model_copy(update={"init_submodules": True, **changes})
+    return test.model_copy(update={"git_repos": (repo,)})
+
+
+def test_a_submodule_is_at_the_ref_that_a_test_names_the_same_all_night(
+    origin: Any, make_origin: Callable[[str], Any], workspace: Path
+) -> None:
+    core = with_core(origin, make_origin)
+    site, test = Site(workspace=workspace), code_of(origin, submodules={"core": "next"})
+
+    pinned = make_code(code_of(origin), site, "n1").megatron_bridge
+    first = make_code(test, site, "n1").megatron_bridge
+    core.commit("Later", {"core.py": "3"})
+    same = make_code(test, site, "n1").megatron_bridge
+    later = make_code(test, site, "n2").megatron_bridge
+
+    assert [(one.path / "core" / "core.py").read_text() for one in (pinned, first, same, later)] == ["1", "2", "2", "3"]
+    assert first == same
+    assert verify_unchanged(Checkout(megatron_bridge=first), BEFORE) == []
+
+
+def test_a_submodule_at_a_ref_has_to_be_checked_out(
+    origin: Any, make_origin: Callable[[str], Any], workspace: Path
+) -> None:
+    with_core(origin, make_origin)
+    test = code_of(origin, submodules={"core": "next"}, init_submodules=False)
+
+    with pytest.raises(InvalidInput, match=r"named but not checked out.*init_submodules = true"):
+        make_code(test, Site(workspace=workspace), "n1")

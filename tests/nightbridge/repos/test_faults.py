@@ -12,6 +12,8 @@ from nightbridge.repos.mirrors import Mirror
 from tests.real.git_server import served_over_http
 from tests.real.s3_proxy import LOST, Answer, Proxy, Request, proxy_to
 
+pytestmark = pytest.mark.thorough
+
 PACK = b"PACK"
 
 

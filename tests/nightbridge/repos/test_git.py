@@ -14,9 +14,11 @@ from nightbridge.models import Site
 from nightbridge.processes import Finished
 from nightbridge.repos.clone import make_code
 from nightbridge.repos.git import classify_failure, git, git_version
+from nightbridge.repos.remotes import git_logins
 from tests.builders import make_spec
 
 URL = "https://git.example.org/team/Run.git"
+LOGINS = "machine git.example.org login me password hidden"
 
 PERMANENT = {
     f"remote: Repository not found.\nfatal: repository '{URL}/' not found": "no such repository",
@@ -184,3 +186,29 @@ def test_a_git_that_is_too_old_is_refused_before_it_is_used(
             make_code(test, Site(workspace=tmp_path / "workspace"), "n1")
     else:
         assert git_version() == said
+
+
+@pytest.mark.parametrize(
+    ("command", "lines", "given"),
+    [
+        ("rev-parse", "", False),
+        ("rev-parse", LOGINS, False),
+        ("fetch", LOGINS, False),
+        ("fetch", "", True),  # a credential helper of the user's own may read any variable
+    ],
+)
+def test_git_inherits_what_it_reads_and_no_secret(
+    command: str, lines: str, given: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "git").write_text("#!/bin/sh\nenv\n")
+    (tmp_path / "git").chmod(0o755)
+    kept = {"HOME": "/home/me", "GIT_SSL_CAINFO": "/ca.pem", "SSH_AUTH_SOCK": "/agent", "https_proxy": "http://proxy:3"}
+    for name, value in {**kept, "PATH": f"{tmp_path}:/usr/bin:/bin", "SITE_VALUE": "secret", "GIT_DIR": "/x"}.items():
+        monkeypatch.setenv(name, value)
+
+    with git_logins(lines):
+        shown = dict(line.split("=", 1) for line in git(command, timeout=60).splitlines() if "=" in line)
+
+    assert shown.items() >= kept.items()
+    assert "GIT_DIR" not in shown
+    assert ("SITE_VALUE" in shown) == given

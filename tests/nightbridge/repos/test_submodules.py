@@ -65,6 +65,8 @@ def test_without_them_their_folder_is_empty_in_a_tree_of_its_own(mirror: Mirror,
     made = check_out(mirror, "main", commit, workspace)
 
     assert made.path.name == commit
+    assert list(made.submodules) == ["3rdparty/Megatron-LM"]
+    assert len(made.submodules["3rdparty/Megatron-LM"]) == 40
     assert list((made.path / "3rdparty" / "Megatron-LM").iterdir()) == []
     assert find_changes(made.path, commit) == []
 
@@ -144,6 +146,68 @@ def test_one_that_is_not_there_is_named(family: Any, mirror: Mirror, workspace: 
 
     left = [path.name for path in (workspace / "checkouts" / "Megatron-Bridge").iterdir()]
     assert left == []
+
+
+def _newest_core(family: Any) -> str:
+    return _revision(family.path.with_name("Megatron-LM"), "HEAD")
+
+
+def test_one_can_be_at_another_commit_than_the_tree_pins(family: Any, mirror: Mirror, workspace: Path) -> None:
+    commit, core = mirror.resolve("main"), _newest_core(family)
+    pinned = check_out(mirror, "main", commit, workspace, with_submodules=True)
+
+    moved = {"3rdparty/Megatron-LM": core}
+    made = check_out(mirror, "main", commit, workspace, with_submodules=True, moved=moved)
+
+    assert made.path != pinned.path
+    assert made.path.name.startswith(f"{commit}+submodules-")
+    assert made.commit == commit
+    assert made.submodules == moved
+    assert (made.path / "3rdparty" / "Megatron-LM" / "core.py").read_text() == "x = 2\n"
+    assert (made.path / "3rdparty" / "Megatron-LM" / "third" / "deep" / "deep.txt").read_text() == "deep\n"
+    assert find_changes(made.path, commit) == find_changes(pinned.path, commit) == []
+    assert check_out(mirror, "main", commit, workspace, with_submodules=True, moved=moved).path == made.path
+
+
+def test_one_moved_to_where_the_tree_pins_it_is_the_same_checkout(mirror: Mirror, workspace: Path) -> None:
+    commit = mirror.resolve("main")
+    pinned = check_out(mirror, "main", commit, workspace, with_submodules=True)
+
+    again = check_out(mirror, "main", commit, workspace, with_submodules=True, moved=pinned.submodules)
+
+    assert again.path == pinned.path
+
+
+def test_a_moved_one_that_is_moved_again_is_found_out_and_made_again(
+    family: Any, mirror: Mirror, workspace: Path
+) -> None:
+    commit, moved = mirror.resolve("main"), {"3rdparty/Megatron-LM": _newest_core(family)}
+    made = check_out(mirror, "main", commit, workspace, with_submodules=True, moved=moved)
+    inner = made.path / "3rdparty" / "Megatron-LM"
+
+    subprocess.run(["git", "checkout", "--quiet", "--force", "HEAD~1"], cwd=inner, check=True)
+    assert find_changes(made.path, commit) == [
+        "changed: 3rdparty/Megatron-LM",
+        f"3rdparty/Megatron-LM: it is at commit {_revision(inner, 'HEAD')}",
+    ]
+    subprocess.run(["git", "reset", "--quiet"], cwd=made.path, check=True)
+    assert "other submodules are staged than those it was made with" in find_changes(made.path, commit)
+    again = check_out(mirror, "main", commit, workspace, with_submodules=True, moved=moved)
+
+    assert find_changes(again.path, commit) == []
+    assert (again.path / "3rdparty" / "Megatron-LM" / "core.py").read_text() == "x = 2\n"
+
+
+def _revision(folder: Path, name: str) -> str:
+    command = ["git", "-C", str(folder), "rev-parse", name]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_a_moved_folder_that_is_no_submodule_is_named(mirror: Mirror, workspace: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"3rdparty/LM is no submodule.*3rdparty/Megatron-LM"):
+        check_out(
+            mirror, "main", mirror.resolve("main"), workspace, with_submodules=True, moved={"3rdparty/LM": "a" * 40}
+        )
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,10 @@
 
 import functools
 import hashlib
+import json
 import math
+import os
+import random
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,17 +56,31 @@ def _five_digits(value):
     return round(value, 4 - math.floor(math.log10(abs(value)))) if value else 0.0
 
 
+def cluster_factor():
+    """What the cluster does to every step: the JSON file that PRACTICE_CLUSTER names, 1 without one.
+
+    `factor`: of all nodes. `slow_nodes`: of some, by name. `slow_mode`: a share of the runs, and their factor.
+    """
+    file = os.environ.get("PRACTICE_CLUSTER")
+    if not file or not Path(file).is_file():
+        return 1.0
+    state = json.loads(Path(file).read_text(encoding="utf-8"))
+    share, slow = state.get("slow_mode", (0.0, 1.0))
+    node = state.get("slow_nodes", {}).get(os.environ.get("SLURMD_NODENAME"), 1.0)
+    return state.get("factor", 1.0) * node * (slow if random.random() < share else 1.0)
+
+
 def declared_measurements(config, behaviour, world_size, seed):
     """Declare a whole run. The order of the draws is fixed, so that a factor changes nothing but what it multiplies."""
     declared = read_declaration()
     recipe = declared["recipes"][config["model"]["recipe"]]
     noise = declared["noise"]
     iterations = config["train"]["train_iters"]
-    random = np.random.default_rng(seed)
-    run_factor = math.exp(random.normal(0.0, noise["between_runs"]))
-    memory_factor = math.exp(random.normal(0.0, noise["memory"]))
-    factors = np.exp(random.normal(0.0, noise["within_run"], iterations))
-    factors *= np.where(random.random(iterations) < noise["slow_iterations"], noise["slow_factor"], 1.0)
+    generator = np.random.default_rng(seed)
+    run_factor = math.exp(generator.normal(0.0, noise["between_runs"]))
+    memory_factor = math.exp(generator.normal(0.0, noise["memory"]))
+    factors = np.exp(generator.normal(0.0, noise["within_run"], iterations))
+    factors *= np.where(generator.random(iterations) < noise["slow_iterations"], noise["slow_factor"], 1.0)
     warm_up = declared["warm_up"][:iterations]
     factors[: len(warm_up)] *= warm_up
 
@@ -72,7 +89,7 @@ def declared_measurements(config, behaviour, world_size, seed):
     speed = (
         declared["gpu_speed"][config["env_vars"]["PRACTICE_GPU"]] * declared["dtype_speed"][config["mixed_precision"]]
     )
-    seconds = recipe["seconds"] * load / speed * run_factor * behaviour.step_time_factor * factors
+    seconds = recipe["seconds"] * load / speed * run_factor * behaviour.step_time_factor * cluster_factor() * factors
     # Six operations for each parameter and token, and as many again of attention as sequence and width make.
     attention = 6 * recipe["layers"] * recipe["hidden_size"] * config["model"]["seq_length"]
     flops = tokens * (6 * recipe["parameters"] + attention)
