@@ -1,0 +1,135 @@
+"""Attribution: the cause of a change on every axis. Each exchange is a run of its own through the same pipeline."""
+
+from functools import partial
+from typing import Any
+
+from prefect import flow
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.flows import Flow
+from prefect.logging import get_run_logger
+from prefect.states import Completed, Failed
+
+from nightbridge.attribution.axes import exchanged_site
+from nightbridge.attribution.plan import DEFAULT_REQUEST, AttributionPlan, AttributionRequest, PlannedRun
+from nightbridge.attribution.result import (
+    AttributionResult,
+    ExchangeRun,
+    Stop,
+    evaluate,
+    next_designs,
+    ranges_of,
+    sentence,
+    with_descent,
+    within_budget,
+)
+from nightbridge.blocks import load_site, site_choice
+from nightbridge.errors import InvalidInput, NightbridgeError
+from nightbridge.flows.bisect import MAX_AT_ONCE, search
+from nightbridge.flows.final_states import log_errors_plainly, result_of, state_of_error
+from nightbridge.flows.forms import ClusterField, StoreField, SystemField
+from nightbridge.flows.pipeline import pipeline
+from nightbridge.flows.side_by_side import side_by_side
+from nightbridge.gate.verdict import verdict_for_error
+from nightbridge.history.rows import gpu_hours
+from nightbridge.models import RunRecord, Site
+from nightbridge.tasks.attribute import (
+    bad_run,
+    begin,
+    earlier_result,
+    earlier_runs,
+    keep_answer,
+    plan_attribution,
+    plan_descent,
+    read_run,
+    run_at_design,
+)
+from nightbridge.tasks.bisect import base_run, room_for, unfinished_points
+from nightbridge.tasks.cancel import cancel_runs
+from nightbridge.tasks.context import shared_night
+
+
+def cancel_hook(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
+    """Cancel the jobs of a cancelled attribution. Prefect runs this in another process."""
+    cancel_attribution(flow_run.parameters["test_id"], load_site(site_choice(flow_run.parameters)))
+
+
+def cancel_attribution(test_id: str, site: Site) -> None:
+    """Cancel the jobs of a test's attributions, which are found by their names."""
+    cancel_runs(f"attribution of {test_id}", unfinished_points(test_id, None, site, kind="attribute"), site)
+
+
+@flow(name="attribute", flow_run_name="attribute {test_id}", on_cancellation=[cancel_hook], persist_result=True)
+def attribute_flow(  # noqa: D417  (`SiteChoice` describes the others)
+    test_id: str,
+    request: AttributionRequest = DEFAULT_REQUEST,
+    system: SystemField = None,
+    cluster: ClusterField = None,
+    store: StoreField = None,
+    workspace: str | None = None,
+) -> State[AttributionResult]:
+    """Find what made a test worse: image, commits, submodules, configuration, environment or nodes.
+
+    Args:
+        test_id: The test.
+        request: What to find the cause of, and what it may cost.
+    """
+    log_errors_plainly()
+    try:
+        site = load_site(site_choice({"system": system, "cluster": cluster, "store": store, "workspace": workspace}))
+        result = attribute(test_id, request, site)
+    except NightbridgeError as error:
+        return state_of_error(error)
+    kind = Completed if result.is_found else Failed
+    names = {"found": "Found", "undecided": "Undecided", "indistinct": "Indistinct"}
+    return kind(name=names.get(result.cause.kind, "NotInChanges"), message=sentence(result), data=result)
+
+
+def attribute(test_id: str, request: AttributionRequest, site: Site) -> AttributionResult:
+    """Find the cause of the last change, or return what was found before.
+
+    Raises:
+        InvalidInput: The test has no history, nothing became worse, or nothing changed.
+    """
+    plan = plan_attribution(test_id, request, site)
+    if found := earlier_result(plan, site):
+        get_run_logger().info("asked before: %s", sentence(found))
+        return found
+    # What it may cost is asked anew each time: whoever raises the budget goes on.
+    plan = plan.model_copy(update={"policy": request.policy, "budget": request.budget})
+    with shared_night():
+        return _find(plan, bad_run(plan, site), exchanged_site(site, plan.factors), request.at_once)
+
+
+def _find(plan: AttributionPlan, bad: RunRecord, site: Site, at_once: int | None) -> AttributionResult:
+    ended, begun = earlier_runs(plan, bad, site)
+    if ended or begun:
+        get_run_logger().info("%d runs of this attribution are already there, %d begun", len(ended), len(begun))
+    one_run = partial(_run_design, plan=plan, bad=bad, site=site)
+    runs = [*ended, *side_by_side(one_run, begun, most=max(len(begun), 1))]
+    stopped: Stop = ""
+    while True:
+        room = at_once or room_for(bad, site, MAX_AT_ONCE // 4)
+        designs, stopped = next_designs(plan, runs, room, gpu_hours(bad) or 0.0)
+        if not designs:
+            break
+        begun = begin(plan, designs, site)
+        runs += side_by_side(one_run, begun, most=len(begun))
+    result = evaluate(plan, runs, stopped=stopped)
+    for group in ranges_of(result):
+        try:
+            within = within_budget(result, plan_descent(result, group, site), gpu_hours(bad) or 0.0)
+            result = with_descent(result, search(within, base_run(within, site), site, at_once))
+        except InvalidInput as error:  # a rewritten branch is no reason to lose what is known
+            note = str(error)
+            result = result.model_copy(update={"notes": (*result.notes, note)})
+    return keep_answer(result, site)
+
+
+def _run_design(planned: PlannedRun, plan: AttributionPlan, bad: RunRecord, site: Site) -> ExchangeRun:
+    run = run_at_design(plan, bad, planned)
+    try:
+        verdict = result_of(pipeline(run, site, return_state=True))
+    except Exception as error:
+        get_run_logger().error("%s: %s", run.run_key, error)
+        verdict = verdict_for_error(run, error)
+    return read_run(plan, planned, verdict, site)

@@ -1,0 +1,78 @@
+"""Try a change before it lands: pairs of runs with and without it through the same pipeline."""
+
+from typing import Any
+
+from prefect import flow
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.flows import Flow
+from prefect.logging import get_run_logger
+from prefect.states import Completed, Failed
+
+from nightbridge.blocks import load_site, site_choice
+from nightbridge.errors import NightbridgeError
+from nightbridge.flows.final_states import log_errors_plainly, result_of, state_of_error
+from nightbridge.flows.forms import ClusterField, StoreField, SystemField
+from nightbridge.flows.pipeline import pipeline
+from nightbridge.gate.trial import EXIT_CODES, Trial, TrialArm, arm_result, goes_on, judged, trial_arm
+from nightbridge.gate.verdict import verdict_for_error
+from nightbridge.models import RunSpec, Site
+from nightbridge.tasks.bisect import unfinished_points
+from nightbridge.tasks.cancel import cancel_runs
+from nightbridge.tasks.compare import stored_verdict
+from nightbridge.tasks.context import shared_night
+from nightbridge.tasks.control import keep_trial, on_nodes, record_of
+
+
+def cancel_hook(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
+    """Cancel the jobs of a cancelled trial. Prefect runs this in another process, so they are found by their names."""
+    given = flow_run.parameters
+    trial, site = Trial.model_validate(given["trial"]), load_site(site_choice(given))
+    cancel_runs(f"trial {trial.trial_id}", unfinished_points(trial.test_id, trial.trial_id, site), site)
+
+
+@flow(name="try", flow_run_name="try {trial.change}", on_cancellation=[cancel_hook], persist_result=True)
+def try_flow(  # noqa: D417  (`SiteChoice` describes the others)
+    trial: Trial,
+    control: RunSpec,
+    most_pairs: int | None = None,
+    system: SystemField = None,
+    cluster: ClusterField = None,
+    store: StoreField = None,
+    workspace: str | None = None,
+) -> State[Trial]:
+    """Run a change beside the test as its file says, pair by pair, until the difference is decided.
+
+    Args:
+        trial: What is tried, as `plan_trial` names it.
+        control: The run without the change.
+        most_pairs: Pairs at most; by the test's policy when unset.
+    """
+    log_errors_plainly()
+    try:
+        site = load_site(site_choice({"system": system, "cluster": cluster, "store": store, "workspace": workspace}))
+        with shared_night():
+            arms: list[TrialArm] = []
+            while goes_on(trial, control.test.gate, most_pairs):
+                arms += _pair(trial, control, len(arms), site)
+                trial = judged(trial, arms, control.test.gate)
+            keep_trial(trial, site)
+    except NightbridgeError as error:
+        return state_of_error(error)
+    kind = Failed if EXIT_CODES[trial.answer] else Completed
+    return kind(name=trial.answer.title().replace(" ", ""), message=f"{trial.change}: {trial.answer}", data=trial)
+
+
+def _pair(trial: Trial, control: RunSpec, started: int, site: Site) -> list[TrialArm]:
+    """Run both arms of the next pair, the second one on the nodes of the first."""
+    arms: list[TrialArm] = []
+    for number in (started + 1, started + 2):
+        run = on_nodes(trial_arm(control, trial.change, number), arms[-1].nodes if arms else "")
+        get_run_logger().info("pair %d: %s", (number + 1) // 2, run.arm.role if run.arm else "")
+        verdict = stored_verdict(run, site)
+        try:
+            verdict = verdict or result_of(pipeline(run, site, return_state=True))
+        except Exception as error:
+            get_run_logger().error("%s: %s", run.run_key, error)
+            verdict = verdict_for_error(run, error)
+        arms.append(arm_result(run, verdict, record_of(verdict, site)))
+    return arms

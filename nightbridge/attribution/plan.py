@@ -1,0 +1,260 @@
+"""What an attribution asks, fixed once, and the designs that it has begun: kept in the store, so that it goes on.
+
+    attributions/<cluster>/<series>/<id>/plan.json            what is asked, and every factor
+    attributions/<cluster>/<series>/<id>/designs/<n>.json     the design of run n, written before the run is started
+    attributions/<cluster>/<series>/<id>/result.json          the answer
+
+The id is also the night id of the runs, and a design's number their `repeat`: whoever goes on finds every run again. A
+change that was asked about once is not asked about again, however the history has grown.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from urllib.parse import quote
+
+from pydantic import Field
+
+from nightbridge.attribution.axes import (
+    AXIS_WORDS,
+    Axis,
+    Factor,
+    exchanged_run,
+    find_factors,
+    not_exchanged,
+    weights_of,
+)
+from nightbridge.attribution.belief import Belief, Design
+from nightbridge.bisect.plan import Shift, VerdictOf, asked_shift, moved_shift
+from nightbridge.bisect.search import BisectPolicy, Failure, Levels
+from nightbridge.errors import DamagedData, InvalidInput
+from nightbridge.history.nightly_values import nights_of
+from nightbridge.history.reading import find_series, read_history
+from nightbridge.history.rows import HistoryRow
+from nightbridge.models import Model, NightId, RunRecord, RunSpec, StoredModel, VerdictStatus
+from nightbridge.store.protocol import ObjectStore, read_stored
+
+ROOT = "attributions"
+
+MAX_RUNS = 40
+"""Runs that exchange factors at most where nothing else is asked for; a search for a commit has as many of its own."""
+
+
+class AttributionRequest(Model):
+    """What to find the cause of, and what that may cost. What is left out is found in the test's history."""
+
+    metric: str | None = Field(
+        None, description="Which metric, or `failure`; what broke or became worse last when unset."
+    )
+    good: NightId | None = Field(None, description="The last good night; both nights are named, or neither.")
+    bad: NightId | None = Field(None, description="The first bad night.")
+    budget: float | None = Field(
+        None, gt=0, description="GPU-hours after which it ends undecided; no limit when unset."
+    )
+    most_runs: int = Field(MAX_RUNS, ge=2, description="Runs after which it ends undecided, those of a commit apart.")
+    confidence: float = Field(0.99, gt=0.5, lt=1, description="Probability at which a cause is named.")
+    at_once: int | None = Field(None, ge=1, description="Runs at once; as many as the cluster has room for when unset.")
+
+    @property
+    def policy(self) -> BisectPolicy:
+        """When a cause is certain enough."""
+        return BisectPolicy(confidence=self.confidence, most_runs=self.most_runs)
+
+
+DEFAULT_REQUEST = AttributionRequest()
+
+
+class AttributionPlan(StoredModel):
+    """What is asked. Nothing in it changes once the first run was started."""
+
+    attribution_id: str
+    test_id: str
+    cluster: str
+    series: str
+    metric: str = Field(description="Name of a gated metric, or `failure`.")
+    statistic: str = Field(description="Field of the summary that it is; empty for a failure.")
+    unit: str
+    since: str
+    good_night: str
+    bad_night: str
+    good: str = Field(description="Prefix of the last good run.")
+    bad: str = Field(description="Prefix of the first bad run.")
+    levels: Levels | Failure
+    factors: tuple[Factor, ...]
+    same_nodes: bool = Field(False, description="Whether pairs on the same nodes have shown the change.")
+    rest: tuple[str, ...] = Field((), description="What changed as well and cannot be exchanged.")
+    policy: BisectPolicy
+    budget: float | None = None
+
+    @property
+    def belief(self) -> Belief:
+        """The decisions over these factors."""
+        return Belief(weights_of(self.factors), self.levels, self.policy)
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        """The axes that changed, in the order of results."""
+        return tuple(axis for axis in AXIS_WORDS if any(factor.axis == axis for factor in self.factors))
+
+
+class PlannedRun(StoredModel):
+    """A design that was begun."""
+
+    number: int
+    design: Design
+
+
+def find_rows(store: ObjectStore, test_id: str, cluster: str) -> tuple[HistoryRow, ...]:
+    """The runs of a test in all of its series, oldest first; of a sweep, those of the latest night's point.
+
+    A changed configuration starts a new series, and may be the cause.
+
+    Raises:
+        InvalidInput: The store has no history of the test.
+    """
+    found = [row for one in find_series(store, test_id, cluster) for row in read_history(store, cluster, one.series)]
+    rows = sorted((row for row in found if row.test_id == test_id), key=lambda row: (row.night, row.harvested_at))
+    if not rows:
+        raise InvalidInput("no history of this test", thing=f"{test_id} in {store.url}", advice="Check test and store")
+    latest = nights_of(rows)[-1].own
+    return tuple(row for row in rows if row.sweep_point == latest.sweep_point)
+
+
+def find_change(rows: Sequence[HistoryRow], verdict_of: VerdictOf, request: AttributionRequest) -> Shift:
+    """What became worse: between two nights that are named; else in the latest series, or since the one before it.
+
+    Raises:
+        InvalidInput: Nothing did, or one of two nights is missing.
+    """
+    nights = [night.own for night in nights_of(rows)]
+    if request.good or request.bad:
+        places = {night.night: place for place, night in enumerate(nights)}
+        if missing := [night or "none" for night in (request.good, request.bad) if night not in places]:
+            raise InvalidInput("no such night in the history", thing=missing[0], advice="Name a good and a bad night")
+        good, bad = (places[night] for night in (request.good or "", request.bad or ""))
+        return moved_shift(rows, nights, good, nights[bad], request.metric)
+    own = [row for row in rows if row.series == nights[-1].series]
+    try:
+        return asked_shift(own, verdict_of, request.metric)
+    except InvalidInput:
+        if len(own) == len(rows):
+            raise
+    return asked_shift(rows, verdict_of, request.metric)
+
+
+def make_plan(
+    rows: Sequence[HistoryRow], shift: Shift, read: Callable[[str], RunRecord | None], request: AttributionRequest
+) -> AttributionPlan:
+    """Find what changed between both nights.
+
+    Args:
+        rows: The history of the test.
+        shift: What became worse.
+        read: Reads the record of a run by its prefix.
+        request: What it may cost.
+
+    Raises:
+        InvalidInput: Nothing that can be exchanged changed.
+        DamagedData: One of both runs is not stored any more.
+    """
+    good, bad = (_record(read, row) for row in (shift.good, shift.bad))
+    # Pairs that proved it had both points on the same nodes, one after the other.
+    arms = next(night.arms for night in nights_of(rows) if night.own.night == shift.bad.night)
+    same_nodes = bool(arms) and shift.bad.verdict is VerdictStatus.REGRESSED
+    factors = find_factors(good, bad, same_nodes=same_nodes)
+    rest = not_exchanged(good, bad, factors)
+    if not factors:
+        raise InvalidInput(
+            "nothing changed that can be exchanged",
+            thing=f"{shift.label} of {shift.good.test_id} between {shift.good.night} and {shift.bad.night}",
+            advice=f"Look at the cluster: {'; '.join(rest) or 'no difference is recorded'}",
+        )
+    identity = "\n".join((shift.bad.series, shift.metric, shift.statistic, shift.good.run_key, shift.bad.run_key))
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
+    return AttributionPlan(
+        attribution_id=f"{shift.bad.night[:17].rstrip('-')}-attribute-{digest}",
+        test_id=shift.bad.test_id,
+        cluster=shift.bad.cluster,
+        series=shift.bad.series,
+        metric=shift.metric,
+        statistic=shift.statistic,
+        unit=shift.unit,
+        since=shift.since,
+        good_night=shift.good.night,
+        bad_night=shift.bad.night,
+        good=shift.good.prefix,
+        bad=shift.bad.prefix,
+        levels=shift.levels,
+        factors=factors,
+        same_nodes=same_nodes,
+        rest=rest,
+        policy=request.policy,
+        budget=request.budget,
+    )
+
+
+def plans_of(store: ObjectStore, cluster: str, series: str) -> Iterator[AttributionPlan]:
+    """Every attribution of a series, the latest change first.
+
+    Raises:
+        DamagedData: One of them cannot be read.
+    """
+    keys = [item.key for item in store.list(_folder(cluster, series)) if item.key.endswith("/plan.json")]
+    for key in reversed(keys):
+        plan = read_stored(store, key, AttributionPlan, what="not an attribution", advice="Delete it to ask again")
+        if plan is not None:
+            yield plan
+
+
+def same_change(store: ObjectStore, shift: Shift) -> AttributionPlan | None:
+    """The attribution that was begun for this change: one between nights that overlap with the change's own."""
+    for plan in plans_of(store, shift.bad.cluster, shift.bad.series):
+        if plan.metric == shift.metric and plan.good_night < shift.bad.night and shift.good.night < plan.bad_night:
+            return plan
+    return None
+
+
+def keep_plan(store: ObjectStore, plan: AttributionPlan) -> AttributionPlan:
+    """Keep a plan, and return the one that holds: the first that was kept under this id."""
+    key = f"{folder_of(plan)}/plan.json"
+    store.put_if_absent(key, plan.model_dump_json(indent=2).encode() + b"\n")
+    kept = read_stored(store, key, AttributionPlan, what="not an attribution", advice="Delete it to ask again")
+    assert kept is not None  # it was written
+    return kept
+
+
+def folder_of(plan: AttributionPlan) -> str:
+    """Where everything about an attribution is kept."""
+    return f"{_folder(plan.cluster, plan.series)}/{plan.attribution_id}"
+
+
+def begun_designs(store: ObjectStore, plan: AttributionPlan) -> tuple[PlannedRun, ...]:
+    """Every design that was begun, in the order of their numbers."""
+    keys = sorted(item.key for item in store.list(f"{folder_of(plan)}/designs"))
+    found = (read_stored(store, key, PlannedRun, what="not a design", advice="Delete it") for key in keys)
+    return tuple(each for each in found if each is not None)
+
+
+def begin_designs(store: ObjectStore, plan: AttributionPlan, designs: Sequence[Design]) -> tuple[PlannedRun, ...]:
+    """Write down designs before their runs are started. What another process has just begun under a number holds."""
+    first = len(begun_designs(store, plan)) + 1
+    for number, design in enumerate(designs, start=first):
+        data = PlannedRun(number=number, design=design).model_dump_json().encode()
+        store.put_if_absent(f"{folder_of(plan)}/designs/{number:04}.json", data)
+    return begun_designs(store, plan)[first - 1 :]
+
+
+def design_run(plan: AttributionPlan, bad: RunRecord, planned: PlannedRun) -> RunSpec:
+    """The run of a design."""
+    run = exchanged_run(bad, plan.factors, planned.design)
+    return run.model_copy(update={"night": plan.attribution_id, "repeat": planned.number})
+
+
+def _folder(cluster: str, series: str) -> str:
+    return f"{ROOT}/{quote(cluster, safe='')}/{series}"
+
+
+def _record(read: Callable[[str], RunRecord | None], row: HistoryRow) -> RunRecord:
+    record = read(row.prefix) if row.prefix else None
+    if record is None:
+        raise DamagedData("the run is not stored any more", thing=row.run_key, advice="Name other nights")
+    return record

@@ -1,0 +1,156 @@
+"""The stages of an attribution besides those of a run: what is asked, what a run measured, and the answer."""
+
+import math
+from functools import partial
+
+from prefect.logging import get_run_logger
+
+from nightbridge.attribution.axes import AXIS_WORDS, nodes_at
+from nightbridge.attribution.plan import (
+    AttributionPlan,
+    AttributionRequest,
+    PlannedRun,
+    begin_designs,
+    design_run,
+    find_change,
+    find_rows,
+    keep_plan,
+    make_plan,
+    same_change,
+)
+from nightbridge.attribution.result import (
+    AttributionResult,
+    ExchangeRun,
+    Group,
+    descent_plan,
+    descent_request,
+    keep_result,
+    load_result,
+    result_lines,
+    run_of,
+    sentence,
+    stored_runs,
+)
+from nightbridge.bisect import plan as bisect_plans
+from nightbridge.bisect.plan import BisectPlan, Shift
+from nightbridge.errors import DamagedData
+from nightbridge.harvest.manifest import load_record
+from nightbridge.history.rows import HistoryRow, gpu_hours
+from nightbridge.models import RunRecord, RunSpec, Site, Verdict
+from nightbridge.tasks.bisect import inner_of, verdict_of
+from nightbridge.tasks.control import on_nodes
+from nightbridge.tasks.mirror import artifact_key, show_markdown
+from nightbridge.tasks.site import commits_between, store_of
+from nightbridge.tasks.stage import never_reused, stage
+
+
+@stage("attribution-plan", key=never_reused)
+def plan_attribution(test_id: str, request: AttributionRequest, site: Site) -> AttributionPlan:
+    """Find what became worse in the test's history and what changed with it; the first such plan holds."""
+    store = store_of(site)
+    plan = keep_plan(store, find_plan(test_id, request, site))
+    changed = ", ".join(factor.name for factor in plan.factors)
+    get_run_logger().info("attribution %s: %s changed", plan.attribution_id, changed)
+    return plan
+
+
+def find_plan(test_id: str, request: AttributionRequest, site: Site) -> AttributionPlan:
+    """What a request would ask, or has asked already. Nothing is written."""
+    store = store_of(site)
+    rows = find_rows(store, test_id, site.cluster.name)
+    shift = find_change(rows, partial(verdict_of, store), request)
+    return same_change(store, shift) or make_plan(rows, shift, partial(load_record, store), request)
+
+
+def cost_of(test_id: str, request: AttributionRequest, site: Site) -> str:
+    """What an attribution exchanges and will about cost, what is stored already taken off; said before it begins."""
+    plan = find_plan(test_id, request, site)
+    if earlier_result(plan, site):
+        return "asked before, nothing is run"
+    record = load_record(store_of(site), plan.bad)
+    hours = (gpu_hours(record) or 0.0) if record else 0.0
+    # Both controls, one that shows the cause directly, and a bit for each doubling of the factors.
+    ranges = ", as many again if it is a commit" if any(factor.is_range for factor in plan.factors) else ""
+    runs = 3 + math.ceil(math.log2(len(plan.factors) + 1))
+    changed = ", ".join(AXIS_WORDS[axis].removeprefix("the ") for axis in plan.axes)
+    return f"{changed} changed; about {runs} runs{ranges}, {hours:.3g} GPU-hours each"
+
+
+def earlier_result(plan: AttributionPlan, site: Site) -> AttributionResult | None:
+    """What was found about the same change; None where that was not decided."""
+    found = load_result(store_of(site), plan)
+    return found if found and found.cause.kind != "undecided" and not found.stopped else None
+
+
+@stage("attribution-base", key=never_reused)
+def bad_run(plan: AttributionPlan, site: Site) -> RunRecord:
+    """The bad night's own run, which all runs of an attribution repeat."""
+    store = store_of(site)
+    record = load_record(store, plan.bad)
+    if record is None:
+        raise DamagedData("the bad night's run is gone", thing=store.url_of(plan.bad), advice="Name other nights")
+    return record
+
+
+def earlier_runs(
+    plan: AttributionPlan, bad: RunRecord, site: Site
+) -> tuple[tuple[ExchangeRun, ...], tuple[PlannedRun, ...]]:
+    """What an earlier process has run, and what it has begun. No stage: it is looked up again after every restart."""
+    return stored_runs(store_of(site), plan, bad)
+
+
+def begin(plan: AttributionPlan, designs: tuple[tuple[bool, ...], ...], site: Site) -> tuple[PlannedRun, ...]:
+    """Write down the designs that are run next."""
+    return begin_designs(store_of(site), plan, designs)
+
+
+def run_at_design(plan: AttributionPlan, bad: RunRecord, planned: PlannedRun) -> RunSpec:
+    """The run of a design, on its nodes."""
+    return on_nodes(design_run(plan, bad, planned), nodes_at(plan.factors, planned.design, bad))
+
+
+def read_run(plan: AttributionPlan, planned: PlannedRun, verdict: Verdict, site: Site) -> ExchangeRun:
+    """What a finished run measured."""
+    record = load_record(store_of(site), verdict.prefix) if verdict.prefix else None
+    return run_of(plan, planned, verdict, record)
+
+
+@stage("attribution-descent", key=never_reused)
+def plan_descent(result: AttributionResult, group: Group, site: Site) -> BisectPlan:
+    """The bisect inside factors of the cause, kept where a bisect is.
+
+    Raises:
+        InvalidInput: The commits between both ends cannot be listed.
+    """
+    store, plan = store_of(site), result.plan
+    rows = find_rows(store, plan.test_id, plan.cluster)
+    request = descent_request(result, group)
+    asked = bisect_plans.make_plan(
+        rows,
+        partial(commits_between, site),
+        partial(verdict_of, store),
+        request,
+        _shift_of(plan, rows),
+        partial(inner_of, store, site),
+    )
+    return bisect_plans.keep_plan(store, descent_plan(result, group, asked))
+
+
+@stage("attribution-result", key=never_reused)
+def keep_answer(result: AttributionResult, site: Site) -> AttributionResult:
+    """Keep the answer with its evidence, and show it."""
+    keep_result(store_of(site), result)
+    plan, lines = result.plan, result_lines(result)
+    text = "```\n" + "\n".join(lines).replace("```", "'''") + "\n```\n"
+    key = artifact_key("attribution", plan.cluster, plan.test_id)
+    show_markdown("the attribution's answer", text, key=key, description=sentence(result)[:200])
+    for line in lines:
+        get_run_logger().info("%s", line)
+    return result
+
+
+def _shift_of(plan: AttributionPlan, rows: tuple[HistoryRow, ...]) -> Shift:
+    """What became worse, as the plan has it."""
+    by_prefix = {row.prefix: row for row in rows}
+    good, bad = (by_prefix[prefix] for prefix in (plan.good, plan.bad))
+    return Shift(plan.metric, plan.metric, plan.statistic, plan.unit, plan.since, good, bad, plan.levels)

@@ -1,0 +1,47 @@
+"""`nightbridge try` on the practice workload: a slow pull request beside `main`."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from examples.practice.git_writer import git
+from examples.practice.repositories import commit_behaviour, make_practice_repositories, move_main
+from tests.flows.practice_night import Entry, nightbridge, write_scenario, write_site
+from tests.real.prefect_server import PrefectServer
+
+pytestmark = pytest.mark.launcher
+
+FEW_STEPS = {"max_steps": 14, "save_interval": 14}
+REGRESSED = 1
+
+
+def test_a_pull_request_that_is_slow_is_refused_with_a_comment_and_asked_again_costs_nothing(
+    tmp_path: Path, environments_dir: Path, prefect_server: PrefectServer
+) -> None:
+    site = write_site(tmp_path / "site.toml", workspace=tmp_path / "workspace", environments=environments_dir)
+    repositories = make_practice_repositories(tmp_path / "practice")
+    main = repositories.sha("main")
+    slow = commit_behaviour(repositories, "Synchronise more", step_time_factor=1.2)
+    git(repositories.folder("bridge"), "update-ref", "refs/pull/7/head", slow)
+    move_main(repositories, main)
+    file = write_scenario(tmp_path / "conf", repositories, "one", Entry(id="tried", cmd_args=FEW_STEPS))
+    comment = tmp_path / "comment.md"
+    command: list[str | Path] = ["try", file, "--bridge", "#7", "--system", site, "--markdown", comment]
+
+    first = nightbridge(*command, "--json", environment=prefect_server.environment)
+    again = nightbridge(*command, environment=prefect_server.environment)
+
+    assert (first.returncode, again.returncode) == (REGRESSED, REGRESSED), first.stderr
+    trial = json.loads(first.stdout)
+    assert trial["answer"] == "worse"
+    assert Counter(arm["commit"] for arm in trial["arms"]) == {
+        main: len(trial["arms"]) // 2,
+        slow: len(trial["arms"]) // 2,
+    }
+    assert [arm["arm"]["role"] for arm in trial["arms"]][:4] == ["new", "control", "control", "new"]
+    assert comment.read_text() == f"{again.stdout.rstrip()}\n"
+    assert "### nightbridge: `tried` regresses\n\nTried: Megatron-Bridge #7, beside" in comment.read_text()
+    jobs = list((tmp_path / "workspace" / "runs").glob("tried-*-try-*/a*"))
+    assert len(jobs) == len(trial["arms"])

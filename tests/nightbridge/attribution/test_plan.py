@@ -1,0 +1,179 @@
+"""From a history to what an attribution asks, kept and found again."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from nightbridge.attribution.plan import (
+    AttributionPlan,
+    AttributionRequest,
+    begin_designs,
+    begun_designs,
+    design_run,
+    find_change,
+    find_rows,
+    keep_plan,
+    make_plan,
+    plans_of,
+    same_change,
+)
+from nightbridge.bisect.search import Levels
+from nightbridge.errors import DamagedData, InvalidInput
+from nightbridge.history import reading
+from nightbridge.history.rows import HistoryRow, row_of
+from nightbridge.models import Arm, RunRecord, StoreSettings, VerdictStatus
+from nightbridge.store.directory import DirectoryStore
+from tests.builders import make_record, make_summary, make_verdict
+
+GOOD, BAD = "a" * 40, "e" * 40
+REQUEST = AttributionRequest()
+
+
+def night(number: int) -> str:
+    return f"2026-11-{number + 1:02d}"
+
+
+def record(
+    number: int, *, series: str = "llama3-8b-0123456789ab", arm: Arm | None = None, repeat: int = 0
+) -> RunRecord:
+    """Nights of 1 s a step, from the fourth on of 1.2 s with another commit and variable."""
+    slow = number >= 3 and (arm is None or arm.role == "new")
+    made = make_record(
+        make_summary((1.2 if slow else 1.0,) * 50),
+        night(number),
+        commit=BAD if slow else GOOD,
+        extra_env_vars={"NCCL_ALGO": "Tree"} if slow else {},
+        repeat=repeat,
+    )
+    spec = made.spec.model_copy(update={"arm": arm})
+    return made.model_copy(update={"series": series, "spec": spec})
+
+
+def row(made: RunRecord, status: VerdictStatus | None = None) -> HistoryRow:
+    slow = made.summary.step_time == 1.2
+    verdict = make_verdict(status or (VerdictStatus.REGRESSED if slow else VerdictStatus.PASSED))
+    return row_of(made, verdict)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> DirectoryStore:
+    return DirectoryStore(StoreSettings(url=f"file://{tmp_path}/store"))
+
+
+ROWS = [row(record(number)) for number in range(5)]
+RECORDS = {made.prefix: made for made in (record(number) for number in range(5))}
+
+
+def plan_of(rows: Sequence[HistoryRow], request: AttributionRequest = REQUEST) -> AttributionPlan:
+    return make_plan(rows, find_change(rows, lambda _row: None, request), RECORDS.get, request)
+
+
+# --- what is asked ---------------------------------------------------------------------------------------------------
+
+
+def test_what_changed_lies_between_the_last_good_and_the_first_bad_night() -> None:
+    plan = plan_of(ROWS)
+
+    assert (plan.metric, plan.good_night, plan.bad_night) == ("step_time", night(2), night(3))
+    assert plan.axes == ("megatron_bridge", "environment")
+    assert isinstance(plan.levels, Levels)
+    assert (plan.levels.good, plan.levels.bad) == pytest.approx((1.0, 1.2))
+    assert "-attribute-" in plan.attribution_id
+    assert len(f"{plan.attribution_id}-99") <= 40
+
+
+def test_two_nights_that_are_named_are_compared_whatever_their_verdicts() -> None:
+    rows = [row(record(number), VerdictStatus.PASSED) for number in range(5)]
+
+    plan = plan_of(rows, AttributionRequest(good=night(1), bad=night(4)))
+
+    assert (plan.metric, plan.good_night, plan.bad_night) == ("step_time", night(1), night(4))
+
+
+@pytest.mark.parametrize(("good", "bad"), [(night(1), None), (night(1), "2020-01-01")])
+def test_one_night_alone_and_a_night_that_was_not_are_refused(good: str, bad: str | None) -> None:
+    with pytest.raises(InvalidInput, match="no such night in the history"):
+        plan_of(ROWS, AttributionRequest(good=good, bad=bad))
+
+
+def test_a_new_configuration_starts_a_new_series_and_is_compared_with_the_one_before(store: DirectoryStore) -> None:
+    for number in range(5):
+        series = f"llama3-8b-{'1' if number >= 3 else '0'}123456789ab"
+        reading.add(store, row(record(number, series=series)))
+
+    rows = find_rows(store, "llama3-8b", "dgx")
+    plan = plan_of(rows)
+
+    assert len({each.series for each in rows}) == 2
+    assert (plan.good_night, plan.bad_night, plan.series) == (night(2), night(3), "llama3-8b-1123456789ab")
+
+
+def test_a_test_without_a_history_is_refused(store: DirectoryStore) -> None:
+    with pytest.raises(InvalidInput, match="no history of this test"):
+        find_rows(store, "nobody", "dgx")
+
+
+def test_a_history_in_which_nothing_became_worse_has_no_cause() -> None:
+    with pytest.raises(InvalidInput, match="nothing became worse"):
+        plan_of(ROWS[:3])
+
+
+def test_where_nothing_changed_that_can_be_exchanged_the_cluster_is_named() -> None:
+    same = {prefix: record(0).model_copy(update={"facts": {"driver": prefix[-20:]}}) for prefix in RECORDS}
+    shift = find_change(ROWS, lambda _row: None, REQUEST)
+
+    with pytest.raises(InvalidInput, match=r"nothing changed that can be exchanged(?s:.*)driver"):
+        make_plan(ROWS, shift, same.get, REQUEST)
+
+
+def test_a_run_that_was_pruned_is_said() -> None:
+    shift = find_change(ROWS, lambda _row: None, REQUEST)
+
+    with pytest.raises(DamagedData, match="not stored any more"):
+        make_plan(ROWS, shift, lambda _prefix: None, REQUEST)
+
+
+def test_pairs_that_proved_it_on_the_same_nodes_clear_the_nodes() -> None:
+    arms = [
+        row(record(3, arm=Arm(role=role, pair=1, reference="r"), repeat=repeat))
+        for repeat, role in enumerate(("new", "control"), start=1)
+    ]
+
+    assert plan_of([*ROWS, *arms]).same_nodes
+    assert not plan_of(ROWS).same_nodes
+
+
+# --- what is kept ----------------------------------------------------------------------------------------------------
+
+
+def test_the_first_plan_of_a_change_holds(store: DirectoryStore) -> None:
+    first = keep_plan(store, plan_of(ROWS))
+    cheaper = keep_plan(store, plan_of(ROWS, AttributionRequest(budget=1.0)))
+
+    assert cheaper == first
+    assert list(plans_of(store, first.cluster, first.series)) == [first]
+
+
+def test_a_later_night_asks_about_the_same_change(store: DirectoryStore) -> None:
+    first = keep_plan(store, plan_of(ROWS[:4]))
+    later = find_change(ROWS, lambda _row: None, AttributionRequest(good=night(1), bad=night(4)))
+    next_one = later._replace(good=ROWS[3], bad=ROWS[4])
+
+    assert same_change(store, later) == first
+    assert same_change(store, later._replace(metric="peak_memory")) is None
+    assert same_change(store, next_one) is None
+
+
+def test_a_design_is_written_down_before_its_run_and_keeps_its_number(store: DirectoryStore) -> None:
+    plan = keep_plan(store, plan_of(ROWS))
+
+    begun = [*begin_designs(store, plan, [(True, True), (False, False)]), *begin_designs(store, plan, [(True, False)])]
+    runs = [design_run(plan, RECORDS[plan.bad], each) for each in begun]
+
+    assert [each.number for each in begun] == [1, 2, 3]
+    assert begun_designs(store, plan) == tuple(begun)
+    assert [run.test.megatron_bridge.commit for run in runs] == [BAD, GOOD, BAD]
+    assert [run.test.extra_env_vars for run in runs] == [{"NCCL_ALGO": "Tree"}, {}, {}]
+    assert {run.night for run in runs} == {plan.attribution_id}
+    assert len({run.run_key for run in runs}) == 3
