@@ -6,15 +6,25 @@ Register all of them with `prefect block register -m nightbridge.blocks`.
 """
 
 from nightbridge.blocks.cluster import SlurmCluster
-from nightbridge.blocks.site import ImageCache, Notifications, Site, SourceRepositories, load_site
+from nightbridge.blocks.site import (
+    ImageCache,
+    MailNotification,
+    Notifications,
+    Site,
+    SourceRepositories,
+    load_site,
+    site_choice,
+)
 from nightbridge.blocks.store import HarvestStore
 
 __all__ = [
     "HarvestStore",
     "ImageCache",
+    "MailNotification",
     "Notifications",
     "Site",
     "SlurmCluster",
     "SourceRepositories",
     "load_site",
+    "site_choice",
 ]

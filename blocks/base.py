@@ -1,13 +1,18 @@
 """What the blocks share: their fields are those of the domain's settings, and their secrets become references."""
 
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from prefect.blocks.core import Block
-from pydantic import ConfigDict, SecretStr, model_validator
+from pydantic import ConfigDict, SecretStr, WithJsonSchema, model_validator
 
 from nightbridge.models import Model, SecretRef
 
 M = TypeVar("M", bound=Model)
+
+Password = Annotated[
+    SecretStr | None, WithJsonSchema({"type": "string", "format": "password", "writeOnly": True, "default": None})
+]
+"""A secret that may be empty. A choice between a secret and nothing would be drawn as a text area that shows it."""
 
 
 class SettingsBlock(Block):
@@ -18,8 +23,10 @@ class SettingsBlock(Block):
 
     @model_validator(mode="before")
     @classmethod
-    def _unset_what_is_empty(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """The UI sends an empty text for a field that was cleared."""
+    def _unset_what_is_empty(cls, values: Any) -> Any:
+        """The UI sends an empty text for a field that was cleared; a parameter may be a name in place of a block."""
+        if not isinstance(values, dict):
+            return values
         return {name: value for name, value in values.items() if value != ""}
 
     def build(self, kind: type[M], **given: object) -> M:

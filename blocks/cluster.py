@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, HttpUrl, model_validator
 
 from nightbridge.blocks.base import SettingsBlock
 from nightbridge.models import ClusterKind, ClusterSettings, ContainerSupport
@@ -24,6 +24,7 @@ class SlurmCluster(ClusterSettings, SettingsBlock):
 
     _block_type_name = "Slurm Cluster"
     _block_type_slug = "nightbridge-slurm-cluster"
+    _documentation_url = HttpUrl("https://slurm.schedmd.com/sbatch.html")
     _description = "How to reach a Slurm cluster, and under which account, partition and QOS to run there."
 
     kind: ClusterKind = Field("slurm", description=str(ClusterSettings.model_fields["kind"].description))
@@ -32,11 +33,12 @@ class SlurmCluster(ClusterSettings, SettingsBlock):
 
     @model_validator(mode="before")
     @classmethod
-    def _read_former_name(cls, values: dict[str, Any]) -> dict[str, Any]:
+    def _read_former_name(cls, values: Any) -> Any:
         """Read a block that was saved when `name` was called `cluster_name`."""
-        former = values.get("cluster_name")
+        if not isinstance(values, dict) or "cluster_name" not in values:
+            return values
         kept = {field: value for field, value in values.items() if field != "cluster_name"}
-        return {"name": former, **kept} if former else kept
+        return {"name": values["cluster_name"], **kept} if values["cluster_name"] else kept
 
     def settings(self) -> ClusterSettings:
         """Build the settings that the domain works with."""

@@ -1,15 +1,17 @@
 """Site: everything a run needs to know about where it runs, put together from the other blocks."""
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from prefect.blocks.core import Block
+from prefect.blocks.notifications import AppriseNotificationBlock
 from prefect.client.orchestration import get_client
-from pydantic import Field, SecretStr
+from pydantic import Field, HttpUrl, SecretStr
 
 from nightbridge import models
-from nightbridge.blocks.base import SettingsBlock
+from nightbridge.blocks.base import Password, SettingsBlock
 from nightbridge.blocks.cluster import SlurmCluster
 from nightbridge.blocks.store import HarvestStore
 from nightbridge.config.sites import PLAIN_CLUSTERS, plain_site
@@ -34,13 +36,14 @@ class ImageCache(ImportFolders, SettingsBlock):
 
     _block_type_name = "Image Cache"
     _block_type_slug = "nightbridge-image-cache"
+    _documentation_url = HttpUrl("https://github.com/NVIDIA/enroot/blob/master/doc/cmd/import.md")
     _description = "Where pulled container images are kept, on a file system that the compute nodes see."
 
     folder: str | None = Field(None, description="Folder of images; the workspace's own when empty.")
     import_on: models.Place = Field(
         "host", description="Where imports run: on the host of the flow, or through srun on a compute node."
     )
-    credentials: SecretStr | None = Field(
+    credentials: Password = Field(
         None, description="Lines machine HOST login USER password PASSWORD; the files of enroot and docker when empty."
     )
 
@@ -66,6 +69,7 @@ class SourceRepositories(SettingsBlock):
 
     _block_type_name = "Source Repositories"
     _block_type_slug = "nightbridge-source-repositories"
+    _documentation_url = HttpUrl("https://git-scm.com/docs/gitcredentials")
     _description = "How repositories are fetched, and where launcher environments are kept."
 
     git_timeout: float = Field(600.0, description="Longest time that one git command may take, in seconds.")
@@ -73,7 +77,7 @@ class SourceRepositories(SettingsBlock):
     wheels: Path | None = Field(
         None, description="Folder of wheels to install environments from without network; pip's sources when empty."
     )
-    credentials: SecretStr | None = Field(
+    credentials: Password = Field(
         None, description="Lines machine HOST login USER password TOKEN; git's own credential helpers when empty."
     )
 
@@ -91,10 +95,11 @@ class Notifications(MailSettings, SettingsBlock):
 
     _block_type_name = "Notifications"
     _block_type_slug = "nightbridge-notifications"
+    _documentation_url = HttpUrl("https://docs.prefect.io/v3/concepts/automations")
     _description = "The mail server, the people and the webhook to notify when a night has no verdict."
 
-    smtp_password: SecretStr | None = Field(None, description="The user's password.")
-    webhook: SecretStr | None = Field(None, description="URL of a webhook of Slack, Mattermost or Teams.")
+    smtp_password: Password = Field(None, description="The user's password.")
+    webhook: Password = Field(None, description="URL of a webhook of Slack, Mattermost or Teams.")
 
     def settings(self) -> NotifySettings:
         """Build the settings that the domain works with; secrets become references to this block.
@@ -103,6 +108,32 @@ class Notifications(MailSettings, SettingsBlock):
             ValueError: The block holds secrets and was never saved, or a mail server without anybody to write to.
         """
         return self.build(NotifySettings)
+
+
+class MailNotification(AppriseNotificationBlock):
+    """Mail that an automation sends: Prefect itself has blocks for chats only.
+
+    The server loads it, so nightbridge is to be installed there as well.
+
+    Example:
+        ```python
+        from nightbridge.blocks import MailNotification
+
+        mail = MailNotification.load("BLOCK_NAME")
+        mail.notify("The night is over.")
+        ```
+    """
+
+    _block_type_name = "Mail Notification"
+    _block_type_slug = "nightbridge-mail-notification"
+    _documentation_url = HttpUrl("https://docs.prefect.io/v3/concepts/automations")
+    _description = "Mail for automations; nightbridge deploy makes one of the [notify] of a site."
+
+    url: SecretStr = Field(
+        SecretStr("mailto://localhost"),
+        title="Mail server",
+        description="Server, login and recipients, as a mailto address of Apprise.",
+    )
 
 
 class Site(SettingsBlock):
@@ -118,6 +149,7 @@ class Site(SettingsBlock):
 
     _block_type_name = "Site"
     _block_type_slug = "nightbridge-site"
+    _documentation_url = HttpUrl("https://docs.prefect.io/v3/concepts/blocks")
     _description = "The workspace, cluster, store, image cache and repositories that belong together."
 
     workspace: str = Field(".nightbridge", description="Folder that the compute nodes see under the same path.")
@@ -146,6 +178,32 @@ class Site(SettingsBlock):
 
 
 _CLUSTERS = f"{', '.join(PLAIN_CLUSTERS)} or a file ending in .toml"
+
+
+def site_choice(given: Mapping[str, Any]) -> SiteChoice:
+    """The choice in the parameters of a flow, a flow run or a deployment; of a block its name counts.
+
+    A flow gets a block that was picked in a form as the block itself, and its flow run has a reference to it.
+
+    Raises:
+        InvalidInput: A block was never saved, or does not exist any more.
+    """
+    return SiteChoice.of({name: _name_of(given.get(name)) for name in SiteChoice.model_fields})
+
+
+def _name_of(value: Any) -> Any:
+    if isinstance(value, dict):
+        reference = value["$ref"]
+        try:
+            value = Block.load_from_ref(reference, _sync=True)  # type: ignore[call-arg]
+        except ValueError as error:
+            advice = "Pick another one, or save the deployment with one"
+            raise InvalidInput("no such block", thing=str(reference), advice=advice) from error
+    if not isinstance(value, Block):
+        return value
+    if not value._block_document_name:
+        raise InvalidInput("a block without a name", thing=value._block_type_name or "block", advice="Save it first")
+    return value._block_document_name
 
 
 def load_site(choice: SiteChoice = SiteChoice()) -> models.Site:  # noqa: B008  (frozen)

@@ -8,12 +8,13 @@
 
 They run as Prefect flow runs, shown in the UI, and return the answer whatever it is; `check_parity`, `compare_runs`,
 `read_history` and `verify_run` only read the store. Each may be called where an event loop runs, as in a notebook, and
-has a twin with an `a` before its name that is awaited. The flows themselves, for
-deployments, are `nightly`, `pipeline` and `bisect_flow`, in the modules `nightly`, `pipeline` and `bisect`. Flows
+has a twin with an `a` before its name that is awaited. The flows themselves, for deployments, are `nightly`,
+`pipeline`, `bisect_flow` and `attribute_flow`, in the modules `nightly`, `pipeline`, `bisect` and `attribute`. Flows
 compose tasks: no subprocess, no boto3 and no parsing here.
 """
 
 from nightbridge.flows.api import (
+    aattribute_regression,
     abisect_regression,
     acheck_parity,
     acompare_runs,
@@ -21,6 +22,8 @@ from nightbridge.flows.api import (
     aread_history,
     arun_pipeline,
     arun_sweep,
+    atry_change,
+    attribute_regression,
     averify_run,
     bisect_regression,
     check_parity,
@@ -29,10 +32,12 @@ from nightbridge.flows.api import (
     read_history,
     run_pipeline,
     run_sweep,
+    try_change,
     verify_run,
 )
 
 __all__ = [
+    "aattribute_regression",
     "abisect_regression",
     "acheck_parity",
     "acompare_runs",
@@ -40,6 +45,8 @@ __all__ = [
     "aread_history",
     "arun_pipeline",
     "arun_sweep",
+    "atry_change",
+    "attribute_regression",
     "averify_run",
     "bisect_regression",
     "check_parity",
@@ -48,5 +55,6 @@ __all__ = [
     "read_history",
     "run_pipeline",
     "run_sweep",
+    "try_change",
     "verify_run",
 ]

@@ -1,27 +1,34 @@
 """The functions that Python users call; see `flows/__init__.py`."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from prefect import tags
 from pydantic import ValidationError
 
 from nightbridge import config
+from nightbridge.attribution.plan import AttributionRequest
+from nightbridge.attribution.result import AttributionResult
 from nightbridge.bisect.plan import BisectRequest
 from nightbridge.bisect.result import BisectResult
 from nightbridge.blocks import load_site
 from nightbridge.config.sites import plain_site
 from nightbridge.errors import InvalidInput
+from nightbridge.flows.attribute import attribute_flow
 from nightbridge.flows.bisect import bisect_flow
 from nightbridge.flows.event_loop import async_twin, outside_of_loops
 from nightbridge.flows.final_states import TAG, plain_errors, result_of
 from nightbridge.flows.nightly import nightly
 from nightbridge.flows.pipeline import pipeline
 from nightbridge.flows.server import reach_server, reach_server_with_blocks
+from nightbridge.flows.trial import try_flow
+from nightbridge.gate.trial import Change, Trial, plan_trial
 from nightbridge.goldens.parity import Parity
 from nightbridge.harvest import restore
 from nightbridge.models import (
     ClusterLimits,
+    Model,
     NightReport,
     ReferencePolicy,
     RunSpec,
@@ -30,6 +37,7 @@ from nightbridge.models import (
     SiteChoice,
     SweepResult,
     Verdict,
+    utc_now,
 )
 from nightbridge.nights.records import checked_night, new_night
 from nightbridge.report import queries
@@ -39,6 +47,8 @@ from nightbridge.slurm.attempts import AttemptChoice
 from nightbridge.tasks.context import shared_night
 from nightbridge.tasks.site import store_of
 from nightbridge.tasks.validate import node_limits
+
+_Request = TypeVar("_Request", bound=Model)
 
 
 @outside_of_loops
@@ -182,16 +192,47 @@ def bisect_regression(
         PermanentError: The store cannot be read or written.
         TransientError: The store or the Prefect server does not answer.
     """
-    try:
-        request = BisectRequest.model_validate(search)
-    except ValidationError as error:
-        problems = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
-        raise InvalidInput("not a bisect's request", thing=test_id, violations=problems) from error
+    request = _request(BisectRequest, test_id, search)
     choice = SiteChoice(system=system, cluster=cluster, store=store, workspace=_path(workspace))
     _reach_site(choice)
     with tags(TAG), plain_errors():
         state = bisect_flow(test_id, request, return_state=True, **choice.parameters())
     result: BisectResult = result_of(state)
+    return result
+
+
+@outside_of_loops
+def attribute_regression(
+    test_id: str,
+    *,
+    system: str | None = None,
+    cluster: str | None = None,
+    store: str | None = None,
+    workspace: str | Path | None = None,
+    **asked: Any,
+) -> AttributionResult:
+    """Find what made a metric of a test worse: image, commit, submodule, configuration, environment or nodes.
+
+    Args:
+        test_id: The test, as its history knows it.
+        system: As for `nightly_regression`.
+        cluster: As for `nightly_regression`.
+        store: As for `nightly_regression`.
+        workspace: As for `nightly_regression`.
+        asked: Fields of `nightbridge.attribution.plan.AttributionRequest`, such as `metric` and `budget`.
+
+    Raises:
+        InvalidInput: The test has no history, nothing became worse, nothing changed that can be exchanged, or a field
+            of the request is unknown or out of range; nothing was started.
+        PermanentError: The store cannot be read or written.
+        TransientError: The store or the Prefect server does not answer.
+    """
+    request = _request(AttributionRequest, test_id, asked)
+    choice = SiteChoice(system=system, cluster=cluster, store=store, workspace=_path(workspace))
+    _reach_site(choice)
+    with tags(TAG), plain_errors():
+        state = attribute_flow(test_id, request, return_state=True, **choice.parameters())
+    result: AttributionResult = result_of(state)
     return result
 
 
@@ -302,19 +343,71 @@ def verify_run(
     return queries.verify_stored(store_of(_stored_site(system, store, workspace)), run_key, check=check)
 
 
+@outside_of_loops
+def try_change(
+    test_file: str | Path,
+    *,
+    bridge: str | None = None,
+    core: str | None = None,
+    image: str | None = None,
+    most_pairs: int | None = None,
+    system: str | None = None,
+    cluster: str | None = None,
+    store: str | None = None,
+    workspace: str | Path | None = None,
+) -> Trial:
+    """Run a change before it lands beside the test as its file says, in pairs on the same nodes, and judge it.
+
+    Args:
+        test_file: A file with one run.
+        bridge: Ref of Megatron-Bridge, or the number of a pull request.
+        core: Ref of its submodule Megatron-LM, or the number of a pull request.
+        image: Container image.
+        most_pairs: Pairs at most; by the test's `[gate] pairs` when unset.
+        system: As for `nightly_regression`.
+        cluster: As for `nightly_regression`.
+        store: As for `nightly_regression`.
+        workspace: As for `nightly_regression`.
+
+    Raises:
+        InvalidInput: The file has not one run, or there is nothing to try; nothing was started.
+        PermanentError: The store cannot be read or written.
+        TransientError: The store or the Prefect server does not answer.
+    """
+    choice = SiteChoice(system=system, cluster=cluster, store=store, workspace=_path(workspace))
+    run = _only_run(check_scenario(config.load(Path(test_file))), "try")
+    trial, control = plan_trial(run, Change(bridge=bridge, core=core, image=image), utc_now())
+    _reach_site(choice)
+    with tags(TAG), plain_errors():
+        state = try_flow(trial, control, most_pairs, return_state=True, **choice.parameters())
+    found: Trial = result_of(state)
+    return found
+
+
 anightly_regression = async_twin(nightly_regression)
 arun_pipeline = async_twin(run_pipeline)
 arun_sweep = async_twin(run_sweep)
 abisect_regression = async_twin(bisect_regression)
+aattribute_regression = async_twin(attribute_regression)
+atry_change = async_twin(try_change)
 acompare_runs = async_twin(compare_runs)
 aread_history = async_twin(read_history)
 acheck_parity = async_twin(check_parity)
 averify_run = async_twin(verify_run)
 
 
+def _request(kind: type[_Request], test_id: str, asked: Mapping[str, Any]) -> _Request:
+    try:
+        return kind.model_validate(asked)
+    except ValidationError as error:
+        problems = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
+        raise InvalidInput("not a request", thing=f"{kind.__name__} for {test_id}", violations=problems) from error
+
+
 def _require_a_test(scenario: Scenario) -> None:
     if scenario.invalid and not scenario.tests:
-        violations = [violation for test in scenario.invalid for violation in test.violations]
+        several = len(scenario.invalid) > 1
+        violations = [found.line(test.id * several) for test in scenario.invalid for found in test.findings]
         raise InvalidInput("no test of it can run", thing=scenario.source, violations=violations)
 
 

@@ -11,13 +11,14 @@ from prefect.states import Completed, Failed
 
 from nightbridge.bisect.plan import DEFAULT_REQUEST, BisectPlan, BisectRequest, point_run
 from nightbridge.bisect.result import BisectResult, Point, next_points, result_lines
-from nightbridge.blocks import load_site
+from nightbridge.blocks import load_site, site_choice
 from nightbridge.errors import NightbridgeError
 from nightbridge.flows.final_states import log_errors_plainly, result_of, state_of_error
+from nightbridge.flows.forms import ClusterField, StoreField, SystemField
 from nightbridge.flows.pipeline import pipeline
 from nightbridge.flows.side_by_side import side_by_side
 from nightbridge.gate.verdict import verdict_for_error
-from nightbridge.models import RunRecord, Site, SiteChoice
+from nightbridge.models import RunRecord, Site
 from nightbridge.tasks.bisect import (
     base_run,
     earlier_points,
@@ -37,19 +38,19 @@ MAX_AT_ONCE = 8
 def cancel_hook(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
     """Cancel the jobs of a cancelled bisect. Prefect runs this in another process, so they are found by their names."""
     given = flow_run.parameters
-    site = load_site(SiteChoice.of(given))
+    site = load_site(site_choice(given))
     request = BisectRequest.model_validate(given.get("request") or {})
     points = unfinished_points(given["test_id"], request.bisect_id, site)
     cancel_runs(f"bisect of {given['test_id']}", points, site)
 
 
 @flow(name="bisect", flow_run_name="bisect {test_id}", on_cancellation=[cancel_hook], persist_result=True)
-def bisect_flow(
+def bisect_flow(  # noqa: D417  (`SiteChoice` describes the others)
     test_id: str,
     request: BisectRequest = DEFAULT_REQUEST,
-    system: str | None = None,
-    cluster: str | None = None,
-    store: str | None = None,
+    system: SystemField = None,
+    cluster: ClusterField = None,
+    store: StoreField = None,
     workspace: str | None = None,
 ) -> State[BisectResult]:
     """Find the commit that made a metric of a test worse.
@@ -57,18 +58,13 @@ def bisect_flow(
     Args:
         test_id: The test.
         request: What to search, and what it may cost.
-        system: As for `nightly`.
-        cluster: As for `nightly`.
-        store: As for `nightly`.
-        workspace: As for `nightly`.
     """
     log_errors_plainly()
-    choice = SiteChoice.of({"system": system, "cluster": cluster, "store": store, "workspace": workspace})
     try:
-        site = load_site(choice)
+        site = load_site(site_choice({"system": system, "cluster": cluster, "store": store, "workspace": workspace}))
         plan = plan_bisect(test_id, request, site)
         with shared_night():
-            result = _search(plan, base_run(plan, site), site, request.at_once)
+            result = search(plan, base_run(plan, site), site, request.at_once)
     except NightbridgeError as error:
         return state_of_error(error)
     kind = Completed if result.culprits else Failed
@@ -76,13 +72,14 @@ def bisect_flow(
     return kind(name=name, message="\n".join(result_lines(result)[:3]), data=result)
 
 
-def _search(plan: BisectPlan, base: RunRecord, site: Site, at_once: int | None) -> BisectResult:
+def search(plan: BisectPlan, base: RunRecord, site: Site, at_once: int | None) -> BisectResult:
+    """Run points until the commit is named, and keep the answer."""
     points = list(earlier_points(plan, base, site))
     if points:
         get_run_logger().info("%d runs of this bisect are already there", len(points))
     while chosen := next_points(plan, points, at_once or room_for(base, site, MAX_AT_ONCE)):
         for index, number in chosen:
-            get_run_logger().info("commit %d of %d, run %d", index, len(plan.commits), number)
+            get_run_logger().info("commit %d of %d, run %d", index, len(plan.all_commits), number)
         one_point = partial(_run_point, plan=plan, base=base, site=site)
         points += side_by_side(one_point, chosen, most=len(chosen))
     return keep_result(plan, tuple(points), site)

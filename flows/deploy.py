@@ -1,63 +1,227 @@
-"""What the deployments need on the Prefect server besides `prefect deploy`, and a night by hand.
+"""`nightbridge deploy`: work pool, queues, blocks, result storage and deployments; and a night by hand.
 
-python -m nightbridge.flows.deploy prepare         make the work queues; remove what older releases left
 python -m nightbridge.flows.deploy night [ID]      start the nightly deployment for one night, or resume it
 """
 
 import contextlib
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 from uuid import UUID
 
 import yaml
+from prefect.blocks.core import Block
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolCreate
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterIdempotencyKey
-from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.client.schemas.objects import ConcurrencyOptions, FlowRun, State, StateType
 from prefect.client.schemas.responses import DeploymentResponse
+from prefect.client.schemas.schedules import CronSchedule
 from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
+from prefect.flows import Flow
 from prefect.states import AwaitingRetry
+from prefect.utilities.importtools import import_object
 from prefect.workers.process import ProcessWorker
+from pydantic import Field
 
-from nightbridge.blocks import load_site
+from nightbridge import __version__, blocks
+from nightbridge.blocks import HarvestStore, Site, SlurmCluster, load_site, site_choice
 from nightbridge.errors import NightbridgeError
-from nightbridge.models import SiteChoice
+from nightbridge.flows.automations import make_automations
+from nightbridge.flows.forms import form_of, scenarios_beside
+from nightbridge.models import Model, Scenario, SiteChoice, slug
+from nightbridge.models import Site as SiteSettings
 from nightbridge.nights.records import checked_night, find_nights, new_night
 from nightbridge.tasks.site import store_of
 
 DEPLOYMENT = "nightly-regression/nightly"
-PREFECT_YAML = Path("prefect.yaml")
-"""In the current folder, where `prefect deploy` looks for it as well."""
+DEFINITION = "prefect.yaml"
+"""In the current folder, where `prefect deploy` looks for it as well; else the one beside this module."""
+
+BLOCKS: tuple[type[Block], ...] = tuple(
+    block for block in map(vars(blocks).get, blocks.__all__) if isinstance(block, type) and issubclass(block, Block)
+)
 
 FORMER_AUTOMATIONS = ("nightbridge: crash flow runs without a heartbeat",)
 """It crashed everybody's flow runs, and the living after an outage of the server; the reaper took its place."""
 
+RESULTS_SETTING = "PREFECT_RESULTS_DEFAULT_STORAGE_BLOCK"
 
-def prepare(definition: Path = PREFECT_YAML) -> list[str]:
-    """Make the work pool and the work queues that the deployments name, and remove what older releases left.
 
-    A queue runs one flow run at a time: `prefect deploy` would make it without a limit. A pool or queue that exists
-    keeps its settings.
+class Request(Model):
+    """What is deployed: each deployment of `prefect.yaml`, as it is there or for these scenarios at this site."""
 
-    Args:
-        definition: The file that defines the deployments.
+    files: tuple[Path, ...] = Field((), description="Scenarios; those of prefect.yaml, under its names, when empty.")
+    choice: SiteChoice = SiteChoice()
+    cron: str | None = Field(None, description="When nights begin; as in prefect.yaml when unset.")
+    timezone: str | None = Field(None, description="Zone of all schedules; as in prefect.yaml when unset.")
+    git: str | None = Field(None, description="Repository that workers pull scenarios from; this folder when unset.")
+    branch: str | None = Field(None, description="Its branch; the repository's own when unset.")
+    git_token: str | None = Field(None, description="Name of a Secret block with a token for it.")
+
+
+class _Wanted(NamedTuple):
+    """One deployment to make: its definition in prefect.yaml, its flow, and the scenario that it is for."""
+
+    definition: Mapping[str, Any]
+    flow: Flow[..., Any]
+    file: Path | None
+    offered: Mapping[str, Scenario]
+
+    @property
+    def swept(self) -> bool:
+        return bool(self.definition["name"] == "sweep")
+
+    @property
+    def has_tests(self) -> bool:
+        """Whether its form offers a test; of a scenario without a sweep that for sweeps would have none."""
+        scenario = self.offered.get(str(self.file))
+        return self.file is None or bool(scenario and any(test.axes or not self.swept for test in scenario.tests))
+
+    @property
+    def is_of_site(self) -> bool:
+        return "system" in self.flow.parameters.properties
+
+    def name(self, request: Request, cluster: str) -> str:
+        """As in prefect.yaml, where nothing else is requested; else with the scenario and the cluster."""
+        parts = [self.definition["name"]]
+        if request.files:
+            parts += [*([slug(self.file.stem)] if self.file else []), *([slug(cluster)] if self.is_of_site else [])]
+        return "-".join(parts)
+
+    def tags(self, cluster: str) -> list[str]:
+        of_site = [f"cluster:{cluster}"] if self.is_of_site else []
+        of_scenario = [f"scenario:{self.offered[str(self.file)].name}"] if self.file else []
+        return [*self.definition["tags"], *of_scenario, *of_site]
+
+    def queue(self, request: Request, cluster: str) -> str | None:
+        queue = self.definition["work_pool"].get("work_queue_name")
+        return f"{queue}-{slug(cluster)}" if queue and request.files else queue
+
+    def schedules(self, request: Request) -> list[DeploymentScheduleCreate]:
+        return [
+            DeploymentScheduleCreate(
+                schedule=CronSchedule(
+                    cron=(self.file and request.cron) or given["cron"],
+                    timezone=request.timezone or given.get("timezone"),
+                ),
+                slug=given["slug"],
+            )
+            for given in self.definition.get("schedules", ())
+        ]
+
+
+def deploy(request: Request = Request()) -> Iterator[str]:  # noqa: B008  (frozen)
+    """Make work pool, queues, blocks and deployments, and remove what older releases left.
+
+    A queue runs one flow run at a time. A pool or queue that exists keeps its settings.
 
     Returns:
         What there is now, a line each.
+
+    Raises:
+        InvalidInput: A scenario, the site or one of its blocks is wrong; nothing was deployed.
     """
-    pools = [deployment["work_pool"] for deployment in yaml.safe_load(definition.read_text("utf-8"))["deployments"]]
+    found = next(path for path in (Path(DEFINITION), Path(__file__).with_name(DEFINITION)) if path.is_file())
+    definitions = yaml.safe_load(found.read_text("utf-8"))["deployments"]
+    site = load_site(request.choice)
+    cluster = site.cluster.name
+    named = {Path(each["parameters"]["scenario"]) for each in definitions if "scenario" in each.get("parameters", {})}
+    offered = scenarios_beside(request.files or named)
+    wanted = [each for definition in definitions for each in _wanted(definition, request, offered) if each.has_tests]
     with get_client(sync_client=True) as client:
+        for block in BLOCKS:
+            block.register_type_and_schema(_sync=True)  # type: ignore[call-arg]
         for name in FORMER_AUTOMATIONS:
             for automation in client.read_automations_by_name(name):
                 client.delete_automation(automation.id)
-        for pool in sorted({pool["name"] for pool in pools}):
+        queues = {(each.definition["work_pool"]["name"], each.queue(request, cluster)) for each in wanted}
+        for pool in sorted({pool for pool, _ in queues}):
             _make_pool(client, pool)
-        queues = sorted({(pool["name"], pool["work_queue_name"]) for pool in pools if "work_queue_name" in pool})
-        return [_make_queue(client, pool, queue) for pool, queue in queues]
+        for pool, queue in sorted((pool, queue) for pool, queue in queues if queue):
+            yield _make_queue(client, pool, queue)
+        given = _site_parameters(client, request)
+        results = _results_block(client, request, site)
+        for each in wanted:
+            yield _make_deployment(client, each, request, cluster, given, results)
+        yield from make_automations(client, site)
+
+
+def _wanted(definition: Mapping[str, Any], request: Request, offered: Mapping[str, Scenario]) -> Iterator[_Wanted]:
+    """A deployment of each scenario that is requested, else of the definition's own; one where it is of none."""
+    flow: Flow[..., Any] = import_object(definition["entrypoint"])
+    own = definition.get("parameters", {}).get("scenario")
+    for file in (request.files or [Path(own)]) if own else [None]:
+        yield _Wanted(definition, flow, file, offered)
+
+
+def _site_parameters(client: SyncPrefectClient, request: Request) -> dict[str, Any]:
+    """The site as parameters: a block that is named becomes a reference to it, which a form shows as a choice."""
+    given = {name: value for name, value in request.choice.parameters().items() if value}
+    for name, kind in _BLOCK_OF.items():
+        with contextlib.suppress(ObjectNotFound):
+            if name in given:
+                document = client.read_block_document_by_name(given[name], kind.get_block_type_slug())
+                given[name] = {"$ref": {"block_document_id": str(document.id)}}
+    return given
+
+
+_BLOCK_OF: Mapping[str, type[Block]] = {"system": Site, "cluster": SlurmCluster, "store": HarvestStore}
+
+
+def _results_block(client: SyncPrefectClient, request: Request, site: SiteSettings) -> str:
+    """The block of the site's store, where results are kept so that any worker can go on; made where there is none."""
+    name = f"results-{slug(site.cluster.name)}"
+    store = site.store_settings
+    HarvestStore(**store.model_dump(exclude={"retention"})).save(name, overwrite=True, _sync=True)  # type: ignore[call-arg]
+    return f"{HarvestStore.get_block_type_slug()}/{name}"
+
+
+def _make_deployment(
+    client: SyncPrefectClient, wanted: _Wanted, request: Request, cluster: str, given: dict[str, Any], results: str
+) -> str:
+    flow, definition = wanted.flow, wanted.definition
+    known = flow.parameters.properties
+    parameters = {
+        **definition.get("parameters", {}),
+        **({"scenario": str(wanted.file)} if wanted.file else {}),
+        **{name: value for name, value in given.items() if name in known},
+        **({"timezone": request.timezone} if request.timezone and "timezone" in known else {}),
+    }
+    pool, limit = definition["work_pool"], definition.get("concurrency_limit", {})
+    environment = {**pool.get("job_variables", {}).get("env", {}), RESULTS_SETTING: results}
+    name = wanted.name(request, cluster)
+    client.create_deployment(
+        flow_id=client.create_flow(flow),
+        name=name,
+        version=__version__,
+        entrypoint=definition["entrypoint"],
+        description=definition["description"],
+        tags=wanted.tags(cluster),
+        parameters=parameters,
+        parameter_openapi_schema=form_of(flow, parameters, wanted.offered, swept=wanted.swept),
+        enforce_parameter_schema=True,
+        schedules=wanted.schedules(request),
+        concurrency_limit=limit.get("limit"),
+        concurrency_options=ConcurrencyOptions(collision_strategy=limit["collision_strategy"]) if limit else None,
+        pull_steps=[_pull_step(request)],
+        work_pool_name=pool["name"],
+        work_queue_name=wanted.queue(request, cluster),
+        job_variables={"env": environment},
+    )
+    return f"deployment {flow.name}/{name}"
+
+
+def _pull_step(request: Request) -> dict[str, Any]:
+    """What a worker does before a flow run: the scenarios are in this folder, or in git."""
+    if request.git is None:
+        return {"prefect.deployments.steps.set_working_directory": {"directory": str(Path.cwd())}}
+    token = f"{{{{ prefect.blocks.secret.{request.git_token} }}}}" if request.git_token else None
+    options = {"repository": request.git, "branch": request.branch, "access_token": token}
+    return {"prefect.deployments.steps.git_clone": {name: value for name, value in options.items() if value}}
 
 
 def _make_pool(client: SyncPrefectClient, name: str) -> None:
@@ -129,7 +293,7 @@ def _flow_run_of(client: SyncPrefectClient, deployment: DeploymentResponse, nigh
 def _recorded(deployment: DeploymentResponse, night: str) -> list[UUID]:
     """The flow runs that began a night, as the store has them."""
     try:
-        site = load_site(SiteChoice.of(deployment.parameters))
+        site = load_site(site_choice(deployment.parameters))
         nights = find_nights(store_of(site), night=night)
     except NightbridgeError as error:
         print(f"nights by the schedule are not looked for: {error}", file=sys.stderr)
@@ -148,15 +312,11 @@ def _read(client: SyncPrefectClient, flow_runs: Iterable[UUID]) -> list[FlowRun]
 
 
 def main(arguments: list[str]) -> int:
-    """Run one of the two commands; return the exit code."""
-    match arguments:
-        case ["prepare"]:
-            print("\n".join(prepare()))
-        case ["night", *rest] if len(rest) <= 1:
-            print(start_night(checked_night(rest[0]) if rest else new_night()))
-        case _:
-            print(__doc__, file=sys.stderr)
-            return 2
+    """Start or resume a night; return the exit code."""
+    if arguments[:1] != ["night"] or len(arguments) > 2:
+        print(__doc__, file=sys.stderr)
+        return 2
+    print(start_night(checked_night(arguments[1]) if arguments[1:] else new_night()))
     return 0
 
 

@@ -6,7 +6,9 @@ terminal, and it ends with this process, however that ends.
 """
 
 import atexit
+import logging
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -23,6 +25,8 @@ from prefect.settings import (
 
 _SCRIPT = Path(__file__).with_name("server_process.py")
 _LOOK_AGAIN = 0.1
+# No secret of the site or of a test, whatever its variable is called.
+_KEPT_VARIABLES = re.compile(r"PATH|HOME|USER|TMPDIR|TZ|LANG|LD_LIBRARY_PATH|(?:LC|XDG|PREFECT)_\w+")
 _ENVIRONMENT = {
     "PREFECT_UI_ENABLED": "0",
     "PREFECT__SERVER_EPHEMERAL": "1",
@@ -30,6 +34,13 @@ _ENVIRONMENT = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "1",
 }
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return "temporary server" not in record.getMessage()
+
+
+subprocess_server_logger.addFilter(_is_news)  # the logger is Prefect's own: start and end of a server are no news
 
 
 class EmbeddedServer(SubprocessASGIServer):
@@ -53,7 +64,6 @@ class EmbeddedServer(SubprocessASGIServer):
         atexit.register(self.stop)
         try:
             self.server_process = self._run_uvicorn_command()
-            subprocess_server_logger.info("Starting a Prefect server for this process on %s", self.address)
             self._wait_until_healthy(timeout or PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS.value())
         except BaseException:
             self.stop()
@@ -65,10 +75,11 @@ class EmbeddedServer(SubprocessASGIServer):
         with socket.socket() as bound:
             bound.bind(("127.0.0.1", 0))
             self.port = bound.getsockname()[1]
+            kept = {name: value for name, value in os.environ.items() if _KEPT_VARIABLES.fullmatch(name)}
             settings = get_current_settings().to_environment_variables(exclude_unset=True)
             return subprocess.Popen(
                 [sys.executable, "-P", str(_SCRIPT), str(bound.fileno())],
-                env={**os.environ, **settings, **_ENVIRONMENT},
+                env={**kept, **settings, **_ENVIRONMENT},
                 stdin=subprocess.PIPE,
                 pass_fds=[bound.fileno()],
                 start_new_session=True,

@@ -9,8 +9,10 @@ from typing import Any
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
+from nightbridge.attribution.result import AttributionResult
 from nightbridge.bisect.result import BisectResult
 from nightbridge.errors import InvalidInput, NightbridgeError
+from nightbridge.gate.trial import Trial
 from nightbridge.models import NightReport, Verdict, VerdictStatus, worst_status
 from nightbridge.tasks.context import run_log
 
@@ -81,7 +83,7 @@ def plain_errors() -> Iterator[None]:
 
 
 def state_of_verdict(verdict: Verdict) -> State[Any]:
-    """Completed for passed, improved and no baseline, Failed for the rest; named after the verdict."""
+    """Completed for good verdicts, Failed for the rest; named after the verdict."""
     name, message = _title(verdict.status), "; ".join(verdict.reasons)
     if verdict.exit_code == 0:
         return Completed(name=name, message=message or None, data=verdict)
@@ -122,7 +124,7 @@ def result_of(state: State[Any]) -> Any:
     returned = state.result(raise_on_failure=False, _sync=True)  # type: ignore[call-overload]
     if isinstance(returned, BadEnd):
         return returned.returned
-    if isinstance(returned, Verdict | NightReport | BisectResult):
+    if isinstance(returned, Verdict | NightReport | BisectResult | AttributionResult | Trial):
         return returned
     return state.result(_sync=True)  # type: ignore[call-overload]
 

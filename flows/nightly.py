@@ -1,9 +1,10 @@
 """A night: every run of a scenario side by side, each with its own verdict, then the report.
 
-A suspicious run is repeated before it counts as regressed: the loop around the verdicts of a night.
+A suspicious run is proven before it counts as regressed: the loop around the verdicts of a night runs the last good
+point beside it.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -16,24 +17,38 @@ from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 from prefect.states import Completed
 
-from nightbridge.blocks import load_site
+from nightbridge.attribution.plan import AttributionRequest
+from nightbridge.blocks import load_site, site_choice
 from nightbridge.errors import InvalidInput, NightbridgeError
+from nightbridge.flows.attribute import attribute, cancel_attribution
 from nightbridge.flows.final_states import TAG, log_errors_plainly, result_of, state_of_error, state_of_night
+from nightbridge.flows.forms import ClusterField, StoreField, SystemField
 from nightbridge.flows.pipeline import pipeline
 from nightbridge.flows.side_by_side import side_by_side
 from nightbridge.gate.verdict import verdict_for_error, verdict_for_invalid
-from nightbridge.models import NightReport, RunSpec, Site, SiteChoice, Verdict
+from nightbridge.models import NightReport, RunSpec, Scenario, Site, SiteChoice, Verdict, VerdictStatus, worst_status
+from nightbridge.models.base import NightId
 from nightbridge.models.series import series_id
 from nightbridge.nights.liveness import alive
 from nightbridge.nights.records import NightPlan, new_night
 from nightbridge.report.sweeps import sweep_results
-from nightbridge.slurm.attempts import AttemptChoice, merged_options
+from nightbridge.report.tables import further_runs_of
+from nightbridge.slurm.attempts import AttemptChoice
 from nightbridge.tasks.cancel import cancel_night, record_cancelled
 from nightbridge.tasks.compare import confirm, stored_verdict
 from nightbridge.tasks.context import NightContext, run_log, shared_night
+from nightbridge.tasks.control import (
+    Spending,
+    Wanted,
+    attribution_budget,
+    further_runs,
+    nodes_of,
+    on_nodes,
+    without_confirmation,
+)
 from nightbridge.tasks.events import night_event
 from nightbridge.tasks.limits import own_turn
-from nightbridge.tasks.mirror import insist, send_events
+from nightbridge.tasks.mirror import add_tags, insist, night_tags, run_tags, send_events
 from nightbridge.tasks.night import (
     CatchUp,
     NightSkipped,
@@ -60,7 +75,8 @@ MAX_RUNS_AT_ONCE = 64
 def cancel_hook(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
     """Cancel the jobs of a cancelled night, by the plan that it made. Prefect runs this in another process."""
     plan = plan_of(flow_run) or plan_of(flow_run, _named_workspace(flow_run))
-    by_plan = [partial(step, plan) for step in (cancel_night, record_cancelled, _report_cancelled)] if plan else []
+    steps = (cancel_night, _cancel_attributions, record_cancelled, _report_cancelled)
+    by_plan = [partial(step, plan) for step in steps] if plan else []
     for step in by_plan or [partial(_report_cancelled_unplanned, flow_run)]:
         try:
             step()
@@ -73,6 +89,12 @@ def _named_workspace(flow_run: FlowRun) -> Path | None:
         return workspace_of(flow_run)
     except NightbridgeError:  # what the parameters name cannot be read now
         return None
+
+
+def _cancel_attributions(plan: NightPlan) -> None:
+    if plan.site.budget.attribution:
+        for test in {test.test_id for test in plan.start.tests}:
+            cancel_attribution(test, plan.site)
 
 
 def _report_cancelled(plan: NightPlan) -> None:
@@ -105,12 +127,13 @@ def _flow_run_name() -> str:
     on_cancellation=[cancel_hook],
     persist_result=True,
 )
-def nightly(
+def nightly(  # noqa: D417  (`SiteChoice` describes the others)
     scenario: str,
-    night: str | None = None,
-    system: str | None = None,
-    cluster: str | None = None,
-    store: str | None = None,
+    tests: list[str] | None = None,
+    night: NightId | None = None,
+    system: SystemField = None,
+    cluster: ClusterField = None,
+    store: StoreField = None,
     workspace: str | None = None,
     new_attempt: bool = False,
     catch_up: CatchUp = "last",
@@ -119,21 +142,18 @@ def nightly(
 
     Args:
         scenario: Path of a scenario or test file.
+        tests: Ids of the tests to run, with those that they depend on; all of the scenario when empty.
         night: Night id; the same id finds everything again. Default: the schedule's slot, or a new one by hand.
-        system: Name of a Site block, or path of a site file.
-        cluster: `local`, `slurm`, or the name of a Slurm Cluster block.
-        store: `file://` or `s3://` URL, or the name of a Harvest Store block.
-        workspace: Folder that the compute nodes see under the same path.
         new_attempt: Open a new attempt for runs whose last one ended.
         catch_up: Which scheduled nights are run later when they could not begin in time: `last`, `all` or `none`.
     """
     log_errors_plainly()
-    choice = SiteChoice.of({"system": system, "cluster": cluster, "store": store, "workspace": workspace})
     with shared_night() as shared, ExitStack() as process:
         try:
             plan = plan_of_this_run()
             if plan is None:
-                plan = _new_plan(process, scenario, night, catch_up, choice)
+                choice = site_choice({"system": system, "cluster": cluster, "store": store, "workspace": workspace})
+                plan = _new_plan(process, partial(read_scenario, scenario, tests or ()), night, catch_up, choice)
             else:
                 process.enter_context(alive(plan.site.workspace, plan.start.flow_run))
         except NightSkipped as skipped:
@@ -142,12 +162,15 @@ def nightly(
             # Without a site for its report a night has none, only a message.
             return state_of_error(error)
         show_name(f"{Path(scenario).stem} {plan.start.night}")
+        add_tags(*_tags_of(plan))
         return _end_state(plan, new_attempt, shared)
 
 
-def _new_plan(process: ExitStack, scenario: str, night: str | None, catch_up: CatchUp, choice: SiteChoice) -> NightPlan:
+def _new_plan(
+    process: ExitStack, read: partial[Scenario], night: str | None, catch_up: CatchUp, choice: SiteChoice
+) -> NightPlan:
     """Choose the night and plan it; whatever keeps it from starting is reported as its end."""
-    name, decided, on = Path(scenario).stem, night or new_night(), ""
+    name, decided, on = Path(read.args[0]).stem, night or new_night(), ""
     try:
         chosen = fix_night(night)
         decided = chosen.night
@@ -156,7 +179,7 @@ def _new_plan(process: ExitStack, scenario: str, night: str | None, catch_up: Ca
         on = site.cluster.name
         # From here on, so that the loss of this host is noticed even before the plan is kept.
         process.enter_context(alive(site.workspace, str(flow_run.id)))
-        return make_plan(read_scenario(scenario), chosen, site)
+        return make_plan(read(), chosen, site)
     except (NightSkipped, NightbridgeError) as error:
         ends = {NightSkipped: "skipped", InvalidInput: "invalid"}
         end = next((end for kind, end in ends.items() if isinstance(error, kind)), "infrastructure")
@@ -164,10 +187,19 @@ def _new_plan(process: ExitStack, scenario: str, night: str | None, catch_up: Ca
         raise
 
 
+def _tags_of(plan: NightPlan) -> tuple[str, ...]:
+    return night_tags(plan.start.scenario, plan.start.night, plan.start.cluster)
+
+
 def _end_state(plan: NightPlan, new_attempt: bool, shared: NightContext) -> State[NightReport]:
     try:
-        with tags(TAG), own_turn(plan.site):
-            return state_of_night(_run(plan, _requested_attempt(new_attempt), shared))
+        with tags(TAG):
+            with own_turn(plan.site):
+                written = _run(plan, _requested_attempt(new_attempt), shared)
+            written = _attributed(plan, written)
+        worst = worst_status(verdict.status for verdict in written.verdicts)
+        add_tags(*_tags_of(plan), f"verdict:{worst}")
+        return state_of_night(written)
     except NightbridgeError as error:
         _send_end(plan, "infrastructure", str(error))
         return state_of_error(error)
@@ -192,9 +224,33 @@ def _run(plan: NightPlan, attempt: AttemptChoice, shared: NightContext) -> Night
     first = [run for run in runs if _comes_first(run, runs)]
     others = [run for run in runs if run not in first]
     judged = [*run_all(first), *run_all(others)]
-    confirmed = _confirmed([*first, *others], judged, run_all, partial(_judge_again, site=plan.site))
+    together, again = partial(_run_together, one_run=one_run, site=plan.site), partial(_judge_again, site=plan.site)
+    confirmed = _confirmed([*first, *others], judged, together, again, plan.site)
     verdicts = (*invalid, *confirmed)
     return report(start, verdicts, plan.site, sweep_results(plan.scenario, runs, verdicts, plan.limits))
+
+
+def _attributed(plan: NightPlan, written: NightReport) -> NightReport:
+    """Find the causes of what is newly and certainly worse, where the site pays for it, and add them to the report.
+
+    The report is there before, and the next night may begin: an attribution takes longer than people wait.
+    """
+    sure = {run.run_key for run in plan.runs if not run.test.gate.pairs}
+    worse = [
+        verdict
+        for verdict in written.verdicts
+        if verdict.status is VerdictStatus.REGRESSED
+        and verdict.news != "standing"
+        and (verdict.further_runs or verdict.run_key in sure)
+    ]
+    asked = False
+    for verdict in worse if plan.site.budget.attribution else ():
+        try:
+            budget = attribution_budget(plan.start.night, plan.site)
+            asked |= attribute(verdict.test_id, AttributionRequest(budget=budget), plan.site) is not None
+        except NightbridgeError as error:  # the verdict stands without its cause
+            get_run_logger().warning("%s: no cause is known: %s", verdict.test_id, error)
+    return report(plan.start, written.verdicts, plan.site, written.sweeps) if asked else written
 
 
 def _comes_first(run: RunSpec, runs: Sequence[RunSpec]) -> bool:
@@ -212,7 +268,8 @@ def _verdict_of(run: RunSpec, site: Site, attempt: AttemptChoice, shared: NightC
             # When Prefect's server did not answer, a further try finds what the one before it has done: it must not
             # open another attempt.
             choice = next(tries, AttemptChoice.CURRENT)
-            verdict: Verdict = result_of(pipeline(run, site, choice, return_state=True))
+            with tags(*run_tags(run, site.cluster.name)):
+                verdict: Verdict = result_of(pipeline(run, site, choice, return_state=True))
             # Prefect finds subflows of a retried flow run again by counting them, and a further try shifts the count.
             if verdict.run_key == run.run_key:
                 return verdict
@@ -226,45 +283,57 @@ def _verdict_of(run: RunSpec, site: Site, attempt: AttemptChoice, shared: NightC
         shared.unregister_run(run.run_key)
 
 
-# --- confirming re-runs ----------------------------------------------------------------------------------------------
+# --- confirmation: a control arm, or re-runs --------------------------------------------------------------------------
 
 
 def _confirmed(
     runs: Sequence[RunSpec],
     verdicts: Sequence[Verdict],
-    run_again: Callable[[Sequence[RunSpec]], object],
+    run_together: Callable[[Sequence[Wanted]], object],
     judge_again: Callable[[RunSpec, int], Verdict],
+    site: Site,
 ) -> list[Verdict]:
-    """Repeat each run as often as its verdict requests, and judge it again, until no verdict requests more.
+    """Give each run the further ones that its verdict requests, and judge it again, until no verdict requests more.
 
-    A round's repeats are started in the order of the runs, so that a retried night finds them again. Each is started
+    A round's runs are started in the order of the tests, so that a retried night finds them again. Each is started
     once, whatever becomes of it: how many a verdict may request is bounded by its test's policy.
     """
     judged = list(verdicts)
     repeats = [0] * len(runs)
-    while True:
-        lacking = [index for index, verdict in enumerate(judged) if verdict.reruns > repeats[index]]
+    spending = Spending(runs[0].night, site) if any(verdict.reruns for verdict in verdicts) else None
+    while spending:
+        lacking = {
+            index: Wanted(runs[index], verdict, repeats[index])
+            for index, verdict in enumerate(judged)
+            if verdict.reruns > repeats[index]
+        }
+        for index, wanted in list(lacking.items()):
+            if why := spending.allows(wanted):
+                judged[index] = without_confirmation(wanted.verdict, why, site)
+                del lacking[index]
         if not lacking:
-            return judged
-        run_again(
-            [
-                repeat_of(runs[index], number, judged[index].suspect_nodes)
-                for index in lacking
-                for number in range(repeats[index] + 1, judged[index].reruns + 1)
-            ]
-        )
+            break
+        for each in lacking.values():
+            get_run_logger().warning("%s: %s", each.run.test.id, further_runs_of(each.verdict))
+        run_together([*lacking.values()])
         for index in lacking:
             repeats[index] = judged[index].reruns
             judged[index] = judge_again(runs[index], repeats[index])
+    return judged
 
 
-def repeat_of(run: RunSpec, number: int, without: Iterable[str] = ()) -> RunSpec:
-    """The same run once more, as a run of its own; not on the given nodes, unless the test names its nodes itself."""
-    options = run.test.sbatch_args
-    if nodes := ",".join(sorted(without)):
-        options = merged_options((*options, f"--exclude={nodes}"))
-    test = run.test.model_copy(update={"sbatch_args": options})
-    return run.model_copy(update={"repeat": number, "test": test})
+def _run_together(wanted: Sequence[Wanted], one_run: Callable[[RunSpec], Verdict], site: Site) -> None:
+    """Run what verdicts request: the arms of a pair one after the other on the same nodes, all else side by side."""
+
+    def run_chain(chain: Sequence[RunSpec]) -> None:
+        nodes = ""
+        for run in chain:
+            nodes = nodes_of(one_run(on_nodes(run, nodes)), site)
+            if not nodes:  # its other arm would say nothing
+                return
+
+    chains = [chain for each in wanted for chain in further_runs(each, site)]
+    side_by_side(run_chain, chains, most=MAX_RUNS_AT_ONCE)
 
 
 def _judge_again(run: RunSpec, repeats: int, site: Site) -> Verdict:

@@ -20,6 +20,7 @@ from nightbridge.tasks.container import container
 from nightbridge.tasks.context import mark_started, shared_night
 from nightbridge.tasks.harvest import harvest
 from nightbridge.tasks.limits import job_slots
+from nightbridge.tasks.mirror import add_tags
 from nightbridge.tasks.submit import dependencies_of, submit
 from nightbridge.tasks.validate import prepare, validate
 from nightbridge.tasks.watch import watch
@@ -54,6 +55,7 @@ def pipeline(run: RunSpec, site: Site, attempt: AttemptChoice = AttemptChoice.CU
         except NightbridgeError as error:
             get_run_logger().error("%s", error)
             verdict = verdict_for_error(run, error, series_id(run, site.cluster.name))
+    add_tags(f"verdict:{verdict.status}")
     return state_of_verdict(verdict)
 
 

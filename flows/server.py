@@ -11,7 +11,7 @@ from prefect.settings import (
     temporary_settings,
 )
 
-from nightbridge.config.sites import PLAIN_CLUSTERS
+from nightbridge.config.sites import no_block
 from nightbridge.errors import InvalidInput, TransientError
 from nightbridge.files import check_writable
 from nightbridge.models import SiteChoice
@@ -58,12 +58,7 @@ def reach_server_with_blocks(choice: SiteChoice) -> None:
         TransientError: It does not answer.
     """
     if not PREFECT_API_URL.value():
-        named = (name for name in (choice.cluster, choice.store, choice.system) if name)
-        raise InvalidInput(
-            "no cluster, store or site of this name, and no Prefect server is configured that could have a block of it",
-            thing=next(named, ""),
-            advice=f"Give {', '.join(PLAIN_CLUSTERS)}, a URL or a file ending in .toml, or set PREFECT_API_URL",
-        )
+        raise no_block(choice)
     reach_server()
 
 

@@ -12,10 +12,11 @@ from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
 from prefect.states import Completed, Failed
 
-from nightbridge.blocks import load_site
+from nightbridge.blocks import load_site, site_choice
 from nightbridge.errors import NightbridgeError
 from nightbridge.flows.final_states import log_errors_plainly, state_of_error
-from nightbridge.models import Site, SiteChoice
+from nightbridge.flows.forms import ClockField, ClusterField, StoreField, SystemField
+from nightbridge.models import Site
 from nightbridge.nights.watchdog import (
     DAYS,
     VerdictsMissing,
@@ -28,14 +29,14 @@ from nightbridge.tasks.events import alarm, look_for_verdicts, send_watchdog_eve
 
 
 @flow(name="watchdog", flow_run_name="watchdog by {by}")
-def watchdog(
-    by: str = "08:00",
+def watchdog(  # noqa: D417  (`SiteChoice` describes the others)
+    by: ClockField = "08:00",
     timezone: str | None = None,
     scenarios: list[str] | None = None,
     days: int = DAYS,
-    system: str | None = None,
-    cluster: str | None = None,
-    store: str | None = None,
+    system: SystemField = None,
+    cluster: ClusterField = None,
+    store: StoreField = None,
     workspace: str | None = None,
 ) -> State[Watch]:
     """Say which test has no verdict by a time of the morning, and why.
@@ -45,14 +46,10 @@ def watchdog(
         timezone: Zone of it, as Europe/Berlin; that of the worker's machine when empty.
         scenarios: Scenario files to expect; all that had a scheduled night lately when empty.
         days: How far back nights count as expected again.
-        system: Name of a Site block, or path of a site file.
-        cluster: `local`, `slurm`, or the name of a Slurm Cluster block.
-        store: `file://` or `s3://` URL, or the name of a Harvest Store block.
-        workspace: Folder that the compute nodes see under the same path.
     """
     log_errors_plainly()
-    choice = SiteChoice.of({"system": system, "cluster": cluster, "store": store, "workspace": workspace})
     try:
+        choice = site_choice({"system": system, "cluster": cluster, "store": store, "workspace": workspace})
         wanted = question(by, timezone=timezone, files=map(Path, scenarios or ()), days=days)
         site = load_site(choice)
     except NightbridgeError as error:

@@ -137,7 +137,7 @@ def _message(notice: Notice, settings: NotifySettings) -> EmailMessage:
 
 def _send_mail(message: EmailMessage, settings: NotifySettings, block_value: _BlockValue) -> None:
     password = resolve_secret(settings.smtp_password, block_value) if settings.smtp_password else ""
-    where = f"{settings.smtp_host}:{_port(settings)}"
+    where = f"{settings.smtp_host}:{smtp_port(settings)}"
     try:
         with _connected(settings) as server:
             if settings.smtp_user is not None:
@@ -168,7 +168,7 @@ def _send_mail(message: EmailMessage, settings: NotifySettings, block_value: _Bl
 
 
 def _connected(settings: NotifySettings) -> smtplib.SMTP:
-    host, port = str(settings.smtp_host), _port(settings)
+    host, port = str(settings.smtp_host), smtp_port(settings)
     if settings.smtp_security == "tls":
         return smtplib.SMTP_SSL(host, port, timeout=TIMEOUT_SECONDS, context=_trust(settings))
     server = smtplib.SMTP(host, port, timeout=TIMEOUT_SECONDS)
@@ -181,7 +181,8 @@ def _connected(settings: NotifySettings) -> smtplib.SMTP:
     return server
 
 
-def _port(settings: NotifySettings) -> int:
+def smtp_port(settings: NotifySettings) -> int:
+    """The mail server's port, which follows from its security where none is set."""
     return settings.smtp_port or _PORTS[settings.smtp_security]
 
 
@@ -222,7 +223,7 @@ def _by_webhook(notice: Notice, settings: NotifySettings, block_value: _BlockVal
 
 
 def _call_webhook(notice: Notice, url: str, trust: ssl.SSLContext) -> None:
-    host = _host_of(url)
+    host = host_of(url)
     request = urllib.request.Request(
         url,
         data=json.dumps({"text": notice.text, **notice.facts}).encode(),
@@ -246,7 +247,7 @@ def _call_webhook(notice: Notice, url: str, trust: ssl.SSLContext) -> None:
         ) from None
 
 
-def _host_of(url: str) -> str:
+def host_of(url: str) -> str:
     """The part of a webhook's URL that may be shown.
 
     Raises:

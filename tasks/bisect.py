@@ -4,24 +4,29 @@ from functools import partial
 
 from prefect.logging import get_run_logger
 
+from nightbridge.bisect.lineage import ListInner, Repository
 from nightbridge.bisect.plan import BisectPlan, BisectRequest, keep_plan, load_plan, make_plan
 from nightbridge.bisect.result import (
     BisectResult,
     Point,
     evaluate,
     point_of,
+    price_of,
     result_lines,
     stored_points,
 )
 from nightbridge.errors import DamagedData
 from nightbridge.harvest.manifest import load_record
+from nightbridge.history.rows import HistoryRow
 from nightbridge.models import RunRecord, Site, Verdict, slug
+from nightbridge.nights.records import read_verdict
 from nightbridge.report.queries import history_of
 from nightbridge.slurm.attempts import attempts_of, read_ended
 from nightbridge.slurm.factory import cluster_of
+from nightbridge.store.protocol import ObjectStore
 from nightbridge.tasks.mirror import show_markdown
-from nightbridge.tasks.site import commits_between, store_of
-from nightbridge.tasks.stage import stage
+from nightbridge.tasks.site import commits_between, open_bumps, store_of
+from nightbridge.tasks.stage import never_reused, stage
 
 
 @stage("bisect-plan")
@@ -30,17 +35,49 @@ def plan_bisect(test_id: str, request: BisectRequest, site: Site) -> BisectPlan:
 
     A request that names a bisect resumes it.
     """
-    store = store_of(site)
-    if request.bisect_id:
-        plan = load_plan(store, request.bisect_id)
-    else:
-        rows = history_of(store, test_id, site.cluster.name).rows
-        plan = keep_plan(store, make_plan(rows, partial(commits_between, site), request))
-    get_run_logger().info("bisect %s: %d commits; the same id resumes it", plan.bisect_id, len(plan.commits))
+    plan = keep_plan(store_of(site), find_plan(test_id, request, site))
+    get_run_logger().info("bisect %s: %d commits; the same id resumes it", plan.bisect_id, len(plan.all_commits))
     return plan
 
 
-@stage("bisect-base")
+def find_plan(test_id: str, request: BisectRequest, site: Site) -> BisectPlan:
+    """What a request would search, or searches already. Nothing is written."""
+    store = store_of(site)
+    if request.bisect_id:
+        return load_plan(store, request.bisect_id)
+    rows = history_of(store, test_id, site.cluster.name).rows
+    return make_plan(
+        rows,
+        partial(commits_between, site),
+        partial(verdict_of, store),
+        request,
+        inner_of=partial(inner_of, store, site),
+    )
+
+
+def price(test_id: str, request: BisectRequest, site: Site) -> str:
+    """What a bisect will about cost, its earlier runs taken off; said before it begins."""
+    store, plan = store_of(site), find_plan(test_id, request, site)
+    base = load_record(store, plan.base)
+    return price_of(plan, stored_points(store, plan, base), base) if base else ""
+
+
+def verdict_of(store: ObjectStore, row: HistoryRow) -> Verdict | None:
+    """The stored verdict of a run in the history."""
+    return read_verdict(store, row.run_key, row.night)
+
+
+def inner_of(store: ObjectStore, site: Site, row: HistoryRow, repository: Repository) -> ListInner | None:
+    """What lists the commits inside bumps, where a run had the submodules of a repository checked out."""
+    record = load_record(store, row.prefix) if row.prefix else None
+    if record is None:
+        return None
+    test = record.spec.test
+    repo = {"megatron_bridge": test.megatron_bridge, "nemo_run": test.nemo_run_repo}[repository]
+    return partial(open_bumps, site, repo.url) if repo.init_submodules else None
+
+
+@stage("bisect-base", key=never_reused)
 def base_run(plan: BisectPlan, site: Site) -> RunRecord:
     """The bad night's own run, whose configuration and other pins all points have."""
     store = store_of(site)
@@ -66,7 +103,7 @@ def room_for(base: RunRecord, site: Site, most: int) -> int:
     return max(1, min(most, cluster_of(site).available_slots(base.plan.nodes)))
 
 
-@stage("bisect-result")
+@stage("bisect-result", key=never_reused)
 def keep_result(plan: BisectPlan, points: tuple[Point, ...], site: Site) -> BisectResult:
     """Keep the answer with its evidence, and show it."""
     store = store_of(site)
@@ -80,9 +117,12 @@ def keep_result(plan: BisectPlan, points: tuple[Point, ...], site: Site) -> Bise
     return result
 
 
-def unfinished_points(test_id: str, bisect_id: str | None, site: Site) -> list[str]:
-    """The run keys of a test's bisects, or of one of them, whose job has not ended; found by their folders' names."""
-    wanted = f"*-{bisect_id}-*" if bisect_id else f"{slug(test_id)}-*-bisect-*"
+def unfinished_points(test_id: str, bisect_id: str | None, site: Site, kind: str = "bisect") -> list[str]:
+    """The run keys of a test's bisects, or of one of them, whose job has not ended; found by their folders' names.
+
+    Those of another `kind` of search, such as `attribute`, are found in the same way.
+    """
+    wanted = f"*-{bisect_id}-*" if bisect_id else f"{slug(test_id)}-*-{kind}-*"
     names = sorted(folder.name for folder in (site.workspace / "runs").glob(wanted))
     return [
         name

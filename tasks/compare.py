@@ -5,6 +5,7 @@ from functools import partial
 from prefect.logging import get_run_logger
 
 from nightbridge.errors import DamagedData, NightbridgeError, TransientError
+from nightbridge.gate.control import proof_needed
 from nightbridge.gate.judging import judge_and_record
 from nightbridge.harvest.manifest import committed_attempts, load_record
 from nightbridge.history.history_store import compact
@@ -13,7 +14,7 @@ from nightbridge.nights.records import read_verdict
 from nightbridge.report.tables import markdown_table
 from nightbridge.store.protocol import ObjectStore
 from nightbridge.tasks.context import run_log, this_night
-from nightbridge.tasks.mirror import show_markdown
+from nightbridge.tasks.mirror import artifact_key, show_markdown
 from nightbridge.tasks.site import commits_between, store_of
 from nightbridge.tasks.stage import never_reused, stage
 
@@ -46,10 +47,13 @@ def stored_verdict(run: RunSpec, site: Site) -> Verdict | None:
 
 def _judge(record: RunRecord, store: ObjectStore, site: Site) -> Verdict:
     commits = partial(commits_between, site)
-    verdict = judge_and_record(store, record, site.contract, commits, this_night().canary_series)
+    night = this_night()
+    proof = proof_needed(night.runs, site.budget.false_alarms)
+    verdict = judge_and_record(store, record, site.contract, commits, night.canary_series, proof)
     test = record.spec.test.id
+    key = artifact_key("verdict", record.spec.scenario, record.job.cluster, test)
     table = markdown_table((verdict,))
-    show_markdown(f"the verdict of {test}", table, key=record.spec.test_slug, description=f"Verdict of {test}")
+    show_markdown(f"the verdict of {test}", table, key=key, description=f"Verdict of {test}")
     get_run_logger().info("%s: %s %s", record.spec.test.id, verdict.status, "; ".join(verdict.reasons))
     _tidy(store, record.job.cluster, record.series)
     return verdict

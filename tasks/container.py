@@ -2,17 +2,19 @@
 
 from prefect.logging import get_run_logger
 
+from nightbridge.errors import StatusUnknown
 from nightbridge.images.enroot import find_enroot
 from nightbridge.images.image import Importer, pull_image
 from nightbridge.images.on_node import NodeImporter
 from nightbridge.models import Image, RunSpec, Site
 from nightbridge.secrets import resolve_secret
+from nightbridge.slurm.protocol import JobNotAccepted
 from nightbridge.tasks.mirror import PrefectAway
 from nightbridge.tasks.site import block_value, node_runner
 from nightbridge.tasks.stage import stage
 
 
-@stage("container", waits_for=(PrefectAway,))
+@stage("container", waits_for=(JobNotAccepted, StatusUnknown, PrefectAway))
 def container(run: RunSpec, site: Site) -> Image:
     """Pull and verify the run's container image."""
     image = pull_image(run, site, lambda: _importer(site))

@@ -58,6 +58,7 @@ class NightContext:
         scenario: The scenario that the caller of the flow has read and checked; None where the flow reads it itself.
         limits: The concurrency limits that are known to exist on Prefect's server, with their slots.
         canary_series: Which series each canary ran in tonight.
+        runs: How many runs it has had in this process.
         lock: Held while `limits` is brought up to date.
     """
 
@@ -65,6 +66,7 @@ class NightContext:
         self.scenario = scenario
         self.limits: set[tuple[str, int]] = set()
         self.canary_series: dict[tuple[str, str, str, str], str] = {}
+        self.runs = 0
         self.lock = threading.Lock()
         self._watchers: dict[str, Watcher] = {}
         self._unsubmitted: set[str] = set()
@@ -81,7 +83,9 @@ class NightContext:
     def register_runs(self, run_keys: Iterable[str]) -> None:
         """Take in that these runs are about to start in this process."""
         with self._changed:
+            before = len(self._unsubmitted)
             self._unsubmitted.update(run_keys)
+            self.runs += len(self._unsubmitted) - before
 
     def unregister_run(self, run_key: str) -> None:
         """Take in that a run has ended, however: it will not submit any more jobs."""
@@ -216,15 +220,21 @@ _WAKE_UP = 1.0
 
 
 def wait_out(
-    call: Callable[[], R], errors: tuple[type[TransientError], ...], *, first_delay: float, patience: float = PATIENCE
+    call: Callable[[], R],
+    errors: tuple[type[TransientError], ...],
+    *,
+    first_delay: float,
+    patience: float = PATIENCE,
+    note: Callable[[str | None], None] = lambda what: None,
 ) -> R:
-    """Call until no such error is raised; the run's log names what is waited for.
+    """Call until no such error is raised; the run's log names what is waited for, once.
 
     Args:
         call: What is tried.
         errors: What is waited for; anything else is raised at once.
         first_delay: Seconds before the second try; each further delay is twice as long, up to `LONGEST_DELAY` times.
         patience: How many first delays in all.
+        note: Called with what is waited for, and with None when the wait is over, however.
 
     Raises:
         TransientError: The last one, after the patience.
@@ -232,22 +242,27 @@ def wait_out(
     """
     over = time.monotonic() + patience * first_delay
     delay, logged = first_delay, ""
-    while True:
-        try:
-            return call()
-        except errors as error:
-            if time.monotonic() + delay > over:
+    try:
+        while True:
+            try:
+                return call()
+            except errors as error:
+                if time.monotonic() + delay > over:
+                    raise
+                # The same error is logged once, and not for every try of a night.
+                if str(error) != logged:
+                    run_log().warning("waiting, and trying again: %s", error)
+                    note(str(error))
+                logged = str(error)
+            except Exception:
+                # What an interruption has broken off, such as a program that was killed, failed for no other reason.
+                raise_if_interrupted()
                 raise
-            # The same error is logged once, and not for every try of a night.
-            if str(error) != logged:
-                run_log().warning("waiting, and trying again: %s", error)
-            logged = str(error)
-        except Exception:
-            # What an interruption has broken off, such as a program that was killed, failed for no other reason.
-            raise_if_interrupted()
-            raise
-        _sleep(delay)
-        delay = min(2 * delay, LONGEST_DELAY * first_delay)
+            _sleep(delay)
+            delay = min(2 * delay, LONGEST_DELAY * first_delay)
+    finally:
+        if logged:
+            note(None)
 
 
 def _sleep(seconds: float) -> None:

@@ -17,6 +17,7 @@ from prefect.context import SettingsContext, get_settings_context
 from prefect.events import Event, RelatedResource
 
 from nightbridge.errors import TransientError
+from nightbridge.models import RunSpec, slug
 from nightbridge.tasks.context import raise_if_interrupted, run_log, this_flow_run, wait_out
 from nightbridge.tasks.stage import first_delay
 
@@ -55,6 +56,29 @@ def show(what: str, call: Callable[[], object]) -> bool:
 def show_markdown(what: str, text: str, *, key: str, description: str) -> None:
     """Show a text as an artifact of the run; `what` is for the log."""
     show(what, lambda: create_markdown_artifact(text, key=key, description=description))
+
+
+def artifact_key(kind: str, scenario: str, cluster: str, test: str = "") -> str:
+    """The key of an artifact, which has one history for each scenario, cluster and test."""
+    return "-".join(slug(part) for part in (kind, scenario, cluster, test) if part)
+
+
+def run_tags(run: RunSpec, cluster: str) -> tuple[str, ...]:
+    """The tags by which the flow run of a run is found."""
+    return f"test:{run.test.id}", *night_tags(run.scenario, run.night, cluster)
+
+
+def night_tags(scenario: str, night: str, cluster: str) -> tuple[str, ...]:
+    """The tags by which a night and its runs are found."""
+    return f"scenario:{scenario}", f"cluster:{cluster}", f"night:{night}"
+
+
+def add_tags(*new: str) -> None:
+    """Tag this flow run, besides its own tags; the verdict of an earlier start goes."""
+    flow_run = this_flow_run()
+    if flow_run is not None:
+        kept = {tag for tag in flow_run.tags if not tag.startswith("verdict:")}
+        show("the tags", on_server(lambda client: client.update_flow_run(flow_run.id, tags=kept | {*new})))
 
 
 @contextlib.contextmanager

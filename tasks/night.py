@@ -16,9 +16,9 @@ from prefect.server.schemas import schedules as server_schedules
 from prefect.utilities.asyncutils import run_coro_as_sync
 
 from nightbridge import config
-from nightbridge.blocks import load_site
+from nightbridge.blocks import load_site, site_choice
 from nightbridge.errors import TransientError
-from nightbridge.models import Model, Scenario, Site, SiteChoice, utc_now
+from nightbridge.models import Model, Scenario, Site, utc_now
 from nightbridge.nights.records import (
     LATE,
     NightPlan,
@@ -33,10 +33,10 @@ from nightbridge.nights.records import (
     write_plan,
 )
 from nightbridge.rules import check_scenario
-from nightbridge.tasks.context import this_flow_run, this_night
+from nightbridge.tasks.context import PATIENCE, this_flow_run, this_night, wait_out
 from nightbridge.tasks.mirror import insist, on_server, show
 from nightbridge.tasks.site import store_of
-from nightbridge.tasks.stage import never_reused, stage
+from nightbridge.tasks.stage import RETRIES, first_delay, never_reused, stage
 from nightbridge.tasks.validate import check_place, node_limits, show_violations
 
 
@@ -125,15 +125,20 @@ def check_catch_up(chosen: ChosenNight, policy: CatchUp) -> None:
         raise NightSkipped(f"its slot was at {chosen.slot:%H:%M}, and missed nights are not run")
 
 
-def read_scenario(path: str) -> Scenario:
+def read_scenario(path: str, tests: Sequence[str] = ()) -> Scenario:
     """The scenario of this night, checked by every rule that needs nothing of the site.
 
     It is the one that the flow's caller has read already, else it is read here, once.
 
+    Args:
+        path: The scenario file.
+        tests: Ids of the tests to run, with those that they depend on; all when empty.
+
     Raises:
-        InvalidInput: The scenario file is wrong, or is not there.
+        InvalidInput: The scenario file is wrong, or is not there, or has no such test.
     """
-    return this_night().scenario or check_scenario(config.load(Path(path)))
+    scenario = this_night().scenario or check_scenario(config.load(Path(path)))
+    return config.only_tests(scenario, tests) if tests else scenario
 
 
 def make_plan(scenario: Scenario, chosen: ChosenNight, site: Site) -> NightPlan:
@@ -142,11 +147,15 @@ def make_plan(scenario: Scenario, chosen: ChosenNight, site: Site) -> NightPlan:
     Raises:
         PermanentError: The workspace or the store cannot be written.
     """
-    if limits := node_limits(scenario, site):
+    patience = PATIENCE * (RETRIES + 1)
+    limits = wait_out(
+        lambda: node_limits(scenario, site), (TransientError,), first_delay=first_delay(), patience=patience
+    )
+    if limits is not None:
         scenario = check_scenario(scenario, limits)
     for warning in scenario.warnings:
         get_run_logger().warning("%s", warning)
-    show_violations(scenario)
+    show_violations(scenario, site.cluster.name)
     check_place(site)
     runs = config.runs(scenario, chosen.night, limits)
     flow_run = this_flow_run()
@@ -207,7 +216,7 @@ def workspace_of(flow_run: FlowRun) -> Path | None:
         return Path(str(plan)).parents[1]
     if isinstance(site := given.get("site"), dict) and "workspace" in site:
         return Path(site["workspace"])
-    return load_site(SiteChoice.of(given)).workspace if "scenario" in given else None
+    return load_site(site_choice(given)).workspace if "scenario" in given else None
 
 
 def show_name(name: str) -> None:

@@ -121,3 +121,9 @@ def commits_between(site: Site, url: str, good: str, bad: str) -> tuple[RangeCom
     """As `nightbridge.repos.commits.commits_between`, logged in: a commit that the mirror lacks is fetched."""
     with site_logins(site):
         return commits.commits_between(site, url, good, bad)
+
+
+def open_bumps(site: Site, url: str, commit: RangeCommit) -> RangeCommit:
+    """As `nightbridge.repos.commits.open_bumps`, logged in: submodules that are not mirrored yet are."""
+    with site_logins(site):
+        return commits.open_bumps(site, url, commit)

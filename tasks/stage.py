@@ -6,6 +6,7 @@ only how often they tried.
 """
 
 import functools
+import inspect
 import os
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
@@ -16,6 +17,7 @@ from prefect.context import TaskRunContext
 from prefect.tasks import exponential_backoff
 
 from nightbridge.errors import InvalidInput, TransientError
+from nightbridge.slurm.attempt_files import note_waiting
 from nightbridge.tasks.context import raise_if_interrupted, wait_out
 
 P = ParamSpec("P")
@@ -63,10 +65,21 @@ def stage_key(context: TaskRunContext, parameters: dict[str, Any]) -> str:
     Prefect's own default also hashes the task's source, so a hot fix between a crash and the retry would run every
     stage again. Ours does not. The flow run's id keeps results from being reused by another night.
     """
-    record = parameters.get("record")
-    subject = record.plan if record else parameters.get("plan") or parameters.get("run")
+    subject = _subject_of(parameters)
     attempt = parameters.get("attempt", getattr(subject, "attempt", 0))
     return f"{context.task_run.flow_run_id}-{context.task.name}-{getattr(subject, 'run_key', 'night')}-a{attempt}"
+
+
+def _subject_of(parameters: dict[str, Any]) -> Any:
+    """The plan or the run that a stage works on; None for a stage of the whole night."""
+    record = parameters.get("record")
+    return record.plan if record else parameters.get("plan") or parameters.get("run")
+
+
+def _note_of(parameters: dict[str, Any]) -> Callable[[str | None], None]:
+    """Notes in the run's folder what its stage waits for; a stage of the whole night has none."""
+    run_key, site = getattr(_subject_of(parameters), "run_key", None), parameters.get("site")
+    return functools.partial(note_waiting, run_key, site.workspace) if run_key and site else lambda what: None
 
 
 def never_reused(context: TaskRunContext, parameters: dict[str, Any]) -> None:
@@ -88,10 +101,13 @@ def stage(
     """
 
     def decorate(function: Callable[P, R]) -> Task[P, R]:
+        parameters = inspect.signature(function)
+
         @functools.wraps(function)
         def unless_interrupted(*arguments: P.args, **named: P.kwargs) -> R:
             raise_if_interrupted()
-            return wait_out(lambda: function(*arguments, **named), waits_for, first_delay=first_delay())
+            note = _note_of(parameters.bind(*arguments, **named).arguments)
+            return wait_out(lambda: function(*arguments, **named), waits_for, first_delay=first_delay(), note=note)
 
         return Task(
             unless_interrupted,

@@ -10,19 +10,20 @@ from prefect.artifacts import create_table_artifact
 from prefect.logging import get_run_logger
 
 from nightbridge.config.scenarios import sweeps_nodes
-from nightbridge.errors import InvalidInput, TransientError
+from nightbridge.errors import InvalidInput, NightbridgeError, TransientError
 from nightbridge.files import open_workspace
+from nightbridge.history.reading import last_good_dump, series_of
 from nightbridge.launch.plan import make_plan
-from nightbridge.models import Checkout, ClusterLimits, Image, Job, LaunchPlan, RunSpec, Scenario, Site
-from nightbridge.rules import Violation, check, errors_of
+from nightbridge.models import Checkout, ClusterLimits, Image, Job, LaunchPlan, RunSpec, Scenario, Site, Violation
+from nightbridge.rules import check, check_dumped, errors_of
 from nightbridge.slurm.attempts import without_failed_nodes
 from nightbridge.slurm.factory import cluster_of
-from nightbridge.tasks.mirror import show
+from nightbridge.tasks.mirror import artifact_key, show
 from nightbridge.tasks.site import store_of
 from nightbridge.tasks.stage import stage
 
 
-def show_violations(scenario: Scenario) -> None:
+def show_violations(scenario: Scenario, cluster: str) -> None:
     """Show everything that is wrong or odd in a night's tests, all of them at once, as an artifact of the flow run."""
     rows = [
         {"test": test.id, "severity": "error", "what": violation}
@@ -32,7 +33,8 @@ def show_violations(scenario: Scenario) -> None:
     rows += [{"test": "", "severity": "warning", "what": warning} for warning in scenario.warnings]
     if rows:
         description = f"{scenario.name}: {len(rows)} violations"
-        show("the violations", lambda: create_table_artifact(rows, key="violations", description=description))
+        key = artifact_key("violations", scenario.name, cluster)
+        show("the violations", lambda: create_table_artifact(rows, key=key, description=description))
 
 
 @stage("place", waits_for=(TransientError,))
@@ -89,7 +91,8 @@ def validate(
         InvalidInput: The run breaks a rule.
     """
     violations = check(run, limits, checkout)
-    _show(run, violations)
+    violations = (*violations, *_against_last_good(run, site))
+    _show(run, violations, site.cluster.name)
     _refuse_errors(run, violations)
     plan = make_plan(run, checkout, image, limits, site, attempt, attempt_dir)
     plan = without_failed_nodes(plan, earlier, limits)
@@ -100,13 +103,36 @@ def validate(
     return plan
 
 
-def _show(run: RunSpec, violations: Sequence[Violation]) -> None:
+def _against_last_good(run: RunSpec, site: Site) -> tuple[Violation, ...]:
+    """What tonight's values break in the configuration that the last good run of the series dumped.
+
+    Without that dump, or while it cannot be read, the run is checked by the other rules alone.
+    """
+    log = get_run_logger()
+    if not run.test.has_launcher:
+        return ()
+    try:
+        store, cluster = store_of(site), site.cluster.name
+        dumped = last_good_dump(store, cluster, series_of(store, run, cluster), run.night)
+    except NightbridgeError as error:
+        log.warning("not checked against the configuration of the last good run: %s", error)
+        return ()
+    if dumped is None:
+        return ()
+    violations, differences = check_dumped(dumped, run.test)
+    for found in differences:
+        log.info("differs from the last good run: %s = %r, was %r", found.path, found.after, found.before)
+    return violations
+
+
+def _show(run: RunSpec, violations: Sequence[Violation], cluster: str) -> None:
     if violations:
         rows = [violation.model_dump(mode="json") for violation in violations]
+        key = artifact_key("violations", run.scenario, cluster, run.test.id)
         description = f"Violations of {run.test.id}, against the pinned code and the cluster's limits"
         show(
             f"the violations of {run.test.id}",
-            lambda: create_table_artifact(rows, key=f"{run.test_slug}-violations", description=description),
+            lambda: create_table_artifact(rows, key=key, description=description),
         )
 
 

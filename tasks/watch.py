@@ -11,10 +11,14 @@ from nightbridge.outputs.following import LOOK_INTERVAL, LogNews, RunFollower
 from nightbridge.secrets import mask_text
 from nightbridge.slurm.attempts import record_ended
 from nightbridge.slurm.outcome import classify
+from nightbridge.slurm.states import waiting_words
 from nightbridge.tasks.context import raise_if_interrupted, this_night
 from nightbridge.tasks.mirror import ProgressArtifact
 from nightbridge.tasks.site import resolve_all, site_secrets
 from nightbridge.tasks.stage import stage
+
+_WAITING_LOG_INTERVAL = 1800.0
+"""Seconds between two lines of the log about a job that goes on waiting."""
 
 
 class _JobDisplay:
@@ -34,16 +38,25 @@ class _JobDisplay:
         self._artifact = ProgressArtifact("the job's progress")
         self._shown = ""
         self._due = 0.0
+        self._say_again = 0.0
 
     def change(self, status: JobStatus) -> None:
         """Take in a new state or reason of the job."""
         self._status = status
-        self._log.info("job %d is %s %s", self._job.job_id, status.state, status.reason)
+        self._log_status(status)
         self._due = 0.0
+
+    def _log_status(self, status: JobStatus) -> None:
+        waits = status.state is JobState.PENDING
+        words = f"{_since(status)}: {waiting_words(status)}" if waits else f" {status.reason}"
+        self._log.info("job %d is %s%s", self._job.job_id, status.state, words)
+        self._say_again = time.monotonic() + _WAITING_LOG_INTERVAL
 
     def wait(self) -> None:
         """Show what is new since the last look, if that was long enough ago; an interruption ends the wait."""
         raise_if_interrupted()
+        if self._status and self._status.state is JobState.PENDING and time.monotonic() >= self._say_again:
+            self._log_status(self._status)
         if time.monotonic() >= self._due:
             self._safely(lambda: self._show(self._follower.look()))
             self._due = time.monotonic() + LOOK_INTERVAL
@@ -68,7 +81,10 @@ class _JobDisplay:
             self._warn_once(line, "%s", line)
         status = self._status
         description = f"job {self._job.job_id} is {status.state if status else JobState.UNKNOWN}"
-        description += f" ({status.reason})" if status and status.reason else ""
+        if status is not None and status.state is JobState.PENDING:
+            description += f"{_since(status)} ({waiting_words(status)})"
+        elif status is not None and status.reason:
+            description += f" ({status.reason})"
         description += f": {news.progress}" if news.progress else ""
         if description != self._shown:
             self._artifact.show(news.progress.percent if news.progress else 0.0, description)
@@ -84,6 +100,10 @@ class _JobDisplay:
         if key not in self._troubles:
             self._troubles.add(key)
             self._log.warning(message, detail)
+
+
+def _since(status: JobStatus) -> str:
+    return f" since {status.submitted_at:%Y-%m-%d %H:%M} UTC" if status.submitted_at else ""
 
 
 @stage("watch")

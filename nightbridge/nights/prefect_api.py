@@ -7,6 +7,7 @@ import base64
 import json
 import os
 import tomllib
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
@@ -55,6 +56,15 @@ class PrefectServer:
         with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
             found: list[dict[str, Any]] = json.load(answer)
         return found
+
+    def is_open(self) -> bool:
+        """Whether it answers whoever asks, without a login."""
+        try:
+            PrefectServer(self._url, {}).find("/flows/filter", {"limit": 1})
+        except urllib.error.HTTPError as error:
+            error.close()
+            return error.code not in (401, 403)
+        return True
 
 
 def configured_server(environment: Mapping[str, str] = os.environ) -> PrefectServer | None:

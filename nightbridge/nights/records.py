@@ -14,6 +14,7 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,8 +22,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from nightbridge.errors import InvalidInput
 from nightbridge.files import read_model, write_model
-from nightbridge.history.metrics import GOOD_VERDICTS
 from nightbridge.models import (
+    GOOD_VERDICTS,
     ClusterLimits,
     Model,
     NightId,
@@ -38,6 +39,7 @@ from nightbridge.models import (
     worst_status,
 )
 from nightbridge.store.protocol import ObjectStore, read_stored
+from nightbridge.store.transfers import in_parallel
 
 _NIGHT_ID: TypeAdapter[str] = TypeAdapter(NightId)
 
@@ -141,6 +143,10 @@ class NightVerdict(Model):
     status: VerdictStatus
     job_id: int | None = None
     prefix: str = ""
+    gpu_hours: float = 0.0
+    confirmation_gpu_hours: float = 0.0
+    stored_bytes: int = Field(0, description="What the store got of the run.")
+    step_time: float | None = Field(None, description="Seconds; None where it was not measured.")
 
 
 class NightEnd(StoredModel):
@@ -203,12 +209,20 @@ def record_start(store: ObjectStore, start: NightStart) -> None:
 
 def record_end(store: ObjectStore, report: NightReport, *, cancelled: bool = False) -> NightEnd:
     """Say in the store how a night ended: with its report, or cancelled by a person."""
+
+    def size(verdict: Verdict) -> int:
+        return sum(found.size for found in store.list(f"{verdict.prefix}/")) if verdict.prefix else 0
+
+    sizes = in_parallel(size, report.verdicts)
     end = NightEnd(
         night=report.night,
         scenario=report.scenario,
         ended_at=utc_now(),
         exit_code=report.exit_code,
-        verdicts=tuple(_in_short(verdict) for verdict in report.verdicts),
+        verdicts=tuple(
+            _in_short(verdict).model_copy(update={"stored_bytes": stored})
+            for verdict, stored in zip(report.verdicts, sizes, strict=True)
+        ),
         report=report.report,
         cancelled=cancelled,
     )
@@ -250,6 +264,14 @@ def find_nights(store: ObjectStore, *, limit: int | None = None, night: str | No
     return list(_read_nights(store, [key for key in sorted(folders, reverse=True) if key[0] in chosen]))
 
 
+def last_ends(store: ObjectStore, limit: int) -> list[NightEnd]:
+    """The ends of the last `limit` night ids that have one, the newest first. Raises as `find_nights` does."""
+    folders = sorted(_folders(store, "nights/"), reverse=True)
+    chosen = sorted({night for night, _scenario in folders}, reverse=True)[:limit]
+    ends = in_parallel(lambda key: read_end(store, *key), [key for key in folders if key[0] in chosen])
+    return [end for end in ends if end]
+
+
 def is_run_key(name: str) -> bool:
     """Whether a name has the form of a run key."""
     return bool(_RUN_KEY.fullmatch(name))
@@ -277,15 +299,19 @@ def find_run(store: ObjectStore, name: str) -> str:
     test, _, when = ("", "", name) if name in _NEWEST else name.partition("@")
     nights = newest_first(store) if when in _NEWEST else find_nights(store, night=when)
     found: list[NightTest] = []
+    known: set[str] = set()
     for night_id, scenarios in itertools.groupby(nights, key=lambda night: night.start.night):
-        runs = [run for night in scenarios for run in night.start.tests if test in ("", run.test_id)]
+        every = [run for night in scenarios for run in night.start.tests]
+        known |= {run.test_id for run in every}
+        runs = [run for run in every if test in ("", run.test_id)]
         found = [run for run in runs if _was_good(store, run, night_id)] if when == "last-good" else runs
         if found:
             break
     if len(found) == 1:
         return found[0].run_key
     choices = ", ".join(f"{run.test_id} ({run.run_key})" for run in found)
-    advice = f"Name one of: {choices}" if found else "`nightbridge ls` lists the runs"
+    near = ", ".join(get_close_matches(test, known - {test}))
+    advice = f"Name one of: {choices or near}" if choices or near else "`nightbridge ls` lists the runs"
     raise InvalidInput(f"{len(found) or 'no'} runs of this name", thing=f"{name} in {store.url}", advice=advice)
 
 
@@ -303,6 +329,17 @@ def read_verdict(store: ObjectStore, run_key: str, night: str) -> Verdict | None
 def _was_good(store: ObjectStore, run: NightTest, night: str) -> bool:
     verdict = read_verdict(store, run.run_key, night)
     return verdict is not None and verdict.status in GOOD_VERDICTS
+
+
+def confirmation_cost(store: ObjectStore, month: str) -> float:
+    """GPU-hours that the ended nights of a month (`2026-11`) have spent on confirmation.
+
+    Raises:
+        DamagedData: A record cannot be read.
+    """
+    folders = (folder for folder in _folders(store, "nights/") if folder[0].startswith(month))
+    ends = (read_end(store, night, scenario) for night, scenario in folders)
+    return sum(verdict.confirmation_gpu_hours for end in ends if end for verdict in end.verdicts)
 
 
 def _folders(store: ObjectStore, prefix: str) -> set[tuple[str, str]]:
@@ -325,10 +362,14 @@ def _folder(night: str, scenario: str) -> str:
 
 
 def _in_short(verdict: Verdict) -> NightVerdict:
+    step_time = verdict.metric("step_time")
     return NightVerdict(
         test_id=verdict.test_id,
         run_key=verdict.run_key,
         status=verdict.status,
         job_id=verdict.job_id,
         prefix=verdict.prefix or "",
+        gpu_hours=verdict.gpu_hours,
+        confirmation_gpu_hours=verdict.confirmation_gpu_hours,
+        step_time=step_time.value if step_time else None,
     )

@@ -15,11 +15,11 @@ from nightbridge.errors import NightbridgeError, TransientError
 from nightbridge.history.metrics import format_value
 from nightbridge.models import EXIT_CODES, JobState, JobStatus, Model, Verdict, VerdictStatus, utc_now
 from nightbridge.nights.liveness import is_alive
-from nightbridge.nights.records import Night, NightStart, read_verdict
-from nightbridge.slurm.attempt_files import Submission, read_submission
+from nightbridge.nights.records import Night, NightStart, NightTest, read_verdict
+from nightbridge.slurm.attempt_files import Submission, read_submission, read_waiting
 from nightbridge.slurm.attempts import attempts_of
 from nightbridge.slurm.protocol import Cluster
-from nightbridge.slurm.states import ACTIVE, TERMINAL
+from nightbridge.slurm.states import ACTIVE, TERMINAL, waiting_words
 from nightbridge.store.protocol import ObjectStore
 from nightbridge.store.transfers import in_parallel
 
@@ -58,16 +58,17 @@ class RunStatus(Model):
     ends_at: datetime | None = Field(None, description="When it has done its last step, at the pace of the last ones.")
 
     def __str__(self) -> str:
-        said = self._state()
-        said += f", {self.steps:,}/{self.steps_expected:,} steps" if self.steps is not None else ""
-        said += f", {format_value(self.step_time, 's')} a step" if self.step_time is not None else ""
-        return said + (f", ends about {self.ends_at:%Y-%m-%d %H:%M} UTC" if self.ends_at else "")
-
-    def _state(self) -> str:
-        said = (self.verdict.value if self.verdict else self.phase.value).replace("_", " ")
-        said += f" since {self.since:%Y-%m-%d %H:%M} UTC" if self.since and not self.verdict else ""
-        said += f" ({self.reason})" if self.reason else ""
-        return f"{said}, job {self.job_id}" if self.job_id is not None else said
+        """What is most wanted comes first: a narrow terminal cuts the end off."""
+        state = (self.verdict.value if self.verdict else self.phase.value).replace("_", " ")
+        parts = (
+            f"{state} ({self.reason})" if self.reason.lower() not in ("", state) else state,
+            f"job {self.job_id}" if self.job_id is not None else "",
+            f"{self.steps:,}/{self.steps_expected:,} steps" if self.steps is not None else "",
+            f"ends ~{self.ends_at:%m-%d %H:%M} UTC" if self.ends_at else "",
+            f"{format_value(self.step_time, 's')} a step" if self.step_time is not None else "",
+            f"since {self.since:%Y-%m-%d %H:%M} UTC" if self.since and not self.verdict else "",
+        )
+        return ", ".join(filter(None, parts))
 
 
 def run_statuses(start: NightStart, store: ObjectStore, open_cluster: Callable[[], Cluster]) -> tuple[RunStatus, ...]:
@@ -90,7 +91,7 @@ def run_statuses(start: NightStart, store: ObjectStore, open_cluster: Callable[[
     return tuple(
         _done(test.test_id, test.run_key, verdict)
         if (verdict := verdicts[test.run_key])
-        else _under_way(test.test_id, test.run_key, jobs[test.run_key], known, silence)
+        else _under_way(test, start.workspace, jobs[test.run_key], known, silence)
         for test in start.tests
     )
 
@@ -126,19 +127,21 @@ def _done(test_id: str, run_key: str, verdict: Verdict) -> RunStatus:
 
 
 def _under_way(
-    test_id: str, run_key: str, job: Submission | datetime | None, known: Mapping[int, JobStatus], silence: str
+    test: NightTest, workspace: Path, job: Submission | datetime | None, known: Mapping[int, JobStatus], silence: str
 ) -> RunStatus:
-    named = {"test_id": test_id, "run_key": run_key}
-    if job is None:
+    named = {"test_id": test.test_id, "run_key": test.run_key}
+    waiting = read_waiting(test.run_key, workspace)
+    if job is None and waiting is None:
         return RunStatus(**named, phase=RunPhase.NOT_STARTED)
-    if isinstance(job, datetime):
-        return RunStatus(**named, phase=RunPhase.PREPARING, since=job)
+    if not isinstance(job, Submission):
+        return RunStatus(**named, phase=RunPhase.PREPARING, since=job, reason=str(waiting or ""))
     status = known.get(job.job_id)
     if status is None:
         reason = silence or "the cluster does not know the job"
         return RunStatus(**named, phase=RunPhase.UNKNOWN, job_id=job.job_id, reason=reason)
     phase, since = _phase(status, job)
-    reason = status.reason if phase is RunPhase.WAITING else status.state.value
+    reason = waiting_words(status) if phase is RunPhase.WAITING else status.state.value
+    reason += f"; {waiting}" if waiting is not None else ""
     found = RunStatus(**named, phase=phase, job_id=job.job_id, since=since, reason=reason)
     return found.model_copy(update=_progress(job)) if phase is RunPhase.RUNNING else found
 
@@ -179,7 +182,9 @@ def nights_table(nights: Iterable[Night]) -> "Table":
     from rich.table import Table
     from rich.text import Text
 
-    table = Table("night", "scenario", "began (UTC)", "ended", "verdict", "tests", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for heading in ("night", "scenario", "began (UTC)", "ended", "verdict", "tests"):
+        table.add_column(heading, no_wrap=heading in ("night", "began (UTC)", "verdict"), overflow="fold")
     for night in nights:
         start, end = night.start, night.end
         bad = ", ".join(verdict.test_id for verdict in end.verdicts if EXIT_CODES[verdict.status]) if end else ""

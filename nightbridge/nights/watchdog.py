@@ -324,7 +324,9 @@ class _Inspector:
         return _missing_verdict(start, run, cause, why, since=run.since, job_id=run.job_id)
 
     def _also(self, start: NightStart, run: RunStatus) -> str:
-        """What is known of an attempt without a recorded job: it was refused, or was submitted and not recorded."""
+        """What is known of a run without a recorded job: it waits, was refused, or was submitted and not recorded."""
+        if run.reason:
+            return f", {run.reason}"
         try:
             attempt = attempts_of(run.run_key, start.workspace)[-1]
             refusal = read_refusal(attempt.attempt_dir, since=attempt.opened_at)

@@ -2,6 +2,7 @@
 
 import inspect
 import pkgutil
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,9 +16,11 @@ from prefect.settings import (
 
 import nightbridge
 from nightbridge import flows
+from nightbridge.attribution.result import AttributionResult
 from nightbridge.bisect.result import BisectResult
 from nightbridge.errors import InvalidInput, TransientError
 from nightbridge.flows import nightly_regression, run_pipeline
+from nightbridge.gate.trial import Trial
 from nightbridge.goldens.parity import Parity
 from nightbridge.models import NightReport, SweepResult, Verdict
 from nightbridge.report.queries import TestHistory, Verification
@@ -63,6 +66,7 @@ def write_scenario(*tests: str) -> Path:
 
 
 RETURNED = {
+    "attribute_regression": AttributionResult,
     "bisect_regression": BisectResult,
     "check_parity": Parity,
     "compare_runs": Verdict,
@@ -70,6 +74,7 @@ RETURNED = {
     "read_history": TestHistory,
     "run_pipeline": Verdict,
     "run_sweep": SweepResult,
+    "try_change": Trial,
     "verify_run": Verification,
 }
 
@@ -133,9 +138,10 @@ def test_a_scenario_in_which_nothing_can_run_tells_every_violation(folder: Path,
     with pytest.raises(InvalidInput, match="no test of it can run") as refused:
         call(write_scenario("none", "less"))
 
-    told = "\n".join(refused.value.violations)
-    assert "none: " in told
-    assert "less: " in told
+    assert [re.match(r"(\w+)\.toml:\d+: \1: ", str(told)) is not None for told in refused.value.violations] == [
+        True,
+        True,
+    ]
     assert not (folder / ".nightbridge").exists()
 
 

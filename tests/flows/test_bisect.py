@@ -15,6 +15,7 @@ from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
 
 from examples.practice.repositories import commit_many, make_practice_repositories
 from nightbridge.bisect.result import BisectResult, result_lines
+from nightbridge.bisect.search import Levels
 from nightbridge.embedded.jobs import all_jobs
 from nightbridge.flows import bisect_regression, run_pipeline
 from nightbridge.gate.trend import nights_of
@@ -28,9 +29,12 @@ from tests.real.prefect_server import PrefectServer
 pytestmark = pytest.mark.launcher
 
 TEST = "slower"
-CHANGES: Mapping[int, Mapping[str, Any]] = {0: {"crash_at": 2}, 1: {"crash_at": None}, 2: {"step_time_factor": 1.1}}
-"""What some of the bad night's four commits do. The crash is gone with the commit after it."""
-COMMITS, CRASH, SLOW = 4, 0, 2
+CHANGES: Mapping[int, Mapping[str, Any]] = {1: {"crash_at": 2}, 2: {"crash_at": None}, 3: {"step_time_factor": 1.1}}
+"""What some of the bad night's five commits do. The crash is gone with the commit after it.
+
+Once both ends were measured, the crash is where two points divide the range in thirds: no noise leaves it out.
+"""
+COMMITS, CRASH, SLOW = 5, 1, 3
 FEW_STEPS = {"max_steps": 14, "save_interval": 14}
 PATIENCE = 850.0
 
@@ -106,6 +110,7 @@ def test_the_commit_that_made_it_slower_is_named_exactly(searched: Searched) -> 
 
 def test_the_answer_comes_with_its_evidence_and_its_cost(searched: Searched) -> None:
     levels = searched.result.plan.levels
+    assert isinstance(levels, Levels)
     measured = {point.place: point.value for point in searched.result.points if point.value is not None}
     lines = "\n".join(result_lines(searched.result))
 

@@ -19,7 +19,7 @@ from prefect.events.schemas.automations import EventTrigger, Posture
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelled, Crashed, Failed, Pending, Running, Suspended
 
-from nightbridge.flows.deploy import prepare, start_night
+from nightbridge.flows.deploy import start_night
 from nightbridge.models import StoreSettings, utc_now
 from nightbridge.nights.records import NightStart, record_start
 from nightbridge.store.factory import open_store
@@ -35,10 +35,18 @@ def deployed(prefect_server: PrefectServer) -> PrefectServer:
     """What `make deploy` leaves on a server that an older release was deployed to."""
     with temporary_settings({PREFECT_API_URL: prefect_server.api_url}):
         former_automation().create()
-        prepare(ROOT / "prefect.yaml")
+    nightbridge(prefect_server, "deploy")
     prefect_server.prefect("--no-prompt", "deploy", "--name", "nightly", "--concurrency-limit", "1", cwd=ROOT)
-    prefect_server.prefect("--no-prompt", "deploy", "--all", cwd=ROOT)
+    nightbridge(prefect_server, "deploy")
     return prefect_server
+
+
+def nightbridge(server: PrefectServer, *arguments: str) -> list[str]:
+    """Run the command in the checkout, and return what it says, a line each."""
+    command = [str(Path(sys.executable).with_name("nightbridge")), *arguments]
+    done = subprocess.run(command, env=server.environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stderr.splitlines()
 
 
 @pytest.fixture
@@ -65,6 +73,46 @@ def flows_deploy(server: PrefectServer, folder: Path, *arguments: str) -> str:
 def new_night() -> str:
     """A night that no other test has."""
     return f"2026-11-21-{uuid4().hex[:6]}"
+
+
+SHIPPED = {"nightly", "test", "sweep", "bisect", "attribute", "parity", "prune", "check", "watchdog", "reaper"}
+
+
+def described(client: SyncPrefectClient) -> dict[str, tuple[object, ...]]:
+    """Every deployment of ours by its name, without what the form offers and where results are kept.
+
+    The server may have those of other tests.
+    """
+    return {
+        each.name: (
+            each.entrypoint,
+            each.description,
+            each.parameters,
+            each.work_queue_name,
+            [(schedule.slug, schedule.schedule.model_dump(exclude={"day_or"})) for schedule in each.schedules],
+            each.concurrency_options,
+            each.pull_steps,
+            {name: value for name, value in each.job_variables["env"].items() if "STORAGE" not in name},
+        )
+        for each in client.read_deployments()
+        if each.work_pool_name == "nightbridge" and "env" in each.job_variables
+    }
+
+
+def test_prefect_deploy_makes_the_same_deployments_of_the_same_file(
+    deployed: PrefectServer, client: SyncPrefectClient
+) -> None:
+    by_nightbridge = described(client)
+
+    deployed.prefect("--no-prompt", "deploy", "--all", cwd=ROOT)
+    by_prefect = described(client)
+    nightbridge(deployed, "deploy")
+
+    assert {name: each[:-2] for name, each in by_prefect.items()} == {
+        n: each[:-2] for n, each in by_nightbridge.items()
+    }
+    assert {name: each[-1] for name, each in by_prefect.items()} == {n: each[-1] for n, each in by_nightbridge.items()}
+    assert set(by_prefect) == SHIPPED
 
 
 def flow_run_in(printed: str) -> str:
@@ -99,12 +147,14 @@ def test_the_reaper_waits_for_no_night_and_does_not_pile_up(client: SyncPrefectC
     assert reaper.concurrency_options.collision_strategy == "CANCEL_NEW"
 
 
-def test_deploying_again_keeps_what_a_person_changed_of_the_queue_and_the_pool(client: SyncPrefectClient) -> None:
+def test_deploying_again_keeps_what_a_person_changed_of_the_queue_and_the_pool(
+    deployed: PrefectServer, client: SyncPrefectClient
+) -> None:
     queue = client.read_work_queue_by_name("nights", work_pool_name="nightbridge")
     client.update_work_queue(queue.id, concurrency_limit=2)
     client.update_work_pool("nightbridge", WorkPoolUpdate(description="ours", concurrency_limit=7))
 
-    assert prepare(ROOT / "prefect.yaml") == ["work queue nights of nightbridge: 2 flow run(s) at a time"]
+    assert "work queue nights of nightbridge: 2 flow run(s) at a time" in nightbridge(deployed, "deploy")
     assert client.read_work_queue_by_name("nights", work_pool_name="nightbridge").concurrency_limit == 2
     pool = client.read_work_pool("nightbridge")
     assert (pool.type, pool.description, pool.concurrency_limit) == ("process", "ours", 7)
@@ -190,7 +240,7 @@ def keep_start(workspace: Path, night: str, flow_run: str) -> None:
 
 
 def test_a_night_that_ends_badly_is_told_in_its_log_without_a_traceback(deployed: PrefectServer) -> None:
-    started = deployed.prefect("deployment", "run", NIGHTLY, "-p", "scenario=nowhere.toml")
+    started = deployed.prefect("deployment", "run", NIGHTLY, "-p", "cluster=nowhere.toml")
     flow_run = started.split("UUID: ")[1].split()[0]
 
     executed = subprocess.run(

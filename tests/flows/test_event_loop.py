@@ -1,8 +1,8 @@
 """Flow API functions where an event loop runs; the calls are real, the flows in them stand in for nights."""
 
-import _thread
 import asyncio
 import contextvars
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -118,7 +118,8 @@ def awaited(night: Night) -> None:
 def test_ctrl_c_ends_what_runs(night: Night, run: Callable[[Night], None]) -> None:
     def press() -> None:
         night.begun.wait(10)
-        _thread.interrupt_main()
+        # As a terminal does it. `interrupt_main` sends nothing: a loop that already waits for events would not wake up.
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     threading.Thread(target=press, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):

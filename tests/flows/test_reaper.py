@@ -62,16 +62,16 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]:
         PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None,
         PREFECT_LOGGING_TO_API_ENABLED: False,
     }
-    with temporary_settings(settings):
-        started.prefect("work-pool", "create", "nightbridge", "--type", "process")
-        subprocess.run(
-            [sys.executable, "-m", "nightbridge.flows.deploy", "prepare"], env=started.environment, cwd=ROOT, check=True
-        )
-        for name, tags in (("one", ["nightbridge"]), ("two", ["nightbridge"]), ("others", [])):
-            deploy(name, "tests/flows/sleeping_night.py:sleeping_night", work_queue_name="nights", tags=tags)
-        deploy("reaper", "nightbridge.flows.reaper.reaper")
-        yield started
-    started.stop()
+    try:
+        with temporary_settings(settings):
+            started.prefect("work-pool", "create", "nightbridge", "--type", "process")
+            started.prefect("work-queue", "create", "nights", "--pool", "nightbridge", "--limit", "1")
+            for name, tags in (("one", ["nightbridge"]), ("two", ["nightbridge"]), ("others", [])):
+                deploy(name, "tests/flows/sleeping_night.py:sleeping_night", work_queue_name="nights", tags=tags)
+            deploy("reaper", "nightbridge.flows.reaper.reaper")
+            yield started
+    finally:
+        started.stop()
 
 
 def deploy(name: str, entrypoint: str, **options: Any) -> None:

@@ -3,6 +3,7 @@
 The clone is a copy of this checkout's files, so that its workspace is its own. Only the schedule's hour is changed.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -138,7 +139,8 @@ class Worker:
     def lose_host(self) -> None:
         """End the worker and every flow that it runs without a word, as a host does that loses its power."""
         for pid in descendants(self.process.pid):
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it may have ended since it was listed
+                os.kill(pid, signal.SIGKILL)
         self.process.wait(60)
 
     def stop(self) -> None:

@@ -81,7 +81,7 @@ def test_two_slots_of_the_schedule_are_two_nights_that_end_in_a_verdict(two_nigh
 
     assert [(run["state_type"], run["state_name"]) for run in runs] == [
         ("COMPLETED", "NoBaseline"),
-        ("COMPLETED", "Passed"),
+        ("COMPLETED", "InsufficientData"),
     ]
     assert first_nights(two_nights) == [slot_night(run) for run in runs]
 
@@ -90,7 +90,7 @@ def test_each_night_has_jobs_of_its_own_and_every_test_a_verdict_in_the_store(tw
     first, second = first_nights(two_nights)
 
     # The second one has the first to compare with, which a run that was only found again would not have.
-    for night, status in ((first, "no_baseline"), (second, "passed")):
+    for night, status in ((first, "no_baseline"), (second, "insufficient_data")):
         verdicts = [read_json(path) for path in two_nights.stored(f"runs/*/{night}/*/verdict.json")]
         assert {verdict["test_id"]: verdict["status"] for verdict in verdicts} == dict.fromkeys(TESTS, status)
         own_jobs = [job.name for job in two_nights.jobs() if night_of_job(job.name) == night]
@@ -112,7 +112,7 @@ def test_each_verdict_and_the_end_of_each_night_is_one_event_in_prefect(two_nigh
     # Prefect's server keeps events in memory for a while before it writes them to its database.
     wait_for("event of each night's end", lambda: len(told("nightbridge.night")) >= 2)
     ends = sorted((event["night"], event["end"]) for event in told("nightbridge.night"))
-    assert ends == list(zip(nights, ("no_baseline", "passed"), strict=True))
+    assert ends == list(zip(nights, ("no_baseline", "insufficient_data"), strict=True))
     assert sorted((event["night"], event["test_id"]) for event in told("nightbridge.verdict")) == sorted(
         (night, test) for night in nights for test in TESTS
     )

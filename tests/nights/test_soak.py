@@ -116,6 +116,10 @@ def test_every_night_of_a_month_ends_in_its_verdicts(rig: ClockRig) -> None:
         print(f"{night.night}: {fault.__name__} in {stage}; {time.monotonic() - began:.0f} s")
 
     jobs = Counter(job.name for job in rig.installed.jobs())
-    assert (len(jobs), set(jobs.values())) == (NIGHTS * TESTS, {1})
+    # A run that load has slowed is confirmed by re-runs, each a job of its own.
+    reruns = len(jobs) - NIGHTS * TESTS
+    assert set(jobs.values()) == {1}
+    assert reruns >= 0
+    print(f"{NIGHTS * TESTS} jobs, and {reruns} of confirming re-runs")
     size = sum(path.stat().st_size for path in rig.server.home.glob("prefect.db*"))
     print(f"Prefect's database after {NIGHTS} nights of {TESTS} tests: {size / 1e6:.1f} MB")

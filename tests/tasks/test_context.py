@@ -1,5 +1,6 @@
 """What the runs of a night share, and waiting for what may be away for hours."""
 
+import contextlib
 import contextvars
 import logging
 import signal
@@ -46,6 +47,17 @@ def test_what_is_waited_for_is_said_once(caplog: pytest.LogCaptureFixture) -> No
         "slurmctld is away",
         "slurmdbd is away",
     ]
+
+
+@pytest.mark.parametrize("cause", [None, PermanentError("no such partition")])
+def test_a_wait_is_noted_once_and_its_end_too(cause: Exception | None) -> None:
+    noted: list[str | None] = []
+    away = [StatusUnknown("slurmctld is away")] * 3
+
+    with contextlib.suppress(PermanentError):
+        wait_out(Tried(*away, *([cause] if cause else [])), (StatusUnknown,), first_delay=0.01, note=noted.append)
+
+    assert noted == ["slurmctld is away", None]
 
 
 def test_delays_grow_up_to_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,14 +1,18 @@
 """The retry policy that stands behind every stage."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from prefect import Task, flow
 
 from nightbridge.errors import InvalidInput, PermanentError, StatusUnknown, TransientError
+from nightbridge.models import RunSpec, Site
+from nightbridge.slurm.attempt_files import read_waiting
 from nightbridge.tasks import clone, compare, container, harvest, report, submit, validate, watch
-from nightbridge.tasks.stage import is_transient, stage
+from nightbridge.tasks.stage import DELAY_VARIABLE, is_transient, stage
+from tests.builders import make_spec
 from tests.real.prefect_harness import prefect_in_this_process
 
 STAGES = [
@@ -89,3 +93,20 @@ def test_a_retried_flow_run_takes_finished_stages_from_their_results() -> None:
     one()
 
     assert calls == ["first", "flow", "flow"]
+
+
+def test_what_a_stage_waits_for_stands_in_its_runs_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(DELAY_VARIABLE, "0.01")
+    site, run = Site(workspace=tmp_path), make_spec()
+    read: list[str] = []
+
+    @stage("waits", waits_for=(StatusUnknown,))
+    def waits(run: RunSpec, site: Site) -> None:
+        read.append(str(read_waiting(run.run_key, site.workspace) or ""))
+        if len(read) < 3:
+            raise StatusUnknown("slurmctld is away")
+
+    waits.fn(run, site)
+
+    assert [line.partition(": ")[2] for line in read] == ["", "slurmctld is away", "slurmctld is away"]
+    assert read_waiting(run.run_key, site.workspace) is None

@@ -97,6 +97,17 @@ def test_a_night_is_found_again_when_it_had_ended_with_these_very_jobs(store: Ob
     assert not was_reported(end, report_of(VerdictStatus.PASSED, job_id=8).verdicts)
 
 
+def test_the_end_of_a_night_says_what_the_store_got_of_each_run(store: ObjectStore) -> None:
+    report = report_of(VerdictStatus.PASSED)
+    stored = report.verdicts[0].model_copy(update={"prefix": "runs/llama/n/key/a1"})
+    for name in ("a1/summary.json", "a1/checkpoints/iter_1/x", "a10/of-another-attempt"):
+        store.put(f"runs/llama/n/key/{name}", b"seven..")
+
+    end = record_end(store, report.model_copy(update={"verdicts": (*report.verdicts, stored)}))
+
+    assert [verdict.stored_bytes for verdict in end.verdicts] == [0, 14]
+
+
 def test_a_cancelled_night_says_so_and_is_never_found_again(store: ObjectStore) -> None:
     end = record_end(store, report_of(VerdictStatus.CANCELLED), cancelled=True)
 
@@ -175,6 +186,9 @@ def test_a_name_of_several_runs_lists_them_and_one_of_none_says_where_to_look(st
         find_run(store, "last")
     with pytest.raises(InvalidInput, match="`nightbridge ls` lists the runs"):
         find_run(store, "c@2026-11-22")
+    builders.store_night(store, "2026-11-23", {"llama-small": VerdictStatus.PASSED})
+    with pytest.raises(InvalidInput, match=r"no runs of this name\. Name one of: llama-small"):
+        find_run(store, "llama")
 
     assert all(run.run_key in str(several.value) for run in runs)
 

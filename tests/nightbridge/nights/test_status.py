@@ -18,7 +18,7 @@ from nightbridge.models import (
 )
 from nightbridge.nights.records import NightStart, NightTest
 from nightbridge.nights.status import RunPhase, RunStatus, run_statuses
-from nightbridge.slurm.attempt_files import SUBMISSION_FILE, Submission, open_attempt
+from nightbridge.slurm.attempt_files import SUBMISSION_FILE, Submission, note_waiting, open_attempt
 from nightbridge.slurm.local import LocalCluster
 from nightbridge.store.factory import open_store
 from nightbridge.store.protocol import ObjectStore
@@ -95,8 +95,7 @@ def test_a_run_is_followed_from_its_attempt_to_the_end_of_its_job(
     assert now().phase is RunPhase.PREPARING
     submit(cluster, tmp_path, RUN_KEY, f"until [ -e {tmp_path}/go ]; do sleep 0.1; done")
     running = until(now, RunPhase.RUNNING)
-    assert str(running).startswith("running since ")
-    assert str(running).endswith("(RUNNING), job 1")
+    assert str(running).startswith("running, job 1, since ")
     (tmp_path / "go").touch()
     assert until(now, RunPhase.ENDED).reason == "COMPLETED"
 
@@ -109,6 +108,22 @@ def test_a_job_in_the_queue_says_why_it_waits(tmp_path: Path, store: ObjectStore
 
     assert waiting.reason
     assert waiting.since is not None
+
+
+def test_a_run_that_waits_for_its_cluster_says_so_since_when(
+    tmp_path: Path, store: ObjectStore, cluster: LocalCluster
+) -> None:
+    note_waiting(RUN_KEY, tmp_path, "hopper: sinfo failed: Unable to contact slurm controller")
+    before = status_of(tmp_path, store, cluster)
+    open_attempt(tmp_path, RUN_KEY, cluster.settings)
+    opened = status_of(tmp_path, store, cluster)
+    note_waiting(RUN_KEY, tmp_path, None)
+
+    for status in (before, opened):
+        assert status.phase is RunPhase.PREPARING
+        assert status.reason.startswith("waiting since 20")
+        assert "Unable to contact slurm controller" in str(status)
+    assert status_of(tmp_path, store, cluster).reason == ""
 
 
 def test_a_cluster_that_does_not_answer_is_not_taken_for_no_job(

@@ -43,6 +43,7 @@ from nightbridge.slurm.attempt_files import (
     SUBMISSION_FILE,
     Submission,
     SubmitRefusal,
+    note_waiting,
     open_attempt,
 )
 from nightbridge.slurm.factory import open_cluster
@@ -62,6 +63,7 @@ NIGHT = TODAY.isoformat()
 NOW = datetime.combine(TODAY, time(8, 0, 1), BERLIN)
 SLOT = datetime.combine(TODAY, time(1), BERLIN)
 FLOW_RUN = "0b5e8a4e-8a53-4b5f-9a46-0d1c6d3f3a11"
+NEXT = "next in line: it starts when enough nodes are free"
 GONE = "the night's process is gone"
 
 
@@ -246,7 +248,7 @@ class TestWhyAVerdictIsMissing:
 
         assert (missing.cause, missing.job_id) == (Cause.WAITING, job)
         assert missing.since is not None
-        assert missing.why == f"waiting since {clock(missing.since)} (Resources), job {job}"
+        assert missing.why == f"waiting since {clock(missing.since)} (Resources, {NEXT}), job {job}"
 
     @pytest.mark.usefixtures("killed")
     def test_a_job_that_nobody_follows_any_more(self, place: Place) -> None:
@@ -255,7 +257,7 @@ class TestWhyAVerdictIsMissing:
         waiting = place.submit("llama", "true")
 
         assert place.missing("vlm").why.endswith(f"job {running}; {GONE}")
-        assert place.missing("llama").why.endswith(f"(Resources), job {waiting}; {GONE}")
+        assert place.missing("llama").why.endswith(f"(Resources, {NEXT}), job {waiting}; {GONE}")
 
     @pytest.mark.usefixtures("killed")
     def test_crashed_after_its_job_had_ended(self, place: Place) -> None:
@@ -294,6 +296,18 @@ class TestWhyAVerdictIsMissing:
         assert missing.cause is other.cause is Cause.IN_PROGRESS
         assert missing.why == f"in progress since {clock(attempt.opened_at)}: it has no job yet"
         assert other.why == "in progress: it has no job yet"
+
+    @pytest.mark.usefixtures("living")
+    def test_waiting_for_a_cluster_that_is_away(self, place: Place) -> None:
+        note_waiting(
+            place.key("llama"), place.site.workspace, "hopper: sinfo failed: Unable to contact slurm controller"
+        )
+
+        missing = place.missing("llama")
+
+        assert missing.cause is Cause.IN_PROGRESS
+        assert missing.why.startswith("in progress: it has no job yet, waiting since ")
+        assert missing.why.endswith("hopper: sinfo failed: Unable to contact slurm controller")
 
     @pytest.mark.usefixtures("living")
     def test_refused_by_slurm(self, place: Place) -> None:
@@ -506,8 +520,11 @@ class TestRealSlurm:
         assert found["llama"].cause is Cause.RUNNING
         assert found["llama"].since is not None
         assert found["llama"].why == f"running since {clock(found['llama'].since)}, job {running}"
-        assert found["vlm"].why.endswith(f"(JobHeldUser), job {held}")
-        assert found["moe"].why.endswith(f"(BeginTime), job {later}")
+        assert found["vlm"].why.endswith(f"(JobHeldUser, held by its user: `scontrol release {held}`), job {held}")
+        assert f"(BeginTime, its start was set to a later time: `scontrol update job={later} StartTime=now`" in (
+            found["moe"].why
+        )
+        assert found["moe"].why.endswith(f"), job {later}")
 
     @pytest.mark.usefixtures("living")
     def test_that_does_not_answer_is_never_taken_for_no_job(

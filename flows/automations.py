@@ -1,0 +1,152 @@
+"""What `nightbridge deploy` makes of a site's `[notify]`: Prefect's notification blocks, and automations that send.
+
+They run on the Prefect server, so they also report a run whose process or worker is gone. Each is of one cluster's
+deployments, by their tags: flow runs of others on the same server are none of its business. The secrets of `[notify]`
+become those of blocks, which Prefect keeps encrypted.
+"""
+
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from typing import NamedTuple
+from urllib.parse import quote, urlencode
+
+from prefect.blocks.core import Block
+from prefect.blocks.notifications import (
+    CustomWebhookNotificationBlock,
+    MicrosoftTeamsWebhook,
+    SlackWebhook,
+)
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.events.actions import SendNotification
+from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
+from pydantic import SecretStr
+
+from nightbridge.blocks import MailNotification
+from nightbridge.flows.final_states import TAG
+from nightbridge.models import NotifySettings, Site, slug
+from nightbridge.notify import host_of, smtp_port
+from nightbridge.secrets import resolve_secret
+from nightbridge.tasks.events import NIGHT_EVENT, VERDICT_EVENT
+from nightbridge.tasks.site import block_value
+
+
+class _Reported(NamedTuple):
+    """What one automation reports: events, the labels of their resource, and what it says."""
+
+    events: tuple[str, ...]
+    labels: Mapping[str, list[str]]
+    subject: str
+    body: str
+
+
+_STATE = "{{ flow_run.state.message or '' }}\n{{ flow_run|ui_url }}"
+
+REPORTED = {
+    "news": _Reported(
+        (VERDICT_EVENT,),
+        {"nightbridge.news": ["new", "worse", "better", "over"]},
+        "{{ event.payload.test_id }}: {{ event.payload.verdict }} ({{ event.payload.news }})",
+        "night {{ event.payload.night }} on {{ event.payload.cluster }}, since {{ event.payload.since or 'now' }}\n"
+        "{{ event.payload.reasons }}\n{{ event.payload.link }}",
+    ),
+    "no report": _Reported(
+        (NIGHT_EVENT,),
+        {"nightbridge.end": ["invalid", "infrastructure"]},
+        "{{ event.payload.scenario }}, night {{ event.payload.night }}: {{ event.payload.end }}",
+        "{{ event.payload.message }}",
+    ),
+    "late": _Reported(("prefect.flow-run.Late",), {}, "{{ deployment.name }} is late: {{ flow_run.name }}", _STATE),
+    "crashed": _Reported(
+        ("prefect.flow-run.Crashed",), {}, "{{ deployment.name }} crashed: {{ flow_run.name }}", _STATE
+    ),
+}
+"""Each automation by the end of its name. What stands as the night before sends no event, so it is not reported."""
+
+
+def make_automations(client: SyncPrefectClient, site: Site) -> Iterator[str]:
+    """Make the site's automations what its `[notify]` says, and remove them where it names nobody.
+
+    One that somebody has paused stays paused.
+
+    Returns:
+        What there is now, a line each.
+
+    Raises:
+        InvalidInput: A secret of `[notify]` is not where it refers to, or is no URL.
+    """
+    cluster = site.cluster.name
+    recipients = {
+        f"{slug(cluster)}-{channel}": block for channel, block in _notification_blocks(site.notify) if block is not None
+    }
+    blocks = [block.save(name, overwrite=True, _sync=True) for name, block in recipients.items()]  # type: ignore[call-arg]
+    for name, reported in REPORTED.items():
+        wanted = AutomationCore(
+            name=f"nightbridge: {name} ({cluster})",
+            description="Made by `nightbridge deploy` of the site's [notify].",
+            tags=[TAG],
+            trigger=_trigger(reported, cluster),
+            actions=[
+                SendNotification(block_document_id=block, subject=reported.subject, body=reported.body)
+                for block in blocks
+            ],
+        )
+        known = client.read_automations_by_name(wanted.name)
+        for each in known[1:] if blocks else known:
+            client.delete_automation(each.id)
+        if blocks and known:
+            client.update_automation(known[0].id, wanted.model_copy(update={"enabled": known[0].enabled}))
+        elif blocks:
+            client.create_automation(wanted)
+        if blocks:
+            yield f"automation {wanted.name}, to {', '.join(recipients)}"
+
+
+def _trigger(reported: _Reported, cluster: str) -> EventTrigger:
+    by_cluster = {**reported.labels, "nightbridge.cluster": [cluster]}
+    # A night's runs are flow runs without a deployment: the night reports for them.
+    of_flow_run = [
+        {"prefect.resource.role": "tag", "prefect.resource.id": f"prefect.tag.{tag}"}
+        for tag in (TAG, f"cluster:{cluster}")
+    ] + [{"prefect.resource.role": "deployment"}]
+    own = all(event.startswith("nightbridge.") for event in reported.events)
+    return EventTrigger(
+        expect=set(reported.events),
+        match=by_cluster if own else {"prefect.resource.id": "prefect.flow-run.*"},
+        match_related=[] if own else of_flow_run,
+        posture=Posture.Reactive,
+        threshold=1,
+        within=timedelta(0),
+    )
+
+
+def _notification_blocks(settings: NotifySettings) -> Iterator[tuple[str, Block | None]]:
+    yield "mail", MailNotification(url=SecretStr(_mail_url(settings))) if settings.smtp_host else None
+    if settings.webhook is not None:
+        url = resolve_secret(settings.webhook, block_value).strip()
+        yield "webhook", _webhook(url, host_of(url).partition(":")[0])
+
+
+def _webhook(url: str, host: str) -> Block:
+    if host == "hooks.slack.com":
+        return SlackWebhook(url=SecretStr(url))
+    if host.endswith((".logic.azure.com", ".powerplatform.com")):
+        return MicrosoftTeamsWebhook(url=SecretStr(url))
+    return CustomWebhookNotificationBlock(
+        name="nightbridge",
+        url="{{url}}",
+        json_data={"text": "{{subject}}\n{{body}}"},
+        secrets={"url": url},
+    )
+
+
+def _mail_url(settings: NotifySettings) -> str:
+    """The mail server as Apprise's `mailto://` names it."""
+    password = resolve_secret(settings.smtp_password, block_value) if settings.smtp_password else ""
+    login = f"{quote(settings.smtp_user, safe='')}:{quote(password, safe='')}@" if settings.smtp_user else ""
+    sender = settings.mail_from or f"nightbridge@{settings.smtp_host}"
+    mode = {"none": "insecure", "starttls": "starttls", "tls": "ssl"}[settings.smtp_security]
+    scheme = "mailto" if settings.smtp_security == "none" else "mailtos"
+    options = urlencode(
+        {"smtp": settings.smtp_host, "from": sender, "to": ",".join(settings.mail_to), "mode": mode, "format": "text"}
+    )
+    return f"{scheme}://{login}{settings.smtp_host}:{smtp_port(settings)}?{options}"

@@ -1,0 +1,103 @@
+"""Flows that people start from a form: parity of two runs, pruning, and the check of a site."""
+
+from typing import Any, Literal
+
+from prefect import flow
+from prefect.client.schemas.objects import State
+from prefect.logging import get_run_logger
+from prefect.states import Completed, Failed
+
+from nightbridge.blocks import load_site, site_choice
+from nightbridge.errors import NightbridgeError
+from nightbridge.flows.final_states import log_errors_plainly, state_of_error
+from nightbridge.flows.forms import ClusterField, RunField, StoreField, SystemField
+from nightbridge.goldens.parity import GATE_WORDS, Parity
+from nightbridge.models import ReferencePolicy, Site
+from nightbridge.prune import Policy
+from nightbridge.tasks.on_demand import Pruned, check_site, compare_step_by_step, remove_old
+
+USUAL_LIMITS = ReferencePolicy()
+USUAL_POLICY = Policy()
+
+
+@flow(name="parity", flow_run_name="parity {run_a} {run_b}")
+def parity(  # noqa: D417  (`SiteChoice` describes the others)
+    run_a: RunField,
+    run_b: RunField,
+    gate: Literal["numerics", "convergence", "iterations"] = "convergence",
+    limits: ReferencePolicy = USUAL_LIMITS,
+    system: SystemField = None,
+    store: StoreField = None,
+) -> State[Parity]:
+    """Compare two stored runs step by step: whether they compute the same, or converge alike.
+
+    Args:
+        run_a: The run that is compared with: a run key, or TEST, TEST@NIGHT, TEST@last-good.
+        run_b: The run that is compared.
+        gate: What decides: every bit, the course of the loss, or each iteration's loss.
+        limits: How far the losses of single iterations may be apart.
+    """
+    log_errors_plainly()
+    try:
+        site = load_site(site_choice({"system": system, "store": store}))
+        found = compare_step_by_step(run_a, run_b, limits, site)
+    except NightbridgeError as error:
+        return state_of_error(error)
+    faults = found.faults_of(gate)
+    words = "compute the same, bit for bit" if found.same_numerics else GATE_WORDS[gate][bool(faults)]
+    return _state(found, ("Alike", "Different"), bad=bool(faults), lines=[words, *faults])
+
+
+@flow(name="prune", flow_run_name="prune")
+def prune(  # noqa: D417  (`SiteChoice` describes the others)
+    remove: bool = False,
+    policy: Policy = USUAL_POLICY,
+    system: SystemField = None,
+    store: StoreField = None,
+    workspace: str | None = None,
+) -> State[Pruned]:
+    """List old checkouts, images and stored runs, and remove them; never what is still needed.
+
+    Args:
+        remove: Remove them; otherwise they are only listed.
+        policy: What of checkouts and images stays. Of stored runs the store's own retention decides.
+    """
+    log_errors_plainly()
+    try:
+        pruned = remove_old(
+            load_site(site_choice({"system": system, "store": store, "workspace": workspace})), policy, remove
+        )
+    except NightbridgeError as error:
+        return state_of_error(error)
+    return _state(pruned, ("Removed" if remove else "Listed", ""), bad=False, lines=[str(pruned)])
+
+
+@flow(name="check-site", flow_run_name="check of a site")
+def check(
+    system: SystemField = None,
+    cluster: ClusterField = None,
+    store: StoreField = None,
+    workspace: str | None = None,
+) -> State[Site]:
+    """Check what a night needs at a site, on the worker's host: nothing is submitted.
+
+    What is wrong is said with what to do about it. It is the Check of the blocks: those that are picked are checked.
+    """
+    log_errors_plainly()
+    try:
+        given = {"system": system, "cluster": cluster, "store": store, "workspace": workspace}
+        site = load_site(site_choice(given))
+        found = check_site(site)
+    except NightbridgeError as error:
+        return state_of_error(error)
+    bad = [each for each in found if not each.healthy]
+    return _state(site, ("Healthy", "Unhealthy"), bad=bool(bad), lines=[*map(str, bad or found)])
+
+
+def _state(data: Any, names: tuple[str, str], *, bad: bool, lines: list[str]) -> State[Any]:
+    """Completed or Failed, named for people, with what was found in its message; the log has it as well."""
+    message = "\n".join(lines)
+    get_run_logger().info("%s", message)
+    if bad:
+        return Failed(name=names[1], message=message, data=NightbridgeError(message))
+    return Completed(name=names[0], message=message, data=data)

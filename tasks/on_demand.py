@@ -1,0 +1,62 @@
+"""What people start from a form reads the store, the workspace or the site here."""
+
+from nightbridge.doctor import Check, checks
+from nightbridge.errors import TransientError
+from nightbridge.goldens.parity import Parity
+from nightbridge.harvest.retention import RunRemoval, find_old_runs, remove_runs
+from nightbridge.models import Model, ReferencePolicy, Site, slug
+from nightbridge.nights.records import find_run
+from nightbridge.prune import Policy, Removal, find_old_checkouts, find_old_images, remove_checkouts, remove_images
+from nightbridge.report.queries import parity_stored
+from nightbridge.tasks.mirror import show_markdown
+from nightbridge.tasks.site import store_of
+from nightbridge.tasks.stage import never_reused, stage
+
+
+class Pruned(Model):
+    """What was removed, or would be."""
+
+    removals: tuple[Removal, ...]
+    runs: tuple[RunRemoval, ...]
+    removed: bool
+
+    def __str__(self) -> str:
+        size = sum(each.size for each in self.removals) + sum(old.run.size for old in self.runs)
+        total = f"{len(self.removals)} checkouts and images and {len(self.runs)} stored runs, {size / 1e9:.1f} GB"
+        return f"{'removed' if self.removed else 'would remove'} {total}"
+
+
+@stage("parity", waits_for=(TransientError,), key=never_reused)
+def compare_step_by_step(run_a: str, run_b: str, policy: ReferencePolicy, site: Site) -> Parity:
+    """Compare two stored runs.
+
+    Raises:
+        InvalidInput: One of the runs is not in the store.
+        DamagedData: One of them is not what was committed, or has no scalars.
+    """
+    store = store_of(site)
+    return parity_stored(store, find_run(store, run_a), find_run(store, run_b), policy)
+
+
+@stage("prune", waits_for=(TransientError,), key=never_reused)
+def remove_old(site: Site, policy: Policy, remove: bool) -> Pruned:
+    """Find what is old, and remove it if that is wanted; the store's own retention decides about stored runs."""
+    checkouts = find_old_checkouts(site.workspace, policy)
+    images = find_old_images(site.workspace, site.images_dir, policy, site.image_import)
+    store = store_of(site)
+    runs = find_old_runs(store, site.store_settings.retention)
+    if remove:
+        checkouts = remove_checkouts(site.workspace, checkouts)
+        images = remove_images(site.workspace, site.images_dir, images)
+        runs = remove_runs(store, runs)
+    return Pruned(removals=(*checkouts, *images), runs=tuple(runs), removed=remove)
+
+
+@stage("check", key=never_reused)
+def check_site(site: Site) -> list[Check]:
+    """Try what a night will do at a site, and show it as an artifact of the flow run."""
+    found = [*checks(site, lambda: store_of(site))]
+    rows = [f"| {'✓' if each.healthy else '✗'} {each.subject} | {each.what} | {each.advice} |" for each in found]
+    table = "\n".join(["| | found | what to do |", "|---|---|---|", *rows])
+    show_markdown("the check", table, key=f"check-{slug(site.cluster.name)}", description="Check of the site")
+    return found

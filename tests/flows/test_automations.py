@@ -1,0 +1,78 @@
+"""Notifications of a site's `[notify]` by Prefect's automations, really received over SMTP and HTTP."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.objects import State
+from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Crashed, Late
+
+from nightbridge.models import Verdict, VerdictStatus
+from nightbridge.tasks.events import night_event, verdict_event
+from nightbridge.tasks.mirror import send_events
+from tests.flows.test_deployment import nightbridge
+from tests.real.notify_servers import mail_server, webhook_server
+from tests.real.prefect_server import PrefectServer
+from tests.waiting import wait_until
+
+
+@pytest.fixture
+def client(prefect_server: PrefectServer) -> Iterator[SyncPrefectClient]:
+    with temporary_settings({PREFECT_API_URL: prefect_server.api_url}), get_client(sync_client=True) as made:
+        yield made
+
+
+def verdict(test_id: str, news: str) -> Verdict:
+    return Verdict(
+        run_key=f"{test_id}-{uuid4().hex[:6]}",
+        test_id=test_id,
+        night="2026-11-21",
+        status=VerdictStatus.REGRESSED,
+        news=news,
+        reasons=("step time 12 % longer",),
+    )
+
+
+def test_what_is_news_late_or_crashed_arrives_by_mail_and_webhook_and_nothing_of_others(
+    prefect_server: PrefectServer, client: SyncPrefectClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site_file = tmp_path / "site.toml"
+    with mail_server() as mail, webhook_server() as webhook:
+        monkeypatch.setenv("HOOK", webhook.url)
+        site_file.write_text(
+            f'workspace = "{tmp_path}"\n[cluster]\nkind = "local"\nname = "hopper"\n[notify]\nsmtp_host = "127.0.0.1"\n'
+            f'smtp_port = {mail.port}\nsmtp_security = "none"\nmail_from = "nightly@example.org"\n'
+            'mail_to = ["team@example.org", "night@example.org"]\nwebhook = "env:HOOK"\n'
+        )
+        made = nightbridge(prefect_server, "deploy", "--system", str(site_file))
+        assert sum("automation nightbridge: " in line for line in made) == 4
+
+        others = verdict_event("practice", "2026-11-21", verdict("of-another", "new"), "file:///r", "grace")
+        standing = verdict_event("practice", "2026-11-21", verdict("standing", ""), "file:///r", "hopper")
+        ours = verdict_event("practice", "2026-11-21", verdict("llama", "worse"), "file:///r", "hopper")
+        ended = night_event("practice", f"n{uuid4().hex[:6]}", "infrastructure", cluster="hopper", message="no store")
+        send_events([others, standing, ours, ended])
+        nightly = client.read_deployment_by_name("nightly-regression/nightly")
+        states: tuple[State[None], ...] = (Late(), Crashed(message="gone"))
+        for state in states:
+            client.create_flow_run_from_deployment(nightly.id, name=f"{state.name}-run", state=state)
+
+        reaper = client.read_deployment_by_name("reaper/reaper")
+        client.create_flow_run_from_deployment(reaper.id, name="Foreign-run", state=Crashed())
+
+        wanted = ("llama: regressed (worse)", "infrastructure", "is late: Late-run", "crashed: Crashed-run")
+        wait_until(
+            lambda: len(webhook.received) >= len(wanted) and len(mail.received) >= 2 * len(wanted), "notifications"
+        )
+
+    texts = [json.loads(body)["text"] for body in webhook.received]
+    subjects = [message["Subject"] for message in mail.received]
+    for each in wanted:
+        assert sum(each in text for text in texts) == 1, texts
+        assert sum(each in subject for subject in subjects) == 2, subjects  # a mail for each person
+    assert not any(other in text for text in texts for other in ("of-another", "standing", "Foreign-run"))
+    assert {to for envelope in mail.envelopes for to in envelope.rcpt_tos} == {"team@example.org", "night@example.org"}

@@ -1,0 +1,94 @@
+"""What confirmation costs, and which runs it is made of."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nightbridge.attribution.result import evaluate, keep_result
+from nightbridge.errors import InvalidInput
+from nightbridge.models import Budget, ControlArm, NightReport, Site, VerdictStatus
+from nightbridge.nights.records import record_end
+from nightbridge.tasks.control import Spending, Wanted, attribution_budget, further_runs, on_nodes, without_confirmation
+from nightbridge.tasks.site import store_of
+from tests.builders import ATTRIBUTION_PLAN, commit_run, exchange_runs, make_record, make_verdict
+
+NIGHT = "2026-11-10"
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(workspace=tmp_path)
+
+
+def wanted(reruns: int = 2, started: int = 0, hours: float = 3.0, **fields: Any) -> Wanted:
+    verdict = make_verdict(VerdictStatus.REGRESSED, night=NIGHT, reruns=reruns, gpu_hours=hours, **fields)
+    return Wanted(make_record(night=NIGHT).spec, verdict, started)
+
+
+def test_without_a_budget_everything_is_confirmed(site: Site) -> None:
+    assert Spending(NIGHT, site).allows(wanted(hours=1e6)) == ""
+
+
+def test_a_nights_budget_ends_with_what_it_has_no_room_for(site: Site) -> None:
+    spending = Spending(NIGHT, site.model_copy(update={"budget": Budget(night=10)}))
+
+    assert spending.allows(wanted()) == ""
+    assert "takes 6.00 GPU-hours, and the night's budget of 10 has 4.00 left" in spending.allows(wanted())
+    assert spending.allows(wanted(hours=2.0)) == ""
+
+
+def test_a_months_budget_counts_its_ended_nights(site: Site) -> None:
+    site = site.model_copy(update={"budget": Budget(month=20)})
+    for night in ("2026-10-31", "2026-11-08", "2026-11-09"):
+        spent = make_verdict(VerdictStatus.PASSED, night=night, confirmation_gpu_hours=8.0)
+        record_end(store_of(site), NightReport(scenario="s", night=night, verdicts=(spent,)))
+
+    assert "the month's budget of 20 has 4.00 left" in Spending(NIGHT, site).allows(wanted())
+    assert Spending(NIGHT, site).allows(wanted(hours=2.0)) == ""
+
+
+def test_a_months_budget_counts_what_the_search_for_causes_has_cost(site: Site) -> None:
+    site = site.model_copy(update={"budget": Budget(month=60, attribution=50)})
+    assert attribution_budget(NIGHT, site) == 50
+
+    result = evaluate(ATTRIBUTION_PLAN, exchange_runs([2]))
+    keep_result(store_of(site), result)
+
+    assert result.gpu_hours > 10
+    assert attribution_budget(NIGHT, site) == pytest.approx(60 - result.gpu_hours)
+    assert "the month's budget of 60" in Spending(NIGHT, site).allows(wanted(hours=30.0))
+    with pytest.raises(InvalidInput, match="budget of 20 GPU-hours is spent"):
+        attribution_budget(NIGHT, site.model_copy(update={"budget": Budget(month=20, attribution=40)}))
+
+
+def test_what_was_not_confirmed_is_stored_with_the_reason(site: Site) -> None:
+    verdict = without_confirmation(wanted().verdict, "not confirmed: no budget", site)
+
+    assert (verdict.status, verdict.reruns) == (VerdictStatus.REGRESSED, 0)
+    stored = store_of(site).get(f"{verdict.prefix.rpartition('/')[0]}/verdict.json")
+    assert stored is not None
+    assert b"not confirmed: no budget" in stored
+
+
+def test_pairs_of_the_last_good_point_follow_each_other_and_the_first_avoids_the_suspects(site: Site) -> None:
+    base = commit_run(store_of(site), make_record(night="2026-11-01"))
+    control = ControlArm(run_key=base.spec.run_key, night="2026-11-01", prefix=base.prefix)
+
+    first, second = further_runs(wanted(4, control=control, suspect_nodes=("node1",)), site)
+
+    assert [[run.arm.role for run in pair if run.arm] for pair in (first, second)] == [
+        ["new", "control"],
+        ["control", "new"],
+    ]
+    assert {run.test.sbatch_args for run in first} == {("--exclude=node1",)}
+    assert {run.test.sbatch_args for run in second} == {()}
+    assert on_nodes(first[1], "node[2-3]").test.sbatch_args == ("--nodelist=node[2-3]",)
+
+
+def test_without_the_last_good_point_the_same_run_is_repeated(site: Site) -> None:
+    gone = ControlArm(run_key="gone", night="2026-11-01", prefix="runs/gone")
+
+    chains = list(further_runs(wanted(2, control=gone, suspect_nodes=("node1",)), site))
+
+    assert [[(run.repeat, run.arm) for run in chain] for chain in chains] == [[(1, None)], [(2, None)]]
