@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from nightbridge.flows import (
+        aattribute_regression,
         abisect_regression,
         acheck_parity,
         acompare_runs,
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
         aread_history,
         arun_pipeline,
         arun_sweep,
+        atry_change,
+        attribute_regression,
         averify_run,
         bisect_regression,
         check_parity,
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
         read_history,
         run_pipeline,
         run_sweep,
+        try_change,
         verify_run,
     )
 
@@ -34,6 +38,7 @@ __version__ = "0.1.0"
 os.environ.update(PREFECT_SERVER_ANALYTICS_ENABLED="false", DO_NOT_TRACK="1")
 
 __all__ = [
+    "aattribute_regression",
     "abisect_regression",
     "acheck_parity",
     "acompare_runs",
@@ -41,6 +46,8 @@ __all__ = [
     "aread_history",
     "arun_pipeline",
     "arun_sweep",
+    "atry_change",
+    "attribute_regression",
     "averify_run",
     "bisect_regression",
     "check_parity",
@@ -49,6 +56,7 @@ __all__ = [
     "read_history",
     "run_pipeline",
     "run_sweep",
+    "try_change",
     "verify_run",
 ]
 

@@ -1,4 +1,4 @@
-"""Finding and removing old checkouts and images, but none that a job needs which may still be running.
+"""Finding and removing old checkouts, images and launcher environments, but none that may still be needed by a job.
 
 Image files that users provided stay.
 """
@@ -21,6 +21,7 @@ from nightbridge.images.scratch_dirs import leftover_scratch_dirs, remove_tree, 
 from nightbridge.locking import lease
 from nightbridge.models import ImageImport, Model
 from nightbridge.repos.checkouts import old_changed_trees, unfinished
+from nightbridge.repos.environments import unneeded_bases
 from nightbridge.slurm.attempt_files import ATTEMPT_FILE, JOB_SCRIPT
 from nightbridge.slurm.attempts import ENDED_FILE
 from nightbridge.slurm.script import EXIT_CODE
@@ -126,7 +127,7 @@ def _text_of(path: Path) -> str:
     return ""
 
 
-_CHECKOUT = re.compile(r"[0-9a-f]{40}(\+submodules)?")
+_CHECKOUT = re.compile(r"[0-9a-f]{40}(\+submodules(-[0-9a-f]{12})?)?")
 
 
 def find_old_checkouts(workspace: Path, policy: Policy) -> list[Removal]:
@@ -176,6 +177,73 @@ def _checkout(folder: Path) -> str:
     """The name of the checkout that a folder is, was, or was to become."""
     found = _CHECKOUT.search(folder.name)
     return found[0] if found else folder.name
+
+
+_LAYER = re.compile(r"[0-9a-f]{16}")
+
+
+def find_old_environments(environments: Path, policy: Policy) -> list[Removal]:
+    """The layers of launcher environments that `policy` does not keep, and bases without one; nothing is removed.
+
+    The folder may be shared between workspaces: every use touches a layer, and only the launcher, which runs for
+    minutes, needs it. So nothing that was used within a day goes, whoever used it.
+    """
+    layers = [path for path in environments.absolute().glob("*") if _LAYER.fullmatch(path.name)]
+    old = choose([_environment(path) for path in layers], policy, "", now=time.time())
+    kept = {*layers} - {removal.path for removal in old}
+    bases = [_environment(link) for link in unneeded_bases(environments, kept)]
+    reason = "no launcher environment is built on it"
+    latest = time.time() - NEVER_YOUNGER_THAN_SECONDS
+    unneeded = (base for base in bases if base.last_used.timestamp() < latest)
+    return [*old, *(base.model_copy(update={"reason": reason}) for base in unneeded)]
+
+
+def remove_environments(removals: Sequence[Removal]) -> list[Removal]:
+    """Remove launcher environments, each under its lease; return those that are gone. One used meanwhile stays.
+
+    Raises:
+        TransientError: Another process holds the lease of one for too long.
+    """
+    removed = []
+    for removal in removals:
+        path = removal.path
+        with lease(path.with_name(f".{path.name}.lease")):
+            if not path.exists() or removal.used_since(path.stat().st_mtime):
+                continue
+            folder = path.resolve()
+            if path.is_symlink():
+                path.unlink()
+            # The name of a leftover: if this is killed, whoever makes it again removes the rest.
+            aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+            folder.rename(aside)
+        shutil.rmtree(aside, ignore_errors=True)
+        removed.append(removal)
+    return removed
+
+
+def _environment(path: Path) -> Removal:
+    return Removal.candidate(path, size_of(path.resolve()), path.stat().st_mtime)
+
+
+class Usage(Model):
+    """What a part of workspace or store takes."""
+
+    what: str
+    where: str
+    items: int
+    size: int = Field(description="Bytes.")
+
+
+def disk_usage(workspace: Path, environments: Path, images: Path) -> list[Usage]:
+    """What each part of a workspace takes, the largest first; environments and images may lie elsewhere."""
+    folders = {path.name: path for path in workspace.absolute().glob("*") if path.is_dir()}
+    folders |= {"envs": environments.absolute(), "images": images.absolute()}
+    found = [
+        Usage(what=name, where=str(path), items=sum(1 for _ in path.glob("*")), size=size_of(path))
+        for name, path in folders.items()
+        if path.is_dir() and name != "store"
+    ]
+    return sorted(found, key=lambda usage: -usage.size)
 
 
 _IMAGE = re.compile(r"[0-9a-f]{64}\.sqsh")

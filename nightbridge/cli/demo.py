@@ -62,6 +62,7 @@ def demo(
     reports = nights.run_demo(folder, show_night)
     print(f"report of the night that slowed down: {nights.slow_night(reports).report}")
     print(f"report of the last night: {reports[-1].report}")
+    print(f"next: nightbridge history llama-small --system {folder / 'demo' / 'site.toml'}")
 
 
 def practice_nights(examples: Path) -> ModuleType:

@@ -1,24 +1,47 @@
 """What `nightbridge validate` finds in a file."""
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pydantic import computed_field
 
 from nightbridge import config
+from nightbridge.config.definitions import define_test
+from nightbridge.config.documents import Document, Layer, Layered
 from nightbridge.errors import InvalidInput, NightbridgeError
-from nightbridge.models import Checkout, ClusterLimits, Model, Site, TestDefinition
-from nightbridge.rules import Violation, check_test, errors_of
+from nightbridge.launch.shipped import shipped_configurations
+from nightbridge.models import (
+    Checkout,
+    ClusterLimits,
+    InvalidTest,
+    Model,
+    PinnedRepository,
+    Site,
+    TestDefinition,
+    Violation,
+)
+from nightbridge.rules import check_invalid, check_test, errors_of, grid_of
+
+MEGATRON_BRIDGE = "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git"
 
 CodeOf = Callable[[TestDefinition], Checkout]
 
 
 class TestFindings(Model):
-    """The findings of one test, or of a ConfigContainer."""
+    """The findings of one test, or of a ConfigContainer.
+
+    Attributes:
+        id: Its id.
+        source: The file.
+        findings: What is wrong, and what is odd.
+        points: Points of its sweep, valid or not; None where nothing is swept over.
+    """
 
     id: str
     source: str
     findings: tuple[Violation, ...] = ()
+    points: int | None = None
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -35,7 +58,6 @@ class FileReport(Model):
     findings: tuple[Violation, ...] = ()
     scenario: str | None = None
     tests: tuple[TestFindings, ...] = ()
-    warnings: tuple[str, ...] = ()
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -59,30 +81,57 @@ def check_file(
         scenario = config.load(file, tests_dirs=tests_dirs)
     except InvalidInput as error:
         return _unreadable(file, error)
-    invalid = (
-        TestFindings(id=test.id, source=str(test.source), findings=_reading_errors(test.violations))
-        for test in scenario.invalid
+    read: tuple[TestDefinition | InvalidTest, ...] = (*scenario.invalid, *scenario.tests)
+    tests = (
+        TestFindings(id=test.id, source=test.source, findings=_check(test, limits, code_of), points=_points(test))
+        for test in read
     )
-    checked = (
-        TestFindings(id=test.id, source=str(test.source), findings=_check_test(test, limits, code_of))
-        for test in scenario.tests
-    )
-    return FileReport(
-        file=str(file), scenario=scenario.name, tests=(*invalid, *checked), warnings=tuple(scenario.warnings)
-    )
+    return FileReport(file=str(file), scenario=scenario.name, tests=tuple(tests), findings=scenario.findings)
 
 
 def check_container_file(file: Path, overrides: Sequence[str], gpus: int | None = None) -> FileReport:
     """Check a ConfigContainer with these `KEY=VALUE` overrides, for so many GPUs."""
     from nightbridge.launch.config_container import read_container, with_overrides
     from nightbridge.rules import check_container
+    from nightbridge.rules.rule import with_places
 
     try:
-        found = check_container(with_overrides(read_container(file), overrides), gpus)
+        container = read_container(file)
+        found = [
+            with_places(violation, container, str(file))
+            for violation in check_container(with_overrides(container, overrides), gpus)
+        ]
     except InvalidInput as error:
         return _unreadable(file, error)
     test = TestFindings(id="ConfigContainer", source=str(file), findings=tuple(found))
     return FileReport(file=str(file), tests=(test,))
+
+
+def check_shipped(checkout: Path) -> FileReport:
+    """Check every configuration that a checkout of Megatron-Bridge ships, against its own launcher and classes."""
+    shipped = tuple(shipped_configurations(checkout))
+    if not shipped:
+        raise InvalidInput(
+            "ships no configurations that can be read", thing=str(checkout), advice="Name a checkout of Megatron-Bridge"
+        )
+    code = Checkout(megatron_bridge=PinnedRepository(url=str(checkout), ref="HEAD", commit="HEAD", path=checkout))
+    tests = []
+    for each in shipped:
+        table = {
+            "name": each.name,
+            "test_template_name": "MegatronBridge",
+            "git_repos": [{"url": MEGATRON_BRIDGE}],
+            "harvest": {"checkpoint": "none"},
+            "cmd_args": {
+                "container_image": "nvcr.io/nvidia/nemo:dev",
+                "max_steps": 50,
+                **each.cmd_args,
+            },
+        }
+        file = str(checkout / each.place)
+        test, _ = define_test(Layered([Layer(table, Document(Path(file), "", table))]), test_id=each.name, file=file)
+        tests.append(TestFindings(id=each.name, source=file, findings=_check(test, None, lambda _: code)))
+    return FileReport(file=str(checkout), tests=tuple(tests))
 
 
 def code_of_site(site: Site, block_value: Callable[[str], str] | None = None) -> CodeOf:
@@ -102,20 +151,41 @@ def code_of_site(site: Site, block_value: Callable[[str], str] | None = None) ->
     return code_of
 
 
-def _check_test(test: TestDefinition, limits: ClusterLimits | None, code_of: CodeOf | None) -> tuple[Violation, ...]:
-    """The rules that a test breaks; a pin that does not exist is one more."""
+def _points(test: TestDefinition | InvalidTest) -> int | None:
+    return grid_of(test).size if isinstance(test, TestDefinition) and test.axes else None
+
+
+def _check(
+    test: TestDefinition | InvalidTest, limits: ClusterLimits | None, code_of: CodeOf | None
+) -> tuple[Violation, ...]:
+    """Everything that is wrong with a test; a pin that does not exist, or holds no launcher, is one more."""
+    readable = test.readable if isinstance(test, InvalidTest) else test
     try:
-        return check_test(test, limits, code_of(test) if code_of else None)
+        return _findings(test, limits, code_of(readable) if code_of and readable else None)
     except InvalidInput as error:
-        unpinned = Violation(rule="pinned-code", severity="error", fields=("git_repos",), message=str(error))
-        return (unpinned, *check_test(test, limits))
+        place = (readable.lines.get("git_repos", readable.source),) if readable else ()
+        unpinned = Violation(rule="pinned-code", fields=("git_repos",), message=str(error), places=place)
+        return (unpinned, *_findings(test, limits, None))
+
+
+def _findings(
+    test: TestDefinition | InvalidTest, limits: ClusterLimits | None, checkout: Checkout | None
+) -> tuple[Violation, ...]:
+    if isinstance(test, InvalidTest):
+        return check_invalid(test, limits, checkout)
+    return check_test(test, limits, checkout)
+
+
+_AT_LINE = re.compile(r"at line (\d+)")
 
 
 def _unreadable(file: Path, error: InvalidInput) -> FileReport:
-    message = NightbridgeError.__str__(error)
-    return FileReport(file=str(file), error=message, findings=_reading_errors(error.violations))
-
-
-def _reading_errors(messages: Sequence[str]) -> tuple[Violation, ...]:
-    """What was wrong while the file was read, in the form of a broken rule."""
-    return tuple(Violation(rule="configuration", severity="error", fields=(), message=message) for message in messages)
+    """What kept a file from being read, each with its place as far as it is known."""
+    found = [each if isinstance(each, Violation) else Violation(message=str(each)) for each in error.violations]
+    line = _AT_LINE.search(error.what)
+    place = f"{file}:{line[1]}" if line else str(file)
+    return FileReport(
+        file=str(file),
+        error=NightbridgeError.__str__(error),
+        findings=tuple(found) or (Violation(message=error.what, places=(place,)),),
+    )

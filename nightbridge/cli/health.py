@@ -75,7 +75,7 @@ def doctor(
 
     Nothing is submitted and nothing is created. Exits with 4 when a check fails.
     """
-    from nightbridge.cli.doctor import Check, checks
+    from nightbridge.doctor import Check, checks
 
     site = load_site(choice)
     if not (choice.system or choice.cluster):

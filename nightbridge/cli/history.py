@@ -1,15 +1,20 @@
-"""Stored results, compared: `history`, `compare`, `accept`, `parity` and `bisect`."""
+"""Stored results, compared: `history`, `compare`, `accept`, `parity`, `bisect`, `attribute` and `try`."""
 
+import contextlib
+import sys
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from nightbridge.cli.console import log_of, quiet
 from nightbridge.cli.options import (
     RUN_HELP,
     JsonOption,
     RunKeyArgument,
+    ScenarioArgument,
     TestIdArgument,
     as_options,
     load_site,
@@ -21,7 +26,7 @@ from nightbridge.cli.output import note, note_all, print_csv, show, verdict_line
 from nightbridge.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from nightbridge.bisect.plan import Repository
+    from nightbridge.bisect.lineage import Repository
     from nightbridge.models import Site, SiteChoice
     from nightbridge.store.protocol import ObjectStore
 
@@ -67,7 +72,7 @@ def _show_trends(
 ) -> None:
     from nightbridge.gate.decisions import list_decisions
     from nightbridge.gate.suspects import with_commits
-    from nightbridge.gate.trend import history_cells, trend_lines, trend_table
+    from nightbridge.gate.trend import history_cells, standing_lines, trend_lines, trend_table
     from nightbridge.report.queries import history_of
     from nightbridge.repos.commits import known_commits_between
 
@@ -77,7 +82,16 @@ def _show_trends(
         return
     found = found.model_copy(update={"trends": with_commits(found.trends, partial(known_commits_between, site))})
     decided = (f"{one.id}  {one.text}" for one in list_decisions(store, found.cluster, found.series))
-    show(as_json, found, lambda: [trend_table(found.trends, found.rows, since), *trend_lines(found.trends), *decided])
+    show(
+        as_json,
+        found,
+        lambda: [
+            trend_table(found.trends, found.rows, since),
+            *trend_lines(found.trends),
+            *standing_lines(found.rows, found.trends),
+            *decided,
+        ],
+    )
 
 
 def _show_all_tests(store: "ObjectStore", since: str, as_json: bool, as_csv: bool) -> None:
@@ -85,7 +99,7 @@ def _show_all_tests(store: "ObjectStore", since: str, as_json: bool, as_csv: boo
 
     found = overview_of_tests(store, since)
     if as_csv:
-        names = ("test_id", "night", "verdict", "since", "step_time", "cause", "run_key")
+        names = ("test_id", "night", "verdict", "since", "step_time", "cause", "decision", "run_key")
         print_csv([names, *([getattr(test, name) for name in names] for test in found)])
         return
     width = max((len(test.test_id) for test in found), default=0)
@@ -118,7 +132,10 @@ def compare(
     site = load_site(choice)
     opened = open_site_store(site)
     other = find_run(opened, baseline) if baseline else None
-    verdict = compare_stored(opened, find_run(opened, run_key), other, site.contract)
+    run_key = find_run(opened, run_key)
+    if other:
+        note(f"{run_key} against {other}")
+    verdict = compare_stored(opened, run_key, other, site.contract)
     document = {**verdict.model_dump(mode="json"), "exit_code": verdict.exit_code}
     show(as_json, document, lambda: verdict_lines([verdict], as_options(choice)))
     return verdict.exit_code
@@ -249,10 +266,10 @@ def bisect(
     choice: "SiteChoice",
     test_id: TestIdArgument,
     metric: Annotated[
-        str | None, typer.Option("--metric", help="Which metric; the one that became worse last.")
+        str | None, typer.Option("--metric", help="Which metric, or failure; what broke or became worse last.")
     ] = None,
     repository: Annotated[
-        str | None, typer.Option("--repository", help="megatron-bridge or nemo-run; the one whose commit changed.")
+        str | None, typer.Option("--repository", help="megatron-bridge or nemo-run; each whose commit changed.")
     ] = None,
     good: Annotated[str | None, typer.Option("--good", metavar="COMMIT", help="Begin after it; from history.")] = None,
     bad: Annotated[str | None, typer.Option("--bad", metavar="COMMIT", help="End with it; from history.")] = None,
@@ -262,30 +279,153 @@ def bisect(
     at_once: Annotated[
         int | None, typer.Option("--at-once", min=1, help="Runs at once; as many as the cluster has room for.")
     ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask whether it may cost what it costs.")] = False,
     as_json: JsonOption = False,
 ) -> int:
-    """Find the commit that made a test worse, by running commits between a good and a bad night.
+    """Find the commit that broke a test or made it worse, by running commits between a good and a bad night.
 
-    The same command resumes an interrupted bisect. Exit code 0 when the commit is found, 1 when not.
+    What it will cost is said first, and asked about on a terminal. The same command resumes an interrupted bisect. Exit
+    code 0 when the commit is found, 1 when not.
     """
     from nightbridge.bisect.result import result_lines
     from nightbridge.flows import bisect_regression
+    from nightbridge.models import slug
 
     known: dict[str, Repository] = {"megatron-bridge": "megatron_bridge", "nemo-run": "nemo_run"}
     if repository is not None and repository.lower() not in known:
         raise InvalidInput("no such repository", thing=repository, advice="Use megatron-bridge or nemo-run")
-    result = bisect_regression(
-        test_id,
-        metric=metric,
-        repository=known[repository.lower()] if repository else None,
-        good=good,
-        bad=bad,
-        bisect_id=bisect_id,
-        confidence=confidence,
-        most_runs=most_runs,
-        at_once=at_once,
-        **choice.parameters(),
-    )
+    search: dict[str, Any] = {
+        "metric": metric,
+        "repository": known[repository.lower()] if repository else None,
+        "good": good,
+        "bad": bad,
+        "bisect_id": bisect_id,
+        "confidence": confidence,
+        "most_runs": most_runs,
+        "at_once": at_once,
+    }
+    _say_price(choice, test_id, search)
+    if not yes and sys.stdin.isatty() and not typer.confirm("go on?", err=True):
+        note("nothing was started")
+        return 1
+    log = log_of(choice, f"bisect-{slug(test_id)}")
+    note(f"log {log}")
+    with quiet(log):
+        result = bisect_regression(test_id, **search, **choice.parameters())
     document = {**result.model_dump(mode="json"), "culprits": result.culprits, "gpu_hours": result.gpu_hours}
     show(as_json, document, lambda: result_lines(result))
     return 0 if result.culprits else 1
+
+
+@site_options("system", "cluster", "store", "workspace")
+def attribute(
+    choice: "SiteChoice",
+    test_id: TestIdArgument,
+    metric: Annotated[
+        str | None, typer.Option("--metric", help="Which metric, or failure; what broke or became worse last.")
+    ] = None,
+    budget: Annotated[
+        float | None, typer.Option("--budget", min=0, help="GPU-hours after which it ends undecided; no limit.")
+    ] = None,
+    good: Annotated[str | None, typer.Option("--good", metavar="NIGHT", help="The last good night.")] = None,
+    bad: Annotated[str | None, typer.Option("--bad", metavar="NIGHT", help="The first bad night.")] = None,
+    confidence: Annotated[float, typer.Option("--confidence", help="How probable the cause must be.")] = 0.99,
+    most_runs: Annotated[int, typer.Option("--most-runs", min=2, help="Runs after which it ends undecided.")] = 40,
+    at_once: Annotated[
+        int | None, typer.Option("--at-once", min=1, help="Runs at once; as many as the cluster has room for.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask whether it may cost what it costs.")] = False,
+    as_json: JsonOption = False,
+) -> int:
+    """Find what made a test worse: image, commit, submodule, configuration, environment or nodes.
+
+    Runs exchange what changed between a good and a bad night. What that will about cost is said first, and asked about
+    on a terminal. The same command resumes it. Exit code 0 when the cause is found, 1 when not.
+    """
+    from nightbridge.attribution.result import result_lines, sentence
+    from nightbridge.flows import attribute_regression
+    from nightbridge.models import slug
+
+    asked: dict[str, Any] = {
+        "metric": metric,
+        "good": good,
+        "bad": bad,
+        "budget": budget,
+        "confidence": confidence,
+        "most_runs": most_runs,
+        "at_once": at_once,
+    }
+    _say_cost(choice, test_id, asked)
+    if not yes and sys.stdin.isatty() and not typer.confirm("go on?", err=True):
+        note("nothing was started")
+        return 1
+    log = log_of(choice, f"attribute-{slug(test_id)}")
+    note(f"log {log}")
+    with quiet(log):
+        result = attribute_regression(test_id, **asked, **choice.parameters())
+    known = {"sentence": sentence(result), "gpu_hours": result.gpu_hours, "found": result.is_found}
+    show(as_json, {**result.model_dump(mode="json"), **known}, lambda: result_lines(result))
+    return 0 if result.is_found else 1
+
+
+def _say_cost(choice: "SiteChoice", test_id: str, asked: Mapping[str, Any]) -> None:
+    """Say what an attribution exchanges and will cost; what is wrong with a request, it says itself."""
+    from pydantic import ValidationError
+
+    from nightbridge.attribution.plan import AttributionRequest
+    from nightbridge.tasks.attribute import cost_of
+
+    with contextlib.suppress(ValidationError):
+        request = AttributionRequest.model_validate(asked)
+        note(f"attribution of {test_id}: {cost_of(test_id, request, load_site(choice))}")
+
+
+def _say_price(choice: "SiteChoice", test_id: str, search: Mapping[str, Any]) -> None:
+    """Say what a bisect will cost; of a request that is not one, the bisect itself says why."""
+    from pydantic import ValidationError
+
+    from nightbridge.bisect.plan import BisectRequest
+    from nightbridge.tasks.bisect import price
+
+    with contextlib.suppress(ValidationError):
+        request = BisectRequest.model_validate(search)
+        note(f"bisect of {test_id}: about {price(test_id, request, load_site(choice))}")
+
+
+@site_options("system", "cluster", "store", "workspace")
+def try_change(
+    choice: "SiteChoice",
+    file: ScenarioArgument,
+    bridge: Annotated[
+        str | None, typer.Option("--bridge", metavar="REF|PR", help="Megatron-Bridge: a ref, or a pull request.")
+    ] = None,
+    core: Annotated[
+        str | None, typer.Option("--core", metavar="REF|PR", help="Its submodule Megatron-LM, in the same way.")
+    ] = None,
+    image: Annotated[str | None, typer.Option("--image", metavar="IMG", help="Container image.")] = None,
+    most_pairs: Annotated[int | None, typer.Option("--most-pairs", min=1, help="Pairs of runs at most.")] = None,
+    page: Annotated[
+        Path | None, typer.Option("--markdown", metavar="FILE", help="Write the answer there, for a pull request.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Run a change before it lands beside the test as its file says, in pairs on the same nodes, and judge it.
+
+    Exit code 0 when it is as good or better, 1 when it is worse or undecided, 3 when it fails, 4 when the control does.
+    """
+    from nightbridge import flows
+    from nightbridge.gate.trial import EXIT_CODES, markdown
+
+    if page is not None and not page.absolute().parent.is_dir():
+        raise InvalidInput("its folder does not exist", thing=str(page), advice="Create it, or name another file")
+    log = log_of(choice, f"try-{file.stem}")
+    note(f"log {log}")
+    with quiet(log):
+        found = flows.try_change(
+            file, bridge=bridge, core=core, image=image, most_pairs=most_pairs, **choice.parameters()
+        )
+    text = markdown(found)
+    if page is not None:
+        write_file(page, text.encode())
+    show(as_json, found.model_dump(mode="json"), text.splitlines)
+    return EXIT_CODES[found.answer]

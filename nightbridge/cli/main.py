@@ -5,15 +5,17 @@ is imported inside the commands, so that `--help` and `validate` start at once.
 """
 
 import io
+import re
 import signal
 import sys
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from typing import Annotated, NoReturn
 
 import typer
 
 from nightbridge import __version__
-from nightbridge.cli import demo, health, history, runs, store, validate
+from nightbridge.cli import demo, deploy, health, history, runs, start, store, validate
 from nightbridge.cli.options import EXIT_INTERNAL, EXIT_INVALID
 from nightbridge.cli.output import note
 from nightbridge.errors import InvalidInput, NightbridgeError
@@ -22,9 +24,12 @@ from nightbridge.processes import end_after_signals
 EXIT_INTERRUPTED, EXIT_TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
 
 COMMANDS: Mapping[str, Callable[..., int | None]] = {
+    "init": start.init,
+    "explain": start.explain,
     "validate": validate.validate,
     "render": validate.render,
     "rules": validate.rules,
+    "schema": validate.schema,
     "events": store.events,
     "run": runs.run_scenario,
     "nights": runs.list_nights,
@@ -38,15 +43,61 @@ COMMANDS: Mapping[str, Callable[..., int | None]] = {
     "accept": history.accept,
     "parity": history.parity,
     "bisect": history.bisect,
+    "attribute": history.attribute,
+    "try": history.try_change,
     "demo": demo.demo,
     "checkpoint": store.checkpoint,
     "verify": store.verify,
     "fetch": store.fetch,
+    "du": store.du,
     "prune": store.prune,
+    "deploy": deploy.deploy,
     "watchdog": health.watchdog,
     "doctor": health.doctor,
 }
 """Every command, in the order of `--help`."""
+
+MEANT: Mapping[str, str] = {
+    "list": "ls",
+    "jobs": "ls",
+    "runs": "ls",
+    "ps": "ls",
+    "queue": "ls",
+    "tests": "history",
+    "trend": "history",
+    "log": "logs",
+    "tail": "logs -f",
+    "watch": "status --watch",
+    "stop": "cancel",
+    "kill": "cancel",
+    "abort": "cancel",
+    "start": "run",
+    "submit": "run",
+    "rerun": "run FILE --night ID --new-attempt",
+    "lint": "validate",
+    "check": "validate",
+    "plan": "render",
+    "diff": "compare",
+    "undo": "accept --undo",
+    "revert": "accept --undo",
+    "decisions": "accept --list",
+    "download": "fetch",
+    "get": "fetch",
+    "restore": "fetch",
+    "clean": "prune",
+    "gc": "prune",
+    "delete": "prune",
+    "size": "du",
+    "disk": "du",
+    "version": "--version",
+    "help": "--help",
+    "new": "init",
+    "create": "init",
+    "describe": "explain",
+    "blame": "attribute",
+    "cause": "attribute",
+}
+"""What people type who know another tool, and the command that does it."""
 
 app = typer.Typer(
     name="nightbridge",
@@ -118,8 +169,16 @@ def _ending(error: BaseException) -> tuple[str, int]:
             return "terminated; a job that was submitted keeps running", EXIT_TERMINATED
     if format_message := getattr(error, "format_message", None):  # an error of typer's, for a wrong command line
         message = format_message().rstrip(".")
+        if unknown := re.match(r"No such command '([^']*)'", message):
+            return f"{unknown[0]}. {_command_meant(unknown[1])}See nightbridge --help.", EXIT_INVALID
         return f"{message}. See nightbridge --help." if message else "no command given", EXIT_INVALID
     return f"internal error: {type(error).__name__}: {error}", EXIT_INTERNAL
+
+
+def _command_meant(name: str) -> str:
+    """The command that somebody means by a name, as a sentence; empty where none is near."""
+    near = MEANT.get(name) or next(iter(get_close_matches(name, COMMANDS, n=1)), "")
+    return f"Did you mean `nightbridge {near}`? " if near else ""
 
 
 def _system_error(error: OSError) -> str:

@@ -95,10 +95,12 @@ def as_options(choice: "SiteChoice") -> str:
 
 def load_site(choice: "SiteChoice") -> "Site":
     """Return the site that a choice names; Prefect is loaded only for a name that must be a block's."""
-    from nightbridge.config.sites import plain_site
+    from nightbridge.config.sites import may_have_blocks, no_block, plain_site
 
     plain = plain_site(choice)
     if plain is None:
+        if not may_have_blocks():
+            raise no_block(choice)
         from nightbridge import blocks
         from nightbridge.flows.server import reach_server_with_blocks
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nightbridge.errors import InvalidInput
+from nightbridge.errors import DamagedData, InvalidInput
+from nightbridge.files import RefusedFile, open_regular
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -88,9 +89,13 @@ def show_text_file(path: Path) -> None:
     """Print a file that a job wrote, without the escape codes by which it could drive the terminal."""
     from nightbridge.outputs.logs import clean_line
 
-    with path.open("rb") as stream:
-        while piece := stream.readline(_PIECE):
-            sys.stdout.write(printable(clean_line(piece)))
+    try:
+        with open_regular(path) as stream:
+            while piece := stream.readline(_PIECE):
+                sys.stdout.write(printable(clean_line(piece)))
+    except RefusedFile as error:
+        advice = "Look at what the job left there"
+        raise DamagedData(f"not read: {error.strerror}", thing=str(path), advice=advice) from error
 
 
 def write_file(path: Path, data: bytes) -> None:

@@ -1,5 +1,6 @@
 """Runs and nights: `run`, `nights`, `ls`, `status`, `logs` and `cancel`."""
 
+import contextlib
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nightbridge.cli.console import log_of, quiet, show_in_place
 from nightbridge.cli.options import (
     RUN_HELP,
     JsonOption,
@@ -21,7 +23,7 @@ from nightbridge.cli.options import (
     open_site_store,
     site_options,
 )
-from nightbridge.cli.output import note, note_all, print_all, printable, show, show_text_file, verdict_lines, write_file
+from nightbridge.cli.output import note, print_all, printable, show, show_text_file, verdict_lines, write_file
 from nightbridge.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -57,6 +59,9 @@ def run_scenario(
     junit: Annotated[
         Path | None, typer.Option("--junit", metavar="FILE.xml", help="Write the verdicts there as JUnit XML.")
     ] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Show the log of the night; without it, it is in a file alone.")
+    ] = False,
 ) -> int:
     """Run every test of a file through all stages and compare it with its history.
 
@@ -71,23 +76,24 @@ def run_scenario(
         raise InvalidInput("its folder does not exist", thing=str(junit), advice="Create it, or name another file")
     tonight = new_night() if night is None else checked_night(night)
     scenario = check_scenario(config.load(file))
-    note(f"night {tonight}")
+    log = log_of(choice, tonight)
+    note(f"night {tonight}{'' if verbose else f', log {log}'}")
     from nightbridge.flows import nightly_regression
 
     try:
-        report = nightly_regression(
-            scenario,
-            night=tonight,
-            new_attempt=new_attempt,
-            **choice.parameters(),
-        )
+        with contextlib.nullcontext() if verbose else quiet(log):
+            report = nightly_regression(
+                scenario,
+                night=tonight,
+                new_attempt=new_attempt,
+                **choice.parameters(),
+            )
     except (KeyboardInterrupt, Terminated):
         note(f"interrupted: the jobs keep running. To resume, run the same command with --night {tonight}")
         note(f"cancel: nightbridge cancel --night {tonight}{as_options(choice)}")
-        note_all(f"cancel: nightbridge cancel {run.run_key}" for run in config.runs(scenario, tonight))
         raise
     document = {**report.model_dump(mode="json"), "exit_code": report.exit_code}
-    show(as_json, document, lambda: _night_lines(report, as_options(choice)))
+    show(as_json, document, lambda: _night_lines(report, file, as_options(choice)))
     if junit is not None:
         _write_junit(junit, report)
     return report.exit_code
@@ -205,10 +211,14 @@ def cancel(
     )
 
 
-def _night_lines(report: "NightReport", options: str) -> "Iterator[str | Table]":
+def _night_lines(report: "NightReport", file: Path, options: str) -> "Iterator[str | Table]":
     from nightbridge.report.sweeps import best_line, sweep_table
+    from nightbridge.report.tables import compact_lines
 
-    yield from verdict_lines(report.verdicts, options)
+    shown = verdict_lines if sys.stdout.isatty() else compact_lines
+    for line in shown(report.verdicts, options):
+        # Only here it is known which file the night came from.
+        yield line.replace("nightbridge run FILE ", f"nightbridge run {file} ") if isinstance(line, str) else line
     for sweep in report.sweeps:
         yield sweep_table(sweep)
         yield f"{sweep.test_id}: {best_line(sweep)}"
@@ -249,19 +259,23 @@ def _statuses(night: "Night", store: "ObjectStore", site: "Site", test_id: str =
 
 def _watch_night(name: str | None, store: "ObjectStore", site: "Site") -> None:
     """Show a night until it has ended: in place on a terminal, else whenever a line of it has changed."""
+    if sys.stdout.isatty():
+        show_in_place(_looks_at(name, store, site))
+        return
+    shown: list[str] = []
+    for lines in _looks_at(name, store, site):
+        print_all(line for line in lines if line not in shown)
+        shown = lines
+
+
+def _looks_at(name: str | None, store: "ObjectStore", site: "Site") -> Iterator[list[str]]:
+    """The lines of a night, or of the newest one, every few seconds until it has ended."""
     from nightbridge.nights.records import find_nights
     from nightbridge.nights.status import night_lines
 
-    shown: list[str] = []
     while True:
         nights = find_nights(store, limit=1, night=name)
-        lines = [line for night in nights for line in night_lines(night, _statuses(night, store, site))]
-        if sys.stdout.isatty():
-            print("\x1b[H\x1b[2J", end="")
-            print_all(lines)
-        else:
-            print_all(line for line in lines if line not in shown)
-        shown = lines
+        yield [line for night in nights for line in night_lines(night, _statuses(night, store, site))]
         if all(night.end and night.end.ended_at >= night.start.begun_at for night in nights):
             return
         time.sleep(WATCH_INTERVAL)
@@ -300,12 +314,12 @@ def _follow(attempt: "AttemptContext", site: "Site") -> None:
 
 def _errors_in(path: Path) -> "Iterator[str]":
     """The error of a log, where it has one, and its last lines."""
-    from nightbridge.outputs.logs import LogTail, read_logs
+    from nightbridge.outputs.logs import end_of_log
 
-    if error := read_logs([path]).last_error:
-        yield f"error: {printable(error)}"
-    tail = LogTail(path)
-    yield from map(printable, [*tail.new_lines(), *tail.last_line()][-LAST_LINES:])
+    end = end_of_log(path)
+    if end.error:
+        yield f"error: {printable(end.error)}"
+    yield from map(printable, end.lines[-LAST_LINES:])
 
 
 def _show_run_status(run_key: str, attempts: "Iterable[AttemptContext]", site: "Site", as_json: bool) -> None:

@@ -1,5 +1,6 @@
 """Stored files and disk space: `events`, `verify`, `fetch` and `prune`."""
 
+import io
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from nightbridge.harvest.retention import RunRemoval
     from nightbridge.models import Site, SiteChoice
-    from nightbridge.prune import Removal
+    from nightbridge.prune import Removal, Usage
 
 
 def events(
@@ -30,22 +31,23 @@ def events(
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE.parquet", help="Write the table there.")] = None,
 ) -> None:
     """Read TensorBoard event files into a table, up to the first damage of each."""
-    from nightbridge.outputs.event_files import metrics_parquet, read_event_files, scalar_table
+    import pandas as pd
+
+    from nightbridge.outputs.event_files import find_scalars
 
     if not path.exists():
         raise InvalidInput("no such file or folder", thing=str(path), advice="Name an event file or its folder")
-    files, damage = read_event_files(path.resolve())
-    table = scalar_table(files)
-    note_all(damage)
-    others = sum((Counter(file.skipped) for file in files), Counter[str]())
-    if others:
-        note(f"not scalars, left out: {', '.join(f'{count} {kind}' for kind, count in sorted(others.items()))}")
-    if not len(table) and not damage:
+    found, content = find_scalars(path.resolve())
+    table = pd.read_parquet(io.BytesIO(content))
+    note_all(found.damage)
+    if others := sorted(found.skipped.items()):
+        note(f"not scalars, left out: {', '.join(f'{count} {kind}' for kind, count in others)}")
+    if not len(table) and not found.damage:
         raise InvalidInput("no TensorBoard scalars", thing=str(path), advice="Name a folder with events.out.tfevents.*")
     if out is None:
         print_all(_tag_lines(table))
         return
-    write_file(out, metrics_parquet(table))
+    write_file(out, content)
     note(f"{len(table)} scalars written to {out}")
 
 
@@ -57,13 +59,15 @@ def checkpoint(
 
     Prints for each: verified, unproven (nothing is wrong, but a part of it has no checksum), in_progress, or damaged.
     """
-    from nightbridge.outputs.checkpoints import checkpoint_state, find_checkpoints
+    from nightbridge.outputs.checkpoints import checkpoint_folders, state_in_child
 
     if not folder.is_dir():
         raise InvalidInput("no such folder", thing=str(folder), advice="Name a checkpoint's folder")
-    paths = [found.path for found in find_checkpoints(folder)] or [folder.resolve()]
+    folder = folder.resolve()
     judged = [
-        {"path": path, "state": state, "reason": reason} for path in paths for state, reason in [checkpoint_state(path)]
+        {"path": path, "state": state, "reason": reason}
+        for path in checkpoint_folders(folder) or [folder]
+        for state, reason in [state_in_child(path)]
     ]
     show(as_json, judged, lambda: (f"{each['path']}: {each['state']}  {each['reason']}".rstrip() for each in judged))
     if bad := [str(each["path"]) for each in judged if each["state"] in ("damaged", "in_progress")]:
@@ -129,28 +133,77 @@ def prune(
     yes: Annotated[bool, typer.Option("--yes", help="Remove them; without this they are only listed.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """List old checkouts, images and stored runs, and remove them with --yes; never what is still needed.
+    """List old checkouts, images, launcher environments and stored runs, with reasons, and remove them with --yes.
+
+    Never what is still needed.
 
     Stored runs go only beyond the limits of the site's [store.retention], or of --store-days, --store-nights and
     --store-gb; never one that a baseline, the verdict of a run that stays, or an accepted decision refers to.
     """
-    from nightbridge.prune import Policy, find_old_checkouts, find_old_images, remove_checkouts, remove_images
+    from nightbridge.models import RetentionPolicy
+    from nightbridge.prune import (
+        Policy,
+        find_old_checkouts,
+        find_old_environments,
+        find_old_images,
+        remove_checkouts,
+        remove_environments,
+        remove_images,
+    )
 
     site = load_site(choice)
     policy = Policy(days=days, keep=keep, max_bytes=None if max_gb is None else int(max_gb * 1e9))
     checkouts = find_old_checkouts(site.workspace, policy)
     images = find_old_images(site.workspace, site.images_dir, policy, site.image_import)
+    environments = find_old_environments(site.environments_dir, policy)
     if yes:
+        environments = remove_environments(environments)
         checkouts = remove_checkouts(site.workspace, checkouts)
         images = remove_images(site.workspace, site.images_dir, images)
-    limits = {"days": store_days, "nights": store_nights, "max_gb": store_gb}
-    runs = _prune_store(site, {name: limit for name, limit in limits.items() if limit is not None}, yes)
-    removals = [*checkouts, *images]
+    given = {"days": store_days, "nights": store_nights, "max_gb": store_gb}
+    limits = {name: limit for name, limit in given.items() if limit is not None}
+    runs = _prune_store(site, limits, yes)
+    removals = [*checkouts, *images, *environments]
     show(as_json, {"removed": yes, "removals": removals, "runs": runs}, lambda: _removal_lines(removals, runs))
     if not as_json:
         size = sum(removal.size for removal in removals) + sum(old.run.size for old in runs)
-        total = f"{len(removals)} checkouts and images and {len(runs)} stored runs, {size / 1e9:.1f} GB"
+        total = (
+            f"{len(checkouts)} checkouts, {len(images)} images, {len(environments)} launcher environments and "
+            f"{len(runs)} stored runs, {size / 1e9:.1f} GB"
+        )
         note(f"removed {total}" if yes else f"would remove {total}; --yes removes them")
+        kept = f"kept: what was used in the last {days:g} days, up to {keep} of a kind, and what a live job names"
+        is_limited = limits or site.store_settings.retention != RetentionPolicy()
+        stored = "" if is_limited else "; stored runs have no limit set"
+        note(f"{kept}{stored}. `nightbridge du` shows what all of it takes")
+
+
+@site_options("system", "store", "workspace")
+def du(choice: "SiteChoice", as_json: JsonOption = False) -> None:
+    """Show what workspace and store take, part by part and test by test; every object of the store is listed."""
+    from nightbridge.prune import Usage, disk_usage
+
+    site = load_site(choice)
+    opened = open_site_store(site)
+    sizes: Counter[str] = Counter()
+    items: Counter[str] = Counter()
+    for found in opened.list(""):
+        parts = found.key.split("/")
+        part = f"store, {' of '.join(parts[:2]) if parts[0] == 'runs' else parts[0]}"
+        sizes[part] += found.size
+        items[part] += 1
+    parts_of_store = [
+        Usage(what=part, where=opened.url, items=items[part], size=size) for part, size in sizes.most_common()
+    ]
+    usages = [*disk_usage(site.workspace, site.environments_dir, site.images_dir), *parts_of_store]
+    total = sum(usage.size for usage in usages)
+    show(as_json, {"usages": usages, "total": total}, lambda: map(_usage_line, usages))
+    if not as_json:
+        note(f"{total / 1e9:.2f} GB in all; `nightbridge prune` lists what is not needed any more")
+
+
+def _usage_line(usage: "Usage") -> str:
+    return f"{usage.size / 1e6:12,.1f} MB {usage.items:8,} items  {usage.what:32} {usage.where}"
 
 
 def _tag_lines(table: "pd.DataFrame") -> Iterator[str]:

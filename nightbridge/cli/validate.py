@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -24,23 +24,34 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from nightbridge.cli.file_checks import FileReport
-    from nightbridge.models import ClusterLimits, Site, SiteChoice
-    from nightbridge.rules import Violation
+    from nightbridge.models import ClusterLimits, Site, SiteChoice, Violation
     from nightbridge.rules.catalogue import RuleEntry
+
+OutputForm = Literal["text", "json", "github"]
 
 
 @site_options("system", "cluster", "workspace")
 def validate(
     choice: "SiteChoice",
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="Test and scenario files, and ConfigContainer.yaml files.")
-    ],
+        list[Path] | None,
+        typer.Argument(metavar="FILE...", help="Test and scenario files, and ConfigContainer.yaml files."),
+    ] = None,
     as_json: JsonOption = False,
+    form: Annotated[
+        OutputForm, typer.Option("--format", help="For people, for programs, or annotations of GitHub Actions.")
+    ] = "text",
     tests_dir: TestsDirOption = None,
     pinned: Annotated[
         bool, typer.Option("--pinned", help="Fetch the pinned code and check against its own launcher and recipes.")
     ] = False,
     gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="GPUs that a ConfigContainer is to run on.")] = None,
+    shipped: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--shipped", metavar="CHECKOUT", help="Check what a checkout of Megatron-Bridge ships; may be repeated."
+        ),
+    ] = None,
     override: Annotated[
         list[str] | None,
         typer.Option("--override", metavar="KEY=VALUE", help="Applied to a ConfigContainer; may be repeated."),
@@ -52,7 +63,10 @@ def validate(
     is checked against the code that it pins. Megatron-Bridge dumps the ConfigContainer.yaml of a run: its own checks
     are made, and those that it misses.
     """
-    from nightbridge.cli.file_checks import check_container_file, check_file, code_of_site
+    from nightbridge.cli.file_checks import check_container_file, check_file, check_shipped, code_of_site
+
+    if not files and not shipped:
+        raise InvalidInput("nothing to validate", advice="Name files, or a checkout with --shipped")
 
     named = choice.cluster or choice.system
     site = load_site(choice) if named or pinned else None
@@ -62,10 +76,12 @@ def validate(
         check_container_file(file, override or [], gpus)
         if file.suffix in (".yaml", ".yml")
         else check_file(file, tests_dir or [], limits, code_of)
-        for file in files
+        for file in files or ()
     ]
+    reports += [check_shipped(checkout) for checkout in shipped or ()]
     valid = all(report.valid for report in reports)
-    show(as_json, {"valid": valid, "files": reports}, lambda: _report_lines(reports))
+    lines = _annotations if form == "github" else _report_lines
+    show(as_json or form == "json", {"valid": valid, "files": reports}, lambda: lines(reports))
     return 0 if valid else EXIT_INVALID
 
 
@@ -125,14 +141,22 @@ def rules(
         note("`nightbridge rules ID` shows the fields, versions and source of one")
 
 
+def schema() -> None:
+    """Print the JSON Schema of test and scenario files, for completion in editors: taplo, VS Code."""
+    from nightbridge.config.editor_schema import editor_schema
+
+    show(True, editor_schema(), lambda: ())
+
+
 def _report_lines(reports: "Iterable[FileReport]") -> "Iterator[str | Table]":
     for report in reports:
-        note_all(report.warnings)
         if report.error:
             yield report.error
-        yield from _finding_lines(report.findings)
+        if not report.error or report.findings[0].message not in report.error:
+            yield from _finding_lines(report.findings)
         for test in report.tests:
-            yield f"{test.source}: {test.id}: {'ok' if test.valid else 'INVALID'}"
+            points = f" ({test.points} points)" if test.points else ""
+            yield f"{test.source}: {test.id}: {'ok' if test.valid else 'INVALID'}{points}"
             yield from _finding_lines(test.findings)
 
 
@@ -141,19 +165,37 @@ def _finding_lines(findings: "Sequence[Violation]") -> "Iterator[str | Table]":
     if findings and sys.stdout.isatty():
         yield _findings_table(findings)
         return
-    for finding in findings:
-        yield f"  {finding.severity} [{finding.rule}] {finding.message}"
+    yield from (f"  {finding.line(finding.severity)}" for finding in findings)
 
 
 def _findings_table(findings: "Iterable[Violation]") -> "Table":
     from rich.text import Text
 
-    table = _table("severity", "rule", "problem and solution")
+    table = _table("severity", "rule", "where", "problem and solution")
     for finding in findings:
         # Text of a file is Text, never rich's markup.
         style = "bold red" if finding.severity == "error" else "yellow"
-        table.add_row(Text(finding.severity, style), Text(finding.rule), Text(finding.message))
+        where = Text("\n".join(finding.places))
+        table.add_row(Text(finding.severity, style), Text(finding.rule), where, Text(finding.message))
     return table
+
+
+def _annotations(reports: "Iterable[FileReport]") -> Iterator[str]:
+    """One workflow command of GitHub Actions for each place: `::error file=...,line=...,title=...::message`."""
+    found = [finding for report in reports for finding in report.findings]
+    for finding in [*found, *(each for report in reports for test in report.tests for each in test.findings)]:
+        for place in finding.places or ("",):
+            file, _, line = place.rpartition(":")
+            if not line.isdigit():
+                file, line = place, ""
+            properties = {"file": file, "line": line, "title": finding.rule}
+            written = ",".join(f"{name}={_escaped(value, ':,')}" for name, value in properties.items() if value)
+            yield f"::{finding.severity} {written}::{_escaped(finding.message, '')}"
+
+
+def _escaped(text: str, more: str) -> str:
+    """A text in a workflow command, whose separators are percent-encoded."""
+    return "".join(f"%{ord(letter):02X}" if letter in f"%\r\n{more}" else letter for letter in text)
 
 
 def _plan_lines(plans: Iterable[Mapping[str, Any]]) -> Iterator[str]:

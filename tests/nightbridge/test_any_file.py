@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from nightbridge.cli import main as cli
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).parents[2]
 SAMPLES = sorted(path for folder in ("examples", "practice") for path in (ROOT / "conf" / folder).rglob("*.toml"))
 TEXTS = {str(path.relative_to(ROOT / "conf")): path.read_text(encoding="utf-8") for path in SAMPLES}

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -390,7 +390,10 @@ def test_descriptors_are_not_leaked(tmp_path: Path) -> None:
 # --- who opens what a job can write ----------------------------------------------------------------------------------
 
 PACKAGE = Path(nightbridge.__file__).parent
-OF_JOBS = ("outputs", "harvest", "slurm", "goldens", "nights", "gate", "history", "report", "prune.py", "locking.py")
+OF_JOBS = (
+    *("outputs", "harvest", "slurm", "goldens", "nights", "gate", "history", "report", "store", "cli", "prune.py"),
+    *("locking.py", "secrets.py"),
+)
 OTHERS = [
     "harvest/restore.py: open",  # what it writes itself
     "locking.py: read_text",  # /proc
@@ -398,7 +401,13 @@ OTHERS = [
     "nights/prefect_api.py: read_text",  # Prefect's settings
     "outputs/reader_process.py: open",  # folders, without reading them
     "outputs/reader_process.py: read_text",  # /proc
+    "secrets.py: read_text",  # a TOML file of the site's
+    "slurm/launcher_forks.py: open",  # /dev/null
     "slurm/script.py: read_text",  # the launcher's script, before there is a job
+    "slurm/warm_launchers.py: fdopen",  # a pipe
+    "store/directory.py: open",  # an object, which is whole
+    "store/directory.py: read_bytes",
+    "store/s3_bulk.py: read_bytes",  # the site's certificate
 ]
 READING = {"read_text", "read_bytes", "open", "fdopen", "file_digest", "fromfile", "memmap", "loadtxt", "read_csv"}
 
@@ -427,3 +436,57 @@ def test_what_jobs_can_write_is_opened_in_one_place_only() -> None:
 
     assert sorted(each for module in modules for each in openings(module)) == OTHERS
     assert openings(PACKAGE / "files.py"), "what this looks for is found where it is"
+
+
+# --- who parses what a job has written -------------------------------------------------------------------------------
+
+
+IN_THE_CALLERS_PROCESS = {
+    ("cli/runs.py", "LogTail"),  # `logs --follow` shows lines, cut and without control codes, and parses none
+    ("harvest/selection.py", "tracked_iteration"),  # one bounded number
+    ("nights/status.py", "progress_in_log"),  # the last kibibytes of a log, in linear time
+    ("tasks/watch.py", "RunToRead"),  # the argument of a call
+}
+
+
+def calls(node: ast.AST) -> set[str]:
+    """The names of all that is called below a node, and of what `map_files` calls for it."""
+    found = [each for each in ast.walk(node) if isinstance(each, ast.Call)]
+    mapped = [each.args[0] for each in found if getattr(each.func, "id", "") == "map_files"]
+    called = [*(each.func for each in found), *mapped]
+    return {func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "") for func in called}
+
+
+def opening_readers(modules: Iterable[Path]) -> set[str]:
+    """The functions and classes that open files of jobs in the process of their caller, themselves or by what they call.
+
+    What is handed to `read_in_child` or `call_shared` is named there and not called.
+    """
+    defined = {
+        node.name: calls(node)
+        for module in modules
+        for node in ast.parse(module.read_text()).body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+    }
+    opening = {"open_regular", "read_regular"}
+    while more := {name for name, called in defined.items() if called & opening} - opening:
+        opening |= more
+    return opening
+
+
+def test_what_jobs_have_written_is_parsed_by_the_reader_process_only() -> None:
+    """Nobody outside `nightbridge.outputs` calls its readers but through the functions that call them in a child."""
+    readers = opening_readers((PACKAGE / "outputs").glob("*.py"))
+    assert {"read_logs", "read_event_files", "read_curves", "read_run", "find_checkpoints", "scalars"} <= readers
+    found = {
+        (str(path.relative_to(PACKAGE)), alias.name)
+        for top in (PACKAGE, *(PACKAGE / name for name in ("flows", "tasks", "blocks")))
+        for path in top.rglob("*.py")
+        if not path.is_relative_to(PACKAGE / "outputs")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("nightbridge.outputs")
+        for alias in node.names
+        if alias.name in readers
+    }
+
+    assert found == IN_THE_CALLERS_PROCESS

@@ -19,8 +19,10 @@ from nightbridge.prune import (
     Removal,
     choose,
     find_old_checkouts,
+    find_old_environments,
     find_old_images,
     remove_checkouts,
+    remove_environments,
     remove_images,
 )
 
@@ -68,8 +70,8 @@ class Place:
         self.workspace = workspace
         self.images = workspace / "images"
 
-    def checkout(self, digit: str, days: float) -> Path:
-        folder = self.workspace / "checkouts" / "Bridge" / (digit * 40)
+    def checkout(self, digit: str, days: float, ending: str = "") -> Path:
+        folder = self.workspace / "checkouts" / "Bridge" / f"{digit * 40}{ending}"
         folder.mkdir(parents=True)
         (folder / "code.py").write_text("x = 1\n")
         (folder / "code.py").chmod(0o444)
@@ -106,7 +108,7 @@ def place(tmp_path: Path) -> Place:
 
 
 def test_an_old_checkout_is_removed_and_a_newer_one_stays(place: Place) -> None:
-    old, new = place.checkout("a", 40), place.checkout("b", 3)
+    old, new = place.checkout("a", 40, "+submodules-0123456789ab"), place.checkout("b", 3)
 
     found = find_old_checkouts(place.workspace, Policy())
     assert [removal.path for removal in found] == [old]
@@ -262,7 +264,7 @@ def test_the_command_lists_first_and_removes_when_it_is_told(place: Place, capsy
     listed = capsys.readouterr()
     assert str(checkout) in listed.out
     assert str(image) in listed.out
-    assert "would remove 2 checkouts and images" in listed.err
+    assert "would remove 1 checkouts, 1 images, 0 launcher environments and 0 stored runs" in listed.err
     assert checkout.exists()
     assert image.exists()
 
@@ -272,3 +274,68 @@ def test_the_command_lists_first_and_removes_when_it_is_told(place: Place, capsy
     assert [removal["path"] for removal in told["removals"]] == [str(checkout), str(image)]
     assert not checkout.exists()
     assert not image.exists()
+
+
+def environment(folder: Path, name: str, days: float, base: str = "") -> Path:
+    """A layer of a launcher environment on a base that was used so long ago, or that base."""
+    made = folder / (f"{name}.0123abcd" if name.startswith("base-") else name)
+    (made / "bin").mkdir(parents=True)
+    (made / "bin" / "python").write_text("#!/bin/sh\n")
+    (made / "bin" / "python").chmod(0o755)
+    if base:
+        record = {"digest": name, "python_version": "3.11", "base": base, "url": "u", "commit": "c", "project": "p"}
+        more = {
+            "project_version": "1",
+            "nemo_run_version": "1",
+            "nemo_run_from": "layer",
+            "made_at": "2026-11-01T00:00Z",
+        }
+        (made / "environment.json").write_text(json.dumps(record | more))
+    else:
+        (folder / name).symlink_to(made.name)
+    then = time.time() - days * DAY_SECONDS
+    os.utime(made, (then, then))
+    return folder / name
+
+
+def test_old_launcher_environments_go_and_bases_that_no_kept_one_needs(tmp_path: Path) -> None:
+    needed, unneeded = (environment(tmp_path, f"base-{letter * 16}", 40) for letter in "ab")
+    young = environment(tmp_path, "c" * 16, 2, base=needed.name)
+    old = environment(tmp_path, "d" * 16, 40, base=unneeded.name)
+    used_meanwhile = environment(tmp_path, "e" * 16, 40, base=unneeded.name)
+
+    found = find_old_environments(tmp_path, Policy(days=30))
+    os.utime(used_meanwhile)
+    os.utime(unneeded)
+    removed = remove_environments(found)
+
+    assert {removal.path for removal in found} == {old, used_meanwhile, unneeded}
+    assert {removal.path for removal in removed} == {old}
+    again = remove_environments(find_old_environments(tmp_path, Policy(days=30)))
+    assert again == []
+    then = time.time() - 40 * DAY_SECONDS
+    for path in (used_meanwhile, unneeded):
+        os.utime(path, (then, then))
+    assert [each.path for each in remove_environments(find_old_environments(tmp_path, Policy()))] == [
+        used_meanwhile,
+        unneeded,
+    ]
+    assert {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")} == {
+        needed.name,
+        f"{needed.name}.0123abcd",
+        young.name,
+    }
+
+
+def test_du_shows_every_part_and_the_total(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "ws" / "checkouts" / "Megatron-Bridge").mkdir(parents=True)
+    (tmp_path / "ws" / "checkouts" / "Megatron-Bridge" / "file").write_bytes(bytes(3_000_000))
+    (tmp_path / "ws" / "store" / "runs" / "llama" / "n1").mkdir(parents=True)
+    (tmp_path / "ws" / "store" / "runs" / "llama" / "n1" / "data").write_bytes(bytes(2_000_000))
+
+    assert run(["du", "--workspace", str(tmp_path / "ws")]) == 0
+
+    shown = capsys.readouterr()
+    assert [line.split()[0] for line in shown.out.splitlines()] == ["3.0", "2.0"]
+    assert "store, runs of llama" in shown.out
+    assert shown.err.startswith("0.01 GB in all")

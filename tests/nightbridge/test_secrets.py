@@ -210,9 +210,9 @@ def test_a_value_with_gaps_is_masked_wherever_a_chunk_ends_in_it(
 
 def test_a_text_of_nothing_but_parts_of_a_value_is_masked_in_linear_time(tmp_path: Path) -> None:
     def seconds(count: int) -> float:
-        began = time.process_time()
+        began = time.thread_time()
         assert MASK.encode() not in masked(tmp_path, b"hf_0123456789\n" * count, ["hf_0123456789abcdef"])
-        return time.process_time() - began
+        return time.thread_time() - began
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(files, "CHUNK", 1 << 20)
@@ -429,9 +429,9 @@ def test_a_value_that_is_known_is_masked_whole_also_where_a_shape_would_end_insi
 def test_a_hostile_log_takes_time_in_proportion_to_its_length(unit: bytes) -> None:
     def seconds(size: int) -> float:
         text = (unit * size)[:size].decode("latin-1")
-        began = time.process_time()
+        began = time.thread_time()
         mask_text(text, SECRETS)
-        return time.process_time() - began
+        return time.thread_time() - began
 
     seconds(1)
     short, long = (min(seconds(size) for _ in range(3)) for size in (1 << 16, 1 << 18))

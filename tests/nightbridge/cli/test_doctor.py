@@ -2,20 +2,23 @@
 
 import json
 import subprocess
+import threading
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nightbridge.cli import main as cli
-from nightbridge.cli.doctor import Check, checks
+from nightbridge.doctor import Check, checks
 from nightbridge.models import ClusterSettings, ImageImport, SecretRef, Site, StoreSettings
 from nightbridge.store.factory import open_store
 from nightbridge.store.protocol import ObjectStore
 from tests.nightbridge.cli.conftest import Program
 from tests.real.slurm_daemons import SlurmDaemons
 
-SUBJECTS = ["workspace", "secrets", "git", "launcher environment", "containers", "cluster", "store"]
+SUBJECTS = ["workspace", "secrets", "git", "launcher environment", "containers", "cluster", "store", "Prefect API"]
 
 
 def findings_of(site: Site, store: Callable[[], ObjectStore] | None = None) -> dict[str, Check]:
@@ -134,7 +137,7 @@ def test_the_command_prints_a_line_for_each_and_exits_with_4_when_one_is_bad(
     document = json.loads(capsys.readouterr().out)
 
     assert good == 0
-    assert summary == "all 7 are well"
+    assert summary == f"all {len(SUBJECTS)} are well"
     assert "no site named: this is the embedded cluster" in said.err
     assert [line[2:24].strip() for line in lines] == SUBJECTS
     assert bad == 4
@@ -152,3 +155,29 @@ def test_a_name_that_only_a_block_could_have_is_refused_without_a_server(
     assert status == 2
     assert message.startswith("nightbridge: nosuch: no cluster, store or site of this name")
     assert "Give local, slurm, pyslurm, auto" in message
+
+
+@pytest.mark.parametrize(
+    ("answer", "address", "healthy"), [(200, "0.0.0.0", False), (200, "127.0.0.1", True), (401, "0.0.0.0", True)]
+)
+def test_an_api_that_others_reach_wants_a_login(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: int, address: str, healthy: bool
+) -> None:
+    class Api(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(answer)
+            self.end_headers()
+            self.wfile.write(b"[]")
+
+        def log_message(self, *arguments: Any) -> None:
+            pass
+
+    with HTTPServer(("0.0.0.0", 0), Api) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("PREFECT_API_URL", f"http://{address}:{server.server_port}/api")
+
+        found = findings_of(Site(workspace=tmp_path / "workspace"))["Prefect API"]
+        server.shutdown()
+
+    assert found.healthy is healthy
+    assert ("may start and change deployments" in found.what) is not healthy

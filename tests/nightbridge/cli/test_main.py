@@ -93,6 +93,33 @@ def test_commands_that_must_start_fast_import_nothing_heavy(arguments: list[str]
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("setting", [None, ("prefect.toml", '[api]\nurl = "http://127.0.0.1:9/api"\n')])
+def test_a_cluster_that_does_not_exist_is_told_without_prefect_unless_its_files_name_a_server(
+    tmp_path: Path, setting: tuple[str, str] | None
+) -> None:
+    if setting:
+        (tmp_path / setting[0]).write_text(setting[1])
+    code = (
+        "import sys\nfrom nightbridge.cli import main as cli\n"
+        f"ended = cli.run(['validate', {str(Path(TEST).absolute())!r}, '--cluster', 'nosuch'])\n"
+        "print(ended, 'prefect' in sys.modules)"
+    )
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**variables, "PREFECT_HOME": str(tmp_path / "prefect")},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+    assert ended.stdout == ("4 True\n" if setting else "2 False\n")
+    assert ("Give local, slurm, pyslurm, auto" in ended.stderr) == (setting is None)
+
+
 def test_the_entry_point_ends_with_the_commands_exit_code() -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "nightbridge", "validate", "nowhere.toml"],
@@ -143,3 +170,13 @@ def test_the_same_site_is_named_in_proposed_commands() -> None:
 
     assert as_options(choice) == " --system 'my site.toml' --workspace /ws"
     assert as_options(SiteChoice()) == ""
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("list", "ls"), ("version", "--version"), ("undo", "accept --undo"), ("prun", "prune")]
+)
+def test_an_unknown_command_leads_to_the_one_that_is_meant(nightbridge: Program, typed: str, meant: str) -> None:
+    code, _, err = nightbridge(typed)
+
+    assert code == 2
+    assert f"No such command '{typed}'. Did you mean `nightbridge {meant}`?" in err

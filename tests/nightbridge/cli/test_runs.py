@@ -1,6 +1,7 @@
 """`run`, `logs` and `demo`: nights, and how they are reported."""
 
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from nightbridge.files import write_model
+from nightbridge.gate.decisions import record_decision
 from nightbridge.models import (
     ClusterSettings,
     JobState,
@@ -204,17 +206,25 @@ def test_ls_lists_runs_and_how_far_the_live_ones_are(
     assert code == 0
     assert out.index("night 2026-11-22") < out.index("night 2026-11-21") < out.index("night 2026-11-20")
     (live,) = [line for line in out.splitlines() if job[2].tests[0].run_key in line]
-    assert "running since" in live
-    assert "383/60,000 steps, 1.220 s a step, ends about" in live
+    assert re.search(
+        r"  running, job 1, 383/60,000 steps, ends ~\d\d-\d\d \d\d:\d\d UTC, 1.220 s a step, since 20", live
+    )
     found = [run["test_id"] for night in json.loads(one)["nights"] for run in night["runs"]]
     assert found == ["deepseek", "deepseek"]
 
 
 def test_history_without_a_test_shows_all_of_them(nightbridge: Program, nights: Path) -> None:
+    store = open_store(StoreSettings(url=f"file://{nights}/store"))
+    record_decision(store, builders.make_decision("deepseek"))
     _, out, _ = nightbridge("history", "--workspace", str(nights))
     _, table, _ = nightbridge("history", "--workspace", str(nights), "--csv", "--since", "2026-11-21")
 
-    assert out.splitlines() == ["deepseek  ✓✓  passed", "llama     ✓◆  regressed: regressed"]
+    deepseek, llama = out.splitlines()
+    assert deepseek.startswith(
+        "deepseek  ✓✓  passed: the level since 2026-11-19 acknowledged by ada on 2026-11-21: known  "
+    )
+    assert re.fullmatch(r"llama     ✓◆  regressed  –  llama-2026-11-21-[0-9a-f]{10}", llama)
+    assert table.splitlines()[0] == "test_id,night,verdict,since,step_time,cause,decision,run_key"
     assert [line.split(",")[:3] for line in table.splitlines()[1:]] == [
         ["deepseek", "2026-11-21", "passed"],
         ["llama", "2026-11-21", "regressed"],
@@ -251,7 +261,7 @@ def test_the_error_of_a_log_and_its_last_lines_are_shown(nightbridge: Program, t
 
     _, out, _ = nightbridge("logs", "--errors", attempt.run_key, "--workspace", str(tmp_path / "ws"))
 
-    assert out.splitlines() == ["error: ValueError: nodata", *lines[-30:-1], "[rank0]: ValueError: nodata"]
+    assert out.splitlines() == ["error: ValueError: nodata (rank 0)", *lines[-30:-1], "[rank0]: ValueError: nodata"]
 
 
 def test_all_jobs_of_a_night_are_cancelled(
@@ -278,5 +288,5 @@ def test_a_night_is_watched_until_it_has_ended(
     code, out, _ = nightbridge("status", "--watch", "--workspace", str(nights))
 
     assert code == 0
-    assert out.count("running since") == 1
+    assert out.count("running, job 1") == 1
     assert out.splitlines()[-1] == "report: file:///r.html"

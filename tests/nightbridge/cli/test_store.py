@@ -111,6 +111,20 @@ def test_checkpoint_reads_every_byte_and_ends_with_an_error_for_a_damaged_one(
     assert "1 of 1 checkpoints are not whole" in err
 
 
+def test_checkpoint_reads_nothing_that_a_link_leads_to(nightbridge: Program, tmp_path: Path) -> None:
+    """It is read in a child that is confined to the folder; in this process the shard behind the link was read."""
+    folder = tmp_path / "here" / "step-1"
+    (tmp_path / "elsewhere").mkdir()
+    folder.mkdir(parents=True)
+    (folder / "sub").symlink_to(tmp_path / "elsewhere")
+    for name, content in saved_shards({"sub/__0_0.distcp": 4000}, random.Random(1)).items():
+        (folder / name).write_bytes(content)
+
+    code, out, _ = nightbridge("checkpoint", str(folder), "--json")
+
+    assert (code, json.loads(out)[0]["state"]) == (4, "damaged")
+
+
 def test_checkpoint_of_a_missing_folder_says_so(nightbridge: Program) -> None:
     code, _, err = nightbridge("checkpoint", "nowhere")
     assert (code, "nowhere: no such folder" in err) == (2, True)

@@ -47,8 +47,8 @@ def test_validate_checks_rules_as_well_as_keys(nightbridge: Program, broken: Cal
     code, out, _ = nightbridge("validate", broken("tp = 3\ngb = 0\n"))
 
     assert code == 2
-    assert "error [gpus-divide]" in out
-    assert "error [sizes-positive]" in out
+    assert "error: num_gpus 8 is not a multiple of tp 3" in out
+    assert "[sizes-positive]" in out
 
 
 def test_a_folder_of_tests_that_is_not_there_is_told(nightbridge: Program) -> None:
@@ -87,7 +87,7 @@ def test_validate_asks_the_cluster_only_when_one_is_named(
 
     assert without == 0
     assert code == 2
-    assert "error [nodes-allowed] num_gpus 16 need 2 nodes" in out
+    assert "error: num_gpus 16 need 2 nodes" in out
 
 
 def test_validate_does_the_offline_part_while_the_cluster_does_not_answer(
@@ -103,7 +103,7 @@ def test_validate_does_the_offline_part_while_the_cluster_does_not_answer(
 
     assert (good, bad) == (0, 2)
     assert "partition, nodes, GPUs and time limit. dgx: slurmctld is away" in told
-    assert "error [gpus-divide]" in out
+    assert "error: num_gpus 8 is not a multiple of tp 3" in out
 
 
 def test_validate_says_how_many_points_of_a_sweep_are_skipped_and_why(
@@ -113,8 +113,9 @@ def test_validate_says_how_many_points_of_a_sweep_are_skipped_and_why(
     none, refused, _ = nightbridge("validate", broken("tp = [3, 5]\n"))
 
     assert (some, none) == (0, 2)
-    assert "warning [gpus-divide] 1 of 3 points of the sweep are skipped" in out
-    assert "error [gpus-divide] 2 of 2 points" in refused
+    assert "warning: 1 of 3 points of the sweep are skipped" in out
+    assert "ok (3 points)" in out
+    assert "error: 2 of 2 points" in refused
 
 
 def test_validate_takes_the_configuration_that_a_run_has_dumped(nightbridge: Program, tmp_path: Path) -> None:
@@ -123,13 +124,117 @@ def test_validate_takes_the_configuration_that_a_run_has_dumped(nightbridge: Pro
 
     sound, out, _ = nightbridge("validate", str(path), "--gpus", "8")
     changed, found, _ = nightbridge("validate", str(path), "--gpus", "6", "--override", "train.train_iters=0", "--json")
-    unknown, told, _ = nightbridge("validate", str(path), "--override", "train.iters=0")
 
-    assert (sound, changed, unknown) == (0, 2, 2)
+    assert (sound, changed) == (0, 2)
     assert "ConfigContainer: ok" in out
     rules = {finding["rule"] for finding in json.loads(found)["files"][0]["tests"][0]["findings"]}
     assert rules == {"container-eval-batch", "container-train-batch", "container-no-training"}
+
+
+def test_a_violation_in_a_dump_names_the_lines_of_its_keys(nightbridge: Program, tmp_path: Path) -> None:
+    path = tmp_path / "ConfigContainer.yaml"
+    path.write_text(
+        "model:\n  transformer:\n    num_layers: 31\n    pipeline_model_parallel_size: 2\n    pipeline_dtype: bf16\n"
+        "train:\n  train_iters: 5\n  global_batch_size: 16\n  micro_batch_size: 1\noptimizer:\n  optimizer: adam\n  lr: x\n"
+    )
+
+    code, out, _ = nightbridge("validate", str(path))
+    unknown, told, _ = nightbridge("validate", str(path), "--override", "train.iters=0")
+
+    assert (code, unknown) == (2, 2)
+    assert f"\n  {path}:3: error: model.num_layers 31 is not a multiple of the pipeline's 2 stages" in out
+    assert f"\n  {path}:12: error: optimizer.lr is a number or null, not 'x' [container-types]" in out
     assert "'train.iters=0' does not name a key" in told
+
+
+LAUNCHER_PARSER = """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("-i", "--container_image")
+parser.add_argument("-c", "--compute_dtype")
+parser.add_argument("-g", "--gpu")
+parser.add_argument("--task")
+parser.add_argument("-m", "--model_family_name")
+parser.add_argument("-mr", "--model_recipe_name")
+parser.add_argument("-ng", "--num_gpus")
+parser.add_argument("-tp", "--tensor_model_parallel_size")
+parser.add_argument("-ms", "--max_steps")
+"""
+
+# --- every violation, with its line, in each form ---------------------------------------------------------------------
+
+WRONG = """name = "wrong"
+test_template_name = "MegatronBridge"
+foo = 1
+
+[cmd_args]
+model_family_name = "llama"
+model_recipe_name = "llama3_8b"
+gpu_type = "h100"
+container_image = "nvcr.io/nvidia/nemo:25.09"
+num_gpus = 7
+compute_dtype = "fp9"
+tp = 2
+gb = 13
+mb = 2
+cp = "x"
+max_steps = %s
+
+[extra_cmd_args]
+"train.train_iterz" = "5"
+
+[[git_repos]]
+url = "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git"
+commit = "v0.5.0"
+"""
+FOUND = {
+    ("configuration", 3),
+    ("configuration", 15),
+    ("gpus-divide", 10),
+    ("gpus-divide", 12),
+    ("batch-divides", 13),
+    ("batch-divides", 14),
+    ("choice", 11),
+    ("override-known", 19),
+}
+
+
+@pytest.mark.parametrize("steps", ["10", "[10, 20]"], ids=["one run", "sweep"])
+def test_keys_and_rules_are_checked_in_one_pass_and_each_violation_has_its_lines(
+    nightbridge: Program, tmp_path: Path, steps: str
+) -> None:
+    path = tmp_path / "wrong.toml"
+    path.write_text(WRONG % steps)
+
+    code, out, _ = nightbridge("validate", "--json", str(path))
+
+    findings = json.loads(out)["files"][0]["tests"][0]["findings"]
+    errors = [each for each in findings if each["severity"] == "error"]
+    assert code == 2
+    assert {(each["rule"], int(place.rpartition(":")[2])) for each in errors for place in each["places"]} == FOUND
+    assert {place.rpartition(":")[0] for each in errors for place in each["places"]} == {str(path)}
+
+
+def test_what_could_not_be_read_is_not_told_as_missing(nightbridge: Program, broken: Callable[[str], str]) -> None:
+    path = Path(broken("max_steps = 10\n"))
+    path.write_text(path.read_text().replace('gpu_type = "h100"', "gpu_type = 100"))
+    _, unread, _ = nightbridge("validate", str(path))
+
+    assert "cmd_args.gpu_type: must be text" in unread
+    assert "required-fields" not in unread
+
+
+def test_violations_are_annotations_of_github_actions(nightbridge: Program, tmp_path: Path) -> None:
+    path, syntax = tmp_path / "a,b.toml", tmp_path / "syntax.toml"
+    path.write_text(WRONG % 10)
+    syntax.write_text("name = \n")
+
+    code, out, _ = nightbridge("validate", "--format", "github", str(path), str(syntax))
+
+    assert code == 2
+    assert f"::error file={str(path).replace(',', '%2C')},line=3,title=configuration::foo: unknown key" in out
+    assert f"::error file={syntax},line=1,title=configuration::not valid TOML" in out
+    assert all(line.startswith(("::error file=", "::warning file=")) for line in out.splitlines())
 
 
 # --- rules ------------------------------------------------------------------------------------------------------------
@@ -149,6 +254,37 @@ def test_every_rule_has_a_reason_and_a_source(nightbridge: Program) -> None:
     rules = json.loads(nightbridge("rules", "--json")[1])["rules"]
 
     assert [rule["id"] for rule in rules if not (rule["reason"].endswith(".") and rule["source"])] == []
+
+
+def test_a_rule_that_follows_megatrons_code_names_the_commit_that_it_was_read_at(nightbridge: Program) -> None:
+    rules = json.loads(nightbridge("rules", "--json")[1])["rules"]
+    following = [rule for rule in rules if rule["source"].startswith("Megatron-")]
+
+    named = re.compile(r"(from|at) ([0-9a-f]{8}\b|the pinned commit)")
+    assert len(following) > 60
+    assert [rule["id"] for rule in following if not named.search(rule["source"])] == []
+    versions = {rule["id"]: rule["versions"] for rule in rules}
+    assert (versions["overlap-graphs"], versions["overlap-layer-graphs"]) == ("to v0.4.2", "from v0.5.0")
+
+
+def test_validate_checks_what_a_checkout_ships(nightbridge: Program, tmp_path: Path) -> None:
+    scripts = tmp_path / "scripts" / "performance"
+    folder = scripts / "configs" / "llama"
+    folder.mkdir(parents=True)
+    (scripts / "argument_parser.py").write_text(LAUNCHER_PARSER)
+    (folder / "llama3_workload_base_configs.py").write_text(
+        "LLAMA3_8B_PRETRAIN_CONFIG_H100_BF16_V1 = WorkloadBaseConfig(num_gpus=8, tensor_model_parallel_size=2)\n"
+        "LLAMA3_8B_PRETRAIN_CONFIG_B200_BF16_V1 = WorkloadBaseConfig(num_gpus=8, tensor_model_parallel_size=3)\n"
+    )
+
+    code, out, _ = nightbridge("validate", "--shipped", str(tmp_path))
+    nothing, _, told = nightbridge("validate", "--shipped", str(tmp_path / "scripts" / "performance"))
+    neither, _, _ = nightbridge("validate")
+
+    assert (code, nothing, neither) == (2, 2, 2)
+    assert "LLAMA3_8B_PRETRAIN_CONFIG_H100_BF16_V1: ok" in out
+    assert re.search(r"llama3_workload_base_configs.py:2: error: .*\[gpus-divide\]", out)
+    assert "ships no configurations that can be read" in told
 
 
 def test_rules_shows_one_rule_in_full(nightbridge: Program) -> None:

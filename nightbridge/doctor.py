@@ -1,4 +1,4 @@
-"""What `nightbridge doctor` checks: what a night needs on this host, tried in the order of the stages."""
+"""What `nightbridge doctor` and a block's check look at: what a night needs on this host."""
 
 import os
 import shutil
@@ -9,6 +9,7 @@ from nightbridge.errors import NightbridgeError, PermanentError
 from nightbridge.files import open_workspace
 from nightbridge.images.enroot import find_enroot
 from nightbridge.models import Model, SecretRef, Site
+from nightbridge.nights.prefect_api import configured_server
 from nightbridge.repos.environments import is_base_ready
 from nightbridge.repos.git import git_version
 from nightbridge.secrets import resolve_secret
@@ -48,6 +49,7 @@ def checks(site: Site, open_store: Callable[[], ObjectStore]) -> Iterator[Check]
         "containers": lambda: _containers(site),
         "cluster": lambda: _cluster(site),
         "store": lambda: _store(site, open_store),
+        "Prefect API": _prefect_api,
     }
     for subject, check in by_subject.items():
         try:
@@ -156,3 +158,25 @@ def _store(site: Site, open_store: Callable[[], ObjectStore]) -> str:
         return f"{store.url}: the first night makes it" if inside else _folder(store.root)
     store.check_writable()
     return f"{store.url}: can be written"
+
+
+def _prefect_api() -> str:
+    """Whether others may use the configured Prefect server.
+
+    Raises:
+        PermanentError: It is reached from other hosts, and takes whatever anybody sends.
+    """
+    server = configured_server()
+    if server is None:
+        return "no server is configured: flows bring their own"
+    try:
+        is_open = server.is_open()
+    except (OSError, ValueError) as error:
+        return f"{server.host}: does not answer ({error})"
+    if is_open and not server.host.startswith(("127.", "localhost", "[::1]")):
+        raise PermanentError(
+            "everybody who reaches it may start and change deployments",
+            thing=server.host,
+            advice="Set PREFECT_SERVER_API_AUTH_STRING for the server and PREFECT_API_AUTH_STRING for its clients",
+        )
+    return f"{server.host}: {'on this host alone, without a login' if is_open else 'wants a login'}"

@@ -1,0 +1,200 @@
+"""The first files of a user: `init` writes them, `explain` says what a key means."""
+
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nightbridge.cli.options import JsonOption
+from nightbridge.cli.output import note, show, write_file
+from nightbridge.errors import InvalidInput
+
+VERSION, IMAGE = "v0.4.2", "nvcr.io#nvidia/nemo:26.04.01"
+"""A release and the image that it was published with."""
+NEMO_RUN = "211d4b7439c1b5ee401cfbaba1765454ed438ff5"
+
+TEST = """\
+# {recipe} on {gpus} {gpu_type} GPUs. Whatever is not written here is the recipe's own.
+# `nightbridge explain cmd_args.mb` says what a key means; `nightbridge rules` what is checked.
+
+name = "{name}"
+test_template_name = "MegatronBridge"
+time_limit = "00:30:00"    # of the Slurm job
+
+[[git_repos]]
+url = "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git"
+commit = "{version}"    # a tag or commit stays what it is; a branch is resolved anew every night
+mount_as = "/opt/Megatron-Bridge"
+
+[nemo_run_repo]
+url = "https://github.com/NVIDIA-NeMo/Run.git"
+commit = "{nemo_run}"
+
+[cmd_args]
+gpu_type = "{gpu_type}"
+num_gpus = {gpus}
+container_image = "{image}"
+model_family_name = "{family}"
+model_recipe_name = "{recipe}"
+compute_dtype = "bf16"
+max_steps = {steps}
+# mb = [1, 2]    # a list is a sweep: one run for each value
+
+[harvest]
+checkpoint = "none"    # or "last", "all"
+
+# [gate]
+# step_time = 0.05    # widest band, relative
+"""
+
+SITE = """\
+# One cluster and one store: `--system {site}`, or found by itself in this folder as site.toml.
+
+workspace = "{workspace}"    # the compute nodes must see it under the same path
+
+[cluster]
+kind = "slurm"
+name = "{cluster}"
+partition = "{partition}"
+account = "{account}"
+containers = "pyxis"
+
+[store]
+url = "{store}"    # or s3://bucket/prefix, with endpoint_url, access_key and secret_key
+"""
+
+
+def init(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe of Megatron-Bridge, as llama3_8b.")],
+    gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="How many GPUs train.")] = None,
+    gpu_type: Annotated[str | None, typer.Option("--gpu-type", help="h100, b200, gb200, ...")] = None,
+    steps: Annotated[int | None, typer.Option("--steps", min=1, help="Steps of a run.")] = None,
+    version: Annotated[str, typer.Option("--version", help="A release of Megatron-Bridge.")] = VERSION,
+    image: Annotated[str, typer.Option("--image", help="Container image.")] = IMAGE,
+    workspace: Annotated[str | None, typer.Option("--workspace", help="Folder that the compute nodes see.")] = None,
+    cluster: Annotated[str | None, typer.Option("--cluster", help="What you call the cluster.")] = None,
+    partition: Annotated[str | None, typer.Option("--partition", help="Slurm's.")] = None,
+    account: Annotated[str | None, typer.Option("--account", help="Slurm's.")] = None,
+    store: Annotated[str | None, typer.Option("--store", help="file:// or s3:// URL.")] = None,
+    folder: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where the files go.")] = Path(),
+) -> None:
+    """Write a commented test file and a site file, from flags; on a terminal the missing ones are asked for.
+
+    An existing site file stays as it is. The test is checked as `nightbridge validate` does.
+    """
+    family = _family_of(recipe, version)
+    test, site = folder / f"{recipe}.toml", folder / "site.toml"
+    if test.exists():
+        raise InvalidInput("exists already", thing=str(test), advice="Name another folder with --out, or remove it")
+    kind = _ask("GPU type", gpu_type, "h100")
+    text = TEST.format(
+        name=f"{recipe}_{kind}",
+        recipe=recipe,
+        family=family,
+        version=version,
+        nemo_run=NEMO_RUN,
+        image=image,
+        gpu_type=kind,
+        gpus=_ask("GPUs", gpus, 8),
+        steps=_ask("steps of a run", steps, 50),
+    )
+    if not site.exists():
+        place = _ask("workspace, a folder that the compute nodes see", workspace, "/lustre/nightbridge")
+        settings = SITE.format(
+            site=site,
+            workspace=place,
+            cluster=_ask("name of the cluster", cluster, "slurm"),
+            partition=_ask("partition", partition, "batch"),
+            account=_ask("account", account, "default"),
+            store=_ask("store", store, f"file://{place}/store"),
+        )
+        write_file(site, settings.encode())
+        note(f"written: {site}")
+    write_file(test, text.encode())
+    note(f"written: {test}")
+    options = f" --system {site}"
+    note(f"next: nightbridge doctor{options}; nightbridge validate {test}; nightbridge run {test}{options}")
+
+
+def explain(
+    key: Annotated[str, typer.Argument(metavar="KEY", help="As cmd_args.mb, gate.pairs, or a table such as gate.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Say what a key of a test file means: its values, its default, and for a table its keys."""
+    from nightbridge.config.documents import unknown_key
+    from nightbridge.config.editor_schema import editor_schema
+
+    schema = editor_schema()
+    found: Mapping[str, Any] = schema["else"]
+    for part in key.split("."):
+        known = _properties(found, schema)
+        if part not in known:
+            raise InvalidInput(unknown_key(part, known), thing=key, advice="`nightbridge schema` prints all keys")
+        found = known[part]
+    show(as_json, found, lambda: _explanation(key, found, schema))
+
+
+def _explanation(key: str, found: Mapping[str, Any], schema: Mapping[str, Any]) -> Iterator[str]:
+    from nightbridge.config.documents import ELSEWHERE
+
+    resolved = _resolved(found, schema)
+    about = found.get("description") or resolved.get("description", "")
+    yield f"{key}: {about}".rstrip(": ")
+    for name in ("type", "enum", "minimum", "maximum", "default"):
+        value = resolved.get(name, found.get(name))
+        if value is not None and not isinstance(value, dict):
+            shown = ", ".join(map(str, value)) if isinstance(value, list) else value
+            yield f"  {name:8} {shown}"
+    others = [name for name, here in ELSEWHERE.items() if here == key.rpartition(".")[2]]
+    if others:
+        yield f"  elsewhere {', '.join(others)}"
+    keys = _properties(found, schema)
+    for name, value in keys.items():
+        yield f"  {name}  {_resolved(value, schema).get('description', '')}".rstrip()
+
+
+def _resolved(found: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a part of the schema refers to; of alternatives the first one that says most."""
+    while "$ref" in found:
+        found = schema["$defs"][found["$ref"].rpartition("/")[2]]
+    choices = [_resolved(one, schema) for one in found.get("anyOf", ()) if one.get("type") != "null"]
+    return {**choices[0], **found} if choices else found
+
+
+def _properties(found: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    resolved = _resolved(found, schema)
+    if resolved.get("type") == "array":
+        resolved = _resolved(resolved.get("items", {}), schema)
+    found_here: Mapping[str, Any] = resolved.get("properties", {})
+    return found_here
+
+
+def _family_of(recipe: str, version: str) -> str:
+    """The family of a recipe in a release.
+
+    Raises:
+        InvalidInput: The release is not known, or has no such recipe.
+    """
+    from difflib import get_close_matches
+
+    from nightbridge.launch.flags import version_of_ref
+    from nightbridge.launch.shipped import released_recipes
+
+    pinned = version_of_ref(version)
+    families = released_recipes(pinned) if pinned else {}
+    for family, names in families.items():
+        if recipe in names:
+            return family
+    known = sorted(name for names in families.values() for name in names)
+    near = get_close_matches(recipe, known, n=3) or known
+    advice = f"Name one of {', '.join(near)}" if near else "Name a release, as v0.4.2, with --version"
+    raise InvalidInput(f"no such recipe in {version}", thing=recipe, advice=advice)
+
+
+def _ask(question: str, given: Any, usual: Any) -> Any:
+    """What a flag says, else what a person answers on a terminal, else what is usual."""
+    if given is not None:
+        return given
+    return typer.prompt(question, default=usual, err=True) if sys.stdin.isatty() else usual

@@ -1,0 +1,74 @@
+"""The first files, and what a key means."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.nightbridge.cli.conftest import Program
+
+
+def test_init_writes_a_test_that_is_valid_and_a_site_that_loads(nightbridge: Program, tmp_path: Path) -> None:
+    code, _, err = nightbridge("init", "llama3_8b", "--gpus", "16", "--partition", "gpu", "--workspace", str(tmp_path))
+
+    assert code == 0
+    assert "next: nightbridge doctor --system site.toml" in err
+    valid, out, _ = nightbridge("validate", "llama3_8b.toml")
+    assert (valid, out) == (0, "llama3_8b.toml: llama3_8b_h100: ok\n")
+    assert tomllib.loads((tmp_path / "llama3_8b.toml").read_text())["cmd_args"]["num_gpus"] == 16
+    rendered, out, _ = nightbridge("render", "llama3_8b.toml", "--system", "site.toml")
+    assert rendered == 0
+    assert "gpu" in out
+
+
+def test_init_overwrites_nothing(nightbridge: Program, tmp_path: Path) -> None:
+    (tmp_path / "site.toml").write_text("workspace = 'mine'\n")
+    nightbridge("init", "llama3_8b")
+    mine = (tmp_path / "llama3_8b.toml").read_text()
+
+    code, _, err = nightbridge("init", "llama3_8b", "--gpus", "64")
+
+    assert code == 2
+    assert "llama3_8b.toml: exists already" in err
+    assert (tmp_path / "llama3_8b.toml").read_text() == mine
+    assert (tmp_path / "site.toml").read_text() == "workspace = 'mine'\n"
+
+
+def test_init_names_the_recipes_that_are_like_it(nightbridge: Program, tmp_path: Path) -> None:
+    code, _, err = nightbridge("init", "llama3_9b")
+
+    assert code == 2
+    assert "llama3_9b: no such recipe in v0.4.2. Name one of llama3_8b" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("cmd_args.mb", "micro_batch_size"),
+        ("gate.pairs", "maximum  5"),
+        ("harvest", "checkpoint  Which complete checkpoints are kept"),
+        ("git_repos.commit", "git_repos.commit"),
+    ],
+)
+def test_explain_says_what_a_key_means(nightbridge: Program, key: str, said: str) -> None:
+    code, out, _ = nightbridge("explain", key)
+
+    assert code == 0
+    assert said in out
+
+
+@pytest.mark.parametrize(
+    ("key", "advice"),
+    [
+        ("cmd_args.micro_batch_size", "unknown key; write mb"),
+        ("cmd_args.train_iters", "unknown key; write max_steps"),
+        ("cmd_args.extra_cmd_args", "unknown key; it is a table of the test, [extra_cmd_args]"),
+        ("gate.step_tme", "unknown key; did you mean 'step_time'?"),
+    ],
+)
+def test_the_names_of_megatron_and_nemo_lead_to_ours(nightbridge: Program, key: str, advice: str) -> None:
+    code, _, err = nightbridge("explain", key)
+
+    assert code == 2
+    assert advice in err
