@@ -4,25 +4,25 @@ VENV := .venv
 BIN := $(VENV)/bin
 # pip names every local index folder that it does not find; the demo's reader has no use for that.
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
-SEEDS ?= 5
+SEEDS ?= 3
 # A machine of usual speed needs less; a slower one leaves the last tests out and says how many. CI leaves none out.
 TEST_MINUTES ?= $(if $(filter true,$(CI)),inf,20)
 
 # The one command that resolves versions. What stands in a lock file already keeps its version; UPGRADE=--upgrade moves all.
 LOCK = $(BIN)/uv pip compile --quiet --system-certs --universal --python-version 3.11 --generate-hashes --no-annotate --no-header $(UPGRADE)
 
-# The marks of tests that need a part besides Python: see pyproject.toml.
-PARTS := slurm or s3 or registry or prefect or embedded or launcher or random_kill
+# The marks of tests that need a part besides Python, or minutes: see pyproject.toml.
+PARTS := slurm or s3 or registry or prefect or embedded or launcher or random_kill or thorough
 
 # Nothing that is started here sends usage data: Prefect's commands, its server and its workers with the flows they run.
 export DO_NOT_TRACK := 1
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 
-.PHONY: help require install lock demo check test docs lint soak bench server deploy worker night clean
+.PHONY: help require install lock demo check test docs lint soak bench server deploy worker night clean clean-all
 
 help:
 	@echo "make demo     the whole pipeline on this machine, from nothing"
-	@echo "make check    style, types, layers, and the tests that need Python only: before every commit"
+	@echo "make check    style, types, layers, and the quick tests that need Python only: before every commit"
 	@echo "make test     style, types, layers and all tests, on real parts where they can be installed"
 	@echo "make lock     resolve the lock files again, after a change of pyproject.toml or launcher.in"
 	@echo "make docs     the documentation as a site in site/, with every warning as an error"
@@ -31,6 +31,8 @@ help:
 	@echo "make server   a Prefect server with the settings of prefect.toml"
 	@echo "make deploy   work pool, queues, blocks and deployments to the Prefect server"
 	@echo "make worker   a worker that runs what is due"
+	@echo "make clean    remove what can be made again; the store stays"
+	@echo "make clean-all  remove the store in .nightbridge, too: history and decisions; asks first"
 	@echo "make night    start a night by hand: a new one, or NIGHT=ID, which goes on where it had ended"
 
 require:
@@ -84,6 +86,7 @@ soak: install
 	NIGHTBRIDGE_SEEDS=500 $(BIN)/pytest -s tests/nightbridge/slurm/test_soak.py
 	NIGHTBRIDGE_FUZZ=100 $(BIN)/pytest -s tests/test_fuzz.py
 	NIGHTBRIDGE_SEEDS=200 $(BIN)/pytest -m random_kill --timeout 7200 --ignore tests/nightbridge/slurm/test_soak.py
+	$(BIN)/python benchmarks/restore.py --files 0 --small 0 --gib 0 --times 1000
 	NIGHTBRIDGE_EVERY_STAGE=1 $(BIN)/pytest -s tests/nights --ignore tests/nights/test_soak.py
 	NIGHTBRIDGE_SOAK_NIGHTS=30 NIGHTBRIDGE_SOAK_TESTS=6 $(BIN)/pytest -s tests/nights/test_soak.py
 
@@ -97,9 +100,7 @@ server: install
 	$(BIN)/prefect server start
 
 deploy: install
-	$(BIN)/prefect block register -m nightbridge.blocks
-	$(BIN)/python -m nightbridge.flows.deploy prepare
-	$(BIN)/prefect --no-prompt deploy --all
+	$(BIN)/nightbridge deploy
 
 # A worker gives up when twelve of its requests in a row have failed, and ends the flows that it runs. With Prefect's 5
 # further tries of each (2, 4, 8 ... s apart) that was after 22 minutes without the server, with 10 it is after hours. It
@@ -112,5 +113,13 @@ worker: install
 night: install
 	$(BIN)/python -m nightbridge.flows.deploy night $(NIGHT)
 
+# The workspace holds the store: history and decisions, which nothing brings back.
 clean:
-	rm -rf $(VENV) .nightbridge
+	rm -rf $(VENV) site .nightbridge/envs .nightbridge/practice .nightbridge/demo-prefect
+	@test ! -d .nightbridge || echo "kept: .nightbridge with its store; make clean-all removes it, too"
+
+clean-all:
+	@test -d .nightbridge || exit 0; \
+	echo "removes .nightbridge: $$(ls .nightbridge/store/nights 2>/dev/null | wc -l) nights, $$(ls .nightbridge/store/decisions 2>/dev/null | wc -l) clusters' decisions, $$(du -sh .nightbridge | cut -f1)"; \
+	printf "type yes: "; read answer; test "$$answer" = yes
+	rm -rf $(VENV) site .nightbridge

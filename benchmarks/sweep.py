@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nightbridge.launch.resources import at_point
-from nightbridge.models import Compat, GitRepo, SweepAxis, TestDefinition
+from nightbridge.models import Compat, GitRepo, HarvestPolicy, SweepAxis, TestDefinition
 from nightbridge.rules import check_test, errors_of, expansion_of, grid_of
 from nightbridge.rules.profiles import CLOUDAI_RULES
 from nightbridge.rules.rule import RuleContext
@@ -82,6 +82,7 @@ def swept(compat: Compat, axes: Axes) -> TestDefinition:
         nemo_run_repo=GitRepo(url="https://github.com/NVIDIA-NeMo/Run.git"),
         axes=tuple(SweepAxis(field=f"cmd_args.{name}", values=tuple(values)) for name, values in axes.items()),
         compat=compat,
+        harvest=HarvestPolicy(checkpoint="none"),
     )
 
 
