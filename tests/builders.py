@@ -17,6 +17,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from nightbridge.attribution.axes import Factor
+from nightbridge.attribution.belief import Design
+from nightbridge.attribution.plan import AttributionPlan
+from nightbridge.attribution.result import ExchangeRun, next_designs
+from nightbridge.bisect.search import BisectPolicy, Levels
+from nightbridge.gate.decisions import Decision
 from nightbridge.gate.verdict import compare
 from nightbridge.harvest.manifest import Manifest, commit_manifest
 from nightbridge.history.rows import HistoryRow, row_of
@@ -259,7 +265,12 @@ def make_verdict(
 
 def scalar_table(**curves: Mapping[int, float]) -> pd.DataFrame:
     """Scalars as `metrics.parquet` has them; `lm_loss` stands for `lm loss`, `grad_norm` for `grad-norm`."""
-    names = {"lm_loss": "lm loss", "grad_norm": "grad-norm", "learning_rate": "learning-rate"}
+    names = {
+        "lm_loss": "lm loss",
+        "grad_norm": "grad-norm",
+        "learning_rate": "learning-rate",
+        "iteration_time": "iteration-time",
+    }
     rows = [
         (names[name], step, value, False) for name, curve in curves.items() for step, value in sorted(curve.items())
     ]
@@ -319,3 +330,66 @@ def store_night(
         store.put(f"{folder}/verdict.json", verdict.model_dump_json().encode())
     record_end(store, NightReport(scenario="nightly", night=night, verdicts=judged, report=""))
     return start, judged
+
+
+def make_decision(test_id: str, until: str = "") -> Decision:
+    """A decision about a level that began on 2026-11-19."""
+    return Decision(
+        kind="acknowledged",
+        cluster="local",
+        series=f"{test_id}-0123456789ab",
+        test_id=test_id,
+        since="2026-11-19",
+        night="2026-11-20",
+        until=until,
+        who="ada",
+        why="known",
+        when=datetime(2026, 11, 21, tzinfo=UTC),
+    )
+
+
+ATTRIBUTED_FACTORS = (
+    Factor(axis="image", good="nemo@sha256:1", bad="nemo@sha256:2"),
+    Factor(axis="megatron_bridge", key="megatron_bridge", good="a" * 40, bad="e" * 40),
+    Factor(axis="configuration", key="cmd_args.mbs", good=1, bad=2),
+    Factor(axis="nodes", good=["node1"], bad=["node7"]),
+)
+ATTRIBUTION_PLAN = AttributionPlan(
+    attribution_id="2026-11-21-attribute-01234567",
+    test_id="t",
+    cluster="dgx",
+    series="llama3-8b-0123456789ab",
+    metric="step_time",
+    statistic="step_time",
+    unit="s",
+    since="2026-11-21",
+    good_night="2026-11-20",
+    bad_night="2026-11-21",
+    good="runs/good",
+    bad="runs/bad",
+    levels=Levels(good=1.0, bad=1.08, noise=0.005),
+    factors=ATTRIBUTED_FACTORS,
+    policy=BisectPolicy(most_runs=40),
+)
+
+
+def exchange_run(
+    design: Design, value: float | None, number: int = 1, status: VerdictStatus = VerdictStatus.PASSED
+) -> ExchangeRun:
+    """A run of an hour on eight GPUs."""
+    return ExchangeRun(
+        number=number, design=design, run_key=f"k{number}", status=status, value=value, gpu_seconds=8 * 3600.0,
+        prefix=f"runs/{number}",
+    )  # fmt: skip
+
+
+def exchange_runs(
+    culprits: Sequence[int], plan: AttributionPlan = ATTRIBUTION_PLAN, most: int = 40
+) -> list[ExchangeRun]:
+    """The runs until it ends, where these factors share the change."""
+    runs: list[ExchangeRun] = []
+    while designs := next_designs(plan, runs, 1, 8.0)[0]:
+        for design in designs:
+            part = sum(design[culprit] for culprit in culprits) / len(culprits)
+            runs.append(exchange_run(design, 1.0 + 0.08 * part, len(runs) + 1))
+    return runs

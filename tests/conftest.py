@@ -49,6 +49,8 @@ MINUTES = float(os.environ.get("NIGHTBRIDGE_TEST_MINUTES", "inf"))
 """How long tests may go on being started: `make test` bounds it, so that a slow machine still gives a result in time."""
 
 _STARTED = time.monotonic()
+_UMASK = os.umask(0o022)
+os.umask(_UMASK)
 
 _MARK_OF_FIXTURE = {
     "slurm_cluster": "slurm",
@@ -142,11 +144,10 @@ def need(reason: str | None) -> None:
 
 @pytest.fixture(autouse=True)
 def umask_of_this_process() -> Iterator[None]:
-    """A test that opens a workspace makes the files of the process private; those of the next test are as before."""
-    before = os.umask(0o022)
-    os.umask(before)
+    """What opens a workspace, be it a test or a fixture, makes the files of the process private; not those of others."""
+    os.umask(_UMASK)
     yield
-    os.umask(before)
+    os.umask(_UMASK)
 
 
 @pytest.fixture(scope="session")
@@ -173,10 +174,15 @@ def session_repositories(practice_folder: Path) -> PracticeRepositories:
 
 @pytest.fixture
 def repositories(session_repositories: PracticeRepositories) -> Iterator[PracticeRepositories]:
-    """The practice repositories with `main` where it begins."""
-    move_main(session_repositories, session_repositories.sha("main"))
+    """The practice repositories with each `main` where it begins."""
+    _move_back(session_repositories)
     yield session_repositories
-    move_main(session_repositories, session_repositories.sha("main"))
+    _move_back(session_repositories)
+
+
+def _move_back(repositories: PracticeRepositories) -> None:
+    move_main(repositories, repositories.sha("main"))
+    move_main(repositories, repositories.sha("main", "megatron_lm"), "megatron_lm")
 
 
 @pytest.fixture

@@ -12,14 +12,22 @@ from pathlib import Path
 import pytest
 
 from benchmarks import polling, practice_month, restore, upload
+from examples.practice.repositories import add_submodule, bump_submodule, commit_many, make_practice_repositories
 from nightbridge.cli.main import run as nightbridge
 from tests.real.prefect_server import PrefectServer
 from tests.real.s3_servers import S3Server
 from tests.real.slurm_daemons import SlurmDaemons
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).parents[1]
 
 SMALL = {
+    "attribution.py": (
+        ["--noise", "NOISE", "--causes", "8", "--processes", "1"],
+        r"1 cause\(s\): right (87.5|100.0)%(?s:.*)bump 0",
+    ),
+    "bisect_searches.py": (["10"], r"hang +right (90|100).0%"),
     "clone.py": (["--scale", "0.01", "--repeats", "1"], "ratio .* x"),
     "detection.py": (["--series", "1", "--steps", "1", "--kinds", "gaussian", "--processes", "1"], "FA/year"),
     "error_rate.py": (
@@ -28,11 +36,14 @@ SMALL = {
     ),
     "event_files.py": (["--events", "2000"], r"nightbridge .* M events/s"),
     "masking.py": ([], r"log: \d+ MB/s; weights: \d+ MB/s"),
+    "containers.py": (["DUMP", "--count", "3"], r"moved +nightbridge refuses \d of 3\n(?s:.*)switches +nightbridge"),
     "overrides.py": (["DUMP", "4", "1"], "same answer as Hydra for 4 of 4\n"),
     "parity.py": (["--pairs", "5"], "5 synthetic pairs"),
-    "reader.py": (["2", "2"], "through the child: .* s of processor time for each run"),
+    "reader.py": (["2", "2", "2000", "1"], r"for each run\n(?s:.*)6 MiB of shards: .* s in children"),
     "reading_commands.py": (["8", "2"], r"history .* s of processor time"),
+    "report_page.py": (["3", "6", "3", "4"], r"index, 3 tests x 4 nights: .* s of processor time"),
     "startup.py": (["1"], "nightbridge validate .* s"),
+    "submitting.py": (["2"], r"forked: 2 submissions in .*\n.*\nratio of processor time [1-9]"),
     "sweep.py": (["--values", "2"], "ratio|one configuration after the other"),
     "distribution.py": (["--noise", "NOISE"], "narrowest band"),
     "upload.py": (["--repeats", "0", "--sparse-gb", "0.03"], "one sparse file of 0.03 GB"),
@@ -40,7 +51,14 @@ SMALL = {
 }
 """Arguments, and what is printed then. Those that need a real part have a test of their own below."""
 
-IN_TESTS_OF_THEIR_OWN = {"checkpoint_damage.py", "night_scale.py", "polling.py", "practice_month.py", "restore.py"}
+IN_TESTS_OF_THEIR_OWN = {
+    "checkpoint_damage.py",
+    "lineage.py",
+    "night_scale.py",
+    "polling.py",
+    "practice_month.py",
+    "restore.py",
+}
 PROGRAM_OF_ANOTHER = {"discarding_server.py"}
 
 
@@ -72,8 +90,11 @@ def dump(tmp_path: Path) -> Path:
     """A part of the ConfigContainer that a run writes."""
     path = tmp_path / "ConfigContainer.yaml"
     path.write_text(
-        "train: {train_iters: 50, global_batch_size: 128, manual_gc: true}\n"
+        "train: {_target_: c.T, train_iters: 50, global_batch_size: 128, micro_batch_size: 1, manual_gc: true}\n"
+        "model: {_target_: c.M, transformer: {_target_: c.C, num_layers: 32, bf16: true, sequence_parallel: false}}\n"
+        "ddp: {_target_: c.D, overlap_grad_reduce: true, overlap_param_gather: false}\n"
         "optimizer: {lr: 0.0003, clip_grad: 1.0, use_distributed_optimizer: true}\n"
+        "checkpoint: {ckpt_format: torch_dist, save_interval: 50}\n"
     )
     return path
 
@@ -123,7 +144,7 @@ def test_restores_are_measured_also_through_cuts_and_many_times(
     printed = capfd.readouterr().out
     assert re.search(r"nightbridge +[\d.]+ s .* x nightbridge", printed)
     assert re.search(r"every third body cut: [\d.]+ s", printed)
-    assert "1 uploads and restores: 0 failed" in printed
+    assert "1 uploads and restores, 50 in a process: 0 processes failed" in printed
 
 
 def test_queries_to_slurm_are_counted(
@@ -144,3 +165,17 @@ def test_the_practice_month_has_a_valid_site_and_test(tmp_path: Path) -> None:
     site, test = practice_month._files(tmp_path, f"file://{tmp_path}/practice/Megatron-Bridge.git")
 
     assert nightbridge(["validate", str(test), "--system", str(site)]) == 0
+
+
+def test_the_commits_inside_of_bumps_are_counted(tmp_path: Path) -> None:
+    repositories = make_practice_repositories(tmp_path / "practice")
+    good = add_submodule(repositories)
+    core = commit_many(repositories, ["One", "Two"], {}, workload="megatron_lm")
+    bad = bump_submodule(repositories, "Bump", core[-1])
+
+    printed = printed_by(
+        "lineage.py", good, bad, "--url", repositories.bridge_url, "--workspace", str(tmp_path / "workspace")
+    )
+
+    assert "1 commits, 1 bumps, 0 to another branch" in printed
+    assert "{'inner': 2}" in printed

@@ -102,3 +102,25 @@ def test_all_that_the_project_asks_for_is_locked() -> None:
     locked = set(re.findall(r"^([\w.-]+)==", (ROOT / "requirements.lock").read_text(), re.MULTILINE))
 
     assert [name for name in names if name not in locked] == []
+
+
+def test_clean_keeps_the_store_and_clean_all_asks(tmp_path: Path) -> None:
+    (tmp_path / "Makefile").write_text((ROOT / "Makefile").read_text())
+    kept = tmp_path / ".nightbridge" / "store" / "nights" / "2026-11-21"
+    kept.mkdir(parents=True)
+    (tmp_path / ".nightbridge" / "envs").mkdir()
+    (tmp_path / ".venv").mkdir()
+
+    def make(target: str, answer: str = "") -> subprocess.CompletedProcess[str]:
+        command = [str(shutil.which("make")), "--no-print-directory", target]
+        return subprocess.run(command, cwd=tmp_path, input=answer, capture_output=True, text=True, check=False)
+
+    assert make("clean").returncode == 0
+    assert not (tmp_path / ".venv").exists()
+    assert not (tmp_path / ".nightbridge" / "envs").exists()
+    refused = make("clean-all", "no\n")
+    assert refused.returncode != 0
+    assert "removes .nightbridge: 1 nights" in refused.stdout
+    assert kept.exists()
+    assert make("clean-all", "yes\n").returncode == 0
+    assert not kept.exists()

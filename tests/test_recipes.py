@@ -74,7 +74,7 @@ def _gpus_named(run: RuleContext) -> Iterator[str]:
 ''',
     )
 
-    assert "warning [gpus-named] num_gpus is 8; write another number" in program("validate", str(TEST_FILE))
+    assert "warning: num_gpus is 8; write another number [gpus-named]" in program("validate", str(TEST_FILE))
     assert re.search(r"reason +A test of the recipe\.", program("rules", "gpus-named"))
 
 

@@ -13,7 +13,6 @@ from examples.practice.repositories import (
     PracticeRepositories,
     commit_behaviour,
     install_torchrun,
-    move_main,
 )
 from nightbridge.models import CheckpointState
 from nightbridge.models.metrics import METRIC_BY_NAME

@@ -29,6 +29,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "the container image": ("debootstrap",),
     "PostgreSQL": ("postgresql",),
     "the clock": ("faketime", "libfaketime"),
+    "the browser": ("chromium-headless-shell",),
 }
 ASKED = os.environ.get("NIGHTBRIDGE_TEST_INSTALL") == "1"
 POLICY = Path("/usr/sbin/policy-rc.d")
