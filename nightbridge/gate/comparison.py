@@ -40,6 +40,7 @@ from nightbridge.history.metrics import (
     format_change,
     format_percent,
     format_value,
+    is_required,
     measured,
 )
 from nightbridge.history.nightly_values import (
@@ -55,7 +56,7 @@ from nightbridge.history.nightly_values import (
 )
 from nightbridge.history.reading import is_good
 from nightbridge.history.rows import HistoryRow
-from nightbridge.models import Comparison, ComparisonStatus, GatePolicy, Limits, MetricName, RunRecord, TestDefinition
+from nightbridge.models import Comparison, ComparisonStatus, GatePolicy, Limits, MetricName, RunRecord
 from nightbridge.models.metrics import METRIC_BY_NAME, Metric
 from nightbridge.models.verdict import ReferenceResult
 
@@ -149,12 +150,6 @@ class MetricResult(NamedTuple):
         return self.proven or str(self.agreement or "")
 
 
-def is_required(metric: Metric, test: TestDefinition, value: float | None, earlier: Sequence[float]) -> bool:
-    """Whether a run must have a metric, or has it: once an earlier run measured it, later ones have to."""
-    always = metric.always and (test.has_launcher or not metric.launcher_only)
-    return always or metric.name in test.gate.required or value is not None or bool(earlier)
-
-
 def compare_metric(metric: Metric, tonight: Tonight) -> MetricResult | None:
     """Compare one metric of the run with its history; None where the metric is none of this test's."""
     decisions = in_force(tonight.evidence.decisions, metric.name)
@@ -163,8 +158,7 @@ def compare_metric(metric: Metric, tonight: Tonight) -> MetricResult | None:
         for night in tonight.nights[:-1]
     )
     series = _Series(metric, tonight, past)
-    values = series.past_values()
-    known = [value for value in values if value is not None]
+    known = [value for value in series.past_values() if value is not None]
     own = measured(metric, tonight.record.summary)
     if not is_required(metric, tonight.record.spec.test, own, known):
         return None
@@ -172,8 +166,7 @@ def compare_metric(metric: Metric, tonight: Tonight) -> MetricResult | None:
         return compare_with_band(
             metric, None, Band(known[-1] if known else None, metric.threshold(series.gate), 0, 0.0), 0
         )
-    runs = [value for run in tonight.nights[-1].runs if (value := _tonights_value(run, metric)) is not None] or [own]
-    steady = series.without_cluster([*values, statistics.median(runs)])
+    steady = series.steady
     good = [
         index
         for index, night in enumerate(past)
@@ -182,25 +175,25 @@ def compare_metric(metric: Metric, tonight: Tonight) -> MetricResult | None:
         and (is_good(night.own) or is_accepted(decisions, metric.name, night.own.night))
         and not passed_by_ended(decisions, metric.name, night.own.night)
     ]
-    singles = series.first_runs(values, steady)
+    singles = series.first_runs(metric.field, steady)
     band = band_of(
         metric,
         series.gate,
         [value for index in good if (value := steady[index]) is not None],
         [singles[index] for index in good],
     )
-    explained = _ratio(statistics.median(runs), steady[-1])
-    alone = _compare_runs(series, runs, explained, band)
+    explained = _ratio(statistics.median(series.runs), steady[-1])
+    alone = _compare_runs(series, explained, band)
     back = None if alone.comparison.change is None else moved_back(metric, tonight.nights, alone.comparison.change)
     if back is not None:
         found = compare_metric(metric, tonight.with_move(metric.name, back))
         return found and found._replace(moved=back if found.moved is None else found.moved)
-    result = _with_ongoing(_with_parity(_with_limits(alone, series, runs), series), series, steady, band)
+    result = _with_ongoing(_with_parity(_with_limits(alone, series), series), series, band)
     if result.absolute or alone.comparison.change is None or result.comparison.status == "suspicious":
         return result
     excess = alone.comparison.change * (1 if metric.lower_is_better else -1)
     strays = strays_of(metric, band, [singles[index] for index in good])
-    return _with_control(result, series, steady, explained, excess, strays)
+    return _with_control(result, series, explained, excess, strays)
 
 
 def modes_of(tonight: Tonight) -> "Modes | None":
@@ -247,28 +240,53 @@ class _Series:
             return ()
         return canary_values(self.tonight.nights, self.tonight.evidence.canary, self.metric)
 
+    @cached_property
+    def _past_values(self) -> dict[str, list[float | None]]:
+        return {}
+
     def past_values(self, field: str = "") -> list[float | None]:
-        metric = self.metric._replace(field=field or self.metric.field)
-        return [None if night is None else night_value(night, metric) for night in self.past]
+        """Each past night's value, of the metric or of another field that measures the same."""
+        field = field or self.metric.field
+        if field not in self._past_values:
+            metric = self.metric._replace(field=field)
+            self._past_values[field] = [None if night is None else night_value(night, metric) for night in self.past]
+        return self._past_values[field]
+
+    @cached_property
+    def runs(self) -> list[float]:
+        """What tonight's runs measured; that which is judged has no verdict yet, so whatever its own is."""
+        values = [measured(self.metric, self.tonight.record.summary)]
+        values += [run_value(run, self.metric) for run in self.tonight.nights[-1].runs[1:]]
+        return [value for value in values if value is not None]
+
+    @cached_property
+    def steady(self) -> list[float | None]:
+        """The values of all nights, tonight's median last, without what the canary and the nodes explain."""
+        return self.without_cluster([*self.past_values(), statistics.median(self.runs)])
+
+    @cached_property
+    def steadiest(self) -> tuple[str, Sequence[float | None]]:
+        """The statistic of the metric that reveals a change soonest, and its values as `steady` has them."""
+        from nightbridge.history.changepoints import steadiest
+
+        choices = {self.metric.field: self.steady}
+        for field in self.metric.statistics:
+            own = night_value(self.tonight.nights[-1], self.metric, field)
+            choices[field] = self.without_cluster([*self.past_values(field), own])
+        chosen = steadiest(choices)
+        return chosen, choices[chosen]
 
     def without_cluster(self, values: Sequence[float | None]) -> list[float | None]:
         """The values of all nights without what the canary and the nodes explain."""
         return adjusted(self.metric, values, self.tonight.nights, self.canary)
 
-    def first_runs(
-        self, values: Sequence[float | None], steady: Sequence[float | None], field: str = ""
-    ) -> list[float | None]:
-        """Each past night's first run alone, adjusted as the night's value was."""
-        metric = self.metric._replace(field=field or self.metric.field)
+    def first_runs(self, field: str, steady: Sequence[float | None]) -> list[float | None]:
+        """Each past night's first run alone, adjusted as the night's value of the field was."""
+        metric = self.metric._replace(field=field)
         return [
-            None if night is None else _times(run_value(night.own, metric), _ratio(value, adjusted_value))
-            for night, value, adjusted_value in zip(self.past, values, steady, strict=False)
+            None if night is None or (own := run_value(night.own, metric)) is None else own * _ratio(value, level)
+            for night, value, level in zip(self.past, self.past_values(field), steady, strict=False)
         ]
-
-
-def _tonights_value(run: HistoryRow, metric: Metric) -> float | None:
-    # The run that is judged has no verdict yet; its outcome is the verdict's business.
-    return measured(metric, run.summary) if run.repeat == 0 else run_value(run, metric)
 
 
 def _status(metric: Metric, value: float | None, band: Band) -> ComparisonStatus:
@@ -299,10 +317,10 @@ def _reason(metric: Metric, comparison: Comparison, runs: int, name: str = "") -
     )
 
 
-def _compare_runs(series: _Series, runs: Sequence[float], explained: float, band: Band) -> MetricResult:
+def _compare_runs(series: _Series, explained: float, band: Band) -> MetricResult:
     """Compare tonight's runs with the band: what they have in common counts."""
-    metric, gate, median = series.metric, series.gate, statistics.median(runs)
-    band = band._replace(width=max(band.width, _unproven(series, runs, band)))
+    metric, gate, runs, median = series.metric, series.gate, series.runs, statistics.median(series.runs)
+    band = band._replace(width=max(band.width, _unproven(series, band)))
     result = compare_with_band(metric, median * explained, band, min(band.nights, gate.baseline_runs))
     comparison = result.comparison.model_copy(update={"value": median})
     agreement = agreement_of([band.side(value * explained) * (1 if metric.lower_is_better else -1) for value in runs])
@@ -318,9 +336,9 @@ def _compare_runs(series: _Series, runs: Sequence[float], explained: float, band
     return MetricResult(comparison, reason, agreement, reruns_wanted(agreement, gate))
 
 
-def _unproven(series: _Series, runs: Sequence[float], band: Band) -> float:
+def _unproven(series: _Series, band: Band) -> float:
     """How far a night may be away that history says too little about: as its own runs are apart, or as nodes may be."""
-    first_nights = series.gate.cold_start
+    first_nights, runs = series.gate.cold_start, series.runs
     spread = (max(runs) - min(runs)) / abs(min(runs)) if band.nights < first_nights and min(runs) else 0.0
     nodes = Counter(night.own.nodes for night in series.tonight.nights[:-1])
     tonights, usual = nodes[series.tonight.nights[-1].own.nodes], max(nodes.values(), default=0)
@@ -328,9 +346,9 @@ def _unproven(series: _Series, runs: Sequence[float], band: Band) -> float:
     return max(spread, UNKNOWN_NODES * is_unknown)
 
 
-def _with_limits(result: MetricResult, series: _Series, runs: Sequence[float]) -> MetricResult:
+def _with_limits(result: MetricResult, series: _Series) -> MetricResult:
     """The same, a regression where tonight's median breaks a floor or ceiling."""
-    metric, tonight, value = series.metric, series.tonight, statistics.median(runs)
+    metric, tonight, runs, value = series.metric, series.tonight, series.runs, statistics.median(series.runs)
     for whose, limits in (
         ("the test's", series.gate.limits.get(metric.name)),
         (f"what {tonight.record.job.cluster} owes it", tonight.evidence.contract.get(metric.name)),
@@ -366,12 +384,12 @@ def _with_parity(result: MetricResult, series: _Series) -> MetricResult:
     )
 
 
-def _with_ongoing(result: MetricResult, series: _Series, steady: Sequence[float | None], band: Band) -> MetricResult:
+def _with_ongoing(result: MetricResult, series: _Series, band: Band) -> MetricResult:
     """The same, a regression where the nights together say that the level is worse; and the runs that are wanted."""
     metric, tonight = series.metric, series.tonight
     if tonight.record.spec.repeat or result.comparison.status == "suspicious":
         return result._replace(reruns=0)
-    field, values = _steadiest(series, steady)
+    steady, (field, values) = series.steady, series.steadiest
     ongoing = _ongoing(metric, values, tonight.gate, band.width if metric.least_change else 0.0)
     value = steady[-1]
     if ongoing is None or value is None or is_back(metric, ongoing, value, band.noise or 0.0):
@@ -397,19 +415,6 @@ def _with_ongoing(result: MetricResult, series: _Series, steady: Sequence[float 
     return MetricResult(comparison, reason, proven=f"p = {ongoing.began.p_value:.0e}")
 
 
-def _steadiest(series: _Series, steady: Sequence[float | None]) -> tuple[str, Sequence[float | None]]:
-    """The statistic of the metric that reveals a change soonest, without canary and nodes, and which it is."""
-    from nightbridge.history.changepoints import steadiest
-
-    metric = series.metric
-    choices = {metric.field: steady}
-    for field in metric.statistics:
-        own = night_value(series.tonight.nights[-1], metric, field)
-        choices[field] = series.without_cluster([*series.past_values(field), own])
-    chosen = steadiest(choices)
-    return chosen, choices[chosen]
-
-
 def _ongoing(
     metric: Metric, values: Sequence[float | None], gate: GatePolicy, strays: float
 ) -> OngoingRegression | None:
@@ -426,7 +431,6 @@ def _ongoing(
 def _with_control(
     result: MetricResult,
     series: _Series,
-    steady: Sequence[float | None],
     explained: float,
     excess: float,
     strays: float,
@@ -436,7 +440,6 @@ def _with_control(
     Args:
         result: What tonight's runs and history say.
         series: The metric's.
-        steady: The values of all nights, without the cluster.
         explained: What takes the cluster out of a value of tonight.
         excess: How far tonight is from its reference, relative, positive for worse.
         strays: Share of the good runs out of the band, of a metric that is no average.
@@ -444,7 +447,7 @@ def _with_control(
     metric, tonight, comparison = series.metric, series.tonight, result.comparison
     if tonight.control is None:
         return result
-    field, noise, change = _noise_of_runs(series, steady)
+    field, noise, change = _noise_of_runs(series)
     last = tonight.nights[-2].own
     accepted = is_accepted(tonight.evidence.decisions, metric.name, last.night)
     seen = Seen(
@@ -478,13 +481,12 @@ def _with_control(
     return MetricResult(comparison, reason, moved=ruling.moved, proven=str(ruling.proof))
 
 
-def _noise_of_runs(series: _Series, steady: Sequence[float | None]) -> tuple[str, float, float]:
+def _noise_of_runs(series: _Series) -> tuple[str, float, float]:
     """The statistic of the metric that pairs are compared by, its single runs' noise, and the change looked for."""
     metric, gate = series.metric, series.gate
-    field, values = _steadiest(series, steady)
-    every = series.first_runs(series.past_values(field), values, field)
-    singles = [value for value, night in zip(every, series.past, strict=True) if night and is_good(night.own)]
-    known = [value for value in singles if value is not None]
+    field, values = series.steadiest
+    every = zip(series.first_runs(field, values), series.past, strict=True)
+    known = [value for value, night in every if value is not None and night and is_good(night.own)]
     noise, usual = noise_of_runs(metric, known), metric.threshold(gate) / UNKNOWN_SIGMAS
     if len(known) < gate.cold_start:
         return field, min(max(noise, usual), 2 * usual), metric.threshold(gate)
@@ -494,7 +496,3 @@ def _noise_of_runs(series: _Series, steady: Sequence[float | None]) -> tuple[str
 def _ratio(raw: float | None, steady: float | None) -> float:
     """What a value has to be multiplied with to have the cluster and the nodes taken out."""
     return steady / raw if raw and steady is not None else 1.0
-
-
-def _times(value: float | None, factor: float) -> float | None:
-    return None if value is None else value * factor

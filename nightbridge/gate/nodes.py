@@ -3,6 +3,7 @@
 import re
 import statistics
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from nightbridge.history.nightly_values import Night, night_value, pins_of, run_value
@@ -30,6 +31,7 @@ class NodeEffect(Model):
     p_value: float
 
 
+@lru_cache(maxsize=1024)  # a night asks for the same few of each night of the history
 def node_names(expression: str) -> tuple[str, ...]:
     """Expand Slurm's node expression: `node[1-3,5],login` is node1, node2, node3, node5, login.
 

@@ -31,7 +31,6 @@ from nightbridge.gate.comparison import (
     Tonight,
     compare_metric,
     compare_with_band,
-    is_required,
     modes_of,
 )
 from nightbridge.gate.control import control_point, pairs_of
@@ -39,7 +38,7 @@ from nightbridge.gate.decisions import in_force
 from nightbridge.gate.news import standing
 from nightbridge.gate.nodes import Placement, place_pairs, suspects_among, unchanged_since
 from nightbridge.gate.plausibility import implausible
-from nightbridge.history.metrics import format_change, format_count, format_percent, format_value, measured
+from nightbridge.history.metrics import format_change, format_count, format_percent, format_value, is_required, measured
 from nightbridge.history.nightly_values import (
     Night,
     arms_of,

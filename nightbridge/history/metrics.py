@@ -2,11 +2,11 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from nightbridge.models import Limits, Outcome, Summary
+from nightbridge.models import Limits, Outcome, Summary, TestDefinition
 from nightbridge.models.metrics import Metric
 
 WARM_SHARE = 0.2
@@ -22,6 +22,12 @@ def measured(metric: Metric, summary: Summary) -> float | None:
     if value is None or not math.isfinite(value) or (metric.must_be_positive and value <= 0):
         return None
     return value
+
+
+def is_required(metric: Metric, test: TestDefinition, value: float | None, earlier: Sequence[float]) -> bool:
+    """Whether a run must have a metric, or has it: once an earlier run measured it, later ones have to."""
+    always = metric.always and (test.has_launcher or not metric.launcher_only)
+    return always or metric.name in test.gate.required or value is not None or bool(earlier)
 
 
 def curve_level(summary: Summary) -> float | None:

@@ -21,7 +21,8 @@ for changes of level (`gate.comparison`).
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
 
 from nightbridge.errors import InvalidInput
 from nightbridge.history.metrics import COMPLETE_OUTCOMES, measured
@@ -29,6 +30,10 @@ from nightbridge.history.reading import is_good
 from nightbridge.history.rows import HistoryRow
 from nightbridge.models import GatePolicy, VerdictStatus
 from nightbridge.models.metrics import Metric
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 # A run with one of these verdicts has no numbers that stand for the test.
 NO_VALUE = frozenset({VerdictStatus.FAILED, VerdictStatus.SHORT, VerdictStatus.CANCELLED, VerdictStatus.INFRASTRUCTURE})
@@ -219,9 +224,31 @@ def deviations(values: Sequence[float | None], before: int = 7, after: int = 0) 
     Nights that follow each other, as on a cluster that drifts, are farther from those before them than consecutive
     nights differ. The fourth night is the first one.
     """
-    known = [value for value in values if value is not None and math.isfinite(value)]
-    around = (statistics.median(known[max(0, at - before) : at + after + (after > 0)]) for at in range(3, len(known)))
-    return [value / level - 1 for value, level in zip(known[3:], around, strict=True) if level]
+    import numpy as np
+
+    known = np.array([value for value in values if value is not None and math.isfinite(value)])
+    if len(known) < 4:
+        return []
+    places, middle = _around(len(known), before, after)
+    around = np.sort(np.append(known, np.inf)[places], axis=1)
+    levels = np.take_along_axis(around, middle, axis=1).sum(axis=1) / 2
+    strays: list[float] = (known[3:][levels != 0] / levels[levels != 0] - 1).tolist()
+    return strays
+
+
+@lru_cache(maxsize=1024)
+def _around(nights: int, before: int, after: int) -> "tuple[NDArray[np.intp], NDArray[np.intp]]":
+    """The places of the nights around each from the fourth on, and those of the two in their middle once in order.
+
+    A place that there is not is that after the last night.
+    """
+    import numpy as np
+
+    at = np.arange(3, nights)[:, None]
+    places = at + np.arange(-before, after + (after > 0))
+    there = (places >= 0) & (places < nights)
+    count = there.sum(axis=1)
+    return np.where(there, places, nights), np.stack([(count - 1) // 2, count // 2], axis=1)
 
 
 def fixed_band(metric: Metric, gate: GatePolicy, values: Sequence[float]) -> Band:
