@@ -29,7 +29,7 @@ from pydantic import Field
 
 from nightbridge import __version__, blocks
 from nightbridge.blocks import HarvestStore, Site, SlurmCluster, load_site, site_choice
-from nightbridge.errors import NightbridgeError
+from nightbridge.errors import InvalidInput, NightbridgeError
 from nightbridge.flows.automations import make_automations
 from nightbridge.flows.forms import form_of, scenarios_beside
 from nightbridge.models import Model, Scenario, SiteChoice, slug
@@ -38,8 +38,8 @@ from nightbridge.nights.records import checked_night, find_nights, new_night
 from nightbridge.tasks.site import store_of
 
 DEPLOYMENT = "nightly-regression/nightly"
-DEFINITION = "prefect.yaml"
-"""In the current folder, where `prefect deploy` looks for it as well; else the one beside this module."""
+PROJECT, DEFINITION = "nightbridge", "prefect.yaml"
+"""The project's name in its file in the current folder, where `prefect deploy` looks for it; else beside this module."""
 
 BLOCKS: tuple[type[Block], ...] = tuple(
     block for block in map(vars(blocks).get, blocks.__all__) if isinstance(block, type) and issubclass(block, Block)
@@ -114,6 +114,20 @@ class _Wanted(NamedTuple):
         ]
 
 
+def _definitions() -> list[Mapping[str, Any]]:
+    """What this folder's prefect.yaml defines where that is nightbridge's, else what the shipped one does."""
+    try:
+        own = yaml.safe_load(Path(DEFINITION).read_text("utf-8"))
+    except FileNotFoundError:
+        own = None
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise InvalidInput(f"cannot be read: {' '.join(str(error).split())}", thing=DEFINITION) from error
+    if not isinstance(own, dict) or own.get("name") != PROJECT:  # of another project, which has its own
+        own = yaml.safe_load(Path(__file__).with_name(DEFINITION).read_text("utf-8"))
+    definitions: list[Mapping[str, Any]] = own.get("deployments") or []
+    return definitions
+
+
 def deploy(request: Request = Request()) -> Iterator[str]:  # noqa: B008  (frozen)
     """Make work pool, queues, blocks and deployments, and remove what older releases left.
 
@@ -125,8 +139,7 @@ def deploy(request: Request = Request()) -> Iterator[str]:  # noqa: B008  (froze
     Raises:
         InvalidInput: A scenario, the site or one of its blocks is wrong; nothing was deployed.
     """
-    found = next(path for path in (Path(DEFINITION), Path(__file__).with_name(DEFINITION)) if path.is_file())
-    definitions = yaml.safe_load(found.read_text("utf-8"))["deployments"]
+    definitions = _definitions()
     site = load_site(request.choice)
     cluster = site.cluster.name
     named = {Path(each["parameters"]["scenario"]) for each in definitions if "scenario" in each.get("parameters", {})}

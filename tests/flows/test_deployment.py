@@ -19,7 +19,8 @@ from prefect.events.schemas.automations import EventTrigger, Posture
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelled, Crashed, Failed, Pending, Running, Suspended
 
-from nightbridge.flows.deploy import start_night
+from nightbridge.errors import InvalidInput
+from nightbridge.flows.deploy import Request, deploy, start_night
 from nightbridge.models import StoreSettings, utc_now
 from nightbridge.nights.records import NightStart, record_start
 from nightbridge.store.factory import open_store
@@ -97,6 +98,25 @@ def described(client: SyncPrefectClient) -> dict[str, tuple[object, ...]]:
         for each in client.read_deployments()
         if each.work_pool_name == "nightbridge" and "env" in each.job_variables
     }
+
+
+def test_a_prefect_yaml_that_cannot_be_read_is_an_error_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prefect.yaml").write_text("name: nightbridge\ndeployments: [\n")
+
+    with pytest.raises(InvalidInput, match=r"prefect\.yaml: cannot be read: while parsing"):
+        next(deploy(Request()))
+
+
+@pytest.mark.parametrize("own", ["name: shop\ndeployments: [{name: tills}]\n", "flows/prefect.yaml"])
+def test_another_projects_prefect_yaml_is_left_alone(own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prefect.yaml").write_text(own)
+
+    with pytest.raises(InvalidInput, match=r"conf/practice/\w+\.toml"):  # of the shipped one, and not here
+        next(deploy(Request()))
 
 
 def test_prefect_deploy_makes_the_same_deployments_of_the_same_file(
