@@ -39,7 +39,7 @@ from nightbridge.tasks.site import store_of
 
 DEPLOYMENT = "nightly-regression/nightly"
 PROJECT, DEFINITION = "nightbridge", "prefect.yaml"
-"""The project's name in its file in the current folder, where `prefect deploy` looks for it; else beside this module."""
+"""The name in our file, which is in the current folder, as for `prefect deploy`, or else beside this module."""
 
 BLOCKS: tuple[type[Block], ...] = tuple(
     block for block in map(vars(blocks).get, blocks.__all__) if isinstance(block, type) and issubclass(block, Block)
