@@ -198,6 +198,41 @@ def read_regular(path: Path, *, limit: int, below: Path | None = None) -> bytes:
     return data
 
 
+MAX_DEPTH, MAX_NAMES = 64, 100_000
+"""How many folders within folders, and names below one folder, are looked at: each further one only takes time."""
+
+
+def _stop(error: OSError) -> None:
+    raise error
+
+
+def walk(folder: Path, on_error: Callable[[OSError], None] = _stop) -> Iterator[tuple[Path, list[str], list[str]]]:
+    """Folders, with the names of folders and of files in them, as of `os.walk`, below one that others can write.
+
+    Args:
+        folder: Where to begin.
+        on_error: Called with a folder that cannot be listed, one that lies deeper than `MAX_DEPTH` (which Python would
+            follow down to the end of its stack), and that in which the names become more than `MAX_NAMES`.
+
+    Raises:
+        OSError: There is such a folder, unless `on_error` takes it.
+    """
+    left = MAX_NAMES
+    for name, folders, names in os.walk(folder, onerror=on_error):
+        parent = Path(name)
+        left -= len(folders) + len(names)
+        if left < 0:
+            on_error(RefusedFile(errno.E2BIG, f"more than {MAX_NAMES} files and folders lie below {folder.name}", name))
+            folders.clear()
+            del names[left:]
+        if folders and len(parent.parts) - len(folder.parts) >= MAX_DEPTH:
+            on_error(RefusedFile(errno.ENAMETOOLONG, f"its folders lie more than {MAX_DEPTH} deep", name))
+            folders.clear()
+        yield parent, folders, names
+        if left < 0:
+            return
+
+
 def copy_regular(
     source: Path,
     target: Path,

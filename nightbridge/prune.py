@@ -97,11 +97,15 @@ def old_leftovers(folders: Iterable[Path], reason: str) -> list[Removal]:
 
 def size_of(folder: Path) -> int:
     """Bytes that removing a folder frees; files with a further name elsewhere are not among them."""
-    total = 0
-    for parent, _, files in os.walk(folder):
-        for name in files:
-            status = os.lstat(os.path.join(parent, name))
-            total += status.st_blocks * 512 if status.st_nlink == 1 else 0
+    total, folders = 0, [str(folder)]
+    while folders:  # `os.walk` goes a thousand folders deep and ends with an exception; a job may leave more
+        with suppress(OSError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                else:
+                    status = entry.stat(follow_symlinks=False)
+                    total += status.st_blocks * 512 if status.st_nlink == 1 else 0
     return total
 
 

@@ -1,6 +1,8 @@
 """Hostile output of a job: the corpus in `data/hostile`, and what git cannot keep: FIFOs, links, sparse files."""
 
+import contextlib
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -74,3 +76,39 @@ MADE: dict[str, Callable[[Path], None]] = {
     "event_file/sparse": _sparse,
 }
 """What is made in place of a kind of file."""
+
+
+# --- folders ---------------------------------------------------------------------------------------------------------
+
+
+def deep_folders(folder: Path, levels: int = 300) -> None:
+    """Folders within folders. From a thousand levels on, pytest itself cannot remove them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.chdir(folder):
+        for _ in range(levels):
+            os.mkdir("d")
+            os.chdir("d")
+        Path("events.out.tfevents.1799999996.deep").touch()
+
+
+def loops(folder: Path) -> None:
+    """Links to themselves, to each other and to their own folder, and what is no file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, target in (("itself", "itself"), ("one", "other"), ("other", "one"), ("parent", "..")):
+        (folder / name).symlink_to(target)
+    (folder / "log-loop_4711_1.out").symlink_to("log-loop_4711_1.out")
+    with contextlib.chdir(folder), socket.socket(socket.AF_UNIX) as listening:
+        listening.bind("socket")
+
+
+def strange_names(folder: Path) -> None:
+    """Names that are no text, that drive a terminal, or turn the direction of writing."""
+    names = (b"line\nend", b"\x1b[2Jcleared", b"\xff\xfe", "\u202etxt.lmth".encode(), b"events.out.tfevents.1\x1b")
+    for name in names:
+        (inner := folder / os.fsdecode(b"in" + name)).mkdir(parents=True)
+        for path in (folder / os.fsdecode(name), inner / "events.out.tfevents.1799999995.x"):
+            path.touch()
+
+
+FOLDERS: dict[str, Callable[[Path], None]] = {"deep": deep_folders, "loops": loops, "names": strange_names}
+"""What is made in any folder of a run."""

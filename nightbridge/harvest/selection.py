@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from nightbridge.errors import DamagedData, InvalidInput
+from nightbridge.files import walk
 from nightbridge.harvest.manifest import LeftOut
 from nightbridge.harvest.upload import Kind, LocalFile, Unit
 from nightbridge.models import Checkpoint, CheckpointState
@@ -152,20 +153,19 @@ def _files_of(checkpoint: Checkpoint, stored: str) -> Iterator[LocalFile]:
 
 
 def _files_below(root: Path, stored: str) -> Iterator[LocalFile]:
-    def stop(error: OSError) -> None:
-        raise error
-
-    for folder, folders, names in os.walk(root, onerror=stop):
+    for folder, folders, names in walk(root):
         folders.sort()
         for name in (*folders, *sorted(names)):
-            path = Path(folder, name)
+            path = folder / name
             inside = path.relative_to(root).as_posix()
             if path.is_symlink():
-                target = path.resolve()
+                target = Path(os.path.realpath(path))
                 if not target.is_relative_to(root.resolve()):
                     raise _NotAsJudged(f"{inside} is a link to outside the checkpoint")
                 path = root / target.relative_to(root.resolve())
             if name in names:
+                if not path.is_file():  # a link to itself among others
+                    raise _NotAsJudged(f"{inside} is not a regular file")
                 yield LocalFile(source=path, path=f"{stored}/{inside}", kind="checkpoint")
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nightbridge.errors import DamagedData
-from nightbridge.files import read_regular
+from nightbridge.files import read_regular, walk
 from nightbridge.launch.config_container import check_yaml
 from nightbridge.models import Checkpoint, CheckpointState, Model
 from nightbridge.numbers import whole_number
@@ -90,12 +90,12 @@ def tracked_iteration(save_dir: Path) -> int | None:
 
 
 def checkpoint_size(path: Path) -> int:
-    """Bytes of all regular files below a directory; what vanishes meanwhile counts nothing."""
+    """Bytes of all regular files below a directory; what vanishes meanwhile, or cannot be listed, counts nothing."""
     total = 0
-    for parent, _, names in os.walk(path):
+    for parent, _, names in walk(path, lambda error: None):
         for name in names:
             try:
-                status = os.lstat(os.path.join(parent, name))
+                status = os.lstat(parent / name)
             except FileNotFoundError:
                 continue
             if stat.S_ISREG(status.st_mode):
@@ -246,8 +246,8 @@ def _unknown_layout(path: Path, files: Sequence[Path], proof: Proof) -> Iterator
 
 def files_below(path: Path) -> Iterator[Path]:
     """The regular files of a checkpoint's directory, and the copy of its training state beside it."""
-    for parent, _, names in os.walk(path):
-        yield from (file for name in names if (file := Path(parent, name)).is_file() and not file.is_symlink())
+    for parent, _, names in walk(path):
+        yield from (file for name in names if (file := parent / name).is_file() and not file.is_symlink())
     state = path.parent / TRAIN_STATE
     if _ITERATION.fullmatch(path.name) and tracked_iteration(path.parent) == _iteration(path) and state.is_file():
         yield state

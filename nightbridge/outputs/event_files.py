@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
 from pydantic import Field
 
 from nightbridge.errors import DamagedData
-from nightbridge.files import open_regular
+from nightbridge.files import open_regular, walk
 from nightbridge.models import Model
 from nightbridge.outputs.event_decoder import (
     FOOTER_SIZE,
@@ -319,7 +319,10 @@ def read_on(stream: BinaryIO, total: int, columns: Columns, offset: int = 0) -> 
 def find_event_files(folder: Path) -> tuple[Path, ...]:
     """All that is named as an event file under a folder, by name; links apart. A missing folder has none."""
     found = [
-        Path(parent) / name for parent, _, names in os.walk(folder) for name in names if _TIME_IN_NAME.search(name)
+        parent / name
+        for parent, _, names in walk(folder, lambda error: None)
+        for name in names
+        if _TIME_IN_NAME.search(name)
     ]
     return tuple(sorted(path for path in found if not path.is_symlink()))
 

@@ -21,7 +21,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
-from nightbridge.files import open_regular
+from nightbridge.files import open_regular, walk
 from nightbridge.models import Checkpoint, Job, LaunchPlan, Model
 from nightbridge.outputs.checkpoints import LOADER_STATES, TRACKERS, find_checkpoints
 from nightbridge.outputs.curves import read_curves
@@ -149,7 +149,8 @@ def _unknown_products(unknown: Iterable[Path], folders: Sequence[Path]) -> Itera
 
 
 def _printable(path: Path) -> str:
-    return os.fsencode(path).decode(errors="backslashreplace")
+    text = os.fsencode(path).decode(errors="backslashreplace")
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
 def _bytes_of(path: Path) -> int:
@@ -176,8 +177,7 @@ class _Tree:
         if folder.is_symlink():
             self._note_link(folder)
             return
-        for parent_name, folders, names in os.walk(folder, onerror=self._note_error):
-            parent = Path(parent_name)
+        for parent, folders, names in walk(folder, self._note_error):
             if parent.resolve() in self._seen:
                 folders.clear()
                 continue
@@ -188,7 +188,9 @@ class _Tree:
                 if (parent / name).is_symlink():
                     self._note_link(parent / name)
             folders[:] = sorted(
-                name for name in folders if name not in _CODE_FOLDERS and not _CHECKPOINT.fullmatch(name)
+                name
+                for name in folders
+                if name not in _CODE_FOLDERS and not _CHECKPOINT.fullmatch(name) and self._has_name(parent / name)
             )
             self.files += [path for name in sorted(names) if self._is_ours(path := parent / name)]
 
@@ -200,8 +202,7 @@ class _Tree:
             # What it links to inside the run's folders is found there under its own name.
             self._note_link(path)
             return False
-        if any("\udc80" <= letter <= "\udcff" for letter in path.name):
-            self._note(path, "its name is not UTF-8")
+        if not self._has_name(path):
             return False
         if path.is_file():
             return True
@@ -211,8 +212,17 @@ class _Tree:
         self._note(path, "it is not a regular file")
         return False
 
+    def _has_name(self, path: Path) -> bool:
+        """Whether its name can be shown: escape codes drive terminals, and what turns the writing deceives readers."""
+        if path.name.isprintable():
+            return True
+        not_utf8 = any("\udc80" <= letter <= "\udcff" for letter in path.name)
+        self._note(path, "its name is not UTF-8" if not_utf8 else "its name has characters that cannot be shown")
+        return False
+
     def _is_inside(self, path: Path) -> bool:
-        target = path.resolve()
+        # Of a link that leads to itself `Path.resolve` makes an exception.
+        target = Path(os.path.realpath(path))
         return any(target.is_relative_to(root) for root in self._roots)
 
     def _note_link(self, path: Path) -> None:

@@ -200,7 +200,8 @@ def read_in_child(
             return _validated(answer, found), data
         except ReaderDied as death:
             deaths.append(f"{death.path or 'no file'}: {death.reason}")
-            if len(deaths) > _DEATHS:
+            # What is no file's fault may be a server that has just ended: once is tried again.
+            if len(deaths) > _DEATHS or (death.path is None and len(deaths) > len(refused) + 1):
                 what = f"its output cannot be read: {'; '.join(deaths)}"
                 raise DamagedData(what, thing=thing, advice="Look at the files that the job left") from death
             if death.path is not None:

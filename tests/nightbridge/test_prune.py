@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,9 @@ from nightbridge.prune import (
     remove_checkouts,
     remove_environments,
     remove_images,
+    size_of,
 )
+from tests.hostile import deep_folders
 
 
 def candidate(name: str, days: float, size: int = 10) -> Removal:
@@ -339,3 +342,13 @@ def test_du_shows_every_part_and_the_total(tmp_path: Path, capsys: Any) -> None:
     assert [line.split()[0] for line in shown.out.splitlines()] == ["3.0", "2.0"]
     assert "store, runs of llama" in shown.out
     assert shown.err.startswith("0.01 GB in all")
+
+
+def test_folders_of_any_depth_have_a_size(tmp_path: Path) -> None:
+    deep_folders(tmp_path / "runs", levels=1100)
+    (tmp_path / "runs/file").write_bytes(bytes(8192))
+
+    try:
+        assert size_of(tmp_path / "runs") >= 8192
+    finally:
+        subprocess.run(["rm", "-r", tmp_path / "runs"], check=True)

@@ -98,6 +98,12 @@ class Run(NamedTuple):
         (self.board / "events.out.tfevents.1799999997.link").symlink_to(FOREIGN)
         for folder in (self.save, self.board, self.attempt):
             (folder / "nsys_profile").symlink_to(FOREIGN.parent)
+            (folder / "loop").symlink_to("loop")
+            (folder / "\x1b[2Jname\n").touch()
+        deep = self.board
+        for _ in range(100):
+            deep = deep / "deep"
+            deep.mkdir()
 
     def sparse(self) -> None:
         for number, path in enumerate(sorted((CORPUS / "event_file").iterdir())):

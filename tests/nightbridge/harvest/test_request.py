@@ -30,6 +30,7 @@ from nightbridge.store.protocol import ObjectInfo, ObjectStore
 from nightbridge.store.transfers import Progress
 from tests.builders import torch_files
 from tests.conftest import BUCKET, SEEDS
+from tests.hostile import FOLDERS
 from tests.nightbridge.harvest.left_run import TOKEN, LeftRun, make_run
 from tests.real.s3_proxy import Answer, proxy_to, s3_error
 from tests.real.s3_servers import S3Server
@@ -413,6 +414,20 @@ def test_what_is_swapped_for_a_link_between_selection_and_upload_is_not_stored(
     assert b"a credential" not in stored.values()
     assert [line for line in record.left_out if "in_progress" not in line]
     assert verify_run(directory, record.prefix) == []
+
+
+@pytest.mark.parametrize("attack", FOLDERS)
+def test_hostile_folders_and_names_leave_out_the_checkpoint_that_has_them(
+    attack: str, directory: ObjectStore, left: LeftRun
+) -> None:
+    FOLDERS[attack](left.job_dir / "checkpoints/iter_0000040/inner")
+
+    record = left.harvest(directory)
+
+    assert [line for line in record.left_out if line.startswith("checkpoints/iter_0000040: ")]
+    assert all(line.isprintable() for line in record.left_out)
+    assert [each.state for each in record.checkpoints] == ["verified", "damaged", "in_progress"]
+    assert any(path.startswith("checkpoints/iter_0000020/") for path in objects(directory, record.prefix))
 
 
 @pytest.mark.parametrize("target", ["/etc/hostname", "../../../../.."])

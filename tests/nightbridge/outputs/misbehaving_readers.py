@@ -111,3 +111,8 @@ def crash_in_a_fork(argument: bytes) -> tuple[Answer, bytes]:
     paths = sorted(Folder.model_validate_json(argument).folder.iterdir())
     answers = reader_forks.map_files(_crash_over, paths)
     return Answer(read={path.name: answer for path, answer in zip(paths, answers, strict=True)}), b"blob"
+
+
+def exits(_argument: bytes) -> tuple[Answer, bytes]:
+    """Die before any file is opened."""
+    os._exit(1)

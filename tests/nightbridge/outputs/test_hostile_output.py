@@ -22,7 +22,7 @@ from nightbridge.outputs.logs import MAX_BYTES, MAX_LINE_BYTES, read_logs
 from nightbridge.outputs.measurements import RunToMeasure, measure, measure_run
 from nightbridge.slurm.attempt_files import read_claim, read_exit_code, unreadable_numbers
 from tests.builders import make_spec
-from tests.hostile import CHECKPOINT, CORPUS, MADE, corpus, path_of, plant
+from tests.hostile import CHECKPOINT, CORPUS, FOLDERS, MADE, corpus, path_of, plant
 from tests.nightbridge.outputs.builders import RunFolder, StepLine
 
 STEPS = 20
@@ -138,6 +138,47 @@ def test_what_is_no_number_says_nothing_and_is_named(name: str, run: RunFolder) 
     assert read_claim(run.attempt_dir) is None
     measured, _ = measure_run(RunToMeasure(jobs=(run.job,), plan=plan_of(run), spec=make_spec()))
     assert ("exit_code: not a file with a number" in measured.summary.damage) is (name != "number/huge")
+
+
+# --- names and folders -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("attack", FOLDERS)
+@pytest.mark.parametrize("place", ["", "tb_logs", CHECKPOINT])
+def test_a_run_is_read_whatever_its_folders_hold(attack: str, place: str, run: RunFolder) -> None:
+    FOLDERS[attack](run.job_dir / place)
+    to_read = RunToRead(jobs=(run.job,), plan=plan_of(run))
+    found = within_five_seconds(partial(evidence_of, to_read))
+    measured, _ = within_five_seconds(
+        partial(measure_run, RunToMeasure(jobs=(run.job,), plan=plan_of(run), spec=make_spec()))
+    )
+
+    assert found.steps_done == measured.summary.steps_done == STEPS
+    assert len(measured.output.event_files) == 1
+    reasons = {each.reason for each in measured.output.not_stored if each.reason in FOLDER_REASONS[attack]}
+    assert reasons == (FOLDER_REASONS[attack] if place != CHECKPOINT else set())
+    assert all(each.path.isprintable() for each in measured.output.not_stored)
+
+
+FOLDER_REASONS = {
+    "deep": {"cannot be read: its folders lie more than 64 deep"},
+    "loops": {"it is not a regular file"},
+    "names": {"its name is not UTF-8", "its name has characters that cannot be shown"},
+}
+
+
+def test_of_too_many_files_the_first_are_looked_at_and_the_rest_is_named(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nightbridge.files.MAX_NAMES", 50)
+    for number in range(60):
+        (run.job_dir / "configs" / str(number)).mkdir(parents=True)
+
+    output = read_run(run.job, None)
+
+    (left_out,) = (each for each in output.not_stored if "more than 50 files and folders lie below" in each.reason)
+    assert left_out.path.endswith("configs")
+    assert len(output.logs) == 1
 
 
 # --- time ------------------------------------------------------------------------------------------------------------

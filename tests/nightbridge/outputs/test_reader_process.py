@@ -62,6 +62,13 @@ def test_a_run_over_whose_every_file_children_die_is_damage_with_the_reasons(fol
     assert caught.value.thing == "the run"
 
 
+def test_a_child_that_dies_before_it_opens_a_file_is_tried_once_more(folder: Path) -> None:
+    with pytest.raises(DamagedData) as caught:
+        read(readers.exits, folder)
+
+    assert caught.value.what.count("no file: its reader died") == 2
+
+
 def test_a_child_that_needs_too_much_memory_is_damage_and_this_process_grows_by_nothing(folder: Path) -> None:
     with pytest.raises(DamagedData, match="takes too much memory"):
         read(readers.allocate, folder)
