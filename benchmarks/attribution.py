@@ -35,8 +35,8 @@ from benchmarks.detection import Array, measured_runs, read_noise, synthetic_noi
 from benchmarks.error_rate import record_at
 from benchmarks.verdict import STEPS, record_of
 from nightbridge.attribution.belief import Belief, Cause, Design, Exchange, descent_into
-from nightbridge.bisect.plan import find_shift
 from nightbridge.bisect.search import BisectPolicy, Failure, Levels, Measured, Search
+from nightbridge.bisect.shift import find_shift
 from nightbridge.history.rows import row_of
 from nightbridge.models import Summary, VerdictStatus
 

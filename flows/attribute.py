@@ -23,7 +23,7 @@ from nightbridge.attribution.result import (
     within_budget,
 )
 from nightbridge.blocks import load_site, site_choice
-from nightbridge.errors import InvalidInput, NightbridgeError
+from nightbridge.errors import NightbridgeError, PermanentError
 from nightbridge.flows.bisect import MAX_AT_ONCE, search
 from nightbridge.flows.final_states import log_errors_plainly, result_of, state_of_error
 from nightbridge.flows.forms import ClusterField, StoreField, SystemField
@@ -117,9 +117,10 @@ def _find(plan: AttributionPlan, bad: RunRecord, site: Site, at_once: int | None
     result = evaluate(plan, runs, stopped=stopped)
     for group in ranges_of(result):
         try:
-            within = within_budget(result, plan_descent(result, group, site), gpu_hours(bad) or 0.0)
-            result = with_descent(result, search(within, base_run(within, site), site, at_once))
-        except InvalidInput as error:  # a rewritten branch is no reason to lose what is known
+            if planned := plan_descent(result, group, site):
+                within = within_budget(result, planned, gpu_hours(bad) or 0.0)
+                result = with_descent(result, search(within, base_run(within, site), site, at_once))
+        except PermanentError as error:  # a rewritten branch or a closed registry is no reason to lose what is known
             note = str(error)
             result = result.model_copy(update={"notes": (*result.notes, note)})
     return keep_answer(result, site)

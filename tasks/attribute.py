@@ -18,6 +18,7 @@ from nightbridge.attribution.plan import (
     make_plan,
     same_change,
 )
+from nightbridge.attribution.ranges import images_range, plan_of_range, submodule_range
 from nightbridge.attribution.result import (
     AttributionResult,
     ExchangeRun,
@@ -32,15 +33,18 @@ from nightbridge.attribution.result import (
     stored_runs,
 )
 from nightbridge.bisect import plan as bisect_plans
-from nightbridge.bisect.plan import BisectPlan, Shift
+from nightbridge.bisect.plan import BisectPlan
+from nightbridge.bisect.shift import Shift
 from nightbridge.errors import DamagedData
 from nightbridge.harvest.manifest import load_record
 from nightbridge.history.rows import HistoryRow, gpu_hours
+from nightbridge.images.registry import registry_tags
+from nightbridge.images.versions import versions_between
 from nightbridge.models import RunRecord, RunSpec, Site, Verdict
-from nightbridge.tasks.bisect import inner_of, verdict_of
+from nightbridge.tasks.bisect import inner_of, repo_of, verdict_of
 from nightbridge.tasks.control import on_nodes
 from nightbridge.tasks.mirror import artifact_key, show_markdown
-from nightbridge.tasks.site import commits_between, store_of
+from nightbridge.tasks.site import commits_between, image_login, open_bumps, store_of
 from nightbridge.tasks.stage import never_reused, stage
 
 
@@ -116,24 +120,50 @@ def read_run(plan: AttributionPlan, planned: PlannedRun, verdict: Verdict, site:
 
 
 @stage("attribution-descent", key=never_reused)
-def plan_descent(result: AttributionResult, group: Group, site: Site) -> BisectPlan:
-    """The bisect inside factors of the cause, kept where a bisect is.
+def plan_descent(result: AttributionResult, group: Group, site: Site) -> BisectPlan | None:
+    """The bisect inside factors of the cause, kept where a bisect is; None where nothing lies between both ends.
 
     Raises:
         InvalidInput: The commits between both ends cannot be listed.
     """
+    store = store_of(site)
+    asked = _own_range(result, group, site) or _range_of_commits(result, group, site)
+    if asked.repository == "image" and len(asked.all_commits) == 1:
+        return None
+    return bisect_plans.keep_plan(store, descent_plan(result, group, asked))
+
+
+def _own_range(result: AttributionResult, group: Group, site: Site) -> BisectPlan | None:
+    """The range of an image, or of a submodule that the test itself pins; None for any other."""
+    store, plan = store_of(site), result.plan
+    factor = plan.factors[group[0]]
+    good, bad = (load_record(store, prefix) for prefix in (plan.good, plan.bad))
+    if good is None or bad is None:
+        return None
+    if factor.axis == "image":
+        versions = versions_between(factor.good, factor.bad, partial(registry_tags, credentials=image_login(site)))
+        return plan_of_range(plan, images_range(factor, versions, bad))
+    pinned = good.spec.test.megatron_bridge.submodules, bad.spec.test.megatron_bridge.submodules
+    if len(group) == 1 and any(factor.folder in each for each in pinned):
+        url = bad.spec.test.megatron_bridge.url
+        return plan_of_range(plan, submodule_range(factor, bad, partial(open_bumps, site, url)))
+    return None
+
+
+def _range_of_commits(result: AttributionResult, group: Group, site: Site) -> BisectPlan:
+    """The bisect of a repository's commits, submodules' among them."""
     store, plan = store_of(site), result.plan
     rows = find_rows(store, plan.test_id, plan.cluster)
     request = descent_request(result, group)
-    asked = bisect_plans.make_plan(
+    return bisect_plans.make_plan(
         rows,
         partial(commits_between, site),
         partial(verdict_of, store),
         request,
         _shift_of(plan, rows),
         partial(inner_of, store, site),
+        partial(repo_of, store),
     )
-    return bisect_plans.keep_plan(store, descent_plan(result, group, asked))
 
 
 @stage("attribution-result", key=never_reused)

@@ -18,7 +18,7 @@ from nightbridge.bisect.result import (
 from nightbridge.errors import DamagedData
 from nightbridge.harvest.manifest import load_record
 from nightbridge.history.rows import HistoryRow
-from nightbridge.models import RunRecord, Site, Verdict, slug
+from nightbridge.models import GitRepo, RunRecord, Site, Verdict, slug
 from nightbridge.nights.records import read_verdict
 from nightbridge.report.queries import history_of
 from nightbridge.slurm.attempts import attempts_of, read_ended
@@ -52,6 +52,7 @@ def find_plan(test_id: str, request: BisectRequest, site: Site) -> BisectPlan:
         partial(verdict_of, store),
         request,
         inner_of=partial(inner_of, store, site),
+        repo_of=partial(repo_of, store),
     )
 
 
@@ -69,12 +70,17 @@ def verdict_of(store: ObjectStore, row: HistoryRow) -> Verdict | None:
 
 def inner_of(store: ObjectStore, site: Site, row: HistoryRow, repository: Repository) -> ListInner | None:
     """What lists the commits inside bumps, where a run had the submodules of a repository checked out."""
+    repo = repo_of(store, row, repository)
+    return partial(open_bumps, site, repo.url) if repo and repo.init_submodules else None
+
+
+def repo_of(store: ObjectStore, row: HistoryRow, repository: Repository) -> GitRepo | None:
+    """A repository as a stored run named it; None where the run is not stored any more."""
     record = load_record(store, row.prefix) if row.prefix else None
     if record is None:
         return None
     test = record.spec.test
-    repo = {"megatron_bridge": test.megatron_bridge, "nemo_run": test.nemo_run_repo}[repository]
-    return partial(open_bumps, site, repo.url) if repo.init_submodules else None
+    return {"megatron_bridge": test.megatron_bridge, "nemo_run": test.nemo_run_repo}[repository]
 
 
 @stage("bisect-base", key=never_reused)

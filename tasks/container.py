@@ -7,10 +7,9 @@ from nightbridge.images.enroot import find_enroot
 from nightbridge.images.image import Importer, pull_image
 from nightbridge.images.on_node import NodeImporter
 from nightbridge.models import Image, RunSpec, Site
-from nightbridge.secrets import resolve_secret
 from nightbridge.slurm.protocol import JobNotAccepted
 from nightbridge.tasks.mirror import PrefectAway
-from nightbridge.tasks.site import block_value, node_runner
+from nightbridge.tasks.site import image_login, node_runner
 from nightbridge.tasks.stage import stage
 
 
@@ -24,8 +23,7 @@ def container(run: RunSpec, site: Site) -> Image:
 
 def _importer(site: Site) -> Importer:
     """What imports where the site wants it, with the site's login. Made only when there is something to import."""
-    settings = site.image_import
-    login = resolve_secret(settings.credentials, block_value) if settings.credentials else ""
+    settings, login = site.image_import, image_login(site)
     if settings.on == "host":
         return find_enroot(settings, login)
     advice = 'Set on = "host" in [image_import], or import_on of the Image Cache block'

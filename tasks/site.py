@@ -107,6 +107,16 @@ def node_runner(site: Site, options: Sequence[str], what: str, advice: str) -> R
     return functools.partial(run_on_node, site.cluster, options=options)
 
 
+def image_login(site: Site) -> str:
+    """The site's logins to registries, as lines of netrc(5); empty where the tools' own files have them.
+
+    Raises:
+        InvalidInput: The secret is not where the site names it.
+    """
+    named = site.image_import.credentials
+    return resolve_secret(named, block_value) if named else ""
+
+
 def site_logins(site: Site) -> AbstractContextManager[None]:
     """Let git log in with the site's secret for the length of a block; git's own helpers do where it names none.
 

@@ -167,6 +167,33 @@ def commit_behaviour(
     return git(repository, "rev-parse", "main")
 
 
+def commit_nemo_run(
+    repositories: PracticeRepositories, messages: Sequence[str], changed: Mapping[int, Mapping[str, str]]
+) -> tuple[str, ...]:
+    """Add commits to `main` of the practice NeMo-Run; what some of them change is what it gives every job.
+
+    Args:
+        repositories: The practice repositories.
+        messages: One for each commit, oldest first. A commit that changes no variable changes a note.
+        changed: Environment variables of jobs from the commits with these places (from 0) on.
+
+    Returns:
+        The full commits, oldest first.
+
+    """
+    repository = Path(repositories.run_url)
+    tip, began = git(repository, "rev-parse", "main"), _made_at(repository)
+    version = git(repository, "show", f"main:{_RUN_VERSION_FILE}")
+    changes = []
+    for place, message in enumerate(messages):
+        given = f"{version}\nVARIABLES = {dict(changed.get(place, {}))!r}\n"
+        files = {_RUN_VERSION_FILE: given} if place in changed else {"NOTES.md": f"{message}\n"}
+        encoded = {name: text.encode() for name, text in files.items()}
+        changes.append(Change(message=message, made_at=began + (place + 1) * _COFFEE, files=encoded))
+    add_commits(repository, changes)
+    return tuple(git(repository, "rev-list", "--reverse", f"{tip}..main").split())
+
+
 def add_submodule(repositories: PracticeRepositories) -> str:
     """Let the bridge train on the Megatron-LM-shaped repository as its submodule, from a commit of `main` on.
 

@@ -19,11 +19,11 @@ from typing import Any, Literal
 from pydantic import Field
 
 from nightbridge.attribution.belief import Design
-from nightbridge.bisect.lineage import REPOSITORIES, Repository
+from nightbridge.bisect.lineage import REPOSITORIES, Searched
 from nightbridge.gate.control import pinned_image, run_at
 from nightbridge.gate.nodes import node_names
 from nightbridge.gate.suspects import neutral, requested_changes, variables_of
-from nightbridge.models import Model, RunRecord, RunSpec, Site, TestDefinition
+from nightbridge.models import GitRepo, Model, RunRecord, RunSpec, Site, TestDefinition
 from nightbridge.models.series import NOT_IN_ENVIRONMENT
 
 Axis = Literal["image", "megatron_bridge", "submodule", "nemo_run", "configuration", "environment", "nodes"]
@@ -55,6 +55,7 @@ class Factor(Model):
     )
     good: Any = None
     bad: Any = None
+    former: GitRepo | None = Field(None, description="Of a repository that moved since: as the good run named it.")
 
     @property
     def name(self) -> str:
@@ -74,13 +75,21 @@ class Factor(Model):
 
     @property
     def is_range(self) -> bool:
-        """Whether there may be levels in between: commits."""
+        """Whether there may be levels in between: commits, and images."""
+        return self.is_commit or self.axis == "image"
+
+    @property
+    def is_commit(self) -> bool:
+        """Whether its levels are commits."""
         return self.axis in COMMIT_AXES
 
     @property
-    def repository(self) -> Repository:
-        """Of a commit, the repository whose range it is searched in: a submodule's comes with bumps of its own."""
-        return "nemo_run" if self.axis == "nemo_run" else "megatron_bridge"
+    def repository(self) -> Searched:
+        """The range that it is searched in: a submodule's commits come with bumps of its repository."""
+        match self.axis:
+            case "image" | "nemo_run":
+                return self.axis
+        return "megatron_bridge"
 
     @property
     def folder(self) -> str:
@@ -90,7 +99,7 @@ class Factor(Model):
     @property
     def change(self) -> str:
         """Both levels, `good → bad`."""
-        return " → ".join(_shown(level, self.is_range) for level in (self.good, self.bad))
+        return " → ".join(_shown(level, self.is_commit) for level in (self.good, self.bad))
 
 
 def find_factors(good: RunRecord, bad: RunRecord, *, same_nodes: bool) -> tuple[Factor, ...]:
@@ -122,7 +131,7 @@ def not_exchanged(good: RunRecord, bad: RunRecord, factors: Sequence[Factor]) ->
 
 def weights_of(factors: Sequence[Factor]) -> tuple[float, ...]:
     """How likely each factor is beforehand: every axis as likely as another, whatever it has of keys."""
-    axes = [(factor.axis, factor.key if factor.is_range else "") for factor in factors]
+    axes = [(factor.axis, factor.key if factor.is_commit else "") for factor in factors]
     return tuple(1 / axes.count(axis) for axis in axes)
 
 
@@ -135,7 +144,9 @@ def exchanged_run(bad: RunRecord, factors: Sequence[Factor], design: Design) -> 
         design: Of each factor whether it is at its bad level.
     """
     levels = [(factor, factor.bad if is_bad else factor.good) for factor, is_bad in zip(factors, design, strict=True)]
-    run = run_at(bad, {factor.key: level for factor, level in levels if factor.is_range})
+    commits = {factor.key: level for factor, level in levels if factor.is_commit}
+    former = {factor.key: factor.former for factor, level in levels if factor.former and level == factor.good}
+    run = run_at(bad, commits, former)
     test = run.test
     for factor, level in levels:
         test = _with_level(test, factor, level)
@@ -196,7 +207,8 @@ def _commits(good: RunRecord, bad: RunRecord) -> Iterator[Factor]:
     before, after = good.checkout, bad.checkout
     old, new = before.megatron_bridge, after.megatron_bridge
     if old.commit != new.commit:
-        yield Factor(axis="megatron_bridge", key="megatron_bridge", good=old.commit, bad=new.commit)
+        former = good.spec.test.megatron_bridge if old.url != new.url else None
+        yield Factor(axis="megatron_bridge", key="megatron_bridge", good=old.commit, bad=new.commit, former=former)
     for folder in sorted(old.submodules.keys() & new.submodules.keys()):
         if old.submodules[folder] != new.submodules[folder] and _uses_submodules(good, bad):
             key = f"megatron_bridge/{folder}"

@@ -154,6 +154,8 @@ class Belief(NamedTuple):
         found = self._likeliest(runs)
         if found.kind != "undecided":
             return tuple(self._lacking(found, runs)[:wanted])
+        if _only_the_cluster_is_in_doubt(found) and (shown := self._lacking(found, runs)):
+            return tuple(shown[:wanted])
         return tuple(self._worthwhile(runs, wanted))
 
     def _likeliest(self, runs: Sequence[Exchange]) -> Cause:
@@ -246,7 +248,7 @@ class Belief(NamedTuple):
 
     def _lacking(self, found: Cause, runs: Sequence[Exchange]) -> list[Design]:
         """The run with everything bad but the cause, unless it was made: the cause's part, seen directly."""
-        if found.kind != "found":
+        if not found.factors:
             return []
         design = tuple(number not in found.factors for number in range(len(self.weights)))
         return [] if any(run.design == design for run in runs) else [design]
@@ -317,6 +319,15 @@ class Belief(NamedTuple):
         return found.model_copy(
             update={"kind": "indistinct", "factors": tuple(sorted(named)), "probability": min(total, 1.0), "parts": ()}
         )
+
+
+def _only_the_cluster_is_in_doubt(found: Cause) -> bool:
+    """Whether a cause is likely, and if it is none, then no other factor either: what moved is the cluster.
+
+    What a run is expected to tell counts no drift, and so would not choose the one that shows the cause directly.
+    """
+    others = sum(share for number, share in enumerate(found.marginals) if number not in found.factors)
+    return bool(found.factors) and found.probability >= 0.5 and 1 - found.probability > 2 * others
 
 
 def _hypotheses(weights: Sequence[float], levels: Levels | Failure, policy: BisectPolicy) -> _Hypotheses:

@@ -24,8 +24,8 @@ from nightbridge.attribution.axes import (
     weights_of,
 )
 from nightbridge.attribution.belief import Belief, Design
-from nightbridge.bisect.plan import Shift, VerdictOf, asked_shift, moved_shift
 from nightbridge.bisect.search import BisectPolicy, Failure, Levels
+from nightbridge.bisect.shift import Shift, VerdictOf, asked_shift, moved_shift
 from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.history.nightly_values import nights_of
 from nightbridge.history.reading import find_series, read_history

@@ -19,7 +19,7 @@ from nightbridge.attribution.plan import (
     folder_of,
     plans_of,
 )
-from nightbridge.bisect.lineage import REPOSITORIES, Repository
+from nightbridge.bisect.lineage import RANGES, Searched, Step, short_name
 from nightbridge.bisect.plan import BisectPlan, BisectRequest
 from nightbridge.bisect.result import NOTHING_SAID, TRIES, BisectResult, value_of
 from nightbridge.bisect.search import Failure
@@ -179,8 +179,8 @@ Group = tuple[int, ...]
 
 
 def ranges_of(result: AttributionResult) -> tuple[Group, ...]:
-    """The factors of a cause that was found which are ranges of commits, by the repository that is searched."""
-    groups: dict[Repository, list[int]] = {}
+    """The factors of a cause that was found which are ranges, by the repository, or image, that is searched."""
+    groups: dict[Searched, list[int]] = {}
     for number in result.cause.factors if result.cause.kind == "found" else ():
         factor = result.plan.factors[number]
         if factor.is_range:
@@ -189,20 +189,12 @@ def ranges_of(result: AttributionResult) -> tuple[Group, ...]:
 
 
 def descent_request(result: AttributionResult, group: Group) -> BisectRequest:
-    """The bisect of the range that a group of factors lies in.
-
-    Raises:
-        InvalidInput: A submodule was moved by the test itself, and by no commit.
-    """
-    plan, repository = result.plan, result.plan.factors[group[0]].repository
-    if all(factor.key != repository for factor in plan.factors):
-        raise InvalidInput(
-            "no commit moved it", thing=plan.factors[group[0]].name, advice="Look at `submodules` in the test"
-        )
+    """The bisect of the range of a repository that a group of factors lies in."""
+    plan, factor = result.plan, result.plan.factors[group[0]]
     # Its ends are those of the nights, or an older good one where these have no common line.
     return BisectRequest(
         metric=plan.metric,
-        repository=repository,
+        repository="nemo_run" if factor.axis == "nemo_run" else "megatron_bridge",
         confidence=plan.policy.confidence,
         most_runs=plan.policy.most_runs,
     )
@@ -360,12 +352,14 @@ def _names(result: AttributionResult) -> list[str]:
 def _commits(found: BisectResult) -> str:
     """The commits that a bisect has named, each inside of its bump."""
     both = " and " if found.answer.second else " or "
-    repository = REPOSITORIES[found.plan.repository]
-    return both.join(
-        f'{PurePosixPath(step.folder).name or repository} {step.commit[:12]} "{step.subject}"'
-        + (f", inside bump {step.bump[:12]} of {repository}" if step.bump and step.folder else "")
-        for step in found.culprits
-    )
+    return both.join(_point(step, RANGES[found.plan.repository]) for step in found.culprits)
+
+
+def _point(step: Step, name: str) -> str:
+    if name == "image":
+        return f"image {short_name(step.commit)}, {step.subject}"
+    inside = f", inside bump {step.bump[:12]} of {name}" if step.bump and step.folder else ""
+    return f'{PurePosixPath(step.folder).name or name} {step.commit[:12]} "{step.subject}"{inside}'
 
 
 def _share(cause: Cause) -> str:
@@ -395,7 +389,7 @@ def result_lines(result: AttributionResult) -> tuple[str, ...]:
         shown = format_value(run.value, plan.unit) if run.value is not None else run.status.value
         lines.append(f"  run {run.number}: {shown}, {design_words(plan, run.design)}")
     for one in result.descents:
-        ends = f"{one.plan.good[:12]}..{one.plan.bad[:12]}"
+        ends = f"{short_name(one.plan.good)}..{short_name(one.plan.bad)}"
         lines.append(f"  then {format_count(len(one.points), 'run')} inside {ends}: {one.answer.kind}")
     return (*lines, *(f"  {note}" for note in result.notes), *(f"  not exchanged: {rest}" for rest in plan.rest))
 

@@ -8,15 +8,20 @@ Where the two pins are on different branches, the way between them leads over th
 commits are taken back, the newest first, then those of the new side come.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from pydantic import Field
 
-from nightbridge.models import Bump, Model, RangeCommit
+from nightbridge.models import Bump, GitRepo, Model, RangeCommit
 
 Repository = Literal["megatron_bridge", "nemo_run"]
 REPOSITORIES: dict[Repository, str] = {"megatron_bridge": "Megatron-Bridge", "nemo_run": "NeMo-Run"}
+
+Searched = Literal["megatron_bridge", "nemo_run", "image"]
+RANGES: Mapping[Searched, str] = {"megatron_bridge": "Megatron-Bridge", "nemo_run": "NeMo-Run", "image": "image"}
+"""Everything that has points between a good and a bad one, as results call it."""
 
 ListInner = Callable[[RangeCommit], RangeCommit]
 """Lists the commits inside the bumps of a commit."""
@@ -46,7 +51,7 @@ class Step(RangeCommit):
 class SearchedRange(Model):
     """The commits of one repository that are searched."""
 
-    repository: Repository
+    repository: Searched
     url: str
     good: str
     bad: str
@@ -54,10 +59,17 @@ class SearchedRange(Model):
         description="What came after `good`, up to `bad`, oldest first: commits, and those of submodules."
     )
     unopened: int = Field(0, description="Commits that move submodules which the runs do not check out.")
-    before_move: int = Field(0, description="Commits of the repository before it moved, which are not searched.")
+    before_move: int = Field(0, description="Of an older plan: commits before the repository moved, not searched.")
+    former: GitRepo | None = Field(None, description="Of a repository that moved since: as the good run named it.")
+    moved: dict[str, str] = Field({}, description="At the good end, submodules at other commits than its tree pins.")
 
     def __str__(self) -> str:
-        return f"{REPOSITORIES[self.repository]} {self.good[:12]}..{self.bad[:12]}"
+        return f"{RANGES[self.repository]} {short_name(self.good)}..{short_name(self.bad)}"
+
+
+def short_name(point: str) -> str:
+    """A commit by 12 digits, an image without its registry or folder."""
+    return point[:12] if re.fullmatch("[0-9a-f]{40}", point) else point.rpartition("/")[2]
 
 
 def range_of_steps(
@@ -102,11 +114,13 @@ def _opened(before: str, commit: RangeCommit) -> list[Step]:
         for point in _way(bump, commit):
             moved = {**moved, bump.folder: point.at}
             steps.append(
-                _step(point.of, kind=point.kind, folder=bump.folder, bump=commit.commit, tree=before, moved=moved)
+                _step(
+                    point.of, kind=point.kind, folder=bump.folder, bump=commit.commit, tree=before, moved=moved
+                ).model_copy(update={"url": commit.url})
             )
     if steps and commit.only_bumps:
         # All that it does is done: this point is the commit itself.
-        steps[-1] = steps[-1].model_copy(update={"tree": commit.commit, "moved": {}})
+        steps[-1] = steps[-1].model_copy(update={"tree": commit.commit, "moved": {}, "url": commit.url})
         return steps
     return [*steps, _step(commit, kind="rest" if steps else "commit")]
 
@@ -132,4 +146,6 @@ def _way(bump: Bump, commit: RangeCommit) -> Iterator[_Point]:
 
 
 def _step(commit: RangeCommit, **about: object) -> Step:
-    return Step.model_validate({**commit.model_dump(include={"commit", "subject", "author", "authored_at"}), **about})
+    return Step.model_validate(
+        {**commit.model_dump(include={"commit", "subject", "author", "authored_at", "url"}), **about}
+    )

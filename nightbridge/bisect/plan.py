@@ -5,54 +5,48 @@ also the night id of its runs, so that every point is found again, whoever start
 """
 
 import hashlib
-import math
-import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
 
 from pydantic import Field
 
-from nightbridge.bisect.failures import FAILED, failure_of
-from nightbridge.bisect.lineage import REPOSITORIES, ListInner, Repository, SearchedRange, Step, range_of_steps
+from nightbridge.bisect.lineage import (
+    REPOSITORIES,
+    ListInner,
+    Repository,
+    Searched,
+    SearchedRange,
+    Step,
+    range_of_steps,
+)
 from nightbridge.bisect.search import BisectPolicy, Failure, Levels, Measured, Search, prior_of_nights
+from nightbridge.bisect.shift import Shift, VerdictOf, asked_shift, metric_named, night_value
 from nightbridge.errors import InvalidInput
 from nightbridge.gate.control import run_at
-from nightbridge.gate.trend import trends
-from nightbridge.history.metrics import COMPLETE_OUTCOMES, measured
-from nightbridge.history.nightly_values import Night, nights_of
+from nightbridge.history.nightly_values import nights_of
 from nightbridge.history.rows import HistoryRow, Pin
 from nightbridge.models import (
     GOOD_VERDICTS,
+    GitRepo,
     Model,
     RangeCommit,
     RunRecord,
     RunSpec,
     StoredModel,
-    Verdict,
-    VerdictStatus,
 )
-from nightbridge.models.metrics import COLUMNS, METRIC_BY_NAME, Metric
 from nightbridge.store.protocol import ObjectStore, read_stored
 
 FindCommits = Callable[[str, str, str], tuple[RangeCommit, ...]]
 """Repository address, good and bad commit to the commits after the good one, oldest first."""
 
-VerdictOf = Callable[[HistoryRow], Verdict | None]
-"""A run's row to its verdict; None where it has none."""
-
 InnerOf = Callable[[HistoryRow, Repository], ListInner | None]
 """What lists a repository's submodules' commits; None where a run did not have them checked out."""
 
+RepoOf = Callable[[HistoryRow, Repository], GitRepo | None]
+"""A repository as a run named it; None where that is not known any more."""
+
 ROOT = "bisects"
 
-FAILURE = "failure"
-"""What is searched instead of a metric where a run fails."""
-
-NOISE_FLOOR = 0.003
-"""Least noise between runs that is assumed, relative: a quiet history proves little."""
-NOISE_NIGHTS = 60
-"""Nights on each side of the change that the noise is taken from."""
 RUNS_OF_A_POINT = 1000
 """More than any point is ever given; the number of a point's run is `place * RUNS_OF_A_POINT + n`."""
 
@@ -101,13 +95,15 @@ class BisectPlan(StoredModel):
     statistic: str = Field(description="Field of the summary that it is; empty for a failure.")
     unit: str
     since: str
-    repository: Repository
+    repository: Searched
     url: str
     good: str
     bad: str
     commits: tuple[Step, ...]
     unopened: int = 0
     before_move: int = 0
+    former: GitRepo | None = None
+    moved: dict[str, str] = Field({}, description="As of `SearchedRange`.")
     others: tuple[SearchedRange, ...] = Field((), description="Further repositories, in the order of their places.")
     levels: Levels | Failure
     prior: tuple[float, ...]
@@ -151,87 +147,23 @@ class BisectPlan(StoredModel):
             within = max(min(place, len(one.commits)), 0)
             step = one.commits[within - 1] if within else None
             pins[one.repository] = step.checked_out if step else one.good
-            pins |= {f"{one.repository}/{folder}": commit for folder, commit in (step.moved if step else {}).items()}
+            moved = step.moved if step else one.moved
+            pins |= {f"{one.repository}/{folder}": commit for folder, commit in moved.items()}
             place -= len(one.commits)
         return pins
+
+    def former_at(self, place: int) -> dict[str, GitRepo]:
+        """Of the repositories that moved, those that a place is of before, as the good run named them."""
+        found: dict[str, GitRepo] = {}
+        for one in self.ranges:
+            if one.former and (place <= 0 or any(step.url for step in one.commits[place - 1 : place])):
+                found[one.repository] = one.former
+            place -= len(one.commits)
+        return found
 
     def commit_at(self, place: int) -> str:
         """The commit of a place."""
         return self.all_commits[place - 1].commit if place else self.good
-
-
-class Shift(NamedTuple):
-    """What became worse between two nights: a metric, or a run that fails since."""
-
-    metric: str
-    label: str
-    statistic: str
-    unit: str
-    since: str
-    good: HistoryRow
-    bad: HistoryRow
-    levels: Levels | Failure
-
-
-def metric_named(name: str) -> Metric:
-    """The gated metric of a name.
-
-    Raises:
-        InvalidInput: There is none.
-    """
-    if name not in METRIC_BY_NAME:
-        raise InvalidInput("no such metric", thing=name, advice=f"Use one of {', '.join(METRIC_BY_NAME)}")
-    return METRIC_BY_NAME[name]
-
-
-def find_shift(rows: Sequence[HistoryRow], metric: str | None = None) -> Shift:
-    """The latest change for the worse: a change point of the history, else what the gate called a regression.
-
-    Raises:
-        InvalidInput: There is none, or no such metric.
-    """
-    if metric is not None:
-        metric_named(metric)
-    nights = {night.own.night: night.own for night in nights_of(rows)}
-    worse = [
-        (change.night, abs(change.change), trend.metric, change)
-        for trend in trends(rows)
-        for change in trend.changes
-        if change.worse and metric in (None, trend.metric)
-    ]
-    if not worse:
-        return _regressed_shift(rows, metric)
-    change = max(worse, key=lambda item: item[:3])[3]
-    good, bad = nights[change.last_night_before], nights[change.latest_night]
-    found = metric_named(change.metric)._replace(field=change.statistic)
-    return _metric_shift(rows, found, change.night, good, bad, change.before, change.after)
-
-
-def find_failure(rows: Sequence[HistoryRow], verdict_of: VerdictOf) -> Shift:
-    """The failure of the latest night, between the last night that did not fail and the first that failed alike.
-
-    Raises:
-        InvalidInput: The latest night did not fail, or none before it ran to its end.
-    """
-    nights = [night.own for night in nights_of(rows)]
-    failure = _failure(nights[-1], verdict_of) if nights else None
-    if failure is None:
-        raise InvalidInput("the latest night did not fail", thing=rows[0].test_id if rows else "history")
-    ended = [night.outcome in COMPLETE_OUTCOMES and night.verdict not in FAILED for night in nights]
-    if not any(ended):
-        raise InvalidInput(
-            "no earlier night ran to its end", thing=nights[-1].test_id, advice="Name a good commit with --good"
-        )
-    good = max(place for place, whole in enumerate(ended) if whole)
-    bad = next(night for night in nights[good + 1 :] if _failure(night, verdict_of) == failure)
-    levels = Failure(signature=failure)
-    return Shift(FAILURE, f"failure ({failure})", "", "", bad.night, nights[good], bad, levels)
-
-
-def asked_shift(rows: Sequence[HistoryRow], verdict_of: VerdictOf, metric: str | None) -> Shift:
-    """What is asked about: the failure where the latest night failed, or where it is named; else a metric."""
-    fails = metric is None and any(night.own.verdict in FAILED for night in nights_of(rows)[-1:])
-    return find_failure(rows, verdict_of) if fails or metric == FAILURE else find_shift(rows, metric)
 
 
 def make_plan(
@@ -241,6 +173,7 @@ def make_plan(
     request: BisectRequest = DEFAULT_REQUEST,
     shift: Shift | None = None,
     inner_of: InnerOf = lambda row, repository: None,
+    repo_of: RepoOf = lambda row, repository: None,
 ) -> BisectPlan:
     """Find the change and the commits that may have done it.
 
@@ -251,12 +184,13 @@ def make_plan(
         request: What to search.
         shift: What became worse, where that is known.
         inner_of: Whether submodules are searched as well, and what lists their commits.
+        repo_of: Reads how the good run named a repository that moved since.
 
     Raises:
         InvalidInput: Nothing became worse, or no commit changed.
     """
     shift = shift or asked_shift(rows, verdict_of, request.metric)
-    ranges = _ranges(shift, rows, find_commits, request, inner_of)
+    ranges = _ranges(shift, rows, find_commits, request, inner_of, repo_of)
     ends = [end for one in ranges for end in (one.repository, one.good, one.bad)]
     # A search that was planned over the same ends without their submodules has other places.
     ends += ["with submodules"] if any(step.folder for one in ranges for step in one.commits) else []
@@ -309,7 +243,7 @@ def point_run(plan: BisectPlan, base: RunRecord, place: int, number: int) -> Run
         place: Which commit.
         number: The how-manieth run of it, from 1.
     """
-    again = run_at(base, plan.pins_at(place))
+    again = run_at(base, plan.pins_at(place), plan.former_at(place))
     return again.model_copy(update={"night": plan.bisect_id, "repeat": place * RUNS_OF_A_POINT + number})
 
 
@@ -318,7 +252,12 @@ def _key(bisect_id: str) -> str:
 
 
 def _ranges(
-    shift: Shift, rows: Sequence[HistoryRow], find_commits: FindCommits, request: BisectRequest, inner_of: InnerOf
+    shift: Shift,
+    rows: Sequence[HistoryRow],
+    find_commits: FindCommits,
+    request: BisectRequest,
+    inner_of: InnerOf,
+    repo_of: RepoOf,
 ) -> tuple[SearchedRange, ...]:
     """What changed between both nights, repository by repository; or what the user named."""
     pins: dict[Repository, tuple[Pin, Pin]] = {
@@ -352,11 +291,14 @@ def _ranges(
             )
         older = () if request.good else _older_good_commits(rows, shift, name)
         good, commits = _newest_ancestor((good, *older), bad, partial(find_commits, after.url))
-        if before_move := sum(bool(one.url) for one in commits):
-            # The runs have the new repository: its first commit with the code is where the search begins.
+        former = repo_of(shift.good, name) if before.url != after.url else None
+        before_move = sum(bool(one.url) for one in commits)
+        if before_move and former is None:
+            # How the old one was run is not known: the first commit with the code in the new one is the good end.
             good, commits = commits[before_move].commit, commits[before_move + 1 :]
         searched = range_of_steps((name, after.url, good, bad), commits, inner_of(shift.bad, name))
-        found.append(searched.model_copy(update={"before_move": before_move}))
+        not_run = 0 if former else before_move
+        found.append(searched.model_copy(update={"before_move": not_run, "former": former}))
     if not any(one.commits for one in found):
         raise InvalidInput(
             "only submodules moved, and the runs do not check them out: the image brings its own",
@@ -393,12 +335,6 @@ def _newest_ancestor(
     raise problem or InvalidInput("no commits between them", thing=f"{goods[0][:12]}..{bad[:12]}")
 
 
-def _failure(row: HistoryRow, verdict_of: VerdictOf) -> str | None:
-    """How a run failed; None where it did not."""
-    verdict = verdict_of(row) if row.verdict in FAILED else None
-    return failure_of(verdict) if verdict else None
-
-
 def _prior(
     rows: Sequence[HistoryRow], shift: Shift, ranges: Sequence[SearchedRange], request: BisectRequest
 ) -> tuple[float, ...]:
@@ -406,80 +342,6 @@ def _prior(
     commits = sum(len(one.commits) for one in ranges)
     inside = _nights_inside(rows, shift, ranges[0]) if len(ranges) == 1 and shift.statistic else []
     return prior_of_nights(commits, shift.levels, inside, request.policy)
-
-
-def _regressed_shift(rows: Sequence[HistoryRow], metric: str | None) -> Shift:
-    """Between the last good night and the first regressed one after it; of the metric that moved furthest."""
-    nights = [night.own for night in nights_of(rows)]
-    last_good = next(
-        (
-            place
-            for place in range(len(nights) - 1, -1, -1)
-            if nights[place].verdict in GOOD_VERDICTS
-            and any(night.verdict is VerdictStatus.REGRESSED for night in nights[place + 1 :])
-        ),
-        None,
-    )
-    if last_good is None:
-        raise InvalidInput(
-            "nothing became worse", thing=rows[0].test_id if rows else "history", advice="See `nightbridge history`"
-        )
-    bad = next(night for night in nights[last_good + 1 :] if night.verdict is VerdictStatus.REGRESSED)
-    return moved_shift(rows, nights, last_good, bad, metric)
-
-
-def moved_shift(
-    rows: Sequence[HistoryRow], nights: Sequence[HistoryRow], last_good: int, bad: HistoryRow, metric: str | None
-) -> Shift:
-    """What moved furthest for the worse from a good night, by its place, to a bad one (InvalidInput: nothing did)."""
-    good = [night for night in nights[: last_good + 1] if night.verdict in (nights[last_good].verdict, "passed")][-7:]
-    moved = []
-    for one in COLUMNS if metric is None else (metric_named(metric),):
-        earlier = [value for row in good if (value := measured(one, row.summary)) is not None]
-        now = measured(one, bad.summary)
-        if earlier and now is not None and (level := statistics.median(earlier)):
-            change = (now - level) / abs(level)
-            moved.append((change if one.lower_is_better else -change, one, level, now))
-    if not moved or max(item[0] for item in moved) <= 0:
-        raise InvalidInput("no metric became worse", thing=bad.run_key, advice="Name one with --metric")
-    _, found, level, now = max(moved, key=lambda item: item[0])
-    return _metric_shift(rows, found, bad.night, nights[last_good], bad, level, now)
-
-
-def _metric_shift(
-    rows: Sequence[HistoryRow],
-    metric: Metric,
-    since: str,
-    good: HistoryRow,
-    bad: HistoryRow,
-    before: float,
-    after: float,
-) -> Shift:
-    levels = Levels(good=before, bad=after, noise=_noise(rows, metric, since, before, after))
-    return Shift(metric.name, metric.label, metric.field, metric.unit, since, good, bad, levels)
-
-
-def _noise(rows: Sequence[HistoryRow], metric: Metric, since: str, good: float, bad: float) -> float:
-    """Standard deviation of single runs around their level, robust, in the metric's unit."""
-    values = [
-        (night.own.night, value) for night in nights_of(rows) if (value := _night_value(night, metric)) is not None
-    ]
-    before = [abs(value - good) for night, value in values if night < since][-NOISE_NIGHTS:]
-    after = [abs(value - bad) for night, value in values if night >= since][:NOISE_NIGHTS]
-    deviations = before + after
-    found = 1.4826 * statistics.median(deviations) if len(deviations) >= 5 else 0.0
-    # Few nights around their own median look quieter than they are.
-    found *= math.sqrt(1 + 4 / max(len(deviations), 1))
-    return max(found, NOISE_FLOOR * abs(good))
-
-
-def _night_value(night: Night, metric: Metric) -> float | None:
-    values = [
-        value
-        for run in night.runs
-        if run.outcome in COMPLETE_OUTCOMES and (value := measured(metric, run.summary)) is not None
-    ]
-    return statistics.median(values) if values else None
 
 
 def _nights_inside(rows: Sequence[HistoryRow], shift: Shift, searched: SearchedRange) -> list[Measured]:
@@ -490,7 +352,7 @@ def _nights_inside(rows: Sequence[HistoryRow], shift: Shift, searched: SearchedR
     for night in nights_of(rows):
         pin: Pin | None = getattr(night.own, searched.repository)
         place = places.get(pin.commit) if pin else None
-        value = _night_value(night, metric)
+        value = night_value(night, metric)
         if place is not None and place < len(searched.commits) and value is not None:
             found.append(Measured(place=place, value=value))
     return found

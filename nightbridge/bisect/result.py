@@ -6,14 +6,10 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from nightbridge.bisect.failures import FAILED, failure_of
-from nightbridge.bisect.lineage import REPOSITORIES, Step
-from nightbridge.bisect.plan import (
-    RUNS_OF_A_POINT,
-    BisectPlan,
-    metric_named,
-    point_run,
-)
+from nightbridge.bisect.lineage import RANGES, Step, short_name
+from nightbridge.bisect.plan import RUNS_OF_A_POINT, BisectPlan, point_run
 from nightbridge.bisect.search import Answer, Failure, Levels, Measured
+from nightbridge.bisect.shift import metric_named
 from nightbridge.harvest.manifest import load_record
 from nightbridge.history.metrics import format_change, format_count, format_value, measured
 from nightbridge.history.rows import gpu_hours
@@ -209,7 +205,7 @@ def _shown(plan: BisectPlan, place: int, result: BisectResult) -> str:
 def _answer_lines(result: BisectResult) -> Iterable[str]:
     plan, found = result.plan, result.answer
     sure = f"{100 * min(found.probability, 0.9999):.4g} %"
-    good, bad = plan.commit_at(0)[:12], plan.commit_at(len(plan.all_commits))[:12]
+    good, bad = short_name(plan.commit_at(0)), short_name(plan.commit_at(len(plan.all_commits)))
     other = "" if len(plan.ranges) > 1 else " or the other repository"
     words = {
         "already_bad": f"not among these commits: {good} is as bad today ({sure}); "
@@ -229,9 +225,9 @@ def _answer_lines(result: BisectResult) -> Iterable[str]:
 
 def _place_name(plan: BisectPlan, place: int) -> str:
     if place == 0:
-        return f"good end {plan.commit_at(0)[:12]}"
+        return f"good end {short_name(plan.commit_at(0))}"
     folder = plan.all_commits[place - 1].folder
-    return f"commit {place} {f'{folder} ' if folder else ''}{plan.commit_at(place)[:12]}"
+    return f"commit {place} {f'{folder} ' if folder else ''}{short_name(plan.commit_at(place))}"
 
 
 def _of_submodules(plan: BisectPlan) -> str:
@@ -242,7 +238,7 @@ def _of_submodules(plan: BisectPlan) -> str:
 
 def _commit_line(plan: BisectPlan, place: int) -> str:
     one = plan.all_commits[place - 1]
-    name = REPOSITORIES[plan.range_of(place).repository]
+    name = RANGES[plan.range_of(place).repository]
     where = f"{one.folder} " if one.folder else f"{name} " if len(plan.ranges) > 1 else ""
     who = f"({one.author}, {one.authored_at:%Y-%m-%d %H:%M %z})"
     return f"  {where}{one.commit} {one.subject} {who}{_lineage(plan, one, name)}"

@@ -416,20 +416,28 @@ def arm_run(run: RunSpec, base: RunRecord, number: int, on_suspects: bool = Fals
     return run.model_copy(update={"repeat": number, "arm": arm, "test": test, "after": ()})
 
 
-def run_at(base: RunRecord, commits: Mapping[str, str]) -> RunSpec:
+_AS_IT_IS: Mapping[str, GitRepo] = {}
+
+
+def run_at(base: RunRecord, commits: Mapping[str, str], repos: Mapping[str, GitRepo] = _AS_IT_IS) -> RunSpec:
     """A stored run once more with all of its pins, but those of other commits.
 
     Args:
         base: The stored run.
         commits: Commits that take the place of its own, by `megatron_bridge`, `nemo_run`, and either's submodules as
-            in `megatron_bridge/3rdparty/Megatron-LM`.
+            in `megatron_bridge/3rdparty/Megatron-LM`; and an image, by `image`.
+        repos: Repositories that take the place of its own, by the same names: of before it moved.
     """
     test, checkout = base.spec.test, base.checkout
-    bridge = _at(test.megatron_bridge, checkout.megatron_bridge, "megatron_bridge", commits)
+    own = repos.get("megatron_bridge", test.megatron_bridge)
+    bridge = _at(own, checkout.megatron_bridge, "megatron_bridge", commits)
     changes = {
         "git_repos": tuple(bridge if repo == test.megatron_bridge else repo for repo in test.git_repos),
-        "nemo_run_repo": _at(test.nemo_run_repo, checkout.nemo_run, "nemo_run", commits),
-        "cmd_args": {**test.cmd_args, **pinned_image(base)},
+        "nemo_run_repo": _at(repos.get("nemo_run", test.nemo_run_repo), checkout.nemo_run, "nemo_run", commits),
+        "cmd_args": {
+            **test.cmd_args,
+            **({"container_image": commits["image"]} if "image" in commits else pinned_image(base)),
+        },
         "harvest": HarvestPolicy(checkpoint="none"),
         # It is one measurement: whether it has to be repeated is decided by who asked for it.
         "gate": test.gate.model_copy(update={"pairs": 0}),

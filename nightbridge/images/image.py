@@ -92,7 +92,7 @@ def pull_image(spec: RunSpec, site: Site, importer: Callable[[], Importer] | Non
     if written == NO_CONTAINER:
         return Image(kind="none")
     images = site.images_dir.absolute()
-    if _is_path(written):
+    if is_path(written):
         return _local_image(written, images)
     find = importer or (lambda: find_enroot(site.image_import))
     reference = parse_reference(written)
@@ -106,7 +106,7 @@ def pull_image(spec: RunSpec, site: Site, importer: Callable[[], Importer] | Non
     return _registry_image(reference.model_copy(update={"digest": digest}), digest, images, site.workspace, find)
 
 
-def _is_path(text: str) -> bool:
+def is_path(text: str) -> bool:
     """Whether an image is named by its path: pyxis' rule, and a relative path to a file that is there."""
     return text.startswith(("/", ".", "~")) or text.endswith(".sqsh") or Path(text).is_file()
 

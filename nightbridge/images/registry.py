@@ -167,12 +167,41 @@ def registry_digest(reference: ImageReference, credentials: str = "") -> str:
     return digest
 
 
+def registry_tags(reference: ImageReference, credentials: str = "") -> tuple[str, ...]:
+    """Every tag of an image, in the registry's order.
+
+    Args:
+        reference: The image.
+        credentials: As of `registry_digest`, which says what is raised as well.
+    """
+    found: list[str] = []
+    query = "tags/list?n=1000"
+    for _ in range(_MAX_PAGES):
+        with _request_path(reference, query, "GET", credentials) as answer:
+            try:
+                found += [str(tag) for tag in json.loads(_read(answer, reference)).get("tags") or ()]
+            except (ValueError, AttributeError, TypeError, RecursionError) as error:
+                raise DamagedData("the registry returned no list of tags", thing=str(reference)) from error
+            further = re.search(r"/tags/list(\?[^>]*)>;\s*rel=\"?next", answer.headers.get("Link", ""))
+        if further is None:
+            break
+        query = f"tags/list{further[1]}"
+    return tuple(found)
+
+
+_MAX_PAGES = 100
+"""Of a list of tags: no registry has more, and one that never ends is none."""
+
+
 def _request_manifest(reference: ImageReference, method: str, credentials: str) -> http.client.HTTPResponse:
+    return _request_path(reference, f"manifests/{reference.digest or reference.tag or 'latest'}", method, credentials)
+
+
+def _request_path(reference: ImageReference, path: str, method: str, credentials: str) -> http.client.HTTPResponse:
     registry = reference.registry or DOCKER_HUB
     name = reference.name if reference.registry or "/" in reference.name else f"library/{reference.name}"
-    version = reference.digest or reference.tag or "latest"
     scheme = "http" if http_is_allowed() else "https"
-    url = f"{scheme}://{registry}/v2/{name}/manifests/{version}"
+    url = f"{scheme}://{registry}/v2/{name}/{path}"
     headers = {"Accept": ", ".join(_MANIFEST_TYPES)}
     try:
         return _request(url, headers, method, reference)

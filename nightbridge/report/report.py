@@ -195,10 +195,7 @@ def _attribution_section(result: "AttributionResult") -> AttributionSection:
         for factor, share in ((plan.factors[number], cause.marginals[number]) for number in likeliest)
     )
     values = (format_value(run.value, plan.unit) if run.value is not None else run.status.value for run in result.runs)
-    further = (
-        f"then {format_count(len(one.points), 'run')} inside {one.plan.good[:12]}..{one.plan.bad[:12]}"
-        for one in result.descents
-    )
+    further = (f"then {format_count(len(one.points), 'run')} inside {one.plan.ranges[0]}" for one in result.descents)
     return AttributionSection(
         anchor=f"cause-{plan.attribution_id}",
         title=plan.test_id,

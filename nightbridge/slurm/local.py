@@ -86,12 +86,12 @@ class LocalCluster:
                 jobs.request_cancel(job, user_name())
 
     def limits(self) -> ClusterLimits:
-        """No limit on nodes or time is known, and no containers."""
+        """No limit on nodes or time is known; containers only where the settings name an srun of the user's own."""
         return ClusterLimits(
             partitions=(self.settings.partition or "local",),
             configured_gpus_per_node=self.settings.gpus_per_node,
             gpus_per_node=self.settings.gpus_per_node or PRETENDED_GPUS_PER_NODE,
-            has_pyxis=False,
+            has_pyxis=self.settings.containers == "pyxis",
         )
 
     def available_slots(self, nodes: int) -> int:

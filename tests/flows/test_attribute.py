@@ -1,74 +1,22 @@
 """`nightbridge attribute` on the practice workload: the cause on an axis, in its commits, stopped and gone on with."""
 
 import html
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from examples.practice.repositories import (
-    PracticeRepositories,
-    add_submodule,
-    bump_submodule,
-    commit_many,
-    make_practice_repositories,
-)
+from examples.practice.repositories import add_submodule, bump_submodule, commit_many
 from nightbridge.attribution.result import AttributionResult, sentence
-from nightbridge.embedded.jobs import all_jobs
-from nightbridge.flows import attribute_regression, nightly_regression, run_pipeline
+from nightbridge.flows import nightly_regression
 from nightbridge.history.reading import find_series, read_history
-from nightbridge.models import StoreSettings, VerdictStatus
-from nightbridge.store.directory import DirectoryStore
-from tests.flows.practice_night import Entry, write_scenario, write_site
+from nightbridge.models import VerdictStatus
+from tests.flows.attributed_practice import SLOW, TEST, Practice
 from tests.real.prefect_harness import prefect_in_this_process
 
 pytestmark = pytest.mark.launcher
-
-TEST = "slower"
-FEW_STEPS = {"max_steps": 14, "save_interval": 14}
-SLOW = {1: {"step_time_factor": 1.1}}
-
-
-class Practice:
-    """A site whose cluster, test and code a test changes from night to night."""
-
-    def __init__(self, folder: Path, environments: Path) -> None:
-        self.folder, self.environments = folder, environments
-        self.repositories: PracticeRepositories = make_practice_repositories(folder / "practice")
-        entry = Entry(id=TEST, cmd_args=FEW_STEPS, gate={"pairs": 0})
-        self.scenario = write_scenario(folder / "conf", self.repositories, "one", entry)
-        sample = self.scenario.parent / "llama_small.toml"
-        self.sample = sample.read_text().replace("[harvest]", '[harvest]\ncheckpoint = "none"')
-        self.site = folder / "site.toml"
-
-    def prepare(self, night: str, factor: float, exclude: Sequence[str] = (), **cluster: Any) -> None:
-        """A night with a cluster of this speed, which its site's environment names, and not on some nodes."""
-        speed = self.folder / f"{night}.json"
-        speed.write_text(json.dumps({"factor": factor, **cluster}))
-        write_site(self.site, workspace=self.folder / "workspace", environments=self.environments)
-        self.site.write_text(f'{self.site.read_text()}\n[cluster.env_vars]\nPRACTICE_CLUSTER = "{speed}"\n')
-        excluded = f"\nexclude_nodes = {json.dumps([*exclude])}\n[cmd_args]" if exclude else "\n[cmd_args]"
-        (self.scenario.parent / "llama_small.toml").write_text(self.sample.replace("\n[cmd_args]", excluded, 1))
-
-    def run(self, night: str, factor: float, exclude: Sequence[str] = (), **cluster: Any) -> VerdictStatus:
-        """One run of such a night."""
-        self.prepare(night, factor, exclude, **cluster)
-        return run_pipeline(self.scenario, night=night, system=str(self.site)).status
-
-    def attribute(self, **request: Any) -> AttributionResult:
-        return attribute_regression(TEST, system=str(self.site), **request)
-
-    @property
-    def store(self) -> DirectoryStore:
-        return DirectoryStore(StoreSettings(url=f"file://{self.folder}/workspace/store"))
-
-    @property
-    def jobs(self) -> Counter[str]:
-        return Counter(job.request.name for job in all_jobs(self.folder / "workspace" / "cluster"))
 
 
 @dataclass(frozen=True)

@@ -230,14 +230,6 @@ def test_a_repository_and_its_submodule_are_one_search() -> None:
     assert {one.place for one in descent(result, (1, 4)).plan.known} == {0, 5}
 
 
-def test_a_submodule_that_no_commit_moved_is_not_searched() -> None:
-    plan = ATTRIBUTION_PLAN.model_copy(update={"factors": (SUBMODULE,)})
-    result = evaluate(plan, exchange_runs([0], plan))
-
-    with pytest.raises(InvalidInput, match="no commit moved it"):
-        descent_request(result, (0,))
-
-
 def test_a_range_without_the_factors_commits_is_not_searched() -> None:
     moved = SUBMODULE.model_copy(update={"key": "megatron_bridge/3rdparty/other"})
     plan = ATTRIBUTION_PLAN.model_copy(update={"factors": (*ATTRIBUTION_PLAN.factors, moved)})

@@ -12,7 +12,7 @@ from nightbridge.bisect.result import Point, evaluate, next_points, point_of, pr
 from nightbridge.bisect.search import Failure, Levels
 from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.history.rows import HistoryRow
-from nightbridge.models import JobState, JobStatus, RangeCommit, RunRecord, Summary, Verdict, VerdictStatus
+from nightbridge.models import GitRepo, JobState, JobStatus, RangeCommit, RunRecord, Summary, Verdict, VerdictStatus
 from nightbridge.store.directory import DirectoryStore
 
 GOOD, BAD = "a" * 40, "e" * 40
@@ -199,12 +199,41 @@ def test_a_run_that_fails_alike_is_bad_one_that_ends_is_good_and_another_failure
     assert f"commit 3 {'d' * 12}: 1 of 1 failed, 1 run" in lines
 
 
-def test_a_range_across_the_move_of_a_repository_is_searched_from_the_move_on(rows: Sequence[HistoryRow]) -> None:
-    def moved(url: str, good: str, bad: str) -> tuple[RangeCommit, ...]:
-        first, *others = four_commits(url, good, bad)
-        return (first.model_copy(update={"url": "https://example.org/old.git"}), *others)
+OLD = GitRepo(url="https://example.org/old.git", launcher="run.py")
 
-    plan = make_plan(rows, moved, no_verdict)
+
+def moved_commits(url: str, good: str, bad: str) -> tuple[RangeCommit, ...]:
+    """The first of four commits is of the repository before it moved."""
+    first, *others = four_commits(url, good, bad)
+    return (first.model_copy(update={"url": OLD.url}), *others)
+
+
+def moved_rows(rows: Sequence[HistoryRow]) -> list[HistoryRow]:
+    """A history whose first nights had the old repository."""
+    return [
+        row.model_copy(update={"megatron_bridge": row.megatron_bridge.model_copy(update={"url": OLD.url})})
+        if row.megatron_bridge and row.megatron_bridge.commit == GOOD
+        else row
+        for row in rows
+    ]
+
+
+def test_a_range_across_the_move_of_a_repository_begins_in_the_old_one(
+    rows: Sequence[HistoryRow], make_record: Callable[..., RunRecord]
+) -> None:
+    plan = make_plan(moved_rows(rows), moved_commits, no_verdict, repo_of=lambda row, repository: OLD)
+    new = make_record().spec.test.megatron_bridge
+
+    ran = [point_run(plan, make_record(), place, 1).test.megatron_bridge for place in plan.places]
+
+    assert [one.commit for one in ran] == [GOOD, *(commit.commit for commit in moved_commits("", GOOD, BAD))]
+    assert [one.url for one in ran] == [OLD.url] * 2 + [new.url] * (len(ran) - 2)
+    assert [one.launcher for one in ran][:3] == [OLD.launcher, OLD.launcher, new.launcher]
+    assert "not searched" not in "\n".join(result_lines(evaluate(plan, [])))
+
+
+def test_a_move_of_which_no_good_run_is_stored_any_more_is_searched_from_there_on(rows: Sequence[HistoryRow]) -> None:
+    plan = make_plan(rows, moved_commits, no_verdict)
 
     assert (plan.good, [one.commit for one in plan.commits]) == ("c" * 40, ["d" * 40, BAD])
     assert "not searched: 1 commit of before the repository moved" in "\n".join(result_lines(evaluate(plan, [])))

@@ -12,7 +12,14 @@ from typing import Any, ClassVar
 import pytest
 
 from nightbridge.errors import DamagedData, InvalidInput, PermanentError, TransientError
-from nightbridge.images.registry import DOCKER_HUB, ImageReference, find_login, parse_reference, registry_digest
+from nightbridge.images.registry import (
+    DOCKER_HUB,
+    ImageReference,
+    find_login,
+    parse_reference,
+    registry_digest,
+    registry_tags,
+)
 from tests.conftest import need
 from tests.real.registry import (
     DEMO_CONFIG,
@@ -34,6 +41,13 @@ def test_a_tag_and_a_digest_mean_the_manifest_that_was_pushed(demo_image: Any) -
 
     assert registry_digest(parse_reference(f"{name}:1")) == demo_image.digest
     assert registry_digest(parse_reference(f"{name}@{demo_image.digest}")) == demo_image.digest
+
+
+def test_the_tags_of_an_image_are_listed(demo_image: Any) -> None:
+    assert registry_tags(parse_reference(f"{demo_image.registry.host}/{demo_image.name}")) == ("1",)
+
+    with pytest.raises(InvalidInput, match="no such image"):
+        registry_tags(parse_reference(f"{demo_image.registry.host}/{demo_image.name}-other"))
 
 
 def test_an_image_that_is_not_there_is_invalid_input(demo_image: Any) -> None:
@@ -165,6 +179,13 @@ class TokenRegistry(http.server.BaseHTTPRequestHandler):
             realm = f"http://{self.headers['Host']}/token"
             challenge = f'Bearer realm="{realm}",service="registry",scope="repository:x:pull"'
             self._answer(401, b"", **{"WWW-Authenticate": challenge})
+        elif self.path.startswith("/v2/x/tags/list?n="):
+            link = '</v2/x/tags/list?last=b&n=2>; rel="next"'
+            self._answer(200, b'{"name": "x", "tags": ["a", "b"]}', Link=link)
+        elif self.path == "/v2/x/tags/list?last=b&n=2":
+            self._answer(200, b'{"name": "x", "tags": ["c"]}')
+        elif self.path.startswith("/v2/page/tags"):
+            self._answer(200, b"<html>")
         else:
             self._answer(200, MANIFEST, **({"Docker-Content-Digest": self.digest} if self.digest else {}))
 
@@ -217,6 +238,15 @@ def test_a_token_without_encryption_is_not_requested_unless_the_site_allows_it(
 
     with pytest.raises(PermanentError, match="unencrypted"):
         registry_digest(reference)
+
+
+def test_a_list_of_tags_is_read_to_its_last_page(token_registry: str) -> None:
+    assert registry_tags(ImageReference(registry=token_registry, name="x")) == ("a", "b", "c")
+
+
+def test_what_is_no_list_of_tags_is_refused(token_registry: str) -> None:
+    with pytest.raises(DamagedData, match="returned no list of tags"):
+        registry_tags(ImageReference(registry=token_registry, name="page"))
 
 
 def test_without_the_digest_header_the_manifest_is_fetched(token_registry: str) -> None:

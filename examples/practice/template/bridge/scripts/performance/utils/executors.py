@@ -30,7 +30,7 @@ def slurm_executor(args, *, nodes, tasks_per_node, container_image, mounts, env_
         container_image=container_image,
         container_mounts=mounts if in_container else [],
         container_env=sorted(env_vars) if in_container else None,
-        env_vars=env_vars,
+        env_vars=env_vars | nemo_run_variables(),
         srun_args=[*args.custom_srun_args, *(_CONTAINER_SRUN_ARGS if in_container else ())],
         time=args.time_limit,
         mem="0",
@@ -44,3 +44,12 @@ def slurm_executor(args, *, nodes, tasks_per_node, container_image, mounts, env_
         ),
         additional_parameters=args.additional_slurm_params,
     )
+
+
+def nemo_run_variables():
+    """What the pinned NeMo-Run gives every job; nothing from one that names no variables."""
+    try:
+        from nemo_run_practice import VARIABLES
+    except ImportError:
+        return {}
+    return VARIABLES

@@ -1,0 +1,182 @@
+"""What became worse in a history: which metric, or which failure, between which two nights."""
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from nightbridge.bisect.failures import FAILED, failure_of
+from nightbridge.bisect.search import Failure, Levels
+from nightbridge.errors import InvalidInput
+from nightbridge.gate.trend import trends
+from nightbridge.history.metrics import COMPLETE_OUTCOMES, measured
+from nightbridge.history.nightly_values import Night, nights_of
+from nightbridge.history.rows import HistoryRow
+from nightbridge.models import GOOD_VERDICTS, Verdict, VerdictStatus
+from nightbridge.models.metrics import COLUMNS, METRIC_BY_NAME, Metric
+
+VerdictOf = Callable[[HistoryRow], Verdict | None]
+"""A run's row to its verdict; None where it has none."""
+
+FAILURE = "failure"
+"""What is searched instead of a metric where a run fails."""
+
+NOISE_FLOOR = 0.003
+"""Least noise between runs that is assumed, relative: a quiet history proves little."""
+NOISE_NIGHTS = 60
+"""Nights on each side of the change that the noise is taken from."""
+
+
+class Shift(NamedTuple):
+    """What became worse between two nights: a metric, or a run that fails since."""
+
+    metric: str
+    label: str
+    statistic: str
+    unit: str
+    since: str
+    good: HistoryRow
+    bad: HistoryRow
+    levels: Levels | Failure
+
+
+def metric_named(name: str) -> Metric:
+    """The gated metric of a name.
+
+    Raises:
+        InvalidInput: There is none.
+    """
+    if name not in METRIC_BY_NAME:
+        raise InvalidInput("no such metric", thing=name, advice=f"Use one of {', '.join(METRIC_BY_NAME)}")
+    return METRIC_BY_NAME[name]
+
+
+def find_shift(rows: Sequence[HistoryRow], metric: str | None = None) -> Shift:
+    """The latest change for the worse: a change point of the history, else what the gate called a regression.
+
+    Raises:
+        InvalidInput: There is none, or no such metric.
+    """
+    if metric is not None:
+        metric_named(metric)
+    nights = {night.own.night: night.own for night in nights_of(rows)}
+    worse = [
+        (change.night, abs(change.change), trend.metric, change)
+        for trend in trends(rows)
+        for change in trend.changes
+        if change.worse and metric in (None, trend.metric)
+    ]
+    if not worse:
+        return _regressed_shift(rows, metric)
+    change = max(worse, key=lambda item: item[:3])[3]
+    good, bad = nights[change.last_night_before], nights[change.latest_night]
+    found = metric_named(change.metric)._replace(field=change.statistic)
+    return _metric_shift(rows, found, change.night, good, bad, change.before, change.after)
+
+
+def find_failure(rows: Sequence[HistoryRow], verdict_of: VerdictOf) -> Shift:
+    """The failure of the latest night, between the last night that did not fail and the first that failed alike.
+
+    Raises:
+        InvalidInput: The latest night did not fail, or none before it ran to its end.
+    """
+    nights = [night.own for night in nights_of(rows)]
+    failure = _failure(nights[-1], verdict_of) if nights else None
+    if failure is None:
+        raise InvalidInput("the latest night did not fail", thing=rows[0].test_id if rows else "history")
+    ended = [night.outcome in COMPLETE_OUTCOMES and night.verdict not in FAILED for night in nights]
+    if not any(ended):
+        raise InvalidInput(
+            "no earlier night ran to its end", thing=nights[-1].test_id, advice="Name a good commit with --good"
+        )
+    good = max(place for place, whole in enumerate(ended) if whole)
+    bad = next(night for night in nights[good + 1 :] if _failure(night, verdict_of) == failure)
+    levels = Failure(signature=failure)
+    return Shift(FAILURE, f"failure ({failure})", "", "", bad.night, nights[good], bad, levels)
+
+
+def asked_shift(rows: Sequence[HistoryRow], verdict_of: VerdictOf, metric: str | None) -> Shift:
+    """What is asked about: the failure where the latest night failed, or where it is named; else a metric."""
+    fails = metric is None and any(night.own.verdict in FAILED for night in nights_of(rows)[-1:])
+    return find_failure(rows, verdict_of) if fails or metric == FAILURE else find_shift(rows, metric)
+
+
+def _failure(row: HistoryRow, verdict_of: VerdictOf) -> str | None:
+    """How a run failed; None where it did not."""
+    verdict = verdict_of(row) if row.verdict in FAILED else None
+    return failure_of(verdict) if verdict else None
+
+
+def _regressed_shift(rows: Sequence[HistoryRow], metric: str | None) -> Shift:
+    """Between the last good night and the first regressed one after it; of the metric that moved furthest."""
+    nights = [night.own for night in nights_of(rows)]
+    last_good = next(
+        (
+            place
+            for place in range(len(nights) - 1, -1, -1)
+            if nights[place].verdict in GOOD_VERDICTS
+            and any(night.verdict is VerdictStatus.REGRESSED for night in nights[place + 1 :])
+        ),
+        None,
+    )
+    if last_good is None:
+        raise InvalidInput(
+            "nothing became worse", thing=rows[0].test_id if rows else "history", advice="See `nightbridge history`"
+        )
+    bad = next(night for night in nights[last_good + 1 :] if night.verdict is VerdictStatus.REGRESSED)
+    return moved_shift(rows, nights, last_good, bad, metric)
+
+
+def moved_shift(
+    rows: Sequence[HistoryRow], nights: Sequence[HistoryRow], last_good: int, bad: HistoryRow, metric: str | None
+) -> Shift:
+    """What moved furthest for the worse from a good night, by its place, to a bad one (InvalidInput: nothing did)."""
+    good = [night for night in nights[: last_good + 1] if night.verdict in (nights[last_good].verdict, "passed")][-7:]
+    moved = []
+    for one in COLUMNS if metric is None else (metric_named(metric),):
+        earlier = [value for row in good if (value := measured(one, row.summary)) is not None]
+        now = measured(one, bad.summary)
+        if earlier and now is not None and (level := statistics.median(earlier)):
+            change = (now - level) / abs(level)
+            moved.append((change if one.lower_is_better else -change, one, level, now))
+    if not moved or max(item[0] for item in moved) <= 0:
+        raise InvalidInput("no metric became worse", thing=bad.run_key, advice="Name one with --metric")
+    _, found, level, now = max(moved, key=lambda item: item[0])
+    return _metric_shift(rows, found, bad.night, nights[last_good], bad, level, now)
+
+
+def _metric_shift(
+    rows: Sequence[HistoryRow],
+    metric: Metric,
+    since: str,
+    good: HistoryRow,
+    bad: HistoryRow,
+    before: float,
+    after: float,
+) -> Shift:
+    levels = Levels(good=before, bad=after, noise=_noise(rows, metric, since, before, after))
+    return Shift(metric.name, metric.label, metric.field, metric.unit, since, good, bad, levels)
+
+
+def _noise(rows: Sequence[HistoryRow], metric: Metric, since: str, good: float, bad: float) -> float:
+    """Standard deviation of single runs around their level, robust, in the metric's unit."""
+    values = [
+        (night.own.night, value) for night in nights_of(rows) if (value := night_value(night, metric)) is not None
+    ]
+    before = [abs(value - good) for night, value in values if night < since][-NOISE_NIGHTS:]
+    after = [abs(value - bad) for night, value in values if night >= since][:NOISE_NIGHTS]
+    deviations = before + after
+    found = 1.4826 * statistics.median(deviations) if len(deviations) >= 5 else 0.0
+    # Few nights around their own median look quieter than they are.
+    found *= math.sqrt(1 + 4 / max(len(deviations), 1))
+    return max(found, NOISE_FLOOR * abs(good))
+
+
+def night_value(night: Night, metric: Metric) -> float | None:
+    """The median of a night's whole runs; None where none measured it."""
+    values = [
+        value
+        for run in night.runs
+        if run.outcome in COMPLETE_OUTCOMES and (value := measured(metric, run.summary)) is not None
+    ]
+    return statistics.median(values) if values else None

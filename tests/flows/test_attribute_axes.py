@@ -1,0 +1,104 @@
+"""`nightbridge attribute` end to end, a planted cause on each axis that `test_attribute` has not: for `make soak`."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from examples.practice.repositories import commit_many, commit_nemo_run
+from nightbridge.attribution.result import AttributionResult, sentence
+from tests.flows.attributed_practice import Practice
+from tests.real.prefect_harness import prefect_in_this_process
+
+pytestmark = [
+    pytest.mark.launcher,
+    pytest.mark.skipif("NIGHTBRIDGE_EVERY_STAGE" not in os.environ, reason="minutes for each axis; in make soak"),
+]
+
+
+@pytest.fixture
+def practice(tmp_path: Path, environments_dir: Path) -> Practice:
+    return Practice(tmp_path, environments_dir)
+
+
+def test_a_commit_of_nemo_run(practice: Practice) -> None:
+    slow = practice.folder / "slow.json"
+    slow.write_text(json.dumps({"factor": 1.1}))
+    with prefect_in_this_process():
+        practice.run("n1", 1.0)
+        commit_many(practice.repositories, ["Tidy"], {})
+        messages = ["Tidy NeMo-Run", "Give jobs a default", "Document"]
+        commits = commit_nemo_run(practice.repositories, messages, {1: {"PRACTICE_CLUSTER": str(slow)}})
+        practice.run("n2", 1.0)
+        result = practice.attribute(good="n1", bad="n2", metric="step_time")
+
+    assert result.plan.axes == ("megatron_bridge", "nemo_run", "environment")
+    assert sentence(result).startswith(f'NeMo-Run {commits[1][:12]} "Give jobs a default", 9')
+    assert said_innocent(result) == "not Megatron-Bridge, not the environment"
+
+
+def test_a_key_of_the_configuration(practice: Practice) -> None:
+    plain = practice.sample
+    with prefect_in_this_process():
+        practice.sample = plain.replace("[cmd_args]", "[cmd_args]\ngb = 128\nseq_length = 1024")
+        practice.run("n1", 1.0)
+        commit_many(practice.repositories, ["Tidy"], {})
+        practice.sample = plain.replace("[cmd_args]", "[cmd_args]\ngb = 128\nseq_length = 1126")
+        practice.run("n2", 1.0)
+        result = practice.attribute(good="n1", bad="n2", metric="step_time")
+
+    assert result.plan.axes == ("megatron_bridge", "configuration", "environment")
+    assert sentence(result).startswith("cmd_args.seq_length (1024 → 1126), 9")
+    assert said_innocent(result) == "not Megatron-Bridge, not the environment"
+
+
+def test_a_node(practice: Practice) -> None:
+    slow = {"node2": 1.1}
+    with prefect_in_this_process():
+        practice.run("n1", 1.0, slow_nodes=slow)
+        commit_many(practice.repositories, ["Tidy"], {})
+        practice.run("n2", 1.0, exclude=["node1"], slow_nodes=slow)
+        result = practice.attribute(good="n1", bad="n2", metric="step_time")
+
+    assert result.plan.axes == ("megatron_bridge", "environment", "nodes")
+    assert sentence(result).startswith("node node2 (node1 → node2), 9")
+    assert said_innocent(result) == "not Megatron-Bridge, not the environment"
+
+
+# --- images ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="containers of the front of pyxis need mounts of their own")
+def test_an_image_among_those_of_its_folder(practice: Practice) -> None:
+    practice.run_in_containers()
+    images = [make_image(practice, f"nemo-26.0{month}", 1.1 if month > 4 else 1.0) for month in range(2, 8)]
+    with prefect_in_this_process():
+        practice.use_image(images[0])
+        practice.run("n1", 1.0)
+        commit_many(practice.repositories, ["Tidy"], {})
+        practice.use_image(images[-1])
+        practice.run("n2", 1.0)
+        result = practice.attribute(good="n1", bad="n2", metric="step_time")
+
+    assert result.plan.axes == ("image", "megatron_bridge")
+    assert sentence(result).startswith("image nemo-26.05.sqsh, after nemo-26.04.sqsh, 9")
+    assert said_innocent(result) == "not Megatron-Bridge"
+
+
+def make_image(practice: Practice, name: str, factor: float) -> Path:
+    """An image with nothing but its variables: the rest of its root is this machine's, mounted."""
+    root, speed, image = (practice.folder / f"{name}{ending}" for ending in ("", ".json", ".sqsh"))
+    speed.write_text(json.dumps({"factor": factor}))
+    (root / "etc").mkdir(parents=True)
+    (root / "etc" / "environment").write_text(f"PRACTICE_CLUSTER={speed}\n")
+    for link in ("bin", "lib", "lib64", "sbin"):
+        (root / link).symlink_to(f"usr/{link}")
+    subprocess.run(["mksquashfs", root, image, "-noappend", "-quiet", "-no-progress"], check=True, capture_output=True)
+    return image
+
+
+def said_innocent(result: AttributionResult) -> str:
+    """The axes that the sentence clears."""
+    return sentence(result).split("; ")[1]
