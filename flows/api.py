@@ -375,11 +375,11 @@ def try_change(
         TransientError: The store or the Prefect server does not answer.
     """
     choice = SiteChoice(system=system, cluster=cluster, store=store, workspace=_path(workspace))
-    run = _only_run(check_scenario(config.load(Path(test_file))), "try")
-    trial, control = plan_trial(run, Change(bridge=bridge, core=core, image=image), utc_now())
+    change = Change(bridge=bridge, core=core, image=image)
+    plan_trial(_only_run(check_scenario(config.load(Path(test_file))), "try"), change, utc_now())
     _reach_site(choice)
     with tags(TAG), plain_errors():
-        state = try_flow(trial, control, most_pairs, return_state=True, **choice.parameters())
+        state = try_flow(str(test_file), change, most_pairs=most_pairs, return_state=True, **choice.parameters())
     found: Trial = result_of(state)
     return found
 

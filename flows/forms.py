@@ -72,10 +72,12 @@ def form_of(
     # Of a field itself the UI keeps its type and choices only, and asks the server about all fields at once: so the
     # limits stand here. When a run is started anyway, the server refuses it with the first error alone.
     schema["allOf"] = [_limits_of(schema, schema["definitions"])]
-    if "scenario" in properties and "tests" in properties:
+    if "scenario" in properties and (chosen := {"tests", "test_id"} & properties.keys()):
         tests = {path: set(_test_ids([scenario], swept)) for path, scenario in scenarios.items()}
         everything = set().union(*tests.values())
-        schema["allOf"] += [_not_these(path, everything - own) for path, own in tests.items() if everything - own]
+        schema["allOf"] += [
+            _not_these(path, next(iter(chosen)), everything - own) for path, own in tests.items() if everything - own
+        ]
     return schema
 
 
@@ -111,10 +113,11 @@ def _test_ids(scenarios: Collection[Scenario], swept: bool) -> list[str]:
     return sorted({test.id for test in tests if test.axes or not swept})
 
 
-def _not_these(path: str, others: Collection[str]) -> Schema:
+def _not_these(path: str, field: str, others: Collection[str]) -> Schema:
     """No test is chosen that the chosen scenario lacks: a condition on the field, since no UI shows those on items."""
     chosen = {"properties": {"scenario": {"const": path}}, "required": ["scenario"]}
-    return {"if": chosen, "then": {"properties": {"tests": {"not": {"contains": {"enum": sorted(others)}}}}}}
+    named = {"enum": sorted(others)}
+    return {"if": chosen, "then": {"properties": {field: {"not": {"contains": named} if field == "tests" else named}}}}
 
 
 _CHOICES: Mapping[str, Callable[[Mapping[str, Scenario], bool], list[str]]] = {

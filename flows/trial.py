@@ -1,40 +1,58 @@
 """Try a change before it lands: pairs of runs with and without it through the same pipeline."""
 
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 from prefect import flow
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.flows import Flow
 from prefect.logging import get_run_logger
 from prefect.states import Completed, Failed
+from pydantic import Field
 
+from nightbridge import config
 from nightbridge.blocks import load_site, site_choice
-from nightbridge.errors import NightbridgeError
+from nightbridge.errors import InvalidInput, NightbridgeError
 from nightbridge.flows.final_states import log_errors_plainly, result_of, state_of_error
 from nightbridge.flows.forms import ClusterField, StoreField, SystemField
 from nightbridge.flows.pipeline import pipeline
-from nightbridge.gate.trial import EXIT_CODES, Trial, TrialArm, arm_result, goes_on, judged, trial_arm
+from nightbridge.gate.trial import (
+    EXIT_CODES,
+    Change,
+    Trial,
+    TrialArm,
+    arm_result,
+    goes_on,
+    judged,
+    plan_trial,
+    trial_arm,
+)
 from nightbridge.gate.verdict import verdict_for_error
-from nightbridge.models import RunSpec, Site
+from nightbridge.models import RunSpec, Site, utc_now
+from nightbridge.rules import check_scenario
 from nightbridge.tasks.bisect import unfinished_points
 from nightbridge.tasks.cancel import cancel_runs
 from nightbridge.tasks.compare import stored_verdict
 from nightbridge.tasks.context import shared_night
-from nightbridge.tasks.control import keep_trial, on_nodes, record_of
+from nightbridge.tasks.control import keep_trial, on_nodes, record_of, with_noise
+
+PairsField = Annotated[int, Field(ge=1)] | None
 
 
 def cancel_hook(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
     """Cancel the jobs of a cancelled trial. Prefect runs this in another process, so they are found by their names."""
     given = flow_run.parameters
-    trial, site = Trial.model_validate(given["trial"]), load_site(site_choice(given))
-    cancel_runs(f"trial {trial.trial_id}", unfinished_points(trial.test_id, trial.trial_id, site), site)
+    test_id = run_of(given["scenario"], given.get("test_id")).test.id
+    site = load_site(site_choice(given))
+    cancel_runs(f"trials of {test_id}", unfinished_points(test_id, None, site, kind="try"), site)
 
 
-@flow(name="try", flow_run_name="try {trial.change}", on_cancellation=[cancel_hook], persist_result=True)
+@flow(name="try", flow_run_name="try {change}", on_cancellation=[cancel_hook], persist_result=True)
 def try_flow(  # noqa: D417  (`SiteChoice` describes the others)
-    trial: Trial,
-    control: RunSpec,
-    most_pairs: int | None = None,
+    scenario: str,
+    change: Change,
+    test_id: str | None = None,
+    most_pairs: PairsField = None,
     system: SystemField = None,
     cluster: ClusterField = None,
     store: StoreField = None,
@@ -43,13 +61,16 @@ def try_flow(  # noqa: D417  (`SiteChoice` describes the others)
     """Run a change beside the test as its file says, pair by pair, until the difference is decided.
 
     Args:
-        trial: What is tried, as `plan_trial` names it.
-        control: The run without the change.
+        scenario: File with the test.
+        change: What is tried.
+        test_id: Which of its tests; needed where it has several.
         most_pairs: Pairs at most; by the test's policy when unset.
     """
     log_errors_plainly()
     try:
+        trial, control = plan_trial(run_of(scenario, test_id), change, utc_now())
         site = load_site(site_choice({"system": system, "cluster": cluster, "store": store, "workspace": workspace}))
+        trial = with_noise(trial, control, site)
         with shared_night():
             arms: list[TrialArm] = []
             while goes_on(trial, control.test.gate, most_pairs):
@@ -60,6 +81,25 @@ def try_flow(  # noqa: D417  (`SiteChoice` describes the others)
         return state_of_error(error)
     kind = Failed if EXIT_CODES[trial.answer] else Completed
     return kind(name=trial.answer.title().replace(" ", ""), message=f"{trial.change}: {trial.answer}", data=trial)
+
+
+def run_of(file: str, test_id: str | None) -> RunSpec:
+    """The one run of a file, or of the test of it that is named.
+
+    Raises:
+        InvalidInput: There are several, or none that can run.
+    """
+    scenario = check_scenario(config.load(Path(file)))
+    violations = [found.line(test.id) for test in scenario.invalid for found in test.findings]
+    runs = [run for run in config.runs(scenario, "try") if test_id in (None, run.test.id)]
+    if not runs and violations:
+        raise InvalidInput("no test of it can run", thing=file, violations=violations)
+    if len(runs) != 1 or (test_id is None and scenario.invalid):
+        named = f"{test_id} has" if test_id else "holds"
+        raise InvalidInput(
+            f"{named} {len(runs) or 'no'} runs, not one", thing=file, advice="Name a test without a sweep"
+        )
+    return runs[0]
 
 
 def _pair(trial: Trial, control: RunSpec, started: int, site: Site) -> list[TrialArm]:

@@ -6,9 +6,11 @@ from typing import NamedTuple
 from nightbridge.attribution.result import attribution_cost
 from nightbridge.errors import InvalidInput, NightbridgeError
 from nightbridge.gate.control import arm_run
-from nightbridge.gate.trial import Trial, markdown
+from nightbridge.gate.trial import Trial, markdown, noise_of_history
 from nightbridge.harvest.manifest import load_record
+from nightbridge.history.reading import read_history
 from nightbridge.models import RunRecord, RunSpec, Site, Verdict
+from nightbridge.models.series import series_id
 from nightbridge.nights.records import confirmation_cost
 from nightbridge.slurm.attempts import merged_options
 from nightbridge.tasks.context import run_log
@@ -98,6 +100,14 @@ def without_confirmation(verdict: Verdict, why: str, site: Site) -> Verdict:
 def record_of(verdict: Verdict, site: Site) -> RunRecord | None:
     """The harvested run that a verdict is about; None where nothing was harvested."""
     return load_record(store_of(site), verdict.prefix) if verdict.prefix else None
+
+
+def with_noise(trial: Trial, control: RunSpec, site: Site) -> Trial:
+    """A trial with the noise that the history of its test has; as it is where there is no history."""
+    cluster = site.cluster.name
+    rows = read_history(store_of(site), cluster, series_id(control, cluster))
+    noise = noise_of_history(rows, control.test.gate) if rows else {}
+    return trial.model_copy(update={"noise": noise})
 
 
 @stage("try-result")

@@ -58,6 +58,7 @@ class Behaviour(Model):
     nan_at: int | None = Field(None, ge=1, description="The first iteration whose loss is NaN; training continues.")
     hang_at: int | None = Field(None, ge=1, description="All ranks sleep for ever before this iteration.")
     crash_at: int | None = Field(None, ge=1, description="All ranks exit with 1 before this iteration.")
+    crash_share: float = Field(0.0, ge=0, le=1, description="In so many runs a rank exits with 1 at its start.")
     stop_at: int | None = Field(None, ge=1, description="Training ends after this iteration, with exit code 0.")
     partial_checkpoint: int | None = Field(
         None, ge=1, description="The first save from this iteration on dies in its middle: no .metadata, exit code 1."

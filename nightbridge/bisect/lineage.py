@@ -113,14 +113,11 @@ def _opened(before: str, commit: RangeCommit) -> list[Step]:
     for bump in commit.bumps:
         for point in _way(bump, commit):
             moved = {**moved, bump.folder: point.at}
-            steps.append(
-                _step(
-                    point.of, kind=point.kind, folder=bump.folder, bump=commit.commit, tree=before, moved=moved
-                ).model_copy(update={"url": commit.url})
-            )
+            about = {"kind": point.kind, "folder": bump.folder, "bump": commit.commit, "tree": before, "moved": moved}
+            steps.append(_step(point.of, **about, url=commit.url))
     if steps and commit.only_bumps:
         # All that it does is done: this point is the commit itself.
-        steps[-1] = steps[-1].model_copy(update={"tree": commit.commit, "moved": {}, "url": commit.url})
+        steps[-1] = steps[-1].model_copy(update={"tree": commit.commit, "moved": {}})
         return steps
     return [*steps, _step(commit, kind="rest" if steps else "commit")]
 
@@ -142,7 +139,9 @@ def _way(bump: Bump, commit: RangeCommit) -> Iterator[_Point]:
     for one, at in zip(reversed(bump.reverted), reversed(left[:-1]), strict=True):
         yield _Point("reverted", one, at)
     for one in bump.commits:
-        yield _Point("inner", one, one.commit)
+        # A submodule's own submodules come as its commits pin them: one that only moves these says which.
+        nested = f"{', '.join(map(str, one.bumps))}: {one.subject}" if one.only_bumps else one.subject
+        yield _Point("inner", one.model_copy(update={"subject": nested}), one.commit)
 
 
 def _step(commit: RangeCommit, **about: object) -> Step:

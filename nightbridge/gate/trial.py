@@ -26,7 +26,9 @@ from nightbridge.gate.control import (
     weigh,
 )
 from nightbridge.history.metrics import format_change, format_count, format_value, measured
-from nightbridge.history.rows import gpu_hours
+from nightbridge.history.nightly_values import nights_of, noise_of_runs
+from nightbridge.history.reading import is_good
+from nightbridge.history.rows import HistoryRow, gpu_hours
 from nightbridge.models import (
     Arm,
     GatePolicy,
@@ -106,6 +108,7 @@ class Trial(StoredModel):
     trial_id: str
     test_id: str
     change: Change
+    noise: dict[str, float] = Field({}, description="Of single runs, relative, by metric, as the history has it.")
     arms: tuple[TrialArm, ...] = ()
     findings: tuple[Finding, ...] = ()
     answer: Answer = "open"
@@ -157,6 +160,25 @@ def plan_trial(run: RunSpec, change: Change, now: datetime) -> tuple[Trial, RunS
     return Trial(trial_id=name, test_id=run.test.id, change=change), control
 
 
+def noise_of_history(rows: Sequence[HistoryRow], gate: GatePolicy) -> dict[str, float]:
+    """The noise of single runs by metric, as the good nights of a test's series have it; a short history's is bounded.
+
+    Args:
+        rows: The history of the series.
+        gate: The test's policy.
+    """
+    good = [night.own for night in nights_of(rows) if is_good(night.own)]
+    found = {}
+    for metric in COLUMNS:
+        values = [value for row in good if (value := measured(metric, row.summary)) is not None]
+        usual = metric.threshold(gate) / UNKNOWN_SIGMAS
+        noise = noise_of_runs(metric, values)
+        if len(values) < gate.cold_start:
+            noise = min(max(noise, usual), 2 * usual)
+        found[metric.name] = noise
+    return found
+
+
 def trial_arm(control: RunSpec, change: Change, number: int) -> RunSpec:
     """A run of a trial by its number, from 1: new, control, control, new, and so on."""
     arm = arm_of(number, control.run_key)
@@ -185,7 +207,7 @@ def arm_result(run: RunSpec, verdict: Verdict, record: RunRecord | None) -> Tria
 
 def judged(trial: Trial, arms: Sequence[TrialArm], gate: GatePolicy) -> Trial:
     """The trial with all of its runs so far, and their answer."""
-    findings = tuple(_findings(arms, gate))
+    findings = tuple(_findings(arms, gate, trial.noise))
     return trial.model_copy(update={"arms": tuple(arms), "findings": findings, "answer": _answer(arms, findings)})
 
 
@@ -256,7 +278,7 @@ def _at(repo: GitRepo, change: Change) -> GitRepo:
     return repo.model_copy(update={"commit": bridge, "submodules": {**repo.submodules, **core}})
 
 
-def _findings(arms: Sequence[TrialArm], gate: GatePolicy) -> Iterator[Finding]:
+def _findings(arms: Sequence[TrialArm], gate: GatePolicy, noise: Mapping[str, float]) -> Iterator[Finding]:
     by_pair: dict[int, dict[str, TrialArm]] = {}
     for arm in arms:
         by_pair.setdefault(arm.arm.pair, {})[arm.arm.role] = arm
@@ -265,14 +287,15 @@ def _findings(arms: Sequence[TrialArm], gate: GatePolicy) -> Iterator[Finding]:
         values = [(pair["new"].values.get(metric.name), pair["control"].values.get(metric.name)) for pair in whole]
         known = [(new, control) for new, control in values if new is not None and control]
         if known:
-            yield _finding(metric, known, gate)
+            yield _finding(metric, known, gate, noise.get(metric.name))
 
 
-def _finding(metric: Metric, known: Sequence[tuple[float, float]], gate: GatePolicy) -> Finding:
+def _finding(metric: Metric, known: Sequence[tuple[float, float]], gate: GatePolicy, noise: float | None) -> Finding:
     sign = 1 if metric.lower_is_better else -1
     differences = [sign * (new - control) / abs(control) for new, control in known]
-    # The test's own history is of other nights: without it, its widest band is so many standard deviations.
-    noise, change = metric.threshold(gate) / UNKNOWN_SIGMAS, change_looked_for(metric, gate)
+    # A test without a history is taken to be quiet enough for its widest band to be so many standard deviations.
+    noise = metric.threshold(gate) / UNKNOWN_SIGMAS if noise is None else noise
+    change = change_looked_for(metric, gate)
     worse, better = (weigh([[way * one for one in differences]], noise, change) for way in (1, -1))
     kind: Literal["as good", "better", "worse", "open"] = "open"
     if worse.score >= PROOF:

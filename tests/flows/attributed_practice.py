@@ -38,6 +38,7 @@ class Practice:
         self.site = folder / "site.toml"
         self.cluster: dict[str, str] = {}
         self.variables: dict[str, str] = {}
+        self.more = ""
 
     def prepare(self, night: str, factor: float, exclude: Sequence[str] = (), **cluster: Any) -> None:
         """A night with a cluster of this speed, which its site's environment names, and not on some nodes."""
@@ -48,7 +49,7 @@ class Practice:
         )
         variables = self.variables or {"PRACTICE_CLUSTER": str(speed)}
         lines = [f"{name} = {json.dumps(value)}" for name, value in variables.items()]
-        self.site.write_text("\n".join([self.site.read_text(), "[cluster.env_vars]", *lines, ""]))
+        self.site.write_text("\n".join([self.site.read_text(), "[cluster.env_vars]", *lines, self.more]))
         excluded = f"\nexclude_nodes = {json.dumps([*exclude])}\n[cmd_args]" if exclude else "\n[cmd_args]"
         (self.scenario.parent / "llama_small.toml").write_text(self.sample.replace("\n[cmd_args]", excluded, 1))
 

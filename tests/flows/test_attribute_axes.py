@@ -4,12 +4,20 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from examples.practice.repositories import commit_many, commit_nemo_run
+from examples.practice.git_writer import git
+from examples.practice.repositories import (
+    SUBMODULE,
+    PracticeRepositories,
+    add_submodule,
+    commit_many,
+    commit_nemo_run,
+)
 from nightbridge.attribution.result import AttributionResult, sentence
-from tests.flows.attributed_practice import Practice
+from tests.flows.attributed_practice import SLOW, Practice
 from tests.real.prefect_harness import prefect_in_this_process
 
 pytestmark = [
@@ -97,6 +105,81 @@ def make_image(practice: Practice, name: str, factor: float) -> Path:
         (root / link).symlink_to(f"usr/{link}")
     subprocess.run(["mksquashfs", root, image, "-noappend", "-quiet", "-no-progress"], check=True, capture_output=True)
     return image
+
+
+# --- ranges that are not one line of good builds ---------------------------------------------------------------------
+
+
+def test_a_submodule_that_only_the_test_moved(practice: Practice) -> None:
+    add_submodule(practice.repositories)
+    bridge, plain = 'Megatron-Bridge.git"\n', practice.sample
+    messages = [f"Core change {number}" for number in range(4)]
+    core = commit_many(practice.repositories, messages, {2: SLOW[1]}, workload="megatron_lm")
+
+    def use(commit: str) -> None:
+        pinned = f'init_submodules = true\nsubmodules = {{ "{SUBMODULE}" = "{commit}" }}\n'
+        practice.sample = plain.replace(bridge, f"{bridge}{pinned}")
+
+    with prefect_in_this_process():
+        use(core[0])
+        practice.run("n1", 1.0)
+        use(core[3])
+        practice.run("n2", 1.0)
+        result = practice.attribute(good="n1", bad="n2", metric="step_time")
+
+    assert result.plan.axes == ("submodule", "environment")
+    assert sentence(result).startswith(f'Megatron-LM {core[2][:12]} "Core change 2", 9')
+    assert said_innocent(result) == "not the environment"
+
+
+def test_a_commit_of_before_the_repository_moved(practice: Practice) -> None:
+    old = practice.repositories
+    with prefect_in_this_process():
+        practice.run("n1", 1.0)
+        commits = commit_many(old, ["Tidy", "Synchronise after every bucket", "Move away"], SLOW)
+        new, came = fold(old, practice.folder / "new" / "Megatron-Bridge.git")
+        commit_many(new, ["Document"], {})
+        practice.sample = practice.sample.replace(old.bridge_url, new.bridge_url)
+        practice.more = f'[successors."{old.bridge_url}"]\nurl = "{new.bridge_url}"\ncommit = "{came}"\nlast = "main"\n'
+        practice.run("n2", 1.0)
+        result = practice.attribute(good="n1", bad="n2", metric="step_time")
+
+    assert result.plan.axes == ("megatron_bridge", "environment")
+    assert sentence(result).startswith(f'Megatron-Bridge {commits[1][:12]} "Synchronise after every bucket", 9')
+    (within,) = result.descents
+    assert within.plan.before_move == 0
+    assert len(within.plan.commits) == len([*commits, came, "Document"])
+
+
+def fold(old: PracticeRepositories, folder: Path) -> tuple[PracticeRepositories, str]:
+    """A new repository whose first commit has the files of the old one's last, and that commit."""
+    git(old.folder("bridge"), "init", "--quiet", "--bare", "--initial-branch=main", str(folder))
+    author = ("-c", "user.name=Practice", "-c", "user.email=practice@example.org")
+    came = git(old.folder("bridge"), *author, "commit-tree", "main^{tree}", "-m", "Fold the bridge in")
+    git(old.folder("bridge"), "push", "--quiet", str(folder), f"{came}:refs/heads/main")
+    return old.model_copy(update={"bridge_url": str(folder)}), came
+
+
+def test_commits_that_do_not_start_always_or_now_and_then(practice: Practice) -> None:
+    messages = ["Tidy", "Break the build", "Slow down", "Repair the build", "Start now and then", "Repair that, too"]
+    broken: dict[int, dict[str, Any]] = {
+        1: {"crash_at": 1},
+        2: {"step_time_factor": 1.1},
+        3: {"crash_at": None},
+        4: {"crash_share": 0.6},
+        5: {"crash_share": 0.0},
+    }
+    with prefect_in_this_process():
+        practice.run("n1", 1.0)
+        commits = commit_many(practice.repositories, messages, broken)
+        practice.run("n2", 1.0)
+        result = practice.attribute(good="n1", bad="n2", metric="step_time")
+
+    (within,) = result.descents
+    assert {culprit.commit for culprit in within.culprits} == {*commits[1:4]}
+    assert {1 + 1, 1 + 2} <= set(within.skipped)
+    assert sentence(result).count(" or ") == 2
+    assert result.is_found
 
 
 def said_innocent(result: AttributionResult) -> str:

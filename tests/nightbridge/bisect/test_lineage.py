@@ -76,6 +76,16 @@ def test_a_bump_back_takes_commits_back() -> None:
     assert points(commit("B", bump("", "p"), only=True)) == [("reverted", "p", "B", {})]
 
 
+def test_a_submodule_s_commit_that_only_moves_a_submodule_of_its_own_says_which() -> None:
+    inner = commit("2", bump("7", folder="deps/energon"), only=True)
+    outer = bump("12").model_copy(update={"commits": (commit("1"), inner)})
+
+    steps = steps_of("a" * 40, [commit("b", outer, only=True)], as_it_is)
+
+    assert [step.subject.partition(" ")[0] for step in steps] == ["Subject", "bump"]
+    assert "of deps/energon" in steps[1].subject
+
+
 def test_a_bump_whose_commits_cannot_be_listed_is_one_point_that_says_so() -> None:
     closed = bump("", before="b" * 40, after="c" * 40, note="no such repository")
 

@@ -156,6 +156,28 @@ def test_two_commits_that_share_the_change_are_said_to_be_two() -> None:
     assert (found.kind, found.first, found.second) == ("found", 12, (47, 47))
 
 
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+@pytest.mark.parametrize("repaired", [14, 30, 46])
+def test_of_a_culprit_that_was_repaired_and_came_again_one_coming_is_named(repaired: int, noise: float) -> None:
+    random = np.random.default_rng(5)
+
+    def value(place: int) -> float:
+        is_bad = 12 <= place < repaired or place >= 47
+        return (LEVELS.bad if is_bad else LEVELS.good) + noise * LEVELS.noise * random.standard_normal()
+
+    found, _, _ = search(value)
+
+    assert (found.kind, found.first) in (("found", 12), ("found", 47))
+    assert found.second is None
+
+
+def test_a_culprit_that_was_repaired_within_the_range_is_no_longer_there() -> None:
+    found, measured, _ = search(lambda place: LEVELS.bad if 12 <= place < 40 else LEVELS.good)
+
+    assert found.kind == "still_good"
+    assert len(measured) <= 10
+
+
 # --- failures --------------------------------------------------------------------------------------------------------
 
 
@@ -199,6 +221,22 @@ def test_commits_that_do_not_run_elsewhere_cost_the_answer_nothing() -> None:
     found, _, _ = search(lambda place: None if place in broken else LEVELS.bad if place >= 10 else LEVELS.good)
 
     assert (found.kind, found.first, found.last) == ("found", 10, 10)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_commits_that_start_now_and_then_widen_the_answer_at_most(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    flaky = set(range(20, 30))
+
+    def value(place: int) -> float | None:
+        fails = place in flaky and random.random() < 0.5
+        return None if fails else LEVELS.bad if place >= 25 else LEVELS.good
+
+    found, _, _ = search(value)
+
+    assert found.kind == "found"
+    assert found.first <= 25 <= found.last
+    assert set(range(found.first, found.last)) <= flaky
 
 
 def test_a_range_in_which_nothing_runs_is_refused() -> None:

@@ -1,8 +1,10 @@
 """A change beside the control: what the pairs say, and when there are enough of them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
+import numpy as np
 import pytest
 
 from nightbridge.errors import InvalidInput
@@ -15,10 +17,12 @@ from nightbridge.gate.trial import (
     goes_on,
     judged,
     markdown,
+    noise_of_history,
     plan_trial,
     pull_request_ref,
     trial_arm,
 )
+from nightbridge.history.rows import HistoryRow
 from nightbridge.models import GatePolicy, GitRepo, RunSpec, Verdict, VerdictStatus
 from tests.builders import make_record
 
@@ -149,3 +153,27 @@ def test_the_comment_has_a_row_for_each_metric_and_says_what_failed() -> None:
     assert "| step time | 1.000 s | 1.100 s | +10.0 % | 4 | worse |" in text
     assert "Pair 1, new: failed: exploded | twice" in failed
     assert "fails, and the control does not" in failed
+
+
+# --- the noise of the test's own history -----------------------------------------------------------------------------
+
+
+def test_a_history_that_scatters_lets_the_same_pairs_prove_less() -> None:
+    pairs: list[tuple[float | VerdictStatus, float | VerdictStatus]] = [(1.08, 1.0)] * 4
+    noisy = TRIAL.model_copy(update={"noise": {"step_time": 0.1}})
+
+    assert judged(TRIAL, arms(pairs), GATE).answer == "worse"
+    assert judged(noisy, arms(pairs), GATE).answer == "open"
+
+
+@pytest.mark.parametrize(("nights", "noise"), [(30, pytest.approx(0.03, rel=0.5)), (3, pytest.approx(0.01, rel=0.01))])
+def test_the_noise_is_that_of_the_good_nights_and_a_short_history_s_is_bounded(
+    make_row: Callable[..., HistoryRow], summary_of: Callable[..., Any], nights: int, noise: Any
+) -> None:
+    scatter = np.random.default_rng(1).normal(0, 0.03, 30)
+    rows = [
+        make_row(summary_of((1 + scatter[number],) * 50), f"2026-10-{number + 1:02d}", verdict=PASSED)
+        for number in range(nights)
+    ]
+
+    assert noise_of_history(rows, GATE).get("step_time") == noise

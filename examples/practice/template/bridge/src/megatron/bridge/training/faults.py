@@ -1,5 +1,6 @@
 """What goes wrong on purpose."""
 
+import random
 import time
 
 _NETWORK = "torch.distributed.DistBackendError: a collective failed: ncclRemoteError: no answer"
@@ -21,6 +22,8 @@ def before_iteration(iteration, behaviour):
             time.sleep(3600)
     if iteration == behaviour.crash_at:
         raise Fault(f"RuntimeError: planned crash before iteration {iteration}")
+    if iteration == 1 and random.random() < behaviour.crash_share:
+        raise Fault("RuntimeError: planned failure of some starts")
     if iteration == behaviour.print_flaky:
         raise Fault(_NETWORK)
     if behaviour.slow_wall:

@@ -23,6 +23,7 @@ class Behaviour:
     nan_at: int | None = None
     hang_at: int | None = None
     crash_at: int | None = None
+    crash_share: float = 0.0
     stop_at: int | None = None
     partial_checkpoint: int | None = None
     print_flaky: int | None = None
