@@ -275,7 +275,7 @@ def _ranges(
         raise InvalidInput(
             "no commit changed with it",
             thing=f"{shift.label} of {shift.good.test_id} since {shift.since}",
-            advice="Look at the image, the configuration and the nodes",
+            advice="Use `nightbridge attribute`: it exchanges image, configuration, environment and nodes as well",
         )
     found = []
     for name in changed:
@@ -287,7 +287,7 @@ def _ranges(
             raise InvalidInput(
                 f"{REPOSITORIES[name]} had the same commit before and after",
                 thing=f"{shift.good.test_id} since {shift.since}",
-                advice="Look at the image, the configuration and the nodes, or name --good and --bad",
+                advice="Use `nightbridge attribute` for image, configuration and nodes, or name --good and --bad",
             )
         older = () if request.good else _older_good_commits(rows, shift, name)
         good, commits = _newest_ancestor((good, *older), bad, partial(find_commits, after.url))

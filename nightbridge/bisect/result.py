@@ -168,7 +168,7 @@ def result_lines(result: BisectResult) -> tuple[str, ...]:
     searched = ", ".join(map(str, plan.ranges))
     lines = [
         f"bisect {plan.bisect_id}: {_question(plan)} of {plan.test_id} since {plan.since}, "
-        f"{format_count(len(plan.all_commits), 'commit')}{_of_submodules(plan)}, {searched}",
+        f"{format_count(len(plan.all_commits), _noun(plan))}{_of_submodules(plan)}, {searched}",
         *_answer_lines(result),
         *_disagreements(result),
     ]
@@ -185,6 +185,10 @@ def result_lines(result: BisectResult) -> tuple[str, ...]:
         lines.append(f"not searched: {format_count(before_move, 'commit')} of before the repository moved")
     lines.append(f"{format_count(len(result.points), 'run')}, {result.gpu_hours:.2f} GPU-hours")
     return tuple(lines)
+
+
+def _noun(plan: BisectPlan) -> str:
+    return "image" if plan.repository == "image" else "commit"
 
 
 def _question(plan: BisectPlan) -> str:
@@ -208,18 +212,21 @@ def _answer_lines(result: BisectResult) -> Iterable[str]:
     good, bad = short_name(plan.commit_at(0)), short_name(plan.commit_at(len(plan.all_commits)))
     other = "" if len(plan.ranges) > 1 else " or the other repository"
     words = {
-        "already_bad": f"not among these commits: {good} is as bad today ({sure}); "
+        "already_bad": f"not among these {_noun(plan)}s: {good} is as bad today ({sure}); "
         f"the cluster, the image{other} changed",
-        "still_good": f"not among these commits: {bad} is as good as before today ({sure}); "
+        "still_good": f"not among these {_noun(plan)}s: {bad} is as good as before today ({sure}); "
         "the cause was the cluster or its nodes",
-        "undecided": f"undecided after {found.runs} runs: most likely commit {found.first} ({sure})",
+        "undecided": f"undecided after {found.runs} runs: most likely {_noun(plan)} {found.first} ({sure})",
     }
     if found.kind in words:
         return [words[found.kind]]
     if found.second:
-        return [f"two commits share the change ({sure}):", *(_commit_line(plan, at) for at in result.culprit_places)]
+        return [
+            f"two {_noun(plan)}s share the change ({sure}):",
+            *(_commit_line(plan, at) for at in result.culprit_places),
+        ]
     several = len(result.culprits) > 1
-    head = f"one of {len(result.culprits)}, those in between do not run" if several else "the first bad commit"
+    head = f"one of {len(result.culprits)}, those in between do not run" if several else f"the first bad {_noun(plan)}"
     return [f"{head} ({sure}):", *(_commit_line(plan, place) for place in result.culprit_places)]
 
 
@@ -227,7 +234,7 @@ def _place_name(plan: BisectPlan, place: int) -> str:
     if place == 0:
         return f"good end {short_name(plan.commit_at(0))}"
     folder = plan.all_commits[place - 1].folder
-    return f"commit {place} {f'{folder} ' if folder else ''}{short_name(plan.commit_at(place))}"
+    return f"{_noun(plan)} {place} {f'{folder} ' if folder else ''}{short_name(plan.commit_at(place))}"
 
 
 def _of_submodules(plan: BisectPlan) -> str:
@@ -240,8 +247,8 @@ def _commit_line(plan: BisectPlan, place: int) -> str:
     one = plan.all_commits[place - 1]
     name = RANGES[plan.range_of(place).repository]
     where = f"{one.folder} " if one.folder else f"{name} " if len(plan.ranges) > 1 else ""
-    who = f"({one.author}, {one.authored_at:%Y-%m-%d %H:%M %z})"
-    return f"  {where}{one.commit} {one.subject} {who}{_lineage(plan, one, name)}"
+    who = f" ({one.author}, {one.authored_at:%Y-%m-%d %H:%M %z})" if one.author else ""
+    return f"  {where}{one.commit} {one.subject}{who}{_lineage(plan, one, name)}"
 
 
 def _lineage(plan: BisectPlan, one: Step, repository: str) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,11 @@ from examples.practice.repositories import (
     commit_nemo_run,
 )
 from nightbridge.attribution.result import AttributionResult, sentence
-from tests.flows.attributed_practice import SLOW, Practice
+from tests.flows.attributed_practice import SLOW, TEST, Practice
+from tests.flows.practice_night import NIGHTBRIDGE
 from tests.real.prefect_harness import prefect_in_this_process
+from tests.real.prefect_server import PrefectServer
+from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.launcher,
@@ -180,6 +184,36 @@ def test_commits_that_do_not_start_always_or_now_and_then(practice: Practice) ->
     assert {1 + 1, 1 + 2} <= set(within.skipped)
     assert sentence(result).count(" or ") == 2
     assert result.is_found
+
+
+# --- killed ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_search_that_is_killed_three_times_goes_on_and_buys_no_run_twice(
+    practice: Practice, prefect_server: PrefectServer
+) -> None:
+    with prefect_in_this_process():
+        practice.run("n1", 1.0)
+        commits = commit_many(practice.repositories, ["Tidy", "Synchronise after every bucket", "Document"], SLOW)
+        practice.run("n2", 1.0, exclude=["node1"])
+    command: list[str | Path] = [NIGHTBRIDGE, "attribute", TEST, "--system", practice.site, "--yes", "--json"]
+    nights = len(practice.jobs)
+    for wanted in (1, 3, 6):
+        searching = subprocess.Popen(
+            command, env=prefect_server.environment, stdout=subprocess.DEVNULL, start_new_session=True
+        )
+        wait_until(lambda: len(practice.jobs) >= nights + wanted or searching.poll() is not None)  # noqa: B023
+        assert searching.poll() is None, "it was over before it could be killed"
+        os.killpg(searching.pid, signal.SIGKILL)
+        searching.wait()
+    ended = subprocess.run(command, env=prefect_server.environment, check=True, capture_output=True)
+
+    found = json.loads(ended.stdout)
+    (within,) = found["descents"]
+    assert found["cause"]["kind"] == "found"
+    assert commits[1] in ended.stdout.decode()
+    assert set(practice.jobs.values()) == {1}
+    assert len(practice.jobs) == nights + len(found["runs"]) + len(within["points"])
 
 
 def said_innocent(result: AttributionResult) -> str:

@@ -8,7 +8,7 @@ from nightbridge.attribution.axes import Factor
 from nightbridge.attribution.ranges import images_range, plan_of_range, submodule_range
 from nightbridge.attribution.result import descent_plan, evaluate, ranges_of, sentence, with_descent
 from nightbridge.bisect.plan import point_run
-from nightbridge.bisect.result import BisectResult
+from nightbridge.bisect.result import BisectResult, result_lines
 from nightbridge.bisect.search import Answer
 from nightbridge.errors import InvalidInput
 from nightbridge.models import RangeCommit, RunRecord
@@ -92,6 +92,8 @@ def test_an_image_is_named_with_the_one_before_it() -> None:
     plan = descent_plan(alone, group, plan_of_range(alone.plan, images_range(factor, versions, make_record())))
     found = Answer(kind="found", first=1, last=1, probability=0.995, runs=4)
 
-    said = sentence(with_descent(alone, BisectResult(plan=plan, answer=found, points=())))
+    within = BisectResult(plan=plan, answer=found, points=())
+    said = sentence(with_descent(alone, within))
 
+    assert result_lines(within)[1:3] == ("the first bad image (99.5 %):", "  nvcr.io/nvidia/nemo:2 after nemo:1")
     assert said.startswith("image nemo:2, after nemo:1, 99.")
