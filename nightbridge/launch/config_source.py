@@ -35,22 +35,26 @@ _SPELLINGS = {
 """What the container types of an annotation are once OmegaConf has read the value."""
 
 
-class _Module:
-    """One module: the classes that it defines, what it imports, and its aliases of types."""
+class Module:
+    """One module: the classes and functions that it defines, what it imports, and its aliases of types."""
 
     def __init__(self, name: str, path: Path) -> None:
         self.name = name
         self.package = name if path.name == "__init__.py" else name.rpartition(".")[0]
         self.classes: dict[str, ast.ClassDef] = {}
+        self.functions: dict[str, ast.FunctionDef] = {}
         self.imports: dict[str, tuple[str, str]] = {}
         self.stars: list[str] = []
         self.aliases: dict[str, ast.expr] = {}
         for statement in _statements(ast.parse(path.read_text(encoding="utf-8", errors="replace")).body):
-            self._read(statement)
+            self.read(statement)
 
-    def _read(self, statement: ast.stmt) -> None:
+    def read(self, statement: ast.stmt) -> None:
+        """Take a statement's names into the module's."""
         if isinstance(statement, ast.ClassDef):
             self.classes[statement.name] = statement
+        elif isinstance(statement, ast.FunctionDef):
+            self.functions[statement.name] = statement
         elif isinstance(statement, ast.ImportFrom):
             parents = self.package.split(".")[: len(self.package.split(".")) - statement.level + 1]
             source = ".".join([*parents, *filter(None, [statement.module])]) if statement.level else statement.module
@@ -71,38 +75,49 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
             yield from _statements([*statement.body, *statement.orelse])
 
 
-class _Reader:
-    """Reads the classes that `ConfigContainer` leads to."""
+Definition = ast.ClassDef | ast.FunctionDef | ast.expr
 
-    def __init__(self, checkout: Path) -> None:
+
+class ClassReader:
+    """Reads classes and the classes that their fields lead to, without importing them.
+
+    Args:
+        checkout: Root of a checkout.
+        roots: Folders below it in which packages lie.
+
+    """
+
+    def __init__(self, checkout: Path, roots: tuple[Path, ...] = (_SOURCE, _MEGATRON_LM)) -> None:
         self._checkout = checkout
-        self._modules: dict[str, _Module | None] = {}
+        self._roots = roots
+        self._modules: dict[str, Module | None] = {}
         self.classes: dict[str, ConfigClass] = {}
 
-    def module(self, name: str) -> _Module | None:
+    def module(self, name: str) -> Module | None:
+        """A module by its name; None where the checkout has none that can be read."""
         if name not in self._modules:
             self._modules[name] = None  # an import circle ends here
             path = self._path(name)
             try:
-                self._modules[name] = _Module(name, path) if path else None
+                self._modules[name] = Module(name, path) if path else None
             except (OSError, SyntaxError, ValueError):
                 self._modules[name] = None
         return self._modules[name]
 
     def _path(self, name: str) -> Path | None:
-        for root in (_SOURCE, _MEGATRON_LM):
+        for root in self._roots:
             below = self._checkout / root / name.replace(".", "/")
             for path in (below.with_name(f"{below.name}.py"), below / "__init__.py"):
                 if path.is_file():
                     return path
         return None
 
-    def find(self, module: _Module, name: str, depth: int = 0) -> tuple[_Module, ast.ClassDef | ast.expr] | None:
-        """Where a name is defined: a class, or the expression that it is an alias of."""
+    def find(self, module: Module, name: str, depth: int = 0) -> tuple[Module, Definition] | None:
+        """Where a name is defined: a class, a function, or the expression that it is an alias of."""
         if depth > 12:
             return None
-        if name in module.classes:
-            return module, module.classes[name]
+        if name in module.classes or name in module.functions:
+            return module, module.classes.get(name) or module.functions[name]
         if name in module.imports:
             source, original = module.imports[name]
             found = self.module(source)
@@ -114,7 +129,7 @@ class _Reader:
                 return result
         return None
 
-    def add(self, module: _Module, definition: ast.ClassDef) -> str:
+    def add(self, module: Module, definition: ast.ClassDef) -> str:
         """Read a class, its bases, and the classes that its fields lead to; returns its qualified name."""
         qualified = f"{module.name}:{definition.name}"
         if qualified in self.classes:
@@ -132,19 +147,19 @@ class _Reader:
                 return qualified
             elif name not in _WITHOUT_FIELDS:
                 is_open = True
-        fields = {name: self.type_of(module, field) for name, field in _fields(definition)}
+        fields = {name: self.type_of(module, field) for name, field in fields_of(definition)}
         defaults = dict(_literal_defaults(definition))
         self.classes[qualified] = ConfigClass(bases=tuple(bases), fields=fields, open=is_open, defaults=defaults)
         return qualified
 
-    def type_of(self, module: _Module, field: ast.AnnAssign) -> str:
+    def type_of(self, module: Module, field: ast.AnnAssign) -> str:
         """A field's annotation in the form of `ConfigClass.fields`; many fields are None by default all the same."""
         parts = dict.fromkeys(self._alternatives(module, field.annotation, 0))
         if field.value is not None and _default_is_none(field.value):
             parts["None"] = None
         return ANY if ANY in parts else " | ".join(parts)
 
-    def _alternatives(self, module: _Module, node: ast.expr, depth: int) -> Iterator[str]:
+    def _alternatives(self, module: Module, node: ast.expr, depth: int) -> Iterator[str]:
         if isinstance(node, ast.Constant):
             yield from self._constant(module, node, depth)
         elif isinstance(node, ast.BinOp):
@@ -161,7 +176,7 @@ class _Reader:
         else:
             yield ANY
 
-    def _constant(self, module: _Module, node: ast.Constant, depth: int) -> Iterator[str]:
+    def _constant(self, module: Module, node: ast.Constant, depth: int) -> Iterator[str]:
         if not isinstance(node.value, str):
             yield "None" if node.value is None else ANY
             return
@@ -172,7 +187,7 @@ class _Reader:
         else:
             yield from self._alternatives(module, expression, depth)
 
-    def _subscript(self, module: _Module, node: ast.Subscript, depth: int) -> Iterator[str]:
+    def _subscript(self, module: Module, node: ast.Subscript, depth: int) -> Iterator[str]:
         name = node.value.id if isinstance(node.value, ast.Name) else getattr(node.value, "attr", "")
         inner = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
         if name == "Literal":
@@ -185,13 +200,15 @@ class _Reader:
         elif name != "ClassVar":
             yield from self._name(module, name, depth)
 
-    def _name(self, module: _Module, name: str, depth: int) -> Iterator[str]:
+    def _name(self, module: Module, name: str, depth: int) -> Iterator[str]:
         found = self.find(module, name) if depth < 8 else None
         if found is None:
             spelling = _SPELLINGS.get(name, name)
             yield spelling if spelling in _KEPT else ANY
         elif isinstance(found[1], ast.ClassDef):
             yield self.add(found[0], found[1]) if _is_configuration(found[1]) else ANY
+        elif isinstance(found[1], ast.FunctionDef):
+            yield ANY
         else:
             yield from self._alternatives(found[0], found[1], depth + 1)
 
@@ -208,7 +225,7 @@ class _Reader:
                             if self._extends(module, definition):
                                 self.add(module, definition)
 
-    def _extends(self, module: _Module, definition: ast.ClassDef, depth: int = 0) -> bool:
+    def _extends(self, module: Module, definition: ast.ClassDef, depth: int = 0) -> bool:
         """Whether a class extends one that was read, at any distance."""
         names = [base.id for base in definition.bases if isinstance(base, ast.Name)]
         for found in (self.find(module, name) for name in names if depth < 12):
@@ -219,7 +236,7 @@ class _Reader:
         return False
 
     @cached_property
-    def container(self) -> tuple[_Module, ast.ClassDef] | None:
+    def container(self) -> tuple[Module, ast.ClassDef] | None:
         """Where ConfigContainer is defined; None in a checkout without it."""
         module = self.module(_CONTAINER_MODULE)
         return (module, module.classes[_CONTAINER_NAME]) if module and _CONTAINER_NAME in module.classes else None
@@ -237,7 +254,8 @@ def _members(definition: ast.ClassDef) -> Iterator[str]:
             yield statement.targets[0].id
 
 
-def _fields(definition: ast.ClassDef) -> Iterator[tuple[str, ast.AnnAssign]]:
+def fields_of(definition: ast.ClassDef) -> Iterator[tuple[str, ast.AnnAssign]]:
+    """A class's own fields, each with the statement that declares it."""
     for statement in definition.body:
         if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
             continue
@@ -258,7 +276,7 @@ def _default_is_none(value: ast.expr) -> bool:
 
 
 def _literal_defaults(definition: ast.ClassDef) -> Iterator[tuple[str, bool | int | float | str | None]]:
-    for name, field in _fields(definition):
+    for name, field in fields_of(definition):
         with suppress(ValueError):
             value = ast.literal_eval(_default(field.value) or ast.Name("computed"))
             if value is None or isinstance(value, bool | int | float | str):
@@ -276,7 +294,7 @@ def read_schema(checkout: Path) -> ConfigSchema | None:
         checkout (a submodule that was not fetched, another package) is `open`: names that it does not have may exist.
 
     """
-    reader = _Reader(checkout)
+    reader = ClassReader(checkout)
     if reader.container is None:
         return None
     reader.add(*reader.container)

@@ -4,8 +4,6 @@ Megatron-LM's `examples/mimo` has no launcher that submits: its program is start
 arguments as in Megatron-LM's `examples/mimo/training/args.py` and `megatron/training/arguments.py`, mid 2026.
 """
 
-import difflib
-import re
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ from typing import Any
 from nightbridge.errors import InvalidInput
 from nightbridge.launch.flags import HEAD, Choices, expands
 from nightbridge.launch.hetero_arguments import DEFAULT_GPUS_PER_NODE, PASSED, Grids, grids_of, option_of_field
+from nightbridge.launch.megatron_parser import Option, ProgramParser, newest_parser, read_parser
 from nightbridge.launch.parser_source import flags_in
 from nightbridge.launch.resources import gpus_per_node, nodes_for, num_gpus, site_options, time_limit_seconds
 from nightbridge.models import (
@@ -47,22 +46,29 @@ _PORT = 29500
 # What only a node of the running job knows.
 _RENDEZVOUS = ('--node-rank="$SLURM_NODEID"', '--master-addr="$NIGHTBRIDGE_FIRST_NODE"', f"--master-port={_PORT}")
 
-KnownOptions = Mapping[str, Choices]
-
 JOB = "hetero"
 """Name of the job's directory below the attempt's `experiments`, and a part of its logs' names."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Program:
-    """A program of the pinned commit, and every option that it knows; None where it has Megatron-LM's own parser."""
+    """A program of the pinned commit, and its parser; None where that is not known."""
 
     path: str
-    options: KnownOptions | None
+    parser: ProgramParser | None
+    standalone: bool = False
+
+    def knows(self, option: str) -> bool:
+        """Whether it has an option; of a program that has not been read, every one that a recent main has."""
+        return option in (self.parser or newest_parser()).options
 
 
 _AXES = {"tp": "tp", "cp": "cp", "pp": "pp", "dp": "dp", "ep": "ep", "etp": "expt-tp"}
 _ENCODER = {axis: f"--encoder-{name}" for axis, name in _AXES.items()}
+_SHARDS = {
+    "weight_shards": "--tensor-parallel-num-weight-shards",
+    "expert_weight_shards": "--expert-tensor-parallel-num-weight-shards",
+}
 _LANGUAGE_MODEL = {axis: f"--llm-{name}" for axis, name in _AXES.items()}
 
 _NEGATED = frozenset({"dynamic_resolution"})
@@ -72,10 +78,9 @@ _OFFSET = "--llm-offset"
 PUBLISHED_GRID_FLAGS: frozenset[str] = frozenset({"--encoder-tp", "--encoder-dp", _OFFSET, *_LANGUAGE_MODEL.values()})
 """What the newest published program has; assumed until the code has been fetched."""
 
-_LOGGING = ("--log-timers-to-tensorboard", "--log-memory-to-tensorboard", "--log-throughput")
-"""Megatron-LM writes step time, memory and TFLOP/s to its log and event files only on request."""
+_LOGGING = ("--log-timers-to-tensorboard", "--log-memory-to-tensorboard", "--log-throughput", "--log-memory")
+"""Megatron-LM writes step time, memory and TFLOP/s to its log and event files only on request; as far as it can."""
 
-_STANDALONE_LOGGING = ("--log-memory",)
 _TENSORBOARD = "--tensorboard-dir"
 
 _OWN_OPTIONS = frozenset(
@@ -83,6 +88,7 @@ _OWN_OPTIONS = frozenset(
     | {_OFFSET, _TENSORBOARD}
     | set(_ENCODER.values())
     | set(_LANGUAGE_MODEL.values())
+    | set(_SHARDS.values())
 )
 
 
@@ -124,7 +130,7 @@ def hetero_plan(
         expanded={name for name, value in test.extra_env_vars.items() if expands(value)},
         srun_options=_srun_options(test, code, image, attempt_dir),
         torchrun=(*_torchrun(test, image), f"--nnodes={nodes}", f"--nproc-per-node={processes}"),
-        program=(program.path, *_program_words(spec, code, output, program.options)),
+        program=(program.path, *_program_words(spec, code, output, program)),
         log_prefix=str(job / f"log-{JOB}_"),
         output=output,
     )
@@ -198,18 +204,24 @@ def _srun_options(test: TestDefinition, code: PinnedRepository, image: Image, at
     ]
 
 
-def _program_words(spec: RunSpec, code: PinnedRepository, output: Path, known: KnownOptions | None) -> Iterator[str]:
+def _program_words(spec: RunSpec, code: PinnedRepository, output: Path, program: _Program) -> Iterator[str]:
     """The program's options: grids, `[cmd_args]`, `[extra_cmd_args]`, and what it logs."""
     test = spec.test
-    arguments = tuple(_arguments(test, _outputs(spec, output), known))
-    _check_known(test, arguments, known if known is not None else _declared(code.path))
+    arguments = tuple(_arguments(test, _outputs(spec, output), program))
+    if program.parser is not None:
+        _check_known(test, arguments, program.parser)
     yield from _grid_words(grids_of(test), _grid_flags(code))
     for words in arguments:
         yield from words
-    if known is None or _TENSORBOARD in known:
+    if program.knows(_TENSORBOARD):
         yield from (_TENSORBOARD, f"{output}/tb_logs")
-    logging = _LOGGING if known is None else [option for option in _STANDALONE_LOGGING if option in known]
-    yield from (option for option in logging if option not in map(option_of, test.extra_cmd_args))
+    written = set(map(option_of, test.extra_cmd_args))
+    yield from (option for option in _LOGGING if program.knows(option) and option not in written)
+
+
+def program_arguments(test: TestDefinition) -> tuple[tuple[str, ...], ...]:
+    """The options of `[cmd_args]` and `[extra_cmd_args]` as a recent main is given them, each with its value."""
+    return tuple(_arguments(test, {}, _Program(test.cmd_args.get("program") or PROGRAMS[0], None)))
 
 
 def _torchrun(test: TestDefinition, image: Image) -> list[str]:
@@ -221,7 +233,7 @@ def _torchrun(test: TestDefinition, image: Image) -> list[str]:
 
 
 def _warnings(program: _Program) -> tuple[str, ...]:
-    if program.options is None or _TENSORBOARD in program.options:
+    if program.knows(_TENSORBOARD):
         return ()
     return (f"the pinned program has no {_TENSORBOARD}: its curves come from the log, which rounds",)
 
@@ -233,7 +245,7 @@ def _program(test: TestDefinition, code: PinnedRepository) -> _Program:
         return _Program(str(candidates[0]), None)
     for candidate in candidates:
         if (code.path / candidate).is_file():
-            return _Program(str(candidate), _known_options(str(candidate), code))
+            return _read_program(str(candidate), code)
     raise InvalidInput(
         f"the pinned commit has no {' or '.join(candidates)}",
         thing=f"{code.url} at {code.commit[:12]}",
@@ -241,57 +253,36 @@ def _program(test: TestDefinition, code: PinnedRepository) -> _Program:
     )
 
 
-def _known_options(program: str, code: PinnedRepository) -> KnownOptions | None:
-    """Every option of a program with a parser of its own; None for one that has Megatron-LM's.
+def _read_program(program: str, code: PinnedRepository) -> _Program:
+    """A program with its parser, which is its own or Megatron-LM's.
 
-    Which of the two `train_hetero.py` is depends on the commit: only its first versions parse by themselves.
+    Which of the two `train_hetero.py` has depends on the commit: only its first versions parse by themselves.
     """
     own = code.path / _STANDALONE_PARSERS[0]
     if program != STANDALONE or not own.is_file() or _OWN_PARSER not in own.read_text(encoding="utf-8"):
-        return None
+        return _Program(program, _pinned_parser(code.path, program))
     files = [file for pattern in _STANDALONE_PARSERS for file in sorted(code.path.glob(pattern))]
-    return {option: choices for file in files for option, choices in flags_in(file).items()}
+    options = {
+        option: Option(values="unknown", choices=choices)
+        for file in files
+        for option, choices in flags_in(file).items()
+    }
+    return _Program(program, ProgramParser(options=options), standalone=True)
 
 
-_PARSER_SOURCES = ("megatron/training", "megatron/core", "examples/mimo")
-_NAME = re.compile(r"[A-Za-z][\w-]*")
+# A sweep needs it for every point, and the parser of a commit never changes.
+_pinned_parser = lru_cache(maxsize=8)(read_parser)
 
 
-class _Declared(dict[str, Choices]):
-    """Options of Megatron-LM's own parser: each whose name occurs in its sources, for it makes flags of fields too."""
-
-    def __contains__(self, option: object) -> bool:
-        name = str(option).removeprefix("--").replace("-", "_")
-        return super().__contains__(name) or super().__contains__(name.removeprefix("no_"))
-
-
-@lru_cache(maxsize=4)
-def _declared(checkout: Path) -> KnownOptions | None:
-    """The names in the sources of a checkout's parser; None where it is not there yet."""
-    if not (checkout / _PARSER_SOURCES[0]).is_dir():
-        return None
-    files = (file for folder in _PARSER_SOURCES for file in (checkout / folder).rglob("*.py"))
-    texts = (file.read_text(encoding="utf-8", errors="replace") for file in files)
-    return _Declared({name.replace("-", "_"): None for text in texts for name in _NAME.findall(text)})
-
-
-def _check_known(test: TestDefinition, arguments: tuple[tuple[str, ...], ...], known: KnownOptions | None) -> None:
-    if known is None:
-        return
-    problems = []
-    for option, *values in arguments:
-        choices = known.get(option)
-        if option not in known:
-            near = difflib.get_close_matches(option.strip("-").replace("-", "_"), known, n=1, cutoff=0.8)
-            hint = f"; did you mean --{near[0].strip('-').replace('_', '-')}?" if near else ""
-            problems.append(f"the pinned program has no flag {option}{hint}")
-        elif choices is not None and values and values[0] not in choices:
-            problems.append(f"{option} {values[0]!r} is not one of {', '.join(choices)}")
+def _check_known(test: TestDefinition, given: tuple[tuple[str, ...], ...], parser: ProgramParser) -> None:
+    problems = [f"the pinned program rejects {problem}" for problem in parser.problems(given)]
+    if missing := parser.missing(given):
+        problems.append(f"the pinned program needs {', '.join(missing)}")
     if problems:
         raise InvalidInput(
             "the pinned program rejects flags of this test",
             thing=test.source or test.id,
-            advice="Remove them, or pin a commit that has them",
+            advice="Change them, or pin a commit that takes them",
             violations=problems,
         )
 
@@ -309,7 +300,7 @@ def _grid_words(of: Grids, known: Mapping[str, Choices] | frozenset[str]) -> Ite
         ("encoder", of.encoder, _ENCODER),
         ("language_model", of.language_model, _LANGUAGE_MODEL),
     ):
-        for axis, option in options.items():
+        for axis, option in options.items() if grid else ():
             size = getattr(grid, axis)
             if option in known:
                 yield from (option, str(size))
@@ -320,7 +311,7 @@ def _grid_words(of: Grids, known: Mapping[str, Choices] | frozenset[str]) -> Ite
                     advice="Leave it at 1, or pin a commit that has the flag",
                 )
     if _OFFSET in known:
-        yield from (_OFFSET, str(of.encoder.ranks))
+        yield from (_OFFSET, str(of.encoder.ranks if of.encoder else 0))
 
 
 def _save_dir(spec: RunSpec, output: Path) -> str:
@@ -343,19 +334,21 @@ def _outputs(spec: RunSpec, output: Path) -> dict[str, Any]:
     return fields
 
 
-def _arguments(
-    test: TestDefinition, outputs: Mapping[str, Any], known: KnownOptions | None
-) -> Iterator[tuple[str, ...]]:
+def _arguments(test: TestDefinition, outputs: Mapping[str, Any], program: _Program) -> Iterator[tuple[str, ...]]:
     """The options of `[cmd_args]` and `[extra_cmd_args]`, each with its value if it takes one."""
+    grid = grids_of(test).language_model
+    yield from ((option, str(getattr(grid, key))) for key, option in _SHARDS.items() if getattr(grid, key))
     values = {**test.cmd_args, **outputs}
     for field in PASSED:
         value = values.get(field)
-        option = option_of_field(field, standalone=known is not None)
+        option = option_of_field(field, standalone=program.standalone)
+        negated = f"--no-{option.removeprefix('--')}"
         if value is True:
             yield (option,)
         elif value is False:
-            if field in _NEGATED:
-                yield (f"--no-{option.removeprefix('--')}",)
+            # Where nothing switches it off, it is off unless it is asked for.
+            if field in _NEGATED and (program.parser is None or program.knows(negated)):
+                yield (negated,)
         elif value is not None:
             yield option, str(value)
     for key, text in test.extra_cmd_args.items():

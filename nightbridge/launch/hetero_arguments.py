@@ -30,6 +30,8 @@ class ProcessGrid(Model):
         dp: Data parallel.
         ep: Expert parallel.
         etp: Expert tensor parallel.
+        weight_shards: Parts of each dense weight, a multiple of `tp`; None for as many as `tp`.
+        expert_weight_shards: Parts of each expert's weights, a multiple of `etp`; None for as many as `etp`.
     """
 
     nodes: Count | None = None
@@ -39,35 +41,43 @@ class ProcessGrid(Model):
     dp: Count = 1
     ep: Count = 1
     etp: Count = 1
+    weight_shards: Count | None = None
+    expert_weight_shards: Count | None = None
+
+    @property
+    def data_ranks(self) -> int:
+        """Ranks that read data of their own: `dp`, times the ranks over which a weight is spread beyond `tp`."""
+        return self.dp * max((self.weight_shards or self.tp) // self.tp, 1)
 
     @property
     def ranks(self) -> int:
         """GPUs of the grid, by its dense sizes; the experts share the same ranks."""
-        return self.tp * self.cp * self.pp * self.dp
+        return self.tp * self.cp * self.pp * self.data_ranks
 
     @property
     def expert_block(self) -> int:
         """Ranks of one copy of all experts; the grid must be a whole number of them."""
-        return self.etp * self.ep * self.pp
+        return self.etp * self.ep * self.pp * max((self.expert_weight_shards or self.etp) // self.etp, 1)
 
 
 @dataclass(frozen=True)
 class Grids:
-    """Encoder and language model of one run."""
+    """Encoder and language model of one run; without an encoder where the language model runs alone."""
 
-    encoder: ProcessGrid
+    encoder: ProcessGrid | None
     language_model: ProcessGrid
 
     @property
     def ranks(self) -> int:
         """GPUs of the whole job."""
-        return self.encoder.ranks + self.language_model.ranks
+        return (self.encoder.ranks if self.encoder else 0) + self.language_model.ranks
 
 
 def grids_of(test: TestDefinition) -> Grids:
     """The grids of `[cmd_args.encoder]` and `[cmd_args.language_model]`, with 1 for each size that is not written."""
     encoder, language_model = (test.cmd_args.get(name) or {} for name in ("encoder", "language_model"))
-    return Grids(ProcessGrid(**encoder), ProcessGrid(**language_model))
+    alone = test.cmd_args.get("llm_only") and not encoder
+    return Grids(None if alone else ProcessGrid(**encoder), ProcessGrid(**language_model))
 
 
 GRID_FIELDS = frozenset({"encoder", "language_model"})
@@ -80,8 +90,9 @@ class HeteroArguments(Model):
     not listed here go into `[extra_cmd_args]`, by their own names.
     """
 
-    encoder: ProcessGrid
+    encoder: ProcessGrid | None = None
     language_model: ProcessGrid
+    llm_only: bool | None = None
     container_image: Text | None = None
     gpus_per_node: Count | None = None
     program: Text | None = None
@@ -94,6 +105,8 @@ class HeteroArguments(Model):
     seq_length: Count | None = None
     num_layers: Count | None = None
     hidden_size: Count | None = None
+    num_attention_heads: Count | None = None
+    max_position_embeddings: Count | None = None
     num_moe_experts: Count | None = None
     max_steps: Count | None = None
     train_samples: Count | None = None

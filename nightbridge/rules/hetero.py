@@ -8,20 +8,47 @@ from dataclasses import replace
 
 from nightbridge.errors import InvalidInput
 from nightbridge.launch.flags import HEAD
-from nightbridge.launch.hetero import hetero_plan, taken_options
+from nightbridge.launch.hetero import PROGRAMS, STANDALONE, hetero_plan, option_of, program_arguments, taken_options
 from nightbridge.launch.hetero_arguments import DEFAULT_GPUS_PER_NODE, ProcessGrid, grids_of
+from nightbridge.launch.megatron_parser import newest_parser
 from nightbridge.launch.resources import gpus_per_node
 from nightbridge.models import ClusterLimits, Image, RunSpec, Site
 from nightbridge.rules import launcher
-from nightbridge.rules.rule import RuleContext, cmd_args, rule
+from nightbridge.rules.rule import RuleContext, cmd_args, is_local, rule
 
 _MIMO = "Megatron-LM: examples/mimo/training/args.py at d98e8a64 (main of August 2026)"
 _MEGATRON_LM = "Megatron-LM: megatron/training/arguments.py at d98e8a64 (main of August 2026)"
 
 
-def _named_grids(run: RuleContext) -> tuple[tuple[str, ProcessGrid], ...]:
+def _named_grids(run: RuleContext) -> Iterator[tuple[str, ProcessGrid]]:
     grids = grids_of(run.test)
-    return ("encoder", grids.encoder), ("language_model", grids.language_model)
+    if grids.encoder:
+        yield "encoder", grids.encoder
+    yield "language_model", grids.language_model
+
+
+@rule("grid-encoder", _MIMO, cmd_args("encoder llm_only"))
+def _encoder(run: RuleContext) -> Iterator[str]:
+    """The language model has either an encoder's ranks before its own, or all ranks."""
+    alone, written = run.args.get("llm_only"), run.args.get("encoder")
+    if alone and written:
+        yield "cmd_args.llm_only leaves no ranks to [cmd_args.encoder]; remove one of them"
+    if not alone and written is None:
+        yield "[cmd_args.encoder] is missing; write its grid, or llm_only = true to train the language model alone"
+
+
+@rule("grid-weight-shards", _MIMO, cmd_args("encoder language_model"))
+def _weight_shards(run: RuleContext) -> Iterator[str]:
+    """Weights are spread over the tensor-parallel ranks and a whole number of ranks for each of those."""
+    for name, grid in _named_grids(run):
+        for key, shards, axis, size in (
+            ("weight_shards", grid.weight_shards, "tp", grid.tp),
+            ("expert_weight_shards", grid.expert_weight_shards, "etp", grid.etp),
+        ):
+            if shards and name == "encoder":
+                yield f"cmd_args.encoder.{key}: only the language model's weights can be spread; remove it"
+            elif shards and shards % size:
+                yield f"cmd_args.{name}.{key} {shards} is not a multiple of {axis} {size}; choose one"
 
 
 @rule("grid-fills-nodes", _MIMO, cmd_args("encoder language_model gpus_per_node"))
@@ -30,7 +57,9 @@ def _fills_nodes(run: RuleContext) -> Iterator[str]:
     per_node = gpus_per_node(run.test, HEAD, limits=run.limits) or DEFAULT_GPUS_PER_NODE
     total = grids_of(run.test).ranks
     for name, grid in _named_grids(run):
-        where = f"cmd_args.{name}: tp {grid.tp} x cp {grid.cp} x pp {grid.pp} x dp {grid.dp} = {grid.ranks} GPUs"
+        spread = f" x {grid.data_ranks // grid.dp} for its weight shards" if grid.data_ranks != grid.dp else ""
+        sizes = f"tp {grid.tp} x cp {grid.cp} x pp {grid.pp} x dp {grid.dp}{spread}"
+        where = f"cmd_args.{name}: {sizes} = {grid.ranks} GPUs"
         if grid.nodes is not None and grid.nodes * per_node != grid.ranks:
             yield (
                 f"{where} do not fill its {grid.nodes} nodes of {per_node}; "
@@ -40,14 +69,16 @@ def _fills_nodes(run: RuleContext) -> Iterator[str]:
             yield f"{where} do not fill whole nodes of {per_node}: the other grid would share one; change dp"
 
 
-@rule("lanes-per-encoder", _MIMO, cmd_args("encoder language_model"))
+@rule("lanes-per-encoder", _MIMO, cmd_args("encoder language_model mb"))
 def _lanes(run: RuleContext) -> Iterator[str]:
-    """Every encoder replica feeds the same whole number of language-model replicas."""
-    encoder, language_model = (grid.dp for _, grid in _named_grids(run))
-    if language_model % encoder:
+    """Every encoder replica feeds the same whole number of the language model's samples."""
+    grids, mb = grids_of(run.test), run.args.get("mb", 1)
+    samples = mb * grids.language_model.data_ranks
+    if grids.encoder and samples % grids.encoder.dp:
         yield (
-            f"cmd_args.language_model.dp {language_model} is not a multiple of encoder.dp {encoder}: "
-            f"{language_model / encoder:.2f} lanes for each encoder; choose an encoder.dp that divides it"
+            f"cmd_args: mb {mb} x the language model's data ranks {samples // mb} = {samples} is not a multiple of "
+            f"encoder.dp {grids.encoder.dp}: {samples / grids.encoder.dp:.2f} lanes for each encoder; "
+            "choose an encoder.dp that divides it"
         )
 
 
@@ -69,11 +100,11 @@ def _experts(run: RuleContext) -> Iterator[str]:
 @rule("grid-micro-batches", _MIMO, cmd_args("encoder language_model gb mb"))
 def _whole_micro_batches(run: RuleContext) -> Iterator[str]:
     """A step is a whole number of micro batches for each replica of the language model."""
-    dp, mb, gb = grids_of(run.test).language_model.dp, run.args.get("mb", 1), run.args.get("gb")
+    dp, mb, gb = grids_of(run.test).language_model.data_ranks, run.args.get("mb", 1), run.args.get("gb")
     if gb and gb % (mb * dp):
         yield (
-            f"cmd_args.gb {gb} / (mb {mb} x language_model.dp {dp}) = {gb / (mb * dp):.2f} micro-batches, "
-            f"which is not whole; choose a multiple of {mb * dp}"
+            f"cmd_args.gb {gb} / (mb {mb} x the language model's data ranks {dp}) = {gb / (mb * dp):.2f} "
+            f"micro-batches, which is not whole; choose a multiple of {mb * dp}"
         )
 
 
@@ -97,6 +128,41 @@ def _grid_flags(run: RuleContext) -> Iterator[str]:
         hetero_plan(spec, code, Image(kind="none"), limits, Site(), 1, code.path / "attempt")
     except InvalidInput as error:
         yield str(error)
+
+
+def _has_megatron_parser(run: RuleContext) -> bool:
+    """Whether Megatron-LM's parser will read the flags; of a folder of this host, and once fetched, the code tells."""
+    program, url = run.args.get("program"), run.test.megatron_bridge.url
+    return run.checkout is None and program in (None, *PROGRAMS) and program != STANDALONE and not is_local(url)
+
+
+@rule("program-needs", _MEGATRON_LM, ("cmd_args", "extra_cmd_args"))
+def _needs(run: RuleContext) -> Iterator[str]:
+    """Megatron-LM's parser knows no size of a model, whatever its provider is called."""
+    if not _has_megatron_parser(run):
+        return
+    if missing := newest_parser().missing(program_arguments(run.test)):
+        keys = ", ".join(name.removeprefix("--").replace("-", "_") for name in missing)
+        yield f"the program ends without {', '.join(missing)}; write {keys} in [cmd_args]"
+    extras = set(map(option_of, run.test.extra_cmd_args))
+    for option, needed in _TOGETHER.items():
+        if (option is None or option in extras) and needed not in extras:
+            yield f"extra_cmd_args: {option or 'the program'} needs {needed}; write it beside it"
+
+
+_TOGETHER = {
+    None: "--use-distributed-optimizer",
+    "--encoder-ddp-overlap": "--overlap-grad-reduce",
+    "--mimo-encoder-prefetch": "--freeze-vit",
+}
+"""Options of the program, each with another that it ends without."""
+
+
+@rule("program-flags", _MEGATRON_LM, ("cmd_args", "extra_cmd_args"), "warning")
+def _flags(run: RuleContext) -> Iterator[str]:
+    """Flags of a branch or commit are known once it has been fetched; until then, those of a recent main are."""
+    if _has_megatron_parser(run):
+        yield from newest_parser().problems(program_arguments(run.test))
 
 
 @rule("nothing-trained", _MIMO, cmd_args("training_stage freeze_projection"))

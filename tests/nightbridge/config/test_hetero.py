@@ -69,7 +69,9 @@ def test_a_mistake_is_reported_with_its_line(tmp_path: Path, old: str, new: str,
 
 
 def test_a_list_is_a_sweep(tmp_path: Path) -> None:
-    scenario = read(tmp_path, GOOD.replace("gb = 8", "gb = [8, 16]"))
+    sizes = "num_layers = 2\nhidden_size = 64\nnum_attention_heads = 4\nmax_position_embeddings = 128\n"
+    text = GOOD.replace("gb = 8", f"{sizes}gb = [8, 16]")
+    scenario = read(tmp_path, text + '\n[extra_cmd_args]\nuse-distributed-optimizer = ""\n')
 
     assert [run.test.cmd_args["gb"] for run in runs(scenario, "n")] == [8, 16]
 

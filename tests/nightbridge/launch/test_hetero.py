@@ -24,6 +24,7 @@ from nightbridge.models import (
     Site,
     TestDefinition,
 )
+from tests.nightbridge.launch.test_megatron_parser import write_program
 
 SITE = Site(cluster=ClusterSettings(kind="slurm", name="c", account="acct", partition="batch"))
 
@@ -226,35 +227,50 @@ def test_flags_and_choices_that_it_would_refuse_are_reported_at_once() -> None:
     assert "--seed" not in said
 
 
-def test_flags_that_megatron_lms_own_parser_cannot_have_are_refused(tmp_path: Path) -> None:
-    sources = {
-        "megatron/training/arguments.py": "group.add_argument('--calculate-per-token-loss')",
-        "megatron/training/config/common_config.py": "@dataclass\nclass DistInit:\n    lazy_mpu_init: bool = True\n",
-        "examples/mimo/pretrain_mimo.py": "parser.add_argument('--freeze-vit')\n",
-        "examples/mimo/training/args.py": "".join(f"parser.add_argument('--llm-{a}')\n" for a in ("tp", "dp", "ep"))
-        + "parser.add_argument('--encoder-dp')\n",
-    }
-    for name, text in sources.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    fields = "global_batch_size micro_batch_size train_iters save save_interval log_interval tensorboard_dir seq_length"
-    (tmp_path / "megatron" / "training" / "fields.py").write_text(fields)
+def test_flags_that_the_pinned_megatron_lm_does_not_have_are_refused(tmp_path: Path) -> None:
+    fields = ["global_batch_size", "micro_batch_size", "train_iters", "save_interval", "num_layers"]
+    write_program(
+        tmp_path,
+        megatron="".join(f"    parser.add_argument('--{name.replace('_', '-')}', type=int)\n" for name in fields)
+        + "    parser.add_argument('--save')\n    parser.add_argument('--log-throughput', action='store_true')\n",
+        required="['num_layers']",
+    )
     code = PinnedRepository(url="x", ref="main", commit="0" * 40, path=tmp_path)
 
-    def plan(**extra: str) -> LaunchPlan:
-        checkout = Checkout(megatron_bridge=code)
-        run = spec(extra_cmd_args={key.replace("_", "-"): text for key, text in extra.items()})
-        return make_plan(run, checkout, Image(kind="none"), ClusterLimits(), SITE, 1, Path("/runs/a1"))
+    def plan(args: dict[str, Any], **extra: str) -> LaunchPlan:
+        run = spec(args, extra_cmd_args={key.replace("_", "-"): text for key, text in extra.items()})
+        image = Image(kind="none")
+        return make_plan(run, Checkout(megatron_bridge=code), image, ClusterLimits(), SITE, 1, Path("/runs/a1"))
 
-    words = program_words(plan(freeze_vit="", no_lazy_mpu_init="", calculate_per_token_loss="").batch_script or "")
+    words = program_words(plan({"num_layers": 2, "dynamic_resolution": False}, freeze_vit="").batch_script or "")
     with pytest.raises(InvalidInput) as refused:
-        plan(bogus_flag="", calculate_per_tokn_loss="")
+        plan({"dynamic_resolution": True}, bogus_flag="", train_itres="3", freeze_vit="yes")
 
-    assert {"--freeze-vit", "--no-lazy-mpu-init"} <= set(words)
+    # What it logs is asked for as far as it can; what it cannot switch off is off.
+    assert words[words.index("--num-layers") :] == [
+        "--num-layers", "2", "--train-iters", "50", "--save", "/runs/a1/output/checkpoints", "--save-interval", "50",
+        "--freeze-vit", "--log-throughput",
+    ]  # fmt: skip
     assert refused.value.violations == (
-        "the pinned program has no flag --bogus-flag",
-        "the pinned program has no flag --calculate-per-tokn-loss; did you mean --calculate-per-token-loss?",
+        "the pinned program rejects --dynamic-resolution: the program has no such flag",
+        "the pinned program rejects --bogus-flag: the program has no such flag",
+        "the pinned program rejects --train-itres: the program has no such flag; did you mean --train-iters?",
+        "the pinned program rejects --freeze-vit: it takes no value, and 'yes' is written",
+        "the pinned program needs --num-layers",
     )
+
+
+def test_weight_shards_and_a_language_model_alone_are_passed_on() -> None:
+    grid = {"tp": 2, "dp": 2, "weight_shards": 4, "expert_weight_shards": 2}
+    plan = placeholder_plan(spec({"encoder": None, "llm_only": True, "language_model": grid, "gb": 8}), SITE)
+
+    words = program_words(plan.batch_script or "")
+    assert option(words, "--tensor-parallel-num-weight-shards") == "4"
+    assert option(words, "--expert-tensor-parallel-num-weight-shards") == "2"
+    assert option(words, "--llm-offset") == "0"
+    assert "--llm-only" in words
+    assert "--encoder-dp" not in words
+    assert (plan.nodes, plan.tasks_per_node) == (1, 8)
 
 
 def test_without_a_container_torchruns_path_is_taken_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from nightbridge.rules import check, check_test, errors_of
 TOPOLOGIES = sorted(Path("conf/examples/hetero").glob("*.toml"))
 ENCODER = {"dp": 8}
 LANGUAGE_MODEL = {"tp": 2, "dp": 32, "ep": 16}
+SIZES = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 128}
 SAMPLES = {"max_steps": None, "train_samples": 1_000_000}
 
 
@@ -27,6 +28,7 @@ def make_test(
     *,
     encoder: dict[str, Any] | None = None,
     language_model: dict[str, Any] | None = None,
+    extra_cmd_args: dict[str, str] | None = None,
     **fields: Any,
 ) -> TestDefinition:
     """A sound test on nine nodes of eight GPUs, with changes."""
@@ -35,6 +37,7 @@ def make_test(
         "gb": 192,
         "mb": 1,
         "max_steps": 50,
+        **SIZES,
         "encoder": {**ENCODER, **(encoder or {})},
         "language_model": {**LANGUAGE_MODEL, **(language_model or {})},
         **(args or {}),
@@ -47,6 +50,7 @@ def make_test(
         cmd_args={key: value for key, value in written.items() if value is not None},
         git_repos=(GitRepo(url="https://x/Megatron-LM"),),
         nemo_run_repo=GitRepo(url="https://x/Run"),
+        extra_cmd_args={"use-distributed-optimizer": "", **(extra_cmd_args or {})},
         **fields,
     )
 
@@ -103,6 +107,24 @@ def test_there_is_a_sample_of_each_published_topology() -> None:
         ),
         (make_test({"dynamic_resolution": True, "num_image_tiles": 12}), "image-resolution", "excludes tiles"),
         (make_test(extra_cmd_args={"llm-tp": "4"}), "flag-once", "decided by [cmd_args]"),
+        (make_test({"num_layers": None}), "program-needs", "without --num-layers; write num_layers"),
+        (make_test(extra_cmd_args={"encoder-ddp-overlap": ""}), "program-needs", "needs --overlap-grad-reduce"),
+        (make_test(extra_cmd_args={"mimo-encoder-prefetch": ""}), "program-needs", "needs --freeze-vit"),
+        (make_test(extra_cmd_args={"bogus-flag": "1"}), "program-flags", "--bogus-flag: the program has no such flag"),
+        (make_test(extra_cmd_args={"squared-relux": ""}), "program-flags", "did you mean --squared-relu?"),
+        (make_test(extra_cmd_args={"kv-channels": "many"}), "program-flags", "'many' is no int"),
+        (make_test(extra_cmd_args={"kv-channels": ""}), "program-flags", "needs a value"),
+        (make_test(extra_cmd_args={"bf16": "yes"}), "program-flags", "takes no value, and 'yes' is written"),
+        (make_test(extra_cmd_args={"normalization": "RMS"}), "program-flags", "is not one of LayerNorm, RMSNorm"),
+        (make_test({"llm_only": True}), "grid-encoder", "leaves no ranks to [cmd_args.encoder]"),
+        (make_test({"encoder": None}), "grid-encoder", "llm_only = true to train the language model alone"),
+        (make_test(language_model={"weight_shards": 3}), "grid-weight-shards", "3 is not a multiple of tp 2"),
+        (make_test(encoder={"weight_shards": 8}), "grid-weight-shards", "only the language model's"),
+        (
+            make_test(language_model={"nodes": 8, "weight_shards": 4}),
+            "grid-fills-nodes",
+            "x 2 for its weight shards = 128 GPUs",
+        ),
         (make_test({"load_dir": "/old"}), "resumes", "from /old, where another one ended"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -115,6 +137,20 @@ def test_a_sound_test_breaks_no_rule() -> None:
     limits = ClusterLimits(max_nodes=16, max_time_seconds=86400, gpus_per_node=8, has_pyxis=True)
 
     assert check_test(make_test(), limits) == ()
+
+
+def test_spread_weights_count_as_ranks_that_read_data() -> None:
+    spread = {"tp": 2, "dp": 16, "ep": 8, "weight_shards": 4, "expert_weight_shards": 2}
+
+    assert check_test(make_test(language_model=spread)) == ()
+    assert "6.25 micro-batches" in broken(make_test({"gb": 200}, language_model=spread))["grid-micro-batches"]
+
+
+def test_a_language_model_alone_needs_no_encoder() -> None:
+    alone = make_test({"encoder": None, "llm_only": True, "gb": 64})
+
+    assert check_test(alone) == ()
+    assert "need 8 nodes" in broken(alone, ClusterLimits(max_nodes=7, gpus_per_node=8))["nodes-allowed"]
 
 
 def test_both_grids_count_against_the_nodes_of_the_partition() -> None:
