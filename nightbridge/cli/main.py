@@ -25,6 +25,7 @@ EXIT_INTERRUPTED, EXIT_TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
 
 COMMANDS: Mapping[str, Callable[..., int | None]] = {
     "init": start.init,
+    "import-script": start.import_script,
     "explain": start.explain,
     "validate": validate.validate,
     "render": validate.render,

@@ -1,18 +1,22 @@
-"""The first files of a user: `init` writes them, `explain` says what a key means."""
+"""The first files of a user: `init` and `import-script` write them, `explain` says what a key means."""
 
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nightbridge.cli.options import JsonOption
+from nightbridge.cli.options import EXIT_INVALID, JsonOption
 from nightbridge.cli.output import note, show, write_file
 from nightbridge.errors import InvalidInput
 
+if TYPE_CHECKING:
+    from nightbridge.config.script_import import Comparison
+
 VERSION, IMAGE = "v0.4.2", "nvcr.io#nvidia/nemo:26.04.01"
 """A release and the image that it was published with."""
+MIMO_IMAGE = "nvcr.io#nvidia/nemo:26.06.00"
 NEMO_RUN = "211d4b7439c1b5ee401cfbaba1765454ed438ff5"
 
 TEST = """\
@@ -116,6 +120,47 @@ def init(
     note(f"written: {test}")
     options = f" --system {site}"
     note(f"next: nightbridge doctor{options}; nightbridge validate {test}; nightbridge run {test}{options}")
+
+
+def import_script(
+    script: Annotated[
+        Path, typer.Argument(metavar="FILE.sh", help="A bash script that starts a program with torchrun.")
+    ],
+    given: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="A variable that the script takes; may be repeated."),
+    ] = None,
+    image: Annotated[str, typer.Option("--image", help="Container image; a script names none.")] = MIMO_IMAGE,
+    file: Annotated[Path | None, typer.Option("--out", metavar="FILE.toml", help="The test file to write.")] = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Turn a launch script of Megatron-LM's two grids into a test file, and compare both command lines.
+
+    The script is read and never executed. Exit code 2: an option of the script is missing from the test's command line,
+    or has another value.
+    """
+    from nightbridge.config.script_import import compare_command_lines, import_script
+
+    target = file or Path(f"{script.stem}.toml")
+    if target.exists():
+        raise InvalidInput("exists already", thing=str(target), advice="Name another file with --out, or remove it")
+    variables = dict(text.split("=", 1) for text in given or () if "=" in text)
+    if len(variables) != len(given or ()):
+        raise InvalidInput(
+            "is no NAME=VALUE, or written twice", thing="--set", advice="Write it as --set TRAIN_ITERS=20"
+        )
+    imported = import_script(script, image, variables)
+    write_file(target, imported.toml.encode())
+    compared = compare_command_lines(imported, target)
+    show(as_json, {"file": str(target), **compared.model_dump()}, lambda: _comparison(compared, target))
+    return EXIT_INVALID if compared.only_script or compared.different else 0
+
+
+def _comparison(compared: "Comparison", target: Path) -> Iterator[str]:
+    yield f"written: {target}"
+    yield f"only in the script: {' '.join(compared.only_script) or 'nothing'}"
+    yield f"only in the test, set by nightbridge: {' '.join(compared.only_test) or 'nothing'}"
+    yield from (f"another value: {difference}" for difference in compared.different)
 
 
 def explain(

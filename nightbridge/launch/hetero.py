@@ -64,18 +64,18 @@ class _Program:
 
 
 _AXES = {"tp": "tp", "cp": "cp", "pp": "pp", "dp": "dp", "ep": "ep", "etp": "expt-tp"}
-_ENCODER = {axis: f"--encoder-{name}" for axis, name in _AXES.items()}
-_SHARDS = {
+ENCODER = {axis: f"--encoder-{name}" for axis, name in _AXES.items()}
+SHARDS = {
     "weight_shards": "--tensor-parallel-num-weight-shards",
     "expert_weight_shards": "--expert-tensor-parallel-num-weight-shards",
 }
-_LANGUAGE_MODEL = {axis: f"--llm-{name}" for axis, name in _AXES.items()}
+LANGUAGE_MODEL = {axis: f"--llm-{name}" for axis, name in _AXES.items()}
 
 _NEGATED = frozenset({"dynamic_resolution"})
 """Switches of which `false` is written as well, as `--no-`."""
 
-_OFFSET = "--llm-offset"
-PUBLISHED_GRID_FLAGS: frozenset[str] = frozenset({"--encoder-tp", "--encoder-dp", _OFFSET, *_LANGUAGE_MODEL.values()})
+OFFSET = "--llm-offset"
+PUBLISHED_GRID_FLAGS: frozenset[str] = frozenset({"--encoder-tp", "--encoder-dp", OFFSET, *LANGUAGE_MODEL.values()})
 """What the newest published program has; assumed until the code has been fetched."""
 
 _LOGGING = ("--log-timers-to-tensorboard", "--log-memory-to-tensorboard", "--log-throughput", "--log-memory")
@@ -85,10 +85,10 @@ _TENSORBOARD = "--tensorboard-dir"
 
 _OWN_OPTIONS = frozenset(
     {option_of_field(field, standalone=standalone) for field in PASSED for standalone in (False, True)}
-    | {_OFFSET, _TENSORBOARD}
-    | set(_ENCODER.values())
-    | set(_LANGUAGE_MODEL.values())
-    | set(_SHARDS.values())
+    | {OFFSET, _TENSORBOARD}
+    | set(ENCODER.values())
+    | set(LANGUAGE_MODEL.values())
+    | set(SHARDS.values())
 )
 
 
@@ -297,8 +297,8 @@ def _grid_flags(code: PinnedRepository) -> Mapping[str, Choices] | frozenset[str
 
 def _grid_words(of: Grids, known: Mapping[str, Choices] | frozenset[str]) -> Iterator[str]:
     for name, grid, options in (
-        ("encoder", of.encoder, _ENCODER),
-        ("language_model", of.language_model, _LANGUAGE_MODEL),
+        ("encoder", of.encoder, ENCODER),
+        ("language_model", of.language_model, LANGUAGE_MODEL),
     ):
         for axis, option in options.items() if grid else ():
             size = getattr(grid, axis)
@@ -310,8 +310,8 @@ def _grid_words(of: Grids, known: Mapping[str, Choices] | frozenset[str]) -> Ite
                     thing=f"cmd_args.{name}.{axis}",
                     advice="Leave it at 1, or pin a commit that has the flag",
                 )
-    if _OFFSET in known:
-        yield from (_OFFSET, str(of.encoder.ranks if of.encoder else 0))
+    if OFFSET in known:
+        yield from (OFFSET, str(of.encoder.ranks if of.encoder else 0))
 
 
 def _save_dir(spec: RunSpec, output: Path) -> str:
@@ -337,7 +337,7 @@ def _outputs(spec: RunSpec, output: Path) -> dict[str, Any]:
 def _arguments(test: TestDefinition, outputs: Mapping[str, Any], program: _Program) -> Iterator[tuple[str, ...]]:
     """The options of `[cmd_args]` and `[extra_cmd_args]`, each with its value if it takes one."""
     grid = grids_of(test).language_model
-    yield from ((option, str(getattr(grid, key))) for key, option in _SHARDS.items() if getattr(grid, key))
+    yield from ((option, str(getattr(grid, key))) for key, option in SHARDS.items() if getattr(grid, key))
     values = {**test.cmd_args, **outputs}
     for field in PASSED:
         value = values.get(field)

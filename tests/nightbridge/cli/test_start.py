@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.nightbridge.cli.conftest import Program
+from tests.nightbridge.config.test_script_import import SCRIPT
 
 
 def test_init_writes_a_test_that_is_valid_and_a_site_that_loads(nightbridge: Program, tmp_path: Path) -> None:
@@ -72,3 +73,16 @@ def test_the_names_of_megatron_and_nemo_lead_to_ours(nightbridge: Program, key: 
 
     assert code == 2
     assert advice in err
+
+
+def test_a_launch_script_becomes_a_test_that_is_valid(nightbridge: Program, tmp_path: Path) -> None:
+    (tmp_path / "two_grids.sh").write_text(SCRIPT)
+
+    code, out, _ = nightbridge("import-script", "two_grids.sh", "--set", "ITERS=5")
+    again, _, err = nightbridge("import-script", "two_grids.sh")
+
+    assert (code, again) == (0, 2)
+    assert "only in the script: nothing" in out
+    assert "exists already" in err
+    assert tomllib.loads((tmp_path / "two_grids.toml").read_text())["cmd_args"]["max_steps"] == 5
+    assert nightbridge("validate", "two_grids.toml")[0] == 0

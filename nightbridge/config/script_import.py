@@ -1,0 +1,189 @@
+"""A published launch script of two grids as a test file, and the file's command line compared with the script's."""
+
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from nightbridge.config.scenarios import load, runs
+from nightbridge.config.toml_writer import toml_value
+from nightbridge.errors import InvalidInput
+from nightbridge.launch.hetero import ENCODER, LANGUAGE_MODEL, OFFSET, PROGRAMS, SHARDS
+from nightbridge.launch.hetero_arguments import PASSED, HeteroArguments, option_of_field
+from nightbridge.launch.megatron_parser import newest_parser
+from nightbridge.launch.plan import placeholder_plan
+from nightbridge.launch.shell_script import Launch, read_launch
+from nightbridge.models import Model, Site
+
+_FIELDS = {option_of_field(field): field for field in PASSED}
+_GRIDS = {
+    **{option: ("encoder", axis) for axis, option in ENCODER.items()},
+    **{option: ("language_model", axis) for axis, option in {**LANGUAGE_MODEL, **SHARDS}.items()},
+}
+_DECIDED = frozenset({"--tensorboard-dir", OFFSET})
+"""What a run decides by itself: where its output goes, and at which rank the language model begins."""
+
+_MEGATRON_LM = "https://github.com/NVIDIA/Megatron-LM.git"
+
+Options = dict[str, str]
+"""Options by name, each with its values as one text."""
+
+
+class ImportedScript(Model):
+    """A launch script as a test.
+
+    Attributes:
+        toml: The test file's text.
+        options: What the script gives its program.
+
+    """
+
+    toml: str
+    options: Options
+
+
+class Comparison(Model):
+    """The command line of a test beside that of the script which it comes from.
+
+    Attributes:
+        only_test: Options that the script does not have.
+        only_script: Options that the test does not have.
+        different: Options whose values differ, with both.
+
+    """
+
+    only_test: tuple[str, ...]
+    only_script: tuple[str, ...]
+    different: tuple[str, ...]
+
+
+def import_script(script: Path, image: str, given: Mapping[str, str]) -> ImportedScript:
+    """Turn a launch script into a test file's text.
+
+    Args:
+        script: A bash script that starts a program of two grids with torchrun.
+        image: Container image of the test; a script names none.
+        given: Variables of the environment that the script asks for.
+
+    Raises:
+        InvalidInput: The script starts nothing of the kind, or a value in it cannot be told.
+    """
+    launch = read_launch(script, given)
+    if launch.program not in PROGRAMS:
+        raise InvalidInput(
+            f"starts {launch.program}, which has no two grids",
+            thing=str(script),
+            advice=f"Import a script that starts {' or '.join(PROGRAMS)}",
+        )
+    options = _options(launch.arguments, script)
+    return ImportedScript(toml="\n".join(_lines(script, image, launch, options)) + "\n", options=options)
+
+
+def compare_command_lines(imported: ImportedScript, file: Path) -> Comparison:
+    """Read a test file, plan its run, and compare what the program gets with what the script gives it.
+
+    Raises:
+        InvalidInput: The file cannot be a test; every violation is reported.
+    """
+    scenario = load(file)
+    if scenario.invalid:
+        raise InvalidInput(
+            "cannot be a test as it stands",
+            thing=str(file),
+            advice="Mend these lines, or the script",
+            violations=scenario.invalid[0].violations,
+        )
+    (spec,) = runs(scenario, "import")
+    here = _options(_program_words(placeholder_plan(spec, Site()).batch_script or ""), file)
+    there = imported.options
+    return Comparison(
+        only_test=tuple(sorted(here.keys() - there.keys())),
+        only_script=tuple(sorted(there.keys() - here.keys())),
+        different=tuple(
+            f"{name} {there[name]} became {here[name]}"
+            for name in sorted(here.keys() & there.keys())
+            if not _same(here[name], there[name])
+        ),
+    )
+
+
+def _options(words: Iterable[str], script: Path) -> Options:
+    """The options of a command line; one that is given again replaces what it was, as for argparse."""
+    found: dict[str, list[str]] = {}
+    name = ""
+    for word in words:
+        if word.startswith("--") or (word.startswith("-") and not _is_number(word)):
+            name, _, value = word.partition("=")
+            found[name] = [value] if value else []
+        elif not name:
+            raise InvalidInput(f"the program gets {word!r}, which is no option", thing=str(script))
+        else:
+            found[name].append(word)
+    return {option: values[0] if len(values) == 1 else shlex.join(values) for option, values in found.items()}
+
+
+def _is_number(word: str) -> bool:
+    return re.fullmatch(r"-\d+(\.\d+)?(e-?\d+)?", word) is not None
+
+
+def _same(one: str, other: str) -> bool:
+    try:
+        return one == other or float(one) == float(other)
+    except ValueError:
+        return False
+
+
+def _program_words(batch_script: str) -> list[str]:
+    match = re.search(r"bash -c (.*)\Z", batch_script, re.DOTALL)
+    words = shlex.split(shlex.split(match[1])[0]) if match else []
+    return words[next(i for i, word in enumerate(words) if word.endswith(".py")) + 1 :]
+
+
+def _lines(script: Path, image: str, launch: Launch, options: Options) -> Iterator[str]:
+    grids: dict[str, dict[str, Any]] = {}
+    arguments: dict[str, Any] = {"container_image": image}
+    if launch.program != PROGRAMS[0]:
+        arguments["program"] = launch.program
+    extra: Options = {}
+    for name, value in options.items():
+        positive = f"--{name.removeprefix('--no-')}"
+        if name in _GRIDS:
+            grid, axis = _GRIDS[name]
+            grids.setdefault(grid, {})[axis] = _typed(value)
+        elif name in _FIELDS:
+            arguments[_FIELDS[name]] = _typed(value) if value else True
+        elif name.startswith("--no-") and positive in _FIELDS and name not in newest_parser().options:
+            arguments[_FIELDS[positive]] = False
+        elif name not in _DECIDED:
+            extra[name.removeprefix("--")] = value
+    yield f"# From {script.name}."
+    yield ""
+    yield f"name = {toml_value(script.stem)}"
+    yield 'test_template_name = "HeteroMIMO"'
+    yield from _table("cmd_args", {key: _text_where_asked(key, value) for key, value in arguments.items()})
+    for grid, sizes in grids.items():
+        yield from _table(f"cmd_args.{grid}", sizes)
+    yield from _table("extra_cmd_args", extra)
+    yield from _table("extra_env_vars", launch.variables)
+    yield from ("", "[[git_repos]]", f"url = {toml_value(_MEGATRON_LM)}", 'commit = "main"')
+
+
+def _text_where_asked(key: str, value: Any) -> Any:
+    annotation = str(HeteroArguments.model_fields[key].annotation)
+    return value if isinstance(value, bool) or "int" in annotation or "float" in annotation else str(value)
+
+
+def _typed(value: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(value)
+        except ValueError:
+            continue
+    return value
+
+
+def _table(name: str, values: Mapping[str, Any]) -> Iterator[str]:
+    if values:
+        yield from ("", f"[{name}]")
+        yield from (f"{key} = {toml_value(value)}" for key, value in values.items())

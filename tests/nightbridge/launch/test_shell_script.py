@@ -1,0 +1,74 @@
+"""What a launch script starts, told without executing it."""
+
+from pathlib import Path
+
+import pytest
+
+from nightbridge.errors import InvalidInput
+from nightbridge.launch.shell_script import Launch, read_launch
+
+
+def read(tmp_path: Path, text: str, **given: str) -> Launch:
+    script = tmp_path / "run.sh"
+    script.write_text(f"#!/bin/bash\nset -euo pipefail\n{text}\n")
+    return read_launch(script, given)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("N=3\ntorchrun p.py --n $N", ["--n", "3"]),
+        ("N=${N:-20}\ntorchrun p.py --n ${N}", ["--n", "20"]),
+        ("A=2\nB=$((A * 3 * 2))\ntorchrun p.py --n ${B}", ["--n", "12"]),
+        ("ARGS=(\n  --n 1   # the first\n  --m 'a b'\n)\nARGS+=(--k)\ntorchrun p.py \"${ARGS[@]}\"", "--n 1 --m|a b --k"),
+        ("torchrun p.py \\\n  --pattern \"ME*M\" \\\n  \"$@\"", ["--pattern", "ME*M"]),
+        ("torchrun p.py --n 1 2>&1 | tee log", ["--n", "1"]),
+        ("OUT=\"${HOME_DIR:-/tmp}/x\"\ntorchrun p.py --save '$OUT' --load \"$OUT\"", ["--save", "$OUT", "--load", "/tmp/x"]),
+        ("NOW=$(date)\ntorchrun p.py --n 1", ["--n", "1"]),
+        ("if [ -z \"$X\" ]; then\n  N=7\nfi\nN=1\ntorchrun p.py --n $N", ["--n", "1"]),
+    ],
+)  # fmt: skip
+def test_words_are_those_that_bash_would_pass(tmp_path: Path, text: str, words: list[str] | str) -> None:
+    expected = words if isinstance(words, list) else ["--n", "1", "--m", "a b", "--k"]
+
+    assert read(tmp_path, text).arguments == tuple(expected)
+
+
+@pytest.mark.parametrize(
+    ("command", "program"),
+    [
+        ("torchrun --nproc-per-node 8 --nnodes=2 examples/mimo/train.py --a", "examples/mimo/train.py"),
+        ("uv run python -m torch.distributed.run --standalone -m examples.mimo.train --a", "examples/mimo/train.py"),
+    ],
+)
+def test_the_program_follows_torchruns_own_words(tmp_path: Path, command: str, program: str) -> None:
+    launch = read(tmp_path, f"export CUDA_DEVICE_MAX_CONNECTIONS=1\n{command}")
+
+    assert (launch.program, launch.arguments) == (program, ("--a",))
+    assert launch.variables == {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+
+
+def test_a_variable_that_is_given_wins_over_the_scripts_default(tmp_path: Path) -> None:
+    assert read(tmp_path, "N=${N:-20}\ntorchrun p.py --n $N", N="5").arguments == ("--n", "5")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("torchrun p.py --n $N", "run.sh:3: $N has no value"),
+        ("NOW=$(date)\ntorchrun p.py --n $NOW", "run.sh:4: $NOW has no value, for line 3 cannot be told"),
+        ("if true; then\n  torchrun p.py\nfi", "starts nothing with torchrun outside of branches"),
+        ("torchrun --standalone", "torchrun gets no program"),
+    ],
+)
+def test_what_cannot_be_told_is_an_error_with_its_line(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        read(tmp_path, text)
+
+    assert says in str(refused.value)
+
+
+def test_nothing_of_a_script_is_executed(tmp_path: Path) -> None:
+    read(tmp_path, f"X=$(touch {tmp_path}/ran)\n`touch {tmp_path}/ran`\ntorchrun p.py --n 1")
+
+    assert not (tmp_path / "ran").exists()
