@@ -2,11 +2,13 @@
 
 import os
 import shlex
+import socket
 from collections.abc import Callable, Mapping
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from urllib.parse import urlsplit
 
 import typer
 
@@ -21,6 +23,8 @@ SITE_VARIABLE = "NIGHTBRIDGE_SITE"
 """The environment variable that names the site file."""
 
 EXIT_INVALID, EXIT_INTERNAL = 2, 4
+
+_KNOCK_SECONDS = 0.5
 
 _R = TypeVar("_R")
 
@@ -101,6 +105,7 @@ def load_site(choice: "SiteChoice") -> "Site":
     if plain is None:
         if not may_have_blocks():
             raise no_block(choice)
+        _knock_at_server(choice)
         from nightbridge import blocks
         from nightbridge.flows.server import reach_server_with_blocks
 
@@ -109,6 +114,20 @@ def load_site(choice: "SiteChoice") -> "Site":
     site, warnings = plain
     note_all(warnings)
     return site
+
+
+def _knock_at_server(choice: "SiteChoice") -> None:
+    """Find a server of PREFECT_API_URL that is not there, before Prefect is imported and tries for longer."""
+    from nightbridge.config.sites import no_block
+
+    address = urlsplit(os.environ.get("PREFECT_API_URL", ""))
+    if not address.hostname or any(name.lower().endswith("_proxy") for name in os.environ):
+        return
+    port = address.port or (443 if address.scheme == "https" else 80)
+    try:
+        socket.create_connection((address.hostname, port), timeout=_KNOCK_SECONDS).close()
+    except OSError as error:
+        raise no_block(choice, f"no Prefect server answers at {address.hostname}:{port}") from error
 
 
 def open_site_cluster(site: "Site") -> "Cluster":

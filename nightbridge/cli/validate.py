@@ -35,7 +35,9 @@ def validate(
     choice: "SiteChoice",
     files: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="FILE...", help="Test and scenario files, and ConfigContainer.yaml files."),
+        typer.Argument(
+            metavar="FILE...", help="Test and scenario files, ConfigContainer.yaml files, and folders of tests."
+        ),
     ] = None,
     as_json: JsonOption = False,
     form: Annotated[
@@ -76,13 +78,22 @@ def validate(
         check_container_file(file, override or [], gpus)
         if file.suffix in (".yaml", ".yml")
         else check_file(file, tests_dir or [], limits, code_of)
-        for file in files or ()
+        for named_file in files or ()
+        for file in _files_of(named_file)
     ]
     reports += [check_shipped(checkout) for checkout in shipped or ()]
     valid = all(report.valid for report in reports)
     lines = _annotations if form == "github" else _report_lines
     show(as_json or form == "json", {"valid": valid, "files": reports}, lambda: lines(reports))
     return 0 if valid else EXIT_INVALID
+
+
+def _files_of(named: Path) -> Iterator[Path]:
+    """The file itself, or every TOML file below a folder."""
+    found = sorted(named.rglob("*.toml")) if named.is_dir() else [named]
+    if not found:
+        raise InvalidInput("a folder without a .toml file", thing=str(named), advice="Name files, or another folder")
+    yield from found
 
 
 def _limits_of(site: "Site") -> "ClusterLimits | None":

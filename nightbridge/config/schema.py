@@ -1,5 +1,7 @@
 """The tables of a test and of a scenario, as CloudAI's files have them, with nightbridge's own [harvest] and [gate]."""
 
+import difflib
+import re
 import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, TypeVar
@@ -165,7 +167,7 @@ def validated(
     try:
         return model.model_validate(table)
     except ValidationError as error:
-        for problem in error.errors(include_url=False, include_context=False, include_input=False):
+        for problem in error.errors(include_url=False):
             kind, path, message = problem["type"], problem["loc"], problem["msg"]
             if kind == "extra_forbidden":
                 known = {*fields_at(model, path[:-1]), *(also_known if len(path) == 1 else ())}
@@ -175,7 +177,10 @@ def validated(
                 length, wants = _UNIONS[path[0]]
                 findings.problem((*base, *path[:length]), wants)
             else:
-                findings.problem((*base, *path), _MESSAGES.get(kind) or message[:1].lower() + message[1:])
+                said = _MESSAGES.get(kind) or message[:1].lower() + message[1:]
+                words = re.findall(r"'([^']*)'", problem.get("ctx", {}).get("expected", ""))
+                near = difflib.get_close_matches(str(problem["input"]), words, n=1)
+                findings.problem((*base, *path), f"{said}; did you mean {near[0]!r}?" if near else said)
         return None
 
 

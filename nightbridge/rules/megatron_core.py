@@ -76,13 +76,18 @@ def _expert_sizes_divide(run: RuleContext) -> Iterator[str]:
 _QWEN3 = ("qwen3_30b_a3b", "qwen3_235b_a22b", "qwen3_vl_30b_a3b", "qwen3_vl_235b_a22b")
 _EXPERTS: Mapping[str, int] = {
     **dict.fromkeys(("llama3_8b", "llama3_70b", "llama31_405b", "nemotronh_56b", "wan_14b"), 0),
-    **dict.fromkeys((*_QWEN3, "gpt_oss_120b"), 128),
+    **dict.fromkeys((*_QWEN3, "gpt_oss_120b", "nemotron_3_nano"), 128),
     "deepseek_v3": 256,
     "kimi_k2": 384,
     "qwen3_next_80b_a3b": 512,
     "gpt_oss_20b": 32,
 }
-"""Experts of a layer, by recipe; 0 for a dense model."""
+"""Experts of a layer, by recipe; 0 for a dense model.
+
+`num_moe_experts` of src/megatron/bridge/models/{deepseek,gpt_oss,kimi,llama,nemotronh,qwen}/*_provider.py of v0.3.0
+(21b02e0c); nemotron_3_nano's of recipes/nemotronh/h100/nemotron_3_nano.py at 067f987d, where the others come from the
+checkpoints' own configurations. Recipes whose number no release states are left out.
+"""
 
 
 @rule("experts-parallel", _PARALLEL_STATE, cmd_args("ep model_recipe_name num_moe_experts"))

@@ -1,6 +1,8 @@
 """Doctor: what a night needs of this host is tried, every trouble is told, and nothing stays behind."""
 
 import json
+import os
+import socket
 import subprocess
 import threading
 from collections.abc import Callable
@@ -154,6 +156,22 @@ def test_a_name_that_only_a_block_could_have_is_refused_without_a_server(
 
     assert status == 2
     assert message.startswith("nightbridge: nosuch: no cluster, store or site of this name")
+    assert "Give local, slurm, pyslurm, auto" in message
+
+
+def test_a_server_that_does_not_answer_is_told_without_prefect(
+    nightbridge: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+    with socket.socket() as taken:  # bound, and nobody listens
+        taken.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{taken.getsockname()[1]}/api")
+
+        status, _, message = nightbridge("doctor", "--cluster", "nosuch")
+
+    assert status == 2
+    assert "nosuch: no cluster, store or site of this name, and no Prefect server answers at 127.0.0.1:" in message
     assert "Give local, slurm, pyslurm, auto" in message
 
 

@@ -58,6 +58,27 @@ def test_a_folder_of_tests_that_is_not_there_is_told(nightbridge: Program) -> No
     assert "nowhere: no such directory" in out
 
 
+def test_a_folder_stands_for_the_tests_in_it(
+    nightbridge: Program, broken: Callable[[str], str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "tests"
+    (folder / "inner").mkdir(parents=True)
+    (folder / "good.toml").write_text(Path(TEST).read_text())
+    (folder / "inner" / "bad.toml").write_text(
+        Path(broken("")).read_text().replace('"MegatronBridge"', '"MegatronBrige"')
+    )
+
+    code, out, _ = nightbridge("validate", "tests")
+    (tmp_path / "none").mkdir()
+    empty, _, nothing = nightbridge("validate", "none")
+
+    assert (code, empty) == (2, 2)
+    assert "tests/good.toml: llama3_8b_h100: ok" in out
+    assert "tests/inner/bad.toml" in out
+    assert "did you mean 'MegatronBridge'?" in out
+    assert "none: a folder without a .toml file" in nothing
+
+
 def test_validate_prints_one_json_document_and_nothing_else(nightbridge: Program, broken: Callable[[str], str]) -> None:
     code, out, _ = nightbridge("validate", "--json", broken("tp = 3\n"), TEST, "missing.toml")
 
