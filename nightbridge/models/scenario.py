@@ -315,6 +315,8 @@ class TestDefinition(Model):
     @property
     def megatron_bridge(self) -> GitRepo:
         """The repository of the launcher, or the program: the one with `launcher`, else by its URL or mount point."""
+        if len(self.git_repos) == 1:
+            return self.git_repos[0]
         return next(
             (repo for repo in self.git_repos if repo.launcher is not None),
             next((repo for repo in self.git_repos if repo.is_megatron_bridge), self.git_repos[0]),

@@ -225,7 +225,8 @@ def with_places(violation: Violation, read: HasLines, source: str) -> Violation:
     """The violation with the lines of the keys that its message names, else of those that its rule reads."""
     tables = tuple(f"{field}." for field in violation.fields if "." not in field)
     below = (key for key in read.lines if key.startswith(tables))
-    named = [key for key in dict.fromkeys((*violation.fields, *below)) if names(violation.message, key)]
+    said = violation.message.partition("; did you mean ")[0]  # the nearest name may be written elsewhere
+    named = [key for key in dict.fromkeys((*violation.fields, *below)) if names(said, key)]
     exact = [key for key in named if not any(other.startswith(f"{key}.") for other in named)]
     written = exact or [key for key in violation.fields if key in read.lines] or ["cmd_args"]
     places = (read.lines.get(key) or read.lines.get(key.partition(".")[0]) or source for key in written)
@@ -235,7 +236,7 @@ def with_places(violation: Violation, read: HasLines, source: str) -> Violation:
 def names(message: str, key: str) -> bool:
     """Whether a message names a key, with its table or without."""
     name = key.partition(".")[2] or key
-    return re.search(rf"(?<!\w){re.escape(name)}(?!\w|\.\w)", message) is not None
+    return name in message and re.search(rf"(?<!\w){re.escape(name)}(?!\w|\.\w)", message) is not None
 
 
 def violations_of(rules: Iterable[Rule[Subject]], subject: Subject) -> Iterator[Violation]:
