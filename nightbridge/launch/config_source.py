@@ -9,12 +9,13 @@ import ast
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
-from nightbridge.launch.config_schema import ANY, CONTAINER, ConfigClass, ConfigSchema
+from nightbridge.launch.config_schema import ANY, CONTAINER, ConfigClass, ConfigSchema, released_schema
+from nightbridge.launch.flags import Version
 
 _CONTAINER_MODULE, _CONTAINER_NAME = CONTAINER.split(":")
 _SOURCE = Path("src")
@@ -84,12 +85,19 @@ class ClassReader:
     Args:
         checkout: Root of a checkout.
         roots: Folders below it in which packages lie.
+        others: Classes for the modules that the checkout lacks, as a submodule's that was not fetched.
 
     """
 
-    def __init__(self, checkout: Path, roots: tuple[Path, ...] = (_SOURCE, _MEGATRON_LM)) -> None:
+    def __init__(
+        self,
+        checkout: Path,
+        roots: tuple[Path, ...] = (_SOURCE, _MEGATRON_LM),
+        others: Mapping[str, ConfigClass] | None = None,
+    ) -> None:
         self._checkout = checkout
         self._roots = roots
+        self._others = others or {}
         self._modules: dict[str, Module | None] = {}
         self.classes: dict[str, ConfigClass] = {}
 
@@ -129,6 +137,27 @@ class ClassReader:
                 return result
         return None
 
+    def _borrowed(self, module: Module, name: str, depth: int = 0) -> str | None:
+        """The qualified name of a class of another commit that stands for one whose module the checkout lacks."""
+        if name not in module.imports or depth > 12:
+            return None
+        source, original = module.imports[name]
+        if inner := self.module(source):
+            return self._borrowed(inner, original, depth + 1)
+        # A package hands on what its modules define.
+        known = (other for other in self._others if other.endswith(f":{original}"))
+        found = next((other for other in known if other.startswith((f"{source}:", f"{source}."))), None)
+        if found is not None:
+            self._borrow(found)
+        return found
+
+    def _borrow(self, qualified: str) -> None:
+        if qualified in self._others and qualified not in self.classes:
+            definition = self.classes[qualified] = self._others[qualified]
+            types = (kind for annotation in definition.fields.values() for kind in annotation.split(" | "))
+            for name in (*definition.bases, *types):
+                self._borrow(name)
+
     def add(self, module: Module, definition: ast.ClassDef) -> str:
         """Read a class, its bases, and the classes that its fields lead to; returns its qualified name."""
         qualified = f"{module.name}:{definition.name}"
@@ -145,6 +174,8 @@ class ClassReader:
             elif name in _ENUMS:
                 self.classes[qualified] = ConfigClass(members=tuple(_members(definition)))
                 return qualified
+            elif borrowed := self._borrowed(module, name):
+                bases.append(borrowed)
             elif name not in _WITHOUT_FIELDS:
                 is_open = True
         fields = {name: self.type_of(module, field) for name, field in fields_of(definition)}
@@ -204,7 +235,7 @@ class ClassReader:
         found = self.find(module, name) if depth < 8 else None
         if found is None:
             spelling = _SPELLINGS.get(name, name)
-            yield spelling if spelling in _KEPT else ANY
+            yield spelling if spelling in _KEPT else self._borrowed(module, name) or ANY
         elif isinstance(found[1], ast.ClassDef):
             yield self.add(found[0], found[1]) if _is_configuration(found[1]) else ANY
         elif isinstance(found[1], ast.FunctionDef):
@@ -283,18 +314,20 @@ def _literal_defaults(definition: ast.ClassDef) -> Iterator[tuple[str, bool | in
                 yield name, value
 
 
-def read_schema(checkout: Path) -> ConfigSchema | None:
+def read_schema(checkout: Path, version: Version | None = None) -> ConfigSchema | None:
     """Read the configuration classes of a Megatron-Bridge checkout, its submodule Megatron-LM included.
 
     Args:
         checkout: The checkout's root.
+        version: Whose shipped classes stand for those of a submodule that was not fetched; None for no others.
 
     Returns:
         The schema; None where the checkout has no `ConfigContainer`. A class that extends one which is not in the
         checkout (a submodule that was not fetched, another package) is `open`: names that it does not have may exist.
 
     """
-    reader = ClassReader(checkout)
+    others = released_schema(version) if version else None
+    reader = ClassReader(checkout, others=others.classes if others else None)
     if reader.container is None:
         return None
     reader.add(*reader.container)

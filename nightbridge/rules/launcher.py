@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 
+from nightbridge.launch.config_schema import ConfigSchema
 from nightbridge.launch.flags import RELEASES, V0_6_0, version_of_ref
 from nightbridge.launch.parser_source import launcher_of
 from nightbridge.launch.plan import unknown_flags, unsafe_values, wrong_choices
@@ -21,7 +22,7 @@ from nightbridge.launch.run_outputs import (
 )
 from nightbridge.launch.shipped import pinned_recipes, released_recipes
 from nightbridge.models import HarvestPolicy
-from nightbridge.rules.rule import UPSTREAM, RuleContext, cmd_args, is_local, rule
+from nightbridge.rules.rule import UPSTREAM, RuleContext, cmd_args, is_local, pinned_schema, rule
 
 _NIGHTS = "nightbridge: what a night stores and compares"
 
@@ -330,31 +331,38 @@ def _overrides(run: RuleContext) -> Iterator[tuple[str, str, str | None]]:
             yield key, key.lstrip("+~"), None if key.startswith("~") else value
 
 
-def _override_problems(run: RuleContext) -> Iterator[str]:
-    schema = run.config_schema if run.test.extra_cmd_args else None
+def _override_problems(run: RuleContext, schema: ConfigSchema | None) -> Iterator[str]:
     if schema is not None:
         for key, path, value in _overrides(run):
             if problem := schema.problem(path, value):
                 yield f"extra_cmd_args: {key!r}: {problem}"
 
 
-def _is_exact(run: RuleContext) -> bool:
-    """Whether the classes are the pinned code's own, or of the release that the pin names."""
-    return run.checkout is not None or version_of_ref(run.test.megatron_bridge.commit) is not None
+def _certain_problems(run: RuleContext) -> Iterator[str]:
+    """What the classes of the release that the pin names refuse, or the pinned code's own as far as they are there."""
+    if not run.test.extra_cmd_args:
+        return
+    if version_of_ref(run.test.megatron_bridge.commit) is not None:
+        yield from _override_problems(run, run.config_schema)
+    elif run.checkout is not None:
+        yield from _override_problems(run, pinned_schema(run.checkout.megatron_bridge.path))
 
 
 @rule("override-known", _CLASSES, ("extra_cmd_args", "git_repos"))
 def _known(run: RuleContext) -> Iterator[str]:
     """Hydra ends the job at a name that the configuration does not have, and training at a value of a wrong type."""
-    if _is_exact(run):
-        yield from _override_problems(run)
+    yield from _certain_problems(run)
 
 
 @rule("override-known-later", _CLASSES, ("extra_cmd_args", "git_repos"), "warning")
 def _known_later(run: RuleContext) -> Iterator[str]:
-    """Fields of a branch or commit are known once it has been fetched; until then, those of a recent main are."""
-    if not _is_exact(run):
-        yield from _override_problems(run)
+    """Fields of a branch or commit are known once it has been fetched; until then, those of a recent main are.
+
+    Megatron-LM's are, too, while the submodule is the image's own (`init_submodules = false`).
+    """
+    if run.test.extra_cmd_args:
+        certain = set(_certain_problems(run))
+        yield from (said for said in _override_problems(run, run.config_schema) if said not in certain)
 
 
 @rule(

@@ -119,7 +119,8 @@ def cmd_args(*fields: str) -> tuple[str, ...]:
 # A sweep needs it for every point, and the parser of a commit never changes.
 _pinned = lru_cache(maxsize=16)(known_flags)
 _released = lru_cache(maxsize=16)(known_in)
-_pinned_schema = lru_cache(maxsize=16)(read_schema)
+pinned_schema = lru_cache(maxsize=16)(read_schema)
+"""The configuration classes of a checkout; with a version, its shipped ones for what the checkout lacks."""
 
 _AVAILABLE = {
     (limits, checkout): frozenset({"nothing", *("limits",) * limits, *("checkout",) * checkout})
@@ -157,7 +158,7 @@ class RuleContext:
     def config_schema(self) -> ConfigSchema | None:
         """What overrides may name: the pinned commit's own classes (None: it has none), or those of its release."""
         if self.checkout is not None:
-            return _pinned_schema(self.checkout.megatron_bridge.path)
+            return pinned_schema(self.checkout.megatron_bridge.path, self.version)
         return released_schema(self.version)
 
     @cached_property

@@ -124,6 +124,23 @@ def test_what_they_do_not_have_is_refused(schema: ConfigSchema, path: str, value
     assert (found is None) if message is None else (message in str(found))
 
 
+def test_shipped_classes_stand_for_those_of_a_submodule_that_was_not_fetched(tmp_path: Path) -> None:
+    for name, text in FILES.items():
+        if not name.startswith("3rdparty"):
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(text)
+
+    own, with_others = read_schema(tmp_path), read_schema(tmp_path, HEAD)
+
+    assert own is not None
+    assert with_others is not None
+    for path, value in (("optimizer.lrr", "1"), ("optimizer.lr", "three")):
+        assert own.problem(path, value) is None  # nothing is guessed
+        assert "optimizer.lr" in str(with_others.problem(path, value))
+    assert with_others.problem("optimizer.adam_beta2", "0.95") is None
+    assert with_others.problem("logger.tagss", "1") == own.problem("logger.tagss", "1") is not None
+
+
 def test_a_checkout_without_a_configuration_has_no_schema(tmp_path: Path) -> None:
     assert read_schema(tmp_path) is None
 

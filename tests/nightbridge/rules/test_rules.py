@@ -370,6 +370,28 @@ def pinned(tmp_path: Path) -> Checkout:
     return Checkout(megatron_bridge=repository, nemo_run=repository, environment=environment)
 
 
+def test_overrides_of_a_submodule_that_the_image_brings_are_checked_with_the_shipped_classes(pinned: Checkout) -> None:
+    source = pinned.megatron_bridge.path / "src/megatron/bridge/training/config.py"
+    source.parent.mkdir(parents=True, exist_ok=True)
+    source.write_text(
+        "from dataclasses import dataclass\nfrom megatron.core.optimizer import OptimizerConfig\n"
+        "@dataclass\nclass Own:\n    depth: int = 1\n"
+        "@dataclass\nclass ConfigContainer:\n    optimizer: OptimizerConfig\n    own: Own\n"
+    )
+    written = {"own.depth": "deep", "optimizer.lr": "three", "optimizer.weight_deccay": "0.1"}
+    test = make_test({"num_gpus": 8}, version="main", extra_cmd_args=written)
+
+    found = [(each.rule, each.severity, each.message) for each in check_test(test, checkout=pinned)]
+
+    assert [(rule, severity) for rule, severity, _ in found] == [
+        ("override-known", "error"),  # the pinned code says so itself
+        ("override-known-later", "warning"),
+        ("override-known-later", "warning"),
+    ]
+    assert "own.depth is a whole number" in found[0][2]
+    assert "did you mean optimizer.weight_decay?" in found[2][2]
+
+
 @pytest.mark.parametrize(
     ("args", "found"),
     [
