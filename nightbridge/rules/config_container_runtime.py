@@ -74,6 +74,27 @@ def _graph_nan_check(c: ConfigContainer) -> Iterator[str]:
         yield "a full_iteration CUDA graph needs rerun_state_machine.check_for_nan_in_loss = false"
 
 
+@rule("container-graph-recompute", VALIDATE, ("model.recompute_granularity", "model.cuda_graph_impl"))
+def _graph_recompute(c: ConfigContainer) -> Iterator[str]:
+    """What recomputes whole layers runs outside of a graph of parts of a layer."""
+    if c.captures_graphs and not c.captures_iteration and c.value("model.recompute_granularity") == "full":
+        yield (
+            "model.recompute_granularity full goes with a full_iteration CUDA graph only; write selective, or "
+            'model.cuda_graph_impl = "none"'
+        )
+
+
+@rule("container-offload", VALIDATE, ("model.cpu_offloading", "model.recompute_granularity"))
+def _offload(c: ConfigContainer) -> Iterator[str]:
+    """Activations are either kept on the host or computed again, within one pipeline stage."""
+    if not c.is_on("model.cpu_offloading"):
+        return
+    if c.value("model.recompute_granularity") is not None:
+        yield "model.cpu_offloading excludes model.recompute_granularity; remove one of them"
+    if (c.number("model.pipeline_model_parallel_size") or 1) > 1:
+        yield "model.cpu_offloading needs model.pipeline_model_parallel_size = 1"
+
+
 @rule("container-graph-offload", VALIDATE, ("model.cpu_offloading", "model.cuda_graph_impl"))
 def _graph_offload(c: ConfigContainer) -> Iterator[str]:
     """Transformer Engine's offloading and other graph implementations exclude each other."""

@@ -175,6 +175,21 @@ BREAKS: list[tuple[str, dict[str, Any], str]] = [
         {"model.cuda_graph_impl": "full_iteration", "rerun_state_machine.check_for_nan_in_loss": True},
         "check_for_nan_in_loss = false",
     ),
+    (
+        "container-graph-recompute",
+        {**TE, "model.recompute_granularity": "full"},
+        "goes with a full_iteration CUDA graph only",
+    ),
+    (
+        "container-offload",
+        {"model.cpu_offloading": True, "model.recompute_granularity": "selective"},
+        "excludes model.recompute_granularity",
+    ),
+    (
+        "container-offload",
+        {"model.cpu_offloading": True, "model.transformer.pipeline_model_parallel_size": 2},
+        "needs model.pipeline_model_parallel_size = 1",
+    ),
     ("container-graph-offload", {**TE, "model.cpu_offloading": True}, "excludes CUDA graphs"),
     (
         "container-quantised",
