@@ -14,7 +14,8 @@ import pytest
 
 from nightbridge.cli import main as cli
 from nightbridge.doctor import Check, checks
-from nightbridge.models import ClusterSettings, ImageImport, SecretRef, Site, StoreSettings
+from nightbridge.models import ClusterLimits, ClusterSettings, ImageImport, SecretRef, Site, StoreSettings
+from nightbridge.slurm.local import LocalCluster
 from nightbridge.store.factory import open_store
 from nightbridge.store.protocol import ObjectStore
 from tests.nightbridge.cli.conftest import Program
@@ -96,7 +97,11 @@ def test_one_trouble_does_not_hide_the_next(tmp_path: Path, monkeypatch: pytest.
     assert all(found[subject].advice for subject in ("workspace", "git", "containers", "cluster", "store"))
 
 
-def test_a_cluster_that_is_said_to_have_pyxis_and_has_none_is_told(tmp_path: Path) -> None:
+def test_a_cluster_that_is_said_to_have_pyxis_and_has_none_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As a real cluster answers whose srun has no --container-image; the embedded one goes by its settings.
+    monkeypatch.setattr(LocalCluster, "limits", lambda _: ClusterLimits(partitions=("all",), has_pyxis=False))
     site = Site(workspace=tmp_path, cluster=ClusterSettings(containers="pyxis"), image_import=ImageImport(on="node"))
 
     found = findings_of(site)
