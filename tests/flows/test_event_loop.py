@@ -118,7 +118,8 @@ def awaited(night: Night) -> None:
 def test_ctrl_c_ends_what_runs(night: Night, run: Callable[[Night], None]) -> None:
     def press() -> None:
         night.begun.wait(10)
-        # As a terminal does it. `interrupt_main` sends nothing: a loop that already waits for events would not wake up.
+        # As a terminal does it, and while the loop waits: in the instant before, a signal does not wake asyncio up.
+        time.sleep(0.5)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     threading.Thread(target=press, daemon=True).start()
