@@ -17,7 +17,8 @@ from pydantic import Field
 from nightbridge import config
 from nightbridge.blocks import HarvestStore, Site, SlurmCluster
 from nightbridge.errors import InvalidInput
-from nightbridge.models import Scenario, SiteChoice
+from nightbridge.models import MetricName, Scenario, SiteChoice
+from nightbridge.models.base import NightId
 
 SystemField = Site | str | None
 ClusterField = SlurmCluster | str | None
@@ -25,6 +26,9 @@ StoreField = HarvestStore | str | None
 """A block, its name, or what `SiteChoice` says of the field of the same name."""
 ClockField = Annotated[str, Field(pattern=r"^([01]\d|2[0-3]):[0-5]\d$", examples=["08:00"])]
 RunField = Annotated[str, Field(min_length=1, examples=["llama-small@last-good"])]
+TextField = Annotated[str, Field(min_length=1)]
+NightField = Annotated[NightId, Field(examples=["2026-12-05"])]
+MetricsField = tuple[MetricName, ...]
 
 Schema = dict[str, Any]
 

@@ -1,4 +1,4 @@
-"""Flows that people start from a form: parity of two runs, pruning, and the check of a site."""
+"""Flows that people start from a form: decisions, parity of two runs, pruning, and the check of a site."""
 
 from typing import Any, Literal
 
@@ -10,14 +10,78 @@ from prefect.states import Completed, Failed
 from nightbridge.blocks import load_site, site_choice
 from nightbridge.errors import NightbridgeError
 from nightbridge.flows.final_states import log_errors_plainly, state_of_error
-from nightbridge.flows.forms import ClusterField, RunField, StoreField, SystemField
+from nightbridge.flows.forms import ClusterField, MetricsField, NightField, RunField, StoreField, SystemField, TextField
+from nightbridge.gate.decisions import Decision, DecisionKind, StoredDecision
 from nightbridge.goldens.parity import GATE_WORDS, Parity
 from nightbridge.models import ReferencePolicy, Site
 from nightbridge.prune import Policy
-from nightbridge.tasks.on_demand import Pruned, check_site, compare_step_by_step, remove_old
+from nightbridge.tasks.on_demand import (
+    Pruned,
+    check_site,
+    compare_step_by_step,
+    decide,
+    remove_old,
+    withdraw_decision,
+)
 
 USUAL_LIMITS = ReferencePolicy()
 USUAL_POLICY = Policy()
+
+
+@flow(name="accept", flow_run_name="accept {run}")
+def accept(  # noqa: D417  (`SiteChoice` describes the others)
+    run: RunField,
+    why: TextField,
+    who: TextField,
+    kind: DecisionKind = "acknowledged",
+    metrics: MetricsField = (),
+    until: NightField | None = None,
+    system: SystemField = None,
+    store: StoreField = None,
+) -> State[Decision]:
+    """Acknowledge a regression, mark it as fixed, or make its level the new baseline; silences the alert.
+
+    Args:
+        run: A run of that level: a run key, or TEST, TEST@NIGHT; or a series.
+        why: The reason, as verdicts will show it.
+        who: Who decides.
+        kind: What is decided.
+        metrics: The metrics that it is about; none for all.
+        until: The last night that it holds for; none for one without an end.
+    """
+    log_errors_plainly()
+    try:
+        site = load_site(site_choice({"system": system, "store": store}))
+        made = decide(run, kind, who=who, why=why, metrics=metrics, until=until or "", site=site)
+    except NightbridgeError as error:
+        return state_of_error(error)
+    return _state(made, ("Decided", ""), bad=False, lines=[f"{made.series}: {made.text}"])
+
+
+@flow(name="withdraw", flow_run_name="withdraw {decision}")
+def withdraw(  # noqa: D417  (`SiteChoice` describes the others)
+    decision: RunField,
+    why: TextField,
+    who: TextField,
+    system: SystemField = None,
+    store: StoreField = None,
+) -> State[StoredDecision]:
+    """Withdraw a decision, and judge the nights since its level began again: those it let pass are no baseline.
+
+    Args:
+        decision: Its id, or the run, test or series that it is about.
+        why: The reason.
+        who: Who withdraws it.
+    """
+    log_errors_plainly()
+    try:
+        site = load_site(site_choice({"system": system, "store": store}))
+        stored, rejudged = withdraw_decision(decision, who=who, why=why, site=site)
+    except NightbridgeError as error:
+        return state_of_error(error)
+    level = f"the level since {stored.decision.since}{' alarms again' if rejudged.alarms else ''}"
+    lines = [f"withdrawn: {stored.decision.text}", f"{level} ({rejudged})"]
+    return _state(stored, ("Withdrawn", ""), bad=False, lines=lines)
 
 
 @flow(name="parity", flow_run_name="parity {run_a} {run_b}")

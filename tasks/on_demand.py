@@ -1,13 +1,20 @@
 """What people start from a form reads the store, the workspace or the site here."""
 
+from collections.abc import Sequence
+from functools import partial
+
 from nightbridge.doctor import Check, checks
 from nightbridge.errors import TransientError
+from nightbridge.gate.accept import accept, is_series, withdraw
+from nightbridge.gate.decisions import Decision, DecisionKind, StoredDecision, Withdrawal
+from nightbridge.gate.judging import Rejudged
 from nightbridge.goldens.parity import Parity
 from nightbridge.harvest.retention import RunRemoval, find_old_runs, remove_runs
-from nightbridge.models import Model, ReferencePolicy, Site, slug
+from nightbridge.models import MetricName, Model, ReferencePolicy, Site, slug, utc_now
 from nightbridge.nights.records import find_run
 from nightbridge.prune import Policy, Removal, find_old_checkouts, find_old_images, remove_checkouts, remove_images
 from nightbridge.report.queries import parity_stored
+from nightbridge.repos.commits import known_commits_between
 from nightbridge.tasks.mirror import show_markdown
 from nightbridge.tasks.site import store_of
 from nightbridge.tasks.stage import never_reused, stage
@@ -24,6 +31,26 @@ class Pruned(Model):
         size = sum(each.size for each in self.removals) + sum(old.run.size for old in self.runs)
         total = f"{len(self.removals)} checkouts and images and {len(self.runs)} stored runs, {size / 1e9:.1f} GB"
         return f"{'removed' if self.removed else 'would remove'} {total}"
+
+
+@stage("accept", waits_for=(TransientError,), key=never_reused)
+def decide(
+    run: str, kind: DecisionKind, *, who: str, why: str, metrics: Sequence[MetricName], until: str, site: Site
+) -> Decision:
+    """Store a decision about the level of a run, or of the last run of a series. Raises as `accept` does."""
+    store = store_of(site)
+    target = run if is_series(run) else find_run(store, run)
+    cluster = site.cluster.name
+    return accept(store, target, kind, who=who, why=why, metrics=metrics, until=until, cluster=cluster)
+
+
+@stage("withdraw", waits_for=(TransientError,), key=never_reused)
+def withdraw_decision(decision: str, *, who: str, why: str, site: Site) -> tuple[StoredDecision, Rejudged]:
+    """Withdraw a decision, and judge its nights again. Raises as `withdraw` does."""
+    store = store_of(site)
+    target = find_run(store, decision) if "@" in decision else decision
+    withdrawal = Withdrawal(who=who, why=why, when=utc_now())
+    return withdraw(store, target, withdrawal, site.contract, partial(known_commits_between, site))
 
 
 @stage("parity", waits_for=(TransientError,), key=never_reused)

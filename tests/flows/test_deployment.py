@@ -76,7 +76,10 @@ def new_night() -> str:
     return f"2026-11-21-{uuid4().hex[:6]}"
 
 
-SHIPPED = {"nightly", "test", "sweep", "bisect", "attribute", "try", "parity", "prune", "check", "watchdog", "reaper"}
+SHIPPED = {
+    *("nightly", "test", "sweep", "bisect", "attribute", "try", "accept", "withdraw", "parity", "prune", "check"),
+    *("watchdog", "reaper"),
+}
 
 
 def described(client: SyncPrefectClient) -> dict[str, tuple[object, ...]]:

@@ -93,14 +93,19 @@ def test_deployments_run_from_their_forms_to_their_end(page: Page, installed: In
     assert end_of(installed, "test") == ("NoBaseline", "1 test(s): 1 no baseline")
 
     submit(page, installed, "parity", run_a="llama-small@by-hand", run_b="llama-small@by-hand")
+    submit(page, installed, "accept", run="llama-small@by-hand", why="new image", who="anna", kind=["baseline"])
     submit(page, installed, "bisect", test_id=["llama-small"])
     submit(page, installed, "attribute", test_id=["llama-small"])
     submit(page, installed, "try", test_id=["llama-small"])
     assert end_of(installed, "parity") == ("Alike", "compute the same, bit for bit")
+    assert end_of(installed, "accept")[0] == "Decided"
+    submit(page, installed, "withdraw", decision="llama-small", why="by mistake", who="anna")
     assert end_of(installed, "bisect")[0] == "Invalid"
     assert end_of(installed, "attribute")[0] == "Invalid"
     assert end_of(installed, "try")[0] == "Invalid"
     assert "nothing to try" in end_of(installed, "try")[1]
+    name, message = end_of(installed, "withdraw")
+    assert (name, "1 night judged again" in message) == ("Withdrawn", True)
     # Another worker's host finds the results there.
     assert installed.stored("results/*-clone-*")
 
