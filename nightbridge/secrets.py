@@ -320,7 +320,17 @@ _TOKENS = (
     (rb"xox[abeoprs]-|xapp-", rb"[A-Za-z0-9.-]{10,250}"),
     (rb"hooks\.slack\.com/", rb"\w+/[\w/+-]{20,200}"),
     (rb"dckr_pat_", rb"[\w-]{20,100}"),
-    (rb"sk-(?:ant|proj|svcacct)-", rb"[\w-]{20,300}"),
+    (rb"sk-(?:ant|proj|svcacct|admin|or-v1)-", rb"[\w-]{20,300}"),
+    (rb"sk-", rb"[A-Za-z0-9]{20}T3BlbkFJ[A-Za-z0-9]{20}"),  # OpenAI
+    (rb"AIza", rb"[\w-]{35}(?![\w-])"),  # Google Cloud
+    (rb"ya29\.", rb"[\w-]{20,400}"),
+    (rb"npm_", rb"[A-Za-z0-9]{36}(?!\w)"),
+    (rb"pypi-AgE", rb"[\w-]{50,400}"),
+    (rb"hv[sb]\.", rb"[\w-]{24,300}"),  # HashiCorp Vault
+    (rb"gl(?:c|sa)_", rb"[\w+/=]{32,400}"),  # Grafana
+    (rb"dapi", rb"[0-9a-f]{32}(?:-\d)?(?!\w)"),  # Databricks
+    (rb"SG\.", rb"[\w-]{22}\.[\w-]{43}(?!\w)"),  # SendGrid
+    (rb"[sr]k_live_", rb"[A-Za-z0-9]{20,200}"),
     (rb"A(?:KI|SI|BI|CC)A", rb"[A-Z0-9]{16}(?![A-Za-z0-9])"),
     (rb"eyJ", rb"[\w-]{8,512}\.eyJ[\w-]{8,4096}\.[\w-]{0,2048}"),
     (

@@ -302,6 +302,16 @@ TOKENS = (
     b"local-" + WANDB,
     b"dckr_pat_" + b"Ab1-_" * 5,
     b"sk-ant-" + b"Ab1-_" * 8,
+    b"sk-" + b"Ab1Cd" * 4 + b"T3Blbk" + b"FJ" + b"Ef2Gh" * 4,
+    b"AIza" + b"Ab1-_" * 7,
+    b"ya29." + b"Ab1-_" * 20,
+    b"npm_" + b"Ab1" * 12,
+    b"pypi-AgE" + b"Ab1-_" * 30,
+    b"hvs." + b"Ab1-_" * 18,
+    b"glc_" + b"Ab1+/" * 20,
+    b"dapi" + b"0123456789abcdef" * 2,
+    b"SG." + b"Ab1-_" * 4 + b"cD." + b"Ab1-_" * 8 + b"eF3",
+    b"sk_live_" + b"Ab1" * 8,
 )
 
 
