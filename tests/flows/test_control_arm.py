@@ -1,6 +1,7 @@
 """Nights on the embedded cluster that slow down for different reasons: the cluster, a node, and a commit."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -99,3 +100,19 @@ def test_each_arm_is_a_job_of_its_own(nights: Nights) -> None:
     rows = [row for night in nights.verdicts for row in nights.rows(night)]
 
     assert sorted(jobs) == sorted(f"{row.run_key}-a1" for row in rows)
+
+
+@pytest.mark.skipif("NIGHTBRIDGE_EVERY_STAGE" not in os.environ, reason="a month of nights, minutes; in make soak")
+def test_a_test_whose_runs_fall_into_two_speeds_is_unstable_and_nobody_is_blamed(
+    tmp_path: Path, environments_dir: Path
+) -> None:
+    nights = Nights(tmp_path, environments_dir)
+    names = [f"2026-11-{day:02}" for day in range(1, 31)] + [f"2026-12-{day:02}" for day in range(1, 6)]
+    with prefect_in_this_process():
+        for night in names:
+            nights.run(night, slow_mode=(0.4, 1.12))
+
+    ended = [nights.verdicts[night] for night in names[-5:]]
+    assert {verdict.status for verdict in ended} == {VerdictStatus.UNSTABLE}
+    assert all("in the slow mode" in verdict.reasons[0] for verdict in ended)
+    assert VerdictStatus.REGRESSED not in {verdict.status for verdict in nights.verdicts.values()}
