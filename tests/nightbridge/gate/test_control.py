@@ -65,6 +65,21 @@ def test_many_pairs_know_their_own_noise_better_than_nights_that_drift() -> None
     assert not weigh(alternating[:3], noise=0.02, change=0.01).is_worse
 
 
+def test_a_history_that_is_quiet_by_chance_does_not_outweigh_pairs_that_were_apart_before() -> None:
+    tonight = [[0.02] * 5]
+
+    assert weigh(tonight, noise=0.003, change=0.015).is_worse
+    assert not weigh(tonight, noise=0.003, change=0.015, earlier=[0.02, -0.02] * 10).is_worse
+    assert weigh(tonight, noise=0.02, change=0.015, earlier=[0.004, -0.004] * 10).is_worse
+
+
+def test_what_earlier_nights_left_proves_nothing_where_tonights_pairs_speak_against_it() -> None:
+    before = [[0.02] * 4, [0.02] * 4]
+
+    assert weigh([*before, [0.02]], noise=0.005, change=0.015).is_worse
+    assert not weigh([*before, [0.003]], noise=0.005, change=0.015).is_worse
+
+
 @pytest.mark.parametrize(
     ("strays", "pairs", "is_worse"),
     [(1 / 62, 2, False), (1 / 62, 3, True), (0.1, 4, False), (0.1, 5, True), (0.3, MOST_TIMES, False)],
