@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from nightbridge.gate.comparison import Evidence
 from nightbridge.gate.control import (
     MOST_TIMES,
     arm_of,
@@ -18,6 +17,7 @@ from nightbridge.gate.control import (
     weigh_strays,
 )
 from nightbridge.gate.judging import judge_and_record
+from nightbridge.gate.tonight import Evidence
 from nightbridge.gate.verdict import compare
 from nightbridge.history.nightly_values import nights_of
 from nightbridge.history.reading import add
