@@ -150,8 +150,8 @@ class Proof(NamedTuple):
 
     @property
     def is_worse(self) -> bool:
-        """Whether the new point is proven to be worse, and by tonight's pairs: what was left before is not enough."""
-        return self.clear < 0 and self.score >= self.needed
+        """Whether the new point is proven to be worse, and by tonight's pairs; each pair was one more try."""
+        return self.clear < 0 and self.score >= self.needed + math.log(self.weighed)
 
     def __str__(self) -> str:
         return format_count(self.weighed, "pair")
