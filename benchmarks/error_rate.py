@@ -52,8 +52,8 @@ from benchmarks.detection import (
     wilson_interval,
 )
 from benchmarks.verdict import STEPS, record_of
-from nightbridge.gate.comparison import Evidence
 from nightbridge.gate.control import arm_of
+from nightbridge.gate.tonight import Evidence
 from nightbridge.gate.verdict import compare
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import (

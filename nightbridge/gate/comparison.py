@@ -14,13 +14,10 @@ no alert. Most of them, but not all: unstable. Runs that disagree are repeated o
 
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from nightbridge.gate.control import (
-    PROOF,
     UNKNOWN_SIGMAS,
     Agreement,
     Seen,
@@ -32,9 +29,10 @@ from nightbridge.gate.control import (
     rule,
     said,
 )
-from nightbridge.gate.decisions import Decision, in_force, is_accepted, is_left_out, passed_by_ended
+from nightbridge.gate.decisions import in_force, is_accepted, is_left_out, passed_by_ended
 from nightbridge.gate.nodes import MIN_NIGHTS
-from nightbridge.gate.trend import OngoingRegression, is_back, ongoing_regression
+from nightbridge.gate.tonight import MetricSeries, Tonight, ratio
+from nightbridge.gate.trend import NewLevel, is_back, lasting_improvement, ongoing_regression
 from nightbridge.history.metrics import (
     beyond_limits,
     format_change,
@@ -45,23 +43,21 @@ from nightbridge.history.metrics import (
 )
 from nightbridge.history.nightly_values import (
     Band,
-    Night,
-    adjusted,
     band_of,
-    canary_values,
-    night_value,
     noise_of_runs,
-    run_value,
     strays_of,
 )
 from nightbridge.history.reading import is_good
-from nightbridge.history.rows import HistoryRow
-from nightbridge.models import Comparison, ComparisonStatus, GatePolicy, Limits, MetricName, RunRecord
-from nightbridge.models.metrics import METRIC_BY_NAME, Metric
-from nightbridge.models.verdict import ReferenceResult
+from nightbridge.models import (
+    Comparison,
+    ComparisonStatus,
+    GatePolicy,
+    VerdictStatus,
+)
+from nightbridge.models.metrics import Metric
 
 if TYPE_CHECKING:
-    from nightbridge.history.modes import Modes
+    from nightbridge.history.changepoints import ChangePoint
 
 CHANGED_WORDS: dict[ComparisonStatus, str] = {
     "regressed": "regressed",
@@ -71,60 +67,6 @@ CHANGED_WORDS: dict[ComparisonStatus, str] = {
 
 UNKNOWN_NODES = 0.08
 """By how much nodes may be apart that too few nights ran on, where all the others ran on known ones."""
-
-
-class NightlyParity(NamedTuple):
-    """How tonight's losses follow those of the last good nights: how many runs there are and how many do not.
-
-    `reason`: how far the first of those is away; empty where all follow. `is_higher`: whether its loss is too high, or
-    uneven, rather than too low throughout.
-    """
-
-    runs: int
-    apart: int
-    reason: str = ""
-    is_higher: bool = True
-
-
-class Evidence(NamedTuple):
-    """What is known besides the run and its history.
-
-    `contract`: what the cluster owes the test. `canary`: rows of the test whose pins never move, on the same cluster.
-    `decisions`: users' decisions about the series. `golden`: what golden values say, where the test names some.
-    `parity`: how the losses follow the last good nights', where there are enough of those. `split`: what started the
-    series, and how it compares with the one before. `proof`: the log-likelihood ratio that proves a regression.
-    """
-
-    contract: Mapping[MetricName, Limits] = {}
-    canary: Sequence[HistoryRow] = ()
-    decisions: Sequence[Decision] = ()
-    golden: ReferenceResult | None = None
-    parity: NightlyParity | None = None
-    split: tuple[str, ...] = ()
-    proof: float = PROOF
-
-
-class Tonight(NamedTuple):
-    """The run that is judged and everything that it is compared with. `nights`: oldest first, tonight last.
-
-    `control`: the last good point that runs beside it; None where there is none, or none is wanted.
-    """
-
-    record: RunRecord
-    nights: tuple[Night, ...]
-    evidence: Evidence
-    control: HistoryRow | None = None
-
-    @property
-    def gate(self) -> GatePolicy:
-        """The test's policy."""
-        return self.record.spec.test.gate
-
-    def with_move(self, metric: str, moved: float) -> "Tonight":
-        """The same with another place of a metric's good level."""
-        last = self.nights[-1]
-        own = last.own.model_copy(update={"moved": last.own.moved | {metric: moved}})
-        return self._replace(nights=(*self.nights[:-1], last._replace(own=own)))
 
 
 class MetricResult(NamedTuple):
@@ -157,7 +99,7 @@ def compare_metric(metric: Metric, tonight: Tonight) -> MetricResult | None:
         None if night.own.resumed or is_left_out(decisions, metric.name, night.own.night, night.own.verdict) else night
         for night in tonight.nights[:-1]
     )
-    series = _Series(metric, tonight, past)
+    series = MetricSeries(metric, tonight, past)
     known = [value for value in series.past_values() if value is not None]
     own = measured(metric, tonight.record.summary)
     if not is_required(metric, tonight.record.spec.test, own, known):
@@ -182,7 +124,7 @@ def compare_metric(metric: Metric, tonight: Tonight) -> MetricResult | None:
         [value for index in good if (value := steady[index]) is not None],
         [singles[index] for index in good],
     )
-    explained = _ratio(statistics.median(series.runs), steady[-1])
+    explained = ratio(statistics.median(series.runs), steady[-1])
     alone = _compare_runs(series, explained, band)
     back = None if alone.comparison.change is None else moved_back(metric, tonight.nights, alone.comparison.change)
     if back is not None:
@@ -194,16 +136,6 @@ def compare_metric(metric: Metric, tonight: Tonight) -> MetricResult | None:
     excess = alone.comparison.change * (1 if metric.lower_is_better else -1)
     strays = strays_of(metric, band, [singles[index] for index in good])
     return _with_control(result, series, explained, excess, strays)
-
-
-def modes_of(tonight: Tonight) -> "Modes | None":
-    """The two speeds that the test's runs fall into, without what the canary and the nodes explain; None for one."""
-    from nightbridge.history.modes import find_modes
-
-    metric = METRIC_BY_NAME["step_time"]
-    nights = tuple(None if night.own.resumed else night for night in tonight.nights)
-    series = _Series(metric, tonight, nights)
-    return find_modes(series.without_cluster([run_value(night.own, metric) if night else None for night in nights]))
 
 
 def compare_with_band(metric: Metric, value: float | None, band: Band, runs: int, name: str = "") -> MetricResult:
@@ -220,73 +152,6 @@ def compare_with_band(metric: Metric, value: float | None, band: Band, runs: int
         status=_status(metric, value, band),
     )
     return MetricResult(comparison, _reason(metric, comparison, runs, name))
-
-
-@dataclass(frozen=True)
-class _Series:
-    """A metric of tonight's run and of the nights before it; None for a night that does not count."""
-
-    metric: Metric
-    tonight: Tonight
-    past: tuple[Night | None, ...]
-
-    @property
-    def gate(self) -> GatePolicy:
-        return self.tonight.gate
-
-    @cached_property
-    def canary(self) -> Sequence[float | None]:
-        if not self.metric.follows_cluster:
-            return ()
-        return canary_values(self.tonight.nights, self.tonight.evidence.canary, self.metric)
-
-    @cached_property
-    def _past_values(self) -> dict[str, list[float | None]]:
-        return {}
-
-    def past_values(self, field: str = "") -> list[float | None]:
-        """Each past night's value, of the metric or of another field that measures the same."""
-        field = field or self.metric.field
-        if field not in self._past_values:
-            metric = self.metric._replace(field=field)
-            self._past_values[field] = [None if night is None else night_value(night, metric) for night in self.past]
-        return self._past_values[field]
-
-    @cached_property
-    def runs(self) -> list[float]:
-        """What tonight's runs measured; that which is judged has no verdict yet, so whatever its own is."""
-        values = [measured(self.metric, self.tonight.record.summary)]
-        values += [run_value(run, self.metric) for run in self.tonight.nights[-1].runs[1:]]
-        return [value for value in values if value is not None]
-
-    @cached_property
-    def steady(self) -> list[float | None]:
-        """The values of all nights, tonight's median last, without what the canary and the nodes explain."""
-        return self.without_cluster([*self.past_values(), statistics.median(self.runs)])
-
-    @cached_property
-    def steadiest(self) -> tuple[str, Sequence[float | None]]:
-        """The statistic of the metric that reveals a change soonest, and its values as `steady` has them."""
-        from nightbridge.history.changepoints import steadiest
-
-        choices = {self.metric.field: self.steady}
-        for field in self.metric.statistics:
-            own = night_value(self.tonight.nights[-1], self.metric, field)
-            choices[field] = self.without_cluster([*self.past_values(field), own])
-        chosen = steadiest(choices)
-        return chosen, choices[chosen]
-
-    def without_cluster(self, values: Sequence[float | None]) -> list[float | None]:
-        """The values of all nights without what the canary and the nodes explain."""
-        return adjusted(self.metric, values, self.tonight.nights, self.canary)
-
-    def first_runs(self, field: str, steady: Sequence[float | None]) -> list[float | None]:
-        """Each past night's first run alone, adjusted as the night's value of the field was."""
-        metric = self.metric._replace(field=field)
-        return [
-            None if night is None or (own := run_value(night.own, metric)) is None else own * _ratio(value, level)
-            for night, value, level in zip(self.past, self.past_values(field), steady, strict=False)
-        ]
 
 
 def _status(metric: Metric, value: float | None, band: Band) -> ComparisonStatus:
@@ -317,7 +182,7 @@ def _reason(metric: Metric, comparison: Comparison, runs: int, name: str = "") -
     )
 
 
-def _compare_runs(series: _Series, explained: float, band: Band) -> MetricResult:
+def _compare_runs(series: MetricSeries, explained: float, band: Band) -> MetricResult:
     """Compare tonight's runs with the band: what they have in common counts."""
     metric, gate, runs, median = series.metric, series.gate, series.runs, statistics.median(series.runs)
     band = band._replace(width=max(band.width, _unproven(series, band)))
@@ -336,7 +201,7 @@ def _compare_runs(series: _Series, explained: float, band: Band) -> MetricResult
     return MetricResult(comparison, reason, agreement, reruns_wanted(agreement, gate))
 
 
-def _unproven(series: _Series, band: Band) -> float:
+def _unproven(series: MetricSeries, band: Band) -> float:
     """How far a night may be away that history says too little about: as its own runs are apart, or as nodes may be."""
     first_nights, runs = series.gate.cold_start, series.runs
     spread = (max(runs) - min(runs)) / abs(min(runs)) if band.nights < first_nights and min(runs) else 0.0
@@ -346,7 +211,7 @@ def _unproven(series: _Series, band: Band) -> float:
     return max(spread, UNKNOWN_NODES * is_unknown)
 
 
-def _with_limits(result: MetricResult, series: _Series) -> MetricResult:
+def _with_limits(result: MetricResult, series: MetricSeries) -> MetricResult:
     """The same, a regression where tonight's median breaks a floor or ceiling."""
     metric, tonight, runs, value = series.metric, series.tonight, series.runs, statistics.median(series.runs)
     for whose, limits in (
@@ -365,7 +230,7 @@ def _with_limits(result: MetricResult, series: _Series) -> MetricResult:
     return result
 
 
-def _with_parity(result: MetricResult, series: _Series) -> MetricResult:
+def _with_parity(result: MetricResult, series: MetricSeries) -> MetricResult:
     """The same, of the loss curve by what all of its iterations say, of which a few anchors see little."""
     parity = series.tonight.evidence.parity
     if series.metric.name != "loss_curve" or parity is None or result.comparison.status in ("regressed", "suspicious"):
@@ -384,16 +249,16 @@ def _with_parity(result: MetricResult, series: _Series) -> MetricResult:
     )
 
 
-def _with_ongoing(result: MetricResult, series: _Series, band: Band) -> MetricResult:
+def _with_ongoing(result: MetricResult, series: MetricSeries, band: Band) -> MetricResult:
     """The same, a regression where the nights together say that the level is worse; and the runs that are wanted."""
     metric, tonight = series.metric, series.tonight
     if tonight.record.spec.repeat or result.comparison.status == "suspicious":
         return result._replace(reruns=0)
     steady, (field, values) = series.steady, series.steadiest
-    ongoing = _ongoing(metric, values, tonight.gate, band.width if metric.least_change else 0.0)
-    value = steady[-1]
+    points, least = _levels(metric, values, tonight.gate, band.width if metric.least_change else 0.0)
+    ongoing, value = ongoing_regression(metric, points, least), steady[-1]
     if ongoing is None or value is None or is_back(metric, ongoing, value, band.noise or 0.0):
-        return result
+        return _with_improvement(result, series, lasting_improvement(metric, points, least))
     if field != metric.field:
         # The level was found in another statistic; the numbers that users know are those of the metric itself.
         begin = ongoing.began.index
@@ -415,22 +280,37 @@ def _with_ongoing(result: MetricResult, series: _Series, band: Band) -> MetricRe
     return MetricResult(comparison, reason, proven=f"p = {ongoing.began.p_value:.0e}")
 
 
-def _ongoing(
+def _with_improvement(result: MetricResult, series: MetricSeries, better: NewLevel | None) -> MetricResult:
+    """The same, an improvement where the nights together say that the level is better, and none of them was told so."""
+    metric, nights = series.metric, series.tonight.nights
+    if better is None or result.comparison.status != "passed":
+        return result
+    if any(night.own.verdict is VerdictStatus.IMPROVED for night in nights[better.began.earliest : -1]):
+        return result
+    update = {"status": "improved", "baseline": better.before, "change": better.change}
+    reason = (
+        f"{metric.label} improved by {format_change(better.change)} since {nights[better.began.index].own.night}: "
+        f"{format_value(better.after, metric.unit)} against {format_value(better.before, metric.unit)} before "
+        f"(p = {better.began.p_value:.0e})"
+    )
+    return result._replace(comparison=result.comparison.model_copy(update=update), reason=reason)
+
+
+def _levels(
     metric: Metric, values: Sequence[float | None], gate: GatePolicy, strays: float
-) -> OngoingRegression | None:
-    """The worse level, if there is one. `strays`: what single nights do by chance, in metrics that are no averages."""
+) -> "tuple[Sequence[ChangePoint], float]":
+    """The changes of level, and the smallest that counts. `strays`: what nights do by chance, of what is no average."""
+    least = max(metric.least(gate.minimum_change), strays)
     if sum(value is not None for value in values) < gate.cold_start:
-        return None
+        return (), least
     from nightbridge.history.changepoints import ChangePointPolicy, find_change_points
 
-    least = max(metric.least(gate.minimum_change), strays)
-    policy = ChangePointPolicy(p_value=gate.p_value, minimum_change=least)
-    return ongoing_regression(metric, find_change_points(values, policy), least)
+    return find_change_points(values, ChangePointPolicy(p_value=gate.p_value, minimum_change=least)), least
 
 
 def _with_control(
     result: MetricResult,
-    series: _Series,
+    series: MetricSeries,
     explained: float,
     excess: float,
     strays: float,
@@ -481,7 +361,7 @@ def _with_control(
     return MetricResult(comparison, reason, moved=ruling.moved, proven=str(ruling.proof))
 
 
-def _noise_of_runs(series: _Series) -> tuple[str, float, float]:
+def _noise_of_runs(series: MetricSeries) -> tuple[str, float, float]:
     """The statistic of the metric that pairs are compared by, its single runs' noise, and the change looked for."""
     metric, gate = series.metric, series.gate
     field, values = series.steadiest
@@ -491,8 +371,3 @@ def _noise_of_runs(series: _Series) -> tuple[str, float, float]:
     if len(known) < gate.cold_start:
         return field, min(max(noise, usual), 2 * usual), metric.threshold(gate)
     return field, noise, change_looked_for(metric, gate)
-
-
-def _ratio(raw: float | None, steady: float | None) -> float:
-    """What a value has to be multiplied with to have the cluster and the nodes taken out."""
-    return steady / raw if raw and steady is not None else 1.0

@@ -49,6 +49,9 @@ WINDOW = 14
 FINE_CHANGE = 0.01
 """The smallest change that nightly pairs look for; relative."""
 
+SIZES = {1: 0.8, 2: 0.1, 4: 0.1}
+"""How likely a regression is by so many times the smallest change that counts: a large one takes fewer pairs."""
+
 MIN_SPREAD = 0.2
 """Least noise of a run that is assumed, as a share of the change looked for: a quiet history proves little."""
 
@@ -61,11 +64,17 @@ SHOWN = 0.95
 UNKNOWN_SIGMAS = 5.0
 """A test without much history is taken to be quiet enough for its widest band to be so many standard deviations."""
 
+NOISE_NIGHTS = 90
+"""Nights before these whose pairs tell how far pairs are apart."""
+
 NOISE_WEIGHT = 8
 """What the noise of the nights counts beside the pairs' own, in pairs."""
 
 MIN_PAIRS = 16
 """Pairs from which on their own spread is known better than the noise between nights says."""
+
+ACCIDENT_SIGMAS = 3.0
+"""What is farther out says little of how far pairs usually are apart."""
 
 SUSPECT_SIGMAS = 1.0
 """From here on a night's step time is worth a pair; most such nights are chance, and the pair says so."""
@@ -141,31 +150,49 @@ class Proof(NamedTuple):
 
     @property
     def is_worse(self) -> bool:
-        """Whether the new point is proven to be worse."""
-        return self.pairs > 0 and self.score >= self.needed
+        """Whether the new point is proven to be worse, and by tonight's pairs; each pair was one more try."""
+        return self.clear < 0 and self.score >= self.needed + math.log(self.weighed)
 
     def __str__(self) -> str:
         return format_count(self.weighed, "pair")
 
 
-def weigh(nights: Sequence[Sequence[float]], noise: float, change: float) -> Proof:
+def weigh(nights: Sequence[Sequence[float]], noise: float, change: float, earlier: Sequence[float] = ()) -> Proof:
     """Weigh the pairs of the last nights.
 
     Args:
         nights: Of each night the differences of its pairs, relative, positive for worse; tonight last.
         noise: Relative standard deviation of single runs.
         change: The smallest relative change that counts.
+        earlier: Differences of pairs of the good nights before those: how far pairs are apart by chance.
     """
-    spread = math.sqrt(2) * max(noise, MIN_SPREAD * change)
+    least = math.sqrt(2) * MIN_SPREAD * change
+    spread = max(math.sqrt(2) * noise, least)
     known = [difference for night in nights for difference in night]
     if len(known) > 2:
         # Nights may have been quieter than they usually are: the pairs' own spread weighs against that.
         pooled = NOISE_WEIGHT * spread**2 + statistics.variance(known) * (len(known) - 1)
         spread = max(spread, math.sqrt(pooled / (NOISE_WEIGHT + len(known) - 1)))
-    if len(known) >= MIN_PAIRS:
-        own = 1.4826 * statistics.median(abs(value - statistics.median(known)) for value in known)
-        spread = max(own * (1 + 1 / len(known)), math.sqrt(2) * MIN_SPREAD * change)
-    return _proof(nights, lambda difference: _gain(difference, spread, change))
+    middle = statistics.median(known) if known else 0.0
+    if len(apart := [*earlier, *(difference - middle for difference in known)]) >= MIN_PAIRS:
+        spread = max(_scatter(apart), least)
+    most = _gain(math.inf, spread, change)
+
+    def gain_by(size: float) -> Callable[[float], float]:
+        # Of one pair a large change would prove itself: whatever is looked for, it says as much as of the smallest.
+        return lambda difference: min(_gain(difference, spread, size), most)
+
+    proofs = {times: _proof(nights, gain_by(times * change)) for times in SIZES}
+    scores = {times: proofs[times].score + math.log(share) for times, share in SIZES.items()}
+    likeliest = max(scores, key=scores.__getitem__)
+    return proofs[likeliest]._replace(score=max(scores[likeliest], 0.0), clear=proofs[1].clear)
+
+
+def _scatter(apart: Sequence[float]) -> float:
+    """Standard deviation of differences around zero, accidents cut off; by its own standard error too large."""
+    usual = 1.4826 * statistics.median(map(abs, apart))
+    squares = [min(abs(difference), ACCIDENT_SIGMAS * usual) ** 2 for difference in apart]
+    return math.sqrt(statistics.fmean(squares)) * (1 + 1 / math.sqrt(2 * len(apart)))
 
 
 def weigh_strays(nights: Sequence[Sequence[float]], strays: float, width: float) -> Proof:
@@ -222,9 +249,12 @@ class Seen(NamedTuple):
     strays: float
     needed: float
 
-    def proof(self, nights: Sequence[Sequence[float]]) -> Proof:
-        """What the pairs of the last nights say."""
-        found = weigh_strays(nights, self.strays, self.width) if self.strays else weigh(nights, self.noise, self.change)
+    def proof(self, nights: Sequence[Sequence[float]], earlier: Sequence[float] = ()) -> Proof:
+        """What the pairs of the last nights say, and how far those of `earlier` good nights were apart."""
+        if self.strays:
+            found = weigh_strays(nights, self.strays, self.width)
+        else:
+            found = weigh(nights, self.noise, self.change, earlier)
         return found._replace(needed=self.needed)
 
 
@@ -255,17 +285,24 @@ def rule(metric: Metric, gate: GatePolicy, nights: Sequence[Night], seen: Seen) 
     """
     # A regression that was told is over or stands: its own pairs say nothing of a further one.
     told = max((at for at, night in enumerate(nights[:-1]) if metric.name in night.own.worse), default=-1)
-    weighed = nights[max(told + 1, len(nights) - WINDOW) :]
-    proof = seen.proof([differences(night, metric, seen.field) for night in weighed])
+    since = max(told + 1, len(nights) - WINDOW)
+    earlier = [
+        difference
+        for night in nights[max(0, since - NOISE_NIGHTS) : since]
+        if metric.name not in night.own.worse
+        for difference in differences(night, metric, seen.field)
+    ]
+    proof = seen.proof([differences(night, metric, seen.field) for night in nights[since:]], earlier)
     if seen.stood and (seen.regressed or (seen.excess >= seen.stood / 2 and proof.clear < CLEAR)):
         return Ruling("stands", proof)
     is_back = not seen.regressed and seen.excess < seen.stood / 2 - CERTAINLY_BACK * seen.noise
     is_speed = metric.name == "step_time"
     far = is_speed and seen.excess >= max(SUSPECT_SIGMAS * seen.noise, FINE_CHANGE)
     # Of a metric that is no average, or that no cluster moves, pairs only confirm what the band says.
-    goes_on = metric.follows_cluster and not metric.least_change and proof.score > OPEN
-    suspicious = seen.regressed or far or goes_on or (seen.stood > 0 and not is_back)
     every_night = is_speed and gate.control == "every_night"
+    is_open = proof.score > (OPEN / 2 if every_night else OPEN)
+    goes_on = metric.follows_cluster and not metric.least_change and is_open
+    suspicious = seen.regressed or far or goes_on or (seen.stood > 0 and not is_back)
     started = max((row.arm.pair for row in nights[-1].arms if row.arm and not row.arm.on_suspects), default=0)
     most = MOST_TIMES * gate.pairs if gate.max_runs is None else gate.max_runs // 2
     if (suspicious or every_night) and started < (first := min(gate.pairs, most)):

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nightbridge.errors import DamagedData, PermanentError
-from nightbridge.gate.comparison import Evidence, NightlyParity
 from nightbridge.gate.decisions import Decision, as_of, is_accepted, is_left_out, passed_by_ended, read_decisions
 from nightbridge.gate.suspects import requested_changes
+from nightbridge.gate.tonight import Evidence, NightlyParity
 from nightbridge.gate.verdict import beside
 from nightbridge.goldens.goldens import (
     ITERATION_TIME,

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from nightbridge.gate.comparison import Evidence
 from nightbridge.gate.control import PROOF
 from nightbridge.gate.evidence import CanarySeries, Contract, gather_evidence, since_of
 from nightbridge.gate.suspects import CommitsBetween, find_suspects
+from nightbridge.gate.tonight import Evidence
 from nightbridge.gate.verdict import compare
 from nightbridge.harvest.manifest import load_record
 from nightbridge.history.metrics import format_count

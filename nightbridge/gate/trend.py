@@ -69,8 +69,8 @@ class Trend(Model):
     changes: tuple[Change, ...]
 
 
-class OngoingRegression(NamedTuple):
-    """A level that is worse: the change that began it, and both levels in the metric's unit."""
+class NewLevel(NamedTuple):
+    """A level that is worse or better: the change that began it, and both levels in the metric's unit."""
 
     began: "ChangePoint"
     before: float
@@ -82,9 +82,7 @@ class OngoingRegression(NamedTuple):
         return (self.after - self.before) / abs(self.before) if self.before else 0.0
 
 
-def ongoing_regression(
-    metric: Metric, points: "Sequence[ChangePoint]", minimum_change: float
-) -> OngoingRegression | None:
+def ongoing_regression(metric: Metric, points: "Sequence[ChangePoint]", minimum_change: float) -> NewLevel | None:
     """The regression that the last level is, if it is one.
 
     Args:
@@ -103,10 +101,20 @@ def ongoing_regression(
             began = None
             if abs(change) >= minimum_change:
                 held_to = point.after
-    return OngoingRegression(began, held_to, points[-1].after) if began else None
+    return NewLevel(began, held_to, points[-1].after) if began else None
 
 
-def is_back(metric: Metric, ongoing: OngoingRegression, value: float, noise: float) -> bool:
+def lasting_improvement(metric: Metric, points: "Sequence[ChangePoint]", minimum_change: float) -> NewLevel | None:
+    """The better level that the last one is, if it is one. Args as of `ongoing_regression`."""
+    if not points:
+        return None
+    last = points[-1]
+    found = NewLevel(last, last.before, last.after)
+    better = abs(found.change) >= minimum_change and not metric.worse(found.change)
+    return found if better else None
+
+
+def is_back(metric: Metric, ongoing: NewLevel, value: float, noise: float) -> bool:
     """Whether one night says that the worse level is over, before a new level is established."""
     gained = ongoing.after - value if metric.lower_is_better else value - ongoing.after
     half = abs(ongoing.after - ongoing.before) / 2

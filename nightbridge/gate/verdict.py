@@ -25,19 +25,13 @@ re-runs and bisect points (`repeat`) are no part of it, nor is a run that resume
 from collections.abc import Sequence
 
 from nightbridge.errors import InvalidInput, NightbridgeError
-from nightbridge.gate.comparison import (
-    Evidence,
-    MetricResult,
-    Tonight,
-    compare_metric,
-    compare_with_band,
-    modes_of,
-)
+from nightbridge.gate.comparison import MetricResult, compare_metric, compare_with_band
 from nightbridge.gate.control import control_point, pairs_of
 from nightbridge.gate.decisions import in_force
 from nightbridge.gate.news import standing
 from nightbridge.gate.nodes import Placement, place_pairs, suspects_among, unchanged_since
 from nightbridge.gate.plausibility import implausible
+from nightbridge.gate.tonight import Evidence, Tonight, modes_of
 from nightbridge.history.metrics import format_change, format_count, format_percent, format_value, is_required, measured
 from nightbridge.history.nightly_values import (
     Night,

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from nightbridge.gate.comparison import Evidence
 from nightbridge.gate.control import (
     MOST_TIMES,
+    Proof,
     arm_of,
     arm_run,
     control_point,
@@ -18,6 +18,7 @@ from nightbridge.gate.control import (
     weigh_strays,
 )
 from nightbridge.gate.judging import judge_and_record
+from nightbridge.gate.tonight import Evidence
 from nightbridge.gate.verdict import compare
 from nightbridge.history.nightly_values import nights_of
 from nightbridge.history.reading import add
@@ -65,9 +66,30 @@ def test_many_pairs_know_their_own_noise_better_than_nights_that_drift() -> None
     assert not weigh(alternating[:3], noise=0.02, change=0.01).is_worse
 
 
+def test_a_history_that_is_quiet_by_chance_does_not_outweigh_pairs_that_were_apart_before() -> None:
+    tonight = [[0.02] * 5]
+
+    assert weigh(tonight, noise=0.003, change=0.015).is_worse
+    assert not weigh(tonight, noise=0.003, change=0.015, earlier=[0.02, -0.02] * 10).is_worse
+    assert weigh(tonight, noise=0.02, change=0.015, earlier=[0.004, -0.004] * 10).is_worse
+
+
+def test_each_further_pair_is_one_more_try_and_needs_more_proof() -> None:
+    at_once, one_by_one = Proof(3, 11.5, -11.5, 0.02, 3), Proof(1, 11.5, -1.0, 0.02, 12)
+
+    assert (at_once.is_worse, one_by_one.is_worse) == (True, False)
+
+
+def test_what_earlier_nights_left_proves_nothing_where_tonights_pairs_speak_against_it() -> None:
+    before = [[0.02] * 4, [0.02] * 4]
+
+    assert weigh([*before, [0.02]], noise=0.005, change=0.015).is_worse
+    assert not weigh([*before, [0.003]], noise=0.005, change=0.015).is_worse
+
+
 @pytest.mark.parametrize(
     ("strays", "pairs", "is_worse"),
-    [(1 / 62, 2, False), (1 / 62, 3, True), (0.1, 4, False), (0.1, 5, True), (0.3, MOST_TIMES, False)],
+    [(1 / 62, 2, False), (1 / 62, 3, True), (0.1, 5, False), (0.1, 6, True), (0.3, MOST_TIMES, False)],
 )
 def test_of_a_metric_that_strays_by_itself_as_many_pairs_are_needed_as_its_strays_demand(
     strays: float, pairs: int, is_worse: bool

@@ -9,7 +9,6 @@ import pytest
 from nightbridge.cli.main import run
 from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.gate.accept import accept, checked_kind, checked_metrics, withdraw
-from nightbridge.gate.comparison import Evidence
 from nightbridge.gate.decisions import (
     Decision,
     Withdrawal,
@@ -23,6 +22,7 @@ from nightbridge.gate.decisions import (
     record_decision,
 )
 from nightbridge.gate.judging import judge_and_record
+from nightbridge.gate.tonight import Evidence
 from nightbridge.gate.trend import trend_lines, trends
 from nightbridge.gate.verdict import compare
 from nightbridge.history.reading import add, read_history

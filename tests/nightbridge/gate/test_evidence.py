@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nightbridge.gate.comparison import Evidence
 from nightbridge.gate.evidence import canary_rows, gather_evidence, limits_for
+from nightbridge.gate.tonight import Evidence
 from nightbridge.gate.verdict import compare
 from nightbridge.history.reading import add
 from nightbridge.history.rows import HistoryRow, row_of

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from nightbridge.errors import DamagedData, InvalidInput
-from nightbridge.gate.comparison import Evidence
 from nightbridge.gate.evidence import golden_result
+from nightbridge.gate.tonight import Evidence
 from nightbridge.gate.verdict import compare
 from nightbridge.models import GatePolicy, GoldenPolicy, RunRecord, Verdict, VerdictStatus
 from nightbridge.outputs.curves import read_curves

@@ -15,8 +15,8 @@ from nightbridge.errors import (
     StatusUnknown,
     TransientError,
 )
-from nightbridge.gate.comparison import Evidence
 from nightbridge.gate.decisions import Decision
+from nightbridge.gate.tonight import Evidence
 from nightbridge.gate.verdict import OUTCOME_FAULTS, OUTCOME_WORDS, compare, verdict_for_error, verdict_for_invalid
 from nightbridge.history.nightly_values import good_runs_before
 from nightbridge.history.rows import HistoryRow, row_of
@@ -669,3 +669,17 @@ def test_what_an_older_row_does_not_know_is_no_other_topology(make_record: Recor
     rows = [row.model_copy(update={"topology": {}}) for row in rows_with([1.0] * 8, make_record)]
 
     assert compare(placed(make_record(night="2026-11-10"), nodes=4), rows).status is VerdictStatus.PASSED
+
+
+def test_a_lasting_improvement_inside_the_band_is_told_once(make_record: Records) -> None:
+    scatter = [0.012, -0.011, 0.006, -0.007, 0.011, -0.012, 0.007, -0.006]
+    levels = [(1.0 if day < 16 else 0.97) * (1 + scatter[day % 8]) for day in range(27)]
+
+    rows = rows_with(levels, make_record)
+
+    told = [day for day, row in enumerate(rows) if row.verdict is VerdictStatus.IMPROVED]
+    assert len(told) == 1
+    assert 16 <= told[0] <= 22
+    night = make_record(make_summary([levels[told[0]]] * 50, tflops=700.0 / levels[told[0]]), rows[told[0]].night)
+    assert "step time improved by −3.0 %" in compare(night, rows[: told[0]]).reasons[0]
+    assert "since 2026-11-1" in compare(night, rows[: told[0]]).reasons[0]

@@ -1,0 +1,157 @@
+"""What is judged: tonight's run, the nights before it, and each metric's values without what the cluster explains."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+from nightbridge.gate.control import PROOF
+from nightbridge.gate.decisions import Decision
+from nightbridge.history.metrics import measured
+from nightbridge.history.nightly_values import Night, adjusted, canary_values, night_value, run_value
+from nightbridge.history.rows import HistoryRow
+from nightbridge.models import GatePolicy, Limits, MetricName, RunRecord
+from nightbridge.models.metrics import METRIC_BY_NAME, Metric
+from nightbridge.models.verdict import ReferenceResult
+
+if TYPE_CHECKING:
+    from nightbridge.history.modes import Modes
+
+
+class NightlyParity(NamedTuple):
+    """How tonight's losses follow those of the last good nights: how many runs there are and how many do not.
+
+    `reason`: how far the first of those is away; empty where all follow. `is_higher`: whether its loss is too high, or
+    uneven, rather than too low throughout.
+    """
+
+    runs: int
+    apart: int
+    reason: str = ""
+    is_higher: bool = True
+
+
+class Evidence(NamedTuple):
+    """What is known besides the run and its history.
+
+    `contract`: what the cluster owes the test. `canary`: rows of the test whose pins never move, on the same cluster.
+    `decisions`: users' decisions about the series. `golden`: what golden values say, where the test names some.
+    `parity`: how the losses follow the last good nights', where there are enough of those. `split`: what started the
+    series, and how it compares with the one before. `proof`: the log-likelihood ratio that proves a regression.
+    """
+
+    contract: Mapping[MetricName, Limits] = {}
+    canary: Sequence[HistoryRow] = ()
+    decisions: Sequence[Decision] = ()
+    golden: ReferenceResult | None = None
+    parity: NightlyParity | None = None
+    split: tuple[str, ...] = ()
+    proof: float = PROOF
+
+
+class Tonight(NamedTuple):
+    """The run that is judged and everything that it is compared with. `nights`: oldest first, tonight last.
+
+    `control`: the last good point that runs beside it; None where there is none, or none is wanted.
+    """
+
+    record: RunRecord
+    nights: tuple[Night, ...]
+    evidence: Evidence
+    control: HistoryRow | None = None
+
+    @property
+    def gate(self) -> GatePolicy:
+        """The test's policy."""
+        return self.record.spec.test.gate
+
+    def with_move(self, metric: str, moved: float) -> "Tonight":
+        """The same with another place of a metric's good level."""
+        last = self.nights[-1]
+        own = last.own.model_copy(update={"moved": last.own.moved | {metric: moved}})
+        return self._replace(nights=(*self.nights[:-1], last._replace(own=own)))
+
+
+@dataclass(frozen=True)
+class MetricSeries:
+    """A metric of tonight's run and of the nights before it; None for a night that does not count."""
+
+    metric: Metric
+    tonight: Tonight
+    past: tuple[Night | None, ...]
+
+    @property
+    def gate(self) -> GatePolicy:
+        """The test's policy."""
+        return self.tonight.gate
+
+    @cached_property
+    def canary(self) -> Sequence[float | None]:
+        """Each night's value of the canary; none where it tells nothing of this metric."""
+        if not self.metric.follows_cluster:
+            return ()
+        return canary_values(self.tonight.nights, self.tonight.evidence.canary, self.metric)
+
+    @cached_property
+    def _past_values(self) -> dict[str, list[float | None]]:
+        return {}
+
+    def past_values(self, field: str = "") -> list[float | None]:
+        """Each past night's value, of the metric or of another field that measures the same."""
+        field = field or self.metric.field
+        if field not in self._past_values:
+            metric = self.metric._replace(field=field)
+            self._past_values[field] = [None if night is None else night_value(night, metric) for night in self.past]
+        return self._past_values[field]
+
+    @cached_property
+    def runs(self) -> list[float]:
+        """What tonight's runs measured; that which is judged has no verdict yet, so whatever its own is."""
+        values = [measured(self.metric, self.tonight.record.summary)]
+        values += [run_value(run, self.metric) for run in self.tonight.nights[-1].runs[1:]]
+        return [value for value in values if value is not None]
+
+    @cached_property
+    def steady(self) -> list[float | None]:
+        """The values of all nights, tonight's median last, without what the canary and the nodes explain."""
+        return self.without_cluster([*self.past_values(), statistics.median(self.runs)])
+
+    @cached_property
+    def steadiest(self) -> tuple[str, Sequence[float | None]]:
+        """The statistic of the metric that reveals a change soonest, and its values as `steady` has them."""
+        from nightbridge.history.changepoints import steadiest
+
+        choices = {self.metric.field: self.steady}
+        for field in self.metric.statistics:
+            own = night_value(self.tonight.nights[-1], self.metric, field)
+            choices[field] = self.without_cluster([*self.past_values(field), own])
+        chosen = steadiest(choices)
+        return chosen, choices[chosen]
+
+    def without_cluster(self, values: Sequence[float | None]) -> list[float | None]:
+        """The values of all nights without what the canary and the nodes explain."""
+        return adjusted(self.metric, values, self.tonight.nights, self.canary)
+
+    def first_runs(self, field: str, steady: Sequence[float | None]) -> list[float | None]:
+        """Each past night's first run alone, adjusted as the night's value of the field was."""
+        metric = self.metric._replace(field=field)
+        return [
+            None if night is None or (own := run_value(night.own, metric)) is None else own * ratio(value, level)
+            for night, value, level in zip(self.past, self.past_values(field), steady, strict=False)
+        ]
+
+
+def modes_of(tonight: Tonight) -> "Modes | None":
+    """The two speeds that the test's runs fall into, without what the canary and the nodes explain; None for one."""
+    from nightbridge.history.modes import find_modes
+
+    metric = METRIC_BY_NAME["step_time"]
+    nights = tuple(None if night.own.resumed else night for night in tonight.nights)
+    series = MetricSeries(metric, tonight, nights)
+    return find_modes(series.without_cluster([run_value(night.own, metric) if night else None for night in nights]))
+
+
+def ratio(raw: float | None, steady: float | None) -> float:
+    """What a value has to be multiplied with to have the cluster and the nodes taken out."""
+    return steady / raw if raw and steady is not None else 1.0
