@@ -18,7 +18,7 @@ PARTS := slurm or s3 or registry or prefect or embedded or launcher or random_ki
 export DO_NOT_TRACK := 1
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 
-.PHONY: help require install lock demo check test docs lint soak bench server deploy worker night clean clean-all
+.PHONY: help require install lock demo check test docs lint soak soak-newest-prefect bench server deploy worker night clean clean-all
 
 help:
 	@echo "make demo     the whole pipeline on this machine, from nothing"
@@ -81,7 +81,17 @@ test: lint
 docs: install
 	PYTHONPATH=. NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-soak: install
+# The tests that use Prefect, on the newest release that pyproject.toml allows.
+soak-newest-prefect: install
+	cp requirements.lock $(VENV)/newest.lock
+	$(LOCK) --upgrade-package prefect --extra dev --output-file $(VENV)/newest.lock pyproject.toml
+	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(VENV)/newest
+	$(BIN)/uv pip install --quiet --system-certs --python $(VENV)/newest/bin/python --require-hashes --requirement $(VENV)/newest.lock
+	$(BIN)/uv pip install --quiet --python $(VENV)/newest/bin/python --no-deps --no-build-isolation --editable .
+	$(VENV)/newest/bin/prefect version
+	$(VENV)/newest/bin/pytest tests/blocks tests/tasks tests/flows tests/nights --ignore tests/nights/test_soak.py
+
+soak: soak-newest-prefect
 	$(BIN)/python tests/real/packages.py
 	NIGHTBRIDGE_SEEDS=500 $(BIN)/pytest -s tests/nightbridge/slurm/test_soak.py
 	NIGHTBRIDGE_FUZZ=100 $(BIN)/pytest -s tests/test_fuzz.py
