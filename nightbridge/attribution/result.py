@@ -19,7 +19,7 @@ from nightbridge.attribution.plan import (
     folder_of,
     plans_of,
 )
-from nightbridge.bisect.lineage import RANGES, Searched, Step, short_name
+from nightbridge.bisect.lineage import BUMPS, RANGES, Searched, Step, short_name
 from nightbridge.bisect.plan import BisectPlan, BisectRequest
 from nightbridge.bisect.result import NOTHING_SAID, TRIES, BisectResult, value_of
 from nightbridge.bisect.search import Failure
@@ -359,7 +359,8 @@ def _point(step: Step, name: str) -> str:
     if name == "image":
         return f"image {short_name(step.commit)}, {step.subject}"
     inside = f", inside bump {step.bump[:12]} of {name}" if step.bump and step.folder else ""
-    return f'{PurePosixPath(step.folder).name or name} {step.commit[:12]} "{step.subject}"{inside}'
+    what = f'{PurePosixPath(step.folder).name or name} {step.commit[:12]} "{step.subject}"{inside}'
+    return f"a commit that {what} brings" if step.kind in BUMPS else what
 
 
 def _share(cause: Cause) -> str:

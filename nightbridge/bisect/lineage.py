@@ -26,7 +26,10 @@ RANGES: Mapping[Searched, str] = {"megatron_bridge": "Megatron-Bridge", "nemo_ru
 ListInner = Callable[[RangeCommit], RangeCommit]
 """Lists the commits inside the bumps of a commit."""
 
-StepKind = Literal["commit", "inner", "reverted", "bump", "rest"]
+StepKind = Literal["commit", "inner", "nested", "reverted", "bump", "rest"]
+
+BUMPS: frozenset[StepKind] = frozenset({"bump", "nested"})
+"""Points that bring commits which are no points of their own: something in one did it, not the bump."""
 
 
 class Step(RangeCommit):
@@ -34,8 +37,9 @@ class Step(RangeCommit):
 
     kind: StepKind = Field(
         "commit",
-        description="A commit of the repository; one of a submodule that came or was taken back with a bump; a bump "
-        "whose commits cannot be listed; or what a commit does beside its bumps.",
+        description="A commit of the repository; one of a submodule that came with a bump, one that only moves "
+        "submodules of its own, or one that was taken back with it; a bump whose commits cannot be listed; or what a "
+        "commit does beside its bumps.",
     )
     folder: str = Field("", description="The submodule that it is a commit of; empty for the repository's own.")
     bump: str = Field("", description="The repository's commit that moved the submodule.")
@@ -140,8 +144,11 @@ def _way(bump: Bump, commit: RangeCommit) -> Iterator[_Point]:
         yield _Point("reverted", one, at)
     for one in bump.commits:
         # A submodule's own submodules come as its commits pin them: one that only moves these says which.
-        nested = f"{', '.join(map(str, one.bumps))}: {one.subject}" if one.only_bumps else one.subject
-        yield _Point("inner", one.model_copy(update={"subject": nested}), one.commit)
+        if one.only_bumps:
+            subject = f"{', '.join(map(str, one.bumps))}: {one.subject}"
+            yield _Point("nested", one.model_copy(update={"subject": subject}), one.commit)
+        else:
+            yield _Point("inner", one, one.commit)
 
 
 def _step(commit: RangeCommit, **about: object) -> Step:

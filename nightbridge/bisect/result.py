@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from nightbridge.bisect.failures import FAILED, failure_of
-from nightbridge.bisect.lineage import RANGES, Step, short_name
+from nightbridge.bisect.lineage import BUMPS, RANGES, Step, short_name
 from nightbridge.bisect.plan import RUNS_OF_A_POINT, BisectPlan, point_run
 from nightbridge.bisect.search import Answer, Failure, Levels, Measured
 from nightbridge.bisect.shift import metric_named
@@ -225,9 +225,16 @@ def _answer_lines(result: BisectResult) -> Iterable[str]:
             f"two {_noun(plan)}s share the change ({sure}):",
             *(_commit_line(plan, at) for at in result.culprit_places),
         ]
-    several = len(result.culprits) > 1
-    head = f"one of {len(result.culprits)}, those in between do not run" if several else f"the first bad {_noun(plan)}"
-    return [f"{head} ({sure}):", *(_commit_line(plan, place) for place in result.culprit_places)]
+    return [f"{_head(result)} ({sure}):", *(_commit_line(plan, place) for place in result.culprit_places)]
+
+
+def _head(result: BisectResult) -> str:
+    """What the culprits are."""
+    if all(step.kind in BUMPS for step in result.culprits):
+        return "a commit inside this bump, which cannot be run one by one"
+    if len(result.culprits) > 1:
+        return f"one of {len(result.culprits)}, those in between do not run"
+    return f"the first bad {_noun(result.plan)}"
 
 
 def _place_name(plan: BisectPlan, place: int) -> str:
@@ -257,6 +264,7 @@ def _lineage(plan: BisectPlan, one: Step, repository: str) -> str:
     by = f"the bump of {format_count(size, 'commit')} {one.bump[:12]} of {repository}"
     words = {
         "inner": f", inside {by}",
+        "nested": f", inside {by}",
         "reverted": f", taken back by {by}",
         "bump": f", {one.bump[:12]} of {repository}",
         "rest": ", by what it does beside its bump",

@@ -177,3 +177,14 @@ def test_bumps_of_submodules_that_are_not_checked_out_are_said_not_to_be_searche
     assert "1 bump of submodules not searched: the test does not check them out (init_submodules = false)" in lines_of(
         plan, 1
     )
+
+
+def test_a_submodule_s_commit_that_only_moves_its_own_is_no_culprit_one_inside_it_is() -> None:
+    inner = commit("y", bump("pq", folder="deps/energon"), only=True)
+    plan = plan_of(commit("a"), commit("B", bump("xy").model_copy(update={"commits": (commit("x"), inner)})))
+
+    assert plan.commits[2].kind == "nested"
+    head, culprit = lines_of(plan, 3).splitlines()[1:3]
+    assert head.startswith("a commit inside this bump, which cannot be run one by one (99")
+    assert "y bump of 2 commits of deps/energon" in culprit
+    assert "the first bad commit" in lines_of(plan, 2)
