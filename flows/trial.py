@@ -34,7 +34,7 @@ from nightbridge.tasks.bisect import unfinished_points
 from nightbridge.tasks.cancel import cancel_runs
 from nightbridge.tasks.compare import stored_verdict
 from nightbridge.tasks.context import shared_night
-from nightbridge.tasks.control import keep_trial, on_nodes, record_of, with_noise
+from nightbridge.tasks.control import interrupted, keep_trial, on_nodes, record_of, with_noise
 
 PairsField = Annotated[int, Field(ge=1)] | None
 
@@ -70,6 +70,7 @@ def try_flow(  # noqa: D417  (`SiteChoice` describes the others)
     try:
         trial, control = plan_trial(run_of(scenario, test_id), change, utc_now())
         site = load_site(site_choice({"system": system, "cluster": cluster, "store": store, "workspace": workspace}))
+        trial, control = interrupted(trial, control, site)
         trial = with_noise(trial, control, site)
         with shared_night():
             arms: list[TrialArm] = []

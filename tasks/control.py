@@ -1,6 +1,7 @@
 """The further runs of a night that a verdict requests: pairs with the last good point, or the same run once more."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import date, timedelta
 from typing import NamedTuple
 
 from nightbridge.attribution.result import attribution_cost
@@ -17,6 +18,9 @@ from nightbridge.tasks.context import run_log
 from nightbridge.tasks.mirror import show_markdown
 from nightbridge.tasks.site import store_of
 from nightbridge.tasks.stage import stage
+
+TRIAL_DAYS = 3
+"""Days on which an interrupted trial goes on: after that its base is not what it would be tried on."""
 
 
 class Wanted(NamedTuple):
@@ -100,6 +104,17 @@ def without_confirmation(verdict: Verdict, why: str, site: Site) -> Verdict:
 def record_of(verdict: Verdict, site: Site) -> RunRecord | None:
     """The harvested run that a verdict is about; None where nothing was harvested."""
     return load_record(store_of(site), verdict.prefix) if verdict.prefix else None
+
+
+def interrupted(trial: Trial, control: RunSpec, site: Site) -> tuple[Trial, RunSpec]:
+    """A trial under the name under which it was begun, if that was before midnight and it has no answer yet."""
+    day, question = trial.trial_id[:10], trial.trial_id[10:]
+    for back in range(1, TRIAL_DAYS):
+        name = f"{date.fromisoformat(day) - timedelta(days=back)}{question}"
+        begun = next((site.workspace / "runs").glob(f"*{name}-*"), None)
+        if begun and next(store_of(site).list(f"tries/{name}/"), None) is None:
+            return trial.model_copy(update={"trial_id": name}), control.model_copy(update={"night": name})
+    return trial, control
 
 
 def with_noise(trial: Trial, control: RunSpec, site: Site) -> Trial:

@@ -135,7 +135,7 @@ def pull_request_ref(text: str, url: str) -> str:
 def plan_trial(run: RunSpec, change: Change, now: datetime) -> tuple[Trial, RunSpec]:
     """A trial's name, and its control: the file's run, without its own confirmation and checkpoints.
 
-    The same question has the same name all day, so that an interrupted trial is resumed.
+    The same question has the same name all day, so that an interrupted trial is resumed; see `interrupted` for later.
 
     Raises:
         InvalidInput: Nothing is changed, or the test does not check out the submodule that is to change.

@@ -1,5 +1,6 @@
 """What confirmation costs, and which runs it is made of."""
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +8,18 @@ import pytest
 
 from nightbridge.attribution.result import evaluate, keep_result
 from nightbridge.errors import InvalidInput
+from nightbridge.gate.trial import Change, plan_trial, trial_arm
 from nightbridge.models import Budget, ControlArm, NightReport, Site, VerdictStatus
 from nightbridge.nights.records import record_end
-from nightbridge.tasks.control import Spending, Wanted, attribution_budget, further_runs, on_nodes, without_confirmation
+from nightbridge.tasks.control import (
+    Spending,
+    Wanted,
+    attribution_budget,
+    further_runs,
+    interrupted,
+    on_nodes,
+    without_confirmation,
+)
 from nightbridge.tasks.site import store_of
 from tests.builders import ATTRIBUTION_PLAN, commit_run, exchange_runs, make_record, make_verdict
 
@@ -92,3 +102,20 @@ def test_without_the_last_good_point_the_same_run_is_repeated(site: Site) -> Non
     chains = list(further_runs(wanted(2, control=gone, suspect_nodes=("node1",)), site))
 
     assert [[(run.repeat, run.arm) for run in chain] for chain in chains] == [[(1, None)], [(2, None)]]
+
+
+def test_a_trial_that_was_interrupted_before_midnight_goes_on_under_its_name(site: Site) -> None:
+    evening = datetime(2026, 11, 23, 23, 50, tzinfo=UTC)
+    begun, control = plan_trial(make_record().spec, Change(bridge="7"), evening)
+    (site.workspace / "runs" / trial_arm(control, begun.change, 1).run_key).mkdir(parents=True)
+
+    def go_on(days: int) -> tuple[str, str]:
+        later = plan_trial(make_record().spec, Change(bridge="7"), evening + timedelta(days=days))
+        trial, control = interrupted(*later, site)
+        return trial.trial_id, control.night
+
+    assert go_on(1) == go_on(2) == (begun.trial_id, begun.trial_id)
+    assert go_on(3) != (begun.trial_id, begun.trial_id)
+
+    store_of(site).put(f"tries/{begun.trial_id}/result.json", b"{}")
+    assert go_on(1) != (begun.trial_id, begun.trial_id)
