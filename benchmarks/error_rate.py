@@ -352,13 +352,14 @@ def found_text(
     kind = one.args[-1]  # type: ignore[attr-defined]
     seeds = [(given.seed, KINDS.index(kind), 1 + [*CHANGES].index(change), each) for each in range(given.steps)]
     planted = partial(one, change, EARLY + FOUND_WITHIN, noise, gate)
-    nights = sorted(tally.found or math.inf for tally in pool.map(planted, seeds))
+    found = list(pool.map(planted, seeds))
+    nights = sorted(tally.found or math.inf for tally in found)
     within = CHANGES[change]
     low, high = wilson_interval(sum(night <= within for night in nights), len(nights))
     return (
         f"{sum(night <= within for night in nights) / len(nights):.1%} [{low:.1%}-{high:.1%}] within {within} nights, "
         f"{sum(map(math.isfinite, nights)) / len(nights):.1%} within {FOUND_WITHIN}, median night "
-        f"{nights[len(nights) // 2]}"
+        f"{nights[len(nights) // 2]}; {sum(tally.runs for tally in found) / len(found):.2f} runs a night until then"
     )
 
 
