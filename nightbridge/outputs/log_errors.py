@@ -18,13 +18,13 @@ _ENDINGS: dict[str, str] = {
     "shell": r"command not found|: not found$|Exec format error|bad interpreter|cannot execute|unbound variable"
     r"|syntax error (?:near|:)|Argument list too long|line \d+: +\d+ (?:Aborted|Killed|Terminated)\b",
     "options": r"[Uu]nrecognized (?:option|argument)|the following arguments are required|error: argument .+: "
-    r"|invalid option -- |ambiguous option|[Nn]o such option|Could not override |is not in struct|Missing mandatory value",
+    r"|invalid option -- |ambiguous option|[Nn]o such option|Could not override |is not in struct|Missing mandatory",
     "system": r"[Nn]o such file or directory|Permission denied|No space left on device|[Dd]isk quota exceeded"
     r"|Read-only file system|Too many open files|Stale file handle|Input/output error|Cannot allocate memory"
     r"|Transport endpoint is not connected|(?i:address already in use)|(?:Connection refused|No route to host)$"
     r"|Name or service not known|Temporary failure in name resolution|[Ee]xecve\(\)",
     "loader": r"cannot open shared object file|undefined symbol|symbol lookup error|version `[^']+' not found"
-    r"|cannot allocate memory in static TLS|invalid ELF header|wrong ELF class|/ld: cannot find|fatal error: .+: No such",
+    r"|cannot allocate memory in static TLS|invalid ELF header|wrong ELF class|/ld: cannot find",
     "crash": r"(?i:segmentation fault)|[Bb]us error|Illegal instruction|[Ff]loating point exception|double free"
     r"|corrupted size vs|(?:malloc|free|realloc|munmap_chunk)\(\): \w|stack smashing|Fatal Python error: "
     r"|Caught signal \d+|Assertion `.+[`'] failed|panicked at|pure virtual method",
@@ -33,11 +33,12 @@ _ENDINGS: dict[str, str] = {
     r"|no kernel image is available|illegal memory access|unspecified launch failure|device-side assert"
     r"|no CUDA-capable device|Found no NVIDIA driver|nvidia-smi has failed|Failed to initialize NVML|uncorrectable ECC"
     r"|Xid \(|fallen off the bus|ptxas fatal|nvcc fatal|Cuda failure",
-    "NCCL": r"NCCL (?:error|WARN (?:Cuda failure|Call to|NET|Timeout|Net|Duplicate GPU|Mismatch|Invalid config|Bootstrap :"
-    r"|Error while (?:creating|attaching)|Failed to CUDA|Could not (?:find|init)|No (?:interface|socket|NVSwitch)))"
+    "NCCL": r"NCCL (?:error|WARN (?:Cuda failure|Call to|NET|Timeout|Net|Duplicate GPU|Mismatch|Invalid config"
+    r"|Bootstrap :|Error while (?:creating|attaching)|Failed to CUDA|Could not (?:find|init)|No (?:interface|socket)))"
     r"|nccl\w+Error|Watchdog caught collective operation timeout|Duplicate GPU detected|No socket interface found",
     "MPI": r"was not built with|PMI2_Init failed|MPI_ABORT was invoked|UCX +ERROR"
-    r"|not enough slots available|ORTE_ERROR_LOG|plugin (?:name|type) for mpi/|no usable transports",
+    r"|ORTE has lost|Host key verification failed|daemon has unexpectedly failed|not enough slots available"
+    r"|ORTE_ERROR_LOG|plugin (?:name|type) for mpi/|no usable transports",
     "containers": r"\[ERROR\] (?!- |.*\{$)|container start failed|failed to import|couldn't start container"
     r"|nvidia-container-cli|enroot-\w+: failed|Error response from daemon|manifest unknown|FATAL:   \S"
     r"|(?:unauthorized|denied): |failed to (?:mount|execute|extract|create squashfs)",
@@ -51,27 +52,29 @@ _ENDINGS: dict[str, str] = {
     r"|fatal: (?:not a git|could not|unable to|repository|Could not)",
 }
 _KNOWN_CAUSE = re.compile("|".join(_ENDINGS.values()))
-_HARMLESS = re.compile(r"\b(?<!NCCL )warn(?:ing)?\b|^rm: cannot remove", re.IGNORECASE)
-_BARE_EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception)|Exception): \S")
+_HARMLESS = re.compile(r"\bwarn(?:ing)?\b|NCCL INFO |^rm: cannot remove|could not remove squashfs", re.IGNORECASE)
+_NCCL_WARNING = re.compile(r"NCCL WARN |\.(?:h|cc?):\d+ WARN ")
+"""Of its warnings NCCL makes the one on which a run died, too."""
+_BARE_EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception)|Exception): \S|^\S*ChildFailedError:")
 _NCCL_DETAIL = "Last error:"
 """What stands above the one line of a DistBackendError that names the reason."""
 # A line that says why a run died has one of these words in lower case. To look for them first is five times as fast.
-_WORDS = tuple(
-    """error|fail|fatal|critical|exception|abort|not |no such|no space|no route|no interface|no socket|no nvswitch|no usable
-    |no kernel|no cuda|no matching|no nvidia|cannot|could|unable|denied|invalid|out of|oom|exceeded|kill|terminated
-    |segmentation|illegal|floating point|malloc():|free():|realloc():|munmap_chunk|double free|corrupted|smashing
-    |signal |panicked|pure virtual|unrecognized|required|ambiguous|missing mandatory|quota|read-only|too many|stale
-    |endpoint|in use|refused|execve|undefined symbol|elf|xid|fallen off|cuda|cudnn|cublas|cusolver|launch|device-side
-    |uncorrectable|nccl warn|watchdog|duplicate|mpi|container|enroot|manifest|unauthorized|due to|credential|timed out
-    |resolution|bad interpreter|unbound|syntax|too long|bus |must be""".replace("\n", "")
-    .replace("    ", "")
-    .split("|")
-)
+_WORDS = (
+    "error", "fail", "fatal", "critical", "exception", "abort", "not ", "no such", "no space", "no route",
+    "no interface", "no socket", "no usable", "no kernel", "no cuda", "no matching", "no nvidia", "cannot", "could",
+    "unable", "denied", "invalid", "out of", "oom", "exceeded", "kill", "terminated", "segmentation", "illegal",
+    "floating point", "malloc():", "free():", "realloc():", "munmap_chunk", "double free", "corrupted", "smashing",
+    "signal ", "panicked", "pure virtual", "unrecognized", "required", "ambiguous", "missing mandatory", "quota",
+    "read-only", "too many", "stale", "endpoint", "in use", "refused", "execve", "undefined symbol", "elf", "xid",
+    "fallen off", "cuda", "cudnn", "cublas", "cusolver", "launch", "device-side", "uncorrectable", " warn ", "orte ",
+    "watchdog", "duplicate", "mpi", "container", "enroot", "manifest", "unauthorized", "due to", "credential",
+    "timed out", "resolution", "bad interpreter", "unbound", "syntax", "too long", "bus ", "must be",
+)  # fmt: skip
 # A line that only sounds like a failure; those of the first pattern say more.
 _POSSIBLE = (
     re.compile(
         r"(?<![\w=-])(?:error|fatal|critical|exception|failed|failure|abort(?:ed|ing)?)\b(?! ?[=:] ?[\d.])(?!.*\{$)"
-        r"|\b[A-Z]\w*(?:Error|Exception): \S|NCCL WARN ",
+        r"|\b[A-Z]\w*(?:Error|Exception): \S| WARN ",
         re.IGNORECASE,
     ),
     re.compile(
@@ -81,7 +84,8 @@ _POSSIBLE = (
 # The best of several: what only reports that another line happened comes last.
 _REPORT = re.compile(
     r"(?:failed|FAILED) \(exitcode|container start failed|couldn't start container|failed to import"
-    r"|Application launch failed|nccl\w+Error|line \d+: +\d+ \w|MPI_ABORT was|received by PID|Call to CUDA function failed"
+    r"|Application launch failed|nccl\w+Error|line \d+: +\d+ \w|MPI_ABORT was|received by PID"
+    r"|Call to CUDA function failed"
 )
 _RANK = re.compile(
     r"^\s*(?:[\w.-]+/\d+ )?(?:\[default\d+\]:)?(?:\[rank(\d+)\]:|\[?(\d+)\]?: |.{0,80}\[(?:PG [^\]]*)?Rank (\d+)\])"
@@ -107,6 +111,10 @@ _Kind = Literal["cause", "known", "bare", "consequence", "report"]
 _BEST_FIRST: tuple[_Kind, ...] = ("cause", "known", "bare", "consequence", "report")
 
 
+def _is_harmless(line: str) -> bool:
+    return bool(_HARMLESS.search(line)) and not _NCCL_WARNING.search(line)
+
+
 class ErrorFinder:
     """Finds the line that best says why a run died.
 
@@ -119,6 +127,8 @@ class ErrorFinder:
 
     def __init__(self) -> None:
         self._in_traceback = False
+        self._indentation = ""
+        """What stands before each line of the traceback, as in torchrun's summary."""
         self._found: dict[_Kind, str] = {}
         self._announced_by: _Kind | None = None
         self._possible: dict[int, str] = {}
@@ -134,8 +144,10 @@ class ErrorFinder:
             self._explain(self._announced_by, line.strip())
         if _TRACEBACK in line:
             self._in_traceback = True
+            bare = _RANK_PREFIX.sub("", line)
+            self._indentation = bare[: len(bare) - len(bare.lstrip())]
         elif self._in_traceback or _NAMED_RANK.match(line):
-            self._see_in_traceback(_RANK_PREFIX.sub("", line).rstrip(), line)
+            self._see_in_traceback(_RANK_PREFIX.sub("", line).rstrip().removeprefix(self._indentation), line)
         elif _BARE_EXCEPTION.match(line):
             self._see_exception(line.strip(), "bare")
         if "error: " in line:
@@ -143,12 +155,12 @@ class ErrorFinder:
         self._below_root_cause |= _ROOT_CAUSE in line
         if self._below_root_cause and (field := _ROOT_FIELD.match(line)):
             self._see_root_cause(field[1], field[2])
-        if line.rstrip().endswith(_NCCL_DETAIL) and "NCCL error" in self._found.get("known", ""):
-            self._announced_by = "known"
+        if line.rstrip().endswith(_NCCL_DETAIL):
+            self._announced_by = "known" if "NCCL error" in self._found.get("known", "") else "report"
         lower = line.lower()
         if not any(word in lower for word in _WORDS):
             return
-        if "known" not in self._found and _KNOWN_CAUSE.search(line) and not _HARMLESS.search(line):
+        if "known" not in self._found and _KNOWN_CAUSE.search(line) and not _is_harmless(line):
             text = _RANK_PREFIX.sub("", line).strip()[:_ERROR_LIMIT]
             self._found.setdefault("report" if _REPORT.search(text) else "known", text)
             self._note_rank_of(line)
@@ -158,7 +170,7 @@ class ErrorFinder:
     @staticmethod
     def _sounds_so(line: str) -> int | None:
         """Which pattern of `_POSSIBLE` it has; None for a line without any."""
-        if _HARMLESS.search(line) or _EXITED.search(line):
+        if _is_harmless(line) or _EXITED.search(line):
             return None
         return next((strength for strength, pattern in enumerate(_POSSIBLE) if pattern.search(line)), None)
 
