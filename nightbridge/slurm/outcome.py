@@ -180,6 +180,11 @@ _OVER_TIME = frozenset({JobState.TIMEOUT, JobState.DEADLINE})
 _RULES: tuple[_Rule, ...] = (
     # The guard ended the job before the script began.
     _Rule(
+        lambda case: case.guard_code == ALREADY_CLAIMED and case.claimed,
+        Outcome.INFRASTRUCTURE,
+        "Slurm started the job a second time, on {case.nodes}, without a requeue; that start ended at once",
+    ),
+    _Rule(
         lambda case: case.guard_code == ALREADY_CLAIMED,
         Outcome.NEVER_STARTED,
         "another job of this attempt runs; this one ended at once",
