@@ -97,9 +97,8 @@ def split_options(arguments: Sequence[str], table: OptionTable) -> tuple[dict[st
 def _read_word(word: str, rest: list[str], table: OptionTable) -> Iterable[tuple[str, str]]:
     """The options of one word: `--name`, `--name=value`, `-x`, `-xvalue`, `-xyz`. May take its value from `rest`."""
     if word.startswith("--"):
-        name, equals, value = word[2:].partition("=")
-        if name not in table.takes:
-            raise InvalidInput(f"unrecognized option '--{name}'", thing=table.command)
+        written, equals, value = word[2:].partition("=")
+        name = _long_name(written, table)
         if not equals and table.takes[name] == "value":
             value = _next_value(word, rest, table)
         yield name, value
@@ -118,6 +117,18 @@ def _read_word(word: str, rest: list[str], table: OptionTable) -> Iterable[tuple
             value = _next_value(f"-{letter}", rest, table)
         yield name, value
         return
+
+
+def _long_name(written: str, table: OptionTable) -> str:
+    """The option that is meant: getopt takes any beginning that only one has, and Slurm one name besides."""
+    meant = {written} & table.takes.keys() or {name for name in table.takes if written and name.startswith(written)}
+    if written == "cluster":
+        return "clusters"
+    if len(meant) > 1:
+        raise InvalidInput(f"option '--{written}' is ambiguous: {', '.join(sorted(meant))}", thing=table.command)
+    if not meant:
+        raise InvalidInput(f"unrecognized option '--{written}'", thing=table.command)
+    return meant.pop()
 
 
 def _next_value(option: str, rest: list[str], table: OptionTable) -> str:

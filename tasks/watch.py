@@ -11,7 +11,7 @@ from nightbridge.outputs.following import LOOK_INTERVAL, LogNews, RunFollower
 from nightbridge.secrets import mask_text
 from nightbridge.slurm.attempts import record_ended
 from nightbridge.slurm.outcome import classify
-from nightbridge.slurm.states import waiting_words
+from nightbridge.slurm.states import WAITING, waiting_words
 from nightbridge.tasks.context import raise_if_interrupted, this_night
 from nightbridge.tasks.mirror import ProgressArtifact
 from nightbridge.tasks.site import resolve_all, site_secrets
@@ -47,15 +47,13 @@ class _JobDisplay:
         self._due = 0.0
 
     def _log_status(self, status: JobStatus) -> None:
-        waits = status.state is JobState.PENDING
-        words = f"{_since(status)}: {waiting_words(status)}" if waits else f" {status.reason}"
-        self._log.info("job %d is %s%s", self._job.job_id, status.state, words)
+        self._log.info("job %d is %s", self._job.job_id, told(status))
         self._say_again = time.monotonic() + _WAITING_LOG_INTERVAL
 
     def wait(self) -> None:
         """Show what is new since the last look, if that was long enough ago; an interruption ends the wait."""
         raise_if_interrupted()
-        if self._status and self._status.state is JobState.PENDING and time.monotonic() >= self._say_again:
+        if self._status and self._status.state in WAITING and time.monotonic() >= self._say_again:
             self._log_status(self._status)
         if time.monotonic() >= self._due:
             self._safely(lambda: self._show(self._follower.look()))
@@ -80,11 +78,7 @@ class _JobDisplay:
         for line in news.damage:
             self._warn_once(line, "%s", line)
         status = self._status
-        description = f"job {self._job.job_id} is {status.state if status else JobState.UNKNOWN}"
-        if status is not None and status.state is JobState.PENDING:
-            description += f"{_since(status)} ({waiting_words(status)})"
-        elif status is not None and status.reason:
-            description += f" ({status.reason})"
+        description = f"job {self._job.job_id} is {told(status) if status else JobState.UNKNOWN}"
         description += f": {news.progress}" if news.progress else ""
         if description != self._shown:
             self._artifact.show(news.progress.percent if news.progress else 0.0, description)
@@ -102,8 +96,12 @@ class _JobDisplay:
             self._log.warning(message, detail)
 
 
-def _since(status: JobStatus) -> str:
-    return f" since {status.submitted_at:%Y-%m-%d %H:%M} UTC" if status.submitted_at else ""
+def told(status: JobStatus) -> str:
+    """A job's state with its reason; of one in the queue also since when it waits, and what helps."""
+    waits = status.state in WAITING
+    since = f" since {status.submitted_at:%Y-%m-%d %H:%M} UTC" if waits and status.submitted_at else ""
+    reason = waiting_words(status) if waits else status.reason
+    return f"{status.state}{since}{f' ({reason})' if reason else ''}"
 
 
 @stage("watch")

@@ -1,5 +1,6 @@
 """Settings of the outside world: the site, its cluster, store, images and notifications."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -55,8 +56,11 @@ ClusterKind = Literal["local", "slurm", "pyslurm", "auto"]
 ContainerSupport = Literal["pyxis", "none"]
 
 
+_CLUSTER_OPTION = re.compile(r"--clusters?(?:=|$)|-M")
+
+
 def _on_one_cluster(options: tuple[str, ...]) -> tuple[str, ...]:
-    if named := next((option for option in options if option.startswith(("--clusters", "-M"))), ""):
+    if named := next((option for option in options if _CLUSTER_OPTION.match(option)), ""):
         raise PydanticCustomError(
             "clusters",
             "{option} sends jobs to another cluster, where they are not looked for; describe that cluster in a site "

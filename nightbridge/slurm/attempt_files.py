@@ -42,6 +42,7 @@ _Kind = Literal["not_accepted", "unknown", "transient", "permanent"]
 
 _ATTEMPT_FOLDER = re.compile(r"a([1-9]\d*)")
 _MAX_NUMBER_BYTES = 32
+_MAX_CLAIM_BYTES = 512
 _INTENT_FILE = re.compile(r"intent(?:-([1-9]\d*))?\.json")
 
 
@@ -306,6 +307,9 @@ def _intent_files(attempt_dir: Path) -> list[tuple[int, Path]]:
 def _read_number(path: Path) -> int | None:
     # A job can leave anything here: what is no file with a number says nothing.
     with contextlib.suppress(FileNotFoundError, RefusedFile, PermissionError, UnicodeDecodeError):
+        if path.name == CLAIM:
+            claim = read_regular(path, below=path.parent, limit=_MAX_CLAIM_BYTES).decode("ascii")
+            return whole_number(claim.split(" ", 1)[0])
         return whole_number(read_regular(path, below=path.parent, limit=_MAX_NUMBER_BYTES).decode("ascii"))
     return None
 

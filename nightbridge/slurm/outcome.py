@@ -71,6 +71,11 @@ class _Case(NamedTuple):
         return self.status.exit_code if self.exit_file is None and self.status.exit_code in GUARD_CODES else None
 
     @property
+    def started_twice(self) -> bool:
+        """The guard ended a second start of the job, and the first one had not ended by itself: Slurm kills it."""
+        return self.status.exit_code == ALREADY_CLAIMED and self.claimed and self.exit_file in _KILLED
+
+    @property
     def started(self) -> bool:
         return self.claimed or self.status.started_at is not None
 
@@ -179,6 +184,11 @@ _OVER_TIME = frozenset({JobState.TIMEOUT, JobState.DEADLINE})
 # The first rule that applies decides.
 _RULES: tuple[_Rule, ...] = (
     # The guard ended the job before the script began.
+    _Rule(
+        lambda case: case.started_twice and not case.trained,
+        Outcome.INFRASTRUCTURE,
+        "Slurm started the job a second time, on {case.nodes}, without a requeue; that start ended at once",
+    ),
     _Rule(
         lambda case: case.guard_code == ALREADY_CLAIMED,
         Outcome.NEVER_STARTED,

@@ -17,7 +17,7 @@ from nightbridge.errors import LaunchRefused
 ATTEMPT_FILE = "attempt.json"
 """File that every attempt's folder has before anything is submitted from it."""
 CLAIM = "claim"
-"""File of the attempt that holds the id of the job which may run, and nothing else."""
+"""File of the attempt that names the start which may run: the job's id, how often Slurm had restarted it, the guard."""
 EXIT_CODE = "exit_code"
 """File of the attempt that holds the script's exit code, 0-255; made in one piece at the script's end."""
 
@@ -53,20 +53,27 @@ if [ "${%(inner)s:-}" != "${SLURM_JOB_ID:-none}" ]; then
         exit %(not_visible)d
     fi
     nb_mine="$nb_attempt/.%(claim)s.$SLURM_JOB_ID.$nb_node.$$"
-    if ! printf '%%s\\n' "$SLURM_JOB_ID" > "$nb_mine"; then
+    nb_start="$SLURM_JOB_ID ${SLURM_RESTART_COUNT:-0} $nb_node.$$"
+    if ! printf '%%s\\n' "$nb_start" > "$nb_mine"; then
         rm -f "$nb_mine"
         echo "workspace not writable on $nb_node: $nb_attempt" >&2
         exit %(not_writable)d
     fi
-    # A hard link is made by one job only, on NFS as well; what counts is the id that it holds, not the exit code of ln.
+    # A hard link is made by one start only, on NFS as well; what counts is what it holds, not the exit code of ln.
     ln "$nb_mine" "$nb_attempt/%(claim)s" 2> /dev/null
-    rm -f "$nb_mine"
     if [ ! -e "$nb_attempt/%(claim)s" ]; then
-        (set -C; printf '%%s\\n' "$SLURM_JOB_ID" > "$nb_attempt/%(claim)s") 2> /dev/null
+        (set -C; printf '%%s\\n' "$nb_start" > "$nb_attempt/%(claim)s") 2> /dev/null
     fi
     nb_holder=$(nb_read "$nb_attempt/%(claim)s")
-    if [ "$nb_holder" != "$SLURM_JOB_ID" ]; then
-        echo "job $SLURM_JOB_ID ends: job $nb_holder has claimed $nb_attempt" >&2
+    # A job that was requeued takes over from its earlier start. One that slurmctld started a second time does not.
+    nb_earlier=${nb_holder#"$SLURM_JOB_ID "}
+    if [ "$nb_earlier" != "$nb_holder" ] && [ "${nb_earlier%%%% *}" -lt "${SLURM_RESTART_COUNT:-0}" ] 2> /dev/null; then
+        mv -f "$nb_mine" "$nb_attempt/%(claim)s"
+        nb_holder=$(nb_read "$nb_attempt/%(claim)s")
+    fi
+    rm -f "$nb_mine"
+    if [ "$nb_holder" != "$nb_start" ]; then
+        echo "job $SLURM_JOB_ID ends: job ${nb_holder%%%% *} has claimed $nb_attempt (${nb_holder#* })" >&2
         exit %(already_claimed)d
     fi
     rm -f "$nb_attempt/%(exit_code)s"
@@ -118,8 +125,9 @@ def wrap_script(text: str, attempt_dir: Path) -> str:
     """Put the guard between a batch script's #SBATCH lines and its body.
 
     The shebang and every #SBATCH line stay where sbatch reads them, less `--requeue`, plus `--no-requeue`: a job that
-    Slurm starts again behind our back would overwrite its own evidence. A requeue by an administrator keeps the job id,
-    so it passes the claim and runs again.
+    Slurm starts again behind our back would overwrite its own evidence. A requeue by an administrator keeps the job id
+    and adds one to SLURM_RESTART_COUNT, so it takes the claim over and runs again. A second start of the same count,
+    which a slurmctld makes that was killed before it had saved the first one, ends at once.
 
     Args:
         text: The script as the launcher wrote it.

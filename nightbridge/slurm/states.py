@@ -41,7 +41,12 @@ ACTIVE: frozenset[JobState] = frozenset(
         JobState.STAGE_OUT,
     }
 )
-"""States in which a job holds nodes. PENDING and the requeued states are neither active nor terminal."""
+"""States in which a job holds nodes."""
+
+WAITING: frozenset[JobState] = frozenset(
+    {JobState.PENDING, JobState.REQUEUED, JobState.REQUEUE_HOLD, JobState.SPECIAL_EXIT}
+)
+"""States in which a job is in the queue: those of a requeue, too."""
 
 LOST = "lost"
 """The prefix of our own reason for a job that Slurm has lost, whatever accounting then made of it."""

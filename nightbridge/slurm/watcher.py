@@ -16,7 +16,7 @@ from nightbridge.models import ClusterSettings, Job, JobState, JobStatus, utc_no
 from nightbridge.slurm.attempt_files import Cancellation, CancelPolicy, read_claim, read_exit_code, record_cancellation
 from nightbridge.slurm.protocol import Cluster
 from nightbridge.slurm.script import ALREADY_CLAIMED
-from nightbridge.slurm.states import LOST, TERMINAL, hopeless_advice, without_false_cancellation
+from nightbridge.slurm.states import LOST, TERMINAL, WAITING, hopeless_advice, without_false_cancellation
 
 log = logging.getLogger(__name__)
 
@@ -387,7 +387,6 @@ def _without_slurm(watched: _Watched, state: JobState, reason: str, **fields: in
     return known.model_copy(update={"state": state, "reason": f"{reason} since {since}", **fields})
 
 
-_WAITING = frozenset({JobState.PENDING, JobState.REQUEUED, JobState.REQUEUE_HOLD, JobState.SPECIAL_EXIT})
 _RUNNING = frozenset({JobState.RUNNING, JobState.SUSPENDED, JobState.STOPPED})
 
 
@@ -404,7 +403,7 @@ def due_cancellation(
         now: The time, against the job's own times.
     """
     hopeless = hopeless_advice(status.reason) or ""
-    pending, running = status.state in _WAITING, status.state in _RUNNING
+    pending, running = status.state in WAITING, status.state in _RUNNING
     due: tuple[tuple[bool, CancelPolicy, str, str], ...] = (
         (pending and bool(hopeless) and reason_seconds >= grace, "hopeless", status.reason, hopeless),
         (

@@ -252,7 +252,7 @@ def test_a_night_ends_with_the_first_of_1_3_4_2_that_occurred(statuses: tuple[st
     assert REPORT.model_copy(update={"verdicts": verdicts}).exit_code == code
 
 
-@pytest.mark.parametrize("option", ["--clusters=other", "-Mother", "--clusters"])
+@pytest.mark.parametrize("option", ["--clusters=other", "--cluster=other", "-Mother", "--clusters"])
 def test_a_site_that_sends_jobs_to_another_cluster_is_refused(option: str) -> None:
     with pytest.raises(ValidationError, match="sends jobs to another cluster"):
         ClusterSettings(kind="slurm", name="a", extra_sbatch_args=(option,))

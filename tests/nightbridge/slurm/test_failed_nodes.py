@@ -68,6 +68,7 @@ SCRIPT = "#!/bin/bash\n#SBATCH --nodelist=node[7-8]\n#SBATCH --exclude=node3\ntr
         (["--exclude=node7"], SCRIPT, ["--exclude=node3"]),
         (["--exclude=node7,node9"], SCRIPT, ["--exclude=node9,node3"]),
         (["--exclude=node7", "--time=5"], "#!/bin/bash\n#SBATCH -w node7\n", ["--time=5"]),
+        (["--exclude=node7"], "#!/bin/bash\n#SBATCH --nodel=node7\n", []),
         # An option would replace the script's own list.
         (["--exclude=node9"], "#!/bin/bash\n#SBATCH -x node[1-2]\n", ["--exclude=node9,node1,node2"]),
         (["--time=5"], SCRIPT, ["--time=5"]),
@@ -82,9 +83,10 @@ def test_excluded_nodes_fit_what_the_script_says_of_nodes(options: list[str], sc
     [
         ([], "#!/bin/bash\n#SBATCH --clusters=alps\n"),
         ([], "#!/bin/bash\n#SBATCH -M alps\n"),
+        ([], "#!/bin/bash\n#SBATCH --cluster=alps\n"),
         (["--exclude=node9", "--clusters=alps"], SCRIPT),
     ],
-    ids=["the script", "the script's -M", "the launcher's or the site's option"],
+    ids=["the script", "the script's -M", "Slurm's other name of it", "the launcher's or the site's option"],
 )
 def test_a_job_is_not_sent_to_another_cluster(options: list[str], script: str) -> None:
     with pytest.raises(LaunchRefused, match="site file of that cluster"):

@@ -12,7 +12,7 @@ from nightbridge.models import Job, JobState, JobStatus, Outcome
 from nightbridge.slurm.attempt_files import Cancellation, record_cancellation
 from nightbridge.slurm.command_line import CommandLineCluster
 from nightbridge.slurm.outcome import RunEvidence, classify
-from nightbridge.slurm.script import wrap_script
+from nightbridge.slurm.script import ALREADY_CLAIMED, CLAIM, wrap_script
 from nightbridge.slurm.states import TERMINAL
 from nightbridge.slurm.watcher import Watcher
 
@@ -168,6 +168,25 @@ def test_a_real_node_that_does_not_see_the_workspace_is_named(
 
     assert judged.outcome is Outcome.INFRASTRUCTURE
     assert judged.outcome_reason.startswith("workspace not visible on node2")
+
+
+@pytest.mark.parametrize(
+    ("holder", "exit_file", "outcome"),
+    [
+        (8, None, Outcome.NEVER_STARTED),
+        (7, None, Outcome.INFRASTRUCTURE),
+        (7, 143, Outcome.INFRASTRUCTURE),
+        (7, ALREADY_CLAIMED, Outcome.PROGRAM_ERROR),
+    ],
+    ids=["another job's", "its own first start's, still alive", "which Slurm killed", "the script's own code"],
+)
+def test_a_start_that_the_claim_ended_is_told_by_whose_claim_it_is(
+    holder: int, exit_file: int | None, outcome: Outcome, tmp_path: Path
+) -> None:
+    job = ended(tmp_path, JobState.FAILED, exit_code=ALREADY_CLAIMED, exit_file=exit_file)
+    (tmp_path / CLAIM).write_text(f"{holder} 0 node1.4711\n")
+
+    assert classify(job, evidence(0)).outcome is outcome
 
 
 def test_a_scripts_own_exit_code_is_not_taken_for_the_guards(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_the_exit_code_is_left_however_the_script_ends(shell: str, body: str, co
 
     assert result.returncode == code
     assert (attempt / "exit_code").read_text() == f"{code}\n"
-    assert (attempt / "claim").read_text() == "7\n"
+    assert (attempt / "claim").read_text().startswith("7 0 ")
     assert sorted(path.name for path in attempt.iterdir()) == [ATTEMPT_FILE, "claim", "exit_code"]
 
 
@@ -104,7 +104,7 @@ def test_a_second_job_ends_at_once_and_names_the_holder_of_the_attempt(attempt: 
 
     assert second.returncode == ALREADY_CLAIMED
     assert "job 7 has claimed" in second.stderr
-    assert (attempt / "claim").read_text() == "7\n"
+    assert (attempt / "claim").read_text().startswith("7 0 ")
     assert (attempt / "exit_code").read_text() == "0\n"
     assert not (attempt / "ran-twice").exists()
 
@@ -112,10 +112,23 @@ def test_a_second_job_ends_at_once_and_names_the_holder_of_the_attempt(attempt: 
 def test_the_same_job_runs_again_after_a_requeue(attempt: Path) -> None:
     run("#!/bin/bash\nexit 1\n", attempt)
 
-    again = run("#!/bin/bash\nexit 0\n", attempt)
+    again = run("#!/bin/bash\nexit 0\n", attempt, SLURM_RESTART_COUNT="1")
 
     assert again.returncode == 0
+    assert (attempt / "claim").read_text().startswith("7 1 ")
     assert (attempt / "exit_code").read_text() == "0\n"
+
+
+@pytest.mark.parametrize("restarts", ["0", "1"])
+def test_a_job_that_slurm_starts_twice_without_a_requeue_runs_once(restarts: str, attempt: Path) -> None:
+    """A slurmctld that was killed before it had saved a start makes it again; what was started runs on elsewhere."""
+    run("#!/bin/bash\nexit 5\n", attempt, SLURM_RESTART_COUNT="1")
+
+    again = run(f"#!/bin/bash\ntouch '{attempt}/ran-twice'\n", attempt, SLURM_RESTART_COUNT=restarts)
+
+    assert again.returncode == ALREADY_CLAIMED
+    assert (attempt / "exit_code").read_text() == "5\n"
+    assert not (attempt / "ran-twice").exists()
 
 
 def test_of_many_jobs_at_once_one_runs(attempt: Path) -> None:
@@ -127,7 +140,7 @@ def test_of_many_jobs_at_once_one_runs(attempt: Path) -> None:
         process.communicate()
 
     assert sorted(codes) == [0] + [ALREADY_CLAIMED] * 11
-    assert (attempt.parent / "ran").read_text() == (attempt / "claim").read_text()
+    assert (attempt.parent / "ran").read_text().split() == (attempt / "claim").read_text().split()[:1]
 
 
 @pytest.mark.parametrize("left", ["nothing", "the folders of the output file"])
