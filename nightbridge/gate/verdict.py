@@ -278,6 +278,8 @@ def _verdict(
         control=control,
         certainty=_certainty(status, results),
         moved=_moved(results, tonight),
+        steps=record.summary.steps_done,
+        steps_expected=record.summary.steps_expected,
         gpu_hours=gpu_hours(record) or 0.0,
         confirmation_gpu_hours=sum(further.values()),
     )

@@ -315,6 +315,13 @@ def find_run(store: ObjectStore, name: str) -> str:
     raise InvalidInput(f"{len(found) or 'no'} runs of this name", thing=f"{name} in {store.url}", advice=advice)
 
 
+def like_test(store: ObjectStore, test_id: str) -> str:
+    """Advice where a test is not known: the ids of the last nights that read like this one. Raises as `find_nights`."""
+    known = {run.test_id for night in find_nights(store, limit=3) for run in night.start.tests}
+    near = ", ".join(get_close_matches(test_id, known - {test_id}))
+    return f"Did you mean {near}?" if near else "Check test id and store; `nightbridge history` lists the tests"
+
+
 def read_verdict(store: ObjectStore, run_key: str, night: str) -> Verdict | None:
     """The stored verdict of a run; None while it has none.
 
