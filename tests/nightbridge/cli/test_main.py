@@ -191,7 +191,8 @@ def test_the_same_site_is_named_in_proposed_commands() -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "meant"), [("list", "ls"), ("version", "--version"), ("undo", "accept --undo"), ("prun", "prune")]
+    ("typed", "meant"),
+    [("list", "ls"), ("version", "--version"), ("undo", "accept --undo"), ("results", "history"), ("prun", "prune")],
 )
 def test_an_unknown_command_leads_to_the_one_that_is_meant(nightbridge: Program, typed: str, meant: str) -> None:
     code, _, err = nightbridge(typed)
