@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import nightbridge
-from nightbridge.cli.options import WorkspaceOption
+from nightbridge.cli.options import WorkspaceOption, as_options
 from nightbridge.cli.output import note, print_all, verdict_lines
 from nightbridge.errors import InvalidInput
 from nightbridge.files import open_workspace
@@ -36,6 +36,8 @@ def demo(
             thing=str(examples),
             advice="Clone the repository of nightbridge and run `make demo` there",
         )
+    from nightbridge.models import SiteChoice
+
     folder = Path(workspace or ".nightbridge").absolute()
     # Prefect reads its settings once, when it is imported: the demo has its own server and database, and logs less.
     open_workspace(folder)
@@ -53,16 +55,19 @@ def demo(
         repositories = nights.prepare(folder)
         note(f"launcher environment and practice repositories are ready: {repositories.bridge_url}")
         return
+    site = folder / "demo" / "site.toml"
+    shown = site.relative_to(Path.cwd()) if site.is_relative_to(Path.cwd()) else site
+    options = as_options(SiteChoice(system=str(shown)))
     note(f"{len(nights.NIGHTS)} nights of two tests, about a minute in all")
 
     def show_night(night: Any, report: "NightReport") -> None:
         note(f"night {report.night}: {night.subject}")
-        print_all(verdict_lines(report.verdicts))
+        print_all(verdict_lines(report.verdicts, options))
 
     reports = nights.run_demo(folder, show_night)
     print(f"report of the night that slowed down: {nights.slow_night(reports).report}")
     print(f"report of the last night: {reports[-1].report}")
-    print(f"next: nightbridge history llama-small --system {folder / 'demo' / 'site.toml'}")
+    print(f"next: nightbridge history llama-small{options}")
 
 
 def practice_nights(examples: Path) -> ModuleType:

@@ -72,7 +72,7 @@ def _show_trends(
 ) -> None:
     from nightbridge.gate.decisions import list_decisions
     from nightbridge.gate.suspects import with_commits
-    from nightbridge.gate.trend import history_cells, standing_lines, trend_lines, trend_table
+    from nightbridge.gate.trend import further_run_lines, history_cells, standing_lines, trend_lines, trend_table
     from nightbridge.report.queries import history_of
     from nightbridge.repos.commits import known_commits_between
 
@@ -87,6 +87,7 @@ def _show_trends(
         found,
         lambda: [
             trend_table(found.trends, found.rows, since),
+            *further_run_lines(found.rows, since),
             *trend_lines(found.trends),
             *standing_lines(found.rows, found.trends),
             *decided,

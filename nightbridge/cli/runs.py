@@ -240,12 +240,16 @@ def _write_junit(path: Path, report: "NightReport") -> None:
 def _show_nights(
     found: "Sequence[Night]", store: "ObjectStore", site: "Site", as_json: bool, test_id: str = ""
 ) -> None:
+    from nightbridge.nights.records import like_test
     from nightbridge.nights.status import night_lines
 
     if not found:
         advice = "Check --store and --workspace, or run a night"
         raise InvalidInput("no night yet", thing=f"{store.url} in {site.workspace}", advice=advice)
     runs_of = [(night, _statuses(night, store, site, test_id)) for night in found]
+    if test_id and not any(runs for _night, runs in runs_of):
+        where = f"{test_id} in the last {len(found)} nights of {store.url}"
+        raise InvalidInput("no run of this test", thing=where, advice=like_test(store, test_id))
     document = {"nights": [{**night.model_dump(mode="json"), "runs": runs} for night, runs in runs_of]}
     show(as_json, document, lambda: (line for night, runs in runs_of for line in night_lines(night, runs)))
 

@@ -164,15 +164,21 @@ def _comparison(compared: "Comparison", target: Path) -> Iterator[str]:
 
 
 def explain(
-    key: Annotated[str, typer.Argument(metavar="KEY", help="As cmd_args.mb, gate.pairs, or a table such as gate.")],
+    key: Annotated[str, typer.Argument(metavar="KEY", help="As cmd_args.mb, mb, or a table such as gate.")],
     as_json: JsonOption = False,
 ) -> None:
     """Say what a key of a test file means: its values, its default, and for a table its keys."""
-    from nightbridge.config.documents import unknown_key
+    from nightbridge.config.documents import known_as, unknown_key
     from nightbridge.config.editor_schema import editor_schema
 
     schema = editor_schema()
     found: Mapping[str, Any] = schema["else"]
+    tables = _properties(found, schema)
+    if key not in tables and "." not in key:
+        inside = [f"{table}.{known_as(key)}" for table in tables if known_as(key) in _properties(tables[table], schema)]
+        if len(inside) > 1:
+            raise InvalidInput("several tables have this key", thing=key, advice=f"Name one of {', '.join(inside)}")
+        key = inside[0] if inside else key
     for part in key.split("."):
         known = _properties(found, schema)
         if part not in known:
@@ -194,7 +200,7 @@ def _explanation(key: str, found: Mapping[str, Any], schema: Mapping[str, Any]) 
             yield f"  {name:8} {shown}"
     others = [name for name, here in ELSEWHERE.items() if here == key.rpartition(".")[2]]
     if others:
-        yield f"  elsewhere {', '.join(others)}"
+        yield f"  {'as':8} {', '.join(others)} elsewhere"
     keys = _properties(found, schema)
     for name, value in keys.items():
         yield f"  {name}  {_resolved(value, schema).get('description', '')}".rstrip()

@@ -25,6 +25,11 @@ if TYPE_CHECKING:
     from nightbridge.models import Site, SiteChoice
     from nightbridge.prune import Removal, Usage
 
+_KEPT_RUNS = (
+    "stored runs beyond their limits that a verdict of a run that stays, the next baseline or a decision refers to, or "
+    "that were written today"
+)
+
 
 def events(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="An event file, or a folder to search for them.")],
@@ -174,7 +179,7 @@ def prune(
         note(f"removed {total}" if yes else f"would remove {total}; --yes removes them")
         kept = f"kept: what was used in the last {days:g} days, up to {keep} of a kind, and what a live job names"
         is_limited = limits or site.store_settings.retention != RetentionPolicy()
-        stored = "" if is_limited else "; stored runs have no limit set"
+        stored = f"; {_KEPT_RUNS if is_limited else 'stored runs have no limit set'}"
         note(f"{kept}{stored}. `nightbridge du` shows what all of it takes")
 
 

@@ -314,6 +314,11 @@ def dotted(path: KeyPath) -> str:
     return text.removeprefix(".")
 
 
+def known_as(name: str) -> str:
+    """Our name for what Megatron or NeMo call so; any other name as it is."""
+    return ELSEWHERE.get(name, name)
+
+
 def unknown_key(key: str, known: Iterable[str]) -> str:
     """The message for a key that does not exist."""
     names = sorted(known)

@@ -6,6 +6,7 @@ steadiest one is taken. Users' decisions about a change (`decisions`) are shown 
 """
 
 import itertools
+import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,6 +19,7 @@ from nightbridge.history.nightly_values import (
     adjusted,
     canary_values,
     night_value,
+    run_value,
 )
 from nightbridge.history.nightly_values import nights_of as nights_of
 from nightbridge.history.rows import HistoryRow
@@ -33,6 +35,7 @@ CERTAINLY_BACK = 3.0
 """A night this many standard deviations on the good side of the worse level is taken to be back."""
 
 MAX_NIGHTS_SHOWN = 28
+MAX_FURTHER_SHOWN = 7
 MAX_COMMITS_SHOWN = 20
 
 
@@ -170,14 +173,41 @@ def trend_table(found: Sequence[Trend], rows: Sequence[HistoryRow], since: str =
 
 def history_cells(found: Sequence[Trend], rows: Sequence[HistoryRow], since: str = "") -> list[list[object]]:
     """The nights of a series as a table for other programs, names first; every metric in its own unit."""
-    names: list[object] = ["night", "verdict", "run_key", "commit", "nodes", *(trend.metric for trend in found)]
-    cells = [names]
+    pinned: list[object] = ["night", "verdict", "run_key", "commit", "nodes"]
+    cells = [[*pinned, *(trend.metric for trend in found), "runs", "control_step_time"]]
     for at, night in enumerate(nights_of(rows)):
         own = night.own
         if own.night >= since:
             run = [own.night, own.verdict, own.run_key, own.megatron_bridge.commit, own.nodes]
-            cells.append([*run, *(trend.values[at] for trend in found)])
+            control = _step_time_of(_control_arms(night))
+            cells.append([*run, *(trend.values[at] for trend in found), len(night.runs), control])
     return cells
+
+
+def further_run_lines(rows: Sequence[HistoryRow], since: str = "") -> tuple[str, ...]:
+    """For nights with further runs: of how many their values are the medians, and what the last good point took."""
+    nights = [night for night in nights_of(rows) if night.own.night >= since]
+    night_of = {row.run_key: row.night for row in rows}
+    lines = []
+    for night in nights[-MAX_NIGHTS_SHOWN:]:
+        controls = _control_arms(night)
+        parts = [f"median of {format_count(len(night.runs), 'run')}"] if len(night.runs) > 1 else []
+        if controls and controls[0].arm:
+            reference = night_of.get(controls[0].arm.reference, controls[0].arm.reference)
+            value = format_value(_step_time_of(controls), "s")
+            runs = format_count(len(controls), "run")
+            parts.append(f"beside it the last good point, {reference}: step time {value} in {runs}")
+        lines += [f"{night.own.night}: {'; '.join(parts)}"] if parts else []
+    return tuple(lines[-MAX_FURTHER_SHOWN:])
+
+
+def _control_arms(night: Night) -> list[HistoryRow]:
+    return [row for row in night.arms if row.arm and row.arm.role == "control" and not row.arm.on_suspects]
+
+
+def _step_time_of(runs: Sequence[HistoryRow]) -> float | None:
+    values = [value for run in runs if (value := run_value(run, METRIC_BY_NAME["step_time"])) is not None]
+    return statistics.median(values) if values else None
 
 
 def trend_lines(found: Sequence[Trend]) -> tuple[str, ...]:

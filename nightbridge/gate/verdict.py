@@ -60,7 +60,7 @@ from nightbridge.models import (
     VerdictStatus,
     make_run_key,
 )
-from nightbridge.models.metrics import COLUMNS, METRIC_BY_NAME, METRICS
+from nightbridge.models.metrics import COLUMNS, INVERSES, METRIC_BY_NAME, METRICS
 
 # The verdict on a run whose job ended like this, whatever it measured. None: its numbers decide.
 OUTCOME_FAULTS: dict[Outcome | None, VerdictStatus | None] = {
@@ -112,9 +112,6 @@ BAD_COMPARISONS: dict[VerdictStatus, ComparisonStatus] = {
     VerdictStatus.SUSPICIOUS: "suspicious",
 }
 """The comparisons that make a verdict bad."""
-
-INVERSES = frozenset({"tflops_per_gpu", "tokens_per_gpu"})
-"""Metrics that are a constant over the step time, as long as the configuration stays."""
 
 SAME_FACT = 0.01
 """So close to the inverse of the step time's change, relative, theirs is the same fact."""
@@ -275,6 +272,8 @@ def _verdict(
         control=control,
         certainty=_certainty(status, results),
         moved=_moved(results, tonight),
+        steps=record.summary.steps_done,
+        steps_expected=record.summary.steps_expected,
         gpu_hours=gpu_hours(record) or 0.0,
         confirmation_gpu_hours=sum(further.values()),
     )

@@ -236,6 +236,9 @@ METRIC_BY_NAME: dict[str, Metric] = {metric.name: metric for metric in METRICS}
 COLUMNS = tuple(metric for metric in METRICS if metric.always)
 """The metrics that every table shows; the others are named where they are news."""
 
+INVERSES = frozenset({"tflops_per_gpu", "tokens_per_gpu"})
+"""Metrics that are a constant over the step time, as long as the configuration stays."""
+
 if TYPE_CHECKING:
     MetricName = str
 else:

@@ -180,6 +180,8 @@ class Verdict(StoredModel):
     suspect_nodes: tuple[str, ...] = Field((), description="Nodes that those runs should do without, if they can.")
     control: ControlArm | None = Field(None, description="The control arm; None where none was wanted.")
     moved: dict[str, float] = Field({}, description="As in the run's history row.")
+    steps: int | None = Field(None, description="Steps that the run did; None where no run did any, or it is unknown.")
+    steps_expected: int | None = None
     gpu_hours: float = Field(0.0, description="What the run cost: GPUs times hours.")
     confirmation_gpu_hours: float = Field(0.0, description="What its pairs and re-runs of this night cost.")
     suspects: Suspects | None = Field(None, description="What changed, where the run is not as the good ones were.")

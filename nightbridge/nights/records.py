@@ -87,6 +87,7 @@ def _is_second_time_round(slot: datetime) -> bool:
 
 
 _RUN_KEY = re.compile(r".+-[0-9a-f]{10}")
+_DATED = re.compile(r"\d{4}-\d\d-\d\d")
 _NEWEST = ("", "last", "last-good")
 
 LATE = timedelta(minutes=30)
@@ -249,7 +250,7 @@ def read_end(store: ObjectStore, night: str, scenario: str) -> NightEnd | None:
 
 
 def find_nights(store: ObjectStore, *, limit: int | None = None, night: str | None = None) -> list[Night]:
-    """The nights in the store, the newest id first.
+    """The nights in the store, the newest first.
 
     Args:
         store: Where they are.
@@ -260,14 +261,14 @@ def find_nights(store: ObjectStore, *, limit: int | None = None, night: str | No
         DamagedData: A record cannot be read.
     """
     folders = _folders(store, f"nights/{night}/" if night else "nights/")
-    chosen = sorted({found for found, _ in folders}, reverse=True)[:limit]
-    return list(_read_nights(store, [key for key in sorted(folders, reverse=True) if key[0] in chosen]))
+    chosen = list(dict.fromkeys(found for found, _ in folders))[:limit]
+    return list(_read_nights(store, [key for key in folders if key[0] in chosen]))
 
 
 def last_ends(store: ObjectStore, limit: int) -> list[NightEnd]:
     """The ends of the last `limit` night ids that have one, the newest first. Raises as `find_nights` does."""
-    folders = sorted(_folders(store, "nights/"), reverse=True)
-    chosen = sorted({night for night, _scenario in folders}, reverse=True)[:limit]
+    folders = _folders(store, "nights/")
+    chosen = list(dict.fromkeys(night for night, _scenario in folders))[:limit]
     ends = in_parallel(lambda key: read_end(store, *key), [key for key in folders if key[0] in chosen])
     return [end for end in ends if end]
 
@@ -279,7 +280,7 @@ def is_run_key(name: str) -> bool:
 
 def newest_first(store: ObjectStore) -> Iterator[Night]:
     """Every night of the store, each read when it is reached. Raises as `find_nights` does."""
-    return _read_nights(store, sorted(_folders(store, "nights/"), reverse=True))
+    return _read_nights(store, _folders(store, "nights/"))
 
 
 def find_run(store: ObjectStore, name: str) -> str:
@@ -315,6 +316,13 @@ def find_run(store: ObjectStore, name: str) -> str:
     raise InvalidInput(f"{len(found) or 'no'} runs of this name", thing=f"{name} in {store.url}", advice=advice)
 
 
+def like_test(store: ObjectStore, test_id: str) -> str:
+    """Advice where a test is not known: the ids of the last nights that read like this one. Raises as `find_nights`."""
+    known = {run.test_id for night in find_nights(store, limit=3) for run in night.start.tests}
+    near = ", ".join(get_close_matches(test_id, known - {test_id}))
+    return f"Did you mean {near}?" if near else "Check test id and store; `nightbridge history` lists the tests"
+
+
 def read_verdict(store: ObjectStore, run_key: str, night: str) -> Verdict | None:
     """The stored verdict of a run; None while it has none.
 
@@ -342,8 +350,22 @@ def confirmation_cost(store: ObjectStore, month: str) -> float:
     return sum(verdict.confirmation_gpu_hours for end in ends if end for verdict in end.verdicts)
 
 
-def _folders(store: ObjectStore, prefix: str) -> set[tuple[str, str]]:
-    return {(match[1], match[2]) for item in store.list(prefix) if (match := _RECORD.fullmatch(item.key))}
+def _folders(store: ObjectStore, prefix: str) -> list[tuple[str, str]]:
+    """Night and scenario of every record, the newest night first.
+
+    A night that is named by a word instead of a date, as one by hand may be, counts from when its records were written:
+    by its name it would be the newest for ever.
+    """
+    found: set[tuple[str, str]] = set()
+    when: dict[str, str] = {}
+    for item in store.list(prefix):
+        if match := _RECORD.fullmatch(item.key):
+            night = match[1]
+            found.add((night, match[2]))
+            by_name = item.modified is None or _DATED.match(night)
+            written = night if by_name else f"{item.modified:%Y-%m-%d-%H%M%S}"
+            when[night] = max(when.get(night, written), written)
+    return sorted(found, key=lambda key: (when[key[0]], *key), reverse=True)
 
 
 def _read_nights(store: ObjectStore, folders: Sequence[tuple[str, str]]) -> Iterator[Night]:

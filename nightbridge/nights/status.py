@@ -52,7 +52,7 @@ class RunStatus(Model):
     job_id: int | None = None
     since: datetime | None = Field(None, description="When this phase began, where that is known.")
     reason: str = Field("", description="Slurm's reason or state, or why it is unknown.")
-    steps: int | None = Field(None, description="Iterations that its log has, while it runs.")
+    steps: int | None = Field(None, description="Iterations that its log has, while it runs; then those it did.")
     steps_expected: int | None = None
     step_time: float | None = Field(None, description="Seconds: of the verdict, else the median of the last steps.")
     ends_at: datetime | None = Field(None, description="When it has done its last step, at the pace of the last ones.")
@@ -63,12 +63,18 @@ class RunStatus(Model):
         parts = (
             f"{state} ({self.reason})" if self.reason.lower() not in ("", state) else state,
             f"job {self.job_id}" if self.job_id is not None else "",
-            f"{self.steps:,}/{self.steps_expected:,} steps" if self.steps is not None else "",
+            _steps_text(self.steps, self.steps_expected),
             f"ends ~{self.ends_at:%m-%d %H:%M} UTC" if self.ends_at else "",
             f"{format_value(self.step_time, 's')} a step" if self.step_time is not None else "",
             f"since {self.since:%Y-%m-%d %H:%M} UTC" if self.since and not self.verdict else "",
         )
         return ", ".join(filter(None, parts))
+
+
+def _steps_text(steps: int | None, expected: int | None) -> str:
+    if steps is None:
+        return ""
+    return f"{steps:,} steps" if expected is None else f"{steps:,}/{expected:,} steps"
 
 
 def run_statuses(start: NightStart, store: ObjectStore, open_cluster: Callable[[], Cluster]) -> tuple[RunStatus, ...]:
@@ -122,6 +128,8 @@ def _done(test_id: str, run_key: str, verdict: Verdict) -> RunStatus:
         phase=RunPhase.DONE,
         verdict=verdict.status,
         job_id=verdict.job_id,
+        steps=verdict.steps,
+        steps_expected=verdict.steps_expected,
         step_time=measured,
     )
 

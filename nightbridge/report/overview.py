@@ -1,6 +1,6 @@
 """All tests of the last nights: in a line each, and as the page `reports/index.html` with a square for each night.
 
-It reads records and verdicts alone, so that it needs no numpy.
+It reads records and verdicts alone: no numpy, and for the lines no template either.
 """
 
 import itertools
@@ -16,7 +16,6 @@ from nightbridge.history.metrics import format_count, format_value
 from nightbridge.models import Model, Verdict, VerdictStatus
 from nightbridge.nights.records import NightVerdict, last_ends, newest_first, read_verdict
 from nightbridge.report.charts import NightPoint, PointKind, sparkline
-from nightbridge.report.page import render_page
 from nightbridge.report.tables import STATUS_WORDS, StatusWords, cause_of, short_reason
 from nightbridge.store.protocol import ObjectStore
 from nightbridge.store.transfers import in_parallel
@@ -140,6 +139,8 @@ def index_html(store: ObjectStore, disk: Sequence[str] = (), limit: int = INDEX_
     Raises:
         DamagedData: A record of a night or a decision cannot be read.
     """
+    from nightbridge.report.page import render_page
+
     ends = last_ends(store, limit)[::-1]
     nights = list(dict.fromkeys(end.night for end in ends))
     by_test: dict[str, dict[str, tuple[NightVerdict, str]]] = {}

@@ -16,7 +16,7 @@ from nightbridge.harvest.restore import foreign_objects, verify_run
 from nightbridge.history.reading import StoredSeries, find_series, read_history
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import Model, ReferencePolicy, RunRecord, Verdict
-from nightbridge.nights.records import read_verdict
+from nightbridge.nights.records import like_test, read_verdict
 from nightbridge.store.protocol import ObjectStore
 from nightbridge.store.transfers import Progress
 
@@ -111,7 +111,7 @@ def history_of(store: ObjectStore, test_id: str, cluster: str | None = None) -> 
                 others=found[number + 1 :],
             )
     where = f"{store.url}, cluster {cluster}" if cluster else store.url
-    raise InvalidInput("no history of this test", thing=f"{test_id} in {where}", advice="Check test id and store")
+    raise InvalidInput("no history of this test", thing=f"{test_id} in {where}", advice=like_test(store, test_id))
 
 
 def compare_stored(

@@ -3,10 +3,9 @@
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from nightbridge.gate.verdict import INVERSES
 from nightbridge.history.metrics import format_change, format_count, format_value, markdown_text
 from nightbridge.models import Comparison, Verdict, VerdictStatus
-from nightbridge.models.metrics import COLUMNS, METRIC_BY_NAME
+from nightbridge.models.metrics import COLUMNS, INVERSES, METRIC_BY_NAME
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -268,8 +268,12 @@ def test_the_command_lists_first_and_removes_when_it_is_told(place: Place, capsy
     assert str(checkout) in listed.out
     assert str(image) in listed.out
     assert "would remove 1 checkouts, 1 images, 0 launcher environments and 0 stored runs" in listed.err
+    assert "stored runs have no limit set" in listed.err
     assert checkout.exists()
     assert image.exists()
+
+    assert run(["prune", "--workspace", str(place.workspace), "--store-nights", "2"]) == 0
+    assert "stored runs beyond their limits that a verdict of a run that stays" in capsys.readouterr().err
 
     assert run(["prune", "--workspace", str(place.workspace), "--yes", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)

@@ -4,9 +4,16 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from nightbridge.cli import demo
+from nightbridge.models import NightReport, VerdictStatus
+from tests.builders import make_verdict
+from tests.nightbridge.cli.conftest import Program
 
 ROOT = Path(__file__).parents[3]
 
@@ -52,3 +59,24 @@ def test_it_takes_its_own_workload_beside_a_folder_of_that_name(place: Path) -> 
     ended = subprocess.run([sys.executable, "-c", code], cwd=place, capture_output=True, text=True, check=False)
 
     assert (ended.returncode, ended.stdout.strip()) == (0, str(ROOT / "examples/practice/demo.py"))
+
+
+def test_what_it_says_to_do_next_names_the_demo_s_own_site(
+    nightbridge: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    verdict = make_verdict(VerdictStatus.REGRESSED, "slow", test_id="llama-small")
+    report = NightReport(scenario="nightly", night="2026-11-21", verdicts=(verdict,), report="report")
+
+    def run_demo(_folder: Path, show: Callable[..., None]) -> list[NightReport]:
+        show(SimpleNamespace(subject="Slower"), report)
+        return [report]
+
+    nights = SimpleNamespace(NIGHTS=(1,), run_demo=run_demo, slow_night=lambda reports: reports[0])
+    monkeypatch.setattr(demo, "practice_nights", lambda _examples: nights)
+    monkeypatch.chdir(tmp_path)
+
+    code, out, err = nightbridge("demo")
+
+    told = [line for line in (out + err).splitlines() if "next: nightbridge" in line]
+    assert (code, len(told)) == (0, 2)
+    assert all(line.endswith(" llama-small --system .nightbridge/demo/site.toml") for line in told)

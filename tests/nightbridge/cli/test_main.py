@@ -11,7 +11,9 @@ import pytest
 from nightbridge.cli import file_checks
 from nightbridge.cli.options import as_options
 from nightbridge.errors import PermanentError, TransientError
-from nightbridge.models import SiteChoice
+from nightbridge.models import SiteChoice, StoreSettings, VerdictStatus
+from nightbridge.store.directory import DirectoryStore
+from tests.builders import store_night
 from tests.nightbridge.cli.conftest import NIGHTLY, TEST, Program
 
 
@@ -75,6 +77,7 @@ def test_a_wrong_command_line_is_invalid_input(nightbridge: Program, arguments: 
 
 
 HEAVY = ("prefect", "pandas", "boto3", "numpy", "matplotlib", "pyarrow", "tenacity", "jinja2", "flows")
+UNREAD = ("nightbridge.config.scenarios", "nightbridge.rules", "nightbridge.gate.verdict", "nightbridge.report.page")
 
 
 @pytest.mark.parametrize(
@@ -91,6 +94,21 @@ def test_commands_that_must_start_fast_import_nothing_heavy(arguments: list[str]
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
 
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("command", ["history", "ls", "status"])
+def test_what_lists_the_store_reads_no_scenario_and_draws_no_page(tmp_path: Path, command: str) -> None:
+    store = DirectoryStore(StoreSettings(url=f"file://{tmp_path}/store"))
+    store_night(store, "2026-11-20", {"llama-small": VerdictStatus.PASSED}, tmp_path)
+    code = (
+        "import sys\nfrom nightbridge.cli import main as cli\n"
+        f"ended = cli.run([{command!r}, '--workspace', {str(tmp_path)!r}])\n"
+        f"print(ended, [name for name in {(*HEAVY, *UNREAD)!r} if name in sys.modules])"
+    )
+
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+
+    assert ended.stdout.splitlines()[-1] == "0 []"
 
 
 @pytest.mark.parametrize("setting", [None, ("prefect.toml", '[api]\nurl = "http://127.0.0.1:9/api"\n')])
@@ -173,7 +191,8 @@ def test_the_same_site_is_named_in_proposed_commands() -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "meant"), [("list", "ls"), ("version", "--version"), ("undo", "accept --undo"), ("prun", "prune")]
+    ("typed", "meant"),
+    [("list", "ls"), ("version", "--version"), ("undo", "accept --undo"), ("results", "history"), ("prun", "prune")],
 )
 def test_an_unknown_command_leads_to_the_one_that_is_meant(nightbridge: Program, typed: str, meant: str) -> None:
     code, _, err = nightbridge(typed)

@@ -213,6 +213,18 @@ def test_ls_lists_runs_and_how_far_the_live_ones_are(
     assert found == ["deepseek", "deepseek"]
 
 
+@pytest.mark.parametrize(
+    ("command", "problem"), [("ls", "no run of this test"), ("history", "no history of this test")]
+)
+def test_a_test_that_is_not_there_is_told_with_the_one_that_is_meant(
+    nightbridge: Program, nights: Path, command: str, problem: str
+) -> None:
+    code, out, err = nightbridge(command, "deepsek", "--workspace", str(nights))
+
+    assert (code, out) == (2, "")
+    assert f"{problem}. Did you mean deepseek?" in err
+
+
 def test_history_without_a_test_shows_all_of_them(nightbridge: Program, nights: Path) -> None:
     store = open_store(StoreSettings(url=f"file://{nights}/store"))
     record_decision(store, builders.make_decision("deepseek"))

@@ -47,6 +47,8 @@ def test_init_names_the_recipes_that_are_like_it(nightbridge: Program, tmp_path:
     ("key", "said"),
     [
         ("cmd_args.mb", "micro_batch_size"),
+        ("mb", "cmd_args.mb: "),
+        ("micro_batch_size", "cmd_args.mb: "),
         ("gate.pairs", "maximum  5"),
         ("harvest", "checkpoint  Which complete checkpoints are kept"),
         ("git_repos.commit", "git_repos.commit"),
@@ -65,6 +67,7 @@ def test_explain_says_what_a_key_means(nightbridge: Program, key: str, said: str
         ("cmd_args.micro_batch_size", "unknown key; write mb"),
         ("cmd_args.train_iters", "unknown key; write max_steps"),
         ("cmd_args.extra_cmd_args", "unknown key; it is a table of the test, [extra_cmd_args]"),
+        ("checkpoint", "several tables have this key. Name one of extra_cmd_args.checkpoint, harvest.checkpoint"),
         ("gate.step_tme", "unknown key; did you mean 'step_time'?"),
     ],
 )

@@ -9,10 +9,19 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from nightbridge.gate.trend import Trend, nights_of, standing_lines, trend_lines, trend_table, trends
+from nightbridge.gate.trend import (
+    Trend,
+    further_run_lines,
+    history_cells,
+    nights_of,
+    standing_lines,
+    trend_lines,
+    trend_table,
+    trends,
+)
 from nightbridge.gate.verdict import compare
 from nightbridge.history.rows import HistoryRow, row_of
-from nightbridge.models import Outcome, Summary, VerdictStatus
+from nightbridge.models import Arm, Outcome, Summary, VerdictStatus
 from tests.builders import make_record, make_summary
 
 GOOD, BAD = "a" * 40, "e" * 40
@@ -102,6 +111,26 @@ def test_confirming_runs_count_for_their_night_and_bisect_points_do_not(slowed: 
 
     assert found.values[10] == 2.0
     assert len(found.nights) == 60
+
+
+def test_a_night_of_several_runs_says_so_with_what_the_last_good_point_took_beside_it(slowed: list[HistoryRow]) -> None:
+    own, good = slowed[40], slowed[30]
+    arms = [
+        own.model_copy(
+            update={"repeat": at, "summary": summary(value), "arm": Arm(role=role, pair=1, reference=good.run_key)}
+        )
+        for at, role, value in ((1, "new", 1.3), (2, "control", 1.0))
+    ]
+    rows = [*slowed, *arms]
+
+    (line,) = further_run_lines(rows)
+    names, *cells = history_cells(trends(rows), rows, own.night)
+
+    assert line == (
+        f"{own.night}: median of 2 runs; beside it the last good point, {good.night}: step time 1.000 s in 1 run"
+    )
+    assert [names[-2:], cells[0][-2:], cells[1][-2:]] == [["runs", "control_step_time"], [2, 1.0], [1, None]]
+    assert further_run_lines(rows, slowed[41].night) == ()
 
 
 def test_a_night_with_bisect_points_only_is_no_night(slowed: list[HistoryRow]) -> None:

@@ -370,7 +370,9 @@ def test_a_failed_job_that_measured_nothing_says_only_what_happened(
 ) -> None:
     record = make_record(Summary(steps_expected=50), outcome=Outcome.OUT_OF_MEMORY)
 
-    assert compare(record, history).reasons == ("the job ran out of memory", "0 of 50 steps recorded")
+    verdict = compare(record, history)
+    assert verdict.reasons == ("the job ran out of memory", "0 of 50 steps recorded")
+    assert (verdict.steps, verdict.steps_expected) == (0, 50)
 
 
 def test_a_teardown_failure_is_compared_and_told(

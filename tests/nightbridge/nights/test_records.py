@@ -71,6 +71,15 @@ def test_nights_are_found_the_newest_first_with_and_without_an_end(store: Object
     assert [night.start.night for night in find_nights(store, limit=1)] == ["2026-11-21-1300"]
 
 
+def test_a_night_that_a_word_names_is_no_newer_than_when_it_was_written(store: ObjectStore) -> None:
+    tomorrow = str((utc_now() + timedelta(days=1)).date())
+    for night in ("2026-01-01", "live", tomorrow):
+        record_start(store, start_of(night))
+
+    assert [night.start.night for night in find_nights(store)] == [tomorrow, "live", "2026-01-01"]
+    assert [night.start.night for night in find_nights(store, limit=1)] == [tomorrow]
+
+
 def test_scenarios_of_one_night_are_kept_apart(store: ObjectStore) -> None:
     record_start(store, start_of("2026-11-21", "large"))
     record_start(store, start_of("2026-11-21", "small"))

@@ -141,8 +141,9 @@ def test_a_run_with_a_verdict_is_done_whatever_the_cluster_says(
     tmp_path: Path, store: ObjectStore, cluster: LocalCluster
 ) -> None:
     verdict = Verdict(run_key=RUN_KEY, test_id="llama", night="2026-11-21", status=VerdictStatus.NO_BASELINE, job_id=7)
+    verdict = verdict.model_copy(update={"steps": 1500, "steps_expected": 2000})
     store.put(f"runs/llama/2026-11-21/{RUN_KEY}/verdict.json", verdict.model_dump_json().encode())
 
     status = status_of(tmp_path, store, Silent(cluster.settings, tmp_path / "cluster"))
 
-    assert str(status) == "no baseline, job 7"
+    assert str(status) == "no baseline, job 7, 1,500/2,000 steps"
