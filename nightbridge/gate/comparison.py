@@ -173,7 +173,7 @@ def compare_metric(metric: Metric, tonight: Tonight) -> MetricResult | None:
         if night is not None
         and steady[index] is not None
         and (is_good(night.own) or is_accepted(decisions, metric.name, night.own.night))
-        and not passed_by_ended(decisions, metric.name, night.own.night)
+        and not (decisions and passed_by_ended(decisions, metric.name, night.own.night))
     ]
     singles = series.first_runs(metric.field, steady)
     band = band_of(
@@ -283,8 +283,14 @@ class _Series:
     def first_runs(self, field: str, steady: Sequence[float | None]) -> list[float | None]:
         """Each past night's first run alone, adjusted as the night's value of the field was."""
         metric = self.metric._replace(field=field)
+
+        def first_run(night: Night | None, value: float | None) -> float | None:
+            if night is None or night.runs == (night.own,):  # most nights: the night's value is its only run's
+                return value
+            return run_value(night.own, metric)
+
         return [
-            None if night is None or (own := run_value(night.own, metric)) is None else own * _ratio(value, level)
+            None if (own := first_run(night, value)) is None else own * _ratio(value, level)
             for night, value, level in zip(self.past, self.past_values(field), steady, strict=False)
         ]
 
@@ -487,7 +493,7 @@ def _noise_of_runs(series: _Series) -> tuple[str, float, float]:
     field, values = series.steadiest
     every = zip(series.first_runs(field, values), series.past, strict=True)
     known = [value for value, night in every if value is not None and night and is_good(night.own)]
-    noise, usual = noise_of_runs(metric, known), metric.threshold(gate) / UNKNOWN_SIGMAS
+    noise, usual = noise_of_runs(known), metric.threshold(gate) / UNKNOWN_SIGMAS
     if len(known) < gate.cold_start:
         return field, min(max(noise, usual), 2 * usual), metric.threshold(gate)
     return field, noise, change_looked_for(metric, gate)
