@@ -58,9 +58,13 @@ def events(
 
 def checkpoint(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A checkpoint, or a folder of iter_* ones.")],
+    deep: Annotated[bool, typer.Option("--deep", help="Load what is whole, too: runs the code pickled in it.")] = False,
+    python: Annotated[
+        str, typer.Option("--python", help="For --deep: an interpreter with torch, or a command that runs one.")
+    ] = "python3",
     as_json: JsonOption = False,
 ) -> None:
-    """Read every byte of a checkpoint and check it by its own checksums; nothing of it is loaded.
+    """Read every byte of a checkpoint and check it by its own checksums; without --deep nothing of it is loaded.
 
     Prints for each: verified, unproven (nothing is wrong, but a part of it has no checksum), in_progress, or damaged.
     """
@@ -74,10 +78,24 @@ def checkpoint(
         for path in checkpoint_folders(folder) or [folder]
         for state, reason in [state_in_child(path)]
     ]
+    for each in judged if deep else ():
+        if each["state"] in ("verified", "unproven"):
+            each |= _loaded(each, python)
     show(as_json, judged, lambda: (f"{each['path']}: {each['state']}  {each['reason']}".rstrip() for each in judged))
     if bad := [str(each["path"]) for each in judged if each["state"] in ("damaged", "in_progress")]:
         advice = "Use an older checkpoint, or one that is verified"
         raise DamagedData(f"{len(bad)} of {len(judged)} checkpoints are not whole", thing=", ".join(bad), advice=advice)
+
+
+def _loaded(judged: "Mapping[str, object]", python: str) -> dict[str, object]:
+    """What loading a checkpoint changes about how it was judged."""
+    from nightbridge.outputs.deep_check import load_with_torch
+
+    try:
+        loaded = load_with_torch(Path(str(judged["path"])), python)
+    except DamagedData as error:
+        return {"state": "damaged", "reason": error.what}
+    return {"reason": "; ".join(filter(None, (str(judged["reason"]), str(loaded)))), "loaded": loaded.model_dump()}
 
 
 @site_options("system", "store", "workspace")

@@ -115,7 +115,7 @@ def compare_metric(metric: Metric, tonight: Tonight) -> MetricResult | None:
         if night is not None
         and steady[index] is not None
         and (is_good(night.own) or is_accepted(decisions, metric.name, night.own.night))
-        and not passed_by_ended(decisions, metric.name, night.own.night)
+        and not (decisions and passed_by_ended(decisions, metric.name, night.own.night))
     ]
     singles = series.first_runs(metric.field, steady)
     band = band_of(
@@ -367,7 +367,7 @@ def _noise_of_runs(series: MetricSeries) -> tuple[str, float, float]:
     field, values = series.steadiest
     every = zip(series.first_runs(field, values), series.past, strict=True)
     known = [value for value, night in every if value is not None and night and is_good(night.own)]
-    noise, usual = noise_of_runs(metric, known), metric.threshold(gate) / UNKNOWN_SIGMAS
+    noise, usual = noise_of_runs(known), metric.threshold(gate) / UNKNOWN_SIGMAS
     if len(known) < gate.cold_start:
         return field, min(max(noise, usual), 2 * usual), metric.threshold(gate)
     return field, noise, change_looked_for(metric, gate)

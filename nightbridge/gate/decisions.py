@@ -167,6 +167,8 @@ def in_force(decisions: Sequence[Decision], metric: str) -> tuple[Decision, ...]
 
     A level that was repaired is no baseline any more, and one that is a baseline is not a fault that was repaired.
     """
+    if not decisions:  # nearly always, and asked about each night of each metric
+        return ()
     kept: list[Decision] = []
     for decision in sorted(decisions, key=lambda one: one.when):
         if decision.is_about(metric):
@@ -189,7 +191,7 @@ def is_left_out(decisions: Sequence[Decision], metric: str, night: str, verdict:
     """
     if verdict is VerdictStatus.SUSPICIOUS and not is_accepted(decisions, metric, night):
         return True
-    forced = in_force(decisions, metric)
+    forced = in_force(decisions, metric) if decisions else ()
     if not forced:
         return False
     if night < level_start(forced, metric):

@@ -136,8 +136,14 @@ class MetricSeries:
     def first_runs(self, field: str, steady: Sequence[float | None]) -> list[float | None]:
         """Each past night's first run alone, adjusted as the night's value of the field was."""
         metric = self.metric._replace(field=field)
+
+        def first_run(night: Night | None, value: float | None) -> float | None:
+            if night is None or night.runs == (night.own,):  # most nights: the night's value is its only run's
+                return value
+            return run_value(night.own, metric)
+
         return [
-            None if night is None or (own := run_value(night.own, metric)) is None else own * ratio(value, level)
+            None if (own := first_run(night, value)) is None else own * ratio(value, level)
             for night, value, level in zip(self.past, self.past_values(field), steady, strict=False)
         ]
 

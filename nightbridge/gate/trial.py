@@ -172,7 +172,7 @@ def noise_of_history(rows: Sequence[HistoryRow], gate: GatePolicy) -> dict[str, 
     for metric in COLUMNS:
         values = [value for row in good if (value := measured(metric, row.summary)) is not None]
         usual = metric.threshold(gate) / UNKNOWN_SIGMAS
-        noise = noise_of_runs(metric, values)
+        noise = noise_of_runs(values)
         if len(values) < gate.cold_start:
             noise = min(max(noise, usual), 2 * usual)
         found[metric.name] = noise

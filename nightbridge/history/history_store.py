@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 ROWS_TOGETHER = 128
 
-NEWEST_GROUPS = 3
+NEWEST_GROUPS = 2
 """Groups that are looked at first where the newest rows may be all that is wanted."""
 
 DAMAGE_ADVICE = "Rebuild the history from the runs: nightbridge history TEST_ID --rebuild"

@@ -201,9 +201,9 @@ def band_of(metric: Metric, gate: GatePolicy, good: Sequence[float], singles: Se
     threshold = metric.threshold(gate)
     reference = statistics.median(good[-gate.baseline_runs :]) if good else None
     if len(good) < gate.cold_start:
-        few, _tail = _noise(metric, singles) if len(good) > 2 else (0.0, 0.0)
+        few = noise_of(singles) if len(good) > 2 else 0.0
         return Band(reference, max(threshold, gate.sigmas * few), len(good), math.nan)
-    noise, tail = _noise(metric, singles[-NOISE_NIGHTS:])
+    noise, tail = noise_of(singles[-NOISE_NIGHTS:]), _tail_of(metric, singles[-NOISE_NIGHTS:])
     least = min(metric.least(gate.least_change), threshold)
     width = max(least, min(gate.sigmas * noise, max(threshold, TOO_NOISY * noise)), tail)
     return Band(reference, width, len(good), noise)
@@ -256,26 +256,24 @@ def fixed_band(metric: Metric, gate: GatePolicy, values: Sequence[float]) -> Ban
     return Band(statistics.median(values) if values else None, metric.threshold(gate), len(values), math.nan)
 
 
-def noise_of(metric: Metric, values: Sequence[float | None]) -> float:
+def noise_of(values: Sequence[float | None]) -> float:
     """The relative standard deviation of single nights; 0 where they are too few to tell."""
-    return _noise(metric, values)[0]
-
-
-def noise_of_runs(metric: Metric, values: Sequence[float]) -> float:
-    """The same of single runs, of which a month may be quieter by chance than they are."""
-    return max(noise_of(metric, values[-nights:]) for nights in (NOISE_NIGHTS, LONG_NOISE_NIGHTS))
-
-
-def _noise(metric: Metric, values: Sequence[float | None]) -> tuple[float, float]:
-    """The relative standard deviation of single nights, and how far they stray that are no rare accident."""
     # numpy is imported with the first band from history: commands that compare nothing do not pay for it.
     from nightbridge.history.changepoints import night_noise
 
     noise = night_noise(values)
     if math.isnan(noise):
-        return 0.0, 0.0
+        return 0.0
+    strays = sorted(map(abs, deviations(values)))
+    return noise if len(strays) < FEW else max(noise, strays[int(USUAL * len(strays))] / USUAL_SIGMAS)
+
+
+def noise_of_runs(values: Sequence[float]) -> float:
+    """The same of single runs, of which a month may be quieter by chance than they are."""
+    return max(noise_of(values[-nights:]) for nights in (NOISE_NIGHTS, LONG_NOISE_NIGHTS))
+
+
+def _tail_of(metric: Metric, values: Sequence[float | None]) -> float:
+    """How far single nights stray that are no rare accident; 0 where they are too few to tell."""
     strays = sorted(stray if metric.lower_is_better else -stray for stray in deviations(values, 4, 4))
-    if len(strays) < FEW:
-        return noise, 0.0
-    usual = sorted(map(abs, deviations(values)))[int(USUAL * len(strays))] / USUAL_SIGMAS
-    return max(noise, usual), BEYOND_TAIL * strays[min(int(TAIL * len(strays)), len(strays) - 3)]
+    return BEYOND_TAIL * strays[min(int(TAIL * len(strays)), len(strays) - 3)] if len(strays) >= FEW else 0.0

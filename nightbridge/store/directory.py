@@ -76,10 +76,10 @@ class DirectoryStore:
             write_atomically(path, data)
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
-        """Write an object unless it exists; return whether this call wrote it."""
+        """Write an object unless it exists; return whether it is there with these bytes."""
         path = self._path(key)
         with _store_errors(path):
-            return create_exclusively(path, data)
+            return create_exclusively(path, data) or self.get(key) == data
 
     def put_file(self, key: str, source: FileSource) -> ObjectInfo:
         """Copy a file in, flushed to disk and read back before it gets its name.

@@ -54,7 +54,11 @@ class ObjectStore(Protocol):
         """Write an object, replacing it."""
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
-        """Write an object unless it exists; return whether this call wrote it."""
+        """Write an object unless it exists; return whether it is there with these bytes.
+
+        Whether this call wrote them cannot be known for sure: the answer to it, or to the same call before, may have
+        been lost. Writers that must not both win write what tells them apart.
+        """
 
     def put_file(self, key: str, source: FileSource) -> ObjectInfo:
         """Create an object of a file; returns it with the checksum of what was sent.

@@ -29,9 +29,6 @@ from nightbridge.store.s3_upload import (
     recorded_checksum,
 )
 
-WRITER_METADATA = "writer"
-"""User metadata of an exclusively created object: distinguishes a lost response to our own write from another's."""
-
 
 class S3Store:
     """Objects under a prefix of one bucket. Safe for many threads.
@@ -68,19 +65,19 @@ class S3Store:
         self._tag(self._key(key))
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
-        """Write an object unless it exists; return whether this call wrote it.
+        """Write an object unless it exists; return whether it is there with these bytes.
 
         One request, never multipart: Ceph ignores the condition when a multipart upload is completed.
         """
-        attributes = {SHA256_METADATA: sha256_hex(data), WRITER_METADATA: uuid.uuid4().hex}
+        attributes = {SHA256_METADATA: sha256_hex(data)}
         for _ in range(TRIES):
             if self._bulk.put(self._key(key), data, attributes, "create") is not None:
                 self._tag(self._key(key))
                 return True
-            # The response to our first try may have been lost and the request repeated: then the object is ours. If
-            # there is none, the server was deciding on another writer's request (409), or that writer has deleted it.
-            if found := self._head(self._key(key)):
-                return bool(found["Metadata"].get(WRITER_METADATA) == attributes[WRITER_METADATA])
+            # The answer to a try of ours, or of an earlier call, may have been lost: then the bytes are ours. If there
+            # is nothing, the server was deciding on another writer's request (409), or that writer has deleted it.
+            if (found := self.get(key)) is not None:
+                return found == data
         raise TransientError("another writer is creating and deleting it", thing=self.url_of(key))
 
     def put_file(self, key: str, source: FileSource) -> ObjectInfo:

@@ -2,6 +2,7 @@
 
 import json
 import random
+import sys
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,8 @@ def test_checkpoint_reads_every_byte_and_ends_with_an_error_for_a_damaged_one(
     for name, content in saved_shards({"__0_0.distcp": 4000}, random.Random(1)).items():
         (folder / name).write_bytes(content)
     assert nightbridge("checkpoint", str(folder))[:2] == (0, f"{folder}: verified\n")
+    code, _, err = nightbridge("checkpoint", str(folder), "--deep", "--python", sys.executable)
+    assert (code, "it has no module torch" in err) == (4, True)
 
     flipped = bytearray((folder / "__0_0.distcp").read_bytes())
     flipped[3000] ^= 1

@@ -175,7 +175,7 @@ class TestRecentRows:
 
         assert recent == tuple(rows[150:])
 
-    @pytest.mark.parametrize(("bad", "groups"), [(0, {3}), (250, {3}), (400, {3, 8})])
+    @pytest.mark.parametrize(("bad", "groups"), [(0, {2}), (100, {2}), (400, {2, 8})])
     def test_of_years_only_the_newest_groups_are_decoded_unless_the_last_good_night_is_before_them(
         self,
         store: DirectoryStore,

@@ -28,8 +28,7 @@ class MemoryStore:
         self._objects[checked_key(key)] = (data, datetime.now(UTC))
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
-        mine = (data, datetime.now(UTC))
-        return self._objects.setdefault(checked_key(key), mine) is mine
+        return self._objects.setdefault(checked_key(key), (data, datetime.now(UTC)))[0] == data
 
     def put_file(self, key: str, source: FileSource) -> ObjectInfo:
         with source:

@@ -52,6 +52,7 @@ def test_stat_tells_size_and_checksum(store: ObjectStore) -> None:
 def test_put_if_absent_writes_once(store: ObjectStore) -> None:
     assert store.put_if_absent("m/manifest.json", b"first")
     assert not store.put_if_absent("m/manifest.json", b"second")
+    assert store.put_if_absent("m/manifest.json", b"first")  # again, as after a crash: it is what we wrote
     assert store.get("m/manifest.json") == b"first"
 
 

@@ -160,6 +160,20 @@ def test_a_winner_whose_answer_was_lost_is_told_that_it_won(ceph: S3Server, ceph
         assert not store.put_if_absent("manifest.json", b"theirs")
 
 
+def test_a_winner_that_heard_no_answer_at_all_wins_with_its_next_call(
+    ceph: S3Server, ceph_settings: StoreSettings
+) -> None:
+    with proxy_to(ceph.endpoint_url) as proxy:
+        store = S3Store(changed(ceph_settings, endpoint_url=proxy.endpoint_url))
+        proxy.after = lambda _: LOST
+        with pytest.raises(TransientError):
+            store.put_if_absent("manifest.json", b"ours")
+        proxy.after = lambda _: None
+        assert store.get("manifest.json") == b"ours"
+        assert S3Store(changed(ceph_settings, endpoint_url=proxy.endpoint_url)).put_if_absent("manifest.json", b"ours")
+        assert not store.put_if_absent("manifest.json", b"theirs")
+
+
 def test_a_conflict_with_another_writer_is_asked_again(ceph: S3Server, ceph_settings: StoreSettings) -> None:
     with proxy_to(ceph.endpoint_url) as proxy:
         store = S3Store(changed(ceph_settings, endpoint_url=proxy.endpoint_url))

@@ -1,0 +1,64 @@
+"""The deep check of a checkpoint: it is really loaded, with torch, by an interpreter that has it."""
+
+import json
+import os
+import shlex
+from pathlib import Path
+
+from nightbridge.errors import DamagedData, PermanentError
+from nightbridge.models import Model
+from nightbridge.processes import run
+
+LOADER = Path(__file__).with_name("torch_loader.py")
+TIMEOUT_SECONDS = 12 * 3600
+_MAX_REASON = 1000
+_ADVICE = "Name an interpreter of the training's environment with --python, or a command that runs it on a node"
+
+
+class Loaded(Model):
+    """What was loaded; `bytes` are those of the tensors."""
+
+    torch: str
+    tensors: int
+    objects: int
+    bytes: int
+
+    def __str__(self) -> str:
+        return f"torch {self.torch} loaded {self.tensors} tensors ({self.bytes} bytes) and {self.objects} objects"
+
+
+def load_with_torch(path: Path, python: str) -> Loaded:
+    """Load a checkpoint in a child process, on the CPU; code that is pickled in it runs there, as in a training.
+
+    Args:
+        path: Its folder, absolute; a node has to see it under the same path.
+        python: The interpreter, or a whole command that runs one, `srun --container-image=nemo.sqsh python3`. It gets
+            the program as its standard input, so that nothing of ours has to be there.
+
+    Raises:
+        DamagedData: It cannot be loaded.
+        PermanentError: The interpreter is not there, has no torch or another module that the checkpoint needs, or ran
+            out of memory.
+        TransientError: It took more than `TIMEOUT_SECONDS`.
+
+    """
+    finished = run(
+        [*shlex.split(python), "-", str(path)],
+        # Nothing goes onto a GPU that a training may be using.
+        environment={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        timeout=TIMEOUT_SECONDS,
+        given=LOADER.read_bytes(),
+    )
+    lines = finished.stdout.decode(errors="replace").splitlines()
+    if finished.code or not lines:
+        what = f"the loading process ended with code {finished.code}: {finished.tail or 'no message'}"
+        raise PermanentError(what[:_MAX_REASON], thing=python, advice=f"{_ADVICE}; one that is killed lacks memory")
+    answer = json.loads(lines[-1])
+    if "missing" in answer:
+        raise PermanentError(f"it has no module {answer['missing']}", thing=python, advice=_ADVICE)
+    if "memory" in answer:
+        advice = "Check it on a node with more memory"
+        raise PermanentError(f"not enough memory to load it: {answer['memory']}", thing=str(path), advice=advice)
+    if "problem" in answer:
+        raise DamagedData(f"torch cannot load it: {answer['problem']}"[:_MAX_REASON], thing=str(path))
+    return Loaded.model_validate(answer)
