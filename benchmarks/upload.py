@@ -134,9 +134,8 @@ def main() -> None:
             small = make_files(scratch / "small", options.small, 4096)
             with serving(start_ceph(scratch / "ceph")) as server:
                 print("Ceph's gateway")
-                compare(
-                    server, small, {name: commands[name] for name in commands if name != BOTO3_NAME}, 1, again=False
-                )
+                others = {name: commands[name] for name in commands if name != BOTO3_NAME}
+                compare(server, small, others, options.repeats or 1, again=False)
             shutil.rmtree(small)
         if options.sparse_gb:
             send_holes(scratch, options.sparse_gb, commands["nightbridge"])
