@@ -47,7 +47,8 @@ class S3Store:
         connection, options = connect(settings, block_value), object_options(settings)
         self._client = connection.client
         self._bulk = BulkTransfers(settings, self.bucket, connection, options)
-        self._bucket_seen = self._etags_are_md5 = False
+        self._bucket_seen = False
+        self._etags_are_md5: bool | None = None
         # What is read again tomorrow, such as manifests and history, stays in the bucket's usual class.
         self._file_attributes = {STORAGE_CLASS: settings.storage_class} if settings.storage_class else {}
         storage_class = {"StorageClass": settings.storage_class} if settings.storage_class else {}
@@ -61,7 +62,8 @@ class S3Store:
 
     def put(self, key: str, data: bytes) -> None:
         """Write an object, replacing it."""
-        self._bulk.put(self._key(key), data, {SHA256_METADATA: sha256_hex(data)}, "overwrite")
+        etag = self._bulk.put(self._key(key), data, {SHA256_METADATA: sha256_hex(data)}, "overwrite")
+        self._proved_etag(self._key(key), etag or "", data)
         self._tag(self._key(key))
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
@@ -71,8 +73,7 @@ class S3Store:
         """
         attributes = {SHA256_METADATA: sha256_hex(data)}
         for _ in range(TRIES):
-            if self._bulk.put(self._key(key), data, attributes, "create") is not None:
-                self._tag(self._key(key))
+            if self._create(self._key(key), data, attributes) is not None:
                 return True
             # The answer to a try of ours, or of an earlier call, may have been lost: then the bytes are ours. If there
             # is nothing, the server was deciding on another writer's request (409), or that writer has deleted it.
@@ -218,18 +219,29 @@ class S3Store:
 
     def _create_whole(self, key: str, source: FileSource) -> str:
         """Send a file with one request; returns its ETag."""
-        body, thing = self._buffers.take(source.size), f"s3://{self.bucket}/{key}"
+        body = self._buffers.take(source.size)
         try:
             source.read_into(body)
-            etag = self._bulk.put(key, body, {SHA256_METADATA: source.sha256, **self._file_attributes}, "create")
-            md5 = md5_hex(body)
+            etag = self._create(key, body, {SHA256_METADATA: source.sha256, **self._file_attributes})
         finally:
             self._buffers.give(body)
         if etag is None:
+            thing = f"s3://{self.bucket}/{key}"
             raise Taken("another writer has stored other bytes there", thing=thing, advice=TAKEN_ADVICE)
-        if etag != md5:
-            etag = self._explained_etag(key, etag, md5, thing)
-        self._etags_are_md5 |= etag == md5
+        return etag
+
+    def _create(self, key: str, body: bytes | bytearray, attributes: dict[str, str]) -> str | None:
+        """Send an object that is not there yet; returns its ETag, None where there is one already."""
+        etag = self._bulk.put(key, body, attributes, "create")
+        if etag is None:
+            return None
+        try:
+            etag = self._proved_etag(key, etag, body)
+        except TransientError:
+            # It is what came of ours, and its recorded checksum says that it is whole.
+            with s3_errors(f"s3://{self.bucket}/{key}"):
+                self._client.delete_object(Bucket=self.bucket, Key=key)
+            raise
         self._tag(key)
         return etag
 
@@ -237,14 +249,27 @@ class S3Store:
         if not self._bulk.tags:
             self._uploader.tag(key)
 
-    def _explained_etag(self, key: str, answered: str, md5: str, thing: str) -> str:
-        """The ETag of an object that was answered with another than its MD5: as it is with keys of KMS."""
+    def _proved_etag(self, key: str, answered: str, body: bytes | bytearray) -> str:
+        """The ETag of what was sent at once: its MD5, or another where the bucket encrypts with keys of KMS.
+
+        Whether a server's ETags are MD5s shows with the first that is one; until then the bytes are read back.
+        """
+        md5 = md5_hex(body)
+        if answered == md5:
+            self._etags_are_md5 = True
+            return md5
         found = self._head(key) or {}
         etag, is_md5 = plain_etag(found), self._etags_are_md5 and found.get("ServerSideEncryption") != "aws:kms"
-        if etag != md5 and (etag != answered or is_md5):
-            advice = "Check what stands between this machine and the S3 server"
-            raise TransientError(f"ETag {answered} for bytes whose MD5 is {md5}", thing=thing, advice=advice)
-        return etag
+        if is_md5 is None:
+            whole = b"".join(self._bulk.read(key, 0, len(body))) == body if body else True
+            is_md5 = self._etags_are_md5 = None if not whole else etag == md5
+        if etag == md5 or (is_md5 is False and etag == answered):
+            return etag
+        raise TransientError(
+            f"ETag {answered} for bytes whose MD5 is {md5}",
+            thing=f"s3://{self.bucket}/{key}",
+            advice="Check what stands between this machine and the S3 server",
+        )
 
 
 def _sent(key: str, source: FileSource, etag: str) -> ObjectInfo:
