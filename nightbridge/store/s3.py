@@ -258,13 +258,13 @@ class S3Store:
         if answered == md5:
             self._etags_are_md5 = True
             return md5
-        found = self._head(key) or {}
-        etag, is_md5 = plain_etag(found), self._etags_are_md5 and found.get("ServerSideEncryption") != "aws:kms"
-        if is_md5 is None:
-            whole = b"".join(self._bulk.read(key, 0, len(body))) == body if body else True
-            is_md5 = self._etags_are_md5 = None if not whole else etag == md5
-        if etag == md5 or (is_md5 is False and etag == answered):
-            return etag
+        found = self._head(key)
+        if found is not None:
+            etag, is_md5 = plain_etag(found), self._etags_are_md5 and found.get("ServerSideEncryption") != "aws:kms"
+            if is_md5 is None and (not body or b"".join(self._bulk.read(key, 0, len(body))) == body):
+                is_md5 = self._etags_are_md5 = etag == md5
+            if etag == md5 or (is_md5 is False and etag == answered):
+                return etag
         raise TransientError(
             f"ETag {answered} for bytes whose MD5 is {md5}",
             thing=f"s3://{self.bucket}/{key}",

@@ -187,10 +187,22 @@ def test_a_conflict_with_another_writer_is_asked_again(ceph: S3Server, ceph_sett
 def test_a_server_that_ignores_the_condition_is_refused(ministack: S3Server) -> None:
     with proxy_to(ministack.endpoint_url) as proxy:
         store = S3Store(ministack.store_settings(BUCKET, endpoint_url=proxy.endpoint_url))
-        stored = Answer(200, headers=(("x-amz-request-id", "1"), ("ETag", '"1"')))
-        proxy.before = lambda request: stored if request.method == "PUT" else None
+        second = hashlib.md5(b"second", usedforsecurity=False).hexdigest()
+        stored = Answer(200, headers=(("x-amz-request-id", "1"), ("ETag", f'"{second}"')))
+        answers = iter([None, stored])
+        proxy.before = lambda request: next(answers) if request.method == "PUT" else None
         with pytest.raises(PermanentError, match="ignores `If-None-Match"):
             store.check_writable()
+
+
+def test_what_a_server_says_it_has_stored_and_has_not_is_no_success(ministack: S3Server) -> None:
+    with proxy_to(ministack.endpoint_url) as proxy:
+        store = S3Store(ministack.store_settings(BUCKET, endpoint_url=proxy.endpoint_url))
+        stored = Answer(200, headers=(("x-amz-request-id", "1"), ("ETag", '"1"')))
+        proxy.before = lambda request: stored if request.method == "PUT" else None
+        for put in (store.put, store.put_if_absent):
+            with pytest.raises(TransientError, match="ETag 1 for bytes whose MD5 is"):
+                put("a", b"bytes")
 
 
 def test_a_server_that_takes_damaged_bytes_is_refused(ceph: S3Server, ceph_settings: StoreSettings) -> None:
