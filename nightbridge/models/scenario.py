@@ -109,8 +109,10 @@ class ReferencePolicy(Model):
     steps: int | None = Field(None, ge=1, description="The last iteration that is compared; all are when unset.")
 
 
-def _band(metric: str) -> Any:
-    return Field(METRIC_BY_NAME[metric].band, gt=0, allow_inf_nan=False)
+def _band(name: str) -> Any:
+    metric = METRIC_BY_NAME[name]
+    description = f"Widest band of {metric.label}, relative, and its band while there is little history."
+    return Field(metric.band, gt=0, allow_inf_nan=False, description=description)
 
 
 ControlMode = Literal["off", "on_suspicion", "every_night"]
