@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 from pathlib import Path
 
@@ -12,6 +13,11 @@ from nightbridge.processes import run
 LOADER = Path(__file__).with_name("torch_loader.py")
 TIMEOUT_SECONDS = 12 * 3600
 _MAX_REASON = 1000
+
+# What is pickled in a checkpoint is code of other people's, which may run: it sees no secret of ours.
+_KEPT_VARIABLES = re.compile(
+    r"PATH|HOME|USER|LOGNAME|SHELL|TMPDIR|TZ|LANG|LD_LIBRARY_PATH|PYTHONPATH|LC_\w+|XDG_\w+|SLURM_(?!JWT$)\w+|ENROOT_\w+"
+)
 _ADVICE = "Name an interpreter of the training's environment with --python, or a command that runs it on a node"
 
 
@@ -45,7 +51,7 @@ def load_with_torch(path: Path, python: str) -> Loaded:
     finished = run(
         [*shlex.split(python), "-", str(path)],
         # Nothing goes onto a GPU that a training may be using.
-        environment={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        environment={**_kept(), "CUDA_VISIBLE_DEVICES": ""},
         timeout=TIMEOUT_SECONDS,
         given=LOADER.read_bytes(),
     )
@@ -62,3 +68,7 @@ def load_with_torch(path: Path, python: str) -> Loaded:
     if "problem" in answer:
         raise DamagedData(f"torch cannot load it: {answer['problem']}"[:_MAX_REASON], thing=str(path))
     return Loaded.model_validate(answer)
+
+
+def _kept() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if _KEPT_VARIABLES.fullmatch(name)}

@@ -399,6 +399,7 @@ OTHERS = [
     "locking.py: read_text",  # /proc
     "locking.py: read_text",
     "nights/prefect_api.py: read_text",  # Prefect's settings
+    "outputs/deep_check.py: read_bytes",  # a program of ours
     "outputs/reader_process.py: open",  # folders, without reading them
     "outputs/reader_process.py: read_text",  # /proc
     "secrets.py: read_text",  # a TOML file of the site's

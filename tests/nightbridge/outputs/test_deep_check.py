@@ -59,6 +59,19 @@ def test_what_the_interpreter_prints_before_its_answer_is_passed_over(tmp_path: 
     assert str(loaded) == "torch 2.13.0 loaded 2 tensors (8 bytes) and 1 objects"
 
 
+def test_code_that_is_pickled_in_a_checkpoint_finds_no_secret(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "SLURM_JWT", "SLURM_JOB_ID"):
+        monkeypatch.setenv(name, "secret")
+    environment = tmp_path / "environment"
+
+    with pytest.raises(PermanentError):
+        load_with_torch(tmp_path, shlex.join(["sh", "-c", f"env > {environment}; exit 1"]))
+
+    assert [line for line in environment.read_text().splitlines() if line.endswith("=secret")] == [
+        "SLURM_JOB_ID=secret"
+    ]
+
+
 @pytest.mark.skipif(not TORCH_PYTHON, reason="set NIGHTBRIDGE_TORCH_PYTHON to an interpreter with torch")
 def test_torch_loads_what_it_has_saved_and_not_what_was_cut(tmp_path: Path) -> None:
     subprocess.run([TORCH_PYTHON, "-c", SAVE, str(tmp_path)], check=True, capture_output=True)
