@@ -346,9 +346,9 @@ def _find_fonts() -> None:
 
 
 def _new_figure() -> "tuple[Figure, Axes]":
+    _find_fonts()  # before the import below, which does it too
     from matplotlib.figure import Figure
 
-    _find_fonts()
     figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)

@@ -1,8 +1,12 @@
 """Charts: text that can be read without colour, gaps that stay gaps."""
 
 import math
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pandas as pd
@@ -174,3 +178,23 @@ def test_the_steps_of_the_steady_window_are_chosen() -> None:
 
     assert step_times(table, 2, 4) == [1.0, 3.0]
     assert step_times(table, None, None) == [9.0, 1.0, 3.0, 8.0]
+
+
+def test_what_lists_the_fonts_of_a_new_machine_sees_no_secret(tmp_path: Path) -> None:
+    """Matplotlib asks fc-list the first time that it is imported."""
+    seen = tmp_path / "environment"
+    program = tmp_path / "bin/fc-list"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\nenv > {seen}\n")
+    program.chmod(0o755)
+    environment = os.environ | {
+        "PATH": f"{program.parent}:{os.environ['PATH']}",
+        "MPLCONFIGDIR": str(tmp_path / "matplotlib"),
+        "HF_TOKEN": "hf_secret",
+    }
+
+    code = "from nightbridge.report import charts; charts._new_figure()"
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+
+    assert "PATH=" in seen.read_text()
+    assert "hf_secret" not in seen.read_text()
