@@ -74,6 +74,7 @@ def test_what_it_says_to_do_next_names_the_demo_s_own_site(
     nights = SimpleNamespace(NIGHTS=(1,), run_demo=run_demo, slow_night=lambda reports: reports[0])
     monkeypatch.setattr(demo, "practice_nights", lambda _examples: nights)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "environ", dict(os.environ))  # it sets Prefect's home and level of logging
 
     code, out, err = nightbridge("demo")
 
