@@ -179,7 +179,7 @@ def _new_plan(
         on = site.cluster.name
         # From here on, so that the loss of this host is noticed even before the plan is kept.
         process.enter_context(alive(site.workspace, str(flow_run.id)))
-        return make_plan(read(), chosen, site)
+        return make_plan(read(), chosen, site, choice)
     except (NightSkipped, NightbridgeError) as error:
         ends = {NightSkipped: "skipped", InvalidInput: "invalid"}
         end = next((end for kind, end in ends.items() if isinstance(error, kind)), "infrastructure")

@@ -18,7 +18,7 @@ from prefect.utilities.asyncutils import run_coro_as_sync
 from nightbridge import config
 from nightbridge.blocks import load_site, site_choice
 from nightbridge.errors import TransientError
-from nightbridge.models import Model, Scenario, Site, utc_now
+from nightbridge.models import Model, Scenario, Site, SiteChoice, utc_now
 from nightbridge.nights.records import (
     LATE,
     NightPlan,
@@ -141,7 +141,7 @@ def read_scenario(path: str, tests: Sequence[str] = ()) -> Scenario:
     return config.only_tests(scenario, tests) if tests else scenario
 
 
-def make_plan(scenario: Scenario, chosen: ChosenNight, site: Site) -> NightPlan:
+def make_plan(scenario: Scenario, chosen: ChosenNight, site: Site, choice: SiteChoice) -> NightPlan:
     """Settle what runs, and keep it: a restart and a cancellation go by the plan.
 
     Raises:
@@ -170,6 +170,7 @@ def make_plan(scenario: Scenario, chosen: ChosenNight, site: Site) -> NightPlan:
         deployment=deployment.name or "",
         tests=tuple(NightTest(test_id=run.test.id, run_key=run.run_key) for run in runs),
         invalid=tuple(test.id for test in scenario.invalid),
+        site_options=choice.from_anywhere().as_options(),
     )
     plan = NightPlan(start=start, scenario=scenario, runs=runs, site=site, limits=limits)
     _label(write_plan(plan))

@@ -33,7 +33,16 @@ def report(
     scenario, night = start.scenario, start.night
     _keep_sweeps(store, scenario, night, sweeps)
     note = night_note(store, start, verdicts)
-    page = night_report_html(store, scenario, night, verdicts, cluster=site.cluster.name, sweeps=sweeps, note=note)
+    page = night_report_html(
+        store,
+        scenario,
+        night,
+        verdicts,
+        cluster=site.cluster.name,
+        sweeps=sweeps,
+        note=note,
+        site_options=start.site_options,
+    )
     key = f"reports/{night}/{scenario}.html"
     store.put(key, page.encode())
     link_from_night_before(store, scenario, night)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import nightbridge
-from nightbridge.cli.options import WorkspaceOption, as_options
+from nightbridge.cli.options import WorkspaceOption
 from nightbridge.cli.output import note, print_all, verdict_lines
 from nightbridge.errors import InvalidInput
 from nightbridge.files import open_workspace
@@ -57,7 +57,7 @@ def demo(
         return
     site = folder / "demo" / "site.toml"
     shown = site.relative_to(Path.cwd()) if site.is_relative_to(Path.cwd()) else site
-    options = as_options(SiteChoice(system=str(shown)))
+    options = SiteChoice(system=str(shown)).as_options()
     note(f"{len(nights.NIGHTS)} nights of two tests, about a minute in all")
 
     def show_night(night: Any, report: "NightReport") -> None:

@@ -16,7 +16,6 @@ from nightbridge.cli.options import (
     RunKeyArgument,
     ScenarioArgument,
     TestIdArgument,
-    as_options,
     load_site,
     named_run,
     open_site_store,
@@ -138,7 +137,7 @@ def compare(
         note(f"{run_key} against {other}")
     verdict = compare_stored(opened, run_key, other, site.contract)
     document = {**verdict.model_dump(mode="json"), "exit_code": verdict.exit_code}
-    show(as_json, document, lambda: verdict_lines([verdict], as_options(choice)))
+    show(as_json, document, lambda: verdict_lines([verdict], choice.as_options()))
     return verdict.exit_code
 
 

@@ -1,7 +1,6 @@
 """Arguments and options that commands share, and the site and the store that they name."""
 
 import os
-import shlex
 import socket
 from collections.abc import Callable, Mapping
 from functools import wraps
@@ -90,11 +89,6 @@ def _or_usual_site(choice: "SiteChoice") -> "SiteChoice":
         return choice
     note(f"site: {found}")
     return choice.model_copy(update={"system": str(found)})
-
-
-def as_options(choice: "SiteChoice") -> str:
-    """The options that name the same site, for a command that a message proposes; empty or with a leading space."""
-    return "".join(f" --{name} {shlex.quote(value)}" for name, value in choice.parameters().items() if value)
 
 
 def load_site(choice: "SiteChoice") -> "Site":

@@ -16,7 +16,6 @@ from nightbridge.cli.options import (
     JsonOption,
     RunKeyArgument,
     ScenarioArgument,
-    as_options,
     load_site,
     named_run,
     open_site_cluster,
@@ -90,10 +89,10 @@ def run_scenario(
             )
     except (KeyboardInterrupt, Terminated):
         note(f"interrupted: the jobs keep running. To resume, run the same command with --night {tonight}")
-        note(f"cancel: nightbridge cancel --night {tonight}{as_options(choice)}")
+        note(f"cancel: nightbridge cancel --night {tonight}{choice.as_options()}")
         raise
     document = {**report.model_dump(mode="json"), "exit_code": report.exit_code}
-    show(as_json, document, lambda: _night_lines(report, file, as_options(choice)))
+    show(as_json, document, lambda: _night_lines(report, file, choice.as_options()))
     if junit is not None:
         _write_junit(junit, report)
     return report.exit_code

@@ -1,6 +1,7 @@
 """Settings of the outside world: the site, its cluster, store, images and notifications."""
 
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -41,6 +42,15 @@ class SiteChoice(Model):
     def parameters(self) -> dict[str, Any]:
         """The choice as parameters of a flow run."""
         return self.model_dump(mode="json")
+
+    def as_options(self) -> str:
+        """The options that name the same site, for a command that a message proposes; empty or with a leading space."""
+        return "".join(f" --{name} {shlex.quote(value)}" for name, value in self.parameters().items() if value)
+
+    def from_anywhere(self) -> "SiteChoice":
+        """The same choice for somebody in another folder: files are named by their absolute paths."""
+        named = {name: Path(value) for name, value in self.parameters().items() if value}
+        return self.model_copy(update={name: str(path.absolute()) for name, path in named.items() if path.exists()})
 
 
 class Limits(Model):

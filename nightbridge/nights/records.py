@@ -118,6 +118,7 @@ class NightStart(StoredModel):
     deployment: str = Field("", description="Name of the flow run's deployment; empty without one.")
     tests: tuple[NightTest, ...] = ()
     invalid: tuple[str, ...] = Field((), description="Ids of the tests that cannot run.")
+    site_options: str = Field("", description="What names its site behind a command that the report proposes.")
 
     @property
     def late_by(self) -> timedelta | None:

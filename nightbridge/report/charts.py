@@ -32,8 +32,18 @@ WIDTH, HEIGHT = 4.7, 2.5
 FONT_SIZE = 11.5
 SPARKLINE_SIZE = (108, 26)
 
-PAGE_COLOURS = {"#d9dee4": "line", "#66717d": "soft", "#1d2733": "ink", "#0072b2": "blue", "#d55e00": "orange"}
+PAGE_COLOURS = {
+    "#d9dee4": "line",
+    "#66717d": "soft",
+    "#1d2733": "ink",
+    "#0072b2": "blue",
+    "#d55e00": "orange",
+    "#a33f00": "bad",
+}
 """The page's names for these: it has others in the dark."""
+
+AS_TEXT = {VERMILLION: "#a33f00"}
+"""Colours of marks that are too light for letters on white."""
 
 MAX_NIGHTS = 60
 MAX_NIGHT_LABELS = 5
@@ -386,7 +396,7 @@ def _label(axes: "Axes", x: float, y: float, value: float, colour: str) -> None:
         xytext=(0, 6),
         textcoords="offset points",
         ha="center",
-        color=colour,
+        color=AS_TEXT.get(colour, colour),
         size=12,
         weight="bold",
     )

@@ -191,7 +191,9 @@ def render_page(template: str, **values: object) -> str:
     return _environment().get_template(template).render(**values)
 
 
-def build_page(night: str, scenario: str, runs: Sequence[ReportedRun], neighbours: tuple[str, str]) -> Page:
+def build_page(
+    night: str, scenario: str, runs: Sequence[ReportedRun], neighbours: tuple[str, str], site_options: str = ""
+) -> Page:
     """Everything that the template needs. Charts are drawn for the `MAX_CHARTED` gravest tests."""
     by_key = {run.verdict.run_key: run for run in runs}
     verdicts = gravest_first(run.verdict for run in runs)
@@ -208,26 +210,26 @@ def build_page(night: str, scenario: str, runs: Sequence[ReportedRun], neighbour
         subline=subline,
         tone=STATUS_WORDS[calls[0].status].tone if calls else "good",
         columns=tuple((metric.label, metric.unit) for metric in COLUMNS),
-        cases=_cases(sections[: len(calls)]),
+        cases=_cases(sections[: len(calls)], site_options),
         sections=sections,
         has_golden=any(cell.golden for section in sections for cell in section.cells),
         neighbours=neighbours,
     )
 
 
-def _cases(sections: Sequence[Section]) -> tuple[Case, ...]:
+def _cases(sections: Sequence[Section], site_options: str) -> tuple[Case, ...]:
     """The tests that need somebody: those with one verdict and one known cause together."""
     together: dict[tuple[str, str], list[Section]] = {}
     for section in sections:
         together.setdefault((section.words.label, section.cause or section.anchor), []).append(section)
     return tuple(
-        Case(some[0].words, tuple(some), some[0].cause, _distinct(section.command for section in some)[:MAX_COMMANDS])
-        for some in together.values()
+        Case(some[0].words, tuple(some), some[0].cause, _commands(some, site_options)) for some in together.values()
     )
 
 
-def _distinct(texts: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(filter(None, texts)))
+def _commands(sections: Iterable[Section], site_options: str) -> tuple[str, ...]:
+    distinct = dict.fromkeys(section.command + site_options for section in sections if section.command)
+    return tuple(distinct)[:MAX_COMMANDS]
 
 
 def last_good_run(verdict: Verdict, rows: Sequence[HistoryRow]) -> HistoryRow | None:

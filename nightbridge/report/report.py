@@ -73,6 +73,7 @@ def night_report_html(
     cluster: str,
     sweeps: Sequence[SweepResult] = (),
     note: str = "",
+    site_options: str = "",
 ) -> str:
     """Gather the histories and tonight's curves from the store, and render the night's report.
 
@@ -86,6 +87,7 @@ def night_report_html(
         cluster: Name of the cluster.
         sweeps: The results of the night's swept tests.
         note: A note about the night as a whole.
+        site_options: What names the site behind the commands that it proposes; empty or with a leading space.
 
     Raises:
         TransientError: The store did not answer.
@@ -96,7 +98,9 @@ def night_report_html(
     ]
     found, notes = _attributions(store, verdicts, cluster)
     note = " ".join(filter(None, (note, *notes)))
-    return render_report(night, scenario, runs, sweeps, note, neighbours_of(store, scenario, night), found)
+    return render_report(
+        night, scenario, runs, sweeps, note, neighbours_of(store, scenario, night), found, site_options
+    )
 
 
 def neighbours_of(store: ObjectStore, scenario: str, night: str) -> tuple[str, str]:
@@ -145,6 +149,7 @@ def render_report(
     note: str = "",
     neighbours: tuple[str, str] = ("", ""),
     attributions: "Sequence[AttributionResult]" = (),
+    site_options: str = "",
 ) -> str:
     """Render one self-contained HTML page: no script, nothing loaded from anywhere.
 
@@ -156,8 +161,10 @@ def render_report(
         note: A note about the night as a whole.
         neighbours: The nights that it links to.
         attributions: What was found out about the causes of what became worse.
+        site_options: What names the site behind the commands that it proposes; empty or with a leading space.
     """
-    page, shown = build_page(night, scenario, runs, neighbours), [sweep_section(sweep) for sweep in sweeps]
+    page = build_page(night, scenario, runs, neighbours, site_options)
+    shown = [sweep_section(sweep) for sweep in sweeps]
     causes = [_attribution_section(each) for each in attributions]
     return render_page(
         "report.html.j2", page=page, sweeps=shown, note=note, later_night=LATER_NIGHT, attributions=causes

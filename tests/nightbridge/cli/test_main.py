@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from nightbridge.cli import file_checks
-from nightbridge.cli.options import as_options
 from nightbridge.errors import PermanentError, TransientError
-from nightbridge.models import SiteChoice, StoreSettings, VerdictStatus
+from nightbridge.models import StoreSettings, VerdictStatus
 from nightbridge.store.directory import DirectoryStore
 from tests.builders import store_night
 from tests.nightbridge.cli.conftest import NIGHTLY, TEST, Program
@@ -181,13 +180,6 @@ def test_an_option_that_names_another_place_keeps_the_usual_site_out(
     monkeypatch.setenv("NIGHTBRIDGE_SITE", str(site_file(tmp_path / "named.toml", f"{tmp_path}/named")))
 
     assert nightbridge("nights", "--workspace", "ws")[2] == f"no night in file://{tmp_path}/ws/store yet\n"
-
-
-def test_the_same_site_is_named_in_proposed_commands() -> None:
-    choice = SiteChoice(system="my site.toml", workspace=Path("/ws"))
-
-    assert as_options(choice) == " --system 'my site.toml' --workspace /ws"
-    assert as_options(SiteChoice()) == ""
 
 
 @pytest.mark.parametrize(

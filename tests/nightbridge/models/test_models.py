@@ -35,6 +35,7 @@ from nightbridge.models import (
     Scenario,
     SecretRef,
     Site,
+    SiteChoice,
     StoredFile,
     StoreSettings,
     Summary,
@@ -52,6 +53,17 @@ def test_the_parts_of_a_run_key_can_be_told_apart() -> None:
 
     assert spec.run_key.startswith(f"{spec.test_slug}-try-2-b-")
     assert spec.test_slug == "llama3-70b"
+
+
+def test_the_same_site_is_named_in_proposed_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my site.toml").touch()
+    choice = SiteChoice(system="my site.toml", workspace=Path("/ws"))
+
+    assert choice.as_options() == " --system 'my site.toml' --workspace /ws"
+    assert choice.from_anywhere().as_options() == f" --system '{tmp_path}/my site.toml' --workspace /ws"
+    assert SiteChoice(system="a-block").from_anywhere().as_options() == " --system a-block"
+    assert SiteChoice().as_options() == ""
 
 
 # --- the way through JSON --------------------------------------------------------------------------------------------

@@ -4,9 +4,10 @@ import io
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -59,6 +60,9 @@ from tests.builders import (
     make_summary,
     store_night,
 )
+from tests.conftest import need
+from tests.real.browser import Page as Tab
+from tests.real.browser import browser, browser_missing_reason
 
 Records = Callable[..., RunRecord]
 Specs = Callable[..., RunSpec]
@@ -92,6 +96,13 @@ class Page(HTMLParser):
 
     def links(self) -> list[str]:
         return [attributes["href"] or "" for tag, attributes in self.tags if tag == "a"]
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+    need(browser_missing_reason())
+    with browser(tmp_path_factory.mktemp("browser")) as tab:
+        yield tab
 
 
 @pytest.fixture
@@ -396,6 +407,66 @@ class TestSuspects:
         page = self.page(nights, suspects.model_copy(update={"repositories": (many, suspects.repositories[1])}))
 
         assert [("open" in attributes) for tag, attributes in page.tags if tag == "details"][1:] == [False, True]
+
+
+# --- in a browser -----------------------------------------------------------------------------------------------------
+
+SEEN = """(() => {
+  const number = text => (text.match(/[\\d.]+/g) || []).map(Number);
+  const light = rgb => {
+    const [r, g, b] = rgb.map(c => c / 255).map(c => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const ground = element => {
+    for (let each = element; each; each = each.parentElement) {
+      const colour = number(getComputedStyle(each).backgroundColor);
+      if (colour.length && (colour.length < 4 || colour[3] > 0)) return colour.slice(0, 3);
+    }
+    return [255, 255, 255];
+  };
+  const found = {wide: document.documentElement.scrollWidth - innerWidth, words: [], dim: [], letters: 99};
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const text = walker.currentNode.data.trim(), element = walker.currentNode.parentElement;
+    const range = document.createRange();
+    range.selectNodeContents(walker.currentNode);
+    const box = range.getBoundingClientRect();
+    if (!text || !box.width || element.closest("style, thead, details:not([open]) > :not(summary)")) continue;
+    const style = getComputedStyle(element), drawn = element.closest("svg");
+    const ink = light(number(drawn ? style.fill : style.color).slice(0, 3)), paper = light(ground(element));
+    const contrast = (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05);
+    if (contrast < (/[a-z\\d]/i.test(text) ? 4.5 : 3)) found.dim.push(`${text}: ${contrast.toFixed(1)}`);
+    if (drawn) found.letters = Math.min(found.letters, box.height);
+    if (!drawn && element.closest("th") && box.height > 12 * box.width) found.words.push(text);
+  }
+  return found;
+})()"""
+"""How far the page is too wide, texts of little contrast, names that stand letter under letter, and the lowest label."""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_is_legible_on_a_telephone_as_on_a_wide_screen(
+    tab: Tab, scheme: str, nights: Nights, tmp_path: Path
+) -> None:
+    """390 to 1600 px, as its reader prefers it light or dark; contrast as in WCAG 2.2, 1.4.3 and 1.4.11 (AA)."""
+    slow, well = nights([1.0] * 5 + [1.08], "deepseek-v3-671b-fp8"), nights([1.0] * 6, "llama3-8b")
+    verdict = slow[0].model_copy(update={"suspects": suspected("Synchronise more")})
+    curves = [ReportedRun(verdict, slow[1], loss_table()), ReportedRun(*well, loss_table())]
+    page = tmp_path / "page.html"
+    page.write_text(render_report("2026-11-21", "nightly", curves, site_options=f" --system {tmp_path}/a-site.toml"))
+    tab.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+
+    seen = {}
+    for width in (390, 600, 768, 820, 1024, 1100, 1280, 1600):
+        tab.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 500)
+        tab.open(page.as_uri())
+        tab.wait("document.readyState === 'complete'")
+        seen[width] = tab.evaluate(SEEN)
+
+    assert {width: found for width, found in seen.items() if found["wide"] > 0} == {}
+    assert {width: found["words"] for width, found in seen.items() if found["words"]} == {}
+    assert {width: found["dim"] for width, found in seen.items() if found["dim"]} == {}
+    assert min(found["letters"] for found in seen.values()) >= 11, "pixels"
 
 
 # --- from the store --------------------------------------------------------------------------------------------------
@@ -705,6 +776,14 @@ def test_tests_with_one_cause_are_one_case_and_the_headline_names_it(nights: Nig
     assert '2 of 2 tests need attention: suspect bf75d9e "Synchronise more" (only commit).' in page.text
     assert [tag for tag, attributes in page.tags if attributes.get("class") == "command"] == ["code"] * 2
     assert page.text.count('regressed a b suspect bf75d9e "Synchronise more"') == 1
+
+
+def test_the_command_to_copy_names_the_site(nights: Nights) -> None:
+    verdict, rows = nights([1.0, 1.0, 1.08])
+
+    html = render_report("2026-11-21", "nightly", [ReportedRun(verdict, rows)], site_options=" --system /etc/dgx.toml")
+
+    assert '<code class="command">nightbridge attribute llama3-8b --system /etc/dgx.toml</code>' in html
 
 
 def test_passed_tests_are_folded(nights: Nights) -> None:
