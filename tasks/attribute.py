@@ -37,6 +37,7 @@ from nightbridge.bisect.plan import BisectPlan
 from nightbridge.bisect.shift import Shift
 from nightbridge.errors import DamagedData
 from nightbridge.harvest.manifest import load_record
+from nightbridge.history.nightly_values import rows_until
 from nightbridge.history.rows import HistoryRow, gpu_hours
 from nightbridge.images.registry import registry_tags
 from nightbridge.images.versions import versions_between
@@ -61,7 +62,7 @@ def plan_attribution(test_id: str, request: AttributionRequest, site: Site) -> A
 def find_plan(test_id: str, request: AttributionRequest, site: Site) -> AttributionPlan:
     """What a request would ask, or has asked already. Nothing is written."""
     store = store_of(site)
-    rows = find_rows(store, test_id, site.cluster.name)
+    rows = rows_until(find_rows(store, test_id, site.cluster.name), request.until)
     shift = find_change(rows, partial(verdict_of, store), request)
     return same_change(store, shift) or make_plan(rows, shift, partial(load_record, store), request)
 

@@ -17,6 +17,7 @@ from nightbridge.bisect.result import (
 )
 from nightbridge.errors import DamagedData
 from nightbridge.harvest.manifest import load_record
+from nightbridge.history.nightly_values import rows_until
 from nightbridge.history.rows import HistoryRow
 from nightbridge.models import GitRepo, RunRecord, Site, Verdict, slug
 from nightbridge.nights.records import read_verdict
@@ -45,7 +46,7 @@ def find_plan(test_id: str, request: BisectRequest, site: Site) -> BisectPlan:
     store = store_of(site)
     if request.bisect_id:
         return load_plan(store, request.bisect_id)
-    rows = history_of(store, test_id, site.cluster.name).rows
+    rows = rows_until(history_of(store, test_id, site.cluster.name).rows, request.until)
     return make_plan(
         rows,
         partial(commits_between, site),

@@ -47,6 +47,7 @@ class AttributionRequest(Model):
     )
     good: NightId | None = Field(None, description="The last good night; both nights are named, or neither.")
     bad: NightId | None = Field(None, description="The first bad night.")
+    until: NightId | None = Field(None, description="The night up to which history is read; the latest when unset.")
     budget: float | None = Field(
         None, gt=0, description="GPU-hours after which it ends undecided; no limit when unset."
     )

@@ -29,6 +29,7 @@ from nightbridge.models import (
     GOOD_VERDICTS,
     GitRepo,
     Model,
+    NightId,
     RangeCommit,
     RunRecord,
     RunSpec,
@@ -65,6 +66,7 @@ class BisectRequest(Model):
     bad: str | None = Field(
         None, description="Commit to end with; that of the first night with the new level when unset."
     )
+    until: NightId | None = Field(None, description="The night up to which history is read; the latest when unset.")
     bisect_id: str | None = Field(
         None, description="Resume this bisect, however the history has grown; the same search has the same id."
     )

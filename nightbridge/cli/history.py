@@ -18,6 +18,7 @@ from nightbridge.cli.options import (
     TestIdArgument,
     load_site,
     named_run,
+    named_test,
     open_site_store,
     site_options,
 )
@@ -27,13 +28,16 @@ from nightbridge.errors import InvalidInput
 if TYPE_CHECKING:
     from nightbridge.bisect.lineage import Repository
     from nightbridge.models import Site, SiteChoice
+    from nightbridge.report.queries import TestHistory
     from nightbridge.store.protocol import ObjectStore
 
 
 @site_options("system", "store", "workspace")
 def history(
     choice: "SiteChoice",
-    test_id: Annotated[str, typer.Argument(metavar="[TEST_ID]", help="A test's id; all tests when left out.")] = "",
+    test_id: Annotated[
+        str, typer.Argument(metavar="[TEST]", help="A test's id, or TEST@NIGHT; all tests when left out.")
+    ] = "",
     since: Annotated[str, typer.Option("--since", metavar="NIGHT", help="Show nights from this one on.")] = "",
     as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values on stdout.")] = False,
     rebuild: Annotated[bool, typer.Option("--rebuild", help="First write the rows of all stored runs again.")] = False,
@@ -47,14 +51,19 @@ def history(
     """Show the trend of a test, and when the level of a metric shifted; without a test the last nights of all."""
     if of_all != (out is not None) or (of_all and test_id):
         raise InvalidInput("--all and --out belong together, without a test", advice="Give --all --out FILE")
+    from nightbridge.nights.records import find_test
+
     site = load_site(choice)
     opened = open_site_store(site)
+    test_id, until = find_test(opened, test_id) if test_id else ("", None)
     if rebuild:
         from nightbridge.history.reading import rebuild_history
 
         note_all(rebuild_history(opened, test_id or None).damaged)
     if test_id:
-        _show_trends(site, opened, test_id, cluster, since, as_json, as_csv)
+        from nightbridge.report.queries import history_of
+
+        _show_trends(site, opened, history_of(opened, test_id, cluster, until=until), since, as_json, as_csv)
     elif out is None:
         _show_all_tests(opened, since, as_json, as_csv)
     else:
@@ -67,15 +76,13 @@ def history(
 
 
 def _show_trends(
-    site: "Site", store: "ObjectStore", test_id: str, cluster: str | None, since: str, as_json: bool, as_csv: bool
+    site: "Site", store: "ObjectStore", found: "TestHistory", since: str, as_json: bool, as_csv: bool
 ) -> None:
     from nightbridge.gate.decisions import list_decisions
     from nightbridge.gate.suspects import with_commits
     from nightbridge.gate.trend import further_run_lines, history_cells, standing_lines, trend_lines, trend_table
-    from nightbridge.report.queries import history_of
     from nightbridge.repos.commits import known_commits_between
 
-    found = history_of(store, test_id, cluster)
     if as_csv:
         print_csv(history_cells(found.trends, found.rows, since))
         return
@@ -294,7 +301,9 @@ def bisect(
     known: dict[str, Repository] = {"megatron-bridge": "megatron_bridge", "nemo-run": "nemo_run"}
     if repository is not None and repository.lower() not in known:
         raise InvalidInput("no such repository", thing=repository, advice="Use megatron-bridge or nemo-run")
+    test_id, until = named_test(load_site(choice), test_id)
     search: dict[str, Any] = {
+        "until": until,
         "metric": metric,
         "repository": known[repository.lower()] if repository else None,
         "good": good,
@@ -346,7 +355,9 @@ def attribute(
     from nightbridge.flows import attribute_regression
     from nightbridge.models import slug
 
+    test_id, until = named_test(load_site(choice), test_id)
     asked: dict[str, Any] = {
+        "until": until,
         "metric": metric,
         "good": good,
         "bad": bad,

@@ -38,7 +38,7 @@ TestsDirOption = Annotated[
 ScenarioArgument = Annotated[Path, typer.Argument(metavar="FILE", help="A test or scenario file.")]
 RunKeyArgument = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)]
 TestIdArgument = Annotated[
-    str, typer.Argument(metavar="TEST_ID", help="A test's id, as scenarios and reports show it.")
+    str, typer.Argument(metavar="TEST", help="A test's id; or TEST@NIGHT, last or a run key: its history until then.")
 ]
 
 _SITE_OPTIONS: Mapping[SiteOption, Any] = {
@@ -144,6 +144,13 @@ def named_run(site: "Site", name: str) -> str:
     from nightbridge.nights.records import find_run, is_run_key
 
     return name if is_run_key(name) else find_run(open_site_store(site), name)
+
+
+def named_test(site: "Site", name: str) -> tuple[str, str | None]:
+    """The test that a name means on the command line, and the night up to which its history is meant."""
+    from nightbridge.nights.records import find_test
+
+    return find_test(open_site_store(site), name)
 
 
 def block_values(*secrets: "SecretRef | None") -> Callable[[str], str] | None:

@@ -61,6 +61,20 @@ def nights_of(rows: Iterable[HistoryRow]) -> tuple[Night, ...]:
     return tuple(nights)
 
 
+def rows_until(rows: Sequence[HistoryRow], night: str | None) -> tuple[HistoryRow, ...]:
+    """The rows up to a night and of it; all where none is named.
+
+    Raises:
+        InvalidInput: The night has no row.
+    """
+    if night is None:
+        return tuple(rows)
+    if all(row.night != night for row in rows):
+        last = ", ".join(dict.fromkeys(row.night for row in rows[-5:]))
+        raise InvalidInput("no such night in the history", thing=night, advice=f"The last ones are {last or 'none'}")
+    return tuple(row for row in rows if row.night <= night)
+
+
 def changed_topology(before: HistoryRow, after: HistoryRow) -> tuple[str, ...]:
     """What two runs do not have in common of their topology, `nodes 4 → 8`; what one does not know is no difference."""
     return tuple(

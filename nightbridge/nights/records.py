@@ -298,23 +298,51 @@ def find_run(store: ObjectStore, name: str) -> str:
     """
     if is_run_key(name):
         return name
+    _night, found = _runs_of_name(store, name)
+    if len(found) > 1:
+        raise _ambiguous(store, name, found)
+    return found[0].run_key
+
+
+def find_test(store: ObjectStore, name: str) -> tuple[str, str | None]:
+    """The id of the test that a name means, and the night up to which its history is meant.
+
+    Args:
+        store: Where the nights are.
+        name: A test's id, which is returned as it is, with no night; or any name that `find_run` takes.
+
+    Raises:
+        InvalidInput: There is no such run, or runs of several tests; those are listed.
+        DamagedData: A record cannot be read.
+    """
+    if name not in _NEWEST and "@" not in name and not is_run_key(name):
+        return name, None
+    night, found = _runs_of_name(store, name)
+    if len({run.test_id for run in found}) > 1:
+        raise _ambiguous(store, name, found)
+    return found[0].test_id, night
+
+
+def _runs_of_name(store: ObjectStore, name: str) -> tuple[str, list[NightTest]]:
+    """The newest night that has runs of this name, and these."""
     test, _, when = ("", "", name) if name in _NEWEST else name.partition("@")
     nights = newest_first(store) if when in _NEWEST else find_nights(store, night=when)
-    found: list[NightTest] = []
     known: set[str] = set()
     for night_id, scenarios in itertools.groupby(nights, key=lambda night: night.start.night):
         every = [run for night in scenarios for run in night.start.tests]
         known |= {run.test_id for run in every}
-        runs = [run for run in every if test in ("", run.test_id)]
-        found = [run for run in runs if _was_good(store, run, night_id)] if when == "last-good" else runs
-        if found:
-            break
-    if len(found) == 1:
-        return found[0].run_key
-    choices = ", ".join(f"{run.test_id} ({run.run_key})" for run in found)
+        runs = [run for run in every if test in ("", run.test_id, run.run_key)]
+        if found := [run for run in runs if _was_good(store, run, night_id)] if when == "last-good" else runs:
+            return night_id, found
     near = ", ".join(get_close_matches(test, known - {test}))
-    advice = f"Name one of: {choices or near}" if choices or near else "`nightbridge ls` lists the runs"
-    raise InvalidInput(f"{len(found) or 'no'} runs of this name", thing=f"{name} in {store.url}", advice=advice)
+    advice = f"Name one of: {near}" if near else "`nightbridge ls` lists the runs"
+    raise InvalidInput("no runs of this name", thing=f"{name} in {store.url}", advice=advice)
+
+
+def _ambiguous(store: ObjectStore, name: str, found: Sequence[NightTest]) -> InvalidInput:
+    choices = ", ".join(f"{run.test_id} ({run.run_key})" for run in found)
+    what = f"{len(found)} runs of this name"
+    return InvalidInput(what, thing=f"{name} in {store.url}", advice=f"Name one of: {choices}")
 
 
 def like_test(store: ObjectStore, test_id: str) -> str:

@@ -13,6 +13,7 @@ from nightbridge.gate.trend import Trend, trends
 from nightbridge.gate.verdict import compare_with
 from nightbridge.harvest.manifest import last_attempt, load_record, read_manifest
 from nightbridge.harvest.restore import foreign_objects, verify_run
+from nightbridge.history.nightly_values import rows_until
 from nightbridge.history.reading import StoredSeries, find_series, read_history
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import Model, ReferencePolicy, RunRecord, Verdict
@@ -90,11 +91,13 @@ def verify_stored(
     )
 
 
-def history_of(store: ObjectStore, test_id: str, cluster: str | None = None) -> TestHistory:
-    """The history of a test: its series with the latest night, on one cluster or on any.
+def history_of(
+    store: ObjectStore, test_id: str, cluster: str | None = None, *, until: str | None = None
+) -> TestHistory:
+    """The history of a test up to a night: its series with the latest night, on one cluster or on any.
 
     Raises:
-        InvalidInput: The store has no history of the test.
+        InvalidInput: The store has no history of the test, or none of that night.
         DamagedData: A row cannot be read.
     """
     found = find_series(store, test_id, cluster)
@@ -102,6 +105,7 @@ def history_of(store: ObjectStore, test_id: str, cluster: str | None = None) -> 
         rows = read_history(store, latest.cluster, latest.series)
         # Ids that differ only in what a slug leaves out are found together.
         if rows and rows[0].test_id == test_id:
+            rows = rows_until(rows, until)
             return TestHistory(
                 test_id=test_id,
                 cluster=latest.cluster,

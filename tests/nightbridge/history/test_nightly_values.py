@@ -3,10 +3,12 @@
 import numpy as np
 import pytest
 
+from nightbridge.errors import InvalidInput
 from nightbridge.history.metrics import beyond_limits
-from nightbridge.history.nightly_values import Band, band_of
+from nightbridge.history.nightly_values import Band, band_of, rows_until
 from nightbridge.models import GatePolicy, Limits
 from nightbridge.models.metrics import METRIC_BY_NAME
+from tests.builders import make_row
 
 STEP_TIME = METRIC_BY_NAME["step_time"]
 
@@ -98,3 +100,14 @@ def test_a_floor_and_a_ceiling_hold(limits: Limits, broken: bool) -> None:
 
 def test_what_is_no_number_keeps_no_limit() -> None:
     assert beyond_limits(STEP_TIME, float("nan"), Limits(max=1.0))
+
+
+def test_the_history_until_a_night_ends_with_it() -> None:
+    rows = [make_row(night=f"2026-11-{day:02}") for day in range(1, 6)]
+
+    assert [row.night[-2:] for row in rows_until(rows, "2026-11-03")] == ["01", "02", "03"]
+    assert rows_until(rows, None) == tuple(rows)
+    with pytest.raises(
+        InvalidInput, match=r"2026-10-31: no such night in the history\. The last ones are 2026-11-01, "
+    ):
+        rows_until(rows, "2026-10-31")

@@ -21,6 +21,7 @@ from nightbridge.nights.records import (
     NightTest,
     find_nights,
     find_run,
+    find_test,
     plan_path,
     read_end,
     read_plan,
@@ -182,6 +183,25 @@ def test_a_run_is_found_by_its_test_its_night_and_whether_it_was_good(store: Obj
     }
 
     assert {name: find_run(store, name) for name in wanted} == {name: run.run_key for name, run in wanted.items()}
+
+
+def test_the_history_of_a_test_is_meant_whole_or_until_the_night_of_a_run(store: ObjectStore) -> None:
+    good, bad = VerdictStatus.PASSED, VerdictStatus.REGRESSED
+    builders.store_night(store, "2026-11-20", {"a": good})
+    _, (second, _) = builders.store_night(store, "2026-11-21", {"a": bad, "b": bad})
+    builders.store_night(store, "2026-11-22", {"a": bad})
+
+    wanted = {
+        "a": ("a", None),
+        "a@2026-11-21": ("a", "2026-11-21"),
+        second.run_key: ("a", "2026-11-21"),
+        "a@last-good": ("a", "2026-11-20"),
+        "last": ("a", "2026-11-22"),
+    }
+
+    assert {name: find_test(store, name) for name in wanted} == wanted
+    with pytest.raises(InvalidInput, match=r"2 runs of this name\. Name one of: a .*, b "):
+        find_test(store, "@2026-11-21")
 
 
 def test_a_run_key_needs_no_night(store: ObjectStore) -> None:
