@@ -17,6 +17,9 @@ from nightbridge.slurm.factory import cluster_of
 from nightbridge.store.directory import DirectoryStore
 from nightbridge.store.protocol import ObjectStore
 
+LEAST_FREE = 2_000_000_000
+"""Bytes on the file system of the workspace: a checkout of Megatron-Bridge and the launcher's packages take one."""
+
 
 class Check(Model):
     """The result of one check."""
@@ -69,7 +72,7 @@ def _folder(folder: Path) -> str:
     """Whether a folder can be written or made by the first night, on which mount, and how much is free there.
 
     Raises:
-        PermanentError: It does not exist and neither does the folder above it, or it is a file, or not writable.
+        PermanentError: It does not exist and neither does the folder above it, it is a file, not writable or full.
     """
     there = folder if folder.exists() else folder.parent
     if not there.exists():
@@ -79,8 +82,13 @@ def _folder(folder: Path) -> str:
         advice = "Choose another folder, or get write access to this one"
         raise PermanentError("not a folder that can be written", thing=str(there), advice=advice)
     mount, kind = _mount_of(there)
+    free = shutil.disk_usage(there).free
+    if free < LEAST_FREE:
+        what = f"{free / 1e6:,.0f} MB are free on the {kind} mounted at {mount}"
+        advice = f"Free space: a night needs {LEAST_FREE / 1e9:.0f} GB for checkouts and launchers alone"
+        raise PermanentError(what, thing=str(folder), advice=advice)
     state = "can be written" if there == folder else "the first night makes it"
-    return f"{folder}: {state}; {kind} mounted at {mount}, {shutil.disk_usage(there).free / 1e9:,.0f} GB free"
+    return f"{folder}: {state}; {kind} mounted at {mount}, {free / 1e9:,.0f} GB free"
 
 
 def _mount_of(folder: Path) -> tuple[str, str]:
@@ -121,6 +129,8 @@ def _named_secrets(part: Model, above: str = "") -> Iterator[tuple[str, SecretRe
 
 def _environment(site: Site) -> str:
     folder = site.environments_dir.absolute()
+    if folder.exists():
+        _folder(folder)  # each new commit of NeMo-Run adds to it
     return f"{folder}: installed" if is_base_ready(folder) else f"{folder}: the first run installs it"
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from nightbridge import doctor
 from nightbridge.cli import main as cli
 from nightbridge.doctor import Check, checks
 from nightbridge.models import ClusterLimits, ClusterSettings, ImageImport, SecretRef, Site, StoreSettings
@@ -58,6 +59,24 @@ def test_a_mistyped_path_is_bad_and_is_not_made(tmp_path: Path, subject: str) ->
     assert [each.subject for each in found.values() if not each.healthy] == [subject]
     assert f"does not exist, and neither does {mistyped.parent}" in found[subject].what
     assert not mistyped.parent.exists()
+
+
+def test_a_disk_that_is_almost_full_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "LEAST_FREE", 1 << 60)
+
+    found = findings_of(Site(workspace=tmp_path / "workspace"))
+
+    assert [each.subject for each in found.values() if not each.healthy] == ["workspace"]
+    assert " MB are free on the " in found["workspace"].what
+
+
+def test_launcher_environments_that_nobody_can_add_to_are_bad(tmp_path: Path) -> None:
+    environments = tmp_path / "envs"
+    environments.write_text("a file")
+
+    found = findings_of(Site(workspace=tmp_path / "workspace", environments=environments))
+
+    assert [each.subject for each in found.values() if not each.healthy] == ["launcher environment"]
 
 
 def test_the_mount_of_a_folder_is_named(tmp_path: Path) -> None:
