@@ -5,7 +5,7 @@ import re
 import sys
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,10 +48,10 @@ def quiet(log: Path) -> Iterator[None]:
         for handler in logger.handlers
         if isinstance(handler, PrefectConsoleHandler)
     ]
-    progress = Progress()
+    progress, unwritable = Progress(), set[str]()
     with ExitStack() as stack:
         for logger, console in consoles:
-            file = _LogFile(log, encoding="utf-8", delay=True)
+            file = _LogFile(log, unwritable)
             file.setFormatter(console.formatter)
             stack.callback(file.close)
             _replace(stack, logger, console, file)
@@ -92,7 +92,28 @@ def _replace(stack: ExitStack, logger: logging.Logger, old: logging.Handler, new
 
 
 class _LogFile(logging.FileHandler):
-    """A file that is made, with its folders, when something is logged: a night that cannot begin leaves nothing."""
+    """A file that is made, with its folders, when something is logged: a night that cannot begin leaves nothing.
+
+    A disk that is full ends no night and is said once: what must be written says by itself that it could not be.
+    """
+
+    def __init__(self, log: Path, unwritable: set[str]) -> None:
+        super().__init__(log, encoding="utf-8", delay=True)
+        self._unwritable = unwritable
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Say why the log is not written, once for all that write it."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif (reason := error.strerror or str(error)) not in self._unwritable:
+            self._unwritable.add(reason)
+            note(f"{self.baseFilename}: the log is not written: {reason}")
+
+    def close(self) -> None:
+        """Close the file; what a full disk had no room for is lost."""
+        with suppress(OSError):
+            super().close()
 
     def _open(self) -> "TextIOWrapper":
         folder = Path(self.baseFilename).parent

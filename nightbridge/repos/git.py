@@ -93,6 +93,11 @@ _ERRORS = (
         PermanentError, "no space left on the disk", "Free up space in the workspace",
     ),
     ErrorPattern(
+        # A full disk as well: `git checkout` does not say why.
+        r"unable to write file|unable to create file",
+        PermanentError, "a file could not be written", "Check free space and permissions of the workspace",
+    ),
+    ErrorPattern(
         r"[Uu]nable to find remote helper|Unsupported protocol|URL using bad/illegal format"
         r"|transport '[^']*' not allowed|Port number",
         InvalidInput, "git does not support this address", "Give an https://, ssh:// or file:// URL, or a folder",

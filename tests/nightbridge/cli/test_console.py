@@ -68,6 +68,25 @@ def test_a_line_for_each_job_each_warning_once_and_all_in_the_file(
     assert text.count("num_gpus 12 do not fill") == 3
 
 
+def test_a_full_disk_under_the_log_is_said_once_and_ends_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "ws" / "nights" / "n1" / "log"
+    log.parent.mkdir(parents=True)
+    log.symlink_to("/dev/full")
+    logger = logging.getLogger("prefect.task_runs")
+
+    with quiet(log):
+        for _ in range(3):
+            logger.info("saved iteration 1")
+        logger.warning("the last words")
+
+    assert capsys.readouterr().err.splitlines() == [
+        f"{log}: the log is not written: No space left on device",
+        "the last words",
+    ]
+
+
 def test_a_night_that_logs_nothing_leaves_no_file_and_the_console_comes_back(tmp_path: Path) -> None:
     before = [list(logging.getLogger(name).handlers) for name in ("prefect", "prefect.flow_runs", "prefect.task_runs")]
 

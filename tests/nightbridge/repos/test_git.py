@@ -35,6 +35,7 @@ PERMANENT = {
     "fatal: unable to access 'https://x/': SSL certificate problem: self-signed certificate": "certificate",
     "remote: aborting due to possible repository corruption on the remote side.\nfatal: early EOF": "damaged or incomplete",
     "fatal: write error: No space left on device": "no space left",
+    "error: unable to write file src/a.py\nerror: unable to write file src/b.py": "a file could not be written",
     "git: 'remote-htps' is not a git command\nfatal: unable to find remote helper for 'htps'": "does not support this address",
 }
 
