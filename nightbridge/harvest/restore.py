@@ -12,6 +12,7 @@ import hashlib
 import itertools
 import os
 import random
+import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -142,15 +143,20 @@ def fetch_run(
     with _write_errors(marker):
         destination.mkdir(parents=True, exist_ok=True)
         marker.write_text(f"{store.url_of(prefix)} is not wholly here; fetch it again, or remove this folder\n")
+    paths = [destination / checked_key(file.path.removeprefix(folder)) for file in files]
+    for parent in {path.parent for path in paths}:
+        with _write_errors(parent):
+            parent.mkdir(parents=True, exist_ok=True)
     meter = Meter("fetching", [file.size for file in files], on_progress)
     with ThreadPoolExecutor(STREAMS, thread_name_prefix="nightbridge-ranges") as pool:
 
         def fetch(numbered: tuple[int, StoredFile]) -> None:
             number, file = numbered
-            path = destination / checked_key(file.path.removeprefix(folder))
+            path = paths[number]
             reader = _Reader(store, f"{prefix}/{file.path}", lambda received: meter.moved(number, received))
             with _write_errors(path):
-                _restore(reader, pool, file, path)
+                if not _is_there(path, file):
+                    _restore(reader, pool, file, path)
 
         in_parallel(fetch, list(enumerate(files)), meter, FILES)
     if not only:
@@ -221,12 +227,18 @@ class _Reader:
                     raise _differs(self.thing, f": it ends after {at} bytes")
 
 
+def _is_there(path: Path, file: StoredFile) -> bool:
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return False
+    same_size = stat.S_ISREG(status.st_mode) and status.st_size == file.size
+    return same_size and sha256_of_file(path, file.part_size) == file.sha256
+
+
 def _restore(reader: _Reader, pool: ThreadPoolExecutor, file: StoredFile, path: Path) -> None:
-    if path.is_file() and path.stat().st_size == file.size and sha256_of_file(path, file.part_size) == file.sha256:
-        return
     if not file.size and not reader.exists():
         raise DamagedData("missing", thing=reader.thing)
-    path.parent.mkdir(parents=True, exist_ok=True)
     parts = _parts(file)
     # A part of the name says whose it is, and leaves room for the rest where the name is as long as a name can be.
     partial = path.with_name(f".{path.name[:100]}.{file.sha256[:32]}.part")
@@ -253,8 +265,13 @@ def _restore(reader: _Reader, pool: ThreadPoolExecutor, file: StoredFile, path: 
                     digests[part] = digest
             return list(digests.values())
 
+        def restore_whole(parts: Sequence[_Part]) -> list[bytes]:
+            return list(reader.read(parts, write))
+
         try:
-            _check_digests(reader.thing, file, _of_each_range(pool, restore, parts))
+            # A file of one part begins anew: each call for its digest costs a small file as much as its bytes.
+            digests = _of_each_range(pool, restore if len(parts) > 1 else restore_whole, parts)
+            _check_digests(reader.thing, file, digests)
         except BaseException as error:
             if isinstance(error, DamagedData) or len(parts) == 1:
                 partial.unlink()

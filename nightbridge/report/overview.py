@@ -167,7 +167,10 @@ def index_html(store: ObjectStore, disk: Sequence[str] = (), limit: int = INDEX_
         else f"All of {format_count(len(tests), 'test')} are well",
         tone="bad" if calls else "good",
         nights=nights,
-        pages=[(end.night, end.scenario, f"{quote(end.night)}/{quote(end.scenario)}.html", end.title) for end in ends],
+        pages=[
+            (end.night, end.scenario, f"{quote(end.night)}/{quote(end.scenario)}.html", _call(end.title))
+            for end in ends
+        ],
         strips=[_strip(test, by_test[test], nights) for test in tests],
         hours=hours,
         stored=stored,
@@ -180,6 +183,12 @@ def index_html(store: ObjectStore, disk: Sequence[str] = (), limit: int = INDEX_
         ),
         decisions=[f"{one.decision.test_id}: {one.text}" for one in decided],
     )
+
+
+def _call(title: str) -> str:
+    """What a night asks a person to look at, in words; empty where all of it is well."""
+    quiet = {status for status, words in STATUS_WORDS.items() if not words.task}
+    return "" if title in quiet else title.replace("_", " ")
 
 
 def _strip(test_id: str, known: Mapping[str, tuple[NightVerdict, str]], nights: Sequence[str]) -> Strip:

@@ -128,6 +128,9 @@ class BulkTransfers:
         """The bytes of a range in order, `CHUNK` or a little more at once; fewer where the object ends before."""
         if not self._by_boto3:
             try:
+                if length <= CHUNK:
+                    yield memoryview(obstore.get_range(self._bucket, key, start=start, length=length))
+                    return
                 found = obstore.get(self._bucket, key, options={"range": (start, start + length)})
                 for chunk in found.stream(min_chunk_size=CHUNK):
                     yield memoryview(chunk)

@@ -6,7 +6,8 @@ waits for them calls the listener, at most every `INTERVAL` seconds and after ea
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
+from queue import Empty, SimpleQueue
 from typing import Literal, TypeVar
 
 from nightbridge.models import Model
@@ -14,7 +15,7 @@ from nightbridge.models import Model
 WORKERS = 8
 """Files read, or of large ones sent, at once."""
 
-FILES = 32
+FILES = 96
 """Files sent or fetched at once: of small ones, most wait for the server's answer."""
 
 INTERVAL = 0.5
@@ -114,24 +115,33 @@ def in_parallel(
     """
     results: dict[int, Result] = {}
     running: dict[Future[Result], int] = {}
+    # Each future says itself that it is done: to wait for the first of many costs as much as a small file.
+    done: SimpleQueue[Future[Result]] = SimpleQueue()
 
-    def collect(at_most: int) -> None:
-        while len(running) > at_most:
-            for future in wait(running, timeout=INTERVAL, return_when=FIRST_COMPLETED).done:
-                number = running.pop(future)
-                results[number] = future.result()
-                if meter is not None:
-                    meter.done(number)
+    def collect() -> None:
+        try:
+            future = done.get(timeout=INTERVAL)
+        except Empty:
+            future = None
+        if future is not None:
+            number = running.pop(future)
+            results[number] = future.result()
             if meter is not None:
-                meter.waiting()
+                meter.done(number)
+        elif meter is not None:
+            meter.waiting()
 
     with ThreadPoolExecutor(workers, thread_name_prefix="nightbridge-store") as pool:
         try:
-            # A future takes more memory than the record of a small file: only a few are created ahead.
             for number, item in enumerate(items):
-                running[pool.submit(function, item)] = number
-                collect(2 * workers - 1)
-            collect(0)
+                future = pool.submit(function, item)
+                running[future] = number
+                future.add_done_callback(done.put)
+                # A future takes more memory than the record of a small file: only a few are created ahead.
+                while len(running) >= 2 * workers:
+                    collect()
+            while running:
+                collect()
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise

@@ -879,6 +879,21 @@ def test_the_index_shows_every_test_by_nights_those_that_need_somebody_first(sto
     assert len([link for link in page.links() if link.startswith("2026-11-21/nightly.html#zzz")]) == 2
 
 
+@pytest.mark.parametrize(
+    ("status", "call"),
+    [(VerdictStatus.INSUFFICIENT_DATA, ""), (VerdictStatus.PASSED, ""), (VerdictStatus.REGRESSED, "regressed")],
+)
+def test_the_list_of_reports_marks_the_nights_that_need_somebody_alone(
+    store: DirectoryStore, status: VerdictStatus, call: str
+) -> None:
+    store_night(store, "2026-11-21", {"aaa": status})
+
+    page = index_html(store)
+
+    assert page.count(f'<span class="change bad">{call}</span>') == bool(call)
+    assert page.count('<span class="change bad">') == bool(call)
+
+
 def test_off_a_terminal_two_tests_are_a_few_lines_with_cause_and_next_command(nights: Nights) -> None:
     slow, fine = nights([1.0, 1.0, 1.08], "slow")[0], nights([1.0, 1.0, 1.0], "fine")[0]
     slow = slow.model_copy(update={"suspects": suspected("Synchronise more")})
