@@ -330,7 +330,7 @@ _TOKENS = (
     (rb"gl(?:c|sa)_", rb"[\w+/=]{32,400}"),  # Grafana
     (rb"dapi", rb"[0-9a-f]{32}(?:-\d)?(?!\w)"),  # Databricks
     (rb"SG\.", rb"[\w-]{22}\.[\w-]{43}(?!\w)"),  # SendGrid
-    (rb"[sr]k_live_", rb"[A-Za-z0-9]{20,200}"),
+    (rb"sk_live_|rk_live_", rb"[A-Za-z0-9]{20,200}"),
     (rb"A(?:KI|SI|BI|CC)A", rb"[A-Z0-9]{16}(?![A-Za-z0-9])"),
     (rb"eyJ", rb"[\w-]{8,512}\.eyJ[\w-]{8,4096}\.[\w-]{0,2048}"),
     (
@@ -338,6 +338,7 @@ _TOKENS = (
         rb"[A-Z ]{0,40}PRIVATE KEY[A-Z ]{0,20}-----(?:[^-]|-(?!----)){1,8000}(?:-----END [A-Z ]{4,60}-----)?",
     ),
 )
+# Each begins with a letter, no class of them: then `re` skips what begins none, five times as fast.
 _TOKEN_START = re.compile(b"|".join(start for start, _ in _TOKENS))
 _TOKEN = rb"(?<![A-Za-z0-9_])(" + b"|".join(rb"(?:%s)%s" % token for token in _TOKENS) + rb")"
 
@@ -481,8 +482,10 @@ class SecretFinder:
 
     def feed(self, piece: bytearray, size: int) -> None:
         """Look at the first `size` bytes of the next piece, and at secrets that begin in the pieces before."""
-        border = self._tail + piece[: min(self._overlap, size)]
-        self.found |= self._holds(piece, size) or self._holds(border, len(border))
+        self.found |= self._holds(piece, size)
+        if self._tail:
+            border = self._tail + piece[: min(self._overlap, size)]
+            self.found |= self._holds(border, len(border))
         self._unread -= size
         self._tail = (self._tail + piece[max(size - self._overlap, 0) : size])[-self._overlap :]
 

@@ -13,6 +13,7 @@ import itertools
 import os
 import random
 import stat
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +26,7 @@ from nightbridge.harvest.manifest import MANIFEST, Manifest, read_manifest
 from nightbridge.models import StoredFile
 from nightbridge.store.checksum import sha256_of_file
 from nightbridge.store.protocol import ObjectInfo, ObjectStore, checked_key
-from nightbridge.store.transfers import FILES, Meter, Progress, in_parallel
+from nightbridge.store.transfers import FILES, WORKERS, Meter, Progress, in_parallel
 
 STREAMS = min(16, max(4, 2 * len(os.sched_getaffinity(0))))
 """Ranges of large files read at once: those that the processors cannot keep up with wait for each other's locks."""
@@ -148,13 +149,15 @@ def fetch_run(
         with _write_errors(parent):
             parent.mkdir(parents=True, exist_ok=True)
     meter = Meter("fetching", [file.size for file in files], on_progress)
+    turns = threading.Semaphore(WORKERS)
     with ThreadPoolExecutor(STREAMS, thread_name_prefix="nightbridge-ranges") as pool:
 
         def fetch(numbered: tuple[int, StoredFile]) -> None:
             number, file = numbered
             path = paths[number]
             reader = _Reader(store, f"{prefix}/{file.path}", lambda received: meter.moved(number, received))
-            with _write_errors(path):
+            # Of large files fewer are written at once: their ranges share the same few streams.
+            with turns if file.part_size else contextlib.nullcontext(), _write_errors(path):
                 if not _is_there(path, file):
                     _restore(reader, pool, file, path)
 
