@@ -1,9 +1,12 @@
 """The blocks: registered by one command, described for the UI, and never showing a secret."""
 
 import asyncio
+import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prefect.blocks.core import Block
@@ -11,13 +14,16 @@ from prefect.testing.standard_test_suites.blocks import BlockStandardTestSuite
 from pydantic import SecretStr
 
 from examples.practice.repositories import PracticeRepositories
-from nightbridge import blocks
+from nightbridge import blocks, models
 from nightbridge.blocks import HarvestStore, Site, SlurmCluster, load_site, site_choice
 from nightbridge.errors import InvalidInput
 from nightbridge.models import ClusterSettings, ImageImport, SecretRef, SiteChoice
 from tests.real.git_server import served_over_http
 from tests.real.notify_servers import webhook_server
 from tests.real.prefect_server import PrefectServer
+
+RELEASED = Path(__file__).parents[1] / "data" / "released"
+"""What earlier releases wrote: blocks as their `save` left them in a Prefect server, secrets in the clear."""
 
 BLOCKS = [getattr(blocks, name) for name in blocks.__all__ if isinstance(getattr(blocks, name), type)]
 
@@ -112,6 +118,52 @@ class TestFields:
 
     def test_a_cluster_that_was_saved_under_the_former_name_of_a_field_is_read(self) -> None:
         assert SlurmCluster.model_validate({"cluster_name": "eos"}).settings().name == "eos"
+
+
+def test_blocks_that_the_last_release_saved_still_load(prefect_server: PrefectServer, tmp_path: Path) -> None:
+    saved: dict[str, str] = {}
+    for block in json.loads((RELEASED / "0.1.0-blocks.json").read_text()):
+        saved[block["name"]] = save_as_released(prefect_server, block, saved)
+    script = tmp_path / "load.py"
+    script.write_text(
+        "from nightbridge.blocks import load_site\n"
+        "from nightbridge.models import SiteChoice\n"
+        "from nightbridge.tasks.site import block_value\n"
+        "site = load_site(SiteChoice(system='eos-site'))\n"
+        "print(site.model_dump_json())\n"
+        "print(block_value(site.git_credentials.name))\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, script], env=prefect_server.environment, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+    dumped, credentials = done.stdout.splitlines()
+    site = models.Site.model_validate_json(dumped)
+    assert site.workspace == Path("/lustre/nightbridge")
+    assert (site.cluster.name, site.cluster.account, site.cluster.gpus_per_node) == ("eos", "nemo", 8)
+    assert (site.cluster.bin_dir, site.cluster.max_pending) == (Path("/opt/slurm/bin"), 7200)
+    assert site.store_settings.url == "s3://nightly/llm"
+    assert site.store_settings.secret_key == SecretRef(
+        source="block", name="nightbridge-harvest-store/nightly#secret_access_key"
+    )
+    assert (site.store_settings.retention.nights, site.harvest.on) == (60, "node")
+    assert (site.images_dir, site.image_import.on) == (Path("/lustre/images"), "node")
+    assert (site.git_timeout, site.wheels) == (300, Path("/lustre/wheels"))
+    assert credentials == "machine github.com login bot password planted-git"
+
+
+def save_as_released(server: PrefectServer, block: dict[str, Any], saved: Mapping[str, str]) -> str:
+    """Save a block by the API as a release did, with its schema of then; returns the document's id."""
+    kinds = {kind["slug"]: kind["id"] for kind in server.ask("POST", "block_types/filter", {})}
+    kind = kinds.get(block["type"]["slug"]) or server.ask("POST", "block_types/", block["type"])["id"]
+    schema = {"fields": block["fields"], "block_type_id": kind, "capabilities": block["capabilities"]}
+    schema_id = server.ask("POST", "block_schemas/", schema)["id"]
+    inner = {field: {"$ref": {"block_document_id": saved[name]}} for field, name in block["references"].items()}
+    document = {"name": block["name"], "data": {**block["data"], **inner}}
+    made = server.ask("POST", "block_documents/", {**document, "block_schema_id": schema_id, "block_type_id": kind})
+    return str(made["id"])
 
 
 def test_a_saved_store_refers_to_its_secrets_by_name(prefect_server: PrefectServer, tmp_path: Path) -> None:
