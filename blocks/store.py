@@ -49,6 +49,9 @@ class HarvestStore(StoreLocation, SettingsBlock, WritableFileSystem):
         "host", description="Where runs are harvested: on the host of the flow, or through srun on a compute node."
     )
     harvest_srun_args: list[str] = Field([], description="Further srun options of a harvest on a node: --mem=8G.")
+    harvest_load_with: str | None = Field(
+        None, description="Python with torch, or a command that runs one, that loads each checkpoint; none when empty."
+    )
 
     def settings(self) -> StoreSettings:
         """Build the settings that the domain works with; secrets become references to this block.
@@ -67,8 +70,10 @@ class HarvestStore(StoreLocation, SettingsBlock, WritableFileSystem):
         )
 
     def harvest_place(self) -> HarvestPlace:
-        """Where what goes to this store is harvested."""
-        return HarvestPlace(on=self.harvest_on, srun_args=tuple(self.harvest_srun_args))
+        """Where what goes to this store is harvested, and what loads its checkpoints."""
+        return HarvestPlace(
+            on=self.harvest_on, srun_args=tuple(self.harvest_srun_args), load_with=self.harvest_load_with or None
+        )
 
     def open(self) -> ObjectStore:
         """Open the store with the keys of this block; nothing is read or written yet.

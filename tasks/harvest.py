@@ -66,6 +66,7 @@ def harvest(
         store=settings,
         series=series_of(store_of(site), run, jobs[-1].cluster),
         tainted=tuple(verify_unchanged(checkout, jobs[-1].submitted_at)),
+        load_with=site.harvest.load_with,
     )
     needed = resolve_secrets((*plan.secret_environment.values(), settings.access_key, settings.secret_key))
     secrets = site_secrets(site) | needed

@@ -75,6 +75,8 @@ class HarvestRequest(Model):
     """That of the run in this store."""
     tainted: tuple[str, ...] = ()
     """What in the checked-out code is no longer as its commits are."""
+    load_with: str | None = None
+    """`HarvestPlace.load_with`."""
 
     @property
     def job(self) -> Job:
@@ -133,7 +135,7 @@ def store_run(
             return committed
 
         policy = request.run.test.harvest.checkpoint
-        units, left_out = files_to_store(measured.output, policy, measured.earlier)
+        units, left_out = files_to_store(measured.output, policy, measured.earlier, request.load_with)
         masked_copies = scratch / "masked"
         with _needing_room(scratch):
             units += _measurement_units(scratch, measured, metrics)

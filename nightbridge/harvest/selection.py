@@ -10,12 +10,13 @@ checkpoints/   iter_0000050/..., and beside it the trackers that name    as they
 earlier/       a1/..., of each earlier attempt, but for its checkpoints  likewise
 """
 
+import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from nightbridge.errors import DamagedData, InvalidInput
+from nightbridge.errors import DamagedData, InvalidInput, PermanentError, TransientError
 from nightbridge.files import walk
 from nightbridge.harvest.manifest import LeftOut
 from nightbridge.harvest.upload import Kind, LocalFile, Unit
@@ -28,14 +29,17 @@ from nightbridge.outputs.checkpoints import (
     proved_state,
     tracked_iteration,
 )
+from nightbridge.outputs.deep_check import load_with_torch
 from nightbridge.outputs.experiment import RunOutput
 from nightbridge.store.protocol import checked_key
 
+_log = logging.getLogger(__name__)
+
 
 def files_to_store(
-    output: RunOutput, policy: str, earlier: Sequence[RunOutput] = ()
+    output: RunOutput, policy: str, earlier: Sequence[RunOutput] = (), load_with: str | None = None
 ) -> tuple[tuple[Unit, ...], tuple[LeftOut, ...]]:
-    """Choose what of a run is stored; `policy` is `HarvestPolicy.checkpoint`.
+    """Choose what of a run is stored; `policy` is `HarvestPolicy.checkpoint`, `load_with` is `HarvestPlace.load_with`.
 
     Of `earlier` attempts, which an infrastructure failure ended, everything that documents it is kept: what the last
     attempt's checkpoints have is theirs already, or was not worth resuming.
@@ -45,7 +49,7 @@ def files_to_store(
         checkpoints, links out of the run's folders, a second file for one path.
 
     """
-    checkpoints, left_out = _checkpoint_units(output, policy)
+    checkpoints, left_out = _checkpoint_units(output, policy, load_with)
     single = (Unit(path=file.path, files=(file,)) for file in _single_files(output))
     of_earlier = (Unit(path=file.path, files=(file,)) for file in _earlier_files(earlier))
     units, doubles = _unique((*single, *checkpoints, *of_earlier))
@@ -79,7 +83,7 @@ def _earlier_files(earlier: Sequence[RunOutput]) -> Iterator[LocalFile]:
             yield replace(file, path=f"earlier/{output.attempt_dir.name}/{file.path}")
 
 
-def _checkpoint_units(output: RunOutput, policy: str) -> tuple[list[Unit], list[LeftOut]]:
+def _checkpoint_units(output: RunOutput, policy: str, load_with: str | None) -> tuple[list[Unit], list[LeftOut]]:
     """The checkpoints of the policy, each a unit, and those that it wants and cannot have. Each folder counts alone."""
     units: list[Unit] = []
     left_out: list[LeftOut] = []
@@ -99,7 +103,7 @@ def _checkpoint_units(output: RunOutput, policy: str) -> tuple[list[Unit], list[
         while unproved := [each for each in chosen(complete, policy) if each.path not in proved]:
             checkpoint = unproved[-1]
             try:
-                proved[checkpoint.path] = _checkpoint_unit(output, checkpoint)
+                proved[checkpoint.path] = _checkpoint_unit(output, checkpoint, load_with)
             except (OSError, DamagedData, InvalidInput, _NotAsJudged) as error:
                 # An older one takes its place where the policy wants just so many.
                 complete.remove(checkpoint)
@@ -109,7 +113,7 @@ def _checkpoint_units(output: RunOutput, policy: str) -> tuple[list[Unit], list[
     return units, left_out
 
 
-def _checkpoint_unit(output: RunOutput, checkpoint: Checkpoint) -> Unit:
+def _checkpoint_unit(output: RunOutput, checkpoint: Checkpoint, load_with: str | None) -> Unit:
     """A checkpoint with what its bytes are checked by while they are sent, and what it is once all of them agree."""
     path, below = stored_path(output, checkpoint), _folder_of(output, checkpoint.path)
     files = tuple(_files_of(checkpoint, path))
@@ -117,11 +121,28 @@ def _checkpoint_unit(output: RunOutput, checkpoint: Checkpoint) -> Unit:
         checked_key(file.path)
     proof = prove_in_child(checkpoint.path, [file.source for file in files], below)
     state, reason = proved_state(proof, checkpoint.reason)
+    if load_with is not None:
+        reason = "; ".join(filter(None, (reason, _loaded(checkpoint.path, load_with))))
     return Unit(
         path=path,
         files=tuple(replace(file, below=below, extents=proof.extents.get(file.source, ())) for file in files),
         checkpoint=checkpoint.model_copy(update={"state": state, "reason": reason}),
     )
+
+
+def _loaded(path: Path, load_with: str) -> str:
+    """What loading a checkpoint said; that it could not be tried says nothing about it, and costs no run its harvest.
+
+    Raises:
+        DamagedData: It cannot be loaded.
+    """
+    try:
+        return str(load_with_torch(path, load_with))
+    except DamagedData:
+        raise
+    except (PermanentError, TransientError) as error:
+        _log.warning("%s was not loaded: %s", path, error)
+        return f"not loaded: {error.what}"
 
 
 def chosen(complete: Sequence[Checkpoint], policy: str) -> Sequence[Checkpoint]:

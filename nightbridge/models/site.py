@@ -210,14 +210,29 @@ class ImageImport(ImportFolders):
     )
 
 
+def _checked_command(text: str) -> str:
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise PydanticCustomError("command", "not a command: {why}", {"why": str(error).lower()}) from error
+    if not words:
+        raise PydanticCustomError("command", "must name a program")
+    return text
+
+
 class HarvestPlace(Model):
-    """Where runs are harvested."""
+    """Where runs are harvested, and what loads their checkpoints."""
 
     on: Place = Field(
         "host", description="On the host of the flow, or through srun on a compute node: a login node may be too small."
     )
     srun_args: tuple[str, ...] = Field((), description="Further srun options of a harvest on a node: `--name=value`.")
     timeout: float = Field(86_400.0, gt=0, description="Seconds on a node, waiting in the queue included.")
+    load_with: Annotated[str, AfterValidator(_checked_command)] | None = Field(
+        None,
+        description="An interpreter with torch, or a command that runs one, that loads each checkpoint before it is "
+        "stored; none is loaded when unset.",
+    )
 
 
 def _checked_address(text: str) -> str:

@@ -6,7 +6,7 @@ import re
 import shlex
 from pathlib import Path
 
-from nightbridge.errors import DamagedData, PermanentError
+from nightbridge.errors import DamagedData, InvalidInput, PermanentError
 from nightbridge.models import Model
 from nightbridge.processes import run
 
@@ -18,7 +18,10 @@ _MAX_REASON = 1000
 _KEPT_VARIABLES = re.compile(
     r"PATH|HOME|USER|LOGNAME|SHELL|TMPDIR|TZ|LANG|LD_LIBRARY_PATH|PYTHONPATH|LC_\w+|XDG_\w+|SLURM_(?!JWT$)\w+|ENROOT_\w+"
 )
-_ADVICE = "Name an interpreter of the training's environment with --python, or a command that runs it on a node"
+_ADVICE = (
+    "Name an interpreter of the training's environment, or a command that runs one on a node, with --python, or with"
+    " load_with in [harvest]"
+)
 
 
 class Loaded(Model):
@@ -43,13 +46,14 @@ def load_with_torch(path: Path, python: str) -> Loaded:
 
     Raises:
         DamagedData: It cannot be loaded.
+        InvalidInput: What is given is no command.
         PermanentError: The interpreter is not there, has no torch or another module that the checkpoint needs, or ran
             out of memory.
         TransientError: It took more than `TIMEOUT_SECONDS`.
 
     """
     finished = run(
-        [*shlex.split(python), "-", str(path)],
+        [*_words(python), "-", str(path)],
         # Nothing goes onto a GPU that a training may be using.
         environment={**_kept(), "CUDA_VISIBLE_DEVICES": ""},
         timeout=TIMEOUT_SECONDS,
@@ -68,6 +72,16 @@ def load_with_torch(path: Path, python: str) -> Loaded:
     if "problem" in answer:
         raise DamagedData(f"torch cannot load it: {answer['problem']}"[:_MAX_REASON], thing=str(path))
     return Loaded.model_validate(answer)
+
+
+def _words(command: str) -> list[str]:
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise InvalidInput(f"not a command: {error}".lower(), thing=command, advice=_ADVICE) from error
+    if not words:
+        raise InvalidInput("no program is named", thing="--python", advice=_ADVICE)
+    return words
 
 
 def _kept() -> dict[str, str]:

@@ -139,3 +139,18 @@ def test_the_import_of_images_is_a_table_whose_credentials_are_named(write: Writ
     assert (site.image_import.on, site.image_import.srun_args) == ("node", ("--time=2:00:00",))
     assert site.image_import.credentials == SecretRef(source="env", name="NGC")
     assert warnings == ()
+
+
+def test_what_loads_checkpoints_is_a_command(write: Write) -> None:
+    site, warnings = load_site(write('[harvest]\nload_with = "srun --container-image=nemo.sqsh python3"\n'))
+
+    assert site.harvest.load_with == "srun --container-image=nemo.sqsh python3"
+    assert warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("command", "problem"), [("srun 'python3", "not a command: no closing quotation"), (" ", "must name a program")]
+)
+def test_what_is_no_command_is_refused_with_its_place(write: Write, command: str, problem: str) -> None:
+    with pytest.raises(InvalidInput, match=rf"harvest\.load_with.*{problem}"):
+        load_site(write(f'[harvest]\nload_with = "{command}"\n'))

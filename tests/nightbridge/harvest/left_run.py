@@ -76,6 +76,7 @@ class LeftRun:
         earlier: Sequence[RunOutput] = (),
         tainted: tuple[str, ...] = (),
         training_report: dict[str, Any] | None = None,
+        load_with: str | None = None,
     ) -> RunRecord:
         request = HarvestRequest(
             run=self.spec,
@@ -86,6 +87,7 @@ class LeftRun:
             store=StoreSettings(url=store.url),
             series=f"{self.spec.test_slug}-0123456789ab",
             tainted=tainted,
+            load_with=load_with,
         )
         measured = MeasuredRun(
             output=self.output, summary=self.summary, earlier=tuple(earlier), training_report=training_report

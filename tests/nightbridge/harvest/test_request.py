@@ -5,6 +5,7 @@ import io
 import json
 import os
 import random
+import shlex
 import shutil
 import subprocess
 import sys
@@ -305,6 +306,41 @@ def test_a_checkpoint_whose_writer_made_no_checksums_is_stored_and_called_unprov
     assert checkpoint.state is CheckpointState.UNPROVEN
     assert checkpoint.reason == "model.safetensors is a safetensors file, which has no checksum"
     assert "checkpoints/iter_0000040/hf/model.safetensors" in objects(directory, record.prefix)
+
+
+LOADER = """
+cat > /dev/null
+case $1 in
+  *40) echo '{"problem": "__1_0.distcp: no such tensor"}' ;;
+  *) echo '{"torch": "2.13.0", "tensors": 2, "objects": 1, "bytes": 8}' ;;
+esac
+"""
+
+
+def test_what_torch_cannot_load_is_damaged_and_the_one_before_it_is_stored_where_the_site_has_a_loader(
+    directory: ObjectStore, left: LeftRun
+) -> None:
+    record = left.harvest(directory, load_with=shlex.join(["sh", "-c", LOADER]))
+
+    assert {path.split("/")[1] for path in objects(directory, record.prefix) if "/iter_" in path} == {"iter_0000020"}
+    found = {checkpoint.iteration: (checkpoint.state, checkpoint.reason) for checkpoint in record.checkpoints}
+    assert found[20] == (CheckpointState.VERIFIED, "torch 2.13.0 loaded 2 tensors (8 bytes) and 1 objects")
+    assert found[40] == (
+        CheckpointState.DAMAGED,
+        "not stored: damaged: torch cannot load it: __1_0.distcp: no such tensor",
+    )
+
+
+@pytest.mark.parametrize("loader", [sys.executable, "no-such-python", "sh -c 'exit 3'"])
+def test_a_loader_that_cannot_try_it_is_said_and_costs_no_checkpoint(
+    directory: ObjectStore, left: LeftRun, loader: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    record = left.harvest(directory, load_with=loader)
+
+    (checkpoint,) = (each for each in record.checkpoints if each.iteration == 40)
+    assert checkpoint.state is CheckpointState.VERIFIED
+    assert checkpoint.reason.startswith("not loaded: ")
+    assert "iter_0000040 was not loaded: " in caplog.text
 
 
 def test_a_secret_inside_a_shard_leaves_its_whole_checkpoint_out(store: ObjectStore, left: LeftRun) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nightbridge.errors import DamagedData, PermanentError
+from nightbridge.errors import DamagedData, InvalidInput, PermanentError
 from nightbridge.outputs.deep_check import load_with_torch
 
 TORCH_PYTHON = os.environ.get("NIGHTBRIDGE_TORCH_PYTHON", "")
@@ -43,6 +43,8 @@ def test_an_interpreter_without_torch_is_named_with_the_option_that_names_anothe
         (answering("", 3), PermanentError, "ended with code 3"),
         ("sh -c 'kill -9 $$'", PermanentError, "one that is killed lacks memory"),
         ("no-such-python", PermanentError, "not installed"),
+        ("srun 'python3", InvalidInput, "not a command: no closing quotation"),
+        (" ", InvalidInput, "no program is named"),
     ],
 )
 def test_only_what_torch_itself_refuses_is_damage(
