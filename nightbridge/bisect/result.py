@@ -126,6 +126,7 @@ def next_points(plan: BisectPlan, points: Sequence[Point], at_once: int) -> tupl
     """
     left = plan.policy.most_runs - len(points)
     places = plan.search.next_places(_measured(points, plan.known), _skipped(points), max(1, min(at_once, left)))
+    places = places or _second_try(plan, points)
     used = {(point.place, point.number) for point in points}
     chosen = []
     for place in places if left > 0 else ():
@@ -133,6 +134,18 @@ def next_points(plan: BisectPlan, points: Sequence[Point], at_once: int) -> tupl
         used.add((place, number))
         chosen.append((place, number))
     return tuple(chosen)
+
+
+def _second_try(plan: BisectPlan, points: Sequence[Point]) -> tuple[int, ...]:
+    """The middle one of several commits that would be named together because those between them failed once.
+
+    A build may fail by chance. Where one of them has failed twice, that range is taken to be broken.
+    """
+    found = evaluate(plan, points)
+    tries = Counter(point.place for point in points if point.status not in NOTHING_SAID)
+    between = [tries[place] for place in found.culprit_places if place in found.skipped]
+    once = [place for place in found.culprit_places if place in found.skipped and tries[place] == 1]
+    return (once[len(once) // 2],) if once and max(between) == 1 else ()
 
 
 def price_of(plan: BisectPlan, points: Sequence[Point], base: RunRecord) -> str:

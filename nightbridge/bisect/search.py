@@ -16,8 +16,9 @@ What a measurement may mean:
 * The change may not be among the commits at all. Those two answers, "already bad at the good end" and "still good at
   the bad end", take part like any commit, and win where the measurements support it.
 
-A commit that does not build or start is skipped: commits that are indistinguishable without it are named together. No
-commit is named before it, and the one before it, were each run twice.
+A commit that does not build or start is skipped: commits that are indistinguishable without it are named together, once
+one of those that failed was tried again (`bisect.result`). No commit is named before it, and the one before it, were
+each run twice.
 """
 
 import math

@@ -326,6 +326,27 @@ def test_the_next_runs_are_new_ones(plan: BisectPlan) -> None:
     assert next_points(plan, [done], at_once=3) == ((0, 2), (4, 1))
 
 
+@pytest.mark.parametrize(
+    ("again", "culprits"), [(VerdictStatus.PASSED, ["c" * 40]), (VerdictStatus.FAILED, ["c" * 40, "d" * 40])]
+)
+def test_a_commit_that_failed_once_is_tried_again_before_another_is_named_with_it(
+    plan: BisectPlan, make_record: Any, summary_of: Any, again: VerdictStatus, culprits: list[str]
+) -> None:
+    """The second of four made it slower, and failed when it was run first."""
+    points: list[Point] = []
+    while chosen := next_points(plan, points, at_once=1):
+        ((place, number),) = chosen
+        status = VerdictStatus.PASSED if place != 2 else VerdictStatus.FAILED if number == 1 else again
+        record = make_record(summary_of((1.03 if place >= 2 else 1.0,) * 50))
+        given = record if status is VerdictStatus.PASSED else None
+        points.append(point_of(plan, place, number, verdict_on(f"{place}-{number}", status), given))
+
+    assert [step.commit for step in evaluate(plan, points).culprits] == culprits
+    assert len([point for point in points if point.place == 2 and point.status is VerdictStatus.FAILED]) == len(
+        culprits
+    )
+
+
 def test_an_end_whose_runs_disagree_is_said(plan: BisectPlan, make_record: Any, summary_of: Any) -> None:
     points = [
         point_of(plan, 0, n, verdict_on(f"0-{n}", VerdictStatus.PASSED), make_record(summary_of((step_time,) * 50)))
