@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -173,12 +173,21 @@ def _ending(error: BaseException) -> tuple[str, int]:
             return "interrupted; a job that was submitted keeps running", EXIT_INTERRUPTED
         case runs.Terminated():
             return "terminated; a job that was submitted keeps running", EXIT_TERMINATED
+    if status := getattr(getattr(error, "response", None), "status_code", None):  # an HTTPStatusError of httpx
+        return _refused_request(error, status), EXIT_INTERNAL
     if format_message := getattr(error, "format_message", None):  # an error of typer's, for a wrong command line
         message = format_message().rstrip(".")
         if unknown := re.match(r"No such command '([^']*)'", message):
             return f"{unknown[0]}. {_command_meant(unknown[1])}See nightbridge --help.", EXIT_INVALID
         return f"{message}. See nightbridge --help." if message else "no command given", EXIT_INVALID
     return f"internal error: {type(error).__name__}: {error}", EXIT_INTERNAL
+
+
+def _refused_request(error: Any, status: int) -> str:
+    """The message of an answer of Prefect's server that is neither expected nor a success."""
+    asked = f"{error.request.method} {error.request.url.copy_with(query=None, userinfo=b'')}"
+    advice = "Set PREFECT_API_AUTH_STRING" if status in (401, 403) else "Look at the server's log, and at its proxy's"
+    return f"{asked}: Prefect's server answered {status}. {advice}"
 
 
 def _command_meant(name: str) -> str:

@@ -28,6 +28,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "the container registry": ("docker-registry", "skopeo", "umoci", "squashfs-tools"),
     "the container image": ("debootstrap",),
     "PostgreSQL": ("postgresql",),
+    "several Prefect servers": ("redis-server", "nginx-light"),
     "the clock": ("faketime", "libfaketime"),
     "the browser": ("chromium-headless-shell",),
 }

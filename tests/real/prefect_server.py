@@ -31,11 +31,13 @@ class PrefectServer:
         folder: Holds its `home`, with the SQLite database where there is no other one, and `server.log`.
         settings: Environment variables of the server alone.
         database_url: Another database than SQLite in `home`.
+        options: Further options of `prefect server start`.
     """
 
     folder: Path
     settings: Mapping[str, str] = field(default_factory=dict)
     database_url: str | None = None
+    options: tuple[str, ...] = ()
     port: int = field(default_factory=lambda: free_ports(1)[0])
     process: subprocess.Popen[bytes] | None = None
 
@@ -64,7 +66,7 @@ class PrefectServer:
             environment["PREFECT_API_DATABASE_CONNECTION_URL"] = self.database_url
         with self.log.open("ab") as output:
             self.process = subprocess.Popen(
-                [PREFECT, "server", "start", "--port", str(self.port)],
+                [PREFECT, "server", "start", "--port", str(self.port), *self.options],
                 env=environment,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
 from nightbridge.cli import file_checks
@@ -39,6 +40,12 @@ def test_a_shell_completes_commands_and_their_options() -> None:
 # --- how a command ends -----------------------------------------------------------------------------------------------
 
 
+def refused(status: int) -> httpx.HTTPStatusError:
+    """An answer of Prefect's server; what is between user and host, or behind a question mark, may be secret."""
+    request = httpx.Request("POST", "http://user:hidden@prefect/api/deployments/?key=hidden")
+    return httpx.HTTPStatusError("no", request=request, response=httpx.Response(status, request=request))
+
+
 @pytest.mark.parametrize(
     ("error", "code", "told"),
     [
@@ -46,6 +53,12 @@ def test_a_shell_completes_commands_and_their_options() -> None:
         (TransientError("nobody answers", thing="slurm"), 4, "nightbridge: slurm: nobody answers"),
         (KeyboardInterrupt(), 130, "interrupted"),
         (ValueError("defect"), 4, "internal error: ValueError: defect"),
+        (
+            refused(500),
+            4,
+            "POST http://prefect/api/deployments/: Prefect's server answered 500. Look at the server's log",
+        ),
+        (refused(401), 4, "Prefect's server answered 401. Set PREFECT_API_AUTH_STRING"),
         (PermissionError(13, "Permission denied", "/x"), 4, "nightbridge: /x: Permission denied. Check the path"),
     ],
 )
@@ -61,6 +74,7 @@ def test_every_error_is_one_message_and_an_exit_code(
 
     assert (ended, out) == (code, "")
     assert told in err
+    assert "hidden" not in err
 
 
 @pytest.mark.parametrize("arguments", [[], ["frobnicate"], ["validate"], ["render", "--frob", "x"]])
