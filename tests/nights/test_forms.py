@@ -42,10 +42,14 @@ def page(installed: Installation, tmp_path_factory: pytest.TempPathFactory) -> I
         yield opened
 
 
-def open_form(page: Page, installed: Installation, deployment: str) -> None:
+LAST_OF_FORM = {"": "Validate parameters", "/v2": "Enforce Parameter Schema"}
+"""What stands below the fields, by the path of Prefect's UI: its first one and its second."""
+
+
+def open_form(page: Page, installed: Installation, deployment: str, ui: str = "") -> None:
     found = installed.server.ask("POST", "deployments/filter", {"deployments": {"name": {"any_": [deployment]}}})
-    page.open(f"{installed.server.api_url.removesuffix('/api')}/deployments/deployment/{found[0]['id']}/run")
-    page.wait_text("Validate parameters")
+    page.open(f"{installed.server.api_url.removesuffix('/api')}{ui}/deployments/deployment/{found[0]['id']}/run")
+    page.wait_text(LAST_OF_FORM[ui])
 
 
 def fill(page: Page, fields: Mapping[str, str | Sequence[str]]) -> None:
@@ -58,8 +62,8 @@ def fill(page: Page, fields: Mapping[str, str | Sequence[str]]) -> None:
     time.sleep(UI_DELAY)
 
 
-def submit(page: Page, installed: Installation, deployment: str, **fields: str | Sequence[str]) -> None:
-    open_form(page, installed, deployment)
+def submit(page: Page, installed: Installation, deployment: str, ui: str = "", **fields: str | Sequence[str]) -> None:
+    open_form(page, installed, deployment, ui)
     fill(page, fields)
 
     def left() -> bool:
@@ -128,3 +132,18 @@ def test_a_form_refuses_wrong_input_every_field_at_once(page: Page, installed: I
     page.wait_text("'BAD Night!' does not match")
     page.wait_text("['llama-batch'] should not be valid under")
     assert len(installed.flow_runs("test")) == before
+
+
+def test_the_form_of_the_second_ui_refuses_and_starts_as_the_first_one_does(
+    page: Page, installed: Installation
+) -> None:
+    before = len(installed.flow_runs("test"))
+    open_form(page, installed, "test", ui="/v2")
+    fill(page, {"night": "BAD Night!"})
+    page.click("Submit")
+    page.wait_text("'BAD Night!' does not match")
+    assert len(installed.flow_runs("test")) == before
+
+    submit(page, installed, "test", ui="/v2", night="second-ui")
+    assert end_of(installed, "test")[0] in ("NoBaseline", "InsufficientData")
+    assert len(installed.stored("runs/*/second-ui/*/verdict.json")) == 2
