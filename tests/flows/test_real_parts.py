@@ -395,6 +395,20 @@ def test_the_same_night_again_submits_nothing_and_says_the_same(place: Place, sl
     assert by_id(again) == by_id(slow_night.report)
 
 
+def test_the_doctor_reaches_a_store_whose_certificate_an_authority_of_the_site_has_signed(place: Place) -> None:
+    well = nightbridge("doctor", "--system", place.https_site, environment=client_environment())
+    untrusting = place.folder / "untrusting.toml"
+    lines = place.https_site.read_text().splitlines()
+    untrusting.write_text("\n".join(line for line in lines if not line.startswith("ca_bundle")))
+    ill = nightbridge("doctor", "--system", untrusting, environment=client_environment())
+
+    assert well.returncode == 0, well.stdout + well.stderr
+    assert ill.returncode == 4
+    (store,) = (line for line in ill.stdout.splitlines() if line.startswith("✗"))
+    assert "store" in store
+    assert "ca_bundle" in store
+
+
 # --- a night with faults ---------------------------------------------------------------------------------------------
 
 
