@@ -4,11 +4,11 @@ import re
 from typing import Literal
 
 _TRACEBACK = "Traceback (most recent call last)"
-_RANK_PREFIX = re.compile(
-    r"^\s*(?:[\w.-]+/\d+ )?(?:\[default\d+\]:)?(?:\[rank\d+\]:\s?|\[?\d+\]?:\s|\(\w+ pid=[^)]{1,80}\) |(?<=\]:))"
-)
+_BEFORE = r"^\s*(?:\d{4}-\d\d-\d\d \S{8,30} )?(?:[\w.-]+/\d+ )?(?:\[default\d+\]:)?"
+"""What a log collector, NeMo-Run and torchrun write before a rank's prefix."""
+_RANK_PREFIX = re.compile(_BEFORE + r"(?:\[rank\d+\]:\s?|\[?\d+\]?:\s|\(\w+ pid=[^)]{1,80}\) |(?<=\]:))")
 """What stands before a line of a rank: as torch, srun --label, NeMo-Run, torchrun and Ray write it."""
-_NAMED_RANK = re.compile(r"^\s*(?:[\w.-]+/\d+ )?(?:\[default\d+\]:)?\[rank\d+\]: ")
+_NAMED_RANK = re.compile(_BEFORE + r"\[rank\d+\]: ")
 _EXCEPTION = re.compile(
     r"^(?:[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Timeout|Failure|Unavailable|Expired)\b"
     r"|Exception(?=: |$)|StopIteration\b|[a-z_]\w*(?:\.\w+)+(?=: |$))"
@@ -27,7 +27,7 @@ _ENDINGS: dict[str, str] = {
     r"|cannot allocate memory in static TLS|invalid ELF header|wrong ELF class|/ld: cannot find",
     "crash": r"(?i:segmentation fault)|[Bb]us error|Illegal instruction|[Ff]loating point exception|double free"
     r"|corrupted size vs|(?:malloc|free|realloc|munmap_chunk)\(\): \w|stack smashing|Fatal Python error: "
-    r"|Caught signal \d+|Assertion `.+[`'] failed|panicked at|pure virtual method",
+    r"|Caught signal \d+|\bSIG[A-Z]+ received at time|Assertion `.+[`'] failed|panicked at|pure virtual method",
     "memory": r"oom[-_]kill|(?i:out of memory)|exceeded (?:job )?memory limit|Memory cgroup out of",
     "CUDA": r"CUDA (?:error|driver version)|CUDA_ERROR_\w+|CUDNN_STATUS|CUBLAS_STATUS|CUSOLVER_STATUS|cudaError\w+"
     r"|no kernel image is available|illegal memory access|unspecified launch failure|device-side assert"
@@ -43,10 +43,11 @@ _ENDINGS: dict[str, str] = {
     r"|nvidia-container-cli|enroot-\w+: failed|Error response from daemon|manifest unknown|FATAL:   \S"
     r"|(?:unauthorized|denied): |failed to (?:mount|execute|extract|create squashfs)",
     "Slurm": r"Plugin initialization failed|Application launch failed|DUE TO (?:TIME LIMIT|NODE FAILURE|PREEMPTION)"
-    r"|Node failure on|Unable to (?:contact|confirm|allocate resources|create step)|Could not establish"
+    r"|Node failure on|Unable to (?:contact|confirm|resolve|allocate resources|create step)|Could not establish"
     r"|Batch job submission failed|Invalid (?:generic|account|partition|qos|job credential)|Job credential expired"
     r"|launch failed: |Kill task failed|Could not open std\w+ file|Munge (?:en|de)code failed",
-    "torchrun": r"(?:failed|FAILED) \(exitcode:? -?\d+\)|timed out after \d+ ?s while trying to connect"
+    "torchrun": r"(?:failed|FAILED) \(exitcode:? -?\d+\)|timed out after \d+ ?m?s while trying to connect"
+    r"|has failed to connect to any"
     r"|Signal \d+ \(SIG\w+\) received by PID",
     "installers": r"No matching distribution found|Could not find a version that satisfies|Could not resolve host"
     r"|fatal: (?:not a git|could not|unable to|repository|Could not)",
@@ -64,7 +65,8 @@ _WORDS = (
     "no interface", "no socket", "no usable", "no kernel", "no cuda", "no matching", "no nvidia", "cannot", "could",
     "unable", "denied", "invalid", "out of", "oom", "exceeded", "kill", "terminated", "segmentation", "illegal",
     "floating point", "malloc():", "free():", "realloc():", "munmap_chunk", "double free", "corrupted", "smashing",
-    "signal ", "panicked", "pure virtual", "unrecognized", "required", "ambiguous", "missing mandatory", "quota",
+    "signal ", "sigabrt", "sigsegv", "sigbus",
+    "panicked", "pure virtual", "unrecognized", "required", "ambiguous", "missing mandatory", "quota",
     "read-only", "too many", "stale", "endpoint", "in use", "refused", "execve", "undefined symbol", "elf", "xid",
     "fallen off", "cuda", "cudnn", "cublas", "cusolver", "launch", "device-side", "uncorrectable", " warn ", "orte ",
     "watchdog", "duplicate", "mpi", "container", "enroot", "manifest", "unauthorized", "due to", "credential",
@@ -87,9 +89,7 @@ _REPORT = re.compile(
     r"|Application launch failed|nccl\w+Error|line \d+: +\d+ \w|MPI_ABORT was|received by PID"
     r"|Call to CUDA function failed"
 )
-_RANK = re.compile(
-    r"^\s*(?:[\w.-]+/\d+ )?(?:\[default\d+\]:)?(?:\[rank(\d+)\]:|\[?(\d+)\]?: |.{0,80}\[(?:PG [^\]]*)?Rank (\d+)\])"
-)
+_RANK = re.compile(_BEFORE + r"(?:\[rank(\d+)\]:|\[?(\d+)\]?: |.{0,80}\[(?:PG [^\]]*)?Rank (\d+)\])")
 _EXITED = re.compile(r"srun: error: ([\w.-]+): tasks? ([\d,-]+): (?!Terminated)")
 # slurmstepd adds its node's name where several slurmds run on one machine; since Slurm 25.11 it gives the time instead.
 _SCHEDULER_ERROR = re.compile(
@@ -169,8 +169,10 @@ class ErrorFinder:
 
     @staticmethod
     def _sounds_so(line: str) -> int | None:
-        """Which pattern of `_POSSIBLE` it has; None for a line without any."""
-        if _is_harmless(line) or _EXITED.search(line):
+        """Which pattern of `_POSSIBLE` it has, or how weak a warning of a known cause is; None for any other line."""
+        if _is_harmless(line):
+            return len(_POSSIBLE) if "NCCL INFO " not in line and _KNOWN_CAUSE.search(line) else None
+        if _EXITED.search(line):
             return None
         return next((strength for strength, pattern in enumerate(_POSSIBLE) if pattern.search(line)), None)
 
