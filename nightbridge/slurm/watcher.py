@@ -317,7 +317,7 @@ class Watcher:
                 if status := answer.get(job_id):
                     watched.report(status, now)
                 elif watched.silence() and not self._failures:
-                    log.warning("job %d (%s): neither squeue nor sacct knows it", job_id, watched.job.name)
+                    log.warning("job %d (%s): unknown to squeue, and sacct has no end of it", job_id, watched.job.name)
                 watched.look_for_exit_code(now)
             self._changed.notify_all()
 

@@ -135,7 +135,7 @@ class SlurmDaemons:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                cwd=self.folder,
+                cwd=self._working_directory(name),
                 preexec_fn=_die_with_parent,
             )
 
@@ -151,9 +151,8 @@ class SlurmDaemons:
 
     def lose_node(self, name: str) -> None:
         """What a node's power failure does: its slurmd, slurmstepds and jobs are gone in the same moment."""
-        self._kill_processes(lambda environment: {
-            f"{_DAEMON_VARIABLE}={name}".encode(), f"SLURMD_NODENAME={name}".encode()
-        } & environment)  # fmt: skip
+        marks = {f"{_DAEMON_VARIABLE}={name}".encode(), f"SLURMD_NODENAME={name}".encode()}
+        self._kill_processes(lambda environment, folder: marks & environment or folder == self._working_directory(name))
         self.kill_daemon(name)
 
     def lose_state(self) -> None:
@@ -162,6 +161,8 @@ class SlurmDaemons:
         for entry in (self.folder / "state").iterdir():
             if entry.name.startswith(("job_state", "last_", "hash.")):
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        # Since 25.11 (or before), slurmctld starts with a part of its state missing only when it is told to.
+        self._argv["slurmctld"] = (*self._argv["slurmctld"], "-i")
 
     def command(self, *argv: str) -> subprocess.CompletedProcess[str]:
         """Run one of Slurm's commands on this cluster."""
@@ -190,17 +191,22 @@ class SlurmDaemons:
 
     def _kill_leftovers(self) -> None:
         """End slurmstepds and job processes that outlived their slurmd."""
-        self._kill_processes(lambda environment: True)
+        self._kill_processes(lambda environment, folder: True)
 
-    def _kill_processes(self, which: Callable[[set[bytes]], object]) -> None:
-        """Kill processes of this cluster, known by our slurm.conf in their environment."""
+    def _working_directory(self, name: str) -> Path:
+        """A node's own: a slurmstepd of 25.11 has it from its slurmd, and an empty environment."""
+        return self.folder / f"spool-{name}" if name in NODES else self.folder
+
+    def _kill_processes(self, which: Callable[[set[bytes], Path], object]) -> None:
+        """Kill processes of this cluster, known by our slurm.conf in their environment or by where they work."""
         needle = f"SLURM_CONF={self.slurm_conf}".encode()
         for entry in Path("/proc").iterdir():
             if not entry.name.isdigit() or int(entry.name) == os.getpid():
                 continue
             with contextlib.suppress(OSError):
                 environment = set((entry / "environ").read_bytes().split(b"\0"))
-                if needle in environment and which(environment):
+                folder = (entry / "cwd").readlink()
+                if (needle in environment or folder.is_relative_to(self.folder)) and which(environment, folder):
                     os.kill(int(entry.name), signal.SIGKILL)
 
     def _prepare(self, min_job_age: int, extra_conf: Sequence[str]) -> None:

@@ -319,17 +319,17 @@ def test_a_job_above_its_memory_is_out_of_memory(run: Run) -> None:
 
 def test_a_job_that_an_operator_cancels_names_the_operator(run: Run, slurm_cluster: SlurmDaemons) -> None:
     slurm_cluster.command("sacctmgr", "-i", "add", "account", "ops")
-    slurm_cluster.command("sacctmgr", "-i", "add", "user", "nobody", "account=ops", "adminlevel=operator")
+    slurm_cluster.command("sacctmgr", "-i", "add", "user", "daemon", "account=ops", "adminlevel=operator")
     job = run.start("sleep 100")
 
     subprocess.run(
-        ["scancel", str(job.job_id)], env=slurm_cluster.environment(), user="nobody", check=True, capture_output=True
+        ["scancel", str(job.job_id)], env=slurm_cluster.environment(), user="daemon", check=True, capture_output=True
     )
     ended = run.ended()
 
     assert ended.outcome is Outcome.CANCELLED
     assert ended.status is not None
-    assert ended.status.cancelled_by == str(pwd.getpwnam("nobody").pw_uid)
+    assert ended.status.cancelled_by == str(pwd.getpwnam("daemon").pw_uid)
     assert run.jobs() == [job.job_id]
 
 
