@@ -47,7 +47,6 @@ from nightbridge.history.nightly_values import (
     noise_of_runs,
     strays_of,
 )
-from nightbridge.history.reading import is_good
 from nightbridge.models import (
     Comparison,
     ComparisonStatus,
@@ -96,8 +95,8 @@ def compare_metric(metric: Metric, tonight: Tonight) -> MetricResult | None:
     """Compare one metric of the run with its history; None where the metric is none of this test's."""
     decisions = in_force(tonight.evidence.decisions, metric.name)
     past = tuple(
-        None if night.own.resumed or is_left_out(decisions, metric.name, night.own.night, night.own.verdict) else night
-        for night in tonight.nights[:-1]
+        None if night is None or is_left_out(decisions, metric.name, night.own.night, night.own.verdict) else night
+        for night in tonight.past
     )
     series = MetricSeries(metric, tonight, past)
     known = [value for value in series.past_values() if value is not None]
@@ -114,7 +113,7 @@ def compare_metric(metric: Metric, tonight: Tonight) -> MetricResult | None:
         for index, night in enumerate(past)
         if night is not None
         and steady[index] is not None
-        and (is_good(night.own) or is_accepted(decisions, metric.name, night.own.night))
+        and (night.is_good or is_accepted(decisions, metric.name, night.own.night))
         and not (decisions and passed_by_ended(decisions, metric.name, night.own.night))
     ]
     singles = series.first_runs(metric.field, steady)
@@ -366,7 +365,7 @@ def _noise_of_runs(series: MetricSeries) -> tuple[str, float, float]:
     metric, gate = series.metric, series.gate
     field, values = series.steadiest
     every = zip(series.first_runs(field, values), series.past, strict=True)
-    known = [value for value, night in every if value is not None and night and is_good(night.own)]
+    known = [value for value, night in every if value is not None and night and night.is_good]
     noise, usual = noise_of_runs(known), metric.threshold(gate) / UNKNOWN_SIGMAS
     if len(known) < gate.cold_start:
         return field, min(max(noise, usual), 2 * usual), metric.threshold(gate)

@@ -405,6 +405,8 @@ def pairs_of(night: Night) -> list[tuple[HistoryRow, HistoryRow]]:
 
     Without the pair on suspect nodes: it is about those, and comes when everything else is decided.
     """
+    if not night.arms:  # most nights
+        return []
     by_pair: dict[int, dict[str, HistoryRow]] = {}
     for row in night.arms:
         if row.arm and not row.arm.on_suspects:

@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -50,7 +50,8 @@ class Evidence(NamedTuple):
     proof: float = PROOF
 
 
-class Tonight(NamedTuple):
+@dataclass(frozen=True)
+class Tonight:
     """The run that is judged and everything that it is compared with. `nights`: oldest first, tonight last.
 
     `control`: the last good point that runs beside it; None where there is none, or none is wanted.
@@ -70,7 +71,12 @@ class Tonight(NamedTuple):
         """The same with another place of a metric's good level."""
         last = self.nights[-1]
         own = last.own.model_copy(update={"moved": last.own.moved | {metric: moved}})
-        return self._replace(nights=(*self.nights[:-1], last._replace(own=own)))
+        return replace(self, nights=(*self.nights[:-1], replace(last, own=own)))
+
+    @cached_property
+    def past(self) -> tuple[Night | None, ...]:
+        """The nights before, None for one that counts for no metric whatever was decided."""
+        return tuple(None if night.own.resumed else night for night in self.nights[:-1])
 
 
 @dataclass(frozen=True)
@@ -101,8 +107,9 @@ class MetricSeries:
         """Each past night's value, of the metric or of another field that measures the same."""
         field = field or self.metric.field
         if field not in self._past_values:
-            metric = self.metric._replace(field=field)
-            self._past_values[field] = [None if night is None else night_value(night, metric) for night in self.past]
+            self._past_values[field] = [
+                None if night is None else night_value(night, self.metric, field) for night in self.past
+            ]
         return self._past_values[field]
 
     @cached_property
@@ -135,17 +142,12 @@ class MetricSeries:
 
     def first_runs(self, field: str, steady: Sequence[float | None]) -> list[float | None]:
         """Each past night's first run alone, adjusted as the night's value of the field was."""
-        metric = self.metric._replace(field=field)
-
-        def first_run(night: Night | None, value: float | None) -> float | None:
-            if night is None or night.runs == (night.own,):  # most nights: the night's value is its only run's
-                return value
-            return run_value(night.own, metric)
-
-        return [
-            None if (own := first_run(night, value)) is None else own * ratio(value, level)
-            for night, value, level in zip(self.past, self.past_values(field), steady, strict=False)
-        ]
+        firsts = []
+        for night, value, level in zip(self.past, self.past_values(field), steady, strict=False):
+            is_only = night is None or (len(night.runs) == 1 and night.runs[0] is night.own)  # most nights
+            own = value if is_only or night is None else run_value(night.own, self.metric, field)
+            firsts.append(None if own is None else own * ratio(value, level))
+        return firsts
 
 
 def modes_of(tonight: Tonight) -> "Modes | None":

@@ -18,6 +18,7 @@ for 1e-3. `benchmarks/detection.py` measures what that means: false alarms a yea
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -205,8 +206,8 @@ def remove_node_effects(
     if raw.size != len(nodes):
         raise InvalidInput(f"nodes of {len(nodes)} nights for {raw.size} nights", thing="nodes")
     known = np.isfinite(raw)
-    sets, set_of_night = np.unique(np.asarray(nodes, dtype=str), return_inverse=True)
-    counts = np.bincount(set_of_night[known], minlength=sets.size)
+    set_of_night = _numbered(tuple(nodes))
+    counts = np.bincount(set_of_night[known])
     adjusted = raw.copy()
     if np.count_nonzero(counts) < 2:
         return _as_list(adjusted)
@@ -220,6 +221,13 @@ def remove_node_effects(
         if ratios.size >= least_nights:
             adjusted[own] = raw[own] / _median(ratios)
     return _as_list(adjusted)
+
+
+@lru_cache(maxsize=16)
+def _numbered(nodes: tuple[str, ...]) -> NDArray[np.intp]:
+    """The number of each night's node set, by their names; every metric of a night asks for the same."""
+    _sets, set_of_night = np.unique(np.asarray(nodes, dtype=str), return_inverse=True)
+    return set_of_night
 
 
 def night_noise(values: Sequence[float | None]) -> float:
@@ -262,7 +270,7 @@ def _as_list(values: Array) -> list[float]:
 
 
 def _finite(values: Sequence[float | None]) -> Array:
-    array = _as_array(values)
+    array = np.array(values, dtype=np.float64)
     return array[np.isfinite(array)]
 
 

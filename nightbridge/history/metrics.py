@@ -15,10 +15,16 @@ WARM_SHARE = 0.2
 COMPLETE_OUTCOMES = frozenset({Outcome.SUCCEEDED, Outcome.TEARDOWN})
 
 
-def measured(metric: Metric, summary: Summary) -> float | None:
-    """The value, where it is one: present, finite, and positive where nothing else makes sense."""
+def measured(metric: Metric, summary: Summary, field: str = "") -> float | None:
+    """The value, where it is one: present, finite, and positive where nothing else makes sense.
+
+    Args:
+        metric: The metric.
+        summary: What the run measured.
+        field: Another field that measures the same; empty for the metric's own.
+    """
     value: float | None
-    value = curve_level(summary) if metric.name == "loss_curve" else getattr(summary, metric.field)
+    value = curve_level(summary) if metric.name == "loss_curve" else getattr(summary, field or metric.field)
     if value is None or not math.isfinite(value) or (metric.must_be_positive and value <= 0):
         return None
     return value

@@ -46,8 +46,8 @@ def find_modes(values: Sequence[float | None]) -> Modes | None:
     if len(known) < MIN_NIGHTS:
         return None
     ordered = sorted(known)
-    parts = [(ordered[:at], ordered[at:]) for at in range(MIN_OF_MODE, len(ordered) - MIN_OF_MODE + 1)]
-    fast, slow = min(parts, key=lambda part: sum(map(_squares, part)))
+    at = _best_split(ordered)
+    fast, slow = ordered[:at], ordered[at:]
     distance = statistics.fmean(slow) - statistics.fmean(fast)
     within = sum(map(_squares, (fast, slow))) / len(known)
     is_slow = [value >= slow[0] for value in known]
@@ -62,6 +62,16 @@ def find_modes(values: Sequence[float | None]) -> Modes | None:
     ):
         return None
     return Modes(statistics.median(fast), statistics.median(slow), len(slow) / len(known))
+
+
+def _best_split(ordered: Sequence[float]) -> int:
+    """Where two parts have the least spread within them, by running sums of all splits at once."""
+    import numpy as np
+
+    values = np.array(ordered) - statistics.fmean(ordered)  # so that the squares do not cancel each other out
+    sizes, sums = np.arange(1, len(values)), np.cumsum(values)[:-1]
+    between = sums**2 * (1 / sizes + 1 / sizes[::-1])  # the sum of the right part is minus that of the left one
+    return MIN_OF_MODE + int(np.argmax(between[MIN_OF_MODE - 1 : len(values) - MIN_OF_MODE]))
 
 
 def _squares(values: Sequence[float]) -> float:

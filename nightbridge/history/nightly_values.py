@@ -21,14 +21,15 @@ for changes of level (`gate.comparison`).
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from nightbridge.errors import InvalidInput
 from nightbridge.history.metrics import COMPLETE_OUTCOMES, measured
 from nightbridge.history.reading import is_good
 from nightbridge.history.rows import HistoryRow
-from nightbridge.models import GatePolicy, VerdictStatus
+from nightbridge.models import GatePolicy, Summary, VerdictStatus
 from nightbridge.models.metrics import Metric
 
 if TYPE_CHECKING:
@@ -39,12 +40,23 @@ if TYPE_CHECKING:
 NO_VALUE = frozenset({VerdictStatus.FAILED, VerdictStatus.SHORT, VerdictStatus.CANCELLED, VerdictStatus.INFRASTRUCTURE})
 
 
-class Night(NamedTuple):
+@dataclass(frozen=True)
+class Night:
     """The night's own run, all runs that count for its value, and the arms of its pairs."""
 
     own: HistoryRow
     runs: tuple[HistoryRow, ...]
     arms: tuple[HistoryRow, ...] = ()
+
+    @cached_property
+    def summaries(self) -> tuple[Summary, ...]:
+        """What its runs measured, of those with numbers that stand for the test; each metric asks for them."""
+        return tuple(run.summary for run in self.runs if _has_values(run))
+
+    @cached_property
+    def is_good(self) -> bool:
+        """Whether its own run may make a baseline."""
+        return is_good(self.own)
 
 
 def nights_of(rows: Iterable[HistoryRow]) -> tuple[Night, ...]:
@@ -126,16 +138,18 @@ def pins_of(row: HistoryRow) -> tuple[str | None, ...]:
 
 def run_value(run: HistoryRow, metric: Metric, field: str = "") -> float | None:
     """What one run measured of a metric, or of another field that measures the same."""
-    if run.outcome not in COMPLETE_OUTCOMES or run.verdict in NO_VALUE:
-        return None
-    return measured(metric._replace(field=field) if field and field != metric.field else metric, run.summary)
+    return measured(metric, run.summary, field) if _has_values(run) else None
+
+
+def _has_values(run: HistoryRow) -> bool:
+    return run.outcome in COMPLETE_OUTCOMES and run.verdict not in NO_VALUE
 
 
 def night_value(night: Night, metric: Metric, field: str = "") -> float | None:
     """The median of the night's runs that measured it."""
-    if len(night.runs) == 1:  # most nights
-        return run_value(night.runs[0], metric, field)
-    values = [value for run in night.runs if (value := run_value(run, metric, field)) is not None]
+    if len(night.summaries) == 1:  # most nights
+        return measured(metric, night.summaries[0], field)
+    values = [value for summary in night.summaries if (value := measured(metric, summary, field)) is not None]
     return statistics.median(values) if values else None
 
 
@@ -240,12 +254,14 @@ def deviations(values: Sequence[float | None], before: int = 7, after: int = 0) 
     """
     import numpy as np
 
-    known = np.array([value for value in values if value is not None and math.isfinite(value)])
+    known = np.array(values, dtype=np.float64)  # None becomes NaN
+    known = known[np.isfinite(known)]
     if len(known) < 4:
         return []
-    places, middle = _around(len(known), before, after)
+    places, (below, above) = _around(len(known), before, after)
     around = np.sort(np.append(known, np.inf)[places], axis=1)
-    levels = np.take_along_axis(around, middle, axis=1).sum(axis=1) / 2
+    rows = np.arange(len(around))
+    levels = (around[rows, below] + around[rows, above]) / 2
     strays: list[float] = (known[3:][levels != 0] / levels[levels != 0] - 1).tolist()
     return strays
 
@@ -262,7 +278,7 @@ def _around(nights: int, before: int, after: int) -> "tuple[NDArray[np.intp], ND
     places = at + np.arange(-before, after + (after > 0))
     there = (places >= 0) & (places < nights)
     count = there.sum(axis=1)
-    return np.where(there, places, nights), np.stack([(count - 1) // 2, count // 2], axis=1)
+    return np.where(there, places, nights), np.stack([(count - 1) // 2, count // 2])
 
 
 def fixed_band(metric: Metric, gate: GatePolicy, values: Sequence[float]) -> Band:

@@ -1,6 +1,7 @@
 """The control arm: what pairs of the last good point and tonight's say, and which runs they are."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -348,7 +349,7 @@ def test_the_control_point_is_stored_good_and_older_than_what_may_be_undecided()
     gone = nights_of([row.model_copy(update={"prefix": ""}) for row in good_nights()])
 
     later = [
-        night._replace(own=night.own.model_copy(update={"night": f"2026-12-{at:02}"}))
+        replace(night, own=night.own.model_copy(update={"night": f"2026-12-{at:02}"}))
         for at, night in enumerate(nights)
     ]
 
