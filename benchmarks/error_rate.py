@@ -19,9 +19,9 @@ warm-up 5 %, grad norm 5 %, loss 0.1 %, memory 0.05 % from run to run.
 
 An alarm is a verdict that is not green and is news (`gate.news`); unstable ones are counted apart. Printed are alarms
 for each series and year, after night 60 and before it, which metrics raised them, the share of series that were ever
-called unstable, runs a night, and of planted changes the share found and the night in which half of them were. With
---others the same nights are judged by one golden value, Perfherder's rule and Otava as well (`detection.py`), each by
-the nights' own runs.
+called unstable, runs a night, and of planted changes the share found and the night in which half of them were, of all
+tests and of those whose single runs scatter by less than 2 %. With --others the same nights are judged by one golden
+value, Perfherder's rule and Otava as well (`detection.py`), each by the nights' own runs.
 """
 
 import argparse
@@ -82,11 +82,17 @@ QUIET = np.exp(0.003 * np.random.default_rng(0).standard_normal(40))
 
 FIRST = date(2025, 1, 1)
 
+QUIET_SCATTER = 0.02
+"""Single runs that scatter by more need more of them to show 3 % than a night's most pairs are."""
+
 Seed = tuple[int, ...]
 
 
 class Tally(NamedTuple):
-    """What was said of one series: alarms before and after night 60 with their metrics, the night found, its runs."""
+    """What was said of one series: alarms before and after night 60 with their metrics, the night found, its runs.
+
+    `scatter`: relative standard deviation of the step time of single runs, on the same nodes in the same hour.
+    """
 
     early: int
     late: int
@@ -94,6 +100,7 @@ class Tally(NamedTuple):
     unstable: bool
     found: int | None
     runs: float = 1.0
+    scatter: float = math.nan
 
 
 class Simulated(NamedTuple):
@@ -211,6 +218,14 @@ class Simulation(NamedTuple):
         summary = summary_of(rng, self.residual, speed, worse.get("memory", 1.0), worse.get("loss", 1.0))
         return record_at(self.template, number, self.simulated.nodes[number], summary, arm, repeat)
 
+    @property
+    def scatter(self) -> float:
+        """Relative standard deviation of the step times of single runs that nothing but chance tells apart."""
+        rng = np.random.default_rng((*self.seed, 2))
+        quiet = self.simulated._replace(cluster=np.ones(1), places=np.ones((1, 1)), slow_mode=1.0)
+        runs = [summary_of(rng, self.residual, quiet.speed(0, 0, rng), 1.0, 1.0).step_time or 0.0 for _ in range(100)]
+        return float(np.std(runs) / np.mean(runs))
+
 
 def number_of(night: str) -> int:
     return (date.fromisoformat(night) - FIRST).days
@@ -257,10 +272,11 @@ def run_series(kind: str, change: str, nights: int, noise: Sequence[Array], gate
         unstable |= verdict.status is VerdictStatus.UNSTABLE
         if verdict.exit_code and verdict.status is not VerdictStatus.UNSTABLE and verdict.news in ("new", "worse"):
             if change and number >= EARLY:
-                return Tally(early, late, tuple(metrics), unstable, number - EARLY + 1, 1 + further / (number + 1))
+                found, runs = number - EARLY + 1, 1 + further / (number + 1)
+                return Tally(early, late, tuple(metrics), unstable, found, runs, test.scatter)
             metrics += [item.metric for item in verdict.comparisons if item.status == "regressed"] or [verdict.status]
             early, late = (early + 1, late) if number < EARLY else (early, late + 1)
-    return Tally(early, late, tuple(metrics), unstable, None, 1 + further / nights)
+    return Tally(early, late, tuple(metrics), unstable, None, 1 + further / nights, test.scatter)
 
 
 def judge_by(
@@ -356,10 +372,13 @@ def found_text(
     nights = sorted(tally.found or math.inf for tally in found)
     within = CHANGES[change]
     low, high = wilson_interval(sum(night <= within for night in nights), len(nights))
+    quiet = [tally.found or math.inf for tally in found if tally.scatter < QUIET_SCATTER]
     return (
         f"{sum(night <= within for night in nights) / len(nights):.1%} [{low:.1%}-{high:.1%}] within {within} nights, "
         f"{sum(map(math.isfinite, nights)) / len(nights):.1%} within {FOUND_WITHIN}, median night "
-        f"{nights[len(nights) // 2]}; {sum(tally.runs for tally in found) / len(found):.2f} runs a night until then"
+        f"{nights[len(nights) // 2]}; {sum(tally.runs for tally in found) / len(found):.2f} runs a night until then; "
+        f"of those that scatter by less than {QUIET_SCATTER:.0%}, {sum(night <= within for night in quiet)} of "
+        f"{len(quiet)} within {within} nights, {sum(map(math.isfinite, quiet))} within {FOUND_WITHIN}"
     )
 
 
