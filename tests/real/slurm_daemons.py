@@ -119,7 +119,7 @@ class SlurmDaemons:
         _wait_for("sacctmgr", lambda: self.command("sacctmgr", "-i", "add", "cluster", "nightbridge").returncode == 0)
         for name in ("slurmctld", *NODES):
             self.start_daemon(name)
-        _wait_for("the nodes", lambda: self.command("sinfo", "-h", "-o", "%T %D").stdout.strip() == "idle 2")
+        _wait_for("the nodes", lambda: "idle 2" in self.command("sinfo", "-h", "-o", "%T %D").stdout.splitlines())
 
     def start_daemon(self, name: str, *, programs: Path | None = None) -> None:
         """Start one daemon (again), with a folder first on its PATH; it may need a moment to answer."""
