@@ -62,7 +62,9 @@ class _Case(NamedTuple):
 
     @property
     def script_code(self) -> int | None:
-        """The batch script's exit code: the exit file's, else Slurm's."""
+        """The batch script's exit code: the exit file's, else Slurm's, which has 1 for a lost node (25.11)."""
+        if self.exit_file is None and self.state in _INFRASTRUCTURE_STATES:
+            return None
         return self.exit_file if self.exit_file is not None else self.status.exit_code
 
     @property

@@ -161,7 +161,7 @@ class SlurmDaemons:
         for entry in (self.folder / "state").iterdir():
             if entry.name.startswith(("job_state", "last_", "hash.")):
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-        # Since 25.11 (or before), slurmctld starts with a part of its state missing only when it is told to.
+        # That of 25.11 starts with a part of its state missing only when it is told to.
         self._argv["slurmctld"] = (*self._argv["slurmctld"], "-i")
 
     def command(self, *argv: str) -> subprocess.CompletedProcess[str]:
@@ -194,7 +194,7 @@ class SlurmDaemons:
         self._kill_processes(lambda environment, folder: True)
 
     def _working_directory(self, name: str) -> Path:
-        """A node's own: a slurmstepd of 25.11 has it from its slurmd, and an empty environment."""
+        """A node's own: a slurmstepd of 25.11 has it from its slurmd, and does not show its environment."""
         return self.folder / f"spool-{name}" if name in NODES else self.folder
 
     def _kill_processes(self, which: Callable[[set[bytes], Path], object]) -> None:
