@@ -1,17 +1,19 @@
 """Many records of an event file at once: what `event_files` reads one by one, with whole columns in place of numbers.
 
-Python only walks from one record to the next, has each one's checksum made, and looks up its tag; checksums are
-compared and numbers taken out by numpy, for all records of a block together. The first record that is not whole or not
-what was written ends a block: what is wrong with it is for the reader of single records to say.
+All is done by numpy for the records of a block together: where they begin, their checksums, their tags and their
+numbers. Almost every record differs from one before it in three numbers only. A CRC is linear: what is left of a
+record's checksum when the shares of these numbers are taken out of it is the checksum of its other bytes. That says
+which earlier record it is to be compared with, byte by byte; where the two agree, its checksum is right. Any other
+record has its checksum made by itself. The first one that is not whole or not what was written ends a block: what is
+wrong with it is for the reader of single records to say.
 """
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import google_crc32c
 import numpy as np
 
-from nightbridge.outputs.event_decoder import FOOTER_SIZE, HEADER_SIZE, plain_scalar_tag, record_length
+from nightbridge.outputs.event_decoder import FOOTER_SIZE, HEADER_SIZE, masked_crc, plain_scalar_tag, record_length
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -20,11 +22,16 @@ if TYPE_CHECKING:
 BLOCK = 1 << 20
 """Bytes read at once. A record that is larger is read by itself."""
 
-_SMALLEST_PLAIN = 20
-_VALUE_SIZE = 4
-_STEP_AT = 10
+_SHORTEST, _LONGEST = 20, 256
+"""Bytes of the records that are read together."""
+_TIME_KEY, _TIME_AT, _STEP_KEY, _STEP_AT, _VALUE_SIZE = 0x09, 1, 0x10, 10, 4
+"""How a plain record begins: key and wall time, key and step; and the bytes of the float at its end."""
 _STEP_BYTES = 4
 """Longest step of a plain record, as written; longer ones are for the reader of single records."""
+_MOST_KNOWN = 4096
+"""Kinds of records that are told apart together: a training has one for each of its tags."""
+_FIRST_LOOK = 32
+"""Unknown records looked at by themselves before the others are compared with what they were."""
 
 
 class PlainScalars(NamedTuple):
@@ -46,8 +53,58 @@ class Block(NamedTuple):
     pieces: list[PlainScalars | bytes]
 
 
+class _Records(NamedTuple):
+    """Records of one block, each with a right header, side by side."""
+
+    starts: "NDArray[np.int64]"
+    ends: "NDArray[np.int64]"
+    plain: "NDArray[np.bool_]"
+    """Whether it begins with wall time (key 0x09) and step (key 0x10); the other columns mean nothing else."""
+    steps: "NDArray[np.int64]"
+    wall_times: "NDArray[np.float64]"
+    values: "NDArray[np.float64]"
+    templates: "NDArray[np.int64]"
+    """Where the bytes between step and value begin: those that a record has in common with others of its tag."""
+    rests: "NDArray[np.uint32]"
+    """The CRC-32C that its footer gives to the record with zeros in place of its three numbers."""
+
+
+class _Kind(NamedTuple):
+    """Records of one tag and length. `tag` is its number, -1 where they have to be decoded in full."""
+
+    template: bytes
+    length: int
+    tag: int
+
+
+class _Known:
+    """The kinds of a file's records that have occurred, as columns in the order of their rests."""
+
+    def __init__(self, kinds: dict[int, _Kind]) -> None:
+        ordered = sorted(kinds.items())
+        self._rests = np.array([rest for rest, _ in ordered], dtype=np.uint32)
+        self._lengths = np.array([kind.length for _, kind in ordered], dtype=np.int64)
+        self._sizes = np.array([len(kind.template) for _, kind in ordered], dtype=np.int64)
+        self._tags = np.array([kind.tag for _, kind in ordered], dtype=np.int32)
+        self._templates = {
+            size: np.array([kind.template if len(kind.template) == size else b"" for _, kind in ordered], f"S{size}")
+            for size in {len(kind.template) for _, kind in ordered}
+        }
+
+    def tag(self, block: bytes, records: _Records, which: "NDArray[np.int64]", tags: "NDArray[np.int32]") -> None:
+        """Write into `tags` those of all of the records that are of a known kind: their checksums are right, too."""
+        kinds = np.minimum(np.searchsorted(self._rests, records.rests[which]), len(self._rests) - 1)
+        sizes = records.ends[which] - _VALUE_SIZE - records.templates[which]
+        alike = records.plain[which] & (self._rests[kinds] == records.rests[which]) & (self._sizes[kinds] == sizes)
+        alike &= self._lengths[kinds] == records.ends[which] - records.starts[which]
+        for size, templates in self._templates.items():
+            if len(some := np.flatnonzero(alike & (sizes == size))):
+                same = _at(block, f"S{size}", records.templates[which[some]]) == templates[kinds[some]]
+                tags[which[some[same]]] = self._tags[kinds[some[same]]]
+
+
 class BlockReader:
-    """Reads the blocks of one file. State: the record lengths and the tags that have occurred.
+    """Reads the blocks of one file. State: the kinds of records that have occurred.
 
     Args:
         number_of: Gives every tag a number.
@@ -56,95 +113,170 @@ class BlockReader:
 
     def __init__(self, number_of: Callable[[str], int]) -> None:
         self._number_of = number_of
-        # Few lengths occur in a file, and each has one right checksum.
-        self._lengths: dict[bytes, int] = {}
-        self._templates: dict[bytes, int] = {}
+        self._kinds: dict[int, _Kind] = {}
+        self._known: _Known | None = None
 
     def read(self, block: bytes) -> Block:
         """Read what is whole in a block that begins with a record."""
-        starts, ends = self._whole_records(block)
+        starts, ends = _walk(block)
         if not len(starts):
             return Block(0, [])
-        content = np.frombuffer(block, dtype=np.uint8)
-        plain, steps, after_step = _steps(content, starts, ends)
-        numbers = np.full(len(starts), -1, dtype=np.int32)
-        candidates = np.flatnonzero(plain)
-        known = self._templates.get
-        numbers[candidates] = [
-            self._number(template) if (number := known(template := block[start:end])) is None else number
-            for start, end in zip(
-                after_step[candidates].tolist(), (ends[candidates] - _VALUE_SIZE).tolist(), strict=True
-            )
-        ]
+        records = _columns(block, starts, ends)
+        tags = self._tags(block, records)
         pieces: list[PlainScalars | bytes] = []
         done = 0
-        for other in (*np.flatnonzero(numbers < 0).tolist(), len(starts)):
+        for other in (*np.flatnonzero(tags < 0).tolist(), len(tags)):
             if other > done:
                 run = slice(done, other)
-                times = _gather(content, starts[run] + 1, 8).view("<f8")
-                values = _gather(content, ends[run] - _VALUE_SIZE, _VALUE_SIZE).view("<f4")
-                pieces.append(PlainScalars(numbers[run], steps[run], times, values.astype(np.float64)))
-            if other < len(starts):
+                pieces.append(PlainScalars(tags[run], records.steps[run], records.wall_times[run], records.values[run]))
+            if other < len(tags):
                 pieces.append(block[starts[other] : ends[other]])
             done = other + 1
-        return Block(int(ends[-1]) + FOOTER_SIZE, pieces)
+        return Block(int(ends[len(tags) - 1]) + FOOTER_SIZE if len(tags) else 0, pieces)
 
-    def _whole_records(self, block: bytes) -> "tuple[NDArray[np.int64], NDArray[np.int64]]":
-        """Where the records begin and end whose headers and checksums are right, up to the first other one."""
-        lengths, checksum_of, size = self._lengths, google_crc32c.value, len(block)
-        ends: list[int] = []
-        checksums: list[int] = []
-        position = 0
-        while True:
-            start = position + HEADER_SIZE
-            header = block[position:start]
-            length = lengths.get(header)
-            if length is None:
-                length = record_length(header)
-                if length is None:
-                    break
-                lengths[header] = length
-            end = start + length
-            position = end + FOOTER_SIZE
-            if position > size:
-                break
-            checksums.append(checksum_of(block[start:end]))
-            ends.append(end)
-        where, crc = np.array(ends, dtype=np.int64), np.array(checksums, dtype=np.uint32)
-        masked = ((crc >> np.uint32(15)) | (crc << np.uint32(17))) + np.uint32(0xA282EAD8)
-        written = _gather(np.frombuffer(block, dtype=np.uint8), where, FOOTER_SIZE).view("<u4")
-        wrong = np.flatnonzero(masked != written)
-        whole = int(wrong[0]) if len(wrong) else len(where)
-        begins = np.concatenate(([0], where[:-1] + FOOTER_SIZE)) + HEADER_SIZE if whole else where
-        return begins[:whole], where[:whole]
+    def _tags(self, block: bytes, records: _Records) -> "NDArray[np.int32]":
+        """The number of each record's tag, -1 where it has to be decoded in full; up to the first wrong checksum."""
+        unread = np.int32(-2)
+        tags = np.full(len(records.starts), unread)
+        which, look = np.arange(len(tags)), _FIRST_LOOK
+        while len(which):
+            if self._known is None and self._kinds:
+                self._known = _Known(self._kinds)
+            if self._known is not None:
+                self._known.tag(block, records, which, tags)
+                which = which[tags[which] == unread]
+            for number in which[:look].tolist():
+                tag = self._tag(block, records, number)
+                if tag is None:
+                    return tags[:number]
+                tags[number] = tag
+            which, look = which[look:], 2 * look
+        return tags
 
-    def _number(self, template: bytes) -> int:
-        """The number of the tag of a plain record that is new, -1 where its template is no plain scalar's."""
-        tag = plain_scalar_tag(template)
-        if tag is None:
+    def _tag(self, block: bytes, records: _Records, number: int) -> int | None:
+        """The number of one record's tag, by itself; None where its checksum is wrong."""
+        start, end = int(records.starts[number]), int(records.ends[number])
+        if masked_crc(block[start:end]) != int.from_bytes(block[end : end + FOOTER_SIZE], "little"):
+            return None
+        if not records.plain[number]:
             return -1
-        self._templates[template] = self._number_of(tag)
-        return self._templates[template]
+        template = block[records.templates[number] : end - _VALUE_SIZE]
+        rest = int(records.rests[number])
+        kind = self._kinds.get(rest)
+        if kind is not None and kind.template == template:
+            return kind.tag
+        name = plain_scalar_tag(template)
+        tag = -1 if name is None else self._number_of(name)
+        if kind is None and len(self._kinds) < _MOST_KNOWN:
+            self._kinds[rest] = _Kind(template, end - start, tag)
+            self._known = None
+        return tag
 
 
-def _gather(content: "NDArray[np.uint8]", where: "NDArray[np.int64]", size: int) -> "NDArray[np.uint8]":
-    """`size` bytes at each place, one after the other."""
-    gathered: NDArray[np.uint8] = content[where[:, None] + np.arange(size)].reshape(-1)
-    return gathered
+# --- where records are ------------------------------------------------------------------------------------------------
+
+_HEADER_CRCS = np.array([masked_crc(length.to_bytes(8, "little")) for length in range(_LONGEST + 1)], dtype=np.uint32)
+"""What a header has behind the length of a record."""
 
 
-def _steps(
-    content: "NDArray[np.uint8]", starts: "NDArray[np.int64]", ends: "NDArray[np.int64]"
-) -> "tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64]]":
-    """Which records begin with wall time (key 0x09) and step (key 0x10); their steps, and where each step ends."""
-    large = ends - starts >= _SMALLEST_PLAIN
-    safe = np.where(large, starts, 0)  # the first record's header: there is always as much as is looked at
-    plain = large & (content[safe] == 0x09) & (content[np.minimum(safe + 9, len(content) - 1)] == 0x10)
-    steps, unfinished = np.zeros(len(starts), dtype=np.int64), np.ones(len(starts), dtype=bool)
-    after = starts + _STEP_AT
+def _at(block: bytes, kind: str, where: "NDArray[np.int64]") -> "NDArray[Any]":
+    """What of a kind, such as `<u4`, lies at each place of a block."""
+    size = np.dtype(kind).itemsize
+    return np.ndarray((len(block) - size + 1,), kind, block, strides=(1,))[where]
+
+
+def _walk(block: bytes) -> "tuple[NDArray[np.int64], NDArray[np.int64]]":
+    """Where the records begin and end that lie side by side from the beginning on, by their headers alone."""
+    runs = _runs(block)
+    starts, ends = [], []
+    position, run = 0, next(runs, None)
+    while True:
+        while run is not None and run[0][0] < position:
+            run = next(runs, None)  # what only looks like a header, within a record
+        if run is not None and run[0][0] == position:
+            headers, following = run
+            starts.append(headers + HEADER_SIZE)
+            ends.append(following - FOOTER_SIZE)
+            position = int(following[-1])
+            continue
+        length = record_length(block[position : position + HEADER_SIZE])
+        end = position + HEADER_SIZE + (length or 0)
+        if length is None or end + FOOTER_SIZE > len(block):
+            break
+        starts.append(np.array([position + HEADER_SIZE]))
+        ends.append(np.array([end]))
+        position = end + FOOTER_SIZE
+    nothing = np.empty(0, dtype=np.int64)
+    return (np.concatenate(starts), np.concatenate(ends)) if starts else (nothing, nothing)
+
+
+def _runs(block: bytes) -> "Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]":
+    """Runs of right headers of short records, each header where the record before ends: where they are and lead."""
+    content = np.frombuffer(block, dtype=np.uint8)
+    last = len(content) - HEADER_SIZE - _SHORTEST - FOOTER_SIZE + 1
+    if last <= 0:
+        return
+    # Most of what is no header has no such zeros, or no wall time behind them.
+    like = (content[1 : last + 1] == 0) & (content[7 : last + 7] == 0)
+    like &= content[HEADER_SIZE : last + HEADER_SIZE] == _TIME_KEY
+    headers = np.flatnonzero(like)
+    lengths = _at(block, "<u8", headers)
+    short = np.minimum(lengths, _LONGEST).astype(np.int64)
+    right = (lengths == short) & (short >= _SHORTEST) & (_at(block, "<u4", headers + 8) == _HEADER_CRCS[short])
+    following = headers + HEADER_SIZE + short + FOOTER_SIZE
+    right &= following <= len(block)
+    headers, following = headers[right], following[right]
+    border = 0
+    for end in (*(np.flatnonzero(headers[1:] != following[:-1]) + 1).tolist(), len(headers)):
+        if end > border:
+            yield headers[border:end], following[border:end]
+        border = end
+
+
+# --- what is in them --------------------------------------------------------------------------------------------------
+
+
+def _shares() -> "NDArray[np.uint32]":
+    """What a byte adds to the CRC-32C of a record, by how many bytes come behind it, and then by its value."""
+    polynomial = np.uint32(0x82F63B78)
+    added = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        added = (added >> np.uint32(1)) ^ np.where(added & np.uint32(1), polynomial, np.uint32(0))
+    of_distance = [added]
+    for _ in range(_LONGEST):
+        before = of_distance[-1]
+        of_distance.append(added[before & np.uint32(0xFF)] ^ (before >> np.uint32(8)))
+    return np.concatenate(of_distance)
+
+
+_SHARES = _shares()
+
+
+def _columns(block: bytes, starts: "NDArray[np.int64]", ends: "NDArray[np.int64]") -> _Records:
+    lengths = ends - starts
+    plain = (lengths >= _SHORTEST) & (lengths <= _LONGEST)
+    # Of all others the first header is looked at: there is always as much.
+    safe, last = np.where(plain, starts, 0), np.where(plain, ends - _VALUE_SIZE, 0)
+    step = _at(block, "<u4", safe + _STEP_AT)
+    ending = ~step & np.uint32(0x80808080)
+    ending &= np.uint32(0) - ending  # the lowest: the highest bit of the step's last byte
+    mask = (ending << np.uint32(1)) - np.uint32(1)
+    plain &= (
+        (ending != 0) & (_at(block, "u1", safe) == _TIME_KEY) & (_at(block, "u1", safe + _STEP_AT - 1) == _STEP_KEY)
+    )
+    step &= mask
+    steps = np.zeros(len(starts), dtype=np.int64)
     for number in range(_STEP_BYTES):
-        byte = content[np.minimum(safe + _STEP_AT + number, len(content) - 1)].astype(np.int64)
-        steps += np.where(unfinished, (byte & 0x7F) << (7 * number), 0)
-        after += unfinished
-        unfinished &= byte >= 0x80
-    return plain & ~unfinished, steps, after
+        steps |= ((step >> np.uint32(8 * number)) & np.uint32(0x7F)).astype(np.int64) << (7 * number)
+    times, values = _at(block, "<f8", safe + _TIME_AT), _at(block, "<f4", last)
+    rests = _at(block, "<u4", ends) - np.uint32(0xA282EAD8)
+    rests = (rests >> np.uint32(17)) | (rests << np.uint32(15))
+    behind = np.where(plain, lengths, _LONGEST) - 1
+    for column, offset in ((times, _TIME_AT), (step, _STEP_AT)):
+        for number, byte in enumerate(column.view(np.uint8).reshape(len(starts), -1).T):
+            rests ^= _SHARES.take(((behind - offset - number) << 8) + byte)
+    for number, byte in enumerate(values.view(np.uint8).reshape(len(starts), -1).T):
+        rests ^= _SHARES[(_VALUE_SIZE - 1 - number) << 8 :].take(byte)
+    templates = starts + _STEP_AT + (np.bitwise_count(mask) >> 3)
+    with np.errstate(invalid="ignore"):  # a signalling NaN
+        return _Records(starts, ends, plain, steps, times, values.astype(np.float64), templates, rests)

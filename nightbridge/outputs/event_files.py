@@ -402,11 +402,13 @@ def scalar_table(files: Sequence[EventFile]) -> "pd.DataFrame":
     """The scalars of files in the order of writing, as one table with `COLUMNS`.
 
     tag (canonical), step, wall_time (seconds since 1970), value (NaN and infinities kept), file (its name), superseded
-    (True for what a restarted run has done again or thrown away: see `_done_again` and `_sessions`), session (how many
+    (True for what a restarted run has done again or thrown away: see `done_again` and `_sessions`), session (how many
     `SessionLog.START` stand before it).
     """
     import numpy as np
     import pandas as pd
+
+    from nightbridge.outputs.event_order import done_again
 
     if not any(map(len, files)):
         return empty_table()
@@ -424,7 +426,7 @@ def scalar_table(files: Sequence[EventFile]) -> "pd.DataFrame":
     table["superseded"], table["session"] = _sessions(files, table["step"].to_numpy())
     if (table["tag"] < 0).any():
         table = table[table["tag"] >= 0].reset_index(drop=True)
-    table["superseded"] |= _done_again(table)
+    table["superseded"] |= done_again(table["tag"].to_numpy(), table["step"].to_numpy())
     for column, words in (("tag", tags), ("file", [file.path.name for file in files])):
         table[column] = pd.Series(words, dtype="str").take(table[column].to_numpy()).array
     return table
@@ -469,27 +471,6 @@ def _sessions(files: Sequence[EventFile], steps: "NDArray[np.int64]") -> "tuple[
     least = np.append(np.minimum.accumulate(least[::-1])[::-1], np.iinfo(np.int64).max)
     session = np.searchsorted(positions, np.arange(len(steps)), side="right")
     return steps >= least[session], session.astype(np.int32)
-
-
-def _done_again(table: "pd.DataFrame") -> "pd.Series[bool]":
-    """Which rows, in the order of writing, a later row of their tag has done again: its step is no larger.
-
-    A run that goes on from a checkpoint writes into another file, or goes back in its steps. What the life before it
-    had after the checkpoint is no part of the run, even where the later life did not come as far. Steps below 1 are
-    no iterations: of these only equal ones are done again.
-    """
-    import numpy as np
-
-    steps = table["step"]
-    iterations = steps[steps > 0]
-    tags = table.loc[iterations.index, "tag"]
-    unlimited = np.iinfo(np.int64).max
-    least = iterations[::-1].groupby(tags[::-1], sort=False).cummin()
-    later = least.groupby(tags[::-1], sort=False).shift(fill_value=unlimited)
-    again = (steps >= later.reindex(steps.index, fill_value=unlimited)) & (steps > 0)
-    others = table.loc[steps <= 0, ["tag", "step"]]
-    again[others.index] = others.duplicated(keep="last")
-    return again
 
 
 def metrics_parquet(table: "pd.DataFrame") -> bytes:

@@ -1,3 +1,4 @@
+import bisect
 import contextlib
 import math
 import os
@@ -32,6 +33,7 @@ from nightbridge.outputs.event_files import (
     read_event_file,
     scalars,
 )
+from nightbridge.outputs.event_order import done_again
 from nightbridge.outputs.following import EventFileTail
 from tests.nightbridge.outputs.builders import EventFileBuilder
 
@@ -383,6 +385,7 @@ class TestBlocks:
         assert len(rows) == 27
         assert file.skipped == {"histogram": 9}
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize("size", [100, 1 << 20])
     def test_damage_anywhere_leaves_the_rows_that_single_records_leave(
         self, event_file: Callable[..., EventFileBuilder], monkeypatch: pytest.MonkeyPatch, size: int
@@ -397,6 +400,71 @@ class TestBlocks:
             file = read_event_file(path)
             assert (file.status, repr(list(file.rows))) == ("corrupt", repr(rows)), position
             assert f"at byte {file.damage_offset} (" in damage
+
+    def test_every_flipped_byte_of_records_like_those_before_is_found(
+        self, event_file: Callable[..., EventFileBuilder], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        builder = event_file()
+        for step in (*range(1, 12), *range(126, 132), 16383, 16384, 2**21):
+            builder.scalar("lm loss", step, step / 3).scalar("grad-norm", step, math.inf)
+        path = builder.write()
+        whole, offsets = path.read_bytes(), _record_offsets(path)
+        rows = list(read_event_file(path).rows)
+        monkeypatch.setattr(event_blocks, "_FIRST_LOOK", 1)  # all others are compared with what is known
+        assert list(read_event_file(path).rows) == rows
+        for position in range(offsets[1], len(whole)):
+            damaged = bytearray(whole)
+            damaged[position] ^= 1 << position % 8
+            path.write_bytes(damaged)
+            file, before = read_event_file(path), bisect.bisect_right(offsets, position) - 1
+            assert (file.status, file.damage_offset) == ("corrupt", offsets[before]), position
+            assert list(file.rows) == rows[: before - 1], position
+
+    def test_what_looks_like_a_record_within_another_is_none(self, event_file: Callable[..., EventFileBuilder]) -> None:
+        inner = event_file().scalar("within", 5, 1.0).write()
+        within = inner.read_bytes()[_record_offsets(inner)[1] :]
+        builder = event_file(time=1_760_000_900)
+        for step in range(300):
+            builder.scalar("lm loss", step, 1.0)
+            text = make_tensor_proto([within * (1 + step % 3)])
+            builder.value(step, Summary.Value(tag="text", tensor=text, metadata=_scalar_metadata("text")))
+        rows, _ = self._one_by_one(path := builder.write(), path.read_bytes())
+        file = read_event_file(path)
+        assert (file.status, list(file.rows)) == ("complete", rows)
+        assert len(rows) == file.skipped["text"] == 300
+
+    def test_more_tags_than_are_told_apart_together(self, event_file: Callable[..., EventFileBuilder]) -> None:
+        builder = event_file()
+        for step in (1, 2):
+            for number in range(5000):
+                builder.scalar(f"tag {number}", step, number)
+        file = read_event_file(builder.write())
+        assert [file.names[number] for number in file.tag_numbers] == [f"tag {number}" for number in range(5000)] * 2
+        assert list(file.values) == [float(number) for number in range(5000)] * 2
+
+    @pytest.mark.parametrize("length", [*range(16), 254, 255, 256, 257, 258])
+    def test_a_record_of_any_length_with_a_right_checksum(
+        self, tmp_path: Path, event_file: Callable[..., EventFileBuilder], length: int
+    ) -> None:
+        path = event_file().scalar("lm loss", 1, 2.5).write()
+        with path.open("ab") as stream:
+            RecordWriter(stream).write(b"\x09" + bytes(length - 1) if length else b"")
+        rows, _ = self._one_by_one(path, path.read_bytes())
+        assert (read_event_file(path).status, list(read_event_file(path).rows)) == ("complete", rows)
+
+
+class TestDoneAgain:
+    """What a later row of the tag has done again, against the definition, row by row."""
+
+    @given(st.lists(st.tuples(st.integers(0, 3), st.integers(-2, 9)), max_size=30))
+    def test_it_is_what_each_later_row_says(self, rows: list[tuple[int, int]]) -> None:
+        def again(number: int) -> bool:
+            tag, step = rows[number]
+            later = [other for other_tag, other in rows[number + 1 :] if other_tag == tag]
+            return any(0 < other <= step for other in later) if step > 0 else step in later
+
+        tags, steps = np.array(rows, dtype=np.int64).reshape(-1, 2).T
+        assert done_again(tags.astype(np.int32), steps).tolist() == [again(number) for number in range(len(rows))]
 
 
 class TestTable:
