@@ -318,8 +318,7 @@ def _night_points(verdict: Verdict, rows: Sequence[HistoryRow]) -> list[NightPoi
 
 
 def _night_point(night: Night) -> NightPoint:
-    own = night.own.summary
-    median = night_value(night, METRIC_BY_NAME["step_time"])
+    own, median = night.own.summary, night_value(night, METRIC_BY_NAME["step_time"])
     step_time = own.step_time if median is None else median
     return NightPoint(night.own.night, step_time, own.step_time_p05, own.step_time_p95, _kind(night.own))
 
@@ -419,8 +418,7 @@ def _facts(verdict: Verdict, row: HistoryRow | None, runs: int) -> tuple[tuple[s
         ]
     facts.append(("GPU-hours", f"{verdict.gpu_hours:.2f}" if verdict.gpu_hours else ""))
     facts.append(("Confirmation", further_runs_of(verdict)))
-    if runs > 1:
-        facts.append(("Compared", f"median of tonight's {runs} runs"))
+    facts.append(("Compared", f"median of tonight's {runs} runs" if runs > 1 else ""))
     if good := len(verdict.baseline_runs):
         facts.append(("Baseline", f"median of {good} good runs" if good > 1 else "the last good run"))
     return tuple((name, value) for name, value in facts if value)
