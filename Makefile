@@ -14,6 +14,9 @@ LOCK = $(BIN)/uv pip compile --quiet --system-certs --universal --python-version
 # The marks of tests that need a part besides Python, or minutes: see pyproject.toml.
 PARTS := slurm or s3 or registry or prefect or embedded or launcher or random_kill or thorough
 
+# What no worker of pytest finds compiled it compiles itself, as every process that a test starts does.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Nothing that is started here sends usage data: Prefect's commands, its server and its workers with the flows they run.
 export DO_NOT_TRACK := 1
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
@@ -70,8 +73,9 @@ lint: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# All tests of whole flows and nights need Prefect: each worker would import them, and Prefect's server, to leave them out.
 check: lint
-	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder -m "not ($(PARTS))"
+	$(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder -m "not ($(PARTS))" --ignore tests/flows --ignore tests/nights
 
 test: lint
 	$(BIN)/python tests/real/packages.py

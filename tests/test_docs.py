@@ -270,6 +270,7 @@ class _Resources(HTMLParser):
         self.foreign += [str(value) for name, value in attrs if name == loaded and "//" in str(value)]
 
 
+@pytest.mark.thorough
 def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
     built = subprocess.run(
         [Path(sys.executable).with_name("mkdocs"), "build", "--strict", "--quiet", "--site-dir", tmp_path],

@@ -221,6 +221,7 @@ def test_many_large_files_at_once_stay_in_bounded_memory(
     assert whole < 200 * 1024
 
 
+@pytest.mark.thorough
 def test_memory_grows_only_with_the_account_of_many_small_files(
     settings_of: Callable[[str], StoreSettings], tmp_path: Path
 ) -> None:

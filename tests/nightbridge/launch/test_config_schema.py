@@ -175,6 +175,7 @@ def test_a_version_between_releases_has_the_classes_of_the_one_before() -> None:
     assert released_schema(HEAD).commit != released_schema(Version(0, 6)).commit
 
 
+@pytest.mark.thorough
 def test_misspelt_fields_are_found_with_the_right_suggestion() -> None:
     """One letter is doubled, dropped or replaced in each of 200 fields drawn from all sections."""
     schema, draw = released_schema(HEAD), random.Random(221123)

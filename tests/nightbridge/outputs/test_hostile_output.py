@@ -206,15 +206,23 @@ def seconds(work: Callable[[], object]) -> float:
     return min(times)
 
 
+def quick(work: Callable[[], object], limit: float) -> bool:
+    """Whether one of three tries takes less processor time, in seconds: a bound needs no exact figure."""
+    for _ in range(3):
+        started = time.thread_time()
+        work()
+        if time.thread_time() - started < limit:
+            return True
+    return False
+
+
 @pytest.mark.parametrize("prefix", PREFIXES)
 def test_a_line_of_64_kib_of_any_shape_is_read_in_a_fifth_of_a_second(prefix: str, tmp_path: Path) -> None:
     path = tmp_path / "log_0.out"
     for piece in PIECES:
         path.write_bytes(((prefix + piece * (65536 // len(piece))) + "\n").encode())
 
-        taken = seconds(lambda: read_logs([path]))
-
-        assert taken < 0.2, f"{piece!r}: {taken:.3f} s"
+        assert quick(lambda: read_logs([path]), 0.2), repr(piece)
 
 
 @pytest.mark.parametrize("line_end", ["", "\n"])
@@ -228,7 +236,7 @@ def test_progress_is_told_by_the_end_of_a_log_of_a_terabyte_whatever_stands_ther
             stream.seek(0, os.SEEK_END)
             stream.write(f"{piece * (MAX_BYTES // len(piece))}\n{step_line(7).step}\n".encode())
 
-        assert seconds(lambda: progress_in_log(path)) < 0.5, piece
+        assert quick(lambda: progress_in_log(path), 0.5), piece
         progress = progress_in_log(path)
         assert progress is not None
         assert progress.iteration == 7, piece

@@ -87,6 +87,7 @@ def test_an_unknown_commit_is_said_before_anything_is_installed(origin: Any, run
     assert not (workspace / "checkouts").exists()
 
 
+@pytest.mark.launcher
 def test_the_environment_is_installed_from_the_sites_wheels_alone(
     origin: Any, run_origin: Any, workspace: Path, tmp_path: Path
 ) -> None:

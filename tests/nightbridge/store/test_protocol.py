@@ -172,14 +172,12 @@ def test_a_good_store_is_writable_and_checking_it_leaves_nothing(store: ObjectSt
     assert list(store.list("")) == []
 
 
-@pytest.mark.parametrize(
-    "key", ["", "/etc/passwd", "a/../b", "..", "a//b", "a/", "a/./b", "a\nb", "x" * 1001, "\udcff"]
-)
 @pytest.mark.parametrize("url", ["file:///tmp/no-such-store", "s3://bucket/prefix"])
-def test_a_key_that_could_leave_the_store_is_refused_before_anything_is_asked(url: str, key: str) -> None:
+def test_a_key_that_could_leave_the_store_is_refused_before_anything_is_asked(url: str) -> None:
     store = open_store(StoreSettings(url=url, endpoint_url="http://127.0.0.1:1"))
-    with pytest.raises(InvalidInput, match="not a usable object key"):
-        store.put(key, b"")
+    for key in ("", "/etc/passwd", "a/../b", "..", "a//b", "a/", "a/./b", "a\nb", "x" * 1001, "\udcff"):
+        with pytest.raises(InvalidInput, match="not a usable object key"):
+            store.put(key, b"")
 
 
 @pytest.mark.parametrize("url", ["ftp://x/y", "/just/a/path", "file://relative", "s3:///no-bucket"])
