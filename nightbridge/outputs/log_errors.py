@@ -24,7 +24,8 @@ _ENDINGS: dict[str, str] = {
     r"|Transport endpoint is not connected|(?i:address already in use)|(?:Connection refused|No route to host)$"
     r"|Name or service not known|Temporary failure in name resolution|[Ee]xecve\(\)",
     "loader": r"cannot open shared object file|undefined symbol|symbol lookup error|version `[^']+' not found"
-    r"|cannot allocate memory in static TLS|invalid ELF header|wrong ELF class|/ld: cannot find",
+    r"|cannot allocate memory in static TLS|invalid ELF header|wrong ELF class|/ld: cannot find"
+    r"|python[\d.]*: No module named ",
     "crash": r"(?i:segmentation fault)|[Bb]us error|Illegal instruction|[Ff]loating point exception|double free"
     r"|corrupted size vs|(?:malloc|free|realloc|munmap_chunk)\(\): \w|stack smashing|Fatal Python error: "
     r"|Caught signal \d+|\bSIG[A-Z]+ received at time|Assertion `.+[`'] failed|panicked at|pure virtual method",
@@ -35,15 +36,17 @@ _ENDINGS: dict[str, str] = {
     r"|Xid \(|fallen off the bus|ptxas fatal|nvcc fatal|Cuda failure",
     "NCCL": r"NCCL (?:error|WARN (?:Cuda failure|Call to|NET|Timeout|Net|Duplicate GPU|Mismatch|Invalid config"
     r"|Bootstrap :|Error while (?:creating|attaching)|Failed to CUDA|Could not (?:find|init)|No (?:interface|socket)))"
-    r"|nccl\w+Error|Watchdog caught collective operation timeout|Duplicate GPU detected|No socket interface found",
+    r"|nccl\w+Error|Watchdog caught collective operation timeout|Duplicate GPU detected|No socket interface found"
+    r"|Heartbeat monitor timed out|watchdog got stuck for",
     "MPI": r"was not built with|PMI2_Init failed|MPI_ABORT was invoked|UCX +ERROR"
     r"|ORTE has lost|Host key verification failed|daemon has unexpectedly failed|not enough slots available"
     r"|ORTE_ERROR_LOG|plugin (?:name|type) for mpi/|no usable transports",
     "containers": r"\[ERROR\] (?!- |.*\{$)|container start failed|failed to import|couldn't start container"
     r"|nvidia-container-cli|enroot-\w+: failed|Error response from daemon|manifest unknown|FATAL:   \S"
     r"|(?:unauthorized|denied): |failed to (?:mount|execute|extract|create squashfs)",
-    "Slurm": r"Plugin initialization failed|Application launch failed|DUE TO (?:TIME LIMIT|NODE FAILURE|PREEMPTION)"
-    r"|Node failure on|Unable to (?:contact|confirm|resolve|allocate resources|create step)|Could not establish"
+    "Slurm": r"Plugin initialization failed|Application launch failed"
+    r"|DUE TO (?:TIME LIMIT|NODE FAILURE|PREEMPTION|JOB REQUEUE)|Node failure on"
+    r"|Unable to (?:contact|confirm|resolve|allocate resources|create step)|Could not establish"
     r"|Batch job submission failed|Invalid (?:generic|account|partition|qos|job credential)|Job credential expired"
     r"|launch failed: |Kill task failed|Could not open std\w+ file|Munge (?:en|de)code failed",
     "torchrun": r"(?:failed|FAILED) \(exitcode:? -?\d+\)|timed out after \d+ ?m?s while trying to connect"
@@ -62,8 +65,9 @@ _NCCL_DETAIL = "Last error:"
 # A line that says why a run died has one of these words in lower case. To look for them first is five times as fast.
 _WORDS = (
     "error", "fail", "fatal", "critical", "exception", "abort", "not ", "no such", "no space", "no route",
-    "no interface", "no socket", "no usable", "no kernel", "no cuda", "no matching", "no nvidia", "cannot", "could",
-    "unable", "denied", "invalid", "out of", "oom", "exceeded", "kill", "terminated", "segmentation", "illegal",
+    "no module", "no interface", "no socket", "no usable", "no kernel", "no cuda", "no matching", "no nvidia",
+    "cannot", "could", "unable", "denied", "invalid", "out of", "oom", "exceeded", "kill", "terminated",
+    "segmentation", "illegal",
     "floating point", "malloc():", "free():", "realloc():", "munmap_chunk", "double free", "corrupted", "smashing",
     "signal ", "sigabrt", "sigsegv", "sigbus",
     "panicked", "pure virtual", "unrecognized", "required", "ambiguous", "missing mandatory", "quota",
@@ -91,6 +95,9 @@ _REPORT = re.compile(
 )
 _RANK = re.compile(_BEFORE + r"(?:\[rank(\d+)\]:|\[?(\d+)\]?: |.{0,80}\[(?:PG [^\]]*)?Rank (\d+)\])")
 _EXITED = re.compile(r"srun: error: ([\w.-]+): tasks? ([\d,-]+): (?!Terminated)")
+_EXITED_UNDER_MPI = re.compile(r"noticed that process rank (\d+) with PID \d+ on node ([\w.-]+) exited")
+_ENDED_BY_SLURM = re.compile(r"srun: error: \S+: tasks? \S+: | \*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT ")
+"""How Slurm reports a task's end, and ends those that are left: whatever the reason."""
 # slurmstepd adds its node's name where several slurmds run on one machine; since Slurm 25.11 it gives the time instead.
 _SCHEDULER_ERROR = re.compile(
     r"(?:(?:slurmstepd(?:-[\w.-]{1,255})?|srun):|^\[\d{4}-\d\d-\d\dT[\d:.]{1,32}\]) error: .*"
@@ -107,8 +114,9 @@ _ROOT_FIELD = re.compile(r"^\s+(rank|host)\s*: (\S+)")
 _PROGRESS = re.compile(r" iteration +\d+/ *\d+ \||\d/\d+ \[\d+:\d\d")
 _ERROR_LIMIT = 500
 
-_Kind = Literal["cause", "known", "bare", "consequence", "report"]
-_BEST_FIRST: tuple[_Kind, ...] = ("cause", "known", "bare", "consequence", "report")
+# The "summary" is torchrun's: it only announces what the lines below it say.
+_Kind = Literal["cause", "known", "bare", "consequence", "report", "summary"]
+_BEST_FIRST: tuple[_Kind, ...] = ("cause", "known", "bare", "consequence", "report", "summary")
 
 
 def _is_harmless(line: str) -> bool:
@@ -160,6 +168,7 @@ class ErrorFinder:
         lower = line.lower()
         if not any(word in lower for word in _WORDS):
             return
+        self._see_mpirun(line)
         if "known" not in self._found and _KNOWN_CAUSE.search(line) and not _is_harmless(line):
             text = _RANK_PREFIX.sub("", line).strip()[:_ERROR_LIMIT]
             self._found.setdefault("report" if _REPORT.search(text) else "known", text)
@@ -172,7 +181,7 @@ class ErrorFinder:
         """Which pattern of `_POSSIBLE` it has, or how weak a warning of a known cause is; None for any other line."""
         if _is_harmless(line):
             return len(_POSSIBLE) if "NCCL INFO " not in line and _KNOWN_CAUSE.search(line) else None
-        if _EXITED.search(line):
+        if _ENDED_BY_SLURM.search(line):
             return None
         return next((strength for strength, pattern in enumerate(_POSSIBLE) if pattern.search(line)), None)
 
@@ -189,6 +198,11 @@ class ErrorFinder:
             self._note_rank(re.split("[,-]", exited[2])[0])
         if not self._scheduler and (match := _SCHEDULER_ERROR.search(line)):
             self._scheduler = match[0].rstrip()[:_ERROR_LIMIT]
+
+    def _see_mpirun(self, line: str) -> None:
+        if exited := _EXITED_UNDER_MPI.search(line):
+            self._note_rank(exited[1])
+            self._node = self._node or exited[2]
 
     def _see_root_cause(self, field: str, value: str) -> None:
         """Take in which rank torchrun saw fail first, and where: it knows better than the order of the lines."""
@@ -214,7 +228,7 @@ class ErrorFinder:
     def _see_exception(self, line: str, kind: _Kind) -> bool:
         """Take in an exception; whether it is more than the consequence of another one."""
         if "ChildFailedError" in line:
-            self._found.setdefault("report", line[:_ERROR_LIMIT])
+            self._found.setdefault("summary", line[:_ERROR_LIMIT])
             return False
         is_consequence = _CONSEQUENCES.search(line) is not None
         kind = "consequence" if is_consequence else kind
