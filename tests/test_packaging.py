@@ -125,8 +125,19 @@ def test_the_folders_at_the_top_hold_the_code_and_the_package_links_to_them(name
     assert not (ROOT / name).is_symlink()
 
 
+def sources_of_the_product() -> list[Path]:
+    return [path for name in ("nightbridge", "flows", "tasks", "blocks") for path in (ROOT / name).rglob("*.py")]
+
+
+def test_no_module_is_longer_than_500_lines() -> None:
+    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in sources_of_the_product()}
+
+    assert lengths
+    assert [path for path, lines in lengths.items() if lines > 500] == []
+
+
 def test_no_module_imports_the_folders_at_the_top_by_their_short_names() -> None:
-    sources = [path for name in ("nightbridge", "flows", "tasks", "blocks") for path in (ROOT / name).rglob("*.py")]
+    sources = sources_of_the_product()
     short = tuple(f"{word} {name}" for word in ("from", "import") for name in ("flows", "tasks", "blocks"))
 
     found = [

@@ -392,7 +392,7 @@ def _gain(difference: float, spread: float, change: float) -> float:
 def differences(night: Night, metric: Metric, field: str = "") -> list[float]:
     """Of each pair of a night that measured a metric in both arms, the relative difference, positive for worse."""
     found = []
-    for new, control in pairs_of(night):
+    for new, control in pairs_of(night) if night.arms else ():  # most nights have none
         values = [run_value(run, metric, field) for run in (new, control)]
         if values[0] is not None and values[1]:
             change = (values[0] - values[1]) / abs(values[1])
@@ -405,8 +405,6 @@ def pairs_of(night: Night) -> list[tuple[HistoryRow, HistoryRow]]:
 
     Without the pair on suspect nodes: it is about those, and comes when everything else is decided.
     """
-    if not night.arms:  # most nights
-        return []
     by_pair: dict[int, dict[str, HistoryRow]] = {}
     for row in night.arms:
         if row.arm and not row.arm.on_suspects:
