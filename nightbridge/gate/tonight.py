@@ -144,8 +144,9 @@ class MetricSeries:
         """Each past night's first run alone, adjusted as the night's value of the field was."""
         firsts = []
         for night, value, level in zip(self.past, self.past_values(field), steady, strict=False):
-            is_only = night is None or (len(night.runs) == 1 and night.runs[0] is night.own)  # most nights
-            own = value if is_only or night is None else run_value(night.own, self.metric, field)
+            own = value  # of most nights, whose value is their only run's
+            if night is not None and (len(night.runs) != 1 or night.runs[0] is not night.own):
+                own = run_value(night.own, self.metric, field)
             firsts.append(None if own is None else own * ratio(value, level))
         return firsts
 
