@@ -13,6 +13,7 @@ from uuid import UUID
 import httpx
 from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
 from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.context import SettingsContext, get_settings_context
 from prefect.events import Event, RelatedResource
 
@@ -149,19 +150,22 @@ def insist(what: str, call: Callable[[], R]) -> R:
 def away_is_transient(what: str) -> Iterator[None]:
     """Turn the errors of a server that does not answer into `PrefectAway`.
 
+    Prefect requests the limits of a task run's tags before each task run, and hides an outage then behind an error of
+    its own.
+
     Raises:
         PrefectAway: The same request may be answered later.
     """
     try:
         yield
-    except httpx.HTTPError as error:
-        if not _is_away(error):
+    except (httpx.HTTPError, ConcurrencySlotAcquisitionError) as error:
+        if not _is_away(error.__cause__ if isinstance(error, ConcurrencySlotAcquisitionError) else error):
             raise
         reason = f"Prefect's server does not answer: {_reason(error)}"
         raise PrefectAway(reason, thing=what, advice="Look at the server's log") from error
 
 
-def _is_away(error: httpx.HTTPError) -> bool:
+def _is_away(error: BaseException | None) -> bool:
     if isinstance(error, httpx.HTTPStatusError):
         return error.response.status_code in AWAY_STATUS
     return isinstance(error, httpx.TransportError)

@@ -9,11 +9,13 @@ from typing import Any, ClassVar
 
 import pytest
 from prefect.client.orchestration import get_client
+from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
+from prefect.concurrency.sync import concurrency
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from nightbridge.models import Verdict, VerdictStatus
 from nightbridge.tasks.events import verdict_event
-from nightbridge.tasks.mirror import PrefectAway, insist, send_events, show
+from nightbridge.tasks.mirror import PrefectAway, away_is_transient, insist, send_events, show
 
 
 class Api(BaseHTTPRequestHandler):
@@ -88,6 +90,27 @@ def test_events_are_sent_again_until_the_server_has_taken_them(api: type[Api]) -
 
     ((sent,),) = api.bodies
     assert (sent["id"], sent["event"]) == (str(event.id), "nightbridge.verdict")
+
+
+@pytest.mark.parametrize("status", [500, 503])
+def test_no_answer_about_the_limits_of_a_task_runs_tags_is_an_outage(api: type[Api], status: int) -> None:
+    api.answers = [status]
+
+    with pytest.raises(PrefectAway, match=str(status)), away_is_transient("the flow run"):
+        _wait_at_limits_of_tags(f"tag:test:qwen3-{status}")
+
+
+def test_a_refused_request_for_the_limits_of_tags_is_none(api: type[Api]) -> None:
+    api.answers = [422]
+
+    with pytest.raises(ConcurrencySlotAcquisitionError, match="422"), away_is_transient("the flow run"):
+        _wait_at_limits_of_tags("tag:test:qwen3-422")
+
+
+def _wait_at_limits_of_tags(*names: str) -> None:
+    """What Prefect does before it begins a task run."""
+    with concurrency([*names]):
+        pass
 
 
 def test_a_server_that_refuses_connections_is_waited_for_as_long_as_the_patience_lasts(
