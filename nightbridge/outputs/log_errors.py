@@ -1,7 +1,7 @@
 """The one line of a log that best says why a run died, and the first rank and node that failed."""
 
 import re
-from typing import Literal
+from typing import Literal, get_args
 
 _TRACEBACK = "Traceback (most recent call last)"
 _BEFORE = r"^\s*(?:\d{4}-\d\d-\d\d \S{8,30} )?(?:[\w.-]+/\d+ )?(?:\[default\d+\]:)?"
@@ -13,12 +13,10 @@ _EXCEPTION = re.compile(
     r"^(?:[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Timeout|Failure|Unavailable|Expired)\b"
     r"|Exception(?=: |$)|StopIteration\b|[a-z_]\w*(?:\.\w+)+(?=: |$))"
 )
-# What ends a job without a traceback: who writes it, and in which words.
-_ENDINGS: dict[str, str] = {
+# What a script complains of, and may outlive: who writes it, and in which words.
+_COMPLAINTS: dict[str, str] = {
     "shell": r"command not found|: not found$|Exec format error|bad interpreter|cannot execute|unbound variable"
     r"|syntax error (?:near|:)|Argument list too long|line \d+: +\d+ (?:Aborted|Killed|Terminated)\b",
-    "options": r"[Uu]nrecognized (?:option|argument)|the following arguments are required|error: argument .+: "
-    r"|invalid option -- |ambiguous option|[Nn]o such option|Could not override |is not in struct|Missing mandatory",
     "system": r"[Nn]o such file or directory|Permission denied|No space left on device|[Dd]isk quota exceeded"
     r"|Read-only file system|Too many open files|Stale file handle|Input/output error|Cannot allocate memory"
     r"|Transport endpoint is not connected|(?i:address already in use)|(?:Connection refused|No route to host)$"
@@ -26,12 +24,19 @@ _ENDINGS: dict[str, str] = {
     "loader": r"cannot open shared object file|undefined symbol|symbol lookup error|version `[^']+' not found"
     r"|cannot allocate memory in static TLS|invalid ELF header|wrong ELF class|/ld: cannot find"
     r"|python[\d.]*: No module named ",
+    "installers": r"No matching distribution found|Could not find a version that satisfies|Could not resolve host"
+    r"|fatal: (?:not a git|could not|unable to|repository|Could not)",
+}
+# What ends the process that says it, without a traceback.
+_ENDINGS: dict[str, str] = {
+    "options": r"[Uu]nrecognized (?:option|argument)|the following arguments are required|error: argument .+: "
+    r"|invalid option -- |ambiguous option|[Nn]o such option|Could not override |is not in struct|Missing mandatory",
     "crash": r"(?i:segmentation fault)|[Bb]us error|Illegal instruction|[Ff]loating point exception|double free"
     r"|corrupted size vs|(?:malloc|free|realloc|munmap_chunk)\(\): \w|stack smashing|Fatal Python error: "
     r"|Caught signal \d+|\bSIG[A-Z]+ received at time|Assertion `.+[`'] failed|panicked at|pure virtual method",
-    "memory": r"oom[-_]kill|(?i:out of memory)|exceeded (?:job )?memory limit|Memory cgroup out of",
+    "memory": r"oom[-_]kill|(?i:out of memory)|[Ee]xceeded (?:job )?memory limit|Memory cgroup out of",
     "CUDA": r"CUDA (?:error|driver version)|CUDA_ERROR_\w+|CUDNN_STATUS|CUBLAS_STATUS|CUSOLVER_STATUS|cudaError\w+"
-    r"|no kernel image is available|illegal memory access|unspecified launch failure|device-side assert"
+    r"|no kernel image is available|illegal memory access|unspecified launch failure|device-side assert triggered"
     r"|no CUDA-capable device|Found no NVIDIA driver|nvidia-smi has failed|Failed to initialize NVML|uncorrectable ECC"
     r"|Xid \(|fallen off the bus|ptxas fatal|nvcc fatal|Cuda failure",
     "NCCL": r"NCCL (?:error|WARN (?:Cuda failure|Call to|NET|Timeout|Net|Duplicate GPU|Mismatch|Invalid config"
@@ -41,9 +46,9 @@ _ENDINGS: dict[str, str] = {
     "MPI": r"was not built with|PMI2_Init failed|MPI_ABORT was invoked|UCX +ERROR"
     r"|ORTE has lost|Host key verification failed|daemon has unexpectedly failed|not enough slots available"
     r"|ORTE_ERROR_LOG|plugin (?:name|type) for mpi/|no usable transports",
-    "containers": r"\[ERROR\] (?!- |.*\{$)|container start failed|failed to import|couldn't start container"
-    r"|nvidia-container-cli|enroot-\w+: failed|Error response from daemon|manifest unknown|FATAL:   \S"
-    r"|(?:unauthorized|denied): |failed to (?:mount|execute|extract|create squashfs)",
+    "containers": r"(?:^|pyxis:\s+)\[ERROR\] (?!- |.*\{$)|container start failed|failed to import"
+    r"|couldn't start container|nvidia-container-cli|enroot-\w+: failed|Error response from daemon|manifest unknown"
+    r"|FATAL:   \S|(?:unauthorized|denied): |failed to (?:mount|execute|extract|create squashfs)",
     "Slurm": r"Plugin initialization failed|Application launch failed"
     r"|DUE TO (?:TIME LIMIT|NODE FAILURE|PREEMPTION|JOB REQUEUE)|Node failure on"
     r"|Unable to (?:contact|confirm|resolve|allocate resources|create step)|Could not establish"
@@ -52,11 +57,13 @@ _ENDINGS: dict[str, str] = {
     "torchrun": r"(?:failed|FAILED) \(exitcode:? -?\d+\)|timed out after \d+ ?m?s while trying to connect"
     r"|has failed to connect to any"
     r"|Signal \d+ \(SIG\w+\) received by PID",
-    "installers": r"No matching distribution found|Could not find a version that satisfies|Could not resolve host"
-    r"|fatal: (?:not a git|could not|unable to|repository|Could not)",
 }
-_KNOWN_CAUSE = re.compile("|".join(_ENDINGS.values()))
+_ENDING = re.compile("|".join(_ENDINGS.values()))
+_MEMORY = re.compile(_ENDINGS["memory"])
+_KNOWN_CAUSE = re.compile("|".join((*_ENDINGS.values(), *_COMPLAINTS.values())))
 _HARMLESS = re.compile(r"\bwarn(?:ing)?\b|NCCL INFO |^rm: cannot remove|could not remove squashfs", re.IGNORECASE)
+_TOLD = re.compile(r"(?<![=\w])(?:INFO|DEBUG)\b|(?i:\b(?:retry|retrying|falling back|skipping|ignoring)\b)")
+"""The level of a line that complains of nothing, and words of a process that goes on."""
 _NCCL_WARNING = re.compile(r"NCCL WARN |\.(?:h|cc?):\d+ WARN ")
 """Of its warnings NCCL makes the one on which a run died, too."""
 _BARE_EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception)|Exception): \S|^\S*ChildFailedError:")
@@ -87,11 +94,21 @@ _POSSIBLE = (
         r"cannot |could not |unable to |must be |not (?:supported|found|available|valid|allowed)\b", re.IGNORECASE
     ),
 )
-# The best of several: what only reports that another line happened comes last.
+_OUTLIVED = 1
+"""How weak a possible cause a line is that something went on after: an index of `_POSSIBLE`."""
+# What says that a process ended, and not why; the last of a chain that another line heads.
 _REPORT = re.compile(
-    r"(?:failed|FAILED) \(exitcode|container start failed|couldn't start container|failed to import"
-    r"|Application launch failed|nccl\w+Error|line \d+: +\d+ \w|MPI_ABORT was|received by PID"
-    r"|Call to CUDA function failed"
+    r"(?:failed|FAILED) \(exitcode:? -?(?!-?(?:4|7|8|11)\b)|Signal (?!(?:4|7|8|11) )\d+ \(SIG\w+\) received by PID"
+    r"|tasks? [\d,-]+: (?:Killed|Aborted)|line \d+: +\d+ (?:Aborted|Killed|Terminated)|MPI_ABORT was"
+    r"|SIG(?:ABRT|TERM|INT|HUP) received|[Ss]ignal (?:6|15)\b|killed by signal: (?:Killed|Aborted|Terminated)"
+    r"|container start failed|couldn't start container|failed to import docker"
+    r"|nccl\w+Error|unhandled (?:system|cuda) error|Call to CUDA function failed|(?i:: (?:no|unspecified) error\b)"
+)
+# What a process says of another one: it did not answer, or is no more.
+_OF_ANOTHER = re.compile(
+    r"(?i:connection (?:refused|reset|closed|aborted)|broken pipe|no route to host|unreachable|(?<!monitor )timed out)"
+    r"|exited unexpectedly|lost communication|remote process|UCX +ERROR|Got completion (?:from|with)"
+    r"|(?:Died|Dead|Crashed)\w*(?:Error|Exception)"
 )
 _RANK = re.compile(_BEFORE + r"(?:\[rank(\d+)\]:|\[?(\d+)\]?: |.{0,80}\[(?:PG [^\]]*)?Rank (\d+)\])")
 _EXITED = re.compile(r"srun: error: ([\w.-]+): tasks? ([\d,-]+): (?!Terminated)")
@@ -104,9 +121,16 @@ _SCHEDULER_ERROR = re.compile(
 )
 _CONSEQUENCES = re.compile(
     r"DistBackendError|DistNetworkError|DistStoreError|BrokenPipeError|ConnectionResetError|KeyboardInterrupt|EOFError"
-    r"|Rendezvous\w+Error|ProcessRaisedException|ProcessExitedException|CalledProcessError"
+    r"|SignalException|Rendezvous\w+Error|ProcessRaisedException|ProcessExitedException|CalledProcessError"
 )
 """Exceptions of processes that ended because another one did."""
+_ASIDE = re.compile(r"Exception (?:ignored in|in thread)|Error in (?:atexit|sys\.)|--- Logging error ---")
+"""What heads a traceback that the process outlives, or prints when it has ended."""
+_ENDED_FOR_ALL = re.compile(r"DUE TO (?:TIME LIMIT|NODE FAILURE|PREEMPTION|JOB REQUEUE)|Node failure on ")
+"""After Slurm has ended the job, nothing that a process complains of is why it ended."""
+_WAITED = re.compile(r"[Ww]atchdog caught|Heartbeat monitor|watchdog got stuck")
+"""A rank that waited for the others in vain: only where none is known to have ended."""
+_OOM_KILL = re.compile(r"oom[-_]kill|OOM Killed")
 _ROOT_CAUSE = "Root Cause (first observed failure)"
 _ROOT_FIELD = re.compile(r"^\s+(rank|host)\s*: (\S+)")
 """What stands below it in torchrun's summary."""
@@ -114,23 +138,39 @@ _ROOT_FIELD = re.compile(r"^\s+(rank|host)\s*: (\S+)")
 _PROGRESS = re.compile(r" iteration +\d+/ *\d+ \||\d/\d+ \[\d+:\d\d")
 _ERROR_LIMIT = 500
 
-# The "summary" is torchrun's: it only announces what the lines below it say.
-_Kind = Literal["cause", "known", "bare", "consequence", "report", "summary"]
-_BEST_FIRST: tuple[_Kind, ...] = ("cause", "known", "bare", "consequence", "report", "summary")
+# A "complaint" is one of a script that may have gone on; the "summary" is torchrun's: it only announces what the lines
+# below it say.
+_Kind = Literal["cause", "known", "bare", "complaint", "of another", "consequence", "report", "summary"]
+_BEST_FIRST: tuple[_Kind, ...] = get_args(_Kind)
+_AT_FIRST_HAND = ("cause", "known", "bare", "complaint")
+"""What a process says of itself. Only this can be certain: the others say that one ended, and not why."""
 
 
 def _is_harmless(line: str) -> bool:
     return bool(_HARMLESS.search(line)) and not _NCCL_WARNING.search(line)
 
 
+def _kind_of(text: str) -> _Kind:
+    """The kind of a line of the tables."""
+    if _REPORT.search(text):
+        return "report"
+    if _OF_ANOTHER.search(text):
+        return "of another"
+    return "known" if _ENDING.search(text) else "complaint"
+
+
 class ErrorFinder:
     """Finds the line that best says why a run died.
 
-    That is the last line of the last traceback, or the exception that a rank named; but not of a rank that only noticed
-    another one's death, when there is a better one. Without any it is the first line that is known to end jobs, else
-    the last exception that stands alone, else Slurm's first complaint. A line that only sounds like a failure, or that
-    training went on after, is called possible. Behind it stand the first rank and node that failed, where the log names
-    them.
+    That is the last line of the last traceback, or the exception that a rank named. Without any it is the first line
+    that is known to end a process, the last exception that stands alone, or the first complaint of a script; else what
+    one process says of another, and what only reports an end. Behind it stand the first rank and node that failed,
+    where the log names them.
+
+    A line is certain where a process says why itself ended, and nothing contradicts it: Slurm ended the job for a
+    reason of its own later, a process was killed for its memory and the line speaks of something else, or training went
+    on. Any other line is called possible: one that says that a process ended and not why, that another one did not
+    answer, a warning, and what only sounds like a failure.
     """
 
     def __init__(self) -> None:
@@ -140,16 +180,19 @@ class ErrorFinder:
         self._found: dict[_Kind, str] = {}
         self._announced_by: _Kind | None = None
         self._possible: dict[int, str] = {}
-        self._below_root_cause = False
+        self._below_root_cause = self._is_aside = False
+        self._is_over = self._in_doubt = self._was_killed_for_memory = False
         self._scheduler = self._rank = self._node = ""
 
     def see(self, line: str) -> None:
         """Take in the next line."""
-        if self._found and _PROGRESS.search(line):
-            self._possible.setdefault(0, self._best_kind())
-            self._found.clear()
-        if self._announced_by and line.strip():
+        if best := self._best_kind():
+            self._see_whether_it_goes_on(best, line)
+        if self._is_over:
+            return
+        if self._announced_by and line.strip() and _TRACEBACK not in line:
             self._explain(self._announced_by, line.strip())
+            return
         if _TRACEBACK in line:
             self._in_traceback = True
             bare = _RANK_PREFIX.sub("", line)
@@ -160,21 +203,38 @@ class ErrorFinder:
             self._see_exception(line.strip(), "bare")
         if "error: " in line:
             self._see_scheduler(line)
-        self._below_root_cause |= _ROOT_CAUSE in line
-        if self._below_root_cause and (field := _ROOT_FIELD.match(line)):
-            self._see_root_cause(field[1], field[2])
+        self._see_root_cause(line)
         if line.rstrip().endswith(_NCCL_DETAIL):
-            self._announced_by = "known" if "NCCL error" in self._found.get("known", "") else "report"
+            self._announced_by = next((kind for kind, text in self._found.items() if "NCCL error" in text), "report")
         lower = line.lower()
         if not any(word in lower for word in _WORDS):
             return
+        self._is_aside |= _ASIDE.search(line) is not None
         self._see_mpirun(line)
-        if "known" not in self._found and _KNOWN_CAUSE.search(line) and not _is_harmless(line):
-            text = _RANK_PREFIX.sub("", line).strip()[:_ERROR_LIMIT]
-            self._found.setdefault("report" if _REPORT.search(text) else "known", text)
-            self._note_rank_of(line)
+        if _KNOWN_CAUSE.search(line) and not _is_harmless(line) and not _TOLD.search(line):
+            self._see_known(line)
         elif 0 not in self._possible and (strength := self._sounds_so(line)) is not None:
             self._possible.setdefault(strength, line.strip()[:_ERROR_LIMIT])
+
+    def _see_whether_it_goes_on(self, best: _Kind, line: str) -> None:
+        """Call what was found possible where training goes on, or a script after its complaint."""
+        if _PROGRESS.search(line):
+            self._possible.setdefault(_OUTLIVED, self._found[best])
+            self._found.clear()
+            self._is_over = self._in_doubt = self._was_killed_for_memory = False
+        elif "complaint" in self._found and _TOLD.search(line):
+            self._possible.setdefault(_OUTLIVED, self._found.pop("complaint"))
+
+    def _see_known(self, line: str) -> None:
+        self._was_killed_for_memory |= _OOM_KILL.search(line) is not None
+        if _ENDED_FOR_ALL.search(line):
+            self._is_over, self._in_doubt = True, bool(self._found)
+        elif _WAITED.search(line) and "known" not in self._found:
+            self._in_doubt = bool(self._node) or not all(map(_WAITED.search, self._found.values()))
+        text = _RANK_PREFIX.sub("", line).strip()[:_ERROR_LIMIT]
+        if (kind := _kind_of(text)) not in self._found:
+            self._found[kind] = text
+            self._note_rank_of(line)
 
     @staticmethod
     def _sounds_so(line: str) -> int | None:
@@ -204,12 +264,14 @@ class ErrorFinder:
             self._note_rank(exited[1])
             self._node = self._node or exited[2]
 
-    def _see_root_cause(self, field: str, value: str) -> None:
+    def _see_root_cause(self, line: str) -> None:
         """Take in which rank torchrun saw fail first, and where: it knows better than the order of the lines."""
-        if field == "rank":
-            self._rank = value
-        else:
-            self._node = value
+        self._below_root_cause |= _ROOT_CAUSE in line
+        field = _ROOT_FIELD.match(line) if self._below_root_cause else None
+        if field and field[1] == "rank":
+            self._rank = field[2]
+        elif field:
+            self._node = field[2]
 
     def _note_rank_of(self, line: str) -> None:
         if found := _RANK.match(line):
@@ -221,31 +283,45 @@ class ErrorFinder:
     def _see_in_traceback(self, line: str, printed: str) -> None:
         if not _EXCEPTION.match(line):
             return
+        self._in_traceback = False
+        first = self._found.get("cause")
         if self._see_exception(line, "cause"):
             self._note_rank_of(printed)
-        self._in_traceback = False
+            rank = _RANK.match(printed)
+            if first and rank and self._rank not in rank.groups() and first.split(":")[0] != line.split(":")[0]:
+                self._found["cause"], self._in_doubt = first, True
 
     def _see_exception(self, line: str, kind: _Kind) -> bool:
         """Take in an exception; whether it is more than the consequence of another one."""
         if "ChildFailedError" in line:
             self._found.setdefault("summary", line[:_ERROR_LIMIT])
             return False
-        is_consequence = _CONSEQUENCES.search(line) is not None
+        is_consequence = self._is_aside or any(known.search(line) for known in (_CONSEQUENCES, _REPORT, _OF_ANOTHER))
         kind = "consequence" if is_consequence else kind
+        self._is_aside = False
         self._found[kind] = line[:_ERROR_LIMIT]
         self._announced_by = kind if line.endswith(":") else None
         return not is_consequence
 
-    def _best_kind(self) -> str:
-        return next((self._found[kind] for kind in _BEST_FIRST if kind in self._found), "")
+    def _best_kind(self) -> _Kind | None:
+        return next((kind for kind in _BEST_FIRST if kind in self._found), None)
+
+    def _is_certain(self, kind: _Kind) -> bool:
+        by_memory = self._was_killed_for_memory and not _MEMORY.search(self._found[kind])
+        return kind in _AT_FIRST_HAND and not self._in_doubt and not by_memory
 
     @property
     def best(self) -> str:
         """The line, with rank and node behind it; empty without any."""
-        text = self._best_kind()
-        if not text and self._possible and (not self._scheduler or _EXITED.match(self._scheduler)):
-            text = f"possibly: {self._possible[min(self._possible)]}"
-        text = text or self._scheduler
+        if kind := self._best_kind():
+            text = self._found[kind]
+        elif self._possible and (not self._scheduler or _EXITED.match(self._scheduler)):
+            text = self._possible[min(self._possible)]
+        else:
+            text = self._scheduler
+        if not text:
+            return ""
         where = [f"rank {self._rank}"] if self._rank else []
         where += [self._node] if self._node and self._node not in text else []
-        return f"{text} ({', '.join(where)})" if text and where else text
+        text = text if kind and self._is_certain(kind) else f"possibly: {text}"
+        return f"{text} ({', '.join(where)})" if where else text
