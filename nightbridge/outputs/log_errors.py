@@ -1,13 +1,15 @@
 """The one line of a log that best says why a run died, and the first rank and node that failed."""
 
 import re
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 _TRACEBACK = "Traceback (most recent call last)"
 _BEFORE = r"^\s*(?:\d{4}-\d\d-\d\d \S{8,30} )?(?:[\w.-]+/\d+ )?(?:\[default\d+\]:)?"
 """What a log collector, NeMo-Run and torchrun write before a rank's prefix."""
-_RANK_PREFIX = re.compile(_BEFORE + r"(?:\[rank\d+\]:\s?|\[?\d+\]?:\s|\(\w+ pid=[^)]{1,80}\) |(?<=\]:))")
-"""What stands before a line of a rank: as torch, srun --label, NeMo-Run, torchrun and Ray write it."""
+_RANK_PREFIX = re.compile(
+    _BEFORE + r"(?:\[rank\d+\]:\s?|\[?\d+\]?:\s|.{0,40}\[(?:\d+,)?\d+\]<std\w+>:|\(\w+ pid=[^)]{1,80}\) |(?<=\]:))"
+)
+"""What stands before a line of a rank: as torch, srun --label, mpirun, NeMo-Run, torchrun and Ray write it."""
 _NAMED_RANK = re.compile(_BEFORE + r"\[rank\d+\]: ")
 _EXCEPTION = re.compile(
     r"^(?:[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Timeout|Failure|Unavailable|Expired)\b"
@@ -16,7 +18,7 @@ _EXCEPTION = re.compile(
 # What a script complains of, and may outlive: who writes it, and in which words.
 _COMPLAINTS: dict[str, str] = {
     "shell": r"command not found|: not found$|Exec format error|bad interpreter|cannot execute|unbound variable"
-    r"|syntax error (?:near|:)|Argument list too long|line \d+: +\d+ (?:Aborted|Killed|Terminated)\b",
+    r"|syntax error (?:near|:)|Argument list too long|line \d+: +\d+ (?:Aborted|Killed|Terminated)\b|^Killed *$",
     "system": r"[Nn]o such file or directory|Permission denied|No space left on device|[Dd]isk quota exceeded"
     r"|Read-only file system|Too many open files|Stale file handle|Input/output error|Cannot allocate memory"
     r"|Transport endpoint is not connected|(?i:address already in use)|(?:Connection refused|No route to host)$"
@@ -45,8 +47,9 @@ _ENDINGS: dict[str, str] = {
     r"|Heartbeat monitor timed out|watchdog got stuck for",
     "MPI": r"was not built with|PMI2_Init failed|MPI_ABORT was invoked|UCX +ERROR"
     r"|ORTE has lost|Host key verification failed|daemon has unexpectedly failed|not enough slots available"
-    r"|ORTE_ERROR_LOG|plugin (?:name|type) for mpi/|no usable transports",
-    "containers": r"(?:^|pyxis:\s+)\[ERROR\] (?!- |.*\{$)|container start failed|failed to import"
+    r"|noticed that process rank \d+|pml_ucx\.c:\d+ +Error|ORTE_ERROR_LOG|plugin (?:name|type) for mpi/"
+    r"|no usable transports",
+    "containers": r"(?:^|pyxis:\s+)\[ERROR\] (?!- |.*\{$)|container start failed|failed to import docker"
     r"|couldn't start container|nvidia-container-cli|enroot-\w+: failed|Error response from daemon|manifest unknown"
     r"|FATAL:   \S|(?:unauthorized|denied): |failed to (?:mount|execute|extract|create squashfs)",
     "Slurm": r"Plugin initialization failed|Application launch failed"
@@ -55,15 +58,20 @@ _ENDINGS: dict[str, str] = {
     r"|Batch job submission failed|Invalid (?:generic|account|partition|qos|job credential)|Job credential expired"
     r"|launch failed: |Kill task failed|Could not open std\w+ file|Munge (?:en|de)code failed",
     "torchrun": r"(?:failed|FAILED) \(exitcode:? -?\d+\)|timed out after \d+ ?m?s while trying to connect"
-    r"|has failed to connect to any"
-    r"|Signal \d+ \(SIG\w+\) received by PID",
+    r"|has failed to connect to any|Received \d+ death signal|Signal \d+ \(SIG\w+\) received by PID",
+    "other launchers": r"exits with return code = -?\d+"
+    r"|\b(?:worker|actor|process)\b.{0,40} (?:died|is dead|not registered)\b",
 }
 _ENDING = re.compile("|".join(_ENDINGS.values()))
 _MEMORY = re.compile(_ENDINGS["memory"])
 _KNOWN_CAUSE = re.compile("|".join((*_ENDINGS.values(), *_COMPLAINTS.values())))
 _HARMLESS = re.compile(r"\bwarn(?:ing)?\b|NCCL INFO |^rm: cannot remove|could not remove squashfs", re.IGNORECASE)
-_TOLD = re.compile(r"(?<![=\w])(?:INFO|DEBUG)\b|(?i:\b(?:retry|retrying|falling back|skipping|ignoring)\b)")
-"""The level of a line that complains of nothing, and words of a process that goes on."""
+_INFORMS = re.compile(r"(?<![=\w])(?:INFO|DEBUG)\b|(?:^|: |\[)[DI]\d{0,4} [a-zA-Z\d]")
+_TOLD = re.compile(
+    _INFORMS.pattern + r"|(?:^|: |\[)W\d{0,4} [a-zA-Z\d]|^\s*(?:If|Hint|Note|Tip|To|Try)\b"
+    r"|(?i:\b(?:retry|retrying|falling back|skipping|ignor(?:ed|ing))\b)"
+)
+"""The level of a line that does not complain, as Python, glog and torch write it; a process that goes on; advice."""
 _NCCL_WARNING = re.compile(r"NCCL WARN |\.(?:h|cc?):\d+ WARN ")
 """Of its warnings NCCL makes the one on which a run died, too."""
 _BARE_EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception)|Exception): \S|^\S*ChildFailedError:")
@@ -76,12 +84,12 @@ _WORDS = (
     "cannot", "could", "unable", "denied", "invalid", "out of", "oom", "exceeded", "kill", "terminated",
     "segmentation", "illegal",
     "floating point", "malloc():", "free():", "realloc():", "munmap_chunk", "double free", "corrupted", "smashing",
-    "signal ", "sigabrt", "sigsegv", "sigbus",
+    "signal", "sigabrt", "sigsegv", "sigbus",
     "panicked", "pure virtual", "unrecognized", "required", "ambiguous", "missing mandatory", "quota",
     "read-only", "too many", "stale", "endpoint", "in use", "refused", "execve", "undefined symbol", "elf", "xid",
     "fallen off", "cuda", "cudnn", "cublas", "cusolver", "launch", "device-side", "uncorrectable", " warn ", "orte ",
     "watchdog", "duplicate", "mpi", "container", "enroot", "manifest", "unauthorized", "due to", "credential",
-    "timed out", "resolution", "bad interpreter", "unbound", "syntax", "too long", "bus ", "must be",
+    "timed out", "died", "dead", "resolution", "bad interpreter", "unbound", "syntax", "too long", "bus ", "must be",
 )  # fmt: skip
 # A line that only sounds like a failure; those of the first pattern say more.
 _POSSIBLE = (
@@ -99,18 +107,22 @@ _OUTLIVED = 1
 # What says that a process ended, and not why; the last of a chain that another line heads.
 _REPORT = re.compile(
     r"(?:failed|FAILED) \(exitcode:? -?(?!-?(?:4|7|8|11)\b)|Signal (?!(?:4|7|8|11) )\d+ \(SIG\w+\) received by PID"
-    r"|tasks? [\d,-]+: (?:Killed|Aborted)|line \d+: +\d+ (?:Aborted|Killed|Terminated)|MPI_ABORT was"
-    r"|SIG(?:ABRT|TERM|INT|HUP) received|[Ss]ignal (?:6|15)\b|killed by signal: (?:Killed|Aborted|Terminated)"
-    r"|container start failed|couldn't start container|failed to import docker"
-    r"|nccl\w+Error|unhandled (?:system|cuda) error|Call to CUDA function failed|(?i:: (?:no|unspecified) error\b)"
+    r"|tasks? [\d,-]+: (?:Killed|Aborted)|line \d+: +\d+ (?:Aborted|Killed|Terminated)|^Killed|MPI_ABORT was"
+    r"|exited on signal (?!(?:4|7|8|11) )|return code = (?!-(?:4|7|8|11)$)|\d+ death signal"
+    r"|SIG(?:ABRT|TERM|INT|HUP) received|[Ss]ignal (?:1|2|6|10|12|15)\b|killed by signal: (?:Killed|Aborted|Terminated)"
+    r"|container start failed|couldn't start container|failed to import docker|nccl\w+Error"
+    r"|(?:unhandled (?:system|cuda)|NCCL.*internal) error|Call to CUDA function failed|: (?i:no|unspecified) error\b"
 )
 # What a process says of another one: it did not answer, or is no more.
 _OF_ANOTHER = re.compile(
     r"(?i:connection (?:refused|reset|closed|aborted)|broken pipe|no route to host|unreachable|(?<!monitor )timed out)"
-    r"|exited unexpectedly|lost communication|remote process|UCX +ERROR|Got completion (?:from|with)"
-    r"|(?:Died|Dead|Crashed)\w*(?:Error|Exception)"
+    r"|NCCL WARN (?:NET|Net|Timeout|Could not|Bootstrap)|exited unexpectedly|lost communication|remote process"
+    r"|UCX +ERROR|Got completion (?:from|with)"
+    r"|(?:Died|Dead|Crashed|Closed)\w*(?:Error|Exception)|(?: died| is dead| not registered)\b"
 )
-_RANK = re.compile(_BEFORE + r"(?:\[rank(\d+)\]:|\[?(\d+)\]?: |.{0,80}\[(?:PG [^\]]*)?Rank (\d+)\])")
+_RANK = re.compile(
+    _BEFORE + r"(?:\[rank(\d+)\]:|\[?(\d+)\]?: |.{0,40}\[(?:\d+,)?(\d+)\]<std|.{0,80}\[(?:PG [^\]]*)?Rank (\d+)\])"
+)
 _EXITED = re.compile(r"srun: error: ([\w.-]+): tasks? ([\d,-]+): (?!Terminated)")
 _EXITED_UNDER_MPI = re.compile(r"noticed that process rank (\d+) with PID \d+ on node ([\w.-]+) exited")
 _ENDED_BY_SLURM = re.compile(r"srun: error: \S+: tasks? \S+: | \*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT ")
@@ -128,6 +140,8 @@ _ASIDE = re.compile(r"Exception (?:ignored in|in thread)|Error in (?:atexit|sys\
 """What heads a traceback that the process outlives, or prints when it has ended."""
 _ENDED_FOR_ALL = re.compile(r"DUE TO (?:TIME LIMIT|NODE FAILURE|PREEMPTION|JOB REQUEUE)|Node failure on ")
 """After Slurm has ended the job, nothing that a process complains of is why it ended."""
+_OF_THE_END = re.compile(r"\s|$|srun: |[-=*]+$|Primary job|mpirun ")
+"""What continues the line above it, and what launchers say of a job that ended: no sign that a script went on."""
 _WAITED = re.compile(r"[Ww]atchdog caught|Heartbeat monitor|watchdog got stuck")
 """A rank that waited for the others in vain: only where none is known to have ended."""
 _OOM_KILL = re.compile(r"oom[-_]kill|OOM Killed")
@@ -150,6 +164,16 @@ def _is_harmless(line: str) -> bool:
     return bool(_HARMLESS.search(line)) and not _NCCL_WARNING.search(line)
 
 
+def _rank_of(line: str) -> str:
+    found = _RANK.match(line)
+    return next(number for number in found.groups() if number) if found else ""
+
+
+def _cut(text: str) -> str:
+    """A line without its middle where it is long: launchers write what ended a process behind its whole command."""
+    return text if len(text) <= _ERROR_LIMIT else f"{text[: _ERROR_LIMIT // 2]} ... {text[5 - _ERROR_LIMIT // 2 :]}"
+
+
 def _kind_of(text: str) -> _Kind:
     """The kind of a line of the tables."""
     if _REPORT.search(text):
@@ -167,10 +191,10 @@ class ErrorFinder:
     one process says of another, and what only reports an end. Behind it stand the first rank and node that failed,
     where the log names them.
 
-    A line is certain where a process says why itself ended, and nothing contradicts it: Slurm ended the job for a
-    reason of its own later, a process was killed for its memory and the line speaks of something else, or training went
-    on. Any other line is called possible: one that says that a process ended and not why, that another one did not
-    answer, a warning, and what only sounds like a failure.
+    A line is certain where a process says why itself ended, and nothing contradicts it: that Slurm ended the job later
+    for a reason of its own, that a process was killed for its memory and the line speaks of something else, that
+    training or the script went on, or that another rank did and no end is reported. Any other line is called possible:
+    that a process ended and not why, that another one did not answer, a warning, and what only sounds like a failure.
     """
 
     def __init__(self) -> None:
@@ -178,43 +202,43 @@ class ErrorFinder:
         self._indentation = ""
         """What stands before each line of the traceback, as in torchrun's summary."""
         self._found: dict[_Kind, str] = {}
-        self._announced_by: _Kind | None = None
+        self._announced: tuple[dict[Any, str], Any] | None = None
+        """The line that the next one explains: where it is, and under which key."""
         self._possible: dict[int, str] = {}
         self._below_root_cause = self._is_aside = False
         self._is_over = self._in_doubt = self._was_killed_for_memory = False
-        self._scheduler = self._rank = self._node = ""
+        self._went_on = self._others_went_on = False
+        self._scheduler = self._rank = self._node = self._noticed_by = self._previous = self._heading = ""
 
     def see(self, line: str) -> None:
         """Take in the next line."""
         if best := self._best_kind():
             self._see_whether_it_goes_on(best, line)
-        if self._is_over:
-            return
-        if self._announced_by and line.strip() and _TRACEBACK not in line:
-            self._explain(self._announced_by, line.strip())
+        if self._is_over or self._explains(line.strip()):
             return
         if _TRACEBACK in line:
-            self._in_traceback = True
-            bare = _RANK_PREFIX.sub("", line)
-            self._indentation = bare[: len(bare) - len(bare.lstrip())]
+            self._begin_traceback(_RANK_PREFIX.sub("", line))
         elif self._in_traceback or _NAMED_RANK.match(line):
             self._see_in_traceback(_RANK_PREFIX.sub("", line).rstrip().removeprefix(self._indentation), line)
         elif _BARE_EXCEPTION.match(line):
             self._see_exception(line.strip(), "bare")
+        self._previous = line
         if "error: " in line:
             self._see_scheduler(line)
         self._see_root_cause(line)
         if line.rstrip().endswith(_NCCL_DETAIL):
-            self._announced_by = next((kind for kind, text in self._found.items() if "NCCL error" in text), "report")
+            said = next((kind for kind in _BEST_FIRST if "NCCL error" in self._found.get(kind, "")), "report")
+            self._announced = self._found, said
         lower = line.lower()
         if not any(word in lower for word in _WORDS):
+            self._went_on |= "complaint" in self._found and not _OF_THE_END.match(line)
             return
         self._is_aside |= _ASIDE.search(line) is not None
         self._see_mpirun(line)
         if _KNOWN_CAUSE.search(line) and not _is_harmless(line) and not _TOLD.search(line):
             self._see_known(line)
         elif 0 not in self._possible and (strength := self._sounds_so(line)) is not None:
-            self._possible.setdefault(strength, line.strip()[:_ERROR_LIMIT])
+            self._note_possible(strength, line.strip())
 
     def _see_whether_it_goes_on(self, best: _Kind, line: str) -> None:
         """Call what was found possible where training goes on, or a script after its complaint."""
@@ -222,8 +246,17 @@ class ErrorFinder:
             self._possible.setdefault(_OUTLIVED, self._found[best])
             self._found.clear()
             self._is_over = self._in_doubt = self._was_killed_for_memory = False
+            self._went_on = self._others_went_on = False
         elif "complaint" in self._found and _TOLD.search(line):
             self._possible.setdefault(_OUTLIVED, self._found.pop("complaint"))
+        elif best in ("cause", "bare"):
+            self._others_went_on |= _INFORMS.search(line) is not None
+
+    def _note_possible(self, strength: int, line: str) -> None:
+        if strength not in self._possible:
+            self._possible[strength] = _cut(line)
+            if line.endswith(":") and not self._announced:
+                self._announced = self._possible, strength
 
     def _see_known(self, line: str) -> None:
         self._was_killed_for_memory |= _OOM_KILL.search(line) is not None
@@ -231,10 +264,10 @@ class ErrorFinder:
             self._is_over, self._in_doubt = True, bool(self._found)
         elif _WAITED.search(line) and "known" not in self._found:
             self._in_doubt = bool(self._node) or not all(map(_WAITED.search, self._found.values()))
-        text = _RANK_PREFIX.sub("", line).strip()[:_ERROR_LIMIT]
+        text = _cut(_RANK_PREFIX.sub("", line).strip())
         if (kind := _kind_of(text)) not in self._found:
             self._found[kind] = text
-            self._note_rank_of(line)
+            self._note_rank(_rank_of(line))
 
     @staticmethod
     def _sounds_so(line: str) -> int | None:
@@ -245,11 +278,20 @@ class ErrorFinder:
             return None
         return next((strength for strength, pattern in enumerate(_POSSIBLE) if pattern.search(line)), None)
 
-    def _explain(self, kind: _Kind, line: str) -> None:
-        """Take in what stands below a line that announces it."""
-        if kind in self._found:
-            self._found[kind] = f"{self._found[kind][: _ERROR_LIMIT // 2]} {line}"[:_ERROR_LIMIT]
-        self._announced_by = kind if line.endswith(":") else None
+    def _explains(self, line: str) -> bool:
+        """Take in what stands below a line that announces it; whether that is all that it can say."""
+        if not self._announced or not line or _TRACEBACK in line:
+            return False
+        texts, key = self._announced
+        if key in texts:
+            texts[key] = _cut(f"{texts[key]} {line}")
+        self._announced = (texts, key) if line.endswith(":") else None
+        return texts is self._found
+
+    def _begin_traceback(self, bare: str) -> None:
+        self._in_traceback = True
+        self._heading = self._previous.strip() if " ERROR " in self._previous else ""
+        self._indentation = bare[: len(bare) - len(bare.lstrip())]
 
     def _see_scheduler(self, line: str) -> None:
         exited = _EXITED.search(line)
@@ -257,7 +299,7 @@ class ErrorFinder:
             self._node = exited[1]
             self._note_rank(re.split("[,-]", exited[2])[0])
         if not self._scheduler and (match := _SCHEDULER_ERROR.search(line)):
-            self._scheduler = match[0].rstrip()[:_ERROR_LIMIT]
+            self._scheduler = _cut(match[0].rstrip())
 
     def _see_mpirun(self, line: str) -> None:
         if exited := _EXITED_UNDER_MPI.search(line):
@@ -273,10 +315,6 @@ class ErrorFinder:
         elif field:
             self._node = field[2]
 
-    def _note_rank_of(self, line: str) -> None:
-        if found := _RANK.match(line):
-            self._note_rank(next(number for number in found.groups() if number))
-
     def _note_rank(self, rank: str) -> None:
         self._rank = self._rank or rank
 
@@ -284,23 +322,24 @@ class ErrorFinder:
         if not _EXCEPTION.match(line):
             return
         self._in_traceback = False
-        first = self._found.get("cause")
-        if self._see_exception(line, "cause"):
-            self._note_rank_of(printed)
-            rank = _RANK.match(printed)
-            if first and rank and self._rank not in rank.groups() and first.split(":")[0] != line.split(":")[0]:
-                self._found["cause"], self._in_doubt = first, True
+        first, rank = self._found.get("cause"), _rank_of(printed)
+        if not self._see_exception(line, "cause"):
+            self._noticed_by = self._noticed_by or rank
+            return
+        self._note_rank(rank)
+        if first and rank not in ("", self._rank) and first.split(":")[0] != line.split(":")[0]:
+            self._found["cause"], self._in_doubt = first, True
 
     def _see_exception(self, line: str, kind: _Kind) -> bool:
         """Take in an exception; whether it is more than the consequence of another one."""
         if "ChildFailedError" in line:
-            self._found.setdefault("summary", line[:_ERROR_LIMIT])
+            self._found.setdefault("summary", _cut(line))
             return False
         is_consequence = self._is_aside or any(known.search(line) for known in (_CONSEQUENCES, _REPORT, _OF_ANOTHER))
         kind = "consequence" if is_consequence else kind
         self._is_aside = False
-        self._found[kind] = line[:_ERROR_LIMIT]
-        self._announced_by = kind if line.endswith(":") else None
+        self._found[kind] = _cut(f"{self._heading} {line}".strip() if is_consequence else line)
+        self._announced = (self._found, kind) if line.endswith(":") else None
         return not is_consequence
 
     def _best_kind(self) -> _Kind | None:
@@ -308,7 +347,9 @@ class ErrorFinder:
 
     def _is_certain(self, kind: _Kind) -> bool:
         by_memory = self._was_killed_for_memory and not _MEMORY.search(self._found[kind])
-        return kind in _AT_FIRST_HAND and not self._in_doubt and not by_memory
+        has_ended = self._node or "report" in self._found or "summary" in self._found
+        outlived = self._went_on if kind == "complaint" else self._others_went_on and not has_ended
+        return kind in _AT_FIRST_HAND and not self._in_doubt and not by_memory and not outlived
 
     @property
     def best(self) -> str:
@@ -321,7 +362,8 @@ class ErrorFinder:
             text = self._scheduler
         if not text:
             return ""
-        where = [f"rank {self._rank}"] if self._rank else []
+        rank = self._rank or (self._noticed_by if kind == "consequence" else "")
+        where = [f"rank {rank}"] if rank else []
         where += [self._node] if self._node and self._node not in text else []
         text = text if kind and self._is_certain(kind) else f"possibly: {text}"
         return f"{text} ({', '.join(where)})" if where else text

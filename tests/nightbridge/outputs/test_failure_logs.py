@@ -51,6 +51,13 @@ def best_of(*lines: str) -> str:
         "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.",
         "what():  NCCL error in: ProcessGroupNCCL.cpp:1333, unhandled system error",
         "slurmstepd: error: something that no table knows",
+        "tornado.iostream.StreamClosedError: Stream is closed",
+        "mpirun noticed that process rank 7 with PID 0 on node n1 exited on signal 9 (Killed).",
+        "(raylet) The process is dead, probably it crashed during start.",
+        "graph/topo.h:230 NCCL WARN Could not find NET with id 0",
+        "ERROR: ld.so: object 'x.so' from LD_PRELOAD cannot be preloaded (cannot open shared object file): ignored.",
+        "If you encounter CUDA error, try fewer workers; an error is not the end",
+        "Killed",
         "cp: cannot stat 'x': No such file or directory, retrying in 1 s",
     ],
 )
@@ -101,6 +108,36 @@ def test_a_traceback_of_cleaning_up_or_of_a_thread_does_not_hide_the_cause() -> 
 def test_a_complaint_that_the_script_outlived_is_possible() -> None:
     complaint = "job.sh: line 3: module: command not found"
     assert best_of(complaint, "2026-01-08 INFO loading the data") == f"possibly: {complaint}"
+
+
+def test_a_complaint_that_a_program_ran_after_is_possible() -> None:
+    complaint = "prolog.sh: line 5: /run/gpustat/0: Permission denied"
+    assert best_of(complaint, TRACEBACK[0], '  File "main.py"') == f"possibly: {complaint}"
+    assert best_of(complaint, "srun: Terminating StepId=7.0", "  a continuation") == complaint
+
+
+def test_an_exception_that_others_outlived_is_certain_only_with_an_end() -> None:
+    lines = (*TRACEBACK, "ValueError: bad shape", "2026-01-08 - INFO - epoch 2")
+    assert best_of(*lines) == "possibly: ValueError: bad shape"
+    assert best_of(*lines, "srun: error: n1: task 0: Exited with exit code 1") == "ValueError: bad shape (rank 0, n1)"
+
+
+def test_a_long_line_keeps_its_end() -> None:
+    error = best_of(f"[ERROR] [launch.py:434] ['python', '{'x' * 900}'] exits with return code = -9")
+    assert error.startswith("possibly: [ERROR] [launch.py:434]")
+    assert error.endswith("exits with return code = -9")
+
+
+def test_what_was_logged_above_a_consequence_is_named_with_it() -> None:
+    heading = "2026-01-08 - worker - ERROR - Failed to communicate with the scheduler."
+    error = best_of(heading, *TRACEBACK, "StreamClosedError: Stream is closed")
+    assert error == f"possibly: {heading} StreamClosedError: Stream is closed"
+
+
+def test_the_rank_that_mpirun_tags_a_line_with_is_named() -> None:
+    assert best_of("[1,6]<stderr>:[n1:98:0] Caught signal 11 (Segmentation fault)") == (
+        "[n1:98:0] Caught signal 11 (Segmentation fault) (rank 6)"
+    )
 
 
 def test_two_ranks_that_say_different_things_leave_it_possible() -> None:
