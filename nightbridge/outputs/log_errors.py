@@ -4,8 +4,8 @@ import re
 from typing import Any, Literal, get_args
 
 _TRACEBACK = "Traceback (most recent call last)"
-_BEFORE = r"^\s*(?:\d{4}-\d\d-\d\d \S{8,30} )?(?:[\w.-]+/\d+ )?(?:\[default\d+\]:)?"
-"""What a log collector, NeMo-Run and torchrun write before a rank's prefix."""
+_BEFORE = r"^\s*(?:\d{4}-\d\d-\d\d \S{8,30} )?(?:[\w.-]+/\d+ )?(?:\[default\d+\]:)?(?:\d+: (?=\[rank))?"
+"""What a log collector, NeMo-Run, torchrun and srun --label write before a rank's prefix."""
 _RANK_PREFIX = re.compile(
     _BEFORE + r"(?:\[rank\d+\]:\s?|\[?\d+\]?:\s|.{0,40}\[(?:\d+,)?\d+\]<std\w+>:|\(\w+ pid=[^)]{1,80}\) |(?<=\]:))"
 )
@@ -26,6 +26,8 @@ _COMPLAINTS: dict[str, str] = {
     "loader": r"cannot open shared object file|undefined symbol|symbol lookup error|version `[^']+' not found"
     r"|cannot allocate memory in static TLS|invalid ELF header|wrong ELF class|/ld: cannot find"
     r"|python[\d.]*: No module named ",
+    "C++": r"\bwhat\(\): +\S",
+    "Slurm's clients": r"(?:sbatch|salloc): error: \S",
     "installers": r"No matching distribution found|Could not find a version that satisfies|Could not resolve host"
     r"|fatal: (?:not a git|could not|unable to|repository|Could not)",
 }
@@ -59,7 +61,7 @@ _ENDINGS: dict[str, str] = {
     r"|launch failed: |Kill task failed|Could not open std\w+ file|Munge (?:en|de)code failed",
     "torchrun": r"(?:failed|FAILED) \(exitcode:? -?\d+\)|timed out after \d+ ?m?s while trying to connect"
     r"|has failed to connect to any|Received \d+ death signal|Signal \d+ \(SIG\w+\) received by PID",
-    "other launchers": r"exits with return code = -?\d+"
+    "other launchers": r"exits? with (?:return|status) code"
     r"|\b(?:worker|actor|process)\b.{0,40} (?:died|is dead|not registered)\b",
 }
 _ENDING = re.compile("|".join(_ENDINGS.values()))
@@ -74,7 +76,9 @@ _TOLD = re.compile(
 """The level of a line that does not complain, as Python, glog and torch write it; a process that goes on; advice."""
 _NCCL_WARNING = re.compile(r"NCCL WARN |\.(?:h|cc?):\d+ WARN ")
 """Of its warnings NCCL makes the one on which a run died, too."""
-_BARE_EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception)|Exception): \S|^\S*ChildFailedError:")
+_BARE_EXCEPTION = re.compile(
+    r"^(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception)(?:\(\w+\))?|Exception): (?:\S|$)|^\S*ChildFailedError:"
+)
 _NCCL_DETAIL = "Last error:"
 """What stands above the one line of a DistBackendError that names the reason."""
 # A line that says why a run died has one of these words in lower case. To look for them first is five times as fast.
@@ -89,7 +93,8 @@ _WORDS = (
     "read-only", "too many", "stale", "endpoint", "in use", "refused", "execve", "undefined symbol", "elf", "xid",
     "fallen off", "cuda", "cudnn", "cublas", "cusolver", "launch", "device-side", "uncorrectable", " warn ", "orte ",
     "watchdog", "duplicate", "mpi", "container", "enroot", "manifest", "unauthorized", "due to", "credential",
-    "timed out", "died", "dead", "resolution", "bad interpreter", "unbound", "syntax", "too long", "bus ", "must be",
+    "timed out", "died", "dead", "status code", "resolution", "bad interpreter", "unbound", "syntax", "too long",
+    "bus ", "must be", "what()",
 )  # fmt: skip
 # A line that only sounds like a failure; those of the first pattern say more.
 _POSSIBLE = (
@@ -108,14 +113,15 @@ _OUTLIVED = 1
 _REPORT = re.compile(
     r"(?:failed|FAILED) \(exitcode:? -?(?!-?(?:4|7|8|11)\b)|Signal (?!(?:4|7|8|11) )\d+ \(SIG\w+\) received by PID"
     r"|tasks? [\d,-]+: (?:Killed|Aborted)|line \d+: +\d+ (?:Aborted|Killed|Terminated)|^Killed|MPI_ABORT was"
-    r"|exited on signal (?!(?:4|7|8|11) )|return code = (?!-(?:4|7|8|11)$)|\d+ death signal"
+    r"|exited on signal (?!(?:4|7|8|11) )|(?:return|status) code (?:= )?(?!-(?:4|7|8|11)$)|\d+ death signal"
     r"|SIG(?:ABRT|TERM|INT|HUP) received|[Ss]ignal (?:1|2|6|10|12|15)\b|killed by signal: (?:Killed|Aborted|Terminated)"
     r"|container start failed|couldn't start container|failed to import docker|nccl\w+Error"
     r"|(?:unhandled (?:system|cuda)|NCCL.*internal) error|Call to CUDA function failed|: (?i:no|unspecified) error\b"
 )
 # What a process says of another one: it did not answer, or is no more.
 _OF_ANOTHER = re.compile(
-    r"(?i:connection (?:refused|reset|closed|aborted)|broken pipe|no route to host|unreachable|(?<!monitor )timed out)"
+    r"(?i:connection (?:refused|reset|closed|aborted)|broken pipe|no route to host|unreachable)"
+    r"|(?<!monitor )[Tt]imed out|endpoint is not connected"
     r"|NCCL WARN (?:NET|Net|Timeout|Could not|Bootstrap)|exited unexpectedly|lost communication|remote process"
     r"|UCX +ERROR|Got completion (?:from|with)"
     r"|(?:Died|Dead|Crashed|Closed)\w*(?:Error|Exception)|(?: died| is dead| not registered)\b"
@@ -176,7 +182,7 @@ def _cut(text: str) -> str:
 
 def _kind_of(text: str) -> _Kind:
     """The kind of a line of the tables."""
-    if _REPORT.search(text):
+    if _REPORT.search(text) or (text.startswith("what(): ") and _OF_ANOTHER.search(text)):
         return "report"
     if _OF_ANOTHER.search(text):
         return "of another"
@@ -220,8 +226,8 @@ class ErrorFinder:
             self._begin_traceback(_RANK_PREFIX.sub("", line))
         elif self._in_traceback or _NAMED_RANK.match(line):
             self._see_in_traceback(_RANK_PREFIX.sub("", line).rstrip().removeprefix(self._indentation), line)
-        elif _BARE_EXCEPTION.match(line):
-            self._see_exception(line.strip(), "bare")
+        elif ("Error" in line or "Exception" in line) and _BARE_EXCEPTION.match(bare := _RANK_PREFIX.sub("", line)):
+            self._see_exception(bare.strip(), "bare")
         self._previous = line
         if "error: " in line:
             self._see_scheduler(line)

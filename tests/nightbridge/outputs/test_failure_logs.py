@@ -58,11 +58,13 @@ def best_of(*lines: str) -> str:
         "ERROR: ld.so: object 'x.so' from LD_PRELOAD cannot be preloaded (cannot open shared object file): ignored.",
         "If you encounter CUDA error, try fewer workers; an error is not the end",
         "Killed",
+        "Process 3 exit with status code 250.",
+        "  what():  Transport endpoint is not connected",
         "cp: cannot stat 'x': No such file or directory, retrying in 1 s",
     ],
 )
 def test_what_only_reports_an_end_or_speaks_of_another_process_is_possible(line: str) -> None:
-    assert best_of(line).startswith(f"possibly: {line}")
+    assert best_of(line).startswith(f"possibly: {line.strip()}")
 
 
 @pytest.mark.parametrize(
@@ -132,6 +134,25 @@ def test_what_was_logged_above_a_consequence_is_named_with_it() -> None:
     heading = "2026-01-08 - worker - ERROR - Failed to communicate with the scheduler."
     error = best_of(heading, *TRACEBACK, "StreamClosedError: Stream is closed")
     assert error == f"possibly: {heading} StreamClosedError: Stream is closed"
+
+
+def test_an_exception_of_a_rank_that_srun_labels_or_that_says_more_below_is_named() -> None:
+    assert best_of("15: [rank15]: ValueError: bad shape") == "ValueError: bad shape (rank 15)"
+    assert best_of("3: ValueError: bad shape") == "ValueError: bad shape"
+    assert best_of("lightning.MisconfigurationException: ", "   You requested 2 GPUs") == (
+        "lightning.MisconfigurationException: You requested 2 GPUs"
+    )
+
+
+def test_the_first_complaint_of_sbatch_says_more_than_its_unspecified_error() -> None:
+    complaint = "sbatch: error: submitted without an account"
+    assert best_of(complaint, "sbatch: error: Batch job submission failed: Unspecified error") == complaint
+
+
+def test_what_an_exception_of_cpp_says_is_named() -> None:
+    assert best_of("terminate called after throwing an instance of 'x'", "  what():  a <= b. 2 vs 1") == (
+        "what():  a <= b. 2 vs 1"
+    )
 
 
 def test_the_rank_that_mpirun_tags_a_line_with_is_named() -> None:
