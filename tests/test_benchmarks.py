@@ -9,9 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from benchmarks import polling, practice_month, restore, upload
+from benchmarks import error_rate, polling, practice_month, restore, upload
 from examples.practice.repositories import add_submodule, bump_submodule, commit_many, make_practice_repositories
 from nightbridge.cli.main import run as nightbridge
 from tests.real.prefect_server import PrefectServer
@@ -179,3 +180,28 @@ def test_the_commits_inside_of_bumps_are_counted(tmp_path: Path) -> None:
 
     assert "1 commits, 1 bumps, 0 to another branch" in printed
     assert "{'inner': 2}" in printed
+
+
+@pytest.mark.parametrize(
+    ("distance", "share", "width", "least", "most"),
+    [
+        (0.10, 0.2, 0.01, error_rate.TWO_SPEEDS, 1.0),
+        (0.03, 0.2, 0.01, 0.0, error_rate.ONE_SPEED),  # such a slow mode is a shoulder
+        (0.10, 0.03, 0.01, 0.0, error_rate.ONE_SPEED),  # as rare as bad nodes
+        (0.0, 0.2, 0.02, 0.0, error_rate.ONE_SPEED),
+        (0.0, 0.2, 0.0001, 0.0, error_rate.ONE_SPEED),
+    ],
+)
+def test_a_series_has_two_speeds_where_its_runs_have_a_valley_between(
+    distance: float, share: float, width: float, least: float, most: float
+) -> None:
+    rng = np.random.default_rng(3)
+    runs = 1 + width * rng.standard_normal(error_rate.MANY_RUNS) + distance * (rng.random(error_rate.MANY_RUNS) < share)
+
+    assert least <= error_rate.valley_of(runs) <= most
+
+
+def test_one_speed_of_skewed_runs_has_no_valley() -> None:
+    runs = 1 + 0.03 * np.random.default_rng(4).standard_exponential(error_rate.MANY_RUNS)
+
+    assert error_rate.valley_of(runs) <= error_rate.ONE_SPEED

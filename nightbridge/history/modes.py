@@ -6,18 +6,21 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-NIGHTS, MIN_NIGHTS, RECENT = 60, 28, 15
+NIGHTS, MIN_NIGHTS, RECENT = 100, 28, 15
 """Nights that are looked at, at least so many; both modes must be among the recent ones."""
 
 MAX_SPREAD = 0.25
 """Of the slow mode, as a share of the distance, where that is more than three times the fast one's: no bad nodes."""
 
-MIN_OF_MODE = 5
-"""Nights of each mode: fewer are accidents, such as bad nodes."""
+MIN_OF_MODE = 8
+"""Nights of each mode: fewer are accidents. Bad nodes in 3 % of a hundred nights are as many once in eighty times."""
 
-MIN_SEPARATION, MIN_DISTANCE, MIN_GAP = 4.5, 0.015, 0.25
-"""How far apart modes are: in standard deviations within them (halves of Gaussian noise are 2.7), relative, and how
-much of that distance has no night in it, unlike the tail of skewed noise."""
+MIN_DISTANCE = 0.015
+"""How far apart modes are at least, relative."""
+
+VALLEY_SIGMAS, VALLEY_WIDTH = 2.6, 0.4
+"""Between two modes nights are rarer than around either, unlike in the tail of skewed noise: by how many standard
+deviations of the count, in so wide a part of the distance. Every night looks again, at almost the same nights."""
 
 
 class Modes(NamedTuple):
@@ -48,20 +51,27 @@ def find_modes(values: Sequence[float | None]) -> Modes | None:
     ordered = sorted(known)
     at = _best_split(ordered)
     fast, slow = ordered[:at], ordered[at:]
-    distance = statistics.fmean(slow) - statistics.fmean(fast)
-    within = sum(map(_squares, (fast, slow))) / len(known)
+    modes = Modes(statistics.median(fast), statistics.median(slow), len(slow) / len(known))
+    distance = modes.slow - modes.fast
+    around_fast, valley, around_slow = (_around(at, known, distance) for at in (modes.fast, modes.edge, modes.slow))
+    lower = min(around_fast, around_slow)
     is_slow = [value >= slow[0] for value in known]
     switches = sum(one != other for one, other in itertools.pairwise(is_slow))
     by_chance = 2 * len(slow) * len(fast) / len(known)
     if (
-        distance < max(MIN_DISTANCE * fast[0], MIN_SEPARATION * within**0.5)
-        or slow[0] - fast[-1] < MIN_GAP * distance
+        distance < MIN_DISTANCE * modes.fast
+        or lower - valley < VALLEY_SIGMAS * math.sqrt(lower + valley)
         or statistics.pstdev(slow) > max(3 * statistics.pstdev(fast), MAX_SPREAD * distance)
         or switches < by_chance / 2
         or not 0 < sum(is_slow[-RECENT:]) < RECENT
     ):
         return None
-    return Modes(statistics.median(fast), statistics.median(slow), len(slow) / len(known))
+    return modes
+
+
+def _around(place: float, values: Sequence[float], distance: float) -> int:
+    """How many values are around one, in a part of the distance between the modes."""
+    return sum(abs(value - place) <= VALLEY_WIDTH / 2 * distance for value in values)
 
 
 def _best_split(ordered: Sequence[float]) -> int:
@@ -72,9 +82,3 @@ def _best_split(ordered: Sequence[float]) -> int:
     sizes, sums = np.arange(1, len(values)), np.cumsum(values)[:-1]
     between = sums**2 * (1 / sizes + 1 / sizes[::-1])  # the sum of the right part is minus that of the left one
     return MIN_OF_MODE + int(np.argmax(between[MIN_OF_MODE - 1 : len(values) - MIN_OF_MODE]))
-
-
-def _squares(values: Sequence[float]) -> float:
-    """The sum of the squared distances from the mean; `statistics.pvariance` adds exact fractions."""
-    mean = statistics.fmean(values)
-    return math.fsum((value - mean) ** 2 for value in values)

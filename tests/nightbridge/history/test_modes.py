@@ -19,14 +19,36 @@ def two_speeds(nights: int, share: float, seed: int, slow: float = SLOW, sigma: 
     return [float(value) for value in values]
 
 
-@pytest.mark.parametrize("share", [0.2, 0.4, 0.5])
-def test_two_speeds_are_named_in_most_series_within_sixty_nights(share: float) -> None:
-    named = [find_modes(two_speeds(60, share, seed)) for seed in range(40)]
+@pytest.mark.parametrize(("share", "nights"), [(0.2, 100), (0.4, 60), (0.5, 60)])
+def test_two_speeds_are_named_in_most_series_within_some_nights(share: float, nights: int) -> None:
+    named = [find_modes(two_speeds(nights, share, seed)) for seed in range(40)]
 
-    assert sum(map(bool, named)) >= 36
+    assert sum(map(bool, named)) >= 38
     modes = next(filter(None, named))
     assert modes.fast == pytest.approx(1.0, abs=0.01)
     assert modes.slow == pytest.approx(1.1, abs=0.02)
+
+
+@pytest.mark.parametrize(("distance", "least", "most"), [(6.0, 38, 40), (3.0, 0, 1)])
+def test_speeds_are_two_where_nights_between_them_are_rarer(distance: float, least: int, most: int) -> None:
+    named = [find_modes(two_speeds(100, 0.35, seed, slow=1 + 0.01 * distance)) for seed in range(40)]
+
+    assert least <= sum(map(bool, named)) <= most
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "heavy tails", "bad nodes", "skewed"])
+def test_one_speed_is_not_taken_for_two_in_any_night_of_a_year(kind: str) -> None:
+    named = 0
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        noise = rng.standard_t(3, 365) if kind == "heavy tails" else rng.standard_normal(365)
+        values = np.exp(0.01 * (np.exp(noise) if kind == "skewed" else noise))
+        if kind == "bad nodes":
+            values *= np.where(rng.random(365) < 0.03, 1 + rng.uniform(0.05, 0.3, 365), 1.0)
+        nights = values.tolist()
+        named += any(find_modes(nights[max(0, night - 100) : night]) is not None for night in range(28, 366))
+
+    assert named == 0
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "heavy tails", "bad nodes", "step", "repaired", "drift"])
