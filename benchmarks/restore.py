@@ -35,7 +35,7 @@ from nightbridge.store.factory import open_store
 from tests.nightbridge.harvest.left_run import make_run
 store = open_store(StoreSettings(url=f"s3://{sys.argv[4]}", endpoint_url=sys.argv[3], region="us-east-1"))
 names = [path.name for path in sorted(Path(sys.argv[1]).iterdir())]
-files = tuple(LocalFile(Path(sys.argv[1], name), f"checkpoints/{name}", "checkpoint") for name in names)
+files = tuple(LocalFile(f"{sys.argv[1]}/{name}", f"checkpoints/{name}", "checkpoint") for name in names)
 with tempfile.TemporaryDirectory() as scratch:
     sent = upload(store, sys.argv[2], [Unit(path="checkpoints", files=files)], (), Path(scratch)).files
     job = make_run(Path(scratch), shard_size=1000).jobs[-1]
@@ -67,7 +67,7 @@ from nightbridge.models import StoreSettings, utc_now
 from nightbridge.store.factory import open_store
 from tests.nightbridge.harvest.left_run import make_run
 names = [path.name for path in sorted(Path(sys.argv[1]).iterdir())]
-files = tuple(LocalFile(Path(sys.argv[1], name), f"checkpoints/{name}", "checkpoint") for name in names)
+files = tuple(LocalFile(f"{sys.argv[1]}/{name}", f"checkpoints/{name}", "checkpoint") for name in names)
 with tempfile.TemporaryDirectory() as folder:
     job = make_run(Path(folder, "run"), shard_size=1000).jobs[-1]
 for number in range(int(sys.argv[5])):

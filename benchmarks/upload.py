@@ -58,7 +58,7 @@ from nightbridge.models import StoreSettings
 from nightbridge.store.factory import open_store
 from nightbridge.harvest.upload import LocalFile, Unit, upload
 store = open_store(StoreSettings(url=f"s3://{sys.argv[4]}", endpoint_url=sys.argv[3], region="us-east-1"))
-files = tuple(LocalFile(path, path.name, "checkpoint") for path in sorted(Path(sys.argv[1]).iterdir()))
+files = tuple(LocalFile(str(path), path.name, "checkpoint") for path in sorted(Path(sys.argv[1]).iterdir()))
 with tempfile.TemporaryDirectory() as scratch:
     unit = Unit(path="iter_0000050", files=files)
     sent = upload(store, sys.argv[2], [unit], ["a secret that is looked for"], Path(scratch))

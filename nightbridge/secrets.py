@@ -80,9 +80,8 @@ def _from_toml(name: str, _: BlockValue | None) -> str:
     try:
         table: object = tomllib.loads(Path(file).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InvalidInput(
-            "cannot read the file that holds this secret", thing=name, advice="Fix it, or start a new run"
-        ) from error
+        advice = "Fix it, or start a new run"
+        raise InvalidInput("cannot read the file that holds this secret", thing=name, advice=advice) from error
     for part in dotted.split("."):
         if isinstance(table, list) and part.isdecimal() and int(part) < len(table):
             table = table[int(part)]  # an element of [[Tests]]
@@ -123,11 +122,8 @@ def read_netrc(path: Path, name: str) -> Mapping[str, Login]:
     except (netrc.NetrcParseError, OSError, UnicodeDecodeError) as error:
         # The parser's own message shows the word that it stumbled over, which may be the password.
         where = f" at line {error.lineno}" if isinstance(error, netrc.NetrcParseError) else ""
-        raise PermanentError(
-            f"cannot read these logins{where}",
-            thing=name,
-            advice="Each is a line `machine HOST login USER password PASSWORD` (netrc(5))",
-        ) from None
+        advice = "Each is a line `machine HOST login USER password PASSWORD` (netrc(5))"
+        raise PermanentError(f"cannot read these logins{where}", thing=name, advice=advice) from None
     return {host: (user, password) for host, (user, _, password) in hosts.items()}
 
 
@@ -342,6 +338,10 @@ _TOKENS = (
 _TOKEN_START = re.compile(b"|".join(start for start, _ in _TOKENS))
 _TOKEN = rb"(?<![A-Za-z0-9_])(" + b"|".join(rb"(?:%s)%s" % token for token in _TOKENS) + rb")"
 
+# Every token is a row of at least so many of these characters, each a `t` in the table of `bytes.translate`.
+_LEAST_TOKEN, _BLOCK = 15, 1 << 16
+_IN_TOKENS = bytes(ord("t") if re.match(rb"[\w.=+/ -]", bytes((byte,))) else 0 for byte in range(256))
+
 TOKENS_IN_BINARY = 4 << 20
 """Bytes at the beginning of a binary file that are searched for tokens: texts of TensorBoard and pickled arguments lie
 there, and weights behind them."""
@@ -490,5 +490,9 @@ class SecretFinder:
         self._tail = (self._tail + piece[max(size - self._overlap, 0) : size])[-self._overlap :]
 
     def _holds(self, data: bytes | bytearray, size: int) -> bool:
-        tokens = _TOKEN_START.finditer(data, 0, max(min(self._unread, size), 0))
+        unread = max(min(self._unread, size), 0)
+        blocks = (data[at : at + _BLOCK] for at in range(0, unread, _BLOCK - _LEAST_TOKEN))
+        # Weights hardly ever have so many characters of a token in a row: then nothing is left for `re`.
+        has_row = any(b"t" * _LEAST_TOKEN in block.translate(_IN_TOKENS) for block in blocks)
+        tokens = _TOKEN_START.finditer(data, 0, unread) if has_row else ()
         return bool(self._texts.find(data, size)) or any(_SHAPES.match(data, start.start(), size) for start in tokens)

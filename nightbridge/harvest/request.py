@@ -101,7 +101,7 @@ def run_harvest(
         request: What to harvest.
         store: The opened store of the request.
         secrets: Values that must not leave this machine.
-        on_progress: Called in this thread after each file, and at intervals while none is done.
+        on_progress: Called in this thread, at intervals and at the end.
 
     Raises:
         TransientError: The store did not answer, or another harvest of the run is in progress and takes long; calling

@@ -65,9 +65,12 @@ class _Part(NamedTuple):
 
 def missing_objects(store: ObjectStore, manifest: Manifest) -> list[str]:
     """What one listing shows to be wrong: objects that are missing or have another size or ETag. One line each."""
-    found = {each.key: each for each in store.list(manifest.prefix)}
-    problems = (_wrong(file, found.get(f"{manifest.prefix}/{file.path}")) for file in manifest.files)
-    return [problem for problem in problems if problem]
+    missing, problems = {file.path: file for file in manifest.files}, []
+    for found in store.list(manifest.prefix):
+        file = missing.pop(found.key.removeprefix(f"{manifest.prefix}/"), None)
+        if file is not None:
+            problems.append(_wrong(file, found))
+    return [problem for problem in (*(_wrong(file, None) for file in missing.values()), *problems) if problem]
 
 
 def foreign_objects(store: ObjectStore, manifest: Manifest) -> list[str]:
@@ -122,7 +125,7 @@ def fetch_run(
         store: The store.
         prefix: The run's folder in it.
         destination: A folder; made when it is not there.
-        on_progress: Called in this thread after each file, and at intervals while none is done.
+        on_progress: Called in this thread, at intervals and at the end.
         only: Restore just one product, straight into the folder: of checkpoints, one that a training can load from.
 
     Raises:

@@ -130,6 +130,7 @@ def remove_runs(
             _remove(store, removal.run.prefix, [each.key for each in found])
             removed.append(removal)
         meter.done(number)
+        meter.report()
     store.remove_leftovers("runs", datetime.now(UTC) - LEFTOVER_AGE)
     return removed
 

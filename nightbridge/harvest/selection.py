@@ -69,12 +69,12 @@ def _single_files(output: RunOutput) -> Iterator[LocalFile]:
     )
     for paths, folder, kind in tables:
         for path in (path for path in paths if path is not None):
-            yield LocalFile(path, f"{folder}/{path.name}", kind, _folder_of(output, path))
+            yield LocalFile(str(path), f"{folder}/{path.name}", kind, _folder_of(output, path))
     for path in output.event_files:
         stored = _below(output, path, "tb_logs", "tensorboard")
-        yield LocalFile(path, stored, "tensorboard", _folder_of(output, path))
+        yield LocalFile(str(path), stored, "tensorboard", _folder_of(output, path))
     for path in output.profiles:
-        yield LocalFile(path, _below(output, path, "profiles", "profiles"), "other", _folder_of(output, path))
+        yield LocalFile(str(path), _below(output, path, "profiles", "profiles"), "other", _folder_of(output, path))
 
 
 def _earlier_files(earlier: Sequence[RunOutput]) -> Iterator[LocalFile]:
@@ -119,13 +119,13 @@ def _checkpoint_unit(output: RunOutput, checkpoint: Checkpoint, load_with: str |
     files = tuple(_files_of(checkpoint, path))
     for file in files:
         checked_key(file.path)
-    proof = prove_in_child(checkpoint.path, [file.source for file in files], below)
+    proof = prove_in_child(checkpoint.path, [Path(file.source) for file in files], below)
     state, reason = proved_state(proof, checkpoint.reason)
     if load_with is not None:
         reason = "; ".join(filter(None, (reason, _loaded(checkpoint.path, load_with))))
     return Unit(
         path=path,
-        files=tuple(replace(file, below=below, extents=proof.extents.get(file.source, ())) for file in files),
+        files=tuple(replace(file, below=below, extents=proof.extents.get(Path(file.source), ())) for file in files),
         checkpoint=checkpoint.model_copy(update={"state": state, "reason": reason}),
     )
 
@@ -187,7 +187,7 @@ def _files_below(root: Path, stored: str) -> Iterator[LocalFile]:
             if name in names:
                 if not path.is_file():  # a link to itself among others
                     raise _NotAsJudged(f"{inside} is not a regular file")
-                yield LocalFile(source=path, path=f"{stored}/{inside}", kind="checkpoint")
+                yield LocalFile(str(path), f"{stored}/{inside}", "checkpoint")
 
 
 def _trackers_of(checkpoint: Checkpoint, stored: str) -> Iterator[LocalFile]:
@@ -196,7 +196,7 @@ def _trackers_of(checkpoint: Checkpoint, stored: str) -> Iterator[LocalFile]:
     for name in TRACKERS:
         path = checkpoint.path.parent / name
         if path.is_file() and not path.is_symlink():
-            yield LocalFile(source=path, path=f"{Path(stored).parent}/{name}", kind="checkpoint")
+            yield LocalFile(str(path), f"{Path(stored).parent}/{name}", "checkpoint")
 
 
 def _folder_of(output: RunOutput, path: Path) -> Path:
@@ -214,7 +214,7 @@ def _below(output: RunOutput, path: Path, folder: str, stored_folder: str) -> st
 
 
 def _unique(units: Iterable[Unit]) -> tuple[tuple[Unit, ...], list[LeftOut]]:
-    taken: dict[str, Path] = {}
+    taken: dict[str, str] = {}
     kept: list[Unit] = []
     doubles: list[LeftOut] = []
     for unit in units:

@@ -7,10 +7,12 @@ a writer is still adding to, and of one that is huge and damaged, the whole reco
 
 import contextlib
 import functools
+import os
 import stat
 import threading
+from array import array
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -36,13 +38,13 @@ Kind = Literal["checkpoint", "tensorboard", "log", "config", "summary", "metrics
 
 @dataclass(frozen=True, slots=True)
 class LocalFile:
-    """A file to store: its path here, and its path relative to the run's prefix.
+    """A file to store: its path here, and its path relative to the run's prefix; as text, which takes the least memory.
 
     `below` is the run's folder that it lies in; without one it is a file that this program has written. `extents` are
     ranges with the CRC-32 that each must have, checked while the file is sent, as for `checksum.CrcCheck`.
     """
 
-    source: Path
+    source: str
     path: str
     kind: Kind
     below: Path | None = None
@@ -62,7 +64,7 @@ class Unit(Model):
     @classmethod
     def of(cls, source: Path, path: str, kind: Kind) -> "Unit":
         """A unit of one file."""
-        return cls(path=path, files=(LocalFile(source=source, path=path, kind=kind),))
+        return cls(path=path, files=(LocalFile(str(source), path, kind),))
 
 
 class Uploaded(Model):
@@ -73,27 +75,7 @@ class Uploaded(Model):
     masks: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Task:
-    """A file to send, its unit, and what it was when the upload began (None: it cannot be read, for this reason)."""
-
-    number: int
-    unit: str
-    file: LocalFile
-    stamp: Stamp | None
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Sent:
-    """A file that the store has; `rest` is what of it the store does not have."""
-
-    stored: StoredFile
-    masks: int = 0
-    rest: LeftOut | None = None
-
-
-_Result = _Sent | LeftOut | None
+_Result = StoredFile | LeftOut | None
 """None: not tried, because another file of the unit could not be stored."""
 
 
@@ -113,57 +95,96 @@ def upload(
         units: What to store; paths are unique.
         secrets: Values masked in text files and looked for in others.
         scratch: An empty folder with room for masked copies of the text files in progress.
-        on_progress: Called in this thread after each file, and at intervals while none is done.
+        on_progress: Called in this thread, at intervals and at the end.
 
     Raises:
         TransientError: The store did not answer; the same call resumes where this one stopped.
         PermanentError: The store refuses.
 
     """
-    files = [(unit.path, file) for unit in units for file in unit.files]
-    tasks = [_task(number, unit, file) for number, (unit, file) in enumerate(files)]
-    meter = Meter("sending", [task.stamp.size if task.stamp else 0 for task in tasks], on_progress)
+    files = [file for unit in units for file in unit.files]
+    unit_of = [unit.path for unit in units for _ in unit.files]
+    chosen = _Chosen(files)
+    meter = Meter("sending", chosen.sizes, on_progress)
     sender = _Sender(store, prefix, tuple(secrets), scratch, meter)
-    results = list(zip(tasks, in_parallel(sender.send, tasks, meter, FILES), strict=True))
-    left_out = _first_failures(results)
-    kept: list[_Sent] = []
-    for task, result in results:
-        if task.unit not in left_out and isinstance(result, _Sent):
+
+    def send(number: int) -> _Result:
+        return sender.send(number, unit_of[number], files[number], chosen)
+
+    results = in_parallel(send, range(len(files)), meter, FILES)
+    left_out = _first_failures(zip(unit_of, files, results, strict=True))
+    kept: list[StoredFile] = []
+    for number, result in enumerate(results):
+        if unit_of[number] not in left_out and isinstance(result, StoredFile):
             kept.append(result)
-        elif isinstance(result, _Sent) or sender.had(task.file):
+        elif isinstance(result, StoredFile) or sender.had(files[number]):
             # Sent now or by an earlier try, before its unit turned out to be incomplete.
-            sender.discard(task.file)
+            sender.discard(files[number])
     store.remove_leftovers(prefix)
+    kept.sort(key=lambda file: file.path)
     return Uploaded(
-        files=tuple(sorted((each.stored for each in kept), key=lambda file: file.path)),
-        left_out=(*left_out.values(), *(each.rest for each in kept if each.rest is not None)),
-        masks=sum(each.masks for each in kept),
+        files=tuple(kept),
+        left_out=(
+            *left_out.values(),
+            *(rest for number, rest in sender.rests.items() if unit_of[number] not in left_out),
+        ),
+        masks=sum(masks for number, masks in sender.masks.items() if unit_of[number] not in left_out),
     )
 
 
-def _task(number: int, unit: str, file: LocalFile) -> _Task:
-    stamp, reason = None, ""
+class _Chosen:
+    """What each file was when the upload began, in few bytes: there may be 100,000."""
+
+    def __init__(self, files: Iterable[LocalFile]) -> None:
+        self.sizes, self._times, self._inodes = array("q"), array("q"), array("q")
+        self._unreadable: dict[int, str] = {}
+        for number, file in enumerate(files):
+            try:
+                stamp = _stamp_of(file)
+            except DamagedData as error:
+                self._unreadable[number], stamp = error.what, Stamp(0, 0, 0)
+            self.sizes.append(stamp.size)
+            self._times.append(stamp.mtime_ns)
+            self._inodes.append(stamp.inode)
+
+    def stamp(self, number: int) -> Stamp:
+        """The stamp of a file.
+
+        Raises:
+            DamagedData: It could not be read.
+
+        """
+        if number in self._unreadable:
+            raise DamagedData(self._unreadable[number])
+        return Stamp(self.sizes[number], self._times[number], self._inodes[number])
+
+
+def _stamp_of(file: LocalFile) -> Stamp:
     try:
         checked_key(file.path)
-        status = file.source.lstat()
-        if stat.S_ISREG(status.st_mode):
-            stamp = Stamp.of(status)
-        else:
-            reason = "not a regular file"
+        status = os.lstat(file.source)
     except InvalidInput as error:
-        reason = error.what
+        raise DamagedData(error.what) from error
     except OSError as error:
-        reason = f"cannot be read: {error.strerror}"
-    return _Task(number, unit, file, stamp, reason)
+        raise DamagedData(f"cannot be read: {error.strerror}") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise DamagedData("not a regular file")
+    return Stamp.of(status)
 
 
 class _Sender:
-    """Sends the files of one upload. State: what an earlier try has stored, and the units that failed."""
+    """Sends the files of one upload.
+
+    State: what an earlier try has stored, the units that failed, and by the file's number how many secrets were masked
+    in it, and what of it the store does not have.
+    """
 
     def __init__(self, store: ObjectStore, prefix: str, secrets: Sequence[str], scratch: Path, meter: Meter) -> None:
         self._store, self._prefix, self._secrets, self._scratch, self._meter = store, prefix, secrets, scratch, meter
         self._there = {found.key for found in store.list(prefix)}
         self._failed: set[str] = set()
+        self.masks: dict[int, int] = {}
+        self.rests: dict[int, LeftOut] = {}
         self._turns = threading.Semaphore(WORKERS)
 
     def had(self, file: LocalFile) -> bool:
@@ -177,80 +198,79 @@ class _Sender:
             raise TransientError("another harvest has committed the run", thing=thing, advice="Ask for its record")
         self._store.delete(f"{self._prefix}/{file.path}")
 
-    def send(self, task: _Task) -> _Result:
+    def send(self, number: int, unit: str, file: LocalFile, chosen: _Chosen) -> _Result:
         """Send one file; nothing is read of a unit that has already failed."""
-        if task.unit in self._failed:
+        if unit in self._failed:
             return None
         try:
-            if task.stamp is None:
-                raise DamagedData(task.reason)
-            if task.file.kind in TEXT_KINDS:
-                return self._send_masked(task, task.stamp)
-            file = task.file
-            huge = file.kind == "tensorboard" and task.stamp.size > MOST_EVENTS
-            if huge and (length := _sound_length(file)) < task.stamp.size:
-                return self._send_sound_records(task, task.stamp, length, "damaged")
-            source = FileSource(file.source, task.stamp, self._secrets, file.below, file.extents)
+            stamp = chosen.stamp(number)
+            if file.kind in TEXT_KINDS:
+                return self._send_masked(number, file, stamp)
+            huge = file.kind == "tensorboard" and stamp.size > MOST_EVENTS
+            if huge and (length := _sound_length(file)) < stamp.size:
+                return self._send_sound_records(number, file, stamp, length, "damaged")
+            source = FileSource(Path(file.source), stamp, self._secrets, file.below, file.extents)
             try:
-                return self._send(task, task.stamp, source)
+                return self._send(number, file, stamp, source)
             except DamagedData:
-                if file.kind != "tensorboard" or not _grew(file.source, task.stamp):
+                if file.kind != "tensorboard" or not _grew(Path(file.source), stamp):
                     raise
-                return self._send_sound_records(task, task.stamp, _sound_length(file), "still growing")
+                return self._send_sound_records(number, file, stamp, _sound_length(file), "still growing")
         except DamagedData as error:
-            self._failed.add(task.unit)
-            return LeftOut(path=task.file.path, reason=error.what)
+            self._failed.add(unit)
+            return LeftOut(path=file.path, reason=error.what)
 
-    def _send_sound_records(self, task: _Task, stamp: Stamp, length: int, why: str) -> _Sent:
+    def _send_sound_records(self, number: int, file: LocalFile, stamp: Stamp, length: int, why: str) -> StoredFile:
         """Send the whole records of an event file, from a copy that nobody adds to."""
         if not length:
             raise DamagedData(f"{why}, and no record of it is whole")
-        copy = self._scratch / str(task.number)
+        copy = self._scratch / str(number)
         try:
-            copy_regular(task.file.source, copy, below=task.file.below, length=length)
-            sent = self._send(task, stamp, FileSource(copy, secrets=self._secrets))
+            copy_regular(Path(file.source), copy, below=file.below, length=length)
+            stored = self._send(number, file, stamp, FileSource(copy, secrets=self._secrets))
         finally:
             copy.unlink(missing_ok=True)
         reason = f"{why}; the whole records in its first {length} bytes are stored, and the rest is not"
-        return replace(sent, rest=LeftOut(path=task.file.path, reason=reason))
+        self.rests[number] = LeftOut(path=file.path, reason=reason)
+        return stored
 
-    def _send_masked(self, task: _Task, stamp: Stamp) -> _Sent:
-        masked = self._scratch / str(task.number)
-        masks = copy_masked(task.file.source, masked, self._secrets, task.file.below)
+    def _send_masked(self, number: int, file: LocalFile, stamp: Stamp) -> StoredFile:
+        masked = self._scratch / str(number)
+        self.masks[number] = copy_masked(Path(file.source), masked, self._secrets, file.below)
         try:
-            return self._send(task, stamp, FileSource(masked), masks)
+            return self._send(number, file, stamp, FileSource(masked))
         finally:
             masked.unlink()
 
-    def _send(self, task: _Task, stamp: Stamp, source: FileSource, masks: int = 0) -> _Sent:
+    def _send(self, number: int, file: LocalFile, stamp: Stamp, source: FileSource) -> StoredFile:
         # Of large files, which are read from one disk, fewer are in progress than of small ones.
         with self._turns if part_size(stamp.size) else contextlib.nullcontext():
-            return self._stored(task, stamp, source, masks)
+            return self._stored(number, file, stamp, source)
 
-    def _stored(self, task: _Task, stamp: Stamp, source: FileSource, masks: int) -> _Sent:
-        source.on_read = functools.partial(self._meter.moved, task.number)
-        key = f"{self._prefix}/{task.file.path}"
+    def _stored(self, number: int, file: LocalFile, stamp: Stamp, source: FileSource) -> StoredFile:
+        source.on_read = functools.partial(self._meter.moved, number)
+        key = f"{self._prefix}/{file.path}"
         found = self._store.holds(key, source) if key in self._there else None
         if found is None:
             if key in self._there:
-                self.discard(task.file)
+                self.discard(file)
             found = self._store.put_file(key, source)
         assert found.sha256 is not None
-        stored = StoredFile(
-            path=task.file.path,
+        return StoredFile(
+            path=file.path,
             size=found.size,
             sha256=found.sha256,
             part_size=found.part_size,
             etag=found.etag,
             part_digests=source.digest.base64() if found.part_size else "",
             mtime_ns=stamp.mtime_ns,
-            kind=task.file.kind,
+            kind=file.kind,
         )
-        return _Sent(stored, masks)
 
 
 def _sound_length(file: LocalFile) -> int:
-    return sound_length(file.source, file.below or file.source.parent)
+    path = Path(file.source)
+    return sound_length(path, file.below or path.parent)
 
 
 def _grew(path: Path, stamp: Stamp) -> bool:
@@ -262,11 +282,11 @@ def _grew(path: Path, stamp: Stamp) -> bool:
     return now.inode == stamp.inode and now.size > stamp.size
 
 
-def _first_failures(results: Iterable[tuple[_Task, _Result]]) -> dict[str, LeftOut]:
+def _first_failures(results: Iterable[tuple[str, LocalFile, _Result]]) -> dict[str, LeftOut]:
     """The units that are incomplete, by path, each with the reason of its first bad file."""
     failures: dict[str, LeftOut] = {}
-    for task, result in results:
-        if isinstance(result, LeftOut) and task.unit not in failures:
-            reason = result.reason if task.file.path == task.unit else f"{task.file.path}: {result.reason}"
-            failures[task.unit] = LeftOut(path=task.unit, reason=reason)
+    for unit, file, result in results:
+        if isinstance(result, LeftOut) and unit not in failures:
+            reason = result.reason if file.path == unit else f"{file.path}: {result.reason}"
+            failures[unit] = LeftOut(path=unit, reason=reason)
     return failures

@@ -7,7 +7,6 @@ https://docs.aws.amazon.com/AmazonS3/latest/userguide/checking-object-integrity-
 """
 
 import base64
-import contextlib
 import hashlib
 import io
 import os
@@ -142,8 +141,12 @@ def sha256_of_file(path: Path, part_size: int = 0) -> str:
     return digest.hexdigest()
 
 
+def _signed(value: int) -> int:
+    return (value + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
 class Stamp(NamedTuple):
-    """Identifies the file that was chosen: size in bytes, modification time, inode."""
+    """Identifies the file that was chosen: size in bytes, modification time, inode, each a number of 64 bits."""
 
     size: int
     mtime_ns: int
@@ -151,8 +154,8 @@ class Stamp(NamedTuple):
 
     @classmethod
     def of(cls, status: os.stat_result) -> "Stamp":
-        """The stamp of a file's status."""
-        return cls(status.st_size, status.st_mtime_ns, status.st_ino)
+        """The stamp of a file's status. File systems have times and inodes of 64 bits with and without a sign."""
+        return cls(status.st_size, _signed(status.st_mtime_ns), _signed(status.st_ino))
 
 
 class FileSource:
@@ -182,7 +185,6 @@ class FileSource:
     ) -> None:
         self.path = path
         self._below = below
-        self._opened = contextlib.ExitStack()
         self._extents = extents
         self._stamp = stamp
         self._secrets = tuple(secrets)
@@ -191,21 +193,21 @@ class FileSource:
 
     def __enter__(self) -> "FileSource":
         try:
-            stream = self._opened.enter_context(open_regular(self.path, below=self._below, buffering=0))
-            self._stream = cast("io.FileIO", stream)
+            self._opened = open_regular(self.path, below=self._below, buffering=0)
+            self._stream = cast("io.FileIO", self._opened.__enter__())
         except OSError as error:
             raise self._unreadable(error) from error
         self._stamp = self._stamp or Stamp.of(os.fstat(self._stream.fileno()))
         try:
             self._check_unchanged()
         except DamagedData:
-            self._opened.close()
+            self.__exit__()
             raise
-        self.rewind(part_size(self.size))
+        self._begin(part_size(self.size))
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._opened.close()
+        self._opened.__exit__(None, None, None)
 
     @property
     def size(self) -> int:
@@ -225,6 +227,9 @@ class FileSource:
         `part_size` is that of `FileDigest`: how the checksum is computed.
         """
         self._stream.seek(0)
+        self._begin(part_size)
+
+    def _begin(self, part_size: int) -> None:
         self.digest = FileDigest(part_size)
         self._finder = SecretFinder(self._secrets)
         self._crcs = CrcCheck(self._extents)

@@ -3,10 +3,11 @@
 Keys are relative paths with `/`, the same for every store, and safe to use as file names.
 """
 
+import re
 import uuid
 from collections.abc import Iterator
 from datetime import datetime
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import pydantic
 
@@ -19,8 +20,10 @@ _M = TypeVar("_M", bound=Model)
 KEY_LIMIT = 1000
 """Bytes of a whole key; S3 allows 1024, and the store's own prefix is part of that."""
 
+_NO_PARTS, _CONTROL = frozenset({"", ".", ".."}), re.compile(r"[\x00-\x1f\x7f]")
 
-class ObjectInfo(Model):
+
+class ObjectInfo(NamedTuple):
     """One object. `sha256` is the checksum recorded with it, None where the store does not record one.
 
     `part_size` says how it was computed, as in `StoredFile`.
@@ -152,9 +155,9 @@ def _invalid_because(key: str) -> str:
         return "not valid UTF-8"
     if length > KEY_LIMIT:
         return f"longer than {KEY_LIMIT} bytes"
-    if any(part in ("", ".", "..") for part in key.split("/")):
+    if not _NO_PARTS.isdisjoint(key.split("/")):
         return "empty, `.` or `..` part"
-    if any(ord(character) < 0x20 or character == "\x7f" for character in key):
+    if _CONTROL.search(key):
         return "control character"
     return ""
 

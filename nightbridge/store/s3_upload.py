@@ -31,6 +31,9 @@ REQUESTS = 8
 MEMORY = 12 * PART_SIZE
 """Bytes of all parts in memory at any time. One part of a file larger than `MAX_PARTS` of these fits as well."""
 
+SMALL = 1 << 16
+"""Bytes of a buffer that counts for nothing: of the few that are in use, all together are less than a part."""
+
 TRIES = 3
 """How often a request is repeated that another writer got in the way of."""
 
@@ -92,6 +95,7 @@ class Uploader:
     ) -> None:
         self._client, self._bucket, self._head, self._options = client, bucket, head, options
         self._buffers = buffers
+        self._tags = [{"Key": name, "Value": value} for name, value in parse_qsl(options.get("Tagging", ""))]
         self._senders = ThreadPoolExecutor(REQUESTS, thread_name_prefix="nightbridge-s3")
         self._in_parts: set[FileSource] = set()
 
@@ -123,10 +127,9 @@ class Uploader:
 
     def tag(self, key: str) -> None:
         """Give an object the tags of the options, if there are any."""
-        tags = [{"Key": name, "Value": value} for name, value in parse_qsl(self._options.get("Tagging", ""))]
-        if tags:
+        if self._tags:
             with s3_errors(self._url(key)):
-                self._client.put_object_tagging(**self._object(key), Tagging={"TagSet": tags})
+                self._client.put_object_tagging(**self._object(key), Tagging={"TagSet": self._tags})
 
     def _url(self, key: str) -> str:
         return f"s3://{self._bucket}/{key}"
@@ -271,7 +274,9 @@ class Buffers:
         self._returned = threading.Condition()
 
     def take(self, size: int) -> bytearray:
-        """A buffer of just that size; waits until the limit allows it. One is always allowed."""
+        """A buffer of just that size; waits until the limit allows it. One is always allowed, and small ones are."""
+        if size <= SMALL:
+            return bytearray(size)
         with self._returned:
             self._returned.wait_for(lambda: not self._lent or self._lent + size <= self._limit)
             self._lent += size
@@ -281,6 +286,8 @@ class Buffers:
 
     def give(self, buffer: bytearray) -> None:
         """Give a buffer back."""
+        if len(buffer) <= SMALL:
+            return
         with self._returned:
             self._lent -= len(buffer)
             if len(buffer) == PART_SIZE:

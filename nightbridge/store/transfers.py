@@ -1,14 +1,14 @@
 """Many files read, sent, fetched or removed at once, and how far that is: files, bytes, rate and time left.
 
 A `Meter` counts inside one big file as well. The threads report how much of their file they have read; the thread that
-waits for them calls the listener, at most every `INTERVAL` seconds and after each file.
+waits for them calls the listener, every `INTERVAL` seconds and at the end.
 """
 
+import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from queue import Empty, SimpleQueue
-from typing import Literal, TypeVar
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any, Literal, TypeVar
 
 from nightbridge.models import Model
 
@@ -19,7 +19,7 @@ FILES = 96
 """Files sent or fetched at once: of small ones, most wait for the server's answer."""
 
 INTERVAL = 0.5
-"""Seconds after which the listener is called for files that are still in progress."""
+"""Seconds between two calls of the listener."""
 
 Step = Literal["reading", "sending", "fetching", "removing"]
 
@@ -63,44 +63,42 @@ class Progress(Model):
 
 
 class Meter:
-    """Counts one step. `moved` is for any thread, the rest for the thread that waits for the others."""
+    """Counts one step. `moved` and `done` are for any thread, `report` for the one that waits for the others."""
 
     def __init__(self, step: Step, sizes: Sequence[int], listener: Callable[[Progress], None] | None) -> None:
         self._step, self._sizes, self._listener = step, sizes, listener
         self._total = sum(sizes)
-        self._began = self._notified = time.monotonic()
+        self._began = time.monotonic()
         self._files = self._bytes = 0
         self._in_progress: dict[int, int] = {}
+        self._counting = threading.Lock()
 
     def moved(self, number: int, position: int) -> None:
         """Record how many bytes of a file have been read since its beginning."""
         self._in_progress[number] = position
 
     def done(self, number: int) -> None:
-        """Record that a file is done, and call the listener."""
-        self._in_progress.pop(number, None)
-        self._files += 1
-        self._bytes += self._sizes[number]
-        self._notify()
+        """Record that a file is done."""
+        with self._counting:
+            self._in_progress.pop(number, None)
+            self._files += 1
+            self._bytes += self._sizes[number]
 
-    def waiting(self) -> None:
-        """Call the listener for the files in progress, at most once per interval."""
-        if time.monotonic() - self._notified >= INTERVAL:
-            self._notify()
-
-    def _notify(self) -> None:
-        self._notified = time.monotonic()
+    def report(self) -> None:
+        """Call the listener."""
         if self._listener is None:
             return
-        # A file that grows is refused in the end; it must not count for more than it was.
-        in_progress = sum(min(position, self._sizes[number]) for number, position in list(self._in_progress.items()))
+        with self._counting:
+            # A file that grows is refused in the end; it must not count for more than it was.
+            moved = sum(min(position, self._sizes[number]) for number, position in self._in_progress.copy().items())
+            files, done = self._files, self._bytes + moved
         progress = Progress(
             step=self._step,
-            files_done=self._files,
+            files_done=files,
             files_total=len(self._sizes),
-            bytes_done=self._bytes + in_progress,
+            bytes_done=done,
             bytes_total=self._total,
-            seconds=self._notified - self._began,
+            seconds=time.monotonic() - self._began,
         )
         self._listener(progress)
 
@@ -110,42 +108,39 @@ def in_parallel(
 ) -> list[Result]:
     """Apply `function` to all items, `workers` at once.
 
-    The first exception is raised, and what has not begun by then never does. The meter is updated in this thread: after
-    each item that is done, and at intervals while none is.
+    The first exception is raised, and what has not begun by then never does; one of this thread, such as an interrupt,
+    before any other. The meter's listener is called in this thread: at intervals, and when all is done.
     """
-    results: dict[int, Result] = {}
-    running: dict[Future[Result], int] = {}
-    # Each future says itself that it is done: to wait for the first of many costs as much as a small file.
-    done: SimpleQueue[Future[Result]] = SimpleQueue()
+    results: list[Any] = [None] * len(items)
+    failures: list[BaseException] = []
+    # The threads take the items themselves: to be handed each costs as much as to send a small file.
+    numbers = iter(range(len(items)))
 
-    def collect() -> None:
+    def work() -> None:
         try:
-            future = done.get(timeout=INTERVAL)
-        except Empty:
-            future = None
-        if future is not None:
-            number = running.pop(future)
-            results[number] = future.result()
-            if meter is not None:
-                meter.done(number)
-        elif meter is not None:
-            meter.waiting()
+            for number in numbers:
+                if failures:
+                    return
+                results[number] = function(items[number])
+                if meter is not None:
+                    meter.done(number)
+        except BaseException as error:
+            failures.append(error)
 
     with ThreadPoolExecutor(workers, thread_name_prefix="nightbridge-store") as pool:
         try:
-            for number, item in enumerate(items):
-                future = pool.submit(function, item)
-                running[future] = number
-                future.add_done_callback(done.put)
-                # A future takes more memory than the record of a small file: only a few are created ahead.
-                while len(running) >= 2 * workers:
-                    collect()
-            while running:
-                collect()
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
+            running = [pool.submit(work) for _ in range(min(workers, len(items)))]
+            while wait(running, INTERVAL).not_done:
+                if meter is not None:
+                    meter.report()
+        except BaseException as error:
+            failures.append(error)  # which stops the others
             raise
-    return [results[number] for number in range(len(items))]
+    if failures:
+        raise failures[0]
+    if meter is not None and items:
+        meter.report()
+    return results
 
 
 def _size(count: float) -> str:

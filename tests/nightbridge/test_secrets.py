@@ -498,6 +498,14 @@ def test_a_token_is_found_near_the_beginning_of_a_binary(monkeypatch: pytest.Mon
     assert not found(b"\0" * 500 + token + b"\0" * 50, [])
 
 
+@pytest.mark.parametrize("token", [HF, AWS, *TOKENS, b"xapp-0123456789", b"-----BEGIN PRIVATE KEY-----\n"])
+def test_a_token_is_found_wherever_it_crosses_a_block_of_a_binary(
+    monkeypatch: pytest.MonkeyPatch, token: bytes
+) -> None:
+    monkeypatch.setattr(secrets, "_BLOCK", 32)
+    assert all(found(b"\0" * offset + token + b"\0" * 50, [], 1000) for offset in range(64))
+
+
 def test_random_weights_hold_no_secret() -> None:
     assert not found(random.Random(1).randbytes(8 << 20), [*SECRETS, TOKEN], 1 << 20)
 

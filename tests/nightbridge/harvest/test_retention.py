@@ -131,7 +131,7 @@ class Later:
     def list(self, prefix: str) -> object:
         for found in self._store.list(prefix):
             assert found.modified is not None
-            yield found.model_copy(update={"modified": found.modified - self._age})
+            yield found._replace(modified=found.modified - self._age)
 
     def delete(self, key: str) -> None:
         self._left -= 1

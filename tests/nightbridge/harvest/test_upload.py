@@ -50,6 +50,13 @@ def test_an_empty_file_is_a_file(store: ObjectStore, tmp_path: Path, kind: str) 
     assert store.get("runs/a1/empty") == b""
 
 
+def test_a_time_that_64_bits_with_a_sign_do_not_hold_is_a_time(store: ObjectStore, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"weights")
+    os.utime(tmp_path / "file", ns=(10**19, 10**19))
+    sent = send(store, tmp_path, Unit.of(tmp_path / "file", "file", "checkpoint"))
+    assert [(file.path, file.size) for file in sent.files] == [("file", 7)]
+
+
 SHAPED = b"token " + b"hf_" + b"AbCdEfGhIjKlMnOpQrStUvWxYz01234567"
 
 
@@ -181,7 +188,7 @@ def peak():
 
 store, folder = open_store(StoreSettings.model_validate_json(sys.argv[1])), Path(sys.argv[2])
 shards = sorted(folder.glob("shard*"))
-files = tuple(LocalFile(path, f"checkpoints/iter_0000050/{path.name}", "checkpoint") for path in shards)
+files = tuple(LocalFile(str(path), f"checkpoints/iter_0000050/{path.name}", "checkpoint") for path in shards)
 (folder / "scratch").mkdir()
 store.put("first", b"")
 before = peak()

@@ -1,5 +1,7 @@
 """The account of a harvest: files, bytes, rate, time left, also inside one big file."""
 
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,7 @@ from nightbridge.harvest.upload import Unit, upload
 from nightbridge.models import StoreSettings
 from nightbridge.store import transfers as module
 from nightbridge.store.factory import open_store
-from nightbridge.store.transfers import Meter, Progress
+from nightbridge.store.transfers import Meter, Progress, in_parallel
 
 
 def test_a_line_tells_files_bytes_rate_and_what_is_left() -> None:
@@ -34,14 +36,15 @@ def test_a_file_under_way_counts_with_what_was_read_and_never_for_more_than_it_i
     meter = Meter("sending", [100, 50], seen.append)
     meter.moved(0, 60)
     meter.done(1)
+    meter.report()
     meter.moved(0, 400)
     meter.done(0)
+    meter.report()
     assert [(each.files_done, each.bytes_done) for each in seen] == [(1, 110), (2, 150)]
 
 
 def test_the_listener_hears_of_one_big_file_before_it_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "INTERVAL", 0.0)
-    monkeypatch.setattr("nightbridge.store.transfers.INTERVAL", 0.001)
+    monkeypatch.setattr(module, "INTERVAL", 0.001)
     (tmp_path / "scratch").mkdir()
     with (tmp_path / "shard").open("wb") as stream:
         stream.truncate(200 << 20)
@@ -54,3 +57,57 @@ def test_the_listener_hears_of_one_big_file_before_it_is_done(tmp_path: Path, mo
     assert inside
     assert inside == sorted(inside)
     assert (seen[-1].files_done, seen[-1].bytes_done) == (1, 200 << 20)
+
+
+def test_results_are_in_the_order_of_the_items_and_every_item_is_taken_once() -> None:
+    taken: list[int] = []
+
+    def square(number: int) -> int:
+        taken.append(number)
+        time.sleep(0.001 * (number % 3))
+        return number**2
+
+    assert in_parallel(square, range(200), workers=16) == [number**2 for number in range(200)]
+    assert sorted(taken) == list(range(200))
+    assert in_parallel(square, []) == []
+
+
+def test_the_first_failure_is_raised_and_nothing_begins_after_it() -> None:
+    begun: list[int] = []
+    failed = threading.Event()
+
+    def work(number: int) -> None:
+        begun.append(number)
+        if number == 5:
+            failed.set()
+            raise ValueError(number)
+        assert failed.wait(10)
+        time.sleep(0.1)
+
+    with pytest.raises(ValueError, match="5"):
+        in_parallel(work, range(100), workers=8)
+    assert len(begun) <= 8
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, RuntimeError])
+def test_an_interrupt_of_the_waiting_thread_ends_the_work_and_is_raised_itself(
+    monkeypatch: pytest.MonkeyPatch, raised: type[BaseException]
+) -> None:
+    monkeypatch.setattr(module, "INTERVAL", 0.01)
+    interrupted, together, begun = threading.Event(), threading.Barrier(4), []
+
+    def interrupt(_: Progress) -> None:
+        interrupted.set()
+        raise raised
+
+    def work(number: int) -> None:
+        begun.append(number)
+        together.wait(10)
+        if not number:
+            raise ValueError
+        assert interrupted.wait(10)
+        time.sleep(0.1)
+
+    with pytest.raises(raised):
+        in_parallel(work, range(100), Meter("sending", [1] * 100, interrupt), workers=4)
+    assert sorted(begun) == [0, 1, 2, 3]
