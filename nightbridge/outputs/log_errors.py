@@ -10,19 +10,20 @@ _RANK_PREFIX = re.compile(
     _BEFORE + r"(?:\[rank\d+\]:\s?|\[?\d+\]?:\s|.{0,40}\[(?:\d+,)?\d+\]<std\w+>:|\(\w+ pid=[^)]{1,80}\) |(?<=\]:))"
 )
 """What stands before a line of a rank: as torch, srun --label, mpirun, NeMo-Run, torchrun and Ray write it."""
+_LONGEST_BEFORE = 200
+_NUMBER = re.compile(r"\d+")
 _NAMED_RANK = re.compile(_BEFORE + r"\[rank\d+\]: ")
 _EXCEPTION = re.compile(
     r"^(?:[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Timeout|Failure|Unavailable|Expired)\b"
-    r"|Exception(?=: |$)|StopIteration\b|[a-z_]\w*(?:\.\w+)+(?=: |$))"
+    r"|Exception(?=: |$)|StopIteration\b|[A-Z][a-z]+[A-Z]\w*(?=: |$)|[a-z_]\w*(?:\.\w+)+(?=: |$))"
 )
 # What a script complains of, and may outlive: who writes it, and in which words.
 _COMPLAINTS: dict[str, str] = {
     "shell": r"command not found|: not found$|Exec format error|bad interpreter|cannot execute|unbound variable"
-    r"|syntax error (?:near|:)|Argument list too long|line \d+: +\d+ (?:Aborted|Killed|Terminated)\b|^Killed *$",
+    r"|syntax error (?:near|:)|Argument list too long",
     "system": r"[Nn]o such file or directory|Permission denied|No space left on device|[Dd]isk quota exceeded"
     r"|Read-only file system|Too many open files|Stale file handle|Input/output error|Cannot allocate memory"
-    r"|Transport endpoint is not connected|(?i:address already in use)|(?:Connection refused|No route to host)$"
-    r"|Name or service not known|Temporary failure in name resolution|[Ee]xecve\(\)",
+    r"|(?i:address already in use)|Name or service not known|Temporary failure in name resolution|[Ee]xecve\(\)",
     "loader": r"cannot open shared object file|undefined symbol|symbol lookup error|version `[^']+' not found"
     r"|cannot allocate memory in static TLS|invalid ELF header|wrong ELF class|/ld: cannot find"
     r"|python[\d.]*: No module named ",
@@ -47,22 +48,20 @@ _ENDINGS: dict[str, str] = {
     r"|Bootstrap :|Error while (?:creating|attaching)|Failed to CUDA|Could not (?:find|init)|No (?:interface|socket)))"
     r"|nccl\w+Error|Watchdog caught collective operation timeout|Duplicate GPU detected|No socket interface found"
     r"|Heartbeat monitor timed out|watchdog got stuck for",
-    "MPI": r"was not built with|PMI2_Init failed|MPI_ABORT was invoked|UCX +ERROR"
-    r"|ORTE has lost|Host key verification failed|daemon has unexpectedly failed|not enough slots available"
-    r"|noticed that process rank \d+|pml_ucx\.c:\d+ +Error|ORTE_ERROR_LOG|plugin (?:name|type) for mpi/"
+    "MPI": r"was not built with|PMI2_Init failed|Host key verification failed|daemon has unexpectedly failed"
+    r"|not enough slots available|noticed that process rank \d+|pml_ucx\.c:\d+ +Error|plugin (?:name|type) for mpi/"
     r"|no usable transports",
-    "containers": r"(?:^|pyxis:\s+)\[ERROR\] (?!- |.*\{$)|container start failed|failed to import docker"
-    r"|couldn't start container|nvidia-container-cli|enroot-\w+: failed|Error response from daemon|manifest unknown"
-    r"|FATAL:   \S|(?:unauthorized|denied): |failed to (?:mount|execute|extract|create squashfs)",
+    "containers": r"pyxis:\s+\[ERROR\] |failed to import docker|nvidia-container-cli"
+    r"|enroot-\w+: failed|Error response from daemon|manifest unknown|FATAL:   \S"
+    r"|(?:unauthorized|denied): |failed to (?:mount|execute|extract|create squashfs)",
     "Slurm": r"Plugin initialization failed|Application launch failed"
     r"|DUE TO (?:TIME LIMIT|NODE FAILURE|PREEMPTION|JOB REQUEUE)|Node failure on"
     r"|Unable to (?:contact|confirm|resolve|allocate resources|create step)|Could not establish"
     r"|Batch job submission failed|Invalid (?:generic|account|partition|qos|job credential)|Job credential expired"
     r"|launch failed: |Kill task failed|Could not open std\w+ file|Munge (?:en|de)code failed",
     "torchrun": r"(?:failed|FAILED) \(exitcode:? -?\d+\)|timed out after \d+ ?m?s while trying to connect"
-    r"|has failed to connect to any|Received \d+ death signal|Signal \d+ \(SIG\w+\) received by PID",
-    "other launchers": r"exits? with (?:return|status) code"
-    r"|\b(?:worker|actor|process)\b.{0,40} (?:died|is dead|not registered)\b",
+    r"|has failed to connect to any|Signal \d+ \(SIG\w+\) received by PID",
+    "other launchers": r"\b(?:worker|actor|process)\b.{0,40} (?:died|is dead|not registered)\b",
 }
 _ENDING = re.compile("|".join(_ENDINGS.values()))
 _MEMORY = re.compile(_ENDINGS["memory"])
@@ -82,41 +81,47 @@ _BARE_EXCEPTION = re.compile(
 _NCCL_DETAIL = "Last error:"
 """What stands above the one line of a DistBackendError that names the reason."""
 # A line that says why a run died has one of these words in lower case. To look for them first is five times as fast.
-_WORDS = (
-    "error", "fail", "fatal", "critical", "exception", "abort", "not ", "no such", "no space", "no route",
-    "no module", "no interface", "no socket", "no usable", "no kernel", "no cuda", "no matching", "no nvidia",
-    "cannot", "could", "unable", "denied", "invalid", "out of", "oom", "exceeded", "kill", "terminated",
-    "segmentation", "illegal",
-    "floating point", "malloc():", "free():", "realloc():", "munmap_chunk", "double free", "corrupted", "smashing",
-    "signal", "sigabrt", "sigsegv", "sigbus",
-    "panicked", "pure virtual", "unrecognized", "required", "ambiguous", "missing mandatory", "quota",
-    "read-only", "too many", "stale", "endpoint", "in use", "refused", "execve", "undefined symbol", "elf", "xid",
-    "fallen off", "cuda", "cudnn", "cublas", "cusolver", "launch", "device-side", "uncorrectable", " warn ", "orte ",
-    "watchdog", "duplicate", "mpi", "container", "enroot", "manifest", "unauthorized", "due to", "credential",
-    "timed out", "died", "dead", "status code", "resolution", "bad interpreter", "unbound", "syntax", "too long",
-    "bus ", "must be", "what()",
+_FAILURE_WORDS = (
+    "error", "fail", "fatal", "critical", "exception", "abort", "panic", "crash", "assert", "kill", "died", "dead",
+    " fault", "signal", "terminat", "exit ", "exits ", "exited", "not ", "n't ", "no such", "no space", "no route",
+    "no module", "no matching", "no usable", "cannot", "could", "unable", "must be", "denied", "refused",
+    "unauthorized", "forbidden", "invalid", "illegal", "unrecognized", "unknown", "unsupported", "undefined",
+    "unexpected", "unavailable", "unbound", "ambiguous", "missing", "required", "mismatch", "conflict", "duplicate",
+    "syntax", "corrupt", "smash", "overflow", "out of", "oom", "quota", "limit", "exceed", "insufficient", "too many",
+    "too long", "too large", "timed out", "timeout", "stuck", "hang", "lost", "unreachable", "disconnect", "reset by",
+    "broken", "bad ", "stale", "expired", "read-only", "in use", "double free", "cancelled", "fallen off",
+    "uncorrectable", " vs ", " warn ",
 )  # fmt: skip
-# A line that only sounds like a failure; those of the first pattern say more.
-_POSSIBLE = (
-    re.compile(
-        r"(?<![\w=-])(?:error|fatal|critical|exception|failed|failure|abort(?:ed|ing)?)\b(?! ?[=:] ?[\d.])(?!.*\{$)"
-        r"|\b[A-Z]\w*(?:Error|Exception): \S| WARN ",
-        re.IGNORECASE,
-    ),
-    re.compile(
-        r"cannot |could not |unable to |must be |not (?:supported|found|available|valid|allowed)\b", re.IGNORECASE
-    ),
+_WORDS = (
+    *_FAILURE_WORDS, "no interface", "no socket", "no kernel", "no cuda", "no nvidia", "floating point", "malloc():",
+    "free():", "munmap_chunk", "sigabrt", "sigsegv", "sigbus", "pure virtual", "endpoint", "execve", "elf", "xid",
+    "cuda", "cudnn", "cublas", "cusolver", "launch", "device-side", "orte ", "watchdog", "mpi", "container", "enroot",
+    "manifest", "due to", "credential", "status code", "resolution", "bus ", "what()",
+)  # fmt: skip
+# How well a line that only sounds like a failure says why, best first: in one of these ways, or only with a word.
+_SOUNDS_SO = re.compile(
+    r"(?<![\w=-])(?i:error|fatal|critical|exception|failed|failure|abort(?:ed|ing)?|died|dead|crash(?:ed)?|panic"
+    r"|fault|denied|refused|corrupt(?:ed)?|unrecognized|no such|timed out|exceed(?:s|ed)?|stuck|unreachable|illegal"
+    r"|lost|mismatch)\b(?! ?[=:] ?[\d.])(?!.*\{$)"
+    r"|\b[A-Z]\w*(?:Error|Exception): \S| WARN |(?:^|: |\[)[EF]\d{0,4} [a-zA-Z\d]"
 )
-_OUTLIVED = 1
-"""How weak a possible cause a line is that something went on after: an index of `_POSSIBLE`."""
+_SOUNDS, _WORDED, _ENDED, _WARNED, _BEFORE_PROGRESS, _ENDED_LAST = range(0, 12, 2)
+"""That a process ended comes below; then a warning, what training went on after, and how Slurm reports a task's end."""
+_OUTLIVABLE, _OUTLIVED = {_SOUNDS, _WORDED}, 1
+"""What is added where something went on after a line."""
+_SAYS_LITTLE = re.compile(
+    r"(?i:exit(?:ed)?[ _]?(?:code|status)|non-zero|(?:error|return) code:? -?\d+|returned (?:error )?-?\d+ |\bkilled\b)"
+    r"|(?i:\b(?:aborting|terminat(?:ed?|ing)|shutting down)\b)|^[^a-z]+$|\bFAILED$|\brc=|(?:\.\.\.|:)$"
+)
+"""What tells that something ended, not why, or only announces what the next line says."""
 # What says that a process ended, and not why; the last of a chain that another line heads.
 _REPORT = re.compile(
     r"(?:failed|FAILED) \(exitcode:? -?(?!-?(?:4|7|8|11)\b)|Signal (?!(?:4|7|8|11) )\d+ \(SIG\w+\) received by PID"
-    r"|tasks? [\d,-]+: (?:Killed|Aborted)|line \d+: +\d+ (?:Aborted|Killed|Terminated)|^Killed|MPI_ABORT was"
-    r"|exited on signal (?!(?:4|7|8|11) )|(?:return|status) code (?:= )?(?!-(?:4|7|8|11)$)|\d+ death signal"
-    r"|SIG(?:ABRT|TERM|INT|HUP) received|[Ss]ignal (?:1|2|6|10|12|15)\b|killed by signal: (?:Killed|Aborted|Terminated)"
-    r"|container start failed|couldn't start container|failed to import docker|nccl\w+Error"
-    r"|(?:unhandled (?:system|cuda)|NCCL.*internal) error|Call to CUDA function failed|: (?i:no|unspecified) error\b"
+    r"|tasks? [\d,-]+: (?:Killed|Aborted)|exit(?:s|ed) with return code"
+    r"|exited on signal (?!(?:4|7|8|11) )|SIG(?:ABRT|TERM|INT|HUP) received"
+    r"|[Ss]ignal (?:1|2|6|10|12|15)\b|killed by signal: (?:Killed|Aborted|Terminated)|failed to import docker"
+    r"|nccl\w+Error|(?:unhandled (?:system|cuda)|NCCL.*internal) error|Call to CUDA function failed"
+    r"|: (?i:no|unspecified) error\b"
 )
 # What a process says of another one: it did not answer, or is no more.
 _OF_ANOTHER = re.compile(
@@ -127,21 +132,22 @@ _OF_ANOTHER = re.compile(
     r"|(?:Died|Dead|Crashed|Closed)\w*(?:Error|Exception)|(?: died| is dead| not registered)\b"
 )
 _RANK = re.compile(
-    _BEFORE + r"(?:\[rank(\d+)\]:|\[?(\d+)\]?: |.{0,40}\[(?:\d+,)?(\d+)\]<std|.{0,80}\[(?:PG [^\]]*)?Rank (\d+)\])"
+    _BEFORE
+    + r"(?:\[rank(\d+)\]:|\[?(\d+)\]?: |.{0,40}\[(?:\d+,)?(\d+)\]<std|.{0,80}[\[(][^\]]{0,60}\b[Rr]ank[ =:]?(\d+)\b)"
 )
 _EXITED = re.compile(r"srun: error: ([\w.-]+): tasks? ([\d,-]+): (?!Terminated)")
 _EXITED_UNDER_MPI = re.compile(r"noticed that process rank (\d+) with PID \d+ on node ([\w.-]+) exited")
-_ENDED_BY_SLURM = re.compile(r"srun: error: \S+: tasks? \S+: | \*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT ")
+_BY_LAUNCHER = re.compile(r"srun: (?!error: |fatal: )|srun: error: \S+: tasks? \S+: | ON \S+ CANCELLED AT ")
 """How Slurm reports a task's end, and ends those that are left: whatever the reason."""
-# slurmstepd adds its node's name where several slurmds run on one machine; since Slurm 25.11 it gives the time instead.
-_SCHEDULER_ERROR = re.compile(
-    r"(?:(?:slurmstepd(?:-[\w.-]{1,255})?|srun):|^\[\d{4}-\d\d-\d\dT[\d:.]{1,32}\]) error: .*"
-)
+_FRAME = re.compile(r"\s*(?:File \"|frame #|at |PC: |@ |#\d+ |\[ ?\d+\] \S*[/(]|raise )|.*\(most recent call")
+"""A line of a stack."""
 _CONSEQUENCES = re.compile(
     r"DistBackendError|DistNetworkError|DistStoreError|BrokenPipeError|ConnectionResetError|KeyboardInterrupt|EOFError"
     r"|SignalException|Rendezvous\w+Error|ProcessRaisedException|ProcessExitedException|CalledProcessError"
 )
 """Exceptions of processes that ended because another one did."""
+_CHAINED = "the above exception"
+"""What Python writes between two tracebacks of one process."""
 _ASIDE = re.compile(r"Exception (?:ignored in|in thread)|Error in (?:atexit|sys\.)|--- Logging error ---")
 """What heads a traceback that the process outlives, or prints when it has ended."""
 _ENDED_FOR_ALL = re.compile(r"DUE TO (?:TIME LIMIT|NODE FAILURE|PREEMPTION|JOB REQUEUE)|Node failure on ")
@@ -162,7 +168,10 @@ _ERROR_LIMIT = 500
 # below it say.
 _Kind = Literal["cause", "known", "bare", "complaint", "of another", "consequence", "report", "summary"]
 _BEST_FIRST: tuple[_Kind, ...] = get_args(_Kind)
-_AT_FIRST_HAND = ("cause", "known", "bare", "complaint")
+_ENDS = ("report", "summary")
+"""What only says that a process ended: a line above it that sounds like a failure says more."""
+_OF_A_PROCESS = ("cause", "known", "bare")
+_AT_FIRST_HAND = (*_OF_A_PROCESS, "complaint")
 """What a process says of itself. Only this can be certain: the others say that one ended, and not why."""
 
 
@@ -173,6 +182,22 @@ def _is_harmless(line: str) -> bool:
 def _rank_of(line: str) -> str:
     found = _RANK.match(line)
     return next(number for number in found.groups() if number) if found else ""
+
+
+def _rank_of_possible(line: str) -> int | None:
+    """How well a line with one of the words says why a run died; None for one that does not say anything."""
+    sounds_so = _SOUNDS_SO.search(line)
+    if (_is_harmless(line) or _TOLD.search(line)) and not ("errno" in line and not _OF_ANOTHER.search(line)):
+        return _WARNED if sounds_so or _KNOWN_CAUSE.search(line) else None
+    if _BY_LAUNCHER.search(line):
+        return _ENDED_LAST
+    if _FRAME.match(_RANK_PREFIX.sub("", line)):
+        return None
+    if not sounds_so and not any(word in line.lower() for word in _FAILURE_WORDS):
+        return None
+    if _SAYS_LITTLE.search(line):
+        return _ENDED
+    return _SOUNDS if sounds_so else _WORDED
 
 
 def _cut(text: str) -> str:
@@ -194,40 +219,44 @@ class ErrorFinder:
 
     That is the last line of the last traceback, or the exception that a rank named. Without any it is the first line
     that is known to end a process, the last exception that stands alone, or the first complaint of a script; else what
-    one process says of another, and what only reports an end. Behind it stand the first rank and node that failed,
-    where the log names them.
+    one process says of another, what only reports an end, and where no table knows any line, the first after the last
+    sign of going on that sounds like a failure. Behind it stand the first rank and node that failed, where the log
+    names them.
 
     A line is certain where a process says why itself ended, and nothing contradicts it: that Slurm ended the job later
-    for a reason of its own, that a process was killed for its memory and the line speaks of something else, that
-    training or the script went on, or that another rank did and no end is reported. Any other line is called possible:
-    that a process ended and not why, that another one did not answer, a warning, and what only sounds like a failure.
+    for a reason of its own, that a process was killed for its memory and the line speaks of something else, that two
+    tracebacks end differently and neither led to the other, that training or the script went on, or that another rank
+    did and no end is reported. Any other line is called possible: that a process ended and not why, that another one
+    did not answer, a warning, and what only sounds like a failure.
     """
 
     def __init__(self) -> None:
         self._in_traceback = False
-        self._indentation = ""
-        """What stands before each line of the traceback, as in torchrun's summary."""
+        self._before = _RANK_PREFIX
+        """What stands before each line of the traceback, with any number: a time, a rank, a margin."""
         self._found: dict[_Kind, str] = {}
         self._announced: tuple[dict[Any, str], Any] | None = None
         """The line that the next one explains: where it is, and under which key."""
         self._possible: dict[int, str] = {}
         self._below_root_cause = self._is_aside = False
         self._is_over = self._in_doubt = self._was_killed_for_memory = False
-        self._went_on = self._others_went_on = False
-        self._scheduler = self._rank = self._node = self._noticed_by = self._previous = self._heading = ""
+        self._went_on = self._others_went_on = self._has_ended = False
+        self._is_the_same = False
+        """Whether the process that raised the exception above raised the one below, too."""
+        self._rank = self._node = self._noticed_by = self._previous = self._heading = ""
 
     def see(self, line: str) -> None:
         """Take in the next line."""
-        if best := self._best_kind():
-            self._see_whether_it_goes_on(best, line)
+        self._see_whether_it_goes_on(line)
         if self._is_over or self._explains(line.strip()):
             return
+        is_exception = False
         if _TRACEBACK in line:
-            self._begin_traceback(_RANK_PREFIX.sub("", line))
+            self._begin_traceback(line)
         elif self._in_traceback or _NAMED_RANK.match(line):
-            self._see_in_traceback(_RANK_PREFIX.sub("", line).rstrip().removeprefix(self._indentation), line)
+            is_exception = self._see_in_traceback(self._before.sub("", line, count=1).rstrip(), line)
         elif ("Error" in line or "Exception" in line) and _BARE_EXCEPTION.match(bare := _RANK_PREFIX.sub("", line)):
-            self._see_exception(bare.strip(), "bare")
+            is_exception = self._see_exception(bare.strip(), "bare") or True
         self._previous = line
         if "error: " in line:
             self._see_scheduler(line)
@@ -236,33 +265,52 @@ class ErrorFinder:
             said = next((kind for kind in _BEST_FIRST if "NCCL error" in self._found.get(kind, "")), "report")
             self._announced = self._found, said
         lower = line.lower()
+        self._is_the_same |= _CHAINED in lower
         if not any(word in lower for word in _WORDS):
-            self._went_on |= "complaint" in self._found and not _OF_THE_END.match(line)
-            return
+            goes_on = not _OF_THE_END.match(line)
+            self._went_on |= goes_on and "complaint" in self._found
+            self._is_the_same |= goes_on and not self._in_traceback
+        elif "NCCL INFO " not in line:
+            self._see_words(line, is_exception=is_exception)
+
+    def _see_words(self, line: str, *, is_exception: bool) -> None:
+        """Take in a line that may say why a run died, by its words."""
         self._is_aside |= _ASIDE.search(line) is not None
         self._see_mpirun(line)
         if _KNOWN_CAUSE.search(line) and not _is_harmless(line) and not _TOLD.search(line):
             self._see_known(line)
-        elif 0 not in self._possible and (strength := self._sounds_so(line)) is not None:
-            self._note_possible(strength, line.strip())
+        elif not is_exception and self._wants(line):
+            self._note_possible(_rank_of_possible(line), line.strip())
 
-    def _see_whether_it_goes_on(self, best: _Kind, line: str) -> None:
-        """Call what was found possible where training goes on, or a script after its complaint."""
+    def _see_whether_it_goes_on(self, line: str) -> None:
+        """Call what was found possible where training goes on, or a script after its complaint; the possible weaker."""
+        best = self._best_kind()
+        if not best and not self._possible:
+            return
         if _PROGRESS.search(line):
-            self._possible.setdefault(_OUTLIVED, self._found[best])
+            self._possible = {_BEFORE_PROGRESS: self._found[best] if best else self._possible[min(self._possible)]}
             self._found.clear()
             self._is_over = self._in_doubt = self._was_killed_for_memory = False
             self._went_on = self._others_went_on = False
         elif "complaint" in self._found and _TOLD.search(line):
-            self._possible.setdefault(_OUTLIVED, self._found.pop("complaint"))
-        elif best in ("cause", "bare"):
+            self._possible.setdefault(_SOUNDS + _OUTLIVED, self._found.pop("complaint"))
+        elif best in _OF_A_PROCESS:
             self._others_went_on |= _INFORMS.search(line) is not None
+        elif not best and "NCCL INFO" not in line and _INFORMS.search(line):
+            for rank in _OUTLIVABLE & self._possible.keys():
+                self._possible[rank + _OUTLIVED] = self._possible.pop(rank)
 
-    def _note_possible(self, strength: int, line: str) -> None:
-        if strength not in self._possible:
-            self._possible[strength] = _cut(line)
+    def _wants(self, line: str) -> bool:
+        """Whether a line that only sounds like a failure can be better than what was found."""
+        if self._best_kind() in _OF_A_PROCESS or (self._in_traceback and line[:1].isspace()):
+            return False
+        return _SOUNDS not in self._possible and (_WORDED not in self._possible or bool(_SOUNDS_SO.search(line)))
+
+    def _note_possible(self, rank: int | None, line: str) -> None:
+        if rank is not None and rank not in self._possible:
+            self._possible[rank] = _cut(line)
             if line.endswith(":") and not self._announced:
-                self._announced = self._possible, strength
+                self._announced = self._possible, rank
 
     def _see_known(self, line: str) -> None:
         self._was_killed_for_memory |= _OOM_KILL.search(line) is not None
@@ -271,18 +319,15 @@ class ErrorFinder:
         elif _WAITED.search(line) and "known" not in self._found:
             self._in_doubt = bool(self._node) or not all(map(_WAITED.search, self._found.values()))
         text = _cut(_RANK_PREFIX.sub("", line).strip())
-        if (kind := _kind_of(text)) not in self._found:
+        kind = _kind_of(text)
+        self._has_ended |= kind == "report"
+        if kind not in self._found and not self._says_more(kind):
             self._found[kind] = text
             self._note_rank(_rank_of(line))
 
-    @staticmethod
-    def _sounds_so(line: str) -> int | None:
-        """Which pattern of `_POSSIBLE` it has, or how weak a warning of a known cause is; None for any other line."""
-        if _is_harmless(line):
-            return len(_POSSIBLE) if "NCCL INFO " not in line and _KNOWN_CAUSE.search(line) else None
-        if _ENDED_BY_SLURM.search(line):
-            return None
-        return next((strength for strength, pattern in enumerate(_POSSIBLE) if pattern.search(line)), None)
+    def _says_more(self, kind: _Kind) -> bool:
+        """Whether a line that sounds like a failure says more than this one below it, that a process ended."""
+        return kind in _ENDS and min(self._possible, default=_WORDED) < _WORDED
 
     def _explains(self, line: str) -> bool:
         """Take in what stands below a line that announces it; whether that is all that it can say."""
@@ -294,18 +339,19 @@ class ErrorFinder:
         self._announced = (texts, key) if line.endswith(":") else None
         return texts is self._found
 
-    def _begin_traceback(self, bare: str) -> None:
+    def _begin_traceback(self, line: str) -> None:
         self._in_traceback = True
         self._heading = self._previous.strip() if " ERROR " in self._previous else ""
-        self._indentation = bare[: len(bare) - len(bare.lstrip())]
+        before = line[: line.index(_TRACEBACK)][-_LONGEST_BEFORE:]
+        margin = before[: len(before) - len(before.lstrip())]
+        alike = _NUMBER.sub(r"\\d+", re.escape(before)) or _RANK_PREFIX.pattern
+        self._before = re.compile(f"^(?:{alike}|{_RANK_PREFIX.pattern}|{margin})")
 
     def _see_scheduler(self, line: str) -> None:
         exited = _EXITED.search(line)
         if exited and not self._node:
             self._node = exited[1]
             self._note_rank(re.split("[,-]", exited[2])[0])
-        if not self._scheduler and (match := _SCHEDULER_ERROR.search(line)):
-            self._scheduler = _cut(match[0].rstrip())
 
     def _see_mpirun(self, line: str) -> None:
         if exited := _EXITED_UNDER_MPI.search(line):
@@ -324,22 +370,29 @@ class ErrorFinder:
     def _note_rank(self, rank: str) -> None:
         self._rank = self._rank or rank
 
-    def _see_in_traceback(self, line: str, printed: str) -> None:
+    def _see_in_traceback(self, line: str, printed: str) -> bool:
         if not _EXCEPTION.match(line):
-            return
+            return False
         self._in_traceback = False
         first, rank = self._found.get("cause"), _rank_of(printed)
         if not self._see_exception(line, "cause"):
             self._noticed_by = self._noticed_by or rank
-            return
+            return True
         self._note_rank(rank)
-        if first and rank not in ("", self._rank) and first.split(":")[0] != line.split(":")[0]:
-            self._found["cause"], self._in_doubt = first, True
+        if first and first.split(":")[0] != line.split(":")[0]:
+            if rank not in ("", self._rank):
+                self._found["cause"], self._in_doubt = first, True
+            else:
+                self._in_doubt |= not self._is_the_same
+        self._is_the_same = False
+        return True
 
     def _see_exception(self, line: str, kind: _Kind) -> bool:
         """Take in an exception; whether it is more than the consequence of another one."""
         if "ChildFailedError" in line:
-            self._found.setdefault("summary", _cut(line))
+            self._has_ended = True
+            if not self._says_more("summary"):
+                self._found.setdefault("summary", _cut(line))
             return False
         is_consequence = self._is_aside or any(known.search(line) for known in (_CONSEQUENCES, _REPORT, _OF_ANOTHER))
         kind = "consequence" if is_consequence else kind
@@ -353,7 +406,7 @@ class ErrorFinder:
 
     def _is_certain(self, kind: _Kind) -> bool:
         by_memory = self._was_killed_for_memory and not _MEMORY.search(self._found[kind])
-        has_ended = self._node or "report" in self._found or "summary" in self._found
+        has_ended = self._node or self._has_ended
         outlived = self._went_on if kind == "complaint" else self._others_went_on and not has_ended
         return kind in _AT_FIRST_HAND and not self._in_doubt and not by_memory and not outlived
 
@@ -362,11 +415,9 @@ class ErrorFinder:
         """The line, with rank and node behind it; empty without any."""
         if kind := self._best_kind():
             text = self._found[kind]
-        elif self._possible and (not self._scheduler or _EXITED.match(self._scheduler)):
+        elif self._possible:
             text = self._possible[min(self._possible)]
         else:
-            text = self._scheduler
-        if not text:
             return ""
         rank = self._rank or (self._noticed_by if kind == "consequence" else "")
         where = [f"rank {rank}"] if rank else []

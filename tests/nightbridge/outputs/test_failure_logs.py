@@ -165,3 +165,84 @@ def test_two_ranks_that_say_different_things_leave_it_possible() -> None:
     first = ("[rank3]: Traceback (most recent call last):", "[rank3]: ValueError: bad shape")
     assert best_of(*first, "[rank0]: KeyError: 'x'") == "possibly: ValueError: bad shape (rank 3)"
     assert best_of(*first, "[rank0]: ValueError: bad shape") == "ValueError: bad shape (rank 3)"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Lattice 7 is stuck in an unknown state",
+        "[worker-3] quota of file handles exceeded",
+        "[ERROR] Lattice 7 gave up",
+        "the solver quit: residual is not finite",
+    ],
+)
+def test_a_line_that_no_table_knows_but_sounds_like_a_failure_is_possible(line: str) -> None:
+    assert best_of("loading the data", line, "saving the log") == f"possibly: {line}"
+
+
+def test_a_line_that_sounds_like_a_failure_says_more_than_the_report_of_the_end_below_it() -> None:
+    report = "[E] failed (exitcode: 1) local_rank: 0 (pid: 130182) of binary: /usr/bin/python3.8"
+    assert best_of("[ERROR] lattice 7 is singular", report) == "possibly: [ERROR] lattice 7 is singular"
+    assert best_of(report, "[ERROR] see the log of the job") == f"possibly: {report}"
+
+
+def test_the_first_line_after_the_last_sign_of_going_on_is_possible() -> None:
+    lines = (
+        "ERROR: plugin x failed",
+        "2026-01-08 - INFO - epoch 2",
+        "ERROR: lattice 7 failed",
+        "ERROR: stage 2 failed",
+    )
+    assert best_of(*lines) == "possibly: ERROR: lattice 7 failed"
+    assert best_of(*lines[:2]) == "possibly: ERROR: plugin x failed"
+
+
+def test_what_training_went_on_after_is_the_last_that_is_possible() -> None:
+    progress = " iteration       10/     100 | consumed samples: 2560"
+    assert best_of("ERROR: plugin x failed", progress, "the queue is not empty") == "possibly: the queue is not empty"
+    assert best_of("ERROR: plugin x failed", progress) == "possibly: ERROR: plugin x failed"
+
+
+@pytest.mark.parametrize("little", ["STAGE 2 FAILED", "stage 2 failed with error code: 1", "stage 2 failed, log:"])
+def test_what_only_announces_a_failure_is_less_than_what_says_why(little: str) -> None:
+    assert best_of(little, "", "  lattice 7 is not regular").endswith("lattice 7 is not regular")
+
+
+def test_lines_of_a_stack_and_of_code_are_not_named() -> None:
+    stack = (
+        "frame #3: lattice::fail() + 0x10f (0x7fe705ea9a0f in libx.so)",
+        "    raise LatticeError(",
+        "  #2 abort ()",
+    )
+    assert best_of(*stack) == ""
+
+
+@pytest.mark.parametrize("before", ["Nov 13 17:26:57 ", "(worker1, rank=1, pid=229) ", "job/7 | 12:00:01.25 | ", "  "])
+def test_a_traceback_behind_any_prefix_is_read(before: str) -> None:
+    lines = [f"{before}{line}" for line in (*TRACEBACK, "LatticeFault: 7 is singular")]
+    lines[2] = lines[2].replace("57", "58").replace("229", "2290").replace(".25", ".31")
+    assert best_of(*lines).startswith("LatticeFault: 7 is singular")
+
+
+def test_the_rank_in_a_bracket_before_an_exception_is_named() -> None:
+    lines = [f"(worker1, rank=5, pid=229) {line}" for line in (*TRACEBACK, "ValueError: bad shape")]
+    assert best_of(*lines) == "ValueError: bad shape (rank 5)"
+
+
+def test_a_warning_with_the_number_of_a_system_error_counts_as_an_error() -> None:
+    warning = "[W socket.cpp:426] [c10d] failed to bind to [::]:29500 (errno: 98 - in use)."
+    assert best_of(warning, "[E socket.cpp:462] [c10d] failed to listen") == f"possibly: {warning}"
+
+
+def test_two_tracebacks_that_end_differently_are_certain_only_where_one_process_went_on_between() -> None:
+    first, last = (*TRACEBACK, "KeyError: 'x'"), (*TRACEBACK, "ValueError: bad shape")
+    assert best_of(*first, *last) == "possibly: ValueError: bad shape"
+    chained = "During handling of the above exception, another exception occurred:"
+    for between in (chained, "training goes on"):
+        assert best_of(*first, "", between, "", *last) == "ValueError: bad shape"
+
+
+def test_a_known_line_that_a_process_informs_after_is_certain_only_with_an_end() -> None:
+    lines = ("Failed to initialize NVML: Driver/library version mismatch", "2026-01-08 - INFO - epoch 2")
+    assert best_of(*lines) == f"possibly: {lines[0]}"
+    assert best_of(*lines, "srun: error: n1: task 0: Exited with exit code 1") == f"{lines[0]} (rank 0, n1)"
