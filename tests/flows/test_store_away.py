@@ -1,5 +1,6 @@
 """A store that goes away, or whose credentials expire, while a job runs."""
 
+import contextvars
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -91,7 +92,9 @@ def test_the_job_is_untouched_and_the_harvest_waits_and_says_for_what(
             asked = len(proxy.requests)
             return ended, asked, harvest(left.spec, left.checkout, left.image, left.plan, left.jobs, site)
 
-        person = threading.Thread(target=renew_once_told, daemon=True)
+        # With the settings of this module, the address of Prefect's server among them.
+        within = contextvars.copy_context().run
+        person = threading.Thread(target=within, args=(renew_once_told,), daemon=True)
         person.start()
         ended, asked_meanwhile, record = night()
         person.join()

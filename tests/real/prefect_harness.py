@@ -1,17 +1,24 @@
-"""Prefect's own test server for the flows that a test module runs in this process."""
+"""A Prefect server for the flows that a test module runs in this process."""
 
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
-from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
-from prefect.testing.utilities import prefect_test_harness
+from prefect.logging.handlers import APILogWorker
+from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+
+from tests.real.prefect_server import start_prefect
 
 
 @contextmanager
 def prefect_in_this_process() -> Iterator[None]:
     """A server with an empty database for flows and tasks of this process, which send no heartbeats."""
-    with (
-        prefect_test_harness(server_startup_timeout=900),
-        temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}),
-    ):
-        yield
+    with tempfile.TemporaryDirectory(prefix="nightbridge-prefect-") as folder:
+        server = start_prefect(Path(folder))
+        try:
+            with temporary_settings({PREFECT_API_URL: server.api_url, PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
+                yield
+                APILogWorker.drain_all(timeout=60)
+        finally:
+            server.stop()

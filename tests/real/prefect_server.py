@@ -1,14 +1,18 @@
 """A real Prefect server on loopback, in a folder of its own: on SQLite, or on the PostgreSQL whose URL it is given."""
 
+import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +63,12 @@ class PrefectServer:
         return {**os.environ, "PREFECT_HOME": str(self.home), "PREFECT_API_URL": self.api_url}
 
     def start(self, *, patience: float = 900) -> None:
-        """Start it, and wait until it answers."""
+        """Start it, and wait until it answers; the first time with an empty database."""
+        if not self.database_url and not self.home.exists():
+            shutil.copytree(_empty_home(), self.home)
+        self._serve(patience)
+
+    def _serve(self, patience: float) -> None:
         self.home.mkdir(parents=True, exist_ok=True)
         environment = {**os.environ, "PREFECT_HOME": str(self.home), **BUSY_MACHINE, **self.settings}
         if self.database_url:
@@ -138,6 +147,24 @@ class PrefectServer:
                 if getattr(error, "code", 503) < 500 or time.monotonic() > deadline:
                     raise
             time.sleep(0.5)
+
+
+def _empty_home() -> Path:
+    """A home whose SQLite database a server of this release has made, and nobody has used.
+
+    Prefect makes a database by more than a hundred migrations, which take more processor time than the rest of a server's
+    start. It is kept beside the Prefect that made it.
+    """
+    made = Path(sys.prefix) / f"empty-prefect-{version('prefect')}"
+    made.mkdir(exist_ok=True)
+    with (made / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (made / "home").exists():
+            server = PrefectServer(Path(tempfile.mkdtemp(dir=made)))
+            server._serve(patience=900)
+            server.stop()
+            server.home.rename(made / "home")
+    return made / "home"
 
 
 def start_prefect(folder: Path) -> PrefectServer:
