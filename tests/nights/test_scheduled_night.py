@@ -14,6 +14,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from tests.conftest import need
+from tests.nights.conftest import EVERY_STAGE
 from tests.nights.installation import Installation, clone, read_json, wait_for
 from tests.real.postgres import postgres_missing_reason, start_postgres
 from tests.real.prefect_server import PrefectServer
@@ -25,6 +26,9 @@ TESTS = {"llama-small", "deepseek-small"}
 ZONE = ZoneInfo("Europe/Berlin")
 """Of the schedule in `prefect.yaml`."""
 
+DATABASES = ("SQLite", "PostgreSQL") if EVERY_STAGE else ("SQLite",)
+"""Prefect's; the nights of `test_faults.py` and `test_two_servers.py` are on PostgreSQL always."""
+
 
 @pytest.fixture(scope="module")
 def deployed(
@@ -35,33 +39,32 @@ def deployed(
     They wait for the clock at the same time.
     """
     with ExitStack() as stack, ThreadPoolExecutor() as threads:
-        databases = {"SQLite": tmp_path_factory.mktemp("sqlite")}
-        database_url = None
-        if postgres_missing_reason() is None:
-            databases["PostgreSQL"] = tmp_path_factory.mktemp("postgres")
+        urls: dict[str, str | None] = {"SQLite": None}
+        if "PostgreSQL" in DATABASES and postgres_missing_reason() is None:
             postgres = start_postgres()
             stack.callback(postgres.remove)
-            database_url = postgres.make_database("prefect")
-        urls = {"SQLite": None, "PostgreSQL": database_url}
+            urls["PostgreSQL"] = postgres.make_database("prefect")
         yield {
-            name: threads.submit(run_two_nights, folder, environments_dir, urls[name], stack)
-            for name, folder in databases.items()
+            name: threads.submit(run_two_nights, tmp_path_factory.mktemp(name), environments_dir, url, stack)
+            for name, url in urls.items()
         }
 
 
 def run_two_nights(folder: Path, environments: Path, database_url: str | None, stack: ExitStack) -> Installation:
-    """Install and deploy, start the worker, and wait."""
+    """Install and deploy, start the worker, and stop it after two nights."""
     server = PrefectServer(folder / "server", database_url=database_url)
     stack.callback(server.stop)
     server.start()
     installed = Installation(clone(folder / "nightbridge", environments), server)
     installed.make("deploy")
-    stack.callback(installed.start_worker().stop)
+    worker = installed.start_worker()
+    stack.callback(worker.stop)
     wait_for("two ended nights", lambda: len(ended_runs(installed)) >= 2)
+    worker.stop()
     return installed
 
 
-@pytest.fixture(params=["SQLite", "PostgreSQL"])
+@pytest.fixture(params=DATABASES)
 def two_nights(request: pytest.FixtureRequest, deployed: dict[str, Future[Installation]]) -> Installation:
     if request.param == "PostgreSQL":
         need(postgres_missing_reason())
