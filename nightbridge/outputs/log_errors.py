@@ -4,7 +4,7 @@ import re
 from typing import Any, Literal, get_args
 
 _TRACEBACK = "Traceback (most recent call last)"
-_BEFORE = r"^\s*(?:\d{4}-\d\d-\d\d \S{8,30} )?(?:[\w.-]+/\d+ )?(?:\[default\d+\]:)?(?:\d+: (?=\[rank))?"
+_BEFORE = r"^\s*(?:\d{4}-\d\d-\d\d \S{8,30} )?(?:[\w.-]+/\d+ )?(?:\[default\d+\]:)?(?:\[?\d+\]?:? (?=\[rank))?"
 """What a log collector, NeMo-Run, torchrun and srun --label write before a rank's prefix."""
 _RANK_PREFIX = re.compile(
     _BEFORE + r"(?:\[rank\d+\]:\s?|\[?\d+\]?:\s|.{0,40}\[(?:\d+,)?\d+\]<std\w+>:|\(\w+ pid=[^)]{1,80}\) |(?<=\]:))"
@@ -15,7 +15,7 @@ _NUMBER = re.compile(r"\d+")
 _NAMED_RANK = re.compile(_BEFORE + r"\[rank\d+\]: ")
 _EXCEPTION = re.compile(
     r"^(?:[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Timeout|Failure|Unavailable|Expired)\b"
-    r"|Exception(?=: |$)|StopIteration\b|[A-Z][a-z]+[A-Z]\w*(?=: |$)|[a-z_]\w*(?:\.\w+)+(?=: |$))"
+    r"|Exception(?=: |$)|StopIteration\b|[A-Z][a-z]+[A-Z]\w*(?=: )|[a-z_]\w*(?:\.\w+)+(?=: |$))"
 )
 # What a script complains of, and may outlive: who writes it, and in which words.
 _COMPLAINTS: dict[str, str] = {
@@ -48,7 +48,7 @@ _ENDINGS: dict[str, str] = {
     r"|Bootstrap :|Error while (?:creating|attaching)|Failed to CUDA|Could not (?:find|init)|No (?:interface|socket)))"
     r"|nccl\w+Error|Watchdog caught collective operation timeout|Duplicate GPU detected|No socket interface found"
     r"|Heartbeat monitor timed out|watchdog got stuck for",
-    "MPI": r"was not built with|PMI2_Init failed|Host key verification failed|daemon has unexpectedly failed"
+    "MPI": r"was not built with|Host key verification failed|daemon has unexpectedly failed"
     r"|not enough slots available|noticed that process rank \d+|pml_ucx\.c:\d+ +Error|plugin (?:name|type) for mpi/"
     r"|no usable transports",
     "containers": r"pyxis:\s+\[ERROR\] |failed to import docker|nvidia-container-cli"
@@ -66,8 +66,8 @@ _ENDINGS: dict[str, str] = {
 _ENDING = re.compile("|".join(_ENDINGS.values()))
 _MEMORY = re.compile(_ENDINGS["memory"])
 _KNOWN_CAUSE = re.compile("|".join((*_ENDINGS.values(), *_COMPLAINTS.values())))
-_HARMLESS = re.compile(r"\bwarn(?:ing)?\b|NCCL INFO |^rm: cannot remove|could not remove squashfs", re.IGNORECASE)
-_INFORMS = re.compile(r"(?<![=\w])(?:INFO|DEBUG)\b|(?:^|: |\[)[DI]\d{0,4} [a-zA-Z\d]")
+_HARMLESS = re.compile(r"\bwarn(?:ing)?\b|^rm: cannot remove|could not remove squashfs", re.IGNORECASE)
+_INFORMS = re.compile(r"(?<![=\w])(?:INFO|DEBUG)\b|level=info|(?:^|: |\[)[DI]\d{0,4} [a-zA-Z\d]")
 _TOLD = re.compile(
     _INFORMS.pattern + r"|(?:^|: |\[)W\d{0,4} [a-zA-Z\d]|^\s*(?:If|Hint|Note|Tip|To|Try)\b"
     r"|(?i:\b(?:retry|retrying|falling back|skipping|ignor(?:ed|ing))\b)"
@@ -89,8 +89,8 @@ _FAILURE_WORDS = (
     "unexpected", "unavailable", "unbound", "ambiguous", "missing", "required", "mismatch", "conflict", "duplicate",
     "syntax", "corrupt", "smash", "overflow", "out of", "oom", "quota", "limit", "exceed", "insufficient", "too many",
     "too long", "too large", "timed out", "timeout", "stuck", "hang", "lost", "unreachable", "disconnect", "reset by",
-    "broken", "bad ", "stale", "expired", "read-only", "in use", "double free", "cancelled", "fallen off",
-    "uncorrectable", " vs ", " warn ",
+    "broken", "bad ", "stale", "expired", "read-only", "in use", "double free", "cancelled", "preempt",
+    "evict", "low on", "fallen off", "uncorrectable", " vs ", " warn ",
 )  # fmt: skip
 _WORDS = (
     *_FAILURE_WORDS, "no interface", "no socket", "no kernel", "no cuda", "no nvidia", "floating point", "malloc():",
@@ -102,16 +102,21 @@ _WORDS = (
 _SOUNDS_SO = re.compile(
     r"(?<![\w=-])(?i:error|fatal|critical|exception|failed|failure|abort(?:ed|ing)?|died|dead|crash(?:ed)?|panic"
     r"|fault|denied|refused|corrupt(?:ed)?|unrecognized|no such|timed out|exceed(?:s|ed)?|stuck|unreachable|illegal"
-    r"|lost|mismatch)\b(?! ?[=:] ?[\d.])(?!.*\{$)"
+    r"|lost|mismatch|preempted|evicted)\b(?! ?[=:] ?[\d.])(?!.*\{$)"
     r"|\b[A-Z]\w*(?:Error|Exception): \S| WARN |(?:^|: |\[)[EF]\d{0,4} [a-zA-Z\d]"
 )
+_EXPLAINS = re.compile(r"\b(?:may|might|likely|usually|appears? to|[Ii]t looks like)\b")
+"""What supposes a reason, or explains what was said above."""
+_QUOTES_EXCEPTION = re.compile(r"\w(?:Error|Exception): \S")
+"""What makes a line that only informs worth naming."""
 _SOUNDS, _WORDED, _ENDED, _WARNED, _BEFORE_PROGRESS, _ENDED_LAST = range(0, 12, 2)
 """That a process ended comes below; then a warning, what training went on after, and how Slurm reports a task's end."""
 _OUTLIVABLE, _OUTLIVED = {_SOUNDS, _WORDED}, 1
 """What is added where something went on after a line."""
 _SAYS_LITTLE = re.compile(
     r"(?i:exit(?:ed)?[ _]?(?:code|status)|non-zero|(?:error|return) code:? -?\d+|returned (?:error )?-?\d+ |\bkilled\b)"
-    r"|(?i:\b(?:aborting|terminat(?:ed?|ing)|shutting down)\b)|^[^a-z]+$|\bFAILED$|\brc=|(?:\.\.\.|:)$"
+    r"|(?i:\b(?:aborting|terminat(?:ed?|ing)(?! with exception)|shutting down)\b)|Some NCCL operations have"
+    r"|^[^a-z]+$|\bFAILED$|\brc=|(?:\.\.\.|:)$"
 )
 """What tells that something ended, not why, or only announces what the next line says."""
 # What says that a process ended, and not why; the last of a chain that another line heads.
@@ -139,13 +144,17 @@ _EXITED = re.compile(r"srun: error: ([\w.-]+): tasks? ([\d,-]+): (?!Terminated)"
 _EXITED_UNDER_MPI = re.compile(r"noticed that process rank (\d+) with PID \d+ on node ([\w.-]+) exited")
 _BY_LAUNCHER = re.compile(r"srun: (?!error: |fatal: )|srun: error: \S+: tasks? \S+: | ON \S+ CANCELLED AT ")
 """How Slurm reports a task's end, and ends those that are left: whatever the reason."""
-_FRAME = re.compile(r"\s*(?:File \"|frame #|at |PC: |@ |#\d+ |\[ ?\d+\] \S*[/(]|raise )|.*\(most recent call")
+_FRAME = re.compile(r"\s*(?:File \"|frame #|at |PC: |@ |#\d+ |\[ ?\d+\] \S*[/(]|raise |Exception raised from )")
 """A line of a stack."""
 _CONSEQUENCES = re.compile(
     r"DistBackendError|DistNetworkError|DistStoreError|BrokenPipeError|ConnectionResetError|KeyboardInterrupt|EOFError"
     r"|SignalException|Rendezvous\w+Error|ProcessRaisedException|ProcessExitedException|CalledProcessError"
 )
 """Exceptions of processes that ended because another one did."""
+_CLIENT = re.compile(r"(?:srun|sbatch|salloc): (?:error|fatal): +(?!If |\S+: tasks? )")
+"""A complaint of a client of Slurm, which heads the next one of it."""
+_NO_MESSAGE = re.compile(r"\++ |.*NCCL INFO ")
+"""A command that a shell is about to run, and what NCCL tells of its work."""
 _CHAINED = "the above exception"
 """What Python writes between two tracebacks of one process."""
 _ASIDE = re.compile(r"Exception (?:ignored in|in thread)|Error in (?:atexit|sys\.)|--- Logging error ---")
@@ -187,8 +196,12 @@ def _rank_of(line: str) -> str:
 def _rank_of_possible(line: str) -> int | None:
     """How well a line with one of the words says why a run died; None for one that does not say anything."""
     sounds_so = _SOUNDS_SO.search(line)
+    if _INFORMS.search(line):
+        return _WARNED if _QUOTES_EXCEPTION.search(line) else None
+    if _EXPLAINS.search(line):
+        return _WORDED if sounds_so else None
     if (_is_harmless(line) or _TOLD.search(line)) and not ("errno" in line and not _OF_ANOTHER.search(line)):
-        return _WARNED if sounds_so or _KNOWN_CAUSE.search(line) else None
+        return _WARNED if sounds_so else _WARNED + 1
     if _BY_LAUNCHER.search(line):
         return _ENDED_LAST
     if _FRAME.match(_RANK_PREFIX.sub("", line)):
@@ -241,6 +254,8 @@ class ErrorFinder:
         self._below_root_cause = self._is_aside = False
         self._is_over = self._in_doubt = self._was_killed_for_memory = False
         self._went_on = self._others_went_on = self._has_ended = False
+        self._client_said = ""
+        """The first complaint of those of a client of Slurm that follow each other up to the line above."""
         self._is_the_same = False
         """Whether the process that raised the exception above raised the one below, too."""
         self._rank = self._node = self._noticed_by = self._previous = self._heading = ""
@@ -261,6 +276,7 @@ class ErrorFinder:
         if "error: " in line:
             self._see_scheduler(line)
         self._see_root_cause(line)
+        self._client_said = (self._client_said or line.strip()) if _CLIENT.match(line) else ""
         if line.rstrip().endswith(_NCCL_DETAIL):
             said = next((kind for kind in _BEST_FIRST if "NCCL error" in self._found.get(kind, "")), "report")
             self._announced = self._found, said
@@ -270,7 +286,7 @@ class ErrorFinder:
             goes_on = not _OF_THE_END.match(line)
             self._went_on |= goes_on and "complaint" in self._found
             self._is_the_same |= goes_on and not self._in_traceback
-        elif "NCCL INFO " not in line:
+        elif not _NO_MESSAGE.match(line):
             self._see_words(line, is_exception=is_exception)
 
     def _see_words(self, line: str, *, is_exception: bool) -> None:
@@ -320,6 +336,10 @@ class ErrorFinder:
             self._in_doubt = bool(self._node) or not all(map(_WAITED.search, self._found.values()))
         text = _cut(_RANK_PREFIX.sub("", line).strip())
         kind = _kind_of(text)
+        if kind == "known" and all(map(_NCCL_WARNING.search, (text, self._found.get("of another", "")))):
+            kind = "consequence"
+        if self._client_said not in ("", line.strip()) and (client := _CLIENT.match(line)):
+            text = _cut(f"{self._client_said}; {line[client.end() :].strip()}")
         self._has_ended |= kind == "report"
         if kind not in self._found and not self._says_more(kind):
             self._found[kind] = text
@@ -395,8 +415,10 @@ class ErrorFinder:
                 self._found.setdefault("summary", _cut(line))
             return False
         is_consequence = self._is_aside or any(known.search(line) for known in (_CONSEQUENCES, _REPORT, _OF_ANOTHER))
-        kind = "consequence" if is_consequence else kind
+        kind = ("report" if self._is_aside else "consequence") if is_consequence else kind
         self._is_aside = False
+        if self._says_more(kind):
+            return False
         self._found[kind] = _cut(f"{self._heading} {line}".strip() if is_consequence else line)
         self._announced = (self._found, kind) if line.endswith(":") else None
         return not is_consequence
@@ -419,7 +441,7 @@ class ErrorFinder:
             text = self._possible[min(self._possible)]
         else:
             return ""
-        rank = self._rank or (self._noticed_by if kind == "consequence" else "")
+        rank = self._rank or (self._noticed_by if kind == "consequence" else "") or _rank_of(text)
         where = [f"rank {rank}"] if rank else []
         where += [self._node] if self._node and self._node not in text else []
         text = text if kind and self._is_certain(kind) else f"possibly: {text}"

@@ -138,6 +138,7 @@ def test_what_was_logged_above_a_consequence_is_named_with_it() -> None:
 
 def test_an_exception_of_a_rank_that_srun_labels_or_that_says_more_below_is_named() -> None:
     assert best_of("15: [rank15]: ValueError: bad shape") == "ValueError: bad shape (rank 15)"
+    assert best_of("[1830] [rank3]: ValueError: bad shape") == "ValueError: bad shape (rank 3)"
     assert best_of("3: ValueError: bad shape") == "ValueError: bad shape"
     assert best_of("lightning.MisconfigurationException: ", "   You requested 2 GPUs") == (
         "lightning.MisconfigurationException: You requested 2 GPUs"
@@ -246,3 +247,83 @@ def test_a_known_line_that_a_process_informs_after_is_certain_only_with_an_end()
     lines = ("Failed to initialize NVML: Driver/library version mismatch", "2026-01-08 - INFO - epoch 2")
     assert best_of(*lines) == f"possibly: {lines[0]}"
     assert best_of(*lines, "srun: error: n1: task 0: Exited with exit code 1") == f"{lines[0]} (rank 0, n1)"
+
+
+def test_complaints_of_a_client_of_slurm_that_follow_each_other_are_named_together() -> None:
+    cause = "sbatch: error: memory of the node is too small"
+    refusal = "sbatch: error: Batch job submission failed: Requested node configuration is not available"
+    assert best_of(cause, refusal) == f"{cause}; {refusal.removeprefix('sbatch: error: ')}"
+    assert best_of("srun: error: plugin x failed", "step 2 begins", "srun: error: Unable to create step: no nodes") == (
+        "srun: error: Unable to create step: no nodes"
+    )
+    advice = "srun: error: If munged is up, restart with --num-threads=10"
+    assert (
+        best_of(advice, "srun: error: Munge encode failed: no socket") == "srun: error: Munge encode failed: no socket"
+    )
+
+
+def test_a_line_that_only_explains_is_less_than_one_that_says_what_failed() -> None:
+    explanation = "It looks like lattice_init failed for some reason; your process is"
+    assert best_of("Component lattice was not found", explanation) == "possibly: Component lattice was not found"
+    assert best_of(explanation, "ERROR: lattice 7 is singular") == "possibly: ERROR: lattice 7 is singular"
+    assert best_of("On some systems this may hang") == ""
+
+
+def test_a_line_that_informs_is_named_only_where_it_quotes_an_exception() -> None:
+    assert best_of('time="2026-01-08T09:30:56Z" level=info msg="running=1, failed=0, no error"') == ""
+    quoted = "2026-01-08 - INFO - caught LatticeError: 7 is singular"
+    assert best_of(quoted) == f"possibly: {quoted}"
+
+
+def test_the_command_that_a_shell_prints_is_not_named() -> None:
+    error = "[ERROR] step 2 of the chain crashed"
+    assert best_of(f"+ echo '{error}'", error) == f"possibly: {error}"
+
+
+def test_an_exception_cut_short_does_not_hide_what_was_said_above_it() -> None:
+    known = "CudaCheck FAIL line=56 error=77 : an illegal memory access was encountered"
+    assert best_of(known, *TRACEBACK, "RuntimeErro") == known
+
+
+def test_an_exception_of_cleaning_up_says_less_than_an_error_above_it() -> None:
+    error = "E coordination_agent.cc:481] Failed to leave: deadline exceeded"
+    assert best_of(error, "Error in atexit._run_exitfuncs:", *TRACEBACK, "XlaRuntimeError: Deadline Exceeded") == (
+        f"possibly: {error}"
+    )
+
+
+def test_what_mpi_was_not_built_with_says_more_than_the_failure_to_start_it() -> None:
+    reason = "but OMPI was not built with SLURM's PMI support and therefore cannot"
+    assert best_of("PMI2_Init failed to intialize.  Return code: 1", reason) == reason
+
+
+def test_what_nccl_warns_of_after_another_rank_did_not_answer_is_a_consequence() -> None:
+    no_answer = "n5:359:359 [0] net_ib.cu:788 NCCL WARN NET/IB : Got completion with error 12, opcode 1"
+    warning = "n5:359:359 [1] init.cu:194 NCCL WARN Cuda failure 'an illegal memory access was encountered'"
+    assert best_of(no_answer, warning) == f"possibly: {no_answer}"
+    assert best_of(warning, no_answer) == warning
+
+
+def test_the_watchdog_that_names_its_reason_says_more_than_the_lines_above_it() -> None:
+    before = "[rank4]:[E602 11:18:52 ProcessGroupNCCL.cpp:684] [Rank 4] Some NCCL operations have failed or timed out."
+    reason = "[rank4]:[E602 11:18:52 ProcessGroupNCCL.cpp:1896] thread terminated with exception: [Rank 4] Watchdog"
+    assert best_of(f"[1831] {before}", f"[1833] {reason}") == f"possibly: [1833] {reason} (rank 4)"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "WARNING - Caught signal SIGHUP: this job is preempted.",
+        "The pod was evicted",
+        "The node was low on resource: memory.",
+    ],
+)
+def test_what_takes_a_job_its_node_is_possible(line: str) -> None:
+    assert best_of("WARNING Bypassing signal SIGTERM", line, "Stopping the container") == f"possibly: {line}"
+
+
+def test_a_line_of_another_program_that_quotes_a_traceback_is_possible() -> None:
+    line = "[-]E1113 mesh.rs:258] unhandled event (caused by: step 2 failed: Traceback (most recent call last):"
+    assert best_of(line, '  File "mesh.py", line 935, in handle', "    result = await step()").startswith(
+        f"possibly: {line}"
+    )
