@@ -343,14 +343,14 @@ def evidence(output: RunOutput, steps_expected: int | None) -> RunEvidence:
         finished_marker=curves.log.finished,
         flaky_marker=curves.log.flaky_marker or batch.flaky_marker,
         timeout_marker=curves.log.timeout_marker or batch.timeout_marker,
-        last_error=_better_of(curves.log.last_error, batch.last_error),
+        last_error=min(curves.log.last_error, batch.last_error, key=_doubt_of),  # the ranks', if neither is better
         steps_seen=curves.log.iterations_seen,
     )
 
 
-def _better_of(of_ranks: str, of_batch: str) -> str:
-    """The ranks' error, unless all that it says is that a rank ended."""
-    return (of_batch or of_ranks) if "Exited with exit code" in of_ranks else (of_ranks or of_batch)
+def _doubt_of(error: str) -> tuple[bool, bool, bool]:
+    """What speaks against an error that a log names: the most first."""
+    return not error, "Exited with exit code" in error, error.startswith("possibly: ")
 
 
 # --- the environment of the job -------------------------------------------------------------------------------------

@@ -197,3 +197,32 @@ class TestEvidence:
         found = evidence(read_run(run_folder.job, None), 50)
         assert found.flaky_marker == "illegal memory access"
         assert found.last_error.startswith("RuntimeError: CUDA error")
+
+    @pytest.mark.parametrize(
+        ("of_the_ranks", "of_the_batch", "named"),
+        [
+            (
+                "ERROR: shard 7 is bad",
+                "slurmstepd: error: Detected 1 oom_kill event in StepId=1.0",
+                "slurmstepd: error: ",
+            ),
+            (
+                "ValueError: bad shape",
+                "slurmstepd: error: Detected 1 oom_kill event in StepId=1.0",
+                "ValueError: bad shape",
+            ),
+            (
+                "ERROR: shard 7 is bad",
+                "srun: error: node1: task 0: Exited with exit code 1",
+                "possibly: ERROR: shard 7",
+            ),
+        ],
+        ids=["the batch's is certain", "both are certain", "the batch's tells an end only"],
+    )
+    def test_of_two_logs_the_more_certain_error_is_named(
+        self, run_folder: RunFolder, of_the_ranks: str, of_the_batch: str, named: str
+    ) -> None:
+        traceback = "[rank0]: Traceback (most recent call last):\n[rank0]: " if "ValueError" in of_the_ranks else ""
+        run_folder.log(f"{traceback}{of_the_ranks}\n")
+        run_folder.write("sbatch_acct.title_4711.out", f"{of_the_batch}\n")
+        assert evidence(read_run(run_folder.job, None), 50).last_error.startswith(named)
