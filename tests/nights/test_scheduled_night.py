@@ -14,7 +14,6 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from tests.conftest import need
-from tests.nights.conftest import EVERY_STAGE
 from tests.nights.installation import Installation, clone, read_json, wait_for
 from tests.real.postgres import postgres_missing_reason, start_postgres
 from tests.real.prefect_server import PrefectServer
@@ -25,9 +24,6 @@ TESTS = {"llama-small", "deepseek-small"}
 """Of `conf/practice/nightly.toml`."""
 ZONE = ZoneInfo("Europe/Berlin")
 """Of the schedule in `prefect.yaml`."""
-
-DATABASES = ("SQLite", "PostgreSQL") if EVERY_STAGE else ("SQLite",)
-"""Prefect's; the nights of `test_faults.py` and `test_two_servers.py` are on PostgreSQL always."""
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +36,7 @@ def deployed(
     """
     with ExitStack() as stack, ThreadPoolExecutor() as threads:
         urls: dict[str, str | None] = {"SQLite": None}
-        if "PostgreSQL" in DATABASES and postgres_missing_reason() is None:
+        if postgres_missing_reason() is None:
             postgres = start_postgres()
             stack.callback(postgres.remove)
             urls["PostgreSQL"] = postgres.make_database("prefect")
@@ -64,7 +60,7 @@ def run_two_nights(folder: Path, environments: Path, database_url: str | None, s
     return installed
 
 
-@pytest.fixture(params=DATABASES)
+@pytest.fixture(params=["SQLite", "PostgreSQL"])
 def two_nights(request: pytest.FixtureRequest, deployed: dict[str, Future[Installation]]) -> Installation:
     if request.param == "PostgreSQL":
         need(postgres_missing_reason())
