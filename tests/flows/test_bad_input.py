@@ -238,26 +238,24 @@ def test_a_workspace_that_cannot_be_made(place: Place) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "name", "told", "advice"),
+    ("option", "name", "told"),
     [
         (
             "--cluster",
             "slrum",
-            "no Slurm Cluster block of this name",
-            "Make one in the Prefect UI, or give local, slurm, pyslurm, auto or a file ending in .toml",
+            "no Slurm Cluster block of this name. Make one in the Prefect UI, or give local, slurm, pyslurm, auto or a file "
+            "ending in .toml",
         ),
-        ("--store", "nowhere", "no Harvest Store block of this name", "Make one in the Prefect UI, or give"),
-        ("--system", "nowhere", "no Site block of this name", "Make one in the Prefect UI, or give"),
-        ("--system", "nowhere.toml", "no such file", ""),
-        ("--cluster", "nowhere.toml", "no such file", ""),
+        ("--store", "nowhere", "no Harvest Store block of this name"),
+        ("--system", "nowhere", "no Site block of this name"),
+        ("--system", "nowhere.toml", "no such file"),
+        ("--cluster", "nowhere.toml", "no such file"),
     ],
 )
-def test_a_name_that_nothing_has(place: Place, option: str, name: str, told: str, advice: str) -> None:
+def test_a_name_that_nothing_has(place: Place, option: str, name: str, told: str) -> None:
     finished = place.nightbridge("run", place.test, "--workspace", place.workspace, option, name)
 
-    message = the_message(finished, INVALID)
-    assert message.startswith(f"nightbridge: {name}: {told}")  # and which there are, as tests of blocks have saved some
-    assert advice in message
+    assert the_message(finished, INVALID).startswith(f"nightbridge: {name}: {told}")
     assert not place.workspace.exists()
 
 
