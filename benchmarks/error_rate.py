@@ -87,6 +87,9 @@ FIRST = date(2025, 1, 1)
 QUIET_SCATTER = 0.02
 """Single runs that scatter by more need more of them to show 3 % than a night's most pairs are."""
 
+SLOW_SHARE = 0.2
+"""Of the runs of a test with two speeds, those in the slow mode."""
+
 ONE_SPEED, TWO_SPEEDS = 0.1, 0.5
 """A test has one speed where its `valley` is at most the former, two where it is at least the latter."""
 
@@ -127,7 +130,7 @@ class Simulated(NamedTuple):
 
     def speed(self, number: int, place: int, rng: np.random.Generator) -> float:
         """The factor of one run on its step times."""
-        mode = self.slow_mode if rng.random() < 0.2 else 1.0
+        mode = self.slow_mode if rng.random() < SLOW_SHARE else 1.0
         own = 1 + self.sigma * float(rng.standard_normal())
         return float(self.cluster[number] * self.places[number, place]) * own * mode
 
@@ -158,10 +161,16 @@ def simulate(kind: str, nights: int, rng: np.random.Generator) -> Simulated:
     return Simulated(cluster, places, nodes, sigma, SLOW_MODES.get(kind, 1.0), canary)
 
 
+def resampled(rng: np.random.Generator, residual: Array, runs: int) -> Array:
+    """The steps of so many runs, a row each: a real run's residuals in blocks of five."""
+    starts = rng.integers(0, residual.size, (runs, 8, 1))
+    steps: Array = residual[(starts + np.arange(5)).reshape(runs, -1) % residual.size]
+    return steps
+
+
 def summary_of(rng: np.random.Generator, residual: Array, factor: float, memory: float, loss: float) -> Summary:
-    """One run: steps bootstrapped from a real run's residuals in blocks of five, and the rest as modelled."""
-    starts = rng.integers(0, residual.size, 8)
-    steps = residual[(starts[:, None] + np.arange(5)).ravel() % residual.size] * factor
+    """One run: steps resampled from a real run's, and the rest as modelled."""
+    steps = resampled(rng, residual, 1)[0] * factor
     ordered, median = np.sort(steps), float(np.median(steps))
     normal = rng.standard_normal(8)
     loss *= 1 + 0.001 * float(normal[0])
@@ -240,10 +249,9 @@ class Simulation(NamedTuple):
     def valley(self) -> float:
         """How much its runs on quiet nodes fall into two speeds."""
         rng = np.random.default_rng((*self.seed, 3))
-        blocks = rng.integers(0, self.residual.size, (MANY_RUNS, 8, 1)) + np.arange(5)
-        medians = np.median(self.residual[blocks.reshape(MANY_RUNS, -1) % self.residual.size], axis=1)
+        medians = np.median(resampled(rng, self.residual, MANY_RUNS), axis=1)
         own = 1 + self.simulated.sigma * rng.standard_normal(MANY_RUNS)
-        return valley_of(medians * own * np.where(rng.random(MANY_RUNS) < 0.2, self.simulated.slow_mode, 1.0))
+        return valley_of(medians * own * np.where(rng.random(MANY_RUNS) < SLOW_SHARE, self.simulated.slow_mode, 1.0))
 
 
 def valley_of(values: Array) -> float:

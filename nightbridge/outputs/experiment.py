@@ -25,6 +25,7 @@ from nightbridge.files import open_regular, walk
 from nightbridge.models import Checkpoint, Job, LaunchPlan, Model
 from nightbridge.outputs.checkpoints import LOADER_STATES, TRACKERS, find_checkpoints
 from nightbridge.outputs.curves import read_curves
+from nightbridge.outputs.log_errors import POSSIBLY
 from nightbridge.outputs.logs import read_logs
 from nightbridge.outputs.reader_process import read_in_child
 from nightbridge.slurm.outcome import RunEvidence
@@ -350,7 +351,7 @@ def evidence(output: RunOutput, steps_expected: int | None) -> RunEvidence:
 
 def _doubt_of(error: str) -> tuple[bool, bool, bool]:
     """What speaks against an error that a log names: the most first."""
-    return not error, "Exited with exit code" in error, error.startswith("possibly: ")
+    return not error, "Exited with exit code" in error, error.startswith(POSSIBLY)
 
 
 # --- the environment of the job -------------------------------------------------------------------------------------

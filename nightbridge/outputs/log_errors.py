@@ -173,6 +173,9 @@ _ROOT_FIELD = re.compile(r"^\s+(rank|host)\s*: (\S+)")
 _PROGRESS = re.compile(r" iteration +\d+/ *\d+ \||\d/\d+ \[\d+:\d\d")
 _ERROR_LIMIT = 500
 
+POSSIBLY = "possibly: "
+"""What a line begins with that is not certain."""
+
 # A "complaint" is one of a script that may have gone on; the "summary" is torchrun's: it only announces what the lines
 # below it say.
 _Kind = Literal["cause", "known", "bare", "complaint", "of another", "consequence", "report", "summary"]
@@ -206,7 +209,8 @@ def _rank_of_possible(line: str) -> int | None:
         return _ENDED_LAST
     if _FRAME.match(_RANK_PREFIX.sub("", line)):
         return None
-    if not sounds_so and not any(word in line.lower() for word in _FAILURE_WORDS):
+    lower = line.lower()
+    if not sounds_so and not any(word in lower for word in _FAILURE_WORDS):
         return None
     if _SAYS_LITTLE.search(line):
         return _ENDED
@@ -444,5 +448,5 @@ class ErrorFinder:
         rank = self._rank or (self._noticed_by if kind == "consequence" else "") or _rank_of(text)
         where = [f"rank {rank}"] if rank else []
         where += [self._node] if self._node and self._node not in text else []
-        text = text if kind and self._is_certain(kind) else f"possibly: {text}"
+        text = text if kind and self._is_certain(kind) else f"{POSSIBLY}{text}"
         return f"{text} ({', '.join(where)})" if where else text

@@ -2,8 +2,7 @@
 
 import contextvars
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,6 +23,7 @@ from tests.nightbridge.harvest.left_run import make_run
 from tests.real.prefect_harness import prefect_in_this_process
 from tests.real.s3_proxy import LOST, Answer, proxy_to, s3_error
 from tests.real.s3_servers import S3Server
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -47,13 +47,6 @@ def messages() -> str:
     with get_client(sync_client=True) as client:
         answer = client.request("POST", "/logs/filter", json={})
     return "\n".join(log["message"] for log in answer.json())
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 240
-    while not true():
-        assert time.monotonic() < end, "did not happen"
-        time.sleep(0.2)
 
 
 @pytest.mark.s3
@@ -83,7 +76,9 @@ def test_the_job_is_untouched_and_the_harvest_waits_and_says_for_what(
         job, plan = running_job(site)
 
         def renew_once_told() -> None:
-            wait_until(lambda: f"waiting, and trying again: {store.url}" in (told := messages()) and said in told)
+            wait_until(
+                lambda: f"waiting, and trying again: {store.url}" in (told := messages()) and said in told, interval=0.2
+            )
             renewed.set()
 
         @flow

@@ -160,10 +160,11 @@ def _empty_home() -> Path:
     with (made / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (made / "home").exists():
-            server = PrefectServer(Path(tempfile.mkdtemp(dir=made)))
-            server._serve(patience=900)
-            server.stop()
-            server.home.rename(made / "home")
+            with tempfile.TemporaryDirectory(dir=made) as folder:
+                server = PrefectServer(Path(folder))
+                server._serve(patience=900)
+                server.stop()
+                server.home.rename(made / "home")
     return made / "home"
 
 
