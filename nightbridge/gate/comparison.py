@@ -13,7 +13,6 @@ no alert. Most of them, but not all: unstable. Runs that disagree are repeated o
 """
 
 import statistics
-from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -94,10 +93,12 @@ class MetricResult(NamedTuple):
 def compare_metric(metric: Metric, tonight: Tonight) -> MetricResult | None:
     """Compare one metric of the run with its history; None where the metric is none of this test's."""
     decisions = in_force(tonight.evidence.decisions, metric.name)
-    past = tuple(
-        None if night is None or is_left_out(decisions, metric.name, night.own.night, night.own.verdict) else night
-        for night in tonight.past
-    )
+    past = tonight.past_undecided
+    if decisions:
+        past = tuple(
+            None if night is None or is_left_out(decisions, metric.name, night.own.night, night.own.verdict) else night
+            for night in tonight.past
+        )
     series = MetricSeries(metric, tonight, past)
     known = [value for value in series.past_values() if value is not None]
     own = measured(metric, tonight.record.summary)
@@ -204,7 +205,7 @@ def _unproven(series: MetricSeries, band: Band) -> float:
     """How far a night may be away that history says too little about: as its own runs are apart, or as nodes may be."""
     first_nights, runs = series.gate.cold_start, series.runs
     spread = (max(runs) - min(runs)) / abs(min(runs)) if band.nights < first_nights and min(runs) else 0.0
-    nodes = Counter(night.own.nodes for night in series.tonight.nights[:-1])
+    nodes = series.tonight.nights_on
     tonights, usual = nodes[series.tonight.nights[-1].own.nodes], max(nodes.values(), default=0)
     is_unknown = series.metric.follows_cluster and tonights < MIN_NIGHTS <= usual
     return max(spread, UNKNOWN_NODES * is_unknown)
@@ -326,13 +327,16 @@ def _with_control(
     metric, tonight, comparison = series.metric, series.tonight, result.comparison
     if tonight.control is None:
         return result
-    field, noise, change = _noise_of_runs(series)
     last = tonight.nights[-2].own
     accepted = is_accepted(tonight.evidence.decisions, metric.name, last.night)
+    regressed, stood = comparison.status == "regressed", 0.0 if accepted else abs(last.worse.get(metric.name, 0.0))
+    if not (regressed or stood or metric.name == "step_time" or any(night.arms for night in tonight.nights)):
+        return result._replace(reruns=0)  # no pair is about it, and none is wanted: its noise need not be known
+    field, noise, change = _noise_of_runs(series)
     seen = Seen(
-        regressed=comparison.status == "regressed",
+        regressed=regressed,
         excess=excess,
-        stood=0.0 if accepted else abs(last.worse.get(metric.name, 0.0)),
+        stood=stood,
         noise=noise,
         change=change,
         field=field,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from nightbridge.history.nightly_values import Night, night_value, pins_of, run_value
+from nightbridge.history.nightly_values import Night, night_values, pins_of, run_value
 from nightbridge.history.reading import is_good
 from nightbridge.models import Model
 from nightbridge.models.metrics import METRIC_BY_NAME, Metric
@@ -59,7 +59,7 @@ def node_effects(nights: Sequence[Night], metric: Metric) -> tuple[NodeEffect, .
     Each night's value is compared with the median of the nights around it, so that changes of the code, which move all
     nodes alike, do not count. Welch's t-test, and at least `MIN_NIGHTS` nights with and without the node.
     """
-    values = [night_value(night, metric) for night in nights]
+    values = night_values(nights, metric)
     known = [(node_names(night.own.nodes), value) for night, value in zip(nights, values, strict=True) if value]
     ratios = [value / _around(known, index) - 1 for index, (_nodes, value) in enumerate(known)]
     found = []

@@ -1,15 +1,16 @@
 """What is judged: tonight's run, the nights before it, and each metric's values without what the cluster explains."""
 
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from nightbridge.gate.control import PROOF
-from nightbridge.gate.decisions import Decision
+from nightbridge.gate.decisions import Decision, is_left_out
 from nightbridge.history.metrics import measured
-from nightbridge.history.nightly_values import Night, adjusted, canary_values, night_value, run_value
+from nightbridge.history.nightly_values import Night, adjusted, canary_values, night_value, night_values, run_value
 from nightbridge.history.rows import HistoryRow
 from nightbridge.models import GatePolicy, Limits, MetricName, RunRecord
 from nightbridge.models.metrics import METRIC_BY_NAME, Metric
@@ -78,6 +79,24 @@ class Tonight:
         """The nights before, None for one that counts for no metric whatever was decided."""
         return tuple(None if night.own.resumed else night for night in self.nights[:-1])
 
+    @cached_property
+    def past_undecided(self) -> tuple[Night | None, ...]:
+        """The same for a metric about which nobody has decided anything."""
+        return tuple(
+            None if night is None or is_left_out((), "", night.own.night, night.own.verdict) else night
+            for night in self.past
+        )
+
+    @cached_property
+    def repeated(self) -> tuple[int, ...]:
+        """Which of the nights before have more runs than their own, or count another."""
+        return tuple(at for at, night in enumerate(self.nights[:-1]) if night.runs != (night.own,))
+
+    @cached_property
+    def nights_on(self) -> Counter[str]:
+        """How many of the nights before ran on which nodes."""
+        return Counter(night.own.nodes for night in self.nights[:-1])
+
 
 @dataclass(frozen=True)
 class MetricSeries:
@@ -107,9 +126,7 @@ class MetricSeries:
         """Each past night's value, of the metric or of another field that measures the same."""
         field = field or self.metric.field
         if field not in self._past_values:
-            self._past_values[field] = [
-                None if night is None else night_value(night, self.metric, field) for night in self.past
-            ]
+            self._past_values[field] = night_values(self.past, self.metric, field)
         return self._past_values[field]
 
     @cached_property
@@ -142,12 +159,13 @@ class MetricSeries:
 
     def first_runs(self, field: str, steady: Sequence[float | None]) -> list[float | None]:
         """Each past night's first run alone, adjusted as the night's value of the field was."""
-        firsts = []
-        for night, value, level in zip(self.past, self.past_values(field), steady, strict=False):
-            own = value  # of most nights, whose value is their only run's
-            if night is not None and (len(night.runs) != 1 or night.runs[0] is not night.own):
-                own = run_value(night.own, self.metric, field)
-            firsts.append(None if own is None else own * ratio(value, level))
+        values = self.past_values(field)
+        # The value of most nights is their only run's.
+        firsts = [level if value else value for value, level in zip(values, steady, strict=False)]
+        for at in self.tonight.repeated:
+            night = self.past[at]
+            own = run_value(night.own, self.metric, field) if night else None
+            firsts[at] = None if own is None else own * ratio(values[at], steady[at])
         return firsts
 
 

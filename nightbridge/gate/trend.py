@@ -18,7 +18,7 @@ from nightbridge.history.nightly_values import (
     Night,
     adjusted,
     canary_values,
-    night_value,
+    night_values,
     run_value,
 )
 from nightbridge.history.nightly_values import nights_of as nights_of
@@ -261,7 +261,7 @@ def _trend(
     from nightbridge.history.changepoints import DEFAULT_POLICY, find_change_points, steadiest
 
     fields = (metric.field, *metric.statistics)
-    raw = {field: [night_value(night, metric, field) for night in nights] for field in fields}
+    raw = {field: night_values(nights, metric, field) for field in fields}
     control = canary_values(nights, canary, metric) if metric.follows_cluster else ()
     believed = [
         night.own.verdict is not VerdictStatus.SUSPICIOUS or is_accepted(decisions, metric.name, night.own.night)

@@ -145,8 +145,7 @@ def winsorise(values: Array, policy: ChangePointPolicy = DEFAULT_POLICY) -> Arra
     """
     half = policy.neighbourhood
     padded = np.concatenate([np.full(half, np.nan), values, np.full(half, np.nan)])
-    around = np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1)
-    centre = _row_medians(around)
+    centre = _row_medians(padded[_windows(values.size, 2 * half + 1)])
     sigma = MAD_TO_SIGMA * _median(np.abs(values - centre))
     # The neighbourhood's median follows the noise a little, so deviations from it are smaller than the noise.
     sigma *= 1.0 + 1.0 / (2 * half + 1)
@@ -298,13 +297,20 @@ def _row_medians(rows: Array) -> Array:
     return medians
 
 
+@lru_cache(maxsize=256)
+def _windows(count: int, width: int) -> NDArray[np.intp]:
+    """The places of so many overlapping windows. numpy's view of them takes longer than a copy."""
+    places: NDArray[np.intp] = np.arange(count)[:, np.newaxis] + np.arange(width)
+    return places
+
+
 def _ratios(raw: Array, nights: NDArray[np.intp], anchors: NDArray[np.intp], policy: ChangePointPolicy) -> Array:
     """Nights' values over the median of the reference nights around each; without those that have none on one side."""
     near = policy.neighbourhood // 2
     position = np.searchsorted(anchors, nights)
     inside = (position > 0) & (position < anchors.size)
     padded = np.concatenate([np.full(near, np.nan), raw[anchors], np.full(near, np.nan)])
-    levels = _row_medians(np.lib.stride_tricks.sliding_window_view(padded, 2 * near)[position[inside]])
+    levels = _row_medians(padded[position[inside, np.newaxis] + np.arange(2 * near)])
     ratios: Array = raw[nights[inside]][levels != 0] / levels[levels != 0]
     return ratios
 

@@ -279,7 +279,7 @@ def read_objects(
         generations = list_generations(store, folder)
         wanted = [*small, *([generations[-1].key] if generations else [])]
         missing = [key for key in wanted if key not in known]
-        found = in_parallel(store.get, missing) if len(missing) > 1 else [store.get(key) for key in missing]
+        found = in_parallel(store.get, missing)
         known |= {key: data for key, data in zip(missing, found, strict=True) if data is not None}
         if None not in found:
             data = {key: known[key] for key in wanted}

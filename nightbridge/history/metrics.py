@@ -2,8 +2,9 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from operator import attrgetter
 from typing import Any
 
 from nightbridge.models import Limits, Outcome, Summary, TestDefinition
@@ -23,11 +24,19 @@ def measured(metric: Metric, summary: Summary, field: str = "") -> float | None:
         summary: What the run measured.
         field: Another field that measures the same; empty for the metric's own.
     """
-    value: float | None
-    value = curve_level(summary) if metric.name == "loss_curve" else getattr(summary, field or metric.field)
-    if value is None or not math.isfinite(value) or (metric.must_be_positive and value <= 0):
-        return None
-    return value
+    return measure_of(metric, field)(summary)
+
+
+def measure_of(metric: Metric, field: str = "") -> Callable[[Summary], float | None]:
+    """What takes the value of a metric out of a summary, as `measured` does: for whoever reads a history's."""
+    read = curve_level if metric.name == "loss_curve" else attrgetter(field or metric.field)
+    least = 0.0 if metric.must_be_positive else -math.inf
+
+    def measure(summary: Summary) -> float | None:
+        value: float | None = read(summary)
+        return value if value is not None and least < value < math.inf else None
+
+    return measure
 
 
 def is_required(metric: Metric, test: TestDefinition, value: float | None, earlier: Sequence[float]) -> bool:

@@ -26,7 +26,7 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from nightbridge.errors import InvalidInput
-from nightbridge.history.metrics import COMPLETE_OUTCOMES, measured
+from nightbridge.history.metrics import COMPLETE_OUTCOMES, measure_of, measured
 from nightbridge.history.reading import is_good
 from nightbridge.history.rows import HistoryRow
 from nightbridge.models import GatePolicy, Summary, VerdictStatus
@@ -89,6 +89,8 @@ def rows_until(rows: Sequence[HistoryRow], night: str | None) -> tuple[HistoryRo
 
 def changed_topology(before: HistoryRow, after: HistoryRow) -> tuple[str, ...]:
     """What two runs do not have in common of their topology, `nodes 4 → 8`; what one does not know is no difference."""
+    if before.topology == after.topology:  # nearly always, and asked about each night of a history
+        return ()
     return tuple(
         f"{name} {before.topology[name] or 'none'} → {value or 'none'}"
         for name, value in after.topology.items()
@@ -147,10 +149,20 @@ def _has_values(run: HistoryRow) -> bool:
 
 def night_value(night: Night, metric: Metric, field: str = "") -> float | None:
     """The median of the night's runs that measured it."""
-    if len(night.summaries) == 1:  # most nights
-        return measured(metric, night.summaries[0], field)
-    values = [value for summary in night.summaries if (value := measured(metric, summary, field)) is not None]
-    return statistics.median(values) if values else None
+    return night_values([night], metric, field)[0]
+
+
+def night_values(nights: Sequence[Night | None], metric: Metric, field: str = "") -> list[float | None]:
+    """The same of each night; None for one that does not count."""
+    measure = measure_of(metric, field)
+    summaries = (night.summaries if night else () for night in nights)
+    # Most nights have one run.
+    return [measure(each[0]) if len(each) == 1 else _median(map(measure, each)) for each in summaries]
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
 
 
 def canary_values(nights: Sequence[Night], canary: Sequence[HistoryRow], metric: Metric) -> list[float | None]:

@@ -6,7 +6,7 @@ waits for them calls the listener, every `INTERVAL` seconds and at the end.
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, Literal, TypeVar
 
@@ -17,6 +17,9 @@ WORKERS = 8
 
 FILES = 96
 """Files sent or fetched at once: of small ones, most wait for the server's answer."""
+
+QUICK = 0.001
+"""Seconds in which an item costs less than a thread that takes it: on a local disk."""
 
 INTERVAL = 0.5
 """Seconds between two calls of the listener."""
@@ -106,15 +109,18 @@ class Meter:
 def in_parallel(
     function: Callable[[Item], Result], items: Sequence[Item], meter: Meter | None = None, workers: int = WORKERS
 ) -> list[Result]:
-    """Apply `function` to all items, `workers` at once.
+    """Apply `function` to all items, `workers` at once; without a meter in this thread, as long as each is `QUICK`.
 
     The first exception is raised, and what has not begun by then never does; one of this thread, such as an interrupt,
     before any other. The meter's listener is called in this thread: at intervals, and when all is done.
     """
-    results: list[Any] = [None] * len(items)
+    results: list[Any] = [] if meter is not None else list(_until_slow(function, items))
+    if len(results) == len(items):
+        return results
     failures: list[BaseException] = []
     # The threads take the items themselves: to be handed each costs as much as to send a small file.
-    numbers = iter(range(len(items)))
+    numbers = iter(range(len(results), len(items)))
+    results += [None] * (len(items) - len(results))
 
     def work() -> None:
         try:
@@ -138,9 +144,18 @@ def in_parallel(
             raise
     if failures:
         raise failures[0]
-    if meter is not None and items:
+    if meter is not None:
         meter.report()
     return results
+
+
+def _until_slow(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+    """The results of the first items, until one was not `QUICK`."""
+    for item in items:
+        began = time.perf_counter()
+        yield function(item)
+        if time.perf_counter() - began > QUICK:
+            return
 
 
 def _size(count: float) -> str:
