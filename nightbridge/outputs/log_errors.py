@@ -69,7 +69,7 @@ _KNOWN_CAUSE = re.compile("|".join((*_ENDINGS.values(), *_COMPLAINTS.values())))
 _HARMLESS = re.compile(r"\bwarn(?:ing)?\b|^rm: cannot remove|could not remove squashfs", re.IGNORECASE)
 _INFORMS = re.compile(r"(?<![=\w])(?:INFO|DEBUG)\b|level=info|(?:^|: |\[)[DI]\d{0,4} [a-zA-Z\d]")
 _TOLD = re.compile(
-    _INFORMS.pattern + r"|(?:^|: |\[)W\d{0,4} [a-zA-Z\d]|^\s*(?:If|Hint|Note|Tip|To|Try)\b"
+    _INFORMS.pattern + r"|(?:^|: |\[)W\d{0,4} [a-zA-Z\d]|(?:^|srun: error: )\s*(?:If|Hint|Note|Tip|To|Try)\b"
     r"|(?i:\b(?:retry|retrying|falling back|skipping|ignor(?:ed|ing))\b)"
 )
 """The level of a line that does not complain, as Python, glog and torch write it; a process that goes on; advice."""
@@ -116,7 +116,7 @@ _OUTLIVABLE, _OUTLIVED = {_SOUNDS, _WORDED}, 1
 _SAYS_LITTLE = re.compile(
     r"(?i:exit(?:ed)?[ _]?(?:code|status)|non-zero|(?:error|return) code:? -?\d+|returned (?:error )?-?\d+ |\bkilled\b)"
     r"|(?i:\b(?:aborting|terminat(?:ed?|ing)(?! with exception)|shutting down)\b)|Some NCCL operations have"
-    r"|^[^a-z]+$|\bFAILED$|\brc=|(?:\.\.\.|:)$"
+    r"|container exited too soon|^[^a-z]+$|\bFAILED$|\brc=|(?:\.\.\.|:)$"
 )
 """What tells that something ended, not why, or only announces what the next line says."""
 # What says that a process ended, and not why; the last of a chain that another line heads.
@@ -144,6 +144,8 @@ _EXITED = re.compile(r"srun: error: ([\w.-]+): tasks? ([\d,-]+): (?!Terminated)"
 _EXITED_UNDER_MPI = re.compile(r"noticed that process rank (\d+) with PID \d+ on node ([\w.-]+) exited")
 _BY_LAUNCHER = re.compile(r"srun: (?!error: |fatal: )|srun: error: \S+: tasks? \S+: | ON \S+ CANCELLED AT ")
 """How Slurm reports a task's end, and ends those that are left: whatever the reason."""
+_STATEMENT = re.compile(r"\s+(?!File \"|[~^ ]+$)\S")
+"""A line of code below the place where it stands."""
 _FRAME = re.compile(r"\s*(?:File \"|frame #|at |PC: |@ |#\d+ |\[ ?\d+\] \S*[/(]|raise |Exception raised from )")
 """A line of a stack."""
 _CONSEQUENCES = re.compile(
@@ -242,9 +244,10 @@ class ErrorFinder:
 
     A line is certain where a process says why itself ended, and nothing contradicts it: that Slurm ended the job later
     for a reason of its own, that a process was killed for its memory and the line speaks of something else, that two
-    tracebacks end differently and neither led to the other, that training or the script went on, or that another rank
-    did and no end is reported. Any other line is called possible: that a process ended and not why, that another one
-    did not answer, a warning, and what only sounds like a failure.
+    tracebacks end differently and neither led to the other, that training or the script went on, that another rank did
+    and no end is reported, or that another line sounds like a failure, which is then named, too. Any other line is
+    called possible: that a process ended and not why, that another one did not answer, a warning, and what only sounds
+    like a failure.
     """
 
     def __init__(self) -> None:
@@ -262,7 +265,7 @@ class ErrorFinder:
         """The first complaint of those of a client of Slurm that follow each other up to the line above."""
         self._is_the_same = False
         """Whether the process that raised the exception above raised the one below, too."""
-        self._rank = self._node = self._noticed_by = self._previous = self._heading = ""
+        self._rank = self._node = self._noticed_by = self._previous = self._heading = self._statement = ""
 
     def see(self, line: str) -> None:
         """Take in the next line."""
@@ -283,7 +286,8 @@ class ErrorFinder:
         self._client_said = (self._client_said or line.strip()) if _CLIENT.match(line) else ""
         if line.rstrip().endswith(_NCCL_DETAIL):
             said = next((kind for kind in _BEST_FIRST if "NCCL error" in self._found.get(kind, "")), "report")
-            self._announced = self._found, said
+            is_known = said in self._found or not self._possible
+            self._announced = (self._found, said) if is_known else (self._possible, min(self._possible))
         lower = line.lower()
         self._is_the_same |= _CHAINED in lower
         if not any(word in lower for word in _WORDS):
@@ -364,7 +368,7 @@ class ErrorFinder:
         return texts is self._found
 
     def _begin_traceback(self, line: str) -> None:
-        self._in_traceback = True
+        self._in_traceback, self._statement = True, ""
         self._heading = self._previous.strip() if " ERROR " in self._previous else ""
         before = line[: line.index(_TRACEBACK)][-_LONGEST_BEFORE:]
         margin = before[: len(before) - len(before.lstrip())]
@@ -396,8 +400,11 @@ class ErrorFinder:
 
     def _see_in_traceback(self, line: str, printed: str) -> bool:
         if not _EXCEPTION.match(line):
+            self._statement = line.strip() if _STATEMENT.match(line) else self._statement
             return False
         self._in_traceback = False
+        if self._statement and re.fullmatch(r"[\w.]+:?", line):
+            line = f"{line.rstrip(':')} at {self._statement}"
         first, rank = self._found.get("cause"), _rank_of(printed)
         if not self._see_exception(line, "cause"):
             self._noticed_by = self._noticed_by or rank
@@ -434,7 +441,12 @@ class ErrorFinder:
         by_memory = self._was_killed_for_memory and not _MEMORY.search(self._found[kind])
         has_ended = self._node or self._has_ended
         outlived = self._went_on if kind == "complaint" else self._others_went_on and not has_ended
-        return kind in _AT_FIRST_HAND and not self._in_doubt and not by_memory and not outlived
+        return kind in _AT_FIRST_HAND and not (self._rival_of(kind) or self._in_doubt or by_memory or outlived)
+
+    def _rival_of(self, kind: _Kind | None) -> str:
+        """Another line that sounds like a failure, beside what a process says of itself; empty without one."""
+        best = min(self._possible, default=_ENDED)
+        return self._possible[best] if kind in _AT_FIRST_HAND and best <= _WORDED else ""
 
     @property
     def best(self) -> str:
@@ -448,5 +460,7 @@ class ErrorFinder:
         rank = self._rank or (self._noticed_by if kind == "consequence" else "") or _rank_of(text)
         where = [f"rank {rank}"] if rank else []
         where += [self._node] if self._node and self._node not in text else []
+        rival = self._rival_of(kind)
+        text += f"; also: {rival}" if rival else ""
         text = text if kind and self._is_certain(kind) else f"{POSSIBLY}{text}"
         return f"{text} ({', '.join(where)})" if where else text

@@ -2,6 +2,7 @@
 
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,13 +19,13 @@ TRACEBACK = ("Traceback (most recent call last):", '  File "train.py", line 3, i
 
 
 @pytest.mark.parametrize("log", LOGS, ids=[f"{log['part']} {log['source'][-60:]}" for log in LOGS])
-def test_the_cause_is_named(log: dict[str, str], tmp_path: Path) -> None:
+def test_the_cause_is_named(log: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "log.out"
     path.write_text(log["text"])
 
     error = read_logs([path]).last_error
 
-    assert log["cause"] in error
+    assert any(line in error for line in (log["cause"], *log.get("also", ())))
     assert log["cause"] or error == "" or error.startswith("possibly: ")
     assert log.get("where", "") in error
 
@@ -181,6 +182,30 @@ def test_a_line_that_no_table_knows_but_sounds_like_a_failure_is_possible(line: 
     assert best_of("loading the data", line, "saving the log") == f"possibly: {line}"
 
 
+def test_an_exception_beside_another_line_that_sounds_like_a_failure_is_possible_and_both_are_named() -> None:
+    said = "RuntimeError: no engine can execute this computation"
+
+    assert best_of(*TRACEBACK, said) == said
+    assert best_of("Could not load library libx.so. Error: symbol f is not defined", *TRACEBACK, said) == (
+        f"possibly: {said}; also: Could not load library libx.so. Error: symbol f is not defined"
+    )
+
+
+@pytest.mark.parametrize("marked", [(), ("           ^^^^^^^^^^^",)])
+def test_an_exception_without_a_message_is_named_with_its_statement(marked: tuple[str, ...]) -> None:
+    assert best_of(*TRACEBACK, "    assert samples > 0", *marked, "AssertionError") == (
+        "AssertionError at assert samples > 0"
+    )
+    assert best_of(*TRACEBACK, "    assert samples > 0, name", "AssertionError: train") == "AssertionError: train"
+    assert best_of(*TRACEBACK, "AssertionError") == "AssertionError"
+
+
+def test_the_reason_below_an_error_of_nccl_that_no_table_knows_is_named_with_it() -> None:
+    assert best_of("Group.cpp:12, internal error, NCCL version 2.14.3", "Last error:", "Net : closed by peer x") == (
+        "possibly: Group.cpp:12, internal error, NCCL version 2.14.3 Net : closed by peer x"
+    )
+
+
 def test_a_line_that_sounds_like_a_failure_says_more_than_the_report_of_the_end_below_it() -> None:
     report = "[E] failed (exitcode: 1) local_rank: 0 (pid: 130182) of binary: /usr/bin/python3.8"
     assert best_of("[ERROR] lattice 7 is singular", report) == "possibly: [ERROR] lattice 7 is singular"
@@ -253,9 +278,8 @@ def test_complaints_of_a_client_of_slurm_that_follow_each_other_are_named_togeth
     cause = "sbatch: error: memory of the node is too small"
     refusal = "sbatch: error: Batch job submission failed: Requested node configuration is not available"
     assert best_of(cause, refusal) == f"{cause}; {refusal.removeprefix('sbatch: error: ')}"
-    assert best_of("srun: error: plugin x failed", "step 2 begins", "srun: error: Unable to create step: no nodes") == (
-        "srun: error: Unable to create step: no nodes"
-    )
+    apart = best_of("srun: error: plugin x failed", "step 2 begins", "srun: error: Unable to create step: no nodes")
+    assert apart == "possibly: srun: error: Unable to create step: no nodes; also: srun: error: plugin x failed"
     advice = "srun: error: If munged is up, restart with --num-threads=10"
     assert (
         best_of(advice, "srun: error: Munge encode failed: no socket") == "srun: error: Munge encode failed: no socket"
