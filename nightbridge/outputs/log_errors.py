@@ -88,8 +88,8 @@ _FAILURE_WORDS = (
     "unauthorized", "forbidden", "invalid", "illegal", "unrecognized", "unknown", "unsupported", "undefined",
     "unexpected", "unavailable", "unbound", "ambiguous", "missing", "required", "mismatch", "conflict", "duplicate",
     "syntax", "corrupt", "smash", "overflow", "out of", "oom", "quota", "limit", "exceed", "insufficient", "too many",
-    "too long", "too large", "timed out", "timeout", "stuck", "hang", "lost", "unreachable", "disconnect", "reset by",
-    "broken", "bad ", "stale", "expired", "read-only", "in use", "double free", "cancelled", "preempt",
+    "too long", "too large", "timed out", "timeout", "busy", "stuck", "hang", "lost", "unreachable", "disconnect",
+    "reset by", "broken", "bad ", "stale", "expired", "read-only", "in use", "double free", "cancelled", "preempt",
     "evict", "low on", "fallen off", "uncorrectable", " vs ", " warn ",
 )  # fmt: skip
 _WORDS = (
@@ -144,8 +144,9 @@ _EXITED = re.compile(r"srun: error: ([\w.-]+): tasks? ([\d,-]+): (?!Terminated)"
 _EXITED_UNDER_MPI = re.compile(r"noticed that process rank (\d+) with PID \d+ on node ([\w.-]+) exited")
 _BY_LAUNCHER = re.compile(r"srun: (?!error: |fatal: )|srun: error: \S+: tasks? \S+: | ON \S+ CANCELLED AT ")
 """How Slurm reports a task's end, and ends those that are left: whatever the reason."""
-_STATEMENT = re.compile(r"\s+(?!File \"|[~^ ]+$)\S")
-"""A line of code below the place where it stands."""
+_IS_NAME = re.compile(r"[A-Za-z_][\w.]*$")
+_STATEMENT = re.compile(r"\s+(?!File \"|raise |[~^ ]+$)\S")
+"""A line of code below the place where it stands, which says more than that it raised."""
 _FRAME = re.compile(r"\s*(?:File \"|frame #|at |PC: |@ |#\d+ |\[ ?\d+\] \S*[/(]|raise |Exception raised from )")
 """A line of a stack."""
 _CONSEQUENCES = re.compile(
@@ -165,14 +166,19 @@ _ENDED_FOR_ALL = re.compile(r"DUE TO (?:TIME LIMIT|NODE FAILURE|PREEMPTION|JOB R
 """After Slurm has ended the job, nothing that a process complains of is why it ended."""
 _OF_THE_END = re.compile(r"\s|$|srun: |[-=*]+$|Primary job|mpirun ")
 """What continues the line above it, and what launchers say of a job that ended: no sign that a script went on."""
+_FAILED_NODE = re.compile(r"Node failure on ([\w.-]+)")
 _WAITED = re.compile(r"[Ww]atchdog caught|Heartbeat monitor|watchdog got stuck")
 """A rank that waited for the others in vain: only where none is known to have ended."""
 _OOM_KILL = re.compile(r"oom[-_]kill|OOM Killed")
 _ROOT_CAUSE = "Root Cause (first observed failure)"
 _ROOT_FIELD = re.compile(r"^\s+(rank|host)\s*: (\S+)")
 """What stands below it in torchrun's summary."""
-# Training that goes on, as Megatron-Bridge and tqdm print it.
-_PROGRESS = re.compile(r" iteration +\d+/ *\d+ \||\d/\d+ \[\d+:\d\d")
+_PROGRESS = re.compile(r" iteration +\d+/ *\d+ \|")
+"""Training that goes on, as Megatron-Bridge prints it."""
+_BAR = re.compile(r"(?<!\d)(\d{1,12})(/\d{1,12}) \[\d+:\d\d")
+"""tqdm's progress bar, which is drawn once more when a process ends."""
+_FOUND_NAN = re.compile(r"Rank (\d+): found .* node: ([\w.-]+)")
+"""How Megatron-LM ends where a gradient or a loss is no number."""
 _ERROR_LIMIT = 500
 
 POSSIBLY = "possibly: "
@@ -265,6 +271,9 @@ class ErrorFinder:
         """The first complaint of those of a client of Slurm that follow each other up to the line above."""
         self._is_the_same = False
         """Whether the process that raised the exception above raised the one below, too."""
+        self._ended_for_all = ""
+        self._bars: dict[str, int] = {}
+        """Where each progress bar was when it was first drawn after the line that was found."""
         self._rank = self._node = self._noticed_by = self._previous = self._heading = self._statement = ""
 
     def see(self, line: str) -> None:
@@ -301,7 +310,9 @@ class ErrorFinder:
         """Take in a line that may say why a run died, by its words."""
         self._is_aside |= _ASIDE.search(line) is not None
         self._see_mpirun(line)
-        if _KNOWN_CAUSE.search(line) and not _is_harmless(line) and not _TOLD.search(line):
+        # An exception that speaks of another process is a consequence: what it said of that one may stand below.
+        is_consequence = is_exception and _OF_ANOTHER.search(line)
+        if _KNOWN_CAUSE.search(line) and not (is_consequence or _is_harmless(line) or _TOLD.search(line)):
             self._see_known(line)
         elif not is_exception and self._wants(line):
             self._note_possible(_rank_of_possible(line), line.strip())
@@ -311,9 +322,10 @@ class ErrorFinder:
         best = self._best_kind()
         if not best and not self._possible:
             return
-        if _PROGRESS.search(line):
+        if _PROGRESS.search(line) or self._bar_moved(line):
             self._possible = {_BEFORE_PROGRESS: self._found[best] if best else self._possible[min(self._possible)]}
             self._found.clear()
+            self._bars.clear()
             self._is_over = self._in_doubt = self._was_killed_for_memory = False
             self._went_on = self._others_went_on = False
         elif "complaint" in self._found and _TOLD.search(line):
@@ -323,6 +335,13 @@ class ErrorFinder:
         elif not best and "NCCL INFO" not in line and _INFORMS.search(line):
             for rank in _OUTLIVABLE & self._possible.keys():
                 self._possible[rank + _OUTLIVED] = self._possible.pop(rank)
+
+    def _bar_moved(self, line: str) -> bool:
+        """Whether a progress bar is farther than where it was first drawn after the line that was found."""
+        if not (bar := _BAR.search(line)):
+            return False
+        name = line[: bar.start()].partition("%")[0].rstrip(" 0123456789") + bar[2]
+        return self._bars.setdefault(name, int(bar[1])) < int(bar[1])
 
     def _wants(self, line: str) -> bool:
         """Whether a line that only sounds like a failure can be better than what was found."""
@@ -340,6 +359,9 @@ class ErrorFinder:
         self._was_killed_for_memory |= _OOM_KILL.search(line) is not None
         if _ENDED_FOR_ALL.search(line):
             self._is_over, self._in_doubt = True, bool(self._found)
+            self._ended_for_all = _cut(line.strip()) if self._found else ""
+            if failed := _FAILED_NODE.search(line):
+                self._note_where("", failed[1])
         elif _WAITED.search(line) and "known" not in self._found:
             self._in_doubt = bool(self._node) or not all(map(_WAITED.search, self._found.values()))
         text = _cut(_RANK_PREFIX.sub("", line).strip())
@@ -351,7 +373,8 @@ class ErrorFinder:
         self._has_ended |= kind == "report"
         if kind not in self._found and not self._says_more(kind):
             self._found[kind] = text
-            self._note_rank(_rank_of(line))
+            self._bars.clear()
+            self._note_where(_rank_of(line))
 
     def _says_more(self, kind: _Kind) -> bool:
         """Whether a line that sounds like a failure says more than this one below it, that a process ended."""
@@ -378,13 +401,11 @@ class ErrorFinder:
     def _see_scheduler(self, line: str) -> None:
         exited = _EXITED.search(line)
         if exited and not self._node:
-            self._node = exited[1]
-            self._note_rank(re.split("[,-]", exited[2])[0])
+            self._note_where(re.split("[,-]", exited[2])[0], exited[1])
 
     def _see_mpirun(self, line: str) -> None:
         if exited := _EXITED_UNDER_MPI.search(line):
-            self._note_rank(exited[1])
-            self._node = self._node or exited[2]
+            self._note_where(*exited.groups())
 
     def _see_root_cause(self, line: str) -> None:
         """Take in which rank torchrun saw fail first, and where: it knows better than the order of the lines."""
@@ -395,21 +416,20 @@ class ErrorFinder:
         elif field:
             self._node = field[2]
 
-    def _note_rank(self, rank: str) -> None:
-        self._rank = self._rank or rank
+    def _note_where(self, rank: str, node: str = "") -> None:
+        self._rank, self._node = self._rank or rank, self._node or node
 
     def _see_in_traceback(self, line: str, printed: str) -> bool:
         if not _EXCEPTION.match(line):
             self._statement = line.strip() if _STATEMENT.match(line) else self._statement
             return False
         self._in_traceback = False
-        if self._statement and re.fullmatch(r"[\w.]+:?", line):
-            line = f"{line.rstrip(':')} at {self._statement}"
+        line = self._with_statement(line) if _IS_NAME.match(line) else line
         first, rank = self._found.get("cause"), _rank_of(printed)
         if not self._see_exception(line, "cause"):
             self._noticed_by = self._noticed_by or rank
             return True
-        self._note_rank(rank)
+        self._note_where(rank)
         if first and first.split(":")[0] != line.split(":")[0]:
             if rank not in ("", self._rank):
                 self._found["cause"], self._in_doubt = first, True
@@ -417,6 +437,10 @@ class ErrorFinder:
                 self._in_doubt |= not self._is_the_same
         self._is_the_same = False
         return True
+
+    def _with_statement(self, exception: str) -> str:
+        """An exception without a message, and the statement of the last traceback, which says more."""
+        return f"{exception} at {self._statement}" if self._statement else exception
 
     def _see_exception(self, line: str, kind: _Kind) -> bool:
         """Take in an exception; whether it is more than the consequence of another one."""
@@ -431,6 +455,9 @@ class ErrorFinder:
         if self._says_more(kind):
             return False
         self._found[kind] = _cut(f"{self._heading} {line}".strip() if is_consequence else line)
+        self._bars.clear()
+        if named := _FOUND_NAN.search(line):
+            self._note_where(*named.groups())
         self._announced = (self._found, kind) if line.endswith(":") else None
         return not is_consequence
 
@@ -439,14 +466,19 @@ class ErrorFinder:
 
     def _is_certain(self, kind: _Kind) -> bool:
         by_memory = self._was_killed_for_memory and not _MEMORY.search(self._found[kind])
-        has_ended = self._node or self._has_ended
+        has_ended, is_cut = self._node or self._has_ended, self._found[kind].endswith(":")
         outlived = self._went_on if kind == "complaint" else self._others_went_on and not has_ended
-        return kind in _AT_FIRST_HAND and not (self._rival_of(kind) or self._in_doubt or by_memory or outlived)
+        return kind in _AT_FIRST_HAND and not (
+            self._rival_of(kind) or self._in_doubt or by_memory or outlived or is_cut
+        )
 
     def _rival_of(self, kind: _Kind | None) -> str:
-        """Another line that sounds like a failure, beside what a process says of itself; empty without one."""
+        """Another line that may be why: one that sounds like a failure, beside what a process says of itself, or what
+        ended the job for all after it.
+        """
         best = min(self._possible, default=_ENDED)
-        return self._possible[best] if kind in _AT_FIRST_HAND and best <= _WORDED else ""
+        sounds_so = self._possible[best] if kind in _AT_FIRST_HAND and best <= _WORDED else ""
+        return sounds_so or self._ended_for_all
 
     @property
     def best(self) -> str:
@@ -460,6 +492,8 @@ class ErrorFinder:
         rank = self._rank or (self._noticed_by if kind == "consequence" else "") or _rank_of(text)
         where = [f"rank {rank}"] if rank else []
         where += [self._node] if self._node and self._node not in text else []
+        if text.endswith(":") or (self._in_traceback and _IS_NAME.match(text)):
+            text = self._with_statement(text)  # the log is cut before the message
         rival = self._rival_of(kind)
         text += f"; also: {rival}" if rival else ""
         text = text if kind and self._is_certain(kind) else f"{POSSIBLY}{text}"

@@ -89,7 +89,9 @@ def test_nothing_after_slurm_has_ended_the_job_is_the_cause() -> None:
 
 
 def test_an_exception_that_the_job_outlived_until_slurm_ended_it_is_possible() -> None:
-    assert best_of(*TRACEBACK, "ValueError: bad shape", TIME_LIMIT) == "possibly: ValueError: bad shape"
+    said = "ValueError: bad shape"
+
+    assert best_of(*TRACEBACK, said, TIME_LIMIT) == f"possibly: {said}; also: {TIME_LIMIT}"
 
 
 def test_an_exception_beside_a_process_killed_for_its_memory_is_possible() -> None:
@@ -204,6 +206,46 @@ def test_the_reason_below_an_error_of_nccl_that_no_table_knows_is_named_with_it(
     assert best_of("Group.cpp:12, internal error, NCCL version 2.14.3", "Last error:", "Net : closed by peer x") == (
         "possibly: Group.cpp:12, internal error, NCCL version 2.14.3 Net : closed by peer x"
     )
+
+
+def test_a_log_that_is_cut_before_a_message_has_the_statement_that_raised() -> None:
+    cut = (
+        "    return pwd.getpwuid(os.getuid())[0]",
+        "torch._dynamo.exc.BackendCompilerFailed: backend='inductor' raised:",
+    )
+    assert best_of(*TRACEBACK, *cut) == f"possibly: {cut[1]} at {cut[0].strip()}"
+    assert best_of("AssertionError", *TRACEBACK, "    assert n > 0") == "possibly: AssertionError at assert n > 0"
+
+
+def test_a_progress_bar_that_is_drawn_once_more_at_the_end_is_no_sign_of_going_on() -> None:
+    said, end = (
+        "RuntimeError: setStorage: out of bounds",
+        "Steps:   0%|      | 2/900 [00:15<99:40:27,  7.60s/it, lr=1e-5]",
+    )
+
+    assert best_of(*TRACEBACK, said, end) == said
+    assert best_of(*TRACEBACK, said, end, end.replace(" 2/", " 3/")) == f"possibly: {said}"
+
+
+def test_what_ended_the_job_for_all_after_a_complaint_is_named_with_it() -> None:
+    node = "srun: error: Node failure on jz-49"
+
+    assert best_of("  what():  CUDA error: unknown error", node) == (
+        f"possibly: what():  CUDA error: unknown error; also: {node} (jz-49)"
+    )
+    assert best_of(node) == node
+
+
+def test_the_rank_and_node_that_megatron_names_with_a_gradient_that_is_no_number() -> None:
+    said = "AssertionError: Rank 13: found NaN in local grad norm in backward pass. Device: 5, node: node-15-11"
+
+    assert best_of(*TRACEBACK, said) == f"{said} (rank 13)"
+
+
+def test_a_step_that_waits_for_busy_nodes_is_a_hint() -> None:
+    said = "srun: Job 13 step creation still disabled, retrying (Requested nodes are busy)"
+
+    assert best_of(said, said) == f"possibly: {said}"
 
 
 def test_a_line_that_sounds_like_a_failure_says_more_than_the_report_of_the_end_below_it() -> None:
