@@ -242,6 +242,25 @@ def test_the_rank_and_node_that_megatron_names_with_a_gradient_that_is_no_number
     assert best_of(*TRACEBACK, said) == f"{said} (rank 13)"
 
 
+def test_of_the_complaints_of_a_container_that_did_not_start_the_last_one_is_why() -> None:
+    logged = [
+        f"slurmstepd: error: pyxis:     {text}: No such file or directory" for text in ("/bin/check", "cd: /workspace")
+    ]
+    assert best_of(*logged, "slurmstepd: error: pyxis: couldn't start container") == (
+        f"possibly: {logged[1]}; also: {logged[0]}"
+    )
+
+
+def test_the_reason_below_an_exception_of_nccl_that_several_lines_tell_is_named() -> None:
+    told = (
+        "torch.distributed.DistBackendError: NCCL error in: x.cpp:7, unhandled cuda error",
+        "ncclUnhandledCudaError: Call",
+    )
+    assert "Cuda failure 'invalid argument'" in best_of(
+        *TRACEBACK, *told, "Last error:", "Cuda failure 'invalid argument'"
+    )
+
+
 def test_a_step_that_waits_for_busy_nodes_is_a_hint() -> None:
     said = "srun: Job 13 step creation still disabled, retrying (Requested nodes are busy)"
 
@@ -306,8 +325,8 @@ def test_two_tracebacks_that_end_differently_are_certain_only_where_one_process_
     first, last = (*TRACEBACK, "KeyError: 'x'"), (*TRACEBACK, "ValueError: bad shape")
     assert best_of(*first, *last) == "possibly: ValueError: bad shape"
     chained = "During handling of the above exception, another exception occurred:"
-    for between in (chained, "training goes on"):
-        assert best_of(*first, "", between, "", *last) == "ValueError: bad shape"
+    assert best_of(*first, "", chained, "", *last) == "ValueError: bad shape; after: KeyError: 'x'"
+    assert best_of(*first, "", "training goes on", "", *last) == "ValueError: bad shape"
 
 
 def test_a_known_line_that_a_process_informs_after_is_certain_only_with_an_end() -> None:
