@@ -87,11 +87,12 @@ class Pack:
     """
 
     def __init__(self, data: bytes, url: str) -> None:
+        import pyarrow as pa
         import pyarrow.parquet as pq
 
         self._url = url
         with self._reading():
-            self._file = pq.ParquetFile(io.BytesIO(data), page_checksum_verification=True)
+            self._file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
 
     def row_keys(self, group: int = 0) -> list[RowKey]:
         """The key of every row from a group of `ROWS_TOGETHER` on, in the order in which they lie: by night."""

@@ -54,6 +54,11 @@ class Night:
         return tuple(run.summary for run in self.runs if _has_values(run))
 
     @cached_property
+    def only(self) -> Summary | None:
+        """The one of these, where there is one, as in most nights."""
+        return self.summaries[0] if len(self.summaries) == 1 else None
+
+    @cached_property
     def is_good(self) -> bool:
         """Whether its own run may make a baseline."""
         return is_good(self.own)
@@ -155,9 +160,14 @@ def night_value(night: Night, metric: Metric, field: str = "") -> float | None:
 def night_values(nights: Sequence[Night | None], metric: Metric, field: str = "") -> list[float | None]:
     """The same of each night; None for one that does not count."""
     measure = measure_of(metric, field)
-    summaries = (night.summaries if night else () for night in nights)
-    # Most nights have one run.
-    return [measure(each[0]) if len(each) == 1 else _median(map(measure, each)) for each in summaries]
+    return [
+        None
+        if night is None
+        else measure(night.only)
+        if night.only
+        else _median(measure(summary) for summary in night.summaries)
+        for night in nights
+    ]
 
 
 def _median(values: Iterable[float | None]) -> float | None:
