@@ -7,9 +7,10 @@ their difference is the code's. Pairs alternate which arm comes first (ABBA), so
 The differences of the last nights are weighed by a sequential test (Page's CUSUM of the log-likelihood ratio, Page
 1954): how much likelier they are if the new point is worse by the smallest change that counts than if it is as good.
 Three ends: at `PROOF` the regression is proven; where tonight's pairs are `CLEAR`, what was seen is the cluster's;
-otherwise another pair is wanted, up to `MOST_TIMES` as many as the test's policy begins with, and the next night goes
-on where this one ended. Of a metric that is no average, such as the 95th percentile, the likelihood is that of being
-out of the band at all: a share of all runs is, whatever the code, and a regression is in nearly all of them.
+otherwise another pair is wanted, up to `MOST_TIMES` as many as the test's policy begins with, `LONGER` times that where
+they speak for a regression, and the next night goes on where this one ended. Of a metric that is no average, such as
+the 95th percentile, the likelihood is that of being out of the band at all: a share of all runs is, whatever the code,
+and a regression is in nearly all of them.
 
 The point that is run is not last night's: a small change needs some nights to be seen, and until then those nights
 pass. It is as many good nights old as evidence may take to build up.
@@ -30,7 +31,7 @@ from nightbridge.models import Arm, GatePolicy, GitRepo, HarvestPolicy, PinnedRe
 from nightbridge.models.metrics import METRICS, Metric
 
 PROOF = 10.0
-"""Least log-likelihood ratio that proves a regression: 22,000 times likelier than none."""
+"""Least log-likelihood ratio that proves a regression: chance reaches it once in 22,000 pairs at most (Lorden 1971)."""
 
 NIGHTS_OF_A_MONTH = 30
 
@@ -42,6 +43,9 @@ OPEN = 2.0
 
 MOST_TIMES = 8
 """Pairs of a night at most, as a multiple of those that it begins with."""
+
+LONGER = 3
+"""How many times as many where their score is above `OPEN`: a test that scatters much takes them."""
 
 WINDOW = 14
 """Nights whose pairs are weighed together, and how many good nights old the control point is, where it can be."""
@@ -61,7 +65,7 @@ MOST_SIGMAS = 5.0
 SHOWN = 0.95
 """Share of its runs in which a regression of a metric that is no average shows."""
 
-UNKNOWN_SIGMAS = 5.0
+UNKNOWN_SIGMAS = 3.3
 """A test without much history is taken to be quiet enough for its widest band to be so many standard deviations."""
 
 NOISE_NIGHTS = 90
@@ -150,8 +154,8 @@ class Proof(NamedTuple):
 
     @property
     def is_worse(self) -> bool:
-        """Whether the new point is proven to be worse, and by tonight's pairs; each pair was one more try."""
-        return self.clear < 0 and self.score >= self.needed + math.log(self.weighed)
+        """Whether the new point is proven to be worse, and by tonight's pairs."""
+        return self.clear < 0 and self.score >= self.needed
 
     def __str__(self) -> str:
         return format_count(self.weighed, "pair")
@@ -252,10 +256,8 @@ class Seen(NamedTuple):
     def proof(self, nights: Sequence[Sequence[float]], earlier: Sequence[float] = ()) -> Proof:
         """What the pairs of the last nights say, and how far those of `earlier` good nights were apart."""
         if self.strays:
-            found = weigh_strays(nights, self.strays, self.width)
-        else:
-            found = weigh(nights, self.noise, self.change, earlier)
-        return found._replace(needed=self.needed)
+            return weigh_strays(nights, self.strays, self.width)._replace(needed=self.needed)
+        return weigh(nights, self.noise, self.change, earlier)._replace(needed=self.needed)
 
 
 class Ruling(NamedTuple):
@@ -297,14 +299,17 @@ def rule(metric: Metric, gate: GatePolicy, nights: Sequence[Night], seen: Seen) 
         return Ruling("stands", proof)
     is_back = not seen.regressed and seen.excess < seen.stood / 2 - CERTAINLY_BACK * seen.noise
     is_speed = metric.name == "step_time"
-    far = is_speed and seen.excess >= max(SUSPECT_SIGMAS * seen.noise, FINE_CHANGE)
+    # The more runs tonight's point has, the pairs' new arms included, the less of their median is chance.
+    least = max(SUSPECT_SIGMAS * seen.noise, FINE_CHANGE) / math.sqrt(len(nights[-1].runs))
+    far = is_speed and seen.excess >= least
     # Of a metric that is no average, or that no cluster moves, pairs only confirm what the band says.
     every_night = is_speed and gate.control == "every_night"
     is_open = proof.score > (OPEN / 2 if every_night else OPEN)
     goes_on = metric.follows_cluster and not metric.least_change and is_open
     suspicious = seen.regressed or far or goes_on or (seen.stood > 0 and not is_back)
     started = max((row.arm.pair for row in nights[-1].arms if row.arm and not row.arm.on_suspects), default=0)
-    most = MOST_TIMES * gate.pairs if gate.max_runs is None else gate.max_runs // 2
+    times = MOST_TIMES * LONGER if proof.score > OPEN else MOST_TIMES
+    most = times * gate.pairs if gate.max_runs is None else gate.max_runs // 2
     if (suspicious or every_night) and started < (first := min(gate.pairs, most)):
         return Ruling("ask", proof, first)
     if not suspicious:
@@ -312,20 +317,18 @@ def rule(metric: Metric, gate: GatePolicy, nights: Sequence[Night], seen: Seen) 
     if not proof.pairs:
         # Another pair would hardly be better: what tonight's own runs say counts.
         return Ruling("stands" if seen.stood else "alone", proof)
-    if not proof.is_worse and proof.clear < CLEAR and started < most:
-        return Ruling("ask", proof, started + 1)
-    if seen.stood and not proof.is_worse and proof.clear < CLEAR:
-        return Ruling("stands", proof)
     kind: Literal["worse", "clear", "open"] = "worse" if proof.is_worse else "clear" if proof.clear >= CLEAR else "open"
+    if kind == "open" and started < most:
+        return Ruling("ask", proof, started + 1)
+    if kind == "open" and seen.stood:
+        return Ruling("stands", proof)
     return _with_levels(Ruling(kind, proof), metric, nights[-1], seen)
 
 
 def _with_levels(ruling: Ruling, metric: Metric, night: Night, seen: Seen) -> Ruling:
     """The same with what tonight's arms measured, and with where the cluster has the good level now."""
-    pairs = pairs_of(night)
-    news, controls = (
-        [value for pair in pairs if (value := run_value(pair[arm], metric)) is not None] for arm in (0, 1)
-    )
+    arms = zip(*pairs_of(night), strict=True)
+    news, controls = ([value for run in runs if (value := run_value(run, metric)) is not None] for runs in arms)
     if not news or not controls or not seen.reference:
         return ruling
     own = [value for run in night.runs if (value := run_value(run, metric)) is not None]
@@ -444,11 +447,9 @@ def arm_of(number: int, reference: str, on_suspects: bool = False) -> Arm:
 def arm_run(run: RunSpec, base: RunRecord, number: int, on_suspects: bool = False) -> RunSpec:
     """The run of an arm: tonight's, or the last good point as it was, as a run of tonight."""
     arm = arm_of(number, base.spec.run_key, on_suspects)
-    test = (
-        run.test
-        if arm.role == "new"
-        else run_at(base, {}).test.model_copy(update={"sbatch_args": run.test.sbatch_args})
-    )
+    test = run.test
+    if arm.role == "control":
+        test = run_at(base, {}).test.model_copy(update={"sbatch_args": test.sbatch_args})
     test = test.model_copy(update={"harvest": HarvestPolicy(checkpoint="none")})
     return run.model_copy(update={"repeat": number, "arm": arm, "test": test, "after": ()})
 

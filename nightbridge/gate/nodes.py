@@ -19,6 +19,9 @@ MIN_EFFECT = 0.01
 SLOW_NODE = 0.03
 """A run this much slower than the night's pairs on other nodes is worth a pair on its own nodes."""
 
+HELD_NIGHTS = 30
+"""Nights for which nodes are taken to have the levels that they had."""
+
 _BRACKETS = re.compile(r"\[([^\]]*)\]")
 
 
@@ -79,6 +82,19 @@ def unchanged_since(past: Sequence[Night], tonight: Night) -> str:
     """The last good night, where it had the same pins as tonight; empty otherwise."""
     good = next((night.own for night in reversed(past) if is_good(night.own)), None)
     return good.night if good and pins_of(good) == pins_of(tonight.own) else ""
+
+
+def levels_held(past: Sequence[Night], nodes: str) -> dict[str, float]:
+    """Where the cluster has the levels, as multiples: as the same nodes had them in the last weeks, else as last night.
+
+    Nodes that are slower by themselves move the levels of their own nights only.
+
+    Args:
+        past: The nights before, oldest first.
+        nodes: Tonight's, as Slurm writes them.
+    """
+    same = [night for night in past[-HELD_NIGHTS:] if night.own.nodes == nodes]
+    return (same or past)[-1].own.moved if past else {}
 
 
 def suspects_among(

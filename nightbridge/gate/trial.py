@@ -20,7 +20,6 @@ from nightbridge.gate.control import (
     MOST_TIMES,
     OPEN,
     PROOF,
-    UNKNOWN_SIGMAS,
     arm_of,
     change_looked_for,
     weigh,
@@ -52,6 +51,10 @@ BROKEN = frozenset({VerdictStatus.FAILED, VerdictStatus.SHORT, VerdictStatus.INV
 Answer = Literal["as good", "better", "worse", "fails", "open", "control fails"]
 
 EXIT_CODES: Mapping[Answer, int] = {"as good": 0, "better": 0, "worse": 1, "open": 1, "fails": 3, "control fails": 4}
+
+QUIET_SIGMAS = 5.0
+"""Standard deviations of a test without a history that are its widest band: quieter than a night takes it to be, whose
+alarm wakes people. Whoever tries a change waits for few pairs."""
 
 _ROLES = ("new", "control")
 
@@ -171,7 +174,7 @@ def noise_of_history(rows: Sequence[HistoryRow], gate: GatePolicy) -> dict[str, 
     found = {}
     for metric in COLUMNS:
         values = [value for row in good if (value := measured(metric, row.summary)) is not None]
-        usual = metric.threshold(gate) / UNKNOWN_SIGMAS
+        usual = metric.threshold(gate) / QUIET_SIGMAS
         noise = noise_of_runs(values)
         if len(values) < gate.cold_start:
             noise = min(max(noise, usual), 2 * usual)
@@ -293,8 +296,7 @@ def _findings(arms: Sequence[TrialArm], gate: GatePolicy, noise: Mapping[str, fl
 def _finding(metric: Metric, known: Sequence[tuple[float, float]], gate: GatePolicy, noise: float | None) -> Finding:
     sign = 1 if metric.lower_is_better else -1
     differences = [sign * (new - control) / abs(control) for new, control in known]
-    # A test without a history is taken to be quiet enough for its widest band to be so many standard deviations.
-    noise = metric.threshold(gate) / UNKNOWN_SIGMAS if noise is None else noise
+    noise = metric.threshold(gate) / QUIET_SIGMAS if noise is None else noise
     change = change_looked_for(metric, gate)
     worse, better = (weigh([[way * one for one in differences]], noise, change) for way in (1, -1))
     kind: Literal["as good", "better", "worse", "open"] = "open"

@@ -29,7 +29,7 @@ from nightbridge.gate.comparison import MetricResult, compare_metric, compare_wi
 from nightbridge.gate.control import control_point, pairs_of
 from nightbridge.gate.decisions import in_force
 from nightbridge.gate.news import standing
-from nightbridge.gate.nodes import Placement, place_pairs, suspects_among, unchanged_since
+from nightbridge.gate.nodes import Placement, levels_held, place_pairs, suspects_among, unchanged_since
 from nightbridge.gate.plausibility import implausible
 from nightbridge.gate.tonight import Evidence, Tonight, modes_of
 from nightbridge.history.metrics import format_change, format_count, format_percent, format_value, is_required, measured
@@ -197,7 +197,7 @@ def _nights(record: RunRecord, history: Sequence[HistoryRow]) -> tuple[Night, ..
     past = sorted(comparable, key=lambda row: (row.night, row.harvested_at))
     nights = nights_of(past[first_that_counts(past) :])
     # Where the cluster has the levels holds until a control arm says otherwise.
-    own = own.model_copy(update={"moved": nights[-1].own.moved if nights else {}})
+    own = own.model_copy(update={"moved": levels_held(nights, own.nodes)})
     return (*nights, Night(own, (own, *repeats_of(own, history)), arms_of(own, history)))
 
 

@@ -164,7 +164,7 @@ class GatePolicy(Model):
         ge=0,
         le=5,
         description="Such pairs, two runs each, that a suspicious result is given before it counts; eight times as "
-        "many at most. 0: one run is enough.",
+        "many at most, 24 times where they speak for a regression. 0: one run is enough.",
     )
     max_runs: int | None = Field(None, ge=0, description="Further runs of a night at most, whatever asks for them.")
     confirm: int | None = Field(None, ge=0, le=10, description="Up to 0.2: runs; read as half as many pairs.")
