@@ -249,6 +249,13 @@ def test_a_single_bad_run_whose_pair_is_fine_moves_nothing() -> None:
     assert row.moved == {}
 
 
+def test_one_pair_proves_nothing_of_a_test_whose_noise_is_not_known_yet() -> None:
+    known, _row, _arms = judged_row(1.13, (1.12, 1.0))
+    unknown, _row, _arms = judged_row(1.13, (1.12, 1.0), before=good_nights()[:2], night="2026-11-03")
+
+    assert (known.reruns, unknown.reruns) == (0, 4)
+
+
 def test_a_cluster_that_moved_does_not_hide_a_regression() -> None:
     verdict, row, _arms = judged_row(1.16, (1.159, 1.08))
 
