@@ -29,7 +29,8 @@ _COMPLAINTS: dict[str, str] = {
     r"|python[\d.]*: No module named ",
     "C++": r"\bwhat\(\): +\S",
     "Slurm's clients": r"(?:sbatch|salloc): error: \S",
-    "installers": r"No matching distribution found|Could not find a version that satisfies|Could not resolve host"
+    "installers": r"make(?:\[\d+\])?: \*\*\* |No matching distribution found"
+    r"|Could not find a version that satisfies|Could not resolve host"
     r"|fatal: (?:not a git|could not|unable to|repository|Could not)",
 }
 # What ends the process that says it, without a traceback.
@@ -92,14 +93,14 @@ _FAILURE_WORDS = (
     "unexpected", "unavailable", "unbound", "ambiguous", "missing", "required", "mismatch", "conflict", "duplicate",
     "syntax", "corrupt", "smash", "overflow", "out of", "oom", "quota", "limit", "exceed", "insufficient", "too many",
     "too long", "too large", "timed out", "timeout", "busy", "stuck", "hang", "lost", "unreachable", "disconnect",
-    "reset by", "broken", "bad ", "stale", "expired", "read-only", "in use", "double free", "cancelled", "preempt",
-    "evict", "low on", "fallen off", "uncorrectable", " vs ", " warn ",
+    "reset by", "broken", "violat", "bad ", "stale", "expired", "read-only", "in use", "double free", "cancelled",
+    "preempt", "evict", "low on", "fallen off", "uncorrectable", " vs ", " warn ",
 )  # fmt: skip
 WORDS = (
     *_FAILURE_WORDS, "no interface", "no socket", "no kernel", "no cuda", "no nvidia", "floating point", "malloc():",
     "free():", "munmap_chunk", "sigabrt", "sigsegv", "sigbus", "pure virtual", "endpoint", "execve", "elf", "xid",
     "segfault", "cuda", "cudnn", "cublas", "cusolver", "launch", "device-side", "orte ", "watchdog", "mpi", "container",
-    "enroot", "manifest", "due to", "credential", "status code", "resolution", "bus ", "what()",
+    "enroot", "manifest", "due to", "credential", "status code", "resolution", "bus ", "what()", "*** ",
 )  # fmt: skip
 # How well a line that only sounds like a failure says why, best first: in one of these ways, or only with a word.
 SOUNDS_SO = re.compile(
@@ -116,11 +117,13 @@ SOUNDS, WORDED, ENDED, _WARNED, BEFORE_PROGRESS, _ENDED_LAST = range(0, 12, 2)
 """That a process ended comes below; then a warning, what training went on after, and how Slurm reports a task's end."""
 OUTLIVABLE, OUTLIVED = {SOUNDS, WORDED}, 1
 """What is added where something went on after a line."""
+ANNOUNCES = re.compile(r":$|\b\d{1,6} validation errors? for \w+$")
+"""What ends a line that the next one explains."""
 _SAYS_LITTLE = re.compile(
     r"(?i:exit(?:ed)?[ _-]?(?:code|status)|non-zero|(?:error|return) code:? -?\d+|returned (?:error )?-?\d+ )"
     r"|(?i:code=exited|\bkilled\b)"
     r"|(?i:\b(?:aborting|terminat(?:ed?|ing)(?! with exception)|shutting down)\b)|Some NCCL operations have"
-    r"|container exited too soon|^[^a-z]+$|\bFAILED$|\brc=|(?:\.\.\.|:)$"
+    r"|container exited too soon|Error executing job with overrides|^[^a-z]+$|\bFAILED$|\brc=|(?:\.\.\.|:)$"
 )
 """What tells that something ended, not why, or only announces what the next line says."""
 # What says that a process ended, and not why; the last of a chain that another line heads.
@@ -151,7 +154,7 @@ _BY_LAUNCHER = re.compile(r"srun: (?!error: |fatal: )|srun: error: \S+: tasks? \
 IS_NAME = re.compile(r"[A-Za-z_][\w.]*$")
 STATEMENT = re.compile(r"\s+(?!File \"|raise |[~^ ]+$)\S")
 """A line of code below the place where it stands, which says more than that it raised."""
-_FRAME = re.compile(r"\s*(?:File \"|frame #|at |PC: |@ |#\d+ |\[ ?\d+\] \S*[/(]|raise |Exception raised from )")
+FRAME = re.compile(r"\s*(?:File \"|frame #|at |PC: |@ |#\d+ |\[ ?\d+\] \S*[/(]|raise |Exception raised from )")
 """A line of a stack."""
 CONSEQUENCES = re.compile(
     r"DistBackendError|DistNetworkError|DistStoreError|BrokenPipeError|ConnectionResetError|KeyboardInterrupt|EOFError"
@@ -220,12 +223,12 @@ def rank_of_possible(line: str) -> int | None:
         return _WARNED if sounds_so else _WARNED + 1
     if _BY_LAUNCHER.search(line):
         return _ENDED_LAST
-    if _FRAME.match(RANK_PREFIX.sub("", line)):
+    if FRAME.match(RANK_PREFIX.sub("", line)):
         return None
     lower = line.lower()
     if not sounds_so and not any(word in lower for word in _FAILURE_WORDS):
         return None
-    if _SAYS_LITTLE.search(line):
+    if _SAYS_LITTLE.search(line) and "crashed" not in lower:
         return ENDED
     return SOUNDS if sounds_so else WORDED
 

@@ -33,7 +33,9 @@ class ErrorFinder:
         """What stands before each line of the traceback, with any number: a time, a rank, a margin."""
         self._found: dict[Kind, str] = {}
         self._announced: tuple[dict[Any, str], Any] | None = None
-        """The line that the next one explains: where it is, and under which key."""
+        """The line that the next one may explain: where it is, and under which key."""
+        self._is_whole = False
+        """Whether only what is set in below it belongs to it, as to an exception with several lines."""
         self._possible: dict[int, str] = {}
         self._below_root_cause = self._is_aside = False
         self._is_over = self._in_doubt = self._was_killed_for_memory = False
@@ -50,7 +52,7 @@ class ErrorFinder:
     def see(self, line: str) -> None:
         """Take in the next line."""
         self._see_whether_it_goes_on(line)
-        if self._is_over or self._explains(line.strip()):
+        if self._is_over or self._explains(line):
             return
         is_exception = False
         if lines.TRACEBACK in line:
@@ -72,6 +74,7 @@ class ErrorFinder:
             )
             is_known = said in self._found or not self._possible
             self._announced = (self._found, said) if is_known else (self._possible, min(self._possible))
+            self._is_whole = False
         lower = line.lower()
         if lines.CHAINED in lower:
             self._is_the_same, self._led_to = True, self._led_to or self._exception
@@ -132,8 +135,8 @@ class ErrorFinder:
     def _note_possible(self, rank: int | None, line: str) -> None:
         if rank is not None and rank not in self._possible:
             self._possible[rank] = lines.cut(line)
-            if line.endswith(":") and not self._announced:
-                self._announced = self._possible, rank
+            if lines.ANNOUNCES.search(line) and not self._announced:
+                self._announced, self._is_whole = (self._possible, rank), False
 
     def _see_known(self, line: str) -> None:
         self._was_killed_for_memory |= lines.OOM_KILL.search(line) is not None
@@ -164,12 +167,16 @@ class ErrorFinder:
 
     def _explains(self, line: str) -> bool:
         """Take in what stands below a line that announces it; whether that is all that it can say."""
-        if not self._announced or not line or lines.TRACEBACK in line:
+        if not self._announced or not line.strip() or lines.TRACEBACK in line:
             return False
-        texts, key = self._announced
+        (texts, key), said = self._announced, lines.RANK_PREFIX.sub("", line)
+        is_set_in = said[:1].isspace() and not lines.FRAME.match(said)
+        goes_on = not self._is_whole or is_set_in
+        self._announced = (texts, key) if goes_on and lines.ANNOUNCES.search(said.rstrip()) else None
+        if not goes_on:
+            return False
         if key in texts:
-            texts[key] = lines.cut(f"{texts[key]} {line}")
-        self._announced = (texts, key) if line.endswith(":") else None
+            texts[key] = lines.cut(f"{texts[key]} {said.strip()}")
         return texts is self._found
 
     def _begin_traceback(self, line: str) -> None:
@@ -243,7 +250,7 @@ class ErrorFinder:
         self._bars.clear()
         if named := lines.FOUND_NAN.search(line):
             self._note_where(*named.groups())
-        self._announced = (self._found, kind) if line.endswith(":") else None
+        self._announced, self._is_whole = (self._found, kind), not lines.ANNOUNCES.search(line)
         return not is_consequence
 
     def _best_kind(self) -> Kind | None:
@@ -251,7 +258,7 @@ class ErrorFinder:
 
     def _is_certain(self, kind: Kind) -> bool:
         by_memory = self._was_killed_for_memory and not lines.MEMORY.search(self._found[kind])
-        has_ended, is_cut = self._node or self._has_ended, self._found[kind].endswith(":")
+        has_ended, is_cut = self._node or self._has_ended, lines.ANNOUNCES.search(self._found[kind])
         outlived = self._went_on if kind == "complaint" else self._others_went_on and not has_ended
         return kind in lines.AT_FIRST_HAND and not (
             self._rival_of(kind) or self._in_doubt or by_memory or outlived or is_cut
@@ -277,7 +284,7 @@ class ErrorFinder:
         rank = self._rank or (self._noticed_by if kind == "consequence" else "") or lines.rank_of(text)
         where = [f"rank {rank}"] if rank else []
         where += [self._node] if self._node and self._node not in text else []
-        if text.endswith(":") or (self._in_traceback and lines.IS_NAME.match(text)):
+        if lines.ANNOUNCES.search(text) or (self._in_traceback and lines.IS_NAME.match(text)):
             text = self._with_statement(text)  # the log is cut before the message
         text += f"; after: {self._after}" if kind == "cause" and self._after else ""
         rival = self._rival_of(kind)

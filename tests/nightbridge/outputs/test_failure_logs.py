@@ -217,6 +217,17 @@ def test_a_log_that_is_cut_before_a_message_has_the_statement_that_raised() -> N
     assert best_of("AssertionError", *TRACEBACK, "    assert n > 0") == "possibly: AssertionError at assert n > 0"
 
 
+def test_what_is_set_in_below_an_exception_belongs_to_it() -> None:
+    error = "[rank5]: pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig"
+    detail = "[rank5]:   Value error, Model architectures ['X'] are not supported for now."
+    ranked = [f"[rank5]: {line}" for line in TRACEBACK]
+
+    assert best_of(*ranked, error, detail) == f"{error[9:]} {detail[11:]} (rank 5)"
+    assert best_of(*ranked, error) == f"possibly: {error[9:]} (rank 5)"
+    assert best_of(*TRACEBACK, "ValueError: bad shape", "  of layer 3", "  of 12") == "ValueError: bad shape of layer 3"
+    assert best_of(*TRACEBACK, "ValueError: bad shape", "training ends") == "ValueError: bad shape"
+
+
 def test_a_progress_bar_that_is_drawn_once_more_at_the_end_is_no_sign_of_going_on() -> None:
     said, end = (
         "RuntimeError: setStorage: out of bounds",
