@@ -72,8 +72,9 @@ def node_effects(nights: Sequence[Night], metric: Metric) -> tuple[NodeEffect, .
         if min(len(with_it), len(without)) < MIN_NIGHTS:
             continue
         change = statistics.median(with_it) - statistics.median(without)
-        p_value = _welch(with_it, without)
-        if metric.worse(change) and abs(change) >= MIN_EFFECT and p_value <= MAX_P_VALUE:
+        if not metric.worse(change) or abs(change) < MIN_EFFECT:
+            continue
+        if (p_value := _welch(with_it, without)) <= MAX_P_VALUE:
             found.append(NodeEffect(node=node, nights=len(with_it), change=change, p_value=p_value))
     return tuple(sorted(found, key=lambda effect: effect.p_value))
 
