@@ -69,7 +69,9 @@ _ENDINGS: dict[str, str] = {
 _ENDING = re.compile("|".join(_ENDINGS.values()))
 MEMORY = re.compile(_ENDINGS["memory"])
 KNOWN_CAUSE = re.compile("|".join((*_ENDINGS.values(), *_COMPLAINTS.values())))
-_HARMLESS = re.compile(r"\bwarn(?:ing)?\b|^rm: cannot remove|could not remove squashfs", re.IGNORECASE)
+_HARMLESS = re.compile(
+    r"\bwarn(?:ing)?\b|^rm: cannot remove|going to /tmp instead|could not remove squashfs", re.IGNORECASE
+)
 INFORMS = re.compile(r"(?<![=\w])(?:INFO|DEBUG)\b|level=info|(?:^|: |\[)[DI]\d{0,4} [a-zA-Z\d]")
 TOLD = re.compile(
     INFORMS.pattern + r"|(?:^|: |\[)W\d{0,4} [a-zA-Z\d]|(?:^|srun: error: )\s*(?:If|Hint|Note|Tip|To|Try)\b"
@@ -121,7 +123,7 @@ ANNOUNCES = re.compile(r":$|\b\d{1,6} validation errors? for \w+$")
 """What ends a line that the next one explains."""
 _SAYS_LITTLE = re.compile(
     r"(?i:exit(?:ed)?[ _-]?(?:code|status)|non-zero|(?:error|return) code:? -?\d+|returned (?:error )?-?\d+ )"
-    r"|(?i:code=exited|\bkilled\b)"
+    r"|(?i:code=exited|\bkill(?:ed|ing)\b)"
     r"|(?i:\b(?:aborting|terminat(?:ed?|ing)(?! with exception)|shutting down)\b)|Some NCCL operations have"
     r"|container exited too soon|Error executing job with overrides|^[^a-z]+$|\bFAILED$|\brc=|(?:\.\.\.|:)$"
 )
@@ -149,6 +151,8 @@ _RANK = re.compile(
 )
 EXITED = re.compile(r"srun: error: ([\w.-]+): tasks? ([\d,-]+): (?!Terminated)")
 EXITED_UNDER_MPI = re.compile(r"noticed that process rank (\d+) with PID \d+ on node ([\w.-]+) exited")
+_CANCELLED = re.compile(r"\*\*\* JOB \d+ ON \S+ CANCELLED AT \S+ \*\*\*")
+"""How Slurm tells that somebody cancelled the job. That of a step follows every end."""
 _BY_LAUNCHER = re.compile(r"srun: (?!error: |fatal: )|srun: error: \S+: tasks? \S+: | ON \S+ CANCELLED AT ")
 """How Slurm reports a task's end, and ends those that are left: whatever the reason."""
 IS_NAME = re.compile(r"[A-Za-z_][\w.]*$")
@@ -158,7 +162,7 @@ FRAME = re.compile(r"\s*(?:File \"|frame #|at |PC: |@ |#\d+ |\[ ?\d+\] \S*[/(]|r
 """A line of a stack."""
 CONSEQUENCES = re.compile(
     r"DistBackendError|DistNetworkError|DistStoreError|BrokenPipeError|ConnectionResetError|KeyboardInterrupt|EOFError"
-    r"|SignalException|Rendezvous\w+Error|ProcessRaisedException|ProcessExitedException|CalledProcessError"
+    r"|SignalException|SupervisionError|Rendezvous\w+Error|ProcessRaisedException|ProcessExitedException|CalledProcessError"
 )
 """Exceptions of processes that ended because another one did."""
 CLIENT = re.compile(r"(?:srun|sbatch|salloc): (?:error|fatal): +(?!If |\S+: tasks? )")
@@ -221,6 +225,8 @@ def rank_of_possible(line: str) -> int | None:
         return WORDED if sounds_so else None
     if (is_harmless(line) or TOLD.search(line)) and not ("errno" in line and not OF_ANOTHER.search(line)):
         return _WARNED if sounds_so else _WARNED + 1
+    if _CANCELLED.search(line):
+        return WORDED
     if _BY_LAUNCHER.search(line):
         return _ENDED_LAST
     if FRAME.match(RANK_PREFIX.sub("", line)):

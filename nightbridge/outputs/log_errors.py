@@ -213,7 +213,8 @@ class ErrorFinder:
             self._statement = line.strip() if lines.STATEMENT.match(line) else self._statement
             return False
         self._in_traceback = False
-        line = self._with_statement(line) if lines.IS_NAME.match(line) else line
+        if lines.IS_NAME.match(line) and not lines.CONSEQUENCES.match(line):
+            line = self._with_statement(line)
         first, rank = self._found.get("cause"), lines.rank_of(printed)
         if not self._see_exception(line, "cause"):
             self._noticed_by = self._noticed_by or rank
@@ -245,7 +246,8 @@ class ErrorFinder:
         self._is_aside = False
         if self._says_more(kind):
             return False
-        self._found[kind] = lines.cut(f"{self._heading} {line}".strip() if is_consequence else line)
+        if not self._found.get(kind, "").startswith(line):  # another rank's, which may have a line less
+            self._found[kind] = lines.cut(f"{self._heading} {line}".strip() if is_consequence else line)
         self._exception = self._found[kind]
         self._bars.clear()
         if named := lines.FOUND_NAN.search(line):

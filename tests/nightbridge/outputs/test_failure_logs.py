@@ -228,6 +228,28 @@ def test_what_is_set_in_below_an_exception_belongs_to_it() -> None:
     assert best_of(*TRACEBACK, "ValueError: bad shape", "training ends") == "ValueError: bad shape"
 
 
+def test_a_folder_that_is_not_there_is_no_cause_where_slurm_takes_another() -> None:
+    refused = "slurmstepd: error: execve(): /work/run.sh: Permission denied"
+
+    assert best_of(
+        "slurmstepd: error: couldn't chdir to `/work': No such file or directory: going to /tmp instead", refused
+    ) == (refused)
+
+
+def test_that_somebody_cancelled_the_job_says_more_than_what_its_processes_wrote_then() -> None:
+    job = "slurmstepd: error: *** JOB 1809577 ON r6i5n1 CANCELLED AT 2021-05-23T08:46:02 ***"
+
+    assert best_of("Killing subprocess 74367", job) == f"possibly: {job}"
+    assert best_of("Killing subprocess 74367", job.replace("JOB 1809577", "STEP 1809577.0")) != f"possibly: {job}"
+
+
+def test_the_same_exception_of_another_rank_does_not_hide_what_nccl_said_below_the_first() -> None:
+    error = "torch.distributed.DistBackendError: NCCL error in: x.cpp:93 (run with NCCL_DEBUG=WARN for details)"
+    told = (f"34: {error}", "34: Last error:", "34: Failed to initialize any NET plugin", f"35: {error}")
+
+    assert best_of(*TRACEBACK, *told).startswith(f"possibly: {error} Failed to initialize any NET plugin")
+
+
 def test_a_progress_bar_that_is_drawn_once_more_at_the_end_is_no_sign_of_going_on() -> None:
     said, end = (
         "RuntimeError: setStorage: out of bounds",
