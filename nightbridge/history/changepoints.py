@@ -116,7 +116,8 @@ def find_change_points(
     if known.size < 2 * policy.minimum_nights or level == 0.0:
         return ()
     series = winsorise(known, policy) / level
-    policy = policy.model_copy(update={"memory": _memory(series)})
+    if (memory := _memory(series)) != policy.memory:
+        policy = policy.model_copy(update={"memory": memory})
     boundaries = _merge(series, _candidates(series, policy), policy)
     edges = [0, *(boundary.at for boundary in boundaries), known.size]
     points = []
@@ -252,6 +253,8 @@ def steadiest(statistics: Mapping[str, Sequence[float | None]], nights: int = 60
         statistics: Several statistics of the same nights, such as median and 5th percentile of the step times.
         nights: How many of the last nights are looked at.
     """
+    if len(statistics) == 1:
+        return next(iter(statistics))
     noise = {name: night_noise(values[-nights:]) for name, values in statistics.items()}
     return min(noise, key=lambda name: math.inf if math.isnan(noise[name]) else noise[name])
 
@@ -275,7 +278,8 @@ def _finite(values: Sequence[float | None]) -> Array:
 
 def _median(values: Array) -> float:
     """The median of finite values. numpy's own takes several times as long on a hundred nights."""
-    ordered, half = np.sort(values), values.size // 2
+    ordered, half = values.copy(), values.size // 2
+    ordered.sort()
     return float(ordered[half] if values.size % 2 else (ordered[half - 1] + ordered[half]) / 2)
 
 
@@ -372,15 +376,22 @@ def _best_split(part: Array, policy: ChangePointPolicy) -> tuple[int, float] | N
 
 def _split_statistics(part: Array, policy: ChangePointPolicy) -> Array:
     """|t| of all splits that leave `minimum_nights` on both sides."""
-    size = part.size
-    total = np.cumsum(part - part.mean())
-    left = np.arange(policy.minimum_nights, size - policy.minimum_nights + 1)
+    size, least = part.size, policy.minimum_nights
+    apart = part - part.mean()
     # With the mean taken off, the sum on the right is minus the sum on the left.
-    sums = total[left - 1]
-    between = sums * sums * size / (left * (size - left))
-    within = np.maximum(float(np.sum((part - part.mean()) ** 2)) - between, 0.0) / (size - 2)
+    sums = apart.cumsum()[least - 1 : size - least]
+    between = sums * sums * _split_weights(size, least)
+    within = np.maximum(float(apart @ apart) - between, 0.0) / (size - 2)
     statistics: Array = np.sqrt(between / np.maximum(within, policy.noise_floor**2))
     return statistics
+
+
+@lru_cache(maxsize=1024)
+def _split_weights(size: int, least: int) -> Array:
+    """What the squared sum of one side is multiplied with, for all splits that leave so many nights on both."""
+    left = np.arange(least, size - least + 1)
+    weights: Array = size / (left * (size - left))
+    return weights
 
 
 def _merge(series: Array, candidates: Sequence[int], policy: ChangePointPolicy) -> list[_Boundary]:
