@@ -342,7 +342,8 @@ def test_a_file_swapped_for_a_link_a_thousand_times_is_read_as_it_was_or_not_at_
     swapper.start()
     found = Counter[str]()
     try:
-        while found.total() < 1000:
+        # On one busy core the reader may have all of its turns while the name is a file.
+        while found.total() < 1000 or (len(found) == 1 and found.total() < 1_000_000):
             try:
                 found[read_regular(path, below=run, limit=1000).decode()] += 1
             except RefusedFile:
