@@ -225,6 +225,7 @@ def test_a_line_of_64_kib_of_any_shape_is_read_in_a_fifth_of_a_second(prefix: st
         assert quick(lambda: read_logs([path]), 0.2), repr(piece)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("line_end", ["", "\n"])
 def test_progress_is_told_by_the_end_of_a_log_of_a_terabyte_whatever_stands_there(
     line_end: str, tmp_path: Path, step_line: type[StepLine]

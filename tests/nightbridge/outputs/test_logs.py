@@ -274,6 +274,7 @@ class TestWholeLogs:
         path.write_bytes(content)
         assert read_logs([path]).damage == ()
 
+    @pytest.mark.thorough
     def test_memory_does_not_grow_with_the_log(self, tmp_path: Path, step_line: type[StepLine]) -> None:
         path = tmp_path / "log.out"
         noise = b"x" * 200 + b"\n"

@@ -57,6 +57,7 @@ def family(origin: Any, make_origin: Any) -> Any:
     return origin
 
 
+@pytest.mark.thorough
 def test_twenty_processes_make_one_fetch_of_each_repository(family: Any, workspace: Path) -> None:
     with served_over_http(family.path.parent / "served") as server:
         processes = [start(f"{server.url}/Megatron-Bridge", workspace) for _ in range(PROCESSES)]
