@@ -108,6 +108,7 @@ class ErrorFinder:
             self._found.clear()
             self._bars.clear()
             self._is_over = self._in_doubt = self._was_killed_for_memory = False
+            self._ended_for_all = self._led_to = self._after = ""
             self._went_on = self._others_went_on = False
         elif "complaint" in self._found and lines.TOLD.search(line):
             self._possible.setdefault(lines.SOUNDS + lines.OUTLIVED, self._found.pop("complaint"))
@@ -271,7 +272,7 @@ class ErrorFinder:
         ended the job for all after it.
         """
         best = min(self._possible, default=lines.ENDED)
-        sounds_so = self._possible[best] if kind in lines.AT_FIRST_HAND and best <= lines.WORDED else ""
+        sounds_so = self._possible[best] if kind in lines.AT_FIRST_HAND and best in lines.OUTLIVABLE else ""
         return sounds_so or self._ended_for_all
 
     @property

@@ -193,6 +193,16 @@ def test_an_exception_beside_another_line_that_sounds_like_a_failure_is_possible
     )
 
 
+def test_what_a_process_outlived_does_not_compete_with_its_exception() -> None:
+    said, before = (
+        "RuntimeError: no engine can execute this computation",
+        "Could not load library libx.so. Error: symbol f",
+    )
+
+    assert best_of(before, "2026-01-08 - INFO - epoch 2", *TRACEBACK, said) == said
+    assert best_of(*TRACEBACK, "KeyError: 1", TIME_LIMIT, " iteration 2/ 50 |", *TRACEBACK, said) == said
+
+
 @pytest.mark.parametrize("marked", [(), ("           ^^^^^^^^^^^",)])
 def test_an_exception_without_a_message_is_named_with_its_statement(marked: tuple[str, ...]) -> None:
     assert best_of(*TRACEBACK, "    assert samples > 0", *marked, "AssertionError") == (
