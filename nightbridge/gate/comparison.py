@@ -28,7 +28,7 @@ from nightbridge.gate.control import (
     rule,
     said,
 )
-from nightbridge.gate.decisions import in_force, is_accepted, is_left_out, passed_by_ended
+from nightbridge.gate.decisions import in_force, is_accepted, passed_by_ended
 from nightbridge.gate.nodes import MIN_NIGHTS
 from nightbridge.gate.tonight import MetricSeries, Tonight, ratio
 from nightbridge.gate.trend import NewLevel, is_back, lasting_improvement, ongoing_regression
@@ -93,12 +93,7 @@ class MetricResult(NamedTuple):
 def compare_metric(metric: Metric, tonight: Tonight) -> MetricResult | None:
     """Compare one metric of the run with its history; None where the metric is none of this test's."""
     decisions = in_force(tonight.evidence.decisions, metric.name)
-    past = tonight.past_undecided
-    if decisions:
-        past = tuple(
-            None if night is None or is_left_out(decisions, metric.name, night.own.night, night.own.verdict) else night
-            for night in tonight.past
-        )
+    past = tonight.past_of(metric.name, decisions)
     series = MetricSeries(metric, tonight, past)
     known = [value for value in series.past_values() if value is not None]
     own = measured(metric, tonight.record.summary)

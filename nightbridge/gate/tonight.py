@@ -80,10 +80,16 @@ class Tonight:
         return tuple(None if night.own.resumed else night for night in self.nights[:-1])
 
     @cached_property
-    def past_undecided(self) -> tuple[Night | None, ...]:
-        """The same for a metric about which nobody has decided anything."""
+    def _past_undecided(self) -> tuple[Night | None, ...]:
+        return self._past_decided("", ())
+
+    def past_of(self, metric: str, decisions: Sequence[Decision]) -> tuple[Night | None, ...]:
+        """The same for one metric, by the decisions about it: most metrics have none, and then the same nights."""
+        return self._past_decided(metric, decisions) if decisions else self._past_undecided
+
+    def _past_decided(self, metric: str, decisions: Sequence[Decision]) -> tuple[Night | None, ...]:
         return tuple(
-            None if night is None or is_left_out((), "", night.own.night, night.own.verdict) else night
+            None if night is None or is_left_out(decisions, metric, night.own.night, night.own.verdict) else night
             for night in self.past
         )
 

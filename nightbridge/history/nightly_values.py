@@ -161,11 +161,7 @@ def night_values(nights: Sequence[Night | None], metric: Metric, field: str = ""
     """The same of each night; None for one that does not count."""
     measure = measure_of(metric, field)
     return [
-        None
-        if night is None
-        else measure(night.only)
-        if night.only
-        else _median(measure(summary) for summary in night.summaries)
+        measure(night.only) if night and night.only else _median(map(measure, night.summaries if night else ()))
         for night in nights
     ]
 

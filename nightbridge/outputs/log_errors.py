@@ -32,10 +32,10 @@ class ErrorFinder:
         self._before = lines.RANK_PREFIX
         """What stands before each line of the traceback, with any number: a time, a rank, a margin."""
         self._found: dict[Kind, str] = {}
-        self._announced: tuple[dict[Any, str], Any] | None = None
-        """The line that the next one may explain: where it is, and under which key."""
-        self._is_whole = False
-        """Whether only what is set in below it belongs to it, as to an exception with several lines."""
+        self._announced: tuple[dict[Any, str], Any, bool] | None = None
+        """The line that the next one may explain: where it is, under which key, and whether it is whole, so that only
+        what is set in below it belongs to it, as to an exception with several lines.
+        """
         self._possible: dict[int, str] = {}
         self._below_root_cause = self._is_aside = False
         self._is_over = self._in_doubt = self._was_killed_for_memory = False
@@ -73,8 +73,7 @@ class ErrorFinder:
                 (kind for kind in lines.BEST_FIRST if lines.OF_NCCL.search(self._found.get(kind, ""))), "report"
             )
             is_known = said in self._found or not self._possible
-            self._announced = (self._found, said) if is_known else (self._possible, min(self._possible))
-            self._is_whole = False
+            self._announced = (self._found, said, False) if is_known else (self._possible, min(self._possible), False)
         lower = line.lower()
         if lines.CHAINED in lower:
             self._is_the_same, self._led_to = True, self._led_to or self._exception
@@ -137,7 +136,7 @@ class ErrorFinder:
         if rank is not None and rank not in self._possible:
             self._possible[rank] = lines.cut(line)
             if lines.ANNOUNCES.search(line) and not self._announced:
-                self._announced, self._is_whole = (self._possible, rank), False
+                self._announced = self._possible, rank, False
 
     def _see_known(self, line: str) -> None:
         self._was_killed_for_memory |= lines.OOM_KILL.search(line) is not None
@@ -170,10 +169,9 @@ class ErrorFinder:
         """Take in what stands below a line that announces it; whether that is all that it can say."""
         if not self._announced or not line.strip() or lines.TRACEBACK in line:
             return False
-        (texts, key), said = self._announced, lines.RANK_PREFIX.sub("", line)
-        is_set_in = said[:1].isspace() and not lines.FRAME.match(said)
-        goes_on = not self._is_whole or is_set_in
-        self._announced = (texts, key) if goes_on and lines.ANNOUNCES.search(said.rstrip()) else None
+        (texts, key, is_whole), said = self._announced, lines.RANK_PREFIX.sub("", line)
+        goes_on = not is_whole or (said[:1].isspace() and not lines.FRAME.match(said))
+        self._announced = (texts, key, is_whole) if goes_on and lines.ANNOUNCES.search(said.rstrip()) else None
         if not goes_on:
             return False
         if key in texts:
@@ -253,7 +251,7 @@ class ErrorFinder:
         self._bars.clear()
         if named := lines.FOUND_NAN.search(line):
             self._note_where(*named.groups())
-        self._announced, self._is_whole = (self._found, kind), not lines.ANNOUNCES.search(line)
+        self._announced = self._found, kind, not lines.ANNOUNCES.search(line)
         return not is_consequence
 
     def _best_kind(self) -> Kind | None:
