@@ -126,6 +126,7 @@ def compare_metric(metric: Metric, tonight: Tonight) -> MetricResult | None:
         found = compare_metric(metric, tonight.with_move(metric.name, back))
         return found and found._replace(moved=back if found.moved is None else found.moved)
     result = _with_ongoing(_with_parity(_with_limits(alone, series), series), series, band)
+    result = _with_numerics(result, series)
     if result.absolute or alone.comparison.change is None or result.comparison.status == "suspicious":
         return result
     excess = alone.comparison.change * (1 if metric.lower_is_better else -1)
@@ -242,6 +243,19 @@ def _with_parity(result: MetricResult, series: MetricSeries) -> MetricResult:
         reruns_wanted(agreement, series.gate),
         absolute=True,
     )
+
+
+def _with_numerics(result: MetricResult, series: MetricSeries) -> MetricResult:
+    """The same, of the loss curve a regression where a deterministic test computes something else, however close."""
+    found, tonight = series.tonight.evidence.numerics, series.tonight
+    if series.metric.name != "loss_curve" or found is None or result.comparison.status == "suspicious":
+        return result
+    reason = "; ".join(filter(None, (result.reason, found.reason)))
+    if not found.is_worse or result.comparison.status == "regressed":
+        return result._replace(reason=reason)
+    wanted = 0 if found.stands or tonight.record.spec.repeat else reruns_wanted(found.agreement, series.gate)
+    comparison = result.comparison.model_copy(update={"status": "regressed"})
+    return MetricResult(comparison, reason, found.agreement, wanted, absolute=True)
 
 
 def _with_ongoing(result: MetricResult, series: MetricSeries, band: Band) -> MetricResult:

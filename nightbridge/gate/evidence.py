@@ -16,11 +16,13 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nightbridge.errors import DamagedData, PermanentError
 from nightbridge.gate.decisions import Decision, as_of, is_accepted, is_left_out, passed_by_ended, read_decisions
+from nightbridge.gate.numerics import compare_numerics
 from nightbridge.gate.suspects import requested_changes
 from nightbridge.gate.tonight import Evidence, NightlyParity
 from nightbridge.gate.verdict import beside
@@ -113,6 +115,13 @@ def gather_evidence(
         decisions=decisions,
         golden=joined(golden_result(store, record), reference_result(store, record)),
         parity=nightly_parity(store, record, history, decisions),
+        numerics=compare_numerics(
+            row_of(record, None),
+            history,
+            comparable_losses(record, history, decisions),
+            test.gate.deterministic,
+            partial(_losses, store),
+        ),
         split=changed_configuration(store, record, history),
     )
 
@@ -290,17 +299,7 @@ def nightly_parity(
 
     The bands come from the good runs themselves. A curve that is not whole is left to the other checks.
     """
-    own = row_of(record, None)
-    good = [
-        row
-        for row in sorted(history, key=lambda row: (row.night, row.harvested_at))
-        if row.night < own.night
-        and not row.resumed
-        and not changed_topology(row, own)
-        and (is_good(row) or is_accepted(decisions, "loss_curve", row.night))
-        and not is_left_out(decisions, "loss_curve", row.night, row.verdict)
-        and not passed_by_ended(decisions, "loss_curve", row.night)
-    ][-MAX_CALIBRATION_RUNS:]
+    own, good = row_of(record, None), comparable_losses(record, history, decisions)[-MAX_CALIBRATION_RUNS:]
     known = calibrated([_losses(store, row.prefix) for row in good])
     if known is None:
         return None
@@ -317,6 +316,23 @@ def nightly_parity(
         reason=f"loss curve does not follow the median of the last {len(good)} good runs: {first}" if apart else "",
         is_higher=any((curve.mean or 0.0) >= 0 or (curve.largest or 0.0) > bands.single_step for curve in apart),
     )
+
+
+def comparable_losses(
+    record: RunRecord, history: Sequence[HistoryRow], decisions: Sequence[Decision]
+) -> list[HistoryRow]:
+    """The runs of earlier nights that a run's losses may be compared with, oldest first."""
+    own = row_of(record, None)
+    return [
+        row
+        for row in sorted(history, key=lambda row: (row.night, row.harvested_at))
+        if row.night < own.night
+        and not row.resumed
+        and not changed_topology(row, own)
+        and (is_good(row) or is_accepted(decisions, "loss_curve", row.night))
+        and not is_left_out(decisions, "loss_curve", row.night, row.verdict)
+        and not passed_by_ended(decisions, "loss_curve", row.night)
+    ]
 
 
 def _losses(store: ObjectStore, prefix: str) -> dict[int, float]:

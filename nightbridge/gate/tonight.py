@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from nightbridge.gate.control import PROOF
 from nightbridge.gate.decisions import Decision, is_left_out
+from nightbridge.gate.numerics import Numerics
 from nightbridge.history.metrics import measured
 from nightbridge.history.nightly_values import Night, adjusted, canary_values, night_value, night_values, run_value
 from nightbridge.history.rows import HistoryRow
@@ -38,8 +39,9 @@ class Evidence(NamedTuple):
 
     `contract`: what the cluster owes the test. `canary`: rows of the test whose pins never move, on the same cluster.
     `decisions`: users' decisions about the series. `golden`: what golden values say, where the test names some.
-    `parity`: how the losses follow the last good nights', where there are enough of those. `split`: what started the
-    series, and how it compares with the one before. `proof`: the log-likelihood ratio that proves a regression.
+    `parity`: how the losses follow the last good nights', where there are enough of those. `numerics`: whether they are
+    the same bit for bit, of a deterministic test. `split`: what started the series, and how it compares with the one
+    before. `proof`: the log-likelihood ratio that proves a regression.
     """
 
     contract: Mapping[MetricName, Limits] = {}
@@ -47,6 +49,7 @@ class Evidence(NamedTuple):
     decisions: Sequence[Decision] = ()
     golden: ReferenceResult | None = None
     parity: NightlyParity | None = None
+    numerics: Numerics | None = None
     split: tuple[str, ...] = ()
     proof: float = PROOF
 

@@ -151,6 +151,11 @@ class GatePolicy(Model):
         0, ge=0, description="Iterations that may be skipped; fp16's loss scaling needs some."
     )
     nan_iterations: int = Field(0, ge=0, description="Iterations that the log may count as NaN.")
+    deterministic: bool | None = Field(
+        None,
+        description="Whether losses are the same bit for bit every night, so that any change is a regression. Unset: "
+        "where those of the last five good nights were.",
+    )
     limits: dict[MetricName, Limits] = Field({}, description="Floors and ceilings, by metric.")
     required: tuple[MetricName, ...] = Field((), description="Metrics that must be measured, besides those always.")
     canary: str | None = Field(None, description="Id of the test that separates the cluster's drift from the code's.")

@@ -19,8 +19,10 @@ from nightbridge.store.protocol import ObjectStore
 from tests.nightbridge.gate.left_runs import (
     NVIDIA_SMI,
     STEPS,
+    Left,
     Numbers,
     changed,
+    deterministic,
     good,
     good_nights,
     harvest,
@@ -35,12 +37,16 @@ Change = Callable[[Numbers], Numbers]
 
 
 class Broken(NamedTuple):
-    """A broken run: what it is called, the kind of fault, the verdict it must get, and the fields that differ."""
+    """A broken run: what it is called, the kind of fault, the verdict it must get, and the fields that differ.
+
+    `of`: the good run that it differs from, by a seed.
+    """
 
     name: str
     mechanism: str
     verdict: str
     fields: dict[str, Any]
+    of: Callable[[int], Left] = good
 
 
 def broken(name: str, mechanism: str, verdict: str, **fields: Any) -> Broken:
@@ -318,6 +324,10 @@ BROKEN = (
         "failed",
         dump={"profiling": {"use_nsys_profiler": True, "profile_step_start": 1, "profile_step_end": 50}},
     ),
+    # --- no longer deterministic: the loss of each iteration was the same bit for bit for weeks -------------------------
+    Broken("one loss in its last bit", "another digest", "regressed", {"loss": times(1 + 2e-7, [40])}, deterministic),
+    Broken("all losses by a millionth", "another digest", "regressed", {"loss": times(1 + 1e-6)}, deterministic),
+    Broken("losses a little lower", "another digest", "regressed", {"loss": times(1 - 1e-4)}, deterministic),
     # --- did not end well ----------------------------------------------------------------------------------------------
     broken("an assertion at step 30", "crash", "failed", **cut(first, 30), **crashed("AssertionError: shapes differ")),
     broken(
@@ -359,11 +369,22 @@ BROKEN = (
 GREEN = frozenset({"passed", "improved", "no_baseline", "insufficient_data"})
 
 
-@pytest.fixture(scope="module")
-def nights(tmp_path_factory: pytest.TempPathFactory) -> tuple[ObjectStore, tuple[HistoryRow, ...]]:
-    folder = tmp_path_factory.mktemp("good")
+History = tuple[ObjectStore, tuple[HistoryRow, ...]]
+
+
+def history_of(folder: Path, left: Callable[[int], Left]) -> History:
     store = DirectoryStore(StoreSettings(url=f"file://{folder}/store"))
-    return store, good_nights(store, folder / "run")
+    return store, good_nights(store, folder / "run", left=left)
+
+
+@pytest.fixture(scope="module")
+def nights(tmp_path_factory: pytest.TempPathFactory) -> History:
+    return history_of(tmp_path_factory.mktemp("good"), good)
+
+
+@pytest.fixture(scope="module")
+def deterministic_nights(tmp_path_factory: pytest.TempPathFactory) -> History:
+    return history_of(tmp_path_factory.mktemp("deterministic"), deterministic)
 
 
 def test_the_table_has_many_rows_of_many_mechanisms() -> None:
@@ -378,11 +399,11 @@ def test_the_table_has_many_rows_of_many_mechanisms() -> None:
     [pytest.param(row, id=row.name) for row in BROKEN],
 )
 def test_a_broken_run_is_never_green(
-    row: Broken, nights: tuple[ObjectStore, tuple[HistoryRow, ...]], tmp_path: Path
+    row: Broken, nights: History, deterministic_nights: History, tmp_path: Path
 ) -> None:
-    store, history = nights
+    store, history = nights if row.of is good else deterministic_nights
 
-    verdict = judge(harvest(changed(good(99), **row.fields), store, tmp_path / "run", NIGHT), history, store)
+    verdict = judge(harvest(changed(row.of(99), **row.fields), store, tmp_path / "run", NIGHT), history, store)
 
     assert verdict.status.value == row.verdict, verdict.reasons
     assert verdict.exit_code or verdict.status is VerdictStatus.INFRASTRUCTURE
@@ -390,10 +411,18 @@ def test_a_broken_run_is_never_green(
 
 
 @pytest.mark.parametrize("seed", range(100, 110))
-def test_a_good_run_is_green(seed: int, nights: tuple[ObjectStore, tuple[HistoryRow, ...]], tmp_path: Path) -> None:
+def test_a_good_run_is_green(seed: int, nights: History, tmp_path: Path) -> None:
     store, history = nights
 
     verdict = judge(harvest(good(seed), store, tmp_path / "run", NIGHT), history, store)
+
+    assert verdict.status is VerdictStatus.PASSED, verdict.reasons
+
+
+def test_a_good_run_of_a_deterministic_test_is_green(deterministic_nights: History, tmp_path: Path) -> None:
+    store, history = deterministic_nights
+
+    verdict = judge(harvest(deterministic(99), store, tmp_path / "run", NIGHT), history, store)
 
     assert verdict.status is VerdictStatus.PASSED, verdict.reasons
 
@@ -407,9 +436,7 @@ def test_a_good_run_is_green(seed: int, nights: tuple[ObjectStore, tuple[History
         pytest.param({"seconds": times(0.95)}, id="5 % faster"),
     ],
 )
-def test_what_is_not_broken_is_green(
-    fields: dict[str, Any], nights: tuple[ObjectStore, tuple[HistoryRow, ...]], tmp_path: Path
-) -> None:
+def test_what_is_not_broken_is_green(fields: dict[str, Any], nights: History, tmp_path: Path) -> None:
     store, history = nights
 
     verdict = judge(harvest(changed(good(99), **fields), store, tmp_path / "run", NIGHT), history, store)

@@ -1,0 +1,118 @@
+"""Numerics: whether a deterministic test still computes the losses that it computed, bit for bit.
+
+A test is deterministic where it says so (`[gate] deterministic = true`), or where its last good nights, `MIN_SAME` at
+least, have one digest of all losses, and no night since has computed these and others. Such a test has no noise: any
+other digest is news, however little the losses are apart, and no band sees that. It is a regression until the losses
+are the same again or a user accepts them. One run of several that computes something else makes a test that was only
+found to be deterministic one that is not; a test that declares it is unstable then.
+
+Where a control arm ran tonight and does not compute what its own night did either, it is the cluster.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from nightbridge.gate.control import Agreement
+from nightbridge.goldens.parity import Curve, compare_curves
+from nightbridge.history.metrics import format_count
+from nightbridge.history.nightly_values import arms_of, nights_of, repeats_of
+from nightbridge.history.rows import HistoryRow
+
+MIN_SAME = 5
+"""Good nights with the same losses from which on a test is found to be deterministic."""
+
+COMPARABLE = ("tensorboard", "log")
+"""Sources of a digest: one that is mixed depends on which steps came from where."""
+
+
+class Numerics(NamedTuple):
+    """What tonight's digests say of a deterministic test: how many runs have another one than the last good nights.
+
+    `is_worse`: whether that is the test's, and lasting as far as tonight can tell. `stands`: whether it was so last
+    night. `reason`: what differs, in words; empty where nothing does.
+    """
+
+    agreement: Agreement
+    is_worse: bool = False
+    stands: bool = False
+    reason: str = ""
+
+
+def compare_numerics(
+    own: HistoryRow,
+    history: Sequence[HistoryRow],
+    good: Sequence[HistoryRow],
+    declared: bool | None,
+    losses: Callable[[str], Curve],
+) -> Numerics | None:
+    """Compare tonight's losses with those of the last good nights; None where the test is not deterministic.
+
+    Args:
+        own: Tonight's run.
+        history: Rows of its series.
+        good: Those of them whose losses tonight's may be compared with, oldest first.
+        declared: What the test says of itself; None for nothing.
+        losses: The loss by step of the run that is stored below a prefix; read only where digests differ.
+    """
+    source = _source(own)
+    known = [row for row in good if _source(row) == source]
+    if declared is False or source not in COMPARABLE or not known:
+        return None
+    expected = _digest(known[-1])
+    same = next((at for at, row in enumerate(reversed(known)) if _digest(row) != expected), len(known))
+    if not declared and (same < MIN_SAME or _computed_both(expected, known[-same], own, history)):
+        return None
+    runs = [row for row in (own, *repeats_of(own, history)) if _source(row) == source]
+    apart = [row for row in runs if _digest(row) != expected]
+    agreement = Agreement(len(runs), len(apart))
+    if not apart:
+        return Numerics(agreement)
+    if moved := _moved_control(own, history):
+        again = f"and those of {moved}, run again beside them, are not either: the cluster, no regression"
+        return Numerics(agreement, reason=f"losses are not the same, bit for bit, {again}")
+    lasting = bool(declared) or 2 * agreement.worse > agreement.runs
+    last = max((row for row in history if row.night < own.night and not row.repeat), key=lambda row: row.night)
+    which = f" in {agreement}" if agreement.runs > 1 else ""
+    after = f"as in the last {format_count(same, 'good night')}" if same > 1 else f"as in {known[-1].night}"
+    return Numerics(
+        agreement,
+        is_worse=lasting,
+        stands="loss_curve" in last.worse,
+        reason=f"losses are not the same{which}, bit for bit, {after}"
+        + _first_difference(losses(known[-1].prefix), losses(apart[0].prefix))
+        + ("" if lasting else ": the test is not deterministic"),
+    )
+
+
+def _digest(row: HistoryRow) -> str:
+    return row.summary.loss_digest or ""
+
+
+def _source(row: HistoryRow) -> str:
+    return _digest(row).partition(":")[0]
+
+
+def _computed_both(expected: str, since: HistoryRow, own: HistoryRow, history: Sequence[HistoryRow]) -> bool:
+    """Whether runs of one night since then, of the same pins, had the expected digest and another one."""
+    nights = nights_of(row for row in history if since.night <= row.night < own.night)
+    digests = ({_digest(run) for run in night.runs if _source(run) == _source(own)} for night in nights)
+    return any(expected in found and len(found) > 1 for found in digests)
+
+
+def _moved_control(own: HistoryRow, history: Sequence[HistoryRow]) -> str:
+    """The night of the last good point, where most of its runs tonight do not compute what it did; empty else."""
+    controls = [row for row in arms_of(own, history) if row.arm and row.arm.role == "control"]
+    bases = {row.run_key: row for row in history}
+    pairs = [(row, bases[row.arm.reference]) for row in controls if row.arm and row.arm.reference in bases]
+    pairs = [(row, base) for row, base in pairs if _source(row) == _source(base) == _source(own)]
+    moved = [base.night for row, base in pairs if _digest(row) != _digest(base)]
+    return moved[0] if 2 * len(moved) > len(pairs) else ""
+
+
+def _first_difference(expected: Curve, found: Curve) -> str:
+    """Where two curves part, in words; empty where one of them is gone."""
+    parity = compare_curves(expected, found)
+    if parity.first_difference is None:
+        return f" ({parity.gaps[0]})" if expected and found and parity.gaps else ""
+    step = parity.first_difference
+    return f": first at iteration {step}, {found[step]:.9g} against {expected[step]:.9g}"
