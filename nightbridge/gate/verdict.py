@@ -280,8 +280,11 @@ def _verdict(
 
 
 def _with_few_nights(verdict: Verdict, nights: int, tonight: Tonight) -> Verdict:
-    """The same; a pass that rests on too few good nights, and on no golden values either, says how little it knows."""
-    if verdict.status is not VerdictStatus.PASSED or tonight.evidence.golden:
+    """The same; a pass that rests on too few good nights, and on no golden values either, says how little it knows.
+
+    So does an improvement: one that lasts is told when enough nights have it.
+    """
+    if verdict.status not in (VerdictStatus.PASSED, VerdictStatus.IMPROVED) or tonight.evidence.golden:
         return verdict
     speed = verdict.metric("step_time")
     wide = f": {format_percent(speed.threshold)} in step time is the least that would be a regression" if speed else ""

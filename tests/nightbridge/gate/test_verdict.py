@@ -626,6 +626,18 @@ def placed(record: RunRecord, **plan: Any) -> RunRecord:
     return record.model_copy(update={"plan": record.plan.model_copy(update=plan)})
 
 
+def test_what_few_nights_call_an_improvement_is_told_as_what_it_is(make_record: Records, make_row: Rows) -> None:
+    """A second start-up is faster than the first one, which found nothing in any cache."""
+    cold, warm = (make_summary().model_copy(update={"startup_time": value}) for value in (60.0, 20.0))
+
+    second = compare(make_record(warm, "2026-11-02"), [make_row(cold, "2026-11-01")])
+
+    assert (second.status, status_of(second, "startup_time")) == ("insufficient_data", "improved")
+    assert any("start-up" in reason and "improved" in reason for reason in second.reasons)
+    assert any("1 of the 7 good nights" in reason for reason in second.reasons)
+    assert second.news == ""
+
+
 @pytest.mark.parametrize(
     ("change", "text"),
     [
