@@ -107,6 +107,8 @@ def gather_evidence(
     """
     cluster, test = record.job.cluster, record.spec.test
     decisions = as_of(record.spec.night, read_decisions(store, cluster, record.series))
+    own = row_of(record, None)
+    good = comparable_losses(own, history, decisions)
     return Evidence(
         contract=limits_for(test.id, contract or {}),
         canary=canary_rows(store, test.gate.canary, cluster, since, record.spec.night, canary_series)
@@ -114,14 +116,8 @@ def gather_evidence(
         else (),
         decisions=decisions,
         golden=joined(golden_result(store, record), reference_result(store, record)),
-        parity=nightly_parity(store, record, history, decisions),
-        numerics=compare_numerics(
-            row_of(record, None),
-            history,
-            comparable_losses(record, history, decisions),
-            test.gate.deterministic,
-            partial(_losses, store),
-        ),
+        parity=nightly_parity(store, own, history, good),
+        numerics=compare_numerics(own, history, good, test.gate.deterministic, partial(_losses, store)),
         split=changed_configuration(store, record, history),
     )
 
@@ -292,14 +288,36 @@ def reference_result(store: ObjectStore, record: RunRecord) -> ReferenceResult |
     )
 
 
+def comparable_losses(
+    own: HistoryRow, history: Sequence[HistoryRow], decisions: Sequence[Decision]
+) -> list[HistoryRow]:
+    """The runs of earlier nights that a run's losses may be compared with, oldest first."""
+    return [
+        row
+        for row in sorted(history, key=lambda row: (row.night, row.harvested_at))
+        if row.night < own.night
+        and not row.resumed
+        and not changed_topology(row, own)
+        and (is_good(row) or is_accepted(decisions, "loss_curve", row.night))
+        and not is_left_out(decisions, "loss_curve", row.night, row.verdict)
+        and not passed_by_ended(decisions, "loss_curve", row.night)
+    ]
+
+
 def nightly_parity(
-    store: ObjectStore, record: RunRecord, history: Sequence[HistoryRow], decisions: Sequence[Decision] = ()
+    store: ObjectStore, own: HistoryRow, history: Sequence[HistoryRow], good: Sequence[HistoryRow]
 ) -> NightlyParity | None:
     """Lay the losses of tonight's runs over those of the last good nights; None where those are too few.
 
     The bands come from the good runs themselves. A curve that is not whole is left to the other checks.
+
+    Args:
+        store: Where the curves are.
+        own: Tonight's run.
+        history: Rows of its series; its confirming re-runs are among them.
+        good: As `comparable_losses` has them.
     """
-    own, good = row_of(record, None), comparable_losses(record, history, decisions)[-MAX_CALIBRATION_RUNS:]
+    good = good[-MAX_CALIBRATION_RUNS:]
     known = calibrated([_losses(store, row.prefix) for row in good])
     if known is None:
         return None
@@ -316,23 +334,6 @@ def nightly_parity(
         reason=f"loss curve does not follow the median of the last {len(good)} good runs: {first}" if apart else "",
         is_higher=any((curve.mean or 0.0) >= 0 or (curve.largest or 0.0) > bands.single_step for curve in apart),
     )
-
-
-def comparable_losses(
-    record: RunRecord, history: Sequence[HistoryRow], decisions: Sequence[Decision]
-) -> list[HistoryRow]:
-    """The runs of earlier nights that a run's losses may be compared with, oldest first."""
-    own = row_of(record, None)
-    return [
-        row
-        for row in sorted(history, key=lambda row: (row.night, row.harvested_at))
-        if row.night < own.night
-        and not row.resumed
-        and not changed_topology(row, own)
-        and (is_good(row) or is_accepted(decisions, "loss_curve", row.night))
-        and not is_left_out(decisions, "loss_curve", row.night, row.verdict)
-        and not passed_by_ended(decisions, "loss_curve", row.night)
-    ]
 
 
 def _losses(store: ObjectStore, prefix: str) -> dict[int, float]:
