@@ -89,7 +89,8 @@ def _digest(row: HistoryRow) -> str:
 
 
 def _source(row: HistoryRow) -> str:
-    return _digest(row).partition(":")[0]
+    """Where the losses of a run come from; empty where they are not those of one life from the first step on."""
+    return "" if row.resumed or len(row.summary.lives) > 1 else _digest(row).partition(":")[0]
 
 
 def _computed_both(expected: str, since: HistoryRow, own: HistoryRow, history: Sequence[HistoryRow]) -> bool:

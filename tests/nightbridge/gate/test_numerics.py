@@ -15,7 +15,7 @@ from nightbridge.gate.decisions import Decision, record_decision
 from nightbridge.gate.evidence import gather_evidence
 from nightbridge.gate.verdict import compare
 from nightbridge.history.rows import HistoryRow, row_of
-from nightbridge.models import Arm, GatePolicy, RunRecord, StoreSettings, Verdict
+from nightbridge.models import Arm, GatePolicy, Life, RunRecord, StoreSettings, Verdict
 from nightbridge.store.directory import DirectoryStore
 from tests.builders import commit_run, make_record, make_summary
 
@@ -40,11 +40,18 @@ class Nights:
     def date(self) -> str:
         return str(date(2026, 10, 1) + timedelta(days=self.count))
 
-    def run(self, losses: Losses, source: str = "tensorboard", repeat: int = 0, arm: Arm | None = None) -> RunRecord:
+    def run(
+        self,
+        losses: Losses,
+        source: str = "tensorboard",
+        repeat: int = 0,
+        arm: Arm | None = None,
+        lives: tuple[Life, ...] = (),
+    ) -> RunRecord:
         digest = hashlib.sha256(struct.pack(f"<{len(losses)}d", *losses)).hexdigest()
         anchors = tuple((step, losses[step - 1]) for step in (1, 13, 25, 38, 50))
         summary = make_summary(losses=losses).model_copy(
-            update={"loss_digest": f"{source}:{digest}", "loss_anchors": anchors}
+            update={"loss_digest": f"{source}:{digest}", "loss_anchors": anchors, "lives": lives}
         )
         record = make_record(summary, self.date, gate=GatePolicy(deterministic=self.deterministic), repeat=repeat)
         record = record.model_copy(update={"spec": record.spec.model_copy(update={"arm": arm})})
@@ -197,6 +204,13 @@ def test_digests_of_log_and_event_file_are_not_compared(found: Nights, losses: L
     verdict = found.night(losses, source="log")
 
     assert not any("bit for bit" in reason for reason in verdict.reasons)
+
+
+def test_what_a_restart_computed_again_says_nothing(declared: Nights) -> None:
+    lives = (Life(first_step=1, last_step=10), Life(first_step=8, last_step=50))
+
+    assert declared.night(OTHER, lives=lives).exit_code == 0
+    assert declared.night(OTHER).status == "regressed"
 
 
 def test_noisy_losses_are_nothing_to_hold_a_test_to(nights: Nights) -> None:
