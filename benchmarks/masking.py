@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from nightbridge.secrets import SecretFinder, copy_masked
+from nightbridge.masking import SecretFinder, copy_masked
 
 LINE = (
     b"2026-11-23 01:02:03 [rank0]: iteration   12/ 1000 | consumed samples:   1234 | elapsed time per iteration (ms): "

@@ -20,9 +20,9 @@ from nightbridge.errors import (
     PermanentError,
     TransientError,
 )
+from nightbridge.masking import mask_text
 from nightbridge.models import Model
 from nightbridge.processes import Finished
-from nightbridge.secrets import mask_text
 
 # The exit code of a shell or srun for a program that was killed: 128 and the signal's number.
 _FIRST_KILLED_CODE = 129

@@ -23,8 +23,9 @@ from pydantic import Field
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_delay, wait_exponential
 
 from nightbridge.errors import InvalidInput, NightbridgeError, PermanentError, TransientError
+from nightbridge.masking import mask_text
 from nightbridge.models import Model, NotifySettings
-from nightbridge.secrets import mask_text, resolve_secret
+from nightbridge.secrets import resolve_secret
 
 log = logging.getLogger(__name__)
 

@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping
 
 from prefect.logging import get_run_logger
 
+from nightbridge.masking import mask_text
 from nightbridge.models import Job, JobState, JobStatus, LaunchPlan, SecretRef, Site
 from nightbridge.outputs.experiment import RunToRead, evidence_of
 from nightbridge.outputs.following import LOOK_INTERVAL, LogNews, RunFollower
-from nightbridge.secrets import mask_text
 from nightbridge.slurm.attempts import record_ended
 from nightbridge.slurm.outcome import classify
 from nightbridge.slurm.states import WAITING, waiting_words

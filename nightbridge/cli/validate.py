@@ -120,8 +120,8 @@ def render(
     """
     from nightbridge import config
     from nightbridge.launch.plan import placeholder_plan, shell_command
+    from nightbridge.masking import MASK
     from nightbridge.rules import check_scenario
-    from nightbridge.secrets import MASK
 
     site = load_site(choice)
     scenario = check_scenario(config.load(file, tests_dirs=tests_dir or ()))

@@ -33,6 +33,7 @@ from nightbridge.harvest.restore import missing_objects
 from nightbridge.harvest.selection import files_to_store, stored_path
 from nightbridge.harvest.upload import Unit, upload
 from nightbridge.locking import lease
+from nightbridge.masking import SecretFinder, mask_text
 from nightbridge.models import (
     Checkout,
     Checkpoint,
@@ -47,7 +48,6 @@ from nightbridge.models import (
     utc_now,
 )
 from nightbridge.outputs.measurements import MeasuredRun, RunToMeasure, measure_run
-from nightbridge.secrets import SecretFinder, mask_text
 from nightbridge.store.protocol import ObjectStore
 from nightbridge.store.transfers import Progress
 

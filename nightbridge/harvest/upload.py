@@ -19,9 +19,9 @@ from typing import Literal
 from nightbridge.errors import DamagedData, InvalidInput, TransientError
 from nightbridge.files import copy_regular
 from nightbridge.harvest.manifest import MANIFEST, LeftOut
+from nightbridge.masking import copy_masked
 from nightbridge.models import Checkpoint, Model, StoredFile
 from nightbridge.outputs.event_files import sound_length
-from nightbridge.secrets import copy_masked
 from nightbridge.store.checksum import FileSource, Stamp, part_size
 from nightbridge.store.protocol import ObjectStore, checked_key
 from nightbridge.store.transfers import FILES, WORKERS, Meter, Progress, in_parallel

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from nightbridge.errors import DamagedData
 from nightbridge.files import RefusedFile, open_regular
+from nightbridge.masking import mask_text
 from nightbridge.models import Job, Model
 from nightbridge.models.metrics import METRIC_BY_NAME
 from nightbridge.outputs.event_files import (
@@ -25,7 +26,6 @@ from nightbridge.outputs.event_files import (
 from nightbridge.outputs.experiment import event_folders, logs_so_far
 from nightbridge.outputs.logs import LogTail, parse_steps
 from nightbridge.outputs.reader_process import ReaderDied, call_shared
-from nightbridge.secrets import mask_text
 
 LOOK_INTERVAL = 10.0
 """Seconds between two looks at a job's log."""

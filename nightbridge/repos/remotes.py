@@ -17,9 +17,10 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from nightbridge.errors import InvalidInput
+from nightbridge.masking import MASK
 from nightbridge.models import slug
 from nightbridge.processes import own_program
-from nightbridge.secrets import MASK, file_in_memory, read_netrc
+from nightbridge.secrets import file_in_memory, read_netrc
 
 _USERINFO = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*://)(?P<userinfo>[^/@\s]+)@", re.IGNORECASE)
 # git-clone(1): an address with a colon before the first slash is `host:path`, over ssh.

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from nightbridge.errors import LaunchRefused, PermanentError, TransientError
 from nightbridge.files import write_atomically, write_model
+from nightbridge.masking import looks_like_credential, mask_text
 from nightbridge.models import LAUNCHER_HOME, Job, LaunchPlan, utc_now
 from nightbridge.processes import run
-from nightbridge.secrets import looks_like_credential, mask_text
 from nightbridge.slurm.attempt_files import ATTEMPT_FILE, AttemptContext, Submission, read_refusal, read_submission
 from nightbridge.slurm.attempts import merged_options
 from nightbridge.slurm.protocol import Cluster

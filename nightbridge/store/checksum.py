@@ -17,7 +17,7 @@ from typing import NamedTuple, cast
 
 from nightbridge.errors import DamagedData
 from nightbridge.files import open_regular
-from nightbridge.secrets import SecretFinder
+from nightbridge.masking import SecretFinder
 
 PART_SIZE = 8 << 20
 """Bytes of a part, and of the largest file without parts."""

@@ -7,8 +7,8 @@ import pytest
 from prefect import flow
 from prefect.client.orchestration import get_client
 
+from nightbridge.masking import MASK
 from nightbridge.models import Job, Outcome, SecretRef, Site, utc_now
-from nightbridge.secrets import MASK
 from nightbridge.slurm.attempts import read_ended
 from nightbridge.slurm.factory import open_cluster
 from nightbridge.slurm.states import parse_squeue

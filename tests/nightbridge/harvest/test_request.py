@@ -21,9 +21,9 @@ import pytest
 from nightbridge.errors import DamagedData, PermanentError, TransientError
 from nightbridge.harvest.manifest import load_record, read_manifest, run_prefix
 from nightbridge.harvest.restore import fetch_run, verify_run
+from nightbridge.masking import MASK
 from nightbridge.models import CheckpointState, Outcome, RunRecord, StoredFile, StoreSettings
 from nightbridge.outputs import checkpoints
-from nightbridge.secrets import MASK
 from nightbridge.store.checksum import FileSource, sha256_hex
 from nightbridge.store.directory import DirectoryStore
 from nightbridge.store.factory import open_store

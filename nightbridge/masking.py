@@ -1,0 +1,499 @@
+"""Masking: secrets are taken out of every text that leaves the process or the machine.
+
+Masked are the values that are known, in every usual encoding and also where escape codes or line breaks split them,
+what line breaks have cut off of them where other ranks' lines stand in between, and texts that have the shape of a
+secret: tokens with a known beginning, and values named as secrets. Every shape is anchored to a text that only secrets
+have. Forty hexadecimal digits alone are a W&B key, and every git commit; `pad_token`, `eos_token_id` and `tokenizer`
+are no secrets at all. So a name counts only when it is one of a list, and a value only when it has letters and digits.
+
+Text files are masked in the copy that leaves the machine; binary files are searched for values in these encodings, and
+at their beginning for tokens. Both are read in chunks of bytes, so a log of many gigabytes, one without a line break,
+and one that is not UTF-8 are all fine.
+"""
+
+import base64
+import bisect
+import functools
+import html
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import quote, quote_plus
+
+from nightbridge.files import copy_regular
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+MASK = "********"
+
+MIN_LENGTH = 4
+"""Characters of the shortest value that is masked: shorter ones also occur in ordinary words."""
+
+MIN_ENCODED = 8
+"""Bytes of the shortest text looked for in an encoding, with gaps or in a binary file: shorter ones occur by chance."""
+
+_PASSWORD = re.compile(r"\bpassword\s+(\S+)")
+_URL_PATH = re.compile(r"\w+://[^/\s]+(/\S+)")
+
+_ESCAPE = rb"\x1b(?:\[[0-?]{0,64}[ -/]{0,8}[@-~]|\][^\x07\x1b]{0,256}(?:\x07|\x1b\\))"
+_SPACE = b" \t\r\n"
+_ESCAPES, _GAPS = re.compile(_ESCAPE), re.compile(rb"(?:[ \t\r\n]|%s)+" % _ESCAPE)
+"""What may stand between two characters of a value: a terminal's escape codes, line breaks and indentation."""
+
+_GAP_FACTOR = 8
+"""How many times as long a value may become by gaps in it, such as a colour for each character."""
+
+
+def _spellings(value: str) -> Iterator[bytes]:
+    """A value as it is, and as it appears in JSON, Python, HTML, URLs, hex dumps and base64."""
+    raw = value.encode("utf-8", "surrogateescape")  # an environment variable that is not UTF-8 comes with surrogates
+    yield raw
+    if len(raw) < MIN_ENCODED:
+        return
+    escaped, plain, page = json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], html.escape(value)
+    texts = [
+        *(escaped, plain, plain.replace("/", "\\/"), json.dumps(escaped)[1:-1], repr(value)[1:-1]),
+        *(page, html.escape(value, quote=False), page.replace("&#x27;", "&#39;").replace("&quot;", "&#34;")),
+    ]
+    yield from (text.encode("utf-8", "surrogateescape") for text in texts)
+    digits = [f"{byte:02x}" for byte in raw]
+    addresses = (quote(raw), quote(raw, safe=""), quote_plus(raw), "%" + "%".join(digits).upper())
+    for text in (*addresses, "".join(digits), ":".join(digits), "\\x" + "\\x".join(digits)):
+        yield text.encode()
+        yield re.sub(r"%..", lambda escape: escape[0].lower(), text).encode() if "%" in text else text.upper().encode()
+    for before in range(3):
+        # The characters of base64 that the value alone decides, wherever it stands in what was encoded.
+        own = slice(-(-8 * before // 6), 8 * (before + len(raw)) // 6)
+        for encode in (base64.b64encode, base64.urlsafe_b64encode):
+            encoded = encode(bytes(before) + raw + bytes(2))[own]
+            yield from (encoded, quote(encoded, safe="").encode())
+
+
+def _known_texts(values: Iterable[str]) -> set[bytes]:
+    """Every spelling of the values, of the passwords in lines of netrc(5), and of the path of a webhook's URL."""
+    parts = {part for value in values for found in (_PASSWORD, _URL_PATH) for part in found.findall(value)}
+    parts = {*values, *parts, *map(os.path.expandvars, parts)}
+    return {text for part in parts if len(part) >= MIN_LENGTH for text in _spellings(part)}
+
+
+_MULTIPLIER = 2654435761
+"""Knuth's, for multiplicative hashing."""
+
+
+class _Texts:
+    """Finds any of many texts of `MIN_ENCODED` bytes and more, as fast as a few.
+
+    Every occurrence covers four bytes at a multiple of four. So only these words are looked up among those that the
+    texts have at one of four offsets: by a hash of 16 bits, then by their first two bytes; the rest is compared.
+    """
+
+    _BLOCK = 1 << 18  # bytes: what numpy makes of them stays in the processor's cache
+
+    def __init__(self, texts: Iterable[bytes]) -> None:
+        import numpy as np  # slow to import, and not needed to look secrets up
+
+        found = {text for text in texts if len(text) >= MIN_ENCODED}
+        self.longest = max(map(len, found), default=0)
+        self._by_word: dict[int, list[tuple[bytes, int]]] = {}
+        for text in found:
+            for offset in range(4):
+                word = int.from_bytes(text[offset : offset + 4], "little")
+                self._by_word.setdefault(word, []).append((text, offset))
+        words = np.array(list(self._by_word), dtype="<u4")
+        self._hashes, self._first_bytes = np.zeros((2, 1 << 16), dtype=bool)
+        self._hashes[self._hash(words)] = True
+        self._first_bytes[words.view("<u2")[::2]] = True
+
+    def find(self, data: bytes | bytearray, size: int) -> set[tuple[int, int]]:
+        """Where in the first `size` bytes the texts begin and end."""
+        import numpy as np
+
+        found = set()
+        for begin in range(0, size - 3 if self._by_word else 0, self._BLOCK):
+            words = np.frombuffer(data, "<u4", min(self._BLOCK, size - begin) // 4, begin)
+            likely = np.flatnonzero(self._hashes.take(self._hash(words)))
+            for index in likely[self._first_bytes.take(words[likely].view("<u2")[::2])].tolist():
+                for text, offset in self._by_word.get(int(words[index]), ()):
+                    start = begin + 4 * index - offset
+                    if start >= 0 and data.startswith(text, start) and start + len(text) <= size:
+                        found.add((start, start + len(text)))
+        return found
+
+    def _hash(self, words: "NDArray[np.uint32]") -> "NDArray[np.uint16]":
+        return (words * words.dtype.type(_MULTIPLIER)).view("<u2")[1::2]
+
+
+@functools.lru_cache(maxsize=8)
+def _texts(values: frozenset[str]) -> _Texts:
+    return _Texts(_known_texts(values))
+
+
+MIN_PIECE = 12
+"""Bytes of the shortest piece of a text that is masked at the beginning or the end of a line."""
+
+_MAX_INDENT = 64
+"""White space before a piece, or behind it, at most."""
+
+_BREAKS, _BLANKS = (bytes(byte in these for byte in range(256)) for these in (b"\n\r", b" \t"))
+
+
+class _Pieces:
+    """Finds what line breaks have cut off of texts, where other lines stand between the pieces.
+
+    Eight ranks that print one configuration, wrapped to the width of a terminal, write into one log line by line. A
+    piece is the end of a text, or its middle in a line of its own, at the beginning of a line, or the beginning of a
+    text at the end of one. By their first or last four bytes they are looked up in a table of bits.
+    """
+
+    def __init__(self, texts: Iterable[bytes]) -> None:
+        import numpy as np
+
+        self._after: dict[int, set[bytes]] = {}
+        self._before: dict[int, set[bytes]] = {}
+        for text in texts:
+            for at in range(1, len(text) - MIN_PIECE + 1):
+                self._after.setdefault(int.from_bytes(text[at : at + 4], "little"), set()).add(text[at:])
+            for end in range(MIN_PIECE, len(text)):
+                self._before.setdefault(int.from_bytes(text[end - 4 : end], "little"), set()).add(text[:end])
+        self._likely = [np.zeros(1 << 20, dtype=bool) for _side in (self._after, self._before)]
+        for table, side in zip(self._likely, (self._after, self._before), strict=True):
+            table[self._hash(np.array(list(side), dtype="<u4"))] = True
+        self._breaks, self._blanks = (np.frombuffer(table, dtype=bool) for table in (_BREAKS, _BLANKS))
+
+    def find(self, data: bytes, start: int) -> Iterator["_Found"]:
+        """Find them from `start` on, in any order; what is found after a line break begins there."""
+        import numpy as np
+
+        array = np.frombuffer(data, np.uint8)
+        breaks = np.flatnonzero(self._breaks.take(array[start:])) + start if self._after else np.array([], dtype=int)
+        if len(breaks):
+            yield from self._after_breaks(data, array, breaks)
+            yield from self._before_breaks(data, array, breaks, start)
+
+    def _after_breaks(self, data: bytes, array: "NDArray[np.uint8]", breaks: "NDArray[np.int_]") -> Iterator["_Found"]:
+        import numpy as np
+
+        first = breaks + 1
+        for _blank in range(_MAX_INDENT):
+            inside = first < len(array)
+            is_blank = np.zeros(len(first), dtype=bool)
+            is_blank[inside] = self._blanks.take(array[first[inside]])
+            if not is_blank.any():
+                break
+            first = first + is_blank
+        for place in self._likely_at(0, array, first, len(array) - MIN_PIECE):
+            at = int(first[place])
+            ends = int(breaks[place + 1]) if place + 1 < len(breaks) else at
+            line = data[at:ends].rstrip()
+            for rest in self._after.get(int.from_bytes(data[at : at + 4], "little"), ()):
+                if data.startswith(rest, at):
+                    yield _Found(int(breaks[place]), at, at + len(rest))
+                elif len(line) >= MIN_PIECE and rest.startswith(line):
+                    yield _Found(int(breaks[place]), at, at + len(line))
+
+    def _before_breaks(
+        self, data: bytes, array: "NDArray[np.uint8]", breaks: "NDArray[np.int_]", start: int
+    ) -> Iterator["_Found"]:
+        last = breaks
+        for _blank in range(_MAX_INDENT):
+            is_blank = self._blanks.take(array[last - 1]) & (last > start)
+            if not is_blank.any():
+                break
+            last = last - is_blank
+        for place in self._likely_at(1, array, last - 4, len(array)):
+            end = int(last[place])
+            for head in self._before.get(int.from_bytes(data[end - 4 : end], "little"), ()):
+                if end - len(head) >= start and data.endswith(head, 0, end):
+                    yield _Found(end - len(head), end - len(head), end)
+
+    def _likely_at(self, side: int, array: "NDArray[np.uint8]", at: "NDArray[np.int_]", most: int) -> list[int]:
+        """Which of some places have four bytes that a piece may begin, or end, with."""
+        import numpy as np
+
+        (inside,) = np.nonzero((at >= 0) & (at <= most))
+        words = np.zeros(len(inside), dtype="<u4")
+        for byte in range(4):
+            words |= array.take(at[inside] + byte).astype("<u4") << np.uint32(8 * byte)
+        found: list[int] = inside[self._likely[side].take(self._hash(words))].tolist()
+        return found
+
+    @staticmethod
+    def _hash(words: "NDArray[np.uint32]") -> "NDArray[np.uint32]":
+        return (words * words.dtype.type(_MULTIPLIER)) >> words.dtype.type(12)
+
+
+class _Found(NamedTuple):
+    """Where a match begins, and what of it is the secret."""
+
+    begin: int
+    start: int
+    end: int
+
+
+_Find = Callable[[bytes, int], Iterator[_Found]]
+
+
+class _Values:
+    """Finds known values in a text, also with gaps in them."""
+
+    def __init__(self, texts: frozenset[bytes]) -> None:
+        self._short = [text for text in texts if len(text) < MIN_ENCODED]
+        self._joined = _Texts(_joined(text) for text in texts)
+        self._pieces = _Pieces(text for text in texts if len(text) >= MIN_ENCODED)
+        self.longest = max(map(len, texts), default=0)
+
+    def find(self, data: bytes, start: int) -> Iterator[_Found]:
+        """Find them from `start` on: in order, of several in one place the longest, and not overlapping."""
+        rest = data[start:]
+        joined = _joined(rest)
+        spans = {_Found(each, each, each + len(text)) for text in self._short for each in _positions(data, text, start)}
+        if found := self._joined.find(joined, len(joined)):
+            # Positions in `joined` from which on so many bytes more are missing before it.
+            runs, missing = [0], [start]
+            for gap in _GAPS.finditer(rest):
+                runs.append(gap.start() + start - missing[-1])
+                missing.append(missing[-1] + len(gap[0]))
+            for begin, end in found:
+                first, last = (at + missing[bisect.bisect(runs, at) - 1] for at in (begin, end - 1))
+                spans.add(_Found(first, first, last + 1))
+        spans.update(self._pieces.find(data, start))
+        done = 0
+        for span in sorted(spans, key=lambda span: (span.start, -span.end)):
+            if span.start >= done:
+                done = span.end
+                yield span
+
+
+def _joined(data: bytes) -> bytes:
+    return _ESCAPES.sub(b"", data).translate(None, _SPACE)
+
+
+@functools.lru_cache(maxsize=8)
+def _values(values: frozenset[str]) -> _Values:
+    return _Values(frozenset(_known_texts(values)))
+
+
+# --- shapes ----------------------------------------------------------------------------------------------------------
+
+MAX_SHAPE_BYTES = 96 + 8192
+"""The most bytes of a match: of a name, and of a value."""
+
+LEFT_CONTEXT = 13
+"""Bytes before a match that decide about it; behind it, it is one."""
+
+_ANCHORS = (b"authorization", b"key", b"token", b"secret", b"passw")
+"""What every named secret begins with, in lower case: to look for these first is ten times as fast."""
+
+# Beginning and rest of the tokens whose issuers publish their form, for scanners like this one: GitHub ("About
+# authentication to GitHub"), GitLab ("Token overview"), Slack ("Tokens"), AWS ("IAM identifiers"), RFC 7519, RFC 7468;
+# the others from the rules of gitleaks, whose lengths are bounded here.
+_TOKENS = (
+    (rb"hf_|api_org_", rb"[A-Za-z0-9]{30,200}"),  # Hugging Face
+    (rb"wandb_v1_", rb"\w{40,200}"),  # W&B; its older keys are hexadecimal digits alone
+    (rb"local-", rb"[0-9a-f]{40}(?!\w)"),  # a W&B server of one's own
+    (rb"nvapi-", rb"[\w-]{20,200}"),  # NVIDIA NGC
+    (rb"gh[pousr]_", rb"[A-Za-z0-9]{36,255}"),
+    (rb"github_pat_", rb"\w{22,255}"),
+    (rb"gl(?:pat|dt|rt|cbt|ptt|ft|imt|agent|oas|soat|ffct)-", rb"[\w.=-]{20,300}"),
+    (rb"xox[abeoprs]-|xapp-", rb"[A-Za-z0-9.-]{10,250}"),
+    (rb"hooks\.slack\.com/", rb"\w+/[\w/+-]{20,200}"),
+    (rb"dckr_pat_", rb"[\w-]{20,100}"),
+    (rb"sk-(?:ant|proj|svcacct|admin|or-v1)-", rb"[\w-]{20,300}"),
+    (rb"sk-", rb"[A-Za-z0-9]{20}T3BlbkFJ[A-Za-z0-9]{20}"),  # OpenAI
+    (rb"AIza", rb"[\w-]{35}(?![\w-])"),  # Google Cloud
+    (rb"ya29\.", rb"[\w-]{20,400}"),
+    (rb"npm_", rb"[A-Za-z0-9]{36}(?!\w)"),
+    (rb"pypi-AgE", rb"[\w-]{50,400}"),
+    (rb"hv[sb]\.", rb"[\w-]{24,300}"),  # HashiCorp Vault
+    (rb"gl(?:c|sa)_", rb"[\w+/=]{32,400}"),  # Grafana
+    (rb"dapi", rb"[0-9a-f]{32}(?:-\d)?(?!\w)"),  # Databricks
+    (rb"SG\.", rb"[\w-]{22}\.[\w-]{43}(?!\w)"),  # SendGrid
+    (rb"sk_live_|rk_live_", rb"[A-Za-z0-9]{20,200}"),
+    (rb"A(?:KI|SI|BI|CC)A", rb"[A-Z0-9]{16}(?![A-Za-z0-9])"),
+    (rb"eyJ", rb"[\w-]{8,512}\.eyJ[\w-]{8,4096}\.[\w-]{0,2048}"),
+    (
+        rb"-----BEGIN ",
+        rb"[A-Z ]{0,40}PRIVATE KEY[A-Z ]{0,20}-----(?:[^-]|-(?!----)){1,8000}(?:-----END [A-Z ]{4,60}-----)?",
+    ),
+)
+# Each begins with a letter, no class of them: then `re` skips what begins none, five times as fast.
+_TOKEN_START = re.compile(b"|".join(start for start, _ in _TOKENS))
+_TOKEN = rb"(?<![A-Za-z0-9_])(" + b"|".join(rb"(?:%s)%s" % token for token in _TOKENS) + rb")"
+
+# Every token is a row of at least so many of these characters, each a `t` in the table of `bytes.translate`.
+_LEAST_TOKEN, _BLOCK = 15, 1 << 16
+_IN_TOKENS = bytes(ord("t") if re.match(rb"[\w.=+/ -]", bytes((byte,))) else 0 for byte in range(256))
+
+TOKENS_IN_BINARY = 4 << 20
+"""Bytes at the beginning of a binary file that are searched for tokens: texts of TensorBoard and pickled arguments lie
+there, and weights behind them."""
+
+_QUALIFIERS = (
+    *(b"access", b"account", b"api", b"auth", b"aws", b"bearer", b"client", b"github", b"gitlab", b"hf", b"hub"),
+    *(b"huggingface", b"ngc", b"private", b"refresh", b"registry", b"secret", b"session", b"signing", b"wandb"),
+)
+_QUALIFIED = b"|".join(
+    rb"(?<=%s)(?<![A-Za-z0-9]%s)" % (each, each)
+    for qualifier in _QUALIFIERS
+    for each in (qualifier, qualifier + b"[_-]")
+)
+_ASSIGNED = rb"\\?[\"']?[ \t]{0,3}[:=][ \t]{0,3}\\?[\"']?"
+# Both occur among the first characters of any real secret, and in few words.
+_LETTER_AND_DIGIT = rb"(?=[\w.~+/=-]{0,63}?[0-9])(?=[\w.~+/=-]{0,63}?[A-Za-z])"
+
+_NAMED = (
+    rb"(?i:(?:"
+    + _QUALIFIED
+    + rb")(?:key|token|secret)|(?<![A-Za-z0-9])passw(?:or)?d)"
+    # No path, and nothing that the shell has yet to fill in.
+    + _ASSIGNED
+    + rb"(?![./~])"
+    + _LETTER_AND_DIGIT
+    + rb"([\w.~+/=-]{8,4096})"
+)
+# Names as ordinary as these also stand before tensors' names, run keys and paths, which have other characters in them.
+_ORDINARY = (
+    rb"(?i:(?<![A-Za-z0-9_])(?<![A-Za-z0-9]-)(?:key|token|secret))"
+    + _ASSIGNED
+    + _LETTER_AND_DIGIT
+    + rb"([A-Za-z0-9+]{20,4096}+)(?![\w./-])"
+)
+_AUTHORIZATION = rb"(?i:authorization)" + _ASSIGNED + rb"(?i:bearer|basic|token)[ \t]{1,3}([\w.~+/=-]{8,4096})"
+
+_SHAPES = re.compile(b"|".join((_AUTHORIZATION, _TOKEN, _NAMED, _ORDINARY)))
+
+
+def find_shapes(data: bytes, start: int = 0) -> Iterator[_Found]:
+    """Find what looks like a secret from `start` on: matches in order that do not overlap.
+
+    A match begins with the secret's name, where it has one.
+    """
+    lowered = data.lower()
+    named = (position for anchor in _ANCHORS for position in _positions(lowered, anchor, start))
+    for position in sorted((*named, *(token.start() for token in _TOKEN_START.finditer(data, start)))):
+        if position >= start and (match := _SHAPES.match(data, position)):
+            start = match.end()
+            yield _Found(match.start(), *match.span(match.lastindex or 0))
+
+
+def _positions(data: bytes | bytearray, text: bytes, start: int) -> Iterator[int]:
+    position = data.find(text, start)
+    while position >= 0:
+        yield position
+        position = data.find(text, position + 1)
+
+
+# --- masking ---------------------------------------------------------------------------------------------------------
+
+
+def copy_masked(source: Path, target: Path, secrets: Iterable[str], below: Path | None = None) -> int:
+    """Copy a text file with every secret value, and every text in a secret's shape, replaced by `MASK`.
+
+    The longest value at a position wins; values shorter than `MIN_LENGTH` stay. Returns how many were masked. The
+    source is opened as by `files.open_regular`.
+
+    Raises:
+        DamagedData: The source cannot be read.
+        PermanentError: The target cannot be written.
+
+    """
+    maskers = _maskers(secrets)
+
+    def masked(piece: bytes) -> bytes:
+        found = piece
+        for masker in maskers:
+            found = masker.mask(found, last=not piece)
+        return found
+
+    copy_regular(source, target, masked, below)
+    return sum(masker.found for masker in maskers)
+
+
+def mask_text(text: str, secrets: Iterable[str]) -> str:
+    """A text with everything masked that `copy_masked` masks in a file."""
+    data = text.encode("utf-8", "surrogateescape")
+    for masker in _maskers(secrets):
+        data = masker.mask(data, last=True)
+    return data.decode("utf-8", "surrogateescape")
+
+
+class _Masker:
+    """Masks what is found in data that comes in pieces.
+
+    `find(data, start)` gives matches in order. `longest` is the most bytes of a match, which may depend on
+    `LEFT_CONTEXT` bytes before it and one behind it. State: what is not yet decided, and the bytes before that.
+    """
+
+    def __init__(self, find: _Find, longest: int) -> None:
+        self._find, self._reach = find, longest + 1
+        self._waiting, self._decided, self.found = b"", 0, 0
+
+    def mask(self, piece: bytes, *, last: bool) -> bytes:
+        """Take the next piece and return what is decided by now; all of it with the last piece."""
+        data = self._waiting + piece
+        # A match that begins before the border is complete, however long; what begins later waits for the next piece.
+        border = len(data) if last else max(len(data) - self._reach, self._decided)
+        pieces, done = [], self._decided
+        for begin, start, end in self._find(data, self._decided):
+            if begin >= border and not last:
+                break
+            pieces += [data[done:start], MASK.encode()]
+            done = end
+            self.found += 1
+        end = max(done, border)
+        pieces.append(data[done:end])
+        kept = max(end - LEFT_CONTEXT, 0)
+        self._waiting, self._decided = data[kept:], end - kept
+        return b"".join(pieces)
+
+
+def _maskers(secrets: Iterable[str]) -> list[_Masker]:
+    values = _values(frozenset(secrets))
+    shapes = _Masker(find_shapes, MAX_SHAPE_BYTES)
+    # Values first: a shape that ends in the middle of a value would leave the rest of it.
+    return [_Masker(values.find, _GAP_FACTOR * values.longest), shapes] if values.longest else [shapes]
+
+
+class SecretFinder:
+    """Looks for secrets in a binary file that is fed to it in pieces; `found` says whether there was one so far."""
+
+    def __init__(self, secrets: Iterable[str]) -> None:
+        self._texts = _texts(frozenset(secrets))
+        self._overlap = max(self._texts.longest, MAX_SHAPE_BYTES) - 1
+        self._tail, self._unread, self.found = b"", TOKENS_IN_BINARY, False
+
+    def feed(self, piece: bytearray, size: int) -> None:
+        """Look at the first `size` bytes of the next piece, and at secrets that begin in the pieces before."""
+        self.found |= self._holds(piece, size)
+        if self._tail:
+            border = self._tail + piece[: min(self._overlap, size)]
+            self.found |= self._holds(border, len(border))
+        self._unread -= size
+        self._tail = (self._tail + piece[max(size - self._overlap, 0) : size])[-self._overlap :]
+
+    def _holds(self, data: bytes | bytearray, size: int) -> bool:
+        unread = max(min(self._unread, size), 0)
+        blocks = (data[at : at + _BLOCK] for at in range(0, unread, _BLOCK - _LEAST_TOKEN))
+        # Weights hardly ever have so many characters of a token in a row: then nothing is left for `re`.
+        has_row = any(b"t" * _LEAST_TOKEN in block.translate(_IN_TOKENS) for block in blocks)
+        tokens = _TOKEN_START.finditer(data, 0, unread) if has_row else ()
+        return bool(self._texts.find(data, size)) or any(_SHAPES.match(data, start.start(), size) for start in tokens)
+
+
+# --- what is named like one -------------------------------------------------------------------------------------------
+
+_CREDENTIAL_NAME = re.compile(
+    r"(?:TOKEN|KEY|KEY_ID|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|_(?:AUTH|PASS|PAT|PWD))$", re.IGNORECASE
+)
+_URL_PASSWORD = re.compile(r"://[^/@\s:]*:[^/@\s]+@")
+
+
+def looks_like_credential(name: str, value: str) -> bool:
+    """Whether a variable is named like a credential, or its value is a known kind of token or a URL with a login."""
+    shaped = any(find_shapes(value.encode("utf-8", "surrogateescape")))
+    return bool(shaped or _CREDENTIAL_NAME.search(name) or _URL_PASSWORD.search(value))
