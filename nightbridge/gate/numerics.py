@@ -10,13 +10,15 @@ Where a control arm ran tonight and does not compute what its own night did eith
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from nightbridge.gate.control import Agreement
-from nightbridge.goldens.parity import Curve, compare_curves
 from nightbridge.history.metrics import format_count
 from nightbridge.history.nightly_values import arms_of, nights_of, repeats_of
 from nightbridge.history.rows import HistoryRow
+
+if TYPE_CHECKING:
+    from nightbridge.goldens.parity import Curve
 
 MIN_SAME = 5
 """Good nights with the same losses from which on a test is found to be deterministic."""
@@ -43,7 +45,7 @@ def compare_numerics(
     history: Sequence[HistoryRow],
     good: Sequence[HistoryRow],
     declared: bool | None,
-    losses: Callable[[str], Curve],
+    losses: "Callable[[str], Curve]",
 ) -> Numerics | None:
     """Compare tonight's losses with those of the last good nights; None where the test is not deterministic.
 
@@ -110,8 +112,10 @@ def _moved_control(own: HistoryRow, history: Sequence[HistoryRow]) -> str:
     return moved[0] if 2 * len(moved) > len(pairs) else ""
 
 
-def _first_difference(expected: Curve, found: Curve) -> str:
+def _first_difference(expected: "Curve", found: "Curve") -> str:
     """Where two curves part, in words; empty where one of them is gone."""
+    from nightbridge.goldens.parity import compare_curves  # numpy is slow to import, and hardly ever needed here
+
     parity = compare_curves(expected, found)
     if parity.first_difference is None:
         return f" ({parity.gaps[0]})" if expected and found and parity.gaps else ""
