@@ -47,7 +47,9 @@ def compare_numerics(
     declared: bool | None,
     losses: "Callable[[str], Curve]",
 ) -> Numerics | None:
-    """Compare tonight's losses with those of the last good nights; None where the test is not deterministic.
+    """Compare tonight's losses with those of the last good nights; None where they are the same.
+
+    So it is where the test is not deterministic.
 
     Args:
         own: Tonight's run.
@@ -57,18 +59,20 @@ def compare_numerics(
         losses: The loss by step of the run that is stored below a prefix; read only where digests differ.
     """
     source = _source(own)
+    if declared is False or source not in COMPARABLE:
+        return None
     known = [row for row in good if _source(row) == source]
-    if declared is False or source not in COMPARABLE or not known:
+    if not known:
         return None
     expected = _digest(known[-1])
+    runs = [row for row in (own, *repeats_of(own, history)) if _source(row) == source]
+    apart = [row for row in runs if _digest(row) != expected]
+    if not apart:
+        return None
     same = next((at for at, row in enumerate(reversed(known)) if _digest(row) != expected), len(known))
     if not declared and (same < MIN_SAME or _computed_both(expected, known[-same], own, history)):
         return None
-    runs = [row for row in (own, *repeats_of(own, history)) if _source(row) == source]
-    apart = [row for row in runs if _digest(row) != expected]
     agreement = Agreement(len(runs), len(apart))
-    if not apart:
-        return Numerics(agreement)
     if moved := _moved_control(own, history):
         again = f"and those of {moved}, run again beside them, are not either: the cluster, no regression"
         return Numerics(agreement, reason=f"losses are not the same, bit for bit, {again}")
