@@ -398,7 +398,7 @@ def result_lines(result: AttributionResult) -> tuple[str, ...]:
 def question_of(plan: AttributionPlan) -> str:
     """What is asked: `step time +7.1 %`."""
     if isinstance(plan.levels, Failure):
-        return f"failure ({plan.levels.signature})"
+        return plan.levels.question
     return f"{METRIC_BY_NAME[plan.metric].label} {format_change(plan.levels.bad / plan.levels.good - 1)}"
 
 

@@ -57,7 +57,8 @@ class BisectRequest(Model):
 
     metric: str | None = Field(
         None,
-        description="Which metric, or `failure`; that of the latest night when unset, else what became worse last.",
+        description="Which metric, `failure`, or `losses`; what the latest night has when unset, else what became "
+        "worse last.",
     )
     repository: Repository | None = Field(None, description="Which repository; each whose commit changed when unset.")
     good: str | None = Field(
@@ -93,7 +94,7 @@ class BisectPlan(StoredModel):
     test_id: str
     cluster: str
     series: str
-    metric: str = Field(description="Name of a gated metric, or `failure`.")
+    metric: str = Field(description="Name of a gated metric, `failure`, or `losses`.")
     statistic: str = Field(description="Field of the summary that it is; empty for a failure.")
     unit: str
     since: str

@@ -9,7 +9,7 @@ from nightbridge.bisect.failures import FAILED, failure_of
 from nightbridge.bisect.lineage import BUMPS, RANGES, Step, short_name
 from nightbridge.bisect.plan import RUNS_OF_A_POINT, BisectPlan, point_run
 from nightbridge.bisect.search import Answer, Failure, Levels, Measured
-from nightbridge.bisect.shift import metric_named
+from nightbridge.bisect.shift import is_other, metric_named
 from nightbridge.harvest.manifest import load_record
 from nightbridge.history.metrics import format_change, format_count, format_value, measured
 from nightbridge.history.rows import gpu_hours
@@ -206,7 +206,7 @@ def _noun(plan: BisectPlan) -> str:
 
 def _question(plan: BisectPlan) -> str:
     if isinstance(plan.levels, Failure):
-        return f"failure ({plan.levels.signature})"
+        return plan.levels.question
     change = (plan.levels.bad - plan.levels.good) / abs(plan.levels.good)
     return f"{metric_named(plan.metric).label} {format_change(change)}"
 
@@ -215,7 +215,7 @@ def _shown(plan: BisectPlan, place: int, result: BisectResult) -> str:
     """What the runs of a place measured: the median, or how many failed."""
     values = [one.value for one in _measured(result.points) if one.place == place]
     if isinstance(plan.levels, Failure):
-        return f"{int(sum(values))} of {len(values)} failed"
+        return f"{int(sum(values))} of {len(values)} {plan.levels.shown}"
     return format_value(statistics.median(values), plan.unit)
 
 
@@ -302,7 +302,7 @@ class Asked(Protocol):
 
     @property
     def metric(self) -> str:
-        """Name of a gated metric, or `failure`."""
+        """Name of a gated metric, `failure`, or `losses`."""
 
     @property
     def statistic(self) -> str:
@@ -317,6 +317,9 @@ def value_of(asked: Asked, verdict: Verdict, record: RunRecord | None) -> float 
     """What a run says of its point; None where it says nothing: the cluster lost it, or it failed in another way."""
     if verdict.status in NOTHING_SAID:
         return None
+    if isinstance(asked.levels, Failure) and asked.levels.digest:
+        differs = is_other(asked.levels.digest, record) if record is not None and verdict.status not in FAILED else None
+        return None if differs is None else float(differs)
     if isinstance(asked.levels, Failure):
         failed = failure_of(verdict)
         return {None: 0.0, asked.levels.signature: 1.0}.get(failed)

@@ -120,9 +120,23 @@ class Levels(Model):
 
 
 class Failure(Model):
-    """A failure instead of a metric: a run measures 1 where it fails alike, 0 where it does not fail."""
+    """A failure instead of a metric: a run measures 1 where it fails alike, 0 where it does not fail.
+
+    The losses of a deterministic test are one, too: a run measures 1 where they are not the good ones, bit for bit.
+    """
 
     signature: str = Field(description="What two failures that are alike have in common.")
+    digest: str = Field("", description="`Summary.loss_digest` of the good runs; empty where runs fail.")
+
+    @property
+    def question(self) -> str:
+        """What is searched, in words."""
+        return "losses not the same bit for bit" if self.digest else f"failure ({self.signature})"
+
+    @property
+    def shown(self) -> str:
+        """What a bad run did, in words."""
+        return "with other losses" if self.digest else "failed"
 
     def densities(self, values: Array, stray: float) -> Densities:
         """Unknown are the shares of good and of bad commits' runs that fail alike; the former is small beforehand."""

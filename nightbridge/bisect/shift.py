@@ -9,10 +9,10 @@ from nightbridge.bisect.failures import FAILED, failure_of
 from nightbridge.bisect.search import Failure, Levels
 from nightbridge.errors import InvalidInput
 from nightbridge.gate.trend import trends
-from nightbridge.history.metrics import COMPLETE_OUTCOMES, measured
+from nightbridge.history.metrics import COMPLETE_OUTCOMES, SMALLEST_SHOWN_CHANGE, measured
 from nightbridge.history.nightly_values import Night, nights_of
 from nightbridge.history.rows import HistoryRow
-from nightbridge.models import GOOD_VERDICTS, Verdict, VerdictStatus
+from nightbridge.models import GOOD_VERDICTS, RunRecord, Verdict, VerdictStatus
 from nightbridge.models.metrics import COLUMNS, METRIC_BY_NAME, Metric
 
 VerdictOf = Callable[[HistoryRow], Verdict | None]
@@ -21,6 +21,9 @@ VerdictOf = Callable[[HistoryRow], Verdict | None]
 FAILURE = "failure"
 """What is searched instead of a metric where a run fails."""
 
+LOSSES = "losses"
+"""What is searched instead of a metric where a deterministic test computes something else."""
+
 NOISE_FLOOR = 0.003
 """Least noise between runs that is assumed, relative: a quiet history proves little."""
 NOISE_NIGHTS = 60
@@ -28,7 +31,7 @@ NOISE_NIGHTS = 60
 
 
 class Shift(NamedTuple):
-    """What became worse between two nights: a metric, or a run that fails since."""
+    """What became worse between two nights: a metric, or a run that fails, or computes other losses, since."""
 
     metric: str
     label: str
@@ -95,10 +98,49 @@ def find_failure(rows: Sequence[HistoryRow], verdict_of: VerdictOf) -> Shift:
     return Shift(FAILURE, f"failure ({failure})", "", "", bad.night, nights[good], bad, levels)
 
 
+def find_other_losses(rows: Sequence[HistoryRow]) -> Shift:
+    """Between the last good night of a deterministic test and the first one after it with other losses.
+
+    Raises:
+        InvalidInput: There is none.
+    """
+    nights = [night.own for night in nights_of(rows)]
+    good = next((night for night in reversed(nights) if night.verdict in GOOD_VERDICTS), nights[0])
+    later = [night for night in nights if night.night > good.night]
+    bad = next((night for night in later if is_other(good.summary.loss_digest, night)), nights[-1])
+    return _losses_shift(good, bad)
+
+
+def _losses_shift(good: HistoryRow, bad: HistoryRow) -> Shift:
+    digest = good.summary.loss_digest or ""
+    if not is_other(digest, bad):
+        advice = "See `nightbridge history`; losses from a log and from TensorBoard cannot be compared"
+        raise InvalidInput(f"not known to have other losses than {good.night}", thing=bad.run_key, advice=advice)
+    levels = Failure(signature="other losses", digest=digest)
+    return Shift(LOSSES, levels.question, "", "", bad.night, good, bad, levels)
+
+
+def _hardly_moved(row: HistoryRow) -> bool:
+    """Whether nothing but the loss curve regressed, and that hardly: the losses of a deterministic test."""
+    return row.worse.keys() == {"loss_curve"} and abs(row.worse["loss_curve"]) < SMALLEST_SHOWN_CHANGE
+
+
+def is_other(digest: str | None, row: HistoryRow | RunRecord) -> bool | None:
+    """Whether a run computed other losses than those of a digest; None where the two have not one source."""
+    found = row.summary.loss_digest
+    if not digest or not found or found.partition(":")[0] != digest.partition(":")[0]:
+        return None
+    return found != digest
+
+
 def asked_shift(rows: Sequence[HistoryRow], verdict_of: VerdictOf, metric: str | None) -> Shift:
-    """What is asked about: the failure where the latest night failed, or where it is named; else a metric."""
-    fails = metric is None and any(night.own.verdict in FAILED for night in nights_of(rows)[-1:])
-    return find_failure(rows, verdict_of) if fails or metric == FAILURE else find_shift(rows, metric)
+    """What is asked about: what is named; else the failure of the latest night, its other losses, or a metric."""
+    latest = [night.own for night in nights_of(rows)[-1:]]
+    if metric == FAILURE or (metric is None and any(night.verdict in FAILED for night in latest)):
+        return find_failure(rows, verdict_of)
+    if metric == LOSSES or (metric is None and any(map(_hardly_moved, latest))):
+        return find_other_losses(rows)
+    return find_shift(rows, metric)
 
 
 def _failure(row: HistoryRow, verdict_of: VerdictOf) -> str | None:
@@ -131,6 +173,8 @@ def moved_shift(
     rows: Sequence[HistoryRow], nights: Sequence[HistoryRow], last_good: int, bad: HistoryRow, metric: str | None
 ) -> Shift:
     """What moved furthest for the worse from a good night, by its place, to a bad one (InvalidInput: nothing did)."""
+    if metric == LOSSES or (metric is None and _hardly_moved(bad)):
+        return _losses_shift(nights[last_good], bad)
     good = [night for night in nights[: last_good + 1] if night.verdict in (nights[last_good].verdict, "passed")][-7:]
     moved = []
     for one in COLUMNS if metric is None else (metric_named(metric),):

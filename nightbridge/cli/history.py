@@ -273,7 +273,7 @@ def bisect(
     choice: "SiteChoice",
     test_id: TestIdArgument,
     metric: Annotated[
-        str | None, typer.Option("--metric", help="Which metric, or failure; what broke or became worse last.")
+        str | None, typer.Option("--metric", help="Which metric, failure or losses; what broke or became worse last.")
     ] = None,
     repository: Annotated[
         str | None, typer.Option("--repository", help="megatron-bridge or nemo-run; each whose commit changed.")
@@ -331,7 +331,7 @@ def attribute(
     choice: "SiteChoice",
     test_id: TestIdArgument,
     metric: Annotated[
-        str | None, typer.Option("--metric", help="Which metric, or failure; what broke or became worse last.")
+        str | None, typer.Option("--metric", help="Which metric, failure or losses; what broke or became worse last.")
     ] = None,
     budget: Annotated[
         float | None, typer.Option("--budget", min=0, help="GPU-hours after which it ends undecided; no limit.")

@@ -11,12 +11,17 @@ from pydantic import Field
 
 from examples.practice.repositories import PracticeRepositories
 from nightbridge.models import Model, StoreSettings
+from nightbridge.models.metrics import METRICS
 
 SAMPLES = Path(__file__).parents[2] / "conf" / "practice"
 NIGHTBRIDGE = Path(sys.executable).with_name("nightbridge")
 
 
 Sample = Literal["llama_small", "deepseek_small", "vlm_small"]
+
+
+WIDE = {metric.name: max(1.0, metric.band) for metric in METRICS}
+"""Bands for nights that are about something else: ten steps' losses are noise, and a busy machine is slow to start."""
 
 
 class Entry(Model):

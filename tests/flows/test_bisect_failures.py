@@ -1,4 +1,6 @@
-"""`nightbridge bisect` of a failure: the commit with which the practice workload began to crash."""
+"""`nightbridge bisect` of a failure, and of a deterministic test's losses: the commit since which the practice workload
+crashes, or computes something else.
+"""
 
 import json
 import subprocess
@@ -8,36 +10,58 @@ from typing import Any
 
 import pytest
 
-from examples.practice.repositories import commit_many, make_practice_repositories
-from tests.flows.practice_night import NIGHTBRIDGE, Entry, write_scenario, write_site
+from examples.practice.repositories import Workload, commit_many, install_torchrun, make_practice_repositories
+from tests.flows.practice_night import NIGHTBRIDGE, WIDE, Entry, write_scenario, write_site
 from tests.real.prefect_server import PrefectServer
 
 pytestmark = pytest.mark.launcher
 
-TEST = "crashing"
-CRASHING, STEPS = 1, {"max_steps": 14, "save_interval": 14}
-FAILED = 3
-"""The exit code of `nightbridge run` for a test that failed."""
+TEST = "bisected"
+CULPRIT = 1
+CRASHING = Entry(id=TEST, cmd_args={"max_steps": 14, "save_interval": 14})
+DETERMINISTIC = Entry(
+    id=TEST,
+    sample="vlm_small",
+    cmd_args={"train_samples": 160, "save_interval": 10},
+    gate=WIDE | {"deterministic": True, "pairs": 0},
+)
+"""What an iteration of it sees depends on its seed and number alone."""
 
 
-def test_the_commit_with_which_a_test_began_to_crash_is_named(
-    tmp_path: Path, environments_dir: Path, prefect_server: PrefectServer
+@pytest.mark.parametrize(
+    ("entry", "workload", "behaviour", "exit_code", "asked"),
+    [
+        pytest.param(CRASHING, "bridge", {"crash_at": 6}, 3, "failure", id="crash"),
+        pytest.param(DETERMINISTIC, "megatron_lm", {"loss_offset": 1e-6}, 1, "losses", id="other losses"),
+    ],
+)
+def test_the_commit_with_which_a_test_began_to_fail_is_named(
+    entry: Entry,
+    workload: Workload,
+    behaviour: Mapping[str, Any],
+    exit_code: int,
+    asked: str,
+    tmp_path: Path,
+    environments_dir: Path,
+    launcher_python: Path,
+    prefect_server: PrefectServer,
 ) -> None:
     site = write_site(tmp_path / "site.toml", workspace=tmp_path / "workspace", environments=environments_dir)
     repositories = make_practice_repositories(tmp_path / "practice")
-    scenario = write_scenario(tmp_path / "conf", repositories, "one", Entry(id=TEST, cmd_args=STEPS))
+    install_torchrun(tmp_path / "practice", launcher_python)
+    scenario = write_scenario(tmp_path / "conf", repositories, "one", entry)
 
     def said(*command: str | Path) -> "subprocess.CompletedProcess[str]":
         words = [NIGHTBRIDGE, *command, "--system", site]
         return subprocess.run(words, env=prefect_server.environment, capture_output=True, text=True, check=False)
 
     assert said("run", scenario, "--night", "n1").returncode == 0
-    commits = commit_many(repositories, [f"Change {number}" for number in range(2)], {CRASHING: {"crash_at": 6}})
-    assert said("run", scenario, "--night", "n2").returncode == FAILED
+    commits = commit_many(repositories, ["Tidy", "Break it"], {CULPRIT: behaviour}, workload)
+    assert said("run", scenario, "--night", "n2").returncode == exit_code
 
     searched = said("bisect", TEST, "--confidence", "0.9", "--json")
 
     assert searched.returncode == 0, searched.stderr
     result: Mapping[str, Any] = json.loads(searched.stdout)
-    assert [culprit["commit"] for culprit in result["culprits"]] == [commits[CRASHING]]
-    assert result["plan"]["metric"] == "failure"
+    assert [culprit["commit"] for culprit in result["culprits"]] == [commits[CULPRIT]]
+    assert result["plan"]["metric"] == asked

@@ -20,9 +20,8 @@ from examples.practice.repositories import (
     install_torchrun,
     make_practice_repositories,
 )
-from nightbridge.models.metrics import METRICS
 from tests.conftest import need
-from tests.flows.practice_night import Entry, write_scenario, write_site
+from tests.flows.practice_night import WIDE, Entry, write_scenario, write_site
 from tests.nights.installation import SHIPPED_CRON, Installation, Worker, clone, wait_for
 from tests.nights.night import STAGES, Night, log_sizes, start_night
 from tests.real.fake_clock import FakeClock, faketime_missing_reason
@@ -51,9 +50,6 @@ REAP_EVERY = 10.0
 
 SLOT, ZONE = time(1), ZoneInfo("Europe/Berlin")
 """Of the schedule that is shipped."""
-
-WIDE = {metric.name: max(1.0, metric.band) for metric in METRICS}
-"""Bands for nights that are about something else: ten steps' losses are noise, and a busy machine is slow to start."""
 
 ENTRIES = (
     Entry(id="dense", cmd_args={"max_steps": 20, "save_interval": 10}, gate=WIDE),

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.flows.practice_night import Entry
-from tests.nights.conftest import SEED, WIDE, ClockRig, start_clock_rig
+from tests.flows.practice_night import WIDE, Entry
+from tests.nights.conftest import SEED, ClockRig, start_clock_rig
 from tests.nights.night import STAGES, Night
 from tests.real.prefect_proxy import at_random
 

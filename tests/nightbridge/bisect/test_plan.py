@@ -199,6 +199,68 @@ def test_a_run_that_fails_alike_is_bad_one_that_ends_is_good_and_another_failure
     assert f"commit 3 {'d' * 12}: 1 of 1 failed, 1 run" in lines
 
 
+# --- other losses ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def other_losses(make_row: Row, summary_of: Callable[..., Summary]) -> list[HistoryRow]:
+    """Nights of a deterministic test; since the fourth its losses are others, by next to nothing."""
+
+    def night(number: int, digest: str, **fields: Any) -> HistoryRow:
+        summary = summary_of((1.0 + 0.001 * number,) * 50).model_copy(update={"loss_digest": f"tensorboard:{digest}"})
+        return make_row(summary, night_id(number), **fields)
+
+    bad = [night(n, "other", commit=BAD, verdict=VerdictStatus.REGRESSED) for n in range(3, 5)]
+    bad = [row.model_copy(update={"worse": {"loss_curve": 2e-7}}) for row in bad]
+    return [*(night(n, "usual", commit=GOOD) for n in range(3)), *bad]
+
+
+def test_a_deterministic_test_is_searched_for_the_first_commit_with_other_losses(
+    other_losses: list[HistoryRow],
+) -> None:
+    plan = BisectPlan.model_validate_json(make_plan(other_losses, four_commits, no_verdict).model_dump_json())
+
+    assert (plan.metric, plan.since, plan.good, plan.bad) == ("losses", night_id(3), GOOD, BAD)
+    assert plan.levels == Failure(signature="other losses", digest="tensorboard:usual")
+
+
+def test_a_run_with_other_losses_is_bad_and_one_without_any_or_from_the_log_is_skipped(
+    other_losses: list[HistoryRow], make_record: Callable[..., RunRecord]
+) -> None:
+    plan = make_plan(other_losses, four_commits, no_verdict)
+    digests = ("tensorboard:usual", None, "log:usual", "tensorboard:third", "tensorboard:other")
+    passed = Verdict(run_key="r", test_id="t", night="n", status=VerdictStatus.PASSED)
+    points = [
+        point_of(plan, place, 1, passed, make_record(Summary(steps_done=50, loss_digest=digest)))
+        for place, digest in enumerate(digests)
+    ]
+    failed = passed.model_copy(update={"status": VerdictStatus.FAILED})
+
+    assert [point.value for point in points] == [0.0, None, None, 1.0, 1.0]
+    assert point_of(plan, 1, 1, failed, make_record(Summary(loss_digest="tensorboard:other"))).value is None
+    lines = "\n".join(result_lines(evaluate(plan, points)))
+    assert "losses not the same bit for bit of llama3-8b since" in lines
+    assert f"commit 3 {'d' * 12}: 1 of 1 with other losses, 1 run" in lines
+
+
+@pytest.mark.parametrize("digest", ["tensorboard:usual", "log:other", None])
+def test_losses_that_are_the_same_or_cannot_be_compared_are_not_searched(
+    other_losses: list[HistoryRow], digest: str | None
+) -> None:
+    rows = [
+        row.model_copy(update={"summary": row.summary.model_copy(update={"loss_digest": digest})})
+        if row.night >= night_id(3)
+        else row
+        for row in other_losses
+    ]
+    with pytest.raises(InvalidInput, match="not known to have other losses than 2026-11-03"):
+        make_plan(rows, four_commits, no_verdict, BisectRequest(metric="losses"))
+
+
+def test_a_metric_that_a_user_names_is_searched_though_the_losses_are_others(other_losses: list[HistoryRow]) -> None:
+    assert make_plan(other_losses, four_commits, no_verdict, BisectRequest(metric="step_time")).metric == "step_time"
+
+
 OLD = GitRepo(url="https://example.org/old.git", launcher="run.py")
 
 
