@@ -43,7 +43,7 @@ class AttributionRequest(Model):
     """What to find the cause of, and what that may cost. What is left out is found in the test's history."""
 
     metric: str | None = Field(
-        None, description="Which metric, or `failure`; what broke or became worse last when unset."
+        None, description="Which metric, `failure`, or `losses`; what broke or became worse last when unset."
     )
     good: NightId | None = Field(None, description="The last good night; both nights are named, or neither.")
     bad: NightId | None = Field(None, description="The first bad night.")
@@ -71,7 +71,7 @@ class AttributionPlan(StoredModel):
     test_id: str
     cluster: str
     series: str
-    metric: str = Field(description="Name of a gated metric, or `failure`.")
+    metric: str = Field(description="Name of a gated metric, `failure`, or `losses`.")
     statistic: str = Field(description="Field of the summary that it is; empty for a failure.")
     unit: str
     since: str
