@@ -169,23 +169,16 @@ class _Pieces:
         """Find them from `start` on, in any order; what is found after a line break begins there."""
         import numpy as np
 
+        if not self._after:
+            return
         array = np.frombuffer(data, np.uint8)
-        breaks = np.flatnonzero(self._breaks.take(array[start:])) + start if self._after else np.array([], dtype=int)
+        breaks = np.flatnonzero(self._breaks.take(array[start:])) + start
         if len(breaks):
             yield from self._after_breaks(data, array, breaks)
             yield from self._before_breaks(data, array, breaks, start)
 
     def _after_breaks(self, data: bytes, array: "NDArray[np.uint8]", breaks: "NDArray[np.int_]") -> Iterator["_Found"]:
-        import numpy as np
-
-        first = breaks + 1
-        for _blank in range(_MAX_INDENT):
-            inside = first < len(array)
-            is_blank = np.zeros(len(first), dtype=bool)
-            is_blank[inside] = self._blanks.take(array[first[inside]])
-            if not is_blank.any():
-                break
-            first = first + is_blank
+        first = self._past_blanks(array, breaks + 1, 1, 0)
         for place in self._likely_at(0, array, first, len(array) - MIN_PIECE):
             at = int(first[place])
             ends = int(breaks[place + 1]) if place + 1 < len(breaks) else at
@@ -199,17 +192,28 @@ class _Pieces:
     def _before_breaks(
         self, data: bytes, array: "NDArray[np.uint8]", breaks: "NDArray[np.int_]", start: int
     ) -> Iterator["_Found"]:
-        last = breaks
-        for _blank in range(_MAX_INDENT):
-            is_blank = self._blanks.take(array[last - 1]) & (last > start)
-            if not is_blank.any():
-                break
-            last = last - is_blank
+        last = self._past_blanks(array, breaks, -1, start)
         for place in self._likely_at(1, array, last - 4, len(array)):
             end = int(last[place])
             for head in self._before.get(int.from_bytes(data[end - 4 : end], "little"), ()):
                 if end - len(head) >= start and data.endswith(head, 0, end):
                     yield _Found(end - len(head), end - len(head), end)
+
+    def _past_blanks(
+        self, array: "NDArray[np.uint8]", at: "NDArray[np.int_]", step: int, least: int
+    ) -> "NDArray[np.int_]":
+        """Some places without the white space behind them, for `step` 1, or before them and from `least` on, for -1."""
+        import numpy as np
+
+        for _blank in range(_MAX_INDENT):
+            looked_at = at if step > 0 else at - 1
+            (inside,) = np.nonzero((looked_at >= least) & (looked_at < len(array)))
+            blank = inside[self._blanks.take(array[looked_at[inside]])]
+            if not len(blank):
+                break
+            at = at.copy()
+            at[blank] += step
+        return at
 
     def _likely_at(self, side: int, array: "NDArray[np.uint8]", at: "NDArray[np.int_]", most: int) -> list[int]:
         """Which of some places have four bytes that a piece may begin, or end, with."""
@@ -483,17 +487,3 @@ class SecretFinder:
         has_row = any(b"t" * _LEAST_TOKEN in block.translate(_IN_TOKENS) for block in blocks)
         tokens = _TOKEN_START.finditer(data, 0, unread) if has_row else ()
         return bool(self._texts.find(data, size)) or any(_SHAPES.match(data, start.start(), size) for start in tokens)
-
-
-# --- what is named like one -------------------------------------------------------------------------------------------
-
-_CREDENTIAL_NAME = re.compile(
-    r"(?:TOKEN|KEY|KEY_ID|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|_(?:AUTH|PASS|PAT|PWD))$", re.IGNORECASE
-)
-_URL_PASSWORD = re.compile(r"://[^/@\s:]*:[^/@\s]+@")
-
-
-def looks_like_credential(name: str, value: str) -> bool:
-    """Whether a variable is named like a credential, or its value is a known kind of token or a URL with a login."""
-    shaped = any(find_shapes(value.encode("utf-8", "surrogateescape")))
-    return bool(shaped or _CREDENTIAL_NAME.search(name) or _URL_PASSWORD.search(value))

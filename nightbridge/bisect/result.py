@@ -9,9 +9,9 @@ from nightbridge.bisect.failures import FAILED, failure_of
 from nightbridge.bisect.lineage import BUMPS, RANGES, Step, short_name
 from nightbridge.bisect.plan import RUNS_OF_A_POINT, BisectPlan, point_run
 from nightbridge.bisect.search import Answer, Failure, Levels, Measured
-from nightbridge.bisect.shift import is_other, metric_named
+from nightbridge.bisect.shift import metric_named
 from nightbridge.harvest.manifest import load_record
-from nightbridge.history.metrics import format_change, format_count, format_value, measured
+from nightbridge.history.metrics import format_change, format_count, format_value, measured, other_losses
 from nightbridge.history.rows import gpu_hours
 from nightbridge.models import Model, RunRecord, StoredModel, Verdict, VerdictStatus
 from nightbridge.store.protocol import ObjectStore, read_stored
@@ -317,14 +317,14 @@ def value_of(asked: Asked, verdict: Verdict, record: RunRecord | None) -> float 
     """What a run says of its point; None where it says nothing: the cluster lost it, or it failed in another way."""
     if verdict.status in NOTHING_SAID:
         return None
-    if isinstance(asked.levels, Failure) and asked.levels.digest:
-        differs = is_other(asked.levels.digest, record) if record is not None and verdict.status not in FAILED else None
-        return None if differs is None else float(differs)
-    if isinstance(asked.levels, Failure):
+    if isinstance(asked.levels, Failure) and not asked.levels.digest:
         failed = failure_of(verdict)
         return {None: 0.0, asked.levels.signature: 1.0}.get(failed)
     if verdict.status in FAILED or record is None:
         return None
+    if isinstance(asked.levels, Failure):
+        differs = other_losses(asked.levels.digest, record.summary)
+        return None if differs is None else float(differs)
     return measured(metric_named(asked.metric)._replace(field=asked.statistic), record.summary)
 
 

@@ -9,10 +9,10 @@ from nightbridge.bisect.failures import FAILED, failure_of
 from nightbridge.bisect.search import Failure, Levels
 from nightbridge.errors import InvalidInput
 from nightbridge.gate.trend import trends
-from nightbridge.history.metrics import COMPLETE_OUTCOMES, SMALLEST_SHOWN_CHANGE, measured
+from nightbridge.history.metrics import COMPLETE_OUTCOMES, comparable_digest, hardly_moved, measured, other_losses
 from nightbridge.history.nightly_values import Night, nights_of
 from nightbridge.history.rows import HistoryRow
-from nightbridge.models import GOOD_VERDICTS, RunRecord, Verdict, VerdictStatus
+from nightbridge.models import GOOD_VERDICTS, Verdict, VerdictStatus
 from nightbridge.models.metrics import COLUMNS, METRIC_BY_NAME, Metric
 
 VerdictOf = Callable[[HistoryRow], Verdict | None]
@@ -107,13 +107,14 @@ def find_other_losses(rows: Sequence[HistoryRow]) -> Shift:
     nights = [night.own for night in nights_of(rows)]
     good = next((night for night in reversed(nights) if night.verdict in GOOD_VERDICTS), nights[0])
     later = [night for night in nights if night.night > good.night]
-    bad = next((night for night in later if is_other(good.summary.loss_digest, night)), nights[-1])
+    digest = comparable_digest(good.summary)
+    bad = next((night for night in later if other_losses(digest, night.summary)), nights[-1])
     return _losses_shift(good, bad)
 
 
 def _losses_shift(good: HistoryRow, bad: HistoryRow) -> Shift:
-    digest = good.summary.loss_digest or ""
-    if not is_other(digest, bad):
+    digest = comparable_digest(good.summary)
+    if not other_losses(digest, bad.summary):
         advice = "See `nightbridge history`; losses from a log and from TensorBoard cannot be compared"
         raise InvalidInput(f"not known to have other losses than {good.night}", thing=bad.run_key, advice=advice)
     levels = Failure(signature="other losses", digest=digest)
@@ -121,16 +122,8 @@ def _losses_shift(good: HistoryRow, bad: HistoryRow) -> Shift:
 
 
 def _hardly_moved(row: HistoryRow) -> bool:
-    """Whether nothing but the loss curve regressed, and that hardly: the losses of a deterministic test."""
-    return row.worse.keys() == {"loss_curve"} and abs(row.worse["loss_curve"]) < SMALLEST_SHOWN_CHANGE
-
-
-def is_other(digest: str | None, row: HistoryRow | RunRecord) -> bool | None:
-    """Whether a run computed other losses than those of a digest; None where the two have not one source."""
-    found = row.summary.loss_digest
-    if not digest or not found or found.partition(":")[0] != digest.partition(":")[0]:
-        return None
-    return found != digest
+    """Whether nothing else regressed than the losses of a deterministic test."""
+    return bool(row.worse) and all(hardly_moved(metric, change) for metric, change in row.worse.items())
 
 
 def asked_shift(rows: Sequence[HistoryRow], verdict_of: VerdictOf, metric: str | None) -> Shift:

@@ -24,7 +24,6 @@ from nightbridge.gate.control import (
     asked_because,
     change_looked_for,
     moved_back,
-    reruns_wanted,
     rule,
     said,
 )
@@ -88,6 +87,21 @@ class MetricResult(NamedTuple):
     def certainty(self) -> str:
         """How sure it is: the runs or pairs that say so, or the p-value; empty where nothing of it is known."""
         return self.proven or str(self.agreement or "")
+
+
+def reruns_wanted(agreement: Agreement, gate: GatePolicy) -> int:
+    """How many runs besides its own a night should have.
+
+    Args:
+        agreement: Of the runs that it has.
+        gate: How many pairs a suspicious result is given, as many more when they disagree, and how many at most.
+    """
+    confirm = 2 * gate.pairs
+    if not agreement.worse:
+        return 0
+    undecided = agreement.is_split and agreement.is_worse and agreement.runs > confirm
+    wanted = 2 * confirm if undecided else confirm
+    return wanted if gate.max_runs is None else min(wanted, gate.max_runs)
 
 
 def compare_metric(metric: Metric, tonight: Tonight) -> MetricResult | None:
@@ -216,14 +230,14 @@ def _with_limits(result: MetricResult, series: MetricSeries) -> MetricResult:
     ):
         if limits and (broken := beyond_limits(metric, value, limits)):
             agreement = agreement_of([bool(beyond_limits(metric, run, limits)) for run in runs])
-            return MetricResult(
-                result.comparison.model_copy(update={"status": "regressed"}),
-                f"{broken}, {whose}: {format_value(value, metric.unit)}",
-                agreement,
-                reruns_wanted(agreement, series.gate),
-                absolute=True,
-            )
+            return _worse_by_itself(result, series, f"{broken}, {whose}: {format_value(value, metric.unit)}", agreement)
     return result
+
+
+def _worse_by_itself(result: MetricResult, series: MetricSeries, reason: str, agreement: Agreement) -> MetricResult:
+    """The same, a regression whatever the last good point does; until further runs of the night say so, too."""
+    comparison = result.comparison.model_copy(update={"status": "regressed"})
+    return MetricResult(comparison, reason, agreement, reruns_wanted(agreement, series.gate), absolute=True)
 
 
 def _with_parity(result: MetricResult, series: MetricSeries) -> MetricResult:
@@ -232,17 +246,10 @@ def _with_parity(result: MetricResult, series: MetricSeries) -> MetricResult:
     if series.metric.name != "loss_curve" or parity is None or result.comparison.status in ("regressed", "suspicious"):
         return result
     agreement = Agreement(parity.runs, parity.apart)
-    worse = 2 * parity.apart > parity.runs
-    if not worse or not parity.is_higher:
+    if not agreement.is_worse or not parity.is_higher:
         return result._replace(reason=parity.reason or result.reason, agreement=agreement)
     counted = f", in {parity.apart} of {parity.runs} runs" if parity.runs > 1 else ""
-    return MetricResult(
-        result.comparison.model_copy(update={"status": "regressed"}),
-        f"{parity.reason}{counted}",
-        agreement,
-        reruns_wanted(agreement, series.gate),
-        absolute=True,
-    )
+    return _worse_by_itself(result, series, f"{parity.reason}{counted}", agreement)
 
 
 def _with_numerics(result: MetricResult, series: MetricSeries) -> MetricResult:
@@ -253,9 +260,8 @@ def _with_numerics(result: MetricResult, series: MetricSeries) -> MetricResult:
     reason = "; ".join(filter(None, (result.reason, found.reason)))
     if not found.is_worse or result.comparison.status == "regressed":
         return result._replace(reason=reason)
-    wanted = 0 if found.stands or tonight.record.spec.repeat else reruns_wanted(found.agreement, series.gate)
-    comparison = result.comparison.model_copy(update={"status": "regressed"})
-    return MetricResult(comparison, reason, found.agreement, wanted, absolute=True)
+    worse = _worse_by_itself(result, series, reason, found.agreement)
+    return worse._replace(reruns=0) if found.stands or tonight.record.spec.repeat else worse
 
 
 def _with_ongoing(result: MetricResult, series: MetricSeries, band: Band) -> MetricResult:

@@ -95,6 +95,11 @@ class Agreement(NamedTuple):
         """Whether some of them are and some are not."""
         return 0 < self.worse < self.runs
 
+    @property
+    def is_worse(self) -> bool:
+        """Whether most of them are."""
+        return 2 * self.worse > self.runs
+
     def __str__(self) -> str:
         return f"{self.worse} of {format_count(self.runs, 'run')}"
 
@@ -106,21 +111,6 @@ def agreement_of(sides: Sequence[int]) -> Agreement:
         sides: One per run: positive when it is worse than the band, else zero or negative.
     """
     return Agreement(len(sides), sum(side > 0 for side in sides))
-
-
-def reruns_wanted(agreement: Agreement, gate: GatePolicy) -> int:
-    """How many runs besides its own a night should have.
-
-    Args:
-        agreement: Of the runs that it has.
-        gate: How many pairs a suspicious result is given, as many more when they disagree, and how many at most.
-    """
-    confirm = 2 * gate.pairs
-    if not agreement.worse:
-        return 0
-    undecided = agreement.is_split and 2 * agreement.worse > agreement.runs > confirm
-    wanted = 2 * confirm if undecided else confirm
-    return wanted if gate.max_runs is None else min(wanted, gate.max_runs)
 
 
 def proof_needed(runs: int, false_alarms: float) -> float:

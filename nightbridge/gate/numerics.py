@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from nightbridge.gate.control import Agreement
-from nightbridge.history.metrics import format_count
+from nightbridge.history.metrics import comparable_digest, format_count, other_losses
 from nightbridge.history.nightly_values import arms_of, nights_of, repeats_of
 from nightbridge.history.rows import HistoryRow
 
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 
 MIN_SAME = 5
 """Good nights with the same losses from which on a test is found to be deterministic."""
-
-COMPARABLE = ("tensorboard", "log")
-"""Sources of a digest: one that is mixed depends on which steps came from where."""
 
 
 class Numerics(NamedTuple):
@@ -58,25 +55,25 @@ def compare_numerics(
         declared: What the test says of itself; None for nothing.
         losses: The loss by step of the run that is stored below a prefix; read only where digests differ.
     """
-    source = _source(own)
-    if declared is False or source not in COMPARABLE:
+    tonights = comparable_digest(own.summary)
+    if declared is False or own.resumed or not tonights:
         return None
-    known = [row for row in good if _source(row) == source]
+    known = [row for row in good if other_losses(tonights, row.summary) is not None]
     if not known:
         return None
-    expected = _digest(known[-1])
-    runs = [row for row in (own, *repeats_of(own, history)) if _source(row) == source]
-    apart = [row for row in runs if _digest(row) != expected]
+    expected = comparable_digest(known[-1].summary)
+    compared = [(row, other_losses(expected, row.summary)) for row in (own, *repeats_of(own, history))]
+    apart = [row for row, differs in compared if differs]
     if not apart:
         return None
-    same = next((at for at, row in enumerate(reversed(known)) if _digest(row) != expected), len(known))
+    same = next((at for at, row in enumerate(reversed(known)) if other_losses(expected, row.summary)), len(known))
     if not declared and (same < MIN_SAME or _computed_both(expected, known[-same], own, history)):
         return None
-    agreement = Agreement(len(runs), len(apart))
+    agreement = Agreement(sum(differs is not None for _row, differs in compared), len(apart))
     if moved := _moved_control(own, history):
         again = f"and those of {moved}, run again beside them, are not either: the cluster, no regression"
         return Numerics(agreement, reason=f"losses are not the same, bit for bit, {again}")
-    lasting = bool(declared) or 2 * agreement.worse > agreement.runs
+    lasting = bool(declared) or agreement.is_worse
     last = max((row for row in history if row.night < own.night and not row.repeat), key=lambda row: row.night)
     which = f" in {agreement}" if agreement.runs > 1 else ""
     after = f"as in the last {format_count(same, 'good night')}" if same > 1 else f"as in {known[-1].night}"
@@ -90,30 +87,20 @@ def compare_numerics(
     )
 
 
-def _digest(row: HistoryRow) -> str:
-    return row.summary.loss_digest or ""
-
-
-def _source(row: HistoryRow) -> str:
-    """Where the losses of a run come from; empty where they are not those of one life from the first step on."""
-    return "" if row.resumed or len(row.summary.lives) > 1 else _digest(row).partition(":")[0]
-
-
 def _computed_both(expected: str, since: HistoryRow, own: HistoryRow, history: Sequence[HistoryRow]) -> bool:
     """Whether runs of one night since then, of the same pins, had the expected digest and another one."""
     nights = nights_of(row for row in history if since.night <= row.night < own.night)
-    digests = ({_digest(run) for run in night.runs if _source(run) == _source(own)} for night in nights)
-    return any(expected in found and len(found) > 1 for found in digests)
+    return any({True, False} <= {other_losses(expected, run.summary) for run in night.runs} for night in nights)
 
 
 def _moved_control(own: HistoryRow, history: Sequence[HistoryRow]) -> str:
     """The night of the last good point, where most of its runs tonight do not compute what it did; empty else."""
-    controls = [row for row in arms_of(own, history) if row.arm and row.arm.role == "control"]
     bases = {row.run_key: row for row in history}
-    pairs = [(row, bases[row.arm.reference]) for row in controls if row.arm and row.arm.reference in bases]
-    pairs = [(row, base) for row, base in pairs if _source(row) == _source(base) == _source(own)]
-    moved = [base.night for row, base in pairs if _digest(row) != _digest(base)]
-    return moved[0] if 2 * len(moved) > len(pairs) else ""
+    arms = [row for row in arms_of(own, history) if row.arm and row.arm.role == "control"]
+    pairs = [(row, bases[row.arm.reference]) for row in arms if row.arm and row.arm.reference in bases]
+    found = [(base.night, other_losses(comparable_digest(base.summary), row.summary)) for row, base in pairs]
+    moved = [night for night, differs in found if differs]
+    return moved[0] if 2 * len(moved) > sum(differs is not None for _night, differs in found) else ""
 
 
 def _first_difference(expected: "Curve", found: "Curve") -> str:

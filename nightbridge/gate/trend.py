@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pydantic import Field
 
 from nightbridge.gate.decisions import Decision, decision_on, is_accepted
-from nightbridge.history.metrics import SMALLEST_SHOWN_CHANGE, format_change, format_count, format_value
+from nightbridge.history.metrics import format_change, format_count, format_value, hardly_moved
 from nightbridge.history.nightly_values import (
     Night,
     adjusted,
@@ -241,14 +241,12 @@ def standing_lines(rows: Sequence[HistoryRow], found: Sequence[Trend]) -> tuple[
     bad = list(itertools.takewhile(lambda row: row.verdict is VerdictStatus.REGRESSED, reversed(nights)))
     if not bad or any(change.worse for trend in found for change in trend.changes):
         return ()
-    moved = ", ".join(f"{METRIC_BY_NAME[name].label} {_moved(name, change)}" for name, change in bad[0].worse.items())
+    moved = ", ".join(
+        f"{METRIC_BY_NAME[name].label} {'not the same' if hardly_moved(name, change) else format_change(change)}"
+        for name, change in bad[0].worse.items()
+    )
     nights_text = format_count(len(bad), "night")
     return (f"regressed since {bad[-1].night}, {nights_text} by their verdicts: {moved}".rstrip(": "),)
-
-
-def _moved(metric: str, change: float) -> str:
-    """How far a metric that regressed moved; next to not at all only in a deterministic test with other losses."""
-    return "not the same" if metric == "loss_curve" and abs(change) < SMALLEST_SHOWN_CHANGE else format_change(change)
 
 
 def _commit_line(one: ListedCommit) -> str:

@@ -51,6 +51,30 @@ def curve_level(summary: Summary) -> float | None:
     return sum(losses) / len(losses) if losses else None
 
 
+def comparable_digest(summary: Summary) -> str:
+    """The digest of a run's losses; empty where it says nothing beside another run's.
+
+    So it is where some steps came from the log and some from TensorBoard, and where a restart computed steps again.
+    """
+    digest = summary.loss_digest or ""
+    return digest if _source(digest) in ("tensorboard", "log") and len(summary.lives) <= 1 else ""
+
+
+def other_losses(digest: str, summary: Summary) -> bool | None:
+    """Whether a run computed other losses than those of a digest, bit for bit; None where that cannot be told."""
+    found = comparable_digest(summary)
+    return found != digest if found and _source(found) == _source(digest) else None
+
+
+def _source(digest: str) -> str:
+    return digest.partition(":")[0]
+
+
+def hardly_moved(metric: str, change: float) -> bool:
+    """Whether what regressed hardly moved: the loss curve of a deterministic test that computes something else."""
+    return metric == "loss_curve" and abs(change) < SMALLEST_SHOWN_CHANGE
+
+
 def beyond_limits(metric: Metric, value: float, limits: Limits) -> str:
     """What a value breaks of its floor and ceiling, in words; empty when it keeps them. NaN keeps none."""
     if limits.min is not None and not value >= limits.min:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import NamedTuple
 
 from nightbridge.errors import LaunchRefused, PermanentError, TransientError
 from nightbridge.files import write_atomically, write_model
-from nightbridge.masking import looks_like_credential, mask_text
+from nightbridge.masking import find_shapes, mask_text
 from nightbridge.models import LAUNCHER_HOME, Job, LaunchPlan, utc_now
 from nightbridge.processes import run
 from nightbridge.slurm.attempt_files import ATTEMPT_FILE, AttemptContext, Submission, read_refusal, read_submission
@@ -23,6 +24,11 @@ LAUNCHER_TIMEOUT = 1800.0
 
 _REMEMBERED_LINES = 50
 _LAUNCHER_LOG = "launcher.log"
+
+_CREDENTIAL_NAME = re.compile(
+    r"(?:TOKEN|KEY|KEY_ID|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|_(?:AUTH|PASS|PAT|PWD))$", re.IGNORECASE
+)
+_URL_PASSWORD = re.compile(r"://[^/@\s:]*:[^/@\s]+@")
 
 
 class _Environment(NamedTuple):
@@ -152,6 +158,12 @@ def _is_python(plan: LaunchPlan) -> bool:
     return plan.batch_script is None and len(plan.argv) > 1 and plan.argv[1].endswith(".py")
 
 
+def _looks_like_credential(name: str, value: str) -> bool:
+    """Whether a variable is named like a credential, or its value is a known kind of token or a URL with a login."""
+    shaped = any(find_shapes(value.encode("utf-8", "surrogateescape")))
+    return bool(shaped or _CREDENTIAL_NAME.search(name) or _URL_PASSWORD.search(value))
+
+
 def _environment(
     plan: LaunchPlan,
     context: AttemptContext,
@@ -162,7 +174,7 @@ def _environment(
     inherited = {
         name: value
         for name, value in launcher_base(os.environ).items()
-        if name not in withheld and not looks_like_credential(name, value)
+        if name not in withheld and not _looks_like_credential(name, value)
     }
     # Rich wraps its lines at 80 columns where there is no terminal. The checkout is shared by many jobs and none may
     # change it.

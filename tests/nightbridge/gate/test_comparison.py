@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from nightbridge.gate.control import agreement_of, reruns_wanted
+from nightbridge.gate.comparison import reruns_wanted
+from nightbridge.gate.control import agreement_of
 from nightbridge.gate.nodes import node_names
 from nightbridge.gate.verdict import compare
 from nightbridge.history.rows import HistoryRow, row_of
