@@ -75,7 +75,6 @@ def read_manifest(store: ObjectStore, prefix: str) -> Manifest | None:
 
     Raises:
         DamagedData: There is one, and it is not a manifest.
-
     """
     advice = "It was modified in the store, or written by a newer nightbridge"
     return read_stored(store, f"{prefix}/{MANIFEST}", Manifest, what="not a manifest", advice=advice)
@@ -92,7 +91,6 @@ def load_record(store: ObjectStore, prefix: str) -> RunRecord | None:
 
     Raises:
         DamagedData: The run was committed, and its record is missing or not the one that was committed.
-
     """
     manifest = read_manifest(store, prefix)
     return None if manifest is None else committed_record(store, manifest)
@@ -103,7 +101,6 @@ def load_scalars(store: ObjectStore, prefix: str) -> "pd.DataFrame | None":
 
     Raises:
         DamagedData: They are not a table of scalars.
-
     """
     key = f"{prefix}/{METRICS}"
     data = store.get(key)
@@ -123,7 +120,6 @@ def committed_record(store: ObjectStore, manifest: Manifest) -> RunRecord:
 
     Raises:
         DamagedData: It is missing, or not the one that was committed.
-
     """
     if manifest.record is not None:
         return manifest.record
@@ -170,7 +166,6 @@ def last_attempt(store: ObjectStore, run_key: str) -> str:
 
     Raises:
         InvalidInput: No attempt of that run has been committed: the run key or the store is wrong.
-
     """
     attempts = committed_attempts(store, run_key)
     if not attempts:

@@ -76,7 +76,6 @@ def harvest_on_node(
         LaunchRefused: The cluster refused the job for good.
         PermanentError: The store refuses, or a node cannot run this package.
         DamagedData: The run was committed earlier, and objects of it are missing.
-
     """
 
     def on_line(line: str) -> None:

@@ -108,7 +108,6 @@ def run_harvest(
             again resumes from here.
         PermanentError: The store refuses, or has another job's run there, or there is no room for masked copies.
         DamagedData: The run was committed earlier, and objects of it are missing.
-
     """
     committed = _committed_run(request, store)
     if committed is not None:

@@ -132,7 +132,6 @@ def fetch_run(
         PermanentError: The run was never committed, has no such product, or `destination` cannot be written.
         DamagedData: An object is missing or differs from the manifest.
         TransientError: The store did not answer, or another fetch is restoring the same file.
-
     """
     manifest = read_manifest(store, prefix)
     if manifest is None:
@@ -189,7 +188,6 @@ class _Reader:
         Raises:
             TransientError: The store did not answer.
             DamagedData: The object is shorter, or its bytes are others.
-
         """
         for part, digest in zip(parts, self._receive(parts, write), strict=True):
             arrivals = 1

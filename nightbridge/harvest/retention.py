@@ -59,7 +59,6 @@ def find_old_runs(store: ObjectStore, policy: RetentionPolicy, *, now: datetime 
 
     Raises:
         DamagedData: A verdict cannot be read, so the runs that it refers to are unknown.
-
     """
     if policy == RetentionPolicy():
         return []
@@ -91,7 +90,6 @@ def choose_runs(
         policy: How much is kept.
         decisions: The text of all accepted decisions.
         now: The present time.
-
     """
     reasons: dict[str, str] = {}
     by_test: dict[str, list[StoredRun]] = defaultdict(list)

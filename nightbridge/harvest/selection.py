@@ -47,7 +47,6 @@ def files_to_store(
     Returns:
         Units with unique paths relative to the run's prefix, and what should be there and cannot be: incomplete
         checkpoints, links out of the run's folders, a second file for one path.
-
     """
     checkpoints, left_out = _checkpoint_units(output, policy, load_with)
     single = (Unit(path=file.path, files=(file,)) for file in _single_files(output))

@@ -100,7 +100,6 @@ def upload(
     Raises:
         TransientError: The store did not answer; the same call resumes where this one stopped.
         PermanentError: The store refuses.
-
     """
     files = [file for unit in units for file in unit.files]
     unit_of = [unit.path for unit in units for _ in unit.files]
@@ -152,7 +151,6 @@ class _Chosen:
 
         Raises:
             DamagedData: It could not be read.
-
         """
         if number in self._unreadable:
             raise DamagedData(self._unreadable[number])

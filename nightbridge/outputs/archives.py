@@ -54,7 +54,6 @@ def read_archive(stream: BinaryIO, start: int, size: int) -> tuple[Record, ...]:
 
     Raises:
         BadArchive: These bytes are no such archive, or what it says about itself does not agree.
-
     """
     directory, entries = _read_directory(stream, start, size)
     records = []

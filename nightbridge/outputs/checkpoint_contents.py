@@ -62,7 +62,6 @@ def prove(files: Iterable[Path]) -> Proof:
     Raises:
         DamagedData: One of them is not what its writer wrote.
         OSError: One of them cannot be read.
-
     """
     prover = _Prover()
     for path in sorted(files):

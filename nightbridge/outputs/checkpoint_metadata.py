@@ -90,7 +90,6 @@ def read_metadata(path: Path) -> CheckpointMetadata:
         DamagedData: The file is not such a pickle, is cut off, contradicts itself, or names something that such a file
             has no use for; nothing of it was run.
         OSError: The file cannot be read.
-
     """
     data = read_regular(path, limit=_MAX_BYTES)
     try:

@@ -109,7 +109,6 @@ def layout_state(path: Path) -> tuple[CheckpointState, str]:
     Returns:
         The state, and why it is not complete. The reason of a complete one names stale shards, if any: files of an
         earlier, larger run in the same directory that `.metadata` does not name.
-
     """
     try:
         state, reason = _judge(path, _iteration(path))
@@ -125,7 +124,6 @@ def checkpoint_state(path: Path) -> tuple[CheckpointState, str]:
 
     Returns:
         The state, and why it is not verified; of a verified one what `layout_state` says.
-
     """
     state, reason = layout_state(path)
     if not _ITERATION.fullmatch(path.name) and not (path.parent / TRACKER).exists():
@@ -178,7 +176,6 @@ def prove_checkpoint(path: Path, files: Iterable[Path]) -> Proof:
     Args:
         path: Its directory.
         files: Everything that belongs to it, the trackers beside it included.
-
     """
     files = sorted(files)
     own, copied = path / "train_state.pt", path.parent / TRAIN_STATE
@@ -351,7 +348,6 @@ def _load_yaml(data: bytes) -> dict[str, Any]:
 
     Raises:
         ValueError: It is not YAML, or not a mapping.
-
     """
     import yaml
 

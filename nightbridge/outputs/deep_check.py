@@ -50,7 +50,6 @@ def load_with_torch(path: Path, python: str) -> Loaded:
         PermanentError: The interpreter is not there, has no torch or another module that the checkpoint needs, or ran
             out of memory.
         TransientError: It took more than `TIMEOUT_SECONDS`.
-
     """
     finished = run(
         [*_words(python), "-", str(path)],

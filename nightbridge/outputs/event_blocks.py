@@ -108,7 +108,6 @@ class BlockReader:
 
     Args:
         number_of: Gives every tag a number.
-
     """
 
     def __init__(self, number_of: Callable[[str], int]) -> None:

@@ -258,7 +258,6 @@ class EventDecoder:
 
         Raises:
             MalformedRecord: It is no `Event`.
-
         """
         event = _message(record)
         wall_time = event.fixed_value(1, 8)
@@ -302,7 +301,6 @@ def plain_scalar_tag(template: bytes) -> str | None:
 
     Returns:
         The tag, or None when the record has to be decoded in full.
-
     """
     position, end = 0, len(template) + 4
     try:

@@ -106,7 +106,6 @@ def _next_record(stream: BinaryIO, total: int, offset: int) -> bytes | None:
 
     Raises:
         RecordsEnd: The record is cut off or damaged.
-
     """
     header = stream.read(HEADER_SIZE)
     if len(header) < HEADER_SIZE:
@@ -236,7 +235,6 @@ def read_event_file(path: Path) -> EventFile:
 
     Raises:
         DamagedData: The file cannot be opened or read at all.
-
     """
     file = EventFile(path)
     try:
@@ -288,7 +286,6 @@ def read_on(stream: BinaryIO, total: int, columns: Columns, offset: int = 0) -> 
 
     Raises:
         RecordsEnd: The walk ended at a record that is cut off or damaged.
-
     """
     # Imports numpy, which the start of the command line does not need.
     from nightbridge.outputs.event_blocks import BLOCK, BlockReader
@@ -355,7 +352,6 @@ def read_event_files(source: Path | Sequence[Path]) -> tuple[list[EventFile], li
 
     Returns:
         The files that can be read, in the order of writing, and one line per damaged file.
-
     """
     if isinstance(source, Path):
         source = find_event_files(source) if not source.is_file() else (source,)

@@ -94,7 +94,6 @@ def read_run(job: Job, output_dir: Path | None, checkpoint_dir: Path | None = No
         output_dir: The host folder that a run without a container wrote `tb_logs/`, `configs/`, `checkpoints/` to;
             None in a container, where the job folder holds them.
         checkpoint_dir: The attempt's own part of a `save_dir` that the test names; None when it names none.
-
     """
     tree = _Tree(job.experiment_dir, output_dir, checkpoint_dir)
     output = _sorted_files(tree, job, output_dir)

@@ -121,7 +121,6 @@ class RunFollower:
         secrets: Values that no line may show; what has a secret's shape is not shown either.
         output_dir: As of `FollowedJob`.
         total: As of `FollowedJob`.
-
     """
 
     def __init__(
@@ -141,7 +140,6 @@ class RunFollower:
 
         Raises:
             DamagedData: A log or an event file is there and cannot be read.
-
         """
         return self._look(self._followed)
 
@@ -290,7 +288,6 @@ class EventFileTail:
 
         Raises:
             OSError: The file is there and cannot be read.
-
         """
         try:
             with open_regular(self.path) as stream:

@@ -399,7 +399,6 @@ class LogTail:
     Args:
         path: The log.
         most: Bytes of one look; what was written beyond them is left out, the older part first.
-
     """
 
     def __init__(self, path: Path, *, most: int = MAX_BYTES) -> None:
@@ -416,7 +415,6 @@ class LogTail:
 
         Raises:
             OSError: The file is there and cannot be read.
-
         """
         try:
             with open_regular(self.path, buffering=0) as stream:

@@ -246,7 +246,6 @@ def measure(
     Returns:
         The summary, where None means not measured, and the scalar table for `metrics.parquet`
         (`event_files.COLUMNS`; rows from the log have the file `log`).
-
     """
     curves = read_curves(output.event_files, output.logs)
     return summarise(curves, gate, steps_expected, settings or RunSettings(), job), curves.table

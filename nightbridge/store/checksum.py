@@ -42,7 +42,6 @@ class FileDigest:
 
     Args:
         part_size: Bytes of each part but the last; 0: the plain SHA-256 of the whole file.
-
     """
 
     def __init__(self, part_size: int = 0) -> None:
@@ -80,7 +79,6 @@ class CrcCheck:
     Args:
         extents: Offset, length and CRC-32 of each range, one after the other in one flat sequence: a shard of a
             checkpoint has a hundred thousand. Ranges are in the order of the file and do not overlap.
-
     """
 
     def __init__(self, extents: Sequence[int]) -> None:
@@ -92,7 +90,6 @@ class CrcCheck:
 
         Raises:
             DamagedData: A range that ends in this piece has another CRC-32 than it should have.
-
         """
         begin, view = self._position, memoryview(piece)
         self._position += len(view)
@@ -114,7 +111,6 @@ def check_crcs(path: Path, extents: Sequence[int]) -> None:
     Raises:
         DamagedData: One has another; the message names the file.
         OSError: It cannot be read.
-
     """
     check = CrcCheck(extents)
     with open_regular(path, buffering=0) as stream:
@@ -130,7 +126,6 @@ def sha256_of_file(path: Path, part_size: int = 0) -> str:
 
     Raises:
         OSError: It cannot be read.
-
     """
     digest = FileDigest(part_size)
     with open_regular(path, buffering=0) as stream:
@@ -172,7 +167,6 @@ class FileSource:
         DamagedData: From opening or any read: the file is gone, cannot be read, is not the one that was chosen, changed
             while it was read, holds a secret, or a range of it has another CRC-32. What was sent by then must not
             become an object.
-
     """
 
     def __init__(

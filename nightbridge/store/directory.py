@@ -87,7 +87,6 @@ class DirectoryStore:
         Raises:
             DamagedData: The file cannot be read to its end, or must not be sent.
             PermanentError: The disk does not take it, or does not return it.
-
         """
         target = self._path(key)
         with source, _store_errors(target):

@@ -25,7 +25,6 @@ def open_store(settings: StoreSettings, block_value: BlockValue | None = None) -
     Raises:
         InvalidInput: No store has this kind of URL, or the settings cannot work (unknown profile, missing secret or
             certificate file).
-
     """
     name = STORES.get(settings.url.partition("://")[0])
     if name is None:

@@ -72,7 +72,6 @@ class ObjectStore(Protocol):
         Raises:
             DamagedData: The file cannot be read to its end, or must not be sent; there is no new object then.
             TransientError: Also when there is an object of other bytes: another writer is at work.
-
         """
 
     def holds(self, key: str, source: FileSource) -> ObjectInfo | None:
@@ -80,7 +79,6 @@ class ObjectStore(Protocol):
 
         Raises:
             DamagedData: The file cannot be read to its end, or must not be sent.
-
         """
 
     def remove_leftovers(self, prefix: str, begun_before: datetime | None = None) -> None:
@@ -104,7 +102,6 @@ class ObjectStore(Protocol):
 
         Raises:
             PermanentError: There is no such object.
-
         """
 
     def stat(self, key: str, part_size: int = 0) -> ObjectInfo | None:
@@ -135,7 +132,6 @@ def checked_key(key: str) -> str:
     Raises:
         InvalidInput: It is empty, absolute, too long, not UTF-8, or has an empty, `.` or `..` part or a control
             character. A key from a manifest becomes a path on restore, so this also keeps a restore in its folder.
-
     """
     reason = _invalid_because(key)
     if reason:
@@ -174,7 +170,6 @@ def read_stored(store: ObjectStore, key: str, kind: type[_M], *, what: str, advi
 
     Raises:
         DamagedData: The object does not hold such a model.
-
     """
     data = store.get(key)
     try:
@@ -189,7 +184,6 @@ def write_read_delete(store: ObjectStore) -> None:
     Raises:
         PermanentError: It does not return what was written, or lets two writers both create one object, which would
             let two harvesters both commit one run.
-
     """
     key, data = f".nightbridge-check-{uuid.uuid4().hex}", uuid.uuid4().bytes
     created = store.put_if_absent(key, data)

@@ -62,7 +62,6 @@ class BulkTransfers:
         bucket: The bucket.
         connection: How boto3 reaches it.
         options: What boto3's requests that make an object have, such as their encryption.
-
     """
 
     def __init__(self, settings: StoreSettings, bucket: str, connection: Connection, options: dict[str, str]) -> None:

@@ -60,7 +60,6 @@ def connect(settings: StoreSettings, block_value: BlockValue | None) -> Connecti
 
     Raises:
         InvalidInput: The settings cannot work.
-
     """
     _check(settings)
     try:

@@ -82,7 +82,6 @@ class Uploader:
         bucket: The bucket.
         head: Returns the answer to HEAD with `ChecksumMode` for a key of the bucket; None when there is no object.
         options: Further arguments of each request that makes an object, such as its encryption.
-
     """
 
     def __init__(
@@ -105,7 +104,6 @@ class Uploader:
         Raises:
             DamagedData: The file cannot be read to its end, or must not be sent; nothing of it is stored.
             TransientError: Also when another process ended the upload again and again.
-
         """
         for _ in range(TRIES):
             try:
@@ -301,7 +299,6 @@ def has_bytes_of(answer: Answer, source: FileSource) -> bool:
     Args:
         answer: What the server answered to HEAD with `ChecksumMode`.
         source: An opened source; its checksum is computed as the object's was, or as an upload does.
-
     """
     if answer["ContentLength"] != source.size:
         return False
@@ -323,7 +320,6 @@ def recorded_checksum(answer: Answer) -> tuple[str | None, int]:
 
     Args:
         answer: What the server answered to HEAD with `ChecksumMode`.
-
     """
     if SHA256_METADATA in answer["Metadata"]:
         return answer["Metadata"][SHA256_METADATA], 0
