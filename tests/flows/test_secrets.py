@@ -442,7 +442,7 @@ def test_the_search_looks_at_the_launchers_and_the_jobs_files(left: Left) -> Non
     assert {"launcher.log", "job.sh", "attempt.json"} <= names
     assert any(key.endswith("/manifest.json") for key in left.objects)
     # Launchers are forks of it.
-    assert any(b"launcher_forks.py" in line for line in left.watched.command_lines)
+    assert any(b"warm_launchers.py" in line for line in left.watched.command_lines)
 
 
 @pytest.mark.parametrize("shift", range(3))

@@ -404,9 +404,9 @@ OTHERS = [
     "outputs/reader_process.py: open",  # folders, without reading them
     "outputs/reader_process.py: read_text",  # /proc
     "secrets.py: read_text",  # a TOML file of the site's
-    "slurm/launcher_forks.py: open",  # /dev/null
     "slurm/script.py: read_text",  # the launcher's script, before there is a job
     "slurm/warm_launchers.py: fdopen",  # a pipe
+    "slurm/warm_launchers.py: open",  # /dev/null
     "store/directory.py: open",  # an object, which is whole
     "store/directory.py: read_bytes",
     "store/s3_bulk.py: read_bytes",  # the site's certificate

@@ -59,7 +59,7 @@ def warm_processes(parent: int = os.getpid()) -> list[int]:
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
             parent_of = int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1])
-            if parent_of == parent and b"launcher_forks" in Path(f"/proc/{name}/cmdline").read_bytes():
+            if parent_of == parent and b"warm_launchers" in Path(f"/proc/{name}/cmdline").read_bytes():
                 found.append(int(name))
     return found
 
