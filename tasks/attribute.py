@@ -14,11 +14,13 @@ from nightbridge.attribution.plan import (
     design_run,
     find_change,
     find_rows,
+    images_range,
     keep_plan,
     make_plan,
+    plan_of_range,
     same_change,
+    submodule_range,
 )
-from nightbridge.attribution.ranges import images_range, plan_of_range, submodule_range
 from nightbridge.attribution.result import (
     AttributionResult,
     ExchangeRun,

@@ -24,13 +24,15 @@ from nightbridge.attribution.axes import (
     weights_of,
 )
 from nightbridge.attribution.belief import Belief, Design
-from nightbridge.bisect.search import BisectPolicy, Failure, Levels
-from nightbridge.bisect.shift import Shift, VerdictOf, asked_shift, moved_shift
+from nightbridge.bisect.lineage import ListInner, SearchedRange, Step, short_name, steps_of
+from nightbridge.bisect.plan import BisectPlan
+from nightbridge.bisect.search import BisectPolicy
+from nightbridge.bisect.shift import Asked, Shift, VerdictOf, asked_shift, moved_shift
 from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.history.nightly_values import nights_of
 from nightbridge.history.reading import find_series, read_history
 from nightbridge.history.rows import HistoryRow
-from nightbridge.models import Model, NightId, RunRecord, RunSpec, StoredModel, VerdictStatus
+from nightbridge.models import Bump, Model, NightId, RangeCommit, RunRecord, RunSpec, StoredModel, VerdictStatus
 from nightbridge.store.protocol import ObjectStore, read_stored
 
 ROOT = "attributions"
@@ -64,26 +66,17 @@ class AttributionRequest(Model):
 DEFAULT_REQUEST = AttributionRequest()
 
 
-class AttributionPlan(StoredModel):
+class AttributionPlan(Asked, StoredModel):
     """What is asked. Nothing in it changes once the first run was started."""
 
     attribution_id: str
-    test_id: str
-    cluster: str
-    series: str
-    metric: str = Field(description="Name of a gated metric, `failure`, or `losses`.")
-    statistic: str = Field(description="Field of the summary that it is; empty for a failure.")
-    unit: str
-    since: str
     good_night: str
     bad_night: str
     good: str = Field(description="Prefix of the last good run.")
     bad: str = Field(description="Prefix of the first bad run.")
-    levels: Levels | Failure
     factors: tuple[Factor, ...]
     same_nodes: bool = Field(False, description="Whether pairs on the same nodes have shown the change.")
     rest: tuple[str, ...] = Field((), description="What changed as well and cannot be exchanged.")
-    policy: BisectPolicy
     budget: float | None = None
 
     @property
@@ -173,22 +166,14 @@ def make_plan(
     digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
     return AttributionPlan(
         attribution_id=f"{shift.bad.night[:17].rstrip('-')}-attribute-{digest}",
-        test_id=shift.bad.test_id,
-        cluster=shift.bad.cluster,
-        series=shift.bad.series,
-        metric=shift.metric,
-        statistic=shift.statistic,
-        unit=shift.unit,
-        since=shift.since,
+        **shift.asked(request.policy),
         good_night=shift.good.night,
         bad_night=shift.bad.night,
         good=shift.good.prefix,
         bad=shift.bad.prefix,
-        levels=shift.levels,
         factors=factors,
         same_nodes=same_nodes,
         rest=rest,
-        policy=request.policy,
         budget=request.budget,
     )
 
@@ -248,6 +233,70 @@ def design_run(plan: AttributionPlan, bad: RunRecord, planned: PlannedRun) -> Ru
     """The run of a design."""
     run = exchanged_run(bad, plan.factors, planned.design)
     return run.model_copy(update={"night": plan.attribution_id, "repeat": planned.number})
+
+
+# --- ranges inside a factor that no commit of a repository makes -----------------------------------------------------
+
+
+def images_range(factor: Factor, versions: Sequence[str], bad: RunRecord) -> SearchedRange:
+    """The range of the images between two.
+
+    Args:
+        factor: The image.
+        versions: What came after the good one, up to the bad one, as of `versions_between`.
+        bad: The bad run: no image of another time is known.
+    """
+    when = bad.job.submitted_at
+    before = (factor.good, *versions)
+    steps = tuple(
+        Step(commit=one, subject=f"after {short_name(old)}", author="", authored_at=when)
+        for old, one in zip(before, versions, strict=False)
+    )
+    return SearchedRange(repository="image", url="", good=factor.good, bad=factor.bad, commits=steps)
+
+
+def submodule_range(factor: Factor, bad: RunRecord, list_inner: ListInner) -> SearchedRange:
+    """The range of a submodule that the test moved: its repository stays where the bad run has it.
+
+    Args:
+        factor: The submodule.
+        bad: The bad run.
+        list_inner: Lists the commits of its repository's submodules.
+
+    Raises:
+        InvalidInput: The commits cannot be listed.
+    """
+    pinned = bad.checkout.megatron_bridge
+    moved = Bump(folder=factor.folder, before=factor.good, after=factor.bad, base=factor.good)
+    when = pinned.committed_at or bad.job.submitted_at
+    as_one = RangeCommit(
+        commit=pinned.commit, subject=pinned.subject, author="", authored_at=when, bumps=(moved,), only_bumps=True
+    )
+    *steps, last = steps_of(pinned.commit, [as_one], list_inner)
+    if last.kind == "bump":
+        raise InvalidInput("its commits cannot be listed", thing=factor.name, advice=last.subject)
+    # No commit of the repository pins it there, the last of them neither.
+    steps = [*steps, last.model_copy(update={"moved": {factor.folder: factor.bad}})]
+    return SearchedRange(
+        repository="megatron_bridge",
+        url=pinned.url,
+        good=pinned.commit,
+        bad=pinned.commit,
+        commits=tuple(step.model_copy(update={"bump": ""}) for step in steps),
+        moved={factor.folder: factor.good},
+    )
+
+
+def plan_of_range(plan: AttributionPlan, searched: SearchedRange) -> BisectPlan:
+    """The bisect of a range inside a factor, before anything is known of it."""
+    count = len(searched.commits)
+    return BisectPlan(
+        bisect_id=plan.attribution_id,
+        base=plan.bad,
+        prior=(1 / count,) * count,
+        **dict(searched),
+        **{name: getattr(plan, name) for name in Asked.model_fields},
+    )
 
 
 def _folder(cluster: str, series: str) -> str:

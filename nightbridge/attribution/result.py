@@ -21,13 +21,12 @@ from nightbridge.attribution.plan import (
 )
 from nightbridge.bisect.lineage import BUMPS, RANGES, Searched, Step, short_name
 from nightbridge.bisect.plan import BisectPlan, BisectRequest
-from nightbridge.bisect.result import NOTHING_SAID, TRIES, BisectResult, value_of
+from nightbridge.bisect.result import NOTHING_SAID, TRIES, AskedRun, BisectResult, said_by
 from nightbridge.bisect.search import Failure
 from nightbridge.errors import InvalidInput
 from nightbridge.harvest.manifest import load_record
 from nightbridge.history.metrics import format_change, format_count, format_percent, format_value
-from nightbridge.history.rows import gpu_hours
-from nightbridge.models import Model, RunRecord, StoredModel, Verdict, VerdictStatus
+from nightbridge.models import RunRecord, StoredModel, Verdict
 from nightbridge.models.metrics import METRIC_BY_NAME
 from nightbridge.nights.records import read_verdict
 from nightbridge.store.protocol import ObjectStore, read_stored
@@ -44,16 +43,10 @@ OTHER_STEPS = 0.01
 """Probability, beforehand, of the commits of a range that belong to other factors than the cause."""
 
 
-class ExchangeRun(Model):
+class ExchangeRun(AskedRun):
     """One run of an attribution."""
 
-    number: int
     design: Design
-    run_key: str
-    status: VerdictStatus
-    value: float | None = None
-    gpu_seconds: float = 0.0
-    nodes: str = ""
     prefix: str = ""
 
 
@@ -102,16 +95,8 @@ def run_of(plan: AttributionPlan, planned: PlannedRun, verdict: Verdict, record:
         verdict: What the pipeline returned.
         record: The harvested run; None where there is none.
     """
-    return ExchangeRun(
-        number=planned.number,
-        design=planned.design,
-        run_key=verdict.run_key,
-        status=verdict.status,
-        value=value_of(plan, verdict, record),
-        gpu_seconds=3600.0 * (gpu_hours(record) or 0.0) if record is not None else 0.0,
-        nodes=record.job.status.nodes if record is not None and record.job.status else "",
-        prefix=verdict.prefix,
-    )
+    said = said_by(plan, verdict, record)
+    return ExchangeRun(number=planned.number, design=planned.design, prefix=verdict.prefix, **said)
 
 
 def stored_runs(

@@ -19,8 +19,8 @@ from nightbridge.bisect.lineage import (
     Step,
     range_of_steps,
 )
-from nightbridge.bisect.search import BisectPolicy, Failure, Levels, Measured, Search, prior_of_nights
-from nightbridge.bisect.shift import Shift, VerdictOf, asked_shift, metric_named, night_value
+from nightbridge.bisect.search import BisectPolicy, Measured, Search, prior_of_nights
+from nightbridge.bisect.shift import Asked, Shift, VerdictOf, asked_shift, metric_named, night_value
 from nightbridge.errors import InvalidInput
 from nightbridge.gate.control import run_at
 from nightbridge.history.nightly_values import nights_of
@@ -84,20 +84,13 @@ class BisectRequest(Model):
 DEFAULT_REQUEST = BisectRequest()
 
 
-class BisectPlan(StoredModel):
+class BisectPlan(Asked, StoredModel):
     """What is searched. Nothing in it changes once the first run was started.
 
     The places of several ranges follow each other: a later range's commits run on the bad end of the ones before it.
     """
 
     bisect_id: str
-    test_id: str
-    cluster: str
-    series: str
-    metric: str = Field(description="Name of a gated metric, `failure`, or `losses`.")
-    statistic: str = Field(description="Field of the summary that it is; empty for a failure.")
-    unit: str
-    since: str
     repository: Searched
     url: str
     good: str
@@ -108,10 +101,8 @@ class BisectPlan(StoredModel):
     former: GitRepo | None = None
     moved: dict[str, str] = Field({}, description="As of `SearchedRange`.")
     others: tuple[SearchedRange, ...] = Field((), description="Further repositories, in the order of their places.")
-    levels: Levels | Failure
     prior: tuple[float, ...]
     base: str
-    policy: BisectPolicy
     known: tuple[Measured, ...] = Field((), description="What runs that were made for another question say of it.")
 
     @property
@@ -201,19 +192,11 @@ def make_plan(
     digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
     return BisectPlan(
         bisect_id=f"{shift.bad.night[:23].rstrip('-')}-bisect-{digest}",
-        test_id=shift.bad.test_id,
-        cluster=shift.bad.cluster,
-        series=shift.bad.series,
-        metric=shift.metric,
-        statistic=shift.statistic,
-        unit=shift.unit,
-        since=shift.since,
+        **shift.asked(request.policy),
         **dict(ranges[0]),
         others=ranges[1:],
-        levels=shift.levels,
         prior=_prior(rows, shift, ranges, request),
         base=shift.bad.prefix,
-        policy=request.policy,
     )
 
 

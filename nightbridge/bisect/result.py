@@ -3,13 +3,12 @@
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Any
 
-from nightbridge.bisect.failures import FAILED, failure_of
 from nightbridge.bisect.lineage import BUMPS, RANGES, Step, short_name
 from nightbridge.bisect.plan import RUNS_OF_A_POINT, BisectPlan, point_run
-from nightbridge.bisect.search import Answer, Failure, Levels, Measured
-from nightbridge.bisect.shift import metric_named
+from nightbridge.bisect.search import Answer, Failure, Measured
+from nightbridge.bisect.shift import FAILED, Asked, failure_of, metric_named
 from nightbridge.harvest.manifest import load_record
 from nightbridge.history.metrics import format_change, format_count, format_value, measured, other_losses
 from nightbridge.history.rows import gpu_hours
@@ -25,16 +24,21 @@ TRIES = 3
 _ADVICE = "Delete it; the same command runs the point again"
 
 
-class Point(Model):
-    """One run of a bisect."""
+class AskedRun(Model):
+    """A run that was asked something, and its answer."""
 
-    place: int
     number: int
     run_key: str
     status: VerdictStatus
     value: float | None = None
     gpu_seconds: float = 0.0
     nodes: str = ""
+
+
+class Point(AskedRun):
+    """One run of a bisect."""
+
+    place: int
 
 
 class BisectResult(StoredModel):
@@ -78,15 +82,7 @@ def point_of(plan: BisectPlan, place: int, number: int, verdict: Verdict, record
         verdict: What the pipeline returned.
         record: The harvested run; None where there is none.
     """
-    return Point(
-        place=place,
-        number=number,
-        run_key=verdict.run_key,
-        status=verdict.status,
-        value=value_of(plan, verdict, record),
-        gpu_seconds=3600.0 * (gpu_hours(record) or 0.0) if record is not None else 0.0,
-        nodes=record.job.status.nodes if record is not None and record.job.status else "",
-    )
+    return Point(place=place, number=number, **said_by(plan, verdict, record))
 
 
 def stored_points(store: ObjectStore, plan: BisectPlan, base: RunRecord) -> tuple[Point, ...]:
@@ -297,23 +293,18 @@ def _disagreements(result: BisectResult) -> Iterable[str]:
             yield f"the runs of the {name} end disagree: {few} of {len(values)} are on the other side"
 
 
-class Asked(Protocol):
-    """What a run is asked about: a metric, by its name and field of the summary, or a failure."""
-
-    @property
-    def metric(self) -> str:
-        """Name of a gated metric, `failure`, or `losses`."""
-
-    @property
-    def statistic(self) -> str:
-        """Field of the summary that it is."""
-
-    @property
-    def levels(self) -> Levels | Failure:
-        """What good and bad points show."""
+def said_by(asked: Asked, verdict: Verdict, record: RunRecord | None) -> dict[str, Any]:
+    """The fields of an `AskedRun` but its number, by the run's verdict and, where it was harvested, its record."""
+    return {
+        "run_key": verdict.run_key,
+        "status": verdict.status,
+        "value": _value_of(asked, verdict, record),
+        "gpu_seconds": 3600.0 * (gpu_hours(record) or 0.0) if record is not None else 0.0,
+        "nodes": record.job.status.nodes if record is not None and record.job.status else "",
+    }
 
 
-def value_of(asked: Asked, verdict: Verdict, record: RunRecord | None) -> float | None:
+def _value_of(asked: Asked, verdict: Verdict, record: RunRecord | None) -> float | None:
     """What a run says of its point; None where it says nothing: the cluster lost it, or it failed in another way."""
     if verdict.status in NOTHING_SAID:
         return None

@@ -1,19 +1,32 @@
 """What became worse in a history: which metric, or which failure, between which two nights."""
 
 import math
+import re
 import statistics
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from nightbridge.bisect.failures import FAILED, failure_of
-from nightbridge.bisect.search import Failure, Levels
+from pydantic import Field
+
+from nightbridge.bisect.search import BisectPolicy, Failure, Levels
 from nightbridge.errors import InvalidInput
 from nightbridge.gate.trend import trends
 from nightbridge.history.metrics import COMPLETE_OUTCOMES, comparable_digest, hardly_moved, measured, other_losses
 from nightbridge.history.nightly_values import Night, nights_of
 from nightbridge.history.rows import HistoryRow
-from nightbridge.models import GOOD_VERDICTS, Verdict, VerdictStatus
+from nightbridge.models import GOOD_VERDICTS, Model, Verdict, VerdictStatus
 from nightbridge.models.metrics import COLUMNS, METRIC_BY_NAME, Metric
+
+FAILED = frozenset({VerdictStatus.FAILED, VerdictStatus.SHORT, VerdictStatus.INVALID})
+"""Verdicts on a run whose commit does not do what was asked for."""
+
+# What is another in each run: addresses, numbers of ranks, nodes, steps and bytes; folders and what is in quotes stay
+# as long as they hold none of these, for a missing module or file is known by its name.
+_BY_CHANCE = re.compile(r"0x[0-9a-f]+|\b[0-9a-f]{12,}\b|\d+(?:[.:,]\d+)*", re.IGNORECASE)
+_FOLDERS = re.compile(r"(?:/[\w.@#+-]+)+/")
+
+LONGEST = 200
+"""Characters of a failure's signature: what comes after them is detail."""
 
 VerdictOf = Callable[[HistoryRow], Verdict | None]
 """A run's row to its verdict; None where it has none."""
@@ -30,6 +43,20 @@ NOISE_NIGHTS = 60
 """Nights on each side of the change that the noise is taken from."""
 
 
+class Asked(Model):
+    """What runs are asked about: what became worse in a series, and how sure the answer has to be."""
+
+    test_id: str
+    cluster: str
+    series: str
+    metric: str = Field(description="Name of a gated metric, `failure`, or `losses`.")
+    statistic: str = Field(description="Field of the summary that it is; empty for a failure.")
+    unit: str
+    since: str
+    levels: Levels | Failure
+    policy: BisectPolicy
+
+
 class Shift(NamedTuple):
     """What became worse between two nights: a metric, or a run that fails, or computes other losses, since."""
 
@@ -41,6 +68,23 @@ class Shift(NamedTuple):
     good: HistoryRow
     bad: HistoryRow
     levels: Levels | Failure
+
+    def asked(self, policy: BisectPolicy) -> dict[str, Any]:
+        """The fields of `Asked`, for a search by that policy."""
+        of_shift = {name: getattr(self, name) for name in ("metric", "statistic", "unit", "since", "levels")}
+        of_run = {name: getattr(self.bad, name) for name in ("test_id", "cluster", "series")}
+        return {**of_run, **of_shift, "policy": policy}
+
+
+def failure_of(verdict: Verdict) -> str | None:
+    """The signature of a failed run: its verdict and the first reason; None for a run that did not fail.
+
+    It is what two runs that broke in the same way have in common, without what differs by chance.
+    """
+    if verdict.status not in FAILED:
+        return None
+    reason = verdict.reasons[0] if verdict.reasons else ""
+    return f"{verdict.status}: {_BY_CHANCE.sub('#', _FOLDERS.sub('', reason))[:LONGEST]}"
 
 
 def metric_named(name: str) -> Metric:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from nightbridge.bisect.failures import failure_of
 from nightbridge.bisect.plan import BisectPlan, BisectRequest, keep_plan, load_plan, make_plan, point_run
 from nightbridge.bisect.result import Point, evaluate, next_points, point_of, price_of, result_lines, stored_points
 from nightbridge.bisect.search import Failure, Levels
+from nightbridge.bisect.shift import failure_of
 from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.history.rows import HistoryRow
 from nightbridge.models import GitRepo, JobState, JobStatus, RangeCommit, RunRecord, Summary, Verdict, VerdictStatus
