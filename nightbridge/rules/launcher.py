@@ -1,4 +1,4 @@
-"""What the pinned launcher, its recipe and its configuration accept: checkpoints, profilers, flags, recipes, overrides.
+"""What the pinned launcher, its recipe and its configuration need and accept: checkpoints, flags, recipes, overrides.
 
 Recipes are found by reading the pinned code: importing it would need torch and a GPU.
 """
@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from nightbridge.launch.config_schema import ConfigSchema
-from nightbridge.launch.flags import RELEASES, V0_6_0, version_of_ref
+from nightbridge.launch.flags import RELEASES, V0_4_0, V0_6_0, version_of_ref
 from nightbridge.launch.parser_source import launcher_of
 from nightbridge.launch.plan import unknown_flags, unsafe_values, wrong_choices
 from nightbridge.launch.run_outputs import (
@@ -22,15 +22,62 @@ from nightbridge.launch.run_outputs import (
 )
 from nightbridge.launch.shipped import pinned_recipes, released_recipes
 from nightbridge.models import HarvestPolicy
+from nightbridge.models.series import DEFAULT_NUM_GPUS, DEFAULTS
 from nightbridge.rules.rule import UPSTREAM, RuleContext, cmd_args, is_local, pinned_schema, rule
+
+_SUBMISSION = "Megatron-Bridge: setup_experiment.py and argument_parser.py of scripts/performance at 067f987d (main)"
+
+_REQUIRED = ("model_family_name", "model_recipe_name", "gpu_type")
+
+
+@rule("required-fields", _SUBMISSION, cmd_args(*_REQUIRED))
+def _required_fields(run: RuleContext) -> Iterator[str]:
+    """The launcher's argument parser requires these options and exits without them."""
+    for field in _REQUIRED:
+        if not run.args.get(field):
+            yield f"cmd_args.{field} is required: the launcher does not start without it; write it"
+
+
+@rule("num-gpus-default", _SUBMISSION, cmd_args("num_gpus"), "warning")
+def _num_gpus(run: RuleContext) -> Iterator[str]:
+    """A number of GPUs that only the launcher knows makes two nights look comparable that are not."""
+    if "num_gpus" not in run.args:
+        yield f"cmd_args.num_gpus is not written: {DEFAULT_NUM_GPUS} are used, as CloudAI does; write the number"
+
+
+@rule("launcher-returns-early", _SUBMISSION, cmd_args("dryrun list_config_variants"))
+def _returns_early(run: RuleContext) -> Iterator[str]:
+    """With these switches the launcher returns, or waits for an answer, without submitting a job."""
+    if run.args.get("dryrun"):
+        yield "cmd_args.dryrun = true submits no job; remove it, and use `nightbridge render` to see what would start"
+    if run.args.get("list_config_variants"):
+        yield "cmd_args.list_config_variants = true prompts for input; remove it, and name one with config_variant"
+
+
+@rule("recipe-steps", _SUBMISSION, cmd_args("max_steps use_recipes"))
+def _steps(run: RuleContext) -> Iterator[str]:
+    """A library recipe trains for its own number of steps, usually days."""
+    if run.test.max_steps is None and run.args.get("use_recipes"):
+        yield "cmd_args.use_recipes = true needs max_steps: the library recipe would train to its own end; write it"
+
+
+@rule("qwen3-tokenizer", _SUBMISSION, cmd_args("model_family_name model_recipe_name task offline"), first=V0_4_0)
+def _tokenizer(run: RuleContext) -> Iterator[str]:
+    """For these recipes the launcher wants a token on its command line, where every user of the host sees it."""
+    names = (run.args.get("model_family_name"), run.args.get("model_recipe_name"))
+    recipes = {("qwen3", "qwen3_30b_a3b"), ("qwen3", "qwen3_235b_a22b")}
+    if names in recipes and run.args.get("task", "pretrain") == "pretrain" and not run.args.get("offline"):
+        yield (
+            f"the launcher refuses {names[1]} of family qwen3 without a token on its command line, where "
+            "nightbridge puts none; write offline = true and fill the Hugging Face cache, or use family qwen"
+        )
+
 
 _NIGHTS = "nightbridge: what a night stores and compares"
 
 _SIZE_FIELDS = cmd_args(
     "model_recipe_name task optimizer_type hidden_size num_layers num_moe_experts first_k_dense_replace"
 )
-
-_DEFAULT_LIMIT = HarvestPolicy().max_checkpoint_bytes
 
 
 @rule("checkpoint-size", _NIGHTS, (*_SIZE_FIELDS, "harvest"))
@@ -44,7 +91,7 @@ def _size(run: RuleContext) -> Iterator[str]:
 def _size_unknown(run: RuleContext) -> Iterator[str]:
     """A checkpoint whose size nobody has estimated may fill the file system of the cluster."""
     harvest = run.test.harvest
-    is_written = harvest.checkpoint == "none" or harvest.max_checkpoint_bytes != _DEFAULT_LIMIT
+    is_written = harvest.checkpoint == "none" or harvest.max_checkpoint_bytes != HarvestPolicy().max_checkpoint_bytes
     if not is_written and not trains_adapters(run.test) and parameters_of(run.test) is None:
         yield (
             f"cannot tell the size of a checkpoint of {run.args.get('model_recipe_name')} from this configuration; "
@@ -75,8 +122,6 @@ def resumes(run: RuleContext) -> Iterator[str]:
 
 _PROFILING = "Megatron-Bridge: ProfilingConfig in training/config.py at 067f987d (main)"
 
-_DEFAULT_START, _DEFAULT_STOP = 10, 11
-
 
 @rule("one-profiler", _PROFILING, cmd_args("enable_nsys pytorch_profiler"))
 def _one_profiler(run: RuleContext) -> Iterator[str]:
@@ -94,8 +139,7 @@ def _window(run: RuleContext) -> Iterator[str]:
     """A window outside the run profiles nothing and ends without a message."""
     if not (run.args.get("enable_nsys") or run.args.get("pytorch_profiler")):
         return
-    start = run.args.get("profiling_start_step", _DEFAULT_START)
-    stop = run.args.get("profiling_stop_step", _DEFAULT_STOP)
+    start, stop = run.args.get("profiling_start_step", 10), run.args.get("profiling_stop_step", 11)
     steps = run.test.max_steps or RECIPE_STEPS
     if not 0 <= start < stop <= steps:
         yield (
@@ -205,8 +249,6 @@ _DEFINED = re.compile(r"^def ([a-zA-Z0-9_]+_config)\(", re.MULTILINE)
 
 _GPUS = re.compile(r"_(\d+)gpu_")
 
-_DEFAULT_TASK, _DEFAULT_DTYPE = "pretrain", "bf16"
-
 _OLD_VARIANTS = frozenset({"v1", "v2"})
 """Labels of older versions, which select the canonical recipe."""
 
@@ -232,11 +274,10 @@ def _wanted(run: RuleContext) -> tuple[str, str, tuple[str, ...]] | None:
     names = perf_recipe_names(run.checkout.megatron_bridge.path / launcher_of(run.test).parent.parent.parent)
     if not names:
         return None
-    dtype = str(run.args.get("compute_dtype") or _DEFAULT_DTYPE).lower().replace("_", "")
+    dtype = str(run.args.get("compute_dtype") or DEFAULTS["compute_dtype"]).lower().replace("_", "")
     variant = str(run.args.get("config_variant") or "").lower()
     tail = f"_{variant}_config" if variant and variant not in _OLD_VARIANTS else "_config"
-    task = run.args.get("task") or _DEFAULT_TASK
-    before, after = f"{recipe}_{task}", f"{str(gpu).lower()}_{dtype}{tail}"
+    before, after = f"{recipe}_{run.args.get('task') or DEFAULTS['task']}", f"{str(gpu).lower()}_{dtype}{tail}"
     return f"{before}_{run.gpus}gpu_{after}", f"{before}_{after}", names
 
 
@@ -321,8 +362,6 @@ SET_BY_FLAGS = {
 }
 """Fields that the launcher sets from its own flags, after the overrides, each with the key of `[cmd_args]`."""
 
-_DURATIONS = ("train.train_iters", "train.train_samples")
-
 
 def _overrides(run: RuleContext) -> Iterator[tuple[str, str, str | None]]:
     """Every override as it is written, its path, and its value; None for one that removes the key."""
@@ -351,7 +390,7 @@ def _certain_problems(run: RuleContext) -> Iterator[str]:
 @rule("override-known", _CLASSES, ("extra_cmd_args", "git_repos"))
 def _known(run: RuleContext) -> Iterator[str]:
     """Hydra ends the job at a name that the configuration does not have, and training at a value of a wrong type."""
-    yield from _certain_problems(run)
+    return _certain_problems(run)
 
 
 @rule("override-known-later", _CLASSES, ("extra_cmd_args", "git_repos"), "warning")
@@ -374,7 +413,7 @@ def _twice(run: RuleContext) -> Iterator[str]:
     """The launcher lays its own flags over the overrides, and nightbridge plans by the flags."""
     for key, path, _ in _overrides(run):
         field = SET_BY_FLAGS.get(path.replace("model.transformer.", "model."))
-        if path in _DURATIONS:
+        if path in ("train.train_iters", "train.train_samples"):
             yield f"extra_cmd_args: {key!r}: a run is watched for cmd_args.max_steps; write the number of steps there"
         elif field in run.args:
             yield f"extra_cmd_args: {key!r}: cmd_args.{field} overrides it; remove one of them"

@@ -1,22 +1,24 @@
-"""All rules, and checking runs and configurations against them."""
+"""All rules: checking runs and configurations against them, and the list that `nightbridge rules` shows."""
 
+import difflib
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from nightbridge.errors import InvalidInput
 from nightbridge.launch.config_container import ConfigContainer, Difference, container_differences, with_overrides
 from nightbridge.launch.config_schema import ConfigSchema
-from nightbridge.launch.flags import Version
 from nightbridge.launch.resources import at_point, num_gpus
 from nightbridge.models import (
+    READING_RULE,
     Checkout,
     ClusterLimits,
     Compat,
     InvalidTest,
+    Model,
     RunSpec,
     Scenario,
     Severity,
@@ -31,10 +33,9 @@ from nightbridge.rules import (
     hetero,
     launcher,
     megatron_core,
-    required,
     site_rules,
 )
-from nightbridge.rules.rule import Rule, RuleContext, names, rules_in, violations_of, with_places
+from nightbridge.rules.rule import OLDEST, Need, Rule, RuleContext, names, rules_in, violations_of, with_places
 from nightbridge.rules.sweeps import (
     MAX_OUTCOMES,
     MAX_RUNS,
@@ -48,14 +49,14 @@ from nightbridge.rules.sweeps import (
 
 RunRules = tuple[Rule[RuleContext], ...]
 
-RULES: RunRules = rules_in(required, megatron_core, site_rules, launcher)
+RULES: RunRules = rules_in(megatron_core, site_rules, launcher)
 """The rules of the normal profile."""
 
 CLOUDAI_RULES: RunRules = rules_in(cloudai)
 
 PROFILES: Mapping[Compat, RunRules] = {
     "none": RULES,
-    "cloudai": (*rules_in(required), *CLOUDAI_RULES, *rules_in(site_rules, launcher)),
+    "cloudai": (*CLOUDAI_RULES, *rules_in(site_rules, launcher)),
 }
 """What a test's `compat` makes of sizes and CUDA graphs: our corrected rules, or CloudAI's own constraints.
 
@@ -73,17 +74,7 @@ CONTAINER_RULES: tuple[Rule[ConfigContainer], ...] = rules_in(
 
 def rules_of(test: TestDefinition) -> RunRules:
     """The rules that a test is checked by."""
-    return _profile(test.compat, test.has_launcher)
-
-
-def _profile(compat: Compat, has_launcher: bool) -> RunRules:
-    return PROFILES[compat] if has_launcher else HETERO_RULES
-
-
-@lru_cache(maxsize=256)
-def _holding(compat: Compat, has_launcher: bool, version: Version, available: frozenset[str]) -> RunRules:
-    """The rules of a profile that hold: the same for every run of a night, so computed once."""
-    return tuple(rule for rule in _profile(compat, has_launcher) if rule.holds(version, available))
+    return PROFILES[test.compat] if test.has_launcher else HETERO_RULES
 
 
 def check_container(container: ConfigContainer, world_size: int | None = None) -> tuple[Violation, ...]:
@@ -215,7 +206,7 @@ def points_of(test: TestDefinition, limits: ClusterLimits | None = None) -> Iter
 
 def _check_one(test: TestDefinition, limits: ClusterLimits | None, checkout: Checkout | None) -> tuple[Violation, ...]:
     run = RuleContext(test, limits, checkout)
-    rules = _holding(test.compat, test.has_launcher, run.version, run.available)
+    rules = (rule for rule in rules_of(test) if rule.holds(run.version, run.available))
     broken = tuple(with_places(found, test, test.source) for found in violations_of(rules, run))
     if checkout is None or not test.has_launcher or not test.extra_cmd_args or run.config_schema is None:
         return broken
@@ -304,4 +295,101 @@ def check_scenario(scenario: Scenario, limits: ClusterLimits | None = None) -> S
             invalid.append(InvalidTest(id=test.id, source=test.source, findings=errors_of(found)))
     return scenario.model_copy(
         update={"tests": tuple(valid), "invalid": tuple(invalid), "findings": tuple(dict.fromkeys(warnings))}
+    )
+
+
+# --- the list of all rules --------------------------------------------------------------------------------------------
+
+_NEEDS: Mapping[Need, str] = {
+    "nothing": "",
+    "limits": "the cluster's limits: --cluster or --system",
+    "checkout": "the pinned code: --pinned",
+}
+
+
+class RuleEntry(Model):
+    """One rule, as people look it up: the fields are those of `Rule`, in words.
+
+    Attributes:
+        applies_to: The files that it checks.
+        versions: Versions of Megatron-Bridge for which it holds; empty for all.
+        needs: What must be known besides the file before it can be checked; empty for nothing.
+    """
+
+    id: str
+    severity: Severity = "error"
+    applies_to: tuple[str, ...] = ("tests",)
+    versions: str = ""
+    needs: str = ""
+    fields: tuple[str, ...] = ()
+    reason: str
+    source: str
+
+
+_READING = (
+    RuleEntry(
+        id=READING_RULE,
+        applies_to=("every file",),
+        reason="A key or value that cannot be read would be ignored, or mean something else than was written.",
+        source="nightbridge: the tables of the configuration reference",
+    ),
+    RuleEntry(
+        id="pinned-code",
+        needs=_NEEDS["checkout"],
+        fields=("git_repos", "nemo_run_repo"),
+        reason="A pin that its repository does not have fails every night.",
+        source="nightbridge: the repositories of the test",
+    ),
+    RuleEntry(
+        id="sweep-size",
+        reason="A sweep grows with the product of its lists, and a night has an end.",
+        source=f"nightbridge: at most {MAX_RUNS} runs of a test in a night",
+    ),
+)
+"""What is found while files are read, besides the rules proper."""
+
+
+def rule_entries() -> tuple[RuleEntry, ...]:
+    """Every rule of every profile, each once."""
+    checked: Mapping[str, tuple[Rule[Any], ...]] = {
+        "tests": RULES,
+        'tests with compat = "cloudai"': CLOUDAI_RULES,
+        "heterogeneous tests": HETERO_RULES,
+        "ConfigContainer.yaml": CONTAINER_RULES,
+    }
+    merged = {entry.id: entry for entry in _READING}
+    for files, rules in checked.items():
+        for entry in (_entry(rule, files) for rule in rules):
+            known = merged.setdefault(entry.id, entry)
+            if known is not entry:
+                applies_to, fields = (*known.applies_to, files), dict.fromkeys((*known.fields, *entry.fields))
+                merged[entry.id] = known.model_copy(update={"applies_to": applies_to, "fields": tuple(fields)})
+    return tuple(merged.values())
+
+
+def find_rule(rule_id: str) -> RuleEntry:
+    """The rule of this id.
+
+    Raises:
+        InvalidInput: There is none.
+    """
+    entries = {entry.id: entry for entry in rule_entries()}
+    if rule_id not in entries:
+        close = difflib.get_close_matches(rule_id, entries, n=1)
+        advice = f"Did you mean {close[0]}?" if close else "`nightbridge rules` lists all of them"
+        raise InvalidInput("no such rule", thing=rule_id, advice=advice)
+    return entries[rule_id]
+
+
+def _entry(rule: Rule[Any], files: str) -> RuleEntry:
+    versions = (f"from {rule.first}" if rule.first != OLDEST else "", f"to {rule.last}" if rule.last else "")
+    return RuleEntry(
+        id=rule.id,
+        severity=rule.severity,
+        applies_to=(files,),
+        versions=" ".join(filter(None, versions)),
+        needs=_NEEDS[rule.needs],
+        fields=rule.fields,
+        reason=rule.reason,
+        source=rule.source,
     )
