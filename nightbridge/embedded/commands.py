@@ -9,9 +9,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from nightbridge.embedded.command_options import EMBEDDED_SBATCH
 from nightbridge.embedded.jobs import inspect, job_dir
-from nightbridge.embedded.names import hostnames
+from nightbridge.embedded.notation import EMBEDDED_SBATCH, hostnames
 from nightbridge.errors import InvalidInput, NightbridgeError
 from nightbridge.sbatch_options import split_options
 

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nightbridge.embedded.names import node_expression, node_names
+from nightbridge.embedded.notation import node_expression, node_names
 from nightbridge.embedded.process_tree import ProcessIdentity, is_gone, kill_until_gone, processes_with_variable
 from nightbridge.files import create_exclusively, write_atomically
 

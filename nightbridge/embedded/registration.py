@@ -19,9 +19,8 @@ import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from nightbridge.embedded.command_options import EMBEDDED_SBATCH, exported, parse_count, parse_dependencies, parse_time
+from nightbridge.embedded import notation
 from nightbridge.embedded.jobs import JOB_VARIABLE, JobRequest, job_dir, job_ids, write_record
-from nightbridge.embedded.names import hostnames, node_names
 from nightbridge.errors import LaunchRefused, TransientError
 from nightbridge.files import flush_folder, write_atomically
 from nightbridge.processes import own_program
@@ -47,8 +46,8 @@ def submit(root: Path, script: Path, words: Sequence[str], *, environment: Mappi
         TransientError: The runner did not start.
     """
     text = _read_script(script)
-    given, rest = split_options(words, EMBEDDED_SBATCH)
-    in_script, rest_of_script = split_options(script_options(text), EMBEDDED_SBATCH)
+    given, rest = split_options(words, notation.EMBEDDED_SBATCH)
+    in_script, rest_of_script = split_options(script_options(text), notation.EMBEDDED_SBATCH)
     if rest + rest_of_script:
         advice = "The embedded cluster runs no hetjob"
         raise LaunchRefused("not an sbatch option", thing=(rest + rest_of_script)[0], advice=advice)
@@ -61,7 +60,7 @@ def submit(root: Path, script: Path, words: Sequence[str], *, environment: Mappi
     # A job that was submitted from a job belongs to itself, not to the other.
     foreign = ("SLURM_", "SLURMD_", "SBATCH_", JOB_VARIABLE)
     own = {name: value for name, value in environment.items() if not name.startswith(foreign)}
-    return _register(root, request, text, exported(own, options.get("export", "")))
+    return _register(root, request, text, notation.exported(own, options.get("export", "")))
 
 
 def _read_script(script: Path) -> str:
@@ -97,26 +96,26 @@ def _make_request(script: Path, options: Mapping[str, str], directory: Path) -> 
         nodes=nodes,
         tasks=tasks,
         tasks_per_node=tasks_per_node,
-        time_limit=parse_time(options["time"]) if "time" in options else None,
+        time_limit=notation.parse_time(options["time"]) if "time" in options else None,
         partition=options.get("partition", "local"),
         account=options.get("account", ""),
-        dependencies=parse_dependencies(options["dependency"]) if options.get("dependency") else (),
+        dependencies=notation.parse_dependencies(options["dependency"]) if options.get("dependency") else (),
         hosts=_choose_hosts(nodes, options),
     )
 
 
 def _choose_hosts(nodes: int, options: Mapping[str, str]) -> tuple[str, ...]:
     """The named nodes, and the first others that are not excluded: as many as wanted."""
-    named, excluded = (hostnames(options.get(option, "")) for option in ("nodelist", "exclude"))
-    others = (name for name in node_names(nodes + len(named) + len(excluded)) if name not in {*named, *excluded})
+    named, excluded = (notation.hostnames(options.get(option, "")) for option in ("nodelist", "exclude"))
+    known = {*named, *excluded}
+    others = (name for name in notation.node_names(nodes + len(known)) if name not in known)
     return tuple(itertools.islice(itertools.chain(named, others), nodes))
 
 
 def _count_tasks(options: Mapping[str, str]) -> tuple[int, int, int]:
     """Nodes, tasks, and tasks on the fullest node."""
-    given = {
-        name: parse_count(options[name], name) for name in ("nodes", "ntasks", "ntasks-per-node") if name in options
-    }
+    counts = ("nodes", "ntasks", "ntasks-per-node")
+    given = {name: notation.parse_count(options[name], name) for name in counts if name in options}
     nodes, per_node = given.get("nodes", 1), given.get("ntasks-per-node", 1)
     if "ntasks" in given:  # with both, --ntasks-per-node is only an upper bound (sbatch(1))
         return nodes, given["ntasks"], -(-given["ntasks"] // nodes)

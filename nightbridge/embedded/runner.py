@@ -12,7 +12,7 @@ import signal
 import time
 from pathlib import Path
 
-from nightbridge.embedded import jobs, names, process_tree
+from nightbridge.embedded import jobs, notation, process_tree
 from nightbridge.files import write_atomically
 
 POLL_INTERVAL = 0.1
@@ -172,7 +172,7 @@ class _JobRun:
         self.kill_at = time.monotonic() + self.config.kill_wait
         if _is_registered(self.job):
             write_atomically(self.job.folder / "ending", self.stop.state.encode())
-        os.write(self.stderr, names.farewell(f"JOB {self.job.job_id} ON node1", self.stop.state))
+        os.write(self.stderr, notation.farewell(f"JOB {self.job.job_id} ON node1", self.stop.state))
         for number in (signal.SIGCONT, signal.SIGTERM):
             process_tree.signal_group(self.script_pid, number)
 
@@ -207,7 +207,7 @@ def _open_log(job: jobs.LocalJob, pattern: str) -> int:
     """Open an output file of the job, relative to its folder. Always appending: the runner writes there as well."""
     request = job.request
     values = {"j": job.job_id, "A": job.job_id, "J": job.job_id, "x": request.name, "u": request.user}
-    name = names.fill_pattern(pattern, values | {"N": "node1", "n": 0, "t": 0, "s": "batch"})
+    name = notation.fill_pattern(pattern, values | {"N": "node1", "n": 0, "t": 0, "s": "batch"})
     mode = 0 if request.append else os.O_TRUNC
     return os.open(Path(request.directory) / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | mode, 0o666)
 
@@ -215,13 +215,13 @@ def _open_log(job: jobs.LocalJob, pattern: str) -> int:
 def job_environment(job: jobs.LocalJob, config: jobs.LocalClusterConfig) -> dict[str, str]:
     """The script's environment: the submitter's, and what Slurm adds (sbatch(1), "OUTPUT ENVIRONMENT")."""
     request = job.request
-    nodes, counts = job.hosts, names.spread_evenly(request.tasks, request.nodes)
-    added: dict[str, object] = names.layout_variables(nodes, counts, task=0) | {
+    nodes, counts = job.hosts, notation.spread_evenly(request.tasks, request.nodes)
+    added: dict[str, object] = notation.layout_variables(nodes, counts, task=0) | {
         "SLURM_CLUSTER_NAME": config.name, "SLURM_CPUS_ON_NODE": os.cpu_count() or 1,
         "SLURM_JOBID": job.job_id, "SLURM_JOB_ID": job.job_id, "SLURM_JOB_NAME": request.name,
         "SLURM_JOB_ACCOUNT": request.account, "SLURM_JOB_PARTITION": request.partition, "SLURM_JOB_QOS": "normal",
         "SLURM_JOB_UID": request.uid, "SLURM_JOB_USER": request.user,
-        "SLURM_JOB_NODELIST": names.node_expression(nodes), "SLURM_JOB_NUM_NODES": request.nodes,
+        "SLURM_JOB_NODELIST": notation.node_expression(nodes), "SLURM_JOB_NUM_NODES": request.nodes,
         "SLURM_NTASKS_PER_NODE": request.tasks_per_node,
         "SLURM_SUBMIT_DIR": request.submit_dir, "SLURM_SUBMIT_HOST": os.uname().nodename,
         jobs.JOB_VARIABLE: job.folder, "PATH": jobs.path_with_shims(job.root),

@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nightbridge.embedded import names, process_tree
-from nightbridge.embedded.command_options import SRUN, exported, parse_count
+from nightbridge.embedded import notation, process_tree
 from nightbridge.embedded.jobs import JOB_VARIABLE, KILL_PATIENCE, LocalJob, read_config, read_job
 from nightbridge.errors import InvalidInput, PermanentError
 from nightbridge.sbatch_options import split_options
@@ -52,7 +51,7 @@ class Step:
     @property
     def layout(self) -> list[tuple[int, int]]:
         """Node and local number of every task."""
-        return names.task_layout(self.tasks_by_node)
+        return notation.task_layout(self.tasks_by_node)
 
     def file_name(self, option: str, task: int) -> str | None:
         """The file that `--output` or `--error` names for a task; None for srun's own output."""
@@ -63,16 +62,16 @@ class Step:
         node = self.layout[task][0]
         job, name = self.job.job_id, self.job.request.name
         letters = {"j": job, "A": job, "J": self.name, "s": self.number, "t": task, "n": node, "x": name}
-        return names.fill_pattern(pattern, letters | {"N": self.nodes[node], "u": self.job.request.user})
+        return notation.fill_pattern(pattern, letters | {"N": self.nodes[node], "u": self.job.request.user})
 
     def task_environment(self, task: int) -> dict[str, str]:
         """One task's environment: srun's, and Slurm's additions (srun(1), "OUTPUT ENVIRONMENT VARIABLES")."""
         nodes, counts, layout = self.nodes, self.tasks_by_node, self.layout
-        added: dict[str, object] = names.layout_variables(nodes, counts, task) | {
+        added: dict[str, object] = notation.layout_variables(nodes, counts, task) | {
             "SLURM_GTIDS": ",".join(str(other) for other, place in enumerate(layout) if place[0] == layout[task][0]),
             "SLURM_JOB_ID": self.job.job_id, "SLURM_STEPID": self.number, "SLURM_STEP_ID": self.number,
-            "SLURM_STEP_NODELIST": names.node_expression(nodes), "SLURM_STEP_NUM_NODES": len(nodes),
-            "SLURM_STEP_NUM_TASKS": len(layout), "SLURM_STEP_TASKS_PER_NODE": names.tasks_expression(counts),
+            "SLURM_STEP_NODELIST": notation.node_expression(nodes), "SLURM_STEP_NUM_NODES": len(nodes),
+            "SLURM_STEP_NUM_TASKS": len(layout), "SLURM_STEP_TASKS_PER_NODE": notation.tasks_expression(counts),
             "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1", "SLURM_SUBMIT_DIR": os.getcwd(),
         }  # fmt: skip
         return dict(self.environment) | {name: str(value) for name, value in added.items()}
@@ -107,7 +106,7 @@ def make_step(options: Mapping[str, str], argv: Sequence[str], environment: Mapp
         nodes=tuple(nodes[: len(counts)]),
         tasks_by_node=tuple(counts),
         directory=directory,
-        environment=exported(environment, options.get("export", "")),
+        environment=notation.exported(environment, options.get("export", "")),
         options=options,
         kill_on_bad_exit=options.get("kill-on-bad-exit", "0") not in {"0", "no"},
         wait=float(wait),
@@ -119,10 +118,10 @@ def _choose_nodes(options: Mapping[str, str], job: LocalJob) -> list[str]:
     """The named nodes, or the first ones of the job."""
     chosen = of_job = job.hosts
     if "nodelist" in options:
-        chosen = names.hostnames(options["nodelist"])
+        chosen = notation.hostnames(options["nodelist"])
         if not set(chosen) <= set(of_job):
             raise InvalidInput("requested nodes are not in this job", thing=options["nodelist"])
-    count = parse_count(options["nodes"], "nodes") if "nodes" in options else len(chosen)
+    count = notation.parse_count(options["nodes"], "nodes") if "nodes" in options else len(chosen)
     if count > len(chosen):
         raise InvalidInput("more nodes than the job has or --nodelist names", thing=f"--nodes={count}")
     return chosen[:count]
@@ -131,13 +130,13 @@ def _choose_nodes(options: Mapping[str, str], job: LocalJob) -> list[str]:
 def _spread_tasks(options: Mapping[str, str], nodes: int, environment: Mapping[str, str]) -> list[int]:
     """Tasks of each node: --ntasks, else --ntasks-per-node, else the job's."""
     value = options.get("ntasks-per-node") or environment.get("SLURM_NTASKS_PER_NODE", "1")
-    limit = parse_count(value, "ntasks-per-node")
+    limit = notation.parse_count(value, "ntasks-per-node")
     if "ntasks" not in options:
         return [limit] * nodes
-    tasks = parse_count(options["ntasks"], "ntasks")
+    tasks = notation.parse_count(options["ntasks"], "ntasks")
     if "ntasks-per-node" in options and tasks > limit * nodes:
         raise InvalidInput("more tasks than the nodes may have", thing=f"--ntasks={tasks}")
-    return names.spread_evenly(tasks, nodes)
+    return notation.spread_evenly(tasks, nodes)
 
 
 def _claim_number(job: LocalJob) -> int:
@@ -155,7 +154,7 @@ def _claim_number(job: LocalJob) -> int:
 
 def main(arguments: list[str]) -> int:
     """Run a step; return the highest exit code of its tasks, where a killed one counts as 128 + signal."""
-    options, argv = split_options(arguments, SRUN)
+    options, argv = split_options(arguments, notation.SRUN)
     if not argv:
         raise InvalidInput("no command to run", thing="srun")
     return _StepRun(make_step(options, argv, os.environ)).to_its_end()
@@ -290,7 +289,7 @@ class _StepRun:
         """Start the clock, and leave in the tasks' logs the line that Slurm leaves there."""
         self.kill_at = time.monotonic() + self.step.kill_wait
         ending = self.step.job.folder / "ending"
-        line = names.farewell(
+        line = notation.farewell(
             f"STEP {self.step.name} ON {self.step.nodes[0]}", ending.read_text() if ending.exists() else ""
         )
         for target in self.errors:

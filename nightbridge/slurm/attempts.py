@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from nightbridge.embedded.names import hostnames
+from nightbridge.embedded.notation import hostnames
 from nightbridge.errors import InvalidInput, LaunchRefused
 from nightbridge.files import read_model, write_model
 from nightbridge.models import (

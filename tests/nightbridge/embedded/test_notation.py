@@ -1,8 +1,19 @@
-"""What the embedded cluster makes of the options of sbatch and srun."""
+"""What the embedded cluster makes of Slurm's options, and node names, tasks and file patterns as Slurm writes them."""
 
 import pytest
 
-from nightbridge.embedded.command_options import EMBEDDED_SBATCH, SRUN, exported, parse_dependencies, parse_time
+from nightbridge.embedded.notation import (
+    EMBEDDED_SBATCH,
+    SRUN,
+    exported,
+    fill_pattern,
+    hostnames,
+    node_expression,
+    node_names,
+    parse_dependencies,
+    parse_time,
+    tasks_expression,
+)
 from nightbridge.errors import InvalidInput
 from nightbridge.sbatch_options import split_options
 
@@ -88,3 +99,37 @@ def test_export_none_keeps_slurms_variables() -> None:
     assert exported(environment, "NONE") == {"SLURM_JOB_ID": "1", "HOME": "/h"}
     assert exported(environment, "A,B=2") == {"SLURM_JOB_ID": "1", "HOME": "/h", "A": "1", "B": "2"}
     assert exported(environment, "") == environment
+
+
+@pytest.mark.parametrize(
+    ("expression", "names"),
+    [
+        ("", ()),
+        ("node1", ("node1",)),
+        ("node[1-3]", ("node1", "node2", "node3")),
+        ("gpu[008-010,12],login", ("gpu008", "gpu009", "gpu010", "gpu12", "login")),
+        ("r[1-2]n01,x", ("r1n01", "r2n01", "x")),
+    ],
+)
+def test_a_node_expression_has_these_names(expression: str, names: tuple[str, ...]) -> None:
+    assert tuple(hostnames(expression)) == names
+
+
+@pytest.mark.parametrize("count", [1, 2, 12])
+def test_node_expressions_expand_and_contract(count: int) -> None:
+    assert hostnames(node_expression(node_names(count))) == node_names(count)
+
+
+def test_nodes_that_are_not_the_first_ones_are_listed() -> None:
+    assert node_expression(["node2", "node4"]) == "node2,node4"
+    assert hostnames("node2,node4") == ["node2", "node4"]
+
+
+def test_tasks_of_nodes_contract() -> None:
+    assert tasks_expression([2, 2, 2, 1]) == "2(x3),1"
+
+
+def test_file_name_patterns() -> None:
+    values = {"j": 12, "x": "run", "t": 3}
+
+    assert fill_pattern("log-%x_%j_%4t%%_%Q.out", values) == "log-run_12_0003%_%Q.out"
