@@ -38,8 +38,6 @@ AXIS_WORDS: Mapping[Axis, str] = {
     "nodes": "the nodes",
 }
 
-COMMIT_AXES = frozenset[Axis]({"megatron_bridge", "submodule", "nemo_run"})
-
 MAX_NODE_FACTORS = 32
 """Nodes are exchanged one by one up to so many, else in as many groups."""
 
@@ -81,7 +79,7 @@ class Factor(Model):
     @property
     def is_commit(self) -> bool:
         """Whether its levels are commits."""
-        return self.axis in COMMIT_AXES
+        return self.axis in ("megatron_bridge", "submodule", "nemo_run")
 
     @property
     def repository(self) -> Searched:
@@ -209,17 +207,14 @@ def _commits(good: RunRecord, bad: RunRecord) -> Iterator[Factor]:
     if old.commit != new.commit:
         former = good.spec.test.megatron_bridge if old.url != new.url else None
         yield Factor(axis="megatron_bridge", key="megatron_bridge", good=old.commit, bad=new.commit, former=former)
-    for folder in sorted(old.submodules.keys() & new.submodules.keys()):
-        if old.submodules[folder] != new.submodules[folder] and _uses_submodules(good, bad):
+    # What a submodule's folder holds is not run where a checkout has nothing there.
+    used = all(record.spec.test.megatron_bridge.init_submodules for record in (good, bad))
+    for folder in sorted(old.submodules.keys() & new.submodules.keys()) if used else ():
+        if old.submodules[folder] != new.submodules[folder]:
             key = f"megatron_bridge/{folder}"
             yield Factor(axis="submodule", key=key, good=old.submodules[folder], bad=new.submodules[folder])
     if before.nemo_run and after.nemo_run and before.nemo_run.commit != after.nemo_run.commit:
         yield Factor(axis="nemo_run", key="nemo_run", good=before.nemo_run.commit, bad=after.nemo_run.commit)
-
-
-def _uses_submodules(good: RunRecord, bad: RunRecord) -> bool:
-    """Whether what a submodule's folder holds is run: a checkout without submodules has nothing there."""
-    return all(record.spec.test.megatron_bridge.init_submodules for record in (good, bad))
 
 
 def _configuration(good: RunRecord, bad: RunRecord) -> Iterator[Factor]:

@@ -26,13 +26,12 @@ from nightbridge.attribution.axes import (
 from nightbridge.attribution.belief import Belief, Design
 from nightbridge.bisect.lineage import ListInner, SearchedRange, Step, short_name, steps_of
 from nightbridge.bisect.plan import BisectPlan
-from nightbridge.bisect.search import BisectPolicy
-from nightbridge.bisect.shift import Asked, Shift, VerdictOf, asked_shift, moved_shift
+from nightbridge.bisect.shift import Asked, SearchRequest, Shift, VerdictOf, asked_shift, moved_shift
 from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.history.nightly_values import nights_of
 from nightbridge.history.reading import find_series, read_history
 from nightbridge.history.rows import HistoryRow
-from nightbridge.models import Bump, Model, NightId, RangeCommit, RunRecord, RunSpec, StoredModel, VerdictStatus
+from nightbridge.models import Bump, NightId, RangeCommit, RunRecord, RunSpec, StoredModel, VerdictStatus
 from nightbridge.store.protocol import ObjectStore, read_stored
 
 ROOT = "attributions"
@@ -41,26 +40,15 @@ MAX_RUNS = 40
 """Runs that exchange factors at most where nothing else is asked for; a search for a commit has as many of its own."""
 
 
-class AttributionRequest(Model):
-    """What to find the cause of, and what that may cost. What is left out is found in the test's history."""
+class AttributionRequest(SearchRequest):
+    """What to find the cause of, and what that may cost."""
 
-    metric: str | None = Field(
-        None, description="Which metric, `failure`, or `losses`; what broke or became worse last when unset."
-    )
     good: NightId | None = Field(None, description="The last good night; both nights are named, or neither.")
     bad: NightId | None = Field(None, description="The first bad night.")
-    until: NightId | None = Field(None, description="The night up to which history is read; the latest when unset.")
     budget: float | None = Field(
         None, gt=0, description="GPU-hours after which it ends undecided; no limit when unset."
     )
     most_runs: int = Field(MAX_RUNS, ge=2, description="Runs after which it ends undecided, those of a commit apart.")
-    confidence: float = Field(0.99, gt=0.5, lt=1, description="Probability at which a cause is named.")
-    at_once: int | None = Field(None, ge=1, description="Runs at once; as many as the cluster has room for when unset.")
-
-    @property
-    def policy(self) -> BisectPolicy:
-        """When a cause is certain enough."""
-        return BisectPolicy(confidence=self.confidence, most_runs=self.most_runs)
 
 
 DEFAULT_REQUEST = AttributionRequest()

@@ -14,13 +14,12 @@ from nightbridge.bisect.lineage import (
     REPOSITORIES,
     ListInner,
     Repository,
-    Searched,
     SearchedRange,
     Step,
     range_of_steps,
 )
-from nightbridge.bisect.search import BisectPolicy, Measured, Search, prior_of_nights
-from nightbridge.bisect.shift import Asked, Shift, VerdictOf, asked_shift, metric_named, night_value
+from nightbridge.bisect.search import Measured, Search, prior_of_nights
+from nightbridge.bisect.shift import Asked, SearchRequest, Shift, VerdictOf, asked_shift, metric_named, night_value
 from nightbridge.errors import InvalidInput
 from nightbridge.gate.control import run_at
 from nightbridge.history.nightly_values import nights_of
@@ -28,8 +27,6 @@ from nightbridge.history.rows import HistoryRow, Pin
 from nightbridge.models import (
     GOOD_VERDICTS,
     GitRepo,
-    Model,
-    NightId,
     RangeCommit,
     RunRecord,
     RunSpec,
@@ -52,14 +49,9 @@ RUNS_OF_A_POINT = 1000
 """More than any point is ever given; the number of a point's run is `place * RUNS_OF_A_POINT + n`."""
 
 
-class BisectRequest(Model):
-    """What to search: all of it is found in the test's history when left out."""
+class BisectRequest(SearchRequest):
+    """What to search for the first bad commit."""
 
-    metric: str | None = Field(
-        None,
-        description="Which metric, `failure`, or `losses`; what the latest night has when unset, else what became "
-        "worse last.",
-    )
     repository: Repository | None = Field(None, description="Which repository; each whose commit changed when unset.")
     good: str | None = Field(
         None, description="Commit to start after, any name of it; that of the last night with the old level when unset."
@@ -67,39 +59,21 @@ class BisectRequest(Model):
     bad: str | None = Field(
         None, description="Commit to end with; that of the first night with the new level when unset."
     )
-    until: NightId | None = Field(None, description="The night up to which history is read; the latest when unset.")
     bisect_id: str | None = Field(
         None, description="Resume this bisect, however the history has grown; the same search has the same id."
     )
-    confidence: float = Field(0.99, gt=0.5, lt=1, description="Probability at which a commit is named.")
-    most_runs: int = Field(100, ge=1, description="Runs after which the search ends undecided.")
-    at_once: int | None = Field(None, ge=1, description="Runs at once; as many as the cluster has room for when unset.")
-
-    @property
-    def policy(self) -> BisectPolicy:
-        """When a commit is certain enough."""
-        return BisectPolicy(confidence=self.confidence, most_runs=self.most_runs)
 
 
 DEFAULT_REQUEST = BisectRequest()
 
 
-class BisectPlan(Asked, StoredModel):
-    """What is searched. Nothing in it changes once the first run was started.
+class BisectPlan(Asked, SearchedRange, StoredModel):
+    """What is searched: the first range's fields are its own. Nothing in it changes once the first run was started.
 
     The places of several ranges follow each other: a later range's commits run on the bad end of the ones before it.
     """
 
     bisect_id: str
-    repository: Searched
-    url: str
-    good: str
-    bad: str
-    commits: tuple[Step, ...]
-    unopened: int = 0
-    before_move: int = 0
-    former: GitRepo | None = None
-    moved: dict[str, str] = Field({}, description="As of `SearchedRange`.")
     others: tuple[SearchedRange, ...] = Field((), description="Further repositories, in the order of their places.")
     prior: tuple[float, ...]
     base: str

@@ -14,7 +14,7 @@ from nightbridge.gate.trend import trends
 from nightbridge.history.metrics import COMPLETE_OUTCOMES, comparable_digest, hardly_moved, measured, other_losses
 from nightbridge.history.nightly_values import Night, nights_of
 from nightbridge.history.rows import HistoryRow
-from nightbridge.models import GOOD_VERDICTS, Model, Verdict, VerdictStatus
+from nightbridge.models import GOOD_VERDICTS, Model, NightId, Verdict, VerdictStatus
 from nightbridge.models.metrics import COLUMNS, METRIC_BY_NAME, Metric
 
 FAILED = frozenset({VerdictStatus.FAILED, VerdictStatus.SHORT, VerdictStatus.INVALID})
@@ -41,6 +41,25 @@ NOISE_FLOOR = 0.003
 """Least noise between runs that is assumed, relative: a quiet history proves little."""
 NOISE_NIGHTS = 60
 """Nights on each side of the change that the noise is taken from."""
+
+
+class SearchRequest(Model):
+    """What to find the cause of. What is left out is found in the test's history."""
+
+    metric: str | None = Field(
+        None,
+        description="Which metric, `failure`, or `losses`; what the latest night has when unset, else what became "
+        "worse last.",
+    )
+    until: NightId | None = Field(None, description="The night up to which history is read; the latest when unset.")
+    confidence: float = Field(0.99, gt=0.5, lt=1, description="Probability at which the cause is named.")
+    most_runs: int = Field(100, ge=1, description="Runs after which the search ends undecided.")
+    at_once: int | None = Field(None, ge=1, description="Runs at once; as many as the cluster has room for when unset.")
+
+    @property
+    def policy(self) -> BisectPolicy:
+        """When a cause is certain enough."""
+        return BisectPolicy(confidence=self.confidence, most_runs=self.most_runs)
 
 
 class Asked(Model):
@@ -189,21 +208,14 @@ def _failure(row: HistoryRow, verdict_of: VerdictOf) -> str | None:
 def _regressed_shift(rows: Sequence[HistoryRow], metric: str | None) -> Shift:
     """Between the last good night and the first regressed one after it; of the metric that moved furthest."""
     nights = [night.own for night in nights_of(rows)]
-    last_good = next(
-        (
-            place
-            for place in range(len(nights) - 1, -1, -1)
-            if nights[place].verdict in GOOD_VERDICTS
-            and any(night.verdict is VerdictStatus.REGRESSED for night in nights[place + 1 :])
-        ),
-        None,
-    )
-    if last_good is None:
+    regressed = [place for place, night in enumerate(nights) if night.verdict is VerdictStatus.REGRESSED]
+    good = [place for place in range(max(regressed, default=0)) if nights[place].verdict in GOOD_VERDICTS]
+    if not good:
         raise InvalidInput(
             "nothing became worse", thing=rows[0].test_id if rows else "history", advice="See `nightbridge history`"
         )
-    bad = next(night for night in nights[last_good + 1 :] if night.verdict is VerdictStatus.REGRESSED)
-    return moved_shift(rows, nights, last_good, bad, metric)
+    bad = min(place for place in regressed if place > good[-1])
+    return moved_shift(rows, nights, good[-1], nights[bad], metric)
 
 
 def moved_shift(
