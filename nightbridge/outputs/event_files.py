@@ -404,7 +404,7 @@ def scalar_table(files: Sequence[EventFile]) -> "pd.DataFrame":
     import numpy as np
     import pandas as pd
 
-    from nightbridge.outputs.event_order import done_again
+    from nightbridge.outputs.event_blocks import done_again
 
     if not any(map(len, files)):
         return empty_table()

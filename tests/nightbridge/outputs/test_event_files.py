@@ -24,6 +24,7 @@ from tensorboard.util.tensor_util import make_tensor_proto
 
 from nightbridge.errors import DamagedData
 from nightbridge.outputs import event_blocks
+from nightbridge.outputs.event_blocks import done_again
 from nightbridge.outputs.event_decoder import EventDecoder, MalformedRecord
 from nightbridge.outputs.event_files import (
     COLUMNS,
@@ -33,7 +34,6 @@ from nightbridge.outputs.event_files import (
     read_event_file,
     scalars,
 )
-from nightbridge.outputs.event_order import done_again
 from nightbridge.outputs.following import EventFileTail
 from tests.nightbridge.outputs.builders import EventFileBuilder
 
