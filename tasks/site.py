@@ -17,7 +17,7 @@ from nightbridge.errors import InvalidInput
 from nightbridge.models import RangeCommit, SecretRef, Site
 from nightbridge.node_programs import RunOnNode
 from nightbridge.repos import commits
-from nightbridge.repos.remotes import git_logins
+from nightbridge.repos.git import git_logins
 from nightbridge.secrets import resolve_secret
 from nightbridge.slurm.node_command import run_on_node
 from nightbridge.store.factory import open_store

@@ -138,7 +138,7 @@ def code_of_site(site: Site, block_value: Callable[[str], str] | None = None) ->
     """Return what checks out the code of a test into the site's workspace; branches are resolved once, now."""
     from nightbridge.nights.records import new_night
     from nightbridge.repos.clone import make_code
-    from nightbridge.repos.remotes import git_logins
+    from nightbridge.repos.git import git_logins
     from nightbridge.secrets import resolve_secret
 
     night, credentials = new_night(), site.git_credentials

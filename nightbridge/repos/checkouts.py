@@ -30,9 +30,8 @@ from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.files import RefusedFile, open_regular
 from nightbridge.locking import lease
 from nightbridge.models import Model, PinnedRepository
-from nightbridge.repos.git import attempt, git
+from nightbridge.repos.git import attempt, git, masked
 from nightbridge.repos.mirrors import Mirror, clone_at
-from nightbridge.repos.remotes import masked
 
 log = logging.getLogger(__name__)
 

@@ -9,9 +9,8 @@ from nightbridge.models import Checkout, GitRepo, PinnedRepository, RunSpec, Sit
 from nightbridge.repos.checkouts import check_out, find_changes, find_replaced, find_submodules
 from nightbridge.repos.commits import pinned
 from nightbridge.repos.environments import make_environment
-from nightbridge.repos.git import git_version
+from nightbridge.repos.git import git_version, masked
 from nightbridge.repos.mirrors import Mirror
-from nightbridge.repos.remotes import masked
 
 log = logging.getLogger(__name__)
 

@@ -16,9 +16,8 @@ from nightbridge.errors import InvalidInput, PermanentError
 from nightbridge.locking import get_or_create
 from nightbridge.models import Bump, RangeCommit, Site, StoredModel, utc_now
 from nightbridge.repos.checkouts import find_submodules
-from nightbridge.repos.git import attempt, git
+from nightbridge.repos.git import absolute_url, attempt, git, masked
 from nightbridge.repos.mirrors import Mirror
-from nightbridge.repos.remotes import absolute_url, masked
 
 
 class CommitPin(StoredModel):

@@ -37,8 +37,7 @@ from nightbridge.files import write_model
 from nightbridge.locking import lease
 from nightbridge.models import LauncherEnvironment, PinnedRepository, StoredModel, utc_now
 from nightbridge.processes import Finished, run
-from nightbridge.repos.git import git
-from nightbridge.repos.remotes import masked
+from nightbridge.repos.git import git, masked
 
 log = logging.getLogger(__name__)
 

@@ -1,13 +1,26 @@
-"""Running git, and its messages as errors."""
+"""Running git: repository addresses, the logins for them, and git's messages as errors.
+
+A site keeps logins for git over HTTPS as a secret, which is never written to disk. git runs a credential helper
+(gitcredentials(7)) only when a server requires a login. Ours is this module, run as a program of its own that reads the
+secret from a file in memory. Neither git's arguments nor its environment, its configuration or its addresses ever hold
+a password.
+"""
 
 import os
 import re
-from collections.abc import Sequence
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from nightbridge.errors import ErrorPattern, InvalidInput, NightbridgeError, PermanentError, TransientError, classify
-from nightbridge.processes import Finished, run
-from nightbridge.repos.remotes import login_settings, masked
+from nightbridge.masking import MASK
+from nightbridge.models import slug
+from nightbridge.processes import Finished, own_program, run
+from nightbridge.secrets import file_in_memory, read_netrc
 
 # The user's own settings must not change what a commit looks like on disk, run their hooks, or start daemons.
 _SETTINGS = (
@@ -174,22 +187,15 @@ def attempt(*arguments: str | Path, timeout: float, folder: Path | None = None, 
     argv: list[str | Path] = ["git"]
     for setting in (*_SETTINGS, *login_settings()):
         argv += ["-c", setting]
-    variables = environment(users_helpers=not login_settings() and not _LOGIN_COMMANDS.isdisjoint(arguments))
+    # A helper of the user's own gets all of our environment; otherwise git gets no secrets, and asks no questions.
+    has_helpers = not login_settings() and not _LOGIN_COMMANDS.isdisjoint(arguments)
+    kept = {name: value for name, value in os.environ.items() if has_helpers or _VARIABLES.fullmatch(name)}
+    variables = {name: value for name, value in kept.items() if name not in _FOREIGN_VARIABLES} | _ENVIRONMENT
     if folder is not None:
         argv += ["-C", folder]
         # A damaged repository must not be mistaken for the one that the workspace happens to lie in.
         variables["GIT_CEILING_DIRECTORIES"] = str(folder.absolute().parent)
     return run([*argv, *arguments], environment=variables, timeout=timeout, umask=umask)
-
-
-def environment(*, users_helpers: bool = False) -> dict[str, str]:
-    """What git gets of our environment: neither what points to another repository nor secrets, and no questions.
-
-    Args:
-        users_helpers: Whether credential helpers of the user's own may run, which get all of it.
-    """
-    kept = {name: value for name, value in os.environ.items() if users_helpers or _VARIABLES.fullmatch(name)}
-    return {name: value for name, value in kept.items() if name not in _FOREIGN_VARIABLES} | _ENVIRONMENT
 
 
 def classify_failure(finished: Finished, thing: str, arguments: Sequence[str | Path] = ()) -> NightbridgeError:
@@ -205,3 +211,105 @@ def classify_failure(finished: Finished, thing: str, arguments: Sequence[str | P
         thing=masked(thing),
         advice="Run the same command manually for details",
     )
+
+
+# --- addresses --------------------------------------------------------------------------------------------------------
+
+_USERINFO = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*://)(?P<userinfo>[^/@\s]+)@", re.IGNORECASE)
+# git-clone(1): an address with a colon before the first slash is `host:path`, over ssh.
+_SSH_SHORTHAND = re.compile(r"^[^/:\s]+:")
+
+
+def absolute_url(text: str) -> str:
+    """Return the address that git is given: a URL as it is, a local path or `file://` as an absolute path.
+
+    Raises:
+        InvalidInput: Empty, an option, or it carries a password, which would end up in process lists and logs.
+    """
+    text = text.strip()
+    if not text or text.startswith("-"):
+        raise InvalidInput("not a repository address", thing=repr(text), advice="Give a URL or a folder")
+    userinfo = _USERINFO.match(text)
+    if userinfo and ":" in userinfo["userinfo"]:
+        raise InvalidInput(
+            "a password in a repository address would appear in process lists and logs",
+            thing=masked(text),
+            advice="Remove it and use a git credential helper (git help credentials)",
+        )
+    if text.startswith("file://"):
+        return str(Path(unquote(text.removeprefix("file://"))).absolute())
+    if "://" in text or _SSH_SHORTHAND.match(text):
+        return text.rstrip("/")
+    return str(Path(text).expanduser().absolute())
+
+
+def masked(text: str) -> str:
+    """Replace user names and passwords in every URL of a text; an ssh login such as `git@` is no secret and stays."""
+    return _USERINFO.sub(
+        lambda match: (
+            match[0]
+            if match["scheme"].startswith("ssh") and ":" not in match["userinfo"]
+            else f"{match['scheme']}{MASK}@"
+        ),
+        text,
+    )
+
+
+def repository_name(url: str) -> str:
+    """The last part of an address without `.git`, as part of a path: `Megatron-Bridge`."""
+    last = re.split(r"[/:]", url.rstrip("/").removesuffix("/.git"))[-1].removesuffix(".git")
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", last).strip(".-") or slug(url)
+
+
+# --- logins -----------------------------------------------------------------------------------------------------------
+
+_LOGIN_SETTINGS: ContextVar[tuple[str, ...]] = ContextVar("login_settings", default=())
+# No password is sent unencrypted over the network.
+_HERE = frozenset({"127.0.0.1", "localhost", "::1"})
+
+
+@contextmanager
+def git_logins(lines: str) -> Iterator[None]:
+    """Let git log in with a secret for the length of the block; git's own helpers do when there are no lines.
+
+    Args:
+        lines: `machine HOST login USER password TOKEN`, one a line (netrc(5)).
+
+    Raises:
+        PermanentError: The lines cannot be read.
+    """
+    if not lines.strip():
+        yield
+        return
+    with file_in_memory(lines) as path:
+        read_netrc(path, "the git credentials")
+        # The empty one removes all helpers of the user: git would pass each of them a login that worked, to keep it.
+        token = _LOGIN_SETTINGS.set(("credential.helper=", f"credential.helper={_command(path)}"))
+        try:
+            yield
+        finally:
+            _LOGIN_SETTINGS.reset(token)
+
+
+def login_settings() -> tuple[str, ...]:
+    """The settings, as `NAME=VALUE`, that make git use the logins of the enclosing `git_logins`."""
+    return _LOGIN_SETTINGS.get()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Be git's credential helper: `FILE get`, with the question on stdin. Nothing is ever stored."""
+    path, action = arguments
+    if action != "get":
+        return 0
+    request = dict(line.split("=", 1) for line in sys.stdin.read().splitlines() if "=" in line)
+    address = urlsplit(f"{request.get('protocol')}://{request.get('host')}")
+    logins = read_netrc(Path(path), "the git credentials")
+    login = logins.get(address.netloc) or logins.get(address.hostname or "")
+    if login and (address.scheme == "https" or address.hostname in _HERE):
+        print(f"username={login[0]}\npassword={login[1]}")
+    return 0
+
+
+def _command(path: Path) -> str:
+    """The helper as git's shell runs it."""
+    return "!" + shlex.join(own_program("nightbridge.repos.git", [str(path)]))

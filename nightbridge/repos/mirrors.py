@@ -21,8 +21,7 @@ from typing import TypeVar
 from nightbridge.errors import InvalidInput, PermanentError
 from nightbridge.locking import Lease, lease
 from nightbridge.models import Model
-from nightbridge.repos.git import attempt, git
-from nightbridge.repos.remotes import absolute_url, masked, repository_name, url_hash
+from nightbridge.repos.git import absolute_url, attempt, git, masked, repository_name
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +56,8 @@ class Mirror:
     def __init__(self, url: str, workspace: Path, *, timeout: float) -> None:
         self.url = absolute_url(url)
         self.name = repository_name(self.url)
-        self.path = workspace.absolute() / "repos" / f"{self.name}-{url_hash(self.url)}.git"
+        digest = hashlib.sha256(self.url.encode()).hexdigest()[:10]  # tells repositories of one name apart
+        self.path = workspace.absolute() / "repos" / f"{self.name}-{digest}.git"
         self.timeout = timeout
 
     def resolve(self, ref: str) -> str:

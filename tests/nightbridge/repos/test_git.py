@@ -13,8 +13,7 @@ from nightbridge.errors import InvalidInput, PermanentError, TransientError
 from nightbridge.models import Site
 from nightbridge.processes import Finished
 from nightbridge.repos.clone import make_code
-from nightbridge.repos.git import classify_failure, git, git_version
-from nightbridge.repos.remotes import git_logins
+from nightbridge.repos.git import classify_failure, git, git_logins, git_version
 from tests.builders import make_spec
 
 URL = "https://git.example.org/team/Run.git"

@@ -9,8 +9,8 @@ import pytest
 from nightbridge.cli import main as cli
 from nightbridge.errors import PermanentError
 from nightbridge.repos.checkouts import check_out
+from nightbridge.repos.git import git_logins, login_settings, main
 from nightbridge.repos.mirrors import Mirror
-from nightbridge.repos.remotes import git_logins, login_settings, main
 from tests.real.git_server import served_over_http
 
 USER, TOKEN = "night-reader", "planted-git-token"

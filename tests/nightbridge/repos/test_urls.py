@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from nightbridge.errors import InvalidInput
-from nightbridge.repos.remotes import absolute_url, masked, repository_name
+from nightbridge.repos.git import absolute_url, masked, repository_name
 
 
 @pytest.mark.parametrize(
