@@ -108,14 +108,11 @@ def repository_changes(
     before: HistoryRow, after: HistoryRow, commits_between: CommitsBetween
 ) -> tuple[RepositoryChange, ...]:
     """The repositories that are pinned differently in two runs, each with its commits, newest first."""
-    pins: tuple[tuple[str, Pin | None, Pin | None], ...] = (
-        ("Megatron-Bridge", before.megatron_bridge, after.megatron_bridge),
-        ("NeMo-Run", before.nemo_run, after.nemo_run),
-    )
+    old = before.pins
     return tuple(
-        _repository_change(name, old, new, commits_between)
-        for name, old, new in pins
-        if old and new and old.commit != new.commit
+        _repository_change(name, old[name], new, commits_between)
+        for name, new in after.pins.items()
+        if name in old and old[name].commit != new.commit
     )
 
 
@@ -339,8 +336,8 @@ def neutral(value: Any, record: RunRecord) -> str:
 
 
 def _neutral_text(text: str, row: HistoryRow) -> str:
-    commits = [row.megatron_bridge.commit, *([row.nemo_run.commit] if row.nemo_run else [])]
-    return _replaced(text, row.run_key, row.attempt, dict.fromkeys(commits, "COMMIT"))
+    commits = {pin.commit: "COMMIT" for pin in row.pins.values()}
+    return _replaced(text, row.run_key, row.attempt, commits)
 
 
 def _replaced(text: str, run_key: str, attempt: int, words: Mapping[str, str]) -> str:

@@ -309,19 +309,18 @@ def _trend(
 
 
 def _changed_pins(before: HistoryRow, after: HistoryRow) -> tuple[ChangedPin, ...]:
-    pairs = (
-        ("Megatron-Bridge", before.megatron_bridge.commit, after.megatron_bridge.commit, after.megatron_bridge.url),
-        *(
-            (("NeMo-Run", before.nemo_run.commit, after.nemo_run.commit, after.nemo_run.url),)
-            if before.nemo_run and after.nemo_run
-            else ()
-        ),
-        ("Image", before.image_digest or before.image or "–", after.image_digest or after.image or "–", ""),
-        ("Nodes", before.nodes or "–", after.nodes or "–", ""),
-        *(
-            (name, before.topology[name] or "–", value or "–", "")
-            for name, value in after.topology.items()
-            if name in before.topology
-        ),
+    old, new = (
+        {
+            **{name: pin.commit for name, pin in row.pins.items()},
+            "Image": row.image_digest or row.image,
+            "Nodes": row.nodes,
+            **row.topology,
+        }
+        for row in (before, after)
     )
-    return tuple(ChangedPin(name=name, before=old, after=new, url=url) for name, old, new, url in pairs if old != new)
+    urls = {name: pin.url for name, pin in after.pins.items()}
+    return tuple(
+        ChangedPin(name=name, before=old[name] or "–", after=value or "–", url=urls.get(name, ""))
+        for name, value in new.items()
+        if name in old and (old[name] or "–") != (value or "–")
+    )

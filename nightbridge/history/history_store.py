@@ -18,7 +18,7 @@ and readers need no lock:
 Reading takes two listings, one Parquet object and fewer than `COMPACT_AT` small ones, however long the history is.
 
 The rows' text is kept as it is, beside columns to choose rows by, and a column for each plain value that is for other
-tools (`table`). So a row which a later version of the model reads is read the same from both. It lies in groups of
+tools (`table_of`). So a row which a later version of the model reads is read the same from both. It lies in groups of
 `ROWS_TOGETHER`, oldest first: whoever wants the latest nights decodes only the last groups.
 """
 
@@ -35,8 +35,7 @@ from urllib.parse import quote
 from pydantic import ValidationError
 
 from nightbridge.errors import DamagedData, TransientError
-from nightbridge.history.rows import HistoryRow
-from nightbridge.history.table import columns, table_of
+from nightbridge.history.rows import HistoryRow, columns, table_of
 from nightbridge.models import utc_now
 from nightbridge.store.protocol import ObjectInfo, ObjectStore
 from nightbridge.store.transfers import in_parallel

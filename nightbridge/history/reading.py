@@ -32,8 +32,7 @@ from nightbridge.history.history_store import (
     write_generation,
 )
 from nightbridge.history.metrics import COMPLETE_OUTCOMES
-from nightbridge.history.rows import HistoryRow, row_of
-from nightbridge.history.table import table_of
+from nightbridge.history.rows import HistoryRow, row_of, table_of
 from nightbridge.launch.config_container import ConfigContainer, parse_container
 from nightbridge.models import GOOD_VERDICTS, RunRecord, RunSpec, StoredModel, Verdict, slug, utc_now
 from nightbridge.models.series import former_series_id, series_id
@@ -192,7 +191,7 @@ def _of_each_series(store: ObjectStore, function: Callable[[str, str], int]) -> 
 
 
 def export_history(store: ObjectStore, path: Path) -> Done:
-    """Write every row of the history into one table (`table`), `.parquet` or `.csv` by the file's name.
+    """Write every row of the history into one table (`table_of`), `.parquet` or `.csv` by the file's name.
 
     Raises:
         InvalidInput: The name says neither.

@@ -369,11 +369,9 @@ def _kind(row: HistoryRow) -> PointKind:
 def _pins(tonight: HistoryRow | None, before: HistoryRow | None) -> tuple[PinChange, ...]:
     if tonight is None:
         return ()
-    repositories = [("Megatron-Bridge", tonight.megatron_bridge, before.megatron_bridge if before else None)]
-    if tonight.nemo_run:
-        repositories.append(("NeMo-Run", tonight.nemo_run, before.nemo_run if before else None))
+    old = before.pins if before else {}
     return (
-        *(_commit_change(name, now, old) for name, now, old in repositories),
+        *(_commit_change(name, now, old.get(name)) for name, now in tonight.pins.items()),
         _plain_change("Image", _image(tonight), _image(before) if before else None),
         _plain_change("Nodes", tonight.nodes or "–", (before.nodes or "–") if before else None),
     )

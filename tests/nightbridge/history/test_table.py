@@ -17,8 +17,7 @@ from nightbridge.errors import InvalidInput
 from nightbridge.history import history_store
 from nightbridge.history.history_store import COMPACT_AT, RowKey, compact, put_row
 from nightbridge.history.reading import export_history, migrate_history, read_history
-from nightbridge.history.rows import HistoryRow
-from nightbridge.history.table import TIME, columns, table_of
+from nightbridge.history.rows import TIME, HistoryRow, columns, table_of
 from nightbridge.models import VerdictStatus
 from nightbridge.outputs.event_files import metrics_parquet
 from nightbridge.store.directory import DirectoryStore
