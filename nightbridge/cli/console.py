@@ -68,6 +68,15 @@ def quiet(log: Path) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def logged(choice: "SiteChoice", name: str) -> Iterator[None]:
+    """Log a search or a trial to a file, which is named first."""
+    log = log_of(choice, name)
+    note(f"log {log}")
+    with quiet(log):
+        yield
+
+
 def show_in_place(frames: Iterable[list[str]]) -> None:
     """Show each frame of lines in the place of the one before, cut to the terminal; the last one stays, whole."""
     from rich.console import Console

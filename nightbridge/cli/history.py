@@ -2,20 +2,20 @@
 
 import contextlib
 import sys
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from nightbridge.cli.console import log_of, quiet
+from nightbridge.cli.console import logged
 from nightbridge.cli.options import (
     RUN_HELP,
     JsonOption,
     RunKeyArgument,
     ScenarioArgument,
     TestIdArgument,
+    check_folder,
     load_site,
     named_run,
     named_test,
@@ -30,6 +30,14 @@ if TYPE_CHECKING:
     from nightbridge.models import Site, SiteChoice
     from nightbridge.report.queries import TestHistory
     from nightbridge.store.protocol import ObjectStore
+
+MetricOption = Annotated[
+    str | None, typer.Option("--metric", help="Which metric, failure or losses; what broke or became worse last.")
+]
+AtOnceOption = Annotated[
+    int | None, typer.Option("--at-once", min=1, help="Runs at once; as many as the cluster has room for.")
+]
+YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask whether it may cost what it costs.")]
 
 
 @site_options("system", "store", "workspace")
@@ -272,9 +280,7 @@ def parity(
 def bisect(
     choice: "SiteChoice",
     test_id: TestIdArgument,
-    metric: Annotated[
-        str | None, typer.Option("--metric", help="Which metric, failure or losses; what broke or became worse last.")
-    ] = None,
+    metric: MetricOption = None,
     repository: Annotated[
         str | None, typer.Option("--repository", help="megatron-bridge or nemo-run; each whose commit changed.")
     ] = None,
@@ -283,10 +289,8 @@ def bisect(
     bisect_id: Annotated[str | None, typer.Option("--id", help="Resume this bisect.")] = None,
     confidence: Annotated[float, typer.Option("--confidence", help="How probable the commit must be.")] = 0.99,
     most_runs: Annotated[int, typer.Option("--most-runs", min=1, help="Runs after which it ends undecided.")] = 100,
-    at_once: Annotated[
-        int | None, typer.Option("--at-once", min=1, help="Runs at once; as many as the cluster has room for.")
-    ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask whether it may cost what it costs.")] = False,
+    at_once: AtOnceOption = None,
+    yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> int:
     """Find the commit that broke a test or made it worse, by running commits between a good and a bad night.
@@ -294,14 +298,19 @@ def bisect(
     What it will cost is said first, and asked about on a terminal. The same command resumes an interrupted bisect. Exit
     code 0 when the commit is found, 1 when not.
     """
+    from pydantic import ValidationError
+
+    from nightbridge.bisect.plan import BisectRequest
     from nightbridge.bisect.result import result_lines
     from nightbridge.flows import bisect_regression
     from nightbridge.models import slug
+    from nightbridge.tasks.bisect import price
 
     known: dict[str, Repository] = {"megatron-bridge": "megatron_bridge", "nemo-run": "nemo_run"}
     if repository is not None and repository.lower() not in known:
         raise InvalidInput("no such repository", thing=repository, advice="Use megatron-bridge or nemo-run")
-    test_id, until = named_test(load_site(choice), test_id)
+    site = load_site(choice)
+    test_id, until = named_test(site, test_id)
     search: dict[str, Any] = {
         "until": until,
         "metric": metric,
@@ -313,13 +322,11 @@ def bisect(
         "most_runs": most_runs,
         "at_once": at_once,
     }
-    _say_price(choice, test_id, search)
-    if not yes and sys.stdin.isatty() and not typer.confirm("go on?", err=True):
-        note("nothing was started")
+    with contextlib.suppress(ValidationError):  # what is wrong with a request, the bisect says itself
+        note(f"bisect of {test_id}: about {price(test_id, BisectRequest.model_validate(search), site)}")
+    if not _goes_on(yes):
         return 1
-    log = log_of(choice, f"bisect-{slug(test_id)}")
-    note(f"log {log}")
-    with quiet(log):
+    with logged(choice, f"bisect-{slug(test_id)}"):
         result = bisect_regression(test_id, **search, **choice.parameters())
     document = {**result.model_dump(mode="json"), "culprits": result.culprits, "gpu_hours": result.gpu_hours}
     show(as_json, document, lambda: result_lines(result))
@@ -330,9 +337,7 @@ def bisect(
 def attribute(
     choice: "SiteChoice",
     test_id: TestIdArgument,
-    metric: Annotated[
-        str | None, typer.Option("--metric", help="Which metric, failure or losses; what broke or became worse last.")
-    ] = None,
+    metric: MetricOption = None,
     budget: Annotated[
         float | None, typer.Option("--budget", min=0, help="GPU-hours after which it ends undecided; no limit.")
     ] = None,
@@ -340,10 +345,8 @@ def attribute(
     bad: Annotated[str | None, typer.Option("--bad", metavar="NIGHT", help="The first bad night.")] = None,
     confidence: Annotated[float, typer.Option("--confidence", help="How probable the cause must be.")] = 0.99,
     most_runs: Annotated[int, typer.Option("--most-runs", min=2, help="Runs after which it ends undecided.")] = 40,
-    at_once: Annotated[
-        int | None, typer.Option("--at-once", min=1, help="Runs at once; as many as the cluster has room for.")
-    ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask whether it may cost what it costs.")] = False,
+    at_once: AtOnceOption = None,
+    yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> int:
     """Find what made a test worse: image, commit, submodule, configuration, environment or nodes.
@@ -351,11 +354,16 @@ def attribute(
     Runs exchange what changed between a good and a bad night. What that will about cost is said first, and asked about
     on a terminal. The same command resumes it. Exit code 0 when the cause is found, 1 when not.
     """
+    from pydantic import ValidationError
+
+    from nightbridge.attribution.plan import AttributionRequest
     from nightbridge.attribution.result import result_lines, sentence
     from nightbridge.flows import attribute_regression
     from nightbridge.models import slug
+    from nightbridge.tasks.attribute import cost_of
 
-    test_id, until = named_test(load_site(choice), test_id)
+    site = load_site(choice)
+    test_id, until = named_test(site, test_id)
     asked: dict[str, Any] = {
         "until": until,
         "metric": metric,
@@ -366,41 +374,23 @@ def attribute(
         "most_runs": most_runs,
         "at_once": at_once,
     }
-    _say_cost(choice, test_id, asked)
-    if not yes and sys.stdin.isatty() and not typer.confirm("go on?", err=True):
-        note("nothing was started")
+    with contextlib.suppress(ValidationError):  # what is wrong with a request, the attribution says itself
+        note(f"attribution of {test_id}: {cost_of(test_id, AttributionRequest.model_validate(asked), site)}")
+    if not _goes_on(yes):
         return 1
-    log = log_of(choice, f"attribute-{slug(test_id)}")
-    note(f"log {log}")
-    with quiet(log):
+    with logged(choice, f"attribute-{slug(test_id)}"):
         result = attribute_regression(test_id, **asked, **choice.parameters())
     known = {"sentence": sentence(result), "gpu_hours": result.gpu_hours, "found": result.is_found}
     show(as_json, {**result.model_dump(mode="json"), **known}, lambda: result_lines(result))
     return 0 if result.is_found else 1
 
 
-def _say_cost(choice: "SiteChoice", test_id: str, asked: Mapping[str, Any]) -> None:
-    """Say what an attribution exchanges and will cost; what is wrong with a request, it says itself."""
-    from pydantic import ValidationError
-
-    from nightbridge.attribution.plan import AttributionRequest
-    from nightbridge.tasks.attribute import cost_of
-
-    with contextlib.suppress(ValidationError):
-        request = AttributionRequest.model_validate(asked)
-        note(f"attribution of {test_id}: {cost_of(test_id, request, load_site(choice))}")
-
-
-def _say_price(choice: "SiteChoice", test_id: str, search: Mapping[str, Any]) -> None:
-    """Say what a bisect will cost; of a request that is not one, the bisect itself says why."""
-    from pydantic import ValidationError
-
-    from nightbridge.bisect.plan import BisectRequest
-    from nightbridge.tasks.bisect import price
-
-    with contextlib.suppress(ValidationError):
-        request = BisectRequest.model_validate(search)
-        note(f"bisect of {test_id}: about {price(test_id, request, load_site(choice))}")
+def _goes_on(yes: bool) -> bool:
+    """Ask on a terminal whether a search may cost what was said."""
+    if yes or not sys.stdin.isatty() or typer.confirm("go on?", err=True):
+        return True
+    note("nothing was started")
+    return False
 
 
 @site_options("system", "cluster", "store", "workspace")
@@ -427,11 +417,8 @@ def try_change(
     from nightbridge import flows
     from nightbridge.gate.trial import EXIT_CODES, markdown
 
-    if page is not None and not page.absolute().parent.is_dir():
-        raise InvalidInput("its folder does not exist", thing=str(page), advice="Create it, or name another file")
-    log = log_of(choice, f"try-{file.stem}")
-    note(f"log {log}")
-    with quiet(log):
+    check_folder(page)
+    with logged(choice, f"try-{file.stem}"):
         found = flows.try_change(
             file, bridge=bridge, core=core, image=image, most_pairs=most_pairs, **choice.parameters()
         )

@@ -15,7 +15,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from nightbridge import __version__
-from nightbridge.cli import demo, deploy, health, history, runs, start, store, validate
+from nightbridge.cli import history, operations, runs, start, store, validate
 from nightbridge.cli.options import EXIT_INTERNAL, EXIT_INVALID
 from nightbridge.cli.output import note
 from nightbridge.errors import InvalidInput, NightbridgeError
@@ -46,63 +46,44 @@ COMMANDS: Mapping[str, Callable[..., int | None]] = {
     "bisect": history.bisect,
     "attribute": history.attribute,
     "try": history.try_change,
-    "demo": demo.demo,
+    "demo": start.demo,
     "checkpoint": store.checkpoint,
     "verify": store.verify,
     "fetch": store.fetch,
     "du": store.du,
     "prune": store.prune,
-    "deploy": deploy.deploy,
-    "watchdog": health.watchdog,
-    "doctor": health.doctor,
+    "deploy": operations.deploy,
+    "watchdog": operations.watchdog,
+    "doctor": operations.doctor,
 }
 """Every command, in the order of `--help`."""
 
-MEANT: Mapping[str, str] = {
-    "list": "ls",
-    "jobs": "ls",
-    "runs": "ls",
-    "ps": "ls",
-    "queue": "ls",
-    "tests": "history",
-    "trend": "history",
-    "log": "logs",
-    "tail": "logs -f",
-    "watch": "status --watch",
-    "stop": "cancel",
-    "kill": "cancel",
-    "abort": "cancel",
-    "start": "run",
-    "submit": "run",
-    "rerun": "run FILE --night ID --new-attempt",
-    "retry": "run FILE --night ID --new-attempt",
-    "resume": "run FILE --night ID",
-    "show": "status",
-    "report": "status",
-    "results": "history",
-    "lint": "validate",
-    "check": "validate",
-    "plan": "render",
-    "diff": "compare",
-    "undo": "accept --undo",
-    "revert": "accept --undo",
-    "decisions": "accept --list",
-    "download": "fetch",
-    "get": "fetch",
-    "restore": "fetch",
-    "clean": "prune",
-    "gc": "prune",
-    "delete": "prune",
-    "size": "du",
-    "disk": "du",
-    "version": "--version",
-    "help": "--help",
-    "new": "init",
-    "create": "init",
-    "describe": "explain",
-    "blame": "attribute",
-    "cause": "attribute",
+_OTHERS_SAY: Mapping[str, str] = {
+    "ls": "list jobs runs ps queue",
+    "history": "tests trend results",
+    "logs": "log",
+    "logs -f": "tail",
+    "status --watch": "watch",
+    "cancel": "stop kill abort",
+    "run": "start submit",
+    "run FILE --night ID --new-attempt": "rerun retry",
+    "run FILE --night ID": "resume",
+    "status": "show report",
+    "validate": "lint check",
+    "render": "plan",
+    "compare": "diff",
+    "accept --undo": "undo revert",
+    "accept --list": "decisions",
+    "fetch": "download get restore",
+    "prune": "clean gc delete",
+    "du": "size disk",
+    "--version": "version",
+    "--help": "help",
+    "init": "new create",
+    "explain": "describe",
+    "attribute": "blame cause",
 }
+MEANT = {word: command for command, words in _OTHERS_SAY.items() for word in words.split()}
 """What people type who know another tool, and the command that does it."""
 
 app = typer.Typer(

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import typer
 
 from nightbridge.cli.output import note, note_all
+from nightbridge.errors import InvalidInput
 
 if TYPE_CHECKING:
     from nightbridge.models import SecretRef, Site, SiteChoice
@@ -137,6 +138,12 @@ def open_site_store(site: "Site") -> "ObjectStore":
 
     settings = site.store_settings
     return open_store(settings, block_values(settings.access_key, settings.secret_key))
+
+
+def check_folder(path: Path | None) -> None:
+    """Refuse a file that an option names and whose folder does not exist, before the work begins."""
+    if path is not None and not path.absolute().parent.is_dir():
+        raise InvalidInput("its folder does not exist", thing=str(path), advice="Create it, or name another file")
 
 
 def named_run(site: "Site", name: str) -> str:

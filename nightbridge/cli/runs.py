@@ -16,6 +16,7 @@ from nightbridge.cli.options import (
     JsonOption,
     RunKeyArgument,
     ScenarioArgument,
+    check_folder,
     load_site,
     named_run,
     open_site_cluster,
@@ -70,9 +71,7 @@ def run_scenario(
     from nightbridge.nights.records import checked_night, new_night
     from nightbridge.rules import check_scenario
 
-    if junit is not None and not junit.absolute().parent.is_dir():
-        # Refused before the night begins, not after it.
-        raise InvalidInput("its folder does not exist", thing=str(junit), advice="Create it, or name another file")
+    check_folder(junit)
     tonight = new_night() if night is None else checked_night(night)
     scenario = check_scenario(config.load(file))
     log = log_of(choice, tonight)
