@@ -16,8 +16,7 @@ from nightbridge.secrets import BlockValue
 from nightbridge.store.checksum import FileSource, sha256_hex
 from nightbridge.store.protocol import ObjectInfo, checked_folder, checked_key, write_read_delete
 from nightbridge.store.s3_bulk import STORAGE_CLASS, BulkTransfers
-from nightbridge.store.s3_client import connect, object_options
-from nightbridge.store.s3_errors import TAKEN_ADVICE, Taken, error_code, http_status, s3_errors
+from nightbridge.store.s3_client import TAKEN_ADVICE, Taken, connect, error_code, http_status, object_options, s3_errors
 from nightbridge.store.s3_upload import (
     SHA256_METADATA,
     TRIES,

@@ -21,8 +21,7 @@ from botocore import exceptions as aws
 
 from nightbridge.errors import TransientError
 from nightbridge.models import StoreSettings
-from nightbridge.store.s3_client import Connection
-from nightbridge.store.s3_errors import http_status, s3_errors, translate_text
+from nightbridge.store.s3_client import Connection, http_status, s3_errors, translate_text
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig, S3Config, S3Credential

@@ -23,10 +23,7 @@ from botocore import exceptions as aws
 
 from nightbridge.errors import DamagedData, TransientError
 from nightbridge.store.checksum import PART_SIZE, FileSource, part_size
-from nightbridge.store.s3_errors import NotS3Response, UploadGone, error_code, http_status, s3_errors
-
-REQUESTS = 8
-"""Parts sent at once."""
+from nightbridge.store.s3_client import REQUESTS, NotS3Response, UploadGone, error_code, http_status, s3_errors
 
 MEMORY = 12 * PART_SIZE
 """Bytes of all parts in memory at any time. One part of a file larger than `MAX_PARTS` of these fits as well."""

@@ -8,7 +8,7 @@ from nightbridge.errors import ErrorPattern, InvalidInput, PermanentError, Trans
 from nightbridge.images import enroot, registry
 from nightbridge.repos import environments, git
 from nightbridge.slurm import sbatch_errors as refusals
-from nightbridge.store import s3_errors
+from nightbridge.store import s3_client
 
 SPECIAL = ErrorPattern(r"refused \(login\)", PermanentError, "no login", "Log in to {host}")
 GENERAL = ErrorPattern(r"refused", TransientError, "busy")
@@ -37,8 +37,8 @@ def test_the_error_has_the_programs_own_words_and_fields_in_its_advice() -> None
         git._ERRORS,
         environments._PIP_ERRORS,
         refusals.REFUSALS,
-        s3_errors._CODES,
-        s3_errors._EXCEPTIONS,
+        s3_client._CODES,
+        s3_client._EXCEPTIONS,
     ],
 )
 def test_every_table_can_be_read_and_says_what_a_person_who_wrote_something_wrong_can_do(

@@ -13,7 +13,7 @@ from nightbridge.models import SecretRef, StoreSettings
 from nightbridge.store import s3_client
 from nightbridge.store.checksum import FileSource, sha256_hex
 from nightbridge.store.s3 import S3Store
-from nightbridge.store.s3_errors import translate
+from nightbridge.store.s3_client import translate
 from tests.conftest import BUCKET
 from tests.real.s3_proxy import LOST, Answer, proxy_to, s3_error
 from tests.real.s3_servers import S3Server, free_port
