@@ -16,8 +16,8 @@ from pathlib import Path
 from pydantic import Field
 
 from nightbridge.files import MODEL_LIMIT, RefusedFile, open_regular
+from nightbridge.images.enroot import leftover_scratch_dirs, remove_tree, temporary_folder
 from nightbridge.images.image import workspace_refs
-from nightbridge.images.scratch_dirs import leftover_scratch_dirs, remove_tree, temporary_folder
 from nightbridge.locking import lease
 from nightbridge.models import ImageImport, Model
 from nightbridge.repos.checkouts import old_changed_trees, unfinished

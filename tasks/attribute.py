@@ -41,8 +41,8 @@ from nightbridge.errors import DamagedData
 from nightbridge.harvest.manifest import load_record
 from nightbridge.history.nightly_values import rows_until
 from nightbridge.history.rows import HistoryRow, gpu_hours
+from nightbridge.images.image import versions_between
 from nightbridge.images.registry import registry_tags
-from nightbridge.images.versions import versions_between
 from nightbridge.models import RunRecord, RunSpec, Site, Verdict
 from nightbridge.tasks.bisect import inner_of, repo_of, verdict_of
 from nightbridge.tasks.control import on_nodes

@@ -7,19 +7,25 @@ knows its own jobs only, so the folder records which workspaces use it.
 import hashlib
 import logging
 import os
+import re
 import shutil
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
 from nightbridge.errors import DamagedData, InvalidInput, PermanentError, TransientError
 from nightbridge.files import write_model
-from nightbridge.images.enroot import IMPORT_TIMEOUT_SECONDS, find_enroot
+from nightbridge.images.enroot import (
+    IMPORT_TIMEOUT_SECONDS,
+    find_enroot,
+    named_write_errors,
+    remove_leftovers,
+    unfinished,
+)
 from nightbridge.images.registry import ImageReference, parse_reference
-from nightbridge.images.scratch_dirs import named_write_errors, remove_leftovers, unfinished
 from nightbridge.locking import get_or_create, lease
 from nightbridge.models import Image, RunSpec, Site, StoredModel, utc_now
 from nightbridge.processes import run
@@ -204,7 +210,6 @@ MAGIC = b"hsqs"
 _SUPERBLOCK_BYTES = 96
 _LENGTH_OFFSET = 40
 _UNSQUASHFS_TIMEOUT_SECONDS = 120.0
-_BLOCK_BYTES = 4 * 1024 * 1024
 
 
 def check_squashfs(path: Path) -> None:
@@ -231,12 +236,9 @@ def check_squashfs(path: Path) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """The hex SHA-256 of a file, read in blocks."""
-    digest = hashlib.sha256()
+    """The hex SHA-256 of a file."""
     with path.open("rb", buffering=0) as stream:
-        while block := stream.read(_BLOCK_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 # Beside the images, where every user of the folder can write.
@@ -272,3 +274,64 @@ def workspace_refs(images: Path) -> set[Path]:
             thing=str(images),
             advice=f"Remove the unreadable {_PREFIX}*.json there; the workspace's next pull writes it again",
         ) from error
+
+
+# --- the images between two -------------------------------------------------------------------------------------------
+
+_COMMIT = re.compile(r"(?<![0-9a-z])(?=[0-9a-f]*[a-f])(?=[0-9a-f]*\d)[0-9a-f]{7,40}(?![0-9a-z])")
+
+
+def versions_between(good: str, bad: str, list_tags: Callable[[ImageReference], Sequence[str]]) -> tuple[str, ...]:
+    """The images after a good one, up to and with a bad one, oldest first; just the bad one where there is no list.
+
+    Of a registry by their tags, of files by their names or else by their dates. Versions are of one kind where their
+    names differ in numbers alone, as `nemo-26.04.sqsh` and `nemo-26.06.sqsh`, or `nightly-2026-11-20-4f1c2ab` and
+    `nightly-2026-11-23-90ab12c`: what looks like a commit counts for nothing.
+
+    Args:
+        good: The good image, as `container_image` has it: a reference, or the path of a .sqsh file.
+        bad: The bad one.
+        list_tags: Lists the tags of an image in its registry.
+
+    Raises what `list_tags` raises.
+    """
+    files = [is_path(one) for one in (good, bad)]
+    if all(files):
+        return _files_between(Path(good), Path(bad))
+    if any(files) or NO_CONTAINER in (good, bad):
+        return (bad,)
+    ends = [parse_reference(one) for one in (good, bad)]
+    before, after = ends
+    if (before.registry, before.name) != (after.registry, after.name) or not (before.tag and after.tag):
+        return (bad,)
+    between = _between(before.tag, after.tag, list_tags(after) if _kind(before.tag) == _kind(after.tag) else ())
+    bare = after.model_copy(update={"digest": None})
+    return (*(str(bare.model_copy(update={"tag": tag})) for tag in between), bad)
+
+
+def _files_between(good: Path, bad: Path) -> tuple[str, ...]:
+    if good.parent != bad.parent:
+        return (str(bad),)
+    names = [path.name for path in bad.parent.glob("*.sqsh")]
+    if _kind(good.name) == _kind(bad.name):
+        between = _between(good.name, bad.name, names)
+    else:
+        made = {name: (bad.parent / name).stat().st_mtime_ns for name in {*names, good.name, bad.name}}
+        first, last = made[good.name], made[bad.name]
+        between = sorted((name for name in names if first < made[name] < last), key=made.__getitem__)
+    return (*(str(bad.parent / name) for name in between), str(bad))
+
+
+def _between(good: str, bad: str, names: Sequence[str]) -> list[str]:
+    """Names of the ends' own kind that lie between both by their numbers, in their order."""
+    first, last = _numbers(good), _numbers(bad)
+    own = {name for name in names if _kind(name) == _kind(bad) and first < _numbers(name) < last}
+    return sorted(own, key=_numbers)
+
+
+def _kind(name: str) -> str:
+    return re.sub(r"\d+", "#", _COMMIT.sub("*", name))
+
+
+def _numbers(name: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", _COMMIT.sub("*", name))]

@@ -17,9 +17,14 @@ from pathlib import Path
 from pydantic import SecretStr
 
 from nightbridge.errors import NightbridgeError, TransientError
-from nightbridge.images.enroot import IMPORT_TIMEOUT_SECONDS, find_enroot
+from nightbridge.images.enroot import (
+    IMPORT_TIMEOUT_SECONDS,
+    find_enroot,
+    named_write_errors,
+    remove_scratch_dirs,
+    scratch_name,
+)
 from nightbridge.images.registry import ImageReference, registry_digest
-from nightbridge.images.scratch_dirs import named_write_errors, remove_scratch_dirs, scratch_name
 from nightbridge.models import ImageImport, Model
 from nightbridge.node_programs import Failure, RunOnNode, begin_on_node, read_answer
 from nightbridge.processes import own_program

@@ -298,16 +298,18 @@ def _basic(login: Login) -> str:
     return "Basic " + base64.b64encode(":".join(login).encode()).decode()
 
 
-# Statuses of the answers, as `HTTP 404 Not Found`.
-_REFUSALS = (
-    ErrorPattern(r"HTTP 40[13]\b", PermanentError, "the registry refused our credentials", "{login}"),
+_STATUS = r"(?:HTTP|returned error(?: code)?:)"
+ANSWERS = (
+    ErrorPattern(rf"{_STATUS} (408|429|5\d\d)\b", TransientError, "the registry is busy or failing"),
+    ErrorPattern(rf"{_STATUS} 40[13]\b", PermanentError, "the registry refused our credentials", "{login}"),
     ErrorPattern(
-        r"HTTP 404\b", InvalidInput, "the registry has no such image",
+        rf"{_STATUS} 404\b", InvalidInput, "the registry has no such image",
         "Check name and tag; private images also look missing without a login",
     ),
-    ErrorPattern(r"HTTP (408|429|5\d\d)\b", TransientError, "the registry is busy or failing"),
-    ErrorPattern("", PermanentError, "the registry refused the request"),
 )  # fmt: skip
+"""Statuses of the answers, as `HTTP 404 Not Found` from us or in curl's words from enroot."""
+
+_REFUSALS = (*ANSWERS, ErrorPattern("", PermanentError, "the registry refused the request"))
 # Connection errors, as worded by Python's ssl and socket modules.
 _FAULTS = (
     ErrorPattern(

@@ -11,8 +11,8 @@ import pytest
 
 from nightbridge.cli.main import run
 from nightbridge.errors import PermanentError
+from nightbridge.images.enroot import scratch_name, unfinished
 from nightbridge.images.image import add_workspace_ref
-from nightbridge.images.scratch_dirs import scratch_name, unfinished
 from nightbridge.models import ImageImport
 from nightbridge.prune import (
     DAY_SECONDS,

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from nightbridge.errors import DamagedData, InvalidInput, PermanentError, TransientError
+from nightbridge.images.enroot import scratch_dir, unfinished
 from nightbridge.images.image import pull_image, sha256_of, workspace_refs
-from nightbridge.images.scratch_dirs import scratch_dir, unfinished
 from nightbridge.models import Image, Site
 from tests.builders import make_image_spec
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from nightbridge.errors import PermanentError, TransientError
+from nightbridge.images.enroot import check_folders, remove_tree
 from nightbridge.images.image import pull_image
-from nightbridge.images.scratch_dirs import check_folders, remove_tree
 from nightbridge.models import ImageImport, RunSpec, Site
 from tests.builders import make_image_spec
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from nightbridge.images.image import versions_between
 from nightbridge.images.registry import ImageReference
-from nightbridge.images.versions import versions_between
 
 TAGS = ("26.02", "26.10", "26.04", "26.04.rc1", "latest", "nightly-20261120-4f1c2ab", "nightly-20261121-90ab12c",
         "nightly-20261123-8e7d6c5")  # fmt: skip
