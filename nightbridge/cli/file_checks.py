@@ -21,7 +21,7 @@ from nightbridge.models import (
     TestDefinition,
     Violation,
 )
-from nightbridge.rules import check_invalid, check_test, errors_of, grid_of
+from nightbridge.rules import check_read, errors_of, grid_of
 
 MEGATRON_BRIDGE = "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git"
 
@@ -82,10 +82,11 @@ def check_file(
     except InvalidInput as error:
         return _unreadable(file, error)
     read: tuple[TestDefinition | InvalidTest, ...] = (*scenario.invalid, *scenario.tests)
-    tests = (
-        TestFindings(id=test.id, source=test.source, findings=_check(test, limits, code_of), points=_points(test))
-        for test in read
-    )
+    tests = []
+    for test in read:
+        points = grid_of(test).size if isinstance(test, TestDefinition) and test.axes else None
+        findings = _check(test, limits, code_of)
+        tests.append(TestFindings(id=test.id, source=test.source, findings=findings, points=points))
     return FileReport(file=str(file), scenario=scenario.name, tests=tuple(tests), findings=scenario.findings)
 
 
@@ -151,38 +152,23 @@ def code_of_site(site: Site, block_value: Callable[[str], str] | None = None) ->
     return code_of
 
 
-def _points(test: TestDefinition | InvalidTest) -> int | None:
-    return grid_of(test).size if isinstance(test, TestDefinition) and test.axes else None
-
-
 def _check(
     test: TestDefinition | InvalidTest, limits: ClusterLimits | None, code_of: CodeOf | None
 ) -> tuple[Violation, ...]:
     """Everything that is wrong with a test; a pin that does not exist, or holds no launcher, is one more."""
     readable = test.readable if isinstance(test, InvalidTest) else test
     try:
-        return _findings(test, limits, code_of(readable) if code_of and readable else None)
+        return check_read(test, limits, code_of(readable) if code_of and readable else None)
     except InvalidInput as error:
         place = (readable.lines.get("git_repos", readable.source),) if readable else ()
         unpinned = Violation(rule="pinned-code", fields=("git_repos",), message=str(error), places=place)
-        return (unpinned, *_findings(test, limits, None))
-
-
-def _findings(
-    test: TestDefinition | InvalidTest, limits: ClusterLimits | None, checkout: Checkout | None
-) -> tuple[Violation, ...]:
-    if isinstance(test, InvalidTest):
-        return check_invalid(test, limits, checkout)
-    return check_test(test, limits, checkout)
-
-
-_AT_LINE = re.compile(r"at line (\d+)")
+        return (unpinned, *check_read(test, limits))
 
 
 def _unreadable(file: Path, error: InvalidInput) -> FileReport:
     """What kept a file from being read, each with its place as far as it is known."""
     found = [each if isinstance(each, Violation) else Violation(message=str(each)) for each in error.violations]
-    line = _AT_LINE.search(error.what)
+    line = re.search(r"at line (\d+)", error.what)
     place = f"{file}:{line[1]}" if line else str(file)
     return FileReport(
         file=str(file),

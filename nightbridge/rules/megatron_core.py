@@ -31,7 +31,6 @@ _RECOMPUTED_INSIDE: Mapping[str, frozenset[str]] = {
 }
 
 _FULL_ITERATION = "full_iteration"
-_NOT_OVERLAPPED = (_FULL_ITERATION, "mlp", "moe")
 
 # DeepSeek-V3 ships with layouts of its own for these, beside those that the recipe can make.
 _SHIPPED_STAGES = frozenset({(2, 8), (8, 4)})
@@ -53,7 +52,7 @@ def _shown(sizes: Mapping[str, int]) -> str:
 @rule("gpus-divide", _PARALLEL_STATE, cmd_args("num_gpus tp pp cp"))
 def _gpus_divide(run: RuleContext) -> Iterator[str]:
     """Every GPU belongs to exactly one model-parallel group, so the groups must fill the GPUs."""
-    sizes = run.parallel_sizes
+    sizes = run.sizes(*PARALLEL)
     product = math.prod(sizes.values())
     if run.gpus > 0 and run.gpus % product:
         near = sorted({max(run.gpus // product, 1) * product, (run.gpus // product + 1) * product})
@@ -66,7 +65,7 @@ def _gpus_divide(run: RuleContext) -> Iterator[str]:
 @rule("expert-gpus-divide", _PARALLEL_STATE, cmd_args("num_gpus et ep pp"))
 def _expert_sizes_divide(run: RuleContext) -> Iterator[str]:
     """Experts are laid over the same GPUs by sizes of their own, which must fill them as well."""
-    sizes = {field: size for field in ("et", "ep", "pp") if (size := run.integer(field)) is not None}
+    sizes = run.sizes("et", "ep", "pp")
     product = math.prod(sizes.values())
     # Whatever the recipe's other sizes are, those that are written must divide the GPUs together.
     if "ep" in sizes and run.gpus > 0 and run.gpus % product:
@@ -110,7 +109,7 @@ def _experts_parallel(run: RuleContext) -> Iterator[str]:
 )
 def _batch_divides(run: RuleContext) -> Iterator[str]:
     """Each data-parallel replica takes the same whole number of micro batches in a step."""
-    micro, total, sizes = run.integer("mb"), run.integer("gb"), run.parallel_sizes
+    micro, total, sizes = run.integer("mb"), run.integer("gb"), run.sizes(*PARALLEL)
     if micro is None or total is None:
         return
     product = math.prod(sizes.values())
@@ -133,7 +132,7 @@ def _fsdp_sizes(run: RuleContext) -> Iterator[str]:
     """Megatron FSDP shards over the data-parallel group alone and supports no pipeline or context parallelism."""
     if not run.args.get("use_megatron_fsdp"):
         return
-    larger = {field: size for field in ("pp", "cp", "vp") if (size := run.integer(field)) is not None and size > 1}
+    larger = {field: size for field, size in run.sizes("pp", "cp", "vp").items() if size > 1}
     if larger:
         yield f"use_megatron_fsdp needs pp, cp and vp of 1, not {_shown(larger)}; change them or switch it off"
 
@@ -307,7 +306,7 @@ def _overlap_graphs(run: RuleContext) -> Iterator[str]:
     """The overlap splits the expert layer into parts that run on two streams, so no graph may hold it whole."""
     if not run.args.get("moe_a2a_overlap"):
         return
-    captured = [scope for scope in run.graph_scopes if scope in _NOT_OVERLAPPED]
+    captured = [scope for scope in run.graph_scopes if scope in (_FULL_ITERATION, "mlp", "moe")]
     if run.graph_implementation == "local" or captured:
         what = f"captures {', '.join(captured)}" if captured else "is local"
         yield (

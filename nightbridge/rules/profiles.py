@@ -213,13 +213,15 @@ def _check_one(test: TestDefinition, limits: ClusterLimits | None, checkout: Che
     return (*broken, *check_defaults(run.config_schema, test))
 
 
-def check_invalid(
-    test: InvalidTest, limits: ClusterLimits | None = None, checkout: Checkout | None = None
+def check_read(
+    test: TestDefinition | InvalidTest, limits: ClusterLimits | None = None, checkout: Checkout | None = None
 ) -> tuple[Violation, ...]:
     """Return what could not be read of a test, and every rule that the rest of it breaks.
 
     What a rule says about a key that could not be read is left out.
     """
+    if isinstance(test, TestDefinition):
+        return check_test(test, limits, checkout)
     if test.readable is None:
         return test.findings
     unread = {field for found in test.findings for field in found.fields}
@@ -283,11 +285,9 @@ def check_scenario(scenario: Scenario, limits: ClusterLimits | None = None) -> S
     valid: list[TestDefinition] = []
     invalid: list[InvalidTest] = []
     warnings = list(scenario.findings)
-    checked: list[tuple[TestDefinition | InvalidTest, tuple[Violation, ...]]] = [
-        *((test, check_invalid(test, limits)) for test in scenario.invalid),
-        *((test, check_test(test, limits)) for test in scenario.tests),
-    ]
-    for test, found in checked:
+    read: tuple[TestDefinition | InvalidTest, ...] = (*scenario.invalid, *scenario.tests)
+    for test in read:
+        found = check_read(test, limits)
         warnings.extend(violation for violation in found if violation.severity == "warning")
         if isinstance(test, TestDefinition) and not errors_of(found):
             valid.append(test)

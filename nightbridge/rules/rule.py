@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from types import ModuleType
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
+from nightbridge.launch.config_container import ConfigContainer
 from nightbridge.launch.config_schema import ConfigSchema, released_schema
 from nightbridge.launch.config_source import read_schema
 from nightbridge.launch.flags import HEAD, KnownFlags, Version, items_of, known_in, version_for_pin
@@ -33,13 +34,6 @@ Subject = TypeVar("Subject")
 OLDEST = Version(0, 0)
 
 UPSTREAM = re.compile(r"github\.com[:/]+NVIDIA(?:-NeMo)?/", re.IGNORECASE)
-
-
-def is_local(url: str) -> bool:
-    """Whether a repository is a folder of this host, as the practice's: nothing is guessed about one."""
-    return "://" not in url and ":" not in url
-
-
 """Addresses of NVIDIA's own repositories, whose releases are known."""
 
 PARALLEL = ("tp", "pp", "cp")
@@ -47,6 +41,11 @@ PARALLEL = ("tp", "pp", "cp")
 
 NO_GRAPHS = ("none", "null")
 """Spellings of `cuda_graph_impl` with which the launcher captures nothing."""
+
+
+def is_local(url: str) -> bool:
+    """Whether a repository is a folder of this host, as the practice's: nothing is guessed about one."""
+    return "://" not in url and ":" not in url
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +76,7 @@ class Rule(Generic[Subject]):
     last: Version | None = None
     alone: bool = False
 
-    def holds(self, version: Version, available: frozenset[str]) -> bool:
+    def holds(self, version: Version, available: frozenset[Need]) -> bool:
         """Whether it can be checked for runs of a version of which this much is known (`RuleContext.available`)."""
         return self.needs in available and self.first <= version and (self.last is None or version <= self.last)
 
@@ -122,12 +121,6 @@ _released = lru_cache(maxsize=16)(known_in)
 pinned_schema = lru_cache(maxsize=16)(read_schema)
 """The configuration classes of a checkout; with a version, its shipped ones for what the checkout lacks."""
 
-_AVAILABLE = {
-    (limits, checkout): frozenset({"nothing", *("limits",) * limits, *("checkout",) * checkout})
-    for limits in (False, True)
-    for checkout in (False, True)
-}
-
 
 class RuleContext:
     """One run as the rules see it.
@@ -137,7 +130,6 @@ class RuleContext:
         limits: What the cluster allows; None until queried.
         checkout: The pinned code; None before it is fetched.
         args: The test's `[cmd_args]`.
-        available: Which of the needs of rules (`Rule.needs`) are met.
     """
 
     def __init__(
@@ -145,7 +137,12 @@ class RuleContext:
     ) -> None:
         self.test, self.limits, self.checkout = test, limits, checkout
         self.args: Mapping[str, Any] = test.cmd_args
-        self.available: frozenset[str] = _AVAILABLE[limits is not None, checkout is not None]
+
+    @cached_property
+    def available(self) -> frozenset[Need]:
+        """Which of the needs of rules (`Rule.needs`) are met."""
+        known: dict[Need, object] = {"nothing": self.test, "limits": self.limits, "checkout": self.checkout}
+        return frozenset(need for need, value in known.items() if value is not None)
 
     @cached_property
     def known(self) -> KnownFlags:
@@ -186,11 +183,6 @@ class RuleContext:
         return nodes_for(self.gpus, self.gpus_per_node) if self.gpus_per_node else None
 
     @cached_property
-    def parallel_sizes(self) -> Mapping[str, int]:
-        """Those of tp, pp and cp that are written."""
-        return self.sizes(*PARALLEL)
-
-    @cached_property
     def graph_implementation(self) -> str | None:
         """How CUDA graphs are made, in lower case; None where the recipe decides."""
         value = self.args.get("cuda_graph_impl")
@@ -214,15 +206,7 @@ class RuleContext:
         return {field: size for field in fields if (size := self.integer(field)) is not None}
 
 
-class HasLines(Protocol):
-    """What was read of a file: a test, or a ConfigContainer."""
-
-    @property
-    def lines(self) -> Mapping[str, str]:
-        """`FILE:LINE` of each key that is written."""
-
-
-def with_places(violation: Violation, read: HasLines, source: str) -> Violation:
+def with_places(violation: Violation, read: TestDefinition | ConfigContainer, source: str) -> Violation:
     """The violation with the lines of the keys that its message names, else of those that its rule reads."""
     tables = tuple(f"{field}." for field in violation.fields if "." not in field)
     below = (key for key in read.lines if key.startswith(tables))
