@@ -174,14 +174,15 @@ def explain(
     as_json: JsonOption = False,
 ) -> None:
     """Say what a key of a test file means: its values, its default, and for a table its keys."""
-    from nightbridge.config.documents import known_as, unknown_key
+    from nightbridge.config.documents import ELSEWHERE, unknown_key
     from nightbridge.config.editor_schema import editor_schema
 
     schema = editor_schema()
     found: Mapping[str, Any] = schema["else"]
     tables = _properties(found, schema)
     if key not in tables and "." not in key:
-        inside = [f"{table}.{known_as(key)}" for table in tables if known_as(key) in _properties(tables[table], schema)]
+        ours = ELSEWHERE.get(key, key)
+        inside = [f"{table}.{ours}" for table in tables if ours in _properties(tables[table], schema)]
         if len(inside) > 1:
             raise InvalidInput("several tables have this key", thing=key, advice=f"Name one of {', '.join(inside)}")
         key = inside[0] if inside else key
@@ -194,7 +195,7 @@ def explain(
 
 
 def _explanation(key: str, found: Mapping[str, Any], schema: Mapping[str, Any]) -> Iterator[str]:
-    from nightbridge.config.documents import ELSEWHERE
+    from nightbridge.config.documents import OTHER_NAMES
 
     resolved = _resolved(found, schema)
     about = found.get("description") or resolved.get("description", "")
@@ -204,11 +205,9 @@ def _explanation(key: str, found: Mapping[str, Any], schema: Mapping[str, Any]) 
         if value is not None and not isinstance(value, dict):
             shown = ", ".join(map(str, value)) if isinstance(value, list) else value
             yield f"  {name:8} {shown}"
-    others = [name for name, here in ELSEWHERE.items() if here == key.rpartition(".")[2]]
-    if others:
-        yield f"  {'as':8} {', '.join(others)} elsewhere"
-    keys = _properties(found, schema)
-    for name, value in keys.items():
+    if others := OTHER_NAMES.get(key.rpartition(".")[2]):
+        yield f"  {'as':8} {', '.join(others.split())} elsewhere"
+    for name, value in _properties(found, schema).items():
         yield f"  {name}  {_resolved(value, schema).get('description', '')}".rstrip()
 
 

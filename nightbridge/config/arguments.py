@@ -1,6 +1,6 @@
 """The `[cmd_args]` table: keys, types and older spellings, checked against the launcher's flag table.
 
-The `[cmd_args]` table of a heterogeneous-parallel test: two grids, a schedule, and where it saves.
+That of a heterogeneous-parallel test is checked against its own model: two grids, a schedule, and where it saves.
 """
 
 import re
@@ -16,19 +16,11 @@ from nightbridge.launch.flags import NO_EFFECT, TEST_FLAGS, Flag, Kind
 from nightbridge.launch.hetero_arguments import Finite, HeteroArguments
 from nightbridge.models import Model, SecretRef, SweepAxis
 
-_PREFIXES: tuple[tuple[str, Literal["env", "block", "toml"]], ...] = (
-    ("env:", "env"),
-    ("block:", "block"),
-    ("toml:", "toml"),
-)
-
-REFERENCE_PREFIXES = tuple(prefix for prefix, _kind in _PREFIXES)
+REFERENCE_PREFIXES = ("env:", "block:", "toml:")
 """Prefixes of a value that refers to a secret: a variable, a Prefect block, or `FILE#dotted.key`."""
 
 SECRET_NAME = re.compile(r"(?:^|_)(?:TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
 """Names of environment variables that hold a secret."""
-
-LITERAL = "the file contains a token; prefer env:NAME or block:NAME, or set only the variable"
 
 # A token is often the user of an https address; ssh's user, and the one before an image's registry, is public.
 _IN_ADDRESS = re.compile(r"https?://[^/@\s]+@|(?:[a-z][a-z0-9+.-]*://)?[^/@#\s]*:[^/@#\s]+@(?!sha256:)", re.IGNORECASE)
@@ -55,14 +47,14 @@ def read_secret(value: str, path: KeyPath, findings: Findings, *, variable: str 
         findings.problem(path, f"is not a valid secret reference; write env:{variable} or block:NAME")
         return None
     if ref.source == "toml":
-        findings.warn(path, LITERAL)
+        findings.warn(path, "the file contains a token; prefer env:NAME or block:NAME, or set only the variable")
     return ref
 
 
 def _reference(value: str, source: Layered, path: KeyPath) -> SecretRef:
-    for prefix, source_kind in _PREFIXES:
-        if value.startswith(prefix):
-            return SecretRef(source=source_kind, name=value.removeprefix(prefix).strip())
+    if value.startswith(REFERENCE_PREFIXES):
+        kind, _, name = value.partition(":")
+        return SecretRef.model_validate({"source": kind, "name": name.strip()})
     layer = source.origin(path)
     key = ".".join(str(part) for part in (*layer.base, *path))
     return SecretRef(source="toml", name=f"{layer.document.path.absolute()}#{key}")
@@ -81,10 +73,6 @@ MOVED: Mapping[str, str] = {
 
 # The only two families in CloudAI's files that differ from the letters that the name begins with.
 _FAMILIES: Mapping[str, str] = {"gpt_oss": "gpt_oss", "qwen3_vl": "qwen_vl"}
-
-_EXCLUDED = "is a list, and dse_excluded_args excludes it from sweeps; write one value"
-_ONE_VALUE = "is one value, a list; CloudAI would sweep over it (add it to sweep.fields to do the same)"
-_LIST_KINDS = frozenset({"texts", "integers"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +197,7 @@ def _secret(flag: Flag, value: object, path: KeyPath, findings: Findings) -> Sec
 
 
 def _is_sweep(flag: Flag, value: list[Any], choice: SweepChoice) -> bool:
-    if flag.kind not in _LIST_KINDS or flag.field in choice.fields or flag.field in choice.drawn:
+    if flag.kind not in ("texts", "integers") or flag.field in choice.fields or flag.field in choice.drawn:
         return True
     return bool(value) and all(isinstance(item, list) for item in value)
 
@@ -220,7 +208,7 @@ def _axis(
     """One axis, or the reason why there is none."""
     read, wants = _KINDS[flag.kind]
     if choice.excludes(flag.field):
-        findings.problem(path, _EXCLUDED)
+        findings.problem(path, "is a list, and dse_excluded_args excludes it from sweeps; write one value")
         return
     values: list[Any] = []
     for item in written:
@@ -259,7 +247,7 @@ def _read_value(
         findings.problem(path, f"must be {wants}, not {_shortened(value)}")
         return
     if isinstance(value, list) and not choice.excludes(flag.field):
-        findings.warn(path, _ONE_VALUE)
+        findings.warn(path, "is one value, a list; CloudAI would sweep over it (add it to sweep.fields to do the same)")
 
 
 def _shortened(value: object) -> str:
@@ -311,24 +299,20 @@ def read_hetero_arguments(findings: Findings) -> Arguments:
     table = findings.source.table.get(CMD_ARGS)
     if not isinstance(table, Mapping):
         return Arguments()
-    swept = {key: value for key, value in table.items() if isinstance(value, list)}
-    if empty := [key for key, value in swept.items() if not value]:
-        for key in empty:
-            findings.problem((CMD_ARGS, key), "is an empty list, a sweep over nothing; write a value or remove it")
-        return Arguments()
-    points = [{**table, **{key: values[0] for key, values in swept.items()}}]
-    points += [{**points[0], key: value} for key, values in swept.items() for value in values[1:]]
-    read = [_read(point, findings) for point in points]
-    first = read[0]
-    if first is None or None in read:
-        return Arguments()
-    kept = {key: value for key, value in first.items() if key not in swept}
-    later = iter(read[1:])
-    axes = []
+    swept = {key: values for key, values in table.items() if isinstance(values, list)}
     for key, values in swept.items():
-        taken = [first[key], *(point[key] for _ in values[1:] if (point := next(later)) is not None)]
-        axes.append(SweepAxis(field=f"{CMD_ARGS}.{key}", values=tuple(dict.fromkeys(taken))))
-    return Arguments(values=kept, axes=tuple(axes))
+        if not values:
+            findings.problem((CMD_ARGS, key), "is an empty list, a sweep over nothing; write a value or remove it")
+    if not all(swept.values()):
+        return Arguments()
+    first = {**table, **{key: values[0] for key, values in swept.items()}}
+    kept = _read(first, findings)
+    points = {key: [_read({**first, key: value}, findings) for value in values] for key, values in swept.items()}
+    if kept is None or any(None in read for read in points.values()):
+        return Arguments()
+    taken = {key: dict.fromkeys(point[key] for point in read if point) for key, read in points.items()}
+    axes = tuple(SweepAxis(field=f"{CMD_ARGS}.{key}", values=tuple(values)) for key, values in taken.items())
+    return Arguments(values={key: value for key, value in kept.items() if key not in swept}, axes=axes)
 
 
 def _read(table: Mapping[str, Any], findings: Findings) -> dict[str, Any] | None:

@@ -92,8 +92,6 @@ SIZE_LIMIT = 4 * 1024 * 1024
 DEPTH_LIMIT = 50
 """Tables and lists inside each other; a configuration has about six. Dotted keys nest as deeply as a line is long."""
 
-NUL = "\0"
-
 
 @dataclass(frozen=True)
 class Document:
@@ -162,7 +160,7 @@ def _check_values(table: Table, path: Path) -> None:
             for inner in ((*value, *value.values()) if isinstance(value, Mapping) else value)
             if isinstance(inner, Mapping | list | str)
         ]
-        if any(NUL in text for text in inside if isinstance(text, str)):
+        if any("\0" in text for text in inside if isinstance(text, str)):
             raise InvalidInput(
                 "contains a NUL character (\\u0000), which paths, arguments and variables cannot contain",
                 thing=str(path),
@@ -219,7 +217,9 @@ class Layered:
     def lines(self) -> dict[str, str]:
         """`FILE:LINE` of every key of the merged table, and of the tables in it."""
         paths = (
-            (key, *inner) for key, value in self.table.items() for inner in ((), *((name,) for name in _keys(value)))
+            (key, *inner)
+            for key, value in self.table.items()
+            for inner in ((), *((name,) for name in (value if isinstance(value, Mapping) else ())))
         )
         return {dotted(path): self.where(path) for path in paths}
 
@@ -231,10 +231,6 @@ def merge(below: Table, above: Table) -> dict[str, Any]:
         under = merged.get(key)
         merged[key] = merge(under, value) if isinstance(under, dict) and isinstance(value, dict) else value
     return merged
-
-
-def _keys(value: Any) -> Iterable[str]:
-    return value if isinstance(value, Mapping) else ()
 
 
 def _has(table: Any, path: KeyPath) -> bool:
@@ -271,33 +267,28 @@ class Findings:
         return finding(self.source.where(path), path, message, severity)
 
 
-ELSEWHERE: Mapping[str, str] = {
-    "micro_batch_size": "mb",
-    "global_batch_size": "gb",
-    "tensor_parallel": "tp",
-    "tensor_model_parallel_size": "tp",
-    "pipeline_parallel": "pp",
-    "pipeline_model_parallel_size": "pp",
-    "virtual_pipeline_model_parallel_size": "vp",
-    "context_parallel": "cp",
-    "context_parallel_size": "cp",
-    "expert_parallel": "ep",
-    "expert_model_parallel_size": "ep",
-    "expert_tensor_parallel_size": "et",
-    "train_iters": "max_steps",
-    "num_steps": "max_steps",
-    "sequence_length": "seq_length",
-    "num_experts": "num_moe_experts",
-    "precision": "compute_dtype",
-    "dtype": "compute_dtype",
-    "lr_warmup_iters": "warmup_iters",
-    "learning_rate": "lr",
-    "model": "model_recipe_name",
-    "recipe": "model_recipe_name",
-    "gpus": "num_gpus",
-    "image": "container_image",
+OTHER_NAMES: Mapping[str, str] = {
+    "mb": "micro_batch_size",
+    "gb": "global_batch_size",
+    "tp": "tensor_parallel tensor_model_parallel_size",
+    "pp": "pipeline_parallel pipeline_model_parallel_size",
+    "vp": "virtual_pipeline_model_parallel_size",
+    "cp": "context_parallel context_parallel_size",
+    "ep": "expert_parallel expert_model_parallel_size",
+    "et": "expert_tensor_parallel_size",
+    "max_steps": "train_iters num_steps",
+    "seq_length": "sequence_length",
+    "num_moe_experts": "num_experts",
+    "compute_dtype": "precision dtype",
+    "warmup_iters": "lr_warmup_iters",
+    "lr": "learning_rate",
+    "model_recipe_name": "model recipe",
+    "num_gpus": "gpus",
+    "container_image": "image",
 }
-"""What Megatron and NeMo call keys of `[cmd_args]`, and what they are here."""
+"""Keys of `[cmd_args]`, and what Megatron and NeMo call them."""
+
+ELSEWHERE = {name: key for key, names in OTHER_NAMES.items() for name in names.split()}
 
 TABLES = frozenset({"extra_cmd_args", "extra_env_vars", "harvest", "gate", "sweep", "nemo_run_repo", "git_repos"})
 
@@ -314,17 +305,17 @@ def dotted(path: KeyPath) -> str:
     return text.removeprefix(".")
 
 
-def known_as(name: str) -> str:
-    """Our name for what Megatron or NeMo call so; any other name as it is."""
-    return ELSEWHERE.get(name, name)
-
-
 def unknown_key(key: str, known: Iterable[str]) -> str:
     """The message for a key that does not exist."""
+    return f"unknown key{meant(key, known)}"
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """What somebody means by a name that does not exist, as the end of a message; empty where nothing is near."""
     names = sorted(known)
-    if (here := ELSEWHERE.get(key)) in names:
-        return f"unknown key; write {here}"
-    if key in TABLES:
-        return f"unknown key; it is a table of the test, [{key}]"
-    nearest = difflib.get_close_matches(key, names, n=1, cutoff=0.6)
-    return f"unknown key; did you mean {nearest[0]!r}?" if nearest else "unknown key"
+    if (here := ELSEWHERE.get(name)) in names:
+        return f"; write {here}"
+    if name in TABLES:
+        return f"; it is a table of the test, [{name}]"
+    nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    return f"; did you mean {nearest[0]!r}?" if nearest else ""

@@ -9,15 +9,11 @@ from nightbridge.launch.config_schema import released_schema
 from nightbridge.launch.flags import CHOICES, HEAD, NO_EFFECT, TEST_FLAGS, Flag, Kind
 from nightbridge.launch.hetero_arguments import HeteroArguments
 
-_TYPES: Mapping[Kind, list[str]] = {
-    "text": ["string"],
-    "integer": ["integer", "string"],
-    "number": ["number", "string"],
-    "boolean": ["boolean", "integer", "string"],
-    "texts": ["string"],
-    "integers": ["integer", "string"],
-    "integer_or_none": ["integer", "string"],
-    "text_or_none": ["string"],
+_TYPES: Mapping[Kind, tuple[str, ...]] = {
+    **dict.fromkeys(("text", "texts", "text_or_none"), ("string",)),
+    **dict.fromkeys(("integer", "integers", "integer_or_none"), ("integer", "string")),
+    "number": ("number", "string"),
+    "boolean": ("boolean", "integer", "string"),
 }
 
 
@@ -26,26 +22,23 @@ def editor_schema() -> dict[str, Any]:
     test = TestTable.model_json_schema(ref_template="#/$defs/{model}")
     hetero = HeteroArguments.model_json_schema(ref_template="#/$defs/{model}")
     definitions = {**test.pop("$defs"), **hetero.pop("$defs")}
-    required = test.pop("required")
-    keys = test["properties"]
-    keys |= {key: {"description": reason, "deprecated": True} for key, reason in IGNORED.items()}
+    required, keys = test.pop("required"), test["properties"]
+    keys |= {key: _deprecated(reason) for key, reason in IGNORED.items()}
     keys["cmd_args"] = {"$ref": "#/$defs/cmd_args"}
-    overrides = {path: {"type": "string"} for path in released_schema(HEAD).paths}
-    keys["extra_cmd_args"] |= {"properties": overrides}
+    keys["extra_cmd_args"]["properties"] = {path: {"type": "string"} for path in released_schema(HEAD).paths}
     entry = {
         **test,
         "title": "An entry of a scenario",
         "properties": {**keys, **{key: {"type": "string"} for key in sorted(ENTRY_KEYS)}},
         "required": ["id"],
     }
-    ignored = {key: {"description": reason, "deprecated": True} for key, reason in SCENARIO_IGNORED.items()}
     scenario = {
         "title": "A scenario",
         "type": "object",
         "properties": {
             "name": {"type": "string"},
             "Tests": {"type": "array", "items": entry, "minItems": 1},
-            **ignored,
+            **{key: _deprecated(reason) for key, reason in SCENARIO_IGNORED.items()},
         },
         "required": ["name", "Tests"],
         "additionalProperties": False,
@@ -68,17 +61,18 @@ def editor_schema() -> dict[str, Any]:
 
 def _launcher_keys() -> dict[str, Any]:
     keys = {field: _key(flag) for field, flag in TEST_FLAGS.items()}
-    older = {
-        **{key: f"write {new}" for key, new in RENAMED.items()},
-        **{key: f"write {new}" for key, new in MOVED.items()},
-    }
-    older |= {"model_name": "write model_recipe_name", "model_size": "write model_recipe_name"}
-    return keys | {key: {"description": reason, "deprecated": True} for key, reason in {**NO_EFFECT, **older}.items()}
+    named = {**RENAMED, **MOVED, **dict.fromkeys(("model_name", "model_size"), "model_recipe_name")}
+    older = {**NO_EFFECT, **{key: f"write {new}" for key, new in named.items()}}
+    return keys | {key: _deprecated(reason) for key, reason in older.items()}
+
+
+def _deprecated(reason: str) -> dict[str, Any]:
+    return {"description": reason, "deprecated": True}
 
 
 def _key(flag: Flag) -> dict[str, Any]:
     """A key's value: one, or a list of them, which is a sweep."""
-    one: dict[str, Any] = {"type": _TYPES[flag.kind]}
+    one: dict[str, Any] = {"type": list(_TYPES[flag.kind])}
     if flag.field in CHOICES:
         words = dict.fromkeys(word for _, allowed in CHOICES[flag.field] for word in allowed)
         one = (

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nightbridge.config.definitions import define_test
-from nightbridge.config.documents import Document, KeyPath, Layer, Layered, finding, read_document, unknown_key
+from nightbridge.config.documents import Document, KeyPath, Layer, Layered, finding, meant, read_document, unknown_key
 from nightbridge.config.schema import ENTRY_KEYS, REFUSED_FOR_CLOUDAI, SCENARIO_IGNORED, SCENARIO_KEYS
 from nightbridge.errors import InvalidInput
 from nightbridge.launch.resources import at_point
@@ -259,10 +259,10 @@ class _Library:
 
     def _not_found(self, name: str) -> str:
         known = [test for tests in self._found or () for test in tests]
-        hint = unknown_key(name, known).removeprefix("unknown key").removeprefix("; ")
+        hint = meant(name, known) or "; add a directory with --tests-dir"
         directories = ", ".join(str(path) for group in self._groups for path in group if path.is_dir())
         unread = f" (unreadable: {'; '.join(self._unread)})" if self._unread else ""
-        return f"no test named {name!r} in {directories}{unread}; {hint or 'add a directory with --tests-dir'}"
+        return f"no test named {name!r} in {directories}{unread}{hint}"
 
     def _read(self, directories: Iterable[Path]) -> dict[str, list[Document]]:
         tests: dict[str, list[Document]] = {}
@@ -300,7 +300,7 @@ def dependency_problems(document: Document, entries: Sequence[Mapping[str, Any]]
         for number, named in _named(entry):
             if named not in ids:
                 path = ("Tests", index, "dependencies", number, "id")
-                problems.append(_problem(document, path, f"no test has the id {named!r}{_hint(named, ids)}"))
+                problems.append(_problem(document, path, f"no test has the id {named!r}{meant(named, ids)}"))
             else:
                 graph.setdefault(test_id, set()).add(named)
     try:
@@ -333,7 +333,3 @@ def _named(entry: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
     for number, dependency in enumerate(dependencies if isinstance(dependencies, list) else ()):
         if isinstance(dependency, Mapping) and isinstance(dependency.get("id"), str):
             yield number, dependency["id"].strip()
-
-
-def _hint(named: str, ids: Sequence[str]) -> str:
-    return unknown_key(named, ids).removeprefix("unknown key")

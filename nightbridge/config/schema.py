@@ -16,15 +16,11 @@ from nightbridge.models import Compat, GatePolicy, GitRepo, HarvestPolicy, Model
 AnyModel = TypeVar("AnyModel", bound=BaseModel)
 
 NODES = "has no effect: the number of nodes follows from num_gpus and the GPUs of a node"
-_NO_GRADE = "has no effect: a test is judged by its [gate]"
-_OWN_PROFILER = "has no effect for this workload, in CloudAI either; use cmd_args.enable_nsys"
 
 IGNORED: Mapping[str, str] = {
-    "nsys": _OWN_PROFILER,
+    "nsys": "has no effect for this workload, in CloudAI either; use cmd_args.enable_nsys",
     "predictor": "has no effect for this workload, in CloudAI either",
-    "weight": _NO_GRADE,
-    "sol": _NO_GRADE,
-    "ideal_perf": _NO_GRADE,
+    **dict.fromkeys(("weight", "sol", "ideal_perf"), "has no effect: a test is judged by its [gate]"),
 }
 """Fields of a test or an entry that are accepted and do nothing here, with the reason."""
 

@@ -36,7 +36,6 @@ class ImportedScript(Model):
     Attributes:
         toml: The test file's text.
         options: What the script gives its program.
-
     """
 
     toml: str
@@ -50,7 +49,6 @@ class Comparison(Model):
         only_test: Options that the script does not have.
         only_script: Options that the test does not have.
         different: Options whose values differ, with both.
-
     """
 
     only_test: tuple[str, ...]
