@@ -228,7 +228,7 @@ def _night_lines(report: "NightReport", file: Path, options: str) -> "Iterator[s
 def _write_junit(path: Path, report: "NightReport") -> None:
     """Write the verdicts for a CI system; the night is over and stored, whether or not this file can be written."""
     from nightbridge.models import utc_now
-    from nightbridge.report.junit import junit_xml
+    from nightbridge.report.tables import junit_xml
 
     write_file(
         path, junit_xml(report.scenario, report.night, report.verdicts, report=report.report, written_at=utc_now())

@@ -121,7 +121,7 @@ def _query(open_cluster: Callable[[], Cluster], job_ids: Sequence[int]) -> tuple
 
 
 def _done(test_id: str, run_key: str, verdict: Verdict) -> RunStatus:
-    measured = next((item.value for item in verdict.comparisons if item.metric == "step_time"), None)
+    measured = verdict.metric("step_time")
     return RunStatus(
         test_id=test_id,
         run_key=run_key,
@@ -130,7 +130,7 @@ def _done(test_id: str, run_key: str, verdict: Verdict) -> RunStatus:
         job_id=verdict.job_id,
         steps=verdict.steps,
         steps_expected=verdict.steps_expected,
-        step_time=measured,
+        step_time=measured.value if measured else None,
     )
 
 

@@ -217,10 +217,8 @@ def spread_chart(tonight: Sequence[float], baseline: Sequence[float]) -> str:
 
 def step_times(metrics: "pd.DataFrame", first: int | None, last: int | None) -> list[float]:
     """The step times of a run, seconds, from one step to another; None for the run's ends."""
-    rows = metrics[(metrics["tag"] == STEP_TIME_TAG) & ~metrics["superseded"]].sort_values("step")
     begins, ends = first if first is not None else -math.inf, last if last is not None else math.inf
-    found: list[float] = rows[(rows["step"] >= begins) & (rows["step"] <= ends)]["value"].tolist()
-    return found
+    return [value for step, value in zip(*_curve(metrics, STEP_TIME_TAG), strict=True) if begins <= step <= ends]
 
 
 def steps_chart(
@@ -373,12 +371,6 @@ def _new_figure() -> "tuple[Figure, Axes]":
     return figure, axes
 
 
-def _labelled(figure: "Figure", axes: "Axes", x: str, y: str) -> str:
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    return _svg(figure)
-
-
 def _scatter(axes: "Axes", points: Sequence[tuple[float, float]], zorder: int = 3, **look: Any) -> None:
     axes.scatter([x for x, _ in points], [y for _, y in points], zorder=zorder, **look)
 
@@ -414,9 +406,12 @@ def _plain(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def _svg(figure: "Figure") -> str:
+def _labelled(figure: "Figure", axes: "Axes", x: str, y: str) -> str:
+    """The finished drawing."""
     import matplotlib as mpl
 
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
     buffer = io.StringIO()
     # The salt makes equal drawings equal bytes; "none" keeps text as text.
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "nightbridge"}):

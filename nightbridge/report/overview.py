@@ -91,7 +91,7 @@ def _open_decisions(store: ObjectStore, night: str) -> list[StoredDecision]:
 
 
 def _overview(verdict: Verdict, nights: dict[str, VerdictStatus], decision: str) -> TestOverview:
-    step_time = next((item.value for item in verdict.comparisons if item.metric == "step_time"), None)
+    step_time = verdict.metric("step_time")
     return TestOverview(
         test_id=verdict.test_id,
         run_key=verdict.run_key,
@@ -101,7 +101,7 @@ def _overview(verdict: Verdict, nights: dict[str, VerdictStatus], decision: str)
         since=verdict.since,
         cause=cause_of(verdict),
         decision=decision,
-        step_time=step_time,
+        step_time=step_time.value if step_time else None,
         nights={**nights, verdict.night: verdict.status},
     )
 

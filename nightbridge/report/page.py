@@ -39,7 +39,7 @@ from nightbridge.report.tables import (
     StatusWords,
     Tone,
     cause_of,
-    cell_of,
+    cells_of,
     further_runs_of,
     gravest_first,
     headline_of,
@@ -258,19 +258,16 @@ def _tonights(verdict: Verdict, rows: Sequence[HistoryRow]) -> tuple[HistoryRow 
 def _section(run: ReportedRun) -> Section:
     verdict, rows = run.verdict, _rows_until_tonight(run)
     (tonight, runs), last_good = _tonights(verdict, rows), last_good_run(verdict, rows)
+    points = _night_points(verdict, rows)[-SPARKLINE_NIGHTS:]
     return Section(
         anchor=verdict.run_key,
         title=verdict.test_id,
-        point=_sweep_point(tonight),
+        point=format_point(dict(sorted(tonight.sweep_point.items()))) if tonight else "",
         words=STATUS_WORDS[verdict.status],
         reasons=verdict.reasons,
         notes=(*run.notes, *(tonight.summary.notes if tonight else ())),
-        cells=tuple(
-            cell_of(comparison, verdict.status)
-            for comparison in verdict.comparisons
-            if any(comparison.metric == metric.name for metric in COLUMNS)
-        ),
-        sparkline=_sparkline(verdict, rows),
+        cells=tuple(filter(None, cells_of(verdict))),
+        sparkline=sparkline(points) if len(points) > 1 else "",
         nights=None,
         curves=(),
         pins=_pins(tonight, last_good),
@@ -287,16 +284,12 @@ def _section(run: ReportedRun) -> Section:
     )
 
 
-def _sweep_point(row: HistoryRow | None) -> str:
-    return format_point(dict(sorted(row.sweep_point.items()))) if row else ""
-
-
 def _nights(verdict: Verdict, rows: Sequence[HistoryRow]) -> Drawing | None:
     """The step time over the nights, with tonight's baseline."""
     points = _night_points(verdict, rows)
     if all(point.value is None for point in points[-MAX_NIGHTS:]):
         return None
-    comparison = next((item for item in verdict.comparisons if item.metric == "step_time"), None)
+    comparison = verdict.metric("step_time")
     baseline = comparison.baseline if comparison else None
     caption = "Median step time of each night; the thin lines reach from the 5th to the 95th percentile of its steps."
     if comparison and baseline is not None:
@@ -321,11 +314,6 @@ def _night_point(night: Night) -> NightPoint:
     own, median = night.own.summary, night_value(night, METRIC_BY_NAME["step_time"])
     step_time = own.step_time if median is None else median
     return NightPoint(night.own.night, step_time, own.step_time_p05, own.step_time_p95, _kind(night.own))
-
-
-def _sparkline(verdict: Verdict, rows: Sequence[HistoryRow]) -> str:
-    points = _night_points(verdict, rows)[-SPARKLINE_NIGHTS:]
-    return sparkline(points) if len(points) > 1 else ""
 
 
 def _curves(run: ReportedRun, rows: Sequence[HistoryRow]) -> tuple[Drawing, ...]:

@@ -1,4 +1,4 @@
-"""Queries about stored runs: what the trend is, how two runs compare, whether they are alike."""
+"""Queries about stored runs: what the trend is, how two runs compare, whether they are alike, also as a page."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ from nightbridge.store.transfers import Progress
 if TYPE_CHECKING:
     import pandas as pd
 
-    from nightbridge.goldens.parity import Parity, ParityGate
+    from nightbridge.goldens.parity import CurveParity, Parity, ParityGate
 
 OnProgress = Callable[[Progress], None]
 
@@ -164,9 +164,61 @@ def parity_stored(store: ObjectStore, run_a: str, run_b: str, policy: ReferenceP
 
 def parity_page_stored(store: ObjectStore, found: "Parity", gate: "ParityGate") -> str:
     """The page about two stored runs that `parity_stored` has compared. Raises as it does."""
-    from nightbridge.report.parity_page import parity_html
-
     return parity_html(found, _metrics(store, found.a), _metrics(store, found.b), gate)
+
+
+def parity_html(found: "Parity", a: "pd.DataFrame", b: "pd.DataFrame", gate: "ParityGate") -> str:
+    """Render one self-contained HTML page: no script, nothing loaded from anywhere.
+
+    Args:
+        found: What the comparison of B with A has found.
+        a: The reference's scalars: columns tag, step, value and superseded.
+        b: The other run's.
+        gate: The one that the headline speaks of.
+    """
+    from nightbridge.goldens.parity import GATE_WORDS, GRAD_NORM, LEARNING_RATE, LOSS
+    from nightbridge.report.charts import differences_chart, steps_chart
+    from nightbridge.report.page import render_page
+
+    faults = found.faults_of(gate)
+    steps = found.following.steps
+    labels = {LOSS: "loss", GRAD_NORM: "grad norm", LEARNING_RATE: "learning rate"}
+    named = [(labels.get(curve.tag, curve.tag), curve) for curve in found.curves]
+    return render_page(
+        "parity.html.j2",
+        found=found,
+        tone="bad" if faults else "good",
+        headline=f"The two runs {GATE_WORDS[gate][bool(faults)]}",
+        faults=faults,
+        differences=differences_chart(
+            [step.step for step in steps], [step.difference for step in steps], [step.limit for step in steps]
+        ),
+        sections=[
+            {"label": label, "overlay": steps_chart(b, a, curve.tag, label), "facts": _facts(curve)}
+            for label, curve in named
+        ],
+    )
+
+
+def _facts(curve: "CurveParity") -> tuple[tuple[str, str], ...]:
+    if not curve.steps:
+        return (("steps in common", "none"),)
+    return (
+        ("steps in common", f"{curve.steps}, from {curve.first_step} to {curve.last_step}"),
+        ("equal, bit for bit", _until(curve.first_difference)),
+        ("within the bands", _until(curve.first_divergence)),
+        ("largest difference of a step", f"{_percent(curve.largest)} at step {curve.largest_at}"),
+        ("of the moving averages", f"{_percent(curve.smoothed)} at step {curve.smoothed_at}"),
+        ("of the tails' means", _percent(curve.tail)),
+    )
+
+
+def _until(step: int | None) -> str:
+    return "at every step" if step is None else f"until step {step}"
+
+
+def _percent(share: float | None) -> str:
+    return "unknown" if share is None else f"{100 * share:.3g} %"
 
 
 def _record(store: ObjectStore, run_key: str) -> RunRecord:

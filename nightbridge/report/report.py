@@ -274,7 +274,9 @@ def last_log_lines(store: ObjectStore, manifest: Manifest) -> tuple[str, tuple[s
     shown = max(of_ranks, key=lambda file: (file.mtime_ns, file.path), default=newest)
     lines = _end_of(store, manifest, shown)
     error = _best_error(lines) or (_best_error(_end_of(store, manifest, newest)) if shown != newest else "")
-    return error, tuple("".join(filter(_is_shown, line)) for line in lines[-LAST_LINES:])
+    # Nothing of a log that a page or a terminal would take for more than text.
+    shown_lines = (filter(lambda letter: letter.isprintable() or letter == "\t", line) for line in lines[-LAST_LINES:])
+    return error, tuple(map("".join, shown_lines))
 
 
 def _end_of(store: ObjectStore, manifest: Manifest, log: StoredFile) -> list[str]:
@@ -288,10 +290,6 @@ def _best_error(lines: Iterable[str]) -> str:
     for line in lines:
         finder.see(line)
     return finder.best
-
-
-def _is_shown(letter: str) -> bool:
-    return letter.isprintable() or letter == "\t"
 
 
 @contextlib.contextmanager

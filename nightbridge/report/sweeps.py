@@ -141,9 +141,8 @@ def _swept_point(
 
 
 def _value(verdict: Verdict, metric: MetricName) -> float | None:
-    if verdict.status in NO_VALUE:
-        return None
-    return next((item.value for item in verdict.comparisons if item.metric == metric), None)
+    found = verdict.metric(metric)
+    return found.value if found and verdict.status not in NO_VALUE else None
 
 
 class SweepRow(NamedTuple):

@@ -1,6 +1,8 @@
-"""How verdicts are shown: their words and order, a metric's cell, and the tables for Markdown and a terminal."""
+"""How verdicts are shown: their words and order, a metric's cell, tables for Markdown and a terminal, and JUnit XML."""
 
+import re
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from nightbridge.history.metrics import format_change, format_count, format_value, markdown_text
@@ -8,6 +10,8 @@ from nightbridge.models import Comparison, Verdict, VerdictStatus
 from nightbridge.models.metrics import COLUMNS, INVERSES, METRIC_BY_NAME
 
 if TYPE_CHECKING:
+    from xml.etree.ElementTree import Element
+
     from rich.table import Table
 
 Tone = Literal["good", "bad", "warn", "none"]
@@ -199,7 +203,7 @@ def markdown_table(verdicts: Iterable[Verdict], report: str = "") -> str:
             (
                 f"[{name}]({report}#{verdict.run_key})" if report else name,
                 f"{words.symbol} {words.label}",
-                *(_markdown_cell(cell) for cell in _cells(verdict)),
+                *(_markdown_cell(cell) for cell in cells_of(verdict)),
                 markdown_text("; ".join(verdict.reasons)),
             )
         )
@@ -219,7 +223,7 @@ def verdict_table(verdicts: Iterable[Verdict]) -> "Table":
         table.add_column(metric.heading, justify="right", no_wrap=True)
     for verdict in gravest_first(verdicts):
         words = STATUS_WORDS[verdict.status]
-        cells = _cells(verdict)
+        cells = cells_of(verdict)
         # Texts from outside are Text, never rich's markup.
         table.add_row(
             Text(verdict.test_id),
@@ -266,7 +270,7 @@ def compact_lines(verdicts: Iterable[Verdict], options: str = "") -> tuple[str, 
         words = STATUS_WORDS[verdict.status]
         cells = ", ".join(
             f"{cell.label} {' '.join(filter(None, (cell.value, cell.unit, cell.change)))}"
-            for cell in _cells(verdict)
+            for cell in cells_of(verdict)
             if cell and cell.value != "–"
         )
         why = "; ".join(" ".join(reason.split()) for reason in (*verdict.reasons, further_runs_of(verdict)) if reason)
@@ -277,7 +281,7 @@ def compact_lines(verdicts: Iterable[Verdict], options: str = "") -> tuple[str, 
     return tuple(lines)
 
 
-def _cells(verdict: Verdict) -> list[Cell | None]:
+def cells_of(verdict: Verdict) -> list[Cell | None]:
     """One cell per metric, None where nothing was measured."""
     cells = {item.metric: cell_of(item, verdict.status) for item in verdict.comparisons}
     return [cells.get(metric.name) for metric in COLUMNS]
@@ -290,3 +294,84 @@ def _markdown_cell(cell: Cell | None) -> str:
     value = f"{cell.value} {cell.unit}".rstrip()
     changes = ", ".join(text for text in (cell.change, cell.golden) if text)
     return f"{value} ({changes})" if changes else value
+
+
+# --- JUnit XML -------------------------------------------------------------------------------------------------------
+
+JunitKind = Literal["failure", "error", "skipped"]
+
+# What XML 1.0 cannot hold, escaped or not: control characters of logs, halves of surrogate pairs.
+_NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def junit_kind(status: VerdictStatus) -> JunitKind | None:
+    """A verdict in JUnit's words.
+
+    `failure`: the code is worse, or did not run to its end; `error`: nothing is known about the code; `skipped`: there
+    was nothing to compare with yet. A cancelled run is an error, since CI systems show a skipped test as a good one.
+    """
+    if status is VerdictStatus.NO_BASELINE:
+        return "skipped"
+    kinds: dict[Tone, JunitKind] = {"bad": "failure", "warn": "error"}
+    return kinds.get(STATUS_WORDS[status].tone)
+
+
+def junit_xml(
+    scenario: str, night: str, verdicts: Sequence[Verdict], *, report: str = "", written_at: datetime | None = None
+) -> bytes:
+    """The verdicts of a night as a JUnit document, the form in which CI systems take test results, the gravest first.
+
+    One `testsuite` per night, one `testcase` per verdict. What CI systems agree on is used and nothing more: the counts
+    of a suite, and in a case what `junit_kind` says.
+
+    Args:
+        scenario: The scenario's name; the suite is called so.
+        night: Night id.
+        verdicts: One per run. Points of a sweep have one test id, so cases are distinguished by their run keys.
+        report: Where the night's report is.
+        written_at: Time of the suite; left out when None.
+    """
+    from xml.etree import ElementTree
+
+    kinds = [junit_kind(verdict.status) for verdict in verdicts]
+    counts = {
+        "tests": str(len(verdicts)),
+        "failures": str(kinds.count("failure")),
+        "errors": str(kinds.count("error")),
+        "skipped": str(kinds.count("skipped")),
+    }
+    root = ElementTree.Element("testsuites", {"name": "nightbridge", **counts})
+    suite = ElementTree.SubElement(root, "testsuite", {"name": _xml_text(scenario), **counts})
+    if written_at is not None:
+        suite.set("timestamp", written_at.replace(tzinfo=None).isoformat(timespec="seconds"))
+    properties = ElementTree.SubElement(suite, "properties")
+    for name, value in (("night", night), ("report", report)):
+        ElementTree.SubElement(properties, "property", {"name": name, "value": _xml_text(value)})
+    for verdict in gravest_first(verdicts):
+        _add_case(suite, scenario, verdict)
+    ElementTree.indent(root)
+    document: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
+    return document + b"\n"
+
+
+def _add_case(suite: "Element", scenario: str, verdict: Verdict) -> None:
+    from xml.etree import ElementTree
+
+    case = ElementTree.SubElement(
+        suite, "testcase", {"classname": _xml_text(f"{scenario}.{verdict.test_id}"), "name": _xml_text(verdict.run_key)}
+    )
+    kind = junit_kind(verdict.status)
+    reasons = _xml_text("\n".join(verdict.reasons))
+    if kind:
+        detail = ElementTree.SubElement(case, kind, {"message": _xml_text(short_reason(verdict))})
+        if kind != "skipped":
+            detail.set("type", verdict.status.value)
+            detail.text = reasons
+    lines = [STATUS_WORDS[verdict.status].label, reasons]
+    if verdict.prefix:
+        lines.append(_xml_text(f"kept at {verdict.store_url}/{verdict.prefix}"))
+    ElementTree.SubElement(case, "system-out").text = "\n".join(line for line in lines if line)
+
+
+def _xml_text(text: str) -> str:
+    return _NOT_XML.sub("\ufffd", text)

@@ -7,7 +7,7 @@ import pytest
 
 from nightbridge.goldens.parity import ParityGate, compare_runs
 from nightbridge.report.charts import differences_chart
-from nightbridge.report.parity_page import parity_html
+from nightbridge.report.queries import parity_html
 from tests.builders import scalar_table as table
 
 LOSS = {step: 10.0 - 0.1 * step for step in range(1, 51)}
