@@ -11,7 +11,7 @@ from nightbridge.config.toml_writer import toml_value
 from nightbridge.errors import InvalidInput
 from nightbridge.launch.hetero import ENCODER, LANGUAGE_MODEL, OFFSET, PROGRAMS, SHARDS
 from nightbridge.launch.hetero_arguments import PASSED, HeteroArguments, option_of_field
-from nightbridge.launch.megatron_parser import newest_parser
+from nightbridge.launch.parser_source import newest_parser
 from nightbridge.launch.plan import placeholder_plan
 from nightbridge.launch.shell_script import Launch, read_launch
 from nightbridge.models import Model, Site

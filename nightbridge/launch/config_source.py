@@ -186,7 +186,7 @@ class ClassReader:
     def type_of(self, module: Module, field: ast.AnnAssign) -> str:
         """A field's annotation in the form of `ConfigClass.fields`; many fields are None by default all the same."""
         parts = dict.fromkeys(self._alternatives(module, field.annotation, 0))
-        if field.value is not None and _default_is_none(field.value):
+        if default_is(None, field):
             parts["None"] = None
         return ANY if ANY in parts else " | ".join(parts)
 
@@ -294,22 +294,26 @@ def fields_of(definition: ast.ClassDef) -> Iterator[tuple[str, ast.AnnAssign]]:
             yield statement.target.id, statement
 
 
-def _default(value: ast.expr | None) -> ast.expr | None:
+def keywords_of(node: ast.expr | None) -> dict[str, ast.expr]:
+    """The keyword arguments of a call; none of anything else."""
+    return {each.arg: each.value for each in node.keywords if each.arg} if isinstance(node, ast.Call) else {}
+
+
+def _default(field: ast.AnnAssign) -> ast.expr | None:
     """The expression of a field's default: `= VALUE`, or `= field(default=VALUE)`."""
-    if isinstance(value, ast.Call):
-        return next((keyword.value for keyword in value.keywords if keyword.arg == "default"), None)
-    return value
+    return keywords_of(field.value).get("default") if isinstance(field.value, ast.Call) else field.value
 
 
-def _default_is_none(value: ast.expr) -> bool:
-    default = _default(value)
-    return isinstance(default, ast.Constant) and default.value is None
+def default_is(constant: object, field: ast.AnnAssign) -> bool:
+    """Whether a field's default is written as this constant."""
+    default = _default(field)
+    return isinstance(default, ast.Constant) and default.value is constant
 
 
 def _literal_defaults(definition: ast.ClassDef) -> Iterator[tuple[str, bool | int | float | str | None]]:
     for name, field in fields_of(definition):
         with suppress(ValueError):
-            value = ast.literal_eval(_default(field.value) or ast.Name("computed"))
+            value = ast.literal_eval(_default(field) or ast.Name("computed"))
             if value is None or isinstance(value, bool | int | float | str):
                 yield name, value
 

@@ -14,8 +14,7 @@ from typing import Any
 from nightbridge.errors import InvalidInput
 from nightbridge.launch.flags import HEAD, Choices, expands
 from nightbridge.launch.hetero_arguments import DEFAULT_GPUS_PER_NODE, PASSED, Grids, grids_of, option_of_field
-from nightbridge.launch.megatron_parser import Option, ProgramParser, newest_parser, read_parser
-from nightbridge.launch.parser_source import flags_in
+from nightbridge.launch.parser_source import Option, ProgramParser, flags_in, newest_parser, read_parser
 from nightbridge.launch.resources import gpus_per_node, nodes_for, num_gpus, site_options, time_limit_seconds
 from nightbridge.models import (
     LAUNCHER_HOME,

@@ -10,7 +10,7 @@ from nightbridge.errors import InvalidInput
 from nightbridge.launch.flags import HEAD
 from nightbridge.launch.hetero import PROGRAMS, STANDALONE, hetero_plan, option_of, program_arguments, taken_options
 from nightbridge.launch.hetero_arguments import DEFAULT_GPUS_PER_NODE, ProcessGrid, grids_of
-from nightbridge.launch.megatron_parser import newest_parser
+from nightbridge.launch.parser_source import newest_parser
 from nightbridge.launch.resources import gpus_per_node
 from nightbridge.models import ClusterLimits, Image, RunSpec, Site
 from nightbridge.rules import launcher

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nightbridge.launch.megatron_parser import Option, ProgramParser, newest_parser, read_parser
+from nightbridge.launch.parser_source import Option, ProgramParser, newest_parser, read_parser
 
 PROGRAM = "examples/mimo/pretrain_mimo.py"
 

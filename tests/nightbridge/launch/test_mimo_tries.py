@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nightbridge.launch.megatron_parser import newest_parser
+from nightbridge.launch.parser_source import newest_parser
 from tests.nightbridge.launch.mimo_tries import EXAMPLES, RECORD, Try, argv_of
 
 AGAIN = "Megatron-LM has not seen this command line: try again as tests/nightbridge/launch/mimo_tries.py says"
