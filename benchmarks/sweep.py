@@ -21,9 +21,10 @@ from typing import Any
 
 from nightbridge.launch.resources import at_point
 from nightbridge.models import Compat, GitRepo, HarvestPolicy, SweepAxis, TestDefinition
-from nightbridge.rules import check_test, errors_of, expansion_of, grid_of
+from nightbridge.rules import check_test, errors_of, grid_of
 from nightbridge.rules.profiles import CLOUDAI_RULES
 from nightbridge.rules.rule import RuleContext
+from nightbridge.rules.sweeps import expansion_of
 
 Axes = dict[str, list[Any]]
 

@@ -15,6 +15,7 @@ from nightbridge.launch.parser_source import newest_parser
 from nightbridge.launch.plan import placeholder_plan
 from nightbridge.launch.shell_script import Launch, read_launch
 from nightbridge.models import Model, Site
+from nightbridge.models.series import number_in
 
 _FIELDS = {option_of_field(field): field for field in PASSED}
 _GRIDS = {
@@ -148,9 +149,9 @@ def _lines(script: Path, image: str, launch: Launch, options: Options) -> Iterat
         positive = f"--{name.removeprefix('--no-')}"
         if name in _GRIDS:
             grid, axis = _GRIDS[name]
-            grids.setdefault(grid, {})[axis] = _typed(value)
+            grids.setdefault(grid, {})[axis] = number_in(value)
         elif name in _FIELDS:
-            arguments[_FIELDS[name]] = _typed(value) if value else True
+            arguments[_FIELDS[name]] = number_in(value) if value else True
         elif name.startswith("--no-") and positive in _FIELDS and name not in newest_parser().options:
             arguments[_FIELDS[positive]] = False
         elif name not in _DECIDED:
@@ -170,15 +171,6 @@ def _lines(script: Path, image: str, launch: Launch, options: Options) -> Iterat
 def _text_where_asked(key: str, value: Any) -> Any:
     annotation = str(HeteroArguments.model_fields[key].annotation)
     return value if isinstance(value, bool) or "int" in annotation or "float" in annotation else str(value)
-
-
-def _typed(value: str) -> int | float | str:
-    for kind in (int, float):
-        try:
-            return kind(value)
-        except ValueError:
-            continue
-    return value
 
 
 def _table(name: str, values: Mapping[str, Any]) -> Iterator[str]:

@@ -7,7 +7,6 @@ sizes are bytes, durations seconds unless a name has another unit.
 
 from nightbridge.models.base import (
     LAUNCHER_HOME,
-    RUN_KEY_LIMIT,
     Model,
     NightId,
     RunKey,
@@ -22,7 +21,6 @@ from nightbridge.models.scenario import (
     MOUNT_POINT,
     READING_RULE,
     Arm,
-    CheckpointPolicy,
     Compat,
     ControlMode,
     Dependency,
@@ -32,7 +30,6 @@ from nightbridge.models.scenario import (
     HarvestPolicy,
     InvalidTest,
     ReferencePolicy,
-    RepositoryPath,
     RewardKind,
     RunDependency,
     RunSpec,
@@ -53,7 +50,6 @@ from nightbridge.models.site import (
     ImageImport,
     ImportFolders,
     Limits,
-    MailAddress,
     MailSettings,
     NotifySettings,
     Place,

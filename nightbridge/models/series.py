@@ -27,52 +27,23 @@ from nightbridge.models.scenario import RunSpec
 
 # Patterns of `[cmd_args]`: the launcher's flags, without dashes.
 NOT_IN_ARGUMENTS = (
-    "container_image",
-    "gpus_per_node",
-    "save_dir",
-    "log_dir",
-    "save_config_filepath",
-    "nemo_home",
-    "index_mapping_dir",
-    "custom_mounts",
-    "golden_values_path",
-    "wandb_*",
-    "hf_token",
-    "account",
-    "time_limit",
-    "max_retries",
-    "detach",
-    "dryrun",
-    "list_config_variants",
+    *("container_image", "gpus_per_node", "wandb_*", "hf_token", "list_config_variants"),
+    *("save_dir", "log_dir", "save_config_filepath", "nemo_home", "index_mapping_dir", "custom_mounts"),
+    *("golden_values_path", "account", "time_limit", "max_retries", "detach", "dryrun"),
 )
 
 # Patterns of environment variables: caches, scratch folders, log files and W&B's names.
 NOT_IN_ENVIRONMENT = (
-    "HF_HOME",
-    "NEMO_HOME",
-    "TMPDIR",
-    "NCCL_DEBUG_FILE",
-    "WANDB_*",
-    "*_CACHE",
-    "*_CACHE_DIR",
-    "*_CACHE_PATH",
-    "*_LOG_DIR",
+    *("HF_HOME", "NEMO_HOME", "TMPDIR", "NCCL_DEBUG_FILE", "WANDB_*"),
+    *("*_CACHE", "*_CACHE_DIR", "*_CACHE_PATH", "*_LOG_DIR"),
 )
 
 ONLY_LOGGED = ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "TORCH_CPP_LOG_LEVEL", "TORCH_SHOW_CPP_STACKTRACES")
 
 # Patterns of Megatron-Bridge's overrides, without Hydra's `+` and `++`.
 NOT_IN_OVERRIDES = (
-    "logger.*_dir",
-    "logger.*_path",
-    "logger.*_filepath",
-    "logger.wandb_*",
-    "logger.mlflow_*",
-    "logger.comet_*",
-    "checkpoint.save",
-    "checkpoint.*_dir",
-    "profiling.*_dir",
-    "profiling.*_path",
+    *("logger.*_dir", "logger.*_path", "logger.*_filepath", "logger.wandb_*", "logger.mlflow_*", "logger.comet_*"),
+    *("checkpoint.save", "checkpoint.*_dir", "profiling.*_dir", "profiling.*_path"),
 )
 
 DEFAULTS: Mapping[str, Any] = {
@@ -120,16 +91,19 @@ def former_series_id(spec: RunSpec, cluster_name: str) -> str:
 
 def _plain(value: Any) -> Any:
     """A value that is written as text as the number or the truth value that it says."""
-    if not isinstance(value, str):
-        return value
     if value in ("true", "false"):
         return value == "true"
+    return number_in(value) if isinstance(value, str) else value
+
+
+def number_in(text: str) -> int | float | str:
+    """The number that a text says, else the text."""
     for kind in (int, float):
         try:
-            return kind(value)
+            return kind(text)
         except ValueError:
             continue
-    return value
+    return text
 
 
 def _named(spec: RunSpec, cluster_name: str, arguments: Mapping[str, Any], not_in_environment: tuple[str, ...]) -> str:

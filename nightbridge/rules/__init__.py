@@ -5,9 +5,6 @@ the values and the way out. Keys and types are checked before, in `config`. Rule
 """
 
 from nightbridge.rules.profiles import (
-    CONTAINER_RULES,
-    PROFILES,
-    RULES,
     check,
     check_container,
     check_dumped,
@@ -18,16 +15,8 @@ from nightbridge.rules.profiles import (
     grid_of,
     points_of,
 )
-from nightbridge.rules.rule import Rule
-from nightbridge.rules.sweeps import Cut, Grid, expansion_of
 
 __all__ = [
-    "CONTAINER_RULES",
-    "PROFILES",
-    "RULES",
-    "Cut",
-    "Grid",
-    "Rule",
     "check",
     "check_container",
     "check_dumped",
@@ -35,7 +24,6 @@ __all__ = [
     "check_scenario",
     "check_test",
     "errors_of",
-    "expansion_of",
     "grid_of",
     "points_of",
 ]

@@ -12,14 +12,8 @@ from pathlib import Path
 from nightbridge.launch.config_schema import ConfigSchema
 from nightbridge.launch.flags import RELEASES, V0_4_0, V0_6_0, version_of_ref
 from nightbridge.launch.parser_source import launcher_of
-from nightbridge.launch.plan import unknown_flags, unsafe_values, wrong_choices
-from nightbridge.launch.run_outputs import (
-    RECIPE_STEPS,
-    oversized_checkpoint,
-    parameters_of,
-    resumed_from,
-    trains_adapters,
-)
+from nightbridge.launch.plan import RECIPE_STEPS, unknown_flags, unsafe_values, wrong_choices
+from nightbridge.launch.resources import oversized_checkpoint, parameters_of, resumed_from, trains_adapters
 from nightbridge.launch.shipped import pinned_recipes, released_recipes
 from nightbridge.models import HarvestPolicy
 from nightbridge.models.series import DEFAULT_NUM_GPUS, DEFAULTS

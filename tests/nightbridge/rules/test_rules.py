@@ -8,7 +8,7 @@ import pytest
 from nightbridge.launch.flags import TEST_FLAGS
 from nightbridge.launch.parser_source import PARSER
 from nightbridge.launch.plan import placeholder_plan
-from nightbridge.launch.run_outputs import parameters_of
+from nightbridge.launch.resources import parameters_of
 from nightbridge.models import (
     Checkout,
     ClusterLimits,
@@ -23,7 +23,8 @@ from nightbridge.models import (
     Site,
     TestDefinition,
 )
-from nightbridge.rules import RULES, check, check_scenario, check_test, errors_of
+from nightbridge.rules import check, check_scenario, check_test, errors_of
+from nightbridge.rules.profiles import RULES
 from nightbridge.rules.rule import RuleContext
 from nightbridge.slurm.factory import open_cluster
 from tests.builders import make_test
