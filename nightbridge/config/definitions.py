@@ -22,8 +22,7 @@ from nightbridge.config.cloudai_compat import gate_of, sbatch_options, split_dra
 from nightbridge.config.documents import Findings, KeyPath, Layered
 from nightbridge.config.schema import NODES, TestTable, check_table
 from nightbridge.launch.flags import version_for_pin
-from nightbridge.launch.resources import gpus_per_node
-from nightbridge.launch.run_outputs import oversized_checkpoint
+from nightbridge.launch.resources import gpus_per_node, oversized_checkpoint
 from nightbridge.models import (
     HETERO_MIMO,
     MOUNT_POINT,

@@ -44,7 +44,7 @@ from nightbridge.history.nightly_values import (
 )
 from nightbridge.history.reading import first_that_counts
 from nightbridge.history.rows import HistoryRow, gpu_hours, row_of
-from nightbridge.launch.run_outputs import resumed_from
+from nightbridge.launch.resources import resumed_from
 from nightbridge.models import (
     EXIT_CODES,
     Comparison,

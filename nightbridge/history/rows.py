@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_origin
 from pydantic import AwareDatetime, Field
 
 from nightbridge.errors import InvalidInput
-from nightbridge.launch.run_outputs import resumed_from
+from nightbridge.launch.resources import resumed_from
 from nightbridge.models import (
     Arm,
     Model,

@@ -37,7 +37,6 @@ from nightbridge.launch.flags import (
 from nightbridge.launch.hetero import hetero_plan
 from nightbridge.launch.parser_source import known_flags, launcher_of
 from nightbridge.launch.resources import clock, gpus_per_node, nodes_for, num_gpus, site_options, time_limit_seconds
-from nightbridge.launch.run_outputs import JOB_FOLDER, output_arguments, output_dir, overrides
 from nightbridge.models import (
     LAUNCHER_HOME,
     Checkout,
@@ -54,6 +53,18 @@ from nightbridge.models import (
 
 NO_ACCOUNT = "nightbridge"
 """NeMo-Run insists on an account; the local cluster has none, and Slurm without enforced accounts takes any."""
+
+JOB_FOLDER = "/nemo_run"
+"""Where NeMo-Run mounts the job's directory in its container."""
+
+RECIPE_STEPS = 50
+"""Steps of every flat performance recipe, unless the test sets them."""
+
+_LOGGING: Mapping[str, str] = {
+    "logger.log_timers_to_tensorboard": "true",
+    "logger.log_throughput_to_tensorboard": "true",
+    "logger.log_memory_to_tensorboard": "true",
+}
 
 PLACEHOLDER = Path("/placeholder")
 """Root of paths that do not exist before the first stages have run."""
@@ -106,11 +117,12 @@ def make_plan(
             thing=test.source or test.id,
             advice="Set gpus_per_node in the cluster's settings",
         )
-    folder = output_dir(image, attempt_dir)
+    # A container has the job's folder.
+    folder = attempt_dir / "output" if image.kind == "none" else None
     attempt_name = f"{spec.run_key}-a{attempt}"
     values: dict[str, Any] = {
         **test.cmd_args,
-        **output_arguments(spec, folder, attempt_name),
+        **_output_arguments(spec, folder, attempt_name),
         **_variables(test, site.cluster, known),
         "num_gpus": num_gpus(test),
         "gpus_per_node": per_node,
@@ -122,7 +134,7 @@ def make_plan(
         "detach": True,
         "packager": "none" if "--packager" in known else "",
     }
-    hydra = [f"{key}={value}" if value else key for key, value in overrides(spec, folder).items()]
+    hydra = [_override(key, value) for key, value in _overrides(spec, folder).items()]
     _check_workspace(image, attempt_dir)
     return LaunchPlan(
         run_key=spec.run_key,
@@ -216,6 +228,34 @@ def _words(values: Mapping[str, Any], known: KnownFlags) -> Iterator[str]:
 def _mounts(test: TestDefinition, bridge: Path) -> tuple[str, ...]:
     mount_as = test.megatron_bridge.mount_as
     return (*test.extra_container_mounts, *((f"{bridge}:{mount_as}",) if mount_as else ()))
+
+
+def _overrides(spec: RunSpec, folder: Path | None) -> dict[str, str]:
+    """The Hydra overrides: TensorBoard switched on unless the test switches it off, then the test's own."""
+    given = spec.test.extra_cmd_args
+    taken = {key.lstrip("+~") for key in given}
+    added = {"logger.tensorboard_dir": f"{folder or JOB_FOLDER}/tb_logs", **_LOGGING}
+    return {key: value for key, value in added.items() if key not in taken} | dict(given)
+
+
+def _output_arguments(spec: RunSpec, folder: Path | None, attempt_name: str) -> dict[str, Any]:
+    """The fields of the launcher that decide where and when the run writes; they replace the test's own.
+
+    A directory that the test names gets the attempt appended, so that no earlier run's checkpoint is resumed.
+    """
+    given = spec.test.cmd_args
+    fields: dict[str, Any] = {}
+    for field in ("save_dir", "wandb_save_dir"):
+        if given.get(field):
+            fields[field] = f"{str(given[field]).rstrip('/')}/{attempt_name}"
+    if not given.get("save_config_filepath"):
+        fields["save_config_filepath"] = f"{folder or JOB_FOLDER}/configs/ConfigContainer.yaml"
+    if spec.test.harvest.checkpoint != "none" and not given.get("save_interval"):
+        fields["save_interval"] = spec.max_steps or RECIPE_STEPS
+    saves = "save_interval" in fields or bool(given.get("save_interval"))
+    if saves and folder is not None and "save_dir" not in fields:
+        fields["save_dir"] = f"{folder}/checkpoints"
+    return fields
 
 
 def _variables(test: TestDefinition, cluster: ClusterSettings, known: KnownFlags) -> dict[str, list[str]]:
