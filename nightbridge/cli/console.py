@@ -54,7 +54,10 @@ def quiet(log: Path) -> Iterator[None]:
             file = _LogFile(log, unwritable)
             file.setFormatter(console.formatter)
             stack.callback(file.close)
-            _replace(stack, logger, console, file)
+            logger.removeHandler(console)
+            logger.addHandler(file)
+            stack.callback(logger.addHandler, console)
+            stack.callback(logger.removeHandler, file)
         for name in FLOW_LOGGERS:
             logging.getLogger(name).addHandler(progress)
             stack.callback(logging.getLogger(name).removeHandler, progress)
@@ -90,14 +93,6 @@ def show_in_place(frames: Iterable[list[str]]) -> None:
                 live.update(Text("\n".join(lines), no_wrap=True, overflow="ellipsis"), refresh=True)
     finally:
         print_all(lines)
-
-
-def _replace(stack: ExitStack, logger: logging.Logger, old: logging.Handler, new: logging.Handler) -> None:
-    """Give a logger another handler until the stack is closed."""
-    logger.removeHandler(old)
-    logger.addHandler(new)
-    stack.callback(logger.addHandler, old)
-    stack.callback(logger.removeHandler, new)
 
 
 class _LogFile(logging.FileHandler):

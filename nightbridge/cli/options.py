@@ -24,8 +24,6 @@ SITE_VARIABLE = "NIGHTBRIDGE_SITE"
 
 EXIT_INVALID, EXIT_INTERNAL = 2, 4
 
-_KNOCK_SECONDS = 0.5
-
 _R = TypeVar("_R")
 
 SiteOption = Literal["system", "cluster", "store", "workspace"]
@@ -120,7 +118,7 @@ def _knock_at_server(choice: "SiteChoice") -> None:
         return
     port = address.port or (443 if address.scheme == "https" else 80)
     try:
-        socket.create_connection((address.hostname, port), timeout=_KNOCK_SECONDS).close()
+        socket.create_connection((address.hostname, port), timeout=0.5).close()
     except OSError as error:
         raise no_block(choice, f"no Prefect server answers at {address.hostname}:{port}") from error
 

@@ -27,7 +27,6 @@ _WORK = frozenset({"gb", "seq_length", "num_gpus", "num_nodes"})
 """What a step's work, or the GPUs that share it, is changed by: the least step time is then that of the least work."""
 
 _SEED = "random_seed"
-_AFTER_PROFILE = "post_profiling_steps"
 _MAX_POINTS = 1000
 _WEIGHT_TOLERANCE = 1e-6
 """Tolerance of the sum of a sampled parameter's weights, as in CloudAI."""
@@ -91,7 +90,8 @@ def gate_of(gate: GatePolicy, report: TrainingReport | None, findings: Findings)
     if report is None:
         return gate
     changes = {}
-    for name, field in (("exclude_start_steps", "warmup_steps"), ("exclude_post_profiling_steps", _AFTER_PROFILE)):
+    names = {"exclude_start_steps": "warmup_steps", "exclude_post_profiling_steps": "post_profiling_steps"}
+    for name, field in names.items():
         if field not in gate.model_fields_set:
             changes[field] = getattr(report, name)
         elif name in report.model_fields_set or field == "warmup_steps":

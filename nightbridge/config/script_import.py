@@ -112,7 +112,7 @@ def _options(words: Iterable[str], script: Path) -> Options:
     found: dict[str, list[str]] = {}
     name = ""
     for word in words:
-        if word.startswith("--") or (word.startswith("-") and not _is_number(word)):
+        if word.startswith("-") and not re.fullmatch(r"-\d+(\.\d+)?(e-?\d+)?", word):
             name, _, value = word.partition("=")
             found[name] = [value] if value else []
         elif not name:
@@ -120,10 +120,6 @@ def _options(words: Iterable[str], script: Path) -> Options:
         else:
             found[name].append(word)
     return {option: values[0] if len(values) == 1 else shlex.join(values) for option, values in found.items()}
-
-
-def _is_number(word: str) -> bool:
-    return re.fullmatch(r"-\d+(\.\d+)?(e-?\d+)?", word) is not None
 
 
 def _same(one: str, other: str) -> bool:

@@ -17,12 +17,10 @@ from nightbridge.models import ClusterKind, ClusterSettings, Model, Site, SiteCh
 
 _CLOUDAI_ONLY = frozenset({"scheduler", "install_path", "output_path", "default_partition", "partitions"})
 
-_NOT_PASSED = "has no effect in this version"
-
 CLOUDAI_IGNORED: Mapping[str, str] = {
     "hf_home_path": "has no effect: set HF_HOME in the tests' extra_env_vars",
     "partitions": "has no effect: partitions are read from the cluster",
-    "distribution": _NOT_PASSED,
+    "distribution": "has no effect in this version",
     "mpi": "has no effect: the launcher requests pmix itself",
     "ntasks_per_node": "has no effect: the launcher starts one task for each GPU",
     "cache_docker_images_locally": "has no effect: images are always imported, verified and kept",

@@ -20,8 +20,6 @@ _IMAGE = re.compile(
     r"(?::[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(?:@sha256:[0-9a-f]{64})?"
 )
 
-_TUNING = frozenset({"sft", "lora", "peft"})
-
 _MOUNT = re.compile(r"[^:]+:/[^:]*(?::[a-z0-9+_.=-]+)?")
 
 
@@ -79,7 +77,7 @@ def _token(run: RuleContext) -> Iterator[str]:
     """Without a token the Hub refuses gated models and limits the rate of others, hours into the queue."""
     if "HF_TOKEN" in run.test.secrets or run.args.get("offline"):
         return
-    if run.args.get("task") in _TUNING:
+    if run.args.get("task") in ("sft", "lora", "peft"):
         yield _fetches(f"task = {run.args['task']!r}")
     if run.args.get("tokenizer_type") == "HuggingFaceTokenizer":
         yield _fetches("tokenizer_type = 'HuggingFaceTokenizer'")

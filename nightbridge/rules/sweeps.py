@@ -11,6 +11,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import islice, repeat
 from typing import Any
 
@@ -48,15 +49,15 @@ class Cut:
     values: tuple[Any, ...]
     points: int
 
+    @property
+    def first(self) -> dict[str, Any]:
+        """What its first point is known by."""
+        return {**self.fixed, self.axis: self.values[0]} if self.axis else {}
+
 
 @dataclass(slots=True)
 class Skipped:
-    """The points of a grid that one rule refuses.
-
-    Attributes:
-        points: How many points; a point that several rules refuse counts for the first of them.
-        example: The rule's message for the first of them.
-    """
+    """How many points of a grid one rule refuses, as the first of all rules, and its message for one of them."""
 
     points: int
     example: str
@@ -79,30 +80,23 @@ class Expansion:
     skipped: dict[str, Skipped] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
 class _Question:
-    """One rule over the axes that it depends on: for the values before its last axis, which values it takes there."""
+    """One rule over the axes that it depends on: which values it takes on the last of them.
 
-    def __init__(
-        self, rule: Rule[RuleContext], axes: Sequence[int], refuses: Callable[[Mapping[int, int]], bool], width: int
-    ):
-        self.rule = rule
-        self._before, self._last = tuple(axes[:-1]), axes[-1]
-        self._refuses, self._width = refuses, width
-        self._answers: dict[tuple[int, ...], int] = {}
+    Attributes:
+        rule: The rule.
+        before: The other axes.
+        answer: The values of the last axis that the rule takes, as bits, by the positions of the others' values.
+    """
+
+    rule: Rule[RuleContext]
+    before: Sequence[int]
+    answer: Callable[[tuple[int, ...]], int]
 
     def taken(self, chosen: Sequence[int]) -> int:
         """The values of the last axis that the rule takes, as bits."""
-        key = tuple([chosen[axis] for axis in self._before])
-        answer = self._answers.get(key)
-        if answer is None:
-            if len(self._answers) >= _ANSWERS_KEPT:
-                self._answers.clear()
-            answer = self._answers[key] = self._evaluate(key)
-        return answer
-
-    def _evaluate(self, key: tuple[int, ...]) -> int:
-        set_before = dict(zip(self._before, key, strict=True))
-        return sum(1 << value for value in range(self._width) if not self._refuses({**set_before, self._last: value}))
+        return self.answer(tuple([chosen[axis] for axis in self.before]))
 
 
 class Grid:
@@ -177,8 +171,7 @@ class Grid:
 
     def messages(self, cut: Cut) -> tuple[str, ...]:
         """The rule's messages for the first point that was cut."""
-        point = {**cut.fixed, cut.axis: cut.values[0]} if cut.axis else {}
-        return tuple(cut.rule.check(self._context(point)))
+        return tuple(cut.rule.check(self._context(cut.first)))
 
     # --- implementation ---------------------------------------------------------------------------------------------
 
@@ -204,11 +197,16 @@ class Grid:
             self._refused_at_once.append(rule)
 
     def _add_question(self, rule: Rule[RuleContext], axes: Sequence[int], test: TestDefinition) -> None:
-        def refuses(chosen: Mapping[int, int]) -> bool:
-            return any(True for _ in rule.check(self._context(self._point(chosen), test)))
+        *before, last = axes
+        width = len(self._axes[last].values)
 
-        width = len(self._axes[axes[-1]].values)
-        self._questions[axes[-1]].append(_Question(rule, axes, refuses, width))
+        @lru_cache(maxsize=_ANSWERS_KEPT)
+        def answer(key: tuple[int, ...]) -> int:
+            chosen = dict(zip(before, key, strict=True))
+            points = (self._point({**chosen, last: value}) for value in range(width))
+            return sum(1 << i for i, each in enumerate(points) if not any(rule.check(self._context(each, test))))
+
+        self._questions[last].append(_Question(rule, before, answer))
 
     def _point(self, chosen: Mapping[int, int]) -> dict[str, Any]:
         return {self._axes[axis].name: self._axes[axis].values[value] for axis, value in chosen.items()}
@@ -237,10 +235,7 @@ class Grid:
                 yield from self._outcomes_below(depth + 1, chosen, point)
 
     def _chosen(self, index: int) -> list[int]:
-        chosen = []
-        for below, axis in zip(self._below, self._axes, strict=True):
-            chosen.append(index // below % len(axis.values))
-        return chosen
+        return [index // below % len(axis.values) for below, axis in zip(self._below, self._axes, strict=True)]
 
     def _is_valid(self, chosen: Sequence[int]) -> bool:
         return not self._refused_at_once and all(
@@ -340,14 +335,9 @@ class SkippedParts:
 
 
 def skipped_parts(test: TestDefinition, grid: Grid) -> SkippedParts:
-    """Say which points of a swept test break a rule.
+    """Say which points of a swept test, whose grid this is, break a rule; points that `[sweep]` did not draw, too.
 
-    Points that `[sweep]` did not draw are listed as well. A grid
-    of any size is walked in constant memory, and at most as far as the rules themselves walk it.
-
-    Args:
-        test: The swept test.
-        grid: Its points under the rules of its profile.
+    A grid of any size is walked in constant memory, and at most as far as the rules themselves walk it.
     """
     listed: list[SkippedPart] = []
     points = walked = parts = 0
@@ -357,10 +347,13 @@ def skipped_parts(test: TestDefinition, grid: Grid) -> SkippedParts:
             points += outcome.points
             parts += max(len(outcome.values), 1)
             if len(listed) < MAX_LISTED:
-                listed += (_part(grid, cut) for cut in _by_value(outcome))
-    for part in _refused_draws(test, grid):
-        points, parts = points + 1, parts + 1
-        listed.append(part)
+                listed += _parts(grid, outcome)
+    # Draws are known for whole points only, so these are checked one by one.
+    for point in drawn_points(test, grid) if test.drawn else ():
+        if (refusal := grid.first_refusal(point)) is not None:
+            rule, message = refusal
+            points, parts = points + 1, parts + 1
+            listed.append(SkippedPart(point=dict(point), points=1, rule=rule.id, reason=message))
     listed = listed[:MAX_LISTED]
     notes = (
         f"{parts - len(listed):,} more parts are not listed" if parts > len(listed) else "",
@@ -369,23 +362,10 @@ def skipped_parts(test: TestDefinition, grid: Grid) -> SkippedParts:
     return SkippedParts(tuple(listed), points, "; ".join(text for text in notes if text))
 
 
-def _by_value(cut: Cut) -> Iterator[Cut]:
+def _parts(grid: Grid, cut: Cut) -> Iterator[SkippedPart]:
     """A cut of several values is one part for each of them: a rule's message names one value."""
-    if not cut.axis:
-        yield cut
-        return
-    for value in cut.values:
-        yield replace(cut, values=(value,), points=cut.points // len(cut.values))
-
-
-def _part(grid: Grid, cut: Cut) -> SkippedPart:
-    point = {**cut.fixed, cut.axis: cut.values[0]} if cut.axis else dict(cut.fixed)
-    return SkippedPart(point=point, points=cut.points, rule=cut.rule.id, reason="; ".join(grid.messages(cut)))
-
-
-def _refused_draws(test: TestDefinition, grid: Grid) -> Iterator[SkippedPart]:
-    """Drawn points that break a rule: draws are known for whole points only, so these are checked one by one."""
-    for point in drawn_points(test, grid) if test.drawn else ():
-        if (refusal := grid.first_refusal(point)) is not None:
-            rule, message = refusal
-            yield SkippedPart(point=dict(point), points=1, rule=rule.id, reason=message)
+    each: list[tuple[Any, ...]] = [(value,) for value in cut.values] or [()]
+    for values in each:
+        part = replace(cut, values=values, points=cut.points // len(each))
+        reason = "; ".join(grid.messages(part))
+        yield SkippedPart(point=part.first, points=part.points, rule=cut.rule.id, reason=reason)
