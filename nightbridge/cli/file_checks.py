@@ -29,14 +29,7 @@ CodeOf = Callable[[TestDefinition], Checkout]
 
 
 class TestFindings(Model):
-    """The findings of one test, or of a ConfigContainer.
-
-    Attributes:
-        id: Its id.
-        source: The file.
-        findings: What is wrong, and what is odd.
-        points: Points of its sweep, valid or not; None where nothing is swept over.
-    """
+    """The findings of one test, or of a ConfigContainer; `points` are those of its sweep, valid or not."""
 
     id: str
     source: str
@@ -69,14 +62,7 @@ class FileReport(Model):
 def check_file(
     file: Path, tests_dirs: Sequence[Path], limits: ClusterLimits | None = None, code_of: CodeOf | None = None
 ) -> FileReport:
-    """Check a test or scenario file.
-
-    Args:
-        file: A TOML file.
-        tests_dirs: Folders of the tests that it names.
-        limits: The cluster's; its rules are left out when None.
-        code_of: Checks out the code of a test; the rules that read code are left out when None.
-    """
+    """Check a test or scenario file; rules on the cluster, or on the pinned code, only where these are given."""
     try:
         scenario = config.load(file, tests_dirs=tests_dirs)
     except InvalidInput as error:

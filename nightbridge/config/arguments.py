@@ -39,7 +39,7 @@ def read_secret(value: str, path: KeyPath, findings: Findings, *, variable: str 
     Args:
         value: As it is written.
         path: Where.
-        findings: Where the warning about a literal goes, and the problem of a reference to nothing, which is None.
+        findings: Get the warning about a literal, and the problem of a reference to nothing, which is None.
         variable: The variable that usually holds such a secret.
     """
     ref = _reference(value.strip(), findings.source, path)

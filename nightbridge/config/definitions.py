@@ -48,12 +48,7 @@ _FULL_COMMIT = re.compile(r"[0-9a-f]{40}")
 def define_test(
     source: Layered, *, test_id: str, file: str
 ) -> tuple[TestDefinition | InvalidTest, tuple[Violation, ...]]:
-    """Read one test.
-
-    Args:
-        source: The test's table with everything laid over it.
-        test_id: Its id in the scenario.
-        file: The file to open to fix it.
+    """Read one test, whose table has everything laid over it; `file` is the one to open to fix it.
 
     Returns:
         The test, or an invalid test with every violation and what is readable of it; and the warnings.

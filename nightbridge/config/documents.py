@@ -95,13 +95,7 @@ DEPTH_LIMIT = 50
 
 @dataclass(frozen=True)
 class Document:
-    """One TOML file.
-
-    Attributes:
-        path: The file as the user named it.
-        text: Its text.
-        table: What tomllib made of it.
-    """
+    """One TOML file, under the path by which the user named it."""
 
     path: Path
     text: str = field(repr=False)

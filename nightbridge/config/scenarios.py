@@ -27,7 +27,7 @@ def load(path: Path, *, tests_dirs: Sequence[Path] = ()) -> Scenario:
     others stay. No defaults are added.
 
     Args:
-        path: The TOML file.
+        path: The file.
         tests_dirs: Further directories of test files, searched before those near the scenario.
 
     Raises:
@@ -92,12 +92,7 @@ def runs(scenario: Scenario, night: str, limits: ClusterLimits | None = None) ->
     one.
 
     Points that break a rule are left out; `check_test` reports them. A test has 1000 points at most: `check_scenario`
-    sets one with more aside.
-
-    Args:
-        scenario: The tests.
-        night: The night.
-        limits: The cluster, where it is known; queried if a test `sweeps_nodes`.
+    sets one with more aside. The limits of the cluster are queried if a test `sweeps_nodes`.
     """
     made: dict[str, tuple[RunSpec, ...]] = {}
     for test in in_order(scenario.tests):

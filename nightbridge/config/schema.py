@@ -153,12 +153,7 @@ def validated(
 ) -> AnyModel | None:
     """Read a table as a model; every problem goes to `findings`, and then there is no result.
 
-    Args:
-        model: The model.
-        table: The table.
-        findings: Where problems go.
-        base: Path of the table in its file.
-        also_known: Keys of the table that have been taken out of it.
+    `base` is the table's path in its file, `also_known` are keys that have been taken out of it.
     """
     try:
         return model.model_validate(table)

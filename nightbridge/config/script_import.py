@@ -32,25 +32,14 @@ Options = dict[str, str]
 
 
 class ImportedScript(Model):
-    """A launch script as a test.
-
-    Attributes:
-        toml: The test file's text.
-        options: What the script gives its program.
-    """
+    """A launch script as a test file's text, and the options that it gives its program."""
 
     toml: str
     options: Options
 
 
 class Comparison(Model):
-    """The command line of a test beside that of the script which it comes from.
-
-    Attributes:
-        only_test: Options that the script does not have.
-        only_script: Options that the test does not have.
-        different: Options whose values differ, with both.
-    """
+    """The options of a test beside those of the script which it comes from; `different` ones have both values."""
 
     only_test: tuple[str, ...]
     only_script: tuple[str, ...]

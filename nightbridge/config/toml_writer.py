@@ -24,11 +24,7 @@ def scenario_toml(scenario: Scenario) -> str:
 
 
 def toml_value(value: Any) -> str:
-    """One value as TOML, tables inline.
-
-    Args:
-        value: Text, number, boolean, or a mapping, list or tuple of such.
-    """
+    """Text, a number, a boolean, or a mapping, list or tuple of such as TOML, tables inline."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_quoted(key)} = {toml_value(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):

@@ -78,22 +78,14 @@ def rules_of(test: TestDefinition) -> RunRules:
 
 
 def check_container(container: ConfigContainer, world_size: int | None = None) -> tuple[Violation, ...]:
-    """Return every rule that a ConfigContainer breaks.
-
-    Args:
-        container: The configuration.
-        world_size: GPUs of the run; without it, the data parallel size that the file records is taken.
-    """
+    """Return every rule that a ConfigContainer breaks on so many GPUs; else the file's data parallel size is taken."""
     return tuple(violations_of(CONTAINER_RULES, replace(container, world_size=world_size)))
 
 
 def check_dumped(dumped: ConfigContainer, test: TestDefinition) -> tuple[tuple[Violation, ...], tuple[Difference, ...]]:
-    """Check what an earlier run dumped with tonight's flags and overrides laid over it.
+    """Lay tonight's flags and overrides over what an earlier run dumped: what they newly break, and what differs.
 
     Overrides whose names are not in the dump are left out: the rules on overrides decide about those.
-
-    Returns:
-        What tonight's values break and the dump did not, for it ran; and every value that differs.
     """
     gpus = num_gpus(test)
     container = dumped

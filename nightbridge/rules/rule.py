@@ -123,13 +123,9 @@ pinned_schema = lru_cache(maxsize=16)(read_schema)
 
 
 class RuleContext:
-    """One run as the rules see it.
+    """One run as the rules see it: a test with nothing left to choose, the cluster's limits and the pinned code.
 
-    Attributes:
-        test: The run's test, with nothing left to choose.
-        limits: What the cluster allows; None until queried.
-        checkout: The pinned code; None before it is fetched.
-        args: The test's `[cmd_args]`.
+    The last two are None until they are known.
     """
 
     def __init__(

@@ -36,7 +36,6 @@ class Cut:
     """A part of a grid that one rule refuses.
 
     Attributes:
-        rule: The rule.
         fixed: The values of the axes before the one at which it broke.
         axis: Name of that axis; empty where the fields that are not swept over break the rule already.
         values: The values of that axis that are refused.
@@ -68,8 +67,7 @@ class Expansion:
     """The counts of a grid that has been walked.
 
     Attributes:
-        points: Its points.
-        valid: How many break no rule.
+        valid: How many points break no rule.
         walked: How many of the points have been looked at: all, unless the walk was cut short.
         skipped: Rule id to the points that it refuses, in the order in which they were found.
     """
@@ -82,13 +80,7 @@ class Expansion:
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """One rule over the axes that it depends on: which values it takes on the last of them.
-
-    Attributes:
-        rule: The rule.
-        before: The other axes.
-        answer: The values of the last axis that the rule takes, as bits, by the positions of the others' values.
-    """
+    """One rule over the axes that it depends on: which values it takes on the last of them, given those before it."""
 
     rule: Rule[RuleContext]
     before: Sequence[int]
@@ -246,12 +238,7 @@ class Grid:
 
 
 def expansion_of(grid: Grid, most: int | None = None) -> Expansion:
-    """Walk a grid once and count what is in it.
-
-    Args:
-        grid: The grid.
-        most: After how many points and cuts to stop; None to walk all of it.
-    """
+    """Walk a grid once and count what is in it; `most` is after how many points and cuts to stop."""
     found = Expansion(grid.size)
     for outcome in islice(grid.outcomes(), most):
         found.walked += outcome.points if isinstance(outcome, Cut) else 1
