@@ -47,15 +47,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nightbridge.history.changepoints import (
-    DEFAULT_POLICY,
-    ChangePointPolicy,
-    find_change_points,
-    night_noise,
-    remove_canary,
-    remove_node_effects,
-    steadiest,
-)
+from nightbridge.history.changepoints import DEFAULT_POLICY, ChangePointPolicy, find_change_points
+from nightbridge.history.noise import night_noise, remove_canary, remove_node_effects, steadiest
 
 Array = NDArray[np.float64]
 

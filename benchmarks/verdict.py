@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nightbridge.gate.evidence import gather_evidence, since_of
+from nightbridge.gate.evidence import gather_evidence
 from nightbridge.gate.verdict import compare
 from nightbridge.history.history_store import COMPACT_AT, write_generation
 from nightbridge.history.reading import add, read_history, read_recent
@@ -117,7 +117,7 @@ def judge(store: ObjectStore, number: int, nights: int, read: Reader) -> Verdict
     """Tonight's verdict on one test, as the compare stage makes it."""
     record = record_of(number, nights, summary_of(number, nights, nights))
     history = read(store, record)
-    return compare(record, history, gather_evidence(store, record, since=since_of(history), history=history))
+    return compare(record, history, gather_evidence(store, record, history=history))
 
 
 def timed(store: ObjectStore, number: int, nights: int, read: Reader) -> float:

@@ -6,7 +6,7 @@ Plain functions, no tasks: Prefect calls cancellation hooks outside of any run, 
 import logging
 from collections.abc import Iterable, Iterator
 
-from nightbridge.gate.control import LONGER, MOST_TIMES
+from nightbridge.gate.control import most_pairs
 from nightbridge.models import NightReport, RunSpec, Site, Verdict, VerdictStatus
 from nightbridge.nights.records import NightPlan, read_end, record_end
 from nightbridge.slurm.attempts import cancel_jobs
@@ -33,7 +33,7 @@ def cancel_runs(subject: str, run_keys: Iterable[str], site: Site) -> None:
 def run_keys_of(plan: NightPlan) -> Iterator[str]:
     """The keys of every run that a night may have started: its own, and the pairs or re-runs that confirm them."""
     for run in plan.runs:
-        for number in range(2 * (LONGER * MOST_TIMES * run.test.gate.pairs + 1) + 1):
+        for number in range(2 * (most_pairs(run.test.gate) + 1) + 1):  # one pair more may try suspect nodes
             yield run.model_copy(update={"repeat": number}).run_key
 
 

@@ -8,9 +8,10 @@ from typing import Any
 from nightbridge.bisect.lineage import BUMPS, RANGES, Step, short_name
 from nightbridge.bisect.plan import RUNS_OF_A_POINT, BisectPlan, point_run
 from nightbridge.bisect.search import Answer, Failure, Measured
-from nightbridge.bisect.shift import FAILED, Asked, failure_of, metric_named
+from nightbridge.bisect.shift import Asked, failure_of, metric_named
 from nightbridge.harvest.manifest import load_record
 from nightbridge.history.metrics import format_change, format_count, format_value, measured, other_losses
+from nightbridge.history.nightly_values import BROKEN
 from nightbridge.history.rows import gpu_hours
 from nightbridge.models import Model, RunRecord, StoredModel, Verdict, VerdictStatus
 from nightbridge.store.protocol import ObjectStore, read_stored
@@ -311,7 +312,7 @@ def _value_of(asked: Asked, verdict: Verdict, record: RunRecord | None) -> float
     if isinstance(asked.levels, Failure) and not asked.levels.digest:
         failed = failure_of(verdict)
         return {None: 0.0, asked.levels.signature: 1.0}.get(failed)
-    if verdict.status in FAILED or record is None:
+    if verdict.status in BROKEN or record is None:
         return None
     if isinstance(asked.levels, Failure):
         differs = other_losses(asked.levels.digest, record.summary)

@@ -12,13 +12,10 @@ from nightbridge.bisect.search import BisectPolicy, Failure, Levels
 from nightbridge.errors import InvalidInput
 from nightbridge.gate.trend import trends
 from nightbridge.history.metrics import COMPLETE_OUTCOMES, comparable_digest, hardly_moved, measured, other_losses
-from nightbridge.history.nightly_values import Night, nights_of
+from nightbridge.history.nightly_values import BROKEN, Night, nights_of
 from nightbridge.history.rows import HistoryRow
 from nightbridge.models import GOOD_VERDICTS, Model, NightId, Verdict, VerdictStatus
 from nightbridge.models.metrics import COLUMNS, METRIC_BY_NAME, Metric
-
-FAILED = frozenset({VerdictStatus.FAILED, VerdictStatus.SHORT, VerdictStatus.INVALID})
-"""Verdicts on a run whose commit does not do what was asked for."""
 
 # What is another in each run: addresses, numbers of ranks, nodes, steps and bytes; folders and what is in quotes stay
 # as long as they hold none of these, for a missing module or file is known by its name.
@@ -100,7 +97,7 @@ def failure_of(verdict: Verdict) -> str | None:
 
     It is what two runs that broke in the same way have in common, without what differs by chance.
     """
-    if verdict.status not in FAILED:
+    if verdict.status not in BROKEN:
         return None
     reason = verdict.reasons[0] if verdict.reasons else ""
     return f"{verdict.status}: {_BY_CHANCE.sub('#', _FOLDERS.sub('', reason))[:LONGEST]}"
@@ -150,7 +147,7 @@ def find_failure(rows: Sequence[HistoryRow], verdict_of: VerdictOf) -> Shift:
     failure = _failure(nights[-1], verdict_of) if nights else None
     if failure is None:
         raise InvalidInput("the latest night did not fail", thing=rows[0].test_id if rows else "history")
-    ended = [night.outcome in COMPLETE_OUTCOMES and night.verdict not in FAILED for night in nights]
+    ended = [night.outcome in COMPLETE_OUTCOMES and night.verdict not in BROKEN for night in nights]
     if not any(ended):
         raise InvalidInput(
             "no earlier night ran to its end", thing=nights[-1].test_id, advice="Name a good commit with --good"
@@ -192,7 +189,7 @@ def _hardly_moved(row: HistoryRow) -> bool:
 def asked_shift(rows: Sequence[HistoryRow], verdict_of: VerdictOf, metric: str | None) -> Shift:
     """What is asked about: what is named; else the failure of the latest night, its other losses, or a metric."""
     latest = [night.own for night in nights_of(rows)[-1:]]
-    if metric == FAILURE or (metric is None and any(night.verdict in FAILED for night in latest)):
+    if metric == FAILURE or (metric is None and any(night.verdict in BROKEN for night in latest)):
         return find_failure(rows, verdict_of)
     if metric == LOSSES or (metric is None and any(map(_hardly_moved, latest))):
         return find_other_losses(rows)
@@ -201,7 +198,7 @@ def asked_shift(rows: Sequence[HistoryRow], verdict_of: VerdictOf, metric: str |
 
 def _failure(row: HistoryRow, verdict_of: VerdictOf) -> str | None:
     """How a run failed; None where it did not."""
-    verdict = verdict_of(row) if row.verdict in FAILED else None
+    verdict = verdict_of(row) if row.verdict in BROKEN else None
     return failure_of(verdict) if verdict else None
 
 

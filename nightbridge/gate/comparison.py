@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from nightbridge.gate.control import (
+    ASKS_FOR_PAIRS,
     UNKNOWN_SIGMAS,
     Agreement,
     Seen,
@@ -324,11 +325,7 @@ def _levels(
 
 
 def _with_control(
-    result: MetricResult,
-    series: MetricSeries,
-    explained: float,
-    excess: float,
-    strays: float,
+    result: MetricResult, series: MetricSeries, explained: float, excess: float, strays: float
 ) -> MetricResult:
     """The same, as the pairs of the last good point and tonight's say it.
 
@@ -345,7 +342,7 @@ def _with_control(
     last = tonight.nights[-2].own
     accepted = is_accepted(tonight.evidence.decisions, metric.name, last.night)
     regressed, stood = comparison.status == "regressed", 0.0 if accepted else abs(last.worse.get(metric.name, 0.0))
-    if not (regressed or stood or metric.name == "step_time" or any(night.arms for night in tonight.nights)):
+    if not (regressed or stood or metric.name == ASKS_FOR_PAIRS or any(night.arms for night in tonight.nights)):
         return result._replace(reruns=0)  # no pair is about it, and none is wanted: its noise need not be known
     field, noise, change = _noise_of_runs(series)
     seen = Seen(
@@ -385,7 +382,6 @@ def _noise_of_runs(series: MetricSeries) -> tuple[str, float, float]:
     field, values = series.steadiest
     every = zip(series.first_runs(field, values), series.past, strict=True)
     known = [value for value, night in every if value is not None and night and night.is_good]
-    noise, usual = noise_of_runs(known), metric.threshold(gate) / UNKNOWN_SIGMAS
-    if len(known) < gate.cold_start:
-        return field, min(max(noise, usual), 2 * usual), metric.threshold(gate)
-    return field, noise, change_looked_for(metric, gate)
+    noise = noise_of_runs(known, metric.threshold(gate) / UNKNOWN_SIGMAS, gate.cold_start)
+    is_known = len(known) >= gate.cold_start
+    return field, noise, change_looked_for(metric, gate) if is_known else metric.threshold(gate)

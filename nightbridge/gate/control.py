@@ -24,7 +24,7 @@ from typing import Literal, NamedTuple
 from nightbridge.gate.decisions import Decision, level_start
 from nightbridge.gate.trend import CERTAINLY_BACK
 from nightbridge.history.metrics import format_change, format_count, format_percent, format_value
-from nightbridge.history.nightly_values import Night, run_value
+from nightbridge.history.nightly_values import Night, run_value, values_of
 from nightbridge.history.reading import is_good
 from nightbridge.history.rows import HistoryRow
 from nightbridge.models import Arm, GatePolicy, GitRepo, HarvestPolicy, PinnedRepository, RunRecord, RunSpec
@@ -79,6 +79,9 @@ MIN_PAIRS = 16
 
 ACCIDENT_SIGMAS = 3.0
 """What is farther out says little of how far pairs usually are apart."""
+
+ASKS_FOR_PAIRS = "step_time"
+"""The metric whose nights are worth pairs by themselves: of all others pairs only confirm what was seen without."""
 
 SUSPECT_SIGMAS = 1.0
 """From here on a night's step time is worth a pair; most such nights are chance, and the pair says so."""
@@ -288,18 +291,17 @@ def rule(metric: Metric, gate: GatePolicy, nights: Sequence[Night], seen: Seen) 
     if seen.stood and (seen.regressed or (seen.excess >= seen.stood / 2 and proof.clear < CLEAR)):
         return Ruling("stands", proof)
     is_back = not seen.regressed and seen.excess < seen.stood / 2 - CERTAINLY_BACK * seen.noise
-    is_speed = metric.name == "step_time"
+    asks = metric.name == ASKS_FOR_PAIRS
     # The more runs tonight's point has, the pairs' new arms included, the less of their median is chance.
     least = max(SUSPECT_SIGMAS * seen.noise, FINE_CHANGE) / math.sqrt(len(nights[-1].runs))
-    far = is_speed and seen.excess >= least
+    far = asks and seen.excess >= least
     # Of a metric that is no average, or that no cluster moves, pairs only confirm what the band says.
-    every_night = is_speed and gate.control == "every_night"
+    every_night = asks and gate.control == "every_night"
     is_open = proof.score > (OPEN / 2 if every_night else OPEN)
     goes_on = metric.follows_cluster and not metric.least_change and is_open
     suspicious = seen.regressed or far or goes_on or (seen.stood > 0 and not is_back)
     started = max((row.arm.pair for row in nights[-1].arms if row.arm and not row.arm.on_suspects), default=0)
-    times = MOST_TIMES * LONGER if proof.score > OPEN else MOST_TIMES
-    most = times * gate.pairs if gate.max_runs is None else gate.max_runs // 2
+    most = most_pairs(gate, proof.score > OPEN)
     if (suspicious or every_night) and started < (first := min(gate.pairs, most)):
         return Ruling("ask", proof, first)
     if not suspicious:
@@ -315,13 +317,19 @@ def rule(metric: Metric, gate: GatePolicy, nights: Sequence[Night], seen: Seen) 
     return _with_levels(Ruling(kind, proof), metric, nights[-1], seen)
 
 
+def most_pairs(gate: GatePolicy, longer: bool = True) -> int:
+    """How many pairs of the two points a night has at most. `longer`: where they speak for a regression."""
+    times = MOST_TIMES * LONGER if longer else MOST_TIMES
+    return times * gate.pairs if gate.max_runs is None else gate.max_runs // 2
+
+
 def _with_levels(ruling: Ruling, metric: Metric, night: Night, seen: Seen) -> Ruling:
     """The same with what tonight's arms measured, and with where the cluster has the good level now."""
     arms = zip(*pairs_of(night), strict=True)
-    news, controls = ([value for run in runs if (value := run_value(run, metric)) is not None] for runs in arms)
+    news, controls = (values_of(runs, metric) for runs in arms)
     if not news or not controls or not seen.reference:
         return ruling
-    own = [value for run in night.runs if (value := run_value(run, metric)) is not None]
+    own = values_of(night.runs, metric)
     # Where the code is as good as before, every run of the night shows the level; else only the control's.
     shown = {"clear": [*own, *controls], "worse": controls}.get(ruling.kind, [])
     moved = None

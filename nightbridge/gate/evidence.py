@@ -87,7 +87,6 @@ def gather_evidence(
     store: ObjectStore,
     record: RunRecord,
     contract: Contract | None = None,
-    since: str = "",
     canary_series: CanarySeries | None = None,
     history: Sequence[HistoryRow] = (),
 ) -> Evidence:
@@ -97,9 +96,8 @@ def gather_evidence(
         store: Where history and decisions are.
         record: The run.
         contract: The site's limits, by a pattern of test ids and by metric.
-        since: The first night that counts; earlier ones of the canary are ignored.
         canary_series: Shared by the runs of a night; see `canary_rows`.
-        history: Rows of the run's series; the losses of its last good runs are read.
+        history: Rows of the run's series; the losses of its last good runs are read, and the canary's nights since.
 
     Raises:
         InvalidInput: The test's golden file is missing or is none.
@@ -109,6 +107,7 @@ def gather_evidence(
     decisions = as_of(record.spec.night, read_decisions(store, cluster, record.series))
     own = row_of(record, None)
     good = comparable_losses(own, history, decisions)
+    since = min((row.night for row in history), default="")
     return Evidence(
         contract=limits_for(test.id, contract or {}),
         canary=canary_rows(store, test.gate.canary, cluster, since, record.spec.night, canary_series)
@@ -129,11 +128,6 @@ def limits_for(test_id: str, contract: Contract) -> dict[MetricName, Limits]:
         if fnmatchcase(test_id, pattern):
             found |= limits
     return found
-
-
-def since_of(history: Sequence[HistoryRow]) -> str:
-    """The first night of a history; none where it is empty."""
-    return min((row.night for row in history), default="")
 
 
 def canary_rows(

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from nightbridge.gate.control import PROOF
-from nightbridge.gate.evidence import CanarySeries, Contract, gather_evidence, since_of
+from nightbridge.gate.evidence import CanarySeries, Contract, gather_evidence
 from nightbridge.gate.suspects import CommitsBetween, find_suspects
 from nightbridge.gate.tonight import Evidence
 from nightbridge.gate.verdict import compare
@@ -59,7 +59,7 @@ def judge(
         DamagedData: Something of it cannot be read.
     """
     history = read_recent(store, record.job.cluster, record.series, record.spec.night)
-    evidence = gather_evidence(store, record, contract, since_of(history), canary_series, history)
+    evidence = gather_evidence(store, record, contract, canary_series, history)
     evidence = evidence._replace(proof=proof)
     return compare(record, history, evidence), history, evidence
 

@@ -207,7 +207,7 @@ def _around(known: Sequence[tuple[tuple[str, ...], float]], index: int, near: in
 
 
 def _welch(left: Sequence[float], right: Sequence[float]) -> float:
-    from nightbridge.history.student import t_test_p_value
+    from nightbridge.history.changepoints import t_test_p_value
 
     parts = [statistics.variance(part) / len(part) for part in (left, right)]
     spread = sum(parts)

@@ -11,14 +11,22 @@ from nightbridge.gate.control import PROOF
 from nightbridge.gate.decisions import Decision, is_left_out
 from nightbridge.gate.numerics import Numerics
 from nightbridge.history.metrics import measured
-from nightbridge.history.nightly_values import Night, adjusted, canary_values, night_value, night_values, run_value
+from nightbridge.history.nightly_values import (
+    Night,
+    adjusted,
+    canary_values,
+    night_value,
+    night_values,
+    run_value,
+    values_of,
+)
 from nightbridge.history.rows import HistoryRow
 from nightbridge.models import GatePolicy, Limits, MetricName, RunRecord
 from nightbridge.models.metrics import METRIC_BY_NAME, Metric
 from nightbridge.models.verdict import ReferenceResult
 
 if TYPE_CHECKING:
-    from nightbridge.history.modes import Modes
+    from nightbridge.history.noise import Modes
 
 
 class NightlyParity(NamedTuple):
@@ -141,9 +149,9 @@ class MetricSeries:
     @cached_property
     def runs(self) -> list[float]:
         """What tonight's runs measured; that which is judged has no verdict yet, so whatever its own is."""
-        values = [measured(self.metric, self.tonight.record.summary)]
-        values += [run_value(run, self.metric) for run in self.tonight.nights[-1].runs[1:]]
-        return [value for value in values if value is not None]
+        own = measured(self.metric, self.tonight.record.summary)
+        further = values_of(self.tonight.nights[-1].runs[1:], self.metric)
+        return further if own is None else [own, *further]
 
     @cached_property
     def steady(self) -> list[float | None]:
@@ -153,7 +161,7 @@ class MetricSeries:
     @cached_property
     def steadiest(self) -> tuple[str, Sequence[float | None]]:
         """The statistic of the metric that reveals a change soonest, and its values as `steady` has them."""
-        from nightbridge.history.changepoints import steadiest
+        from nightbridge.history.noise import steadiest
 
         choices = {self.metric.field: self.steady}
         for field in self.metric.statistics:
@@ -180,7 +188,7 @@ class MetricSeries:
 
 def modes_of(tonight: Tonight) -> "Modes | None":
     """The two speeds that the test's runs fall into, without what the canary and the nodes explain; None for one."""
-    from nightbridge.history.modes import find_modes
+    from nightbridge.history.noise import find_modes
 
     metric = METRIC_BY_NAME["step_time"]
     nights = tuple(None if night.own.resumed else night for night in tonight.nights)

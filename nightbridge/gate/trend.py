@@ -1,6 +1,6 @@
 """Trends: the change points of a series' metrics, and what was pinned on both sides of each.
 
-The nights' values are those of `nightly_values`, without what the canary and the nodes explain where changes are
+The nights' values are those of `nightly_values`, without what control arms and nodes explain where changes are
 searched. Of a metric with several statistics, such as the median of the step times and their 5th percentile, the
 steadiest one is taken. Users' decisions about a change (`decisions`) are shown with it.
 """
@@ -17,11 +17,10 @@ from nightbridge.history.metrics import format_change, format_count, format_valu
 from nightbridge.history.nightly_values import (
     Night,
     adjusted,
-    canary_values,
     night_values,
-    run_value,
+    nights_of,
+    values_of,
 )
-from nightbridge.history.nightly_values import nights_of as nights_of
 from nightbridge.history.rows import HistoryRow
 from nightbridge.models import ListedCommit, MetricName, Model, RepositoryChange, VerdictStatus
 from nightbridge.models.metrics import COLUMNS, METRIC_BY_NAME, METRICS, Metric
@@ -29,7 +28,7 @@ from nightbridge.models.metrics import COLUMNS, METRIC_BY_NAME, METRICS, Metric
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from nightbridge.history.changepoints import ChangePoint, ChangePointPolicy
+    from nightbridge.history.changepoints import ChangePoint
 
 CERTAINLY_BACK = 3.0
 """A night this many standard deviations on the good side of the worse level is taken to be back."""
@@ -124,22 +123,15 @@ def is_back(metric: Metric, ongoing: NewLevel, value: float, noise: float) -> bo
     return gained > max(half, CERTAINLY_BACK * noise * abs(ongoing.after))
 
 
-def trends(
-    rows: Sequence[HistoryRow],
-    policy: "ChangePointPolicy | None" = None,
-    decisions: Sequence[Decision] = (),
-    canary: Sequence[HistoryRow] = (),
-) -> tuple[Trend, ...]:
+def trends(rows: Sequence[HistoryRow], decisions: Sequence[Decision] = ()) -> tuple[Trend, ...]:
     """What each gated metric of a series did, night by night: those that every table shows first, then those measured.
 
     Args:
         rows: The rows of one series, in any order.
-        policy: When a difference is a change.
         decisions: Users' decisions about the series.
-        canary: Rows of the test whose pins never move, on the same cluster.
     """
     nights = nights_of(rows)
-    found = tuple(_trend(metric, nights, policy, decisions, canary) for metric in METRICS)
+    found = tuple(_trend(metric, nights, decisions) for metric in METRICS)
     return tuple(
         trend
         for trend in found
@@ -206,7 +198,7 @@ def _control_arms(night: Night) -> list[HistoryRow]:
 
 
 def _step_time_of(runs: Sequence[HistoryRow]) -> float | None:
-    values = [value for run in runs if (value := run_value(run, METRIC_BY_NAME["step_time"])) is not None]
+    values = values_of(runs, METRIC_BY_NAME["step_time"])
     return statistics.median(values) if values else None
 
 
@@ -253,33 +245,24 @@ def _commit_line(one: ListedCommit) -> str:
     return f"{one.commit.commit[:10]} {one.text} ({one.commit.author}, {one.commit.authored_at:%Y-%m-%d})"
 
 
-def _trend(
-    metric: Metric,
-    nights: Sequence[Night],
-    policy: "ChangePointPolicy | None",
-    decisions: Sequence[Decision],
-    canary: Sequence[HistoryRow],
-) -> Trend:
+def _trend(metric: Metric, nights: Sequence[Night], decisions: Sequence[Decision]) -> Trend:
     # numpy is imported with the first trend: commands that need none do not pay for it.
-    from nightbridge.history.changepoints import DEFAULT_POLICY, find_change_points, steadiest
+    from nightbridge.history.changepoints import DEFAULT_POLICY, find_change_points
+    from nightbridge.history.noise import steadiest
 
     fields = (metric.field, *metric.statistics)
     raw = {field: night_values(nights, metric, field) for field in fields}
-    control = canary_values(nights, canary, metric) if metric.follows_cluster else ()
     believed = [
         night.own.verdict is not VerdictStatus.SUSPICIOUS or is_accepted(decisions, metric.name, night.own.night)
         for night in nights
     ]
     series = {
-        field: adjusted(
-            metric, [v if good else None for v, good in zip(values, believed, strict=True)], nights, control
-        )
+        field: adjusted(metric, [v if good else None for v, good in zip(values, believed, strict=True)], nights, ())
         for field, values in raw.items()
     }
     statistic = steadiest(series)
-    policy = policy or DEFAULT_POLICY
-    least = metric.least(policy.minimum_change)
-    points = find_change_points(series[statistic], policy.model_copy(update={"minimum_change": least}))
+    least = metric.least(DEFAULT_POLICY.minimum_change)
+    points = find_change_points(series[statistic], DEFAULT_POLICY.model_copy(update={"minimum_change": least}))
     changes = []
     for point in points:
         last_before, latest = nights[max(0, point.earliest - 1)], nights[point.latest]

@@ -25,13 +25,11 @@ from nightbridge.gate.control import (
     weigh,
 )
 from nightbridge.history.metrics import format_change, format_count, format_value, measured
-from nightbridge.history.nightly_values import nights_of, noise_of_runs
-from nightbridge.history.reading import is_good
+from nightbridge.history.nightly_values import BROKEN, nights_of, noise_of_runs
 from nightbridge.history.rows import HistoryRow, gpu_hours
 from nightbridge.models import (
     Arm,
     GatePolicy,
-    GitRepo,
     HarvestPolicy,
     Model,
     RunRecord,
@@ -46,8 +44,6 @@ from nightbridge.models.metrics import COLUMNS, METRIC_BY_NAME, Metric
 CORE_FOLDER = "3rdparty/Megatron-LM"
 """Where Megatron-Bridge has Megatron-Core."""
 
-BROKEN = frozenset({VerdictStatus.FAILED, VerdictStatus.SHORT, VerdictStatus.INVALID})
-
 Answer = Literal["as good", "better", "worse", "fails", "open", "control fails"]
 
 EXIT_CODES: Mapping[Answer, int] = {"as good": 0, "better": 0, "worse": 1, "open": 1, "fails": 3, "control fails": 4}
@@ -55,8 +51,6 @@ EXIT_CODES: Mapping[Answer, int] = {"as good": 0, "better": 0, "worse": 1, "open
 QUIET_SIGMAS = 5.0
 """Standard deviations of a test without a history that are its widest band: quieter than a night takes it to be, whose
 alarm wakes people. Whoever tries a change waits for few pairs."""
-
-_ROLES = ("new", "control")
 
 _HEADLINES: Mapping[Answer, str] = {
     "as good": "no regression",
@@ -170,15 +164,11 @@ def noise_of_history(rows: Sequence[HistoryRow], gate: GatePolicy) -> dict[str, 
         rows: The history of the series.
         gate: The test's policy.
     """
-    good = [night.own for night in nights_of(rows) if is_good(night.own)]
+    good = [night.own.summary for night in nights_of(rows) if night.is_good]
     found = {}
     for metric in COLUMNS:
-        values = [value for row in good if (value := measured(metric, row.summary)) is not None]
-        usual = metric.threshold(gate) / QUIET_SIGMAS
-        noise = noise_of_runs(values)
-        if len(values) < gate.cold_start:
-            noise = min(max(noise, usual), 2 * usual)
-        found[metric.name] = noise
+        values = [value for summary in good if (value := measured(metric, summary)) is not None]
+        found[metric.name] = noise_of_runs(values, metric.threshold(gate) / QUIET_SIGMAS, gate.cold_start)
     return found
 
 
@@ -266,19 +256,15 @@ def _changed(run: RunSpec, change: Change) -> TestDefinition:
     """The test with what is tried."""
     test = run.test
     repo = test.megatron_bridge
-    changed = _at(repo, change)
+    bridge = pull_request_ref(change.bridge, repo.url) if change.bridge else repo.commit
+    core = {CORE_FOLDER: pull_request_ref(change.core, repo.url)} if change.core else {}
+    changed = repo.model_copy(update={"commit": bridge, "submodules": {**repo.submodules, **core}})
     return test.model_copy(
         update={
             "git_repos": tuple(changed if each == repo else each for each in test.git_repos),
             "cmd_args": {**test.cmd_args, **({"container_image": change.image} if change.image else {})},
         }
     )
-
-
-def _at(repo: GitRepo, change: Change) -> GitRepo:
-    bridge = pull_request_ref(change.bridge, repo.url) if change.bridge else repo.commit
-    core = {CORE_FOLDER: pull_request_ref(change.core, repo.url)} if change.core else {}
-    return repo.model_copy(update={"commit": bridge, "submodules": {**repo.submodules, **core}})
 
 
 def _findings(arms: Sequence[TrialArm], gate: GatePolicy, noise: Mapping[str, float]) -> Iterator[Finding]:
@@ -318,7 +304,8 @@ def _finding(metric: Metric, known: Sequence[tuple[float, float]], gate: GatePol
 
 
 def _answer(arms: Sequence[TrialArm], findings: Sequence[Finding]) -> Answer:
-    new, control = ([arm.status for arm in arms if arm.arm.role == role and arm.status in BROKEN] for role in _ROLES)
+    broken = [arm for arm in arms if arm.status in BROKEN]
+    new, control = ([arm.status for arm in broken if arm.arm.role == role] for role in ("new", "control"))
     if _is_broken(control):
         return "control fails"
     if _is_broken(new) and not control:

@@ -4,7 +4,7 @@ It fails closed. Upstream's gate passes a run with 20 of 50 steps, without a sin
 because a missing number becomes NaN and every test of it reads "fail if greater". Here a run is checked for what it
 must have first, and only a run that has all of it is compared:
 
-1. The job's outcome (`OUTCOME_FAULTS`). All steps done and then a failure in teardown is compared, and says so.
+1. The job's outcome (`OUTCOMES`). All steps done and then a failure in teardown is compared, and says so.
 2. The run's own data: every step done, every step finite, every metric measured, no damaged file; and plausible: what
    was planned ran, and nothing impossible was measured (`plausibility`).
 3. Each metric, with its direction, against floors and ceilings (the test's own, and what the cluster owes it), against
@@ -62,34 +62,19 @@ from nightbridge.models import (
 )
 from nightbridge.models.metrics import COLUMNS, INVERSES, METRIC_BY_NAME, METRICS
 
-# The verdict on a run whose job ended like this, whatever it measured. None: its numbers decide.
-OUTCOME_FAULTS: dict[Outcome | None, VerdictStatus | None] = {
-    Outcome.SUCCEEDED: None,
-    Outcome.TEARDOWN: None,
-    Outcome.SHORT: VerdictStatus.SHORT,
-    Outcome.TIMEOUT: VerdictStatus.FAILED,
-    Outcome.OUT_OF_MEMORY: VerdictStatus.FAILED,
-    Outcome.PROGRAM_ERROR: VerdictStatus.FAILED,
-    Outcome.CANCELLED: VerdictStatus.CANCELLED,
-    Outcome.INFRASTRUCTURE: VerdictStatus.INFRASTRUCTURE,
-    Outcome.NEVER_STARTED: VerdictStatus.INFRASTRUCTURE,
-    None: VerdictStatus.INFRASTRUCTURE,
+# The verdict on a run whose job ended like this, whatever it measured, and how that is said. None: its numbers decide.
+OUTCOMES: dict[Outcome | None, tuple[VerdictStatus | None, str]] = {
+    Outcome.SUCCEEDED: (None, "the job succeeded"),
+    Outcome.TEARDOWN: (None, "all steps done, then the job failed in teardown"),
+    Outcome.SHORT: (VerdictStatus.SHORT, "the job ended before its last step"),
+    Outcome.TIMEOUT: (VerdictStatus.FAILED, "the job ran into its time limit"),
+    Outcome.OUT_OF_MEMORY: (VerdictStatus.FAILED, "the job ran out of memory"),
+    Outcome.PROGRAM_ERROR: (VerdictStatus.FAILED, "the program failed"),
+    Outcome.CANCELLED: (VerdictStatus.CANCELLED, "the job was cancelled"),
+    Outcome.INFRASTRUCTURE: (VerdictStatus.INFRASTRUCTURE, "the cluster failed, not the program"),
+    Outcome.NEVER_STARTED: (VerdictStatus.INFRASTRUCTURE, "the job never started"),
+    None: (VerdictStatus.INFRASTRUCTURE, "the state of the job is unknown"),
 }
-
-
-OUTCOME_WORDS: dict[Outcome | None, str] = {
-    Outcome.SUCCEEDED: "the job succeeded",
-    Outcome.TEARDOWN: "all steps done, then the job failed in teardown",
-    Outcome.SHORT: "the job ended before its last step",
-    Outcome.TIMEOUT: "the job ran into its time limit",
-    Outcome.OUT_OF_MEMORY: "the job ran out of memory",
-    Outcome.PROGRAM_ERROR: "the program failed",
-    Outcome.CANCELLED: "the job was cancelled",
-    Outcome.INFRASTRUCTURE: "the cluster failed, not the program",
-    Outcome.NEVER_STARTED: "the job never started",
-    None: "the state of the job is unknown",
-}
-
 
 # What the comparisons make of a run that has no fault of its own: the first that any of them has.
 COMPARED: tuple[tuple[ComparisonStatus, VerdictStatus], ...] = (
@@ -100,7 +85,6 @@ COMPARED: tuple[tuple[ComparisonStatus, VerdictStatus], ...] = (
     ("improved", VerdictStatus.IMPROVED),
     ("passed", VerdictStatus.PASSED),
 )
-
 
 MAY_BE_MODES = frozenset(
     {VerdictStatus.PASSED, VerdictStatus.IMPROVED, VerdictStatus.REGRESSED, VerdictStatus.UNSTABLE}
@@ -212,7 +196,7 @@ def _control_point(spec: RunSpec, nights: Sequence[Night], evidence: Evidence) -
 def _verdict(
     record: RunRecord, baseline: Sequence[HistoryRow], results: Sequence[MetricResult], tonight: Tonight | None
 ) -> Verdict:
-    outcome_fault = OUTCOME_FAULTS[record.job.outcome]
+    outcome_fault, _words = OUTCOMES[record.job.outcome]
     short = _missing_steps(record, baseline)
     wrong = _wrong_data(record.summary)
     reruns, asked = 0, ""
@@ -395,7 +379,7 @@ def _wrong_data(summary: Summary) -> tuple[str, ...]:
 
 
 def _outcome_reason(record: RunRecord) -> str:
-    words = OUTCOME_WORDS[record.job.outcome]
+    _fault, words = OUTCOMES[record.job.outcome]
     return f"{words}: {record.job.outcome_reason}" if record.job.outcome_reason else words
 
 

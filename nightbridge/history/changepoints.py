@@ -3,8 +3,7 @@
 One value per night goes in, oldest first; nothing is assumed about its unit. Four steps, each for a fault that nightly
 series really have:
 
-1. What is known to move the value without the code is taken out: `remove_canary` takes out the cluster's own drift,
-   measured by a test whose pins never move; `remove_node_effects` takes out the level of the nodes that a night ran on.
+1. What is known to move the value without the code is taken out (`noise`), by whoever calls this.
 2. Winsorising (`winsorise`, a Hampel filter): a night on a bad node counts as slow, but not as ten slow nights. Without
    this, three such nights in a hundred give several false alarms a year, whatever the test that follows.
 3. Candidates from the top down: the night that splits a window best, by the t statistic, then the best within each
@@ -17,25 +16,18 @@ for 1e-3. `benchmarks/detection.py` measures what that means: false alarms a yea
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
-from nightbridge.errors import InvalidInput
-from nightbridge.history.student import t_test_p_value
+from nightbridge.history.noise import Array, as_array, median, padded, row_medians, windows
 from nightbridge.models import Model
-
-Array = NDArray[np.float64]
 
 # Median absolute deviation to standard deviation, for Gaussian noise.
 MAD_TO_SIGMA = 1.4826
-
-# The share of Gaussian noise within this many standard deviations is 80 %.
-GAUSSIAN_80 = 1.2816
 
 # A candidate is kept for the merge when one split alone is this significant: a change that is masked by a second one,
 # such as a slow-down that was repaired, becomes significant only once both are known.
@@ -84,11 +76,6 @@ class ChangePoint(Model):
     change: float = Field(description="(after - before) / |before|, signed, of the winsorised means.")
     p_value: float = Field(description="Of the t-test between the two levels.")
 
-    @property
-    def confidence(self) -> float:
-        """One minus the p-value."""
-        return 1.0 - self.p_value
-
 
 class _Boundary(NamedTuple):
     """A candidate between two segments, and what the tests say about it."""
@@ -109,10 +96,10 @@ def find_change_points(
         values: One value per night, oldest first. None, NaN and infinity are nights without a value.
         policy: What counts as a change.
     """
-    raw = _as_array(values)
+    raw = as_array(values)
     nights = np.flatnonzero(np.isfinite(raw))
     known = raw[nights]
-    level = _median(np.abs(known)) if known.size else 0.0
+    level = median(np.abs(known)) if known.size else 0.0
     if known.size < 2 * policy.minimum_nights or level == 0.0:
         return ()
     series = winsorise(known, policy) / level
@@ -145,187 +132,12 @@ def winsorise(values: Array, policy: ChangePointPolicy = DEFAULT_POLICY) -> Arra
     than half the neighbourhood shrinks but does not vanish.
     """
     half = policy.neighbourhood
-    padded = np.concatenate([np.full(half, np.nan), values, np.full(half, np.nan)])
-    centre = _row_medians(padded[_windows(values.size, 2 * half + 1)])
-    sigma = MAD_TO_SIGMA * _median(np.abs(values - centre))
+    centre = row_medians(padded(values, half, half)[windows(values.size, 2 * half + 1)])
+    sigma = MAD_TO_SIGMA * median(np.abs(values - centre))
     # The neighbourhood's median follows the noise a little, so deviations from it are smaller than the noise.
     sigma *= 1.0 + 1.0 / (2 * half + 1)
-    width = policy.winsor_sigmas * max(sigma, policy.noise_floor * _median(np.abs(values)))
+    width = policy.winsor_sigmas * max(sigma, policy.noise_floor * median(np.abs(values)))
     return np.clip(values, centre - width, centre + width)
-
-
-def remove_canary(values: Sequence[float | None], canary: Sequence[float | None]) -> list[float]:
-    """Take the cluster's drift out of a metric, as measured in the same nights by a test whose pins never move.
-
-    The canary's relative deviation from its median is taken off, times the share of it that the metric follows (least
-    squares, between 0 and 1): a metric that has nothing to do with the canary is left alone. A night without a canary
-    takes the canary of the nights around it.
-
-    Raises:
-        InvalidInput: The two differ in length, or a value is not positive: only ratios can be compared.
-    """
-    raw, control = _as_array(values), _as_array(canary)
-    if raw.size != control.size:
-        raise InvalidInput(f"{control.size} canary nights for {raw.size} nights", thing="canary")
-    known, measured = np.isfinite(raw), np.isfinite(control)
-    if (raw[known] <= 0).any() or (control[measured] <= 0).any():
-        raise InvalidInput("a canary needs positive values", thing="canary", advice="Leave it out for this metric")
-    if measured.sum() < 2 or known.sum() < 2:
-        return _as_list(raw)
-    at = np.arange(raw.size)
-    drift = np.log(np.interp(at, at[measured], control[measured]))
-    drift -= np.median(drift)
-    metric = np.log(raw, where=known, out=np.full(raw.size, np.nan))
-    both = known & measured
-    share = _share_followed(metric[both], drift[both])
-    return _as_list(np.exp(metric - share * drift))
-
-
-def remove_node_effects(
-    values: Sequence[float | None],
-    nodes: Sequence[str],
-    policy: ChangePointPolicy = DEFAULT_POLICY,
-    least_nights: int = 4,
-) -> list[float]:
-    """Bring all nights to the level of the node set that most of them ran on.
-
-    The effect of a node set is the median of its nights' ratios to the reference nights around each of them. Only
-    nights with reference nights on both sides count, at least `least_nights` of them: nodes that changed for good
-    together with the code are indistinguishable from it, and show as a change.
-
-    Args:
-        values: One value per night, oldest first.
-        nodes: The nodes of each night, any text that is equal for equal sets.
-        policy: Its neighbourhood says how many reference nights are taken on each side.
-        least_nights: Nights that a node set needs before its effect is believed.
-
-    Raises:
-        InvalidInput: The two differ in length.
-    """
-    raw = _as_array(values)
-    if raw.size != len(nodes):
-        raise InvalidInput(f"nodes of {len(nodes)} nights for {raw.size} nights", thing="nodes")
-    known = np.isfinite(raw)
-    set_of_night = _numbered(tuple(nodes))
-    counts = np.bincount(set_of_night[known])
-    adjusted = raw.copy()
-    if np.count_nonzero(counts) < 2:
-        return _as_list(adjusted)
-    reference = int(np.argmax(counts))
-    anchors = np.flatnonzero(known & (set_of_night == reference))
-    for other in np.flatnonzero(counts >= least_nights):
-        if other == reference:
-            continue
-        own = np.flatnonzero(known & (set_of_night == other))
-        ratios = _ratios(raw, own, anchors, policy)
-        if ratios.size >= least_nights:
-            adjusted[own] = raw[own] / _median(ratios)
-    return _as_list(adjusted)
-
-
-@lru_cache(maxsize=16)
-def _numbered(nodes: tuple[str, ...]) -> NDArray[np.intp]:
-    """The number of each night's node set, by their names; every metric of a night asks for the same."""
-    _sets, set_of_night = np.unique(np.asarray(nodes, dtype=str), return_inverse=True)
-    return set_of_night
-
-
-def night_noise(values: Sequence[float | None]) -> float:
-    """How much a value moves from night to night without a reason, as a relative standard deviation.
-
-    Taken from the differences between consecutive nights, of which a change of level moves only one: the four fifths
-    of them that are smallest. NaN with fewer than two nights.
-    """
-    known = _finite(values)
-    level = _median(np.abs(known)) if known.size else 0.0
-    if known.size < 2 or level == 0.0:
-        return math.nan
-    return _quantile(np.abs(known[1:] - known[:-1]), 0.8) / (GAUSSIAN_80 * math.sqrt(2) * level)
-
-
-def steadiest(statistics: Mapping[str, Sequence[float | None]], nights: int = 60) -> str:
-    """The statistic of a metric that reveals a change soonest: the one with the least noise over the last nights.
-
-    A run whose steps are sometimes slow has a median that jumps between two levels while its fastest steps stay where
-    they are; slower code moves both. On equal terms, the first one named is taken.
-
-    Args:
-        statistics: Several statistics of the same nights, such as median and 5th percentile of the step times.
-        nights: How many of the last nights are looked at.
-    """
-    if len(statistics) == 1:
-        return next(iter(statistics))
-    noise = {name: night_noise(values[-nights:]) for name, values in statistics.items()}
-    return min(noise, key=lambda name: math.inf if math.isnan(noise[name]) else noise[name])
-
-
-def _as_array(values: Sequence[float | None]) -> Array:
-    # None becomes NaN.
-    array = np.array(values, dtype=np.float64)
-    array[~np.isfinite(array)] = np.nan
-    return array
-
-
-def _as_list(values: Array) -> list[float]:
-    listed: list[float] = values.tolist()
-    return listed
-
-
-def _finite(values: Sequence[float | None]) -> Array:
-    array = np.array(values, dtype=np.float64)
-    return array[np.isfinite(array)]
-
-
-def _median(values: Array) -> float:
-    """The median of finite values. numpy's own takes several times as long on a hundred nights."""
-    ordered, half = values.copy(), values.size // 2
-    ordered.sort()
-    return float(ordered[half] if values.size % 2 else (ordered[half - 1] + ordered[half]) / 2)
-
-
-def _quantile(values: Array, share: float) -> float:
-    """A quantile of finite values, linear between neighbours, as numpy's."""
-    ordered = np.sort(values)
-    position = share * (values.size - 1)
-    below = int(position)
-    above = min(below + 1, values.size - 1)
-    return float(ordered[below] + (position - below) * (ordered[above] - ordered[below]))
-
-
-def _row_medians(rows: Array) -> Array:
-    """Medians that skip NaN, without the cost of `nanmedian`: sorting puts NaN last."""
-    ordered = np.sort(rows, axis=1)
-    counts = np.count_nonzero(~np.isnan(rows), axis=1)
-    at = np.arange(rows.shape[0])
-    medians: Array = (ordered[at, (counts - 1) // 2] + ordered[at, counts // 2]) / 2
-    return medians
-
-
-@lru_cache(maxsize=256)
-def _windows(count: int, width: int) -> NDArray[np.intp]:
-    """The places of so many overlapping windows. numpy's view of them takes longer than a copy."""
-    places: NDArray[np.intp] = np.arange(count)[:, np.newaxis] + np.arange(width)
-    return places
-
-
-def _ratios(raw: Array, nights: NDArray[np.intp], anchors: NDArray[np.intp], policy: ChangePointPolicy) -> Array:
-    """Nights' values over the median of the reference nights around each; without those that have none on one side."""
-    near = policy.neighbourhood // 2
-    position = np.searchsorted(anchors, nights)
-    inside = (position > 0) & (position < anchors.size)
-    padded = np.concatenate([np.full(near, np.nan), raw[anchors], np.full(near, np.nan)])
-    levels = _row_medians(padded[position[inside, np.newaxis] + np.arange(2 * near)])
-    ratios: Array = raw[nights[inside]][levels != 0] / levels[levels != 0]
-    return ratios
-
-
-def _share_followed(metric: Array, drift: Array) -> float:
-    """The slope of the metric on the drift, in [0, 1], with both winsorised so that a bad night does not decide it."""
-    x, y = (np.clip(part, *np.quantile(part, [0.02, 0.98])) for part in (drift, metric))
-    spread = float(np.var(x))
-    if spread == 0.0:
-        return 0.0
-    return min(1.0, max(0.0, float(np.mean((x - x.mean()) * (y - y.mean()))) / spread))
 
 
 def _memory(series: Array) -> float:
@@ -337,7 +149,7 @@ def _memory(series: Array) -> float:
     if series.size < LEAST_FOR_MEMORY:
         return 1.0
     near, far = (np.abs(series[lag:] - series[:-lag]) for lag in (1, 2))
-    most = 2 * max(_median(near), _median(far))
+    most = 2 * max(median(near), median(far))
     squares = float(np.mean(np.minimum(near, most) ** 2))
     correlation = float(np.mean(np.minimum(far, most) ** 2)) / squares - 1 if squares else 0.0
     if correlation < CHANCE_OF_MEMORY / math.sqrt(series.size):
@@ -471,3 +283,33 @@ def _start_range(part: Array, at: int, policy: ChangePointPolicy) -> tuple[int, 
     possible = np.flatnonzero(2 * (likelihood[position] - likelihood) <= START_RANGE)
     first, last = int(possible.min()), int(possible.max())
     return min(at, first + policy.minimum_nights), max(at, last + policy.minimum_nights)
+
+
+def t_test_p_value(statistic: float, degrees: float) -> float:
+    """Two-sided p-value of Student's t. Without scipy: it alone is larger than all that nightbridge imports."""
+    if not math.isfinite(statistic):
+        return 0.0 if math.isinf(statistic) else 1.0
+    return _incomplete_beta(degrees / 2, 0.5, degrees / (degrees + statistic * statistic))
+
+
+def _incomplete_beta(a: float, b: float, x: float) -> float:
+    """The regularised incomplete beta function, by its continued fraction (modified Lentz)."""
+    if x <= 0.0 or x >= 1.0:
+        return min(max(x, 0.0), 1.0)
+    if x > (a + 1) / (a + b + 2):
+        return 1.0 - _incomplete_beta(b, a, 1.0 - x)
+    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)) / a
+    tiny = 1e-300
+    c, d = 1.0, 1.0 / (1.0 - (a + b) * x / (a + 1) or tiny)
+    result = d
+    for m in range(1, 300):
+        for numerator in (
+            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
+            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
+        ):
+            d = 1.0 / (1.0 + numerator * d or tiny)
+            c = 1.0 + numerator / c or tiny
+            result *= c * d
+        if abs(c * d - 1.0) < 1e-14:
+            break
+    return front * result

@@ -22,8 +22,8 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from functools import cached_property
+from typing import NamedTuple
 
 from nightbridge.errors import InvalidInput
 from nightbridge.history.metrics import COMPLETE_OUTCOMES, measure_of, measured
@@ -32,12 +32,11 @@ from nightbridge.history.rows import HistoryRow
 from nightbridge.models import GatePolicy, Summary, VerdictStatus
 from nightbridge.models.metrics import Metric
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
 # A run with one of these verdicts has no numbers that stand for the test.
 NO_VALUE = frozenset({VerdictStatus.FAILED, VerdictStatus.SHORT, VerdictStatus.CANCELLED, VerdictStatus.INFRASTRUCTURE})
+
+# One with one of these does not do what was asked for, and that is its own fault.
+BROKEN = frozenset({VerdictStatus.FAILED, VerdictStatus.SHORT, VerdictStatus.INVALID})
 
 
 @dataclass(frozen=True)
@@ -148,6 +147,11 @@ def run_value(run: HistoryRow, metric: Metric, field: str = "") -> float | None:
     return measured(metric, run.summary, field) if _has_values(run) else None
 
 
+def values_of(runs: Iterable[HistoryRow], metric: Metric) -> list[float]:
+    """The same of each of some runs that measured it."""
+    return [value for run in runs if (value := run_value(run, metric)) is not None]
+
+
 def _has_values(run: HistoryRow) -> bool:
     return run.outcome in COMPLETE_OUTCOMES and run.verdict not in NO_VALUE
 
@@ -190,7 +194,7 @@ def adjusted(
     ]
     if not metric.follows_cluster or sum(value is not None for value in values) < 2:
         return list(values)
-    from nightbridge.history.changepoints import remove_canary, remove_node_effects
+    from nightbridge.history.noise import remove_canary, remove_node_effects
 
     steady: Sequence[float | None] = values
     try:
@@ -264,41 +268,6 @@ def strays_of(metric: Metric, band: Band, singles: Sequence[float | None]) -> fl
     return (1 + worse) / (2 + len(known))
 
 
-def deviations(values: Sequence[float | None], before: int = 7, after: int = 0) -> list[float]:
-    """How far each night is from the median of so many nights before and after it, relative to that.
-
-    Nights that follow each other, as on a cluster that drifts, are farther from those before them than consecutive
-    nights differ. The fourth night is the first one.
-    """
-    import numpy as np
-
-    known = np.array(values, dtype=np.float64)  # None becomes NaN
-    known = known[np.isfinite(known)]
-    if len(known) < 4:
-        return []
-    places, (below, above) = _around(len(known), before, after)
-    around = np.sort(np.append(known, np.inf)[places], axis=1)
-    rows = np.arange(len(around))
-    levels = (around[rows, below] + around[rows, above]) / 2
-    strays: list[float] = (known[3:][levels != 0] / levels[levels != 0] - 1).tolist()
-    return strays
-
-
-@lru_cache(maxsize=1024)
-def _around(nights: int, before: int, after: int) -> "tuple[NDArray[np.intp], NDArray[np.intp]]":
-    """The places of the nights around each from the fourth on, and those of the two in their middle once in order.
-
-    A place that there is not is that after the last night.
-    """
-    import numpy as np
-
-    at = np.arange(3, nights)[:, None]
-    places = at + np.arange(-before, after + (after > 0))
-    there = (places >= 0) & (places < nights)
-    count = there.sum(axis=1)
-    return np.where(there, places, nights), np.stack([(count - 1) // 2, count // 2])
-
-
 def fixed_band(metric: Metric, gate: GatePolicy, values: Sequence[float]) -> Band:
     """The band around runs chosen by a user: their median, and the metric's threshold."""
     return Band(statistics.median(values) if values else None, metric.threshold(gate), len(values), math.nan)
@@ -307,7 +276,7 @@ def fixed_band(metric: Metric, gate: GatePolicy, values: Sequence[float]) -> Ban
 def noise_of(values: Sequence[float | None]) -> float:
     """The relative standard deviation of single nights; 0 where they are too few to tell."""
     # numpy is imported with the first band from history: commands that compare nothing do not pay for it.
-    from nightbridge.history.changepoints import night_noise
+    from nightbridge.history.noise import deviations, night_noise
 
     noise = night_noise(values)
     if math.isnan(noise):
@@ -316,12 +285,21 @@ def noise_of(values: Sequence[float | None]) -> float:
     return noise if len(strays) < FEW else max(noise, strays[int(USUAL * len(strays))] / USUAL_SIGMAS)
 
 
-def noise_of_runs(values: Sequence[float]) -> float:
-    """The same of single runs, of which a month may be quieter by chance than they are."""
-    return max(noise_of(values[-nights:]) for nights in (NOISE_NIGHTS, LONG_NOISE_NIGHTS))
+def noise_of_runs(values: Sequence[float], usual: float, enough: int) -> float:
+    """The same of single runs, of which a month may be quieter by chance than they are.
+
+    Args:
+        values: What they measured, oldest first.
+        usual: What is usual: of fewer runs than `enough` the noise is at least that, and twice that at most.
+        enough: So many runs tell their own noise.
+    """
+    noise = max(noise_of(values[-nights:]) for nights in (NOISE_NIGHTS, LONG_NOISE_NIGHTS))
+    return noise if len(values) >= enough else min(max(noise, usual), 2 * usual)
 
 
 def _tail_of(metric: Metric, values: Sequence[float | None]) -> float:
     """How far single nights stray that are no rare accident; 0 where they are too few to tell."""
+    from nightbridge.history.noise import deviations
+
     strays = sorted(stray if metric.lower_is_better else -stray for stray in deviations(values, 4, 4))
     return BEYOND_TAIL * strays[min(int(TAIL * len(strays)), len(strays) - 3)] if len(strays) >= FEW else 0.0

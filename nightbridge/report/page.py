@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import jinja2
 
-from nightbridge.gate.verdict import OUTCOME_WORDS
+from nightbridge.gate.verdict import OUTCOMES
 from nightbridge.history.metrics import format_count, format_percent, format_point, format_value
 from nightbridge.history.nightly_values import Night, good_runs_before, night_value, nights_of, repeats_of
 from nightbridge.history.rows import HistoryRow, Pin
@@ -395,7 +395,7 @@ def _facts(verdict: Verdict, row: HistoryRow | None, runs: int) -> tuple[tuple[s
     """Further details, as name and value; unknown things are left out. `runs` is how many tonight had."""
     facts = [("Job", str(verdict.job_id) if verdict.job_id is not None else "")]
     if row:
-        outcome = OUTCOME_WORDS[row.outcome]
+        _fault, outcome = OUTCOMES[row.outcome]
         facts += [
             ("Cluster", row.cluster),
             ("Attempt", str(row.attempt) if row.attempt > 1 else ""),

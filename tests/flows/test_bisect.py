@@ -18,7 +18,7 @@ from nightbridge.bisect.result import BisectResult, result_lines
 from nightbridge.bisect.search import Levels
 from nightbridge.embedded.jobs import all_jobs
 from nightbridge.flows import bisect_regression, run_pipeline
-from nightbridge.gate.trend import nights_of
+from nightbridge.history.nightly_values import nights_of
 from nightbridge.history.reading import find_series, read_history
 from nightbridge.models import ClusterSettings, StoreSettings, VerdictStatus
 from nightbridge.slurm.local import LocalCluster

@@ -13,13 +13,13 @@ from nightbridge.gate.trend import (
     Trend,
     further_run_lines,
     history_cells,
-    nights_of,
     standing_lines,
     trend_lines,
     trend_table,
     trends,
 )
 from nightbridge.gate.verdict import compare
+from nightbridge.history.nightly_values import nights_of
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import Arm, Outcome, Summary, VerdictStatus
 from tests.builders import make_record, make_summary

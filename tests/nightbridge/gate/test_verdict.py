@@ -17,7 +17,7 @@ from nightbridge.errors import (
 )
 from nightbridge.gate.decisions import Decision
 from nightbridge.gate.tonight import Evidence
-from nightbridge.gate.verdict import OUTCOME_FAULTS, OUTCOME_WORDS, compare, verdict_for_error, verdict_for_invalid
+from nightbridge.gate.verdict import OUTCOMES, compare, verdict_for_error, verdict_for_invalid
 from nightbridge.history.nightly_values import good_runs_before
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import (
@@ -225,7 +225,7 @@ def test_a_run_that_nobody_judged_is_no_baseline(make_record: Records, make_row:
     assert compare(make_record(), [row]).status is VerdictStatus.NO_BASELINE
 
 
-@pytest.mark.parametrize("outcome", [outcome for outcome in Outcome if OUTCOME_FAULTS[outcome]])
+@pytest.mark.parametrize("outcome", [outcome for outcome in Outcome if OUTCOMES[outcome][0]])
 def test_a_good_verdict_on_a_bad_job_is_no_baseline(make_record: Records, make_row: Rows, outcome: Outcome) -> None:
     row = make_row().model_copy(update={"outcome": outcome})
 
@@ -358,11 +358,11 @@ def test_a_job_that_failed_fails_with_the_best_of_numbers(
     verdict = compare(make_record(outcome=outcome, outcome_reason="node2 went down"), history)
 
     assert verdict.status is status
-    assert verdict.reasons == (f"{OUTCOME_WORDS[outcome]}: node2 went down",)
+    assert verdict.reasons == (f"{OUTCOMES[outcome][1]}: node2 went down",)
 
 
 def test_every_outcome_has_its_verdict_and_its_words() -> None:
-    assert set(OUTCOME_FAULTS) == set(OUTCOME_WORDS) == {*Outcome, None}
+    assert set(OUTCOMES) == {*Outcome, None}
 
 
 def test_a_failed_job_that_measured_nothing_says_only_what_happened(

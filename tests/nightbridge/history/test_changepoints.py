@@ -1,5 +1,6 @@
 """Since when a metric has another level, and whether the change is real."""
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -12,12 +13,10 @@ from nightbridge.history.changepoints import (
     DEFAULT_POLICY,
     ChangePointPolicy,
     find_change_points,
-    night_noise,
-    remove_canary,
-    remove_node_effects,
-    steadiest,
+    t_test_p_value,
     winsorise,
 )
+from nightbridge.history.noise import night_noise, remove_canary, remove_node_effects, steadiest
 
 Array = NDArray[np.float64]
 
@@ -46,7 +45,7 @@ class TestFinding:
         assert point.change == pytest.approx(0.05, abs=0.01)
         assert [point.before, point.after] == pytest.approx([40, 42], rel=0.01)
         assert point.p_value < 1e-20
-        assert point.confidence == pytest.approx(1)
+        assert point.p_value == pytest.approx(0)
 
     def test_a_level_that_falls_is_a_change_with_a_negative_sign(self) -> None:
         values = noise(100, 1)
@@ -286,3 +285,28 @@ class TestMemory:
             found += [point.index for point in find_change_points(values.tolist())] in ([59], [60], [61])
 
         assert found >= 38
+
+
+# --- Student's t, against printed tables and the closed form of two degrees of freedom -------------------------------
+
+
+@pytest.mark.parametrize(
+    ("statistic", "degrees", "p_value"),
+    [(12.706, 1, 0.05), (4.303, 2, 0.05), (2.228, 10, 0.05), (4.587, 10, 0.001), (1.960, 10**7, 0.05)],
+)
+def test_the_p_value_is_students(statistic: float, degrees: float, p_value: float) -> None:
+    assert t_test_p_value(statistic, degrees) == pytest.approx(p_value, rel=2e-3)
+    assert t_test_p_value(-statistic, degrees) == t_test_p_value(statistic, degrees)
+
+
+def test_the_p_value_agrees_with_the_closed_form_of_two_degrees_far_out_in_the_tail() -> None:
+    for statistic in (0.0, 0.5, 3.0, 50.0):
+        share = statistic / math.sqrt(2 + statistic**2)
+        assert t_test_p_value(statistic, 2) == pytest.approx(1 - share, rel=1e-9)
+
+
+def test_the_p_value_falls_with_the_statistic() -> None:
+    values = [t_test_p_value(0.25 * step, 98) for step in range(60)]
+
+    assert values[0] == 1.0
+    assert all(after < before for before, after in itertools.pairwise(values))

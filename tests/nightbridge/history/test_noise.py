@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from nightbridge.gate.verdict import compare
-from nightbridge.history.modes import find_modes
+from nightbridge.history.noise import find_modes
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import Verdict, VerdictStatus
 from tests.builders import make_record, make_summary

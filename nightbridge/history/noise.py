@@ -1,0 +1,297 @@
+"""What moves a metric from night to night without the code: the cluster's drift, its nodes, chance, and two speeds.
+
+`remove_canary` takes out the cluster's own drift, measured by a test whose pins never move; `remove_node_effects` takes
+out the level of the nodes that a night ran on. What is left is noise, unless `find_modes` tells that the runs of a test
+fall into two speeds whatever the code, so that a slow night says nothing of it.
+"""
+
+import itertools
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nightbridge.errors import InvalidInput
+
+Array = NDArray[np.float64]
+Places = NDArray[np.intp]
+
+NEAR = 3
+"""Reference nights on each side of one that ran on other nodes."""
+
+LEAST_NIGHTS = 4
+"""Nights that a node set needs before its effect is believed."""
+
+STEADY_NIGHTS = 60
+"""The last nights whose noise says which statistic of a metric is the steadiest."""
+
+# The share of Gaussian noise within this many standard deviations is 80 %.
+GAUSSIAN_80 = 1.2816
+
+MODE_NIGHTS, MIN_MODE_NIGHTS, RECENT = 100, 28, 15
+"""Nights that are looked at, at least so many; both modes must be among the recent ones."""
+
+MAX_SPREAD = 0.25
+"""Of the slow mode, as a share of the distance, where that is more than three times the fast one's: no bad nodes."""
+
+MIN_OF_MODE = 8
+"""Nights of each mode: fewer are accidents. Bad nodes in 3 % of a hundred nights are as many once in eighty times."""
+
+MIN_DISTANCE = 0.015
+"""How far apart modes are at least, relative."""
+
+VALLEY_SIGMAS, VALLEY_WIDTH = 2.6, 0.4
+"""Between two modes nights are rarer than around either, unlike in the tail of skewed noise: by how many standard
+deviations of the count, in so wide a part of the distance. Every night looks again, at almost the same nights."""
+
+
+def remove_canary(values: Sequence[float | None], canary: Sequence[float | None]) -> list[float]:
+    """Take the cluster's drift out of a metric, as measured in the same nights by a test whose pins never move.
+
+    The canary's relative deviation from its median is taken off, times the share of it that the metric follows (least
+    squares, between 0 and 1): a metric that has nothing to do with the canary is left alone. A night without a canary
+    takes the canary of the nights around it.
+
+    Raises:
+        InvalidInput: The two differ in length, or a value is not positive: only ratios can be compared.
+    """
+    raw, control = as_array(values), as_array(canary)
+    if raw.size != control.size:
+        raise InvalidInput(f"{control.size} canary nights for {raw.size} nights", thing="canary")
+    known, measured = np.isfinite(raw), np.isfinite(control)
+    if (raw[known] <= 0).any() or (control[measured] <= 0).any():
+        raise InvalidInput("a canary needs positive values", thing="canary", advice="Leave it out for this metric")
+    if measured.sum() < 2 or known.sum() < 2:
+        return _as_list(raw)
+    at = np.arange(raw.size)
+    drift = np.log(np.interp(at, at[measured], control[measured]))
+    drift -= np.median(drift)
+    metric = np.log(raw, where=known, out=np.full(raw.size, np.nan))
+    both = known & measured
+    share = _share_followed(metric[both], drift[both])
+    return _as_list(np.exp(metric - share * drift))
+
+
+def remove_node_effects(values: Sequence[float | None], nodes: Sequence[str]) -> list[float]:
+    """Bring all nights to the level of the node set that most of them ran on.
+
+    The effect of a node set is the median of its nights' ratios to the reference nights around each of them. Only
+    nights with reference nights on both sides count, at least `LEAST_NIGHTS` of them: nodes that changed for good
+    together with the code are indistinguishable from it, and show as a change.
+
+    Args:
+        values: One value per night, oldest first.
+        nodes: The nodes of each night, any text that is equal for equal sets.
+
+    Raises:
+        InvalidInput: The two differ in length.
+    """
+    raw = as_array(values)
+    if raw.size != len(nodes):
+        raise InvalidInput(f"nodes of {len(nodes)} nights for {raw.size} nights", thing="nodes")
+    known = np.isfinite(raw)
+    set_of_night = _numbered(tuple(nodes))
+    counts = np.bincount(set_of_night[known])
+    adjusted = raw.copy()
+    if np.count_nonzero(counts) < 2:
+        return _as_list(adjusted)
+    reference = int(np.argmax(counts))
+    anchors = np.flatnonzero(known & (set_of_night == reference))
+    for other in np.flatnonzero(counts >= LEAST_NIGHTS):
+        if other == reference:
+            continue
+        own = np.flatnonzero(known & (set_of_night == other))
+        ratios = _ratios(raw, own, anchors)
+        if ratios.size >= LEAST_NIGHTS:
+            adjusted[own] = raw[own] / median(ratios)
+    return _as_list(adjusted)
+
+
+@lru_cache(maxsize=16)
+def _numbered(nodes: tuple[str, ...]) -> Places:
+    """The number of each night's node set, by their names; every metric of a night asks for the same."""
+    _sets, set_of_night = np.unique(np.asarray(nodes, dtype=str), return_inverse=True)
+    return set_of_night
+
+
+def _share_followed(metric: Array, drift: Array) -> float:
+    """The slope of the metric on the drift, in [0, 1], with both winsorised so that a bad night does not decide it."""
+    x, y = (np.clip(part, *np.quantile(part, [0.02, 0.98])) for part in (drift, metric))
+    spread = float(np.var(x))
+    if spread == 0.0:
+        return 0.0
+    return min(1.0, max(0.0, float(np.mean((x - x.mean()) * (y - y.mean()))) / spread))
+
+
+def _ratios(raw: Array, nights: Places, anchors: Places) -> Array:
+    """Nights' values over the median of the reference nights around each; without those that have none on one side."""
+    position = np.searchsorted(anchors, nights)
+    inside = (position > 0) & (position < anchors.size)
+    levels = row_medians(padded(raw[anchors], NEAR, NEAR)[position[inside, np.newaxis] + np.arange(2 * NEAR)])
+    ratios: Array = raw[nights[inside]][levels != 0] / levels[levels != 0]
+    return ratios
+
+
+def night_noise(values: Sequence[float | None]) -> float:
+    """How much a value moves from night to night without a reason, as a relative standard deviation.
+
+    Taken from the differences between consecutive nights, of which a change of level moves only one: the four fifths
+    of them that are smallest. NaN with fewer than two nights.
+    """
+    known = _finite(values)
+    level = median(np.abs(known)) if known.size else 0.0
+    if known.size < 2 or level == 0.0:
+        return math.nan
+    return _quantile(np.abs(known[1:] - known[:-1]), 0.8) / (GAUSSIAN_80 * math.sqrt(2) * level)
+
+
+def deviations(values: Sequence[float | None], before: int = 7, after: int = 0) -> list[float]:
+    """How far each night is from the median of so many nights before and after it, relative to that.
+
+    Where nights after it count, it does so itself. Nights that follow each other, as on a cluster that drifts, are
+    farther from those before them than consecutive nights differ. The fourth night is the first one.
+    """
+    known = _finite(values)
+    if known.size < 4:
+        return []
+    places = windows(known.size, before + after + (after > 0))[3:]
+    levels = row_medians(padded(known, before, after)[places])
+    strays: list[float] = (known[3:][levels != 0] / levels[levels != 0] - 1).tolist()
+    return strays
+
+
+def steadiest(choices: Mapping[str, Sequence[float | None]]) -> str:
+    """The statistic of a metric that reveals a change soonest: the one with the least noise over the last nights.
+
+    A run whose steps are sometimes slow has a median that jumps between two levels while its fastest steps stay where
+    they are; slower code moves both. On equal terms, the first one named is taken.
+
+    Args:
+        choices: Several statistics of the same nights, such as median and 5th percentile of the step times.
+    """
+    if len(choices) == 1:
+        return next(iter(choices))
+    noise = {name: night_noise(values[-STEADY_NIGHTS:]) for name, values in choices.items()}
+    return min(noise, key=lambda name: math.inf if math.isnan(noise[name]) else noise[name])
+
+
+class Modes(NamedTuple):
+    """Two speeds of one test: their levels in the metric's unit, and the slow one's share of the nights."""
+
+    fast: float
+    slow: float
+    share: float
+
+    @property
+    def edge(self) -> float:
+        """From here on a run is in the slow mode."""
+        return (self.fast + self.slow) / 2
+
+
+def find_modes(values: Sequence[float | None]) -> Modes | None:
+    """The two modes of a lower-is-better metric, or None where its nights have one.
+
+    The nights are split where that leaves the least spread within both parts. A change of level is none: modes take
+    turns.
+
+    Args:
+        values: Of each night's first run, oldest first, tonight last.
+    """
+    known = [value for value in values if value is not None][-MODE_NIGHTS:]
+    if len(known) < MIN_MODE_NIGHTS:
+        return None
+    ordered = sorted(known)
+    at = _best_split(ordered)
+    fast, slow = ordered[:at], ordered[at:]
+    modes = Modes(statistics.median(fast), statistics.median(slow), len(slow) / len(known))
+    distance = modes.slow - modes.fast
+    around_fast, valley, around_slow = (_around(at, known, distance) for at in (modes.fast, modes.edge, modes.slow))
+    lower = min(around_fast, around_slow)
+    is_slow = [value >= slow[0] for value in known]
+    switches = sum(one != other for one, other in itertools.pairwise(is_slow))
+    by_chance = 2 * len(slow) * len(fast) / len(known)
+    if (
+        distance < MIN_DISTANCE * modes.fast
+        or lower - valley < VALLEY_SIGMAS * math.sqrt(lower + valley)
+        or statistics.pstdev(slow) > max(3 * statistics.pstdev(fast), MAX_SPREAD * distance)
+        or switches < by_chance / 2
+        or not 0 < sum(is_slow[-RECENT:]) < RECENT
+    ):
+        return None
+    return modes
+
+
+def _around(place: float, values: Sequence[float], distance: float) -> int:
+    """How many values are around one, in a part of the distance between the modes."""
+    return sum(abs(value - place) <= VALLEY_WIDTH / 2 * distance for value in values)
+
+
+def _best_split(ordered: Sequence[float]) -> int:
+    """Where two parts have the least spread within them, by running sums of all splits at once."""
+    values = np.array(ordered) - statistics.fmean(ordered)  # so that the squares do not cancel each other out
+    sizes, sums = np.arange(1, len(values)), np.cumsum(values)[:-1]
+    between = sums**2 * (1 / sizes + 1 / sizes[::-1])  # the sum of the right part is minus that of the left one
+    return MIN_OF_MODE + int(np.argmax(between[MIN_OF_MODE - 1 : len(values) - MIN_OF_MODE]))
+
+
+# --- arrays of nights ------------------------------------------------------------------------------------------------
+
+
+def as_array(values: Sequence[float | None]) -> Array:
+    """The same with NaN for a night without a value."""
+    array = np.array(values, dtype=np.float64)
+    array[~np.isfinite(array)] = np.nan
+    return array
+
+
+def _as_list(values: Array) -> list[float]:
+    listed: list[float] = values.tolist()
+    return listed
+
+
+def _finite(values: Sequence[float | None]) -> Array:
+    array = np.array(values, dtype=np.float64)
+    return array[np.isfinite(array)]
+
+
+def median(values: Array) -> float:
+    """The median of finite values. numpy's own takes several times as long on a hundred nights."""
+    ordered, half = values.copy(), values.size // 2
+    ordered.sort()
+    return float(ordered[half] if values.size % 2 else (ordered[half - 1] + ordered[half]) / 2)
+
+
+def _quantile(values: Array, share: float) -> float:
+    """A quantile of finite values, linear between neighbours, as numpy's."""
+    ordered = np.sort(values)
+    position = share * (values.size - 1)
+    below = int(position)
+    above = min(below + 1, values.size - 1)
+    return float(ordered[below] + (position - below) * (ordered[above] - ordered[below]))
+
+
+def padded(values: Array, before: int, after: int) -> Array:
+    """The same with so many NaN before and after."""
+    room = np.full(before + values.size + after, np.nan)
+    room[before : before + values.size] = values
+    return room
+
+
+def row_medians(rows: Array) -> Array:
+    """Medians that skip NaN, without the cost of `nanmedian`: sorting puts NaN last."""
+    ordered = np.sort(rows, axis=1)
+    counts = (rows == rows).sum(axis=1)  # only NaN is not itself
+    at = np.arange(rows.shape[0])
+    medians: Array = (ordered[at, (counts - 1) // 2] + ordered[at, counts // 2]) / 2
+    return medians
+
+
+@lru_cache(maxsize=256)
+def windows(count: int, width: int) -> Places:
+    """The places of so many overlapping windows. numpy's view of them takes longer than a copy."""
+    places: Places = np.arange(count)[:, np.newaxis] + np.arange(width)
+    return places
