@@ -21,8 +21,7 @@ from nightbridge.nights.records import NightEnd, NightVerdict
 from nightbridge.outputs.event_files import metrics_parquet
 from nightbridge.report.overview import index_html
 from nightbridge.report.report import night_report_html
-from nightbridge.store.factory import open_store
-from nightbridge.store.protocol import ObjectStore
+from nightbridge.store.protocol import ObjectStore, open_store
 from tests.builders import commit_run, make_record, make_row, make_summary, scalar_table
 
 FIRST_NIGHT = date(2024, 3, 1)

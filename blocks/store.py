@@ -9,8 +9,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_e
 from nightbridge.blocks.base import Password, SettingsBlock
 from nightbridge.errors import TransientError
 from nightbridge.models import HarvestPlace, Place, RetentionPolicy, SecretRef, StoreLocation, StoreSettings
-from nightbridge.store.factory import open_store
-from nightbridge.store.protocol import ObjectStore
+from nightbridge.store.protocol import ObjectStore, open_store
 
 _RESULTS = "results/"
 _PATIENT = Retrying(

@@ -20,8 +20,7 @@ from nightbridge.repos import commits
 from nightbridge.repos.git import git_logins
 from nightbridge.secrets import resolve_secret
 from nightbridge.slurm.node_command import run_on_node
-from nightbridge.store.factory import open_store
-from nightbridge.store.protocol import ObjectStore
+from nightbridge.store.protocol import ObjectStore, open_store
 from nightbridge.tasks.mirror import away_is_transient
 
 

@@ -123,7 +123,7 @@ class MountedStore(DirectoryStore):
         super().__init__(settings.model_copy(update={"url": settings.url.replace("mounted:", "file:")}))
 ''',
     )
-    copy.insert("store/factory.py", r"\nSTORES = \{\n", '    "mounted": "nightbridge.store.mounted:MountedStore",\n')
+    copy.insert("store/protocol.py", r"\nSTORES = \{\n", '    "mounted": "nightbridge.store.mounted:MountedStore",\n')
 
     listing = program("doctor", "--store", f"mounted://{copy.folder}/store")
 

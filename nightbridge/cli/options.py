@@ -132,7 +132,7 @@ def open_site_cluster(site: "Site") -> "Cluster":
 
 def open_site_store(site: "Site") -> "ObjectStore":
     """Open the site's store."""
-    from nightbridge.store.factory import open_store
+    from nightbridge.store.protocol import open_store
 
     settings = site.store_settings
     return open_store(settings, block_values(settings.access_key, settings.secret_key))

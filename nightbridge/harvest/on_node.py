@@ -23,8 +23,7 @@ from nightbridge.harvest.request import HarvestRequest, run_harvest
 from nightbridge.models import Model, RunRecord, SecretRef
 from nightbridge.node_programs import Failure, RunOnNode, begin_on_node, read_answer
 from nightbridge.processes import own_program
-from nightbridge.store.factory import open_store
-from nightbridge.store.protocol import ObjectStore
+from nightbridge.store.protocol import ObjectStore, open_store
 from nightbridge.store.transfers import Progress
 
 REQUEST_FILE = "harvest-request.json"

@@ -1,8 +1,10 @@
-"""The one interface to a store of objects, and what all stores share: valid keys, models as JSON, a check of writing.
+"""The one interface to a store of objects, and what all stores share: how one is opened, valid keys, models as JSON, a
+check of writing. A new kind of store is one module and one row of `STORES`.
 
 Keys are relative paths with `/`, the same for every store, and safe to use as file names.
 """
 
+import pkgutil
 import re
 import uuid
 from collections.abc import Iterator
@@ -12,7 +14,8 @@ from typing import NamedTuple, Protocol, TypeVar
 import pydantic
 
 from nightbridge.errors import DamagedData, InvalidInput, PermanentError
-from nightbridge.models import Model
+from nightbridge.models import Model, StoreSettings
+from nightbridge.secrets import BlockValue
 from nightbridge.store.checksum import FileSource
 
 _M = TypeVar("_M", bound=Model)
@@ -124,6 +127,32 @@ class ObjectStore(Protocol):
 
     def link_of(self, key: str) -> str:
         """The address at which a browser opens an object; empty where there is none. No request is sent."""
+
+
+# Imported when one is opened: boto3 takes half a second, and commands that need no S3 do not pay for it.
+STORES = {
+    "file": "nightbridge.store.directory:DirectoryStore",
+    "s3": "nightbridge.store.s3:S3Store",
+}
+"""Scheme of the store's URL, and the class: called with the settings and with `block_value`."""
+
+
+def open_store(settings: StoreSettings, block_value: BlockValue | None = None) -> ObjectStore:
+    """Open the store that the settings describe. Nothing is read or written yet.
+
+    Args:
+        settings: Where it is and how it is reached.
+        block_value: Returns the value of a Prefect `Secret` block by name; None where there is no Prefect.
+
+    Raises:
+        InvalidInput: No store has this kind of URL, or the settings cannot work (unknown profile, missing secret or
+            certificate file).
+    """
+    name = STORES.get(settings.url.partition("://")[0])
+    if name is None:
+        raise InvalidInput("not a store URL", thing=settings.url, advice="Use file:///DIRECTORY or s3://BUCKET/PREFIX")
+    store: ObjectStore = pkgutil.resolve_name(name)(settings, block_value)
+    return store
 
 
 def checked_key(key: str) -> str:

@@ -23,7 +23,7 @@ from nightbridge.errors import InvalidInput
 from nightbridge.flows.deploy import Request, deploy, start_night
 from nightbridge.models import StoreSettings, utc_now
 from nightbridge.nights.records import NightStart, record_start
-from nightbridge.store.factory import open_store
+from nightbridge.store.protocol import open_store
 from tests.real.prefect_server import PrefectServer
 
 ROOT = Path(__file__).parents[2]

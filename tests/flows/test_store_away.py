@@ -13,7 +13,7 @@ from nightbridge.harvest.manifest import load_record
 from nightbridge.models import Job, JobState, LaunchPlan, RunRecord, Site, utc_now
 from nightbridge.slurm.attempt_files import read_cancellation
 from nightbridge.slurm.factory import open_cluster
-from nightbridge.store.factory import open_store
+from nightbridge.store.protocol import open_store
 from nightbridge.tasks.harvest import harvest
 from nightbridge.tasks.stage import DELAY_VARIABLE
 from nightbridge.tasks.watch import watch

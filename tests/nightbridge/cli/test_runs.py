@@ -27,7 +27,7 @@ from nightbridge.models import (
 from nightbridge.nights.records import NightStart, NightTest, record_end, record_start
 from nightbridge.slurm.attempt_files import SUBMISSION_FILE, Submission, open_attempt
 from nightbridge.slurm.local import LocalCluster
-from nightbridge.store.factory import open_store
+from nightbridge.store.protocol import open_store
 from tests import builders
 from tests.nightbridge.cli.conftest import TEST, Program
 

@@ -36,8 +36,7 @@ from nightbridge.outputs.checkpoints import checkpoint_size
 from nightbridge.outputs.event_files import metrics_parquet
 from nightbridge.outputs.experiment import RunOutput
 from nightbridge.outputs.measurements import MeasuredRun
-from nightbridge.store.factory import open_store
-from nightbridge.store.protocol import ObjectStore
+from nightbridge.store.protocol import ObjectStore, open_store
 from nightbridge.store.transfers import Progress
 from tests.builders import saved_shards, torch_files
 

@@ -13,7 +13,7 @@ from nightbridge.errors import NightbridgeError, PermanentError, TransientError
 from nightbridge.harvest.manifest import run_prefix
 from nightbridge.harvest.restore import fetch_run, verify_content, verify_run
 from nightbridge.models import StoreSettings
-from nightbridge.store.factory import open_store
+from nightbridge.store.protocol import open_store
 from tests.nightbridge.harvest.left_run import LeftRun, make_run
 from tests.real.s3_proxy import LOST, Answer, Proxy, Request, proxy_to, s3_error
 from tests.real.s3_servers import S3Server

@@ -7,8 +7,7 @@ import pytest
 from nightbridge.errors import InvalidInput
 from nightbridge.harvest.manifest import committed_attempts, last_attempt
 from nightbridge.models import StoreSettings
-from nightbridge.store.factory import open_store
-from nightbridge.store.protocol import ObjectStore
+from nightbridge.store.protocol import ObjectStore, open_store
 
 KEY = "llama3-8b-2026-11-21-0123456789"
 FOLDER = f"runs/llama3-8b/2026-11-21/{KEY}"

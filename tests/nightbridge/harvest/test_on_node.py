@@ -14,8 +14,7 @@ from nightbridge.harvest.restore import verify_run
 from nightbridge.models import ClusterSettings, SecretRef, StoreSettings
 from nightbridge.processes import Finished
 from nightbridge.slurm.node_command import run_on_node
-from nightbridge.store.factory import open_store
-from nightbridge.store.protocol import ObjectStore
+from nightbridge.store.protocol import ObjectStore, open_store
 from nightbridge.store.transfers import Progress
 from tests.nightbridge.harvest.left_run import TOKEN, LeftRun, make_run
 from tests.real.s3_servers import S3Server

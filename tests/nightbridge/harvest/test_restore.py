@@ -18,8 +18,7 @@ from nightbridge.harvest.manifest import read_manifest
 from nightbridge.harvest.restore import INCOMPLETE, Product, fetch_run, foreign_objects, verify_content, verify_run
 from nightbridge.models import StoreSettings
 from nightbridge.store.checksum import PART_SIZE, FileSource
-from nightbridge.store.factory import open_store
-from nightbridge.store.protocol import ObjectStore
+from nightbridge.store.protocol import ObjectStore, open_store
 from nightbridge.store.s3 import S3Store
 from tests.nightbridge.harvest.left_run import LeftRun, make_run
 from tests.real.s3_proxy import Answer, Request, proxy_to
@@ -197,7 +196,7 @@ import sys
 from pathlib import Path
 from nightbridge.harvest.restore import fetch_run
 from nightbridge.models import StoreSettings
-from nightbridge.store.factory import open_store
+from nightbridge.store.protocol import open_store
 fetch_run(open_store(StoreSettings.model_validate_json(sys.argv[1])), sys.argv[2], Path(sys.argv[3]))
 """
 

@@ -20,8 +20,7 @@ from nightbridge.nights.records import NightStart, NightTest
 from nightbridge.nights.status import RunPhase, RunStatus, run_statuses
 from nightbridge.slurm.attempt_files import SUBMISSION_FILE, Submission, note_waiting, open_attempt
 from nightbridge.slurm.local import LocalCluster
-from nightbridge.store.factory import open_store
-from nightbridge.store.protocol import ObjectStore
+from nightbridge.store.protocol import ObjectStore, open_store
 
 RUN_KEY = "llama-2026-11-21-0123456789"
 

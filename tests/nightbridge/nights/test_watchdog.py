@@ -47,8 +47,7 @@ from nightbridge.slurm.attempt_files import (
     open_attempt,
 )
 from nightbridge.slurm.factory import open_cluster
-from nightbridge.store.factory import open_store
-from nightbridge.store.protocol import ObjectStore
+from nightbridge.store.protocol import ObjectStore, open_store
 from tests.nightbridge.embedded.local_cluster import local_cluster, wait_for_end, wait_for_state
 from tests.nightbridge.nights.flow_process import flow_process
 from tests.real.slurm_daemons import SlurmDaemons, free_ports

@@ -7,7 +7,7 @@ import pytest
 from nightbridge.harvest.manifest import MANIFEST, read_manifest
 from nightbridge.models import StoreSettings
 from nightbridge.report.report import run_links
-from nightbridge.store.factory import STORES, open_store
+from nightbridge.store.protocol import STORES, open_store
 from tests.nightbridge.harvest.left_run import make_run
 
 

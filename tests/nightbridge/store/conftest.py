@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from nightbridge.models import StoreSettings
-from nightbridge.store.factory import STORES, open_store
-from nightbridge.store.protocol import ObjectStore
+from nightbridge.store.protocol import STORES, ObjectStore, open_store
 from tests.conftest import BUCKET
 from tests.real.s3_servers import S3Server
 

@@ -71,7 +71,7 @@ def in_a_mount(options: str, code: str, folder: Path) -> subprocess.CompletedPro
 PUT = """
 import sys
 from nightbridge.models import StoreSettings
-from nightbridge.store.factory import open_store
+from nightbridge.store.protocol import open_store
 store = open_store(StoreSettings(url="file://FOLDER"))
 try:
     store.put("small", b"x" * SIZE)
