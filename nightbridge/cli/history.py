@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from nightbridge.cli.console import logged
 from nightbridge.cli.options import (
     RUN_HELP,
     JsonOption,
@@ -22,7 +21,7 @@ from nightbridge.cli.options import (
     open_site_store,
     site_options,
 )
-from nightbridge.cli.output import note, note_all, print_csv, show, verdict_lines, write_file, writing
+from nightbridge.cli.output import logged, note, note_all, print_csv, show, verdict_lines, write_file, writing
 from nightbridge.errors import InvalidInput
 
 if TYPE_CHECKING:

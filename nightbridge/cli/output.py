@@ -1,18 +1,26 @@
-"""What commands print: results on stdout, as text or as one JSON document, and notes for people on stderr."""
+"""What commands print: results on stdout, as text or as one JSON document, and notes for people on stderr.
 
-import contextlib
+Of a night that goes on, everything that Prefect and the jobs log goes to a file, and little to the terminal.
+"""
+
+import logging
+import re
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nightbridge.errors import DamagedData, InvalidInput
-from nightbridge.files import RefusedFile, open_regular
+from nightbridge.files import RefusedFile, open_regular, open_workspace
 
 if TYPE_CHECKING:
+    from io import TextIOWrapper
+
     from rich.table import Table
 
-    from nightbridge.models import Verdict
+    from nightbridge.models import SiteChoice, Verdict
     from nightbridge.store.transfers import Progress
 
 
@@ -110,7 +118,7 @@ def write_file(path: Path, data: bytes) -> None:
         write_atomically(path, data)
 
 
-@contextlib.contextmanager
+@contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Writing a file that an option names.
 
@@ -122,3 +130,165 @@ def writing(path: Path) -> Iterator[None]:
     except OSError as error:
         reason = f"cannot be written: {error.strerror or error}"
         raise InvalidInput(reason, thing=str(path), advice="Name a file that can be written") from error
+
+
+# --- a night that goes on --------------------------------------------------------------------------------------------
+
+ENGINE_WORDS = ("Finished in state", "Crash detected!")
+"""What Prefect's engine says of any task or flow: the verdict, and what an interruption prints, say more."""
+
+FLOW_LOGGERS = ("prefect.flow_runs", "prefect.task_runs")
+SHOWN_LETTERS, MAX_NAME = 300, 36
+NIGHT_IN_KEY = re.compile(r"-\d{4}-\d\d-\d\d\b.*-([0-9a-f]{4})[0-9a-f]{6}$")
+
+
+def log_of(choice: "SiteChoice", night: str) -> Path:
+    """Where the log of a night or bisect goes; the site is read silently, what is odd about it is told later."""
+    from nightbridge.config.sites import plain_site
+
+    plain = plain_site(choice)
+    workspace = plain[0].workspace if plain else Path(choice.workspace or ".nightbridge")
+    return workspace / "nights" / night / "log"
+
+
+@contextmanager
+def quiet(log: Path) -> Iterator[None]:
+    """Log to a file; stderr gets each warning once, and a table of the runs on a terminal, else a line for each job."""
+    from prefect.logging.handlers import PrefectConsoleHandler
+
+    names = [name for name in logging.root.manager.loggerDict if name.partition(".")[0] == "prefect"]
+    consoles = [
+        (logger, handler)
+        for logger in (logging.getLogger(), *map(logging.getLogger, names))
+        for handler in logger.handlers
+        if isinstance(handler, PrefectConsoleHandler)
+    ]
+    progress, unwritable = RunTable(), set[str]()
+    with ExitStack() as stack:
+        for logger, console in consoles:
+            file = _LogFile(log, unwritable)
+            file.setFormatter(console.formatter)
+            stack.callback(file.close)
+            logger.removeHandler(console)
+            logger.addHandler(file)
+            stack.callback(logger.addHandler, console)
+            stack.callback(logger.removeHandler, file)
+        for name in FLOW_LOGGERS:
+            logging.getLogger(name).addHandler(progress)
+            stack.callback(logging.getLogger(name).removeHandler, progress)
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.live import Live
+
+            terminal = Console(stderr=True)
+            live = Live(console=terminal, get_renderable=progress.table, transient=True, refresh_per_second=1)
+            stack.enter_context(live)
+        yield
+
+
+@contextmanager
+def logged(choice: "SiteChoice", name: str) -> Iterator[None]:
+    """Log a search or a trial to a file, which is named first."""
+    log = log_of(choice, name)
+    note(f"log {log}")
+    with quiet(log):
+        yield
+
+
+def show_in_place(frames: Iterable[list[str]]) -> None:
+    """Show each frame of lines in the place of the one before, cut to the terminal; the last one stays, whole."""
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    lines: list[str] = []
+    try:
+        with Live(console=Console(), auto_refresh=False, transient=True) as live:
+            for lines in frames:
+                live.update(Text("\n".join(lines), no_wrap=True, overflow="ellipsis"), refresh=True)
+    finally:
+        print_all(lines)
+
+
+class _LogFile(logging.FileHandler):
+    """A file that is made, with its folders, when something is logged: a night that cannot begin leaves nothing.
+
+    A disk that is full ends no night and is said once: what must be written says by itself that it could not be.
+    """
+
+    def __init__(self, log: Path, unwritable: set[str]) -> None:
+        super().__init__(log, encoding="utf-8", delay=True)
+        self._unwritable = unwritable
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Say why the log is not written, once for all that write it."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif (reason := error.strerror or str(error)) not in self._unwritable:
+            self._unwritable.add(reason)
+            note(f"{self.baseFilename}: the log is not written: {reason}")
+
+    def close(self) -> None:
+        """Close the file; what a full disk had no room for is lost."""
+        with suppress(OSError):
+            super().close()
+
+    def _open(self) -> "TextIOWrapper":
+        folder = Path(self.baseFilename).parent
+        open_workspace(folder.parents[1])
+        folder.mkdir(parents=True, exist_ok=True)
+        return super()._open()
+
+
+class RunTable(logging.Handler):
+    """The newest stage of each run, and the warnings of a night, from the log records of Prefect's runs."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self._runs: dict[str, tuple[str, str]] = {}
+        self._shown: set[str] = set()
+        self._guard = threading.Lock()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Take in a record: of a flow run whose name is a run key, or of one of its tasks."""
+        message = printable(record.getMessage()).strip().partition("\n")[0][:SHOWN_LETTERS]
+        run, stage = getattr(record, "flow_run_name", ""), getattr(record, "task_run_name", "")
+        if message.startswith(ENGINE_WORDS):
+            return
+        with self._guard:
+            if stage:
+                self._runs[run] = (stage, _steps_in(record.getMessage()) or message)
+            is_news = record.levelno >= logging.WARNING or (stage == "submit" and message.startswith("job "))
+            if not is_news or message in self._shown:
+                return
+            self._shown.add(message)
+        if record.levelno >= logging.WARNING or not sys.stderr.isatty():
+            note(message)
+
+    def table(self) -> "Table":
+        """Every run with its stage and what that said last."""
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table.grid(padding=(0, 2))
+        table.add_column(no_wrap=True, max_width=MAX_NAME)
+        table.add_column(no_wrap=True)
+        with self._guard:
+            for run, (stage, message) in self._runs.items():
+                # What a narrow terminal has no room for: the night, and most of a run key's digits.
+                name = NIGHT_IN_KEY.sub(r" \1", run)
+                table.add_row(Text(name), Text(stage, "bold"), Text(message, overflow="ellipsis", no_wrap=True))
+        return table
+
+
+def _steps_in(text: str) -> str:
+    """How far a training is, by the lines of its log; empty where none of them is a step's."""
+    from nightbridge.history.metrics import format_value
+    from nightbridge.outputs.logs import parse_steps
+
+    if not (steps := parse_steps(text)):
+        return ""
+    elapsed = steps[-1].elapsed_ms
+    speed = "" if elapsed is None else f", {format_value(elapsed / 1000, 's')} a step"
+    return f"{steps[-1].iteration:,}/{steps[-1].total:,} steps{speed}"

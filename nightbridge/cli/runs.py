@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nightbridge.cli.console import log_of, quiet, show_in_place
 from nightbridge.cli.options import (
     RUN_HELP,
     JsonOption,
@@ -23,7 +22,18 @@ from nightbridge.cli.options import (
     open_site_store,
     site_options,
 )
-from nightbridge.cli.output import note, print_all, printable, show, show_text_file, verdict_lines, write_file
+from nightbridge.cli.output import (
+    log_of,
+    note,
+    print_all,
+    printable,
+    quiet,
+    show,
+    show_in_place,
+    show_text_file,
+    verdict_lines,
+    write_file,
+)
 from nightbridge.errors import InvalidInput
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from nightbridge.errors import InvalidInput
 from nightbridge.files import open_workspace
 
 if TYPE_CHECKING:
-    from nightbridge.config.script_import import Comparison
+    from nightbridge.config.toml_writer import Comparison
     from nightbridge.models import NightReport
 
 VERSION, IMAGE = "v0.4.2", "nvcr.io#nvidia/nemo:26.04.01"
@@ -145,7 +145,7 @@ def import_script(
     The script is read and never executed. Exit code 2: an option of the script is missing from the test's command line,
     or has another value.
     """
-    from nightbridge.config.script_import import compare_command_lines, import_script
+    from nightbridge.config.toml_writer import compare_command_lines, import_script
 
     target = file or Path(f"{script.stem}.toml")
     if target.exists():
@@ -175,7 +175,7 @@ def explain(
 ) -> None:
     """Say what a key of a test file means: its values, its default, and for a table its keys."""
     from nightbridge.config.documents import ELSEWHERE, unknown_key
-    from nightbridge.config.editor_schema import editor_schema
+    from nightbridge.config.schema import editor_schema
 
     schema = editor_schema()
     found: Mapping[str, Any] = schema["else"]

@@ -154,7 +154,7 @@ def rules(
 
 def schema() -> None:
     """Print the JSON Schema of test and scenario files, for completion in editors: taplo, VS Code."""
-    from nightbridge.config.editor_schema import editor_schema
+    from nightbridge.config.schema import editor_schema
 
     show(True, editor_schema(), lambda: ())
 

@@ -10,8 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints, TypeAdapter
 
-from nightbridge.config.documents import Findings, KeyPath, Layered, unknown_key
-from nightbridge.config.schema import validated
+from nightbridge.config.documents import Findings, KeyPath, Layered, unknown_key, validated
 from nightbridge.launch.flags import NO_EFFECT, TEST_FLAGS, Flag, Kind
 from nightbridge.launch.hetero_arguments import Finite, HeteroArguments
 from nightbridge.models import Model, SecretRef, SweepAxis

@@ -8,16 +8,20 @@ alone. Keys inside an inline table or an array share the line of the key before 
 import difflib
 import re
 import tomllib
+import typing
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
 
 from nightbridge.errors import InvalidInput
 from nightbridge.models import Severity, Violation
 
+AnyModel = TypeVar("AnyModel", bound=BaseModel)
 KeyPath = tuple[str | int, ...]
 """Keys from the root; an element of an array of tables is its index."""
 
@@ -313,3 +317,77 @@ def meant(name: str, known: Iterable[str]) -> str:
         return f"; it is a table of the test, [{name}]"
     nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     return f"; did you mean {nearest[0]!r}?" if nearest else ""
+
+
+# --- a table as a model ----------------------------------------------------------------------------------------------
+
+_MESSAGES: Mapping[str, str] = {
+    "missing": "is required",
+    "string_type": "must be text, in quotes",
+    "dict_type": "must be a table",
+    "model_type": "must be a table",
+    "tuple_type": "must be a list",
+    "string_too_short": "must not be empty",
+    "too_short": "must not be empty",
+}
+
+_UNIONS: Mapping[str | int, tuple[int, str]] = {
+    "extra_env_vars": (2, "must be text, in quotes, or a list of texts to sweep over"),
+    "num_nodes": (1, "must be a whole number, or a list of them to sweep over"),
+    "extra_srun_args": (1, "must be text, or a list of texts"),
+}
+"""Tables and keys that allow several types: how long the path of such a value is, and what it must be."""
+
+
+def validated(
+    model: type[AnyModel],
+    table: Mapping[str, Any],
+    findings: Findings,
+    *,
+    base: KeyPath = (),
+    also_known: Iterable[str] = (),
+) -> AnyModel | None:
+    """Read a table as a model; every problem goes to `findings`, and then there is no result.
+
+    `base` is the table's path in its file, `also_known` are keys that have been taken out of it.
+    """
+    try:
+        return model.model_validate(table)
+    except ValidationError as error:
+        for problem in error.errors(include_url=False):
+            kind, path, message = problem["type"], problem["loc"], problem["msg"]
+            if kind == "extra_forbidden":
+                known = {*fields_at(model, path[:-1]), *(also_known if len(path) == 1 else ())}
+                findings.unknown((*base, *path), known)
+            elif path[0] in _UNIONS:
+                # Where several types are allowed, pydantic reports each of them below the key: one line is enough.
+                length, wants = _UNIONS[path[0]]
+                findings.problem((*base, *path[:length]), wants)
+            else:
+                said = _MESSAGES.get(kind) or message[:1].lower() + message[1:]
+                words = re.findall(r"'([^']*)'", problem.get("ctx", {}).get("expected", ""))
+                near = difflib.get_close_matches(str(problem["input"]), words, n=1)
+                findings.problem((*base, *path), f"{said}; did you mean {near[0]!r}?" if near else said)
+        return None
+
+
+def fields_at(model: type[BaseModel], path: KeyPath) -> tuple[str, ...]:
+    """The field names that are allowed at a path below `model`; none where the table is free."""
+    for part in path:
+        if isinstance(part, int):
+            continue
+        field = model.model_fields.get(part)
+        inner = _model_in(field.annotation) if field else None
+        if inner is None:
+            return ()
+        model = inner
+    return tuple(model.model_fields)
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for argument in typing.get_args(annotation):
+        if found := _model_in(argument):
+            return found
+    return None

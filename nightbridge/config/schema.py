@@ -1,19 +1,20 @@
-"""The tables of a test and of a scenario, as CloudAI's files have them, with nightbridge's own [harvest] and [gate]."""
+"""The tables of a test and of a scenario, as CloudAI's files have them, with nightbridge's own [harvest] and [gate].
 
-import difflib
-import re
-import typing
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal, TypeVar
+`editor_schema` is the JSON Schema of these files, for completion and checks while they are written (taplo, VS Code).
+"""
 
-from pydantic import BaseModel, Field, ValidationError
+from collections.abc import Mapping
+from typing import Any, Literal
 
+from pydantic import Field, ValidationError
+
+from nightbridge.config.arguments import MOVED, RENAMED
 from nightbridge.config.cloudai_compat import AgentFields, TrainingReport
-from nightbridge.config.documents import Findings, KeyPath, Layered
-from nightbridge.launch.hetero_arguments import Text
+from nightbridge.config.documents import Findings, KeyPath, Layered, validated
+from nightbridge.launch.config_schema import released_schema
+from nightbridge.launch.flags import CHOICES, HEAD, NO_EFFECT, TEST_FLAGS, Flag, Kind
+from nightbridge.launch.hetero_arguments import HeteroArguments, Text
 from nightbridge.models import Compat, GatePolicy, GitRepo, HarvestPolicy, Model, SweepPolicy
-
-AnyModel = TypeVar("AnyModel", bound=BaseModel)
 
 NODES = "has no effect: the number of nodes follows from num_gpus and the GPUs of a node"
 
@@ -86,24 +87,6 @@ class TestTable(AgentFields):
     training_report: TrainingReport | None = Field(None, description="Steps that statistics leave out (CloudAI).")
 
 
-_MESSAGES: Mapping[str, str] = {
-    "missing": "is required",
-    "string_type": "must be text, in quotes",
-    "dict_type": "must be a table",
-    "model_type": "must be a table",
-    "tuple_type": "must be a list",
-    "string_too_short": "must not be empty",
-    "too_short": "must not be empty",
-}
-
-_UNIONS: Mapping[str | int, tuple[int, str]] = {
-    "extra_env_vars": (2, "must be text, in quotes, or a list of texts to sweep over"),
-    "num_nodes": (1, "must be a whole number, or a list of them to sweep over"),
-    "extra_srun_args": (1, "must be text, or a list of texts"),
-}
-"""Tables and keys that allow several types: how long the path of such a value is, and what it must be."""
-
-
 def check_table(source: Layered, findings: Findings) -> TestTable | None:
     """Validate the merged table of a test; every problem goes to `findings`.
 
@@ -143,60 +126,6 @@ def _without(container: Any, path: KeyPath) -> Any:
     return {key: value for key, value in container.items() if key != head} if isinstance(container, dict) else []
 
 
-def validated(
-    model: type[AnyModel],
-    table: Mapping[str, Any],
-    findings: Findings,
-    *,
-    base: KeyPath = (),
-    also_known: Iterable[str] = (),
-) -> AnyModel | None:
-    """Read a table as a model; every problem goes to `findings`, and then there is no result.
-
-    `base` is the table's path in its file, `also_known` are keys that have been taken out of it.
-    """
-    try:
-        return model.model_validate(table)
-    except ValidationError as error:
-        for problem in error.errors(include_url=False):
-            kind, path, message = problem["type"], problem["loc"], problem["msg"]
-            if kind == "extra_forbidden":
-                known = {*fields_at(model, path[:-1]), *(also_known if len(path) == 1 else ())}
-                findings.unknown((*base, *path), known)
-            elif path[0] in _UNIONS:
-                # Where several types are allowed, pydantic reports each of them below the key: one line is enough.
-                length, wants = _UNIONS[path[0]]
-                findings.problem((*base, *path[:length]), wants)
-            else:
-                said = _MESSAGES.get(kind) or message[:1].lower() + message[1:]
-                words = re.findall(r"'([^']*)'", problem.get("ctx", {}).get("expected", ""))
-                near = difflib.get_close_matches(str(problem["input"]), words, n=1)
-                findings.problem((*base, *path), f"{said}; did you mean {near[0]!r}?" if near else said)
-        return None
-
-
-def fields_at(model: type[BaseModel], path: KeyPath) -> tuple[str, ...]:
-    """The field names that are allowed at a path below `model`; none where the table is free."""
-    for part in path:
-        if isinstance(part, int):
-            continue
-        field = model.model_fields.get(part)
-        inner = _model_in(field.annotation) if field else None
-        if inner is None:
-            return ()
-        model = inner
-    return tuple(model.model_fields)
-
-
-def _model_in(annotation: Any) -> type[BaseModel] | None:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    for argument in typing.get_args(annotation):
-        if found := _model_in(argument):
-            return found
-    return None
-
-
 def _without_installed_path(repos: Any, findings: Findings) -> Any:
     if not isinstance(repos, list):
         return repos
@@ -207,3 +136,84 @@ def _without_installed_path(repos: Any, findings: Findings) -> Any:
             repo = {key: value for key, value in repo.items() if key != "installed_path"}
         kept.append(repo)
     return kept
+
+
+# --- for editors -----------------------------------------------------------------------------------------------------
+
+_TYPES: Mapping[Kind, tuple[str, ...]] = {
+    **dict.fromkeys(("text", "texts", "text_or_none"), ("string",)),
+    **dict.fromkeys(("integer", "integers", "integer_or_none"), ("integer", "string")),
+    "number": ("number", "string"),
+    "boolean": ("boolean", "integer", "string"),
+}
+
+
+def editor_schema() -> dict[str, Any]:
+    """JSON Schema (2020-12) of a test file, or of a scenario with its tests."""
+    test = TestTable.model_json_schema(ref_template="#/$defs/{model}")
+    hetero = HeteroArguments.model_json_schema(ref_template="#/$defs/{model}")
+    definitions = {**test.pop("$defs"), **hetero.pop("$defs")}
+    required, keys = test.pop("required"), test["properties"]
+    keys |= {key: _deprecated(reason) for key, reason in IGNORED.items()}
+    keys["cmd_args"] = {"$ref": "#/$defs/cmd_args"}
+    keys["extra_cmd_args"]["properties"] = {path: {"type": "string"} for path in released_schema(HEAD).paths}
+    entry = {
+        **test,
+        "title": "An entry of a scenario",
+        "properties": {**keys, **{key: {"type": "string"} for key in sorted(ENTRY_KEYS)}},
+        "required": ["id"],
+    }
+    scenario = {
+        "title": "A scenario",
+        "type": "object",
+        "properties": {
+            "name": {"type": "string"},
+            "Tests": {"type": "array", "items": entry, "minItems": 1},
+            **{key: _deprecated(reason) for key, reason in SCENARIO_IGNORED.items()},
+        },
+        "required": ["name", "Tests"],
+        "additionalProperties": False,
+    }
+    launcher = {
+        "title": "MegatronBridge",
+        "type": "object",
+        "properties": _launcher_keys(),
+        "additionalProperties": False,
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Test or scenario of nightbridge",
+        "$defs": {**definitions, "cmd_args": {"anyOf": [launcher, _with_sweeps(hetero)]}},
+        "if": {"required": ["Tests"]},
+        "then": scenario,
+        "else": {**test, "required": required},
+    }
+
+
+def _launcher_keys() -> dict[str, Any]:
+    keys = {field: _key(flag) for field, flag in TEST_FLAGS.items()}
+    named = {**RENAMED, **MOVED, **dict.fromkeys(("model_name", "model_size"), "model_recipe_name")}
+    older = {**NO_EFFECT, **{key: f"write {new}" for key, new in named.items()}}
+    return keys | {key: _deprecated(reason) for key, reason in older.items()}
+
+
+def _deprecated(reason: str) -> dict[str, Any]:
+    return {"description": reason, "deprecated": True}
+
+
+def _key(flag: Flag) -> dict[str, Any]:
+    """A key's value: one, or a list of them, which is a sweep."""
+    one: dict[str, Any] = {"type": list(_TYPES[flag.kind])}
+    if flag.field in CHOICES:
+        words = dict.fromkeys(word for _, allowed in CHOICES[flag.field] for word in allowed)
+        one = (
+            {"type": "string", "enum": list(words)} if flag.kind == "text" else {"anyOf": [{"enum": list(words)}, one]}
+        )
+    several = {"type": "array", "items": {"anyOf": [one, {"type": "array"}]}}
+    return {"description": f"{flag.option or flag.field} of the launcher", "anyOf": [one, several]}
+
+
+def _with_sweeps(model: dict[str, Any]) -> dict[str, Any]:
+    """A model's schema in which each value may be a list, which is a sweep."""
+    swept = {key: {"anyOf": [value, {"type": "array", "items": value}]} for key, value in model["properties"].items()}
+    return {**model, "title": "HeteroMIMO", "properties": swept}

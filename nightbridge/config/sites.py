@@ -10,8 +10,7 @@ from pydantic import Field
 
 from nightbridge.config.arguments import SECRET_NAME, read_secret
 from nightbridge.config.cloudai_compat import sbatch_options
-from nightbridge.config.documents import Document, Findings, Layer, Layered, merge, read_document
-from nightbridge.config.schema import validated
+from nightbridge.config.documents import Document, Findings, Layer, Layered, merge, read_document, validated
 from nightbridge.errors import InvalidInput
 from nightbridge.models import ClusterKind, ClusterSettings, Model, Site, SiteChoice, StoreSettings
 

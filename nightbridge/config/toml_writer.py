@@ -1,18 +1,29 @@
-"""A scenario back to TOML: every test written out whole, so that reading it gives the same tests again.
+"""Test files that are written: a scenario back to TOML, and a published launch script of two grids as a test.
 
-Overrides are laid over, older spellings are the current ones, directories of tests are not needed. A secret stays a
-reference. What has no effect is not written. A TOML library would replace `toml_value` alone: which keys a test
-needs, and which are defaults, is decided here.
+A scenario has every test written out whole, so that reading it gives the same tests again. Overrides are laid over,
+older spellings are the current ones, directories of tests are not needed. A secret stays a reference. What has no
+effect is not written. A TOML library would replace `toml_value` alone: which keys a test needs, and which are defaults,
+is decided here.
 """
 
 import json
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from nightbridge.config.arguments import CMD_ARGS
 from nightbridge.config.definitions import NEMO_RUN
-from nightbridge.models import Scenario, SweepAxis, TestDefinition
+from nightbridge.config.scenarios import load, runs
+from nightbridge.errors import InvalidInput
+from nightbridge.launch.hetero import ENCODER, LANGUAGE_MODEL, OFFSET, PROGRAMS, SHARDS
+from nightbridge.launch.hetero_arguments import PASSED, HeteroArguments, option_of_field
+from nightbridge.launch.parser_source import newest_parser
+from nightbridge.launch.plan import placeholder_plan
+from nightbridge.launch.shell_script import Launch, read_launch
+from nightbridge.models import Model, Scenario, Site, SweepAxis, TestDefinition
+from nightbridge.models.series import number_in
 
 _VARIABLES = "extra_env_vars"
 
@@ -101,3 +112,152 @@ def _swept(axes: Iterable[SweepAxis], table: str) -> Iterator[tuple[str, list[An
         section, _, name = axis.field.partition(".")
         if section == table:
             yield name, list(axis.values)
+
+
+# --- a launch script as a test, and both command lines compared ------------------------------------------------------
+
+_FIELDS = {option_of_field(field): field for field in PASSED}
+_GRIDS = {
+    **{option: ("encoder", axis) for axis, option in ENCODER.items()},
+    **{option: ("language_model", axis) for axis, option in {**LANGUAGE_MODEL, **SHARDS}.items()},
+}
+_DECIDED = frozenset({"--tensorboard-dir", OFFSET})
+"""What a run decides by itself: where its output goes, and at which rank the language model begins."""
+
+_MEGATRON_LM = "https://github.com/NVIDIA/Megatron-LM.git"
+
+Options = dict[str, str]
+"""Options by name, each with its values as one text."""
+
+
+class ImportedScript(Model):
+    """A launch script as a test file's text, and the options that it gives its program."""
+
+    toml: str
+    options: Options
+
+
+class Comparison(Model):
+    """The options of a test beside those of the script which it comes from; `different` ones have both values."""
+
+    only_test: tuple[str, ...]
+    only_script: tuple[str, ...]
+    different: tuple[str, ...]
+
+
+def import_script(script: Path, image: str, given: Mapping[str, str]) -> ImportedScript:
+    """Turn a launch script into a test file's text.
+
+    Args:
+        script: A bash script that starts a program of two grids with torchrun.
+        image: Container image of the test; a script names none.
+        given: Variables of the environment that the script asks for.
+
+    Raises:
+        InvalidInput: The script starts nothing of the kind, or a value in it cannot be told.
+    """
+    launch = read_launch(script, given)
+    if launch.program not in PROGRAMS:
+        raise InvalidInput(
+            f"starts {launch.program}, which has no two grids",
+            thing=str(script),
+            advice=f"Import a script that starts {' or '.join(PROGRAMS)}",
+        )
+    options = _options(launch.arguments, script)
+    return ImportedScript(toml="\n".join(_lines(script, image, launch, options)) + "\n", options=options)
+
+
+def compare_command_lines(imported: ImportedScript, file: Path) -> Comparison:
+    """Read a test file, plan its run, and compare what the program gets with what the script gives it.
+
+    Raises:
+        InvalidInput: The file cannot be a test; every violation is reported.
+    """
+    scenario = load(file)
+    if scenario.invalid:
+        raise InvalidInput(
+            "cannot be a test as it stands",
+            thing=str(file),
+            advice="Mend these lines, or the script",
+            violations=scenario.invalid[0].violations,
+        )
+    (spec,) = runs(scenario, "import")
+    here = _options(_program_words(placeholder_plan(spec, Site()).batch_script or ""), file)
+    there = imported.options
+    return Comparison(
+        only_test=tuple(sorted(here.keys() - there.keys())),
+        only_script=tuple(sorted(there.keys() - here.keys())),
+        different=tuple(
+            f"{name} {there[name]} became {here[name]}"
+            for name in sorted(here.keys() & there.keys())
+            if not _same(here[name], there[name])
+        ),
+    )
+
+
+def _options(words: Iterable[str], script: Path) -> Options:
+    """The options of a command line; one that is given again replaces what it was, as for argparse."""
+    found: dict[str, list[str]] = {}
+    name = ""
+    for word in words:
+        if word.startswith("-") and not re.fullmatch(r"-\d+(\.\d+)?(e-?\d+)?", word):
+            name, _, value = word.partition("=")
+            found[name] = [value] if value else []
+        elif not name:
+            raise InvalidInput(f"the program gets {word!r}, which is no option", thing=str(script))
+        else:
+            found[name].append(word)
+    return {option: values[0] if len(values) == 1 else shlex.join(values) for option, values in found.items()}
+
+
+def _same(one: str, other: str) -> bool:
+    try:
+        return one == other or float(one) == float(other)
+    except ValueError:
+        return False
+
+
+def _program_words(batch_script: str) -> list[str]:
+    match = re.search(r"bash -c (.*)\Z", batch_script, re.DOTALL)
+    words = shlex.split(shlex.split(match[1])[0]) if match else []
+    return words[next(i for i, word in enumerate(words) if word.endswith(".py")) + 1 :]
+
+
+def _lines(script: Path, image: str, launch: Launch, options: Options) -> Iterator[str]:
+    grids: dict[str, dict[str, Any]] = {}
+    arguments: dict[str, Any] = {"container_image": image}
+    if launch.program != PROGRAMS[0]:
+        arguments["program"] = launch.program
+    extra: Options = {}
+    for name, value in options.items():
+        positive = f"--{name.removeprefix('--no-')}"
+        if name in _GRIDS:
+            grid, axis = _GRIDS[name]
+            grids.setdefault(grid, {})[axis] = number_in(value)
+        elif name in _FIELDS:
+            arguments[_FIELDS[name]] = number_in(value) if value else True
+        elif name.startswith("--no-") and positive in _FIELDS and name not in newest_parser().options:
+            arguments[_FIELDS[positive]] = False
+        elif name not in _DECIDED:
+            extra[name.removeprefix("--")] = value
+    yield f"# From {script.name}."
+    yield ""
+    yield f"name = {toml_value(script.stem)}"
+    yield 'test_template_name = "HeteroMIMO"'
+    yield from _table("cmd_args", {key: _text_where_asked(key, value) for key, value in arguments.items()})
+    for grid, sizes in grids.items():
+        yield from _table(f"cmd_args.{grid}", sizes)
+    yield from _table("extra_cmd_args", extra)
+    yield from _table("extra_env_vars", launch.variables)
+    yield from ("", "[[git_repos]]", f"url = {toml_value(_MEGATRON_LM)}", 'commit = "main"')
+
+
+def _text_where_asked(key: str, value: Any) -> Any:
+    annotation = str(HeteroArguments.model_fields[key].annotation)
+    return value if isinstance(value, bool) or "int" in annotation or "float" in annotation else str(value)
+
+
+def _table(name: str, values: Mapping[str, Any]) -> Iterator[str]:
+    if values:
+        yield from ("", f"[{name}]")
+        yield from (f"{key} = {toml_value(value)}" for key, value in values.items())

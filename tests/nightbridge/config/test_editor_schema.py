@@ -7,7 +7,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from nightbridge.config.editor_schema import editor_schema
+from nightbridge.config.schema import editor_schema
 
 CONF = Path(__file__).parents[3] / "conf"
 TESTS = [

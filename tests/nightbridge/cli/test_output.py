@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from prefect.logging.handlers import PrefectConsoleHandler
 
-from nightbridge.cli.console import quiet
+from nightbridge.cli.output import quiet
 
 RUN = "llama-small-2026-11-21-0123456789"
 
@@ -103,14 +103,14 @@ def test_a_night_that_logs_nothing_leaves_no_file_and_the_console_comes_back(tmp
 NIGHT = """
 import logging, sys, time
 from pathlib import Path
-from nightbridge.cli import console, main
+from nightbridge.cli import main, output
 from prefect.logging.handlers import PrefectConsoleHandler
 
 def night():
     logger = logging.getLogger("prefect.task_runs")
     logger.handlers, logger.propagate = [PrefectConsoleHandler()], False
     logger.setLevel(logging.INFO)
-    with console.quiet(Path("ws/nights/n1/log")):
+    with output.quiet(Path("ws/nights/n1/log")):
         for number in range(1000):
             for test in ("llama-small", "a-test-whose-name-is-as-long-as-names-of-tests-may-be"):
                 names = {"flow_run_name": test + "-2026-11-21-0123456789", "task_run_name": "watch"}
@@ -126,14 +126,14 @@ sys.exit(main.run(["night"]))
 
 WATCH = """
 import sys, time
-from nightbridge.cli import console, main
+from nightbridge.cli import main, output
 
 def frames():
     for number in range(1000):
         yield ["nightly, night n1", f"  llama  running, {number}/1,000 steps, " + "since long ago, " * 20]
         time.sleep(1)
 
-main.app.command("watch")(lambda: console.show_in_place(frames()))
+main.app.command("watch")(lambda: output.show_in_place(frames()))
 sys.exit(main.run(["watch"]))
 """
 
