@@ -132,7 +132,6 @@ def submit_once(context: AttemptContext, cluster: Cluster, script: Path, options
     if submission := find_submission(context, cluster, script):
         return submission
     launcher_text = read_script(script)
-    copy = context.attempt_dir / JOB_SCRIPT
     guarded = wrap_script(launcher_text, context.attempt_dir)
     experiment_dir = experiment_dir_of(script)
     intent = declare_intent(context.attempt_dir, script, experiment_dir, after=seen)
@@ -141,6 +140,7 @@ def submit_once(context: AttemptContext, cluster: Cluster, script: Path, options
             "another process is submitting this attempt", thing=context.name, advice="Will look it up again"
         )
     try:
+        copy = context.attempt_dir / JOB_SCRIPT
         write_atomically(copy, guarded.encode())
         copy.chmod(copy.stat().st_mode | stat.S_IXUSR)
         job_id = cluster.submit(context.name, copy, fitting_options([*options, *context.sbatch_options], launcher_text))
@@ -169,7 +169,9 @@ def find_submission(context: AttemptContext, cluster: Cluster, script: Path | No
     lookup = cluster.find(context.name)
     intents = read_intents(context.attempt_dir)
     if lookup.jobs:
-        job = _claimed_or_first(lookup.jobs, read_claim(context.attempt_dir))
+        # Of several jobs of one name, the one that claimed the attempt; else the first, which will.
+        claimant = read_claim(context.attempt_dir)
+        job = min(lookup.jobs, key=lambda job: (job.job_id != claimant, job.job_id))
         return _record_found(context, job, intents, script)
     for intent in intents:
         _check_intent(context, intent, cluster.accounting_horizon)
@@ -267,11 +269,6 @@ def _lives(intent: Intent) -> bool:
     except PermissionError:
         return True
     return True
-
-
-def _claimed_or_first(jobs: Sequence[JobStatus], claimant: int | None) -> JobStatus:
-    """Of several jobs of one name, the one that claimed the attempt; else the first, which will."""
-    return next((job for job in jobs if job.job_id == claimant), min(jobs, key=lambda job: job.job_id))
 
 
 def _record_found(

@@ -13,34 +13,16 @@ from nightbridge.models import JobState, JobStatus
 from nightbridge.numbers import whole_number
 from nightbridge.slurm.protocol import Lookup
 
-TERMINAL: frozenset[JobState] = frozenset(
-    {
-        JobState.COMPLETED,
-        JobState.FAILED,
-        JobState.CANCELLED,
-        JobState.TIMEOUT,
-        JobState.DEADLINE,
-        JobState.NODE_FAIL,
-        JobState.BOOT_FAIL,
-        JobState.OUT_OF_MEMORY,
-        JobState.PREEMPTED,
-        JobState.REVOKED,
-    }
-)
+TERMINAL: frozenset[JobState] = frozenset({
+    JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.TIMEOUT, JobState.DEADLINE, JobState.NODE_FAIL,
+    JobState.BOOT_FAIL, JobState.OUT_OF_MEMORY, JobState.PREEMPTED, JobState.REVOKED,
+})  # fmt: skip
 """States that a job does not leave. A requeued job is live again in squeue, which wins."""
 
-ACTIVE: frozenset[JobState] = frozenset(
-    {
-        JobState.CONFIGURING,
-        JobState.RUNNING,
-        JobState.COMPLETING,
-        JobState.SUSPENDED,
-        JobState.STOPPED,
-        JobState.RESIZING,
-        JobState.SIGNALING,
-        JobState.STAGE_OUT,
-    }
-)
+ACTIVE: frozenset[JobState] = frozenset({
+    JobState.CONFIGURING, JobState.RUNNING, JobState.COMPLETING, JobState.SUSPENDED, JobState.STOPPED,
+    JobState.RESIZING, JobState.SIGNALING, JobState.STAGE_OUT,
+})  # fmt: skip
 """States in which a job holds nodes."""
 
 WAITING: frozenset[JobState] = frozenset(
@@ -53,31 +35,15 @@ LOST = "lost"
 
 # squeue(1), "JOB STATE CODES".
 _SHORT: dict[str, JobState] = {
-    "BF": JobState.BOOT_FAIL,
-    "CA": JobState.CANCELLED,
-    "CD": JobState.COMPLETED,
-    "CF": JobState.CONFIGURING,
-    "CG": JobState.COMPLETING,
-    "DL": JobState.DEADLINE,
-    "F": JobState.FAILED,
-    "NF": JobState.NODE_FAIL,
-    "OOM": JobState.OUT_OF_MEMORY,
-    "PD": JobState.PENDING,
-    "PR": JobState.PREEMPTED,
-    "R": JobState.RUNNING,
+    "BF": JobState.BOOT_FAIL, "CA": JobState.CANCELLED, "CD": JobState.COMPLETED, "CF": JobState.CONFIGURING,
+    "CG": JobState.COMPLETING, "DL": JobState.DEADLINE, "F": JobState.FAILED, "NF": JobState.NODE_FAIL,
+    "OOM": JobState.OUT_OF_MEMORY, "PD": JobState.PENDING, "PR": JobState.PREEMPTED, "R": JobState.RUNNING,
     "RD": JobState.PENDING,  # RESV_DEL_HOLD: held, because its reservation was deleted
     "RF": JobState.REQUEUED,  # REQUEUE_FED
-    "RH": JobState.REQUEUE_HOLD,
-    "RQ": JobState.REQUEUED,
-    "RS": JobState.RESIZING,
-    "RV": JobState.REVOKED,
-    "SE": JobState.SPECIAL_EXIT,
-    "SI": JobState.SIGNALING,
-    "SO": JobState.STAGE_OUT,
-    "ST": JobState.STOPPED,
-    "S": JobState.SUSPENDED,
-    "TO": JobState.TIMEOUT,
-}
+    "RH": JobState.REQUEUE_HOLD, "RQ": JobState.REQUEUED, "RS": JobState.RESIZING, "RV": JobState.REVOKED,
+    "SE": JobState.SPECIAL_EXIT, "SI": JobState.SIGNALING, "SO": JobState.STAGE_OUT, "ST": JobState.STOPPED,
+    "S": JobState.SUSPENDED, "TO": JobState.TIMEOUT,
+}  # fmt: skip
 
 _LONG: dict[str, JobState] = {
     **{state.value: state for state in JobState if state is not JobState.UNKNOWN},
@@ -227,8 +193,7 @@ def parse_sacct(text: str) -> list[JobStatus]:
         status = job_status(
             job_id, name=name, state=state, reason=reason, submitted=_parse_time(submitted),
             started=_parse_time(started), ended=_parse_time(ended), nodes=nodes,
-            exit_code=whole_number(code), signal=whole_number(signal),
-            cancelled_by=parse_cancelled_by(state),
+            exit_code=whole_number(code), signal=whole_number(signal), cancelled_by=parse_cancelled_by(state),
         )  # fmt: skip
         rows.append(status)
     return rows

@@ -66,7 +66,9 @@ def submit_attempt(
     if submission := find_submission(context, cluster):
         return _job_of(context, submission)
     _check(plan, context, cluster)
-    _record_options(plan, context)
+    options = merged_options((*context.sbatch_options, *plan.sbatch_args))
+    if options != context.sbatch_options:  # where the shim finds them
+        write_model(context.attempt_dir / ATTEMPT_FILE, context.model_copy(update={"sbatch_options": options}))
     if plan.batch_script is not None:
         write_atomically(Path(plan.argv[-1]), plan.batch_script.encode())
     began = utc_now()
@@ -111,7 +113,9 @@ def _run_launcher(
     keep(f"--- {utc_now().isoformat(timespec='seconds')} {' '.join(plan.argv)}")
     recent.clear()
     code = None
-    forked = WARM_LAUNCHERS.start(plan.argv, *environment, cwd=plan.cwd) if _is_python(plan) else None
+    # An upstream launcher, rather than a batch script of ours or another program.
+    is_python = plan.batch_script is None and len(plan.argv) > 1 and plan.argv[1].endswith(".py")
+    forked = WARM_LAUNCHERS.start(plan.argv, *environment, cwd=plan.cwd) if is_python else None
     with contextlib.suppress(TransientError):  # the time limit
         code = run(
             plan.argv,
@@ -132,9 +136,6 @@ def _check(plan: LaunchPlan, context: AttemptContext, cluster: Cluster) -> None:
 
     What may pass later is left to the submission itself. A dependency is left out: it decides when the job starts,
     not whether it may. What the launcher adds by itself is not known yet, so sbatch may still refuse the job.
-
-    Raises:
-        LaunchRefused: sbatch would refuse it; the launcher was not started.
     """
     refusal = cluster.test_only(context.name, tuple(_sbatch_options(plan, context)))
     if refusal is not None:
@@ -151,11 +152,6 @@ def _sbatch_options(plan: LaunchPlan, context: AttemptContext) -> Iterator[str]:
     yield from context.cluster.options("partition", "account")
     given = (*context.sbatch_options, *plan.sbatch_args)
     yield from (option for option in given if not option.startswith("--dependency"))
-
-
-def _is_python(plan: LaunchPlan) -> bool:
-    """Whether it is an upstream launcher, rather than a batch script of ours or another program."""
-    return plan.batch_script is None and len(plan.argv) > 1 and plan.argv[1].endswith(".py")
 
 
 def _looks_like_credential(name: str, value: str) -> bool:
@@ -184,13 +180,6 @@ def _environment(
     home = str(context.attempt_dir / LAUNCHER_HOME)
     own = {**secrets, "PATH": path, "NEMORUN_HOME": home, ATTEMPT_VARIABLE: str(context.attempt_dir)}
     return _Environment({name: value for name, value in shared.items() if name == "PATH" or name not in own}, own)
-
-
-def _record_options(plan: LaunchPlan, context: AttemptContext) -> None:
-    """Leave the plan's sbatch options where the shim finds them."""
-    options = merged_options((*context.sbatch_options, *plan.sbatch_args))
-    if options != context.sbatch_options:
-        write_model(context.attempt_dir / ATTEMPT_FILE, context.model_copy(update={"sbatch_options": options}))
 
 
 def _job_of(context: AttemptContext, submission: Submission) -> Job:
