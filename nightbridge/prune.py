@@ -57,9 +57,10 @@ class Removal(Model):
         """What may be removed; `last_used` is Unix time."""
         return cls(path=path, size=size, last_used=datetime.fromtimestamp(last_used, UTC), reason=reason)
 
-    def used_since(self, last_used: float) -> bool:
-        """Whether it was used after it was chosen; `last_used` is Unix time, finer than a `datetime`."""
-        return last_used - self.last_used.timestamp() > 0.001
+    @property
+    def is_unused(self) -> bool:
+        """Whether it is still there, and was not used after it was chosen; a `datetime` is coarser than file times."""
+        return self.path.exists() and _last_used(self.path) - self.last_used.timestamp() <= 0.001
 
 
 def choose(candidates: Sequence[Removal], policy: Policy, used_by_jobs: str, *, now: float) -> list[Removal]:
@@ -166,8 +167,7 @@ def remove_checkouts(workspace: Path, removals: Sequence[Removal]) -> list[Remov
         folder = removal.path
         checkout = _checkout(folder)
         with lease(folder.with_name(f"{checkout}.lease")):
-            used_again = folder.exists() and removal.used_since(folder.stat().st_mtime)
-            if not folder.exists() or used_again or checkout in text_of_live_jobs(workspace):
+            if not removal.is_unused or checkout in text_of_live_jobs(workspace):
                 continue
             # The name of a leftover: if this is killed, the next one, or a check-out of the commit, removes the rest.
             aside = folder.with_name(f".{checkout}.{uuid.uuid4().hex}.tmp")
@@ -212,7 +212,7 @@ def remove_environments(removals: Sequence[Removal]) -> list[Removal]:
     for removal in removals:
         path = removal.path
         with lease(path.with_name(f".{path.name}.lease")):
-            if not path.exists() or removal.used_since(path.stat().st_mtime):
+            if not removal.is_unused:
                 continue
             folder = path.resolve()
             if path.is_symlink():
@@ -301,8 +301,7 @@ def remove_images(workspace: Path, images: Path, removals: Sequence[Removal]) ->
     for removal in removals:
         path = removal.path
         with lease(images.absolute() / f".{_digest(path)}.lease"):
-            used_again = path.exists() and removal.used_since(_last_used(path))
-            if not path.exists() or used_again or path.name in _text_of_live_jobs(images, workspace):
+            if not removal.is_unused or path.name in _text_of_live_jobs(images, workspace):
                 continue
             if path.is_dir():
                 remove_tree(path)
@@ -326,6 +325,6 @@ def _digest(path: Path) -> str:
 
 
 def _last_used(path: Path) -> float:
-    """Unix time when an image was last wanted: each pull touches its sidecar; without one the file's own time."""
+    """Unix time of the last use: each pull of an image touches its sidecar; what has none is touched itself."""
     sidecar = path.with_suffix(".json")
     return (sidecar if sidecar.exists() else path).stat().st_mtime
