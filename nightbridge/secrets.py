@@ -42,10 +42,6 @@ def resolve_secret(ref: "SecretRef", block_value: BlockValue | None = None) -> s
     return value
 
 
-def _from_environment(name: str, _: BlockValue | None) -> str:
-    return os.environ.get(name, "")
-
-
 def _from_block(name: str, block_value: BlockValue | None) -> str:
     if block_value is None:
         raise InvalidInput("Prefect Secret blocks are available in flows only", thing=name, advice="Run it as a flow")
@@ -70,7 +66,7 @@ def _from_toml(name: str, _: BlockValue | None) -> str:
 
 
 _RESOLVERS: dict[str, Callable[[str, BlockValue | None], str]] = {
-    "env": _from_environment,
+    "env": lambda name, _: os.environ.get(name, ""),
     "block": _from_block,
     "toml": _from_toml,
 }

@@ -72,6 +72,7 @@ SRUN = OptionTable(
 )  # fmt: skip
 
 _DEPENDENCY = re.compile(r"(after|afterok|afterany)((?::\d+)+)")
+_ALWAYS_EXPORTED = re.compile(r"(SLURM_|NIGHTBRIDGE_LOCAL_)\w*|PATH|HOME|USER|SHELL")
 
 
 def parse_time(text: str) -> float | None:
@@ -118,7 +119,7 @@ def exported(environment: Mapping[str, str], export: str) -> dict[str, str]:
     """What `--export` lets through: ALL, NONE, `ALL,NAME=value`, or a list of names. Slurm's own variables always."""
     items = [item for item in export.split(",") if item]
     everything = not items or "ALL" in items
-    kept = {name: value for name, value in environment.items() if everything or _always_exported(name)}
+    kept = {name: value for name, value in environment.items() if everything or _ALWAYS_EXPORTED.fullmatch(name)}
     for item in items:
         name, equals, value = item.partition("=")
         if equals:
@@ -126,10 +127,6 @@ def exported(environment: Mapping[str, str], export: str) -> dict[str, str]:
         elif name in environment:
             kept[name] = environment[name]
     return kept
-
-
-def _always_exported(name: str) -> bool:
-    return name.startswith(("SLURM_", "NIGHTBRIDGE_LOCAL_")) or name in {"PATH", "HOME", "USER", "SHELL"}
 
 
 # --- nodes, tasks and file names --------------------------------------------------------------------------------------

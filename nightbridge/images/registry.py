@@ -98,7 +98,8 @@ def parse_reference(text: str) -> ImageReference:
     match = _REFERENCE.fullmatch(text.strip())
     parts = match.groupdict() if match else {"name": "", "separator": "", "registry": ""}
     registry, name = parts["registry"], parts["name"]
-    if parts["separator"] == "/" and not _is_registry(registry):
+    # What comes first names a registry by the rule of docker and of enroot 4.
+    if parts["separator"] == "/" and not ("." in registry or ":" in registry or registry == "localhost"):
         registry, name = None, f"{registry}/{name}"
     if not name or name != name.lower():
         raise InvalidInput(
@@ -119,11 +120,6 @@ def parse_reference(text: str) -> ImageReference:
         tag=parts["tag"],
         digest=parts["digest"],
     )
-
-
-def _is_registry(first: str) -> bool:
-    """Whether the first part of a path names a registry; the rule of docker and of enroot 4."""
-    return "." in first or ":" in first or first == "localhost"
 
 
 _MANIFEST_TYPES = (

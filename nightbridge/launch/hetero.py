@@ -81,6 +81,7 @@ _LOGGING = ("--log-timers-to-tensorboard", "--log-memory-to-tensorboard", "--log
 """Megatron-LM writes step time, memory and TFLOP/s to its log and event files only on request; as far as it can."""
 
 _TENSORBOARD = "--tensorboard-dir"
+_NO_CURVES = f"the pinned program has no {_TENSORBOARD}: its curves come from the log, which rounds"
 
 _OWN_OPTIONS = frozenset(
     {option_of_field(field, standalone=standalone) for field in PASSED for standalone in (False, True)}
@@ -149,7 +150,7 @@ def hetero_plan(
         max_steps=spec.max_steps,
         output_dir=output,
         checkpoint_dir=Path(_save_dir(spec, output)) if test.cmd_args.get("save_dir") else None,
-        warnings=_warnings(program),
+        warnings=() if program.knows(_TENSORBOARD) else (_NO_CURVES,),
     )
 
 
@@ -229,12 +230,6 @@ def _torchrun(test: TestDefinition, image: Image) -> list[str]:
     if image.kind == "none" and "/" in words[0]:
         words[0] = str(Path(words[0]).absolute())
     return words
-
-
-def _warnings(program: _Program) -> tuple[str, ...]:
-    if program.knows(_TENSORBOARD):
-        return ()
-    return (f"the pinned program has no {_TENSORBOARD}: its curves come from the log, which rounds",)
 
 
 def _program(test: TestDefinition, code: PinnedRepository) -> _Program:
@@ -368,18 +363,11 @@ def _batch_script(
     log_prefix: str,
     output: Path,
 ) -> str:
-    """Write a batch script that starts the program once on every node. Every word of the test is quoted.
+    """Write a batch script that starts the program once on every node.
 
-    Args:
-        directives: sbatch's long options and their values.
-        variables: Environment of the program.
-        expanded: Names of variables whose values refer to variables of the job, as `${NAME}`.
-        srun_options: Options of srun as a shell reads them: the container, or the working directory without one.
-        torchrun: Command that starts the ranks of a node.
-        program: What each rank runs.
-        log_prefix: The program's output goes to this and `<job id>_<restart count>.out`, as NeMo-Run's logs do.
-        output: Directory to make on the host before the program starts.
+    Every word of the test is quoted, but for references to variables of the job in the values of those `expanded`.
     """
+    # As NeMo-Run calls its logs.
     log = f'{shlex.quote(log_prefix)}%j_"${{SLURM_RESTART_COUNT:-0}}".out'
     command = ["exec", *map(shlex.quote, torchrun), *_RENDEZVOUS, *map(shlex.quote, program)]
     options = ["--ntasks-per-node=1", "--kill-on-bad-exit=1", f"--output={log}", *srun_options]

@@ -84,7 +84,8 @@ def check_out(
             if changes:
                 log.warning("%s: modified since it was checked out, recreating it: %s", folder, "; ".join(changes[:5]))
                 held.ensure_held()
-                _set_aside(folder)
+                # Not removed at once: a live launcher or job may still read it.
+                folder.rename(folder.with_name(f"changed-{folder.name}.{uuid.uuid4().hex}"))
         if not folder.exists():
             started = time.monotonic()
             temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.tmp")
@@ -104,12 +105,8 @@ def check_out(
         os.utime(folder)
     pointers = find_lfs_pointers(folder, timeout=mirror.timeout)
     if pointers:
-        log.warning(
-            "%s: %d files are Git LFS pointers without content, such as %s",
-            masked(mirror.url),
-            len(pointers),
-            pointers[0],
-        )
+        message = "%s: %d files are Git LFS pointers without content, such as %s"
+        log.warning(message, masked(mirror.url), len(pointers), pointers[0])
     about = mirror.about(commit)
     return PinnedRepository(
         url=masked(mirror.url),
@@ -132,7 +129,7 @@ def find_lfs_pointers(folder: Path, *, timeout: float = 600.0) -> list[str]:
     listing = git("ls-files", "-z", "--", ":(attr:filter=lfs)", timeout=timeout, folder=folder)
     found = [path for path in listing.split("\0") if path and _is_lfs_pointer(folder / path)]
     for path in pinned_commits(folder, timeout=timeout):
-        if _is_checked_out(folder / path):
+        if (folder / path / ".git").exists():
             found += [f"{path}/{inner}" for inner in find_lfs_pointers(folder / path, timeout=timeout)]
     return found
 
@@ -208,10 +205,6 @@ def _find_changes(folder: Path, commit: str, with_submodules: bool, timeout: flo
 
 def _holds_files(folder: Path) -> bool:
     return folder.is_dir() and any(folder.iterdir())
-
-
-def _is_checked_out(folder: Path) -> bool:
-    return (folder / ".git").exists()
 
 
 _ADDED = ("??", "!!")
@@ -308,11 +301,6 @@ def _time_of_file_system(folder: Path) -> float:
             return os.fstat(stream.fileno()).st_mtime
     except OSError:
         return 0.0
-
-
-def _set_aside(folder: Path) -> None:
-    """Move a changed tree away. Not removed at once: a live launcher or job may still read it."""
-    folder.rename(folder.with_name(f"changed-{folder.name}.{uuid.uuid4().hex}"))
 
 
 def _changed_trees(folder: Path) -> Iterator[Path]:

@@ -5,7 +5,7 @@ Also the commits between two pins: suspects for the report, and the range of a b
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -142,15 +142,11 @@ def _across_moves(mirror: Mirror, good: str, bad: str, site: Site, find: Find) -
         if former is None:
             raise
         before, to = Mirror(former, site.workspace, timeout=site.git_timeout), site.successors[former]
-        old = _until_the_move(before, find(before, good), find(before, to.last))
+        old = commits_in_range(before, find(before, good), find(before, to.last))
         new = _since_the_move(mirror, find(mirror, to.commit), find(mirror, bad), to.folder)
-        return [*((before, commit) for commit in old), *((mirror, commit) for commit in new)]
+        moved = [(before, commit.model_copy(update={"url": masked(before.url)})) for commit in old]
+        return moved + [(mirror, commit) for commit in new]
     return [(mirror, commit) for commit in commits_in_range(mirror, *ends)]
-
-
-def _until_the_move(former: Mirror, good: str, last: str) -> Iterator[RangeCommit]:
-    for commit in commits_in_range(former, good, last):
-        yield commit.model_copy(update={"url": masked(former.url)})
 
 
 def _since_the_move(mirror: Mirror, first: str, bad: str, folder: str) -> tuple[RangeCommit, ...]:

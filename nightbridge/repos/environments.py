@@ -345,9 +345,5 @@ def _environment() -> dict[str, str]:
 def _classify_failure(finished: Finished, arguments: Sequence[str | Path]) -> NightbridgeError:
     known = _PIP_KILLED if finished.code < 0 else classify(finished.stderr, _PIP_ERRORS)
     assert known is not None  # the last pattern occurs in everything
-    return known.error(str(arguments[-1]), masked(_without_warnings(finished.tail)))
-
-
-def _without_warnings(tail: str) -> str:
-    lines = [line for line in tail.split(" | ") if not line.startswith(("WARNING:", "[notice]"))]
-    return " | ".join(lines[-4:])
+    lines = [line for line in finished.tail.split(" | ") if not line.startswith(("WARNING:", "[notice]"))]
+    return known.error(str(arguments[-1]), masked(" | ".join(lines[-4:])))
