@@ -58,8 +58,13 @@ FLAKY_MARKERS = (
 """Texts after which trying again is worth it, as Megatron-Bridge's launcher sees it. Its list also has `found NaN in`;
 here a NaN is a result of the code under test (`LogReading.nan_marker`), never the machine's fault."""
 
-NAN_MARKER = "found NaN in"
-TIMEOUT_MARKER = "DUE TO TIME LIMIT"
+_MARKERS = {
+    "DUE TO TIME LIMIT": "timeout_marker",
+    "found NaN in": "nan_marker",
+    "[after training is done]": "training_done",
+    "Heterogeneous MIMO training completed": "training_done",
+}
+"""Texts, and the field of `LogReading` that is true of a log that has one."""
 
 
 class StepRecord(NamedTuple):
@@ -86,13 +91,6 @@ class StepRecord(NamedTuple):
     whole: bool = True
 
 
-class SavedCheckpoint(NamedTuple):
-    """A `successfully saved checkpoint` line."""
-
-    iteration: int
-    path: str
-
-
 class LogReading(Model):
     """Everything that a run's logs say, in the order of the lines. A restart may repeat iterations in `steps`."""
 
@@ -102,7 +100,8 @@ class LogReading(Model):
     start_iteration: int | None = None
     values: dict[str, tuple[float, ...]] = Field({})
     """By metric, what the lines say by its log patterns, in its unit; only finite values."""
-    saved_checkpoints: tuple[SavedCheckpoint, ...] = ()
+    saved_iterations: tuple[int, ...] = ()
+    """Of the `successfully saved checkpoint` lines."""
     training_done: bool = False
     exit_iteration: int | None = None
     flaky_marker: str | None = None
@@ -126,7 +125,7 @@ class LogReading(Model):
     def iterations_seen(self) -> int:
         """Iterations that were certainly done, although the lines of the last rank, which number them, may be lost."""
         of_rank_0 = 0 if self.steps else (self.start_iteration or 0) + self.perf_lines
-        return max(self.last_iteration, of_rank_0, *(saved.iteration for saved in self.saved_checkpoints))
+        return max(self.last_iteration, of_rank_0, *self.saved_iterations)
 
 
 def latest_steps(steps: Iterable[StepRecord]) -> dict[int, StepRecord]:
@@ -171,7 +170,7 @@ def clean_line(line: bytes) -> str:
 _STEP = re.compile(r"\biteration\s{1,32}(\d{1,18})/\s{0,32}(\d{1,18})\s{0,32}\|", re.ASCII)
 _PERF = re.compile(rf"Step Time : {NUMBER}s GPU utilization: {NUMBER}MODEL_TFLOP/s/GPU", re.IGNORECASE)
 _SAVED = "successfully saved checkpoint from iteration"
-_SAVED_WHERE = re.compile(r"\s{1,32}(\d{1,18}) to (\S.*)", re.ASCII)
+_SAVED_WHERE = re.compile(r"\s{1,32}(\d{1,18}) to \S.*", re.ASCII)
 _SAVED_END = re.compile(r" \[ t \d{1,6}/\d", re.ASCII)
 _START = re.compile(r"Starting training loop at iteration (\d{1,18})", re.ASCII)
 # The heterogeneous loop names the first iteration that it will do.
@@ -184,7 +183,6 @@ _PATTERNS = tuple(
     for known in metric.log
 )
 """Of each metric that the log prints, a text that its lines contain, its pattern, and the factor of the number."""
-_DONE = ("[after training is done]", "Heterogeneous MIMO training completed")
 
 _STEP_FIELDS = {
     "elapsed time per iteration (ms)": "elapsed_ms",
@@ -293,18 +291,16 @@ class _Reader:
         self.found: dict[str, Any] = {}
         self.cut_lines = 0
         self.steps: list[StepRecord] = []
-        self.saved: list[SavedCheckpoint] = []
+        self.saved: list[int] = []
         self.values: dict[str, list[float]] = {}
         self.errors = ErrorFinder()
         self.impossible: list[str] = []
         self._file_steps: list[StepRecord] = []
         self._perfs: list[Perf] = []
 
-    def see_bytes(self, line: bytes) -> None:
-        self.cut_lines += len(line) > MAX_LINE_BYTES
-        self.see(clean_line(line[:MAX_LINE_BYTES]))
-
-    def see(self, line: str) -> None:
+    def see(self, raw: bytes) -> None:
+        self.cut_lines += len(raw) > MAX_LINE_BYTES
+        line = clean_line(raw[:MAX_LINE_BYTES])
         # A line is looked at closely only for texts that it contains: logs are long and mostly about other things.
         if "Step Time" in line:
             found = [(real_number(seconds), real_number(tflops)) for seconds, tflops in _PERF.findall(line)]
@@ -320,12 +316,7 @@ class _Reader:
                 numbers = [real_number(match[match.lastindex or 0]) for match in pattern.finditer(line)]
                 finite = [number * factor for number in numbers if number is not None and math.isfinite(number)]
                 self.values.setdefault(metric, []).extend(finite)
-        if any(text in line for text in _DONE):
-            self.found["training_done"] = True
-        if TIMEOUT_MARKER in line:
-            self.found["timeout_marker"] = True
-        if NAN_MARKER in line:
-            self.found["nan_marker"] = True
+        self.found |= {field: True for text, field in _MARKERS.items() if text in line}
         if self.found.get("flaky_marker") is None:
             self.found["flaky_marker"] = next((marker for marker in FLAKY_MARKERS if marker in line), None)
         self.errors.see(line)
@@ -335,7 +326,7 @@ class _Reader:
             self._file_steps += parse_steps(line)
         for saved in line.split(_SAVED)[1:]:
             if (end := _SAVED_END.search(saved)) and (where := _SAVED_WHERE.fullmatch(saved, 0, end.start())):
-                self.saved.append(SavedCheckpoint(int(where[1]), where[2]))
+                self.saved.append(int(where[1]))
         if match := _START.search(line):
             self._see_start(int(match[1]))
         if match := _EXIT.search(line):
@@ -367,7 +358,7 @@ def read_logs(paths: Sequence[Path]) -> LogReading:
         try:
             with open_regular(path) as stream:
                 for line in raw_lines(stream):
-                    reader.see_bytes(line)
+                    reader.see(line)
         except OSError as error:
             damage.append(f"{path.name}: cannot read the log: {error.strerror or error}")
         reader.end_file()
@@ -376,7 +367,7 @@ def read_logs(paths: Sequence[Path]) -> LogReading:
     return LogReading(
         steps=tuple(reader.steps),
         values={metric: tuple(values) for metric, values in reader.values.items()},
-        saved_checkpoints=tuple(reader.saved),
+        saved_iterations=tuple(reader.saved),
         last_error=reader.errors.best,
         cut_lines=reader.cut_lines,
         damage=tuple(damage),
@@ -403,7 +394,6 @@ class LogTail:
 
     def __init__(self, path: Path, *, most: int = MAX_BYTES) -> None:
         self.path = path
-        self.left_out = 0
         self._most = most
         self._file: tuple[int, int] | None = None
         self._offset = 0
@@ -437,22 +427,16 @@ class LogTail:
         return [clean_line(rest[:MAX_LINE_BYTES])] if rest and not self._in_cut_line else []
 
     def _new_bytes(self, stream: BinaryIO) -> bytes:
-        size = self._size_of(stream)
+        found = os.fstat(stream.fileno())
+        file, size = (found.st_dev, found.st_ino), found.st_size
+        if file != self._file or size < self._offset:
+            self._file, self._offset, self._rest, self._in_cut_line = file, 0, b"", False
         if size - self._offset > self._most:
-            self.left_out += size - self._most - self._offset
             self._offset, self._rest, self._in_cut_line = size - self._most, b"", True
         stream.seek(self._offset)
-        data = stream.read(self._most) or b""
+        data = stream.read(self._most)
         self._offset += len(data)
         return data
-
-    def _size_of(self, stream: BinaryIO) -> int:
-        """The file's size; the position goes back to its beginning when it is another file, or a shorter one."""
-        found = os.fstat(stream.fileno())
-        if (found.st_dev, found.st_ino) != self._file or found.st_size < self._offset:
-            self._offset, self._rest, self._in_cut_line = 0, b"", False
-        self._file = (found.st_dev, found.st_ino)
-        return found.st_size
 
 
 class LogEnd(Model):

@@ -213,7 +213,7 @@ class TestWholeLogs:
             "  scheduled an async checkpoint save at iteration      20 to /nemo_run/check points\n"
             "  successfully saved checkpoint from iteration      10 to /nemo_run/check points [ t 1/1, p 1/1 ]\n"
         )
-        assert read(text).saved_checkpoints == ((10, "/nemo_run/check points"),)
+        assert read(text).saved_iterations == (10,)
 
     @pytest.mark.parametrize(
         ("text", "finished"),

