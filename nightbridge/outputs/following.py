@@ -6,7 +6,7 @@ again at the next look. Once the writer has ended, it is what `event_files.read_
 
 import os
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
 
@@ -15,14 +15,7 @@ from nightbridge.files import RefusedFile, open_regular
 from nightbridge.masking import mask_text
 from nightbridge.models import Job, Model
 from nightbridge.models.metrics import METRIC_BY_NAME
-from nightbridge.outputs.event_files import (
-    Columns,
-    RecordsEnd,
-    Row,
-    file_time,
-    find_event_files,
-    read_on,
-)
+from nightbridge.outputs.event_files import Columns, RecordsEnd, Row, file_time, find_event_files, read_on
 from nightbridge.outputs.experiment import event_folders, logs_so_far
 from nightbridge.outputs.logs import LogTail, parse_steps
 from nightbridge.outputs.reader_process import ReaderDied, call_shared
@@ -168,11 +161,10 @@ _followers: dict[str, "_Follower"] = {}
 def _follow(argument: bytes) -> tuple[LogNews, bytes]:
     followed = FollowedJob.model_validate_json(argument)
     name = f"{followed.job.name} {followed.job.job_id}"
+    follower = _followers.setdefault(name, _Follower(followed))
     if followed.ended:
-        return _followers.pop(name, _Follower(followed)).last_look(), b""
-    if name not in _followers:
-        _followers[name] = _Follower(followed)
-    return _followers[name].look(), b""
+        del _followers[name]
+    return follower.look(ended=followed.ended), b""
 
 
 class _Follower:
@@ -193,27 +185,14 @@ class _Follower:
             **{tag: (self._step_times, factor) for tag, factor in ((step_time.tag, 1.0), *step_time.other_tags)},
         }
 
-    def look(self) -> LogNews:
-        """Read what is new."""
+    def look(self, *, ended: bool) -> LogNews:
+        """Read what is new, and of a job that has ended a last line that has no line end."""
         for path in logs_so_far(self._job):
             self._tails.setdefault(path, LogTail(path))
         self._see_events()
-        return self._news([(tail.path, tail.new_lines()) for tail in self._tails.values()])
-
-    def last_look(self) -> LogNews:
-        """Read what is new after the job's end, with a last line that has no line end."""
-        news = self.look()
-        rest = self._news([(tail.path, tail.last_line()) for tail in self._tails.values()])
-        shown = (*news.lines, *rest.lines)
-        return LogNews(
-            lines=shown[-MAX_LINES:],
-            left_out=news.left_out + rest.left_out + max(0, len(shown) - MAX_LINES),
-            source=rest.source or news.source,
-            progress=rest.progress,
-            damage=rest.damage,
-        )
-
-    def _news(self, found: Sequence[tuple[Path, list[str]]]) -> LogNews:
+        found = [(path, tail.new_lines()) for path, tail in self._tails.items()]
+        if ended:
+            found += [(path, tail.last_line()) for path, tail in self._tails.items()]
         lines = [line for _, new in found for line in new if line.strip("\0 \t")]
         for line in lines:
             self._see(line)
