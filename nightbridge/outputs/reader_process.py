@@ -29,7 +29,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -118,9 +118,13 @@ def _exactly(connection: socket.socket, size: int) -> bytes | None:
 
 
 class Child:
-    """A child that one function is called in, any number of times. Use it in a `with` block."""
+    """A child that one function is called in, any number of times. Use it in a `with` block.
+
+    Threads that share it call in turn, each while it holds `lock`.
+    """
 
     def __init__(self, setup: Setup) -> None:
+        self.lock = threading.Lock()
         self._connection = SERVER.connect()
         self._path: Path | None = None
         send(self._connection, b"s", setup.model_dump_json().encode())
@@ -215,14 +219,7 @@ def _validated(answer: type[_Answer], found: bytes) -> _Answer:
         raise DamagedData(f"its reader's answer is none: {error.errors()[0]['msg']}") from error
 
 
-class _Shared(NamedTuple):
-    """A child that many threads call in turn."""
-
-    lock: threading.Lock
-    child: Child
-
-
-_shared: dict[Setup, _Shared] = {}
+_shared: dict[Setup, Child] = {}
 _shared_lock = threading.Lock()
 
 
@@ -236,14 +233,14 @@ def call_shared(reader: _Reader, argument: BaseModel, answer: type[_Answer], roo
     setup = _setup(reader, roots, {})
     with _shared_lock:
         if setup not in _shared:
-            _shared[setup] = _Shared(threading.Lock(), Child(setup))
-        shared = _shared[setup]
-    with shared.lock:
+            _shared[setup] = Child(setup)
+        child = _shared[setup]
+    with child.lock:
         try:
-            return _validated(answer, shared.child.call(argument.model_dump_json().encode())[0])
+            return _validated(answer, child.call(argument.model_dump_json().encode())[0])
         except ReaderDied:
             with _shared_lock:
-                if _shared.get(setup) is shared:
+                if _shared.get(setup) is child:
                     del _shared[setup]
             raise
 
@@ -408,28 +405,22 @@ def _leave_network() -> None:
         Path("/proc/self/gid_map").write_text(f"{group} {group} 1", encoding="ascii")
 
 
-class _Landlock(NamedTuple):
-    """Numbers of landlock(7): system calls, and what each version of the kernel's interface can restrict."""
-
-    create: int = 444
-    add: int = 445
-    restrict: int = 446
-    # By version: all rights on files, on TCP, and the scopes (sockets without a name, signals).
-    rights: tuple[tuple[int, int, int], ...] = (
-        *((0x1FFF, 0, 0), (0x3FFF, 0, 0), (0x7FFF, 0, 0), (0x7FFF, 3, 0), (0xFFFF, 3, 0), (0xFFFF, 3, 3)),
-    )
-    read: int = 0x0C  # files and folders
+_LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
+"""System calls of landlock(7)."""
+_RIGHTS = ((0x1FFF, 0, 0), (0x3FFF, 0, 0), (0x7FFF, 0, 0), (0x7FFF, 3, 0), (0xFFFF, 3, 0), (0xFFFF, 3, 3))
+"""What each version of it can restrict: all rights on files, on TCP, and the scopes (sockets without a name, signals).
+"""
+_READ_FILE, _READ_FOLDER = 0x04, 0x0C
 
 
 def _restrict_files(roots: Sequence[Path]) -> bool:
     """Let this process open nothing but what lies in these folders and what Python is made of; whether it is so."""
-    numbers = _Landlock()
-    version = _libc.syscall(numbers.create, None, ctypes.c_size_t(0), 1)
+    version = _libc.syscall(_LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1)
     if version < 1:
         return False
-    rights = struct.pack("<3Q", *numbers.rights[min(version, len(numbers.rights)) - 1])
+    rights = struct.pack("<3Q", *_RIGHTS[min(version, len(_RIGHTS)) - 1])
     size = 24 if version >= 6 else 16 if version >= 4 else 8
-    rules = _libc.syscall(numbers.create, rights, ctypes.c_size_t(size), 0)
+    rules = _libc.syscall(_LANDLOCK_CREATE, rights, ctypes.c_size_t(size), 0)
     if rules < 0:
         return False
     package = Path(__file__).parents[1]
@@ -439,8 +430,8 @@ def _restrict_files(roots: Sequence[Path]) -> bool:
     for path in (*own, *roots):
         with contextlib.suppress(OSError):
             descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC | (os.O_NOFOLLOW if path in roots else 0))
-            allowed = numbers.read if path.is_dir() else 0x04
-            _libc.syscall(numbers.add, rules, 1, struct.pack("<Qi", allowed, descriptor), 0)
+            allowed = _READ_FOLDER if path.is_dir() else _READ_FILE
+            _libc.syscall(_LANDLOCK_ADD, rules, 1, struct.pack("<Qi", allowed, descriptor), 0)
             os.close(descriptor)
     _libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS, without which only root may restrict itself
-    return bool(_libc.syscall(numbers.restrict, rules, 0) == 0)
+    return bool(_libc.syscall(_LANDLOCK_RESTRICT, rules, 0) == 0)
