@@ -328,37 +328,26 @@ def _needs_metadata_json(path: Path, settings: Mapping[str, Any]) -> bool:
 
 def _read_config(path: Path) -> tuple[dict[str, Any], str]:
     """What `run_config.yaml` says, and what is wrong with it; nothing of either where there is none."""
+    import yaml
+
     if not _is_file(path):
         return {}, ""
     data = read_regular(path, limit=_MAX_CONFIG_BYTES)
     try:
-        settings = _load_yaml(data)
-    except ValueError as error:
+        check_yaml(data)
+        # Tags of the writer's own classes are looked through.
+        node = yaml.compose(data, Loader=yaml.CSafeLoader)
+    except (ValueError, yaml.YAMLError) as error:
         return {}, f"run_config.yaml cannot be parsed: {' '.join(str(error).split())}"
+    if not isinstance(node, yaml.MappingNode):
+        return {}, "run_config.yaml cannot be parsed: it is not a mapping"
+    settings = _plain(node, depth=2)
     # What wrote it ends every line, and sorts the sections of its configuration, of which `train` is one of the last.
     if not data.endswith(b"\n"):
         return settings, "run_config.yaml is cut off within a line"
     if "_target_" in settings and "train_iters" not in (settings.get("train") or ()):
         return settings, "run_config.yaml is cut off: it has no `train.train_iters`"
     return settings, ""
-
-
-def _load_yaml(data: bytes) -> dict[str, Any]:
-    """A YAML mapping as plain text, numbers and containers; tags of the writer's own classes are looked through.
-
-    Raises:
-        ValueError: It is not YAML, or not a mapping.
-    """
-    import yaml
-
-    check_yaml(data)
-    try:
-        node = yaml.compose(data, Loader=yaml.CSafeLoader)
-    except yaml.YAMLError as error:
-        raise ValueError(str(error)) from error
-    if not isinstance(node, yaml.MappingNode):
-        raise ValueError("it is not a mapping")
-    return _plain(node, depth=2)
 
 
 def _plain(node: Any, depth: int) -> dict[str, Any]:

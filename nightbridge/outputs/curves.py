@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from nightbridge.models import Life
 from nightbridge.models.metrics import METRIC_BY_NAME, METRICS, Metric, Reduction
-from nightbridge.outputs.event_files import empty_table, scalars
+from nightbridge.outputs.event_files import scalars
 from nightbridge.outputs.logs import MAX_LINE_BYTES, LogReading, StepRecord, latest_steps, read_logs
 
 if TYPE_CHECKING:
@@ -129,9 +129,10 @@ def read_curves(event_files: Sequence[Path], logs: Sequence[Path]) -> Curves:
             disagreements += _disagreement(column, board, logged[_certain(records, column, logged)])
         steps[name] = pd.concat([board, extra]).reindex(steps.index).astype("float64")
         filled.append(_rows(column.tag, extra))
+    recorded_rows = [rows for rows in (table, *filled) if len(rows)]
     return Curves(
         steps=steps,
-        table=_with_log_rows(table, filled),
+        table=pd.concat(recorded_rows, ignore_index=True) if recorded_rows else table,
         log=log,
         source="tensorboard" if from_events else "log" if records else "none",
         damage=(*damage, *log.damage, *disagreements),
@@ -240,15 +241,10 @@ def _rows(tag: str, values: "pd.Series[float]") -> "pd.DataFrame":
             "wall_time": math.nan,
             "value": values.to_numpy(),
             "file": pd.Series([LOG_FILE] * len(values), dtype="str"),
+            "superseded": False,
+            "session": 0,
         }
     )
-
-
-def _with_log_rows(table: "pd.DataFrame", additions: "Sequence[pd.DataFrame]") -> "pd.DataFrame":
-    import pandas as pd
-
-    parts = [part for part in (table, *(rows.assign(superseded=False, session=0) for rows in additions)) if len(part)]
-    return pd.concat(parts, ignore_index=True) if parts else empty_table()
 
 
 def value_of(metric: Metric, curves: Curves, steady: "pd.DataFrame") -> float | None:

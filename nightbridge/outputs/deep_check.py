@@ -51,10 +51,11 @@ def load_with_torch(path: Path, python: str) -> Loaded:
             out of memory.
         TransientError: It took more than `TIMEOUT_SECONDS`.
     """
+    kept = {name: value for name, value in os.environ.items() if _KEPT_VARIABLES.fullmatch(name)}
     finished = run(
         [*_words(python), "-", str(path)],
         # Nothing goes onto a GPU that a training may be using.
-        environment={**_kept(), "CUDA_VISIBLE_DEVICES": ""},
+        environment={**kept, "CUDA_VISIBLE_DEVICES": ""},
         timeout=TIMEOUT_SECONDS,
         given=LOADER.read_bytes(),
     )
@@ -81,7 +82,3 @@ def _words(command: str) -> list[str]:
     if not words:
         raise InvalidInput("no program is named", thing="--python", advice=_ADVICE)
     return words
-
-
-def _kept() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if _KEPT_VARIABLES.fullmatch(name)}

@@ -205,7 +205,8 @@ def _typed_values(message: _Message, kind: _ElementType) -> list[float]:
     """The values of a repeated field, packed or one by one: writers do both and readers must take both."""
     packed = b"".join(message.blocks.get(kind.field, [])[:2])[:_MAX_PACKED]
     if kind.wire != VARINT:
-        values = [*message.fixed.get(kind.field, []), *_chunks(packed, kind.size)]
+        values = [packed[start : start + kind.size] for start in range(0, len(packed), kind.size)]
+        values = message.fixed.get(kind.field, []) + values
         if any(len(value) != kind.size for value in values):
             raise MalformedRecord("a tensor's value has a wrong size")
         return [kind.from_bytes(value) for value in values]
@@ -214,10 +215,6 @@ def _typed_values(message: _Message, kind: _ElementType) -> list[float]:
         number, position = _varint(packed, position)
         numbers.append(number)
     return [kind.from_varint(number) for number in numbers]
-
-
-def _chunks(data: bytes, size: int) -> list[bytes]:
-    return [data[start : start + size] for start in range(0, len(data), size)]
 
 
 def _tensor_scalar(data: bytes) -> float | None:
@@ -240,11 +237,6 @@ _OTHER_VALUES = {3: "histogram", 4: "image", 5: "histogram", 6: "audio"}
 
 _SESSION_START = 1
 """`SessionLog.START`, of the field `Event.session_log`."""
-
-
-def _plugin_name(value: _Message) -> str:
-    metadata = _message(value.block(9) or b"")
-    return _text(_message(metadata.block(1) or b"").block(1))
 
 
 class EventDecoder:
@@ -278,7 +270,8 @@ class EventDecoder:
     def _value(self, value: _Message) -> Scalar | str:
         """A scalar, or the kind of what the value is instead."""
         tag = _text(value.block(1))
-        plugin = _plugin_name(value) or self._plugins.get(tag, "")
+        plugin_data = _message(value.block(9) or b"").block(1)  # of Value.metadata
+        plugin = _text(_message(plugin_data or b"").block(1)) or self._plugins.get(tag, "")
         self._plugins[tag] = plugin
         if simple := value.fixed_value(2, 4):
             return Scalar(tag, _float32(simple))

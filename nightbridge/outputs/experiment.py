@@ -52,7 +52,6 @@ EVENT_FOLDER = "tb_logs"
 """The folder of the event files, below the job's folder or a run's own output folder."""
 _NUMBERS_AT_END = re.compile(r"(?:_\d+)+$")
 _PROFILE_FOLDERS = frozenset(("nsys_profile", "pytorch_profile"))
-_PROFILE_FILES = frozenset(("snapshot.pickle",))
 _LAUNCHER_FILES = ("*.tar.gz", "scripts/*", "configs/*_executor.yaml", "configs/*_config.yaml", "env_*.log")
 """What NeMo-Run itself writes into the job's folder. It names secrets in clear text, so it is never stored."""
 
@@ -97,11 +96,10 @@ def read_run(job: Job, output_dir: Path | None, checkpoint_dir: Path | None = No
     """
     tree = _Tree(job.experiment_dir, output_dir, checkpoint_dir)
     output = _sorted_files(tree, job, output_dir)
-    rest = _unknown(tree, output)
     return output.model_copy(
         update={
             "checkpoints": tuple(checkpoint for folder in tree.save_dirs for checkpoint in find_checkpoints(folder)),
-            "not_stored": (*tree.not_stored, *_unknown_products(rest, tree.folders)),
+            "not_stored": (*tree.not_stored, *_unknown_products(_unknown(tree, output), tree.folders)),
         }
     )
 
@@ -220,13 +218,10 @@ class _Tree:
         self._note(path, "its name is not UTF-8" if not_utf8 else "its name has characters that cannot be shown")
         return False
 
-    def _is_inside(self, path: Path) -> bool:
+    def _note_link(self, path: Path) -> None:
         # Of a link that leads to itself `Path.resolve` makes an exception.
         target = Path(os.path.realpath(path))
-        return any(target.is_relative_to(root) for root in self._roots)
-
-    def _note_link(self, path: Path) -> None:
-        if not self._is_inside(path):
+        if not any(target.is_relative_to(root) for root in self._roots):
             self._note(path, "a link to outside the run's folder was not followed")
 
     def _note_error(self, error: OSError) -> None:
@@ -287,7 +282,7 @@ def _first_named(files: list[Path], name: str) -> Path | None:
 
 def _is_profile(path: Path, job: Job) -> bool:
     folders = path.parts[len(job.attempt_dir.parts) : -1]
-    return path.name in _PROFILE_FILES or not _PROFILE_FOLDERS.isdisjoint(folders)
+    return path.name == "snapshot.pickle" or not _PROFILE_FOLDERS.isdisjoint(folders)
 
 
 class RunToRead(Model):

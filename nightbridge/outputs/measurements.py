@@ -71,12 +71,8 @@ def read_settings(spec: RunSpec, config_container: Path | None) -> RunSettings:
 
     A `ConfigContainer.yaml` that is no ConfigContainer is passed over.
     """
-    requested = _requested(spec)
-    if config_container is None:
-        return requested
-    try:
-        container = read_container(config_container)
-    except InvalidInput:
+    requested, container = _requested(spec), _container(config_container)
+    if container is None:
         return requested
     return RunSettings(
         num_gpus=requested.num_gpus,
@@ -86,10 +82,23 @@ def read_settings(spec: RunSpec, config_container: Path | None) -> RunSettings:
             or container.integer("dataset.seq_length")
             or requested.sequence_length
         ),
-        profiled=_profiled_in(container),
+        profiled=_profiled(
+            container.integer("profiling.profile_step_start") or 0,
+            container.integer("profiling.profile_step_end") or 0,
+            nsys=container.is_on("profiling.use_nsys_profiler"),
+            pytorch=container.is_on("profiling.use_pytorch_profiler"),
+        ),
         dumped=dumped(container),
         model_flops=model_flops(container),
     )
+
+
+def _container(path: Path | None) -> ConfigContainer | None:
+    """What a run dumped; None where that is no ConfigContainer."""
+    try:
+        return None if path is None else read_container(path)
+    except InvalidInput:
+        return None
 
 
 def _requested(spec: RunSpec) -> RunSettings:
@@ -104,15 +113,6 @@ def _requested(spec: RunSpec) -> RunSettings:
             nsys=bool(args.get("enable_nsys")),
             pytorch=bool(args.get("pytorch_profiler")),
         ),
-    )
-
-
-def _profiled_in(container: ConfigContainer) -> ProfiledSteps | None:
-    return _profiled(
-        container.integer("profiling.profile_step_start") or 0,
-        container.integer("profiling.profile_step_end") or 0,
-        nsys=container.is_on("profiling.use_nsys_profiler"),
-        pytorch=container.is_on("profiling.use_pytorch_profiler"),
     )
 
 
@@ -211,11 +211,8 @@ def _measure_run(argument: bytes) -> tuple[MeasuredRun, bytes]:
 def _report(run: RunToMeasure, output: RunOutput, table: "pd.DataFrame", summary: Summary) -> dict[str, Any] | None:
     """CloudAI's report, where the test asks for it and the run dumped its configuration."""
     test = run.spec.test
-    if not test.harvest.training_report or output.config_container is None:
-        return None
-    try:
-        container = read_container(output.config_container)
-    except InvalidInput:
+    container = _container(output.config_container) if test.harvest.training_report else None
+    if container is None:
         return None
     return training_report(table, summary, container, test, num_gpus(test), run.plan.nodes)
 
