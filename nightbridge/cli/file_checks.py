@@ -10,6 +10,7 @@ from nightbridge import config
 from nightbridge.config.definitions import define_test
 from nightbridge.config.documents import Document, Layer, Layered
 from nightbridge.errors import InvalidInput, NightbridgeError
+from nightbridge.launch.config_container import read_container, with_overrides
 from nightbridge.launch.shipped import shipped_configurations
 from nightbridge.models import (
     Checkout,
@@ -21,9 +22,8 @@ from nightbridge.models import (
     TestDefinition,
     Violation,
 )
-from nightbridge.rules import check_read, errors_of, grid_of
-
-MEGATRON_BRIDGE = "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git"
+from nightbridge.rules import check_container, check_read, errors_of, grid_of
+from nightbridge.rules.rule import with_places
 
 CodeOf = Callable[[TestDefinition], Checkout]
 
@@ -78,10 +78,6 @@ def check_file(
 
 def check_container_file(file: Path, overrides: Sequence[str], gpus: int | None = None) -> FileReport:
     """Check a ConfigContainer with these `KEY=VALUE` overrides, for so many GPUs."""
-    from nightbridge.launch.config_container import read_container, with_overrides
-    from nightbridge.rules import check_container
-    from nightbridge.rules.rule import with_places
-
     try:
         container = read_container(file)
         found = [
@@ -107,13 +103,9 @@ def check_shipped(checkout: Path) -> FileReport:
         table = {
             "name": each.name,
             "test_template_name": "MegatronBridge",
-            "git_repos": [{"url": MEGATRON_BRIDGE}],
+            "git_repos": [{"url": "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git"}],
             "harvest": {"checkpoint": "none"},
-            "cmd_args": {
-                "container_image": "nvcr.io/nvidia/nemo:dev",
-                "max_steps": 50,
-                **each.cmd_args,
-            },
+            "cmd_args": {"container_image": "nvcr.io/nvidia/nemo:dev", "max_steps": 50, **each.cmd_args},
         }
         file = str(checkout / each.place)
         test, _ = define_test(Layered([Layer(table, Document(Path(file), "", table))]), test_id=each.name, file=file)

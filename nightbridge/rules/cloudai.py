@@ -77,10 +77,6 @@ def _data_parallel(args: Mapping[str, Any]) -> int:
     return _gpus(args) // size if size > 0 else 0
 
 
-def _fsdp(args: Mapping[str, Any]) -> bool:
-    return bool(args.get("use_megatron_fsdp"))
-
-
 def _implementation(args: Mapping[str, Any]) -> str:
     return str(args.get("cuda_graph_impl") or "").strip().lower()
 
@@ -140,21 +136,23 @@ def _batch_divides(args: Mapping[str, Any]) -> Iterator[str]:
     if not micro or not total:
         return
     instances = _given(args, "num_distributed_optimizer_instances") or 1
-    unit = micro * _data_parallel(args) * (instances if _fsdp(args) else 1)
+    unit = micro * _data_parallel(args) * (instances if args.get("use_megatron_fsdp") else 1)
     if unit == 0 or total % unit:
         yield f"gb {total} is not a multiple of mb * data parallel size = {unit}; change one of them"
 
 
 @_constraint(5, "fsdp-graphs", f"use_megatron_fsdp {_GRAPH}", "fsdp-graphs")
 def _fsdp_graphs(args: Mapping[str, Any]) -> Iterator[str]:
-    if _fsdp(args) and _graphs(args):
+    if args.get("use_megatron_fsdp") and _graphs(args):
         yield "use_megatron_fsdp excludes CUDA graphs; switch one off"
 
 
 @_constraint(6, "fsdp-sizes", "use_megatron_fsdp pp cp vp", "fsdp-sizes")
 def _fsdp_sizes(args: Mapping[str, Any]) -> Iterator[str]:
     virtual = _given(args, "vp")
-    if _fsdp(args) and not (_size(args, "pp") == 1 and _size(args, "cp") == 1 and virtual in (None, 1)):
+    if args.get("use_megatron_fsdp") and not (
+        _size(args, "pp") == 1 and _size(args, "cp") == 1 and virtual in (None, 1)
+    ):
         yield "use_megatron_fsdp needs pp, cp and vp of 1; change them or switch it off"
 
 
@@ -177,7 +175,7 @@ def _virtual_pipeline(args: Mapping[str, Any]) -> Iterator[str]:
 @_constraint(9, "optimizer-instances", "num_distributed_optimizer_instances use_megatron_fsdp", "optimizer-instances")
 def _instances_need_fsdp(args: Mapping[str, Any]) -> Iterator[str]:
     instances = _given(args, "num_distributed_optimizer_instances") or 1
-    if instances > 1 and not _fsdp(args):
+    if instances > 1 and not args.get("use_megatron_fsdp"):
         yield f"num_distributed_optimizer_instances {instances} needs use_megatron_fsdp = true"
 
 

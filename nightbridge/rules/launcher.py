@@ -15,7 +15,7 @@ from nightbridge.launch.parser_source import launcher_of
 from nightbridge.launch.plan import RECIPE_STEPS, unknown_flags, unsafe_values, wrong_choices
 from nightbridge.launch.resources import oversized_checkpoint, parameters_of, resumed_from, trains_adapters
 from nightbridge.launch.shipped import pinned_recipes, released_recipes
-from nightbridge.models import HarvestPolicy
+from nightbridge.models import HarvestPolicy, TestDefinition
 from nightbridge.models.series import DEFAULT_NUM_GPUS, DEFAULTS
 from nightbridge.rules.rule import UPSTREAM, RuleContext, cmd_args, is_local, pinned_schema, rule
 
@@ -185,8 +185,6 @@ def _launch_safe(run: RuleContext) -> Iterator[str]:
 _HYDRA = "Hydra: the grammar of overrides"
 _RECIPES_AND_LOGGING = "Megatron-Bridge: recipes/ and training/config.py at 067f987d (main)"
 
-_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z0-9_]+)*")
-
 _TRANSFORMER = frozenset(
     {
         *("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
@@ -199,13 +197,10 @@ _TRANSFORMER = frozenset(
 @rule("override-grammar", _HYDRA, ("extra_cmd_args",))
 def _grammar(run: RuleContext) -> Iterator[str]:
     """Hydra refuses other forms when the job starts."""
-    for key, value in run.test.extra_cmd_args.items():
-        if key.startswith("-"):
-            continue  # a flag of a newer launcher
-        removes = key.startswith("~")
-        if not _KEY.fullmatch(key.lstrip("+") if not removes else key[1:]) or key.startswith("+++"):
+    for key, _, value in overrides_of(run.test):
+        if not re.fullmatch(r"(?:\+{0,2}|~)[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z0-9_]+)*", key):
             yield f"extra_cmd_args: {key!r} is not an override; write a.b, +a.b or ~a.b"
-        elif not value and not removes:
+        elif value == "":
             yield f'extra_cmd_args: {key!r} has no value, which only ~{key} allows; write one, such as "null"'
 
 
@@ -357,16 +352,16 @@ SET_BY_FLAGS = {
 """Fields that the launcher sets from its own flags, after the overrides, each with the key of `[cmd_args]`."""
 
 
-def _overrides(run: RuleContext) -> Iterator[tuple[str, str, str | None]]:
+def overrides_of(test: TestDefinition) -> Iterator[tuple[str, str, str | None]]:
     """Every override as it is written, its path, and its value; None for one that removes the key."""
-    for key, value in run.test.extra_cmd_args.items():
+    for key, value in test.extra_cmd_args.items():
         if not key.startswith("-"):  # a flag of a newer launcher
             yield key, key.lstrip("+~"), None if key.startswith("~") else value
 
 
 def _override_problems(run: RuleContext, schema: ConfigSchema | None) -> Iterator[str]:
     if schema is not None:
-        for key, path, value in _overrides(run):
+        for key, path, value in overrides_of(run.test):
             if problem := schema.problem(path, value):
                 yield f"extra_cmd_args: {key!r}: {problem}"
 
@@ -405,7 +400,7 @@ def _known_later(run: RuleContext) -> Iterator[str]:
 )
 def _twice(run: RuleContext) -> Iterator[str]:
     """The launcher lays its own flags over the overrides, and nightbridge plans by the flags."""
-    for key, path, _ in _overrides(run):
+    for key, path, _ in overrides_of(run.test):
         field = SET_BY_FLAGS.get(path.replace("model.transformer.", "model."))
         if path in ("train.train_iters", "train.train_samples"):
             yield f"extra_cmd_args: {key!r}: a run is watched for cmd_args.max_steps; write the number of steps there"

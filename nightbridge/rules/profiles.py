@@ -97,10 +97,6 @@ def check_dumped(dumped: ConfigContainer, test: TestDefinition) -> tuple[tuple[V
     return tuple(with_places(found, test, test.source) for found in broken), container_differences(dumped, container)
 
 
-_OF_THE_RECIPE = frozenset({"model", "dataset"})
-"""Sections whose class, and so their defaults, the recipe chooses."""
-
-
 def check_defaults(schema: ConfigSchema, test: TestDefinition) -> Iterator[Violation]:
     """What tonight's values break among themselves, and in the defaults of the pinned classes.
 
@@ -114,7 +110,8 @@ def check_defaults(schema: ConfigSchema, test: TestDefinition) -> Iterator[Viola
         sections = {field.partition(".")[0] for field in found.fields}
         keys = (f"{section}.{key}" for section in sections for key in schema.defaults.get(section, ()))
         named = {key for key in keys if names(found.message, key)}
-        if sections & _OF_THE_RECIPE or not named & overrides or "checkpoint.save" in named:
+        # The recipe chooses the class of model and dataset, and so their defaults.
+        if sections & {"model", "dataset"} or not named & overrides or "checkpoint.save" in named:
             continue
         if named <= given:
             yield found
@@ -125,19 +122,15 @@ def check_defaults(schema: ConfigSchema, test: TestDefinition) -> Iterator[Viola
 
 def _tonight(test: TestDefinition, dumped: ConfigContainer) -> Iterator[str]:
     """A test's overrides, then its flags, as the launcher lays them over its recipe."""
-    for key, value in test.extra_cmd_args.items():
-        if not key.startswith("-"):  # a flag of a newer launcher
-            yield key if key.startswith("~") else f"{key}={value}"
+    for key, _, value in launcher.overrides_of(test):
+        yield key if value is None else f"{key}={value}"
     nested = isinstance(dumped.table["model"].get("transformer"), Mapping)
     for path, flag in launcher.SET_BY_FLAGS.items():
         given = test.cmd_args.get(flag)
         if isinstance(given, int | float) or (isinstance(given, str) and given != "None"):
-            moved = path.replace("model.", "model.transformer.", 1) if nested and flag in _NESTED else path
-            yield f"{moved}={json.dumps(given)}"
-
-
-_NESTED = frozenset({"tp", "pp", "cp", "vp", "ep", "et", "num_layers", "hidden_size", "cuda_graph_impl"})
-"""Keys whose fields are below `model.transformer` since v0.6.0."""
+            # Since v0.6.0 all of the model's fields that flags set but one are below `model.transformer`.
+            is_moved = nested and flag != "seq_length"
+            yield f"{path.replace('model.', 'model.transformer.', 1) if is_moved else path}={json.dumps(given)}"
 
 
 def check(
