@@ -14,7 +14,7 @@ from datetime import date, timedelta
 from pathlib import Path
 
 from nightbridge.gate.verdict import compare
-from nightbridge.history.reading import add
+from nightbridge.history.history_store import put_row
 from nightbridge.history.rows import row_of
 from nightbridge.models import StoreSettings, Verdict, VerdictStatus
 from nightbridge.nights.records import NightEnd, NightVerdict
@@ -49,7 +49,7 @@ def judged(store: ObjectStore, number: int, nights: int) -> Verdict:
         noise = 1 + 0.002 * ((at * 7 + number) % 5 - 2)
         row = make_row(make_summary([noise] * 50, tflops=700 / noise), night_of(at))
         rows.append(row.model_copy(update={"test_id": f"test-{number:03}", "series": f"test-{number:03}-0123456789ab"}))
-        add(store, rows[-1])
+        put_row(store, rows[-1])
     step_time = 1.08 if number % 10 == 0 else 1.0
     record = make_record(
         make_summary([step_time] * 50, tflops=700 / step_time), night_of(nights), test_id=f"test-{number:03}"
@@ -58,7 +58,7 @@ def judged(store: ObjectStore, number: int, nights: int) -> Verdict:
     curves = {tag: {step: 10.0 / step + step_time for step in range(1, 51)} for tag in ("lm_loss", "iteration_time")}
     store.put(f"{record.prefix}/metrics.parquet", metrics_parquet(scalar_table(**curves)))
     verdict = compare(record, rows)
-    add(store, row_of(record, verdict))
+    put_row(store, row_of(record, verdict))
     return verdict
 
 

@@ -25,8 +25,8 @@ import numpy as np
 
 from nightbridge.gate.evidence import gather_evidence
 from nightbridge.gate.verdict import compare
-from nightbridge.history.history_store import COMPACT_AT, write_generation
-from nightbridge.history.reading import add, read_history, read_recent
+from nightbridge.history.history_store import COMPACT_AT, put_row, write_generation
+from nightbridge.history.reading import read_history, read_recent
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import (
     Checkout,
@@ -150,7 +150,7 @@ def make_history(url: str, number: int, nights: int) -> None:
     ]
     write_generation(store, CLUSTER, model.series, rows[:-SMALL_OBJECTS], datetime.now(UTC))
     for row in rows[-SMALL_OBJECTS:]:
-        add(store, row)
+        put_row(store, row)
 
 
 def summary_of(number: int, place: int, nights: int) -> Summary:

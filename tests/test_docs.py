@@ -21,7 +21,7 @@ import yaml
 from nightbridge.cli import main as cli
 from nightbridge.gate.accept import accept
 from nightbridge.gate.verdict import compare
-from nightbridge.history.reading import add
+from nightbridge.history.history_store import put_row
 from nightbridge.history.rows import row_of
 from nightbridge.models import ClusterSettings, RunRecord, StoreSettings, utc_now
 from nightbridge.nights.records import NightStart, NightTest, record_start
@@ -184,7 +184,7 @@ def used_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]
     ]
     for record in records:
         commit_run(store, record)
-        add(store, row_of(record, compare(record, ())))
+        put_row(store, row_of(record, compare(record, ())))
         record_start(store, _start_of(record, workspace))
         open_attempt(workspace, record.spec.run_key, ClusterSettings())
     accept(store, records[-1].spec.run_key, "acknowledged", who="Ada", why="known")

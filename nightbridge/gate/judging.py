@@ -9,8 +9,9 @@ from nightbridge.gate.suspects import CommitsBetween, find_suspects
 from nightbridge.gate.tonight import Evidence
 from nightbridge.gate.verdict import compare
 from nightbridge.harvest.manifest import load_record
+from nightbridge.history.history_store import put_row
 from nightbridge.history.metrics import format_count
-from nightbridge.history.reading import add, read_history, read_recent
+from nightbridge.history.reading import read_history, read_recent
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import EXIT_CODES, GOOD_VERDICTS, RunRecord, Verdict
 from nightbridge.store.protocol import ObjectStore, read_stored
@@ -80,7 +81,7 @@ def judge_and_record(
     key = f"{record.prefix.rsplit('/', 1)[0]}/verdict.json"
     why = verdict.rerun_reason or (_why_rerun(store, key) if verdict.further_runs else "")
     verdict = verdict.model_copy(update={"suspects": suspects, "rerun_reason": why})
-    add(store, row)
+    put_row(store, row)
     store.put(key, verdict.model_dump_json(indent=2).encode())
     return verdict
 
@@ -114,5 +115,5 @@ def judge_again(
             changed += [row.night] if verdict.status is not row.verdict else []
         elif row.verdict in GOOD_VERDICTS:
             lost.append(row.night)
-            add(store, row.model_copy(update={"verdict": None}))
+            put_row(store, row.model_copy(update={"verdict": None}))
     return Rejudged(tuple(nights), tuple(changed), tuple(lost), alarms)

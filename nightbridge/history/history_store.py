@@ -234,7 +234,7 @@ def folder_of(cluster: str, series: str) -> str:
 
 
 def put_row(store: ObjectStore, row: HistoryRow) -> None:
-    """Write a version of a row, under a name that no other version has."""
+    """Write a version of a row, under a name that no other has; a later one, or attempt of its run, replaces it."""
     key = f"{folder_of(row.cluster, row.series)}/{row.night}-{row.run_key}.{new_stamp()}.json"
     store.put(key, row.model_dump_json(indent=2).encode() + b"\n")
 

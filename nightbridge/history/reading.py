@@ -27,7 +27,6 @@ from nightbridge.history.history_store import (
     compact,
     folder_of,
     list_generations,
-    put_row,
     read_objects,
     write_generation,
 )
@@ -57,11 +56,6 @@ class StoredSeries(NamedTuple):
     series: str
     rows: int
     last_night: str
-
-
-def add(store: ObjectStore, row: HistoryRow) -> None:
-    """Write a row; writing it again changes nothing, and a later version or attempt of the same run replaces it."""
-    put_row(store, row)
 
 
 def series_of(store: ObjectStore, run: RunSpec, cluster: str) -> str:

@@ -109,8 +109,7 @@ def recent_nights(store: ObjectStore, since: datetime) -> tuple[list[Night], lis
     damaged: list[str] = []
     for night, scenario in found:
         try:
-            start = read_start(store, night, scenario)
-            if start is not None:
+            if start := read_start(store, night, scenario):
                 nights.append(Night(start=start, end=read_end(store, night, scenario)))
         except DamagedData as error:
             damaged.append(str(error))

@@ -57,7 +57,8 @@ def night_of_slot(slot: datetime, slots_of_the_day: Iterable[datetime]) -> str:
     day = slot.date().isoformat()
     if slot <= min(slots_of_the_day, default=slot):
         return day
-    return f"{day}-{slot:%H%M}{'-2' if _is_second_time_round(slot) else ''}"
+    is_second_time_round = slot.fold == 1 and slot.utcoffset() != slot.replace(fold=0).utcoffset()
+    return f"{day}-{slot:%H%M}{'-2' if is_second_time_round else ''}"
 
 
 def new_night(started: datetime | None = None) -> str:
@@ -80,10 +81,6 @@ def checked_night(text: str) -> str:
         raise InvalidInput(
             "not a night id", thing=text, advice="Use up to 40 lower-case letters, digits and dashes, as 2026-11-21"
         ) from error
-
-
-def _is_second_time_round(slot: datetime) -> bool:
-    return slot.fold == 1 and slot.utcoffset() != slot.replace(fold=0).utcoffset()
 
 
 _RUN_KEY = re.compile(r".+-[0-9a-f]{10}")
@@ -398,10 +395,9 @@ def _folders(store: ObjectStore, prefix: str) -> list[tuple[str, str]]:
 
 
 def _read_nights(store: ObjectStore, folders: Sequence[tuple[str, str]]) -> Iterator[Night]:
-    for night, scenario in folders:
-        start = _read(store, f"nights/{night}/{scenario}/begun.json", NightStart)
-        if start is not None:
-            yield Night(start=start, end=_read(store, f"nights/{night}/{scenario}/ended.json", NightEnd))
+    for key in folders:
+        if start := read_start(store, *key):
+            yield Night(start=start, end=read_end(store, *key))
 
 
 def _read(store: ObjectStore, key: str, kind: type[_M]) -> _M | None:

@@ -95,7 +95,7 @@ def run_statuses(start: NightStart, store: ObjectStore, open_cluster: Callable[[
     live = [job.job_id for job in jobs.values() if isinstance(job, Submission)]
     known, silence = _query(open_cluster, live)
     return tuple(
-        _done(test.test_id, test.run_key, verdict)
+        _done(test, verdict)
         if (verdict := verdicts[test.run_key])
         else _under_way(test, start.workspace, jobs[test.run_key], known, silence)
         for test in start.tests
@@ -120,11 +120,11 @@ def _query(open_cluster: Callable[[], Cluster], job_ids: Sequence[int]) -> tuple
         return {}, f"the cluster does not answer: {error}"
 
 
-def _done(test_id: str, run_key: str, verdict: Verdict) -> RunStatus:
+def _done(test: NightTest, verdict: Verdict) -> RunStatus:
     measured = verdict.metric("step_time")
     return RunStatus(
-        test_id=test_id,
-        run_key=run_key,
+        test_id=test.test_id,
+        run_key=test.run_key,
         phase=RunPhase.DONE,
         verdict=verdict.status,
         job_id=verdict.job_id,

@@ -28,7 +28,7 @@ from nightbridge.bisect.plan import point_run
 from nightbridge.bisect.result import BisectResult, result_lines
 from nightbridge.bisect.search import Answer, Levels
 from nightbridge.errors import DamagedData, InvalidInput
-from nightbridge.history import reading
+from nightbridge.history.history_store import put_row
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import Arm, RangeCommit, RunRecord, StoreSettings, VerdictStatus
 from nightbridge.store.directory import DirectoryStore
@@ -108,7 +108,7 @@ def test_one_night_alone_and_a_night_that_was_not_are_refused(good: str, bad: st
 def test_a_new_configuration_starts_a_new_series_and_is_compared_with_the_one_before(store: DirectoryStore) -> None:
     for number in range(5):
         series = f"llama3-8b-{'1' if number >= 3 else '0'}123456789ab"
-        reading.add(store, row(record(number, series=series)))
+        put_row(store, row(record(number, series=series)))
 
     rows = find_rows(store, "llama3-8b", "dgx")
     plan = plan_of(rows)

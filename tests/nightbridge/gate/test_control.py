@@ -12,6 +12,7 @@ from nightbridge.gate.control import (
     arm_of,
     arm_run,
     control_point,
+    most_pairs,
     pairs_of,
     proof_needed,
     run_at,
@@ -21,8 +22,8 @@ from nightbridge.gate.control import (
 from nightbridge.gate.judging import judge_and_record
 from nightbridge.gate.tonight import Evidence
 from nightbridge.gate.verdict import compare
+from nightbridge.history.history_store import put_row
 from nightbridge.history.nightly_values import nights_of
-from nightbridge.history.reading import add
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import GatePolicy, Outcome, RunRecord, StoreSettings, Verdict, VerdictStatus
 from nightbridge.models.series import series_id
@@ -280,6 +281,11 @@ def test_pairs_that_speak_for_a_regression_go_on_beyond_those_of_other_nights_un
     assert judged(1.06, *undecided * MOST_TIMES).reruns == 0
 
 
+def test_the_most_pairs_of_a_night_are_those_of_its_policy_or_what_its_runs_allow() -> None:
+    assert most_pairs(GatePolicy(pairs=2)) == 2 * LONGER * MOST_TIMES
+    assert most_pairs(GatePolicy(max_runs=100)) == 50
+
+
 def test_a_night_whose_pairs_do_not_clear_it_goes_on_although_the_median_of_its_runs_is_within_the_noise() -> None:
     asked, begun, cleared = judged(1.013), judged(1.013, (1.004, 0.994)), judged(1.013, (1.004, 1.01))
 
@@ -336,12 +342,12 @@ def test_the_judged_night_keeps_why_its_further_runs_were_wanted(tmp_path: Path)
     store = DirectoryStore(StoreSettings(url=tmp_path.as_uri()))
     record, series = run(1.08, "2026-11-10", GatePolicy()), make_record().series
     for row in good_nights():
-        add(store, row.model_copy(update={"series": series}))
+        put_row(store, row.model_copy(update={"series": series}))
 
     asks = judge_and_record(store, record, {}, lambda *_: ())
     for number, step_time in ((1, 1.079), (2, 1.0)):
         arm = run(step_time, "2026-11-10", GatePolicy(), repeat=number, arm=arm_of(number, "good"))
-        add(store, row_of(arm, None))
+        put_row(store, row_of(arm, None))
     judged = judge_and_record(store, record, {}, lambda *_: ())
 
     assert (asks.reruns, asks.further_runs) == (2, 0)

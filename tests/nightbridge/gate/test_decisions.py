@@ -25,7 +25,8 @@ from nightbridge.gate.judging import judge_and_record
 from nightbridge.gate.tonight import Evidence
 from nightbridge.gate.trend import trend_lines, trends
 from nightbridge.gate.verdict import compare
-from nightbridge.history.reading import add, read_history
+from nightbridge.history.history_store import put_row
+from nightbridge.history.reading import read_history
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import GOOD_VERDICTS, GatePolicy, RunRecord, Summary, Verdict, VerdictStatus
 from nightbridge.store.directory import DirectoryStore
@@ -196,7 +197,7 @@ def test_accepting_a_series_decides_about_the_level_that_it_stands_at(
 ) -> None:
     _verdicts, rows = slowed(*[1.1] * 6)
     for row in rows:
-        add(store, row.model_copy(update={"cluster": cluster}))
+        put_row(store, row.model_copy(update={"cluster": cluster}))
 
     made = accept(store, SERIES, "baseline", who="ann", why="new image", cluster=cluster)
 
@@ -209,7 +210,7 @@ def test_accepting_what_was_too_good_begins_with_its_first_night(
 ) -> None:
     _verdicts, rows = slowed(1.1, 1.1, 1.1, *[0.5] * 4)
     for row in rows:
-        add(store, row)
+        put_row(store, row)
 
     made = accept(store, rows[-1].series, "baseline", who="ada", why="half the batch", cluster="dgx")
 
@@ -226,7 +227,7 @@ def test_accepting_a_run_takes_cluster_series_and_night_from_it(
 ) -> None:
     _verdicts, rows = slowed(1.1, 1.1)
     for row in rows:
-        add(store, row)
+        put_row(store, row)
     record = commit(store, make_record(night=night(21)))
 
     made = accept(store, record.spec.run_key, "acknowledged", who="ann", why="known", metrics=("step_time",))
@@ -247,7 +248,7 @@ def test_the_command_line_decides_and_says_what(
 ) -> None:
     _verdicts, rows = slowed(1.1, 1.1)
     for row in rows:
-        add(store, row)
+        put_row(store, row)
     options = ["--store", store.url, "--cluster", "dgx", "--who", "ann"]
 
     done = run(["accept", SERIES, "--as", "baseline", "--why", "new image", *options])

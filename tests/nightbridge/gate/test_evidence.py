@@ -10,7 +10,7 @@ import pytest
 from nightbridge.gate.evidence import canary_rows, gather_evidence, limits_for
 from nightbridge.gate.tonight import Evidence
 from nightbridge.gate.verdict import compare
-from nightbridge.history.reading import add
+from nightbridge.history.history_store import put_row
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import GatePolicy, Limits, RunRecord, Summary, Verdict, VerdictStatus
 from nightbridge.store.directory import DirectoryStore
@@ -144,7 +144,7 @@ class TestCanarysSeries:
         """Let the canary run in a night."""
 
         def run(number: int, series: str = "canary-0123456789ab") -> None:
-            add(store, make_row(night=night(number), test_id="canary").model_copy(update={"series": series}))
+            put_row(store, make_row(night=night(number), test_id="canary").model_copy(update={"series": series}))
 
         return run
 
@@ -199,7 +199,7 @@ def test_a_new_series_says_which_key_began_it_and_how_the_one_before_compares(
 ) -> None:
     arguments = {"model_recipe_name": "llama3_8b", "num_gpus": 8, "max_steps": 50}
     old = commit(store, make_record(QUIET.model_copy(update={"step_time": 2.0}), "2026-11-09", cmd_args=arguments))
-    add(store, row_of(old, compare(old, ())))
+    put_row(store, row_of(old, compare(old, ())))
     new = make_record(
         QUIET.model_copy(update={"step_time": 2.1}),
         "2026-11-10",
@@ -221,7 +221,7 @@ def test_the_first_series_of_a_test_and_another_point_of_its_sweep_say_nothing(
 ) -> None:
     first = commit(store, make_record(night="2026-11-09", sweep_point={"tp": 1}))
     assert gather_evidence(store, first).split == ()
-    add(store, row_of(first, compare(first, ())))
+    put_row(store, row_of(first, compare(first, ())))
     other = make_record(night="2026-11-10", sweep_point={"tp": 2}).model_copy(
         update={"series": "llama3-8b-aaaaaaaaaaaa"}
     )

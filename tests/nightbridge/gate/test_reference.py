@@ -10,7 +10,7 @@ from nightbridge import config
 from nightbridge.gate.evidence import gather_evidence
 from nightbridge.gate.verdict import compare
 from nightbridge.goldens.parity import follow
-from nightbridge.history.reading import add
+from nightbridge.history.history_store import put_row
 from nightbridge.history.rows import row_of
 from nightbridge.models import GatePolicy, ReferencePolicy, RunRecord, Verdict, VerdictStatus
 from nightbridge.store.directory import DirectoryStore
@@ -31,7 +31,7 @@ def reference(
     def make(losses: Losses = REFERENCE, night: str = NIGHT) -> RunRecord:
         made = make_record(night=night, test_id="recipe").model_copy(update={"series": "recipe-0123456789ab"})
         record = commit(store, made, losses)
-        add(store, row_of(record, compare(record, ())))
+        put_row(store, row_of(record, compare(record, ())))
         return record
 
     return make

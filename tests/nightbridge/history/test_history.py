@@ -9,11 +9,10 @@ import pytest
 
 from nightbridge.errors import DamagedData
 from nightbridge.gate.verdict import compare
-from nightbridge.history.history_store import Pack, RowKey, compact, write_generation
+from nightbridge.history.history_store import Pack, RowKey, compact, put_row, write_generation
 from nightbridge.history.reading import (
     DUMPED,
     LOOK_BACK,
-    add,
     find_series,
     last_good_dump,
     read_history,
@@ -47,7 +46,7 @@ def test_a_row_says_what_the_run_was_what_became_of_it_and_what_it_measured(
 def test_rows_lie_where_the_design_says(store: DirectoryStore, make_row: Callable[..., HistoryRow]) -> None:
     row = make_row()
 
-    add(store, row)
+    put_row(store, row)
 
     (key,) = [found.key for found in store.list("history")]
     assert re.fullmatch(rf"history/dgx/{row.series}/{row.night}-{row.run_key}\.[0-9a-f]{{20}}\.json", key)
@@ -62,7 +61,7 @@ def test_what_was_added_is_read_back_in_the_order_of_nights_and_harvests(
     early = make_row(night="2026-11-08").model_copy(update={"harvested_at": datetime(2026, 11, 8, 5, tzinfo=UTC)})
     rows = [make_row(night="2026-11-09"), late, early, make_row(night="2026-11-07")]
     for row in rows:
-        add(store, row)
+        put_row(store, row)
 
     read = read_history(store, "dgx", rows[0].series)
 
@@ -76,16 +75,16 @@ def test_adding_again_replaces_the_row_of_an_earlier_attempt(
     again = make_row().model_copy(update={"attempt": 2})
 
     for each in (row, row, again):
-        add(store, each)
+        put_row(store, each)
 
     assert read_history(store, "dgx", row.series) == (again,)
 
 
 def test_series_and_clusters_are_kept_apart(store: DirectoryStore, make_row: Callable[..., HistoryRow]) -> None:
     row = make_row()
-    add(store, row)
-    add(store, row.model_copy(update={"cluster": "other"}))
-    add(store, row.model_copy(update={"series": row.series + "0"}))
+    put_row(store, row)
+    put_row(store, row.model_copy(update={"cluster": "other"}))
+    put_row(store, row.model_copy(update={"series": row.series + "0"}))
 
     assert read_history(store, "dgx", row.series) == (row,)
     assert read_history(store, "dgx", "llama3-8b-ffffffffffff") == ()
@@ -94,7 +93,7 @@ def test_series_and_clusters_are_kept_apart(store: DirectoryStore, make_row: Cal
 def test_a_cluster_may_be_called_anything(store: DirectoryStore, make_row: Callable[..., HistoryRow]) -> None:
     row = make_row().model_copy(update={"cluster": "dgx/h100 ../Süd"})
 
-    add(store, row)
+    put_row(store, row)
 
     assert read_history(store, "dgx/h100 ../Süd", row.series) == (row,)
 
@@ -103,7 +102,7 @@ def test_runs_side_by_side_lose_no_row(store: DirectoryStore, make_row: Callable
     rows = [make_row(night=f"2026-11-{day:02}") for day in range(1, 29)]
 
     with ThreadPoolExecutor(8) as threads:
-        list(threads.map(lambda row: add(store, row), rows))
+        list(threads.map(lambda row: put_row(store, row), rows))
 
     assert read_history(store, "dgx", rows[0].series) == tuple(rows)
 
@@ -111,7 +110,7 @@ def test_runs_side_by_side_lose_no_row(store: DirectoryStore, make_row: Callable
 def test_a_measured_nan_comes_back_as_not_measured(store: DirectoryStore, make_row: Callable[..., HistoryRow]) -> None:
     row = make_row().model_copy(update={"summary": Summary(step_time=float("nan"), final_loss=float("inf"))})
 
-    add(store, row)
+    put_row(store, row)
 
     (read,) = read_history(store, "dgx", row.series)
     assert (read.summary.step_time, read.summary.final_loss) == (None, None)
@@ -126,7 +125,7 @@ def test_a_row_of_the_time_before_versions_had_names_of_their_own_is_read_and_re
         store.put(key, row.model_dump_json(indent=2).encode())
     confirmed = old.model_copy(update={"verdict": VerdictStatus.REGRESSED})
 
-    add(store, confirmed)
+    put_row(store, confirmed)
 
     assert read_history(store, "dgx", old.series) == (confirmed, other)
     assert find_series(store, "llama3-8b")[0][2:] == (2, "2026-11-09")
@@ -137,10 +136,10 @@ def test_the_night_from_which_on_rows_are_wanted_may_be_named(
 ) -> None:
     rows = [make_row(night=f"2026-11-{day:02}") for day in range(1, 29)]
     for row in rows:
-        add(store, row)
+        put_row(store, row)
     compact(store, "dgx", rows[0].series)
     late = make_row(night="2026-11-29")
-    add(store, late)
+    put_row(store, late)
 
     assert read_history(store, "dgx", late.series, since="2026-11-20") == (*rows[19:], late)
 
@@ -215,7 +214,7 @@ def test_a_damaged_row_is_named_and_never_left_out(
     store: DirectoryStore, make_row: Callable[..., HistoryRow], damage: bytes
 ) -> None:
     row = make_row()
-    add(store, row)
+    put_row(store, row)
     store.put(f"history/dgx/{row.series}/2026-11-01-bad.json", damage)
 
     with pytest.raises(DamagedData, match=r"2026-11-01-bad\.json.*not a history row.*--rebuild"):
@@ -227,7 +226,7 @@ def test_a_series_keeps_its_name_where_the_same_configuration_had_another_one(
 ) -> None:
     quoted, plain = (make_spec(cmd_args={"num_gpus": 8, "max_steps": steps}) for steps in ("50", 50))
     former = former_series_id(quoted, "dgx")
-    add(store, make_row().model_copy(update={"series": former}))
+    put_row(store, make_row().model_copy(update={"series": former}))
 
     assert series_id(quoted, "dgx") == series_id(plain, "dgx") != former
     assert series_of(store, quoted, "dgx") == former
@@ -252,7 +251,7 @@ def test_the_dump_of_the_last_good_night_before_is_found(
     for night, layers in dumps.items():
         bad = night == "2026-11-09"
         row = make_row(night=night, verdict=VerdictStatus.REGRESSED if bad else VerdictStatus.PASSED)
-        add(store, row)
+        put_row(store, row)
         store.put(f"{row.prefix}/{DUMPED}", f"model: {{num_layers: {layers}}}\ntrain: {{train_iters: 1}}\n".encode())
 
     found = last_good_dump(store, "dgx", row.series, "2026-11-10")

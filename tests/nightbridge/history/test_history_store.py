@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from nightbridge.errors import DamagedData
-from nightbridge.history.history_store import COMPACT_AT, compact, read_objects, write_generation
-from nightbridge.history.reading import add, find_series, read_history
+from nightbridge.history.history_store import COMPACT_AT, compact, put_row, read_objects, write_generation
+from nightbridge.history.reading import find_series, read_history
 from nightbridge.history.rows import HistoryRow
 from nightbridge.models import StoreSettings, VerdictStatus
 from nightbridge.store.directory import DirectoryStore
@@ -107,7 +107,7 @@ def test_many_small_objects_become_one_and_the_rows_are_the_same(
 ) -> None:
     rows = make_rows(COMPACT_AT)
     for row in rows:
-        add(store, row)
+        put_row(store, row)
 
     assert compact(store, "dgx", SERIES) == COMPACT_AT
 
@@ -118,7 +118,7 @@ def test_many_small_objects_become_one_and_the_rows_are_the_same(
 
 def test_a_short_history_is_left_as_it_is(store: DirectoryStore, make_rows: Callable[[int], list[HistoryRow]]) -> None:
     for row in make_rows(COMPACT_AT - 1):
-        add(store, row)
+        put_row(store, row)
 
     assert compact(store, "dgx", SERIES) == 0
 
@@ -130,10 +130,10 @@ def test_the_next_generation_has_all_of_the_one_before(
 ) -> None:
     rows = make_rows(2 * COMPACT_AT)
     for row in rows[:COMPACT_AT]:
-        add(store, row)
+        put_row(store, row)
     compact(store, "dgx", SERIES)
     for row in rows[COMPACT_AT:]:
-        add(store, row)
+        put_row(store, row)
 
     compact(store, "dgx", SERIES)
 
@@ -146,7 +146,7 @@ def test_a_superseded_generation_goes_when_its_successor_is_a_day_old(
 ) -> None:
     rows = make_rows(3)
     for number, later in enumerate((timedelta(0), timedelta(0), timedelta(days=2))):
-        add(store, rows[number])
+        put_row(store, rows[number])
         now = datetime.now(UTC) + later
         monkeypatch.setattr("nightbridge.history.history_store.utc_now", lambda now=now: now)
         compact(store, "dgx", SERIES, least=1)
@@ -160,7 +160,7 @@ def test_a_generation_that_was_superseded_a_moment_ago_stays_for_those_who_read_
     store: DirectoryStore, make_rows: Callable[[int], list[HistoryRow]]
 ) -> None:
     for row in make_rows(3):
-        add(store, row)
+        put_row(store, row)
         compact(store, "dgx", SERIES, least=1)
 
     assert len(keys(store)[1]) == 3
@@ -172,12 +172,12 @@ def test_a_later_version_of_a_row_counts_wherever_the_earlier_one_lies(
 ) -> None:
     rows = make_rows(COMPACT_AT)
     for row in rows:
-        add(store, row)
+        put_row(store, row)
     if swallowed:
         compact(store, "dgx", SERIES)
     confirmed = rows[3].model_copy(update={"verdict": VerdictStatus.REGRESSED})
 
-    add(store, confirmed)
+    put_row(store, confirmed)
 
     expected = (*rows[:3], confirmed, *rows[4:])
     assert read_history(store, "dgx", SERIES) == expected
@@ -193,7 +193,7 @@ def test_an_earlier_attempt_that_is_written_late_does_not_count(
     second = row.model_copy(update={"attempt": 2})
 
     for each in (second, row):
-        add(store, each)
+        put_row(store, each)
 
     assert read_history(store, "dgx", SERIES) == (second,)
 
@@ -205,7 +205,7 @@ def test_reading_takes_a_few_requests_however_long_the_history_is(
     rows = make_rows(nights)
     write_generation(store, "dgx", SERIES, rows[:-5], datetime.now(UTC))
     for row in rows[-5:]:
-        add(store, row)
+        put_row(store, row)
     counting = CountingStore(settings(store))
 
     assert read_history(counting, "dgx", SERIES) == tuple(rows)
@@ -217,7 +217,7 @@ def test_a_generation_is_a_table_that_anybody_can_read(
 ) -> None:
     rows = make_rows(COMPACT_AT)
     for row in rows:
-        add(store, row)
+        put_row(store, row)
     compact(store, "dgx", SERIES)
 
     table = pq.read_table(io.BytesIO(store.get(f"{FOLDER}/compacted/00000001.parquet") or b"")).to_pydict()
@@ -236,10 +236,10 @@ def test_a_compaction_may_be_killed_at_each_of_its_changes(
 ) -> None:
     rows = make_rows(COMPACT_AT * (generations + 1))
     for row in rows[: COMPACT_AT * generations]:
-        add(store, row)
+        put_row(store, row)
     compact(store, "dgx", SERIES)
     for row in rows[COMPACT_AT * generations :]:
-        add(store, row)
+        put_row(store, row)
     died = 0
     # Each death leaves what the next compaction begins with: all of it, all but the generation, and so on.
     for at in range(1, 100):
@@ -265,7 +265,7 @@ def test_after_any_one_death_the_next_compaction_ends_the_work(
 ) -> None:
     rows = make_rows(COMPACT_AT)
     for row in rows:
-        add(store, row)
+        put_row(store, row)
 
     with pytest.raises(Killed):
         compact(MortalStore(settings(store), at, done=done), "dgx", SERIES)
@@ -289,7 +289,7 @@ def test_readers_see_every_row_once_while_rows_are_added_and_compacted(
     def write() -> None:
         try:
             for row in rows:
-                add(store, row)
+                put_row(store, row)
                 written.append(row)
         finally:
             ended.set()
@@ -346,7 +346,7 @@ def test_a_reader_that_a_compaction_overtakes_sees_all_rows(
 ) -> None:
     rows = make_rows(COMPACT_AT)
     for row in rows:
-        add(store, row)
+        put_row(store, row)
     overtaken = PausedStore(settings(store), at, lambda: compact(store, "dgx", SERIES))
 
     assert read_history(overtaken, "dgx", SERIES) == tuple(rows)
@@ -359,12 +359,12 @@ def test_of_two_compactions_at_once_the_slower_one_spoils_nothing(
 ) -> None:
     rows = make_rows(2 * COMPACT_AT)
     for row in rows[:COMPACT_AT]:
-        add(store, row)
+        put_row(store, row)
 
     def meanwhile() -> None:
         compact(store, "dgx", SERIES)
         for row in rows[COMPACT_AT:]:
-            add(store, row)
+            put_row(store, row)
 
     compact(PausedStore(settings(store), at, meanwhile), "dgx", SERIES)
 
@@ -376,17 +376,17 @@ def test_a_compaction_that_slept_for_days_removes_nothing_that_later_generations
 ) -> None:
     rows = make_rows(3 * COMPACT_AT)
     for row in rows[:COMPACT_AT]:
-        add(store, row)
+        put_row(store, row)
 
     def meanwhile() -> None:
         for number in (1, 2):
             for row in rows[COMPACT_AT * number : COMPACT_AT * (number + 1)]:
-                add(store, row)
+                put_row(store, row)
             compact(store, "dgx", SERIES)
         # As if the second had been written days ago: the first is gone, and its number free.
         store.delete(f"{FOLDER}/compacted/00000001.parquet")
         # A row that the generations since have not seen.
-        add(store, rows[0].model_copy(update={"attempt": 2}))
+        put_row(store, rows[0].model_copy(update={"attempt": 2}))
 
     swallowed = compact(PausedStore(settings(store), 0, meanwhile), "dgx", SERIES)
 
@@ -416,7 +416,7 @@ def test_a_compaction_removes_nothing_where_a_row_is_damaged(
     store: DirectoryStore, make_rows: Callable[[int], list[HistoryRow]]
 ) -> None:
     for row in make_rows(COMPACT_AT):
-        add(store, row)
+        put_row(store, row)
     store.put(f"{FOLDER}/2025-01-03-bad.json", b"{")
 
     with pytest.raises(DamagedData, match=r"2025-01-03-bad\.json"):

@@ -7,7 +7,8 @@ import pytest
 from nightbridge.gate.verdict import compare
 from nightbridge.harvest.manifest import load_record
 from nightbridge.history import reading
-from nightbridge.history.reading import add, read_history, rebuild_history
+from nightbridge.history.history_store import put_row
+from nightbridge.history.reading import read_history, rebuild_history
 from nightbridge.history.rows import row_of
 from nightbridge.models import RunRecord, VerdictStatus
 from nightbridge.store.directory import DirectoryStore
@@ -79,7 +80,7 @@ def test_a_row_whose_run_is_gone_is_left_as_it_is(
     store: DirectoryStore, judged: list[RunRecord], make_record: Callable[..., RunRecord]
 ) -> None:
     pruned = make_record(night="2026-11-01")
-    add(store, row_of(pruned, compare(pruned, ())))
+    put_row(store, row_of(pruned, compare(pruned, ())))
 
     rebuild_history(store)
 
@@ -143,7 +144,7 @@ def test_a_damaged_row_is_replaced_where_its_run_is_there(store: DirectoryStore,
 def test_a_wrong_row_is_corrected(store: DirectoryStore, judged: list[RunRecord]) -> None:
     rebuild_history(store)
     rows = read_history(store, "dgx", judged[0].series)
-    add(store, rows[1].model_copy(update={"verdict": VerdictStatus.REGRESSED}))
+    put_row(store, rows[1].model_copy(update={"verdict": VerdictStatus.REGRESSED}))
 
     rebuild_history(store)
 
@@ -159,7 +160,7 @@ def test_a_verdict_that_was_given_meanwhile_is_newer(
     def read_and_be_overtaken(store: ObjectStore, prefix: str) -> RunRecord | None:
         record = load_record(store, prefix)
         if record and record.spec.run_key == confirmed.run_key:
-            add(store, confirmed)
+            put_row(store, confirmed)
         return record
 
     monkeypatch.setattr(reading, "load_record", read_and_be_overtaken)

@@ -9,7 +9,8 @@ import pytest
 from nightbridge.cli import main as cli
 from nightbridge.errors import DamagedData, InvalidInput, PermanentError
 from nightbridge.gate.verdict import compare
-from nightbridge.history.reading import add, find_series
+from nightbridge.history.history_store import put_row
+from nightbridge.history.reading import find_series
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import RunRecord, Summary, VerdictStatus
 from nightbridge.report.queries import compare_stored, history_of, parity_page_stored, parity_stored
@@ -30,7 +31,7 @@ class TestCompare:
     ) -> None:
         for day in (7, 8, 9):
             good = make_record(night=f"2026-11-{day:02}")
-            add(store, row_of(good, compare(good, ())))
+            put_row(store, row_of(good, compare(good, ())))
         record = commit(store, make_record(slower(summary_of())))
 
         verdict = compare_stored(store, record.spec.run_key)
@@ -163,7 +164,7 @@ class TestHistory:
         old = make_row(night="2026-11-01").model_copy(update={"series": "llama3-8b-ffffffffffff"})
         rows = [make_row(night="2026-11-08"), make_row(night="2026-11-09")]
         for row in (old, *rows):
-            add(store, row)
+            put_row(store, row)
 
         found = history_of(store, "llama3-8b")
 
@@ -178,7 +179,7 @@ class TestHistory:
         row = make_row()
         later = make_row(night="2026-12-01").model_copy(update={"cluster": "other/one"})
         for each in (row, later):
-            add(store, each)
+            put_row(store, each)
 
         assert history_of(store, "llama3-8b").cluster == "other/one"
         assert history_of(store, "llama3-8b", "dgx").rows == (row,)
@@ -187,7 +188,7 @@ class TestHistory:
     def test_tests_with_like_names_are_not_mixed_up(
         self, store: DirectoryStore, make_row: Callable[..., HistoryRow], test_id: str
     ) -> None:
-        add(store, make_row())
+        put_row(store, make_row())
 
         with pytest.raises(InvalidInput, match="no history of this test"):
             history_of(store, test_id)
@@ -195,6 +196,6 @@ class TestHistory:
     def test_night_ids_may_hold_dashes_and_the_tests_name(
         self, store: DirectoryStore, make_row: Callable[..., HistoryRow]
     ) -> None:
-        add(store, make_row(night="by-hand-09-llama3-8b-x"))
+        put_row(store, make_row(night="by-hand-09-llama3-8b-x"))
 
         assert find_series(store, "llama3-8b")[0].last_night == "by-hand-09-llama3-8b-x"

@@ -19,7 +19,7 @@ from nightbridge.errors import LaunchRefused, TransientError
 from nightbridge.gate.decisions import record_decision
 from nightbridge.gate.verdict import compare, verdict_for_error, verdict_for_invalid
 from nightbridge.harvest.manifest import Manifest
-from nightbridge.history.reading import add
+from nightbridge.history.history_store import put_row
 from nightbridge.history.rows import HistoryRow, Pin, row_of
 from nightbridge.models import (
     InvalidTest,
@@ -485,7 +485,7 @@ def loss_table() -> pd.DataFrame:
 def test_history_and_curves_come_from_the_store(store: DirectoryStore, nights: Nights) -> None:
     verdict, rows = nights([1.0, 1.0, 1.08])
     for row in rows:
-        add(store, row)
+        put_row(store, row)
     store.put(f"{verdict.prefix}/metrics.parquet", metrics_parquet(loss_table()))
 
     html = night_report_html(store, "nightly", "2026-11-21", [verdict], cluster="dgx")
@@ -522,7 +522,7 @@ def test_a_damaged_record_is_named_on_the_page(
 def test_tonights_curves_are_laid_over_those_of_the_last_good_night(store: DirectoryStore, nights: Nights) -> None:
     verdict, rows = nights([1.0, 1.0, 1.08])
     for row in rows:
-        add(store, row)
+        put_row(store, row)
         store.put(f"{row.prefix}/metrics.parquet", metrics_parquet(loss_table()))
 
     page = Page(night_report_html(store, "nightly", "2026-11-21", [verdict], cluster="dgx"))
@@ -541,7 +541,7 @@ def test_a_confirmed_night_says_that_its_values_are_a_median_and_its_curves_the_
     tonight = {"test_id": "llama3-8b", "commit": f"{21:040x}", "subject": "Change of night 21"}
     again = [make_record(summary_of([1.09] * 50), "2026-11-21", repeat=number, **tonight) for number in (1, 2)]
     for row in (*rows, *(row_of(record, None) for record in again)):
-        add(store, row)
+        put_row(store, row)
     store.put(f"{verdict.prefix}/metrics.parquet", metrics_parquet(loss_table()))
 
     text = Page(night_report_html(store, "nightly", "2026-11-21", [verdict], cluster="dgx")).text
