@@ -29,14 +29,14 @@ class LogPattern(NamedTuple):
 
 
 class Metric(NamedTuple):
-    """One number of a run that is gated. `field` is its field in `Summary`, `band` its default band.
+    """One number of a run that is gated. `field` is its field in `Summary`, its own name where a row has none.
 
-    `always`: every run must have it, and every table has a column for it; another one must be there once an earlier
-    run had it, or where the test needs it. `launcher_only`: only runs of Megatron-Bridge's launcher always have it.
-    `follows_cluster`: the cluster's speed moves it, so that canary and nodes may explain a change. `least_change`: the
-    smallest relative change that is worth reporting, where that is more than the policy's; `finest`: the same where it
-    is less, of a metric with next to no noise. `too_good`: from which relative improvement on it is more likely that
-    something is wrong. `statistics`: other fields of `Summary` that measure the same.
+    `band`: its default band. `always`: every run must have it, and every table has a column for it; another one must be
+    there once an earlier run had it, or where the test needs it. `launcher_only`: only runs of Megatron-Bridge's
+    launcher always have it. `follows_cluster`: the cluster's speed moves it, so that canary and nodes may explain a
+    change. `least_change`: the smallest relative change that is worth reporting, where that is more than the policy's;
+    `finest`: the same where it is less, of a metric with next to no noise. `too_good`: from which relative improvement
+    on it is more likely that something is wrong. `statistics`: other fields of `Summary` that measure the same.
 
     `tag` is Megatron-Bridge's name in TensorBoard, `other_tags` those of other programs, each with its factor.
     TensorBoard counts before the log. Without `reduce` the value has a rule of its own in `outputs.measurements`.
@@ -44,9 +44,9 @@ class Metric(NamedTuple):
 
     name: str
     label: str
-    unit: str
-    field: str
-    band: float
+    unit: str = ""
+    field: str = ""
+    band: float = 0.05
     lower_is_better: bool = True
     must_be_positive: bool = True
     always: bool = False
@@ -83,13 +83,11 @@ class Metric(NamedTuple):
 _GIGABYTES_OF_A_MEBIBYTE = 2**20 / 1e9
 
 # Megatron-Bridge prints MODEL_TFLOP as 0 when it cannot count it: such a zero is no measurement. A loss may be zero.
-METRICS = (
+_ROWS = (
     Metric(
         "step_time",
         label="step time",
         unit="s",
-        field="step_time",
-        band=0.05,
         always=True,
         follows_cluster=True,
         too_good=0.2,
@@ -101,8 +99,6 @@ METRICS = (
         "tflops_per_gpu",
         label="throughput",
         unit="TFLOP/s/GPU",
-        field="tflops_per_gpu",
-        band=0.05,
         lower_is_better=False,
         always=True,
         launcher_only=True,
@@ -115,8 +111,6 @@ METRICS = (
         "peak_memory",
         label="peak memory",
         unit="GB",
-        field="peak_memory",
-        band=0.05,
         always=True,
         launcher_only=True,
         finest=0.005,
@@ -134,33 +128,22 @@ METRICS = (
         reduce="max",
     ),
     Metric(
-        "final_loss",
-        label="final loss",
-        unit="",
-        field="final_loss",
-        band=0.05,
-        must_be_positive=False,
-        always=True,
-        finest=0.005,
-        too_good=0.1,
-        tag="lm loss",
+        "final_loss", label="final loss", must_be_positive=False, always=True, finest=0.005, too_good=0.1, tag="lm loss"
     ),
     Metric(
         "tokens_per_gpu",
         label="tokens per second",
         unit="tokens/s/GPU",
         field="tokens_per_second_per_gpu",
-        band=0.05,
         lower_is_better=False,
         follows_cluster=True,
         too_good=0.25,
     ),
-    Metric("startup_time", label="start-up time", unit="s", field="startup_time", band=0.5, least_change=0.2),
+    Metric("startup_time", label="start-up time", unit="s", band=0.5, least_change=0.2),
     Metric(
         "checkpoint_time",
         label="checkpoint time",
         unit="s",
-        field="checkpoint_time",
         band=0.5,
         least_change=0.2,
         log=(
@@ -173,20 +156,10 @@ METRICS = (
         ),
         reduce="median",
     ),
-    Metric(
-        "loss_curve",
-        label="loss curve",
-        unit="",
-        field="loss_anchors",
-        band=0.05,
-        must_be_positive=False,
-        finest=0.005,
-        too_good=0.1,
-    ),
+    Metric("loss_curve", label="loss curve", field="loss_anchors", must_be_positive=False, finest=0.005, too_good=0.1),
     Metric(
         "grad_norm",
         label="largest grad norm",
-        unit="",
         field="grad_norm_max",
         band=0.5,
         must_be_positive=False,
@@ -196,41 +169,15 @@ METRICS = (
     # The median step sees neither some slow steps, nor what happens between steps, nor how a run begins and ends.
     # Their widest bands let about 1 % of single real runs through, before any re-run (`benchmarks/distribution.py`).
     Metric(
-        "wall_step_time",
-        label="mean wall time of a step",
-        unit="s",
-        field="wall_step_time",
-        band=0.2,
-        follows_cluster=True,
-        least_change=0.03,
+        "wall_step_time", label="mean wall time of a step", unit="s", band=0.2, follows_cluster=True, least_change=0.03
     ),
-    Metric(
-        "slow_steps",
-        label="95th percentile over median of the step times",
-        unit="",
-        field="slow_steps",
-        band=1.0,
-        least_change=0.15,
-    ),
-    Metric(
-        "tail_slowdown",
-        label="slowness of the last steps",
-        unit="",
-        field="tail_slowdown",
-        band=0.3,
-        least_change=0.12,
-    ),
-    Metric(
-        "warmup_step_time",
-        label="mean step time of the warm-up",
-        unit="s",
-        field="warmup_step_time",
-        band=0.5,
-        least_change=0.25,
-    ),
-    Metric("first_step_time", label="first step", unit="s", field="first_step_time", band=2.0, least_change=0.5),
+    Metric("slow_steps", label="95th percentile over median of the step times", band=1.0, least_change=0.15),
+    Metric("tail_slowdown", label="slowness of the last steps", band=0.3, least_change=0.12),
+    Metric("warmup_step_time", label="mean step time of the warm-up", unit="s", band=0.5, least_change=0.25),
+    Metric("first_step_time", label="first step", unit="s", band=2.0, least_change=0.5),
 )
 
+METRICS = tuple(row._replace(field=row.field or row.name) for row in _ROWS)
 METRIC_BY_NAME: dict[str, Metric] = {metric.name: metric for metric in METRICS}
 
 COLUMNS = tuple(metric for metric in METRICS if metric.always)

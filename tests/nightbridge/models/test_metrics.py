@@ -19,7 +19,6 @@ ROW = """    Metric(
         "energy_per_token",
         label="energy per token",
         unit="J",
-        field="energy_per_token",
         band=0.05,
         tag="energy/token",
         log=(LogPattern("energy per token", rf"energy per token: {NUMBER} J"),),
@@ -27,10 +26,10 @@ ROW = """    Metric(
     ),
 )
 
-METRIC_BY_NAME"""
+METRICS ="""
 
 RECIPE = {
-    "metrics.py": (")\n\nMETRIC_BY_NAME", ROW),
+    "metrics.py": (")\n\nMETRICS =", ROW),
     "stages.py": (
         "    step_time: float | None = Field(",
         "    energy_per_token: float | None = None\n    step_time: float | None = Field(",
