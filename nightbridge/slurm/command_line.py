@@ -75,31 +75,16 @@ _SACCT_STARTS = ("2000-01-01", *(f"now-{days}days" for days in SHORTER_RANGES))
 class CommandLineCluster:
     """Slurm's command-line tools as a `Cluster`."""
 
+    description = "using Slurm's commands"
+
     def __init__(self, settings: ClusterSettings) -> None:
         self.settings = settings
+        self.accounting_horizon = settings.accounting_horizon
         self._queue_due = 0.0
         self._positions: dict[str, int] = {}
 
-    @property
-    def description(self) -> str:
-        """How the cluster is reached, for messages."""
-        return "using Slurm's commands"
-
-    @property
-    def accounting_horizon(self) -> float:
-        """Seconds after an intent to submit during which a lookup that finds nothing proves nothing."""
-        return self.settings.accounting_horizon
-
     def submit(self, name: str, script: Path, options: Sequence[str]) -> int:
-        """Submit `script` as `name`.
-
-        The job gets this process's environment without the caller's SLURM_* variables.
-
-        Raises:
-            StatusUnknown: sbatch did not end, or lost the controller; the job may exist.
-            JobNotAccepted: Slurm accepts no job now (see `sbatch_errors`).
-            LaunchRefused: Slurm never accepts this job, with the advice that fits.
-        """
+        """Submit `script` as `name`. What sbatch says decides which error is raised: see `sbatch_errors`."""
         argv = ("sbatch", "--parsable", "--no-requeue", *options, f"--job-name={name}", str(script))
         answer = self._run(argv, timeout=SUBMIT_TIMEOUT)
         printed = answer.stdout.decode(errors="replace")
@@ -141,12 +126,7 @@ class CommandLineCluster:
         return found | {job_id: found[job_id].model_copy(update=update) for job_id, update in positions.items()}
 
     def cancel(self, job_id: int) -> None:
-        """Cancel a job. scancel's own exit code proves nothing; what it writes does.
-
-        Raises:
-            TransientError: slurmctld did not answer.
-            PermanentError: The job is another user's.
-        """
+        """Cancel a job. scancel's own exit code proves nothing; what it writes does."""
         answer = self._run(("scancel", str(job_id)))
         if not answer.stderr.strip() or _ALREADY_ENDED.search(answer.stderr):
             return

@@ -29,28 +29,17 @@ class LocalCluster:
         kill_wait: Seconds between SIGTERM and SIGKILL when a job is cancelled or has used its time.
     """
 
+    description = "the embedded cluster of this machine"
+    accounting_horizon = 0.0
+    """A job is found from the moment it is registered."""
+
     def __init__(self, settings: ClusterSettings, root: Path, *, kill_wait: float = 5.0) -> None:
         self.settings = settings
         self.root = root.absolute()
         self.config = jobs.LocalClusterConfig(name=settings.name, slots=settings.slots, kill_wait=kill_wait)
 
-    @property
-    def description(self) -> str:
-        """How the cluster is reached, for messages."""
-        return "the embedded cluster of this machine"
-
-    @property
-    def accounting_horizon(self) -> float:
-        """None: a job is found from the moment it is registered."""
-        return 0.0
-
     def submit(self, name: str, script: Path, options: Sequence[str]) -> int:
-        """Submit `script` as `name`; the job is registered for good, and found by its name, before this returns.
-
-        Raises:
-            LaunchRefused: It is no batch script, or an option is refused.
-            TransientError: It could not be registered now.
-        """
+        """Submit `script` as `name`; the job is registered for good, and found by its name, before this returns."""
         with _write_errors(self.root):
             jobs.write_config(self.root, self.config)
             words = [*options, f"--job-name={name}"]
@@ -73,11 +62,7 @@ class LocalCluster:
             return {job.job_id: _status(job) for job in found if job is not None}
 
     def cancel(self, job_id: int) -> None:
-        """Request from the job's runner to end it, with everything it started. Returns at once; see the job's state.
-
-        Raises:
-            PermanentError: There is no such job.
-        """
+        """Request from the job's runner to end it, with everything it started. Returns at once; see the job's state."""
         with _write_errors(self.root):
             job = jobs.inspect(jobs.job_dir(self.root, job_id))
             if job is None:

@@ -45,6 +45,11 @@ class Cluster(Protocol):
         """Submit `script` under the job name `name` with further sbatch options; return the numeric job id.
 
         The job gets this process's environment, without SLURM_* and SBATCH_* variables.
+
+        Raises:
+            StatusUnknown: The cluster did not answer in time, or was lost meanwhile; the job may exist.
+            JobNotAccepted: It accepts no job now.
+            LaunchRefused: It never accepts this job, with the advice that fits.
         """
 
     def test_only(self, name: str, options: Sequence[str]) -> LaunchRefused | None:
@@ -64,7 +69,12 @@ class Cluster(Protocol):
         """
 
     def cancel(self, job_id: int) -> None:
-        """Cancel a job; a job that has already ended is no error."""
+        """Cancel a job; a job that has already ended is no error.
+
+        Raises:
+            TransientError: The cluster did not answer.
+            PermanentError: There is no such job, or it is another user's.
+        """
 
     def limits(self) -> ClusterLimits:
         """What the cluster allows."""

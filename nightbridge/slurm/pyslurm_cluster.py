@@ -76,14 +76,11 @@ class PyslurmCluster(CommandLineCluster):
         settings: The cluster's; `pyslurm_python` names the Python that has pyslurm, this one when unset.
     """
 
+    description = "using pyslurm"
+
     def __init__(self, settings: ClusterSettings) -> None:
         super().__init__(settings)
         self._logged: set[str] = set()
-
-    @property
-    def description(self) -> str:
-        """How the cluster is reached, for messages."""
-        return "using pyslurm"
 
     def version(self) -> str:
         """The version of pyslurm, after a small query that slurmctld has answered.
@@ -104,11 +101,6 @@ class PyslurmCluster(CommandLineCluster):
 
         The job gets this process's environment without the caller's SLURM_* variables, and those that sbatch adds.
         A job with an option that pyslurm cannot express, such as `--mem=0`, is submitted by sbatch.
-
-        Raises:
-            StatusUnknown: The helper did not answer, or slurmctld was lost meanwhile; the job may exist.
-            JobNotAccepted: Slurm accepts no job now (see `sbatch_errors`).
-            LaunchRefused: Slurm never accepts this job, with the advice that fits.
         """
         folder = str(Path.cwd())
         text = read_script(script)
@@ -128,12 +120,7 @@ class PyslurmCluster(CommandLineCluster):
             raise refusal_of(f"Batch job submission failed: {_text_of(error)}", name) from error
 
     def cancel(self, job_id: int) -> None:
-        """Cancel a job; one that has ended is no error.
-
-        Raises:
-            TransientError: slurmctld did not answer.
-            PermanentError: The job is another user's.
-        """
+        """Cancel a job; one that has ended is no error."""
         try:
             self._call("cancel", job_id=job_id)
         except PyslurmError as error:
