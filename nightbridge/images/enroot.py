@@ -46,12 +46,9 @@ DEFAULTS: Mapping[str, str] = {
 }
 """Settings of enroot where the site has none."""
 
-# `enroot digest` and `@sha256:` came with this version; older ones query the registry's own API.
-FIRST_MAJOR_WITH_DIGEST = 4
-
 
 class Enroot(Model):
-    """The enroot that is installed here."""
+    """The enroot that is installed here: imports images."""
 
     program: Path
     version: str
@@ -69,14 +66,8 @@ class Enroot(Model):
         return f"enroot {self.version}"
 
     def digest(self, reference: ImageReference) -> str:
-        """The digest that a reference means now, `sha256:<64 hex>`.
-
-        Raises:
-            InvalidInput: There is no such image.
-            PermanentError: The registry refuses us.
-            TransientError: The registry cannot be reached, or is busy.
-        """
-        if self.major < FIRST_MAJOR_WITH_DIGEST:
+        """The digest that a reference means now; see `registry_digest`."""
+        if self.major < 4:  # the first with `enroot digest` and `@sha256:`
             return registry_digest(reference, self.credentials.get_secret_value())
         with enroot_config(self.credentials.get_secret_value()) as config:
             finished = run(

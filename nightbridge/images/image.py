@@ -14,17 +14,18 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Protocol
 
 from nightbridge.errors import DamagedData, InvalidInput, PermanentError, TransientError
 from nightbridge.files import write_model
 from nightbridge.images.enroot import (
     IMPORT_TIMEOUT_SECONDS,
+    Enroot,
     find_enroot,
     named_write_errors,
     remove_leftovers,
     unfinished,
 )
+from nightbridge.images.on_node import NodeImporter
 from nightbridge.images.registry import ImageReference, parse_reference
 from nightbridge.locking import get_or_create, lease
 from nightbridge.models import Image, RunSpec, Site, StoredModel, utc_now
@@ -55,22 +56,8 @@ class ImagePin(StoredModel):
     resolved_at: datetime
 
 
-class Importer(Protocol):
-    """Makes a .sqsh file of an image in a registry: enroot here, or on a compute node."""
-
-    @property
-    def tool(self) -> str:
-        """Its name, for logs."""
-
-    @property
-    def scratch_parents(self) -> tuple[Path, ...]:
-        """Where a killed import leaves its work on this machine."""
-
-    def digest(self, reference: ImageReference) -> str:
-        """The digest that a reference means now."""
-
-    def import_image(self, reference: ImageReference, output: Path) -> str:
-        """Import into a file that does not exist yet; return what made it, for the sidecar."""
+Importer = Enroot | NodeImporter
+"""Makes a .sqsh file of an image in a registry."""
 
 
 def pull_image(spec: RunSpec, site: Site, importer: Callable[[], Importer] | None = None) -> Image:

@@ -124,11 +124,12 @@ def hetero_plan(
     processes = per_node if nodes > 1 else num_gpus(test)
     job = attempt_dir / LAUNCHER_HOME / "experiments" / JOB
     output = attempt_dir / "output"
+    mounted = str(code.path) if image.kind == "none" else (test.megatron_bridge.mount_as or str(code.path))
     script = _batch_script(
         directives=_directives(test, site, limits, nodes, per_node, job),
-        variables=_variables(test, _code_path(test, code, image)),
+        variables=_variables(test, mounted),
         expanded={name for name, value in test.extra_env_vars.items() if expands(value)},
-        srun_options=_srun_options(test, code, image, attempt_dir),
+        srun_options=_srun_options(test, code.path, mounted, image, attempt_dir),
         torchrun=(*_torchrun(test, image), f"--nnodes={nodes}", f"--nproc-per-node={processes}"),
         program=(program.path, *_program_words(spec, code, output, program)),
         log_prefix=str(job / f"log-{JOB}_"),
@@ -183,16 +184,12 @@ def _variables(test: TestDefinition, code: str) -> dict[str, str]:
     }
 
 
-def _code_path(test: TestDefinition, code: PinnedRepository, image: Image) -> str:
-    return str(code.path) if image.kind == "none" else (test.megatron_bridge.mount_as or str(code.path))
-
-
-def _srun_options(test: TestDefinition, code: PinnedRepository, image: Image, attempt_dir: Path) -> list[str]:
+def _srun_options(test: TestDefinition, code: Path, mounted: str, image: Image, attempt_dir: Path) -> list[str]:
     """The options of pyxis, or the working directory without a container."""
-    directory = shlex.quote(_code_path(test, code, image))
+    directory = shlex.quote(mounted)
     if image.kind == "none":
         return [f"--chdir={directory}"]
-    mounts = [f"{code.path}:{_code_path(test, code, image)}", f"{attempt_dir}:{attempt_dir}"]
+    mounts = [f"{code}:{mounted}", f"{attempt_dir}:{attempt_dir}"]
     mounts += test.extra_container_mounts
     if save_dir := test.cmd_args.get("save_dir"):
         mounts.append(f"{save_dir}:{save_dir}")
