@@ -5,15 +5,16 @@ returns a cluster, `HarvestStore.open()` a store. A run carries a block's settin
 Register all of them with `prefect block register -m nightbridge.blocks`.
 """
 
-from nightbridge.blocks.cluster import SlurmCluster
 from nightbridge.blocks.site import (
     ImageCache,
     MailNotification,
     Notifications,
     Site,
+    SlurmCluster,
     SourceRepositories,
     load_site,
     site_choice,
+    site_of,
 )
 from nightbridge.blocks.store import HarvestStore
 
@@ -27,4 +28,5 @@ __all__ = [
     "SourceRepositories",
     "load_site",
     "site_choice",
+    "site_of",
 ]

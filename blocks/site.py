@@ -1,4 +1,4 @@
-"""Site: everything a run needs to know about where it runs, put together from the other blocks."""
+"""Site, and what it is put together from: cluster, images, repositories, notifications. The store has a module."""
 
 import logging
 from collections.abc import Mapping
@@ -8,19 +8,71 @@ from typing import Any, TypeVar, cast
 from prefect.blocks.core import Block
 from prefect.blocks.notifications import AppriseNotificationBlock
 from prefect.client.orchestration import get_client
-from pydantic import Field, HttpUrl, SecretStr
+from pydantic import Field, HttpUrl, SecretStr, model_validator
 
 from nightbridge import models
 from nightbridge.blocks.base import Password, SettingsBlock
-from nightbridge.blocks.cluster import SlurmCluster
 from nightbridge.blocks.store import HarvestStore
 from nightbridge.config.sites import PLAIN_CLUSTERS, plain_site
 from nightbridge.errors import InvalidInput
-from nightbridge.models import ImageImport, ImportFolders, MailSettings, NotifySettings, SiteChoice
+from nightbridge.models import (
+    ClusterKind,
+    ClusterSettings,
+    ContainerSupport,
+    ImageImport,
+    ImportFolders,
+    MailSettings,
+    NotifySettings,
+    SiteChoice,
+)
+from nightbridge.slurm.factory import open_cluster
+from nightbridge.slurm.protocol import Cluster
 
 B = TypeVar("B", bound=Block)
 
 log = logging.getLogger(__name__)
+
+
+class SlurmCluster(ClusterSettings, SettingsBlock):
+    """A Slurm cluster, or this machine as the embedded one.
+
+    Example:
+        ```python
+        from nightbridge.blocks import SlurmCluster
+
+        limits = SlurmCluster.load("BLOCK_NAME").open().limits()
+        ```
+    """
+
+    _block_type_name = "Slurm Cluster"
+    _block_type_slug = "nightbridge-slurm-cluster"
+    _documentation_url = HttpUrl("https://slurm.schedmd.com/sbatch.html")
+    _description = "How to reach a Slurm cluster, and under which account, partition and QOS to run there."
+
+    kind: ClusterKind = Field("slurm", description=str(ClusterSettings.model_fields["kind"].description))
+    name: str = Field("slurm", description="The cluster's name in histories and reports.")
+    containers: ContainerSupport = Field("pyxis", description="How jobs can run in containers here.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_former_name(cls, values: Any) -> Any:
+        """Read a block that was saved when `name` was called `cluster_name`."""
+        if not isinstance(values, dict) or "cluster_name" not in values:
+            return values
+        kept = {field: value for field, value in values.items() if field != "cluster_name"}
+        return {"name": values["cluster_name"], **kept} if values["cluster_name"] else kept
+
+    def settings(self) -> ClusterSettings:
+        """Build the settings that the domain works with."""
+        return self.build(ClusterSettings)
+
+    def open(self, workspace: str | Path = ".nightbridge") -> Cluster:
+        """Open the cluster.
+
+        Args:
+            workspace: Folder that the compute nodes see under the same path; the embedded cluster keeps its jobs there.
+        """
+        return open_cluster(self.settings(), Path(workspace).absolute())
 
 
 class ImageCache(ImportFolders, SettingsBlock):
@@ -167,13 +219,13 @@ class Site(SettingsBlock):
         return repositories.build(
             models.Site,
             workspace=Path(self.workspace).absolute(),
-            cluster=self.cluster.settings() if self.cluster else models.ClusterSettings(),
+            cluster=self.cluster.settings() if self.cluster else ClusterSettings(),
             store=self.store.settings() if self.store else None,
             images=images.folder,
             image_import=images.settings(),
             harvest=self.store.harvest_place() if self.store else models.HarvestPlace(),
             git_credentials=repositories.reference("credentials"),
-            notify=self.notifications.settings() if self.notifications else models.NotifySettings(),
+            notify=self.notifications.settings() if self.notifications else NotifySettings(),
         )
 
 
@@ -204,6 +256,11 @@ def _name_of(value: Any) -> Any:
     if not value._block_document_name:
         raise InvalidInput("a block without a name", thing=value._block_type_name or "block", advice="Save it first")
     return value._block_document_name
+
+
+def site_of(**given: Any) -> models.Site:
+    """Load the site that the parameters of a flow or a flow run name (`site_choice`, `load_site`)."""
+    return load_site(site_choice(given))
 
 
 def load_site(choice: SiteChoice = SiteChoice()) -> models.Site:  # noqa: B008  (frozen)
