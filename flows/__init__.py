@@ -11,50 +11,20 @@ They run as Prefect flow runs, shown in the UI, and return the answer whatever i
 has a twin with an `a` before its name that is awaited. The flows themselves, for deployments, are `nightly`,
 `pipeline`, `bisect_flow` and `attribute_flow`, in the modules `nightly`, `pipeline`, `bisect` and `attribute`. Flows
 compose tasks: no subprocess, no boto3 and no parsing here.
+
+The functions are loaded when the first of them is used: a worker that runs one of the flows does not load them all.
 """
 
-from nightbridge.flows.api import (
-    aattribute_regression,
-    abisect_regression,
-    acheck_parity,
-    acompare_runs,
-    anightly_regression,
-    aread_history,
-    arun_pipeline,
-    arun_sweep,
-    atry_change,
-    attribute_regression,
-    averify_run,
-    bisect_regression,
-    check_parity,
-    compare_runs,
-    nightly_regression,
-    read_history,
-    run_pipeline,
-    run_sweep,
-    try_change,
-    verify_run,
-)
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "aattribute_regression",
-    "abisect_regression",
-    "acheck_parity",
-    "acompare_runs",
-    "anightly_regression",
-    "aread_history",
-    "arun_pipeline",
-    "arun_sweep",
-    "atry_change",
-    "attribute_regression",
-    "averify_run",
-    "bisect_regression",
-    "check_parity",
-    "compare_runs",
-    "nightly_regression",
-    "read_history",
-    "run_pipeline",
-    "run_sweep",
-    "try_change",
-    "verify_run",
-]
+from nightbridge import __all__ as __all__  # the same functions
+
+if TYPE_CHECKING:
+    from nightbridge.flows.api import *  # noqa: F403
+
+
+def __getattr__(name: str) -> object:
+    if name in __all__:
+        return getattr(import_module("nightbridge.flows.api"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

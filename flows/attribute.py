@@ -22,14 +22,13 @@ from nightbridge.attribution.result import (
     with_descent,
     within_budget,
 )
-from nightbridge.blocks import load_site, site_choice
-from nightbridge.errors import NightbridgeError, PermanentError
+from nightbridge.blocks import site_of
+from nightbridge.errors import PermanentError
 from nightbridge.flows.bisect import MAX_AT_ONCE, search
-from nightbridge.flows.final_states import log_errors_plainly, result_of, state_of_error
+from nightbridge.flows.final_states import ends_plainly
 from nightbridge.flows.forms import ClusterField, StoreField, SystemField
-from nightbridge.flows.pipeline import pipeline
+from nightbridge.flows.pipeline import verdict_of
 from nightbridge.flows.side_by_side import side_by_side
-from nightbridge.gate.verdict import verdict_for_error
 from nightbridge.history.rows import gpu_hours
 from nightbridge.models import RunRecord, Site
 from nightbridge.tasks.attribute import (
@@ -50,7 +49,7 @@ from nightbridge.tasks.context import shared_night
 
 def cancel_hook(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
     """Cancel the jobs of a cancelled attribution. Prefect runs this in another process."""
-    cancel_attribution(flow_run.parameters["test_id"], load_site(site_choice(flow_run.parameters)))
+    cancel_attribution(flow_run.parameters["test_id"], site_of(**flow_run.parameters))
 
 
 def cancel_attribution(test_id: str, site: Site) -> None:
@@ -59,6 +58,7 @@ def cancel_attribution(test_id: str, site: Site) -> None:
 
 
 @flow(name="attribute", flow_run_name="attribute {test_id}", on_cancellation=[cancel_hook], persist_result=True)
+@ends_plainly
 def attribute_flow(  # noqa: D417  (`SiteChoice` describes the others)
     test_id: str,
     request: AttributionRequest = DEFAULT_REQUEST,
@@ -73,12 +73,7 @@ def attribute_flow(  # noqa: D417  (`SiteChoice` describes the others)
         test_id: The test.
         request: What to find the cause of, and what it may cost.
     """
-    log_errors_plainly()
-    try:
-        site = load_site(site_choice({"system": system, "cluster": cluster, "store": store, "workspace": workspace}))
-        result = attribute(test_id, request, site)
-    except NightbridgeError as error:
-        return state_of_error(error)
+    result = attribute(test_id, request, site_of(system=system, cluster=cluster, store=store, workspace=workspace))
     kind = Completed if result.is_found else Failed
     names = {"found": "Found", "undecided": "Undecided", "indistinct": "Indistinct"}
     return kind(name=names.get(result.cause.kind, "NotInChanges"), message=sentence(result), data=result)
@@ -121,16 +116,9 @@ def _find(plan: AttributionPlan, bad: RunRecord, site: Site, at_once: int | None
                 within = within_budget(result, planned, gpu_hours(bad) or 0.0)
                 result = with_descent(result, search(within, base_run(within, site), site, at_once))
         except PermanentError as error:  # a rewritten branch or a closed registry is no reason to lose what is known
-            note = str(error)
-            result = result.model_copy(update={"notes": (*result.notes, note)})
+            result = result.model_copy(update={"notes": (*result.notes, str(error))})
     return keep_answer(result, site)
 
 
 def _run_design(planned: PlannedRun, plan: AttributionPlan, bad: RunRecord, site: Site) -> ExchangeRun:
-    run = run_at_design(plan, bad, planned)
-    try:
-        verdict = result_of(pipeline(run, site, return_state=True))
-    except Exception as error:
-        get_run_logger().error("%s: %s", run.run_key, error)
-        verdict = verdict_for_error(run, error)
-    return read_run(plan, planned, verdict, site)
+    return read_run(plan, planned, verdict_of(run_at_design(plan, bad, planned), site), site)

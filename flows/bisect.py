@@ -11,13 +11,11 @@ from prefect.states import Completed, Failed
 
 from nightbridge.bisect.plan import DEFAULT_REQUEST, BisectPlan, BisectRequest, point_run
 from nightbridge.bisect.result import BisectResult, Point, next_points, result_lines
-from nightbridge.blocks import load_site, site_choice
-from nightbridge.errors import NightbridgeError
-from nightbridge.flows.final_states import log_errors_plainly, result_of, state_of_error
+from nightbridge.blocks import site_of
+from nightbridge.flows.final_states import ends_plainly
 from nightbridge.flows.forms import ClusterField, StoreField, SystemField
-from nightbridge.flows.pipeline import pipeline
+from nightbridge.flows.pipeline import verdict_of
 from nightbridge.flows.side_by_side import side_by_side
-from nightbridge.gate.verdict import verdict_for_error
 from nightbridge.models import RunRecord, Site
 from nightbridge.tasks.bisect import (
     base_run,
@@ -38,13 +36,13 @@ MAX_AT_ONCE = 8
 def cancel_hook(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
     """Cancel the jobs of a cancelled bisect. Prefect runs this in another process, so they are found by their names."""
     given = flow_run.parameters
-    site = load_site(site_choice(given))
+    test_id, site = given["test_id"], site_of(**given)
     request = BisectRequest.model_validate(given.get("request") or {})
-    points = unfinished_points(given["test_id"], request.bisect_id, site)
-    cancel_runs(f"bisect of {given['test_id']}", points, site)
+    cancel_runs(f"bisect of {test_id}", unfinished_points(test_id, request.bisect_id, site), site)
 
 
 @flow(name="bisect", flow_run_name="bisect {test_id}", on_cancellation=[cancel_hook], persist_result=True)
+@ends_plainly
 def bisect_flow(  # noqa: D417  (`SiteChoice` describes the others)
     test_id: str,
     request: BisectRequest = DEFAULT_REQUEST,
@@ -59,14 +57,10 @@ def bisect_flow(  # noqa: D417  (`SiteChoice` describes the others)
         test_id: The test.
         request: What to search, and what it may cost.
     """
-    log_errors_plainly()
-    try:
-        site = load_site(site_choice({"system": system, "cluster": cluster, "store": store, "workspace": workspace}))
-        plan = plan_bisect(test_id, request, site)
-        with shared_night():
-            result = search(plan, base_run(plan, site), site, request.at_once)
-    except NightbridgeError as error:
-        return state_of_error(error)
+    site = site_of(system=system, cluster=cluster, store=store, workspace=workspace)
+    plan = plan_bisect(test_id, request, site)
+    with shared_night():
+        result = search(plan, base_run(plan, site), site, request.at_once)
     kind = Completed if result.culprits else Failed
     name = {"found": "Found", "undecided": "Undecided"}.get(result.answer.kind, "NotInRange")
     return kind(name=name, message="\n".join(result_lines(result)[:3]), data=result)
@@ -87,10 +81,5 @@ def search(plan: BisectPlan, base: RunRecord, site: Site, at_once: int | None) -
 
 def _run_point(chosen: tuple[int, int], plan: BisectPlan, base: RunRecord, site: Site) -> Point:
     index, number = chosen
-    run = point_run(plan, base, index, number)
-    try:
-        verdict = result_of(pipeline(run, site, return_state=True))
-    except Exception as error:
-        get_run_logger().error("%s: %s", run.run_key, error)
-        verdict = verdict_for_error(run, error)
+    verdict = verdict_of(point_run(plan, base, index, number), site)
     return read_point(plan, index, number, verdict, site)

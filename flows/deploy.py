@@ -31,13 +31,14 @@ from nightbridge import __version__, blocks
 from nightbridge.blocks import HarvestStore, Site, SlurmCluster, load_site, site_choice
 from nightbridge.errors import InvalidInput, NightbridgeError
 from nightbridge.flows.automations import make_automations
+from nightbridge.flows.final_states import NIGHTLY
 from nightbridge.flows.forms import form_of, scenarios_beside
 from nightbridge.models import Model, Scenario, SiteChoice, slug
 from nightbridge.models import Site as SiteSettings
 from nightbridge.nights.records import checked_night, find_nights, new_night
 from nightbridge.tasks.site import store_of
 
-DEPLOYMENT = "nightly-regression/nightly"
+DEPLOYMENT = f"{NIGHTLY}/nightly"
 PROJECT, DEFINITION = "nightbridge", "prefect.yaml"
 """The name in our file, which is in the current folder, as for `prefect deploy`, or else beside this module."""
 

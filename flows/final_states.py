@@ -1,23 +1,27 @@
 """Final states of flow runs: their type and name show the night's result, so that a bad night is never green."""
 
+import functools
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
-from nightbridge.attribution.result import AttributionResult
-from nightbridge.bisect.result import BisectResult
 from nightbridge.errors import InvalidInput, NightbridgeError
-from nightbridge.gate.trial import Trial
-from nightbridge.models import NightReport, Verdict, VerdictStatus, worst_status
+from nightbridge.models import Model, NightReport, Verdict, VerdictStatus, worst_status
 from nightbridge.tasks.context import run_log
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 TAG = "nightbridge"
 """Tag of every flow run of ours, by which automations know them."""
+
+NIGHTLY = "nightly-regression"
+"""The flow of a night, by its name."""
 
 
 class BadEnd(Exception):
@@ -61,12 +65,25 @@ _LOGGERS = (_TASK_RUNS, "prefect.flow_runs", "prefect.engine")
 _PLAIN_ERRORS = _PlainErrors()
 
 
-def log_errors_plainly() -> None:
-    """Have Prefect log errors of ours without a traceback, in the whole process: called first by each flow.
+def ends_plainly(call: Callable[P, State[R]]) -> Callable[P, State[R]]:
+    """Let a flow end with the error of ours that it raises (`state_of_error`), and log such errors without a traceback.
 
-    Prefect logs the end of a flow run after the flow has returned, so it stays until the process ends, which a worker
-    has started for this flow run alone; the Python API takes it back (`plain_errors`).
+    Prefect logs the end of a flow run after the flow has returned, so they are logged so until the process ends, which
+    a worker has started for this flow run alone; the Python API takes it back (`plain_errors`).
     """
+
+    @functools.wraps(call)
+    def run(*arguments: P.args, **named: P.kwargs) -> State[R]:
+        _log_errors_plainly()
+        try:
+            return call(*arguments, **named)
+        except NightbridgeError as error:
+            return state_of_error(error)
+
+    return run
+
+
+def _log_errors_plainly() -> None:
     for name in _LOGGERS:
         logging.getLogger(name).addFilter(_PLAIN_ERRORS)  # once, however often it is added
 
@@ -74,7 +91,7 @@ def log_errors_plainly() -> None:
 @contextmanager
 def plain_errors() -> Iterator[None]:
     """Log errors of ours without a traceback within the block."""
-    log_errors_plainly()
+    _log_errors_plainly()
     try:
         yield
     finally:
@@ -124,7 +141,7 @@ def result_of(state: State[Any]) -> Any:
     returned = state.result(raise_on_failure=False, _sync=True)  # type: ignore[call-overload]
     if isinstance(returned, BadEnd):
         return returned.returned
-    if isinstance(returned, Verdict | NightReport | BisectResult | AttributionResult | Trial):
+    if isinstance(returned, Model):
         return returned
     return state.result(_sync=True)  # type: ignore[call-overload]
 

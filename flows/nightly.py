@@ -17,11 +17,9 @@ from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 from prefect.states import Completed
 
-from nightbridge.attribution.plan import AttributionRequest
 from nightbridge.blocks import load_site, site_choice
 from nightbridge.errors import InvalidInput, NightbridgeError
-from nightbridge.flows.attribute import attribute, cancel_attribution
-from nightbridge.flows.final_states import TAG, log_errors_plainly, result_of, state_of_error, state_of_night
+from nightbridge.flows.final_states import NIGHTLY, TAG, ends_plainly, result_of, state_of_night
 from nightbridge.flows.forms import ClusterField, StoreField, SystemField
 from nightbridge.flows.pipeline import pipeline
 from nightbridge.flows.side_by_side import side_by_side
@@ -75,7 +73,7 @@ MAX_RUNS_AT_ONCE = 64
 def cancel_hook(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
     """Cancel the jobs of a cancelled night, by the plan that it made. Prefect runs this in another process."""
     plan = plan_of(flow_run) or plan_of(flow_run, _named_workspace(flow_run))
-    steps = (cancel_night, _cancel_attributions, record_cancelled, _report_cancelled)
+    steps = (cancel_night, _cancel_attributions, record_cancelled, partial(_send_end, end="cancelled"))
     by_plan = [partial(step, plan) for step in steps] if plan else []
     for step in by_plan or [partial(_report_cancelled_unplanned, flow_run)]:
         try:
@@ -93,12 +91,11 @@ def _named_workspace(flow_run: FlowRun) -> Path | None:
 
 def _cancel_attributions(plan: NightPlan) -> None:
     if plan.site.budget.attribution:
+        # Here, and not with every start of a night: most nights need no cause, and their reaper none either.
+        from nightbridge.flows.attribute import cancel_attribution
+
         for test in {test.test_id for test in plan.start.tests}:
             cancel_attribution(test, plan.site)
-
-
-def _report_cancelled(plan: NightPlan) -> None:
-    _send_end(plan, "cancelled")
 
 
 def _report_cancelled_unplanned(flow_run: FlowRun) -> None:
@@ -122,11 +119,12 @@ def _flow_run_name() -> str:
 
 
 @flow(
-    name="nightly-regression",
+    name=NIGHTLY,
     flow_run_name=_flow_run_name,
     on_cancellation=[cancel_hook],
     persist_result=True,
 )
+@ends_plainly
 def nightly(  # noqa: D417  (`SiteChoice` describes the others)
     scenario: str,
     tests: list[str] | None = None,
@@ -147,7 +145,6 @@ def nightly(  # noqa: D417  (`SiteChoice` describes the others)
         new_attempt: Open a new attempt for runs whose last one ended.
         catch_up: Which scheduled nights are run later when they could not begin in time: `last`, `all` or `none`.
     """
-    log_errors_plainly()
     with shared_night() as shared, ExitStack() as process:
         try:
             plan = plan_of_this_run()
@@ -158,9 +155,6 @@ def nightly(  # noqa: D417  (`SiteChoice` describes the others)
                 process.enter_context(alive(plan.site.workspace, plan.start.flow_run))
         except NightSkipped as skipped:
             return Completed(name="Skipped", message=str(skipped))
-        except NightbridgeError as error:
-            # Without a site for its report a night has none, only a message.
-            return state_of_error(error)
         show_name(f"{Path(scenario).stem} {plan.start.night}")
         add_tags(*_tags_of(plan))
         return _end_state(plan, new_attempt, shared)
@@ -202,7 +196,7 @@ def _end_state(plan: NightPlan, new_attempt: bool, shared: NightContext) -> Stat
         return state_of_night(written)
     except NightbridgeError as error:
         _send_end(plan, "infrastructure", str(error))
-        return state_of_error(error)
+        raise
 
 
 def _requested_attempt(new_attempt: bool) -> AttemptChoice:
@@ -224,9 +218,7 @@ def _run(plan: NightPlan, attempt: AttemptChoice, shared: NightContext) -> Night
     first = [run for run in runs if _comes_first(run, runs)]
     others = [run for run in runs if run not in first]
     judged = [*run_all(first), *run_all(others)]
-    together, again = partial(_run_together, one_run=one_run, site=plan.site), partial(_judge_again, site=plan.site)
-    confirmed = _confirmed([*first, *others], judged, together, again, plan.site)
-    verdicts = (*invalid, *confirmed)
+    verdicts = (*invalid, *_confirmed([*first, *others], judged, one_run, plan.site))
     return report(start, verdicts, plan.site, sweep_results(plan.scenario, runs, verdicts, plan.limits))
 
 
@@ -243,8 +235,13 @@ def _attributed(plan: NightPlan, written: NightReport) -> NightReport:
         and verdict.news != "standing"
         and (verdict.further_runs or verdict.run_key in sure)
     ]
+    if not worse or not plan.site.budget.attribution:
+        return written
+    from nightbridge.attribution.plan import AttributionRequest
+    from nightbridge.flows.attribute import attribute
+
     asked = False
-    for verdict in worse if plan.site.budget.attribution else ():
+    for verdict in worse:
         try:
             budget = attribution_budget(plan.start.night, plan.site)
             asked |= attribute(verdict.test_id, AttributionRequest(budget=budget), plan.site) is not None
@@ -287,11 +284,7 @@ def _verdict_of(run: RunSpec, site: Site, attempt: AttemptChoice, shared: NightC
 
 
 def _confirmed(
-    runs: Sequence[RunSpec],
-    verdicts: Sequence[Verdict],
-    run_together: Callable[[Sequence[Wanted]], object],
-    judge_again: Callable[[RunSpec, int], Verdict],
-    site: Site,
+    runs: Sequence[RunSpec], verdicts: Sequence[Verdict], one_run: Callable[[RunSpec], Verdict], site: Site
 ) -> list[Verdict]:
     """Give each run the further ones that its verdict requests, and judge it again, until no verdict requests more.
 
@@ -315,10 +308,10 @@ def _confirmed(
             break
         for each in lacking.values():
             get_run_logger().warning("%s: %s", each.run.test.id, further_runs_of(each.verdict))
-        run_together([*lacking.values()])
+        _run_together([*lacking.values()], one_run, site)
         for index in lacking:
             repeats[index] = judged[index].reruns
-            judged[index] = judge_again(runs[index], repeats[index])
+            judged[index] = _judge_again(runs[index], repeats[index], site)
     return judged
 
 

@@ -7,9 +7,9 @@ from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
 from prefect.states import Completed, Failed
 
-from nightbridge.blocks import load_site, site_choice
+from nightbridge.blocks import site_of
 from nightbridge.errors import NightbridgeError
-from nightbridge.flows.final_states import log_errors_plainly, state_of_error
+from nightbridge.flows.final_states import ends_plainly
 from nightbridge.flows.forms import ClusterField, MetricsField, NightField, RunField, StoreField, SystemField, TextField
 from nightbridge.gate.decisions import Decision, DecisionKind, StoredDecision
 from nightbridge.goldens.parity import GATE_WORDS, Parity
@@ -29,6 +29,7 @@ USUAL_POLICY = Policy()
 
 
 @flow(name="accept", flow_run_name="accept {run}")
+@ends_plainly
 def accept(  # noqa: D417  (`SiteChoice` describes the others)
     run: RunField,
     why: TextField,
@@ -49,16 +50,13 @@ def accept(  # noqa: D417  (`SiteChoice` describes the others)
         metrics: The metrics that it is about; none for all.
         until: The last night that it holds for; none for one without an end.
     """
-    log_errors_plainly()
-    try:
-        site = load_site(site_choice({"system": system, "store": store}))
-        made = decide(run, kind, who=who, why=why, metrics=metrics, until=until or "", site=site)
-    except NightbridgeError as error:
-        return state_of_error(error)
+    site = site_of(system=system, store=store)
+    made = decide(run, kind, who=who, why=why, metrics=metrics, until=until or "", site=site)
     return _state(made, ("Decided", ""), bad=False, lines=[f"{made.series}: {made.text}"])
 
 
 @flow(name="withdraw", flow_run_name="withdraw {decision}")
+@ends_plainly
 def withdraw(  # noqa: D417  (`SiteChoice` describes the others)
     decision: RunField,
     why: TextField,
@@ -73,18 +71,14 @@ def withdraw(  # noqa: D417  (`SiteChoice` describes the others)
         why: The reason.
         who: Who withdraws it.
     """
-    log_errors_plainly()
-    try:
-        site = load_site(site_choice({"system": system, "store": store}))
-        stored, rejudged = withdraw_decision(decision, who=who, why=why, site=site)
-    except NightbridgeError as error:
-        return state_of_error(error)
+    stored, rejudged = withdraw_decision(decision, who=who, why=why, site=site_of(system=system, store=store))
     level = f"the level since {stored.decision.since}{' alarms again' if rejudged.alarms else ''}"
     lines = [f"withdrawn: {stored.decision.text}", f"{level} ({rejudged})"]
     return _state(stored, ("Withdrawn", ""), bad=False, lines=lines)
 
 
 @flow(name="parity", flow_run_name="parity {run_a} {run_b}")
+@ends_plainly
 def parity(  # noqa: D417  (`SiteChoice` describes the others)
     run_a: RunField,
     run_b: RunField,
@@ -101,18 +95,14 @@ def parity(  # noqa: D417  (`SiteChoice` describes the others)
         gate: What decides: every bit, the course of the loss, or each iteration's loss.
         limits: How far the losses of single iterations may be apart.
     """
-    log_errors_plainly()
-    try:
-        site = load_site(site_choice({"system": system, "store": store}))
-        found = compare_step_by_step(run_a, run_b, limits, site)
-    except NightbridgeError as error:
-        return state_of_error(error)
+    found = compare_step_by_step(run_a, run_b, limits, site_of(system=system, store=store))
     faults = found.faults_of(gate)
     words = "compute the same, bit for bit" if found.same_numerics else GATE_WORDS[gate][bool(faults)]
     return _state(found, ("Alike", "Different"), bad=bool(faults), lines=[words, *faults])
 
 
 @flow(name="prune", flow_run_name="prune")
+@ends_plainly
 def prune(  # noqa: D417  (`SiteChoice` describes the others)
     remove: bool = False,
     policy: Policy = USUAL_POLICY,
@@ -126,17 +116,12 @@ def prune(  # noqa: D417  (`SiteChoice` describes the others)
         remove: Remove them; otherwise they are only listed.
         policy: What of checkouts and images stays. Of stored runs the store's own retention decides.
     """
-    log_errors_plainly()
-    try:
-        pruned = remove_old(
-            load_site(site_choice({"system": system, "store": store, "workspace": workspace})), policy, remove
-        )
-    except NightbridgeError as error:
-        return state_of_error(error)
+    pruned = remove_old(site_of(system=system, store=store, workspace=workspace), policy, remove)
     return _state(pruned, ("Removed" if remove else "Listed", ""), bad=False, lines=[str(pruned)])
 
 
 @flow(name="check-site", flow_run_name="check of a site")
+@ends_plainly
 def check(
     system: SystemField = None,
     cluster: ClusterField = None,
@@ -147,13 +132,8 @@ def check(
 
     What is wrong is said with what to do about it. It is the Check of the blocks: those that are picked are checked.
     """
-    log_errors_plainly()
-    try:
-        given = {"system": system, "cluster": cluster, "store": store, "workspace": workspace}
-        site = load_site(site_choice(given))
-        found = check_site(site)
-    except NightbridgeError as error:
-        return state_of_error(error)
+    site = site_of(system=system, cluster=cluster, store=store, workspace=workspace)
+    found = check_site(site)
     bad = [each for each in found if not each.healthy]
     return _state(site, ("Healthy", "Unhealthy"), bad=bool(bad), lines=[*map(str, bad or found)])
 

@@ -8,7 +8,7 @@ from prefect.flows import Flow
 from prefect.logging import get_run_logger
 
 from nightbridge.errors import NightbridgeError
-from nightbridge.flows.final_states import log_errors_plainly, state_of_verdict
+from nightbridge.flows.final_states import ends_plainly, result_of, state_of_verdict
 from nightbridge.gate.verdict import verdict_for_error
 from nightbridge.models import ClusterLimits, Job, LaunchPlan, RunRecord, RunSpec, Site, Verdict
 from nightbridge.models.series import series_id
@@ -38,6 +38,7 @@ def cancel_hook(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> N
     on_cancellation=[cancel_hook],
     persist_result=True,
 )
+@ends_plainly
 def pipeline(run: RunSpec, site: Site, attempt: AttemptChoice = AttemptChoice.CURRENT) -> State[Verdict]:
     """Clone, container, validate, submit, watch, harvest, compare.
 
@@ -47,7 +48,6 @@ def pipeline(run: RunSpec, site: Site, attempt: AttemptChoice = AttemptChoice.CU
         attempt: Which attempt to resume.
     """
     mark_started()
-    log_errors_plainly()
     with shared_night():
         try:
             limits = prepare(run, site)
@@ -57,6 +57,16 @@ def pipeline(run: RunSpec, site: Site, attempt: AttemptChoice = AttemptChoice.CU
             verdict = verdict_for_error(run, error, series_id(run, site.cluster.name))
     add_tags(f"verdict:{verdict.status}")
     return state_of_verdict(verdict)
+
+
+def verdict_of(run: RunSpec, site: Site) -> Verdict:
+    """Run one pipeline as a subflow; whatever becomes of it is a verdict."""
+    try:
+        verdict: Verdict = result_of(pipeline(run, site, return_state=True))
+    except Exception as error:
+        get_run_logger().error("%s: %s", run.run_key, error)
+        return verdict_for_error(run, error)
+    return verdict
 
 
 def _run_and_harvest(run: RunSpec, site: Site, limits: ClusterLimits, choice: AttemptChoice) -> RunRecord:

@@ -11,7 +11,7 @@ It also cancels the jobs of nights that were cancelled while no process of their
 import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from prefect import flow
@@ -24,11 +24,8 @@ from prefect.settings import get_current_settings
 from prefect.states import Cancelled, Crashed, Scheduled
 
 from nightbridge.errors import NightbridgeError
-from nightbridge.flows.final_states import TAG
-from nightbridge.flows.nightly import cancel_hook, nightly
-from nightbridge.models import Model
+from nightbridge.flows.final_states import NIGHTLY, TAG
 from nightbridge.nights.liveness import SILENCE_SECONDS, LastSign, last_sign
-from nightbridge.tasks.cancel import is_recorded
 from nightbridge.tasks.night import RESUMING, plan_of, workspace_of
 
 MAX_RESUMES = 3
@@ -42,7 +39,7 @@ _STARTED = [StateType.PENDING, StateType.RUNNING]
 _UNFINISHED = [kind for kind in StateType if kind not in TERMINAL_STATES]
 
 
-class Patience(Model):
+class Patience(NamedTuple):
     """How long the reaper waits before it concludes something, in seconds."""
 
     silence: float
@@ -52,7 +49,7 @@ class Patience(Model):
     last_word: float
 
 
-class Gone(Model):
+class Gone(NamedTuple):
     """A flow run whose process is gone, and how that is known."""
 
     run: FlowRun
@@ -197,6 +194,10 @@ def _finish_cancellation(client: SyncPrefectClient, run: FlowRun) -> None:
 
     A suspended night has no process, so Prefect runs no hook when it is cancelled.
     """
+    # Here, and not every five minutes: the flow of a night is half a second of imports, and hardly ever needed.
+    from nightbridge.flows.nightly import cancel_hook, nightly
+    from nightbridge.tasks.cancel import is_recorded
+
     try:
         plan = plan_of(run)
         if plan is None or is_recorded(plan):
@@ -212,7 +213,7 @@ def _finish_cancellation(client: SyncPrefectClient, run: FlowRun) -> None:
 
 def _resume(client: SyncPrefectClient, run: FlowRun) -> None:
     """Start a crashed night again, up to `MAX_RESUMES` times, unless a person cancelled it."""
-    if run.deployment_id is None or client.read_flow(run.flow_id).name != nightly.name:
+    if run.deployment_id is None or client.read_flow(run.flow_id).name != NIGHTLY:
         return
     states = sorted(client.read_flow_run_states(run.id), key=lambda state: state.timestamp)
     times = 1 + sum(state.name == RESUMING for state in states)

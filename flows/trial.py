@@ -11,11 +11,11 @@ from prefect.states import Completed, Failed
 from pydantic import Field
 
 from nightbridge import config
-from nightbridge.blocks import load_site, site_choice
-from nightbridge.errors import InvalidInput, NightbridgeError
-from nightbridge.flows.final_states import log_errors_plainly, result_of, state_of_error
+from nightbridge.blocks import site_of
+from nightbridge.errors import InvalidInput
+from nightbridge.flows.final_states import ends_plainly
 from nightbridge.flows.forms import ClusterField, StoreField, SystemField
-from nightbridge.flows.pipeline import pipeline
+from nightbridge.flows.pipeline import verdict_of
 from nightbridge.gate.trial import (
     EXIT_CODES,
     Change,
@@ -27,7 +27,6 @@ from nightbridge.gate.trial import (
     plan_trial,
     trial_arm,
 )
-from nightbridge.gate.verdict import verdict_for_error
 from nightbridge.models import RunSpec, Site, utc_now
 from nightbridge.rules import check_scenario
 from nightbridge.tasks.bisect import unfinished_points
@@ -43,11 +42,12 @@ def cancel_hook(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> N
     """Cancel the jobs of a cancelled trial. Prefect runs this in another process, so they are found by their names."""
     given = flow_run.parameters
     test_id = run_of(given["scenario"], given.get("test_id")).test.id
-    site = load_site(site_choice(given))
+    site = site_of(**given)
     cancel_runs(f"trials of {test_id}", unfinished_points(test_id, None, site, kind="try"), site)
 
 
 @flow(name="try", flow_run_name="try {change}", on_cancellation=[cancel_hook], persist_result=True)
+@ends_plainly
 def try_flow(  # noqa: D417  (`SiteChoice` describes the others)
     scenario: str,
     change: Change,
@@ -66,20 +66,16 @@ def try_flow(  # noqa: D417  (`SiteChoice` describes the others)
         test_id: Which of its tests; needed where it has several.
         most_pairs: Pairs at most; by the test's policy when unset.
     """
-    log_errors_plainly()
-    try:
-        trial, control = plan_trial(run_of(scenario, test_id), change, utc_now())
-        site = load_site(site_choice({"system": system, "cluster": cluster, "store": store, "workspace": workspace}))
-        trial, control = interrupted(trial, control, site)
-        trial = with_noise(trial, control, site)
-        with shared_night():
-            arms: list[TrialArm] = []
-            while goes_on(trial, control.test.gate, most_pairs):
-                arms += _pair(trial, control, len(arms), site)
-                trial = judged(trial, arms, control.test.gate)
-            keep_trial(trial, site)
-    except NightbridgeError as error:
-        return state_of_error(error)
+    trial, control = plan_trial(run_of(scenario, test_id), change, utc_now())
+    site = site_of(system=system, cluster=cluster, store=store, workspace=workspace)
+    trial, control = interrupted(trial, control, site)
+    trial = with_noise(trial, control, site)
+    with shared_night():
+        arms: list[TrialArm] = []
+        while goes_on(trial, control.test.gate, most_pairs):
+            arms += _pair(trial, control, len(arms), site)
+            trial = judged(trial, arms, control.test.gate)
+        keep_trial(trial, site)
     kind = Failed if EXIT_CODES[trial.answer] else Completed
     return kind(name=trial.answer.title().replace(" ", ""), message=f"{trial.change}: {trial.answer}", data=trial)
 
@@ -109,11 +105,6 @@ def _pair(trial: Trial, control: RunSpec, started: int, site: Site) -> list[Tria
     for number in (started + 1, started + 2):
         run = on_nodes(trial_arm(control, trial.change, number), arms[-1].nodes if arms else "")
         get_run_logger().info("pair %d: %s", (number + 1) // 2, run.arm.role if run.arm else "")
-        verdict = stored_verdict(run, site)
-        try:
-            verdict = verdict or result_of(pipeline(run, site, return_state=True))
-        except Exception as error:
-            get_run_logger().error("%s: %s", run.run_key, error)
-            verdict = verdict_for_error(run, error)
+        verdict = stored_verdict(run, site) or verdict_of(run, site)
         arms.append(arm_result(run, verdict, record_of(verdict, site)))
     return arms

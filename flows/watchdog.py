@@ -5,16 +5,15 @@ another machine than the worker's.
 """
 
 from pathlib import Path
-from typing import Any
 
 from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
 from prefect.states import Completed, Failed
 
-from nightbridge.blocks import load_site, site_choice
+from nightbridge.blocks import site_of
 from nightbridge.errors import NightbridgeError
-from nightbridge.flows.final_states import log_errors_plainly, state_of_error
+from nightbridge.flows.final_states import ends_plainly
 from nightbridge.flows.forms import ClockField, ClusterField, StoreField, SystemField
 from nightbridge.models import Site
 from nightbridge.nights.watchdog import (
@@ -29,6 +28,7 @@ from nightbridge.tasks.events import alarm, look_for_verdicts, send_watchdog_eve
 
 
 @flow(name="watchdog", flow_run_name="watchdog by {by}")
+@ends_plainly
 def watchdog(  # noqa: D417  (`SiteChoice` describes the others)
     by: ClockField = "08:00",
     timezone: str | None = None,
@@ -47,19 +47,17 @@ def watchdog(  # noqa: D417  (`SiteChoice` describes the others)
         scenarios: Scenario files to expect; all that had a scheduled night lately when empty.
         days: How far back nights count as expected again.
     """
-    log_errors_plainly()
-    try:
-        choice = site_choice({"system": system, "cluster": cluster, "store": store, "workspace": workspace})
-        wanted = question(by, timezone=timezone, files=map(Path, scenarios or ()), days=days)
-        site = load_site(choice)
-    except NightbridgeError as error:
-        return state_of_error(error)
+    wanted = question(by, timezone=timezone, files=map(Path, scenarios or ()), days=days)
+    site = site_of(system=system, cluster=cluster, store=store, workspace=workspace)
     watch = look_for_verdicts(wanted, site)
     lines = "\n".join(watch_lines(watch))
     get_run_logger().info("%s", lines)
     untold = _alarm(watch, site) if watch.exit_code else ""
     send_watchdog_event(watch)
-    return _state(watch, "\n".join(filter(None, (lines, untold))))
+    message = "\n".join(filter(None, (lines, untold)))
+    if watch.exit_code:
+        return Failed(name="VerdictsMissing", message=message, data=VerdictsMissing(summary(watch)))
+    return Completed(name="VerdictsThere", message=message, data=watch)
 
 
 def _alarm(watch: Watch, site: Site) -> str:
@@ -71,9 +69,3 @@ def _alarm(watch: Watch, site: Site) -> str:
         get_run_logger().error("%s", error)
         return f"not notified: {error}"
     return ""
-
-
-def _state(watch: Watch, message: str) -> State[Any]:
-    if not watch.exit_code:
-        return Completed(name="VerdictsThere", message=message, data=watch)
-    return Failed(name="VerdictsMissing", message=message, data=VerdictsMissing(summary(watch)))

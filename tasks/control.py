@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import date, timedelta
 from typing import NamedTuple
 
-from nightbridge.attribution.result import attribution_cost
 from nightbridge.errors import InvalidInput, NightbridgeError
 from nightbridge.gate.control import arm_run
 from nightbridge.gate.trial import Trial, markdown, noise_of_history
@@ -76,6 +75,8 @@ class Spending:
 
 def spent_in(month: str, site: Site) -> float:
     """GPU-hours that a month (`2026-11`) has spent on confirmation and on the search for causes."""
+    from nightbridge.attribution.result import attribution_cost  # and numpy with it, which few nights need so early
+
     store = store_of(site)
     return confirmation_cost(store, month) + attribution_cost(store, month)
 
