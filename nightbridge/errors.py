@@ -16,6 +16,7 @@ stands beside the code that runs it.
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 
@@ -36,7 +37,7 @@ class NightbridgeError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         # Prefect pickles exceptions between processes; keyword-only arguments need a hand.
-        return (_rebuild, (type(self), self.what, self.thing, self.advice), vars(self))
+        return partial(type(self), self.what, thing=self.thing, advice=self.advice), (), vars(self)
 
     @property
     def happened(self) -> str:
@@ -45,10 +46,6 @@ class NightbridgeError(Exception):
 
     def __str__(self) -> str:
         return f"{self.happened}. {self.advice}" if self.advice else self.happened
-
-
-def _rebuild(kind: type[NightbridgeError], what: str, thing: str, advice: str) -> NightbridgeError:
-    return kind(what, thing=thing, advice=advice)
 
 
 class TransientError(NightbridgeError):

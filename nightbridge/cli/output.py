@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nightbridge.errors import DamagedData, InvalidInput
-from nightbridge.files import RefusedFile, open_regular, open_workspace
+from nightbridge.files import RefusedFile, open_regular, open_workspace, write_atomically
 
 if TYPE_CHECKING:
     from io import TextIOWrapper
@@ -112,8 +112,6 @@ def write_file(path: Path, data: bytes) -> None:
     Raises:
         InvalidInput: It cannot be written.
     """
-    from nightbridge.files import write_atomically
-
     with writing(path):
         write_atomically(path, data)
 

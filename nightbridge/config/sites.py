@@ -36,12 +36,11 @@ PLAIN_CLUSTERS: Mapping[str, ClusterSettings] = {
 }
 """Clusters that need no file and no block."""
 
-_SECRETS: Mapping[str, tuple[str, ...]] = {
-    "store": ("access_key", "secret_key"),
-    "image_import": ("credentials",),
-    "notify": ("smtp_password", "webhook"),
-}
-"""The fields of each table that are secrets."""
+_SECRETS = (
+    *(("git_credentials",), ("store", "access_key"), ("store", "secret_key"), ("image_import", "credentials")),
+    *(("notify", "smtp_password"), ("notify", "webhook")),
+)
+"""The keys of a site file that are secrets."""
 
 
 class CloudaiSystem(Model):
@@ -156,6 +155,9 @@ def _cloudai_changes(document: Document, findings: Findings) -> dict[str, Any]:
     system = validated(CloudaiSystem, kept, findings, also_known=CLOUDAI_IGNORED)
     if system is None:
         return {}
+    for name in filter(SECRET_NAME.search, system.global_env_vars):
+        path = ("global_env_vars", name)
+        findings.problem(path, "contains a secret; write it as env:NAME in the tests' extra_env_vars")
     cluster: dict[str, Any] = {
         "kind": "slurm",
         "name": system.name,
@@ -166,7 +168,7 @@ def _cloudai_changes(document: Document, findings: Findings) -> dict[str, Any]:
             *system.extra_sbatch_args,
             *sbatch_options(system.extra_srun_args, ("extra_srun_args",), findings),
         ),
-        "env_vars": _plain_variables(system.global_env_vars, findings),
+        "env_vars": system.global_env_vars,
         "poll_interval": system.monitor_interval,
         "containers": "pyxis",  # CloudAI refuses a cluster without it
     }
@@ -178,29 +180,13 @@ def _cloudai_changes(document: Document, findings: Findings) -> dict[str, Any]:
     return changes
 
 
-def _plain_variables(variables: Mapping[str, str], findings: Findings) -> dict[str, str]:
-    """The variables of every run; a secret belongs to the tests, where it can be a reference."""
-    for name in variables:
-        if SECRET_NAME.search(name):
-            findings.problem(
-                ("global_env_vars", name), "contains a secret; write it as env:NAME in the tests' extra_env_vars"
-            )
-    return dict(variables)
-
-
 def _site_changes(document: Document, findings: Findings) -> dict[str, Any]:
-    table = dict(document.table)
-    if "git_credentials" in table:
-        table["git_credentials"] = _secret(("git_credentials",), table["git_credentials"], findings)
-    for name, secrets in _SECRETS.items():
-        inner = table.get(name)
-        if isinstance(inner, dict):
-            table[name] = {
-                key: _secret((name, key), value, findings) if key in secrets else value for key, value in inner.items()
-            }
-    return table
-
-
-def _secret(path: tuple[str, ...], value: Any, findings: Findings) -> Any:
     """A secret written as text is a reference; a literal one becomes a reference to its own file and key."""
-    return read_secret(value, path, findings) if isinstance(value, str) else value
+    table = document.table
+    for path in _SECRETS:
+        *outer, key = path
+        inner = table.get(outer[0]) if outer else table
+        if isinstance(inner, dict) and isinstance(inner.get(key), str):
+            read = {key: read_secret(inner[key], path, findings)}
+            table = merge(table, {outer[0]: read} if outer else read)
+    return table
