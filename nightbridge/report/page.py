@@ -12,11 +12,7 @@ from nightbridge.history.nightly_values import Night, good_runs_before, night_va
 from nightbridge.history.rows import HistoryRow, Pin
 from nightbridge.models import (
     GOOD_VERDICTS,
-    ListedCommit,
-    RepositoryChange,
     Summary,
-    Suspects,
-    ValueChange,
     Verdict,
     VerdictStatus,
 )
@@ -51,9 +47,6 @@ if TYPE_CHECKING:
 
 MAX_CHARTED, MAX_COMMANDS, SPARKLINE_NIGHTS = 8, 3, 30
 """Tests whose charts are drawn (a third of a second and 60 kB each), commands of a case, nights of a sparkline."""
-
-OPEN_COMMITS = 12
-"""So many commits are shown at once; more are folded, and printed all the same."""
 
 
 class NewCommits(NamedTuple):
@@ -104,46 +97,12 @@ class Drawing(NamedTuple):
     caption: str
 
 
-class CommitLine(NamedTuple):
-    """One commit. Texts may hold anything: escape them."""
-
-    short: str
-    link: str
-    subject: str
-    author: str
-    day: str
-
-
-class RepositoryLines(NamedTuple):
-    """One repository whose pin changed."""
-
-    name: str
-    before: str
-    after: str
-    link: str
-    heading: str
-    is_open: bool
-    commits: tuple[CommitLine, ...]
-    note: str
-
-
-class Since(NamedTuple):
-    """The block of one test. `values` are tables: their captions and rows."""
-
-    caption: str
-    repositories: tuple[RepositoryLines, ...]
-    values: tuple[tuple[str, tuple[ValueChange, ...]], ...]
-    notes: tuple[str, ...]
-
-
 class Section(NamedTuple):
-    """One test of the night."""
+    """One test of the night: its run, and that in words, rows and drawings."""
 
-    anchor: str
-    title: str
+    run: ReportedRun
     point: str
     words: StatusWords
-    reasons: tuple[str, ...]
     notes: tuple[str, ...]
     cells: tuple[Cell, ...]
     sparkline: str
@@ -151,15 +110,9 @@ class Section(NamedTuple):
     curves: tuple[Drawing, ...]
     pins: tuple[PinChange, ...]
     last_good: str
-    since: Since | None
     facts: tuple[tuple[str, str], ...]
-    kept_at: str
-    links: tuple[tuple[str, str], ...]
-    commits: tuple[NewCommits, ...]
     cause: str
     command: str
-    error: str
-    log: tuple[str, ...]
 
 
 class Case(NamedTuple):
@@ -221,7 +174,7 @@ def _cases(sections: Sequence[Section], site_options: str) -> tuple[Case, ...]:
     """The tests that need somebody: those with one verdict and one known cause together."""
     together: dict[tuple[str, str], list[Section]] = {}
     for section in sections:
-        together.setdefault((section.words.label, section.cause or section.anchor), []).append(section)
+        together.setdefault((section.words.label, section.cause or section.run.verdict.run_key), []).append(section)
     return tuple(
         Case(some[0].words, tuple(some), some[0].cause, _commands(some, site_options)) for some in together.values()
     )
@@ -260,11 +213,9 @@ def _section(run: ReportedRun) -> Section:
     (tonight, runs), last_good = _tonights(verdict, rows), last_good_run(verdict, rows)
     points = _night_points(verdict, rows)[-SPARKLINE_NIGHTS:]
     return Section(
-        anchor=verdict.run_key,
-        title=verdict.test_id,
+        run=run,
         point=format_point(dict(sorted(tonight.sweep_point.items()))) if tonight else "",
         words=STATUS_WORDS[verdict.status],
-        reasons=verdict.reasons,
         notes=(*run.notes, *(tonight.summary.notes if tonight else ())),
         cells=tuple(filter(None, cells_of(verdict))),
         sparkline=sparkline(points) if len(points) > 1 else "",
@@ -272,15 +223,9 @@ def _section(run: ReportedRun) -> Section:
         curves=(),
         pins=_pins(tonight, last_good),
         last_good=last_good.night if last_good else "",
-        since=changes_since(verdict.suspects) if verdict.suspects else None,
         facts=_facts(verdict, tonight, runs),
-        kept_at=f"{verdict.store_url}/{verdict.prefix}" if verdict.prefix else "",
-        links=tuple(run.links),
-        commits=tuple(run.commits),
         cause=cause_of(verdict),
         command=next_command(verdict),
-        error=run.error,
-        log=tuple(run.log),
     )
 
 
@@ -424,63 +369,25 @@ def _summary_facts(summary: Summary) -> list[tuple[str, str]]:
     ]
 
 
-def changes_since(suspects: Suspects) -> Since:
-    """Lay out the changes that a verdict lists."""
-    tables = (("Configuration", suspects.configuration), ("Environment", suspects.environment))
-    found = tuple((caption, changes) for caption, changes in tables if changes)
-    changed = bool(suspects.repositories or found)
-    return Since(
-        caption=f"What changed between the last good night, {suspects.last_good}, and {suspects.night}"
-        if changed
-        else f"No known change between the last good night, {suspects.last_good}, "
-        f"and {suspects.night}: suspect the machines",
-        repositories=tuple(_repository_lines(change) for change in suspects.repositories),
-        values=found,
-        notes=suspects.notes,
-    )
-
-
 def compare_link(url: str, before: str, now: str) -> str:
     """A link to the commits between two pins, where the host is known to have such a page."""
-    return f"{base}/compare/{before}...{now}" if (base := _web_address(url)) else ""
+    return web_link(url, f"compare/{before}...{now}")
 
 
-def _repository_lines(change: RepositoryChange) -> RepositoryLines:
-    count = sum(not one.is_bump for one in change.listed)
-    return RepositoryLines(
-        name=change.name,
-        before=change.before[:10],
-        after=change.after[:10],
-        link=compare_link(change.url, change.before, change.after),
-        heading=format_count(count, "commit") if count else "another commit",
-        is_open=count <= OPEN_COMMITS,
-        commits=tuple(map(_commit_line, change.listed)),
-        note=change.note,
-    )
-
-
-def _commit_line(one: ListedCommit) -> CommitLine:
-    commit = one.commit
-    return CommitLine(
-        short=commit.commit[:10],
-        link=f"{base}/commit/{commit.commit}" if (base := _web_address(one.url)) else "",
-        subject=one.text,
-        author=commit.author,
-        day=f"{commit.authored_at:%Y-%m-%d}",
-    )
-
-
-def _web_address(url: str) -> str:
+def web_link(url: str, page: str) -> str:
+    """A link to a page of a repository, where the host is known to have it; else empty."""
     base = url.removesuffix("/").removesuffix(".git")
-    return base if base.startswith("https://github.com/") else ""
+    return f"{base}/{page}" if base.startswith("https://github.com/") else ""
 
 
 @cache
 def _environment() -> jinja2.Environment:
-    return jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.PackageLoader("nightbridge.report"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.globals |= {"compare_link": compare_link, "web_link": web_link, "format_count": format_count}
+    return environment
