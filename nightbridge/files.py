@@ -38,7 +38,6 @@ def write_atomically(path: Path, data: bytes) -> None:
         TransientError: The disk quota is used up; the message names whose it is.
         PermanentError: The disk is full.
         OSError: Anything else.
-
     """
     with _naming_the_quota(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -172,7 +171,6 @@ def open_regular(
         RefusedFile: It is a link or reached through one, not a regular file, a hard link to another user's file, or too
             large; `strerror` says which.
         OSError: There is no such file, or it cannot be read.
-
     """
     if _confinement is not None:
         below = _confinement.root_of(path)
@@ -252,7 +250,6 @@ def copy_regular(
     Raises:
         DamagedData: The source cannot be read.
         PermanentError: The target cannot be written.
-
     """
     try:
         with target.open("wb") as writer:
@@ -331,7 +328,6 @@ def read_model(path: Path, kind: type[_M], *, what: str, advice: str) -> _M | No
 
     Raises:
         DamagedData: The file does not hold such a model.
-
     """
     try:
         return kind.model_validate_json(read_regular(path, limit=MODEL_LIMIT))
@@ -381,7 +377,6 @@ def check_writable(folder: Path, *, what: str, advice: str) -> None:
     Raises:
         PermanentError: They cannot.
         TransientError: They cannot now.
-
     """
     probe = folder / f".check-{uuid.uuid4().hex}"
     try:

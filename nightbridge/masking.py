@@ -404,7 +404,6 @@ def copy_masked(source: Path, target: Path, secrets: Iterable[str], below: Path 
     Raises:
         DamagedData: The source cannot be read.
         PermanentError: The target cannot be written.
-
     """
     maskers = _maskers(secrets)
 

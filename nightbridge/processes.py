@@ -84,7 +84,6 @@ def run(
     Raises:
         PermanentError: There is no such program, or it cannot be started.
         TransientError: It ran into the time limit.
-
     """
     name = Path(argv[0]).name
     try:

@@ -79,7 +79,6 @@ def split_options(arguments: Sequence[str], table: OptionTable) -> tuple[dict[st
 
     Raises:
         InvalidInput: An option is unknown to Slurm, lacks its value, or is refused by the table.
-
     """
     options: dict[str, str] = {}
     rest = list(arguments)

@@ -34,7 +34,6 @@ def resolve_secret(ref: "SecretRef", block_value: BlockValue | None = None) -> s
 
     Raises:
         InvalidInput: It does not exist or is empty. The message names the source, never a value.
-
     """
     value = _RESOLVERS[ref.source](ref.name, block_value)
     if not value:
@@ -88,7 +87,6 @@ def read_netrc(path: Path, name: str) -> Mapping[str, Login]:
 
     Raises:
         PermanentError: They cannot be read.
-
     """
     try:
         hosts = netrc.netrc(path).hosts

@@ -175,7 +175,6 @@ def check_yaml(data: bytes) -> None:
 
     Raises:
         ValueError: It is not YAML, or nests deeper, holds more, or has other things than a configuration.
-
     """
     import yaml
 

@@ -42,7 +42,6 @@ class ConfigClass(Model):
         members: The names of an enumeration.
         open: Whether it extends a class that could not be read, so that it may have more fields.
         defaults: Those of its own fields that are literals; for a pinned checkout only.
-
     """
 
     bases: tuple[str, ...] = ()
@@ -58,7 +57,6 @@ class ConfigSchema(Model):
     Attributes:
         commit: Commit of Megatron-Bridge that they were read from; empty for a pinned checkout's own.
         classes: By qualified name.
-
     """
 
     commit: str = ""
@@ -127,7 +125,6 @@ class ConfigSchema(Model):
         Args:
             path: The dotted path without `+` or `~`.
             text: The value as Hydra reads it; None where the override removes the key.
-
         """
         types: tuple[str, ...] = (CONTAINER,)
         parts = path.split(".")

@@ -86,7 +86,6 @@ class ClassReader:
         checkout: Root of a checkout.
         roots: Folders below it in which packages lie.
         others: Classes for the modules that the checkout lacks, as a submodule's that was not fetched.
-
     """
 
     def __init__(
@@ -328,7 +327,6 @@ def read_schema(checkout: Path, version: Version | None = None) -> ConfigSchema 
     Returns:
         The schema; None where the checkout has no `ConfigContainer`. A class that extends one which is not in the
         checkout (a submodule that was not fetched, another package) is `open`: names that it does not have may exist.
-
     """
     others = released_schema(version) if version else None
     reader = ClassReader(checkout, others=others.classes if others else None)

@@ -173,7 +173,6 @@ class Option(Model):
         values: How many values it takes.
         kind: What each of them is read as: `int`, `float`, or `str` for everything else.
         choices: The values that it allows; None for any.
-
     """
 
     values: Values = "one"
@@ -188,7 +187,6 @@ class ProgramParser(Model):
         commit: Of Megatron-LM; empty for a pinned checkout's own.
         options: By name, `--` included.
         required: Options without which no run starts.
-
     """
 
     commit: str = ""
@@ -246,7 +244,6 @@ def read_parser(checkout: Path, program: str) -> ProgramParser | None:
 
     Returns:
         Its options; None where the program, or a parser of Megatron-LM that it uses, is not there.
-
     """
     reader = _ParserReader(checkout)
     module = reader.classes.module(program.removesuffix(".py").replace("/", "."))

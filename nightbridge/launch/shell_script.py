@@ -41,7 +41,6 @@ class Launch:
         arguments: Its words.
         torchrun: torchrun's own words.
         variables: What the script exports.
-
     """
 
     program: str

@@ -151,7 +151,6 @@ def git_version() -> str:
     Raises:
         PermanentError: git is too old, or there is none.
         TransientError: It does not answer.
-
     """
     said = git("--version", timeout=_VERSION_TIMEOUT_SECONDS)
     found = re.search(r"(\d+)\.(\d+)", said)
