@@ -141,11 +141,7 @@ class CurveParity(Model):
     @property
     def gaps(self) -> tuple[str, ...]:
         """What of the curves cannot be compared; empty when both have the same steps, at least one, all finite."""
-        missing = (
-            ("missing in B", self.only_in_a),
-            ("missing in A", self.only_in_b),
-            ("not finite", self.not_finite),
-        )
+        missing = (("missing in B", self.only_in_a), ("missing in A", self.only_in_b), ("not finite", self.not_finite))
         gaps = [f"{self.tag}: {_named(steps)} {what}" for what, steps in missing if steps]
         return (*gaps, *([] if self.steps else [f"{self.tag}: no step in common"]))
 
@@ -189,14 +185,7 @@ class Parity(Model):
 
 
 def compare_curves(a: Curve, b: Curve, tag: str = LOSS, bands: ParityBands = DEFAULT_BANDS) -> CurveParity:
-    """Compare two curves step by step.
-
-    Args:
-        a: The reference, value by step number.
-        b: The other one.
-        tag: What is compared, for the result.
-        bands: How far they may be apart.
-    """
+    """Compare two curves step by step; `a` is the reference, `tag` is what the result calls them."""
     common = sorted(a.keys() & b.keys())
     not_finite = tuple(
         step
@@ -220,8 +209,7 @@ def compare_curves(a: Curve, b: Curve, tag: str = LOSS, bands: ParityBands = DEF
 def calibrated(curves: Sequence[Curve]) -> tuple[Curve, ParityBands] | None:
     """The median of some good runs' curves, and the bands that such runs keep; None for too few.
 
-    Args:
-        curves: Of good runs; only those count that have the steps of the last one, all of them finite.
+    Only those curves count that have the steps of the last one, all of them finite.
     """
     steps = sorted(curves[-1]) if curves else []
     values = [[curve[step] for step in steps] for curve in curves if sorted(curve) == steps]
@@ -247,18 +235,13 @@ def follow(reference: Curve, curve: Curve, policy: ReferencePolicy) -> Following
     """Lay a curve over its reference and measure the relative difference of each iteration.
 
     The first iteration of the reference has a limit of its own.
-
-    Args:
-        reference: Value by iteration.
-        curve: The one that has to follow it.
-        policy: The limits, and how many iterations count.
     """
     last = policy.steps or max((*reference, *curve), default=0)
     wanted = [step for step in sorted(reference.keys() | curve.keys()) if step <= last]
     common = [step for step in wanted if step in reference and step in curve]
     finite = [step for step in common if math.isfinite(reference[step]) and math.isfinite(curve[step])]
     first = min(reference, default=None)
-    differences = _relative(np.array([curve[step] for step in finite]), np.array([reference[step] for step in finite]))
+    differences = relative(np.array([curve[step] for step in finite]), np.array([reference[step] for step in finite]))
     steps = tuple(
         StepDifference(
             step=step,
@@ -314,9 +297,9 @@ def curve_of(metrics: "pd.DataFrame", tag: str) -> dict[int, float]:
 def _differences(a: Curve, b: Curve, steps: list[int], bands: ParityBands) -> dict[str, float | int | None]:
     """Statistics of the common steps, as fields of `CurveParity`."""
     left, right = (np.array([curve[step] for step in steps], dtype=np.float64) for curve in (a, b))
-    single = _relative(right, left)
+    single = relative(right, left)
     smooth_left, smooth_right = _smoothed(left, bands.smoothing), _smoothed(right, bands.smoothing)
-    smoothed = _relative(smooth_right, smooth_left)
+    smoothed = relative(smooth_right, smooth_left)
     tail = max(1, math.ceil(bands.tail_share * len(steps)))
     unequal = np.flatnonzero(left.view(np.int64) != right.view(np.int64))
     left_band = np.flatnonzero((np.abs(single) > bands.single_step) | (np.abs(smoothed) > bands.smoothed))
@@ -330,17 +313,17 @@ def _differences(a: Curve, b: Curve, steps: list[int], bands: ParityBands) -> di
         "largest_at": steps[largest],
         "smoothed": float(abs(smoothed[largest_smoothed])),
         "smoothed_at": steps[largest_smoothed],
-        "tail": float(_relative(right[-tail:].mean(keepdims=True), left[-tail:].mean(keepdims=True))[0]),
+        "tail": float(relative(right[-tail:].mean(keepdims=True), left[-tail:].mean(keepdims=True))[0]),
         "mean": float(np.mean(single)),
     }
 
 
-def _relative(value: Array, reference: Array) -> Array:
+def relative(value: Array, reference: Array) -> Array:
     """Relative differences; from zero to anything but zero is infinitely far."""
     difference = value - reference
     with np.errstate(divide="ignore", invalid="ignore"):
-        relative: Array = np.where(difference == 0.0, 0.0, difference / np.abs(reference))
-    return relative
+        found: Array = np.where(difference == 0.0, 0.0, difference / np.abs(reference))
+    return found
 
 
 def _smoothed(values: Array, weight: float) -> Array:
