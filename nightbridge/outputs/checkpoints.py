@@ -20,7 +20,7 @@ import stat
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from nightbridge.errors import DamagedData
 from nightbridge.files import read_regular, walk
@@ -171,11 +171,9 @@ def _state(argument: bytes) -> tuple[_Judged, bytes]:
 
 
 def prove_checkpoint(path: Path, files: Iterable[Path]) -> Proof:
-    """Look into the files of a checkpoint whose layout is complete; errors are those of `prove`.
+    """Look into the files of a checkpoint whose layout is complete, the trackers beside it included.
 
-    Args:
-        path: Its directory.
-        files: Everything that belongs to it, the trackers beside it included.
+    Errors are those of `prove`.
     """
     files = sorted(files)
     own, copied = path / "train_state.pt", path.parent / TRAIN_STATE
@@ -251,27 +249,24 @@ def files_below(path: Path) -> Iterator[Path]:
 
 
 def _judge(path: Path, iteration: int) -> tuple[CheckpointState, str]:
-    config = path / "run_config.yaml"
-    settings, problem = _read_config(config)
+    settings, problem = _read_config(path / "run_config.yaml")
     tracked = tracked_iteration(path.parent)
     of_bridge = tracked is None or _has_parts_of_bridge(path)
     legacy = any(path.glob("mp_rank_*/*.pt")) and not _is_file(path / ".metadata")
-    parts = [
-        _Part(".metadata", _is_file(path / ".metadata"), needed=not legacy),
-        _Part(
-            "metadata.json",
-            _is_file(path / "metadata.json"),
-            needed=not legacy and _needs_metadata_json(path, settings),
-        ),
-        _Part("train_state.pt", _is_file(path / "train_state.pt"), needed=of_bridge),
-        _Part(TRACKER, tracked is not None and tracked >= iteration),
-        _Part("run_config.yaml", _is_file(config), needed=of_bridge),
-    ]
-    for number, part in enumerate(parts):
-        if part.needed and not part.there:
-            missing = _missing(part.name, tracked)
+    # In the order of writing.
+    needed = {
+        ".metadata": not legacy,
+        "metadata.json": not legacy and _needs_metadata_json(path, settings),
+        "train_state.pt": of_bridge,
+        TRACKER: True,
+        "run_config.yaml": of_bridge,
+    }
+    there = {name: _is_file(path / name) for name in needed} | {TRACKER: tracked is not None and tracked >= iteration}
+    for number, name in enumerate(needed):
+        if needed[name] and not there[name]:
+            missing = _missing(name, tracked)
             # A later part of this checkpoint, or a later checkpoint's tracker: the writer has gone past this part.
-            if any(later.there for later in parts[number:]) or (tracked is not None and tracked > iteration):
+            if any([*there.values()][number:]) or (tracked is not None and tracked > iteration):
                 return CheckpointState.DAMAGED, f"{missing}, although later files are present"
             return CheckpointState.IN_PROGRESS, f"{missing} yet"
     if problem := _unreadable_json(path) or problem:
@@ -287,14 +282,6 @@ def _has_parts_of_bridge(path: Path) -> bool:
     return any(
         _is_file(part) for part in (path / "train_state.pt", path / "run_config.yaml", path.parent / TRAIN_STATE)
     )
-
-
-class _Part(NamedTuple):
-    """One part of a checkpoint in write order."""
-
-    name: str
-    there: bool
-    needed: bool = True
 
 
 def _missing(name: str, tracked: int | None) -> str:

@@ -66,6 +66,11 @@ class Curves:
     start: int
     lives: tuple[Life, ...] = ()
 
+    def rows_of(self, tag: str) -> "pd.DataFrame":
+        """The rows of the table that count of a tag, those of iterations, in their order."""
+        table = self.table
+        return table[(table["tag"] == tag) & ~table["superseded"] & (table["step"] > 0)].sort_values("step")
+
     @property
     def steps_done(self) -> int:
         """The last iteration that was recorded, 0 without any."""
@@ -126,7 +131,10 @@ def read_curves(event_files: Sequence[Path], logs: Sequence[Path]) -> Curves:
                 f" {extra.index[0]}; the log's values are used"
             )
         if name != "loss" or compare_loss:
-            disagreements += _disagreement(column, board, logged[_certain(records, column, logged)])
+            # Where two nodes' text tore a line of rank 0, the next one that agrees in step time may be a neighbour's:
+            # good enough to fill a hole, no evidence of damage.
+            certain = [column.field != "tflops_per_gpu" or not records[step].matched for step in logged.index]
+            disagreements += _disagreement(column, board, logged[certain])
         steps[name] = pd.concat([board, extra]).reindex(steps.index).astype("float64")
         filled.append(_rows(column.tag, extra))
     recorded_rows = [rows for rows in (table, *filled) if len(rows)]
@@ -203,15 +211,6 @@ def _log_values(records: dict[int, StepRecord], column: StepColumn) -> "pd.Serie
     return pd.Series(values, dtype="float64", index=pd.Index(list(values), dtype="int64"))
 
 
-def _certain(records: dict[int, StepRecord], column: StepColumn, logged: "pd.Series[float]") -> list[bool]:
-    """Which of the log's values are certainly their iteration's.
-
-    Where two nodes' text tore a line of rank 0, the next one that agrees in step time may be a neighbour's: good enough
-    to fill a hole, no evidence of damage.
-    """
-    return [column.field != "tflops_per_gpu" or not records[iteration].matched for iteration in logged.index]
-
-
 def _disagreement(column: StepColumn, board: "pd.Series[float]", logged: "pd.Series[float]") -> list[str]:
     """The message for an iteration on which TensorBoard and the log disagree."""
     common = board.index.intersection(logged.index)
@@ -252,15 +251,11 @@ def value_of(metric: Metric, curves: Curves, steady: "pd.DataFrame") -> float | 
 
     None where nothing was recorded, or where TensorBoard recorded a value that is not finite.
 
-    Args:
-        metric: One with `reduce`.
-        curves: What was recorded.
-        steady: The steady window, of which a median is taken; the other reductions take all steps.
+    A median is taken of the steady window; the other reductions take all steps.
     """
     import numpy as np
 
-    table = curves.table
-    recorded = table[(table["tag"] == metric.tag) & ~table["superseded"] & (table["step"] > 0)].sort_values("step")
+    recorded = curves.rows_of(metric.tag)
     if metric.reduce == "median":
         recorded = recorded[recorded["step"].isin(steady.index)]
     values: Sequence[float] = recorded["value"].tolist() or curves.log.values.get(metric.name, ())

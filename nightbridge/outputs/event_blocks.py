@@ -106,11 +106,7 @@ class _Known:
 
 
 class BlockReader:
-    """Reads the blocks of one file. State: the kinds of records that have occurred.
-
-    Args:
-        number_of: Gives every tag a number.
-    """
+    """Reads the blocks of one file; `number_of` gives every tag a number. State: the kinds of records that occurred."""
 
     def __init__(self, number_of: Callable[[str], int]) -> None:
         self._number_of = number_of

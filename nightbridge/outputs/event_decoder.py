@@ -15,7 +15,6 @@ import google_crc32c
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 _FIXED_SIZES = {FIXED64: 8, FIXED32: 4}
 
-
 HEADER_SIZE = 12
 """Bytes before a record: its length, and the masked checksum of these eight bytes."""
 
@@ -235,10 +234,6 @@ _OTHER_VALUES = {3: "histogram", 4: "image", 5: "histogram", 6: "audio"}
 """Fields of `Summary.Value` that hold something else than a number."""
 
 
-_SESSION_START = 1
-"""`SessionLog.START`, of the field `Event.session_log`."""
-
-
 class EventDecoder:
     """Decodes the records of one file. State: the plugin of each tag, which a v2 writer names only once per tag."""
 
@@ -264,7 +259,7 @@ class EventDecoder:
                     skipped.append(found)
         step = signed(event.number(2))
         session = event.block(7)
-        starts = session is not None and _message(session).number(1) == _SESSION_START
+        starts = session is not None and _message(session).number(1) == 1  # SessionLog.START
         return Event(struct.unpack("<d", wall_time)[0] if wall_time else 0.0, step, scalars, skipped, starts)
 
     def _value(self, value: _Message) -> Scalar | str:
@@ -289,11 +284,8 @@ def plain_scalar_tag(template: bytes) -> str | None:
     whose bytes between step and float agree have the same structure and tag, so a reader can decode such a template
     once and then take only the three numbers out of every further record.
 
-    Args:
-        template: The bytes that follow the step, without the four bytes of the float at the end.
-
-    Returns:
-        The tag, or None when the record has to be decoded in full.
+    `template` is the bytes that follow the step, without the four bytes of the float at the end. None: the record has
+    to be decoded in full.
     """
     position, end = 0, len(template) + 4
     try:

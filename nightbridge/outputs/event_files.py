@@ -14,6 +14,7 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
 
@@ -68,14 +69,13 @@ class Row(NamedTuple):
     value: float
 
 
+@dataclass(eq=False)
 class RecordsEnd(Exception):
     """Where a walk over the records ended before the end of the file."""
 
-    def __init__(self, status: Literal["truncated", "corrupt"], offset: int, reason: str) -> None:
-        super().__init__(status, offset, reason)
-        self.status: Literal["truncated", "corrupt"] = status
-        self.offset = offset
-        self.reason = reason
+    status: Literal["truncated", "corrupt"]
+    offset: int
+    reason: str
 
 
 def _only_zeros_from(stream: BinaryIO, offset: int) -> bool:
@@ -216,7 +216,7 @@ class EventFile(Columns):
         self.status: Literal["complete", "truncated", "corrupt"] = "complete"
         self.damage_offset: int | None = None
         self.reason = ""
-        self.bytes_ok = self.bytes_total = 0
+        self.bytes_total = 0
 
     @property
     def damage(self) -> str:
@@ -241,9 +241,8 @@ def read_event_file(path: Path) -> EventFile:
         with open_regular(path, buffering=_BLOCK) as stream:
             file.bytes_total = os.fstat(stream.fileno()).st_size
             try:
-                for offset in read_on(stream, file.bytes_total, file):
-                    file.bytes_ok = offset
-                file.bytes_ok = file.bytes_total
+                for _ in read_on(stream, file.bytes_total, file):
+                    pass
             except RecordsEnd as stop:
                 file.status, file.damage_offset, file.reason = stop.status, stop.offset, stop.reason
     except OSError as error:
@@ -339,11 +338,6 @@ def file_time(path: Path) -> int:
     return int(match[1]) if match else 0
 
 
-def _age(file: EventFile) -> tuple[int, float, str]:
-    """Order of files: the time in the name; ties by first event."""
-    return (file_time(file.path), file.wall_times[0] if len(file) else 0.0, file.path.name)
-
-
 def read_event_files(source: Path | Sequence[Path]) -> tuple[list[EventFile], list[str]]:
     """Read all event files of a run.
 
@@ -356,7 +350,10 @@ def read_event_files(source: Path | Sequence[Path]) -> tuple[list[EventFile], li
     if isinstance(source, Path):
         source = find_event_files(source) if not source.is_file() else (source,)
     found = map_files(_read_or_say, source)
-    files = sorted((each for each in found if isinstance(each, EventFile)), key=_age)
+    files = sorted(
+        (each for each in found if isinstance(each, EventFile)),
+        key=lambda file: (file_time(file.path), file.wall_times[0] if len(file) else 0.0, file.path.name),
+    )
     return files, [*(each for each in found if isinstance(each, str)), *(file.damage for file in files if file.damage)]
 
 

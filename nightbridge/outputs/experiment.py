@@ -380,10 +380,7 @@ _MAX_LETTERS = 80
 def read_facts(output: RunOutput, job: Job, pinned: Iterable[str] = ()) -> dict[str, str]:
     """The facts of one job by name; those that nothing says are left out.
 
-    Args:
-        output: What the job left.
-        job: The job.
-        pinned: Commits that the run was pinned to: a repository at one of them is no news of the image.
+    A repository at one of the commits that the run was `pinned` to is no news of the image.
     """
     found: dict[str, str] = {}
     sources = (

@@ -107,13 +107,8 @@ class RunFollower:
     """Follows the logs and the event files of one job, also those that appear later, as after a restart.
 
     They are read in a child, one for all jobs below one folder; secrets are masked here, where they are known. A job
-    over whose files a child has died is followed no more.
-
-    Args:
-        job: The job.
-        secrets: Values that no line may show; what has a secret's shape is not shown either.
-        output_dir: As of `FollowedJob`.
-        total: As of `FollowedJob`.
+    over whose files a child has died is followed no more. `output_dir` and `total` are those of `FollowedJob`; no line
+    shows one of the `secrets`, nor what has a secret's shape.
     """
 
     def __init__(

@@ -154,8 +154,7 @@ def loss_anchors(curves: Curves) -> "tuple[tuple[int, float], ...]":
 
 
 def _source(curves: Curves) -> str:
-    rows = curves.table[(curves.table["tag"] == STEP_COLUMNS["loss"].tag) & (curves.table["step"] > 0)]
-    of_log = (rows.loc[~rows["superseded"], "file"] == LOG_FILE).tolist()
+    of_log = (curves.rows_of(STEP_COLUMNS["loss"].tag)["file"] == LOG_FILE).tolist()
     return "log" if all(of_log) else "mixed" if any(of_log) else "tensorboard"
 
 
@@ -164,8 +163,6 @@ _NORMAL_SIGMA = 1.4826
 
 _TAIL_SHARE, _MIN_TAIL = 0.05, 3
 """The last steps are this share of the steady window, and at least so many: one slow step among them is no news."""
-
-_TOKENS_TAG = "throughput/device/tokens_per_sec"
 
 
 class RunToMeasure(RunToRead):
@@ -237,7 +234,7 @@ def measure(
         output: What the run left.
         gate: Only `warmup_steps` and `post_profiling_steps` are used.
         steps_expected: The iterations that the run had to reach; None when the recipe decides.
-        settings: How the run was configured (`settings.read_settings`).
+        settings: How the run was configured (`read_settings`).
         job: The job, for the times that Slurm knows.
 
     Returns:
@@ -334,7 +331,7 @@ def _statistics(name: str, values: "pd.Series[float]") -> dict[str, float | None
 
     None without values, or when one is not a finite number.
     """
-    if not len(values) or len(_finite(values)) < len(values):
+    if not _is_complete(values):
         return {}
     p05, median, p95 = (float(values.quantile(quantile)) for quantile in (0.05, 0.5, 0.95))
     deviation = float((values - median).abs().median())
@@ -344,7 +341,7 @@ def _statistics(name: str, values: "pd.Series[float]") -> dict[str, float | None
 
 def _midmean(values: "pd.Series[float]") -> float | None:
     """The mean of the middle half; None as for `_statistics`."""
-    if not len(values) or len(_finite(values)) < len(values):
+    if not _is_complete(values):
         return None
     quarter = len(values) // 4
     return float(values.sort_values().iloc[quarter : len(values) - quarter].mean())
@@ -352,7 +349,7 @@ def _midmean(values: "pd.Series[float]") -> float | None:
 
 def _mean(values: "pd.Series[float]") -> float | None:
     """None as for `_statistics`."""
-    return float(values.mean()) if len(values) and len(_finite(values)) == len(values) else None
+    return float(values.mean()) if _is_complete(values) else None
 
 
 def _ratio(one: float | None, other: float | None) -> float | None:
@@ -391,7 +388,7 @@ def slow_pattern(values: "pd.Series[float]") -> str:
 def tail_slowdown(values: "pd.Series[float]") -> float | None:
     """How slow the last steps are against all; None where the window is too short to have an end of its own."""
     steps = max(_MIN_TAIL, math.ceil(_TAIL_SHARE * len(values)))
-    if len(values) < 3 * steps or len(_finite(values)) < len(values):
+    if len(values) < 3 * steps or not _is_complete(values):
         return None
     median = float(values.median())
     return float(values.iloc[-steps:].median()) / median if median else None
@@ -408,14 +405,19 @@ def _tokens_per_second(
     gpus = _recorded(curves, window, WORLD_SIZE_TAG) or settings.num_gpus
     if batch and gpus and settings.sequence_length and step_time:
         return batch * settings.sequence_length / step_time / gpus
-    return _recorded(curves, window, _TOKENS_TAG)
+    return _recorded(curves, window, "throughput/device/tokens_per_sec")
 
 
 def _recorded(curves: Curves, window: "pd.DataFrame", tag: str) -> float | None:
     """The median of a tag over the window, None where it was not recorded."""
-    table = curves.table
-    values = table.loc[(table["tag"] == tag) & ~table["superseded"] & table["step"].isin(window.index), "value"]
-    return float(values.median()) if len(values) and len(_finite(values)) == len(values) else None
+    rows = curves.rows_of(tag)
+    values = rows.loc[rows["step"].isin(window.index), "value"]
+    return float(values.median()) if _is_complete(values) else None
+
+
+def _is_complete(values: "pd.Series[float]") -> bool:
+    """Whether there are values, and all of them are finite numbers."""
+    return 0 < len(values) == len(_finite(values))
 
 
 def _finite(values: "pd.Series[float]") -> "pd.Series[float]":
@@ -456,10 +458,7 @@ def startup_time(curves: Curves, job: Job | None) -> float | None:
     began = float(first["wall_time"]) - iterations * float(first["value"])
     elapsed = began - job.status.started_at.timestamp()
     # Slurm's times are whole seconds, and two machines' clocks differ a little.
-    return max(elapsed, 0.0) if elapsed > -_CLOCK_DIFFERENCE else None
-
-
-_CLOCK_DIFFERENCE = 5.0
+    return max(elapsed, 0.0) if elapsed > -5.0 else None
 
 
 def _step_times(curves: Curves) -> "pd.DataFrame":

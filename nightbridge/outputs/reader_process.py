@@ -27,6 +27,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -73,12 +74,12 @@ class Setup(Model):
     """For each file; see `CPU_SECONDS`."""
 
 
+@dataclass(eq=False)
 class ReaderDied(Exception):
     """A child has ended without an answer. `path` is the file that it had opened last."""
 
-    def __init__(self, path: Path | None, reason: str) -> None:
-        super().__init__(path, reason)
-        self.path, self.reason = path, reason
+    path: Path | None
+    reason: str
 
 
 # --- both ends -------------------------------------------------------------------------------------------------------
@@ -182,12 +183,7 @@ def read_in_child(
 ) -> tuple[_Answer, bytes]:
     """Call a reader in a child; a file over which one dies is left to it as one that cannot be read.
 
-    Args:
-        reader: A function at the top of its module.
-        argument: What it takes, as JSON.
-        answer: The model that it returns.
-        roots: The folders that it may read.
-        thing: Whose output it is, for messages.
+    It may read the folders `roots`; `thing` is whose output it is, for messages.
 
     Raises:
         DamagedData: Children died over several files.

@@ -37,6 +37,7 @@ def load(folder: Path) -> dict[str, object]:
 
 
 def _distributed(metadata: Path, loaded: dict[str, int]) -> None:
+    import torch
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -52,7 +53,7 @@ def _distributed(metadata: Path, loaded: dict[str, int]) -> None:
 
     for name, entry in dcp.FileSystemReader(metadata.parent).read_metadata().state_dict_metadata.items():
         if isinstance(entry, TensorStorageMetadata):
-            batch[name] = tensor = _room_for(entry)
+            batch[name] = tensor = torch.empty(entry.size, dtype=entry.properties.dtype)
             loaded["tensors"] += 1
             loaded["bytes"] += tensor.nbytes
             size += tensor.nbytes
@@ -63,12 +64,6 @@ def _distributed(metadata: Path, loaded: dict[str, int]) -> None:
             load_batch()
             size = 0
     load_batch()
-
-
-def _room_for(entry: "dcp.metadata.TensorStorageMetadata") -> "torch.Tensor":  # type: ignore[name-defined]  # noqa: F821
-    import torch
-
-    return torch.empty(entry.size, dtype=entry.properties.dtype)
 
 
 def _archive(path: Path, loaded: dict[str, int]) -> None:

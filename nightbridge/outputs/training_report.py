@@ -46,15 +46,9 @@ _CONFIG = {
 def training_report(
     table: "pd.DataFrame", summary: Summary, container: ConfigContainer, test: TestDefinition, gpus: int, nodes: int
 ) -> dict[str, Any]:
-    """Make the report.
+    """Make the report of a scalar table (`event_files.COLUMNS`) and of what the run dumped.
 
-    Args:
-        table: The scalar table (`event_files.COLUMNS`).
-        summary: The run's; the statistics are over its steady window.
-        container: What the run dumped.
-        test: The run's test.
-        gpus: GPUs of the run.
-        nodes: Its nodes.
+    The statistics are over the steady window of its summary.
     """
     steps, args = _steps(table), test.cmd_args
     start, stop = args.get("profiling_start_step"), args.get("profiling_stop_step")

@@ -128,9 +128,7 @@ def _rates(rates: Sequence[float]) -> dict[str, float | None]:
 
 def _values(curves: Curves, tag: str) -> list[float]:
     """Of a tag, the values of all iterations, in their order."""
-    table = curves.table
-    found = table[(table["tag"] == tag) & ~table["superseded"] & (table["step"] > 0)].sort_values("step")
-    values: list[float] = found["value"].tolist()
+    values: list[float] = curves.rows_of(tag)["value"].tolist()
     return values
 
 
