@@ -1,5 +1,7 @@
 """Parts that many tests share: the launcher's environment, real daemons, and Prefect's own test server."""
 
+import atexit
+import gc
 import os
 import shutil
 import signal
@@ -129,6 +131,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(mark)
         if item.get_closest_marker("random_kill"):
             item.add_marker(pytest.mark.flaky(reruns=0))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Keep Python's garbage collector away from what stays until the end: eight thousand tests and what they import.
+
+    It would walk through all of it again and again, which is half the time of collecting them.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+        atexit.register(gc.unfreeze)  # libraries look for what they have leaked when Python ends
 
 
 @pytest.hookimpl(tryfirst=True)
