@@ -317,6 +317,11 @@ def write_model(path: Path, model: "BaseModel") -> None:
     write_atomically(path, model.model_dump_json(indent=2).encode() + b"\n")
 
 
+def create_model(path: Path, model: "BaseModel") -> bool:
+    """Write a model as indented JSON unless the file exists; return whether this call did: see `create_exclusively`."""
+    return create_exclusively(path, model.model_dump_json(indent=2).encode() + b"\n")
+
+
 def read_model(path: Path, kind: type[_M], *, what: str, advice: str) -> _M | None:
     """Read a model that was written as JSON; None where there is no such file.
 

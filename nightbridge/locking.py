@@ -23,7 +23,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from nightbridge.errors import NightbridgeError, PermanentError, TransientError
-from nightbridge.files import RefusedFile, create_exclusively, open_regular, read_model, read_regular
+from nightbridge.files import RefusedFile, create_exclusively, create_model, open_regular, read_model, read_regular
 from nightbridge.models import Model, StoredModel, utc_now
 
 log = logging.getLogger(__name__)
@@ -139,7 +139,7 @@ def get_or_create(path: Path, kind: type[M], create: Callable[[], M]) -> M:
         if (found := _read_value(path, kind)) is not None:
             return found
         made = create()
-        if create_exclusively(path, made.model_dump_json(indent=2).encode() + b"\n"):
+        if create_model(path, made):
             return made
         # Our lease was broken meanwhile; the first value holds.
         return _read_value(path, kind) or made

@@ -23,7 +23,7 @@ from typing import Literal, TypeVar
 from pydantic import Field
 
 from nightbridge.errors import DamagedData, LaunchRefused, PermanentError, StatusUnknown, TransientError
-from nightbridge.files import RefusedFile, create_exclusively, read_model, read_regular, write_model
+from nightbridge.files import RefusedFile, create_model, read_model, read_regular, write_model
 from nightbridge.models import ClusterSettings, Model, RunKey, StoredModel, utc_now
 from nightbridge.numbers import whole_number
 from nightbridge.slurm.protocol import JobNotAccepted
@@ -176,7 +176,7 @@ def _record_opened(workspace: Path, run_key: str, number: int, cluster: ClusterS
             cluster=cluster,
             opened_at=utc_now(),
         )
-        create_exclusively(folder / ATTEMPT_FILE, context.model_dump_json(indent=2).encode() + b"\n")
+        create_model(folder / ATTEMPT_FILE, context)
     return read_attempt(folder)
 
 
@@ -260,7 +260,7 @@ def declare_intent(attempt_dir: Path, launcher_script: Path, experiment_dir: Pat
         experiment_dir=experiment_dir,
     )
     path = attempt_dir / ("intent.json" if after == 0 else f"intent-{after + 1}.json")
-    return path if create_exclusively(path, intent.model_dump_json(indent=2).encode()) else None
+    return path if create_model(path, intent) else None
 
 
 def newest_intent(attempt_dir: Path) -> int:
@@ -268,14 +268,9 @@ def newest_intent(attempt_dir: Path) -> int:
     return max((number for number, _ in _intent_files(attempt_dir)), default=0)
 
 
-def withdraw_intent(path: Path) -> None:
-    """Withdraw one's own intent after Slurm has refused: no job exists, so no process needs to wait for it."""
-    path.unlink(missing_ok=True)
-
-
 def record_cancellation(attempt_dir: Path, cancellation: Cancellation) -> None:
     """Record why the attempt's job is about to be cancelled; the first record counts."""
-    create_exclusively(attempt_dir / CANCELLATION_FILE, cancellation.model_dump_json(indent=2).encode() + b"\n")
+    create_model(attempt_dir / CANCELLATION_FILE, cancellation)
 
 
 def read_cancellation(attempt_dir: Path) -> Cancellation | None:

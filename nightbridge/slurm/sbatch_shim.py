@@ -23,7 +23,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from nightbridge.errors import DamagedData, InvalidInput, PermanentError, StatusUnknown, TransientError
-from nightbridge.files import create_exclusively, quota_error, write_atomically, write_model
+from nightbridge.files import create_model, quota_error, write_atomically, write_model
 from nightbridge.models import JobStatus, utc_now
 from nightbridge.processes import own_program
 from nightbridge.sbatch_options import SBATCH, split_options
@@ -41,7 +41,6 @@ from nightbridge.slurm.attempt_files import (
     read_claim,
     read_intents,
     read_submission,
-    withdraw_intent,
 )
 from nightbridge.slurm.attempts import fitting_options
 from nightbridge.slurm.command_line import without_slurm
@@ -145,7 +144,7 @@ def submit_once(context: AttemptContext, cluster: Cluster, script: Path, options
         copy.chmod(copy.stat().st_mode | stat.S_IXUSR)
         job_id = cluster.submit(context.name, copy, fitting_options([*options, *context.sbatch_options], launcher_text))
     except (JobNotAccepted, PermanentError):
-        withdraw_intent(intent)
+        intent.unlink(missing_ok=True)  # no job exists, so no process needs to wait for it
         raise
     return _record(context, job_id, script, experiment_dir, submitted_at=utc_now())
 
@@ -309,9 +308,8 @@ def _record(
         submitted_at=submitted_at,
         found=found,
     )
-    create_exclusively(context.attempt_dir / SUBMISSION_FILE, submission.model_dump_json(indent=2).encode() + b"\n")
-    recorded = read_submission(context.attempt_dir)
-    return recorded if recorded is not None else submission
+    create_model(context.attempt_dir / SUBMISSION_FILE, submission)
+    return read_submission(context.attempt_dir) or submission
 
 
 def _refuse(attempt_dir: Path, error: TransientError | PermanentError) -> int:
