@@ -54,11 +54,7 @@ class Notice(Model):
 
 
 def notify(
-    notice: Notice,
-    settings: NotifySettings,
-    block_value: _BlockValue = None,
-    *,
-    patience: float = PATIENCE_SECONDS,
+    notice: Notice, settings: NotifySettings, block_value: _BlockValue = None, *, patience: float = PATIENCE_SECONDS
 ) -> tuple[str, ...]:
     """Send a notice over every channel that is set; a failing channel does not stop the others.
 

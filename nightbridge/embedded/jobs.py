@@ -181,14 +181,13 @@ def inspect(folder: Path) -> LocalJob | None:
 
 
 def _record_node_failure(job: LocalJob) -> None:
-    # First the kill: once the failure is known, the next attempt may start in the same place.
+    # First the kill: once the failure is known, the next attempt may start in the same place. Without this process: the
+    # job itself may query, through one of the commands.
     def remaining() -> set[int]:
-        # Without this process: the job itself may query, through one of the commands.
         return processes_with_variable(JOB_VARIABLE, str(job.folder)) - {os.getpid()}
 
-    reason = (
-        "the runner died" if kill_until_gone(remaining, patience=KILL_PATIENCE) else "the runner died; processes remain"
-    )
+    is_killed = kill_until_gone(remaining, patience=KILL_PATIENCE)
+    reason = "the runner died" if is_killed else "the runner died; processes remain"
     write_record(job.folder / "end.json", JobEnd(state="NODE_FAIL", ended_at=time.time(), reason=reason))
 
 

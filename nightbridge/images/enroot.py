@@ -96,7 +96,9 @@ class Enroot(Model):
             TransientError: The registry is unreachable or busy, a layer was corrupted, or enroot was killed.
         """
         temp = temporary_folder(self.settings.temp)
-        check_folders(cache_folder(self.settings.cache), temp)
+        # Where it is not configured, enroot's own default.
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        check_folders(self.settings.cache or Path(os.environ.get("ENROOT_CACHE_PATH") or home / "enroot"), temp)
         try:
             # A killed enroot leaves its folder behind; in one of ours it is found again.
             with scratch_dir(output, temp) as folder, enroot_config(self.credentials.get_secret_value()) as config:
@@ -236,12 +238,6 @@ def temporary_folder(configured: Path | None) -> Path:
     Unpacking needs a local file system.
     """
     return configured or Path(os.environ.get("ENROOT_TEMP_PATH") or tempfile.gettempdir())
-
-
-def cache_folder(configured: Path | None) -> Path:
-    """Where fetched layers are kept: the configured folder, `ENROOT_CACHE_PATH`, else enroot's own default."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return configured or Path(os.environ.get("ENROOT_CACHE_PATH") or home / "enroot")
 
 
 def check_folders(cache: Path, temp: Path) -> None:

@@ -82,11 +82,7 @@ class NodeImporter:
                 on_line=lambda line: log.info("%s", line),
             )
             answer = read_answer(
-                finished,
-                ImportResult,
-                doing="import",
-                thing=str(reference),
-                instead="image_import.on to host",
+                finished, ImportResult, doing="import", thing=str(reference), instead="image_import.on to host"
             )
             if answer.failure:
                 raise answer.failure.error()

@@ -153,12 +153,13 @@ def registry_digest(reference: ImageReference, credentials: str = "") -> str:
         TransientError: The registry cannot be reached, or is busy.
         DamagedData: It answered with no digest.
     """
-    digest = _request_manifest(reference, "HEAD", credentials).headers.get("Docker-Content-Digest")
+    path = f"manifests/{reference.digest or reference.tag or 'latest'}"
+    digest = _request_path(reference, path, "HEAD", credentials).headers.get("Docker-Content-Digest")
     if digest is None:
         # The header is optional; the digest is by definition that of the manifest's bytes.
-        with _request_manifest(reference, "GET", credentials) as manifest:
+        with _request_path(reference, path, "GET", credentials) as manifest:
             digest = f"sha256:{hashlib.sha256(_read(manifest, reference)).hexdigest()}"
-    if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
+    if not re.fullmatch(_DIGEST, digest):
         raise DamagedData(f"the registry returned an unsupported digest ({digest[:80]!r})", thing=str(reference))
     return digest
 
@@ -172,7 +173,7 @@ def registry_tags(reference: ImageReference, credentials: str = "") -> tuple[str
     """
     found: list[str] = []
     query = "tags/list?n=1000"
-    for _ in range(_MAX_PAGES):
+    for _ in range(100):  # pages: no registry has more, and a list that never ends is none
         with _request_path(reference, query, "GET", credentials) as answer:
             try:
                 found += [str(tag) for tag in json.loads(_read(answer, reference)).get("tags") or ()]
@@ -183,14 +184,6 @@ def registry_tags(reference: ImageReference, credentials: str = "") -> tuple[str
             break
         query = f"tags/list{further[1]}"
     return tuple(found)
-
-
-_MAX_PAGES = 100
-"""Of a list of tags: no registry has more, and one that never ends is none."""
-
-
-def _request_manifest(reference: ImageReference, method: str, credentials: str) -> http.client.HTTPResponse:
-    return _request_path(reference, f"manifests/{reference.digest or reference.tag or 'latest'}", method, credentials)
 
 
 def _request_path(reference: ImageReference, path: str, method: str, credentials: str) -> http.client.HTTPResponse:
@@ -374,10 +367,7 @@ def enroot_config(credentials: str) -> Iterator[dict[str, str]]:
     if not credentials:
         yield {}
         return
-    with (
-        tempfile.TemporaryDirectory(prefix="nightbridge-") as folder,
-        file_in_memory(credentials) as path,
-    ):
+    with tempfile.TemporaryDirectory(prefix="nightbridge-") as folder, file_in_memory(credentials) as path:
         (Path(folder) / ".credentials").symlink_to(path)
         yield {"ENROOT_CONFIG_PATH": folder}
 

@@ -220,11 +220,8 @@ def parse_container(data: bytes, path: Path) -> ConfigContainer:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise InvalidInput(f"not valid YAML: {reason}", thing=str(path), advice="Fix the syntax there") from error
-    if (
-        not isinstance(table, dict)
-        or not isinstance(table.get("model"), dict)
-        or not isinstance(table.get("train"), dict)
-    ):
+    sections = (table.get("model"), table.get("train")) if isinstance(table, dict) else (None,)
+    if not all(isinstance(section, dict) for section in sections):
         raise InvalidInput(
             "not a ConfigContainer: it has no tables model and train",
             thing=str(path),

@@ -75,20 +75,17 @@ class ConfigSchema(Model):
         for subclass in self._subclasses.get(name, ()):
             yield from self._with_subclasses(subclass)
 
-    def _fields(self, name: str) -> dict[str, str]:
-        """The fields of a class with those of its bases."""
-        definition = self.classes[name]
-        fields: dict[str, str] = {}
-        for base in reversed(definition.bases):
-            fields.update(self._fields(base))
-        return {**fields, **definition.fields}
+    def _lineage(self, name: str) -> Iterator[ConfigClass]:
+        """The bases of a class, each before those that override it, and the class itself."""
+        for base in reversed(self.classes[name].bases):
+            yield from self._lineage(base)
+        yield self.classes[name]
 
     def _defaults(self, name: str) -> dict[str, Any]:
-        definition = self.classes[name]
         found: dict[str, Any] = {}
-        for base in reversed(definition.bases):
-            found.update(self._defaults(base))
-        return {key: value for key, value in found.items() if key not in definition.fields} | definition.defaults
+        for each in self._lineage(name):
+            found = {key: value for key, value in found.items() if key not in each.fields} | each.defaults
+        return found
 
     @property
     def defaults(self) -> dict[str, dict[str, Any]]:
@@ -100,9 +97,6 @@ class ConfigSchema(Model):
                 found[section] = values
         return found
 
-    def _is_open(self, name: str) -> bool:
-        return self.classes[name].open or any(map(self._is_open, self.classes[name].bases))
-
     @cached_property
     def _tables(self) -> dict[tuple[str, ...], _Table]:
         return {}
@@ -112,10 +106,13 @@ class ConfigSchema(Model):
         if types not in self._tables:
             names = {name for kind in types if kind in self.classes for name in self._with_subclasses(kind)}
             fields: dict[str, dict[str, None]] = {}
+            is_open = bool({ANY, "dict"} & set(types))
             for name in sorted(names):
-                for field, annotation in self._fields(name).items():
+                lineage = list(self._lineage(name))
+                is_open |= any(each.open for each in lineage)
+                own = {field: annotation for each in lineage for field, annotation in each.fields.items()}
+                for field, annotation in own.items():
                     fields.setdefault(field, {}).update(dict.fromkeys(annotation.split(" | ")))
-            is_open = bool({ANY, "dict"} & set(types)) or any(map(self._is_open, names))
             self._tables[types] = {field: tuple(kinds) for field, kinds in fields.items()}, is_open
         return self._tables[types]
 

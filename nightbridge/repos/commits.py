@@ -48,11 +48,7 @@ def pinned(mirror: Mirror, ref: str, night: str, workspace: Path) -> CommitPin:
         path,
         CommitPin,
         lambda: CommitPin(
-            url=masked(mirror.url),
-            ref=ref,
-            commit=mirror.resolve(ref),
-            resolved_at=utc_now(),
-            previous=_previous(path),
+            url=masked(mirror.url), ref=ref, commit=mirror.resolve(ref), resolved_at=utc_now(), previous=_previous(path)
         ),
     )
 

@@ -278,14 +278,14 @@ class CommandLineCluster:
 
     def _live_jobs(self, *, ids: Sequence[int] = (), name: str = "") -> list[JobStatus] | None:
         """What slurmctld knows of these ids, or of this user's jobs of a name; None when it did not answer."""
-        chosen = (f"--jobs={_comma(ids)}",) if ids else (f"--user={os.getuid()}", f"--name={name}")
+        chosen = (f"--jobs={','.join(map(str, ids))}",) if ids else (f"--user={os.getuid()}", f"--name={name}")
         listing = self._ask(("squeue", *_SQUEUE, *chosen))
         return None if listing is None else parse_squeue(listing)
 
     def _past_jobs(self, *, ids: Sequence[int] = (), name: str = "") -> list[JobStatus] | None:
         """What accounting knows of these ids, or of this user's jobs of a name; None when it did not answer."""
         if ids:
-            listing = self._ask(("sacct", *_SACCT, f"--jobs={_comma(ids)}"))
+            listing = self._ask(("sacct", *_SACCT, f"--jobs={','.join(map(str, ids))}"))
             return None if listing is None else parse_sacct(listing)
         chosen = ("--duplicates", f"--user={os.getuid()}", f"--name={name}")
         for start in _SACCT_STARTS:
@@ -339,10 +339,6 @@ class CommandLineCluster:
 def without_slurm(environ: Mapping[str, str]) -> dict[str, str]:
     """`environ` without the variables that Slurm's commands would take for options; SLURM_CONF stays."""
     return {name: value for name, value in environ.items() if not _SLURM_VARIABLES.match(name)}
-
-
-def _comma(ids: Iterable[int]) -> str:
-    return ",".join(str(job_id) for job_id in ids)
 
 
 def _max_nodes(rows: Sequence[Sequence[str]]) -> int | None:

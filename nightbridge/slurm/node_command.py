@@ -67,7 +67,9 @@ def run_on_node(
             limit, or lost its node, or `timeout` is over.
     """
     cluster = CommandLineCluster(settings)
-    variables = _variables(cluster) | dict(environment)
+    # What srun needs; the rest of this process's environment, with its keys and tokens, stays out of the job.
+    kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
+    variables = {"PATH": os.defpath, **kept, **cluster.launch_environment(), **environment}
     program = cluster.program("srun")
     _wait_for_end(cluster, _cancel_all(cluster, name), name)
     try:
@@ -89,12 +91,6 @@ def run_on_node(
     if finished.code and (error := _slurm_error(finished, name)):
         raise error
     return finished
-
-
-def _variables(cluster: CommandLineCluster) -> dict[str, str]:
-    """What srun needs; the rest of this process's environment, with its keys and tokens, stays out of the job."""
-    kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
-    return {"PATH": os.defpath} | kept | cluster.launch_environment()
 
 
 def _cancel_all(cluster: CommandLineCluster, name: str) -> list[int]:

@@ -83,9 +83,7 @@ def submit_attempt(
     if code is None:
         raise TransientError(f"the launcher did not end within {timeout:.0f} s", thing=log, advice="It was killed")
     raise PermanentError(
-        f"the launcher ended with {code} and submitted nothing: {last_words}",
-        thing=log,
-        advice="Read the log",
+        f"the launcher ended with {code} and submitted nothing: {last_words}", thing=log, advice="Read the log"
     )
 
 
@@ -161,11 +159,7 @@ def _looks_like_credential(name: str, value: str) -> bool:
 
 
 def _environment(
-    plan: LaunchPlan,
-    context: AttemptContext,
-    cluster: Cluster,
-    secrets: Mapping[str, str],
-    withheld: Collection[str],
+    plan: LaunchPlan, context: AttemptContext, cluster: Cluster, secrets: Mapping[str, str], withheld: Collection[str]
 ) -> _Environment:
     inherited = {
         name: value

@@ -129,10 +129,7 @@ class Watcher:
         self._failures = 0
 
     def follow(
-        self,
-        job: Job,
-        on_change: Callable[[JobStatus], None] | None = None,
-        on_wait: Callable[[], None] | None = None,
+        self, job: Job, on_change: Callable[[JobStatus], None] | None = None, on_wait: Callable[[], None] | None = None
     ) -> Job:
         """Block until the job has ended; return it with `status` and `exit_file_code`.
 
@@ -150,8 +147,9 @@ class Watcher:
             NightbridgeError: The cluster refused the query for good.
         """
         ended = self._follow_one(job, on_change, on_wait)
-        holder = self._claimed_by_another(ended)
-        if holder is None:
+        claimed = ended.status is not None and ended.status.exit_code == ALREADY_CLAIMED
+        holder = read_claim(ended.attempt_dir) if claimed else None
+        if holder is None or holder == ended.job_id:
             return ended
         log.warning("job %d ended: job %d has claimed %s; following that one", job.job_id, holder, job.name)
         return self._follow_one(job.model_copy(update={"job_id": holder}), on_change, on_wait)
@@ -372,12 +370,6 @@ class Watcher:
                 thing=f"{watched.job.name} (job {watched.job.job_id})",
                 advice="Contact the site; the job's folder is kept",
             )
-
-    def _claimed_by_another(self, job: Job) -> int | None:
-        if job.status is None or job.status.exit_code != ALREADY_CLAIMED:
-            return None
-        holder = read_claim(job.attempt_dir)
-        return holder if holder is not None and holder != job.job_id else None
 
 
 def _without_slurm(watched: _Watched, state: JobState, reason: str, **fields: int) -> JobStatus:
