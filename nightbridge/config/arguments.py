@@ -270,14 +270,13 @@ def _listed(value: object) -> object:
 
 _Text = Annotated[str, StringConstraints(strip_whitespace=True)]
 _Integer = Annotated[int, Field(ge=-(2**63), le=2**63), BeforeValidator(_number_as_written)]
-_Number = Annotated[Finite, BeforeValidator(_number_as_written)]
 # pydantic's own reading, as CloudAI has it: also 1 and 0, "yes" and "no", "on" and "off".
 _Boolean = Annotated[bool, BeforeValidator(lambda value: value.strip() if isinstance(value, str) else value)]
 
-_TYPES: Mapping[Kind, tuple[Any, str]] = {
+_TYPES: dict[Kind, tuple[Any, str]] = {
     "text": (_Text, "text"),
     "integer": (_Integer, "a whole number"),
-    "number": (_Number, "a finite number"),
+    "number": (Annotated[Finite, BeforeValidator(_number_as_written)], "a finite number"),
     "boolean": (_Boolean, "true or false"),
     "texts": (_Text | list[_Text], "text or a list of texts"),
     "integers": (Annotated[list[_Integer], BeforeValidator(_listed)], "a whole number or a list of them"),

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
@@ -234,15 +235,16 @@ class _Library:
         self._scenario = scenario
         near = [scenario.parent / directory for directory in _TEST_DIRS]
         self._groups = ([Path(directory) for directory in tests_dirs], near)
-        self._found: list[dict[str, list[Document]]] | None = None
         self._unread: list[str] = []
+
+    @cached_property
+    def _found(self) -> list[dict[str, list[Document]]]:
+        return [self._read(group) for group in self._groups]
 
     def find(self, name: object) -> Document:
         """Return the test file of that name; a directory of --tests-dir wins over those nearby."""
         if not isinstance(name, str) or not name.strip():
             raise InvalidInput("must be the name of a test, as text")
-        if self._found is None:
-            self._found = [self._read(group) for group in self._groups]
         for tests in self._found:
             documents = tests.get(name.strip(), [])
             if len(documents) > 1:
@@ -253,7 +255,7 @@ class _Library:
         raise InvalidInput(self._not_found(name))
 
     def _not_found(self, name: str) -> str:
-        known = [test for tests in self._found or () for test in tests]
+        known = [test for tests in self._found for test in tests]
         hint = meant(name, known) or "; add a directory with --tests-dir"
         directories = ", ".join(str(path) for group in self._groups for path in group if path.is_dir())
         unread = f" (unreadable: {'; '.join(self._unread)})" if self._unread else ""

@@ -196,20 +196,14 @@ class Verdict(StoredModel):
         return next((comparison for comparison in self.comparisons if comparison.metric == name), None)
 
 
-EXIT_CODES: dict[VerdictStatus, int] = {
-    VerdictStatus.PASSED: 0,
-    VerdictStatus.IMPROVED: 0,
-    VerdictStatus.NO_BASELINE: 0,
-    VerdictStatus.INSUFFICIENT_DATA: 0,
-    VerdictStatus.REGRESSED: 1,
-    VerdictStatus.SUSPICIOUS: 1,
-    VerdictStatus.UNSTABLE: 1,
-    VerdictStatus.INVALID: 2,
-    VerdictStatus.FAILED: 3,
-    VerdictStatus.SHORT: 3,
-    VerdictStatus.CANCELLED: 3,
-    VerdictStatus.INFRASTRUCTURE: 4,
+_STATUSES_BY_CODE = {
+    0: "passed improved no_baseline insufficient_data",
+    1: "regressed suspicious unstable",
+    2: "invalid",
+    3: "failed short cancelled",
+    4: "infrastructure",
 }
+EXIT_CODES = {VerdictStatus(name): code for code, names in _STATUSES_BY_CODE.items() for name in names.split()}
 
 GOOD_VERDICTS = frozenset(status for status, code in EXIT_CODES.items() if code == 0)
 """Nights with these make the baseline of later ones."""

@@ -230,17 +230,7 @@ def _wandb(run: RuleContext) -> Iterator[str]:
 
 
 _PERF_RECIPES = "Megatron-Bridge: src/megatron/bridge/perf_recipes at the pinned commit"
-
-PERF_RECIPES = Path("src/megatron/bridge/perf_recipes")
-"""Where Megatron-Bridge keeps its flat performance recipes, one function each; older versions have none."""
-
-_DEFINED = re.compile(r"^def ([a-zA-Z0-9_]+_config)\(", re.MULTILINE)
-
 _GPUS = re.compile(r"_(\d+)gpu_")
-
-_OLD_VARIANTS = frozenset({"v1", "v2"})
-"""Labels of older versions, which select the canonical recipe."""
-
 _FIELDS = cmd_args(
     "model_recipe_name task num_gpus gpu_type compute_dtype config_variant use_recipes list_config_variants"
 )
@@ -248,11 +238,10 @@ _FIELDS = cmd_args(
 
 @lru_cache(maxsize=16)
 def perf_recipe_names(root: Path) -> tuple[str, ...]:
-    """The names of all flat performance recipes below Megatron-Bridge's root."""
-    files = sorted((root / PERF_RECIPES).rglob("*.py"))
-    return tuple(
-        name for path in files for name in _DEFINED.findall(path.read_text(encoding="utf-8", errors="replace"))
-    )
+    """The names of all flat performance recipes, one function each, of a Megatron-Bridge; old ones have none."""
+    files = sorted((root / "src/megatron/bridge/perf_recipes").rglob("*.py"))
+    texts = (path.read_text(encoding="utf-8", errors="replace") for path in files)
+    return tuple(name for text in texts for name in re.findall(r"(?m)^def ([a-zA-Z0-9_]+_config)\(", text))
 
 
 def _wanted(run: RuleContext) -> tuple[str, str, tuple[str, ...]] | None:
@@ -265,7 +254,8 @@ def _wanted(run: RuleContext) -> tuple[str, str, tuple[str, ...]] | None:
         return None
     dtype = str(run.args.get("compute_dtype") or DEFAULTS["compute_dtype"]).lower().replace("_", "")
     variant = str(run.args.get("config_variant") or "").lower()
-    tail = f"_{variant}_config" if variant and variant not in _OLD_VARIANTS else "_config"
+    # Labels of older versions select the canonical recipe.
+    tail = "_config" if variant in ("", "v1", "v2") else f"_{variant}_config"
     before, after = f"{recipe}_{run.args.get('task') or DEFAULTS['task']}", f"{str(gpu).lower()}_{dtype}{tail}"
     return f"{before}_{run.gpus}gpu_{after}", f"{before}_{after}", names
 
