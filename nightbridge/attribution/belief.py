@@ -128,10 +128,7 @@ class Belief(NamedTuple):
     policy: BisectPolicy
 
     def answer(self, runs: Sequence[Exchange]) -> Cause:
-        """The cause by these runs.
-
-        Args:
-            runs: All runs, in any order.
+        """The cause by these runs, in any order.
 
         Raises:
             InvalidInput: There is no factor, or a run is none of these factors'.

@@ -126,13 +126,7 @@ def find_change(rows: Sequence[HistoryRow], verdict_of: VerdictOf, request: Attr
 def make_plan(
     rows: Sequence[HistoryRow], shift: Shift, read: Callable[[str], RunRecord | None], request: AttributionRequest
 ) -> AttributionPlan:
-    """Find what changed between both nights.
-
-    Args:
-        rows: The history of the test.
-        shift: What became worse.
-        read: Reads the record of a run by its prefix.
-        request: What it may cost.
+    """Find what changed between both nights. `read` reads the record of a run by its prefix.
 
     Raises:
         InvalidInput: Nothing that can be exchanged changed.
@@ -227,12 +221,9 @@ def design_run(plan: AttributionPlan, bad: RunRecord, planned: PlannedRun) -> Ru
 
 
 def images_range(factor: Factor, versions: Sequence[str], bad: RunRecord) -> SearchedRange:
-    """The range of the images between two.
+    """The range of the images between two. `versions`: what came after the good one, up to the bad one.
 
-    Args:
-        factor: The image.
-        versions: What came after the good one, up to the bad one, as of `versions_between`.
-        bad: The bad run: no image of another time is known.
+    No image has another time than that of the bad run.
     """
     when = bad.job.submitted_at
     before = (factor.good, *versions)
@@ -245,11 +236,6 @@ def images_range(factor: Factor, versions: Sequence[str], bad: RunRecord) -> Sea
 
 def submodule_range(factor: Factor, bad: RunRecord, list_inner: ListInner) -> SearchedRange:
     """The range of a submodule that the test moved: its repository stays where the bad run has it.
-
-    Args:
-        factor: The submodule.
-        bad: The bad run.
-        list_inner: Lists the commits of its repository's submodules.
 
     Raises:
         InvalidInput: The commits cannot be listed.

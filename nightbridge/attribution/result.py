@@ -34,10 +34,8 @@ from nightbridge.store.protocol import ObjectStore, read_stored
 Stop = Literal["", "runs", "budget"]
 """What ended it undecided; empty where the answer did."""
 
-
 INNOCENT = 0.05
 """An axis is cleared where it has a part in the cause with less than this probability, however small a part."""
-
 
 OTHER_STEPS = 0.01
 """Probability, beforehand, of the commits of a range that belong to other factors than the cause."""
@@ -87,14 +85,7 @@ class AttributionResult(StoredModel):
 
 
 def run_of(plan: AttributionPlan, planned: PlannedRun, verdict: Verdict, record: RunRecord | None) -> ExchangeRun:
-    """What the run of a design measured.
-
-    Args:
-        plan: What is asked.
-        planned: The design.
-        verdict: What the pipeline returned.
-        record: The harvested run; None where there is none.
-    """
+    """What the run of a design measured, by its verdict and, where it was harvested, its record."""
     said = said_by(plan, verdict, record)
     return ExchangeRun(number=planned.number, design=planned.design, prefix=verdict.prefix, **said)
 
@@ -134,11 +125,7 @@ def next_designs(
 ) -> tuple[tuple[Design, ...], Stop]:
     """The designs to run next, and what has ended it undecided; both empty where the answer has.
 
-    Args:
-        plan: What is asked.
-        runs: The runs so far.
-        at_once: How many at most.
-        usual_cost: Of one run, in GPU-hours.
+    At most `at_once`; `usual_cost` is that of one run, in GPU-hours.
     """
     designs = plan.belief.next_designs(exchanges_of(runs), min(at_once, max(plan.policy.most_runs - len(runs), 0)))
     if not designs:
@@ -213,10 +200,7 @@ def descent_plan(result: AttributionResult, group: Group, asked: BisectPlan) -> 
 def within_budget(result: AttributionResult, within: BisectPlan, usual_cost: float) -> BisectPlan:
     """A bisect inside a factor with as many runs as the attribution has left for it.
 
-    Args:
-        result: What was found so far, with what it has cost.
-        within: The bisect.
-        usual_cost: Of one run, in GPU-hours.
+    `usual_cost` is that of one run, in GPU-hours.
     """
     most = result.plan.policy.most_runs
     if result.plan.budget is not None and usual_cost > 0:

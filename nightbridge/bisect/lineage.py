@@ -79,13 +79,7 @@ def short_name(point: str) -> str:
 def range_of_steps(
     ends: tuple[Repository, str, str, str], commits: Sequence[RangeCommit], list_inner: ListInner | None
 ) -> SearchedRange:
-    """A range with its points.
-
-    Args:
-        ends: Repository, address, good and bad commit.
-        commits: Of the repository between them, oldest first.
-        list_inner: As of `steps_of`.
-    """
+    """A range with its points. `ends`: repository, address, good and bad commit; for the others see `steps_of`."""
     repository, url, good, bad = ends
     steps = steps_of(good, commits, list_inner)
     unopened = 0 if list_inner else sum(bool(one.bumps) for one in commits)

@@ -197,11 +197,7 @@ def load_plan(store: ObjectStore, bisect_id: str) -> BisectPlan:
 def point_run(plan: BisectPlan, base: RunRecord, place: int, number: int) -> RunSpec:
     """The run of a point: the configuration and the other pins of the bad night, at the point's commit.
 
-    Args:
-        plan: What is searched.
-        base: The bad night's own run.
-        place: Which commit.
-        number: The how-manieth run of it, from 1.
+    `base` is the bad night's own run; `number` counts the runs of the place from 1.
     """
     again = run_at(base, plan.pins_at(place), plan.former_at(place))
     return again.model_copy(update={"night": plan.bisect_id, "repeat": place * RUNS_OF_A_POINT + number})

@@ -74,15 +74,7 @@ class BisectResult(StoredModel):
 
 
 def point_of(plan: BisectPlan, place: int, number: int, verdict: Verdict, record: RunRecord | None) -> Point:
-    """The measurement of a point's run.
-
-    Args:
-        plan: What is searched.
-        place: Which commit it ran.
-        number: Which of its runs it is.
-        verdict: What the pipeline returned.
-        record: The harvested run; None where there is none.
-    """
+    """The measurement of a point's run, by its verdict and, where it was harvested, its record."""
     return Point(place=place, number=number, **said_by(plan, verdict, record))
 
 

@@ -200,10 +200,7 @@ class Search(NamedTuple):
     policy: BisectPolicy = DEFAULT_POLICY
 
     def belief(self, measured: Sequence[Measured]) -> Belief:
-        """Who may have done it, by all measurements.
-
-        Args:
-            measured: All measurements, in any order.
+        """Who may have done it, by all measurements, in any order.
 
         Raises:
             InvalidInput: There is no commit, the levels are equal, or a place is not in the range.
@@ -239,9 +236,7 @@ class Search(NamedTuple):
     def answer(self, measured: Sequence[Measured], skipped: frozenset[int] = frozenset()) -> Answer:
         """The answer: a commit, several indistinguishable ones, two that share the change, undecided, or none of them.
 
-        Args:
-            measured: All measurements, in any order.
-            skipped: Places that cannot be measured.
+        `skipped`: places that cannot be measured.
         """
         likeliest = self._likeliest(measured, skipped)
         if likeliest.kind == "found" and _once(likeliest, measured):

@@ -108,11 +108,7 @@ class Agreement(NamedTuple):
 
 
 def agreement_of(sides: Sequence[int]) -> Agreement:
-    """Count the runs.
-
-    Args:
-        sides: One per run: positive when it is worse than the band, else zero or negative.
-    """
+    """Count the runs. `sides`: one per run, positive when it is worse than the band, else zero or negative."""
     return Agreement(len(sides), sum(side > 0 for side in sides))
 
 
@@ -270,14 +266,7 @@ class Ruling(NamedTuple):
 
 
 def rule(metric: Metric, gate: GatePolicy, nights: Sequence[Night], seen: Seen) -> Ruling:
-    """What tonight's pairs, and those of the nights before, say of a metric.
-
-    Args:
-        metric: The metric.
-        gate: The test's policy.
-        nights: Oldest first, tonight last.
-        seen: What else is known of it.
-    """
+    """What tonight's pairs, and those of the nights before, say of a metric. `nights`: oldest first, tonight last."""
     # A regression that was told is over or stands: its own pairs say nothing of a further one.
     told = max((at for at, night in enumerate(nights[:-1]) if metric.name in night.own.worse), default=-1)
     since = max(told + 1, len(nights) - WINDOW)
@@ -352,10 +341,8 @@ def asked_because(metric: Metric, ruling: Ruling, seen: Seen) -> str:
 def moved_back(metric: Metric, nights: Sequence[Night], change: float) -> float | None:
     """An earlier place of the good level, where the cluster has gone back to it; None where it has not.
 
-    Args:
-        metric: The metric.
-        nights: Oldest first, tonight last.
-        change: How far tonight is from the good level where that is held to be now, relative, signed.
+    `nights` are oldest first, tonight last; `change` is how far tonight is from the good level where that is held to be
+    now, relative, signed.
     """
     held = nights[-1].own.moved.get(metric.name, 1.0)
     earlier = {1.0, *(night.own.moved.get(metric.name, 1.0) for night in nights[:-1])}

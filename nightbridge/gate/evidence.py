@@ -197,12 +197,7 @@ def golden_result(store: ObjectStore, record: RunRecord) -> ReferenceResult | No
 
 
 def golden_levels(golden: GoldenValues, summary: Summary) -> dict[MetricName, float]:
-    """What a golden run measured, as the gate's metrics: medians over the steps of the run's steady window.
-
-    Args:
-        golden: The golden values.
-        summary: Of the run that they came with.
-    """
+    """What a golden run measured, as the gate's metrics: medians over the steps of a run's steady window."""
     first, last = summary.steady_first_step or 1, summary.steady_last_step or summary.steps_done
     levels: dict[MetricName, float] = {}
     for metric, name, factor in GOLDEN_SPEEDS:

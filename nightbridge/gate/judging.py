@@ -79,17 +79,15 @@ def judge_and_record(
     rows = (*(other for other in history if other.run_key != row.run_key), row)
     suspects = find_suspects(store, verdict, rows, commits_between, evidence.decisions)
     key = f"{record.prefix.rsplit('/', 1)[0]}/verdict.json"
-    why = verdict.rerun_reason or (_why_rerun(store, key) if verdict.further_runs else "")
+    why = verdict.rerun_reason
+    if verdict.further_runs and not why:
+        # As the night's verdict said before they had run.
+        before = read_stored(store, key, Verdict, what="not a verdict", advice="Run the night again")
+        why = before.rerun_reason if before else ""
     verdict = verdict.model_copy(update={"suspects": suspects, "rerun_reason": why})
     put_row(store, row)
     store.put(key, verdict.model_dump_json(indent=2).encode())
     return verdict
-
-
-def _why_rerun(store: ObjectStore, key: str) -> str:
-    """Why the further runs of a night were wanted, by its verdict before they had run."""
-    before = read_stored(store, key, Verdict, what="not a verdict", advice="Run the night again")
-    return before.rerun_reason if before else ""
 
 
 def judge_again(

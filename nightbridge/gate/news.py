@@ -9,7 +9,6 @@ from nightbridge.models import EXIT_CODES, News, Verdict, VerdictStatus
 UNTOLD = frozenset({VerdictStatus.CANCELLED, VerdictStatus.INFRASTRUCTURE, VerdictStatus.INVALID, None})
 """Nights with these verdicts say nothing about the test: what stood before them stands after them."""
 
-
 MODES_TAKE_TURNS = 15
 """A test that was unstable in so many nights is so still: a fast night in between says nothing else."""
 
@@ -22,12 +21,7 @@ class Standing(NamedTuple):
 
 
 def standing(verdict: Verdict, past: Sequence[Night]) -> Standing:
-    """Tell what is new, worse, better or over from what stands.
-
-    Args:
-        verdict: Tonight's.
-        past: The nights before, oldest first, each judged.
-    """
+    """Tell what is new, worse, better or over from what stands. `past`: the nights before, oldest first, judged."""
     told = [night.own for night in past if night.own.verdict not in UNTOLD]
     before = told[-1].verdict if told else None
     if not EXIT_CODES[verdict.status]:

@@ -88,11 +88,7 @@ def unchanged_since(past: Sequence[Night], tonight: Night) -> str:
 def levels_held(past: Sequence[Night], nodes: str) -> dict[str, float]:
     """Where the cluster has the levels, as multiples: as the same nodes had them in the last weeks, else as last night.
 
-    Nodes that are slower by themselves move the levels of their own nights only.
-
-    Args:
-        past: The nights before, oldest first.
-        nodes: Tonight's, as Slurm writes them.
+    Nodes that are slower by themselves move the levels of their own nights only. `past` is oldest first.
     """
     same = [night for night in past[-HELD_NIGHTS:] if night.own.nodes == nodes]
     return (same or past)[-1].own.moved if past else {}

@@ -4,8 +4,6 @@ The night in which a verdict says "regressed" need not be the one in which it be
 some nights. Where the history has a change point for a metric that regressed, its range of start nights counts; else
 the last good run and the first bad one after it.
 
-What differs between two stored runs besides their commits: configuration, and the environment that they ran in.
-
 The configuration is compared as the test requests it and as the run itself dumped it (`ConfigContainer.yaml`): a commit
 that changes a recipe's default changes only the latter. What carries a run's own name or commit differs always
 and says nothing, so those are made the same first.
@@ -197,10 +195,11 @@ class Differences(NamedTuple):
 def differences(store: ObjectStore, before: HistoryRow, after: HistoryRow) -> Differences:
     """Compare two runs by their rows, and by what the store still has of them."""
     notes: list[str] = []
-    records = [_record(store, row, notes) for row in (before, after)]
-    configuration = _dumped(store, (before, after), notes)
-    environment = list(_plain_changes(_of_row(before), _of_row(after)))
-    old, new = records
+    rows = (before, after)
+    old, new = (_record(store, row, notes) for row in rows)
+    configuration = _dumped(store, rows, notes)
+    of_rows = ({"image": row.image, "image digest": row.image_digest, "nodes": row.nodes, **row.facts} for row in rows)
+    environment = _plain_changes(*of_rows)
     if old and new:
         configuration = [*_plain_changes(_requested(old), _requested(new)), *configuration]
         environment += _plain_changes(_surroundings(old), _surroundings(new))
@@ -216,10 +215,6 @@ def _record(store: ObjectStore, row: HistoryRow, notes: list[str]) -> RunRecord 
     if record is None:
         notes.append(f"{row.run_key}: only its history row is stored, so its settings cannot be compared")
     return record
-
-
-def _of_row(row: HistoryRow) -> dict[str, Any]:
-    return {"image": row.image, "image digest": row.image_digest, "nodes": row.nodes, **row.facts}
 
 
 def _requested(record: RunRecord) -> dict[str, Any]:
@@ -281,8 +276,7 @@ def variables_of(record: RunRecord) -> dict[str, str]:
 
 def _dumped(store: ObjectStore, rows: tuple[HistoryRow, HistoryRow], notes: list[str]) -> list[ValueChange]:
     """What differs between what the two runs dumped themselves."""
-    containers = [_container(store, row, notes) for row in rows]
-    before, after = containers
+    before, after = (_container(store, row, notes) for row in rows)
     if before is None or after is None:
         return []
     return [
@@ -300,7 +294,8 @@ def _container(store: ObjectStore, row: HistoryRow, notes: list[str]) -> ConfigC
     if data is None:
         return None
     try:
-        table = yaml.safe_load(_neutral_text(data.decode(), row))
+        commits = {pin.commit: "COMMIT" for pin in row.pins.values()}
+        table = yaml.safe_load(_replaced(data.decode(), row.run_key, row.attempt, commits))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         notes.append(f"{store.url_of(key)}: not valid YAML: {' '.join(str(error).split())}")
         return None
@@ -333,11 +328,6 @@ def neutral(value: Any, record: RunRecord) -> str:
             **{repository.commit: "COMMIT" for repository in repositories},
         },
     )
-
-
-def _neutral_text(text: str, row: HistoryRow) -> str:
-    commits = {pin.commit: "COMMIT" for pin in row.pins.values()}
-    return _replaced(text, row.run_key, row.attempt, commits)
 
 
 def _replaced(text: str, run_key: str, attempt: int, words: Mapping[str, str]) -> str:

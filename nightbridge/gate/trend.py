@@ -87,10 +87,7 @@ class NewLevel(NamedTuple):
 def ongoing_regression(metric: Metric, points: "Sequence[ChangePoint]", minimum_change: float) -> NewLevel | None:
     """The regression that the last level is, if it is one.
 
-    Args:
-        metric: Its direction counts.
-        points: The changes of level, oldest first.
-        minimum_change: The smallest relative change that counts.
+    `points` are oldest first; `minimum_change` is the smallest relative change that counts.
     """
     if not points:
         return None
@@ -126,9 +123,7 @@ def is_back(metric: Metric, ongoing: NewLevel, value: float, noise: float) -> bo
 def trends(rows: Sequence[HistoryRow], decisions: Sequence[Decision] = ()) -> tuple[Trend, ...]:
     """What each gated metric of a series did, night by night: those that every table shows first, then those measured.
 
-    Args:
-        rows: The rows of one series, in any order.
-        decisions: Users' decisions about the series.
+    `rows` are in any order.
     """
     nights = nights_of(rows)
     found = tuple(_trend(metric, nights, decisions) for metric in METRICS)

@@ -158,12 +158,7 @@ def plan_trial(run: RunSpec, change: Change, now: datetime) -> tuple[Trial, RunS
 
 
 def noise_of_history(rows: Sequence[HistoryRow], gate: GatePolicy) -> dict[str, float]:
-    """The noise of single runs by metric, as the good nights of a test's series have it; a short history's is bounded.
-
-    Args:
-        rows: The history of the series.
-        gate: The test's policy.
-    """
+    """The noise of single runs by metric, as the good nights of a series have it; a short history's is bounded."""
     good = [night.own.summary for night in nights_of(rows) if night.is_good]
     found = {}
     for metric in COLUMNS:

@@ -128,9 +128,7 @@ def compare(record: RunRecord, history: Sequence[HistoryRow], evidence: Evidence
 def compare_with(record: RunRecord, baseline: Sequence[HistoryRow]) -> Verdict:
     """Judge a run by its own evidence, and then by the median of the given runs, whatever became of those.
 
-    Args:
-        record: The harvested run.
-        baseline: What it is compared with; of another series too, at a user's request.
+    They may be of another series, too, at a user's request.
     """
     gate = record.spec.test.gate
     results = []

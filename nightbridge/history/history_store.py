@@ -29,6 +29,7 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from urllib.parse import quote
 
@@ -41,7 +42,7 @@ from nightbridge.store.protocol import ObjectInfo, ObjectStore
 from nightbridge.store.transfers import in_parallel
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    pass
 
 
 ROWS_TOGETHER = 128
@@ -133,16 +134,14 @@ class Pack:
 
 
 def packed(rows: Sequence[tuple[RowKey, str]]) -> bytes:
-    """The Parquet object of some rows, each with its JSON.
-
-    Args:
-        rows: Oldest first.
-    """
+    """The Parquet object of some rows, each with its JSON, oldest first."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     keys = list(zip(*(key for key, _text in rows), strict=True))
-    chosen_by = [pa.array(values, type=kind) for values, kind in zip(keys, _types(), strict=True)]
+    numbers = ("harvested_at", "attempt", "repeat")
+    kinds = [pa.int64() if name in numbers else pa.string() for name in RowKey._fields]
+    chosen_by = [pa.array(values, type=kind) for values, kind in zip(keys, kinds, strict=True)]
     texts = [text for _key, text in rows]
     others = table_of(texts, [name for name in columns() if name not in RowKey._fields])
     names = [*RowKey._fields, *others.column_names, "row"]
@@ -160,12 +159,6 @@ def packed(rows: Sequence[tuple[RowKey, str]]) -> bytes:
     return buffer.getvalue()
 
 
-def _types() -> "list[pa.DataType]":
-    import pyarrow as pa
-
-    return [pa.int64() if name in ("harvested_at", "attempt", "repeat") else pa.string() for name in RowKey._fields]
-
-
 ROOT = "history"
 COMPACTED = "compacted"
 
@@ -178,7 +171,7 @@ SUPERSEDED_FOR = timedelta(days=1)
 MAX_READINGS = 20
 """Objects can only vanish under a reader when a compaction ends, and there is one in many nights."""
 
-_GENERATION = re.compile(rf"{COMPACTED}/(\d{{8}})\.parquet")
+_GENERATION = re.compile(rf".+/{COMPACTED}/(\d{{8}})\.parquet")
 
 
 class _Row(NamedTuple):
@@ -296,8 +289,7 @@ def small_objects(folder: str, listed: Iterable[ObjectInfo]) -> list[str]:
 
 def list_generations(store: ObjectStore, folder: str) -> list[ObjectInfo]:
     """The series' generations, oldest first."""
-    found = store.list(f"{folder}/{COMPACTED}")
-    return [each for each in found if _GENERATION.fullmatch(each.key.removeprefix(f"{folder}/"))]
+    return [each for each in store.list(f"{folder}/{COMPACTED}") if _GENERATION.fullmatch(each.key)]
 
 
 def compact(store: ObjectStore, cluster: str, series: str, least: int = COMPACT_AT) -> int:
@@ -342,7 +334,7 @@ def write_generation(
     while True:
         small = small_objects(folder, store.list(folder))
         generations = list_generations(store, folder)
-        newest = _number(generations[-1]) if generations else 0
+        newest = _number(generations[-1].key) if generations else 0
         found, damaged = _readable(store, folder, small, generations)
         best = _best(found)
         for run_key, (key, text) in given.items():
@@ -363,7 +355,7 @@ def _remove_merged(store: ObjectStore, folder: str, number: int, small: Iterable
     generation was made from are then not known to have all that it has.
     """
     generations = list_generations(store, folder)
-    if not generations or _number(generations[-1]) > number:
+    if not generations or _number(generations[-1].key) > number:
         return False
     for key in small:
         store.delete(key)
@@ -385,7 +377,7 @@ def _objects(store: ObjectStore, folder: str, data: Mapping[str, bytes], groups:
     best = _best([*packed_rows, *(_small_row(store, key, data[key]) for key in small)])
     rows = tuple(sorted(best.values(), key=lambda row: row.key))
     cut = keys[0].night if first else ""
-    return SeriesObjects(rows, _generation(folder, newest) if newest else 0, pack, tuple(small), cut)
+    return SeriesObjects(rows, _number(newest) if newest else 0, pack, tuple(small), cut)
 
 
 def _best(rows: Iterable[_AnyRow]) -> dict[str, _AnyRow]:
@@ -432,13 +424,9 @@ def _put_generation(store: ObjectStore, folder: str, number: int, rows: Sequence
     return store.put_if_absent(f"{folder}/{COMPACTED}/{number:08}.parquet", packed(rows))
 
 
-def _generation(folder: str, key: str) -> int:
-    match = _GENERATION.fullmatch(key.removeprefix(f"{folder}/"))
-    return int(match[1]) if match else 0
-
-
-def _number(generation: ObjectInfo) -> int:
-    return int(generation.key[-len("00000000.parquet") : -len(".parquet")])
+def _number(generation: str) -> int:
+    """The number of a generation, of those that `list_generations` has."""
+    return int(PurePosixPath(generation).stem)
 
 
 def _parsed(data: bytes | str, where: str) -> HistoryRow:

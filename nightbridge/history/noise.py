@@ -196,10 +196,7 @@ def find_modes(values: Sequence[float | None]) -> Modes | None:
     """The two modes of a lower-is-better metric, or None where its nights have one.
 
     The nights are split where that leaves the least spread within both parts. A change of level is none: modes take
-    turns.
-
-    Args:
-        values: Of each night's first run, oldest first, tonight last.
+    turns. `values`: of each night's first run, oldest first, tonight last.
     """
     known = [value for value in values if value is not None][-MODE_NIGHTS:]
     if len(known) < MIN_MODE_NIGHTS:

@@ -164,14 +164,7 @@ def topology_of(record: RunRecord) -> dict[str, str]:
 
 
 def _pin_of(repository: PinnedRepository) -> Pin:
-    return Pin(
-        url=repository.url,
-        ref=repository.ref,
-        commit=repository.commit,
-        describe=repository.describe,
-        subject=repository.subject,
-        committed_at=repository.committed_at,
-    )
+    return Pin.model_validate({name: getattr(repository, name) for name in Pin.model_fields})
 
 
 # --- rows as a table --------------------------------------------------------------------------------------------------

@@ -47,13 +47,9 @@ def alive_path(workspace: Path, flow_run: str) -> Path:
 def alive(workspace: Path, flow_run: str, *, interval: float = INTERVAL_SECONDS) -> Iterator[None]:
     """Say for the length of the block that this process runs the flow run; the file is removed afterwards.
 
-    A file system that does not answer raises nothing and does not hold up the end of the block: the next beat tries
-    again. The process that began last has the file: one that finds another's there has been replaced, and falls silent.
-
-    Args:
-        workspace: The site's workspace.
-        flow_run: The flow run's id.
-        interval: Seconds from one beat to the next.
+    A file system that does not answer raises nothing and does not hold up the end of the block: the next beat, after
+    `interval` seconds, tries again. The process that began last has the file: one that finds another's there has been
+    replaced, and falls silent.
     """
     with suppress(OSError):  # whoever needs the workspace says so
         make_workspace(workspace)

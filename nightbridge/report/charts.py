@@ -117,11 +117,7 @@ def nights_chart(points: Sequence[NightPoint], label: str, baseline: float | Non
 
 
 def sparkline(points: Sequence[NightPoint]) -> str:
-    """Draw a metric over the nights in the space of a word: the line, regressed nights, and tonight's point.
-
-    Args:
-        points: The nights, oldest first, the last one being tonight.
-    """
+    """Draw a metric over the nights, oldest first, in the space of a word: line, regressed nights, tonight's point."""
     known = [(x, point.value) for x, point in enumerate(points) if point.value is not None]
     low, high = (edge(value for _x, value in known) for edge in (min, max)) if known else (0.0, 0.0)
     width, height = SPARKLINE_SIZE

@@ -55,12 +55,7 @@ class TestOverview(Model):
 
 
 def overview_of_tests(store: ObjectStore, since: str = "", limit: int = OVERVIEW_NIGHTS) -> tuple[TestOverview, ...]:
-    """Every test of the last nights that ended, by id.
-
-    Args:
-        store: Where the nights are.
-        since: The first night; empty for the last ones.
-        limit: How many nights at most, where `since` names none.
+    """Every test of the last nights that ended, by id: since a night, else of the last `limit` ones.
 
     Raises:
         DamagedData: A record of a night or a verdict cannot be read.

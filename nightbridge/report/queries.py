@@ -168,14 +168,7 @@ def parity_page_stored(store: ObjectStore, found: "Parity", gate: "ParityGate") 
 
 
 def parity_html(found: "Parity", a: "pd.DataFrame", b: "pd.DataFrame", gate: "ParityGate") -> str:
-    """Render one self-contained HTML page: no script, nothing loaded from anywhere.
-
-    Args:
-        found: What the comparison of B with A has found.
-        a: The reference's scalars: columns tag, step, value and superseded.
-        b: The other run's.
-        gate: The one that the headline speaks of.
-    """
+    """Render one self-contained HTML page about B beside A; the headline speaks of `gate`."""
     from nightbridge.goldens.parity import GATE_WORDS, GRAD_NORM, LEARNING_RATE, LOSS
     from nightbridge.report.charts import differences_chart, steps_chart
     from nightbridge.report.page import render_page

@@ -5,7 +5,7 @@ import contextlib
 import html
 import io
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from nightbridge.errors import DamagedData
@@ -47,21 +47,6 @@ MAX_FACTORS = 16
 
 FIRST = ("summary.json", "metrics.parquet")
 """The files that are opened most often come first."""
-
-
-class AttributionSection(NamedTuple):
-    """The search for the cause of one test's change. Texts may hold anything: escape them.
-
-    `rows`: of each factor its axis, name, change and probability. `runs`: number, value and design of each.
-    """
-
-    anchor: str
-    title: str
-    headline: str
-    chart: str
-    rows: tuple[tuple[str, str, str, str], ...]
-    runs: tuple[tuple[int, str, str], ...]
-    notes: tuple[str, ...]
 
 
 def night_report_html(
@@ -151,17 +136,10 @@ def render_report(
     attributions: "Sequence[AttributionResult]" = (),
     site_options: str = "",
 ) -> str:
-    """Render one self-contained HTML page: no script, nothing loaded from anywhere.
+    """Render one self-contained HTML page: no script, nothing loaded from anywhere. See `night_report_html`.
 
-    Args:
-        night: Night id.
-        scenario: The scenario's name.
-        runs: The night's runs, in any order.
-        sweeps: The results of the night's swept tests.
-        note: A note about the night as a whole.
-        neighbours: The nights that it links to.
-        attributions: What was found out about the causes of what became worse.
-        site_options: What names the site behind the commands that it proposes; empty or with a leading space.
+    `runs` are in any order. `neighbours` are the nights that it links to; `attributions` say what was found out about
+    the causes of what became worse.
     """
     page = build_page(night, scenario, runs, neighbours, site_options)
     shown = [sweep_section(sweep) for sweep in sweeps]
@@ -189,7 +167,11 @@ def _attributions(
     return list(found.values()), notes
 
 
-def _attribution_section(result: "AttributionResult") -> AttributionSection:
+def _attribution_section(result: "AttributionResult") -> dict[str, object]:
+    """The search for the cause of one test's change.
+
+    `rows`: of each factor its axis, name, change and probability. `runs`: number, value and design of each.
+    """
     from nightbridge.attribution.axes import AXIS_WORDS
     from nightbridge.attribution.result import design_words, question_of, sentence, shown_part
 
@@ -203,22 +185,21 @@ def _attribution_section(result: "AttributionResult") -> AttributionSection:
     )
     values = (format_value(run.value, plan.unit) if run.value is not None else run.status.value for run in result.runs)
     further = (f"then {format_count(len(one.points), 'run')} inside {one.plan.ranges[0]}" for one in result.descents)
-    return AttributionSection(
-        anchor=f"cause-{plan.attribution_id}",
-        title=plan.test_id,
-        headline=f"{question_of(plan)} since {plan.since}: {sentence(result)}",
-        chart=exchange_chart(
+    return {
+        "plan": plan,
+        "headline": f"{question_of(plan)} since {plan.since}: {sentence(result)}",
+        "chart": exchange_chart(
             [plan.factors[number].name for number in drawn],
             [[run.design[number] for number in drawn] for run in result.runs],
             measured,
             [cause.marginals[number] for number in drawn],
         ),
-        rows=tuple(rows),
-        runs=tuple(
+        "rows": list(rows),
+        "runs": [
             (run.number, value, design_words(plan, run.design)) for run, value in zip(result.runs, values, strict=True)
-        ),
-        notes=(*further, *result.notes, *(f"not exchanged: {rest}" for rest in plan.rest)),
-    )
+        ],
+        "notes": (*further, *result.notes, *(f"not exchanged: {rest}" for rest in plan.rest)),
+    }
 
 
 def run_links(store: ObjectStore, manifest: Manifest) -> tuple[tuple[str, str], ...]:

@@ -156,20 +156,6 @@ class SweepRow(NamedTuple):
     is_best: bool
 
 
-class SweepSection(NamedTuple):
-    """One swept test on the page. `charts` holds an axis and its drawing."""
-
-    anchor: str
-    title: str
-    headline: str
-    value_heading: str
-    reward_heading: str
-    rows: tuple[SweepRow, ...]
-    charts: tuple[tuple[str, str], ...]
-    note: str
-    configuration: str
-
-
 def best_line(result: SweepResult) -> str:
     """The best point in one sentence, and how many others there are."""
     counts = f"{format_count(len(result.points), 'point')} run, {result.skipped_points:,} skipped"
@@ -219,22 +205,19 @@ def sweep_markdown(result: SweepResult) -> str:
     return f"**{markdown_text(result.test_id)}**: {markdown_text(best_line(result))}\n\n{table}{note}"
 
 
-def sweep_section(result: SweepResult) -> SweepSection:
+def sweep_section(result: SweepResult) -> dict[str, object]:
     """What the page shows: the sentence, the table, and the metric over each axis that has several values."""
-    return SweepSection(
-        anchor=f"sweep-{result.test_id}",
-        title=result.test_id,
-        headline=best_line(result),
-        value_heading=_value_heading(result),
-        reward_heading=f"reward, {result.reward}",
-        rows=sweep_rows(result),
-        charts=tuple(_charts(result)),
-        note=result.note,
-        configuration=result.configuration,
-    )
+    return {
+        "result": result,
+        "headline": best_line(result),
+        "value_heading": _value_heading(result),
+        "rows": sweep_rows(result),
+        "charts": sweep_charts(result),
+    }
 
 
-def _charts(result: SweepResult) -> Sequence[tuple[str, str]]:
+def sweep_charts(result: SweepResult) -> list[tuple[str, str]]:
+    """Each axis that has several values, and the drawing of the metric over it."""
     measured = [point for point in result.points if point.value is not None and point.reward is not None]
     drawn = []
     for name in dict.fromkeys(name for point in measured for name in point.point):

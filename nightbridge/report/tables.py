@@ -191,9 +191,7 @@ def _beside_golden(comparison: Comparison) -> str:
 def markdown_table(verdicts: Iterable[Verdict], report: str = "") -> str:
     """The verdicts as a Markdown table: one row per run, one column per metric, the reasons last.
 
-    Args:
-        verdicts: The verdicts.
-        report: Address of the night's report, whose part about a run its test links to; no links without.
+    `report`: address of the night's report, whose part about a run its test links to; no links without.
     """
     header = ("test", "verdict", *(metric.label for metric in COLUMNS), "why")
     lines = [header, ("---",) * len(header)]
@@ -246,9 +244,7 @@ def reason_lines(verdicts: Iterable[Verdict]) -> tuple[str, ...]:
 def next_lines(verdicts: Iterable[Verdict], options: str = "") -> tuple[str, ...]:
     """For each test that needs somebody: since when, how sure that is, the suspect, and the command to type next.
 
-    Args:
-        verdicts: Of a night.
-        options: What names the site, to be copied with the command; empty or with a leading space.
+    `options` name the site, to be copied with the command; empty or with a leading space.
     """
     lines = []
     for verdict in gravest_first(verdicts):

@@ -31,10 +31,10 @@ from nightbridge.report.report import render_report
 from nightbridge.report.sweeps import (
     best_line,
     reward_kind,
+    sweep_charts,
     sweep_markdown,
     sweep_results,
     sweep_rows,
-    sweep_section,
     sweep_table,
 )
 
@@ -319,8 +319,8 @@ def test_the_page_shows_sentence_plot_and_table(sweep: Sweep) -> None:
 
 
 def test_only_an_axis_with_several_measured_values_is_drawn(sweep: Sweep) -> None:
-    assert [axis for axis, _drawing in sweep_section(sweep({1: 1.0, 2: 2.0})).charts] == ["tp"]
-    assert sweep_section(sweep({1: 1.0, 2: None})).charts == ()
+    assert [axis for axis, _drawing in sweep_charts(sweep({1: 1.0, 2: 2.0}))] == ["tp"]
+    assert sweep_charts(sweep({1: 1.0, 2: None})) == []
 
 
 def test_a_page_without_a_sweep_has_no_section_for_one() -> None:
@@ -337,7 +337,7 @@ def texts(drawing: str) -> list[str]:
 
 
 def test_the_plot_has_each_choice_in_the_order_of_numbers_and_the_best_value(sweep: Sweep) -> None:
-    ((_axis, drawing),) = sweep_section(sweep({4: 3.25, 1: 2.0, 2: 0.5})).charts
+    ((_axis, drawing),) = sweep_charts(sweep({4: 3.25, 1: 2.0, 2: 0.5}))
 
     labels = texts(drawing)
     assert [label for label in labels if label in ("1", "2", "4")][:3] == ["1", "2", "4"]
