@@ -153,7 +153,7 @@ def _bare(count: int) -> int:
     from prefect import flow, task
 
     from nightbridge.flows.nightly import MAX_RUNS_AT_ONCE
-    from nightbridge.flows.side_by_side import side_by_side
+    from nightbridge.flows.threads import side_by_side
     from nightbridge.tasks.context import mark_started
 
     def nothing(key: str, stage: str) -> dict[str, str]:

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from prefect import tags
+from prefect import Flow, tags
+from prefect.client.schemas.objects import State
 from pydantic import ValidationError
 
 from nightbridge import config
@@ -17,11 +18,11 @@ from nightbridge.config.sites import plain_site
 from nightbridge.errors import InvalidInput
 from nightbridge.flows.attribute import attribute_flow
 from nightbridge.flows.bisect import bisect_flow
-from nightbridge.flows.event_loop import async_twin, outside_of_loops
 from nightbridge.flows.final_states import TAG, plain_errors, result_of
 from nightbridge.flows.nightly import nightly
 from nightbridge.flows.pipeline import pipeline
 from nightbridge.flows.server import reach_server, reach_server_with_blocks
+from nightbridge.flows.threads import async_twin, outside_of_loops
 from nightbridge.flows.trial import try_flow
 from nightbridge.gate.trial import Change, Trial, plan_trial
 from nightbridge.goldens.parity import Parity
@@ -48,6 +49,7 @@ from nightbridge.tasks.context import shared_night
 from nightbridge.tasks.site import store_of
 from nightbridge.tasks.validate import node_limits
 
+R = TypeVar("R")
 _Request = TypeVar("_Request", bound=Model)
 
 
@@ -63,6 +65,8 @@ def nightly_regression(
     new_attempt: bool = False,
 ) -> NightReport:
     """Run a scenario for one night, and return every test's verdict and the address of the report.
+
+    What the other functions have of the same name they have in the same sense.
 
     Args:
         scenario: Path of a scenario or test file, or the scenario itself, read with `config.load` and checked with
@@ -82,17 +86,14 @@ def nightly_regression(
     checked = scenario if isinstance(scenario, Scenario) else check_scenario(config.load(Path(scenario)))
     _require_a_test(checked)
     tonight = new_night() if night is None else checked_night(night)
-    choice = SiteChoice(system=system, cluster=cluster, store=store, workspace=_path(workspace))
-    _reach_site(choice)
+    choice = SiteChoice(system=system, cluster=cluster, store=store, workspace=workspace)
     file = checked.source if isinstance(scenario, Scenario) else str(scenario)
-    with tags(TAG), plain_errors(), shared_night(checked):
-        state = nightly(file, night=tonight, new_attempt=new_attempt, return_state=True, **choice.parameters())
-    report: NightReport = result_of(state)
-    return report
+    with shared_night(checked):
+        return _returned(nightly, choice, file, night=tonight, new_attempt=new_attempt)
 
 
 @outside_of_loops
-def run_pipeline(
+def run_pipeline(  # noqa: D417  (`nightly_regression` describes the others)
     test: str | Path | RunSpec,
     *,
     night: str | None = None,
@@ -106,18 +107,13 @@ def run_pipeline(
 
     Args:
         test: Path of a file with exactly one run in it, or the run itself.
-        night: As for `nightly_regression`; a `RunSpec` has its own.
-        system: As for `nightly_regression`.
-        cluster: As for `nightly_regression`.
-        store: As for `nightly_regression`.
-        workspace: As for `nightly_regression`.
-        new_attempt: As for `nightly_regression`.
+        night: Night id, where the test is a file; a `RunSpec` has its own.
 
     Raises:
         InvalidInput: The file is wrong or has several runs, or a named block does not exist; nothing was started.
         TransientError: The Prefect server does not answer.
     """
-    choice = SiteChoice(system=system, cluster=cluster, store=store, workspace=_path(workspace))
+    choice = SiteChoice(system=system, cluster=cluster, store=store, workspace=workspace)
     if isinstance(test, RunSpec):
         run, site = test, _reach_site(choice)
     else:
@@ -132,7 +128,7 @@ def run_pipeline(
     return verdict
 
 
-def run_sweep(
+def run_sweep(  # noqa: D417  (`nightly_regression` describes the others)
     test: str | Path,
     *,
     night: str | None = None,
@@ -146,12 +142,6 @@ def run_sweep(
 
     Args:
         test: Path of a file with one test that has lists in `[cmd_args]`.
-        night: As for `nightly_regression`.
-        system: As for `nightly_regression`.
-        cluster: As for `nightly_regression`.
-        store: As for `nightly_regression`.
-        workspace: As for `nightly_regression`.
-        new_attempt: As for `nightly_regression`.
 
     Raises:
         InvalidInput: The file is wrong or has no sweep, or several tests; nothing was started.
@@ -161,13 +151,13 @@ def run_sweep(
     _require_a_test(checked)
     if len(checked.tests) != 1 or not checked.tests[0].axes:
         raise InvalidInput("not one test that is swept", thing=checked.source, advice="Use nightly_regression")
-    choice = SiteChoice(system=system, cluster=cluster, store=store, workspace=_path(workspace))
+    choice = SiteChoice(system=system, cluster=cluster, store=store, workspace=workspace)
     report = nightly_regression(checked, night=night, new_attempt=new_attempt, **choice.parameters())
     return report.sweeps[0]
 
 
 @outside_of_loops
-def bisect_regression(
+def bisect_regression(  # noqa: D417  (`nightly_regression` describes the others)
     test_id: str,
     *,
     system: str | None = None,
@@ -180,10 +170,6 @@ def bisect_regression(
 
     Args:
         test_id: The test, as its history knows it.
-        system: As for `nightly_regression`.
-        cluster: As for `nightly_regression`.
-        store: As for `nightly_regression`.
-        workspace: As for `nightly_regression`.
         search: Fields of `nightbridge.bisect.plan.BisectRequest`, such as `metric` and `most_runs`.
 
     Raises:
@@ -193,16 +179,12 @@ def bisect_regression(
         TransientError: The store or the Prefect server does not answer.
     """
     request = _request(BisectRequest, test_id, search)
-    choice = SiteChoice(system=system, cluster=cluster, store=store, workspace=_path(workspace))
-    _reach_site(choice)
-    with tags(TAG), plain_errors():
-        state = bisect_flow(test_id, request, return_state=True, **choice.parameters())
-    result: BisectResult = result_of(state)
-    return result
+    choice = SiteChoice(system=system, cluster=cluster, store=store, workspace=workspace)
+    return _returned(bisect_flow, choice, test_id, request)
 
 
 @outside_of_loops
-def attribute_regression(
+def attribute_regression(  # noqa: D417  (`nightly_regression` describes the others)
     test_id: str,
     *,
     system: str | None = None,
@@ -215,10 +197,6 @@ def attribute_regression(
 
     Args:
         test_id: The test, as its history knows it.
-        system: As for `nightly_regression`.
-        cluster: As for `nightly_regression`.
-        store: As for `nightly_regression`.
-        workspace: As for `nightly_regression`.
         asked: Fields of `nightbridge.attribution.plan.AttributionRequest`, such as `metric` and `budget`.
 
     Raises:
@@ -228,16 +206,12 @@ def attribute_regression(
         TransientError: The store or the Prefect server does not answer.
     """
     request = _request(AttributionRequest, test_id, asked)
-    choice = SiteChoice(system=system, cluster=cluster, store=store, workspace=_path(workspace))
-    _reach_site(choice)
-    with tags(TAG), plain_errors():
-        state = attribute_flow(test_id, request, return_state=True, **choice.parameters())
-    result: AttributionResult = result_of(state)
-    return result
+    choice = SiteChoice(system=system, cluster=cluster, store=store, workspace=workspace)
+    return _returned(attribute_flow, choice, test_id, request)
 
 
 @outside_of_loops
-def compare_runs(
+def compare_runs(  # noqa: D417  (`nightly_regression` describes the others)
     run_key: str,
     baseline: str | None = None,
     *,
@@ -250,9 +224,6 @@ def compare_runs(
     Args:
         run_key: The run.
         baseline: The run key of the other one; None for the run's own history.
-        system: As for `nightly_regression`.
-        store: As for `nightly_regression`.
-        workspace: As for `nightly_regression`.
 
     Raises:
         InvalidInput: One of the runs is not in the store, or a named block does not exist.
@@ -264,7 +235,7 @@ def compare_runs(
 
 
 @outside_of_loops
-def read_history(
+def read_history(  # noqa: D417  (`nightly_regression` describes the others)
     test_id: str,
     *,
     on: str | None = None,
@@ -277,9 +248,6 @@ def read_history(
     Args:
         test_id: The test.
         on: Name of the cluster; any when None.
-        system: As for `nightly_regression`.
-        store: As for `nightly_regression`.
-        workspace: As for `nightly_regression`.
 
     Raises:
         InvalidInput: The store has no history of the test, or a named block does not exist.
@@ -290,7 +258,7 @@ def read_history(
 
 
 @outside_of_loops
-def check_parity(
+def check_parity(  # noqa: D417  (`nightly_regression` describes the others)
     run_a: str,
     run_b: str,
     policy: ReferencePolicy | None = None,
@@ -305,9 +273,6 @@ def check_parity(
         run_a: Run key of the run that is compared with.
         run_b: Run key of the run that is compared.
         policy: How far the losses may be apart at single iterations; the usual limits when None.
-        system: As for `nightly_regression`.
-        store: As for `nightly_regression`.
-        workspace: As for `nightly_regression`.
 
     Raises:
         InvalidInput: One of the runs is not in the store, or a named block does not exist.
@@ -318,7 +283,7 @@ def check_parity(
 
 
 @outside_of_loops
-def verify_run(
+def verify_run(  # noqa: D417  (`nightly_regression` describes the others)
     run_key: str,
     *,
     deep: bool = False,
@@ -331,9 +296,6 @@ def verify_run(
     Args:
         run_key: The run.
         deep: Read every byte, and not only stored checksums.
-        system: As for `nightly_regression`.
-        store: As for `nightly_regression`.
-        workspace: As for `nightly_regression`.
 
     Raises:
         InvalidInput: The run is not in the store, or a named block does not exist.
@@ -344,7 +306,7 @@ def verify_run(
 
 
 @outside_of_loops
-def try_change(
+def try_change(  # noqa: D417  (`nightly_regression` describes the others)
     test_file: str | Path,
     *,
     bridge: str | None = None,
@@ -364,24 +326,16 @@ def try_change(
         core: Ref of its submodule Megatron-LM, or the number of a pull request.
         image: Container image.
         most_pairs: Pairs at most; by the test's `[gate] pairs` when unset.
-        system: As for `nightly_regression`.
-        cluster: As for `nightly_regression`.
-        store: As for `nightly_regression`.
-        workspace: As for `nightly_regression`.
 
     Raises:
         InvalidInput: The file has not one run, or there is nothing to try; nothing was started.
         PermanentError: The store cannot be read or written.
         TransientError: The store or the Prefect server does not answer.
     """
-    choice = SiteChoice(system=system, cluster=cluster, store=store, workspace=_path(workspace))
+    choice = SiteChoice(system=system, cluster=cluster, store=store, workspace=workspace)
     change = Change(bridge=bridge, core=core, image=image)
     plan_trial(_only_run(check_scenario(config.load(Path(test_file))), "try"), change, utc_now())
-    _reach_site(choice)
-    with tags(TAG), plain_errors():
-        state = try_flow(str(test_file), change, most_pairs=most_pairs, return_state=True, **choice.parameters())
-    found: Trial = result_of(state)
-    return found
+    return _returned(try_flow, choice, str(test_file), change, most_pairs=most_pairs)
 
 
 anightly_regression = async_twin(nightly_regression)
@@ -394,6 +348,14 @@ acompare_runs = async_twin(compare_runs)
 aread_history = async_twin(read_history)
 acheck_parity = async_twin(check_parity)
 averify_run = async_twin(verify_run)
+
+
+def _returned(flow: Flow[..., State[R]], choice: SiteChoice, *arguments: object, **named: object) -> R:
+    """What a flow returns at a site, once a Prefect server answers."""
+    _reach_site(choice)
+    with tags(TAG), plain_errors():
+        returned: R = result_of(flow(*arguments, return_state=True, **named, **choice.parameters()))
+    return returned
 
 
 def _request(kind: type[_Request], test_id: str, asked: Mapping[str, Any]) -> _Request:
@@ -433,11 +395,7 @@ def _reach_site(choice: SiteChoice) -> Site:
 
 def _stored_site(system: str | None, store: str | None, workspace: str | Path | None) -> Site:
     """The site whose store is read; Prefect's server is asked only for what a block has."""
-    choice = SiteChoice(system=system, store=store, workspace=_path(workspace))
+    choice = SiteChoice(system=system, store=store, workspace=workspace)
     if plain_site(choice) is None:
         reach_server_with_blocks(choice)
     return load_site(choice)
-
-
-def _path(path: str | Path | None) -> Path | None:
-    return None if path is None else Path(path)

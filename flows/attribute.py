@@ -28,7 +28,7 @@ from nightbridge.flows.bisect import MAX_AT_ONCE, search
 from nightbridge.flows.final_states import ends_plainly
 from nightbridge.flows.forms import ClusterField, StoreField, SystemField
 from nightbridge.flows.pipeline import verdict_of
-from nightbridge.flows.side_by_side import side_by_side
+from nightbridge.flows.threads import side_by_side
 from nightbridge.history.rows import gpu_hours
 from nightbridge.models import RunRecord, Site
 from nightbridge.tasks.attribute import (

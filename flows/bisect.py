@@ -15,7 +15,7 @@ from nightbridge.blocks import site_of
 from nightbridge.flows.final_states import ends_plainly
 from nightbridge.flows.forms import ClusterField, StoreField, SystemField
 from nightbridge.flows.pipeline import verdict_of
-from nightbridge.flows.side_by_side import side_by_side
+from nightbridge.flows.threads import side_by_side
 from nightbridge.models import RunRecord, Site
 from nightbridge.tasks.bisect import (
     base_run,

@@ -22,7 +22,7 @@ from nightbridge.errors import InvalidInput, NightbridgeError
 from nightbridge.flows.final_states import NIGHTLY, TAG, ends_plainly, result_of, state_of_night
 from nightbridge.flows.forms import ClusterField, StoreField, SystemField
 from nightbridge.flows.pipeline import pipeline
-from nightbridge.flows.side_by_side import side_by_side
+from nightbridge.flows.threads import side_by_side
 from nightbridge.gate.verdict import verdict_for_error, verdict_for_invalid
 from nightbridge.models import NightReport, RunSpec, Scenario, Site, SiteChoice, Verdict, VerdictStatus, worst_status
 from nightbridge.models.base import NightId

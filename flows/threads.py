@@ -1,0 +1,228 @@
+"""Flows in threads of this process: subflows of one flow run side by side, and calls that leave an event loop.
+
+Prefect finds a subflow of a retried flow run again by counting: the third call is the third subflow run. Threads call
+in any order, and a retried night would take one test's finished run for another's. So each thread waits with its call
+until the one before it has started. A flow run that ends early ends its subflows with it, in seconds, and with their
+true states.
+
+Where an event loop runs, as in a notebook, Prefect takes a call of a flow for one that is awaited, and returns a
+coroutine. So the flow API calls in a thread without a loop.
+
+Each thread has a copy of its caller's context: a flow that is called from a flow is its subflow.
+"""
+
+import asyncio
+import contextvars
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from functools import partial, wraps
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from prefect._internal.control_listener import get_intent
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter
+from prefect.client.schemas.objects import TERMINAL_STATES, State, StateType
+from prefect.exceptions import Pause, TerminationSignal
+from prefect.states import Cancelled, Crashed
+
+from nightbridge.processes import GUARD, end_within
+from nightbridge.tasks.context import interrupted_together, raise_if_interrupted, starting, this_flow_run
+from nightbridge.tasks.mirror import show
+
+A = TypeVar("A")
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_LOOK_AGAIN = 1.0
+
+GRACE_SECONDS = 3.0
+"""How long the threads of subflows may take to end and to report it to Prefect, before they are left behind."""
+
+OWN_PROCESS_SECONDS = 5.5
+"""How long a process that a worker has started takes to end: the worker looks every three seconds whether it has, and
+sets the run's state itself where the process could not."""
+
+EXIT_TERMINATED = 128 + signal.SIGTERM
+
+_KILL_AGAIN = 0.2
+
+
+class _Calls(Generic[R]):
+    """Calls that threads work off, each in a copy of the context in which this is made; they are interrupted together.
+
+    Args:
+        calls: What is called.
+    """
+
+    def __init__(self, calls: Sequence[Callable[[], R]]) -> None:
+        self.results: list[Future[R]] = [Future() for _ in calls]
+        self._waiting: SimpleQueue[tuple[Future[R], Callable[[], R]]] = SimpleQueue()
+        with interrupted_together() as self._interruption:
+            for result, call in zip(self.results, calls, strict=True):
+                self._waiting.put((result, partial(contextvars.copy_context().run, call)))
+
+    def start(self, most: int, name: str) -> None:
+        """Begin to work them off, so many at once, in threads of this name."""
+        for _ in range(min(len(self.results), most)):
+            # Not those of a pool, for which Python would wait before the process ends.
+            threading.Thread(target=self._work_off, name=name, daemon=True).start()
+
+    def _work_off(self) -> None:
+        while True:
+            try:
+                result, call = self._waiting.get_nowait()
+            except Empty:
+                return
+            if not result.set_running_or_notify_cancel():
+                continue
+            try:
+                result.set_result(call())
+            except BaseException as error:  # also what ends a flow run: the waiting thread raises it again
+                result.set_exception(error)
+
+    def end(self, cause: BaseException) -> None:
+        """End them for what ended the calling thread; what has not ended after `GRACE_SECONDS` is left behind."""
+        self._interruption.cause = cause
+        for result in self.results:
+            result.cancel()
+        over = time.monotonic() + GRACE_SECONDS
+        while any(result.running() for result in self.results) and time.monotonic() < over:
+            if not isinstance(cause, Exception):
+                # Threads that wait for a program hear of nothing else; the next one that they start is ended as well.
+                GUARD.kill_all()
+            time.sleep(_KILL_AGAIN)
+
+
+# --- side by side ----------------------------------------------------------------------------------------------------
+
+
+def side_by_side(call: Callable[[A], R], arguments: Sequence[A], *, most: int) -> list[R]:
+    """Call a function that runs a subflow for each argument in threads; return the results in the arguments' order.
+
+    When the calling thread is interrupted, or one of the calls raises, the others end, too. What has not ended after
+    `GRACE_SECONDS` is left behind, and no subflow stays Running: its state is set from here.
+
+    Args:
+        call: Runs one subflow, in this flow run's context, so that it becomes a subflow of this one.
+        arguments: One for each call.
+        most: How many run at once.
+    """
+    started = [threading.Event() for _ in arguments]
+
+    def one(number: int, argument: A) -> R:
+        while number and not started[number - 1].wait(_LOOK_AGAIN):
+            raise_if_interrupted()
+        raise_if_interrupted()
+        with starting(started[number]):
+            return call(argument)
+
+    calls = _Calls([partial(one, number, argument) for number, argument in enumerate(arguments)])
+    try:
+        calls.start(most, "subflow")
+        _wait_for(calls.results)
+    except BaseException as error:
+        _leave_together(error, calls)
+        raise
+    return [result.result() for result in calls.results]
+
+
+def _wait_for(results: Sequence[Future[R]]) -> None:
+    """Wait until all have ended, or raise the error of the first that fails, or what interrupts this flow run."""
+    going = set(results)
+    while going:
+        ended, going = wait(going, timeout=_LOOK_AGAIN, return_when=FIRST_EXCEPTION)
+        for result in ended:
+            result.result()
+        raise_if_interrupted()
+
+
+def _leave_together(cause: BaseException, calls: "_Calls[Any]") -> None:
+    """End the threads of this flow run's subflows for the same cause, and leave none of them Running."""
+    if _has_own_process():
+        end_within(OWN_PROCESS_SECONDS, 0 if isinstance(cause, Pause) else EXIT_TERMINATED)
+    calls.end(cause)
+    show("how its subflows ended", lambda: _end_subflows(_state_after(cause)))
+
+
+def _has_own_process() -> bool:
+    """Whether a worker has started this process for this flow run alone."""
+    flow_run = this_flow_run()
+    return flow_run is not None and os.environ.get("PREFECT__FLOW_RUN_ID") == str(flow_run.id)
+
+
+def _state_after(cause: BaseException) -> State[Any]:
+    """The state of a subflow that could not report its own."""
+    if isinstance(cause, TerminationSignal) and get_intent() == "cancel":
+        return Cancelled(message="The night was cancelled.")
+    if isinstance(cause, Pause):
+        # Not one that is to be rescheduled: without a deployment it could never be resumed.
+        message = "The night is suspended; a submitted job keeps running."
+        return State(type=StateType.PAUSED, name="Suspended", message=message)
+    return Crashed(message="The process was interrupted; a submitted job keeps running.")
+
+
+def _end_subflows(state: State[Any]) -> None:
+    parent = this_flow_run()
+    if parent is None:
+        return
+    unfinished = FlowRunFilter.model_validate(
+        {"parent_flow_run_id": {"any_": [parent.id]}, "state": {"type": {"not_any_": list(TERMINAL_STATES)}}}
+    )
+    with get_client(sync_client=True) as client:
+        for flow_run in client.read_flow_runs(flow_run_filter=unfinished):
+            client.set_flow_run_state(flow_run.id, state, force=True)
+
+
+# --- outside of event loops -------------------------------------------------------------------------------------------
+
+
+def outside_of_loops(call: Callable[P, R]) -> Callable[P, R]:
+    """Let a function that runs flows be called where an event loop runs, which waits for it as for any function."""
+
+    @wraps(call)
+    def run(*arguments: P.args, **named: P.kwargs) -> R:
+        try:
+            task = asyncio.current_task()
+        except RuntimeError:  # no loop runs
+            return call(*arguments, **named)
+        calls = _in_a_thread(partial(call, *arguments, **named))
+        result = calls.results[0]
+        try:
+            while not wait([result], _LOOK_AGAIN).done:
+                # Under `asyncio.run` the first Ctrl-C only cancels the task, which would hear of it at its next await.
+                if task is not None and task.cancelling():
+                    raise KeyboardInterrupt
+        except BaseException as error:  # Ctrl-C, or a signal that a person's cancellation has sent
+            calls.end(error)
+            raise
+        return result.result()
+
+    return run
+
+
+def async_twin(call: Callable[P, R]) -> Callable[P, Coroutine[Any, Any, R]]:
+    """Make the function that is awaited instead of called; when its task is cancelled, what it runs ends first."""
+
+    @wraps(call)
+    async def run(*arguments: P.args, **named: P.kwargs) -> R:
+        calls = _in_a_thread(partial(call, *arguments, **named))
+        try:
+            return await asyncio.wrap_future(calls.results[0])
+        except asyncio.CancelledError:
+            await asyncio.to_thread(calls.end, KeyboardInterrupt())
+            raise
+
+    run.__name__ = run.__qualname__ = f"a{call.__name__}"
+    run.__doc__ = f"Await `{call.__name__}`, which see."
+    return run
+
+
+def _in_a_thread(call: Callable[[], R]) -> _Calls[R]:
+    calls = _Calls([call])
+    calls.start(1, "flow")
+    return calls
